@@ -1,0 +1,1 @@
+"""Laptop side: compose -> plan -> reconcile. Knows Google and SSH, knows no JAX."""

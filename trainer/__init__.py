@@ -1,0 +1,1 @@
+"""Pod side: `python -m trainer run.yaml`. Knows JAX, knows no cloud."""
