@@ -1,0 +1,147 @@
+"""What an experiment trains: the sections of `run.yaml` that the trainer obeys.
+
+Types, bounds, units and descriptions live here; values live in YAML only, so no field has a default.
+"""
+
+from typing import Annotated, Literal
+
+from pydantic import Field, model_validator
+
+from conf.strict import Strict
+
+
+class Model(Strict):
+    """A decoder in the style of Gemma 2 (https://arxiv.org/abs/2408.00118)."""
+
+    layers: int = Field(ge=1, le=512, description="number of decoder layers")
+    dim: int = Field(ge=2, le=65536, description="width of the residual stream")
+    heads: int = Field(ge=1, le=1024, description="number of query heads")
+    kv_heads: int = Field(ge=1, le=1024, description="number of key and value heads; divides heads")
+    head_dim: int = Field(ge=2, le=1024, multiple_of=2, description="width of one head")
+    hidden: int = Field(ge=1, le=1048576, description="width of the feed-forward layer")
+    vocab: int = Field(ge=2, le=4194304, description="number of token ids; at least the tokenizer's")
+    pattern: str = Field(
+        pattern=r"^[LG]+$", max_length=512, description="attention of the layers in turn, repeated: L local, G global"
+    )
+    window: int = Field(ge=1, le=1048576, description="tokens that a local layer sees, the current one included")
+    query_scalar: float = Field(gt=0, le=65536, description="queries are multiplied by query_scalar ** -0.5")
+    attention_softcap: float | None = Field(gt=0, description="attention logits are capped to +- this; null: no cap")
+    final_softcap: float | None = Field(gt=0, description="output logits are capped to +- this; null: no cap")
+    rope_base: float = Field(gt=1, description="base of the rotary position frequencies")
+    norm_epsilon: float = Field(gt=0, lt=1, description="added to the mean square in RMSNorm")
+    activation_dtype: Literal["float32", "bfloat16"] = Field(description="type of activations; weights are float32")
+    scan_layers: bool = Field(description="one compiled layer in a loop (short compile) instead of an unrolled stack")
+    remat: Literal["none", "full"] = Field(description="full: recompute each layer's activations in the backward pass")
+    logit_chunk: int = Field(ge=1, le=1048576, description="positions of each sequence whose logits exist at a time")
+
+    @model_validator(mode="after")
+    def _heads_share_keys(self) -> "Model":
+        if self.heads % self.kv_heads:
+            raise ValueError(f"heads ({self.heads}) must be a multiple of kv_heads ({self.kv_heads})")
+        return self
+
+
+class TextData(Strict):
+    """A plain text file; the LM loop trains on random windows of its bytes."""
+
+    kind: Literal["text"]
+    path: str = Field(min_length=1, description="UTF-8 text file: a local path or gs://bucket/object")
+    validation_fraction: float = Field(gt=0, lt=1, description="share at the end of the file kept for validation")
+
+
+class ArithmeticData(Strict):
+    """Synthetic one-digit word problems, made on the spot."""
+
+    kind: Literal["arithmetic"]
+
+
+Data = Annotated[TextData | ArithmeticData, Field(discriminator="kind")]
+
+
+class LmLoop(Strict):
+    """Next-token prediction on text."""
+
+    kind: Literal["lm"]
+    steps: int = Field(ge=1, le=100_000_000, description="optimizer updates")
+    batch: int = Field(ge=1, le=1_048_576, description="sequences per update, over all devices")
+    sequence: int = Field(ge=1, le=1_048_576, description="tokens per sequence")
+    eval_every: int = Field(ge=1, description="updates between evaluations; one more follows the last update")
+    eval_batches: int = Field(ge=1, description="validation batches per evaluation")
+
+
+class GrpoLoop(Strict):
+    """Group relative policy optimization (https://arxiv.org/abs/2402.03300)."""
+
+    kind: Literal["grpo"]
+    steps: int = Field(ge=1, le=100_000_000, description="GRPO updates")
+
+
+Loop = Annotated[LmLoop | GrpoLoop, Field(discriminator="kind")]
+
+
+class ConstantSchedule(Strict):
+    """The learning rate rises linearly over the warm-up, then stays."""
+
+    kind: Literal["constant"]
+    warmup_steps: int = Field(ge=0, description="updates of linear warm-up from 0; 0: none")
+
+
+class DecaySchedule(Strict):
+    """Linear warm-up, then a cosine or a line down to the final share at the horizon, constant afterwards."""
+
+    kind: Literal["cosine", "linear"]
+    warmup_steps: int = Field(ge=0, description="updates of linear warm-up from 0; 0: none")
+    horizon_steps: int = Field(ge=1, description="update at which the final value is reached, warm-up included")
+    final_fraction: float = Field(ge=0, le=1, description="final learning rate as a share of optimizer.lr")
+
+    @model_validator(mode="after")
+    def _warmup_ends_before_horizon(self) -> "DecaySchedule":
+        if self.warmup_steps >= self.horizon_steps:
+            raise ValueError(f"warmup_steps ({self.warmup_steps}) must be below horizon_steps ({self.horizon_steps})")
+        return self
+
+
+Schedule = Annotated[ConstantSchedule | DecaySchedule, Field(discriminator="kind")]
+
+
+class Optimizer(Strict):
+    """AdamW with a clipped global gradient norm (https://arxiv.org/abs/1711.05101)."""
+
+    kind: Literal["adamw"]
+    lr: float = Field(gt=0, le=10, description="peak learning rate")
+    schedule: Schedule
+    b1: float = Field(ge=0, lt=1, description="decay of the first moment, per update")
+    b2: float = Field(ge=0, lt=1, description="decay of the second moment, per update")
+    epsilon: float = Field(gt=0, lt=1, description="added to the root of the second moment")
+    weight_decay: float = Field(ge=0, le=1, description="decoupled decay, multiplied by the learning rate")
+    clip_norm: float = Field(gt=0, description="largest global norm of the gradient")
+
+
+class Mesh(Strict):
+    """Devices along each mesh axis; the product is the number of devices, and one axis may be -1: what is left."""
+
+    data: int = Field(ge=-1, le=65536, description="devices that hold whole copies and split the batch")
+    fsdp: int = Field(ge=-1, le=65536, description="devices that split the batch and the weights")
+    tensor: int = Field(ge=-1, le=65536, description="devices that split heads, feed-forward width and vocabulary")
+
+    @model_validator(mode="after")
+    def _sizes(self) -> "Mesh":
+        sizes = {"data": self.data, "fsdp": self.fsdp, "tensor": self.tensor}
+        if zero := [name for name, size in sizes.items() if size == 0]:
+            raise ValueError(f"{', '.join(zero)}: an axis has at least 1 device, or -1 for whatever is left")
+        if list(sizes.values()).count(-1) > 1:
+            raise ValueError("only one axis may be -1")
+        return self
+
+
+class Checkpoint(Strict):
+    """Checkpoints in the run's folder; the last step is always saved."""
+
+    every: int = Field(ge=1, description="updates between checkpoints")
+    keep: int = Field(ge=1, le=1000, description="newest checkpoints kept; older ones are deleted")
+
+
+class Logging(Strict):
+    """Metrics to metrics.jsonl and TensorBoard."""
+
+    every: int = Field(ge=1, description="updates between metric lines")
