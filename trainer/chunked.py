@@ -1,0 +1,54 @@
+"""Log-probabilities, entropy and cross-entropy without an array of [batch, sequence, vocab].
+
+Logits exist for `model.logit_chunk` positions of each sequence at a time and are made again in the backward pass.
+"""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from conf.training import Model
+from trainer.mesh import constrain
+from trainer.model import Params, unembed
+
+
+def token_logprobs(
+    hidden: jax.Array, params: Params, targets: jax.Array, cfg: Model, temperature: float = 1.0
+) -> tuple[jax.Array, jax.Array]:
+    """Log-probability of each target, and entropy of each distribution, in nats: two float32 arrays [B, T].
+
+    hidden: [B, T, D] from `model.forward`; targets: [B, T] token ids. Logits are divided by `temperature`: the
+    distribution is then the one that a sampler at that temperature draws from. Both results have gradients.
+    """
+
+    def score(chunk: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
+        states, ids = chunk
+        logits = constrain(unembed(params, cfg, states) / temperature, "batch", None, "vocab")
+        total = jax.nn.logsumexp(logits, axis=-1)
+        chosen = jnp.take_along_axis(logits, ids[..., None], axis=-1)[..., 0]
+        mean = jnp.sum(jnp.exp(logits - total[..., None]) * logits, axis=-1)
+        return chosen - total, total - mean
+
+    batch, length, dim = hidden.shape
+    size = min(cfg.logit_chunk, length)
+    count = -(-length // size)
+    if count == 1:
+        return score((hidden, targets))
+    padding = count * size - length
+    states = jnp.pad(hidden, ((0, 0), (0, padding), (0, 0))).reshape(batch, count, size, dim).swapaxes(0, 1)
+    ids = jnp.pad(targets, ((0, 0), (0, padding))).reshape(batch, count, size).swapaxes(0, 1)
+    with jax.named_scope("token_logprobs"):
+        scored = lax.map(jax.checkpoint(score), (states, ids))
+    logprobs, entropy = (x.swapaxes(0, 1).reshape(batch, count * size)[:, :length] for x in scored)
+    return logprobs, entropy
+
+
+def cross_entropy(hidden: jax.Array, params: Params, targets: jax.Array, weights: jax.Array, cfg: Model) -> jax.Array:
+    """Sum over tokens of weight times negative log-probability of the target, in nats: a float32 scalar.
+
+    hidden: [B, T, D]; targets: [B, T] token ids; weights: [B, T], 0 where a token does not count.
+    """
+    logprobs, _ = token_logprobs(hidden, params, targets, cfg)
+    return -jnp.sum(logprobs * weights)
