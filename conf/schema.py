@@ -1,0 +1,159 @@
+"""The config: one frozen schema that judges what Hydra composed. Types, bounds and docs here; values in YAML.
+
+`judge` reports every error at once, each with its key path and, for a misspelt key, the right one.
+"""
+
+from __future__ import annotations
+
+import difflib
+import hashlib
+import json
+from dataclasses import dataclass
+from typing import Annotated, Any, get_args
+
+from pydantic import BaseModel, ValidationError
+
+from conf.pod import Assets, Cleanup, Cloud, Code, Env, Network, Program, Recovery, Run, Ssh, Tpu
+from conf.strict import VOLATILE, Strict, essential
+from conf.topology import Topology, region, topology
+from conf.training import Checkpoint, Data, Logging, Loop, Mesh, Model, Optimizer
+
+
+class Config(Strict):
+    """One experiment, resolved."""
+
+    cloud: Annotated[Cloud, VOLATILE]
+    tpu: Tpu
+    network: Annotated[Network, VOLATILE]
+    assets: Assets
+    program: Program
+    data: Data | None
+    model: Model | None
+    loop: Loop | None
+    optimizer: Optimizer | None
+    mesh: Mesh
+    run: Run
+    code: Code
+    env: Env
+    ssh: Annotated[Ssh, VOLATILE]
+    checkpoint: Checkpoint
+    logging: Logging
+    recovery: Annotated[Recovery, VOLATILE]
+    cleanup: Annotated[Cleanup, VOLATILE]
+
+    @property
+    def topology(self) -> Topology:
+        return topology(self.tpu.accelerator_type)
+
+    @property
+    def region(self) -> str:
+        return region(self.tpu.zone)
+
+    @property
+    def pod_name(self) -> str:
+        """Derives from cloud, tpu and network alone: every run with the same three shares one warm pod."""
+        if self.tpu.name:
+            return self.tpu.name
+        lasting = {"faults", "operation_seconds", "port"}  # these say how the emulator behaves, not where the pod is
+        identity = {
+            "cloud": self.cloud.model_dump(mode="json", exclude=lasting),
+            "tpu": self.tpu.model_dump(mode="json", exclude={"create_minutes"}),
+            "network": self.network.model_dump(mode="json"),
+        }
+        return f"slipway-{self.tpu.accelerator_type}-{digest(identity)[:6]}"
+
+    def run_id(self, code_sha256: str) -> str:
+        """`<run.name>-<8 hex>`: the same config and code give the same id on every host."""
+        return f"{self.run.name}-{digest([essential(self), code_sha256])[:8]}"
+
+
+def digest(value: Any) -> str:
+    """SHA-256 of the canonical JSON of `value`, in hex."""
+    return hashlib.sha256(json.dumps(value, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One thing wrong with a config: the key to change, and why."""
+
+    key: str
+    words: str
+
+    def __str__(self) -> str:
+        return f"{self.key}: {self.words}"
+
+
+def judge(raw: dict[str, Any]) -> tuple[Config | None, list[Problem]]:
+    """Validate composed data; returns the config, or None and every problem found.
+
+    A config whose only faults are unknown keys is also validated without them, so that the caller can go on to the
+    rules between sections and report those in the same breath.
+    """
+    try:
+        return Config.model_validate(raw), []
+    except ValidationError as error:
+        problems = [_problem(raw, item) for item in error.errors()]
+        unknown = [_path(raw, e["loc"]) for e in error.errors() if e["type"] == "extra_forbidden"]
+    if len(unknown) < len(problems):
+        return None, problems
+    try:
+        return Config.model_validate(_without(raw, unknown)), problems
+    except ValidationError:
+        return None, problems
+
+
+def _problem(raw: dict[str, Any], error: Any) -> Problem:
+    path = _path(raw, error["loc"])
+    key = ".".join(path)
+    if error["type"] == "extra_forbidden":
+        known = _keys_beside(path)
+        near = difflib.get_close_matches(path[-1], known, n=1, cutoff=0.6)
+        hint = f"did you mean {'.'.join([*path[:-1], near[0]])}?" if near else f"choices: {', '.join(sorted(known))}"
+        return Problem(key, f"unknown key; {hint}")
+    if error["type"] == "missing":
+        return Problem(key, "missing; choose the group that holds it (loop=…, model=…) or set it")
+    words = error["msg"].removeprefix("Value error, ")
+    return Problem(key, f"{words[0].lower()}{words[1:]} (got {error['input']!r})")
+
+
+def _path(raw: dict[str, Any], loc: tuple[int | str, ...]) -> list[str]:
+    """pydantic's location without the tags of discriminated unions, which are no keys of the user's."""
+    path: list[str] = []
+    at: Any = raw
+    for i, part in enumerate(loc):
+        is_key = (isinstance(at, dict) and part in at) or (isinstance(at, list) and isinstance(part, int))
+        if not is_key and i < len(loc) - 1:
+            continue
+        path.append(str(part))
+        at = at[part] if is_key else None
+    return path
+
+
+def _keys_beside(path: list[str]) -> set[str]:
+    """Every key the schema knows beside the last one of `path` (of all kinds, where a section has several)."""
+    models: list[type[BaseModel]] = [Config]
+    for part in path[:-1]:
+        fields = [m.model_fields[part].annotation for m in models if part in m.model_fields]
+        models = [m for annotation in fields for m in _models_in(annotation)]
+    return {name for m in models for name in m.model_fields}
+
+
+def _models_in(annotation: Any) -> list[type[BaseModel]]:
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return [annotation]
+    return [m for part in get_args(annotation) for m in _models_in(part)]
+
+
+def _without(raw: dict[str, Any], paths: list[list[str]]) -> dict[str, Any]:
+    clean = json.loads(json.dumps(raw))
+    for path in paths:
+        at = clean
+        for part in path[:-1]:
+            at = at[int(part)] if isinstance(at, list) else at[part]
+        at.pop(path[-1], None)
+    return clean
+
+
+def json_schema() -> dict[str, Any]:
+    """The schema for editors."""
+    return Config.model_json_schema()

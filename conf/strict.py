@@ -1,0 +1,38 @@
+"""What every section of the config is: frozen, closed, documented; some keys are volatile."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, StringConstraints
+
+
+class Strict(BaseModel):
+    """A section: immutable, and an unknown key is an error (Hydra would merge a typo without a word)."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=False, allow_inf_nan=False)
+
+
+class Volatile:
+    """Marks a key that says where or how patiently a run is executed, never what it computes.
+
+    Such keys stay out of a run's identity: the same experiment in another zone is the same experiment.
+    """
+
+
+VOLATILE = Volatile()
+
+Name = Annotated[str, StringConstraints(pattern=r"^[a-z]([-a-z0-9]{0,61}[a-z0-9])?$")]
+"""A name as Google's resources take it (RFC 1035 label)."""
+
+
+def essential(section: BaseModel) -> dict[str, Any]:
+    """The section as plain JSON data, without its volatile keys, at any depth."""
+    plain = section.model_dump(mode="json")
+    for name, field in type(section).model_fields.items():
+        value = getattr(section, name)
+        if any(isinstance(mark, Volatile) for mark in field.metadata):
+            del plain[name]
+        elif isinstance(value, BaseModel):
+            plain[name] = essential(value)
+    return plain

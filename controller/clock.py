@@ -1,0 +1,45 @@
+"""Time as a thing that is handed in, so that tests need not wait."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from datetime import UTC, datetime
+
+
+class Interrupted(BaseException):
+    """Someone asked to stop while this thread slept. Not an Exception: nothing on the way may swallow it."""
+
+
+class Clock:
+    """Wall time, and a sleep that ends at once when `interrupt` is called."""
+
+    def __init__(self) -> None:
+        self._stop = threading.Event()
+
+    def now(self) -> float:
+        """Seconds since the epoch."""
+        return time.time()
+
+    def sleep(self, seconds: float) -> None:
+        """Sleep.
+
+        Raises:
+            Interrupted: when `interrupt` was called before or meanwhile.
+        """
+        if self._stop.wait(seconds):
+            raise Interrupted
+
+    def interrupt(self) -> None:
+        self._stop.set()
+
+    def deadline(self, seconds: float) -> Callable[[], bool]:
+        """A function that says whether that many seconds have passed."""
+        end = self.now() + seconds
+        return lambda: self.now() >= end
+
+
+def iso(seconds: float) -> str:
+    """RFC 3339 in UTC, to the millisecond."""
+    return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")

@@ -1,0 +1,91 @@
+"""Hydra's part: command-line overrides and YAML groups in, one validated `Config` out. The only file that knows Hydra.
+
+Hydra composes plain data; `conf.schema` judges it. Hydra's own complaints are turned into ours.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import conf
+from conf.schema import Config, Problem, judge
+from controller.errors import ConfigError
+
+CONFIG_DIR = Path(conf.__file__).parent
+OVERRIDE = re.compile(r"^(?P<sign>\+{0,2}|~)(?P<key>[A-Za-z_][\w./@-]*)(?P<value>=.*)?$", re.DOTALL)
+
+
+def compose(overrides: Sequence[str], *, extra_dir: Path | None = None) -> tuple[Config | None, list[Problem]]:
+    """Compose the groups and overrides and judge the result.
+
+    Args:
+        overrides: as typed, `tpu.zone=us-central1-a` or `+experiment=quickstart`.
+        extra_dir: a folder of the user's own YAML, searched beside the bundled one (`./slipway`).
+
+    Raises:
+        ConfigError: what Hydra could not compose.
+    """
+    return judge(raw(overrides, extra_dir=extra_dir))
+
+
+def raw(overrides: Sequence[str], *, extra_dir: Path | None = None) -> dict[str, Any]:
+    """The composed data before the schema sees it, interpolations resolved."""
+    from hydra import compose as hydra_compose
+    from hydra import initialize_config_dir
+    from hydra.errors import HydraException
+    from omegaconf import OmegaConf
+    from omegaconf.errors import OmegaConfBaseException
+
+    wanted = [normalize(o) for o in overrides]
+    if extra_dir is not None and extra_dir.is_dir():
+        wanted.append(f"hydra.searchpath=[file://{extra_dir.resolve()}]")
+    try:
+        with initialize_config_dir(str(CONFIG_DIR), version_base="1.3"):
+            composed = hydra_compose("config", overrides=wanted)
+        data = OmegaConf.to_container(composed, resolve=True)
+    except (HydraException, OmegaConfBaseException) as error:
+        raise ConfigError(_in_our_words(error, wanted, extra_dir)) from None
+    assert isinstance(data, dict)
+    return {str(key): value for key, value in data.items()}
+
+
+def normalize(override: str) -> str:
+    """`a.b=v` becomes `++a.b=v`, so that the schema and not Hydra judges a typo; `+group=x` becomes `group=x`."""
+    match = OVERRIDE.match(override)
+    if match is None or match["sign"] == "~":
+        return override
+    if "." in match["key"] and not match["key"].startswith("hydra"):
+        return f"++{match['key']}{match['value'] or ''}"
+    return f"{match['key']}{match['value'] or ''}"
+
+
+def groups(extra_dir: Path | None = None) -> dict[str, list[str]]:
+    """Every config group and its choices, from the bundled YAML and the user's own."""
+    found: dict[str, set[str]] = {}
+    for root in [CONFIG_DIR, *([extra_dir] if extra_dir else [])]:
+        for file in sorted(root.glob("*/*.yaml")):
+            found.setdefault(file.parent.name, set()).add(file.stem)
+    return {group: sorted(names) for group, names in sorted(found.items())}
+
+
+def _in_our_words(error: Exception, overrides: Sequence[str], extra_dir: Path | None) -> str:
+    """Name the override that is wrong and its choices; Hydra's sentence only where we know no better one."""
+    choices = groups(extra_dir)
+    for override in overrides:
+        key, equals, value = override.lstrip("+~").partition("=")
+        if "." in key or not equals:
+            continue
+        if key not in choices:
+            near = difflib.get_close_matches(key, choices, n=1)
+            hint = f"did you mean {near[0]}=…? " if near else ""
+            return f"{key}: no such group; {hint}groups: {', '.join(choices)}"
+        if value not in {*choices[key], "null"}:
+            near = difflib.get_close_matches(value, choices[key], n=1)
+            hint = f"did you mean {key}={near[0]}? " if near else ""
+            return f"{key}: no {key} named {value!r}; {hint}choices: {', '.join(choices[key])}"
+    first_line = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+    return f"the config cannot be composed: {first_line}"

@@ -1,0 +1,51 @@
+"""Everything that may go wrong in words: what is wrong, which key to change, the choices. One class per exit code."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+
+class SlipwayError(Exception):
+    """Shown to the user as it is, without a traceback; the process ends with `exit_code`."""
+
+    exit_code = 1
+
+
+class ConfigError(SlipwayError):
+    """The config or the command line is wrong, or a preflight check failed. Nothing has been changed."""
+
+    exit_code = 2
+
+    def __init__(self, problems: str | Sequence[object]) -> None:
+        self.problems = [problems] if isinstance(problems, str) else [str(p) for p in problems]
+        super().__init__("\n".join(self.problems))
+
+
+class WrongDevices(SlipwayError):
+    """The workers have other devices than the plan says."""
+
+    exit_code = 3
+
+
+class WorkersDisagree(SlipwayError):
+    """Code, config or packages differ between workers."""
+
+    exit_code = 4
+
+
+class ProgramFailed(SlipwayError):
+    """The user's program ended with an error on at least one worker."""
+
+    exit_code = 5
+
+
+class BudgetSpent(SlipwayError):
+    """Retries are used up."""
+
+    exit_code = 6
+
+
+class CloudError(SlipwayError):
+    """The cloud refused or could not do what was asked, and asking again would not help."""
+
+    exit_code = 2

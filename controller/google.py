@@ -1,0 +1,176 @@
+"""Google's REST APIs, through google-api-python-client; the only file that imports it.
+
+Documents come from the client's own cache (no network); `rootUrl` is swapped for the emulated cloud, so production
+and emulation share every line. Requests that may be sent again are, with back-off; the rest become `GoogleError`.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+from controller.clock import Clock
+from controller.errors import CloudError, ConfigError
+
+if TYPE_CHECKING:
+    from google.auth.credentials import Credentials
+
+VERSIONS = {
+    "cloudresourcemanager": "v1",
+    "compute": "v1",
+    "iam": "v1",
+    "serviceusage": "v1",
+    "storage": "v1",
+    "tpu": "v2",
+}
+RETRIED = frozenset({408, 429, 500, 502, 503, 504})
+ATTEMPTS = 6
+
+
+class GoogleError(CloudError):
+    """An answer of 400 or more. `reason` is Google's machine-readable word, e.g. RESOURCE_EXHAUSTED."""
+
+    def __init__(self, what: str, status: int, reason: str, message: str, retry_after: float | None = None) -> None:
+        self.status, self.reason, self.message, self.retry_after = status, reason, message, retry_after
+        super().__init__(f"{what}: {status} {reason}: {message}")
+
+
+class NotFound(GoogleError):
+    """404: it does not exist."""
+
+
+class Conflict(GoogleError):
+    """409 or 412: it exists already, or someone else changed it meanwhile."""
+
+
+class NoCredentials(ConfigError):
+    """There is nothing to sign requests with."""
+
+
+class Google:
+    """Calls by the names of the discovery documents: `call("tpu", "projects.locations.nodes.get", name=...)`."""
+
+    def __init__(self, credentials: Credentials | None, clock: Clock, roots: Mapping[str, str] | None = None) -> None:
+        self._credentials, self._clock, self._roots = credentials, clock, dict(roots or {})
+        self._services: dict[str, Any] = {}
+        self._lock = threading.Lock()
+        self._local = threading.local()
+
+    def call(self, api: str, method: str, **parameters: Any) -> dict[str, Any]:
+        """One request and its JSON answer.
+
+        Raises:
+            NotFound, Conflict, GoogleError: what Google answered, after the retries that make sense.
+            NoCredentials: nobody to act as.
+        """
+        answer = self._send(api, method, parameters)
+        return answer if isinstance(answer, dict) else {}
+
+    def pages(self, api: str, method: str, items: str, **parameters: Any) -> Iterator[dict[str, Any]]:
+        """Every item of a list method, over all pages."""
+        while True:
+            answer = self.call(api, method, **parameters)
+            yield from answer.get(items, [])
+            if not answer.get("nextPageToken"):
+                return
+            parameters["pageToken"] = answer["nextPageToken"]
+
+    def download(self, bucket: str, name: str) -> bytes:
+        """The content of an object; NotFound if there is none."""
+        content = self._send("storage", "objects.get_media", {"bucket": bucket, "object": name})
+        return content if isinstance(content, bytes) else str(content).encode()
+
+    def upload(self, bucket: str, name: str, content: bytes | str, *, generation: int | None = None) -> None:
+        """Write an object: bytes, or the path of a file (sent in resumable chunks).
+
+        Args:
+            generation: write only if the object has this generation now; 0: only if it does not exist.
+
+        Raises:
+            Conflict: another generation is there.
+        """
+        from googleapiclient.http import MediaFileUpload, MediaInMemoryUpload
+
+        if isinstance(content, bytes):
+            media: Any = MediaInMemoryUpload(content, mimetype="application/octet-stream")
+        else:
+            media = MediaFileUpload(content, mimetype="application/octet-stream", resumable=True)
+        parameters: dict[str, Any] = {"bucket": bucket, "name": name, "media_body": media}
+        if generation is not None:
+            parameters["ifGenerationMatch"] = str(generation)
+        self._send("storage", "objects.insert", parameters)
+
+    def _send(self, api: str, method: str, parameters: dict[str, Any]) -> Any:
+        from tenacity import Retrying, retry_if_exception, stop_after_attempt
+
+        if self._credentials is None:
+            raise NoCredentials("no Google credentials: run `gcloud auth application-default login`, or use cloud=local")
+        retrying = Retrying(
+            stop=stop_after_attempt(ATTEMPTS),
+            wait=_back_off,
+            retry=retry_if_exception(lambda e: isinstance(e, GoogleError) and e.status in RETRIED),
+            sleep=self._clock.sleep,
+            reraise=True,
+        )
+        return retrying(self._once, api, method, parameters)
+
+    def _once(self, api: str, method: str, parameters: dict[str, Any]) -> Any:
+        import httplib2
+        from google.auth.exceptions import GoogleAuthError
+        from googleapiclient.errors import HttpError
+
+        what = f"{api} {method}"
+        try:
+            node = self._service(api)
+            *parents, leaf = method.split(".")
+            for parent in parents:
+                node = getattr(node, parent)()
+            return getattr(node, leaf)(**parameters).execute(http=self._http())
+        except HttpError as error:
+            raise _from_http(what, error) from None
+        except GoogleAuthError as error:
+            raise NoCredentials(f"Google refused the credentials ({error}); log in again") from None
+        except (OSError, httplib2.HttpLib2Error) as error:
+            raise GoogleError(what, 503, "UNREACHABLE", str(error)) from None
+
+    def _service(self, api: str) -> Any:
+        from googleapiclient.discovery import build_from_document
+        from googleapiclient.discovery_cache import get_static_doc
+
+        with self._lock:
+            if api not in self._services:
+                document = json.loads(str(get_static_doc(api, VERSIONS[api])))
+                if api in self._roots:
+                    document["rootUrl"] = document["mtlsRootUrl"] = self._roots[api]
+                self._services[api] = build_from_document(document, credentials=self._credentials)
+            return self._services[api]
+
+    def _http(self) -> Any:
+        """httplib2 is not thread-safe: every thread gets a connection of its own."""
+        import google_auth_httplib2
+        import httplib2
+
+        if not hasattr(self._local, "http"):
+            self._local.http = google_auth_httplib2.AuthorizedHttp(self._credentials, httplib2.Http(timeout=60))
+        return self._local.http
+
+
+def _back_off(state: Any) -> float:
+    """What the server asked for, else 1, 2, 4 ... seconds (https://cloud.google.com/storage/docs/retry-strategy)."""
+    error = state.outcome.exception()
+    return error.retry_after or min(2.0 ** (state.attempt_number - 1), 30.0)
+
+
+def _from_http(what: str, error: Any) -> GoogleError:
+    status = int(error.resp.status)
+    try:
+        body = json.loads(error.content)["error"]
+    except (ValueError, KeyError, TypeError):
+        body = {}
+    details = body.get("errors") or [{}]
+    reason = body.get("status") or details[0].get("reason") or "ERROR"
+    after = error.resp.get("retry-after", "")
+    kind = {404: NotFound, 409: Conflict, 412: Conflict}.get(status, GoogleError)
+    return kind(what, status, reason, body.get("message", str(error)), float(after) if after.isdigit() else None)

@@ -1,0 +1,83 @@
+"""What the Compute kinds share: insert, get, delete and wait, with Google's way of marking what is ours.
+
+Networks, subnets, routers and firewall rules carry no labels; their description says who made them.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, ClassVar, Self
+
+from controller.errors import CloudError
+from controller.google import Conflict, NotFound
+from controller.operations import wait_compute
+from controller.resource import Absent, Diff, Have, Resource, Scope
+
+if TYPE_CHECKING:
+    from controller.world import World
+
+MARK = "made by slipway"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ComputeResource(Resource):
+    """A global or regional thing of Compute Engine: https://cloud.google.com/compute/docs/reference/rest/v1"""
+
+    scope: ClassVar[Scope] = "shared"
+    collection: ClassVar[str]
+    argument: ClassVar[str]
+    region: str | None = field(default=None, compare=False)
+    marked: bool = field(default=False, compare=False)
+
+    @property
+    def ours(self) -> bool:
+        return self.marked
+
+    @abstractmethod
+    def body(self, world: World) -> dict[str, Any]:
+        """What insert is sent, apart from name and description."""
+
+    @abstractmethod
+    def read(self, answer: dict[str, Any]) -> Self:
+        """The observed thing."""
+
+    def observe(self, world: World, have: Have) -> Absent | Self:
+        try:
+            answer = self.request(world, "get", **{self.argument: self.name})
+        except NotFound:
+            return Absent()
+        return self.read(answer)
+
+    def apply(self, world: World, have: Have, diff: Diff) -> None:
+        if diff.action == "create":
+            body = {"name": self.name, "description": MARK, **self.body(world)}
+            try:
+                wait_compute(world, self.request(world, "insert", body=body))
+            except Conflict:
+                return  # it came into being meanwhile; the next look decides
+        elif diff.action == "update":
+            self.update(world, diff)
+        else:
+            words = "; ".join(map(str, diff.changes))
+            raise CloudError(f"{self.title} exists with other settings ({words}); change them there, or network.name")
+
+    def update(self, world: World, diff: Diff) -> None:
+        """Patch the fields that differ."""
+        wanted = self.body(world)
+        wait_compute(world, self.request(world, "patch", body=wanted, **{self.argument: self.name}))
+
+    def destroy(self, world: World) -> None:
+        seen = self.observe(world, {})
+        if isinstance(seen, Absent) or not seen.ours:
+            return
+        wait_compute(world, self.request(world, "delete", **{self.argument: self.name}))
+
+    def request(self, world: World, verb: str, **parameters: Any) -> dict[str, Any]:
+        where = {"project": world.project} | ({"region": self.region} if self.region else {})
+        return world.google.call("compute", f"{self.collection}.{verb}", **where, **parameters)
+
+
+def leaf(url: str) -> str:
+    """The last part of a resource URL."""
+    return url.rsplit("/", 1)[-1]
