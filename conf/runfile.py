@@ -1,0 +1,77 @@
+"""`run.yaml`: all that the program on a worker reads. The controller writes it from the resolved config."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Literal
+
+import yaml
+from pydantic import Field, ValidationError
+
+from conf.strict import Strict
+from conf.training import Checkpoint, Data, Logging, Loop, Mesh, Model, Optimizer
+
+
+class RunFileError(ValueError):
+    """The file cannot be read or breaks the schema; the message names the file and every wrong key."""
+
+
+class PodFacts(Strict):
+    """What the controller knows of the hardware; the program checks what it finds against this."""
+
+    accelerator_type: str = Field(min_length=1, description="as in tpu_types.yaml, e.g. v5litepod-16")
+    workers: int = Field(ge=1, description="VMs of the slice, one process each")
+    devices: int = Field(ge=1, description="JAX devices of the whole slice")
+    backend: Literal["tpu", "cpu"] = Field(description="the backend JAX must come up with")
+    hbm_bytes_per_chip: int | None = Field(gt=0, description="memory of a chip, bytes; null: not known")
+    bf16_flops_per_chip: float | None = Field(gt=0, description="peak speed of a chip, FLOP/s; null: not known")
+
+
+class RunFile(Strict):
+    """One run of the trainer, resolved."""
+
+    id: str = Field(pattern=r"^[A-Za-z0-9._-]+$", description="name of the run and of its folder")
+    name: str = Field(min_length=1, description="the experiment's name")
+    seed: int = Field(ge=0, lt=2**31, description="of weights, data and sampling")
+    dir: str = Field(min_length=1, description="results of the run: gs://bucket/runs/<id>, or a local folder")
+    pod: PodFacts
+    model: Model
+    data: Data
+    loop: Loop
+    optimizer: Optimizer
+    mesh: Mesh
+    checkpoint: Checkpoint
+    logging: Logging
+
+
+def load(path: Path) -> RunFile:
+    """Read and validate a `run.yaml`. Raises RunFileError."""
+    try:
+        raw = yaml.load(path.read_bytes(), yaml.CSafeLoader)  # noqa: S506  (the C form of the safe loader)
+    except OSError as error:
+        raise RunFileError(f"{path}: cannot be read: {error.strerror}") from None
+    except yaml.YAMLError as error:
+        raise RunFileError(f"{path}: not YAML: {' '.join(str(error).split())}") from None
+    if not isinstance(raw, dict):
+        raise RunFileError(f"{path}: a mapping of sections is wanted, not {type(raw).__name__}")
+    try:
+        return RunFile.model_validate(raw)
+    except ValidationError as error:
+        problems = [f"  {_key(raw, e['loc'])}: {_words(e)}" for e in error.errors()]
+        raise RunFileError("\n".join([f"{path}: {len(problems)} wrong", *problems])) from None
+
+
+def _key(raw: Any, location: tuple[int | str, ...]) -> str:
+    """The dotted key, without the tags that pydantic adds for the members of a union."""
+    parts = []
+    for i, part in enumerate(location):
+        inside = raw[part] if isinstance(raw, dict) and part in raw else None
+        if inside is not None or i == len(location) - 1:
+            parts.append(str(part))
+            raw = inside
+    return ".".join(parts)
+
+
+def _words(error: Any) -> str:
+    words = {"extra_forbidden": "unknown key", "missing": "missing"}
+    return words.get(error["type"]) or f"{error['msg'].removeprefix('Value error, ')} (got {error['input']!r})"

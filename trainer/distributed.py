@@ -1,0 +1,81 @@
+"""Processes of one run: join, exchange a few words, leave together."""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import Any, NoReturn
+
+import jax
+import numpy as np
+from jax.sharding import Mesh
+
+from conf.runfile import PodFacts
+from trainer import mesh as meshes
+
+MAX_TEXT_BYTES = 2048
+
+
+class JoinError(RuntimeError):
+    """The processes did not find each other in time."""
+
+
+def join(pod: PodFacts, timeout_seconds: int) -> None:
+    """Connect this process to those on the other workers; a no-op where there is one worker.
+
+    Who and where the others are is found by JAX from what a TPU VM tells. Raises JoinError after the time-out.
+    """
+    if pod.workers == 1:
+        return
+    try:
+        # A dead peer is noticed after the heartbeat's time-out, instead of JAX's 100 s.
+        jax.distributed.initialize(
+            initialization_timeout=timeout_seconds, heartbeat_timeout_seconds=20, shutdown_timeout_seconds=20
+        )
+    except (RuntimeError, ValueError) as error:
+        raise JoinError(
+            f"this worker ({os.environ.get('TPU_WORKER_ID', 'unknown')} of {pod.workers}) did not meet the others within "
+            f"{timeout_seconds} s. Does the program run on all workers, and does a firewall rule let them reach worker 0? "
+            f"JAX says: {error}"
+        ) from error
+
+
+def gather_texts(text: str) -> list[str]:
+    """The text of every process, in the order of the processes; all must call it. At most MAX_TEXT_BYTES in UTF-8."""
+    if jax.process_count() == 1:
+        return [text]
+    from jax.experimental.multihost_utils import process_allgather  # imports orbax-sized parts of JAX: only if needed
+
+    encoded = text.encode()
+    if len(encoded) > MAX_TEXT_BYTES:
+        raise ValueError(f"{len(encoded)} bytes of text; at most {MAX_TEXT_BYTES} can be gathered")
+    padded = np.frombuffer(encoded.ljust(MAX_TEXT_BYTES, b"\0"), np.uint8)
+    return [row.tobytes().rstrip(b"\0").decode() for row in np.asarray(process_allgather(padded))]
+
+
+def place_batch(batch: Any, mesh: Mesh) -> Any:
+    """Spread a whole batch (a pytree of NumPy arrays, the same on every process) over the mesh by rows.
+
+    Each process keeps the rows of its own devices. Raises ValueError where the rows cannot be split evenly.
+    """
+    rows = meshes.named(mesh, "batch")
+    return jax.tree.map(lambda x: jax.make_array_from_callback(x.shape, rows, lambda index: x[index]), batch)
+
+
+def leave(code: int) -> NoReturn:
+    """End this process together with the others, which leave with a code of their own choice."""
+    if jax.distributed.is_initialized():
+        jax.distributed.shutdown()  # waits for the others, so that none takes the end of worker 0 for a crash
+    _exit(code)
+
+
+def abandon(code: int) -> NoReturn:
+    """End this process at once, after an error of its own or of a peer: an orderly end would wait for the others."""
+    _exit(code)
+
+
+def _exit(code: int) -> NoReturn:
+    """Without atexit handlers: JAX's would wait again, and threads of a broken collective would block them."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)

@@ -1,0 +1,130 @@
+"""One optimizer update over the mesh: gradients, their sum over devices, the step. Both loops use it.
+
+A loss returns sums and counts instead of means. Those of any split of the batch add up to those of the whole, so the
+result does not depend on the number of devices, however unevenly tokens fall on them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+from jax import lax
+from jax.flatten_util import ravel_pytree
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+import conf.training
+from trainer import mesh as meshes
+from trainer import model, optimizer
+from trainer.model import Params
+
+Batch = Any
+"""A pytree of arrays whose first axis is the batch."""
+
+Sums = dict[str, tuple[jax.Array, jax.Array]]
+"""Scalars by name: a sum over (a part of) the batch, and the count or weight to divide it by."""
+
+Loss = Callable[[Params, Batch], Sums]
+"""Gives at least "loss"; all entries are plain sums over rows of the batch."""
+
+
+class State(NamedTuple):
+    """What an update changes."""
+
+    step: jax.Array  # int32 scalar: updates done
+    params: Params
+    optimizer: optax.OptState
+
+
+def init_state(cfg: conf.training.Model, opt: conf.training.Optimizer, mesh: Mesh, key: jax.Array) -> State:
+    """First state, each array made on the devices that hold it."""
+
+    def make(key: jax.Array) -> State:
+        params = model.init(cfg, key)
+        return State(jnp.int32(0), params, optimizer.build(opt).init(params))
+
+    return jax.jit(make, out_shardings=state_shardings(cfg, opt, mesh))(key)
+
+
+def abstract_state(cfg: conf.training.Model, opt: conf.training.Optimizer, mesh: Mesh) -> State:
+    """Shape, type and sharding of every array of the state: what a checkpoint is restored into."""
+    params = model.abstract(cfg)
+    state = State(
+        jax.ShapeDtypeStruct((), jnp.int32), params, jax.eval_shape(lambda p: optimizer.build(opt).init(p), params)
+    )
+    return jax.tree.map(
+        lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), state, state_shardings(cfg, opt, mesh)
+    )
+
+
+def state_shardings(cfg: conf.training.Model, opt: conf.training.Optimizer, mesh: Mesh) -> State:
+    """Moments are split like their weights; the rest is on every device."""
+    params = model.shardings(cfg, mesh)
+    everywhere = NamedSharding(mesh, PartitionSpec())
+    chain = optimizer.build(opt)
+    moments = optax.tree_utils.tree_map_params(
+        chain,
+        lambda _, sharding: sharding,
+        jax.eval_shape(chain.init, model.abstract(cfg)),
+        params,
+        transform_non_params=lambda _: everywhere,
+    )
+    return State(everywhere, params, moments)
+
+
+def build(
+    loss: Loss, cfg: conf.training.Model, opt: conf.training.Optimizer, mesh: Mesh
+) -> Callable[[State, Batch], tuple[State, dict[str, jax.Array]]]:
+    """The jitted update: (state, batch) to (state, metrics). The old state's buffers are given up to the new one.
+
+    Metrics are float32 scalars: every entry of the loss as a mean, grad_norm (before clipping) and learning_rate.
+    """
+    chain, rate, gradient = optimizer.build(opt), optimizer.schedule(opt), mean_gradient(loss, mesh)
+
+    def update(state: State, batch: Batch) -> tuple[State, dict[str, jax.Array]]:
+        gradients, metrics = gradient(state.params, batch)
+        with jax.named_scope("optimizer"):
+            changes, moments = chain.update(gradients, state.optimizer, state.params)
+            params = optax.apply_updates(state.params, changes)
+        metrics |= {"grad_norm": optax.tree_utils.tree_norm(gradients), "learning_rate": jnp.asarray(rate(state.step))}
+        return State(state.step + 1, params, moments), metrics
+
+    return jax.jit(update, donate_argnums=0, out_shardings=(state_shardings(cfg, opt, mesh), None))
+
+
+def mean_gradient(loss: Loss, mesh: Mesh) -> Callable[[Params, Batch], tuple[Params, dict[str, jax.Array]]]:
+    """A function (params, batch) to the gradient of the mean loss and the means of all entries; to be called in a jit.
+
+    Where every device holds all weights, each computes the gradient of its own rows, and gradients and metrics go
+    through ONE all-reduce as one flat vector: on CPU a collective per weight costs several times the computation.
+    Otherwise the partitioner places the collectives, by the shardings of its arguments.
+    """
+
+    def summed(params: Params, batch: Batch) -> tuple[Params, Sums]:
+        def total(params: Params) -> tuple[jax.Array, Sums]:
+            sums = jax.tree.map(jnp.float32, loss(params, batch))
+            return sums["loss"][0], sums
+
+        return jax.grad(total, has_aux=True)(params)
+
+    def summed_by_device(params: Params, batch: Batch) -> tuple[Params, Sums]:
+        flat, unravel = ravel_pytree(summed(params, batch))
+        return unravel(lax.psum(flat, meshes.AXES))
+
+    if meshes.is_data_parallel(mesh):
+        rows = meshes.spec("batch")
+        # check_vma would make the gradient of a replicated weight an all-reduce of its own
+        summed = jax.shard_map(
+            summed_by_device, mesh=mesh, in_specs=(PartitionSpec(), rows), out_specs=PartitionSpec(), check_vma=False
+        )
+
+    def mean(params: Params, batch: Batch) -> tuple[Params, dict[str, jax.Array]]:
+        gradients, sums = summed(params, batch)
+        means = {name: total / jnp.where(count == 0, 1, count) for name, (total, count) in sums.items()}
+        count = sums["loss"][1]
+        return jax.tree.map(lambda g: g / jnp.where(count == 0, 1, count), gradients), means
+
+    return mean
