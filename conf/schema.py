@@ -27,10 +27,10 @@ class Config(Strict):
     network: Annotated[Network, VOLATILE]
     assets: Assets
     program: Program
-    data: Data | None
-    model: Model | None
-    loop: Loop | None
-    optimizer: Optimizer | None
+    data: Data | None = None  # the four groups of the trainer are absent with program=command
+    model: Model | None = None
+    loop: Loop | None = None
+    optimizer: Optimizer | None = None
     mesh: Mesh
     run: Run
     code: Code

@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict, StringConstraints
 class Strict(BaseModel):
     """A section: immutable, and an unknown key is an error (Hydra would merge a typo without a word)."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=False, allow_inf_nan=False)
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, defer_build=True)
 
 
 class Volatile:

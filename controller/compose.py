@@ -87,5 +87,7 @@ def _in_our_words(error: Exception, overrides: Sequence[str], extra_dir: Path | 
             near = difflib.get_close_matches(value, choices[key], n=1)
             hint = f"did you mean {key}={near[0]}? " if near else ""
             return f"{key}: no {key} named {value!r}; {hint}choices: {', '.join(choices[key])}"
-    first_line = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-    return f"the config cannot be composed: {first_line}"
+    cause: BaseException = error
+    while not str(cause).strip() and cause.__cause__ is not None:
+        cause = cause.__cause__  # Hydra sometimes wraps the words it has in an exception without any
+    return f"the config cannot be composed: {(str(cause).strip() or repr(cause)).splitlines()[0]}"
