@@ -13,7 +13,7 @@ from conf.training import Checkpoint, Data, Logging, Loop, Mesh, Model, Optimize
 
 
 class RunFileError(ValueError):
-    """The file cannot be read or breaks the schema; the message names the file and every wrong key."""
+    """The file cannot be read, breaks the schema or asks for what cannot be done; the message names every wrong key."""
 
 
 class PodFacts(Strict):
@@ -47,7 +47,7 @@ class RunFile(Strict):
 def load(path: Path) -> RunFile:
     """Read and validate a `run.yaml`. Raises RunFileError."""
     try:
-        raw = yaml.load(path.read_bytes(), yaml.CSafeLoader)  # noqa: S506  (the C form of the safe loader)
+        raw = yaml.load(path.read_bytes(), yaml.CSafeLoader)
     except OSError as error:
         raise RunFileError(f"{path}: cannot be read: {error.strerror}") from None
     except yaml.YAMLError as error:

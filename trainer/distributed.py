@@ -33,10 +33,10 @@ def join(pod: PodFacts, timeout_seconds: int) -> None:
             initialization_timeout=timeout_seconds, heartbeat_timeout_seconds=20, shutdown_timeout_seconds=20
         )
     except (RuntimeError, ValueError) as error:
+        worker = os.environ.get("TPU_WORKER_ID", "of unknown number")
         raise JoinError(
-            f"this worker ({os.environ.get('TPU_WORKER_ID', 'unknown')} of {pod.workers}) did not meet the others within "
-            f"{timeout_seconds} s. Does the program run on all workers, and does a firewall rule let them reach worker 0? "
-            f"JAX says: {error}"
+            f"worker {worker} (of {pod.workers}) did not meet the others within {timeout_seconds} s. Does the program "
+            f"run on all workers, and does a firewall rule let them reach worker 0? JAX says: {error}"
         ) from error
 
 
@@ -44,7 +44,7 @@ def gather_texts(text: str) -> list[str]:
     """The text of every process, in the order of the processes; all must call it. At most MAX_TEXT_BYTES in UTF-8."""
     if jax.process_count() == 1:
         return [text]
-    from jax.experimental.multihost_utils import process_allgather  # imports orbax-sized parts of JAX: only if needed
+    from jax.experimental.multihost_utils import process_allgather
 
     encoded = text.encode()
     if len(encoded) > MAX_TEXT_BYTES:

@@ -8,6 +8,7 @@ import jax
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 import conf.training
+from conf.runfile import RunFileError
 
 AXES = ("data", "fsdp", "tensor")
 
@@ -23,24 +24,20 @@ RULES: dict[str, str | tuple[str, ...] | None] = {
 }
 
 
-class MeshError(ValueError):
-    """The mesh does not go with the devices or with the model; the message names the config key."""
-
-
 def resolve(cfg: conf.training.Mesh, devices: int) -> dict[str, int]:
-    """Sizes of the axes on that many devices, with -1 replaced by what is left."""
+    """Sizes of the axes on that many devices, with -1 replaced by what is left. Raises RunFileError."""
     sizes = {axis: getattr(cfg, axis) for axis in AXES}
     given = math.prod(size for size in sizes.values() if size != -1)
     if -1 in sizes.values() and devices % given == 0:
         sizes = {axis: devices // given if size == -1 else size for axis, size in sizes.items()}
     if math.prod(sizes.values()) != devices:
         shape = " x ".join(f"{axis} {size}" for axis, size in sizes.items())
-        raise MeshError(f"mesh: {shape} does not make {devices} devices; change mesh.data, mesh.fsdp or mesh.tensor")
+        raise RunFileError(f"mesh: {shape} does not make {devices} devices; change mesh.data, mesh.fsdp or mesh.tensor")
     return sizes
 
 
 def build(cfg: conf.training.Mesh) -> Mesh:
-    """The mesh over all devices of all processes."""
+    """The mesh over all devices of all processes. Raises RunFileError where its product is not their number."""
     sizes = resolve(cfg, jax.device_count())
     return jax.make_mesh(tuple(sizes.values()), AXES, axis_types=(AxisType.Auto,) * len(AXES))
 
@@ -73,3 +70,12 @@ def shards(mesh: Mesh, axis: str) -> int:
     rule = RULES[axis]
     names = (rule,) if isinstance(rule, str) else rule or ()
     return math.prod(mesh.shape[name] for name in names)
+
+
+def check_rows(mesh: Mesh, key: str, rows: int) -> None:
+    """Raise RunFileError unless that many rows, the value of a config key, can be split evenly over the mesh."""
+    parts = shards(mesh, "batch")
+    if rows % parts:
+        raise RunFileError(
+            f"{key}: {rows} rows cannot be split evenly over {parts} devices; take a multiple of {parts}"
+        )

@@ -16,6 +16,7 @@ from jax import lax
 from jax.nn.initializers import Initializer, normal, zeros
 from jax.sharding import Mesh
 
+from conf.runfile import RunFileError
 from conf.training import Model
 from trainer import mesh as meshes
 from trainer.attention import attend, rotate, soft_cap
@@ -89,14 +90,14 @@ def abstract(cfg: Model) -> Params:
 def shardings(cfg: Model, mesh: Mesh) -> Params:
     """How the mesh splits every weight.
 
-    Raises `MeshError` where an axis cannot be split evenly.
+    Raises RunFileError where an axis cannot be split evenly.
     """
     table = weight_table(cfg)
     for path, weight in jax.tree.leaves_with_path(table):
         for size, axis in zip(weight.shape, weight.axes, strict=True):
             parts = 1 if axis is None else meshes.shards(mesh, axis)
             if size % parts:
-                raise meshes.MeshError(
+                raise RunFileError(
                     f"mesh.{meshes.RULES[axis]}: {parts} devices cannot split the {size} {axis} of "
                     f"{jax.tree_util.keystr(path, simple=True, separator='.')} evenly"
                 )

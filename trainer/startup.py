@@ -46,7 +46,7 @@ def check_devices(pod: PodFacts) -> None:
 
 
 def check_agreement(run_file: Path) -> None:
-    """Compare config, code and packages over all workers; all must call it. Raises DisagreementError on every worker."""
+    """Compare config, code and packages over all workers; all must call it, and all raise DisagreementError."""
     everyone = [json.loads(text) for text in gather_texts(json.dumps(_facts(run_file)))]
     complaints = [line for name in everyone[0] for line in differences(name, [facts[name] for facts in everyone])]
     if complaints:

@@ -110,19 +110,18 @@ def mean_gradient(loss: Loss, mesh: Mesh) -> Callable[[Params, Batch], tuple[Par
 
         return jax.grad(total, has_aux=True)(params)
 
-    def summed_by_device(params: Params, batch: Batch) -> tuple[Params, Sums]:
+    def summed_at_once(params: Params, batch: Batch) -> tuple[Params, Sums]:
         flat, unravel = ravel_pytree(summed(params, batch))
         return unravel(lax.psum(flat, meshes.AXES))
 
+    over_mesh = summed
     if meshes.is_data_parallel(mesh):
-        rows = meshes.spec("batch")
         # check_vma would make the gradient of a replicated weight an all-reduce of its own
-        summed = jax.shard_map(
-            summed_by_device, mesh=mesh, in_specs=(PartitionSpec(), rows), out_specs=PartitionSpec(), check_vma=False
-        )
+        specs = {"in_specs": (PartitionSpec(), meshes.spec("batch")), "out_specs": PartitionSpec()}
+        over_mesh = jax.shard_map(summed_at_once, mesh=mesh, check_vma=False, **specs)
 
     def mean(params: Params, batch: Batch) -> tuple[Params, dict[str, jax.Array]]:
-        gradients, sums = summed(params, batch)
+        gradients, sums = over_mesh(params, batch)
         means = {name: total / jnp.where(count == 0, 1, count) for name, (total, count) in sums.items()}
         count = sums["loss"][1]
         return jax.tree.map(lambda g: g / jnp.where(count == 0, 1, count), gradients), means

@@ -1,0 +1,1 @@
+"""What the loops train on: a batch is a function of (seed, step)."""

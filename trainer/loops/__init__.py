@@ -1,0 +1,1 @@
+"""Loops: each file is one way to train, with `run(experiment, mesh, log)`."""

@@ -1,0 +1,102 @@
+"""Next-token prediction on text: the loop, read from top to bottom.
+
+Left out so far: packing of documents, gradient accumulation, averaged weights.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import Mesh
+
+from conf.runfile import RunFile, RunFileError
+from conf.training import LmLoop, Model, TextData
+from trainer import chunked, model, update
+from trainer import mesh as meshes
+from trainer.checkpoint import Checkpoints
+from trainer.data import text
+from trainer.distributed import place_batch
+from trainer.metrics import Metrics
+
+
+def run(experiment: RunFile, mesh: Mesh, log: Metrics) -> None:
+    """Train from the newest checkpoint, or from the seed, to the last step. Raises RunFileError before any work."""
+    cfg, loop, corpus = _check(experiment, mesh)
+    checkpoints = Checkpoints(experiment.dir, experiment.checkpoint.keep)
+    state = _start(experiment, mesh, checkpoints)
+    first = int(state.step)
+    log.resume(first)
+
+    def place(step: int) -> update.Batch:
+        return place_batch(text.train_batch(corpus, experiment.seed, step, loop.batch, loop.sequence), mesh)
+
+    started = time.perf_counter()
+    loss = _loss(cfg)
+    train = update.build(loss, cfg, experiment.optimizer, mesh).lower(state, place(first)).compile()
+    evaluate = _evaluation(loss, corpus, loop, mesh)
+    costs = {"compile_time": time.perf_counter() - started}
+
+    clock, timed = time.perf_counter(), 0
+    for step in range(first, loop.steps):
+        state, metrics = train(state, place(step))
+        done, timed = step + 1, timed + 1
+        if done % experiment.logging.every == 0 or done == loop.steps:
+            values = {name: float(value) for name, value in jax.device_get(metrics).items()}
+            seconds = (time.perf_counter() - clock) / timed
+            speed = {"step_time": seconds, "tokens_per_second": loop.batch * loop.sequence / seconds}
+            log.log(done, "train", **values, **speed, **costs, steps_total=loop.steps)
+            clock, timed, costs = time.perf_counter(), 0, {}
+        if done % experiment.checkpoint.every == 0 or done == loop.steps:
+            log.upload()
+            checkpoints.save(done, state, {"phase": "train"})
+        if done % loop.eval_every == 0 or done == loop.steps:
+            log.log(done, "eval", eval_loss=evaluate(state.params))
+            clock, timed = time.perf_counter(), 0
+    log.summarize(eval_loss=evaluate(state.params), steps=loop.steps)
+    checkpoints.close()
+
+
+def _check(experiment: RunFile, mesh: Mesh) -> tuple[Model, LmLoop, text.Text]:
+    cfg, loop, data = experiment.model, experiment.loop, experiment.data
+    if not isinstance(loop, LmLoop):
+        raise TypeError(f"an lm loop is wanted, not {loop.kind}")
+    if not isinstance(data, TextData):
+        raise RunFileError(f"data.kind: the lm loop reads text, not {data.kind}")
+    if cfg.vocab < text.VOCAB:
+        raise RunFileError(f"model.vocab: {cfg.vocab} ids are too few for bytes; at least {text.VOCAB}")
+    meshes.check_rows(mesh, "loop.batch", loop.batch)
+    return cfg, loop, text.load(data, loop.sequence)
+
+
+def _start(experiment: RunFile, mesh: Mesh, checkpoints: Checkpoints) -> update.State:
+    latest = checkpoints.latest()
+    if latest is None:
+        return update.init_state(experiment.model, experiment.optimizer, mesh, jax.random.key(experiment.seed))
+    abstract = update.abstract_state(experiment.model, experiment.optimizer, mesh)
+    return checkpoints.restore(latest, abstract)[0]
+
+
+def _loss(cfg: Model) -> update.Loss:
+    def loss(params: model.Params, batch: update.Batch) -> update.Sums:
+        tokens, targets = batch["tokens"], batch["targets"]
+        positions = jnp.broadcast_to(jnp.arange(tokens.shape[1]), tokens.shape)
+        hidden, _ = model.forward(params, cfg, tokens, positions)
+        weights = jnp.ones(targets.shape, jnp.float32)
+        return {"loss": (chunked.cross_entropy(hidden, params, targets, weights, cfg), weights.sum())}
+
+    return loss
+
+
+def _evaluation(loss: update.Loss, corpus: text.Text, loop: LmLoop, mesh: Mesh) -> Callable[[model.Params], float]:
+    """A function from weights to the mean loss over the validation batches, nats per token."""
+    score = jax.jit(loss)
+
+    def evaluate(params: model.Params) -> float:
+        batches = (text.validation_batch(corpus, i, loop.batch, loop.sequence) for i in range(loop.eval_batches))
+        sums = [jax.device_get(score(params, place_batch(batch, mesh)))["loss"] for batch in batches]
+        return float(sum(total for total, _ in sums) / sum(count for _, count in sums))
+
+    return evaluate

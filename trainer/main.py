@@ -1,0 +1,69 @@
+"""Start-up: read run.yaml, join the other workers, check, train. Every worker runs this same program.
+
+Exit codes: 0 done; 2 bad run.yaml; 3 wrong devices; 4 workers disagree; 1 anything else, with a traceback.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+import sys
+import traceback
+from pathlib import Path
+
+import jax
+
+from conf.runfile import RunFile, RunFileError, load
+from trainer import distributed, startup
+from trainer import mesh as meshes
+from trainer.metrics import Metrics, run_folder
+
+JOIN_SECONDS = 300
+"""How long a worker waits for the others: their VMs may have become ready minutes apart."""
+
+
+def main() -> None:
+    """Run the experiment that the first argument names, and end the process with an exit code."""
+    parser = argparse.ArgumentParser(prog="python -m trainer", description="Train what run.yaml says.")
+    parser.add_argument("run_file", type=Path, metavar="run.yaml")
+    path = parser.parse_args().run_file
+    logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(name)s %(levelname)s %(message)s")
+    try:
+        experiment = load(path)
+    except RunFileError as error:
+        print(error, file=sys.stderr)
+        sys.exit(2)
+    try:
+        distributed.join(experiment.pod, JOIN_SECONDS)
+        startup.check_devices(experiment.pod)
+        startup.check_agreement(path)
+        train(experiment, run_folder(path, experiment.id))
+        code = 0
+    except (RunFileError, startup.WrongDevicesError, startup.DisagreementError) as error:
+        print(error, file=sys.stderr)
+        code = {startup.WrongDevicesError: 3, startup.DisagreementError: 4}.get(type(error), 2)
+    except BaseException:  # whatever ended this worker, the others must not wait for it
+        traceback.print_exc()
+        distributed.abandon(1)
+    distributed.leave(code)
+
+
+def train(experiment: RunFile, folder: Path) -> None:
+    """Run the experiment's loop, on processes that have joined; files of this worker go to `folder`.
+
+    Raises RunFileError before the first step where the experiment cannot be run on these devices.
+    """
+    if cache := os.environ.get("JAX_COMPILATION_CACHE_DIR"):
+        jax.config.update("jax_compilation_cache_dir", cache)
+        jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
+    # each loop imports its own half of the program
+    if experiment.loop.kind == "lm":
+        from trainer.loops.lm import run
+    else:
+        from trainer.loops.grpo import run
+    mesh = meshes.build(experiment.mesh)
+    log = Metrics(folder, experiment.dir, writes=jax.process_index() == 0)
+    with jax.set_mesh(mesh):
+        run(experiment, mesh, log)
+    log.close()
