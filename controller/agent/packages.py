@@ -1,0 +1,142 @@
+"""Virtual environments: made by uv from a lock, or of what the image has; and what is installed in them now."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from .files import AgentError, inside, locked, read_json, remove, root, write_atomic, write_json
+from .process import tool
+
+UV = "uv==0.13.8"  # used only where the image has no uv
+
+
+def versions_in(folders: Iterable[Path]) -> dict[str, str]:
+    """Version by name of the distributions in these folders, read off the names of their metadata, which is fast."""
+    found: dict[str, str] = {}
+    for path in (path for folder in folders for path in folder.iterdir()):
+        if match := re.fullmatch(r"(.+?)-([0-9][^-]*)(-py[0-9.]+)?\.(dist|egg)-info", path.name):
+            found.setdefault(match[1].lower().replace("_", "-"), match[2])
+    return found
+
+
+def image() -> dict[str, Any]:
+    """The image's own Python, which runs this, and its packages: {python, fingerprint, versions, folders}."""
+    places = (Path(path) for path in sys.path)
+    folders = [path for path in places if path.name in ("site-packages", "dist-packages") and path.is_dir()]
+    python, versions = ".".join(map(str, sys.version_info[:3])), versions_in(folders)
+    fingerprint = hashlib.sha256(json.dumps([python, sorted(versions.items())]).encode()).hexdigest()
+    return {"python": python, "fingerprint": fingerprint, "versions": versions, "folders": [*map(str, folders)]}
+
+
+def venv_folder(venv: str) -> Path:
+    """`venv`: a fingerprint, or "image" for the venv made of what is installed on this worker now."""
+    return inside("venv", image()["fingerprint"] if venv == "image" else venv)
+
+
+def venv_state(venv: str) -> dict[str, Any] | None:
+    """{fingerprint, ok, versions}: not ok if packages have changed since it was made. None without a complete one."""
+    folder = venv_folder(venv)
+    mark = read_json(folder / "slipway.json")
+    if mark is None:
+        return None
+    versions = _visible(folder, mark["folders"])
+    return {
+        "fingerprint": folder.name,
+        "ok": (folder / "bin" / "python").exists() and versions == mark["versions"],
+        "versions": versions,
+    }
+
+
+def install_venv(
+    packages: str, fingerprint: str, python: str | None = None, requirements: str = "", index: str | None = None
+) -> dict[str, Any]:
+    """Make a virtual environment, unless it is here and unaltered.
+
+    It is made in place, for paths inside it are absolute, and counts only from when it is marked.
+
+    Args:
+        packages: "lock" installs `requirements` (pins with hashes) for Python `python`; "image" downloads nothing and
+            makes visible what is installed for the image's own Python.
+        fingerprint: the name of the venv; for "image" it may be "image".
+        index: for "lock", a package index other than the default one: a URL, or a folder of wheels on the worker.
+
+    Returns:
+        What `venv_state` says, and {"changed": bool}.
+    """
+    folder = venv_folder(fingerprint)
+    with locked(f"venv-{folder.name}"):
+        now = venv_state(folder.name)
+        if now and now["ok"]:
+            return {**now, "changed": False}
+        remove(folder)
+        folders: list[str] = []
+        if packages == "image":
+            folders = _make_from_image(folder)
+        elif packages == "lock":
+            _make_from_lock(folder, python or "3.11", requirements, index)
+        else:
+            raise AgentError(f"packages is {packages!r}; it can be lock or image")
+        write_json(folder / "slipway.json", {"folders": folders, "versions": _visible(folder, folders)})
+        return {**(venv_state(folder.name) or {}), "changed": True}
+
+
+def _make_from_image(folder: Path) -> list[str]:
+    here = image()
+    if folder.name != here["fingerprint"]:
+        raise AgentError(f"the packages of this image have the fingerprint {here['fingerprint']}, not {folder.name}")
+    _make(folder, sys.executable)
+    for own in _own(folder):
+        (own / "slipway.pth").write_text("".join(f"{path}\n" for path in here["folders"]))
+    return here["folders"]
+
+
+def _make_from_lock(folder: Path, python: str, requirements: str, index: str | None) -> None:
+    _make(folder, python)
+    lock = folder / "requirements.txt"
+    write_atomic(lock, requirements.encode())
+    source = []
+    if index:
+        source = [f"--index-url={index}"] if re.match("https?://", index) else ["--no-index", f"--find-links={index}"]
+    tool([uv(), "pip", "sync", "--quiet", "--require-hashes", f"--python={folder}/bin/python", *source, str(lock)])
+
+
+def _make(folder: Path, python: str) -> None:
+    tool([uv(), "venv", "--quiet", "--no-project", f"--python={python}", str(folder)])
+
+
+def _own(folder: Path) -> list[Path]:
+    return [*folder.glob("lib/python*/site-packages")]
+
+
+def _visible(folder: Path, others: list[str]) -> dict[str, str]:
+    return versions_in([*_own(folder), *filter(Path.is_dir, map(Path, others))])
+
+
+def uv() -> str:
+    """uv of the image, else one of our own beside the venvs."""
+    import shutil
+
+    own = root() / "uv"
+    if found := shutil.which("uv", path=f"{os.environ.get('PATH', '')}:{Path.home()}/.local/bin:{own}/bin"):
+        return found
+    with locked("uv"):
+        draft = root() / ".uv"
+        remove(draft)
+        tool([sys.executable, "-m", "pip", "install", "--quiet", "--target", str(draft), UV])
+        remove(own)
+        draft.rename(own)
+    return str(own / "bin" / "uv")
+
+
+def program_env(venv: Path, env: dict[str, str]) -> dict[str, str]:
+    """The environment of a program that runs in a venv: that of this session, then `env`, then the venv."""
+    merged = {**os.environ, "PYTHONUNBUFFERED": "1", **env, "VIRTUAL_ENV": str(venv)}
+    merged.pop("PYTHONHOME", None)
+    return {**merged, "PATH": f"{venv}/bin:{merged.get('PATH', os.defpath)}"}

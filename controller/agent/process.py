@@ -1,0 +1,85 @@
+"""Processes: which ones are alive, whose they are, and how a tool is run."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from .files import AgentError, attempt_of
+
+
+def boot_id() -> str:
+    """Changes whenever the worker starts anew; what was recorded under another one is void."""
+    if emulated := os.environ.get("SLIPWAY_BOOT_ID"):
+        return emulated
+    linux = Path("/proc/sys/kernel/random/boot_id")
+    return linux.read_text().strip() if linux.exists() else tool(["sysctl", "-n", "kern.boottime"]).strip()
+
+
+def start_time(pid: int) -> str | None:
+    """When the process started, in the system's own unit: with the pid it names one process.
+
+    None where it is dead or a zombie.
+    """
+    if not Path("/proc/self/stat").exists():  # macOS
+        status, _, began = tool(["ps", "-o", "stat=,lstart=", "-p", str(pid)], check=False).strip().partition(" ")
+        return None if status.startswith("Z") else began.strip() or None
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+    return None if fields[0] in "ZX" else fields[19]
+
+
+def this_process() -> dict[str, Any]:
+    return {"pid": os.getpid(), "start_time": start_time(os.getpid())}
+
+
+def alive(process: dict[str, Any]) -> bool:
+    """Whether what `this_process` described still runs; a later process with the same pid is another one."""
+    return start_time(process["pid"]) == process["start_time"]
+
+
+def marked(attempt: Path) -> list[int]:
+    """Processes whose environment says that they belong to this attempt, even if they left its group (Linux only)."""
+    marks = {f"SLIPWAY_RUN_DIR={attempt.parent}".encode(), f"SLIPWAY_ATTEMPT={attempt_of(attempt)}".encode()}
+    pids = []
+    for path in Path("/proc").glob("[0-9]*/environ"):
+        try:
+            if marks <= set(path.read_bytes().split(b"\0")):
+                pids.append(int(path.parent.name))
+        except (FileNotFoundError, ProcessLookupError, PermissionError):
+            continue  # it ended meanwhile, or is someone else's
+    return pids
+
+
+def send(kill: Callable[[int, int], None], pid: int, signum: int) -> None:
+    """`os.kill` or `os.killpg`, where being too late is fine."""
+    try:
+        kill(pid, signum)
+    except (ProcessLookupError, PermissionError):  # gone; macOS says EPERM of a group that holds only zombies
+        return
+
+
+def tool(argv: list[str], check: bool = True, timeout: float | None = None, env: dict[str, str] | None = None) -> str:
+    """Run a program, no shell, and give its stdout.
+
+    Raises:
+        AgentError: there is no such program, it took too long, or (with `check`) it failed; its stderr is the detail.
+    """
+    import subprocess
+
+    name, nothing = Path(argv[0]).name, subprocess.DEVNULL
+    try:
+        done = subprocess.run(argv, stdin=nothing, capture_output=True, timeout=timeout, env=env, check=False)
+    except FileNotFoundError as error:
+        raise AgentError(f"{argv[0]} is not installed on this worker") from error
+    except subprocess.TimeoutExpired as error:
+        said = (error.stderr or b"").decode(errors="replace")
+        raise AgentError(f"{name} did not end within {timeout:g} s", said[-4000:]) from error
+    if check and done.returncode:
+        said = done.stderr.decode(errors="replace")
+        raise AgentError(f"{name} {argv[1]} failed with exit code {done.returncode}", said[-4000:])
+    return done.stdout.decode(errors="replace")

@@ -1,0 +1,110 @@
+"""Cloud Storage with nothing but urllib: checked downloads and uploads, and when to try again."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import time
+from collections.abc import Callable, Iterable, Iterator
+from http.client import HTTPException
+from pathlib import Path
+from typing import IO
+from urllib.error import HTTPError
+from urllib.parse import quote
+from urllib.request import ProxyHandler, Request, build_opener
+
+from .files import AgentError, size_of
+from .tree import CHUNK
+
+RETRY_SECONDS = (0.5, 1.0, 2.0, 4.0)
+
+
+class TransferError(AgentError):
+    """Storage did not do what was asked; `lasting`: asking again would not help."""
+
+    def __init__(self, error: str, lasting: bool = False) -> None:
+        super().__init__(error)
+        self.lasting = lasting
+
+
+def with_retries(act: Callable[[], None], sleep: Callable[[float], None] = time.sleep) -> None:
+    """Call until it succeeds, fails lastingly, or the pauses of RETRY_SECONDS are used up."""
+    for pause in RETRY_SECONDS:
+        try:
+            return act()
+        except TransferError as error:
+            if error.lasting:
+                raise
+        sleep(pause)
+    return act()
+
+
+def download(bucket: str, name: str, sha256: str, target: Path) -> None:
+    """Stream an object into a file.
+
+    Raises:
+        TransferError: it could not be had, or is not what it should be.
+    """
+    digest, url = hashlib.sha256(), f"/storage/v1/b/{quote(bucket)}/o/{quote(name, safe='')}?alt=media"
+    try:
+        with _storage(url, {}) as answer, target.open("wb") as file:
+            while chunk := answer.read(CHUNK):
+                digest.update(chunk)
+                file.write(chunk)
+    except (HTTPException, OSError) as error:
+        raise TransferError(f"the download of gs://{bucket}/{name} broke off: {error!r}") from error
+    if digest.hexdigest() != sha256:
+        raise TransferError(f"gs://{bucket}/{name} has the SHA-256 {digest.hexdigest()}, not {sha256}")
+
+
+def upload_file(path: Path, bucket: str, name: str) -> None:
+    """Store what a file holds now, which may be nothing; it may grow meanwhile."""
+    size = size_of(path)
+    upload(_first_bytes(path, size), size, bucket, name)
+
+
+def upload(content: Iterable[bytes], size: int, bucket: str, name: str) -> None:
+    """Store an object of `size` bytes, in place of an older one.
+
+    Raises:
+        TransferError: it could not be stored, or not all of it.
+    """
+    url = f"/upload/storage/v1/b/{quote(bucket)}/o?uploadType=media&name={quote(name, safe='')}"
+    headers = {"Content-Length": str(size), "Content-Type": "text/plain; charset=utf-8"}
+    try:
+        with _storage(url, headers, content) as answer:
+            stored = int(json.load(answer)["size"])
+    except (HTTPException, OSError, ValueError, KeyError) as error:
+        raise TransferError(f"the upload of gs://{bucket}/{name} broke off: {error!r}") from error
+    if stored != size:
+        raise TransferError(f"gs://{bucket}/{name} has {stored} bytes, not {size}")
+
+
+def _first_bytes(path: Path, size: int) -> Iterator[bytes]:
+    if size:
+        with path.open("rb") as file:
+            while size and (chunk := file.read(min(size, CHUNK))):
+                size -= len(chunk)
+                yield chunk
+
+
+def _storage(path: str, headers: dict[str, str], data: Iterable[bytes] | None = None) -> IO[bytes]:
+    """A request to the JSON API with the credentials of the VM; an emulated worker is told a root that needs none."""
+    if base := os.environ.get("SLIPWAY_STORAGE_ROOT"):
+        return _http(base.rstrip("/") + path, headers, data)
+    host = os.environ.get("GCE_METADATA_HOST", "metadata.google.internal")
+    account = f"http://{host}/computeMetadata/v1/instance/service-accounts/default/token"
+    with _http(account, {"Metadata-Flavor": "Google"}) as answer:
+        token = json.load(answer)["access_token"]
+    return _http(f"https://storage.googleapis.com{path}", {**headers, "Authorization": f"Bearer {token}"}, data)
+
+
+def _http(url: str, headers: dict[str, str], data: Iterable[bytes] | None = None) -> IO[bytes]:
+    request = Request(url, data=data, headers=headers)  # noqa: S310 (the scheme is ours)
+    try:
+        return build_opener(ProxyHandler({})).open(request, timeout=60)  # Google is reached directly, never by a proxy
+    except HTTPError as error:
+        words = error.read(1000).decode(errors="replace").strip() or error.reason
+        lasting = error.code < 500 and error.code not in (408, 429)
+        raise TransferError(f"HTTP {error.code} from {url.partition('?')[0]}: {words}", lasting) from error

@@ -1,0 +1,58 @@
+"""The identity of a tree of files; the controller and the workers compute it alike."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Iterable
+from pathlib import Path
+
+CHUNK = 1 << 20
+
+
+def file_hash(path: Path) -> str:
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while chunk := file.read(CHUNK):
+            digest.update(chunk)
+    return digest.hexdigest()
+
+
+def tree_files(folder: Path) -> list[str]:
+    """Relative POSIX paths of the files and links below a folder, sorted. What Python caches is not part of a tree."""
+    found = []
+    for parent, folders, files in os.walk(folder):
+        folders[:] = [name for name in folders if name != "__pycache__"]
+        place = Path(parent)
+        links = [name for name in folders if (place / name).is_symlink()]
+        found += [(place / name).relative_to(folder).as_posix() for name in files + links]
+    return sorted(found)
+
+
+def tree_hash(folder: Path, paths: Iterable[str] | None = None) -> str:
+    """SHA-256 over the sorted lines [path, kind, SHA-256 of the content] of the files of a tree.
+
+    The kind is "file", "exec" (its owner may execute it) or "link" (its content is where it leads).
+
+    Args:
+        folder: the root of the tree.
+        paths: relative POSIX paths of the files that count; by default all of them, without `__pycache__`.
+    """
+    digest = hashlib.sha256()
+    for name in sorted(tree_files(folder) if paths is None else paths):
+        path = folder / name
+        if path.is_symlink():
+            kind, content = "link", hashlib.sha256(os.fsencode(path.readlink())).hexdigest()
+        else:
+            kind, content = "exec" if path.stat().st_mode & 0o100 else "file", file_hash(path)
+        digest.update(json.dumps([name, kind, content]).encode() + b"\n")
+    return digest.hexdigest()
+
+
+def tree_now(folder: Path) -> str | None:
+    """Hash of what is there at this moment; None where nothing is, or where it is just being replaced."""
+    try:
+        return tree_hash(folder) if folder.is_dir() else None
+    except FileNotFoundError:
+        return None

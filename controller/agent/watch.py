@@ -1,0 +1,74 @@
+"""Telling what a program does while it does it."""
+
+from __future__ import annotations
+
+import codecs
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+from .attempt import situation, state
+from .ending import finish_lost
+from .files import AgentError, attempt_folder, attempt_of, read_from, size_of
+from .tree import CHUNK
+
+HEARTBEAT_SECONDS = 5.0
+POLL_SECONDS = 0.1
+
+
+def watch(
+    run_id: str, attempt: int | None = None, log_offset: int = 0, metrics_offset: int = 0, follow: bool = True
+) -> None:
+    """Stream until the attempt (by default the latest) has ended and its log is uploaded.
+
+    Without `follow`: until what is there now has been told. The lines: {"log": text, "offset"},
+    {"metrics": {…}, "offset"}, {"heartbeat": time} every 5 s, {"warning": words}, and as the last {"end": state}.
+    Offsets are bytes; given back, they resume the stream without loss or repetition.
+    """
+    folder = attempt_folder(run_id, attempt)
+    beat = time.monotonic()
+    while True:
+        now = situation(folder)
+        if now["state"] == "absent":
+            raise AgentError(f"run {run_id} has no {folder.name} on this worker")
+        if follow and now.get("lost"):
+            finish_lost(folder)
+        last = not follow or (now["state"] == "exited" and not now.get("uploading"))
+        log_offset = _tell_log(folder / "log", log_offset, last)
+        metrics_offset = _tell_metrics(folder.parent / "metrics.jsonl", metrics_offset)
+        if last:
+            return _tell({"end": state(run_id, attempt_of(folder))})
+        if time.monotonic() - beat > HEARTBEAT_SECONDS:
+            beat = time.monotonic()
+            _tell({"heartbeat": time.time()})
+        time.sleep(POLL_SECONDS)
+
+
+def _tell(line: dict[str, Any]) -> None:
+    print(json.dumps(line), flush=True)
+
+
+def _tell_log(path: Path, offset: int, last: bool) -> int:
+    """Tell what is new; a character whose bytes are not all there yet waits, unless nothing more will come."""
+    while data := read_from(path, offset, CHUNK):
+        text, used = codecs.utf_8_decode(data, "replace", last and len(data) < CHUNK)
+        if not used:
+            break
+        offset += used
+        _tell({"log": text, "offset": offset})
+    return offset
+
+
+def _tell_metrics(path: Path, offset: int) -> int:
+    """Tell the new whole lines; all of them again where a resumed program has cut the file."""
+    offset = 0 if size_of(path) < offset else offset
+    while end := (data := read_from(path, offset, CHUNK)).rfind(b"\n") + 1:
+        for line in data[:end].splitlines(keepends=True):
+            offset += len(line)
+            try:
+                _tell({"metrics": dict(json.loads(line)), "offset": offset})
+            except (ValueError, TypeError):
+                words = line[:200].decode(errors="replace")
+                _tell({"warning": f"metrics.jsonl: the line before byte {offset} is not a JSON object: {words}"})
+    return offset
