@@ -1,0 +1,81 @@
+"""`python -m controller.localcloud serve|start|stop|wipe|env|requests --state DIR`."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import logging
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from controller.localcloud import lifecycle
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Exit codes: 0 done, 2 it cannot be done (one line on stderr says why)."""
+    options = _parser().parse_args(arguments)
+    state: Path = options.state
+    try:
+        match options.command:
+            case "serve":
+                return _serve(options)
+            case "start":
+                return lifecycle.start(state, _flags(options))
+            case "stop":
+                lifecycle.stop(state)
+            case "wipe":
+                lifecycle.wipe(state)
+            case "env":
+                sys.stdout.write(lifecycle.exports_text(state))
+            case "requests":
+                sys.stdout.write(lifecycle.ask(lifecycle.running(state), "GET", "requests").decode())
+    except lifecycle.NotRunningError as error:
+        print(error, file=sys.stderr)
+        return 2
+    return 0
+
+
+def _serve(options: argparse.Namespace) -> int:
+    # aiohttp and asyncssh are heavy, and only this command needs them.
+    from controller.localcloud.cloud import Options, StartError, serve
+
+    logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    logging.getLogger("asyncssh").setLevel(logging.ERROR)
+    try:
+        asyncio.run(serve(Options(options.state, options.port, options.operation_seconds, options.idle_exit)))
+    except StartError as error:
+        print(error, file=sys.stderr)
+        return 2
+    return 0
+
+
+def _flags(options: argparse.Namespace) -> list[str]:
+    flags = {"--port": options.port or None, "--operation-seconds": options.operation_seconds}
+    flags["--idle-exit"] = options.idle_exit
+    return [word for flag, value in flags.items() if value is not None for word in (flag, str(value))]
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m controller.localcloud", description="The emulated cloud.")
+    commands = parser.add_subparsers(dest="command", required=True)
+    words = {
+        "serve": "run the server in the foreground",
+        "start": "start the server in the background; returns when it is ready",
+        "stop": "stop the server; its state stays",
+        "wipe": "stop the server, kill every worker's processes and delete the state",
+        "env": "print shell exports for gcloud and the client libraries",
+        "requests": "print the request log as JSON lines",
+    }
+    for name, help_text in words.items():
+        command = commands.add_parser(name, help=help_text)
+        command.add_argument("--state", type=Path, required=True, help="folder that holds everything")
+        if name in ("serve", "start"):
+            command.add_argument("--port", type=int, default=0, help="0: the former port, or a free one")
+            command.add_argument("--operation-seconds", type=float, help="how long operations take (default 0.5)")
+            command.add_argument("--idle-exit", type=float, metavar="SECONDS", help="exit when idle and without a node")
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

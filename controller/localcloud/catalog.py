@@ -1,0 +1,72 @@
+"""What the cloud offers: zones, accelerator types and runtimes, from conf/tpu_types.yaml."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+import conf
+
+_CONFIG_TYPE = {"v2": "V2", "v3": "V3", "v4": "V4", "v5e": "V5LITE_POD", "v5p": "V5P", "v6e": "V6E"}
+
+
+@dataclass(frozen=True)
+class AcceleratorType:
+    """One row of the table: `vms` workers, each with `devices` JAX devices."""
+
+    name: str
+    generation: str
+    vms: int
+    devices: int
+    topology: str | None
+
+    @property
+    def config(self) -> dict[str, str]:
+        """The acceleratorConfig that says the same; empty where Google has no name for it."""
+        kind = _CONFIG_TYPE.get(self.generation)
+        return {"type": kind, "topology": self.topology} if kind and self.topology else {}
+
+
+@dataclass(frozen=True)
+class Catalog:
+    """Accelerator types by name; zones and runtime versions by generation."""
+
+    types: Mapping[str, AcceleratorType]
+    zones_of: Mapping[str, frozenset[str]]
+    runtimes: frozenset[str]
+
+    @property
+    def zones(self) -> list[str]:
+        return sorted(set().union(*self.zones_of.values()))
+
+    @property
+    def regions(self) -> list[str]:
+        return sorted({zone.rpartition("-")[0] for zone in self.zones})
+
+    def offered(self, zone: str) -> list[AcceleratorType]:
+        """The accelerator types of a zone."""
+        return [kind for kind in self.types.values() if zone in self.zones_of[kind.generation]]
+
+    def by_config(self, config: Mapping[str, Any]) -> AcceleratorType | None:
+        """The type that an acceleratorConfig ({type, topology}) names."""
+        return next((kind for kind in self.types.values() if kind.config and kind.config == dict(config)), None)
+
+
+def load_catalog() -> Catalog:
+    """Reads the table that ships in the conf package."""
+    text = (Path(conf.__file__).parent / "tpu_types.yaml").read_text()
+    table = yaml.load(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))  # noqa: S506 (both are safe loaders)
+    generations = table["generations"]
+    types = {
+        name: AcceleratorType(name, generation, vms, chips_per_vm * generations[generation]["devices_per_chip"], shape)
+        for name, (generation, _chips, vms, chips_per_vm, shape) in table["types"].items()
+    }
+    return Catalog(
+        types=types,
+        zones_of={name: frozenset(facts["zones"]) for name, facts in generations.items()},
+        runtimes=frozenset(facts["runtime_version"] for facts in generations.values()),
+    )

@@ -1,0 +1,185 @@
+"""Puts the emulated cloud together and runs it until it is told to stop."""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import json
+import os
+import secrets
+import signal
+import socket
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO
+
+from aiohttp import web
+
+from controller.localcloud.admin import Admin
+from controller.localcloud.blobs import Blobs
+from controller.localcloud.call import PROJECT, PROJECT_NUMBER
+from controller.localcloud.catalog import load_catalog
+from controller.localcloud.compute import Compute
+from controller.localcloud.discovery import Discovery
+from controller.localcloud.faults import Faults
+from controller.localcloud.media import Media
+from controller.localcloud.metadata import Metadata
+from controller.localcloud.networks import Networks
+from controller.localcloud.nodes import Nodes
+from controller.localcloud.objects import Objects
+from controller.localcloud.operations import Operations
+from controller.localcloud.projects import Policies, Projects
+from controller.localcloud.queued import Queued
+from controller.localcloud.server import Server
+from controller.localcloud.storage import Storage
+from controller.localcloud.store import Store
+from controller.localcloud.workers import Workers
+
+# What each API's discovery document is given as its rootUrl.
+_ROOTS = {
+    "tpu": "tpu/",
+    "compute": "",
+    "storage": "",
+    "serviceusage": "serviceusage/",
+    "cloudresourcemanager": "cloudresourcemanager/",
+    "iam": "iam/",
+}
+_OPERATION_SECONDS = 0.5
+
+
+class StartError(Exception):
+    """The emulated cloud cannot start; the message names the config key to change."""
+
+
+@dataclass(frozen=True)
+class Options:
+    """What `serve` is told. `port` 0: the former one, or a free one."""
+
+    state: Path
+    port: int = 0
+    operation_seconds: float | None = None
+    idle_exit: float | None = None
+
+
+async def serve(options: Options) -> None:
+    """Runs the emulated cloud until a stop request, SIGTERM, SIGINT or --idle-exit; StartError if it cannot start."""
+    state = options.state.resolve()
+    lock = _claim(state)
+    store = Store(state / "state.db")
+    listener = _listen(store, options.port)
+    url = f"http://127.0.0.1:{listener.getsockname()[1]}/"
+    token = (store.get("setting", "token") or {"token": secrets.token_urlsafe(24)})["token"]
+    store.put("setting", "token", {"token": token})
+    store.put("setting", "port", {"port": listener.getsockname()[1]})
+    stopped = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, stopped.set)
+
+    former = (store.get("setting", "operations") or {"seconds": _OPERATION_SECONDS})["seconds"]
+    seconds = former if options.operation_seconds is None else options.operation_seconds
+    store.put("setting", "operations", {"seconds": seconds})
+    operations = Operations(store, seconds)
+    catalog = load_catalog()
+    faults = Faults(store)
+    networks = Networks(store, catalog)
+    workers = Workers(store, networks, faults, state, url, token)
+    nodes = Nodes(store, operations, networks, catalog, workers, faults)
+    queued = Queued(store, operations, nodes, catalog)
+    compute = Compute(store, operations, networks, catalog, url, workers.changed)
+    policies = Policies(store)
+    blobs = Blobs(state / "blobs")
+    objects = Objects(store, blobs, faults.object_finalized)
+    apis = (nodes, queued, compute, Projects(store, operations, policies), Storage(store, objects, blobs, policies))
+    server = Server(
+        store=store,
+        discovery=Discovery(),
+        handlers={key: handler for api in apis for key, handler in api.handlers().items()},
+        media=Media(store, objects, blobs),
+        metadata=Metadata(store, workers, token),
+        admin=Admin(store=store, operations=operations, objects=objects, nodes=nodes, faults=faults, stopped=stopped),
+        faults=faults,
+        url=url,
+        token=token,
+    )
+    await workers.resume()
+    operations.resume(nodes.effects() | queued.effects() | compute.effects())
+    faults.resume(nodes.preempt_all, workers.changed)
+    runner = web.AppRunner(server.application(), access_log=None)
+    await runner.setup()
+    await web.SockSite(runner, listener).start()
+    _publish(state, url, token)
+    await _until(stopped, options.idle_exit, lambda: server.last_request, lambda: bool(store.items("node")))
+    faults.close()
+    await operations.close()
+    await workers.close()
+    await runner.cleanup()
+    store.close()
+    (state / "endpoint.json").unlink(missing_ok=True)
+    lock.close()
+
+
+async def _until(
+    stopped: asyncio.Event,
+    idle_exit: float | None,
+    last_request: Callable[[], float],
+    holds_node: Callable[[], bool],
+) -> None:
+    """Returns when told to stop, or when nothing was asked for `idle_exit` seconds while no node exists."""
+    while not stopped.is_set():
+        quiet = time.monotonic() - last_request()
+        if idle_exit is not None and quiet >= idle_exit and not holds_node():
+            return
+        wait = None if idle_exit is None else max(0.05, min(idle_exit - quiet, idle_exit) if not holds_node() else 1.0)
+        try:
+            await asyncio.wait_for(stopped.wait(), wait)
+        except TimeoutError:
+            continue  # look at the clock again
+
+
+def _claim(state: Path) -> IO[str]:
+    """Makes the state folder and locks it for this process."""
+    try:
+        state.mkdir(parents=True, exist_ok=True, mode=0o700)
+        lock = (state / "lock").open("a")
+    except OSError as error:
+        raise StartError(f"run.state_dir: cannot write to {state}: {error.strerror}") from error
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        raise StartError(f"run.state_dir: an emulated cloud is running on {state} already") from error
+    return lock
+
+
+def _listen(store: Store, port: int) -> socket.socket:
+    former = (store.get("setting", "port") or {"port": 0})["port"]
+    wanted = port or former
+    listener = socket.socket()
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind(("127.0.0.1", wanted))
+        listener.listen(1024)
+    except OSError as error:
+        listener.close()
+        message = f"cloud.port: cannot listen on 127.0.0.1:{wanted}: {error.strerror}; choose another port"
+        raise StartError(message) from error
+    return listener
+
+
+def _publish(state: Path, url: str, token: str) -> None:
+    """Writes endpoint.json, by which everyone finds the server, and the token file that gcloud reads."""
+    endpoint = {
+        "url": url,
+        "token": token,
+        "pid": os.getpid(),
+        "project": PROJECT,
+        "project_number": PROJECT_NUMBER,
+        "roots": {api: url + root for api, root in _ROOTS.items()},
+        "ssh_config": str(state / "ssh_config"),
+    }
+    for name, text in (("token", token), ("endpoint.json", json.dumps(endpoint, indent=2))):
+        fresh = state / f"{name}.new"
+        with os.fdopen(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
+            file.write(text)
+        fresh.replace(state / name)

@@ -1,0 +1,99 @@
+"""Refusals in Google's words."""
+
+from __future__ import annotations
+
+from typing import Any
+
+_STATUS = {
+    400: "INVALID_ARGUMENT",
+    401: "UNAUTHENTICATED",
+    403: "PERMISSION_DENIED",
+    404: "NOT_FOUND",
+    409: "ALREADY_EXISTS",
+    412: "FAILED_PRECONDITION",
+    429: "RESOURCE_EXHAUSTED",
+    499: "CANCELLED",
+    500: "INTERNAL",
+    501: "UNIMPLEMENTED",
+    503: "UNAVAILABLE",
+}
+
+# https://cloud.google.com/storage/docs/json_api/v1/status-codes and the Compute error reference.
+_REASON = {
+    304: "notModified",
+    400: "invalid",
+    401: "authError",
+    403: "forbidden",
+    404: "notFound",
+    409: "conflict",
+    412: "conditionNotMet",
+    416: "requestedRangeNotSatisfiable",
+    429: "rateLimitExceeded",
+    500: "internalError",
+    501: "notImplemented",
+    503: "backendError",
+}
+
+# google.rpc.Code, as long-running operations carry it: https://cloud.google.com/apis/design/errors
+_RPC_CODE = {
+    "CANCELLED": 1,
+    "INVALID_ARGUMENT": 3,
+    "NOT_FOUND": 5,
+    "ALREADY_EXISTS": 6,
+    "PERMISSION_DENIED": 7,
+    "RESOURCE_EXHAUSTED": 8,
+    "FAILED_PRECONDITION": 9,
+    "ABORTED": 10,
+    "UNIMPLEMENTED": 12,
+    "INTERNAL": 13,
+    "UNAVAILABLE": 14,
+    "UNAUTHENTICATED": 16,
+}
+
+
+class CloudError(Exception):
+    """A request or an operation that the cloud refuses.
+
+    `code` is the HTTP status, `status` the canonical name (newer APIs), `reason` the short name (compute, storage).
+    """
+
+    def __init__(
+        self, code: int, message: str, *, status: str | None = None, reason: str | None = None, details: Any = None
+    ) -> None:
+        super().__init__(message)
+        self.code = code
+        self.message = message
+        self.status = status or _STATUS.get(code, "UNKNOWN")
+        self.reason = reason or _REASON.get(code, "invalid")
+        self.details = details
+
+    def body(self) -> dict[str, Any]:
+        """The error document; it carries both the newer (`status`) and the older (`errors`) form."""
+        error: dict[str, Any] = {
+            "code": self.code,
+            "message": self.message,
+            "status": self.status,
+            "errors": [{"message": self.message, "domain": "global", "reason": self.reason}],
+        }
+        if self.details:
+            error["details"] = self.details
+        return {"error": error}
+
+    def rpc(self) -> dict[str, Any]:
+        """The google.rpc.Status that a failed operation carries; `http` and `reason` serve the older APIs."""
+        return {
+            "code": _RPC_CODE.get(self.status, 2),
+            "message": self.message,
+            "http": self.code,
+            "reason": self.reason,
+        }
+
+
+def not_found(what: str) -> CloudError:
+    """404 in the words of compute ("The resource '...' was not found")."""
+    return CloudError(404, f"The resource '{what}' was not found")
+
+
+def already_exists(what: str) -> CloudError:
+    """409 in the words of compute."""
+    return CloudError(409, f"The resource '{what}' already exists", reason="alreadyExists")

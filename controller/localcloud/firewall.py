@@ -1,0 +1,62 @@
+"""Which packets a network's firewall rules admit: https://cloud.google.com/firewall/docs/firewalls (pure functions)."""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+Rule = Mapping[str, Any]
+
+LAPTOP = "127.0.0.1/32"
+ANY_PORT = (1024, 65535)  # jax.distributed and gloo pick ports of their own
+
+
+def admits(rules: Iterable[Rule], *, source: str, ports: tuple[int, int], tags: Iterable[str]) -> bool:
+    """Whether TCP from the network `source` (CIDR) reaches all `ports` (first, last) of a VM with these tags.
+
+    The rule of the lowest priority number decides, a denying one first among equals; without a rule nothing comes in.
+    """
+    tags = frozenset(tags)
+    matching = [
+        (rule.get("priority", 1000), "denied" not in rule)
+        for rule in rules
+        if _applies(rule, tags) and _from(rule, source, tags) and _speaks_tcp(rule, ports)
+    ]
+    return min(matching)[1] if matching else False
+
+
+def _applies(rule: Rule, tags: frozenset[str]) -> bool:
+    enabled = not rule.get("disabled", False) and rule.get("direction", "INGRESS") == "INGRESS"
+    targets = rule.get("targetTags")
+    return enabled and (not targets or not tags.isdisjoint(targets))
+
+
+def _from(rule: Rule, source: str, tags: frozenset[str]) -> bool:
+    wanted = ipaddress.ip_network(source)
+    for text in rule.get("sourceRanges", ()):
+        allowed = ipaddress.ip_network(text, strict=False)
+        if isinstance(allowed, ipaddress.IPv4Network) and isinstance(wanted, ipaddress.IPv4Network):
+            if wanted.subnet_of(allowed):
+                return True
+            if "denied" in rule and wanted.overlaps(allowed):
+                return True
+    # Peers of one node carry the same tags; the laptop carries none.
+    return source != LAPTOP and not tags.isdisjoint(rule.get("sourceTags", ()))
+
+
+def _speaks_tcp(rule: Rule, ports: tuple[int, int]) -> bool:
+    first, last = ports
+    denies = "denied" in rule
+    for entry in rule.get("denied" if denies else "allowed", ()):
+        if entry["IPProtocol"].lower() not in ("tcp", "6", "all"):
+            continue
+        if not entry.get("ports"):
+            return True
+        for text in entry["ports"]:
+            low, _, high = text.partition("-")
+            start, end = int(low), int(high or low)
+            # A denial of any wanted port is felt; an allowance must cover them all.
+            if (start <= last and first <= end) if denies else (start <= first and last <= end):
+                return True
+    return False

@@ -1,0 +1,77 @@
+"""The "VM image": the environment in which a worker's programs start, built from scratch."""
+
+from __future__ import annotations
+
+import os
+import sys
+import sysconfig
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from controller.localcloud.processes import MARKER
+
+COORDINATOR_PORT = 8482  # the one that jax.distributed uses on Cloud TPU
+
+
+@dataclass(frozen=True)
+class Worker:
+    """One VM of a node. `address` is what the cloud publishes; SSH listens on host:port."""
+
+    uid: str  # of its node
+    index: int
+    address: str
+    host: str
+    port: int
+    boot_id: str
+    devices: int  # JAX devices of the VM
+
+    @property
+    def name(self) -> str:
+        """The store's name; sorts by index."""
+        return f"{self.uid}/{self.index:04d}"
+
+
+def marker(state: Path, worker: Worker | None = None) -> str:
+    """The marker's value for one worker, or the prefix that all workers of a state folder share."""
+    return f"{state}:{worker.name}" if worker else f"{state}:"
+
+
+def environment(
+    worker: Worker, hostnames: Sequence[str], *, home: Path, user: str, state: Path, url: str, token: str
+) -> dict[str, str]:
+    """The variables of a session. `hostnames[i]` is where this worker finds worker i; `url` is the server's root."""
+    # Requests without an Authorization header carry the token, and who sends them, in the path.
+    root = f"{url}w/{token}/{worker.uid}/{worker.index}/"
+    metadata = root.removeprefix("http://").rstrip("/")
+    bin_folders = [str(Path(sys.executable).parent), sysconfig.get_path("scripts")]
+    path = [*dict.fromkeys(bin_folders), "/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin", "/sbin", "/bin"]
+    return {
+        "HOME": str(home),
+        "USER": user,
+        "LOGNAME": user,
+        "SHELL": "/bin/bash",
+        "LANG": "C.UTF-8",
+        "PATH": os.pathsep.join(path),
+        "TMPDIR": str(home.parent / "tmp"),
+        "JAX_PLATFORMS": "cpu",
+        "JAX_NUM_CPU_DEVICES": str(worker.devices),
+        "JAX_FORCE_TPU_INIT": "1",
+        # gloo binds the address that the coordinator is reached by, not [::].
+        "JAX_COORDINATOR_BIND_ADDRESS": f"{hostnames[0]}:{COORDINATOR_PORT}",
+        "TPU_WORKER_HOSTNAMES": ",".join(hostnames),
+        "TPU_WORKER_ID": str(worker.index),
+        "MEGASCALE_COORDINATOR_ADDRESS": "",
+        "MEGASCALE_NUM_SLICES": "",
+        "MEGASCALE_SLICE_ID": "",
+        "STORAGE_EMULATOR_HOST": root.rstrip("/"),
+        "TENSORSTORE_GCS_HTTP_URL": root.rstrip("/"),
+        "GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT": "false",
+        "NO_GCE_CHECK": "true",
+        "GCE_METADATA_HOST": metadata,
+        "GCE_METADATA_IP": metadata,
+        "GCE_METADATA_ROOT": metadata,
+        "SLIPWAY_BOOT_ID": worker.boot_id,
+        "SLIPWAY_STORAGE_ROOT": root,
+        MARKER: marker(state, worker),
+    }

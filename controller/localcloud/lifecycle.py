@@ -1,0 +1,168 @@
+"""Starts, finds, stops and wipes an emulated cloud from outside."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import shutil
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from controller.localcloud.image import marker
+from controller.localcloud.processes import kill_marked
+
+_START_SECONDS = 60.0
+_STOP_SECONDS = 15.0
+
+
+class NotRunningError(Exception):
+    """There is no emulated cloud on this state folder."""
+
+
+def endpoint(state: Path) -> dict[str, Any] | None:
+    """endpoint.json of a running server that answers, or None."""
+    try:
+        found = json.loads((state / "endpoint.json").read_text())
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    try:
+        ask(found, "GET", "requests?after=999999999999")
+    except (urllib.error.URLError, ConnectionError, TimeoutError):
+        return None  # left behind by a killed server
+    return found
+
+
+def ask(found: Mapping[str, Any], method: str, path: str, body: Any = None) -> bytes:
+    """A request to the emulator's own API; urllib's errors on failure."""
+    data = None if body is None else json.dumps(body).encode()
+    request = urllib.request.Request(  # noqa: S310 (the URL is our own)
+        f"{found['url']}emulator/{path}",
+        data=data,
+        method=method,
+        headers={"Authorization": f"Bearer {found['token']}", "Content-Type": "application/json"},
+    )
+    with urllib.request.urlopen(request, timeout=10) as response:  # noqa: S310
+        return response.read()
+
+
+def start(state: Path, flags: Sequence[str]) -> int:
+    """Runs `serve` in a session of its own; returns when it answers (0), or its exit code after its words on stderr."""
+    state = state.absolute()
+    if endpoint(state):
+        return 0
+    log_path = state / "server.log"
+    try:
+        state.mkdir(parents=True, exist_ok=True, mode=0o700)
+        log = log_path.open("ab")
+    except OSError as error:
+        print(f"run.state_dir: cannot write to {state}: {error.strerror}", file=sys.stderr)
+        return 2
+    offset = log.tell()
+    with log:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "controller.localcloud", "serve", "--state", str(state), *flags],
+            cwd=Path(__file__).parent.parent.parent,  # where the package is found, whatever the caller's folder holds
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+        )
+    deadline = time.monotonic() + _START_SECONDS
+    while time.monotonic() < deadline:
+        code = process.poll()
+        if code is not None:
+            with log_path.open("rb") as written:
+                written.seek(offset)
+                sys.stderr.write(written.read().decode(errors="replace"))
+            # Two starts at the same time: the other one won.
+            return 0 if _appears(state) else code
+        if endpoint(state):
+            process.returncode = 0  # it is not ours to wait for any more
+            return 0
+        time.sleep(0.02)
+    process.kill()
+    process.wait()
+    print(f"the emulated cloud did not start within {_START_SECONDS:.0f} s; see {log_path}", file=sys.stderr)
+    return 2
+
+
+def stop(state: Path) -> bool:
+    """Ends the server; workers' programs keep running and the state stays. False if none was running."""
+    found = endpoint(state)
+    if found is None:
+        return False
+    try:
+        server = psutil.Process(found["pid"])
+    except psutil.NoSuchProcess:
+        return False
+    ask(found, "POST", "stop")
+    try:
+        server.wait(_STOP_SECONDS)
+    except psutil.TimeoutExpired:
+        server.kill()
+        server.wait(_STOP_SECONDS)
+    return True
+
+
+def wipe(state: Path) -> None:
+    """Stops the server, kills every process of every worker and deletes the state folder."""
+    state = state.resolve()
+    stop(state)
+    kill_marked(marker(state))
+    if (state / "state.db").exists():
+        shutil.rmtree(state)
+
+
+def exports(state: Path) -> dict[str, str]:
+    """Variables that point gcloud and the client libraries here; NotRunningError."""
+    found = running(state)
+    url, token = found["url"], found["token"]
+    roots = found["roots"]
+    gcloud = {
+        "TPU": roots["tpu"],
+        "COMPUTE": f"{url}compute/v1/",
+        "STORAGE": f"{url}storage/v1/",
+        "SERVICEUSAGE": roots["serviceusage"],
+        "CLOUDRESOURCEMANAGER": roots["cloudresourcemanager"],
+        "IAM": roots["iam"],
+    }
+    return {
+        **{f"CLOUDSDK_API_ENDPOINT_OVERRIDES_{api}": root for api, root in gcloud.items()},
+        "CLOUDSDK_AUTH_ACCESS_TOKEN_FILE": str(state.absolute() / "token"),
+        "CLOUDSDK_CONFIG": str(state.absolute() / "gcloud"),  # the user's own gcloud stays as it is
+        "CLOUDSDK_CORE_PROJECT": found["project"],
+        "STORAGE_EMULATOR_HOST": f"{url}t/{token}",
+        "TENSORSTORE_GCS_HTTP_URL": f"{url}t/{token}",
+        "GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT": "false",
+        "NO_GCE_CHECK": "true",
+    }
+
+
+def exports_text(state: Path) -> str:
+    """The same, as shell commands."""
+    return "".join(f"export {name}={shlex.quote(value)}\n" for name, value in exports(state).items())
+
+
+def running(state: Path) -> dict[str, Any]:
+    """endpoint.json of the running server; NotRunningError."""
+    found = endpoint(state)
+    if found is None:
+        raise NotRunningError(f"run.state_dir: no emulated cloud is running on {state}")
+    return found
+
+
+def _appears(state: Path) -> bool:
+    deadline = time.monotonic() + 2.0
+    while time.monotonic() < deadline:
+        if endpoint(state):
+            return True
+        time.sleep(0.05)
+    return False

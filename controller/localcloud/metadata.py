@@ -1,0 +1,82 @@
+"""The metadata server of a worker: https://cloud.google.com/compute/docs/metadata/predefined-metadata-keys"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from aiohttp import web
+
+from controller.localcloud.call import PROJECT, PROJECT_NUMBER
+from controller.localcloud.image import Worker
+from controller.localcloud.store import Document, Store
+from controller.localcloud.workers import Workers
+
+PREFIX = "computeMetadata/v1/"
+_HEADERS = {"Metadata-Flavor": "Google", "Server": "Metadata Server for VM"}
+_TOKEN_SECONDS = 3600
+
+
+class Metadata:
+    """Answers what programs on a VM ask about it; each worker has its own URL."""
+
+    def __init__(self, store: Store, workers: Workers, token: str) -> None:
+        self._store = store
+        self._workers = workers
+        self._token = token
+
+    def answer(self, request: web.Request, path: str, uid: str, index: int) -> web.Response:
+        """`path` is what follows the worker's URL; 403 without the Metadata-Flavor header, 404 for an unknown key."""
+        if request.headers.get("Metadata-Flavor") != "Google":
+            return web.Response(status=403, text="Missing Metadata-Flavor:Google header.", headers=_HEADERS)
+        workers = {worker.index: worker for worker in self._workers.of_node(uid)}
+        node = next((node for _, node in self._store.items("node") if node["id"] == uid), None)
+        if node is None or index not in workers:
+            return web.Response(status=404, text="no such worker", headers=_HEADERS)
+        value: Any = self._tree(node, workers[index])
+        keys = [key for key in path.removeprefix(PREFIX).split("/") if key]
+        for key in keys:
+            if not isinstance(value, dict) or key not in value:
+                return web.Response(status=404, text=f"{path} was not found", headers=_HEADERS)
+            value = value[key]
+        if not isinstance(value, dict):
+            return web.Response(text=str(value), headers=_HEADERS)
+        if request.query.get("recursive", "").lower() == "true" or (keys and keys[-1] == "token"):
+            return web.json_response(value, headers=_HEADERS)
+        listing = "".join(f"{key}/\n" if isinstance(child, dict) else f"{key}\n" for key, child in value.items())
+        return web.Response(text=listing, headers=_HEADERS)
+
+    def _tree(self, node: Document, worker: Worker) -> dict[str, Any]:
+        zone = node["name"].split("/")[3]
+        token = {
+            "access_token": f"{self._token}.{worker.uid}.{worker.index}",
+            "expires_in": _TOKEN_SECONDS,
+            "token_type": "Bearer",
+        }
+        email = node["serviceAccount"]["email"]
+        account = {
+            "aliases": "default",
+            "email": email,
+            "scopes": "https://www.googleapis.com/auth/cloud-platform",
+            "token": token,
+        }
+        peers = ",".join(f"unknown:unknown:{peer.address}" for peer in self._workers.of_node(worker.uid))
+        return {
+            "instance": {
+                "id": f"{worker.uid}{worker.index:03d}",
+                "name": f"t1v-n-{worker.uid}-w-{worker.index}",
+                "hostname": f"t1v-n-{worker.uid}-w-{worker.index}.{zone}.c.{PROJECT}.internal",
+                "zone": f"projects/{PROJECT_NUMBER}/zones/{zone}",
+                "preempted": "TRUE" if node["state"] == "PREEMPTED" else "FALSE",
+                "maintenance-event": "NONE",
+                "attributes": {
+                    **node.get("metadata", {}),
+                    "accelerator-type": node["acceleratorType"],
+                    "agent-worker-number": str(worker.index),
+                    "instance-id": node["name"].rpartition("/")[2],
+                    "worker-network-endpoints": peers,
+                },
+                "service-accounts": {"default": account, email: account},
+            },
+            "project": {"project-id": PROJECT, "numeric-project-id": PROJECT_NUMBER, "attributes": {}},
+            "universe": {"universe-domain": "googleapis.com", "universe_domain": "googleapis.com"},
+        }

@@ -1,0 +1,296 @@
+"""tpu v2: nodes. https://cloud.google.com/tpu/docs/reference/rest/v2/projects.locations.nodes"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from controller.localcloud.call import PROJECT, PROJECT_NUMBER, Call, Handler, check_project, page, timestamp
+from controller.localcloud.catalog import AcceleratorType, Catalog
+from controller.localcloud.errors import CloudError
+from controller.localcloud.faults import Faults
+from controller.localcloud.networks import KIND, Networks
+from controller.localcloud.operations import Effect, Operations, longrunning
+from controller.localcloud.store import Document, Store
+from controller.localcloud.workers import Workers
+
+_PATCHABLE = ("description", "labels", "metadata", "tags")
+_PREFIX = "projects.locations."
+_TPU_PORT = 8470
+
+
+class Nodes:
+    """Handlers of nodes, and what queued resources use to make them. Stored by full name, kind "node"."""
+
+    def __init__(
+        self,
+        store: Store,
+        operations: Operations,
+        networks: Networks,
+        catalog: Catalog,
+        workers: Workers,
+        faults: Faults,
+    ) -> None:
+        self._store = store
+        self._operations = operations
+        self._networks = networks
+        self._catalog = catalog
+        self._workers = workers
+        self._faults = faults
+
+    def handlers(self) -> dict[str, Handler]:
+        """By method key."""
+        table: dict[str, Handler] = {
+            "create": self._create,
+            "get": self._get,
+            "list": self._list,
+            "delete": self._delete,
+            "patch": self._patch,
+            "stop": self._stop,
+            "start": self._start,
+            "getGuestAttributes": self._guest_attributes,
+        }
+        return {f"tpu.v2:{_PREFIX}nodes.{name}": handler for name, handler in table.items()}
+
+    def effects(self) -> dict[str, Effect]:
+        """What operations do when they end."""
+        return {
+            "node.ready": self._become_ready,
+            "node.started": self._become_started,
+            "node.stopped": self._become_stopped,
+            "node.gone": self.remove,
+        }
+
+    def location(self, call: Call) -> str:
+        """The parent of a call, `projects/P/locations/ZONE`; CloudError 403 for an unknown one."""
+        check_project(call.path["projectsId"])
+        zone = call.path["locationsId"]
+        if zone != "-" and zone not in self._catalog.zones:
+            message = f"Permission denied on 'locations/{zone}' (or it may not exist)."
+            raise CloudError(403, message)
+        return f"projects/{PROJECT}/locations/{zone}"
+
+    def add(self, location: str, node_id: str, body: Mapping[str, Any], queued: str | None = None) -> Document:
+        """Checks and stores a node in state CREATING; CloudError 400, 404, 409."""
+        name = f"{location}/nodes/{node_id}"
+        if self._store.get("node", name):
+            raise CloudError(409, f"Resource '{name}' already exists")
+        kind = self.accelerator(location, body)
+        uid = str(self._store.counter("node", 4_000_000_000))
+        node: Document = {
+            **{key: value for key, value in body.items() if value is not None},
+            "name": name,
+            "id": uid,
+            "acceleratorType": kind.name,
+            "state": "CREATING",
+            "apiVersion": "V2",
+            "createTime": timestamp(time.time()),
+            "networkConfig": self._network_config(location, body.get("networkConfig") or {}),
+            "multisliceNode": False,
+        }
+        if kind.config:
+            node["acceleratorConfig"] = kind.config
+        node.setdefault("serviceAccount", {})
+        account = node["serviceAccount"].setdefault("email", _default_account())
+        if account != _default_account() and self._store.get("serviceAccount", account) is None:
+            raise CloudError(400, f"Cloud TPU received a bad request. Service account {account} does not exist.")
+        if queued:
+            node["queuedResource"] = queued
+        self._store.put("node", name, node)
+        return node
+
+    def accelerator(self, location: str, body: Mapping[str, Any]) -> AcceleratorType:
+        """The offered type that a node asks for, its runtime being known too; CloudError 400."""
+        zone = location.rpartition("/")[2]
+        name = body.get("acceleratorType")
+        kind = self._catalog.types.get(name) if name else self._catalog.by_config(body.get("acceleratorConfig") or {})
+        if kind is None or kind not in self._catalog.offered(zone):
+            wanted = name or body.get("acceleratorConfig")
+            choices = ", ".join(one.name for one in self._catalog.offered(zone)[:8])
+            message = f'Accelerator type "{wanted}" was not found in {zone}: {choices}'
+            raise CloudError(400, f"Cloud TPU received a bad request. {message}")
+        runtime = body.get("runtimeVersion")
+        if runtime not in self._catalog.runtimes:
+            choices = ", ".join(sorted(self._catalog.runtimes))
+            raise CloudError(400, f'Cloud TPU received a bad request. Runtime version "{runtime}" unknown: {choices}')
+        return kind
+
+    async def make(self, name: str) -> None:
+        """Gives a CREATING node its VMs; CloudError 429 (the node stays) when there is no capacity."""
+        node = self._find(name)
+        zone = name.split("/")[3]
+        if node["state"] == "READY":
+            return  # a killed emulator had got this far
+        if self._faults.take_stockout():
+            raise CloudError(
+                429,
+                f'There is no more capacity in the zone "{zone}"; you can try in another zone where Cloud TPU Nodes '
+                "are offered (see https://cloud.google.com/tpu/docs/regions)",
+            )
+        kind = self._catalog.types[node["acceleratorType"]]
+        workers = await self._workers.boot(node["id"], kind.vms, kind.devices)
+        endpoints: list[Document] = [{"ipAddress": worker.address, "port": _TPU_PORT} for worker in workers]
+        if node["networkConfig"].get("enableExternalIps"):
+            for endpoint in endpoints:
+                endpoint["accessConfig"] = {"externalIp": endpoint["ipAddress"]}
+        now = time.time()
+        with self._store.transaction():
+            node |= {"state": "READY", "health": "HEALTHY", "networkEndpoints": endpoints}
+            self._store.put("node", name, node)
+            self._store.put("boot", name, {"time": now})
+            self._faults.node_ready(now)
+        await self._workers.settle()
+
+    async def remove(self, name: str) -> None:
+        """Deletes a node and its VMs."""
+        node = self._store.get("node", name)
+        if node is not None:
+            await self._workers.remove(node["id"])
+            self._store.delete("node", name)
+            self._store.delete("boot", name)
+
+    async def preempt_all(self) -> None:
+        """Google takes the VMs of every READY node back; the nodes stay, PREEMPTED, until they are deleted."""
+        taken = [(name, node) for name, node in self._store.items("node") if node["state"] == "READY"]
+        with self._store.transaction():
+            for name, node in taken:
+                self._store.put("node", name, {**node, "state": "PREEMPTED"})
+                self._store.delete("boot", name)
+                if queued := self._store.get("queued", node.get("queuedResource", "")):
+                    self._store.put("queued", queued["name"], {**queued, "state": {"state": "SUSPENDED"}})
+        for _, node in taken:
+            await self._workers.halt(node["id"])
+
+    def ready_since(self) -> float | None:
+        """When the node that is READY the longest became so."""
+        return min((boot["time"] for _, boot in self._store.items("boot")), default=None)
+
+    def _name(self, call: Call) -> str:
+        return f"{self.location(call)}/nodes/{call.path['nodesId']}"
+
+    def _find(self, name: str) -> Document:
+        node = self._store.get("node", name)
+        if node is None:
+            raise CloudError(404, f"Resource '{name}' was not found")
+        return node
+
+    def _create(self, call: Call) -> Document:
+        node = self.add(self.location(call), call.required("nodeId"), call.body)
+        return self._begin(call, "create", node["name"], "node.ready")
+
+    def _begin(self, call: Call, verb: str, name: str, effect: str | None = None) -> Document:
+        return longrunning(self._operations.begin(self.location(call), verb, name, effect))
+
+    def _get(self, call: Call) -> Document:
+        return self._find(self._name(call))
+
+    def _list(self, call: Call) -> Document:
+        location = self.location(call)
+        everywhere = location.endswith("/-")
+        nodes = self._store.items("node", location[:-1] if everywhere else f"{location}/nodes/")
+        return page(call, [node for _, node in nodes], "nodes")
+
+    def _delete(self, call: Call) -> Document:
+        name = self._name(call)
+        node = self._find(name)
+        if node["state"] == "DELETING":
+            raise _busy(name)
+        self._operations.cancel_for(name)
+        self._store.put("node", name, {**node, "state": "DELETING"})
+        self._workers.changed()
+        return self._begin(call, "delete", name, "node.gone")
+
+    def _patch(self, call: Call) -> Document:
+        name = self._name(call)
+        node = self._find(name)
+        if node["state"] not in ("READY", "STOPPED"):
+            raise _busy(name)
+        mask = [field for field in call.query.get("updateMask", "").split(",") if field]
+        if not mask or not set(mask) <= set(_PATCHABLE):
+            raise CloudError(400, f"updateMask must name some of: {', '.join(_PATCHABLE)}; it is '{','.join(mask)}'")
+        for field in mask:
+            node.pop(field, None)
+            if field in call.body:
+                node[field] = call.body[field]
+        self._store.put("node", name, node)
+        return self._begin(call, "update", name)
+
+    def _stop(self, call: Call) -> Document:
+        return self._switch(call, "READY", "STOPPING", "stop", "node.stopped")
+
+    def _start(self, call: Call) -> Document:
+        return self._switch(call, "STOPPED", "STARTING", "start", "node.started")
+
+    def _switch(self, call: Call, state: str, during: str, verb: str, effect: str) -> Document:
+        name = self._name(call)
+        node = self._find(name)
+        if len(node.get("networkEndpoints", ())) > 1:
+            # https://cloud.google.com/tpu/docs/managing-tpus-tpu-vm: only single-host TPUs can be stopped.
+            message = f"Cannot {verb} {name}: it is a TPU slice of several VMs"
+            raise CloudError(400, message, status="FAILED_PRECONDITION")
+        if node["state"] != state:
+            raise CloudError(
+                400, f"Cannot {verb} {name} in state {node['state']}: it must be {state}", status="FAILED_PRECONDITION"
+            )
+        self._store.put("node", name, {**node, "state": during})
+        return self._begin(call, verb, name, effect)
+
+    async def _become_ready(self, name: str) -> None:
+        try:
+            await self.make(name)
+        except CloudError:
+            self._store.delete("node", name)
+            raise
+
+    async def _become_started(self, name: str) -> None:
+        await self.make(name)
+
+    async def _become_stopped(self, name: str) -> None:
+        node = self._find(name)
+        await self._workers.halt(node["id"])
+        self._store.put("node", name, {**node, "state": "STOPPED"})
+        self._store.delete("boot", name)
+
+    def _guest_attributes(self, call: Call) -> Document:
+        node = self._find(self._name(call))
+        if node["state"] != "READY":
+            raise CloudError(
+                400, f"{node['name']} is {node['state']}: it has no guest attributes", status="FAILED_PRECONDITION"
+            )
+        wanted = {index for index in call.body.get("workerIds", ()) if index}
+        attributes = []
+        for worker in self._workers.of_node(node["id"]):
+            if not wanted or str(worker.index) in wanted:
+                algorithm, key = self._workers.host_key(worker)
+                item = {"namespace": "hostkeys", "key": algorithm, "value": key}
+                attributes.append({"queryPath": "hostkeys/", "queryValue": {"items": [item]}})
+        return {"guestAttributes": attributes}
+
+    def _network_config(self, location: str, config: Mapping[str, Any]) -> Document:
+        """With full names; CloudError 404 for what does not exist, 400 for a missing or foreign subnetwork."""
+        region = location.rpartition("/")[2].rpartition("-")[0]
+        network = self._networks.resolve(config.get("network") or "default", "global/networks/{}")
+        mine = [path for path, _ in self._networks.of_network(network, "subnetworks") if f"/regions/{region}/" in path]
+        if wanted := config.get("subnetwork"):
+            subnetwork = self._networks.resolve(wanted, f"regions/{region}/subnetworks/{{}}")
+        elif (self._store.get(KIND, network) or {}).get("autoCreateSubnetworks") and mine:
+            subnetwork = mine[0]
+        else:
+            raise CloudError(400, "A subnetwork must be specified if the network is in custom subnet mode.")
+        if subnetwork not in mine:
+            raise CloudError(400, f"The subnetwork '{subnetwork}' is not one of network '{network}'.")
+        return {
+            "enableExternalIps": bool(config.get("enableExternalIps")),
+            **config,
+            "network": network,
+            "subnetwork": subnetwork,
+        }
+
+
+def _busy(name: str) -> CloudError:
+    return CloudError(409, f"Unable to queue the operation: another one is under way on {name}", status="ABORTED")
+
+
+def _default_account() -> str:
+    return f"{PROJECT_NUMBER}-compute@developer.gserviceaccount.com"

@@ -1,0 +1,205 @@
+"""tpu v2: queued resources, operations and the catalog's own lists."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from controller.localcloud.call import PROJECT, Call, Handler, check_project, page, timestamp
+from controller.localcloud.catalog import Catalog
+from controller.localcloud.errors import CloudError
+from controller.localcloud.nodes import Nodes
+from controller.localcloud.operations import Effect, Operations, longrunning
+from controller.localcloud.store import Document, Store
+
+_PREFIX = "tpu.v2:projects.locations."
+
+
+class Queued:
+    """Handlers of queued resources (kind "queued"): a request for nodes that waits for capacity."""
+
+    def __init__(self, store: Store, operations: Operations, nodes: Nodes, catalog: Catalog) -> None:
+        self._store = store
+        self._operations = operations
+        self._nodes = nodes
+        self._catalog = catalog
+
+    def handlers(self) -> dict[str, Handler]:
+        """By method key."""
+        table: dict[str, Handler] = {
+            "queuedResources.create": self._create,
+            "queuedResources.get": self._get,
+            "queuedResources.list": self._list,
+            "queuedResources.delete": self._delete,
+            "operations.get": self._operation,
+            "operations.list": self._operation_list,
+            "get": self._location,
+            "list": self._locations,
+            "acceleratorTypes.list": lambda call: page(call, self._accelerator_types(call), "acceleratorTypes"),
+            "acceleratorTypes.get": lambda call: _named(self._accelerator_types(call), call, "acceleratorTypesId"),
+            "runtimeVersions.list": lambda call: page(call, self._runtimes(call), "runtimeVersions"),
+            "runtimeVersions.get": lambda call: _named(self._runtimes(call), call, "runtimeVersionsId"),
+        }
+        return {f"{_PREFIX}{name}": handler for name, handler in table.items()}
+
+    def effects(self) -> dict[str, Effect]:
+        """What operations do when they end."""
+        return {"queued.provision": self._provision, "queued.gone": self._gone}
+
+    def _create(self, call: Call) -> Document:
+        location = self._nodes.location(call)
+        name = f"{location}/queuedResources/{call.required('queuedResourceId')}"
+        if self._store.get("queued", name):
+            raise CloudError(409, f"Resource '{name}' already exists")
+        specs = call.body.get("tpu", {}).get("nodeSpec", [])
+        if not specs:
+            raise CloudError(400, "tpu.nodeSpec must hold at least one node")
+        for spec in specs:
+            self._nodes.accelerator(location, spec.get("node", {}))
+            if bool(spec.get("nodeId")) == bool(spec.get("multisliceParams")):
+                raise CloudError(400, "Exactly one of nodeId and multisliceParams must be set in a nodeSpec")
+        queued = {**call.body, "name": name, "createTime": timestamp(time.time()), "state": _state("ACCEPTED")}
+        self._store.put("queued", name, queued)
+        self._operations.begin(location, "provision", name, "queued.provision")
+        return longrunning(self._operations.begin(location, "create", name))
+
+    async def _provision(self, name: str) -> float | None:
+        """Tries to get all nodes; waits for more capacity as long as the request is valid."""
+        queued = self._store.get("queued", name)
+        if queued is None or queued["state"]["state"] in ("DELETING", "ACTIVE", "SUSPENDED"):
+            return None
+        if _expired(queued):
+            self._store.put("queued", name, {**queued, "state": _state("FAILED")})
+            return None
+        self._store.put("queued", name, {**queued, "state": _state("PROVISIONING")})
+        location = name.partition("/queuedResources/")[0]
+        names = []
+        try:
+            for node_id, body in _wanted(queued):
+                node = self._store.get("node", f"{location}/nodes/{node_id}")
+                names.append((node or self._nodes.add(location, node_id, body, queued=name))["name"])
+            for node_name in names:
+                await self._nodes.make(node_name)
+        except CloudError as refusal:
+            for node_name in names:
+                await self._nodes.remove(node_name)
+            waiting = refusal.status == "RESOURCE_EXHAUSTED"
+            state = _state("WAITING_FOR_RESOURCES" if waiting else "FAILED")
+            if not waiting:
+                state["failedData"] = {"error": {key: refusal.rpc()[key] for key in ("code", "message")}}
+            self._store.put("queued", name, {**queued, "state": state})
+            return max(self._operations.seconds, 0.05) if waiting else None
+        self._store.put("queued", name, {**queued, "state": _state("ACTIVE")})
+        return None
+
+    def _find(self, call: Call) -> Document:
+        name = f"{self._nodes.location(call)}/queuedResources/{call.path['queuedResourcesId']}"
+        queued = self._store.get("queued", name)
+        if queued is None:
+            raise CloudError(404, f"Resource '{name}' was not found")
+        return queued
+
+    def _get(self, call: Call) -> Document:
+        return self._find(call)
+
+    def _list(self, call: Call) -> Document:
+        location = self._nodes.location(call)
+        prefix = location[:-1] if location.endswith("/-") else f"{location}/queuedResources/"
+        return page(call, [queued for _, queued in self._store.items("queued", prefix)], "queuedResources")
+
+    def _delete(self, call: Call) -> Document:
+        queued = self._find(call)
+        name = queued["name"]
+        live = self._live_nodes(name)
+        if live and not call.flag("force"):
+            raise CloudError(
+                400,
+                f"{name} is {queued['state']['state']} and has nodes ({live[0]}); delete them first, or use force",
+                status="FAILED_PRECONDITION",
+            )
+        self._operations.cancel_for(name)
+        self._store.put("queued", name, {**queued, "state": _state("DELETING")})
+        return longrunning(self._operations.begin(self._nodes.location(call), "delete", name, "queued.gone"))
+
+    def _live_nodes(self, queued: str) -> list[str]:
+        return [name for name, node in self._store.items("node") if node.get("queuedResource") == queued]
+
+    async def _gone(self, name: str) -> None:
+        for node in self._live_nodes(name):
+            await self._nodes.remove(node)
+        self._store.delete("queued", name)
+
+    def _operation(self, call: Call) -> Document:
+        name = f"{self._nodes.location(call)}/operations/{call.path['operationsId']}"
+        return self._render(self._operations.get(name))
+
+    def _operation_list(self, call: Call) -> Document:
+        found = self._operations.under(self._nodes.location(call))
+        return page(call, [self._render(operation) for operation in found], "operations")
+
+    def _render(self, operation: Document) -> Document:
+        kind = "node" if "/nodes/" in operation["target"] else "queued"
+        return longrunning(operation, response=self._store.get(kind, operation["target"]))
+
+    def _location(self, call: Call) -> Document:
+        name = self._nodes.location(call)
+        return {"name": name, "locationId": name.rpartition("/")[2]}
+
+    def _locations(self, call: Call) -> Document:
+        check_project(call.path["projectsId"])
+        parent = f"projects/{PROJECT}/locations"
+        zones = [{"name": f"{parent}/{zone}", "locationId": zone} for zone in self._catalog.zones]
+        return page(call, zones, "locations")
+
+    def _accelerator_types(self, call: Call) -> list[Document]:
+        location = self._nodes.location(call)
+        offered = self._catalog.offered(location.rpartition("/")[2])
+        return [
+            {
+                "name": f"{location}/acceleratorTypes/{kind.name}",
+                "type": kind.name,
+                "acceleratorConfigs": [kind.config] if kind.config else [],
+            }
+            for kind in offered
+        ]
+
+    def _runtimes(self, call: Call) -> list[Document]:
+        location = self._nodes.location(call)
+        versions = sorted(self._catalog.runtimes)
+        return [{"name": f"{location}/runtimeVersions/{version}", "version": version} for version in versions]
+
+
+def _state(state: str) -> Document:
+    return {"state": state, "stateInitiator": "SERVICE"}
+
+
+def _named(items: list[Document], call: Call, parameter: str) -> Document:
+    wanted = call.path[parameter]
+    for item in items:
+        if item["name"].rpartition("/")[2] == wanted:
+            return item
+    raise CloudError(404, f"Resource '{wanted}' was not found")
+
+
+def _expired(queued: Document) -> bool:
+    policy = queued.get("queueingPolicy", {})
+    # validUntilDuration counts from the creation of the request.
+    if duration := policy.get("validUntilDuration"):
+        return timestamp(time.time() - float(duration[:-1])) > queued["createTime"]
+    until = policy.get("validUntilTime")
+    return until is not None and timestamp(time.time()) > until
+
+
+def _wanted(queued: Document) -> list[tuple[str, dict[str, Any]]]:
+    """(node id, node) of every node that a request asks for, with its tier in the node's own words."""
+    scheduling = {"spot": "spot" in queued, "preemptible": False, "reserved": "reservationName" in queued}
+    wanted = []
+    for spec in queued["tpu"]["nodeSpec"]:
+        body = {"schedulingConfig": scheduling, **spec["node"]}
+        slices = spec.get("multisliceParams")
+        if slices:
+            prefix = slices.get("nodeIdPrefix") or queued["name"].rpartition("/")[2]
+            wanted += [(f"{prefix}-{index}", body) for index in range(int(slices["nodeCount"]))]
+        else:
+            wanted.append((spec["nodeId"], body))
+    return wanted

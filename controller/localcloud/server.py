@@ -1,0 +1,193 @@
+"""The HTTP side: admission, dispatch to the APIs, the request log."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import logging
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from aiohttp import web
+
+from controller.localcloud.admin import Admin
+from controller.localcloud.admission import Admitted, admit
+from controller.localcloud.batch import parse_batch, render_batch
+from controller.localcloud.call import Call, Handlers
+from controller.localcloud.discovery import Discovery, Method
+from controller.localcloud.errors import CloudError
+from controller.localcloud.faults import Faults
+from controller.localcloud.media import Media
+from controller.localcloud.metadata import PREFIX as METADATA
+from controller.localcloud.metadata import Metadata
+from controller.localcloud.store import Store
+from controller.localcloud.validation import Validation
+
+_SURFACES = ("resumable/upload/", "upload/", "download/")  # where storage's bytes go
+# Methods that are called by POST although they change nothing.
+_READS = ("getIamPolicy", "testIamPermissions", "getGuestAttributes", "wait")
+
+
+class Server:
+    """Answers every request. `last_request` is when the last one of an API came."""
+
+    def __init__(
+        self,
+        *,
+        store: Store,
+        discovery: Discovery,
+        handlers: Handlers,
+        media: Media,
+        metadata: Metadata,
+        admin: Admin,
+        faults: Faults,
+        url: str,
+        token: str,
+    ) -> None:
+        self._store = store
+        self._discovery = discovery
+        self._validation = Validation(discovery)
+        self._handlers = handlers
+        self._media = media
+        self._metadata = metadata
+        self._admin = admin
+        self._faults = faults
+        self._url = url
+        self._token = token
+        self.last_request = time.monotonic()
+
+    def application(self) -> web.Application:
+        """One route for everything: the discovery documents are the router."""
+        application = web.Application(client_max_size=1 << 40)
+        application.router.add_route("*", "/{path:.*}", self._answer)
+        return application
+
+    async def _answer(self, request: web.Request) -> web.StreamResponse:
+        self.last_request = time.monotonic()
+        try:
+            admitted = admit(request, self._token, self._url)
+            path = admitted.path
+            if path.startswith("emulator/"):
+                return await self._admin.answer(request, path.removeprefix("emulator/"))
+            if path.startswith(METADATA):
+                uid, _, index = admitted.client.partition("/")
+                return self._metadata.answer(request, path, uid, int(index or -1))
+            if path.startswith("batch"):
+                return await self._batch(request, admitted)
+            return await self._api(request, admitted)
+        except CloudError as refusal:
+            return _refuse(refusal)
+        except ConnectionResetError:
+            raise  # the client has gone
+        except Exception:
+            logging.exception("%s %s", request.method, request.path)
+            return _refuse(CloudError(500, "Internal error of the emulated cloud; see server.log in its state folder"))
+
+    async def _api(self, request: web.Request, admitted: Admitted) -> web.StreamResponse:
+        """One call of one API, from its log entry to its answer."""
+        surface = next((name for name in _SURFACES if admitted.path.startswith(name)), "")
+        path = admitted.path.removeprefix(surface)
+        # Chunks of an upload come by PUT and DELETE too, which the documents do not know.
+        http = "POST" if "upload" in surface else request.method
+        body = None if surface else await _json_body(request)
+        return await self._call(http, path, dict(request.query), body, admitted, request, surface)
+
+    async def _call(
+        self,
+        http: str,
+        path: str,
+        query: Mapping[str, str],
+        body: Any,
+        admitted: Admitted,
+        request: web.Request | None = None,
+        surface: str = "",
+    ) -> web.StreamResponse:
+        entry = {"time": time.time(), "method": request.method if request else http, "path": f"/{surface}{path}"}
+        entry |= {"client": admitted.client, "query": _without_secrets(query), "api": None, "call": None}
+        entry |= {"mutating": http not in ("GET", "HEAD"), "body": _redacted(body)}
+        started = time.perf_counter()
+        status = 500
+        try:
+            if fault := self._faults.answer_for(http, f"/{surface}{path}"):
+                raise CloudError(fault, f"Scripted fault: {fault}")
+            found = self._discovery.match(http, path)
+            if found is None:
+                raise CloudError(404, f"No such method: {http} /{path}")
+            method, parameters = found
+            entry |= {"api": method.api, "call": method.name}
+            entry["mutating"] = entry["mutating"] and not method.name.endswith(_READS)
+            self._validation.check_query(method, query)
+            call = Call(method, parameters, query, body or {}, admitted.base)
+            if request is not None and "upload" in surface:
+                response = await self._media.upload(request, call)
+            elif request is not None and (surface or query.get("alt") == "media"):
+                response = await self._media.download(request, call)
+            else:
+                response = await self._json_call(method, call, body)
+            status = response.status
+            return response
+        except CloudError as refusal:
+            status = refusal.code
+            return _refuse(refusal)
+        finally:
+            seconds = round(time.perf_counter() - started, 6)
+            self._store.log({**entry, "status": status, "seconds": seconds})
+
+    async def _json_call(self, method: Method, call: Call, body: Any) -> web.Response:
+        handler = self._handlers.get(method.key)
+        if handler is None:
+            raise CloudError(501, f"The emulated cloud does not implement {method.document} {method.name}")
+        self._validation.check_body(method, body)
+        with self._store.transaction():
+            result = handler(call)
+        if inspect.isawaitable(result):
+            result = await result
+        if not method.answers:
+            return web.Response(status=204)
+        return web.json_response(result)
+
+    async def _batch(self, request: web.Request, admitted: Admitted) -> web.Response:
+        """https://cloud.google.com/storage/docs/batch: several calls in one multipart request."""
+        parts = parse_batch(request.headers.get("Content-Type", ""), await request.read())
+        answers: list[tuple[str, web.StreamResponse]] = []
+        for part in parts:
+            answer = await self._call(part.http, part.path, part.query, part.body, admitted)
+            answers.append((part.content_id, answer))
+        return render_batch(answers)
+
+
+async def _json_body(request: web.Request) -> Any:
+    text = await request.read()
+    if not text or request.method in ("GET", "DELETE"):
+        return None
+    try:
+        return json.loads(text)
+    except ValueError as error:
+        raise CloudError(400, f"Invalid JSON payload received. {error}") from error
+
+
+def _refuse(refusal: CloudError) -> web.Response:
+    if refusal.code == 304:
+        return web.Response(status=304)
+    return web.json_response(refusal.body(), status=refusal.code)
+
+
+def _without_secrets(query: Mapping[str, str]) -> dict[str, str]:
+    secret = ("access_token", "oauth_token", "key", "upload_id")
+    return {name: "..." if name in secret else value for name, value in query.items()}
+
+
+def _redacted(body: Any) -> Any:
+    """The body as logged: metadata (start-up scripts, say) may hold secrets; SSH keys are public."""
+    if isinstance(body, list):
+        return [_redacted(item) for item in body]
+    if not isinstance(body, dict):
+        return body
+    shown = {}
+    for key, value in body.items():
+        if key == "metadata" and isinstance(value, dict):
+            shown[key] = {name: text if name == "ssh-keys" else "..." for name, text in value.items()}
+        else:
+            shown[key] = _redacted(value)
+    return shown

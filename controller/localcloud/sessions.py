@@ -1,0 +1,226 @@
+"""An SSH session on a worker: authentication, commands, shells, SFTP."""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import os
+import pty
+import signal
+import struct
+import termios
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import asyncssh
+
+_CHUNK = 1 << 16
+
+# user -> environment of a session that starts now (firewall rules may have changed since the last one)
+Environment = Callable[[str], Mapping[str, str]]
+
+
+class LoginServer(asyncssh.SSHServer):
+    """Admits exactly the keys that the node's metadata lists for a user."""
+
+    def __init__(self, keys: Callable[[str], list[str]], connections: set[asyncssh.SSHServerConnection]) -> None:
+        self._keys = keys
+        self._connections = connections
+        self._connection: asyncssh.SSHServerConnection | None = None
+
+    def connection_made(self, conn: asyncssh.SSHServerConnection) -> None:
+        self._connection = conn
+        self._connections.add(conn)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        if self._connection is not None:
+            self._connections.discard(self._connection)
+
+    def begin_auth(self, username: str) -> bool:
+        return True
+
+    def public_key_auth_supported(self) -> bool:
+        return True
+
+    def validate_public_key(self, username: str, key: asyncssh.SSHKey) -> bool:
+        offered = key.export_public_key().decode().split()[:2]
+        return any(line.split()[:2] == offered for line in self._keys(username))
+
+
+def authorized_keys(ssh_keys: str, user: str) -> list[str]:
+    """The keys ("ssh-ed25519 AAAA...") of `user` in metadata lines of the form "user:key"."""
+    entries = (line.strip().partition(":") for line in ssh_keys.splitlines())
+    return [key for name, _, key in entries if name == user]
+
+
+class HomeFiles(asyncssh.SFTPServer):
+    """SFTP whose relative paths start at the worker's home."""
+
+    def __init__(self, channel: Any, home: Path) -> None:
+        super().__init__(channel)
+        self._home = os.fsencode(home)
+
+    def map_path(self, path: bytes) -> bytes:
+        return self._home + b"/" + path if not path.startswith(b"/") else path
+
+    def exit(self) -> None:
+        self.channel.exit(0)  # OpenSSH's scp fails without an exit status
+
+
+async def serve_process(process: asyncssh.SSHServerProcess[bytes], environment: Environment) -> None:
+    """Runs what the client asked for, in a process group of its own, until it ends.
+
+    As with sshd, a program outlives its connection: after a drop it only finds its input and output closed.
+    """
+    user = process.get_extra_info("username")
+    variables = dict(environment(user))
+    variables |= {key: value for key, value in _text(process.env) if key == "LANG" or key.startswith("LC_")}
+    command = process.command
+    arguments = ["/bin/bash", "-c", command] if command else ["/bin/bash", "-l"]
+    if process.term_type:
+        await _with_terminal(process, arguments, variables)
+    else:
+        await _with_pipes(process, arguments, variables)
+
+
+async def _with_pipes(
+    process: asyncssh.SSHServerProcess[bytes], arguments: list[str], variables: Mapping[str, str]
+) -> None:
+    child = await asyncio.create_subprocess_exec(
+        *arguments,
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+        env=variables,
+        cwd=variables["HOME"],
+        start_new_session=True,
+    )
+    assert child.stdin is not None
+    assert child.stdout is not None
+    assert child.stderr is not None
+    feeding = asyncio.create_task(_feed(process, child.stdin.write, child.stdin.drain, child.pid, child.stdin.close))
+    try:
+        await asyncio.gather(_copy(child.stdout, process.stdout), _copy(child.stderr, process.stderr))
+        code = await child.wait()
+    finally:
+        feeding.cancel()
+    _report(process, code)
+
+
+async def _copy(source: asyncio.StreamReader, target: asyncssh.SSHWriter[bytes]) -> None:
+    while data := await source.read(_CHUNK):
+        try:
+            target.write(data)
+            await target.drain()
+        except (asyncssh.Error, OSError):
+            return  # the client has gone; closing our end tells the program when it writes again
+
+
+async def _feed(
+    process: asyncssh.SSHServerProcess[bytes],
+    write: Callable[[bytes], Any],
+    drain: Callable[[], Any],
+    pid: int,
+    close: Callable[[], None],
+    resize: Callable[[tuple[int, int]], None] | None = None,
+) -> None:
+    """Passes on the client's input, signals and window sizes until it sends end of file or goes away."""
+    while True:
+        try:
+            data = await process.stdin.read(_CHUNK)
+            if not data:
+                break
+            write(data)
+            await drain()
+        except asyncssh.SignalReceived as received:
+            number = getattr(signal, f"SIG{received.signal}", signal.SIGTERM)
+            os.killpg(pid, number)
+        except asyncssh.BreakReceived:
+            os.killpg(pid, signal.SIGINT)
+        except asyncssh.TerminalSizeChanged as changed:
+            if resize:
+                resize((changed.width, changed.height))
+        except (asyncssh.Error, OSError):
+            break  # the connection dropped, or the program no longer reads
+    close()
+
+
+async def _with_terminal(
+    process: asyncssh.SSHServerProcess[bytes], arguments: list[str], variables: dict[str, str]
+) -> None:
+    """As above, on a pseudo-terminal. A session leader that opens one gets it as its controlling terminal."""
+    master, slave = pty.openpty()
+    try:
+        name = os.ttyname(slave)
+        _resize(master, process.term_size[:2])
+        variables["TERM"] = process.term_type or "dumb"
+        wrapper = ["/bin/bash", "-c", 'exec <>"$0" >&0 2>&0 "$@"', name, *arguments]
+        child = await asyncio.create_subprocess_exec(
+            *wrapper, env=variables, cwd=variables["HOME"], start_new_session=True, stdin=asyncio.subprocess.DEVNULL
+        )
+    except BaseException:
+        os.close(master)
+        raise
+    finally:
+        os.close(slave)
+    loop = asyncio.get_running_loop()
+    gone = loop.create_future()
+    loop.add_reader(master, _read_terminal, master, process, gone)
+    feeding = asyncio.create_task(
+        _feed(
+            process,
+            lambda data: os.write(master, data),
+            process.stdout.drain,
+            child.pid,
+            lambda: None,
+            lambda size: _resize(master, size),
+        )
+    )
+    try:
+        closed = asyncio.create_task(process.channel.wait_closed())
+        waiting = asyncio.create_task(child.wait())
+        await asyncio.wait({waiting, closed}, return_when=asyncio.FIRST_COMPLETED)
+        if not waiting.done():
+            os.killpg(child.pid, signal.SIGHUP)  # what losing a terminal means
+        code = await waiting
+        # What the program wrote last may still lie in the terminal; it reads as an error once drained.
+        await asyncio.wait({gone}, timeout=0.5)
+        closed.cancel()
+    finally:
+        feeding.cancel()
+        loop.remove_reader(master)
+        os.close(master)
+    _report(process, code)
+
+
+def _read_terminal(master: int, process: asyncssh.SSHServerProcess[bytes], gone: asyncio.Future[None]) -> None:
+    try:
+        data = os.read(master, _CHUNK)
+    except OSError:
+        data = b""
+    if data:
+        process.stdout.write(data)
+        return
+    asyncio.get_running_loop().remove_reader(master)
+    if not gone.done():
+        gone.set_result(None)
+
+
+def _resize(master: int, size: tuple[int, ...]) -> None:
+    columns, rows = size
+    fcntl.ioctl(master, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
+
+
+def _report(process: asyncssh.SSHServerProcess[bytes], code: int) -> None:
+    if process.is_closing():
+        return
+    if code < 0:
+        process.exit_with_signal(signal.Signals(-code).name.removeprefix("SIG"))
+    else:
+        process.exit(code)
+
+
+def _text(pairs: Mapping[Any, Any]) -> Iterable[tuple[str, str]]:
+    for key, value in pairs.items():
+        yield (os.fsdecode(key), os.fsdecode(value))

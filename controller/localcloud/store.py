@@ -1,0 +1,90 @@
+"""The state of the cloud: one SQLite file of JSON documents, safe against kill -9."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+Document = dict[str, Any]
+
+_SCHEMA = """
+CREATE TABLE IF NOT EXISTS documents (kind TEXT, name TEXT, body TEXT, PRIMARY KEY (kind, name)) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS requests (seq INTEGER PRIMARY KEY AUTOINCREMENT, body TEXT);
+"""
+
+
+class Store:
+    """Documents by (kind, name). A write touches one row, so its cost does not grow with the state.
+
+    Used from the event loop's thread only. `database` is open to the one other table there is, the objects'.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.database = sqlite3.connect(path, isolation_level=None)
+        # A killed process loses nothing with these two; only a crash of the whole machine could.
+        self.database.execute("PRAGMA journal_mode=WAL")
+        self.database.execute("PRAGMA synchronous=OFF")
+        self.database.executescript(_SCHEMA)
+
+    def close(self) -> None:
+        """Closes the file; the store cannot be used afterwards."""
+        self.database.close()
+
+    @contextmanager
+    def transaction(self) -> Iterator[None]:
+        """All writes inside become visible at once, or none when the block raises. Nests; must not await."""
+        if self.database.in_transaction:
+            yield
+            return
+        self.database.execute("BEGIN IMMEDIATE")
+        try:
+            yield
+        except BaseException:
+            self.database.execute("ROLLBACK")
+            raise
+        self.database.execute("COMMIT")
+
+    def get(self, kind: str, name: str) -> Document | None:
+        """The document, or None."""
+        row = self.database.execute("SELECT body FROM documents WHERE kind=? AND name=?", (kind, name)).fetchone()
+        return json.loads(row[0]) if row else None
+
+    def put(self, kind: str, name: str, body: Document) -> None:
+        """Writes the document, replacing an older one."""
+        text = json.dumps(body, separators=(",", ":"))
+        self.database.execute("INSERT OR REPLACE INTO documents VALUES (?, ?, ?)", (kind, name, text))
+
+    def delete(self, kind: str, name: str) -> bool:
+        """Removes the document; False if there was none."""
+        return self.database.execute("DELETE FROM documents WHERE kind=? AND name=?", (kind, name)).rowcount > 0
+
+    def items(self, kind: str, prefix: str = "") -> list[tuple[str, Document]]:
+        """All (name, document) of a kind whose name starts with `prefix`, in the order of names."""
+        rows = self.database.execute(
+            "SELECT name, body FROM documents WHERE kind=? AND name>=? AND name<? ORDER BY name",
+            (kind, prefix, prefix + "\U0010ffff"),
+        )
+        return [(name, json.loads(body)) for name, body in rows]
+
+    def kinds(self) -> list[str]:
+        """The kinds that have at least one document."""
+        return [kind for (kind,) in self.database.execute("SELECT DISTINCT kind FROM documents ORDER BY kind")]
+
+    def counter(self, name: str, start: int = 1) -> int:
+        """The next number of a named sequence; it never repeats, over restarts too."""
+        value = (self.get("counter", name) or {"next": start})["next"]
+        self.put("counter", name, {"next": value + 1})
+        return value
+
+    def log(self, entry: Document) -> None:
+        """Appends to the request log."""
+        self.database.execute("INSERT INTO requests (body) VALUES (?)", (json.dumps(entry, separators=(",", ":")),))
+
+    def logged(self, after: int = 0) -> Iterator[Document]:
+        """The request log in order, from the entry that follows sequence number `after`."""
+        for seq, body in self.database.execute("SELECT seq, body FROM requests WHERE seq>? ORDER BY seq", (after,)):
+            yield {"seq": seq, **json.loads(body)}

@@ -1,0 +1,250 @@
+"""The VMs of all nodes: an SSH server, a home folder and processes each."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import logging
+import shutil
+import socket
+import uuid
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import asyncssh
+
+from controller.localcloud.errors import CloudError
+from controller.localcloud.faults import Faults
+from controller.localcloud.firewall import ANY_PORT, LAPTOP, admits
+from controller.localcloud.image import Worker, environment, marker
+from controller.localcloud.networks import KIND, Networks
+from controller.localcloud.processes import kill_marked
+from controller.localcloud.sessions import HomeFiles, LoginServer, authorized_keys, serve_process
+from controller.localcloud.store import Document, Store
+
+_SSH_PORT = 2222
+_LAST_HOST = 254
+
+
+@dataclasses.dataclass
+class _Server:
+    acceptor: asyncssh.SSHAcceptor
+    connections: set[asyncssh.SSHServerConnection]
+
+
+class Workers:
+    """Boots, halts and removes VMs. `state` is the folder, `url` the server's root, `port` names the address block."""
+
+    def __init__(self, store: Store, networks: Networks, faults: Faults, state: Path, url: str, token: str) -> None:
+        self._store = store
+        self._networks = networks
+        self._faults = faults
+        self._state = state
+        self._url = url
+        self._token = token
+        self._servers: dict[str, _Server] = {}
+        self._lock = asyncio.Lock()
+        self._tasks: set[asyncio.Task[None]] = set()
+        # 127.A.B.x with A.B from the HTTP port: two emulators on one machine never share an address.
+        high, low = divmod(urlsplit(url).port or 0, 256)
+        block = store.get("setting", "block") or {"prefix": f"127.{high}.{low}."}
+        store.put("setting", "block", block)
+        self._prefix: str = block["prefix"]
+        # Linux answers on all of 127.0.0.0/8; elsewhere every worker gets a port of 127.0.0.1.
+        self._own_addresses = _can_bind(f"{self._prefix}2", 0)
+        if self._own_addresses and "port" not in block:
+            block["port"] = _SSH_PORT if _can_bind(f"{self._prefix}2", _SSH_PORT) else _free_port(f"{self._prefix}2")
+            store.put("setting", "block", block)
+        self._port: int = block.get("port", 0)
+
+    async def resume(self) -> None:
+        """Brings back the SSH servers of a former process; kills what is left of VMs that are gone."""
+        ready = {node["id"] for _, node in self._store.items("node") if node["state"] == "READY"}
+        for worker in self._all():
+            if worker.uid not in ready:
+                await asyncio.to_thread(kill_marked, marker(self._state, worker))
+        await self._sync()
+
+    async def close(self) -> None:
+        """Stops serving SSH; programs keep running."""
+        for name in list(self._servers):
+            self._disconnect(name)
+        for task in self._tasks:
+            task.cancel()
+
+    def of_node(self, uid: str) -> list[Worker]:
+        """The VMs of a node by index; empty before its first boot."""
+        return [_worker(body) for _, body in self._store.items("worker", f"{uid}/")]
+
+    def home(self, worker: Worker) -> Path:
+        """The worker's home folder."""
+        return self._state / "nodes" / worker.uid / f"worker-{worker.index}" / "home"
+
+    def host_key(self, worker: Worker) -> tuple[str, str]:
+        """The public host key: (algorithm, base64)."""
+        text = self._store.get("hostkey", worker.name)
+        assert text is not None, "a booted worker has a host key"
+        algorithm, key = text["public"].split()[:2]
+        return algorithm, key
+
+    async def boot(self, uid: str, count: int, devices: int) -> list[Worker]:
+        """Makes (once) and starts the VMs of a node; the caller marks it READY in the store beforehand."""
+        workers = self.of_node(uid)
+        with self._store.transaction():
+            for index in range(len(workers), count):
+                workers.append(self._create(uid, index, devices))
+            for worker in workers:
+                fresh = dataclasses.replace(worker, boot_id=str(uuid.uuid4()))
+                self._store.put("worker", worker.name, dataclasses.asdict(fresh))
+        for worker in workers:
+            self.home(worker).mkdir(parents=True, exist_ok=True)
+            (self.home(worker).parent / "tmp").mkdir(exist_ok=True)
+        return self.of_node(uid)
+
+    async def halt(self, uid: str) -> None:
+        """Takes the VMs of a node down at once: no SSH, every process killed."""
+        for worker in self.of_node(uid):
+            self._disconnect(worker.name)
+        await asyncio.to_thread(kill_marked, f"{marker(self._state)}{uid}/")
+
+    async def remove(self, uid: str) -> None:
+        """Halts the VMs of a node and deletes their disks and addresses."""
+        await self.halt(uid)
+        await asyncio.to_thread(shutil.rmtree, self._state / "nodes" / uid, ignore_errors=True)
+        with self._store.transaction():
+            for worker in self.of_node(uid):
+                self._store.delete("worker", worker.name)
+                self._store.delete("hostkey", worker.name)
+        self._write_ssh_config()
+
+    def changed(self) -> None:
+        """Opens and closes SSH servers as firewall rules, nodes and faults now say, in the background."""
+        task = asyncio.get_running_loop().create_task(self._sync())
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _sync(self) -> None:
+        async with self._lock:
+            self._write_ssh_config()
+            for _, node in self._store.items("node"):
+                open_ = node["state"] == "READY" and self._ssh_admitted(node)
+                for worker in self.of_node(node["id"]):
+                    if open_ and not self._faults.refuses_ssh(worker.index) and worker.name not in self._servers:
+                        await self._listen(worker)
+                    elif worker.name in self._servers and (not open_ or self._faults.refuses_ssh(worker.index)):
+                        self._disconnect(worker.name)
+
+    async def settle(self) -> None:
+        """As `changed`, but returns when it is done."""
+        await self._sync()
+
+    def _create(self, uid: str, index: int, devices: int) -> Worker:
+        taken = {worker.address for worker in self._all()}
+        # Addresses go round, so that a replaced VM seldom gets its predecessor's (as in the cloud).
+        for _ in range(_LAST_HOST):
+            number = self._store.counter("address", 0) % (_LAST_HOST - 1) + 2
+            address = f"{self._prefix}{number}"
+            if address in taken:
+                continue
+            host = address if self._own_addresses else "127.0.0.1"
+            port = self._port or _free_port(host)
+            worker = Worker(uid, index, address, host, port, "", devices)
+            key = asyncssh.generate_private_key("ssh-ed25519")
+            keys = {"private": key.export_private_key().decode(), "public": key.export_public_key().decode()}
+            self._store.put("hostkey", worker.name, keys)
+            self._store.put("worker", worker.name, dataclasses.asdict(worker))
+            return worker
+        message = f"There is no more capacity: the emulated cloud holds {_LAST_HOST - 1} workers"
+        raise CloudError(429, message)
+
+    async def _listen(self, worker: Worker) -> None:
+        keys = self._store.get("hostkey", worker.name)
+        assert keys is not None, "a booted worker has a host key"
+        connections: set[asyncssh.SSHServerConnection] = set()
+
+        async def run(process: asyncssh.SSHServerProcess[bytes]) -> None:
+            await serve_process(process, lambda user: self._environment(worker, user))
+
+        acceptor = await asyncssh.listen(
+            worker.host,
+            worker.port,
+            server_host_keys=[asyncssh.import_private_key(keys["private"])],
+            server_factory=lambda: LoginServer(lambda user: self._keys(worker, user), connections),
+            process_factory=run,
+            sftp_factory=lambda channel: HomeFiles(channel, self.home(worker)),
+            allow_scp=True,
+            encoding=None,
+            line_editor=False,
+            agent_forwarding=False,
+            reuse_address=True,
+            backlog=128,
+        )
+        self._servers[worker.name] = _Server(acceptor, connections)
+
+    def _disconnect(self, name: str) -> None:
+        server = self._servers.pop(name, None)
+        if server is not None:
+            server.acceptor.close()
+            for connection in list(server.connections):
+                connection.abort()
+
+    def _keys(self, worker: Worker, user: str) -> list[str]:
+        return authorized_keys(self._node(worker.uid).get("metadata", {}).get("ssh-keys", ""), user)
+
+    def _node(self, uid: str) -> Document:
+        return next(node for _, node in self._store.items("node") if node["id"] == uid)
+
+    def _environment(self, worker: Worker, user: str) -> dict[str, str]:
+        node = self._node(worker.uid)
+        reachable = self._peers_admitted(node)
+        nobody = f"{self._prefix}1"  # never given out: nothing listens there
+        hostnames = [
+            peer.host if reachable or peer.index == worker.index else nobody for peer in self.of_node(worker.uid)
+        ]
+        booted = self.of_node(worker.uid)[worker.index]
+        return environment(
+            booted, hostnames, home=self.home(worker), user=user, state=self._state, url=self._url, token=self._token
+        )
+
+    def _ssh_admitted(self, node: Document) -> bool:
+        # Every client connects over loopback, hence as the laptop.
+        rules = self._networks.rules(node["networkConfig"]["network"])
+        return admits(rules, source=LAPTOP, ports=(22, 22), tags=node.get("tags", ()))
+
+    def _peers_admitted(self, node: Document) -> bool:
+        subnetwork = self._store.get(KIND, node["networkConfig"]["subnetwork"])
+        rules = self._networks.rules(node["networkConfig"]["network"])
+        source = subnetwork["ipCidrRange"] if subnetwork else "0.0.0.0/0"
+        return admits(rules, source=source, ports=ANY_PORT, tags=node.get("tags", ()))
+
+    def _all(self) -> list[Worker]:
+        return [_worker(body) for _, body in self._store.items("worker")]
+
+    def _write_ssh_config(self) -> None:
+        blocks = [f"Host {worker.address}\n  HostName {worker.host}\n  Port {worker.port}\n" for worker in self._all()]
+        path = self._state / "ssh_config"
+        fresh = path.with_suffix(".new")
+        fresh.write_text("".join(blocks))
+        fresh.replace(path)
+
+
+def _worker(body: dict[str, Any]) -> Worker:
+    return Worker(**body)
+
+
+def _can_bind(host: str, port: int) -> bool:
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+        except OSError as error:
+            logging.info("%s:%d cannot be bound: %s", host, port, error)
+            return False
+    return True
+
+
+def _free_port(host: str) -> int:
+    with socket.socket() as probe:
+        probe.bind((host, 0))
+        return probe.getsockname()[1]
