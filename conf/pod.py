@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, StringConstraints, field_validator
+from pydantic import Field, StringConstraints, field_validator, model_validator
 
 from conf.strict import VOLATILE, Name, Strict
 from conf.topology import UnknownType, topology
@@ -68,8 +68,22 @@ class Network(Strict):
     ssh_source_ranges: tuple[Cidr, ...] = Field(description="who may reach port 22 of a worker")
 
 
+class RemoteFile(Strict):
+    url: Annotated[str, StringConstraints(pattern=r"^https?://")]
+    sha256: Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")] = Field(description="refused if it differs")
+
+
 class Dataset(Strict):
-    path: str = Field(description="a local file or folder; copied to the bucket before the TPU is created")
+    """Either a local path, or files to download. What counts for a run's identity is their content, not their place."""
+
+    path: Annotated[str | None, VOLATILE] = Field(default=None, description="a local file or folder")
+    files: Annotated[dict[str, RemoteFile], VOLATILE] = Field(default={}, description="file name: where it is fetched")
+
+    @model_validator(mode="after")
+    def one_source(self) -> Self:
+        if (self.path is None) == (not self.files):
+            raise ValueError("give either path (local) or files (downloads)")
+        return self
 
 
 class Assets(Strict):

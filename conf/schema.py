@@ -62,9 +62,9 @@ class Config(Strict):
         }
         return f"slipway-{self.tpu.accelerator_type}-{digest(identity)[:6]}"
 
-    def run_id(self, code_sha256: str) -> str:
-        """`<run.name>-<8 hex>`: the same config and code give the same id on every host."""
-        return f"{self.run.name}-{digest([essential(self), code_sha256])[:8]}"
+    def run_id(self, code_sha256: str, data_sha256: dict[str, str]) -> str:
+        """`<run.name>-<8 hex>`: the same config, code and data give the same id on every host."""
+        return f"{self.run.name}-{digest([essential(self), code_sha256, data_sha256])[:8]}"
 
 
 def digest(value: Any) -> str:

@@ -35,4 +35,6 @@ def essential(section: BaseModel) -> dict[str, Any]:
             del plain[name]
         elif isinstance(value, BaseModel):
             plain[name] = essential(value)
+        elif isinstance(value, dict):
+            plain[name] = {k: essential(v) if isinstance(v, BaseModel) else plain[name][k] for k, v in value.items()}
     return plain

@@ -73,10 +73,6 @@ class ProjectRoles(Resource):
     def destroy(self, world: World) -> None:
         self._rewrite(world, add=set())
 
-    def diff(self, seen: Absent | Self) -> Diff:
-        found = super().diff(seen)
-        return Diff("update", found.changes) if found else found
-
     def _rewrite(self, world: World, add: set[str]) -> None:
         """Bind the roles in `add` and unbind the rest of ours; another writer in between means: read again."""
         member = self._member(world)

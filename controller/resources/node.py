@@ -113,6 +113,17 @@ class Node(Resource):
             return
         wait_rpc(world, "tpu", operation, "projects.locations.operations.get")
 
+    def lost(self, world: World) -> str:
+        """Why this node, once READY, is so no more; empty while it is. A later incarnation does not count as it."""
+        seen = self.observe(world, {})
+        if isinstance(seen, Absent):
+            return "the node is gone"
+        if isinstance(seen, Pending):
+            return f"the node is {seen.why}"
+        if self.uid and seen.uid != self.uid:
+            return "the node was replaced"
+        return "" if seen.state == "READY" else f"the node is {seen.state.lower()}"
+
     def path(self, world: World) -> str:
         return f"{self._parent(world)}/nodes/{self.name}"
 

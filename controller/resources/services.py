@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar, Self
 
 from controller.operations import wait_rpc
-from controller.resource import Absent, Diff, Have, Resource, Scope
+from controller.resource import Diff, Have, Resource, Scope
 
 if TYPE_CHECKING:
     from controller.world import World
@@ -41,7 +41,3 @@ class Services(Resource):
 
     def destroy(self, world: World) -> None:
         """APIs stay enabled: others may use them, and an enabled API costs nothing."""
-
-    def diff(self, seen: Absent | Self) -> Diff:
-        found = super().diff(seen)
-        return Diff("update", found.changes) if found else found

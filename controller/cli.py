@@ -1,0 +1,142 @@
+"""The command line: `slipway [VERB] [--flags] [+experiment=NAME] [key=value ...]`.
+
+`key=value` is only ever config; options of a verb are flags. Flags never enter the config or a run's identity.
+"""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import importlib
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NoReturn
+
+from conf.schema import Config
+from controller.compose import OVERRIDE, compose
+from controller.errors import ConfigError, SlipwayError
+from controller.preflight import Finding, preflight
+
+VERBS = {
+    "up": "make the plan true, launch the program and follow it (the default)",
+    "plan": "show what would change, what it costs and what is wrong; changes nothing",
+    "status": "the pod, the run and its workers",
+    "logs": "what the program prints",
+    "verify": "compare code, packages, config, devices and network of all workers",
+    "cancel": "end the run; the pod stays",
+    "down": "delete the pod; --all: the network, the bucket and the rest too",
+    "localcloud": "the emulated cloud by hand: start, stop, wipe, env, requests",
+}
+EXAMPLES = """examples:
+  slipway +experiment=quickstart                       GRPO on an emulated v5litepod-16, on this machine
+  slipway plan +experiment=gemma2b_gsm8k               what would be created, and its price
+  slipway +experiment=gemma2b_gsm8k tpu.zone=us-west4-a optimizer.lr=1e-6
+  slipway logs --worker 3 --follow +experiment=gemma2b_gsm8k
+  slipway down +experiment=gemma2b_gsm8k
+"""
+
+
+@dataclass(frozen=True)
+class Command:
+    """A parsed command line."""
+
+    verb: str
+    flags: argparse.Namespace
+    overrides: tuple[str, ...]
+
+    def config(self) -> tuple[Config, list[Finding]]:
+        """The composed config and the findings of preflight, warnings and errors.
+
+        Raises:
+            ConfigError: the config is unusable; every problem at once, those between sections included.
+        """
+        config, problems = compose(self.overrides, extra_dir=Path.cwd() / "slipway")
+        findings = preflight(config) if config else []
+        if config is None or problems:
+            raise ConfigError([*problems, *(f for f in findings if f.severity == "error")])
+        return config, findings
+
+    def checked_config(self) -> Config:
+        """The config for a verb that acts: an error finding stops it, a warning is printed.
+
+        Raises:
+            ConfigError: every error finding.
+        """
+        config, findings = self.config()
+        if errors := [f for f in findings if f.severity == "error"]:
+            raise ConfigError(errors)
+        for finding in findings:
+            print(f"warning: {finding}", file=sys.stderr)
+        return config
+
+
+class _Parser(argparse.ArgumentParser):
+    """argparse, but a mistake is our kind of error."""
+
+    def error(self, message: str) -> NoReturn:
+        raise ConfigError(f"{message}; see slipway --help")
+
+
+def parse(argv: Sequence[str]) -> Command:
+    """Split a command line into verb, flags and overrides.
+
+    Raises:
+        ConfigError: an unknown verb or flag, with the nearest one.
+    """
+    overrides = tuple(a for a in argv if not a.startswith("-") and OVERRIDE.match(a) and ("=" in a or a[0] == "~"))
+    words = [a for a in argv if a not in overrides]
+    verb = next((w for w in words if not w.startswith("-")), "up")
+    if words and not words[0].startswith("-"):
+        words = words[1:]
+    else:
+        verb = "up"
+    if verb not in VERBS:
+        near = difflib.get_close_matches(verb, VERBS, n=1)
+        hint = f"did you mean {near[0]!r}? " if near else ""
+        raise ConfigError(f"{verb!r} is no verb; {hint}verbs: {', '.join(VERBS)} (config is key=value)")
+    return Command(verb, _parser(verb).parse_args(words), overrides)
+
+
+def _parser(verb: str) -> _Parser:
+    listing = "\n".join(f"  {name:<12}{words}" for name, words in VERBS.items())
+    parser = _Parser(
+        prog=f"slipway {verb}" if verb != "up" else "slipway",
+        usage=f"slipway {'[VERB]' if verb == 'up' else verb} [--flags] [+experiment=NAME] [key=value ...]",
+        description=f"{VERBS[verb]}\n\nverbs:\n{listing}",
+        epilog=EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument("--json", action="store_true", help="one JSON document (or JSON lines while following) on stdout")
+    if verb in ("up", "down", "cancel"):
+        parser.add_argument("--yes", action="store_true", help="do not ask")
+    if verb == "up":
+        parser.add_argument("--detach", action="store_true", help="return once the program has started")
+    if verb == "logs":
+        parser.add_argument("--worker", type=int, default=0, metavar="N", help="which worker (default 0)")
+        parser.add_argument("--follow", action="store_true", help="go on until the program ends")
+    if verb == "down":
+        parser.add_argument("--all", action="store_true", help="also the network, the bucket and the service account")
+    if verb == "localcloud":
+        parser.add_argument("action", choices=["start", "stop", "wipe", "env", "requests"])
+    return parser
+
+
+def run(argv: Sequence[str]) -> int:
+    """Parse and act; returns the exit code. Errors of ours are words on stderr, never a traceback."""
+    try:
+        command = parse(argv)
+        verb: Any = importlib.import_module(f"controller.verbs.{command.verb}")  # only this verb's imports are paid for
+        return verb.run(command)
+    except SlipwayError as error:
+        for line in error.problems if isinstance(error, ConfigError) else [str(error)]:
+            print(f"error: {line}", file=sys.stderr)
+        return error.exit_code
+    except KeyboardInterrupt:
+        print("interrupted; the same command goes on from here", file=sys.stderr)
+        return 130
+    except BrokenPipeError:  # the reader of our output has gone, as in `slipway logs | head`
+        sys.stderr.close()
+        return 0

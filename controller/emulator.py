@@ -1,0 +1,77 @@
+"""The emulated cloud, seen from outside: started as a program of its own, then reached over HTTP like Google.
+
+The controller never imports it.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import urllib.request
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from conf.pod import LocalCloud
+from controller.errors import ConfigError
+
+IDLE_EXIT_SECONDS = 600
+
+
+@dataclass(frozen=True)
+class Emulator:
+    """A running emulated cloud, as its `endpoint.json` describes it."""
+
+    state: Path
+    url: str
+    token: str
+    roots: dict[str, str]
+    project: str
+    ssh_config: Path
+
+    def post(self, name: str, body: dict[str, Any]) -> dict[str, Any]:
+        """A request to the emulator itself, which no real cloud has."""
+        return self._ask(name, json.dumps(body).encode())
+
+    def get(self, name: str) -> dict[str, Any]:
+        return self._ask(name, None)
+
+    def stop_if_empty(self) -> None:
+        """Nothing is left running on this machine once the last node is deleted; the state stays on disk."""
+        if not any(self.get("state")[kind] for kind in ("node", "queued")):
+            command(["stop"], self.state)
+
+    def _ask(self, name: str, body: bytes | None) -> dict[str, Any]:
+        headers = {"Authorization": f"Bearer {self.token}", "Content-Type": "application/json"}
+        request = urllib.request.Request(f"{self.url}/emulator/{name}", data=body, headers=headers)  # noqa: S310 - loopback
+        with urllib.request.urlopen(request, timeout=30) as answer:  # noqa: S310
+            return json.load(answer)
+
+
+def state_folder(state_dir: str) -> Path:
+    return Path(state_dir).expanduser() / "localcloud"
+
+
+def ensure_running(cloud: LocalCloud, state_dir: str) -> Emulator:
+    """Start the emulated cloud unless it runs already.
+
+    Raises:
+        ConfigError: in its own words, when it cannot start: port in use, state folder not writable.
+    """
+    folder = state_folder(state_dir)
+    seconds = f"--operation-seconds={cloud.operation_seconds}"
+    idle = f"--idle-exit={IDLE_EXIT_SECONDS}"
+    status, words = command(["start", f"--port={cloud.port}", seconds, idle], folder)
+    if status != 0:
+        raise ConfigError(words.strip() or "the emulated cloud did not start")
+    found = json.loads((folder / "endpoint.json").read_text())
+    return Emulator(folder, found["url"].rstrip("/"), found["token"], found["roots"], found["project"], Path(found["ssh_config"]))
+
+
+def command(arguments: Sequence[str], folder: Path, *, show: bool = False) -> tuple[int, str]:
+    """Run `python -m controller.localcloud VERB --state FOLDER`; returns its exit code and stderr."""
+    argv = [sys.executable, "-P", "-m", "controller.localcloud", arguments[0], f"--state={folder}", *arguments[1:]]
+    done = subprocess.run(argv, stdout=None if show else subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, check=False)
+    return done.returncode, done.stderr

@@ -1,0 +1,155 @@
+"""Follow a run that is under way: stream every worker's log and metrics, and notice how it ends.
+
+One thread per worker reads its agent's stream into a queue; this thread reads the queue and, now and then, asks for
+the node's state. A stream that breaks is taken up again where it stopped.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from controller.clock import Interrupted
+from controller.resources.node import Node
+from controller.ssh import Fleet, WorkerError
+from controller.world import World
+
+STRAGGLER_SECONDS = 15.0
+"""After one worker has failed, the others are given this long to end by themselves; JAX may hang for minutes."""
+LOST_SECONDS = 120.0
+"""A worker that cannot be reached for this long, on a node that is READY, is lost."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How an attempt ended. `ends` holds the last state of each worker that ended, in the order they ended."""
+
+    kind: Literal["finished", "failed", "preempted"]
+    words: str = ""
+    ends: tuple[tuple[int, dict[str, Any]], ...] = ()
+
+    @property
+    def first_failure(self) -> tuple[int, dict[str, Any]] | None:
+        """The worker that failed first, by its own clock: its log is the one to read."""
+        failed = [(w, e) for w, e in self.ends if e["code"] != 0]
+        return min(failed, key=lambda item: item[1].get("ended") or float("inf"), default=None)
+
+
+@dataclass
+class _Stream:
+    """How far one worker's stream has been read."""
+
+    log_offset: int = 0
+    metrics_offset: int = 0
+    lost_since: float | None = None
+    end: dict[str, Any] | None = None
+
+
+@dataclass
+class Follower:
+    """Follows one attempt of a run on one incarnation of the pod."""
+
+    world: World
+    node: Node
+    fleet: Fleet
+    run_id: str
+    attempt: int
+    poll_seconds: float
+    _queue: queue.Queue[tuple[int, dict[str, Any]]] = field(default_factory=queue.Queue)
+    _stopping: threading.Event = field(default_factory=threading.Event)
+
+    def follow(self) -> Outcome:
+        """Block until the attempt has ended, however it ends. KeyboardInterrupt leaves the run alone."""
+        streams = [_Stream() for _ in self.node.endpoints]
+        threads = [
+            threading.Thread(target=self._read, args=(worker, stream), daemon=True, name=f"follow-{worker}")
+            for worker, stream in enumerate(streams)
+        ]
+        for thread in threads:
+            thread.start()
+        try:
+            return self._wait(streams)
+        finally:
+            self._stopping.set()
+
+    def _wait(self, streams: list[_Stream]) -> Outcome:
+        poll_again = self.world.clock.deadline(self.poll_seconds)
+        given_up: Callable[[], bool] | None = None
+        ends: list[tuple[int, dict[str, Any]]] = []
+        while True:
+            try:
+                worker, line = self._queue.get(timeout=min(self.poll_seconds, 0.5))
+            except queue.Empty:
+                worker, line = -1, {}
+            if "end" in line:
+                ends.append((worker, line["end"]))
+                if line["end"]["code"] != 0 and given_up is None:
+                    given_up = self.world.clock.deadline(STRAGGLER_SECONDS)
+                    poll_again = self.world.clock.deadline(0)
+            elif line:
+                self._tell(worker, line)
+            if len(ends) == len(streams):
+                return self._verdict(ends)
+            if given_up is not None and given_up():
+                self.fleet.call_all("stop", {"run_id": self.run_id, "attempt": self.attempt, "grace_seconds": 5.0})
+                given_up = self.world.clock.deadline(STRAGGLER_SECONDS)
+            if poll_again() or "lost" in line:
+                poll_again = self.world.clock.deadline(self.poll_seconds)
+                if gone := self.node.lost(self.world):
+                    return Outcome("preempted", gone, tuple(ends))
+                if lost := self._lost(streams):
+                    return Outcome("failed", lost, tuple(ends))
+
+    def _verdict(self, ends: list[tuple[int, dict[str, Any]]]) -> Outcome:
+        if all(end["code"] == 0 for _, end in ends):
+            return Outcome("finished", ends=tuple(ends))
+        if gone := self.node.lost(self.world):  # a VM that is taken away kills its program first
+            return Outcome("preempted", gone, tuple(ends))
+        return Outcome("failed", ends=tuple(ends))
+
+    def _lost(self, streams: list[_Stream]) -> str:
+        now = self.world.clock.now()
+        lost = [i for i, s in enumerate(streams) if s.lost_since and not s.end and now - s.lost_since > LOST_SECONDS]
+        return f"no SSH to worker {', '.join(map(str, lost))} for {LOST_SECONDS:.0f} s" if lost else ""
+
+    def _tell(self, worker: int, line: dict[str, Any]) -> None:
+        if "metrics" in line and worker == 0:
+            self.world.events.emit("metrics", self.run_id, **line["metrics"])
+        elif "log" in line:
+            self.world.events.emit("log", self.run_id, line["log"], worker=worker)
+        elif "warning" in line or "lost" in line:
+            self.world.events.emit("note", self.run_id, f"worker {worker}: {line.get('warning') or line['lost']}")
+
+    def _read(self, worker: int, stream: _Stream) -> None:
+        """Read one worker's stream until it ends, taking it up again after every break."""
+        while not self._stopping.is_set() and stream.end is None:
+            payload = {
+                "run_id": self.run_id,
+                "attempt": self.attempt,
+                "log_offset": stream.log_offset,
+                "metrics_offset": stream.metrics_offset,
+            }
+            try:
+                for line in self.fleet.stream(worker, "watch", payload):
+                    stream.lost_since = None
+                    if "log" in line:
+                        stream.log_offset = line["offset"]
+                    elif "metrics" in line:
+                        stream.metrics_offset = line["offset"]
+                    elif "end" in line:
+                        stream.end = line["end"]
+                    self._queue.put((worker, line))
+                    if self._stopping.is_set():
+                        return
+            except WorkerError as error:
+                if stream.lost_since is None:
+                    stream.lost_since = self.world.clock.now()
+                    self._queue.put((worker, {"lost": str(error)}))
+            try:
+                if stream.end is None:
+                    self.world.clock.sleep(self.world.pace)
+            except Interrupted:
+                return

@@ -1,0 +1,91 @@
+"""The record of a run in the bucket: `runs/<id>/` with plan, launches, per-worker exits and logs, and the result.
+
+Objects that must exist once are created with a generation precondition, so that two controllers cannot both win.
+https://cloud.google.com/storage/docs/request-preconditions
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from controller.google import Conflict, Google, NotFound
+
+
+@dataclass(frozen=True)
+class Launch:
+    """One start of the program on one incarnation of the pod."""
+
+    attempt: int
+    node_uid: str
+    time: float
+
+
+@dataclass(frozen=True)
+class Result:
+    """How a run ended. `summary` is what the program left in summary.json."""
+
+    run_id: str
+    outcome: str
+    attempts: int
+    ended: float
+    seconds: float
+    summary: dict[str, Any] = field(default_factory=dict)
+
+
+class Ledger:
+    """Reads and writes the record of one run."""
+
+    def __init__(self, google: Google, bucket: str, run_id: str) -> None:
+        self._google, self.bucket, self.run_id = google, bucket, run_id
+        self.prefix = f"runs/{run_id}"
+
+    def result(self) -> Result | None:
+        """None while the run has not ended well, or when there is no such run."""
+        content = self._read("result.json")
+        return None if content is None else Result(**json.loads(content))
+
+    def finish(self, result: Result) -> None:
+        """Record the end; the first one counts."""
+        self._create("result.json", json.dumps(asdict(result), indent=1))
+
+    def launches(self) -> list[Launch]:
+        """Every launch, oldest first."""
+        try:
+            items = list(
+                self._google.pages(
+                    "storage", "objects.list", "items", bucket=self.bucket, prefix=f"{self.prefix}/launches/"
+                )
+            )
+        except NotFound:
+            return []
+        found = [Launch(**json.loads(self._google.download(self.bucket, item["name"]))) for item in items]
+        return sorted(found, key=lambda launch: launch.attempt)
+
+    def record(self, launch: Launch) -> bool:
+        """Record a launch before it is made; False if another controller recorded this attempt first."""
+        return self._create(f"launches/{launch.attempt:04d}.json", json.dumps(asdict(launch)))
+
+    def write(self, name: str, text: str) -> None:
+        """Write a document that describes the run, replacing an older one."""
+        self._google.upload(self.bucket, f"{self.prefix}/{name}", text.encode())
+
+    def log_object(self, worker: int, attempt: int) -> str:
+        return f"{self.prefix}/logs/attempt-{attempt}/worker-{worker}.log"
+
+    def exit_object(self, worker: int, attempt: int) -> str:
+        return f"{self.prefix}/logs/attempt-{attempt}/worker-{worker}.exit.json"
+
+    def _read(self, name: str) -> bytes | None:
+        try:
+            return self._google.download(self.bucket, f"{self.prefix}/{name}")
+        except NotFound:
+            return None
+
+    def _create(self, name: str, text: str) -> bool:
+        try:
+            self._google.upload(self.bucket, f"{self.prefix}/{name}", text.encode(), generation=0)
+        except Conflict:
+            return False
+        return True

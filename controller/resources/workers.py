@@ -1,0 +1,232 @@
+"""What must be true on every worker of the pod: reachable, its venv, the code, run.yaml, and all of them verified.
+
+Each kind holds one value per worker. A worker that cannot be reached is a value too, and only workers that differ are
+acted on, all at once.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, ClassVar, Self
+
+from conf.pod import Env
+from controller.errors import WrongDevices
+from controller.ssh import Answer, WorkersFailed, failures
+from controller.resource import Absent, Diff, Have, Resource, Scope
+from controller.resources.code import CodeArchive
+
+if TYPE_CHECKING:
+    from controller.ssh import Fleet
+    from controller.world import World
+
+PEER_PORT = 8476
+"""Where worker 0 listens while the others try to reach it; the port `jax.distributed` uses by default on TPU."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class OnWorkers(Resource):
+    """Something of which every worker of a node has its own."""
+
+    scope: ClassVar[Scope] = "pod"
+    node: str = field(compare=False)
+
+    def fleet(self, world: World, have: Have) -> Fleet:
+        return world.fleet(have[self.node])
+
+    def ask(self, world: World, have: Have, read: Callable[[dict[str, Any]], Any], **payload: Any) -> tuple[Any, ...]:
+        """`read` of every worker's observation; a worker that does not answer yields its error."""
+        answers = self.fleet(world, have).call_all("observe", payload)
+        return tuple(read(a) if isinstance(a, dict) else str(a) for a in answers)
+
+    def act(self, world: World, have: Have, command: str, payload: dict[str, Any], diff: Diff, name: str) -> None:
+        """Send `command` to the workers on which the field `name` differs.
+
+        Raises:
+            WorkersFailed: what the workers that could not do it said.
+        """
+        change = next(c for c in diff.changes if c.field == name)
+        old = change.old or (None,) * len(change.new)
+        differing = [i for i, (was, wanted) in enumerate(zip(old, change.new, strict=True)) if was != wanted]
+        raise_failures(self.fleet(world, have).call_all(command, payload, workers=differing), f"{self.title}: {command}")
+
+    def destroy(self, world: World) -> None:
+        """Goes with its node."""
+
+
+def raise_failures(answers: list[Answer], what: str) -> None:
+    if failed := failures(answers):
+        raise WorkersFailed(f"{what} failed: " + "; ".join(map(str, failed)), failed)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SshAccess(OnWorkers):
+    """Every worker answers over SSH, with the host key Google vouches for, and has this version of the agent."""
+
+    kind: ClassVar[str] = "ssh"
+    reachable: tuple[str, ...]
+
+    @property
+    def title(self) -> str:
+        return f"SSH to {len(self.reachable)} workers"
+
+    def observe(self, world: World, have: Have) -> Absent | Self:
+        if world.ssh_key_line() not in have[self.node].ssh_keys.splitlines():
+            return Absent()
+        return replace(self, reachable=self.ask(world, have, lambda _: "yes"))
+
+    def apply(self, world: World, have: Have, diff: Diff) -> None:
+        node = have[self.node]
+        if world.ssh_key_line() not in node.ssh_keys.splitlines():
+            world.add_ssh_key(node)
+        raise_failures(self.fleet(world, have).warm_up(), self.title)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Venv(OnWorkers):
+    """The virtual environment: the same packages on every worker, unaltered since it was made."""
+
+    kind: ClassVar[str] = "venv"
+    env: Env = field(compare=False)
+    requirements: str = field(compare=False)
+    intact: tuple[bool, ...]
+
+    @classmethod
+    def wanted_on(cls, workers: int, env: Env, requirements: str, **placing: Any) -> Self:
+        key = hashlib.sha256(f"{env.python}\n{requirements}".encode()).hexdigest()
+        name = "image" if env.packages == "image" else key
+        return cls(name=name, env=env, requirements=requirements, intact=(True,) * workers, **placing)
+
+    @property
+    def title(self) -> str:
+        what = "the image's packages" if self.env.packages == "image" else f"{self.requirements.count('==')} packages"
+        return f"venv: Python with {what}"
+
+    @property
+    def fingerprint_argument(self) -> str:
+        """How the agent is told which venv."""
+        return self.name
+
+    def observe(self, world: World, have: Have) -> Self:
+        seen = self.ask(world, have, lambda a: bool(a["venv"] and a["venv"]["ok"]), venv=self.name)
+        return replace(self, intact=seen)
+
+    def apply(self, world: World, have: Have, diff: Diff) -> None:
+        payload = {
+            "packages": self.env.packages,
+            "fingerprint": self.name,
+            "python": self.env.python,
+            "requirements": self.requirements,
+        }
+        self.act(world, have, "install_venv", payload, diff, "intact")
+
+
+@dataclass(frozen=True, kw_only=True)
+class WorkerCode(OnWorkers):
+    """The code, unpacked; hashed anew at every look, so that one altered byte shows."""
+
+    kind: ClassVar[str] = "worker code"
+    bucket: str = field(compare=False)
+    archive: CodeArchive = field(compare=False)
+    tree: tuple[str, ...]
+
+    @property
+    def title(self) -> str:
+        return f"code on {len(self.tree)} workers"
+
+    def observe(self, world: World, have: Have) -> Self:
+        return replace(self, tree=self.ask(world, have, lambda a: a["code"], code=self.name))
+
+    def apply(self, world: World, have: Have, diff: Diff) -> None:
+        payload = {
+            "bucket": self.bucket,
+            "object": self.archive.object,
+            "sha256": self.archive.snapshot.archive_sha256,
+            "tree": self.name,
+        }
+        self.act(world, have, "install_code", payload, diff, "tree")
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunConfig(OnWorkers):
+    """run.yaml and the environment of the program, byte for byte the same on every worker."""
+
+    kind: ClassVar[str] = "run config"
+    text: str = field(compare=False)
+    variables: tuple[tuple[str, str], ...] = field(compare=False)
+    sha256: tuple[str, ...]
+
+    @classmethod
+    def wanted_on(cls, workers: int, run_id: str, text: str, variables: dict[str, str], **placing: Any) -> Self:
+        sha256 = hashlib.sha256(text.encode()).hexdigest()
+        pairs = tuple(sorted(variables.items()))
+        return cls(name=run_id, text=text, variables=pairs, sha256=(sha256,) * workers, **placing)
+
+    @property
+    def title(self) -> str:
+        return f"run.yaml on {len(self.sha256)} workers"
+
+    def observe(self, world: World, have: Have) -> Self:
+        return replace(self, sha256=self.ask(world, have, lambda a: a["config"], run_id=self.name))
+
+    def apply(self, world: World, have: Have, diff: Diff) -> None:
+        payload = {"run_id": self.name, "text": self.text, "env": dict(self.variables)}
+        self.act(world, have, "write_config", payload, diff, "sha256")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Verified(OnWorkers):
+    """The devices JAX finds on each worker, and whether each reaches worker 0; probed once per boot of the VMs."""
+
+    kind: ClassVar[str] = "verified"
+    venv: str = field(compare=False)
+    backend: str = field(compare=False)
+    probe_devices: bool = field(compare=False)
+    devices: tuple[int, ...]
+    reach_worker_0: tuple[bool, ...]
+
+    @property
+    def title(self) -> str:
+        return f"verify {len(self.devices)} workers: devices, network"
+
+    def observe(self, world: World, have: Have) -> Self:
+        answers = self.fleet(world, have).call_all("observe", {})
+        raise_failures(answers, self.title)
+        rows = [a for a in answers if isinstance(a, dict)]
+        found = tuple(_devices(row, self.backend) for row in rows)
+        return replace(
+            self,
+            devices=found if self.probe_devices else self.devices,
+            reach_worker_0=tuple(bool(row["peers"] and row["peers"]["reachable"]) for row in rows),
+        )
+
+    def apply(self, world: World, have: Have, diff: Diff) -> None:
+        fleet = self.fleet(world, have)
+        addresses = [endpoint.internal for endpoint in have[self.node].endpoints]
+        payloads = [{"index": i, "addresses": addresses, "port": PEER_PORT} for i in range(len(addresses))]
+        answers = fleet.call_all("probe_peers", payloads)
+        raise_failures(answers, self.title)
+        cut_off = [f"worker {i}: {a['detail']}" for i, a in enumerate(answers) if not _reachable(a)]
+        if cut_off:
+            raise WorkersFailed(
+                "the workers do not reach each other; is there a firewall rule that allows tcp inside the subnet? "
+                + "; ".join(cut_off), []
+            )  # fmt: skip
+        if not self.probe_devices:
+            return
+        answers = fleet.call_all("probe_devices", {"venv": self.venv})
+        raise_failures(answers, self.title)
+        rows = [a for a in answers if isinstance(a, dict)]
+        if any((r["local_devices"], r["backend"]) != (n, self.backend) for r, n in zip(rows, self.devices, strict=True)):
+            table = "; ".join(f"worker {i}: {r['local_devices']} {r['backend']}" for i, r in enumerate(rows))
+            raise WrongDevices(f"each worker should have {self.devices[0]} {self.backend} devices, but {table}")
+
+
+def _devices(row: dict[str, Any], backend: str) -> int | None:
+    known = row["devices"]
+    return known["local_devices"] if known and known["backend"] == backend else None
+
+
+def _reachable(answer: Answer) -> bool:
+    return isinstance(answer, dict) and bool(answer["reachable"])

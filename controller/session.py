@@ -1,0 +1,54 @@
+"""What the verbs share: a config, its plan, an open way to the cloud, and the pod if it is there."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from controller.connect import connect, project_of
+from controller.ledger import Ledger
+from controller.plan import Plan, build
+from controller.resource import Absent, Pending
+from controller.resources.node import Node
+from controller.world import World
+
+if TYPE_CHECKING:
+    from controller.cli import Command
+    from controller.emulator import Emulator
+    from controller.ssh import Fleet
+
+
+@dataclass(frozen=True)
+class Session:
+    """An opened plan."""
+
+    plan: Plan
+    world: World
+    ledger: Ledger
+    emulator: Emulator | None
+
+    def node(self) -> Absent | Pending | Node:
+        """The pod as it is now."""
+        return self.plan.node.observe(self.world, {})
+
+    def fleet(self) -> Fleet | None:
+        """SSH to the pod's workers, or None while there is no pod that is READY."""
+        node = self.node()
+        return self.world.fleet(node) if isinstance(node, Node) and node.state == "READY" else None
+
+
+@contextmanager
+def session(command: Command) -> Iterator[Session]:
+    """Open what the command names and close it again; an emulated cloud that holds no node is put to sleep."""
+    config = command.checked_config()
+    plan = build(config, project_of(config), Path.cwd())
+    world, emulator = connect(config)
+    try:
+        yield Session(plan, world, Ledger(world.google, plan.bucket, plan.run_id), emulator)
+    finally:
+        world.close()
+        if emulator is not None:
+            emulator.stop_if_empty()

@@ -1,0 +1,29 @@
+"""`slipway cancel`: end the run on every worker. The pod stays, and so does what the run has saved."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+from controller.launch import alive, stop
+from controller.session import session
+
+if TYPE_CHECKING:
+    from controller.cli import Command
+
+
+def run(command: Command) -> int:
+    with session(command) as now:
+        run_id, fleet = now.plan.run_id, now.fleet()
+        running = alive(fleet) if fleet is not None else set()
+        cancelled = run_id in running
+        if fleet is not None and cancelled:
+            stop(fleet, run_id)
+    if command.flags.json:
+        print(json.dumps({"run": run_id, "cancelled": cancelled, "running": sorted(running)}))
+    elif cancelled:
+        print(f"{run_id} is cancelled; the pod stays: `slipway up` goes on, `slipway down` deletes it")
+    else:
+        others = f"; running there: {', '.join(sorted(running))}" if running else ""
+        print(f"{run_id} is not running{others}")
+    return 0

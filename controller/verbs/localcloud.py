@@ -1,0 +1,30 @@
+"""`slipway localcloud start|stop|wipe|env|requests`: the emulated cloud by hand."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING
+
+from conf.pod import LocalCloud
+from controller import emulator
+from controller.compose import compose
+from controller.connect import connect
+from controller.errors import ConfigError
+
+if TYPE_CHECKING:
+    from controller.cli import Command
+
+
+def run(command: Command) -> int:
+    config, problems = compose([*command.overrides, "cloud=local"])
+    if config is None or problems:
+        raise ConfigError(problems)
+    assert isinstance(config.cloud, LocalCloud)
+    action = command.flags.action
+    if action == "start":
+        _, running = connect(config)
+        print(f"the emulated cloud is at {running.url if running else '?'}; `slipway localcloud env` prints the exports")
+        return 0
+    status, words = emulator.command([action], emulator.state_folder(config.run.state_dir), show=True)
+    sys.stderr.write(words)
+    return status

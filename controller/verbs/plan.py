@@ -1,0 +1,93 @@
+"""`slipway plan`: what `up` would do, what it costs, and every mistake the config holds. Changes nothing."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from controller.connect import NO_PROJECT, connect, project_of
+from controller.plan import Plan, build
+from controller.preflight import Finding
+from controller.preview import Row, preview
+from controller.resource import Unknown
+
+if TYPE_CHECKING:
+    from controller.cli import Command
+
+SIGNS = {"none": "=", "create": "+", "update": "~", "replace": "±", "wait": "…", "unknown": "?"}
+
+
+def run(command: Command) -> int:
+    config, findings = command.config()
+    plan = build(config, project_of(config), Path.cwd())
+    if plan.project == NO_PROJECT:
+        words = "no project; set cloud.project, or run `gcloud config set project ID`"
+        findings = [*findings, Finding("project", "warning", "cloud.project", words)]
+    world, _ = connect(config)
+    try:
+        rows = preview(plan.resources, world)
+    finally:
+        world.close()
+    if command.flags.json:
+        print(json.dumps(as_document(plan, rows, findings), indent=1))
+    else:
+        print("\n".join(as_lines(plan, rows, findings)))
+    return 2 if any(f.severity == "error" for f in findings) else 0
+
+
+def hourly(plan: Plan) -> float | None:
+    """List price of the pod in USD per hour; None on the emulated cloud or where the table has no price."""
+    tpu = plan.config.tpu
+    if plan.config.cloud.kind == "local":
+        return None
+    return plan.config.topology.usd_per_hour(tpu.zone, spot=tpu.capacity == "spot")
+
+
+def as_lines(plan: Plan, rows: list[Row], findings: list[Finding]) -> list[str]:
+    """The plan for people."""
+    tpu, topology = plan.config.tpu, plan.config.topology
+    lines = [
+        f"run      {plan.run_id}",
+        f"pod      {plan.node.name}: {tpu.accelerator_type}, {topology.workers} workers, {topology.devices} devices, "
+        f"{tpu.capacity} in {tpu.zone}",
+        f"results  gs://{plan.bucket}/runs/{plan.run_id}",
+    ]
+    if plan.config.cloud.kind == "local":
+        lines.append("price    nothing: the cloud is emulated on this machine")
+    else:
+        price = hourly(plan)
+        lines.append(f"price    ${price:.2f} per hour, list price" if price else "price    not known for this zone")
+    lines.append("")
+    whys: dict[str, None] = {}
+    for row in rows:
+        lines.append(f"  {SIGNS[row.action]} {row.action:<8} {row.resource.title}")
+        if row.action in ("update", "replace") and row.diff:
+            lines += [f"               {change}" for change in row.diff.changes]
+        if isinstance(row.seen, Unknown):
+            whys[row.seen.why] = None
+    lines += ["", *(f"unknown: {why}" for why in whys)] if whys else []
+    if findings:
+        lines += ["", *(f"{f.severity}: {f}" for f in findings)]
+    return lines
+
+
+def as_document(plan: Plan, rows: list[Row], findings: list[Finding]) -> dict[str, Any]:
+    """The plan for programs."""
+    return {
+        "run": plan.run_id,
+        "pod": plan.node.name,
+        "bucket": plan.bucket,
+        "usd_per_hour": hourly(plan),
+        "resources": [
+            {
+                "id": row.resource.id,
+                "title": row.resource.title,
+                "action": row.action,
+                "changes": [str(c) for c in row.diff.changes] if row.diff and row.action != "create" else [],
+                **({"why": row.seen.why} if isinstance(row.seen, Unknown) else {}),
+            }
+            for row in rows
+        ],
+        "findings": [{"check": f.check, "severity": f.severity, "key": f.key, "words": f.words} for f in findings],
+    }

@@ -1,0 +1,188 @@
+"""`slipway up`: make the plan true, launch, follow, and start again from the last checkpoint when the pod is lost.
+
+Recovery is reconcile in a loop: a preempted node is one more difference. A finished run is reported and nothing is
+touched, though its pod is gone.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import yaml
+
+from conf.pod import LocalCloud
+from controller.connect import NO_PROJECT, connect, project_of
+from controller.errors import BudgetSpent, ConfigError, ProgramFailed, SlipwayError, WorkersDisagree, WrongDevices
+from controller.events import record_to
+from controller.follow import Follower, Outcome
+from controller.launch import alive, launch, stop
+from controller.ledger import Ledger, Result
+from controller.plan import Plan, build
+from controller.reconcile import destroy, reconcile
+from controller.resource import Absent, Resource
+from controller.resources.node import Node
+from controller.ssh import Fleet, WorkersFailed
+from controller.verbs.plan import hourly
+from controller.view import View
+from controller.world import World
+
+if TYPE_CHECKING:
+    from controller.cli import Command
+    from controller.emulator import Emulator
+
+TAIL_LINES = 25
+PROGRAM_EXITS: dict[int, type[SlipwayError]] = {3: WrongDevices, 4: WorkersDisagree}
+
+
+def run(command: Command) -> int:
+    config = command.checked_config()
+    if project_of(config) == NO_PROJECT:
+        raise ConfigError("cloud.project: is not set; set it, or run `gcloud config set project ID`, or use cloud=local")
+    plan = build(config, project_of(config), Path.cwd())
+    world, emulator = connect(config)
+    ledger = Ledger(world.google, plan.bucket, plan.run_id)
+    try:
+        with View(plan, json_lines=command.flags.json) as view:
+            world.events.listen(view)
+            result = ledger.result()
+            if result is not None:
+                view.finished(result, again=True)
+                return 0
+            _confirm_price(command, plan, world, view)
+            world.events.listen(record_to(world.state / "runs" / plan.run_id / "events.jsonl"))
+            if emulator is not None:
+                _script_faults(emulator, plan)
+            result = Up(command, plan, world, ledger, view).run()
+            if result is not None:
+                view.finished(result)
+        return 0
+    finally:
+        world.close()
+        if emulator is not None:
+            emulator.stop_if_empty()
+
+
+class Up:
+    """One `up` of one run."""
+
+    def __init__(self, command: Command, plan: Plan, world: World, ledger: Ledger, view: View) -> None:
+        self.command, self.plan, self.world, self.ledger, self.view = command, plan, world, ledger, view
+
+    def run(self) -> Result | None:
+        """Returns the result, or None when detached from a run that goes on."""
+        for _ in range(self.plan.config.recovery.max_preemptions + 1):
+            outcome, attempt = self._attempt()
+            if outcome is None:
+                return None
+            if outcome.kind == "finished":
+                return self._finish(outcome, attempt)
+            if outcome.kind == "failed":
+                self._fail(outcome)
+            self._note(f"preempted: {outcome.words}; replacing it and going on from the last checkpoint")
+        raise BudgetSpent(
+            f"the pod was taken away more than {self.plan.config.recovery.max_preemptions} times; "
+            "raise recovery.max_preemptions, and `up` goes on from the last checkpoint"
+        )
+
+    def _attempt(self) -> tuple[Outcome | None, int]:
+        """Reconcile, launch and follow once. The outcome is None when detached."""
+        plan, world = self.plan, self.world
+        try:
+            node: Node = reconcile(plan.resources, world)[plan.node.id]
+            fleet = world.fleet(node)
+            self._free_the_pod(fleet)
+            self._document()
+            started, was_running = launch(plan, self.ledger, node, fleet, world.clock)
+        except WorkersFailed:
+            # A worker that stopped answering on a node that is no longer ready was taken away, not broken.
+            if not (why := plan.node.lost(world)):
+                raise
+            return Outcome("preempted", why), 0
+        verb = "re-attached to" if was_running else "launched"
+        self._note(f"{verb} attempt {started.attempt} on {plan.node.workers} workers")
+        if self.command.flags.detach:
+            return None, started.attempt
+        poll = plan.config.recovery.poll_seconds if world.billed else world.pace
+        try:
+            return Follower(world, node, fleet, plan.run_id, started.attempt, poll).follow(), started.attempt
+        except KeyboardInterrupt:
+            self.view.detached()
+            return None, started.attempt
+
+    def _free_the_pod(self, fleet: Fleet) -> None:
+        """One program at a time: another run on this pod is stopped if the user says so."""
+        for other in alive(fleet) - {self.plan.run_id}:
+            question = f"{other} is running on this pod. Stop it and start {self.plan.run_id}?"
+            if not self.view.ask(question, self.command.flags.yes):
+                raise ConfigError(f"the pod is busy with {other}; wait for it, cancel it, or say --yes to replace it")
+            stop(fleet, other)
+            self._note(f"stopped {other}")
+
+    def _document(self) -> None:
+        """Put beside the results what made them."""
+        content = {
+            "run": self.plan.run_id,
+            "overrides": list(self.command.overrides),
+            "code_sha256": self.plan.snapshot.sha256,
+            "config": self.plan.config.model_dump(mode="json"),
+        }
+        self.ledger.write("plan.yaml", yaml.safe_dump(content, sort_keys=False))
+        self.ledger.write("run.yaml", self.plan.run_yaml)
+
+    def _finish(self, outcome: Outcome, attempt: int) -> Result:
+        """Record the result, then let the pod go if the policy says so."""
+        now = self.world.clock.now()
+        started = self.ledger.launches()[0].time
+        summary: dict[str, Any] = next((e["summary"] for w, e in sorted(outcome.ends) if e["summary"]), {})
+        result = Result(self.plan.run_id, "finished", attempt, now, round(now - started, 1), summary)
+        self.ledger.finish(result)
+        if self.plan.config.cleanup.on_success == "delete":
+            destroy(self._pod(), self.world)
+        return result
+
+    def _fail(self, outcome: Outcome) -> None:
+        """Show the worker that failed first, and end with the exit code that its own names."""
+        if self.plan.config.cleanup.on_failure == "delete":
+            destroy(self._pod(), self.world)
+        if outcome.first_failure is None:
+            raise ProgramFailed(outcome.words)
+        worker, end = outcome.first_failure
+        others = [f"worker {w} {_how(e)}" for w, e in outcome.ends if w != worker and e["code"] != 0]
+        tail = "\n".join(end["log_tail"].splitlines()[-TAIL_LINES:])
+        words = [tail, f"worker {worker} {_how(end)}; it failed first", *(["; ".join(others)] if others else [])]
+        words.append(f"logs: gs://{self.plan.bucket}/{self.ledger.prefix}/logs/; an edited line and `up` start anew")
+        raise PROGRAM_EXITS.get(end["code"] or 1, ProgramFailed)("\n".join(words))
+
+    def _pod(self) -> list[Resource]:
+        return [replace(self.plan.node, needs=())]
+
+    def _note(self, words: str) -> None:
+        self.world.events.emit("note", self.plan.run_id, words)
+
+
+def _how(end: dict[str, Any]) -> str:
+    if end["signal"]:
+        return f"was ended by {end['signal']}"
+    return f"ended with code {end['code']}" if end["code"] is not None else f"was lost ({end['error']})"
+
+
+def _confirm_price(command: Command, plan: Plan, world: World, view: View) -> None:
+    """Ask before the first thing that is billed; a pod that is there already is paid for."""
+    if not world.billed or not isinstance(plan.node.observe(world, {}), Absent):
+        return
+    price = hourly(plan)
+    cost = f"${price:.2f} per hour (list price)" if price else "an unknown price"
+    if not view.ask(f"Create {plan.node.title} for {cost}?", command.flags.yes):
+        raise ConfigError("nothing was created; say --yes to go on without being asked")
+
+
+def _script_faults(emulator: Emulator, plan: Plan) -> None:
+    """Tell the emulated cloud of the misfortune that the config scripts; the same script counts once per run."""
+    faults = list(plan.config.cloud.faults) if isinstance(plan.config.cloud, LocalCloud) else []
+    if faults:
+        key = hashlib.sha256(json.dumps([plan.run_id, faults], sort_keys=True).encode()).hexdigest()
+        emulator.post("faults", {"key": key, "faults": faults})

@@ -1,0 +1,164 @@
+"""What people see while `up` works: one line per step with its duration, then the training line.
+
+On a terminal the steps under way and the training line are redrawn in place; elsewhere every fact is one plain line.
+With --json each event is one JSON line on stdout, and words for people go to stderr.
+"""
+
+from __future__ import annotations
+
+import sys
+from types import TracebackType
+from typing import Any, Self
+
+from controller.events import Event
+from controller.ledger import Result
+from controller.plan import Plan
+
+PLAIN_SECONDS = 10.0
+"""How often the training line is printed where it cannot be redrawn."""
+SHOWN = ("loss", "accuracy", "reward_mean", "pass_at_k", "entropy", "kl")
+DONE = {"create": "created", "update": "updated", "replace": "replaced", "delete": "deleted", "none": "as wanted"}
+
+
+class View:
+    """A listener for events; enter it for as long as it may draw."""
+
+    def __init__(self, plan: Plan, *, json_lines: bool) -> None:
+        from rich.console import Console
+
+        self._plan, self._json = plan, json_lines
+        self._console = Console(stderr=json_lines, highlight=False, soft_wrap=True)
+        self._live: Any = None
+        self._under_way: dict[str, tuple[float, str]] = {}
+        self._training = ""
+        self._last_plain = 0.0
+        self._last_step: tuple[float, float] | None = None
+
+    def __enter__(self) -> Self:
+        if self._console.is_terminal and not self._json:
+            from rich.live import Live
+
+            self._live = Live(console=self._console, refresh_per_second=4, transient=True, get_renderable=self._moving)
+            self._live.__enter__()
+        where = "the emulated cloud" if self._plan.config.cloud.kind == "local" else self._plan.project
+        self._print(f"[bold]{self._plan.run_id}[/] on {self._plan.node.name} ({where})")
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None) -> None:
+        if self._live is not None:
+            self._live.__exit__(kind, value, trace)
+            self._live = None
+
+    def __call__(self, event: Event) -> None:
+        if self._json:
+            print(event.as_json(), flush=True)
+        if event.kind == "step_started":
+            self._under_way.setdefault(event.subject, (event.time, event.data.get("title", event.subject)))
+        elif event.kind in ("step_done", "step_failed"):
+            self._under_way.pop(event.subject, None)
+            self._step(event)
+        elif event.kind == "note":
+            self._print(f"  [yellow]›[/] {_plain(event.words)}")
+        elif event.kind == "log" and event.data["worker"] == 0:
+            for line in event.words.splitlines():
+                self._print(f"    [dim]{_plain(line)}[/]")
+        elif event.kind == "metrics":
+            self._train(event)
+
+    def ask(self, question: str, yes: bool) -> bool:
+        """Ask on a terminal; elsewhere the answer is what --yes says."""
+        if yes or self._json or not sys.stdin.isatty():
+            return yes
+        if self._live is not None:
+            self._live.stop()
+        answer = self._console.input(f"{question} [y/N] ")
+        if self._live is not None:
+            self._live.start()
+        return answer.strip().lower() in ("y", "yes")
+
+    def detached(self) -> None:
+        self._print("detached: the run goes on; the same command re-attaches, `slipway status` looks, `slipway cancel` ends it")
+
+    def finished(self, result: Result, *, again: bool = False) -> None:
+        """The last words: what the program left in summary.json, and where the rest is."""
+        if self._json:
+            print(Event(result.ended, "note", result.run_id, result.outcome, {"summary": result.summary}).as_json(), flush=True)
+        if again:
+            self._print(f"{result.run_id} has finished already; nothing was changed")
+        for name, value in result.summary.items():
+            self._print(f"  {name:<24} {_number(value)}")
+        where = f"gs://{self._plan.bucket}/runs/{result.run_id}"
+        attempts = f" in {result.attempts} attempts" if result.attempts > 1 else ""
+        self._print(f"[green]finished[/] after {_clock(result.seconds)}{attempts}; results: {where}")
+
+    def _step(self, event: Event) -> None:
+        title = _plain(event.data.get("title", event.subject))
+        if event.kind == "step_failed":
+            self._print(f"  [red]✗[/] {title}")
+            return
+        action = event.data["action"]
+        mark, style = ("[green]✓[/]", "") if action != "none" else ("[dim]✓[/]", "dim ")
+        self._print(f"  {mark} [{style or 'default '}not bold]{title:<62} {DONE[action]:<10}[/] {event.data['seconds']:6.1f} s")
+
+    def _train(self, event: Event) -> None:
+        line = training_line(event.data, self._pace(event))
+        if line is None:
+            return
+        self._training = line
+        if self._live is None and event.time - self._last_plain >= PLAIN_SECONDS:
+            self._last_plain = event.time
+            self._print(f"  {line}")
+
+    def _pace(self, event: Event) -> float | None:
+        """Seconds per step, smoothed, from when the metrics lines came in."""
+        step = event.data.get("step")
+        if step is None:
+            return None
+        last, self._last_step = self._last_step, (float(step), float(event.data.get("step_time") or 0.0))
+        return self._last_step[1] or (last[1] if last else None)
+
+    def _moving(self) -> Any:
+        from rich.console import Group
+        from rich.spinner import Spinner
+        from rich.text import Text
+
+        now = __import__("time").time()
+        steps = [
+            Spinner("dots", f" {title}  {now - began:.0f} s", style="cyan") for began, title in self._under_way.values()
+        ]
+        return Group(*steps, *([Text(f"  {self._training}")] if self._training else []))
+
+    def _print(self, line: str) -> None:
+        self._console.print(line)
+
+
+def training_line(metrics: dict[str, Any], step_seconds: float | None) -> str | None:
+    """`step 120/700  loss 0.12  accuracy 0.61  1.2k tok/s  ETA 1:32`; None for a line without a step."""
+    step = metrics.get("step")
+    if step is None:
+        return None
+    total = metrics.get("steps_total")
+    words = [f"{metrics.get('phase', '')} step {step}{f'/{total}' if total else ''}".strip()]
+    words += [f"{name} {_number(metrics[name])}" for name in SHOWN if metrics.get(name) is not None]
+    if metrics.get("tokens_per_second"):
+        words.append(f"{_number(metrics['tokens_per_second'])} tok/s")
+    if total and step_seconds:
+        words.append(f"ETA {_clock(max(0.0, total - step) * step_seconds)}")
+    return "  ".join(words)
+
+
+def _number(value: Any) -> str:
+    if not isinstance(value, float):
+        return str(value)
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
+
+
+def _clock(seconds: float) -> str:
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes // 60}:{minutes % 60:02}:{rest:02}" if minutes >= 60 else f"{minutes}:{rest:02}"
+
+
+def _plain(text: str) -> str:
+    from rich.markup import escape
+
+    return escape(text)

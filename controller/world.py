@@ -1,0 +1,71 @@
+"""Everything outside the program, handed in: time, Google, SSH, the stream of events. Tests hand in others."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from controller.clock import Clock
+from controller.events import Events
+from controller.google import Google
+from controller.operations import wait_rpc
+
+if TYPE_CHECKING:
+    from controller.resources.node import Node
+    from controller.ssh import Fleet
+
+
+@dataclass
+class World:
+    """`pace` is how often something pending is asked for, in seconds; `state` the folder of keys and records."""
+
+    project: str
+    google: Google
+    clock: Clock
+    events: Events
+    state: Path
+    ssh_user: str
+    pace: float
+    make_fleet: Callable[[World, Node], Fleet]
+    billed: bool = True
+    _fleets: dict[str, Fleet] = field(default_factory=dict)
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def account_email(self, account: str) -> str:
+        """The address of one of the project's service accounts."""
+        return f"{account}@{self.project}.iam.gserviceaccount.com"
+
+    def ssh_key_line(self) -> str:
+        """Our public key as a line of a node's `ssh-keys` metadata; the key is made on first use."""
+        from controller.keys import public_line
+
+        return f"{self.ssh_user}:{public_line(self.state / 'keys', self.ssh_user)}"
+
+    def add_ssh_key(self, node: Node) -> None:
+        """Let our key in on a running node, beside those it has; what `gcloud compute tpus tpu-vm ssh` does."""
+        answer = self.google.call("tpu", "projects.locations.nodes.get", name=node.path(self))
+        metadata: dict[str, Any] = dict(answer.get("metadata", {}))
+        lines = [*metadata.get("ssh-keys", "").splitlines(), self.ssh_key_line()]
+        body = {"metadata": metadata | {"ssh-keys": "\n".join(filter(None, lines))}}
+        operation = self.google.call(
+            "tpu", "projects.locations.nodes.patch", name=node.path(self), updateMask="metadata", body=body
+        )
+        wait_rpc(self, "tpu", operation, "projects.locations.operations.get")
+
+    def fleet(self, node: Node) -> Fleet:
+        """The SSH connections to this incarnation of a node; those of an earlier one are closed."""
+        with self._lock:
+            if node.uid not in self._fleets:
+                for uid in list(self._fleets):
+                    self._fleets.pop(uid).close()
+                self._fleets[node.uid] = self.make_fleet(self, node)
+            return self._fleets[node.uid]
+
+    def close(self) -> None:
+        with self._lock:
+            for fleet in self._fleets.values():
+                fleet.close()
+            self._fleets.clear()

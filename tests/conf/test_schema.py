@@ -1,0 +1,91 @@
+"""The schema judges what Hydra composed: every error at once, with key path and suggestion; identity is stable."""
+
+from __future__ import annotations
+
+import pytest
+
+from conf.schema import Config, judge
+from conf.topology import UnknownType, table, topology
+from controller.compose import compose, raw
+
+TINY = ["cloud=local", "loop=grpo", "model=tiny", "optimizer=adamw", "data=arithmetic"]
+
+
+def config(*overrides: str) -> Config:
+    found, problems = compose([*TINY, *overrides])
+    assert problems == []
+    assert found is not None
+    return found
+
+
+def words(*overrides: str) -> list[str]:
+    return [str(problem) for problem in compose([*TINY, *overrides])[1]]
+
+
+def test_a_typo_names_the_right_key() -> None:
+    assert words("tpu.acelerator_type=v4-8") == ["tpu.acelerator_type: unknown key; did you mean tpu.accelerator_type?"]
+
+
+def test_a_typo_inside_a_tagged_section_names_the_right_key() -> None:
+    assert words("loop.stepz=3") == ["loop.stepz: unknown key; did you mean loop.steps?"]
+
+
+def test_every_error_comes_at_once() -> None:
+    found = words("loop.steps=-1", "run.seed=-2", "tpu.accelerator_type=v5litepod-17", "modle.dim=3")
+    assert [line.partition(":")[0] for line in found] == ["tpu.accelerator_type", "loop.steps", "run.seed", "modle"]
+    assert "v5litepod-16" in found[0]
+    assert "(got -1)" in found[1]
+
+
+def test_unknown_keys_do_not_hide_the_config() -> None:
+    found, problems = judge({**raw(TINY), "colour": "red"})
+    assert found is not None
+    assert [p.key for p in problems] == ["colour"]
+
+
+def test_the_same_config_and_code_have_the_same_id_whatever_the_place() -> None:
+    here = config()
+    there = config("tpu.zone=us-west4-a", "tpu.capacity=on_demand", "run.state_dir=/elsewhere", "cleanup.on_success=keep")
+    assert here.run_id("c0de", {}) == there.run_id("c0de", {})
+    assert here.run_id("c0de", {}).startswith("run-")
+
+
+@pytest.mark.parametrize("change", ["run.seed=1", "optimizer.lr=1e-5", "loop.steps=7", "tpu.accelerator_type=v4-32"])
+def test_what_is_computed_is_in_the_id(change: str) -> None:
+    assert config().run_id("c0de", {}) != config(change).run_id("c0de", {})
+
+
+def test_code_and_data_are_in_the_id() -> None:
+    ids = {config().run_id(code, data) for code, data in [("a", {}), ("b", {}), ("a", {"d": "1"}), ("a", {"d": "2"})]}
+    assert len(ids) == 4
+
+
+def test_the_pod_is_named_by_cloud_tpu_and_network_alone() -> None:
+    pod = config().pod_name
+    assert config("run.seed=3", "loop.steps=9", "cloud.faults=[{kind: preempted, after_seconds: 1}]").pod_name == pod
+    assert config("tpu.zone=us-west4-a").pod_name != pod
+    assert config("tpu.name=mine").pod_name == "mine"
+
+
+def test_every_type_of_the_table_reads() -> None:
+    for name in table()["types"]:
+        found = topology(name)
+        assert found.devices % found.workers == 0
+        assert found.runtime_version
+
+
+def test_the_suffix_counts_cores_on_v4_and_chips_on_v5e() -> None:
+    assert (topology("v4-32").chips, topology("v4-32").workers, topology("v4-32").devices) == (16, 4, 16)
+    assert (topology("v5litepod-16").chips, topology("v5litepod-16").workers) == (16, 4)
+    assert topology("v5litepod-8").workers == 1
+    assert topology("v3-8").devices == 8
+
+
+def test_price_is_per_slice() -> None:
+    assert topology("v5litepod-16").usd_per_hour("us-central1-a", spot=True) == pytest.approx(16 * 0.24493)
+    assert topology("v6e-8").usd_per_hour("nowhere-a", spot=False) is None
+
+
+def test_an_unknown_type_suggests_the_nearest() -> None:
+    with pytest.raises(UnknownType, match="v5litepod-16"):
+        topology("v5litpod-16")
