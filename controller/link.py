@@ -194,33 +194,22 @@ class Link:
             return transport
 
     def _connect(self) -> Connection:
-        """Connect, with the keys that are known first, and if they do not match with those that are valid now."""
-        from paramiko import BadHostKeyException
-
+        """Connect with the host keys that are known, and if they do not match with those that are published now."""
         lines = self._host_keys.of(self._worker)
-        for last in (False, True):
-            if not lines:
-                raise self._error("refused", "it has not published its SSH host keys yet")
-            try:
-                return self._open(lines)
-            except BadHostKeyException as error:
-                now = self._host_keys.of(self._worker, refused=lines)
-                if last or now == lines:
-                    raise self._error("host_key", self._not_who_it_should_be(error)) from error
-                lines = now
-        raise AssertionError("unreachable")
-
-    def _not_who_it_should_be(self, error: Any) -> str:
-        return (
-            f"its SSH host key ({error.key.get_name()} {error.key.fingerprint}) is not the one that worker "
-            f"{self._worker} of {self._access.pod} has published ({error.expected_key.fingerprint}). If its VM was just "
-            "replaced, run `up` again in a minute; else something else answers at this address: take the pod down"
-        )
+        try:
+            return self._open(lines)
+        except WorkerError as error:
+            now = self._host_keys.of(self._worker, refused=lines) if error.kind == "host_key" else lines
+            if now == lines:
+                raise
+        return self._open(now)
 
     def _open(self, host_key_lines: str) -> Connection:
         import paramiko
         from fabric import Config, Connection
 
+        if not host_key_lines:
+            raise self._error("refused", "it has not published its SSH host keys yet")
         _keep_quiet()
         access, address = self._access, self._access.addresses[self._worker]
         config = paramiko.SSHConfig.from_path(str(access.ssh_config)) if access.ssh_config else paramiko.SSHConfig()
@@ -240,13 +229,18 @@ class Link:
 
     @contextmanager
     def _told_apart(self) -> Iterator[None]:
-        """Failures to connect, by what can be done about them. A bad host key passes."""
+        """Failures to connect, by what can be done about them."""
         from paramiko import AuthenticationException, BadHostKeyException, SSHException
 
         try:
             yield
-        except BadHostKeyException:
-            raise
+        except BadHostKeyException as error:
+            words = (
+                f"its SSH host key ({error.key.get_name()} {error.key.fingerprint}) is not the one that worker "
+                f"{self._worker} of {self._access.pod} has published ({error.expected_key.fingerprint}). If its VM was "
+                "just replaced, run `up` again in a minute; else something else answers there: take the pod down"
+            )
+            raise self._error("host_key", words) from error
         except AuthenticationException as error:
             words = f"it does not let {self._access.user} in with our key (yet?): {error}"
             raise self._error("auth", words) from error
