@@ -55,7 +55,15 @@ class ArithmeticData(Strict):
     kind: Literal["arithmetic"]
 
 
-Data = Annotated[TextData | ArithmeticData, Field(discriminator="kind")]
+class Gsm8kData(Strict):
+    """GSM8K rows, {"question", "answer"} as JSON lines."""
+
+    kind: Literal["gsm8k"]
+    path: str = Field(min_length=1, description="training rows: a local path, gs://…, or assets://NAME/FILE")
+    eval_path: str = Field(min_length=1, description="rows of the evaluations")
+
+
+Data = Annotated[TextData | ArithmeticData | Gsm8kData, Field(discriminator="kind")]
 
 
 class LmLoop(Strict):
@@ -70,10 +78,26 @@ class LmLoop(Strict):
 
 
 class GrpoLoop(Strict):
-    """Group relative policy optimization (https://arxiv.org/abs/2402.03300)."""
+    """Group relative policy optimization (https://arxiv.org/abs/2402.03300), after a supervised warm start."""
 
     kind: Literal["grpo"]
-    steps: int = Field(ge=1, le=100_000_000, description="GRPO updates")
+    steps: int = Field(ge=1, le=100_000_000, description="rollouts, each followed by updates_per_rollout updates")
+    prompts: int = Field(ge=1, le=65536, description="prompts per update, over all devices")
+    samples: int = Field(ge=2, le=1024, description="responses drawn per prompt: the group")
+    updates_per_rollout: int = Field(ge=1, le=64, description="updates that share the samples of one rollout")
+    prompt_length: int = Field(ge=1, le=1_048_576, description="tokens of the longest prompt")
+    response_length: int = Field(ge=1, le=1_048_576, description="tokens after which a response is cut off")
+    temperature: float = Field(gt=0, le=100, description="of sampling; 1: the policy as it is")
+    clip: float = Field(gt=0, lt=1, description="the probability ratio counts within 1 - clip and 1 + clip")
+    kl: float = Field(ge=0, description="weight of the KL penalty to the frozen reference policy")
+    advantage_std: Literal["population", "sample", "none"] = Field(description="what a group's advantages are divided by")
+    rewards: dict[Literal["answer_match", "answer_format"], float] = Field(min_length=1, description="name: weight")
+    warm_start_steps: int = Field(ge=0, description="supervised updates on worked answers before GRPO; 0: none")
+    warm_start_until: float = Field(gt=0, le=1, description="held-out accuracy at which the warm start ends early")
+    warm_start_lr: float = Field(gt=0, le=10, description="learning rate of the warm start, constant")
+    warm_start_eval_every: int = Field(ge=1, description="updates between evaluations in the warm start")
+    eval_every: int = Field(ge=1, description="steps between evaluations; one more follows the last step")
+    eval_prompts: int = Field(ge=1, description="held-out prompts of an evaluation, answered greedily")
 
 
 Loop = Annotated[LmLoop | GrpoLoop, Field(discriminator="kind")]

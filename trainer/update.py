@@ -43,10 +43,14 @@ def init_state(cfg: conf.training.Model, opt: conf.training.Optimizer, mesh: Mes
     """First state, each array made on the devices that hold it."""
 
     def make(key: jax.Array) -> State:
-        params = model.init(cfg, key)
-        return State(jnp.int32(0), params, optimizer.build(opt).init(params))
+        return fresh(model.init(cfg, key), opt)
 
     return jax.jit(make, out_shardings=state_shardings(cfg, opt, mesh))(key)
+
+
+def fresh(params: Params, opt: conf.training.Optimizer) -> State:
+    """These weights, with an optimizer that has seen nothing."""
+    return State(jnp.int32(0), params, optimizer.build(opt).init(params))
 
 
 def abstract_state(cfg: conf.training.Model, opt: conf.training.Optimizer, mesh: Mesh) -> State:

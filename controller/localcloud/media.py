@@ -89,7 +89,8 @@ class Media:
             metadata["contentEncoding"] = encoding
         self._blobs.finish(blob)
         stored = self._objects.put(call.path["bucket"], name, {**metadata, **fields}, blob, call.query)
-        return web.json_response(resource(stored, call.base), headers=_object_headers(stored))
+        headers = {k: v for k, v in _object_headers(stored).items() if not k.startswith("Content-")}  # the answer is JSON
+        return web.json_response(resource(stored, call.base), headers=headers)
 
     async def _begin(self, request: web.Request, call: Call) -> web.Response:
         metadata = _metadata(await request.read() or b"{}")

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from aiohttp import web
+from multidict import MultiMapping
 
 from controller.localcloud.admin import Admin
 from controller.localcloud.admission import Admitted, admit
@@ -91,7 +92,7 @@ class Server:
         # Chunks of an upload come by PUT and DELETE too, which the documents do not know.
         http = "POST" if "upload" in surface else request.method
         body = None if surface else await _json_body(request)
-        return await self._call(http, path, dict(request.query), body, admitted, request, surface)
+        return await self._call(http, path, _joined(request.query), body, admitted, request, surface)
 
     async def _call(
         self,
@@ -191,3 +192,8 @@ def _redacted(body: Any) -> Any:
         else:
             shown[key] = _redacted(value)
     return shown
+
+
+def _joined(query: MultiMapping[str]) -> dict[str, str]:
+    """A parameter that is repeated, as lists are in REST, becomes one value with commas."""
+    return {name: ",".join(query.getall(name)) for name in query}

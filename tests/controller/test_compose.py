@@ -1,0 +1,72 @@
+"""Overrides and groups become one config; Hydra's complaints become ours."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from controller.compose import CONFIG_DIR, compose, groups, normalize
+from controller.errors import ConfigError
+
+
+@pytest.mark.parametrize(
+    ("typed", "meant"),
+    [
+        ("tpu.zone=us-west4-a", "++tpu.zone=us-west4-a"),
+        ("+tpu.zone=a", "++tpu.zone=a"),
+        ("experiment=quickstart", "experiment=quickstart"),
+        ("+experiment=quickstart", "experiment=quickstart"),
+        ("hydra.verbose=true", "hydra.verbose=true"),
+        ("~data", "~data"),
+    ],
+)
+def test_normalize(typed: str, meant: str) -> None:
+    assert normalize(typed) == meant
+
+
+def test_an_unknown_experiment_lists_the_known_ones() -> None:
+    with pytest.raises(ConfigError, match=r"no experiment named 'quickstrat'; did you mean experiment=quickstart\?"):
+        compose(["+experiment=quickstrat"])
+    with pytest.raises(ConfigError, match=r"choices: .*gemma2b_gsm8k"):
+        compose(["+experiment=zzz"])
+
+
+def test_an_unknown_group_lists_the_groups() -> None:
+    with pytest.raises(ConfigError, match=r"colour: no such group; groups: .*tpu"):
+        compose(["colour=red"])
+
+
+def test_a_value_hydra_cannot_parse_is_one_line() -> None:
+    with pytest.raises(ConfigError) as caught:
+        compose(["tpu.zone=[1"])
+    assert "\n" not in str(caught.value)
+    assert "tpu.zone" in str(caught.value)
+
+
+@pytest.mark.parametrize("experiment", groups()["experiment"])
+def test_every_experiment_composes_and_scale_beats_it(experiment: str) -> None:
+    config, problems = compose([f"+experiment={experiment}"])
+    assert problems == []
+    assert config is not None
+    assert config.run.name
+
+
+def test_scale_comes_last(tmp_path: Path) -> None:
+    (tmp_path / "experiment").mkdir()
+    (tmp_path / "experiment" / "mine.yaml").write_text("# @package _global_\nrun:\n  name: from-experiment\n")
+    (tmp_path / "scale").mkdir()
+    (tmp_path / "scale" / "mini.yaml").write_text("# @package _global_\nrun:\n  name: from-scale\n")
+    config, _ = compose(["+experiment=mine", "scale=mini", "program=command"], extra_dir=tmp_path)
+    assert config is not None
+    assert config.run.name == "from-scale"
+
+
+def test_the_user_has_a_folder_of_their_own(tmp_path: Path) -> None:
+    (tmp_path / "tpu").mkdir()
+    (tmp_path / "tpu" / "mine.yaml").write_text("defaults: [v5litepod_16]\nzone: europe-west4-b\n")
+    config, problems = compose(["tpu=mine", "program=command"], extra_dir=tmp_path)
+    assert problems == []
+    assert config is not None
+    assert config.tpu.zone == "europe-west4-b"
+    assert "mine" in groups(tmp_path)["tpu"]

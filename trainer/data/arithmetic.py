@@ -1,0 +1,65 @@
+"""Word problems with one-digit operands, made on the spot; the worked response counts its way to the answer.
+
+    Kim has 7 figs, gets 2.  ->  +2:07+1:08+0:09
+
+Held out is every fifth operand pair: its two numbers never meet in training, in either order, under any operator.
+"""
+
+from __future__ import annotations
+
+import itertools
+import random
+from functools import cached_property
+
+from trainer.data.problem import Problem
+
+NAMES = ("Ann", "Bob", "Eve", "Ian", "Joe", "Kim", "Lea", "Max", "Sam", "Tom")
+THINGS = ("pens", "nuts", "figs", "caps", "eggs", "toys")
+VERBS = {"+": "gets", "-": "uses"}
+LARGEST_FIRST, LARGEST_SECOND = 9, 5
+HELD_OUT_SHARE = 0.2
+
+
+class Arithmetic:
+    """Problems of one seed; see `data.problem.Problems`."""
+
+    def __init__(self, seed: int) -> None:
+        self._seed = seed
+
+    def train(self, step: int, count: int) -> list[Problem]:
+        draw = random.Random(f"{self._seed} train {step}")  # noqa: S311 - nothing here is secret
+        return [_problem(*draw.choice(self._training), draw.choice(NAMES), draw.choice(THINGS)) for _ in range(count)]
+
+    def held_out(self, count: int) -> list[Problem]:
+        """Distinct prompts. Raises ValueError where there are not that many."""
+        every = [_problem(*sum_, n, t) for sum_ in self._held_out for n in NAMES for t in THINGS]
+        if count > len(every):
+            raise ValueError(f"loop.eval_prompts: there are {len(every)} held-out prompts, not {count}")
+        return random.Random(f"{self._seed} held out").sample(every, count)  # noqa: S311
+
+    @cached_property
+    def held_out_pairs(self) -> frozenset[tuple[int, int]]:
+        """Unordered pairs, the smaller number first."""
+        firsts, seconds = range(1, LARGEST_FIRST + 1), range(1, LARGEST_SECOND + 1)
+        pairs = sorted({(min(p), max(p)) for p in itertools.product(firsts, seconds)})
+        return frozenset(random.Random(f"{self._seed} pairs").sample(pairs, round(HELD_OUT_SHARE * len(pairs))))  # noqa: S311
+
+    @cached_property
+    def _training(self) -> list[tuple[str, int, int]]:
+        return [s for s in _sums() if (min(s[1:]), max(s[1:])) not in self.held_out_pairs]
+
+    @cached_property
+    def _held_out(self) -> list[tuple[str, int, int]]:
+        return [s for s in _sums() if (min(s[1:]), max(s[1:])) in self.held_out_pairs]
+
+
+def _sums() -> list[tuple[str, int, int]]:
+    firsts, seconds = range(1, LARGEST_FIRST + 1), range(1, LARGEST_SECOND + 1)
+    return [(op, x, y) for op, x, y in itertools.product(VERBS, firsts, seconds) if op == "+" or x >= y]
+
+
+def _problem(operator: str, first: int, second: int, name: str, thing: str) -> Problem:
+    sign = 1 if operator == "+" else -1
+    steps = [f"{operator}{second - i}:{first + sign * i:02}" for i in range(second + 1)]
+    prompt = f"{name} has {first} {thing}, {VERBS[operator]} {second}. "
+    return Problem(prompt, str(first + sign * second), "".join(steps))

@@ -1,0 +1,265 @@
+"""GRPO after a supervised warm start: the loop, read from top to bottom.
+
+A step draws a group of responses to each of its questions, scores them, and moves the policy towards those that did
+better than their group. Batches, samples and shuffles are functions of (seed, step): a resume, in either phase, goes on
+to the same parameters, bit for bit.
+Left out so far: length buckets, slot refill, other losses than the paper's, tokenizers other than bytes.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh
+
+from conf.runfile import RunFile, RunFileError
+from conf.training import ArithmeticData, ConstantSchedule, Gsm8kData, GrpoLoop, Optimizer
+from trainer import grpo, model, rollout, sampler, tokenizer, update
+from trainer import mesh as meshes
+from trainer.checkpoint import Checkpoints
+from trainer.data.arithmetic import Arithmetic
+from trainer.data.gsm8k import Gsm8k
+from trainer.data.problem import Problems
+from trainer.distributed import place_batch
+from trainer.metrics import Metrics
+from trainer.rewards import answer_match
+
+Logprobs = Callable[[model.Params, model.Params, dict[str, jax.Array]], tuple[jax.Array, jax.Array]]
+"""(policy, reference, batch) to the log-probabilities of the batch's tokens under each, [B, T - 1]."""
+
+
+def run(experiment: RunFile, mesh: Mesh, log: Metrics) -> None:
+    """Train from the newest checkpoint, or from the seed, to the last step. Raises RunFileError before any work."""
+    Run(experiment, _checked(experiment, mesh), mesh, log).run()
+
+
+@dataclass
+class Position:
+    """Where the run is, apart from the arrays: what a checkpoint keeps as JSON."""
+
+    phase: str = "warm_start"
+    warm_steps: int = 0  # supervised updates done
+    steps: int = 0  # GRPO steps done
+    accuracy_start: float | None = None
+    accuracy_before: float | None = None
+
+    @property
+    def total(self) -> int:
+        """Both phases on one axis: the step of metrics and checkpoints."""
+        return self.warm_steps + self.steps
+
+
+class Run:
+    """One run of the loop: its programs, its data, and the phases in their order."""
+
+    def __init__(self, experiment: RunFile, loop: GrpoLoop, mesh: Mesh, log: Metrics) -> None:
+        self.experiment, self.loop, self.mesh, self.log = experiment, loop, mesh, log
+        self.cfg = experiment.model
+        self.problems = _problems(experiment, loop)
+        self.key = jax.random.key(experiment.seed)
+        self.held_out = self.problems.held_out(loop.eval_prompts)
+        self.checkpoints = Checkpoints(experiment.dir, experiment.checkpoint.keep)
+        self.sample = sampler.build(self.cfg, loop.response_length, mesh)
+        self.total_of = jax.jit(jnp.sum)
+        self.compile_seconds = 0.0
+
+    def run(self) -> None:
+        state, position = self._start()
+        self.log.resume(position.total)
+        if position.phase == "warm_start":
+            state, position = self._warm_start(state, position)
+            self.checkpoints.save_reference(state.params)
+            state = self._fresh(state, self.experiment.optimizer)
+            reference = jax.tree.map(jnp.copy, state.params)  # the policy's buffers are given up at each update
+        else:
+            reference = self.checkpoints.restore_reference(_abstract_params(self.cfg, self.mesh))
+        state = self._grpo(state, reference, position)
+        after = self._evaluate(state.params, position, "eval", "accuracy after GRPO")
+        self._save(state, position)
+        self.log.summarize(
+            accuracy_before=position.accuracy_before or 0.0,
+            accuracy_after=after,
+            eval_prompts=len(self.held_out),
+            warm_start_steps=position.warm_steps,
+            steps=position.steps,
+        )
+        self.checkpoints.close()
+
+    def _start(self) -> tuple[update.State, Position]:
+        """State and position of the newest checkpoint, else of a new run."""
+        opt = self.experiment.optimizer
+        latest = self.checkpoints.latest()
+        if latest is None:
+            return update.init_state(self.cfg, _warm(opt, self.loop), self.mesh, self.key), Position()
+        state, position = self.checkpoints.restore(latest, update.abstract_state(self.cfg, opt, self.mesh))
+        return state, Position(**position)
+
+    def _fresh(self, state: update.State, opt: Optimizer) -> update.State:
+        """The same weights, with an optimizer that has seen nothing."""
+        shardings = update.state_shardings(self.cfg, opt, self.mesh)
+        make = jax.jit(lambda p: update.fresh(p, opt), out_shardings=shardings, donate_argnums=0)
+        return make(state.params)
+
+    def _warm_start(self, state: update.State, position: Position) -> tuple[update.State, Position]:
+        """Supervised updates on worked answers, until the policy is right often enough for GRPO to see a difference."""
+        opt = _warm(self.experiment.optimizer, self.loop)
+        train = update.build(grpo.supervised_loss(self.cfg), self.cfg, opt, self.mesh)
+        rows = rollout.rows_per_rollout(self.loop) // self.loop.updates_per_rollout
+        accuracy = None
+        while True:
+            done = position.warm_steps
+            if done % self.loop.warm_start_eval_every == 0 or done == self.loop.warm_start_steps:
+                words = "accuracy at the start" if done == 0 else "accuracy in the warm start"
+                accuracy = self._evaluate(state.params, position, "warm_start", words)
+                if done == 0:
+                    position.accuracy_start = accuracy
+                if accuracy >= self.loop.warm_start_until or done == self.loop.warm_start_steps:
+                    break
+            began = time.perf_counter()
+            batch = place_batch(rollout.supervised(self.problems.train(done, rows), self.loop), self.mesh)
+            state, metrics = self._timed(train, state, batch) if done == 0 else train(state, batch)
+            position.warm_steps += 1
+            if position.warm_steps % self.experiment.logging.every == 0:
+                self._log("warm_start", position, metrics, time.perf_counter() - began, float(batch["mask"].size))
+            if position.warm_steps % self.experiment.checkpoint.every == 0:
+                self._save(state, position)
+        position.phase, position.accuracy_before = "grpo", accuracy
+        print(f"accuracy before GRPO: {accuracy:.3f} on {len(self.held_out)} held-out prompts", flush=True)
+        return state, position
+
+    def _grpo(self, state: update.State, reference: model.Params, position: Position) -> update.State:
+        loop = self.loop
+        train = update.build(grpo.loss(self.cfg, loop), self.cfg, self.experiment.optimizer, self.mesh)
+        score = _logprobs(self.experiment, loop, self.mesh)
+        first = position.steps
+        while position.steps < loop.steps:
+            began = time.perf_counter()
+            compiled_before = self.compile_seconds
+            batches = self._rollout(state.params, position)
+            metrics: dict[str, jax.Array] = {}
+            placed = [place_batch(b, self.mesh) for b in batches]
+            for batch in placed:  # all under the policy that drew them, before the first update
+                batch["old"], batch["reference"] = score(state.params, reference, batch)
+            for batch in placed:
+                if position.steps == first and not metrics:
+                    state, metrics = self._timed(train, state, batch)
+                else:
+                    state, metrics = train(state, batch)
+            position.steps += 1
+            if position.steps % self.experiment.logging.every == 0 or position.steps == loop.steps:
+                values = jax.device_get(metrics)  # waits for the step, so that its time is its own
+                seconds = time.perf_counter() - began - (self.compile_seconds - compiled_before)
+                drawn = float(values["response_length"]) * rollout.rows_per_rollout(loop)
+                self._log("grpo", position, values, seconds, drawn)
+            if position.steps % self.experiment.checkpoint.every == 0:
+                self._save(state, position)
+            if position.steps % loop.eval_every == 0 and position.steps < loop.steps:
+                self._evaluate(state.params, position, "eval", "accuracy")
+        return state
+
+    def _rollout(self, params: model.Params, position: Position) -> list[dict[str, np.ndarray]]:
+        """Draw and score the step's samples, dealt out to its updates."""
+        loop, step = self.loop, position.steps
+        questions = self.problems.train(1_000_000_000 + step, loop.prompts * loop.updates_per_rollout)
+        repeated = [q for q in questions for _ in range(loop.samples)]
+        key = jax.random.fold_in(self.key, step)
+        drawn = rollout.draw(self.sample, params, repeated, loop, self.mesh, key, loop.temperature)
+        random = np.random.default_rng((self.experiment.seed, step))
+        parts = loop.updates_per_rollout
+        return rollout.split(rollout.scored(drawn, repeated, loop), parts, meshes.shards(self.mesh, "batch"), random)
+
+    def _evaluate(self, params: model.Params, position: Position, phase: str, words: str) -> float:
+        """Share of the held-out questions that the policy answers rightly when it takes the likeliest tokens."""
+        began, rows, right = time.perf_counter(), rollout.rows_per_rollout(self.loop), 0.0
+        for start in range(0, len(self.held_out), rows):
+            asked = self.held_out[start : start + rows]
+            filled = [asked[i % len(asked)] for i in range(rows)]
+            drawn = rollout.draw(self.sample, params, filled, self.loop, self.mesh, self.key, 0.0)
+            correct = np.zeros(rows, np.float32)
+            for row in drawn.rows:
+                if row < len(asked):
+                    correct[row] = answer_match(drawn.text(row), filled[row].answer)
+            right += float(self.total_of(place_batch(correct, self.mesh)))
+        accuracy = right / len(self.held_out)
+        self.log.log(position.total, phase, eval_accuracy=accuracy, eval_time=time.perf_counter() - began)
+        if jax.process_index() == 0 and phase == "eval":
+            print(f"{words}: {accuracy:.3f} on {len(self.held_out)} held-out prompts (step {position.total})", flush=True)
+        return accuracy
+
+    def _log(self, phase: str, position: Position, metrics: Any, seconds: float, tokens: float) -> None:
+        values = {name: float(value) for name, value in jax.device_get(metrics).items()}
+        left = self.loop.warm_start_steps - position.warm_steps if phase == "warm_start" else 0
+        speed = {"step_time": seconds, "tokens_per_second": tokens / seconds}
+        if self.compile_seconds:
+            speed["compile_time"], self.compile_seconds = self.compile_seconds, 0.0
+        self.log.log(
+            position.total, phase, **values, **speed, steps_total=position.total + left + self.loop.steps - position.steps
+        )
+
+    def _timed(self, train: Any, state: update.State, batch: Any) -> tuple[update.State, dict[str, jax.Array]]:
+        """A first update, whose compilation is counted apart."""
+        began = time.perf_counter()
+        train.lower(state, batch).compile()
+        self.compile_seconds += time.perf_counter() - began
+        return train(state, batch)
+
+    def _save(self, state: update.State, position: Position) -> None:
+        """Metrics first: a resume at this step reads them."""
+        if self.checkpoints.latest() == position.total:
+            return  # the last step was one to save at anyway
+        self.log.upload()
+        self.checkpoints.save(position.total, state, vars(position).copy())
+
+
+def _checked(experiment: RunFile, mesh: Mesh) -> GrpoLoop:
+    loop = experiment.loop
+    if not isinstance(loop, GrpoLoop):
+        raise TypeError(f"a grpo loop is wanted, not {loop.kind}")
+    if experiment.model.vocab < tokenizer.VOCAB:
+        raise RunFileError(f"model.vocab: {experiment.model.vocab} is too small for bytes; at least {tokenizer.VOCAB}")
+    meshes.check_rows(mesh, "loop.prompts", loop.prompts)
+    return loop
+
+
+def _problems(experiment: RunFile, loop: GrpoLoop) -> Problems:
+    data = experiment.data
+    if isinstance(data, ArithmeticData):
+        return Arithmetic(experiment.seed)
+    if isinstance(data, Gsm8kData):
+        found = Gsm8k(data, experiment.seed, loop.prompt_length)
+        if found.too_long and jax.process_index() == 0:
+            print(f"{found.too_long} questions are longer than loop.prompt_length and left out", flush=True)
+        return found
+    raise RunFileError(f"data.kind: the grpo loop asks questions; {data.kind} has none: choose arithmetic or gsm8k")
+
+
+def _warm(opt: Optimizer, loop: GrpoLoop) -> Optimizer:
+    """The optimizer of the warm start."""
+    schedule = ConstantSchedule(kind="constant", warmup_steps=0)
+    return opt.model_copy(update={"lr": loop.warm_start_lr, "schedule": schedule})
+
+
+def _logprobs(experiment: RunFile, loop: GrpoLoop, mesh: Mesh) -> Logprobs:
+    """The jitted program that scores a batch under the policy that drew it and under the reference."""
+    cfg = experiment.model
+
+    def score(params: model.Params, reference: model.Params, batch: dict[str, Any]) -> tuple[jax.Array, jax.Array]:
+        return tuple(grpo.logprobs(p, cfg, batch, loop.temperature)[0] for p in (params, reference))  # pyright: ignore[reportReturnType]
+
+    if meshes.is_data_parallel(mesh):
+        whole, rows = jax.sharding.PartitionSpec(), meshes.spec("batch")
+        score = jax.shard_map(score, mesh=mesh, in_specs=(whole, whole, rows), out_specs=rows, check_vma=False)
+    return jax.jit(score, out_shardings=meshes.named(mesh, "batch"))
+
+
+def _abstract_params(cfg: Any, mesh: Mesh) -> model.Params:
+    return jax.tree.map(
+        lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), model.abstract(cfg), model.shardings(cfg, mesh)
+    )
+

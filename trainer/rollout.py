@@ -1,0 +1,130 @@
+"""Questions in, scored responses out: what the host does around the sampler.
+
+Every process draws the same questions, and decodes and scores the rows that its own devices hold. Arrays have a value
+for every row of the batch, right only where the row is this process's own: `place_batch` takes no others. A group never
+spans devices.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh
+
+from conf.training import GrpoLoop
+from trainer import grpo
+from trainer.data.problem import Problem
+from trainer.distributed import place_batch
+from trainer.model import Params
+from trainer.rewards import REWARDS, answer_match
+from trainer.sampler import Prompts, Sampler
+from trainer.tokenizer import EOS, PAD, decode, encode_prompt, encode_response
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """Responses on the host: tokens int32 [B, R], lengths int32 [B]; `rows` are those of this process."""
+
+    tokens: np.ndarray
+    lengths: np.ndarray
+    rows: list[int]
+
+    def text(self, row: int) -> str:
+        return decode(self.tokens[row, : self.lengths[row]].tolist())
+
+
+def rows_per_rollout(loop: GrpoLoop) -> int:
+    """Samples drawn with one policy; an evaluation answers as many questions at a time, with the same program."""
+    return loop.prompts * loop.updates_per_rollout * loop.samples
+
+
+def draw(
+    sampler: Sampler, params: Params, problems: Sequence[Problem], loop: GrpoLoop, mesh: Mesh, key: jax.Array, heat: float
+) -> Drawn:
+    """One response to each of the problems, as many as the sampler has rows."""
+    responses = sampler(params, place_prompts(problems, loop, mesh), key, jnp.float32(heat))
+    tokens = np.full((len(problems), loop.response_length), PAD, np.int32)
+    lengths = np.zeros(len(problems), np.int32)
+    rows: set[int] = set()
+    for theirs, ours in ((responses.tokens, tokens), (responses.lengths, lengths)):
+        for shard in theirs.addressable_shards:
+            ours[shard.index] = np.asarray(shard.data)
+            rows.update(range(*shard.index[0].indices(len(problems))))
+    return Drawn(tokens, lengths, sorted(rows))
+
+
+def scored(drawn: Drawn, problems: Sequence[Problem], loop: GrpoLoop) -> dict[str, np.ndarray]:
+    """A batch for `grpo.loss`, without log-probabilities. problems: of each row, the samples of a group in a row."""
+    rewards, correct = np.zeros((2, len(problems)), np.float32)
+    for row in drawn.rows:
+        text, answer = drawn.text(row), problems[row].answer
+        rewards[row] = sum(weight * REWARDS[name](text, answer) for name, weight in loop.rewards.items())
+        correct[row] = answer_match(text, answer)
+    groups = rewards.reshape(-1, loop.samples)
+    solved = correct.reshape(-1, loop.samples).max(axis=1)
+    equal = (groups.max(axis=1) == groups.min(axis=1)).astype(np.float32)
+    last = np.take_along_axis(drawn.tokens, np.maximum(drawn.lengths - 1, 0)[:, None], axis=1)[:, 0]
+    tokens, mask = sequences(
+        [encode_prompt(p.prompt) for p in problems],
+        [drawn.tokens[row, : drawn.lengths[row]].tolist() for row in range(len(problems))],
+        loop,
+    )
+    return {
+        "tokens": tokens,
+        "mask": mask,
+        "advantage": grpo.advantages(groups, loop.advantage_std).reshape(-1),
+        "reward_mean": rewards,
+        "accuracy": correct,
+        "pass_at_k": np.repeat(solved, loop.samples),
+        "response_length": drawn.lengths.astype(np.float32),
+        "truncated": (last != EOS).astype(np.float32),
+        "zero_variance_groups": np.repeat(equal, loop.samples),
+    }
+
+
+def supervised(problems: Sequence[Problem], loop: GrpoLoop) -> dict[str, np.ndarray]:
+    """A batch for `grpo.supervised_loss`: the worked responses, cut off where a drawn one would be."""
+    responses = [encode_response(p.worked)[: loop.response_length] for p in problems]
+    tokens, mask = sequences([encode_prompt(p.prompt) for p in problems], responses, loop)
+    return {"tokens": tokens, "mask": mask}
+
+
+def sequences(prompts: list[list[int]], responses: list[list[int]], loop: GrpoLoop) -> tuple[np.ndarray, np.ndarray]:
+    """Prompt and response end to end, padded to the right: int32 [B, T], and mask float32 [B, T - 1].
+
+    The mask is 1 at a position whose next token is of the response.
+    """
+    width = loop.prompt_length + loop.response_length
+    tokens = np.full((len(prompts), width), PAD, np.int32)
+    mask = np.zeros((len(prompts), width - 1), np.float32)
+    for row, (prompt, response) in enumerate(zip(prompts, responses, strict=True)):
+        end = len(prompt) + len(response)
+        tokens[row, :end] = prompt + response
+        mask[row, len(prompt) - 1 : end - 1] = 1
+    return tokens, mask
+
+
+def split(batch: dict[str, np.ndarray], parts: int, shards: int, random: np.random.Generator) -> list[dict[str, np.ndarray]]:
+    """The rows of a rollout, shuffled and dealt out to `parts` updates; a row stays with the device that drew it."""
+    if parts == 1:
+        return [batch]
+    count = len(batch["mask"])
+    order = np.stack([random.permutation(count // shards) for _ in range(shards)])
+    order += np.arange(shards)[:, None] * (count // shards)
+    return [{k: v[chosen.reshape(-1)] for k, v in batch.items()} for chosen in np.split(order, parts, axis=1)]
+
+
+def place_prompts(problems: Sequence[Problem], loop: GrpoLoop, mesh: Mesh) -> Prompts:
+    """The prompts on the devices. Raises ValueError where one is longer than loop.prompt_length."""
+    encoded = [encode_prompt(p.prompt) for p in problems]
+    lengths = np.array([len(e) for e in encoded], np.int32)
+    if (longest := int(lengths.max())) > loop.prompt_length:
+        raise ValueError(f"loop.prompt_length: a prompt has {longest} tokens, more than {loop.prompt_length}")
+    tokens = np.full((len(problems), loop.prompt_length), PAD, np.int32)
+    for row, ids in enumerate(encoded):
+        tokens[row, : len(ids)] = ids
+    return place_batch(Prompts(tokens, lengths, np.arange(len(problems), dtype=np.int32)), mesh)
