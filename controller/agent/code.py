@@ -84,6 +84,7 @@ def check_out(code: str, work: Path) -> str:
     source = inside("code", code)
     if not source.is_dir():
         raise AgentError(f"the code {code} is not on this worker: install it first")
+    work.mkdir(mode=0o700, parents=True, exist_ok=True)
     names = tree_files(source)
     for name in names:
         target = work / name

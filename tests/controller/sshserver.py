@@ -1,9 +1,10 @@
-"""SSH servers in this process that stand for the workers of a pod: real shells, a home folder each, and ways to fail."""
+"""SSH servers in this process that stand for the workers of a pod: real shells, a home each, and ways to fail."""
 
 from __future__ import annotations
 
 import asyncio
 import os
+import signal
 import sys
 import threading
 from collections.abc import Iterator
@@ -15,6 +16,7 @@ import asyncssh
 
 from controller.keys import private_key, public_line
 from controller.ssh import Access
+from tests.controller.agent.programs import end_programs
 
 USER = "slipway"
 
@@ -29,7 +31,9 @@ class Worker:
     port: int = 0
     commands: list[str] = field(default_factory=list)
     connections: list[asyncssh.SSHServerConnection] = field(default_factory=list)
+    programs: list[asyncio.subprocess.Process] = field(default_factory=list)
     server: asyncssh.SSHAcceptor | None = None
+    path: str = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
 
     @property
     def host_key_line(self) -> str:
@@ -37,7 +41,7 @@ class Worker:
 
     @property
     def environment(self) -> dict[str, str]:
-        return {"HOME": str(self.home), "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}", "LANG": "C.UTF-8"}
+        return {"HOME": str(self.home), "PATH": self.path, "LANG": "C.UTF-8"}
 
     async def listen(self) -> None:
         self.server = await asyncssh.listen(
@@ -67,6 +71,7 @@ class Worker:
             "/bin/sh", "-c", process.command or "true", stdin=pipe, stdout=pipe, stderr=pipe,
             env=self.environment, cwd=self.home, start_new_session=True,
         )  # fmt: skip
+        self.programs.append(program)
         assert program.stdin
         assert program.stdout
         assert program.stderr
@@ -144,12 +149,17 @@ class Pod:
     def close(self) -> None:
         for worker in self.workers:
             self.do(worker.hang_up())
+            end_programs(worker.home)
         self.do(self._finish())
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop.close()
 
     async def _finish(self) -> None:
+        for program in [program for worker in self.workers for program in worker.programs]:
+            if program.returncode is None:
+                os.killpg(program.pid, signal.SIGKILL)
+                await program.wait()
         others = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
         for task in others:
             task.cancel()

@@ -1,0 +1,175 @@
+"""A worker that is a folder: the agent runs there as it does on a pod, as a process of its own."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import os
+import subprocess
+import sys
+import tarfile
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from controller.agent import tree_hash
+from controller.agent.process import alive
+from controller.bundle import bundle
+from tests.controller.agent.bucket import Bucket
+from tests.controller.agent.programs import end_programs
+
+
+def eventually(true: Callable[[], Any], seconds: float = 60) -> Any:
+    """Wait until something holds, and give it; a test never depends on how long that takes."""
+    end = time.monotonic() + seconds
+    while not (value := true()):
+        assert time.monotonic() < end, "it never came true"
+        time.sleep(0.02)
+    return value
+
+
+@dataclass
+class Worker:
+    home: Path
+    bucket: Bucket
+    boot: str = "boot-1"
+    extra: dict[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        packed = bundle()
+        self.agent = self.root / packed.name
+        self.root.mkdir(parents=True)
+        self.agent.write_bytes(packed.content)
+
+    @property
+    def root(self) -> Path:
+        return self.home / ".slipway"
+
+    @property
+    def environment(self) -> dict[str, str]:
+        path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+        own = {
+            "HOME": str(self.home),
+            "PATH": path,
+            "SLIPWAY_STORAGE_ROOT": self.bucket.url,
+            "SLIPWAY_BOOT_ID": self.boot,
+        }
+        return own | self.extra
+
+    def begin(self, command: str, **payload: Any) -> subprocess.Popen[bytes]:
+        """Start a command, and be there when it ends or not."""
+        process = subprocess.Popen(
+            [sys.executable, str(self.agent), command],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+            env=self.environment, start_new_session=True,
+        )  # fmt: skip
+        assert process.stdin
+        process.stdin.write(json.dumps(payload).encode())
+        process.stdin.close()
+        process.stdin = None
+        return process
+
+    def finish(self, process: subprocess.Popen[bytes]) -> tuple[int, list[dict[str, Any]]]:
+        out, err = process.communicate(timeout=120)
+        assert err == b"", err.decode()
+        return process.returncode, [json.loads(line) for line in out.splitlines()]
+
+    def ask(self, command: str, **payload: Any) -> dict[str, Any]:
+        code, lines = self.finish(self.begin(command, **payload))
+        assert code == 0, lines
+        return lines[-1]
+
+    def refusal(self, command: str, **payload: Any) -> dict[str, str]:
+        """What it says when it cannot do it."""
+        code, lines = self.finish(self.begin(command, **payload))
+        assert code == 1, lines
+        return lines[-1]
+
+    def watch(self, **payload: Any) -> list[dict[str, Any]]:
+        code, lines = self.finish(self.begin("watch", **payload))
+        assert code == 0, lines
+        return lines
+
+    def deliver(self, files: dict[str, str | bytes]) -> dict[str, str]:
+        """Put a code archive into the bucket, and give what `install_code` is to be asked."""
+        content = archive(files)
+        sha256 = hashlib.sha256(content).hexdigest()
+        self.bucket.objects[f"code/{sha256}.tar.gz"] = content
+        source = self.home / "source" / sha256
+        for name, text in files.items():
+            (source / name).parent.mkdir(parents=True, exist_ok=True)
+            (source / name).write_bytes(text if isinstance(text, bytes) else text.encode())
+        return {"bucket": "b", "object": f"code/{sha256}.tar.gz", "sha256": sha256, "tree": tree_hash(source)}
+
+
+def archive(files: dict[str, str | bytes], *members: tarfile.TarInfo) -> bytes:
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w:gz") as tar:
+        for name, text in files.items():
+            content = text if isinstance(text, bytes) else text.encode()
+            member = tarfile.TarInfo(name)
+            member.size = len(content)
+            tar.addfile(member, io.BytesIO(content))
+        for member in members:
+            tar.addfile(member)
+    return buffer.getvalue()
+
+
+@pytest.fixture
+def bucket() -> Iterator[Bucket]:
+    store = Bucket()
+    server = store.serve()
+    yield store
+    store.released.set()
+    server.shutdown()
+    server.server_close()
+
+
+@pytest.fixture
+def worker(tmp_path: Path, bucket: Bucket) -> Iterator[Worker]:
+    made = Worker(tmp_path / "home", bucket)
+    yield made
+    end_programs(made.home)
+
+
+@dataclass
+class Run:
+    """A run whose program is one Python file, on a worker where everything is installed."""
+
+    worker: Worker
+    code: str
+    run_id: str = "run-1"
+
+    def start(self, script: str, *arguments: str, attempt: int = 1, **payload: Any) -> dict[str, Any]:
+        return self.worker.ask("start", **self.order(script, *arguments, attempt=attempt, **payload))
+
+    def order(self, script: str, *arguments: str, attempt: int = 1, **payload: Any) -> dict[str, Any]:
+        given = {"run_id": self.run_id, "attempt": attempt, "argv": ["python", "-c", script, *arguments]}
+        return {**given, "code": self.code, "venv": "image", **payload}
+
+    def state(self, attempt: int | None = None) -> dict[str, Any]:
+        return self.worker.ask("state", run_id=self.run_id, attempt=attempt)
+
+    def ended(self, attempt: int | None = None) -> dict[str, Any]:
+        """Its state once it has ended and its supervisor has gone."""
+        folder = self.folder / f"attempt-{attempt or 1}"
+        eventually(lambda: (folder / "exit.json").exists())
+        eventually(lambda: not alive(json.loads((folder / "pid.json").read_bytes())["supervisor"]))
+        return self.state(attempt)
+
+    @property
+    def folder(self) -> Path:
+        return self.worker.root / "runs" / self.run_id
+
+
+@pytest.fixture
+def run(worker: Worker) -> Run:
+    order = worker.deliver({"package/module.py": "x = 1\n"})
+    worker.ask("install_code", **order)
+    worker.ask("install_venv", packages="image", fingerprint="image")
+    return Run(worker, order["tree"])

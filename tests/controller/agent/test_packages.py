@@ -1,0 +1,144 @@
+import base64
+import hashlib
+import json
+import shutil
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from controller.agent.packages import versions_in
+from tests.controller.agent.conftest import Worker
+
+PYTHON = f"{sys.version_info.major}.{sys.version_info.minor}"
+
+
+def python_in(worker: Worker, fingerprint: str, script: str) -> str:
+    python = worker.root / "venv" / fingerprint / "bin/python"
+    return subprocess.run([python, "-c", script], capture_output=True, text=True, check=True).stdout.strip()
+
+
+@pytest.fixture
+def wheels(tmp_path: Path) -> Path:
+    """A folder with one small wheel, `tiny_thing` 1.2."""
+    (folder := tmp_path / "wheels").mkdir()
+    metadata = "Metadata-Version: 2.1\nName: tiny-thing\nVersion: 1.2\n"
+    tag = "Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
+    files = {"tiny_thing.py": "answer = 42\n", "tiny_thing-1.2.dist-info/METADATA": metadata}
+    files["tiny_thing-1.2.dist-info/WHEEL"] = tag
+    record = "".join(f"{name},sha256={_digest(text)},{len(text)}\n" for name, text in files.items())
+    files["tiny_thing-1.2.dist-info/RECORD"] = record + "tiny_thing-1.2.dist-info/RECORD,,\n"
+    with zipfile.ZipFile(folder / "tiny_thing-1.2-py3-none-any.whl", "w") as wheel:
+        for name, text in files.items():
+            wheel.writestr(name, text)
+    return folder
+
+
+def _digest(text: str) -> str:
+    return base64.urlsafe_b64encode(hashlib.sha256(text.encode()).digest()).rstrip(b"=").decode()
+
+
+@pytest.fixture
+def lock(wheels: Path) -> dict[str, str]:
+    sha256 = hashlib.sha256((wheels / "tiny_thing-1.2-py3-none-any.whl").read_bytes()).hexdigest()
+    requirements = f"tiny-thing==1.2 --hash=sha256:{sha256}\n"
+    return {
+        "packages": "lock",
+        "fingerprint": "f1",
+        "python": PYTHON,
+        "requirements": requirements,
+        "index": str(wheels),
+    }
+
+
+def test_a_venv_is_made_from_a_lock_once(worker: Worker, lock: dict[str, str]) -> None:
+    assert worker.ask("observe", venv="f1")["venv"] is None
+    made = {"fingerprint": "f1", "ok": True, "versions": {"tiny-thing": "1.2"}}
+    assert worker.ask("install_venv", **lock) == {**made, "changed": True}
+    assert worker.ask("install_venv", **lock) == {**made, "changed": False}
+    assert worker.ask("observe", venv="f1")["venv"] == made
+    assert python_in(worker, "f1", "import tiny_thing; print(tiny_thing.answer)") == "42"
+
+
+def test_a_wrong_hash_installs_nothing(worker: Worker, lock: dict[str, str]) -> None:
+    wrong = lock["requirements"][:-10] + "0" * 9 + "\n"
+    answer = worker.refusal("install_venv", **{**lock, "requirements": wrong})
+    assert "uv pip failed" in answer["error"]
+    assert "tiny-thing" in answer["detail"]
+    assert worker.ask("observe", venv="f1")["venv"] is None
+    assert worker.ask("install_venv", **lock)["changed"], "the next try is not hindered"
+
+
+def test_altered_packages_show_and_are_repaired(worker: Worker, lock: dict[str, str]) -> None:
+    worker.ask("install_venv", **lock)
+    [site] = (worker.root / "venv/f1").glob("lib/python*/site-packages")
+    (site / "tiny_thing-1.2.dist-info").rename(site / "tiny_thing-1.3.dist-info")
+    seen = worker.ask("observe", venv="f1")["venv"]
+    assert (seen["ok"], seen["versions"]["tiny-thing"]) == (False, "1.3")
+    assert worker.ask("install_venv", **lock)["versions"] == {"tiny-thing": "1.2"}
+
+
+def test_half_a_venv_is_none_and_is_made_anew(worker: Worker, lock: dict[str, str]) -> None:
+    worker.ask("install_venv", **lock)
+    (worker.root / "venv/f1/slipway.json").unlink()
+    shutil.rmtree(worker.root / "venv/f1/lib")
+    assert worker.ask("observe", venv="f1")["venv"] is None
+    assert worker.ask("install_venv", **lock)["changed"]
+    assert python_in(worker, "f1", "import tiny_thing") == ""
+
+
+def test_several_at_once_make_one(worker: Worker, lock: dict[str, str]) -> None:
+    answers = [worker.finish(p)[1][-1] for p in [worker.begin("install_venv", **lock) for _ in range(3)]]
+    assert sorted(answer["changed"] for answer in answers) == [False, False, True]
+
+
+def test_the_packages_of_the_image_are_seen_and_nothing_is_downloaded(worker: Worker) -> None:
+    seen = worker.ask("observe", venv="image")
+    assert seen["venv"] is None
+    made = worker.ask("install_venv", packages="image", fingerprint="image")
+    assert made["fingerprint"] == seen["image"]["fingerprint"]
+    assert made["versions"] == seen["image"]["versions"]
+    assert made["versions"]["pytest"] == pytest.__version__
+    assert worker.ask("observe", venv="image")["venv"]["ok"]
+    assert python_in(worker, made["fingerprint"], "import pytest; print(pytest.__version__)") == pytest.__version__
+    assert not worker.ask("install_venv", packages="image", fingerprint=made["fingerprint"])["changed"]
+
+
+def test_another_image_is_another_fingerprint(worker: Worker) -> None:
+    assert "fingerprint" in worker.refusal("install_venv", packages="image", fingerprint="f2")["error"]
+
+
+def test_there_are_two_kinds_of_venv(worker: Worker) -> None:
+    assert "lock or image" in worker.refusal("install_venv", packages="conda", fingerprint="f2")["error"]
+
+
+def test_versions_are_read_off_the_names_of_metadata(tmp_path: Path) -> None:
+    for name in ("jax-0.10.2.dist-info", "orbax_checkpoint-0.12.8+local.dist-info", "PyYAML-6.0.egg-info", "jax"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "Old_Thing-2-py3.10.egg-info").write_text("")
+    expected = {"jax": "0.10.2", "orbax-checkpoint": "0.12.8+local", "pyyaml": "6.0", "old-thing": "2"}
+    assert versions_in([tmp_path]) == expected
+
+
+def test_uv_is_installed_beside_the_venvs_where_the_image_has_none(worker: Worker, tmp_path: Path) -> None:
+    """A stand-in for pip writes a stand-in for uv: nothing is fetched here."""
+    fake = tmp_path / "fake/pip"
+    fake.mkdir(parents=True)
+    (fake / "__init__.py").write_text("")
+    (fake / "__main__.py").write_text(
+        "import pathlib, sys\n"
+        "target = pathlib.Path(sys.argv[sys.argv.index('--target') + 1]) / 'bin'\n"
+        "target.mkdir(parents=True)\n"
+        "(target / 'uv').write_text('#!/bin/sh\\nmkdir -p \"$5/bin\" && ln -s /bin/sh \"$5/bin/python\"\\n')\n"
+        "(target / 'uv').chmod(0o700)\n"
+        "print(sys.argv, file=open(pathlib.Path.home() / 'pip', 'a'))\n"
+    )
+    (tools := tmp_path / "tools").mkdir()
+    for name in ("mkdir", "ln"):
+        (tools / name).symlink_to(shutil.which(name) or pytest.fail(f"no {name}"))
+    worker.extra = {"PATH": str(tools), "PYTHONPATH": str(fake.parent)}
+    assert worker.ask("install_venv", packages="image", fingerprint="image")["ok"]
+    assert "uv==" in (worker.home / "pip").read_text()
+    assert json.loads((next((worker.root / "venv").iterdir()) / "slipway.json").read_text())

@@ -1,0 +1,65 @@
+import io
+import json
+from pathlib import Path
+
+import pytest
+
+from controller.agent import storage
+from controller.agent.storage import RETRY_SECONDS, TransferError, with_retries
+from tests.controller.agent.bucket import Bucket
+
+
+def test_what_may_pass_is_tried_again_and_then_told() -> None:
+    pauses: list[float] = []
+
+    def never() -> None:
+        raise TransferError("503")
+
+    with pytest.raises(TransferError, match="503"):
+        with_retries(never, pauses.append)
+    assert pauses == list(RETRY_SECONDS)
+
+
+def test_what_lasts_is_told_at_once() -> None:
+    def never() -> None:
+        raise TransferError("403", lasting=True)
+
+    with pytest.raises(TransferError, match="403"):
+        with_retries(never, lambda _: pytest.fail("there is no point in waiting"))
+
+
+def test_google_is_asked_with_the_token_of_the_vm(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    asked: dict[str, dict[str, str]] = {}
+
+    def google(url: str, headers: dict[str, str], data: object = None) -> io.BytesIO:
+        asked[url] = headers
+        return io.BytesIO(json.dumps({"access_token": "ya29.x"}).encode() if "metadata" in url.lower() else b"content")
+
+    monkeypatch.delenv("SLIPWAY_STORAGE_ROOT", raising=False)
+    monkeypatch.setenv("GCE_METADATA_HOST", "127.0.0.1:1")
+    monkeypatch.setattr(storage, "_http", google)
+    sha256 = "ed7002b439e9ac845f22357d822bac1444730fbdb6016d3ec9432297b9ec9f73"
+    storage.download("b", "code/a b.tar.gz", sha256, tmp_path / "out")
+    assert asked == {
+        "http://127.0.0.1:1/computeMetadata/v1/instance/service-accounts/default/token": {"Metadata-Flavor": "Google"},
+        "https://storage.googleapis.com/storage/v1/b/b/o/code%2Fa%20b.tar.gz?alt=media": {
+            "Authorization": "Bearer ya29.x"
+        },
+    }
+    assert (tmp_path / "out").read_bytes() == b"content"
+
+
+def test_an_upload_holds_what_the_file_held(monkeypatch: pytest.MonkeyPatch, bucket: Bucket, tmp_path: Path) -> None:
+    monkeypatch.setenv("SLIPWAY_STORAGE_ROOT", bucket.url)
+    (tmp_path / "log").write_bytes(b"x" * 3_000_000)
+    storage.upload_file(tmp_path / "log", "b", "runs/a b/log")
+    storage.upload_file(tmp_path / "nothing", "b", "empty")
+    assert bucket.objects == {"runs/a b/log": b"x" * 3_000_000, "empty": b""}
+
+
+def test_a_storage_out_of_reach_is_a_transfer_error(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("SLIPWAY_STORAGE_ROOT", "http://127.0.0.1:1/")
+    with pytest.raises(TransferError, match="refused"):
+        storage.upload_file(tmp_path / "log", "b", "log")
+    with pytest.raises(TransferError, match="refused"):
+        storage.download("b", "x", "", tmp_path / "out")

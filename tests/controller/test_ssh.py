@@ -1,0 +1,366 @@
+"""The connections to a pod's workers, against real SSH servers that behave badly on demand."""
+
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import asyncssh
+import pytest
+
+from controller import link
+from controller.bundle import bundle
+from controller.clock import Interrupted
+from controller.keys import private_key
+from controller.ssh import Fleet, WorkerError, failures
+from tests.controller.sshserver import Pod
+
+TALK = "import os, time\nprint('one', flush=True)\nwhile not os.path.exists('go'): time.sleep(0.02)\nprint('two')"
+
+
+@pytest.fixture
+def fleets() -> Iterator[list[Fleet]]:
+    opened: list[Fleet] = []
+    yield opened
+    for fleet in opened:
+        fleet.close()
+
+
+@pytest.fixture
+def pod_of(tmp_path: Path, fleets: list[Fleet]) -> Iterator[Callable[..., tuple[Pod, Fleet]]]:
+    """Makes a pod, and a fleet that is connected to it as soon as it is asked something."""
+    pods: list[Pod] = []
+
+    def make(workers: int = 1, sleep: Callable[[float], None] = time.sleep, **access: Any) -> tuple[Pod, Fleet]:
+        pod = Pod(tmp_path / f"pod-{len(pods)}", workers)
+        pods.append(pod)
+        fleets.append(Fleet(pod.access(**access), sleep))
+        return pod, fleets[-1]
+
+    yield make
+    for fleet in fleets:
+        fleet.close()
+    for pod in pods:
+        pod.close()
+
+
+def only(answers: list) -> WorkerError:
+    [error] = failures(answers)
+    return error
+
+
+def test_nothing_heavy_is_imported_before_a_connection_is_made() -> None:
+    script = (
+        "import controller.ssh, controller.keys, sys; print({'fabric', 'paramiko', 'cryptography'} & set(sys.modules))"
+    )
+    assert (
+        subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout == "set()\n"
+    )
+
+
+# Asking
+
+
+def test_the_agent_is_placed_when_it_is_first_missed(pod_of) -> None:
+    pod, fleet = pod_of()
+    assert fleet.call(0, "observe", {})["home"] == str(pod.workers[0].home)
+    placed = pod.workers[0].home / ".slipway" / bundle().name
+    assert placed.read_bytes() == bundle().content
+    before = len(pod.workers[0].commands)
+    fleet.call(0, "observe", {})
+    assert pod.workers[0].commands[before:] == [f"python3 ~/.slipway/{bundle().name} observe"]
+    placed.unlink()
+    assert fleet.call(0, "observe", {})["active"] is None, "and again, when someone has removed it"
+
+
+def test_an_agent_that_arrives_incomplete_is_not_placed(pod_of) -> None:
+    pod, fleet = pod_of()
+    command = f"exec python3 -c {link.shlex.quote(link.PLACE)} name {bundle().sha256}"
+    ran = fleet.run(0, command, bundle().content[:-1])
+    assert (ran.exit_code, ran.output) == (1, "the agent arrived incomplete\n")
+    assert not (pod.workers[0].home / ".slipway").exists()
+
+
+def test_what_is_asked_never_passes_through_a_shell(pod_of) -> None:
+    pod, fleet = pod_of()
+    text = "; touch ~/evil # $(touch ~/evil)\n'\"`touch ~/evil`"
+    fleet.call(0, "write_config", {"run_id": "r", "text": text, "env": {"A": text}})
+    assert (pod.workers[0].home / ".slipway/runs/r/run.yaml").read_text() == text
+    assert not (pod.workers[0].home / "evil").exists()
+    assert not any("evil" in command for command in pod.workers[0].commands)
+
+
+def test_a_large_payload_arrives_whole(pod_of) -> None:
+    _, fleet = pod_of()
+    text = "x" * 8_000_000
+    assert len(fleet.call(0, "write_config", {"run_id": "r", "text": text})["sha256"]) == 64
+
+
+def test_what_the_agent_cannot_do_is_told_in_its_words(pod_of) -> None:
+    _, fleet = pod_of()
+    with pytest.raises(WorkerError, match=r"worker 0 \(10\.0\.0\.0\): not a name") as caught:
+        fleet.call(0, "observe", {"code": "../x"})
+    assert caught.value.kind == "agent"
+    with pytest.raises(WorkerError, match="TypeError") as caught:
+        fleet.call(0, "observe", {"nonsense": 1})
+    assert "Traceback" in caught.value.detail
+
+
+def test_all_are_asked_at_the_same_time_and_answer_in_order(pod_of) -> None:
+    """Peers find each other only if all of them are asked at once."""
+    pod, fleet = pod_of(3)
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        payload = {"addresses": ["127.0.0.1"] * 3, "port": free.getsockname()[1], "timeout_seconds": 60}
+    answers = fleet.call_all("probe_peers", [{**payload, "index": index} for index in range(3)])
+    assert [answer["reachable"] for answer in answers] == [True] * 3
+    homes = [answer["home"] for answer in fleet.call_all("observe", {}, workers=[2, 0])]
+    assert homes == [str(pod.workers[2].home), str(pod.workers[0].home)]
+    assert fleet.call_all("observe", {}, workers=[]) == []
+
+
+def test_a_worker_that_fails_is_a_value_among_the_answers(pod_of) -> None:
+    pod, fleet = pod_of(3, sleep=lambda _: None)
+    pod.do(pod.workers[1].hang_up())
+    answers = fleet.call_all("observe", {})
+    assert [isinstance(answer, dict) for answer in answers] == [True, False, True]
+    error = only(answers)
+    assert (error.worker, error.address, error.kind) == (1, "10.0.0.1", "refused")
+
+
+def test_an_interrupted_wait_interrupts(pod_of) -> None:
+    def interrupted(_: float) -> None:
+        raise Interrupted
+
+    pod, fleet = pod_of(2, sleep=interrupted)
+    pod.do(pod.workers[1].hang_up())
+    with pytest.raises(Interrupted):
+        fleet.call_all("observe", {})
+
+
+def test_a_shell_command_gives_its_output_and_exit_code(pod_of) -> None:
+    _, fleet = pod_of()
+    ran = fleet.run(0, "cat; echo err >&2; exit 3", b"in\n")
+    assert (ran.exit_code, sorted(ran.output.splitlines())) == (3, ["err", "in"])
+
+
+def test_a_command_that_takes_too_long_is_a_timeout(pod_of, monkeypatch: pytest.MonkeyPatch) -> None:
+    pod, fleet = pod_of()
+    monkeypatch.setitem(link.SECONDS, "observe", 0.3)
+    (pod.workers[0].home / "bin").mkdir()
+    (fake := pod.workers[0].home / "bin/python3").write_text("#!/bin/sh\nsleep 5\n")
+    fake.chmod(0o700)
+    pod.workers[0].path = f"{fake.parent}:{pod.workers[0].path}"
+    with pytest.raises(WorkerError, match=r"no end after 0\.3 s") as caught:
+        fleet.call(0, "observe", {})
+    assert caught.value.kind == "timeout"
+
+
+# Who is who
+
+
+def test_another_host_key_than_the_published_one_is_refused(pod_of) -> None:
+    pod, fleet = pod_of(2)
+    stranger = asyncssh.generate_private_key("ssh-ed25519")
+    pod.workers[1].key, trusted = stranger, [w.host_key_line for w in pod.workers]
+    pod.do(pod.workers[1].hang_up())
+    pod.do(pod.workers[1].listen())
+    fleet = Fleet(pod.access(host_keys=lambda: trusted))
+    error = only(fleet.call_all("observe", {}))
+    fleet.close()
+    assert (error.worker, error.kind) == (1, "host_key")
+    assert "worker 1 of pod-a" in error.words
+    assert stranger.get_fingerprint() in error.words
+    assert pod.workers[1].commands == []
+
+
+def test_a_host_without_a_published_key_is_not_spoken_to(pod_of) -> None:
+    pod, fleet = pod_of(1, sleep=lambda _: None, host_keys=lambda: [""])
+    with pytest.raises(WorkerError, match="not published its SSH host keys yet"):
+        fleet.call(0, "observe", {})
+    assert pod.workers[0].connections == []
+
+
+def test_a_replaced_vm_is_known_by_what_is_published_now(pod_of) -> None:
+    pod, fleet = pod_of()
+    fleet.call(0, "observe", {})
+    pod.do(pod.workers[0].hang_up())
+    pod.workers[0].key = asyncssh.generate_private_key("ssh-ed25519")
+    pod.do(pod.workers[0].listen())
+    assert fleet.call(0, "observe", {})["active"] is None
+
+
+def test_of_several_published_keys_the_one_in_use_counts(pod_of) -> None:
+    rsa = asyncssh.generate_private_key("ssh-rsa", key_size=2048).export_public_key().decode().strip()
+    pod, fleet = pod_of()
+    fleet = Fleet(pod.access(host_keys=lambda: [f"{rsa}\n{pod.workers[0].host_key_line}"]))
+    assert fleet.call(0, "observe", {})["active"] is None
+    fleet.close()
+
+
+def test_who_does_not_know_our_key_says_so(pod_of, tmp_path: Path) -> None:
+    pod, _ = pod_of()
+    fleet = Fleet(pod.access(key=private_key(tmp_path / "other")))
+    with pytest.raises(WorkerError, match="does not let slipway in") as caught:
+        fleet.call(0, "observe", {})
+    fleet.close()
+    assert caught.value.kind == "auth"
+
+
+# Coming and going
+
+
+def test_fresh_workers_are_waited_for(pod_of, tmp_path: Path) -> None:
+    """One does not listen yet, one has not heard of our key, and none has published its own."""
+    published = ["", "", ""]
+    pod, _ = pod_of(3)
+    known = pod.workers[1].authorized
+    pod.workers[1].authorized = asyncssh.generate_private_key("ssh-ed25519").export_public_key().decode()
+    for worker in pod.workers[:2]:
+        pod.do(worker.hang_up())
+    pod.do(pod.workers[1].listen())
+    pauses: list[float] = []
+
+    def sleep(seconds: float) -> None:
+        pauses.append(seconds)
+        if len(pauses) == 6:
+            published[:] = [w.host_key_line for w in pod.workers]
+        if len(pauses) == 12:
+            pod.workers[1].authorized = known
+            pod.do(pod.workers[1].hang_up())
+            for worker in pod.workers[:2]:
+                pod.do(worker.listen())
+
+    fleet = Fleet(pod.access(host_keys=lambda: published, warm_up_seconds=1e6), sleep)
+    answers = fleet.warm_up()
+    fleet.close()
+    assert [answer["home"] for answer in answers] == [str(w.home) for w in pod.workers]
+    assert len(pauses) >= 12
+
+
+def test_a_worker_that_never_comes_is_given_up(pod_of) -> None:
+    pauses: list[float] = []
+    pod, fleet = pod_of(2, sleep=pauses.append, warm_up_seconds=60.0)
+    pod.do(pod.workers[0].hang_up())
+    error = only(fleet.warm_up())
+    assert (error.worker, error.kind) == (0, "refused")
+    assert 60 <= sum(pauses) <= 66
+    assert pauses == sorted(pauses)
+
+
+def test_a_dropped_connection_is_made_anew(pod_of) -> None:
+    pod, fleet = pod_of()
+    fleet.call(0, "observe", {})
+    pod.do(pod.workers[0].hang_up())
+    pod.do(pod.workers[0].listen())
+    assert fleet.call(0, "observe", {})["active"] is None
+
+
+def test_a_connection_is_kept(pod_of) -> None:
+    pod, fleet = pod_of(2)
+    for _ in range(3):
+        assert not failures(fleet.call_all("observe", {}))
+    assert [len(w.connections) for w in pod.workers] == [1, 1]
+
+
+def test_a_frozen_connection_is_noticed(pod_of) -> None:
+    pod, fleet = pod_of(1, silence_seconds=0.3, connect_seconds=1.0, sleep=lambda _: None)
+    fleet.call(0, "observe", {})
+    errors: list[WorkerError] = []
+
+    def ask() -> None:
+        try:
+            fleet.run(0, "sleep 600")
+        except WorkerError as error:
+            errors.append(error)
+
+    asking = threading.Thread(target=ask)
+    asking.start()
+    while "sleep 600" not in pod.workers[0].commands:
+        time.sleep(0.02)
+    with pod.frozen():
+        asking.join(60)
+        assert [error.kind for error in errors] == ["dropped"]
+        assert only(fleet.call_all("observe", {})).kind in ("timeout", "refused", "dropped")
+    assert fleet.call(0, "observe", {})["active"] is None
+
+
+def test_a_silent_command_is_not_taken_for_a_frozen_one(pod_of) -> None:
+    _, fleet = pod_of(1, silence_seconds=0.1)
+    assert fleet.run(0, "sleep 1; echo done").output == "done\n"
+
+
+def test_a_closed_fleet_answers_no_more(pod_of) -> None:
+    _, fleet = pod_of()
+    fleet.call(0, "observe", {})
+    waiting = threading.Thread(target=fleet.call_all, args=("observe", {}))
+    waiting.start()
+    fleet.close()
+    waiting.join(60)
+    assert not waiting.is_alive()
+    with pytest.raises(WorkerError, match="closed on this side"):
+        fleet.call(0, "observe", {})
+
+
+# A program
+
+
+@pytest.fixture
+def program(pod_of) -> tuple[Pod, Fleet]:
+    """A program that says one, and when it is told to go, two."""
+    pod, fleet = pod_of()
+    code = "1" * 64
+    (pod.workers[0].home / ".slipway/code" / code).mkdir(parents=True)
+    fleet.call(0, "install_venv", {"packages": "image", "fingerprint": "image"})
+    order = {"run_id": "r", "attempt": 1, "argv": ["python", "-c", TALK], "code": code, "venv": "image"}
+    assert fleet.call(0, "start", order)["state"] in ("running", "exited")
+    return pod, fleet
+
+
+def go(pod: Pod) -> None:
+    (pod.workers[0].home / ".slipway/runs/r/work/go").write_text("")
+
+
+def test_a_program_is_watched_to_its_end(program: tuple[Pod, Fleet]) -> None:
+    pod, fleet = program
+    lines = fleet.stream(0, "watch", {"run_id": "r"})
+    assert next(lines) == {"log": "one\n", "offset": 4}
+    assert fleet.call(0, "state", {"run_id": "r"})["state"] == "running", "other channels work beside it"
+    go(pod)
+    rest = list(lines)
+    assert rest[0] == {"log": "two\n", "offset": 8}
+    assert rest[-1]["end"]["code"] == 0
+
+
+def test_a_program_goes_on_without_us_and_is_taken_up_again(program: tuple[Pod, Fleet]) -> None:
+    pod, fleet = program
+    lines = fleet.stream(0, "watch", {"run_id": "r"})
+    seen = next(lines)
+    pod.do(pod.workers[0].hang_up())
+    with pytest.raises(WorkerError) as caught:
+        list(lines)
+    assert caught.value.kind == "dropped"
+    go(pod)
+    pod.do(pod.workers[0].listen())
+    rest = list(fleet.stream(0, "watch", {"run_id": "r", "log_offset": seen["offset"]}))
+    assert (rest[0]["log"], rest[-1]["end"]["code"]) == ("two\n", 0)
+
+
+def test_a_stream_that_is_left_early_leaves_the_connection_usable(program: tuple[Pod, Fleet]) -> None:
+    _, fleet = program
+    lines = fleet.stream(0, "watch", {"run_id": "r"})
+    next(lines)
+    lines.close()
+    assert fleet.call(0, "stop", {"run_id": "r", "grace_seconds": 60})["signal"] == "SIGTERM"
+
+
+def test_closing_ends_a_stream(program: tuple[Pod, Fleet]) -> None:
+    _, fleet = program
+    lines = fleet.stream(0, "watch", {"run_id": "r"})
+    next(lines)
+    threading.Timer(0.1, fleet.close).start()
+    with pytest.raises(WorkerError):
+        list(lines)
