@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
+import jax
 import orbax.checkpoint as ocp
 from etils import epath
+from orbax.checkpoint import type_handlers
 
 from trainer.model import Params
+
+SMALLEST_SLICE_BYTES = 1 << 20
 
 
 class Checkpoints:
@@ -24,7 +28,7 @@ class Checkpoints:
         self._manager = ocp.CheckpointManager(
             root / "checkpoints",
             options=ocp.CheckpointManagerOptions(max_to_keep=keep, cleanup_tmp_directories=True),
-            item_names=("state", "position"),
+            item_handlers={"state": _arrays(), "position": ocp.JsonCheckpointHandler()},
         )
 
     def latest(self) -> int | None:
@@ -36,27 +40,39 @@ class Checkpoints:
 
         Returns once the arrays are copied; the files are written meanwhile. An earlier save is waited for.
         """
-        items = ocp.args.Composite(state=ocp.args.StandardSave(state), position=ocp.args.JsonSave(position))
+        items = ocp.args.Composite(state=ocp.args.PyTreeSave(state), position=ocp.args.JsonSave(position))
         self._manager.save(step, args=items, force=True)
 
     def restore(self, step: int, abstract: Any) -> tuple[Any, dict[str, Any]]:
         """State and position saved at `step`. abstract: shapes, types and shardings, as of `update.abstract_state`."""
-        items = ocp.args.Composite(state=ocp.args.StandardRestore(abstract), position=ocp.args.JsonRestore())
+        items = ocp.args.Composite(state=_into(abstract), position=ocp.args.JsonRestore())
         restored = self._manager.restore(step, args=items)
         return restored["state"], restored["position"]
 
     def save_reference(self, params: Params) -> None:
         """Save the frozen policy, unless it is there. Returns when it is complete."""
         if not self._reference.exists():
-            with ocp.StandardCheckpointer() as checkpointer:
-                checkpointer.save(self._reference, params)
+            with ocp.Checkpointer(_arrays()) as checkpointer:
+                checkpointer.save(self._reference, args=ocp.args.PyTreeSave(params))
 
     def restore_reference(self, abstract: Params) -> Params:
-        """The frozen policy, as saved."""
-        with ocp.StandardCheckpointer() as checkpointer:
-            return checkpointer.restore(self._reference, abstract)
+        """The frozen policy, as saved. abstract: shapes, types and shardings of the weights."""
+        with ocp.Checkpointer(_arrays()) as checkpointer:
+            return checkpointer.restore(self._reference, args=_into(abstract))
 
     def close(self) -> None:
         """Wait until everything is written. Raises what the writing raised."""
         self._manager.wait_until_finished()
         self._manager.close()
+
+
+def _arrays() -> ocp.PyTreeCheckpointHandler:
+    """Devices that hold the same array share its writing, where it is large: each new slice costs a compilation."""
+    handler = type_handlers.ArrayHandler(min_slice_bytes_for_replica_parallel=SMALLEST_SLICE_BYTES)
+    return ocp.PyTreeCheckpointHandler(
+        type_handler_registry=type_handlers.create_type_handler_registry((jax.Array, handler))
+    )
+
+
+def _into(abstract: Any) -> ocp.args.PyTreeRestore:
+    return ocp.args.PyTreeRestore(abstract, restore_args=ocp.checkpoint_utils.construct_restore_args(abstract))

@@ -20,6 +20,16 @@ class JoinError(RuntimeError):
     """The processes did not find each other in time."""
 
 
+def spare_threads(pod: PodFacts) -> None:
+    """Give XLA's CPU backend threads enough; to be called before any use of JAX, a no-op on other backends.
+
+    Each virtual device may hold a thread while it waits in a collective. With the default, a thread per core, those of
+    a worker with more devices than cores can all be waiting for a device that gets none: they then wait for ever.
+    """
+    if pod.backend == "cpu":
+        os.environ.setdefault("PJRT_NPROC", str(max(os.cpu_count() or 1, 2 * pod.devices // pod.workers)))
+
+
 def join(pod: PodFacts, timeout_seconds: int) -> None:
     """Connect this process to those on the other workers; a no-op where there is one worker.
 

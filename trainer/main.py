@@ -35,6 +35,7 @@ def main() -> None:
         print(error, file=sys.stderr)
         sys.exit(2)
     try:
+        distributed.spare_threads(experiment.pod)
         distributed.join(experiment.pod, JOIN_SECONDS)
         startup.check_devices(experiment.pod)
         startup.check_agreement(path)

@@ -45,7 +45,9 @@ def init_state(cfg: conf.training.Model, opt: conf.training.Optimizer, mesh: Mes
     def make(key: jax.Array) -> State:
         return fresh(model.init(cfg, key), opt)
 
-    return jax.jit(make, out_shardings=state_shardings(cfg, opt, mesh))(key)
+    # it runs once: on CPU the compiler's optimizations would cost several times what they save
+    options = {"xla_backend_optimization_level": 0} if jax.default_backend() == "cpu" else None
+    return jax.jit(make, out_shardings=state_shardings(cfg, opt, mesh), compiler_options=options)(key)
 
 
 def fresh(params: Params, opt: conf.training.Optimizer) -> State:

@@ -49,13 +49,15 @@ def run(experiment: RunFile, mesh: Mesh, log: Metrics) -> None:
             speed = {"step_time": seconds, "tokens_per_second": loop.batch * loop.sequence / seconds}
             log.log(done, "train", **values, **speed, **costs, steps_total=loop.steps)
             clock, timed, costs = time.perf_counter(), 0, {}
+        if done % loop.eval_every == 0 and done < loop.steps:
+            log.log(done, "eval", eval_loss=evaluate(state.params))
+            clock, timed = time.perf_counter(), 0
         if done % experiment.checkpoint.every == 0 or done == loop.steps:
             log.upload()
             checkpoints.save(done, state, {"phase": "train"})
-        if done % loop.eval_every == 0 or done == loop.steps:
-            log.log(done, "eval", eval_loss=evaluate(state.params))
-            clock, timed = time.perf_counter(), 0
-    log.summarize(eval_loss=evaluate(state.params), steps=loop.steps)
+    eval_loss = evaluate(state.params)
+    log.log(loop.steps, "eval", eval_loss=eval_loss)
+    log.summarize(eval_loss=eval_loss, steps=loop.steps)
     checkpoints.close()
 
 
