@@ -7,6 +7,7 @@ import json
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from http.client import HTTPException
 from pathlib import Path
 from typing import IO
@@ -46,14 +47,12 @@ def download(bucket: str, name: str, sha256: str, target: Path) -> None:
     Raises:
         TransferError: it could not be had, or is not what it should be.
     """
-    digest, url = hashlib.sha256(), f"/storage/v1/b/{quote(bucket)}/o/{quote(name, safe='')}?alt=media"
-    try:
-        with _storage(url, {}) as answer, target.open("wb") as file:
-            while chunk := answer.read(CHUNK):
-                digest.update(chunk)
-                file.write(chunk)
-    except (HTTPException, OSError) as error:
-        raise TransferError(f"the download of gs://{bucket}/{name} broke off: {error!r}") from error
+    digest, place = hashlib.sha256(), f"/storage/v1/b/{quote(bucket)}/o/{quote(name, safe='')}?alt=media"
+    what = f"the download of gs://{bucket}/{name}"
+    with _failures_of(what), _storage(place, {}) as answer, target.open("wb") as file:
+        while chunk := answer.read(CHUNK):
+            digest.update(chunk)
+            file.write(chunk)
     if digest.hexdigest() != sha256:
         raise TransferError(f"gs://{bucket}/{name} has the SHA-256 {digest.hexdigest()}, not {sha256}")
 
@@ -70,13 +69,10 @@ def upload(content: Iterable[bytes], size: int, bucket: str, name: str) -> None:
     Raises:
         TransferError: it could not be stored, or not all of it.
     """
-    url = f"/upload/storage/v1/b/{quote(bucket)}/o?uploadType=media&name={quote(name, safe='')}"
+    place = f"/upload/storage/v1/b/{quote(bucket)}/o?uploadType=media&name={quote(name, safe='')}"
     headers = {"Content-Length": str(size), "Content-Type": "text/plain; charset=utf-8"}
-    try:
-        with _storage(url, headers, content) as answer:
-            stored = int(json.load(answer)["size"])
-    except (HTTPException, OSError, ValueError, KeyError) as error:
-        raise TransferError(f"the upload of gs://{bucket}/{name} broke off: {error!r}") from error
+    with _failures_of(f"the upload of gs://{bucket}/{name}"), _storage(place, headers, content) as answer:
+        stored = int(json.load(answer)["size"])
     if stored != size:
         raise TransferError(f"gs://{bucket}/{name} has {stored} bytes, not {size}")
 
@@ -89,22 +85,30 @@ def _first_bytes(path: Path, size: int) -> Iterator[bytes]:
                 yield chunk
 
 
-def _storage(path: str, headers: dict[str, str], data: Iterable[bytes] | None = None) -> IO[bytes]:
+@contextmanager
+def _failures_of(what: str) -> Iterator[None]:
+    """Everything that can go wrong becomes a TransferError. URLs stay out of it: they may hold a token."""
+    try:
+        yield
+    except HTTPError as error:
+        lasting = error.code < 500 and error.code not in (408, 429)
+        words = error.read(2000).decode(errors="replace").strip() or error.reason
+        raise TransferError(f"{what} failed with HTTP {error.code}: {words}", lasting) from error
+    except (HTTPException, OSError, ValueError, KeyError) as error:
+        raise TransferError(f"{what} broke off: {error!r}") from error
+
+
+def _storage(place: str, headers: dict[str, str], data: Iterable[bytes] | None = None) -> IO[bytes]:
     """A request to the JSON API with the credentials of the VM; an emulated worker is told a root that needs none."""
     if base := os.environ.get("SLIPWAY_STORAGE_ROOT"):
-        return _http(base.rstrip("/") + path, headers, data)
+        return _open(base.rstrip("/") + place, headers, data)
     host = os.environ.get("GCE_METADATA_HOST", "metadata.google.internal")
     account = f"http://{host}/computeMetadata/v1/instance/service-accounts/default/token"
-    with _http(account, {"Metadata-Flavor": "Google"}) as answer:
+    with _open(account, {"Metadata-Flavor": "Google"}) as answer:
         token = json.load(answer)["access_token"]
-    return _http(f"https://storage.googleapis.com{path}", {**headers, "Authorization": f"Bearer {token}"}, data)
+    return _open(f"https://storage.googleapis.com{place}", {**headers, "Authorization": f"Bearer {token}"}, data)
 
 
-def _http(url: str, headers: dict[str, str], data: Iterable[bytes] | None = None) -> IO[bytes]:
+def _open(url: str, headers: dict[str, str], data: Iterable[bytes] | None = None) -> IO[bytes]:
     request = Request(url, data=data, headers=headers)  # noqa: S310 (the scheme is ours)
-    try:
-        return build_opener(ProxyHandler({})).open(request, timeout=60)  # Google is reached directly, never by a proxy
-    except HTTPError as error:
-        words = error.read(1000).decode(errors="replace").strip() or error.reason
-        lasting = error.code < 500 and error.code not in (408, 429)
-        raise TransferError(f"HTTP {error.code} from {url.partition('?')[0]}: {words}", lasting) from error
+    return build_opener(ProxyHandler({})).open(request, timeout=60)  # Google is reached directly, never by a proxy

@@ -37,7 +37,7 @@ def test_google_is_asked_with_the_token_of_the_vm(monkeypatch: pytest.MonkeyPatc
 
     monkeypatch.delenv("SLIPWAY_STORAGE_ROOT", raising=False)
     monkeypatch.setenv("GCE_METADATA_HOST", "127.0.0.1:1")
-    monkeypatch.setattr(storage, "_http", google)
+    monkeypatch.setattr(storage, "_open", google)
     sha256 = "ed7002b439e9ac845f22357d822bac1444730fbdb6016d3ec9432297b9ec9f73"
     storage.download("b", "code/a b.tar.gz", sha256, tmp_path / "out")
     assert asked == {
@@ -63,3 +63,17 @@ def test_a_storage_out_of_reach_is_a_transfer_error(monkeypatch: pytest.MonkeyPa
         storage.upload_file(tmp_path / "log", "b", "log")
     with pytest.raises(TransferError, match="refused"):
         storage.download("b", "x", "", tmp_path / "out")
+
+
+def test_a_failure_names_the_object_and_never_the_url(
+    monkeypatch: pytest.MonkeyPatch, bucket: Bucket, tmp_path: Path
+) -> None:
+    """The root of an emulated worker holds a token."""
+    monkeypatch.setenv("SLIPWAY_STORAGE_ROOT", f"{bucket.url}w/t0ken/")
+    bucket.faults += [403, "cut"]
+    bucket.objects["x"] = b"content"
+    for words in ("HTTP 403: out of order", "has the SHA-256"):
+        with pytest.raises(TransferError, match=words) as caught:
+            storage.download("b", "x", "", tmp_path / "out")
+        assert "gs://b/x" in str(caught.value)
+        assert "t0ken" not in str(caught.value)
