@@ -67,7 +67,7 @@ def tool(argv: list[str], check: bool = True, timeout: float | None = None, env:
     """Run a program, no shell, and give its stdout.
 
     Raises:
-        AgentError: there is no such program, it took too long, or (with `check`) it failed; its stderr is the detail.
+        AgentError: there is no such program, it took too long, or (with `check`) it failed; it quotes stderr.
     """
     import subprocess
 
@@ -80,6 +80,7 @@ def tool(argv: list[str], check: bool = True, timeout: float | None = None, env:
         said = (error.stderr or b"").decode(errors="replace")
         raise AgentError(f"{name} did not end within {timeout:g} s", said[-4000:]) from error
     if check and done.returncode:
-        said = done.stderr.decode(errors="replace")
-        raise AgentError(f"{name} {argv[1]} failed with exit code {done.returncode}", said[-4000:])
+        said = done.stderr.decode(errors="replace").strip()
+        last = next((line.strip() for line in reversed(said.splitlines()) if "error" in line.lower()), "")
+        raise AgentError(f"{name} {argv[1]} failed with exit code {done.returncode}: {last}", said[-4000:])
     return done.stdout.decode(errors="replace")

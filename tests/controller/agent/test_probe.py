@@ -43,7 +43,9 @@ def test_devices_are_asked_for_once_per_boot(run: Run) -> None:
 
 def test_a_jax_that_fails_is_told_and_not_recorded(run: Run) -> None:
     worker = with_jax(run, "raise RuntimeError('no libtpu here')").worker
-    assert "no libtpu here" in worker.refusal("probe_devices", venv="image")["detail"]
+    refusal = worker.refusal("probe_devices", venv="image")
+    assert "RuntimeError: no libtpu here" in refusal["error"]
+    assert "Traceback" in refusal["detail"]
     assert worker.ask("observe")["devices"] is None
 
 
