@@ -1,0 +1,74 @@
+"""Eight virtual CPU devices for every test of the trainer; set before anything imports JAX."""
+
+import os
+from pathlib import Path
+from typing import Any
+
+os.environ["JAX_PLATFORMS"] = "cpu"
+os.environ["JAX_NUM_CPU_DEVICES"] = "8"
+os.environ.setdefault("PJRT_NPROC", "16")  # a thread per waiting device, as trainer.distributed.spare_threads says
+
+import jax
+import pytest
+import yaml
+
+from conf.runfile import RunFile
+from conf.training import Model, Optimizer
+
+CONF = Path(__file__).parents[2] / "conf"
+
+
+@pytest.fixture(scope="session", autouse=True)
+def compile_cache(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """One persistent compilation cache for this session and the programs it starts."""
+    folder = str(tmp_path_factory.mktemp("compile_cache"))
+    jax.config.update("jax_compilation_cache_dir", folder)
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
+    return folder
+
+
+def group(path: str) -> dict[str, Any]:
+    """A YAML group of conf/, e.g. model/tiny."""
+    return yaml.safe_load((CONF / f"{path}.yaml").read_text())
+
+
+@pytest.fixture
+def tiny() -> Model:
+    """The tiny model with soft-caps low enough to matter."""
+    return Model(**group("model/tiny") | {"attention_softcap": 2.0, "final_softcap": 3.0, "window": 5})
+
+
+@pytest.fixture
+def adamw() -> Optimizer:
+    """Of the YAML group, without warm-up."""
+    return Optimizer(**group("optimizer/adamw") | {"schedule": {"kind": "constant", "warmup_steps": 0}})
+
+
+@pytest.fixture
+def lm_run(tmp_path: Path) -> dict[str, Any]:
+    """A run.yaml, as data, of a few steps of the LM loop on one worker with eight devices."""
+    text = tmp_path / "corpus.txt"
+    text.write_text("".join(f"{i} and {i + 1} make {2 * i + 1}. " for i in range(300)))
+    raw = {
+        "id": "lm-test",
+        "name": "lm",
+        "seed": 7,
+        "dir": str(tmp_path / "bucket"),
+        "pod": {
+            "accelerator_type": "v5litepod-8",
+            "workers": 1,
+            "devices": 8,
+            "backend": "cpu",
+            "hbm_bytes_per_chip": None,
+            "bf16_flops_per_chip": None,
+        },
+        "model": group("model/tiny") | {"vocab": 256, "dim": 32, "hidden": 64, "logit_chunk": 8},
+        "data": {"kind": "text", "path": str(text), "validation_fraction": 0.2},
+        "loop": {"kind": "lm", "steps": 6, "batch": 16, "sequence": 20, "eval_every": 4, "eval_batches": 2},
+        "optimizer": group("optimizer/adamw"),
+        "mesh": group("mesh/data"),
+        "checkpoint": {"every": 2, "keep": 2},
+        "logging": {"every": 1},
+    }
+    RunFile.model_validate(raw)
+    return raw
