@@ -89,8 +89,7 @@ class Media:
             metadata["contentEncoding"] = encoding
         self._blobs.finish(blob)
         stored = self._objects.put(call.path["bucket"], name, {**metadata, **fields}, blob, call.query)
-        headers = {k: v for k, v in _object_headers(stored).items() if not k.startswith("Content-")}  # the answer is JSON
-        return web.json_response(resource(stored, call.base), headers=headers)
+        return web.json_response(resource(stored, call.base), headers=_object_headers(stored))
 
     async def _begin(self, request: web.Request, call: Call) -> web.Response:
         metadata = _metadata(await request.read() or b"{}")
@@ -174,6 +173,9 @@ class Media:
         """The bytes of an object, or a range of them: 200, 206, 304, 404, 416."""
         stored = self._objects.get(call.path["bucket"], call.path["object"], call.query)
         headers = _object_headers(stored)
+        headers["Content-Type"] = stored.body.get("contentType", "application/octet-stream")
+        if encoding := stored.body.get("contentEncoding"):
+            headers["Content-Encoding"] = encoding
         start, stop, status = 0, stored.size, 200
         if "Range" in request.headers:
             start, stop = _range(request.headers["Range"], stored.size)
@@ -198,7 +200,7 @@ class Media:
 def _object_headers(stored: Stored) -> dict[str, str]:
     body = stored.body
     hashes = [f"{short}={body[key]}" for short, key in (("crc32c", "crc32c"), ("md5", "md5Hash")) if key in body]
-    headers = {
+    return {
         "ETag": f'"{body["etag"]}"',
         "X-Goog-Generation": body["generation"],
         "X-Goog-Metageneration": body["metageneration"],
@@ -206,11 +208,7 @@ def _object_headers(stored: Stored) -> dict[str, str]:
         "X-Goog-Stored-Content-Length": body["size"],
         "X-Goog-Stored-Content-Encoding": body.get("contentEncoding", "identity"),
         "X-Goog-Storage-Class": body["storageClass"],
-        "Content-Type": body.get("contentType", "application/octet-stream"),
     }
-    if "contentEncoding" in body:
-        headers["Content-Encoding"] = body["contentEncoding"]
-    return headers
 
 
 def _range(header: str, size: int) -> tuple[int, int]:

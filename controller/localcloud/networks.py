@@ -55,9 +55,8 @@ class Networks:
         """
         name = reference.rpartition("/")[2]
         path = f"projects/{PROJECT}/{pattern.format(name)}"
-        said = (
-            reference[reference.find("projects/") :] if "projects/" in reference else f"projects/{PROJECT}/{reference}"
-        )
+        start = reference.find("projects/")
+        said = reference[start:] if start >= 0 else f"projects/{PROJECT}/{reference}"
         if ("/" in reference and said != path) or self._store.get(KIND, path) is None:
             raise not_found(said if "/" in reference else path)
         return path

@@ -150,10 +150,12 @@ class Server:
 
     async def _batch(self, request: web.Request, admitted: Admitted) -> web.Response:
         """https://cloud.google.com/storage/docs/batch: several calls in one multipart request."""
+        prefix = admitted.base.removeprefix(self._url)  # clients repeat it in every part
         parts = parse_batch(request.headers.get("Content-Type", ""), await request.read())
         answers: list[tuple[str, web.StreamResponse]] = []
         for part in parts:
-            answer = await self._call(part.http, part.path, part.query, part.body, admitted)
+            path = part.path.removeprefix(prefix)
+            answer = await self._call(part.http, path, part.query, part.body, admitted)
             answers.append((part.content_id, answer))
         return render_batch(answers)
 
