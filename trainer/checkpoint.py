@@ -9,6 +9,7 @@ import orbax.checkpoint as ocp
 from etils import epath
 from orbax.checkpoint import type_handlers
 
+from conf.runfile import RunFileError
 from trainer.model import Params
 
 SMALLEST_SLICE_BYTES = 1 << 20
@@ -44,7 +45,17 @@ class Checkpoints:
         self._manager.save(step, args=items, force=True)
 
     def restore(self, step: int, abstract: Any) -> tuple[Any, dict[str, Any]]:
-        """State and position saved at `step`. abstract: shapes, types and shardings, as of `update.abstract_state`."""
+        """State and position saved at `step`. abstract: shapes, types and shardings, as of `update.abstract_state`.
+
+        Raises RunFileError where the checkpoint is of another model or optimizer.
+        """
+        saved = _shapes(self._manager.item_metadata(step)["state"].tree)
+        for name, wanted in _shapes(abstract).items():
+            if saved.get(name) != wanted:
+                raise RunFileError(
+                    f"dir: {name} is {saved.get(name, 'absent')} in the checkpoint of step {step}, and the config makes it "
+                    f"{wanted}; resume with the model and optimizer that the run began with, or take another dir"
+                )
         items = ocp.args.Composite(state=_into(abstract), position=ocp.args.JsonRestore())
         restored = self._manager.restore(step, args=items)
         return restored["state"], restored["position"]
@@ -64,6 +75,11 @@ class Checkpoints:
         """Wait until everything is written. Raises what the writing raised."""
         self._manager.wait_until_finished()
         self._manager.close()
+
+
+def _shapes(tree: Any) -> dict[str, tuple[int, ...]]:
+    leaves = jax.tree.leaves_with_path(tree)
+    return {jax.tree_util.keystr(path, simple=True, separator="."): tuple(leaf.shape) for path, leaf in leaves}
 
 
 def _arrays() -> ocp.PyTreeCheckpointHandler:

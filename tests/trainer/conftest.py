@@ -1,5 +1,6 @@
 """Eight virtual CPU devices for every test of the trainer; set before anything imports JAX."""
 
+import math
 import os
 from pathlib import Path
 from typing import Any
@@ -7,13 +8,17 @@ from typing import Any
 os.environ["JAX_PLATFORMS"] = "cpu"
 os.environ["JAX_NUM_CPU_DEVICES"] = "8"
 os.environ.setdefault("PJRT_NPROC", "16")  # a thread per waiting device, as trainer.distributed.spare_threads says
+# compiling is what these tests spend their time on
+os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitters=false")
 
 import jax
 import pytest
 import yaml
+from jax.sharding import AxisType, Mesh
 
 from conf.runfile import RunFile
 from conf.training import Model, Optimizer
+from trainer.mesh import AXES
 
 CONF = Path(__file__).parents[2] / "conf"
 
@@ -30,6 +35,12 @@ def compile_cache(tmp_path_factory: pytest.TempPathFactory) -> str:
 def group(path: str) -> dict[str, Any]:
     """A YAML group of conf/, e.g. model/tiny."""
     return yaml.safe_load((CONF / f"{path}.yaml").read_text())
+
+
+def mesh_of(*sizes: int) -> Mesh:
+    """A mesh (data, fsdp, tensor) over the first devices."""
+    auto = (AxisType.Auto,) * len(AXES)
+    return jax.make_mesh(sizes, AXES, axis_types=auto, devices=jax.devices()[: math.prod(sizes)])
 
 
 @pytest.fixture

@@ -68,14 +68,18 @@ def gemma_cfg(tiny: Model, request: pytest.FixtureRequest) -> Model:
     return tiny.model_copy(update=SHAPES | {"scan_layers": request.param, "remat": remat, "logit_chunk": 7})
 
 
+forward = jax.jit(model.forward, static_argnums=1)
+unembed = jax.jit(model.unembed, static_argnums=1)
+
+
 def positions_of(tokens: jax.Array) -> jax.Array:
     return jnp.broadcast_to(jnp.arange(tokens.shape[1]), tokens.shape)
 
 
 def test_logits_equal_transformers(gemma, weights, gemma_cfg):
     tokens = jnp.array(gemma["tokens"])
-    hidden, _ = model.forward(weights, gemma_cfg, tokens, positions_of(tokens))
-    np.testing.assert_allclose(model.unembed(weights, gemma_cfg, hidden), gemma["logits"], rtol=0, atol=1e-5)
+    hidden, _ = forward(weights, gemma_cfg, tokens, positions_of(tokens))
+    np.testing.assert_allclose(unembed(weights, gemma_cfg, hidden), gemma["logits"], rtol=0, atol=1e-5)
 
 
 def test_loss_and_gradient_norm_equal_transformers(gemma, weights, gemma_cfg):
@@ -84,7 +88,7 @@ def test_loss_and_gradient_norm_equal_transformers(gemma, weights, gemma_cfg):
 
     @jax.value_and_grad
     def loss(params: model.Params) -> jax.Array:
-        hidden, _ = model.forward(params, gemma_cfg, tokens, positions_of(tokens))
+        hidden, _ = forward(params, gemma_cfg, tokens, positions_of(tokens))
         total = chunked.cross_entropy(hidden, params, jnp.roll(tokens, -1, axis=1), counted, gemma_cfg)
         return total / counted.sum()
 
@@ -99,43 +103,43 @@ def test_cached_decoding_equals_uncached(gemma, weights, gemma_cfg):
     tokens = jnp.array(gemma["tokens"])
     prompts, total = jnp.array([9, 14]), tokens.shape[1]
     prefill = tokens[:, :14].at[0, 9:].set(50)  # padding that must leave no trace
-    hidden, cache = model.forward(
+    hidden, cache = forward(
         weights, gemma_cfg, prefill, positions_of(prefill), cache=model.init_cache(gemma_cfg, 2, total)
     )
-    step = jax.jit(lambda token, at, cache: model.forward(weights, gemma_cfg, token, at, cache=cache))
     for row in range(2):
-        seen = model.unembed(weights, gemma_cfg, hidden[row, : prompts[row]])
+        seen = unembed(weights, gemma_cfg, hidden[row, : prompts[row]])
         np.testing.assert_allclose(seen, gemma["logits"][row, : prompts[row]], rtol=0, atol=2e-5)
     for i in range(total - 14):
         at = (prompts + i)[:, None]
-        hidden, cache = step(jnp.take_along_axis(tokens, at, axis=1), at, cache)
-        logits = model.unembed(weights, gemma_cfg, hidden[:, 0])
+        token = jnp.take_along_axis(tokens, at, axis=1)
+        hidden, cache = forward(weights, gemma_cfg, token, at, cache=cache)
+        logits = unembed(weights, gemma_cfg, hidden[:, 0])
         np.testing.assert_allclose(logits, gemma["logits"][jnp.arange(2), at[:, 0]], rtol=0, atol=2e-5)
 
 
 def test_documents_in_one_row_do_not_see_each_other(tiny):
-    params = model.init(tiny, jax.random.key(0))
+    params = jax.jit(model.init, static_argnums=0)(tiny, jax.random.key(0))
     tokens = jax.random.randint(jax.random.key(1), (1, 20), 0, tiny.vocab)
     positions = jnp.concatenate([jnp.arange(12), jnp.arange(8)])[None]
-    packed, _ = model.forward(params, tiny, tokens, positions, segments=(jnp.arange(20) >= 12)[None].astype(int))
-    first, _ = model.forward(params, tiny, tokens[:, :12], positions[:, :12])
-    second, _ = model.forward(params, tiny, tokens[:, 12:], positions[:, 12:])
+    packed, _ = forward(params, tiny, tokens, positions, segments=(jnp.arange(20) >= 12)[None].astype(int))
+    first, _ = forward(params, tiny, tokens[:, :12], positions[:, :12])
+    second, _ = forward(params, tiny, tokens[:, 12:], positions[:, 12:])
     np.testing.assert_allclose(packed, jnp.concatenate([first, second], axis=1), atol=1e-5)
 
 
 def test_a_cache_takes_no_segments(tiny):
     tokens = jnp.zeros((1, 2), int)
     with pytest.raises(ValueError, match="segments and a cache exclude each other"):
-        model.forward({"embedding": jnp.zeros((512, 64))}, tiny, tokens, tokens, tokens, model.init_cache(tiny, 1, 2))
+        forward({"embedding": jnp.zeros((512, 64))}, tiny, tokens, tokens, tokens, model.init_cache(tiny, 1, 2))
 
 
 def test_bfloat16_activations_stay_close(gemma, weights, gemma_cfg):
     tokens = jnp.array(gemma["tokens"])
-    hidden, _ = model.forward(
+    hidden, _ = forward(
         weights, gemma_cfg.model_copy(update={"activation_dtype": "bfloat16"}), tokens, positions_of(tokens)
     )
     assert hidden.dtype == jnp.bfloat16
-    assert jnp.abs(model.unembed(weights, gemma_cfg, hidden) - gemma["logits"]).mean() < 0.05
+    assert jnp.abs(unembed(weights, gemma_cfg, hidden) - gemma["logits"]).mean() < 0.05
 
 
 def test_gradients_equal_finite_differences(tiny):
@@ -143,11 +147,11 @@ def test_gradients_equal_finite_differences(tiny):
     tokens = jax.random.randint(jax.random.key(1), (2, 7), 0, 11)
 
     def loss(params: model.Params) -> jax.Array:
-        hidden, _ = model.forward(params, small, tokens, positions_of(tokens))
+        hidden, _ = forward(params, small, tokens, positions_of(tokens))
         logprobs, entropy = chunked.token_logprobs(hidden, params, tokens, small, temperature=0.7)
         return logprobs.mean() + 0.1 * entropy.mean()
 
-    params = model.init(small, jax.random.key(0))
+    params = jax.jit(model.init, static_argnums=0)(small, jax.random.key(0))
     check_grads(jax.jit(loss), (params,), order=1, modes=["rev"], atol=2e-2, rtol=2e-2, eps=1e-2)
 
 

@@ -1,0 +1,65 @@
+"""Start-up checks in one process; test_main.py starts real ones."""
+
+import pytest
+
+from conf.runfile import PodFacts
+from trainer import distributed, startup
+
+
+def pod(**facts) -> PodFacts:
+    known = {"accelerator_type": "v5litepod-8", "workers": 1, "devices": 8, "backend": "cpu"}
+    return PodFacts(**known | {"hbm_bytes_per_chip": None, "bf16_flops_per_chip": None} | facts)
+
+
+def test_right_devices_pass():
+    startup.check_devices(pod())
+
+
+@pytest.mark.parametrize("facts", [{"devices": 4}, {"backend": "tpu"}, {"workers": 2, "devices": 16}])
+def test_wrong_devices_are_shown_by_worker(facts):
+    with pytest.raises(startup.WrongDevicesError) as error:
+        startup.check_devices(pod(**facts))
+    title, head, first, *_ = str(error.value).splitlines()
+    assert title.startswith("v5litepod-8 has ")
+    assert head.split() == ["worker", "backend", "kind", "devices"]
+    assert first.split() == ["0", "cpu", "cpu", "8"]
+
+
+def test_a_worker_without_devices_is_in_the_table():
+    with pytest.raises(startup.WrongDevicesError) as error:
+        startup.check_devices(pod(workers=2, devices=16))
+    assert str(error.value).splitlines()[-1].split() == ["1", "cpu", "cpu", "0"]
+
+
+def test_differences_name_the_minority():
+    good, bad = "9f" * 32, "1a2b" * 16
+    assert startup.differences("code", [good] * 4) == []
+    assert startup.differences("code", [good, good, good, bad]) == [
+        "worker 3: code 1a2b1a2b1a2b… differs from 9f9f9f9f9f9f… on workers 0,1,2"
+    ]
+    assert startup.differences("packages", ["jax=2", "jax=1", "jax=1"]) == [
+        "worker 0: packages jax=2 differs from jax=1 on workers 1,2"
+    ]
+    assert startup.differences("code", ["a", "b"]) == ["worker 1: code b differs from a on workers 0"]
+
+
+def test_alone_there_is_nobody_to_disagree_with(tmp_path):
+    run_file = tmp_path / "run.yaml"
+    run_file.write_text("a: 1")
+    startup.check_agreement(run_file)
+    assert distributed.gather_texts("alone") == ["alone"]
+
+
+@pytest.mark.parametrize(("facts", "threads"), [({"devices": 256}, "512"), ({"devices": 256, "workers": 4}, "128")])
+def test_virtual_devices_get_threads(monkeypatch, facts, threads):
+    monkeypatch.setattr("os.cpu_count", lambda: 2)
+    monkeypatch.delenv("PJRT_NPROC")
+    distributed.spare_threads(pod(backend="tpu"))
+    monkeypatch.setenv("PJRT_NPROC", "3")
+    distributed.spare_threads(pod(**facts))
+    import os
+
+    assert os.environ["PJRT_NPROC"] == "3"  # a choice of the user's stands
+    monkeypatch.delenv("PJRT_NPROC")
+    distributed.spare_threads(pod(**facts))
+    assert os.environ["PJRT_NPROC"] == threads

@@ -1,0 +1,100 @@
+"""One update on many devices equals the same on one, in one all-reduce where every device holds all weights."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import Mesh
+
+from tests.trainer.conftest import mesh_of
+from trainer import chunked, model, update
+from trainer.distributed import place_batch
+
+
+def loss_of(cfg):
+    def loss(params, batch):
+        positions = jnp.broadcast_to(jnp.arange(12), batch["tokens"].shape)
+        hidden, _ = model.forward(params, cfg, batch["tokens"], positions)
+        logprobs, entropy = chunked.token_logprobs(hidden, params, batch["targets"], cfg)
+        count = batch["weights"].sum()
+        return {
+            "loss": (-(logprobs * batch["weights"]).sum(), count),
+            "entropy": ((entropy * batch["weights"]).sum(), count),
+            "rows": (batch["weights"].any(axis=1).sum(), len(positions)),
+        }
+
+    return loss
+
+
+@pytest.fixture(scope="module")
+def batch():
+    """Rows of unlike weight: a mean of the devices' means would be wrong."""
+    random = np.random.default_rng(0)
+    tokens = random.integers(0, 512, (8, 13), dtype=np.int32)
+    weights = (np.arange(12) < random.integers(0, 13, (8, 1))).astype(np.float32)
+    return {"tokens": tokens[:, :-1], "targets": tokens[:, 1:], "weights": weights}
+
+
+def trained(cfg, adamw, devices: Mesh, batch, updates: int = 3):
+    with jax.set_mesh(devices):
+        state = update.init_state(cfg, adamw, devices, jax.random.key(5))
+        step = update.build(loss_of(cfg), cfg, adamw, devices)
+        for _ in range(updates):
+            state, metrics = step(state, place_batch(batch, devices))
+        return state, jax.device_get(metrics)
+
+
+@pytest.mark.parametrize("sizes", [(8, 1, 1), (2, 2, 2), (1, 4, 2)])
+def test_many_devices_equal_one(tiny, adamw, batch, sizes):
+    one, expected = trained(tiny, adamw, mesh_of(1, 1, 1), batch)
+    many, metrics = trained(tiny, adamw, mesh_of(*sizes), batch)
+    assert metrics.keys() == {"loss", "entropy", "rows", "grad_norm", "learning_rate"}
+    for name, value in metrics.items():
+        np.testing.assert_allclose(value, expected[name], rtol=2e-5, err_msg=name)
+    for a, b in zip(jax.tree.leaves(many.params), jax.tree.leaves(one.params), strict=True):
+        np.testing.assert_allclose(a, b, atol=2e-5)
+
+
+def test_means_are_weighted_by_what_counts(tiny, adamw, batch):
+    _, metrics = trained(tiny, adamw, mesh_of(8, 1, 1), batch, updates=1)
+    params = jax.jit(model.init, static_argnums=0)(tiny, jax.random.key(5))
+    sums = jax.jit(loss_of(tiny))(params, batch)
+    np.testing.assert_allclose(metrics["loss"], sums["loss"][0] / batch["weights"].sum(), rtol=1e-5)
+    assert metrics["rows"] == batch["weights"].any(axis=1).mean()
+
+
+def test_a_batch_without_weight_changes_nothing(tiny, adamw, batch):
+    empty = batch | {"weights": np.zeros_like(batch["weights"])}
+    state, metrics = trained(tiny, adamw, mesh_of(8, 1, 1), empty, updates=1)
+    assert metrics["loss"] == metrics["grad_norm"] == 0
+    start = jax.jit(model.init, static_argnums=0)(tiny, jax.random.key(5))
+    np.testing.assert_array_equal(state.params["embedding"], start["embedding"])
+
+
+def test_pure_data_parallel_needs_one_all_reduce(tiny, adamw, batch):
+    devices = mesh_of(8, 1, 1)
+    with jax.set_mesh(devices):
+        state = update.init_state(tiny, adamw, devices, jax.random.key(5))
+        step = update.build(loss_of(tiny), tiny, adamw, devices)
+        text = step.lower(state, place_batch(batch, devices)).compile().as_text()
+    assert text.count(" all-reduce(") + text.count(" all-reduce-start(") == 1
+    assert "all-gather" not in text
+
+
+@pytest.mark.parametrize(("sizes", "share"), [((8, 1, 1), 1), ((2, 2, 2), 4), ((1, 4, 2), 8)])
+def test_weights_and_moments_are_split_as_the_table_says(tiny, adamw, sizes, share):
+    devices = mesh_of(*sizes)
+    state = update.init_state(tiny, adamw, devices, jax.random.key(5))
+    for tree in (state.params, state.optimizer[1][0].mu, state.optimizer[1][0].nu):
+        query = tree["layers"]["query"]
+        assert query.addressable_shards[0].data.size * share == query.size
+    abstract = update.abstract_state(tiny, adamw, devices)
+    assert jax.tree.map(lambda x: (x.shape, x.dtype, x.sharding), state) == jax.tree.map(
+        lambda x: (x.shape, x.dtype, x.sharding), abstract
+    )
+
+
+def test_first_weights_do_not_depend_on_the_mesh(tiny, adamw):
+    states = [update.init_state(tiny, adamw, mesh_of(*sizes), jax.random.key(1)) for sizes in ((1, 1, 1), (2, 2, 2))]
+    for a, b in zip(*(jax.tree.leaves(state.params) for state in states), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-6)
