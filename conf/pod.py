@@ -31,7 +31,9 @@ class LocalCloud(GcpCloud):
     kind: Literal["local"]  # pyright: ignore[reportIncompatibleVariableOverride]
     port: int = Field(ge=0, le=65535, description="TCP port of the emulated cloud; 0: any free one")
     operation_seconds: float = Field(ge=0, description="seconds an emulated operation takes")
-    faults: tuple[dict[str, Any], ...] = Field(description="scripted misfortune, e.g. {kind: preempted, after_seconds: 20}")
+    faults: tuple[dict[str, Any], ...] = Field(
+        description="scripted misfortune, e.g. {kind: preempted, after_seconds: 20}"
+    )
 
 
 Cloud = Annotated[GcpCloud | LocalCloud, Field(discriminator="kind")]
@@ -44,9 +46,13 @@ class Tpu(Strict):
     zone: Annotated[Annotated[str, StringConstraints(pattern=r"^[a-z]+-[a-z]+\d+-[a-z0-9]+$")], VOLATILE]
     name: Annotated[Name | None, VOLATILE] = Field(description="node name; null: derived from cloud, tpu and network")
     runtime_version: str | None = Field(description="VM image; null: the one Google documents for the generation")
-    capacity: Annotated[Literal["on_demand", "spot"], VOLATILE] = Field(description="spot is cheaper and may be taken away")
+    capacity: Annotated[Literal["on_demand", "spot"], VOLATILE] = Field(
+        description="spot is cheaper and may be taken away"
+    )
     external_ip: Annotated[bool, VOLATILE] = Field(description="give each worker an external address")
-    create_minutes: Annotated[float, VOLATILE] = Field(gt=0, description="give up on one creation after this many minutes")
+    create_minutes: Annotated[float, VOLATILE] = Field(
+        gt=0, description="give up on one creation after this many minutes"
+    )
 
     @field_validator("accelerator_type")
     @classmethod

@@ -121,11 +121,11 @@ def _path(raw: dict[str, Any], loc: tuple[int | str, ...]) -> list[str]:
     path: list[str] = []
     at: Any = raw
     for i, part in enumerate(loc):
-        is_key = (isinstance(at, dict) and part in at) or (isinstance(at, list) and isinstance(part, int))
+        is_key = part in at if isinstance(at, dict) else isinstance(at, list) and isinstance(part, int)
         if not is_key and i < len(loc) - 1:
             continue
         path.append(str(part))
-        at = at[part] if is_key else None
+        at = at[part] if is_key else None  # pyright: ignore[reportCallIssue, reportArgumentType]
     return path
 
 

@@ -90,7 +90,9 @@ class GrpoLoop(Strict):
     temperature: float = Field(gt=0, le=100, description="of sampling; 1: the policy as it is")
     clip: float = Field(gt=0, lt=1, description="the probability ratio counts within 1 - clip and 1 + clip")
     kl: float = Field(ge=0, description="weight of the KL penalty to the frozen reference policy")
-    advantage_std: Literal["population", "sample", "none"] = Field(description="what a group's advantages are divided by")
+    advantage_std: Literal["population", "sample", "none"] = Field(
+        description="what a group's advantages are divided by"
+    )
     rewards: dict[Literal["answer_match", "answer_format"], float] = Field(min_length=1, description="name: weight")
     warm_start_steps: int = Field(ge=0, description="supervised updates on worked answers before GRPO; 0: none")
     warm_start_until: float = Field(gt=0, le=1, description="held-out accuracy at which the warm start ends early")

@@ -109,7 +109,9 @@ def _parser(verb: str) -> _Parser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
-    parser.add_argument("--json", action="store_true", help="one JSON document (or JSON lines while following) on stdout")
+    parser.add_argument(
+        "--json", action="store_true", help="one JSON document (or JSON lines while following) on stdout"
+    )
     if verb in ("up", "down", "cancel"):
         parser.add_argument("--yes", action="store_true", help="do not ask")
     if verb == "up":

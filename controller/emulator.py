@@ -67,11 +67,15 @@ def ensure_running(cloud: LocalCloud, state_dir: str) -> Emulator:
     if status != 0:
         raise ConfigError(words.strip() or "the emulated cloud did not start")
     found = json.loads((folder / "endpoint.json").read_text())
-    return Emulator(folder, found["url"].rstrip("/"), found["token"], found["roots"], found["project"], Path(found["ssh_config"]))
+    return Emulator(
+        folder, found["url"].rstrip("/"), found["token"], found["roots"], found["project"], Path(found["ssh_config"])
+    )
 
 
 def command(arguments: Sequence[str], folder: Path, *, show: bool = False) -> tuple[int, str]:
     """Run `python -m controller.localcloud VERB --state FOLDER`; returns its exit code and stderr."""
     argv = [sys.executable, "-P", "-m", "controller.localcloud", arguments[0], f"--state={folder}", *arguments[1:]]
-    done = subprocess.run(argv, stdout=None if show else subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, check=False)
+    done = subprocess.run(
+        argv, stdout=None if show else subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, check=False
+    )
     return done.returncode, done.stderr

@@ -106,7 +106,9 @@ class Google:
         from tenacity import Retrying, retry_if_exception, stop_after_attempt
 
         if self._credentials is None:
-            raise NoCredentials("no Google credentials: run `gcloud auth application-default login`, or use cloud=local")
+            raise NoCredentials(
+                "no Google credentials: run `gcloud auth application-default login`, or use cloud=local"
+            )
         retrying = Retrying(
             stop=stop_after_attempt(ATTEMPTS),
             wait=_back_off,

@@ -13,8 +13,18 @@ from controller.google import GoogleError
 if TYPE_CHECKING:
     from controller.world import World
 
-RPC_CODES = {3: "INVALID_ARGUMENT", 5: "NOT_FOUND", 6: "ALREADY_EXISTS", 7: "PERMISSION_DENIED", 8: "RESOURCE_EXHAUSTED",
-             9: "FAILED_PRECONDITION", 10: "ABORTED", 13: "INTERNAL", 14: "UNAVAILABLE"}  # fmt: skip
+RPC_CODES = {
+    3: "INVALID_ARGUMENT",
+    5: "NOT_FOUND",
+    6: "ALREADY_EXISTS",
+    7: "PERMISSION_DENIED",
+    8: "RESOURCE_EXHAUSTED",
+    9: "FAILED_PRECONDITION",
+    10: "ABORTED",
+    13: "INTERNAL",
+    14: "UNAVAILABLE",
+}
+"""https://grpc.io/docs/guides/status-codes/"""
 
 
 class OperationFailed(GoogleError):

@@ -45,7 +45,10 @@ def mesh_covers_devices(config: Config) -> Iterator[Finding]:
     if (free and devices % product) or (not free and product != devices):
         fitting = f"choose sizes whose product {'divides' if free else 'is'} {devices}, or mesh.data=-1"
         yield Finding(
-            "mesh", "error", "mesh", f"{words} does not make the {devices} devices of {config.tpu.accelerator_type}; {fitting}"
+            "mesh",
+            "error",
+            "mesh",
+            f"{words} does not make the {devices} devices of {config.tpu.accelerator_type}; {fitting}",
         )
 
 
@@ -54,7 +57,9 @@ def zone_has_type(config: Config) -> Iterator[Finding]:
     if topology.zones and config.tpu.zone not in topology.zones:
         zones = ", ".join(topology.zones)
         severity = "error" if config.cloud.kind == "local" or not _known_zone(config.tpu.zone) else "warning"
-        yield Finding("zone", severity, "tpu.zone", f"{config.tpu.zone} has no {topology.generation}; known zones: {zones}")
+        yield Finding(
+            "zone", severity, "tpu.zone", f"{config.tpu.zone} has no {topology.generation}; known zones: {zones}"
+        )
 
 
 def trainer_is_complete(config: Config) -> Iterator[Finding]:
@@ -73,7 +78,10 @@ def command_is_given(config: Config) -> Iterator[Finding]:
 def way_out(config: Config) -> Iterator[Finding]:
     if not config.tpu.external_ip and not config.network.nat:
         yield Finding(
-            "way_out", "error", "network.nat", "workers without external address need it to install packages; set it to true"
+            "way_out",
+            "error",
+            "network.nat",
+            "workers without external address need it to install packages; set it to true",
         )
 
 
@@ -85,18 +93,20 @@ def ssh_is_not_open(config: Config) -> Iterator[Finding]:
 def documented_runtime(config: Config) -> Iterator[Finding]:
     documented = config.topology.runtime_version
     if config.tpu.runtime_version not in (None, documented):
-        words = f"{config.tpu.runtime_version} is not the image Google documents for {config.topology.generation} ({documented})"
+        generation = config.topology.generation
+        words = f"{config.tpu.runtime_version} is not the image Google documents for {generation} ({documented})"
         yield Finding("runtime", "warning", "tpu.runtime_version", words)
 
 
 def obtainable(config: Config) -> Iterator[Finding]:
     if config.topology.generation == "tpu7x":
-        words = "tpu7x is offered through Compute Engine only, which slipway cannot drive yet; choose v6e, v5p, v5e or v4"
+        words = (
+            "tpu7x is offered through Compute Engine only, which slipway cannot drive yet; choose v6e, v5p, v5e or v4"
+        )
         yield Finding("obtainable", "error", "tpu.accelerator_type", words)
 
 
 def _known_zone(zone: str) -> bool:
-    from conf.topology import table
 
     return any(zone in generation["zones"] for generation in table()["generations"].values())
 

@@ -81,7 +81,9 @@ def _is_source(path: Path) -> bool:
 
 
 def _repository(folder: Path) -> Path:
-    git = subprocess.run(["git", "rev-parse", "--show-toplevel"], cwd=folder, capture_output=True, text=True, check=False)
+    git = subprocess.run(
+        ["git", "rev-parse", "--show-toplevel"], cwd=folder, capture_output=True, text=True, check=False
+    )
     return Path(git.stdout.strip()) if git.returncode == 0 else folder
 
 
@@ -89,10 +91,7 @@ def _listed(root: Path) -> list[Path]:
     """Regular files that git tracks or would add; without git every file that no .gitignore of the root names."""
     command = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
     git = subprocess.run(command, cwd=root, capture_output=True, text=True, check=False)
-    if git.returncode == 0:
-        names = set(filter(None, git.stdout.split("\0")))
-    else:
-        names = _unignored(root)
+    names = set(filter(None, git.stdout.split("\0"))) if git.returncode == 0 else _unignored(root)
     return [root / name for name in names if (root / name).is_file() and not (root / name).is_symlink()]
 
 
@@ -109,4 +108,6 @@ def _refuse_large(root: Path, files: tuple[str, ...], max_mb: float) -> None:
     total = sum(size for size, _ in sizes) / 1e6
     if total > max_mb:
         largest = ", ".join(f"{name} ({size / 1e6:.1f} MB)" for size, name in sizes[:LARGEST_SHOWN])
-        raise ConfigError(f"code.max_mb: {total:.1f} MB of code is more than {max_mb:g}; largest: {largest}; add to .gitignore")
+        raise ConfigError(
+            f"code.max_mb: {total:.1f} MB of code is more than {max_mb:g}; largest: {largest}; add to .gitignore"
+        )

@@ -7,6 +7,7 @@ With --json each event is one JSON line on stdout, and words for people go to st
 from __future__ import annotations
 
 import sys
+import time
 from types import TracebackType
 from typing import Any, Self
 
@@ -32,7 +33,6 @@ class View:
         self._under_way: dict[str, tuple[float, str]] = {}
         self._training = ""
         self._last_plain = 0.0
-        self._last_step: tuple[float, float] | None = None
 
     def __enter__(self) -> Self:
         if self._console.is_terminal and not self._json:
@@ -44,7 +44,9 @@ class View:
         self._print(f"[bold]{self._plan.run_id}[/] on {self._plan.node.name} ({where})")
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
         if self._live is not None:
             self._live.__exit__(kind, value, trace)
             self._live = None
@@ -59,8 +61,10 @@ class View:
             self._step(event)
         elif event.kind == "note":
             self._print(f"  [yellow]›[/] {_plain(event.words)}")
-        elif event.kind == "log" and event.data["worker"] == 0:
-            for line in event.words.splitlines():
+        elif event.kind == "log" and event.data["worker"] == 0 and self._plan.config.program.kind == "command":
+            for (
+                line
+            ) in event.words.splitlines():  # the trainer speaks through its metrics; `slipway logs` has its words
                 self._print(f"    [dim]{_plain(line)}[/]")
         elif event.kind == "metrics":
             self._train(event)
@@ -77,12 +81,17 @@ class View:
         return answer.strip().lower() in ("y", "yes")
 
     def detached(self) -> None:
-        self._print("detached: the run goes on; the same command re-attaches, `slipway status` looks, `slipway cancel` ends it")
+        self._print(
+            "detached: the run goes on; the same command re-attaches, `slipway status` looks, `slipway cancel` ends it"
+        )
 
     def finished(self, result: Result, *, again: bool = False) -> None:
         """The last words: what the program left in summary.json, and where the rest is."""
         if self._json:
-            print(Event(result.ended, "note", result.run_id, result.outcome, {"summary": result.summary}).as_json(), flush=True)
+            print(
+                Event(result.ended, "note", result.run_id, result.outcome, {"summary": result.summary}).as_json(),
+                flush=True,
+            )
         if again:
             self._print(f"{result.run_id} has finished already; nothing was changed")
         for name, value in result.summary.items():
@@ -97,32 +106,30 @@ class View:
             self._print(f"  [red]✗[/] {title}")
             return
         action = event.data["action"]
-        mark, style = ("[green]✓[/]", "") if action != "none" else ("[dim]✓[/]", "dim ")
-        self._print(f"  {mark} [{style or 'default '}not bold]{title:<62} {DONE[action]:<10}[/] {event.data['seconds']:6.1f} s")
+        style = "dim" if action == "none" else "green"
+        self._print(f"  [{style}]✓[/] {title:<62} [{style}]{DONE[action]:<10}[/] {event.data['seconds']:6.1f} s")
 
     def _train(self, event: Event) -> None:
-        line = training_line(event.data, self._pace(event))
-        if line is None:
+        if event.data.get("phase") == "eval":
+            found = "  ".join(
+                f"{k} {_number(v)}" for k, v in event.data.items() if k.startswith("eval_") and k != "eval_time"
+            )
+            self._print(f"  [bold]eval[/] step {event.data['step']}  {found}")
+            return
+        line = training_line(event.data)
+        if line is None or "steps_total" not in event.data:
             return
         self._training = line
         if self._live is None and event.time - self._last_plain >= PLAIN_SECONDS:
             self._last_plain = event.time
             self._print(f"  {line}")
 
-    def _pace(self, event: Event) -> float | None:
-        """Seconds per step, smoothed, from when the metrics lines came in."""
-        step = event.data.get("step")
-        if step is None:
-            return None
-        last, self._last_step = self._last_step, (float(step), float(event.data.get("step_time") or 0.0))
-        return self._last_step[1] or (last[1] if last else None)
-
     def _moving(self) -> Any:
         from rich.console import Group
         from rich.spinner import Spinner
         from rich.text import Text
 
-        now = __import__("time").time()
+        now = time.time()
         steps = [
             Spinner("dots", f" {title}  {now - began:.0f} s", style="cyan") for began, title in self._under_way.values()
         ]
@@ -132,24 +139,24 @@ class View:
         self._console.print(line)
 
 
-def training_line(metrics: dict[str, Any], step_seconds: float | None) -> str | None:
+def training_line(metrics: dict[str, Any]) -> str | None:
     """`step 120/700  loss 0.12  accuracy 0.61  1.2k tok/s  ETA 1:32`; None for a line without a step."""
     step = metrics.get("step")
     if step is None:
         return None
     total = metrics.get("steps_total")
-    words = [f"{metrics.get('phase', '')} step {step}{f'/{total}' if total else ''}".strip()]
+    words = [f"{metrics.get('phase', '')} step {step}{f'/{total:.0f}' if total else ''}".strip()]
     words += [f"{name} {_number(metrics[name])}" for name in SHOWN if metrics.get(name) is not None]
     if metrics.get("tokens_per_second"):
         words.append(f"{_number(metrics['tokens_per_second'])} tok/s")
-    if total and step_seconds:
-        words.append(f"ETA {_clock(max(0.0, total - step) * step_seconds)}")
+    if total and metrics.get("step_time"):
+        words.append(f"ETA {_clock(max(0.0, total - step) * metrics['step_time'])}")
     return "  ".join(words)
 
 
 def _number(value: Any) -> str:
-    if not isinstance(value, float):
-        return str(value)
+    if not isinstance(value, float) or value.is_integer():
+        return f"{value:,.0f}" if isinstance(value, float) else str(value)
     return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
 
 

@@ -3,6 +3,9 @@
 Everything is written to a local folder and uploaded whole: event files appended to on gs:// lose data.
 """
 
+# pyright: reportAttributeAccessIssue=false
+# TensorBoard's protocol buffers are generated at import; no type checker sees their names.
+
 from __future__ import annotations
 
 import json

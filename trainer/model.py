@@ -96,7 +96,7 @@ def shardings(cfg: Model, mesh: Mesh) -> Params:
     for path, weight in jax.tree.leaves_with_path(table):
         for size, axis in zip(weight.shape, weight.axes, strict=True):
             parts = 1 if axis is None else meshes.shards(mesh, axis)
-            if size % parts:
+            if axis is not None and size % parts:
                 raise RunFileError(
                     f"mesh.{meshes.RULES[axis]}: {parts} devices cannot split the {size} {axis} of "
                     f"{jax.tree_util.keystr(path, simple=True, separator='.')} evenly"

@@ -18,7 +18,7 @@ LONGEST = 10_000
 
 
 def answer_match(response: str, answer: str) -> float:
-    """1 if the response's answer is the right one: as a number where both are numbers (18.00, $18, 1,800), else as text."""
+    """1 if the response's answer is right: as a number where both are numbers (18.00, $18, 1,800), else as text."""
     given = extract(response)
     if given is None:
         return 0.0

@@ -43,7 +43,13 @@ def rows_per_rollout(loop: GrpoLoop) -> int:
 
 
 def draw(
-    sampler: Sampler, params: Params, problems: Sequence[Problem], loop: GrpoLoop, mesh: Mesh, key: jax.Array, heat: float
+    sampler: Sampler,
+    params: Params,
+    problems: Sequence[Problem],
+    loop: GrpoLoop,
+    mesh: Mesh,
+    key: jax.Array,
+    heat: float,
 ) -> Drawn:
     """One response to each of the problems, as many as the sampler has rows."""
     responses = sampler(params, place_prompts(problems, loop, mesh), key, jnp.float32(heat))
@@ -108,7 +114,9 @@ def sequences(prompts: list[list[int]], responses: list[list[int]], loop: GrpoLo
     return tokens, mask
 
 
-def split(batch: dict[str, np.ndarray], parts: int, shards: int, random: np.random.Generator) -> list[dict[str, np.ndarray]]:
+def split(
+    batch: dict[str, np.ndarray], parts: int, shards: int, random: np.random.Generator
+) -> list[dict[str, np.ndarray]]:
     """The rows of a rollout, shuffled and dealt out to `parts` updates; a row stays with the device that drew it."""
     if parts == 1:
         return [batch]

@@ -7,7 +7,7 @@ of devices or processes.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -21,11 +21,11 @@ from trainer.tokenizer import EOS, PAD
 
 
 class Prompts(NamedTuple):
-    """What to continue."""
+    """What to continue: arrays of JAX, or of NumPy on the way there."""
 
-    tokens: jax.Array  # int32 [B, P], padded to the right
-    lengths: jax.Array  # int32 [B]
-    ids: jax.Array  # int32 [B]: the number of the sample within its step; gives the row its randomness
+    tokens: Any  # int32 [B, P], padded to the right
+    lengths: Any  # int32 [B]
+    ids: Any  # int32 [B]: the number of the sample within its step; gives the row its randomness
 
 
 class Responses(NamedTuple):
@@ -61,9 +61,7 @@ def build(cfg: Model, response_length: int, mesh: Mesh) -> Sampler:
 
     if meshes.is_data_parallel(mesh):
         rows, whole = meshes.spec("batch"), PartitionSpec()
-        sample = jax.shard_map(
-            sample, mesh=mesh, in_specs=(whole, rows, whole, whole), out_specs=rows, check_vma=False
-        )
+        sample = jax.shard_map(sample, mesh=mesh, in_specs=(whole, rows, whole, whole), out_specs=rows, check_vma=False)
     return jax.jit(sample, out_shardings=meshes.named(mesh, "batch"))
 
 

@@ -32,11 +32,11 @@ Loss = Callable[[Params, Batch], Sums]
 
 
 class State(NamedTuple):
-    """What an update changes."""
+    """What an update changes: arrays, or in their place their abstract shapes or shardings."""
 
-    step: jax.Array  # int32 scalar: updates done
-    params: Params
-    optimizer: optax.OptState
+    step: Any  # int32 scalar: updates done
+    params: Any  # Params
+    optimizer: Any  # optax.OptState
 
 
 def init_state(cfg: conf.training.Model, opt: conf.training.Optimizer, mesh: Mesh, key: jax.Array) -> State:
@@ -81,9 +81,7 @@ def state_shardings(cfg: conf.training.Model, opt: conf.training.Optimizer, mesh
     return State(everywhere, params, moments)
 
 
-def build(
-    loss: Loss, cfg: conf.training.Model, opt: conf.training.Optimizer, mesh: Mesh
-) -> Callable[[State, Batch], tuple[State, dict[str, jax.Array]]]:
+def build(loss: Loss, cfg: conf.training.Model, opt: conf.training.Optimizer, mesh: Mesh) -> jax.stages.Wrapped:
     """The jitted update: (state, batch) to (state, metrics). The old state's buffers are given up to the new one.
 
     Metrics are float32 scalars: every entry of the loss as a mean, grad_norm (before clipping) and learning_rate.

@@ -40,7 +40,9 @@ class Bucket(Resource):
             return Absent()
         except GoogleError as error:
             if error.status == 403:
-                raise CloudError(f"bucket {self.name} belongs to someone else; set cloud.bucket to another name") from None
+                raise CloudError(
+                    f"bucket {self.name} belongs to someone else; set cloud.bucket to another name"
+                ) from None
             raise
         marked = LABEL.items() <= answer.get("labels", {}).items()
         return replace(self, location=answer["location"].lower(), marked=marked)

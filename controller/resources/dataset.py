@@ -114,7 +114,9 @@ def fetch(source: Source) -> None:
         raise CloudError(f"{source.name}: {source.url} cannot be fetched: {error}") from None
     if (found := sha256_of(part)) != source.sha256:
         part.unlink()
-        raise CloudError(f"{source.name}: {source.url} has SHA-256 {found[:12]}…, the config says {source.sha256[:12]}…")
+        raise CloudError(
+            f"{source.name}: {source.url} has SHA-256 {found[:12]}…, the config says {source.sha256[:12]}…"
+        )
     part.replace(source.local)
 
 

@@ -157,6 +157,7 @@ class Node(Resource):
 
     def body(self, world: World) -> dict[str, Any]:
         """What create is sent; field for field what `gcloud compute tpus tpu-vm create` sends."""
+        region = self.zone.rpartition("-")[0]
         return {
             "acceleratorType": self.accelerator_type,
             "runtimeVersion": self.runtime_version,
@@ -165,7 +166,7 @@ class Node(Resource):
             "networkConfig": {
                 "enableExternalIps": self.external_ip,
                 "network": f"projects/{world.project}/global/networks/{self.network}",
-                "subnetwork": f"projects/{world.project}/regions/{self.zone.rpartition('-')[0]}/subnetworks/{self.subnetwork}",
+                "subnetwork": f"projects/{world.project}/regions/{region}/subnetworks/{self.subnetwork}",
             },
             "schedulingConfig": {"preemptible": False, "reserved": False, "spot": self.capacity == "spot"},
             "serviceAccount": {"email": world.account_email(self.service_account), "scope": [SCOPE]},

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from conf.pod import Env
 from controller.errors import WrongDevices
-from controller.ssh import Answer, WorkersFailed, failures
 from controller.resource import Absent, Diff, Have, Resource, Scope
 from controller.resources.code import CodeArchive
+from controller.ssh import Answer, WorkersFailed, failures
 
 if TYPE_CHECKING:
     from controller.ssh import Fleet
@@ -49,7 +49,9 @@ class OnWorkers(Resource):
         change = next(c for c in diff.changes if c.field == name)
         old = change.old or (None,) * len(change.new)
         differing = [i for i, (was, wanted) in enumerate(zip(old, change.new, strict=True)) if was != wanted]
-        raise_failures(self.fleet(world, have).call_all(command, payload, workers=differing), f"{self.title}: {command}")
+        raise_failures(
+            self.fleet(world, have).call_all(command, payload, workers=differing), f"{self.title}: {command}"
+        )
 
     def destroy(self, world: World) -> None:
         """Goes with its node."""
@@ -57,7 +59,11 @@ class OnWorkers(Resource):
 
 def raise_failures(answers: list[Answer], what: str) -> None:
     if failed := failures(answers):
-        raise WorkersFailed(f"{what} failed: " + "; ".join(map(str, failed)), failed)
+        said: dict[str, list[str]] = {}
+        for error in failed:
+            said.setdefault(error.words, []).append(str(error.worker))
+        reasons = "; ".join(f"worker {', '.join(who)}: {words}" for words, who in said.items())
+        raise WorkersFailed(f"{what} failed: {reasons}", failed)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -207,7 +213,8 @@ class Verified(OnWorkers):
         payloads = [{"index": i, "addresses": addresses, "port": PEER_PORT} for i in range(len(addresses))]
         answers = fleet.call_all("probe_peers", payloads)
         raise_failures(answers, self.title)
-        cut_off = [f"worker {i}: {a['detail']}" for i, a in enumerate(answers) if not _reachable(a)]
+        rows = [a for a in answers if isinstance(a, dict)]
+        cut_off = [f"worker {i}: {row['detail']}" for i, row in enumerate(rows) if not row["reachable"]]
         if cut_off:
             raise WorkersFailed(
                 "the workers do not reach each other; is there a firewall rule that allows tcp inside the subnet? "
@@ -218,7 +225,9 @@ class Verified(OnWorkers):
         answers = fleet.call_all("probe_devices", {"venv": self.venv})
         raise_failures(answers, self.title)
         rows = [a for a in answers if isinstance(a, dict)]
-        if any((r["local_devices"], r["backend"]) != (n, self.backend) for r, n in zip(rows, self.devices, strict=True)):
+        if any(
+            (r["local_devices"], r["backend"]) != (n, self.backend) for r, n in zip(rows, self.devices, strict=True)
+        ):
             table = "; ".join(f"worker {i}: {r['local_devices']} {r['backend']}" for i, r in enumerate(rows))
             raise WrongDevices(f"each worker should have {self.devices[0]} {self.backend} devices, but {table}")
 
@@ -226,7 +235,3 @@ class Verified(OnWorkers):
 def _devices(row: dict[str, Any], backend: str) -> int | None:
     known = row["devices"]
     return known["local_devices"] if known and known["backend"] == backend else None
-
-
-def _reachable(answer: Answer) -> bool:
-    return isinstance(answer, dict) and bool(answer["reachable"])

@@ -23,7 +23,9 @@ def run(command: Command) -> int:
     action = command.flags.action
     if action == "start":
         _, running = connect(config)
-        print(f"the emulated cloud is at {running.url if running else '?'}; `slipway localcloud env` prints the exports")
+        print(
+            f"the emulated cloud is at {running.url if running else '?'}; `slipway localcloud env` prints the exports"
+        )
         return 0
     status, words = emulator.command([action], emulator.state_folder(config.run.state_dir), show=True)
     sys.stderr.write(words)

@@ -63,7 +63,9 @@ def as_lines(document: dict[str, Any]) -> list[str]:
     """The document for people."""
     pod, run = document["pod"], document["run"]
     lines = [f"pod  {pod['name']}: {pod['state']}" if pod["state"] != "absent" else f"pod  {pod['name']}: no node"]
-    tries = f", {run['attempts']} attempt{'s' if run['attempts'] != 1 else ''}" if run["attempts"] else ", never launched"
+    tries = (
+        f", {run['attempts']} attempt{'s' if run['attempts'] != 1 else ''}" if run["attempts"] else ", never launched"
+    )
     lines.append(f"run  {run['id']}: {run['state']}{tries}")
     lines += [f"     {name}: {value}" for name, value in run["summary"].items()]
     lines.append(f"     {run['results']}")

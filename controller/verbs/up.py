@@ -41,7 +41,9 @@ PROGRAM_EXITS: dict[int, type[SlipwayError]] = {3: WrongDevices, 4: WorkersDisag
 def run(command: Command) -> int:
     config = command.checked_config()
     if project_of(config) == NO_PROJECT:
-        raise ConfigError("cloud.project: is not set; set it, or run `gcloud config set project ID`, or use cloud=local")
+        raise ConfigError(
+            "cloud.project: is not set; set it, or run `gcloud config set project ID`, or use cloud=local"
+        )
     plan = build(config, project_of(config), Path.cwd())
     world, emulator = connect(config)
     ledger = Ledger(world.google, plan.bucket, plan.run_id)

@@ -45,7 +45,9 @@ def test_unknown_keys_do_not_hide_the_config() -> None:
 
 def test_the_same_config_and_code_have_the_same_id_whatever_the_place() -> None:
     here = config()
-    there = config("tpu.zone=us-west4-a", "tpu.capacity=on_demand", "run.state_dir=/elsewhere", "cleanup.on_success=keep")
+    there = config(
+        "tpu.zone=us-west4-a", "tpu.capacity=on_demand", "run.state_dir=/elsewhere", "cleanup.on_success=keep"
+    )
     assert here.run_id("c0de", {}) == there.run_id("c0de", {})
     assert here.run_id("c0de", {}).startswith("run-")
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from controller.compose import CONFIG_DIR, compose, groups, normalize
+from controller.compose import compose, groups, normalize
 from controller.errors import ConfigError
 
 

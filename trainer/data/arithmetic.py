@@ -16,7 +16,7 @@ from trainer.data.problem import Problem
 NAMES = ("Ann", "Bob", "Eve", "Ian", "Joe", "Kim", "Lea", "Max", "Sam", "Tom")
 THINGS = ("pens", "nuts", "figs", "caps", "eggs", "toys")
 VERBS = {"+": "gets", "-": "uses"}
-LARGEST_FIRST, LARGEST_SECOND = 9, 5
+LARGEST_FIRST, LARGEST_SECOND = 9, 9
 HELD_OUT_SHARE = 0.2
 
 

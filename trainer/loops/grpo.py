@@ -19,7 +19,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from conf.runfile import RunFile, RunFileError
-from conf.training import ArithmeticData, ConstantSchedule, Gsm8kData, GrpoLoop, Optimizer
+from conf.training import ArithmeticData, ConstantSchedule, GrpoLoop, Gsm8kData, Optimizer
 from trainer import grpo, model, rollout, sampler, tokenizer, update
 from trainer import mesh as meshes
 from trainer.checkpoint import Checkpoints
@@ -189,7 +189,9 @@ class Run:
         accuracy = right / len(self.held_out)
         self.log.log(position.total, phase, eval_accuracy=accuracy, eval_time=time.perf_counter() - began)
         if jax.process_index() == 0 and phase == "eval":
-            print(f"{words}: {accuracy:.3f} on {len(self.held_out)} held-out prompts (step {position.total})", flush=True)
+            print(
+                f"{words}: {accuracy:.3f} on {len(self.held_out)} held-out prompts (step {position.total})", flush=True
+            )
         return accuracy
 
     def _log(self, phase: str, position: Position, metrics: Any, seconds: float, tokens: float) -> None:
@@ -199,7 +201,11 @@ class Run:
         if self.compile_seconds:
             speed["compile_time"], self.compile_seconds = self.compile_seconds, 0.0
         self.log.log(
-            position.total, phase, **values, **speed, steps_total=position.total + left + self.loop.steps - position.steps
+            position.total,
+            phase,
+            **values,
+            **speed,
+            steps_total=position.total + left + self.loop.steps - position.steps,
         )
 
     def _timed(self, train: Any, state: update.State, batch: Any) -> tuple[update.State, dict[str, jax.Array]]:
@@ -262,4 +268,3 @@ def _abstract_params(cfg: Any, mesh: Mesh) -> model.Params:
     return jax.tree.map(
         lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), model.abstract(cfg), model.shardings(cfg, mesh)
     )
-
