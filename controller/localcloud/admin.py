@@ -79,7 +79,7 @@ class Admin:
         if not isinstance(seconds, int | float) or seconds < 0:
             raise CloudError(400, f"operation_seconds must be a number of seconds, not {seconds!r}")
         self._operations.seconds = float(seconds)
-        self._store.put("setting", "operations", {"seconds": float(seconds)})
+        self._store.put("setting", "operation_seconds", {"value": float(seconds)})
         return web.json_response({"operation_seconds": self._operations.seconds})
 
 

@@ -10,10 +10,10 @@ import secrets
 import signal
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 from aiohttp import web
 
@@ -29,7 +29,7 @@ from controller.localcloud.metadata import Metadata
 from controller.localcloud.networks import Networks
 from controller.localcloud.nodes import Nodes
 from controller.localcloud.objects import Objects
-from controller.localcloud.operations import Operations
+from controller.localcloud.operations import Effect, Operations
 from controller.localcloud.projects import Policies, Projects
 from controller.localcloud.queued import Queued
 from controller.localcloud.server import Server
@@ -47,6 +47,7 @@ _ROOTS = {
     "iam": "iam/",
 }
 _OPERATION_SECONDS = 0.5
+_CLAIM_SECONDS = 2.0
 
 
 class StartError(Exception):
@@ -63,23 +64,34 @@ class Options:
     idle_exit: float | None = None
 
 
-async def serve(options: Options) -> None:
-    """Runs the emulated cloud until a stop request, SIGTERM, SIGINT or --idle-exit; StartError if it cannot start."""
-    state = options.state.resolve()
-    lock = _claim(state)
-    store = Store(state / "state.db")
-    listener = _listen(store, options.port)
-    url = f"http://127.0.0.1:{listener.getsockname()[1]}/"
-    token = (store.get("setting", "token") or {"token": secrets.token_urlsafe(24)})["token"]
-    store.put("setting", "token", {"token": token})
-    store.put("setting", "port", {"port": listener.getsockname()[1]})
-    stopped = asyncio.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        asyncio.get_running_loop().add_signal_handler(number, stopped.set)
+@dataclass(frozen=True)
+class Cloud:
+    """The parts that have a life of their own: clocks, SSH servers, the HTTP server."""
 
-    former = (store.get("setting", "operations") or {"seconds": _OPERATION_SECONDS})["seconds"]
-    seconds = former if options.operation_seconds is None else options.operation_seconds
-    store.put("setting", "operations", {"seconds": seconds})
+    store: Store
+    operations: Operations
+    faults: Faults
+    workers: Workers
+    nodes: Nodes
+    effects: Mapping[str, Effect]
+    server: Server
+
+    async def resume(self) -> None:
+        """Takes up what a former process left: SSH servers, unfinished operations, triggered faults."""
+        await self.workers.resume()
+        self.operations.resume(self.effects)
+        self.faults.resume(self.nodes.preempt_all, self.workers.changed)
+
+    async def close(self) -> None:
+        """Stops all clocks and SSH servers; the state and the workers' programs stay."""
+        self.faults.close()
+        await self.operations.close()
+        await self.workers.close()
+        self.store.close()
+
+
+def assemble(store: Store, state: Path, url: str, token: str, seconds: float, stopped: asyncio.Event) -> Cloud:
+    """Builds all parts of a cloud; `stopped` is set by a stop request."""
     operations = Operations(store, seconds)
     catalog = load_catalog()
     faults = Faults(store)
@@ -103,21 +115,41 @@ async def serve(options: Options) -> None:
         url=url,
         token=token,
     )
-    await workers.resume()
-    operations.resume(nodes.effects() | queued.effects() | compute.effects())
-    faults.resume(nodes.preempt_all, workers.changed)
-    runner = web.AppRunner(server.application(), access_log=None)
+    effects = nodes.effects() | queued.effects() | compute.effects()
+    return Cloud(store, operations, faults, workers, nodes, effects, server)
+
+
+async def serve(options: Options) -> None:
+    """Runs the emulated cloud until a stop request, SIGTERM, SIGINT or --idle-exit; StartError if it cannot start."""
+    state = options.state.resolve()
+    lock = _claim(state)
+    store = Store(state / "state.db")
+    listener = _listen(store, options.port)
+    url = f"http://127.0.0.1:{listener.getsockname()[1]}/"
+    token = _setting(store, "token", None, secrets.token_urlsafe(24))
+    seconds = _setting(store, "operation_seconds", options.operation_seconds, _OPERATION_SECONDS)
+    stopped = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, stopped.set)
+    cloud = assemble(store, state, url, token, seconds, stopped)
+    await cloud.resume()
+    runner = web.AppRunner(cloud.server.application(), access_log=None, shutdown_timeout=1.0)
     await runner.setup()
     await web.SockSite(runner, listener).start()
     _publish(state, url, token)
-    await _until(stopped, options.idle_exit, lambda: server.last_request, lambda: bool(store.items("node")))
-    faults.close()
-    await operations.close()
-    await workers.close()
-    await runner.cleanup()
-    store.close()
+    await _until(stopped, options.idle_exit, lambda: cloud.server.last_request, lambda: bool(store.items("node")))
     (state / "endpoint.json").unlink(missing_ok=True)
+    await runner.cleanup()
+    await cloud.close()
     lock.close()
+
+
+def _setting(store: Store, name: str, wanted: Any, default: Any) -> Any:
+    """What is asked for now, else what was so in a former process, else the default; remembered."""
+    former = store.get("setting", name)
+    value = wanted if wanted is not None else former["value"] if former else default
+    store.put("setting", name, {"value": value})
+    return value
 
 
 async def _until(
@@ -145,16 +177,21 @@ def _claim(state: Path) -> IO[str]:
         lock = (state / "lock").open("a")
     except OSError as error:
         raise StartError(f"run.state_dir: cannot write to {state}: {error.strerror}") from error
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:
-        raise StartError(f"run.state_dir: an emulated cloud is running on {state} already") from error
-    return lock
+    deadline = time.monotonic() + _CLAIM_SECONDS
+    while True:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            if time.monotonic() > deadline:
+                raise StartError(f"run.state_dir: an emulated cloud is running on {state} already") from error
+            time.sleep(0.02)  # the former one may be on its way out
+        else:
+            return lock
 
 
 def _listen(store: Store, port: int) -> socket.socket:
-    former = (store.get("setting", "port") or {"port": 0})["port"]
-    wanted = port or former
+    former = store.get("setting", "port")
+    wanted = port or (former["value"] if former else 0)
     listener = socket.socket()
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
@@ -164,6 +201,7 @@ def _listen(store: Store, port: int) -> socket.socket:
         listener.close()
         message = f"cloud.port: cannot listen on 127.0.0.1:{wanted}: {error.strerror}; choose another port"
         raise StartError(message) from error
+    store.put("setting", "port", {"value": listener.getsockname()[1]})
     return listener
 
 

@@ -79,7 +79,7 @@ def parse(spec: Any) -> Preempted | Stockout | Http | SshRefused:
         words = str(error)
         if isinstance(error, ValidationError):
             words = "; ".join(
-                ".".join(str(part) for part in problem["loc"][1:]) + ": " + problem["msg"] for problem in error.errors()
+                ": ".join([*(str(part) for part in problem["loc"][1:]), problem["msg"]]) for problem in error.errors()
             )
         raise CloudError(400, f"cloud.faults ({kind}): {words}") from error
 

@@ -91,8 +91,8 @@ class Nodes:
         }
         if kind.config:
             node["acceleratorConfig"] = kind.config
-        node.setdefault("serviceAccount", {})
-        account = node["serviceAccount"].setdefault("email", _default_account())
+        account = (body.get("serviceAccount") or {}).get("email") or _default_account()
+        node["serviceAccount"] = {**(body.get("serviceAccount") or {}), "email": account}
         if account != _default_account() and self._store.get("serviceAccount", account) is None:
             raise CloudError(400, f"Cloud TPU received a bad request. Service account {account} does not exist.")
         if queued:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 
@@ -19,30 +20,28 @@ def kill_marked(prefix: str) -> int:
     Looks again until none is left, since a process may fork while it is being looked for. Blocking (tens of ms).
     Raises TimeoutError if some cannot be killed.
     """
-    killed: set[tuple[int, float]] = set()
+    killed: set[int] = set()
     deadline = time.monotonic() + _GIVE_UP_SECONDS
     while found := _find(prefix):
         if time.monotonic() > deadline:
             raise TimeoutError(f"processes {[process.pid for process in found]} do not die")
         for process in found:
-            try:
+            with contextlib.suppress(psutil.NoSuchProcess):
                 process.kill()
-            except psutil.NoSuchProcess:
-                continue
-            killed.add((process.pid, process.create_time() if process.is_running() else 0.0))
+            killed.add(process.pid)
         psutil.wait_procs(found, timeout=0.2)
     return len(killed)
 
 
 def _find(prefix: str) -> list[psutil.Process]:
-    found: dict[int, psutil.Process] = {}
-    for process in psutil.process_iter():
-        try:
-            if process.pid != os.getpid() and process.environ().get(MARKER, "").startswith(prefix):
-                # A descendant may have been started with another environment.
-                for one in (process, *process.children(recursive=True)):
-                    if one.status() != psutil.STATUS_ZOMBIE:
-                        found[one.pid] = one
-        except (psutil.NoSuchProcess, psutil.AccessDenied):
-            continue  # gone meanwhile, or another user's: not ours
-    return list(found.values())
+    """The marked processes and their descendants, which may have been started with another environment."""
+    processes = {process.pid: process for process in psutil.process_iter(["ppid", "status", "environ"])}
+    # Another user's environment reads as None: not ours.
+    ours = {
+        pid
+        for pid, process in processes.items()
+        if pid != os.getpid() and (process.info["environ"] or {}).get(MARKER, "").startswith(prefix)
+    }
+    while more := {pid for pid, process in processes.items() if process.info["ppid"] in ours} - ours:
+        ours |= more
+    return [processes[pid] for pid in ours if processes[pid].info["status"] != psutil.STATUS_ZOMBIE]

@@ -19,6 +19,7 @@ from controller.localcloud.call import Call, Handlers
 from controller.localcloud.discovery import Discovery, Method
 from controller.localcloud.errors import CloudError
 from controller.localcloud.faults import Faults
+from controller.localcloud.fields import keep
 from controller.localcloud.media import Media
 from controller.localcloud.metadata import PREFIX as METADATA
 from controller.localcloud.metadata import Metadata
@@ -146,7 +147,7 @@ class Server:
             result = await result
         if not method.answers:
             return web.Response(status=204)
-        return web.json_response(result)
+        return web.json_response(keep(result, call.query["fields"]) if "fields" in call.query else result)
 
     async def _batch(self, request: web.Request, admitted: Admitted) -> web.Response:
         """https://cloud.google.com/storage/docs/batch: several calls in one multipart request."""

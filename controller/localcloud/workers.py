@@ -61,9 +61,8 @@ class Workers:
     async def resume(self) -> None:
         """Brings back the SSH servers of a former process; kills what is left of VMs that are gone."""
         ready = {node["id"] for _, node in self._store.items("node") if node["state"] == "READY"}
-        for worker in self._all():
-            if worker.uid not in ready:
-                await asyncio.to_thread(kill_marked, marker(self._state, worker))
+        for uid in {worker.uid for worker in self._all()} - ready:
+            await asyncio.to_thread(kill_marked, f"{marker(self._state)}{uid}/")
         await self._sync()
 
     async def close(self) -> None:

@@ -1,0 +1,195 @@
+"""A running emulated cloud as tests see it: HTTP, SSH, and a pod made in one call."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import asyncssh
+
+ZONE, REGION = "us-central1-a", "us-central1"
+PROJECT = "projects/slipway-local"
+COMPUTE = f"compute/v1/{PROJECT}"
+NODES = f"tpu/v2/{PROJECT}/locations/{ZONE}/nodes"
+RUNTIME = "v2-alpha-tpuv5-lite"
+RANGE = "10.20.0.0/24"
+
+Answer = tuple[int, Any]
+
+
+def localcloud(command: str, state: Path, *flags: str) -> subprocess.CompletedProcess[str]:
+    """Runs the command line of the emulated cloud."""
+    words = [sys.executable, "-m", "controller.localcloud", command, "--state", str(state), *flags]
+    return subprocess.run(words, capture_output=True, text=True, timeout=60)
+
+
+def until(condition: Callable[[], Any], what: str, seconds: float = 20.0) -> Any:
+    """The first true value of `condition`; fails the test when none comes."""
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        if value := condition():
+            return value
+        time.sleep(0.02)
+    raise AssertionError(f"waited {seconds} s in vain for: {what}")
+
+
+def alive(pid: int) -> bool:
+    """Whether a process runs; a zombie does not."""
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except FileNotFoundError:
+        return False
+    return state != "Z"
+
+
+@dataclass(frozen=True)
+class Cloud:
+    """An emulated cloud on `state`, started by `start`."""
+
+    state: Path
+
+    def start(self, *flags: str) -> None:
+        done = localcloud("start", self.state, *flags)
+        assert done.returncode == 0, done.stderr
+
+    @property
+    def endpoint(self) -> dict[str, Any]:
+        return json.loads((self.state / "endpoint.json").read_text())
+
+    @cached_property
+    def key(self) -> asyncssh.SSHKey:
+        return asyncssh.generate_private_key("ssh-ed25519")
+
+    @property
+    def public_key(self) -> str:
+        return self.key.export_public_key().decode().strip()
+
+    def send(
+        self, method: str, path: str, body: bytes | None = None, headers: Mapping[str, str] | None = None
+    ) -> tuple[int, bytes, Mapping[str, str]]:
+        """Status, body and headers of any request; with the token unless Authorization is given (or emptied)."""
+        endpoint = self.endpoint
+        all_headers = {"Authorization": f"Bearer {endpoint['token']}", **(headers or {})}
+        all_headers = {name: value for name, value in all_headers.items() if value}
+        url = path if path.startswith("http") else endpoint["url"] + path
+        request = urllib.request.Request(url, data=body, method=method, headers=all_headers)
+        try:
+            with urllib.request.urlopen(request, timeout=30) as response:
+                return response.status, response.read(), response.headers
+        except urllib.error.HTTPError as error:
+            with error:
+                return error.code, error.read(), error.headers
+
+    def call(self, method: str, path: str, body: Any = None) -> Answer:
+        """Status and JSON of an API call."""
+        data = None if body is None else json.dumps(body).encode()
+        status, text, _ = self.send(method, path, data, {"Content-Type": "application/json"})
+        return status, json.loads(text) if text else None
+
+    def ok(self, method: str, path: str, body: Any = None) -> Any:
+        """The JSON of a call that must succeed."""
+        status, answer = self.call(method, path, body)
+        assert status in (200, 204), answer
+        return answer
+
+    def settle(self, operation: Mapping[str, Any]) -> dict[str, Any]:
+        """Waits for a compute or tpu operation; returns it when it has ended."""
+        if operation.get("kind") == "compute#operation":
+            path = operation["selfLink"].removeprefix(self.endpoint["url"])
+            return self.ok("POST", f"{path}/wait")
+        return until(
+            lambda: (done := self.ok("GET", f"tpu/v2/{operation['name']}"))["done"] and done, operation["name"]
+        )
+
+    def act(self, method: str, path: str, body: Any = None) -> dict[str, Any]:
+        """A call that must succeed and starts an operation, which is waited for."""
+        return self.settle(self.ok(method, path, body))
+
+    def network(self, name: str, *, ssh: bool = True, internal: bool = True) -> None:
+        """A custom network with one subnetwork and, if asked for, rules that admit SSH and workers."""
+        self.act("POST", f"{COMPUTE}/global/networks", {"name": name, "autoCreateSubnetworks": False})
+        body = {"name": name, "network": f"{PROJECT}/global/networks/{name}", "ipCidrRange": RANGE}
+        self.act("POST", f"{COMPUTE}/regions/{REGION}/subnetworks", body)
+        if ssh:
+            self.rule(f"{name}-ssh", name, ["22"], ["0.0.0.0/0"])
+        if internal:
+            self.rule(f"{name}-internal", name, None, [RANGE])
+
+    def rule(self, name: str, network: str, ports: list[str] | None, sources: list[str]) -> None:
+        """A firewall rule that allows TCP."""
+        allowed = {"IPProtocol": "tcp"} | ({"ports": ports} if ports else {})
+        body = {
+            "name": name,
+            "network": f"{PROJECT}/global/networks/{network}",
+            "allowed": [allowed],
+            "sourceRanges": sources,
+        }
+        self.act("POST", f"{COMPUTE}/global/firewalls", body)
+
+    def node(self, name: str, network: str, kind: str = "v5litepod-8") -> dict[str, Any]:
+        """A READY node whose workers admit user `me` with `key`."""
+        body = self.node_body(network, kind)
+        done = self.act("POST", f"{NODES}?nodeId={name}", body)
+        assert "error" not in done, done
+        return self.ok("GET", f"{NODES}/{name}")
+
+    def node_body(self, network: str, kind: str = "v5litepod-8") -> dict[str, Any]:
+        return {
+            "acceleratorType": kind,
+            "runtimeVersion": RUNTIME,
+            "networkConfig": {"network": network, "subnetwork": network},
+            "metadata": {"ssh-keys": f"me:{self.public_key} me"},
+        }
+
+    async def connect(self, node: Mapping[str, Any], worker: int = 0, **options: Any) -> asyncssh.SSHClientConnection:
+        """An SSH connection to a worker, with the port from ssh_config and the host key from the guest attributes."""
+        address = node["networkEndpoints"][worker]["ipAddress"]
+        attributes = self.ok("POST", f"tpu/v2/{node['name']}:getGuestAttributes", {"workerIds": [str(worker)]})
+        (item,) = attributes["guestAttributes"][0]["queryValue"]["items"]
+        host_key = asyncssh.import_public_key(f"{item['key']} {item['value']}")
+        defaults = {
+            "username": "me",
+            "client_keys": [self.key],
+            "known_hosts": ([host_key], [], []),
+            "config": [str(self.state / "ssh_config")],
+        }
+        return await asyncssh.connect(address, **(defaults | options))
+
+    def run(
+        self, node: Mapping[str, Any], command: str, worker: int = 0, **options: Any
+    ) -> asyncssh.SSHCompletedProcess:
+        """Runs a command on a worker over a connection of its own."""
+
+        async def once() -> asyncssh.SSHCompletedProcess:
+            async with await self.connect(node, worker) as connection:
+                return await connection.run(command, **options)
+
+        return asyncio.run(once())
+
+    def background(self, node: Mapping[str, Any], worker: int = 0) -> int:
+        """Starts a detached program on a worker; returns its process id."""
+        text = self.run(node, "setsid nohup sleep 600 >/dev/null 2>&1 </dev/null & echo $!", worker).stdout
+        assert isinstance(text, str)
+        return int(text)
+
+    def kill(self) -> None:
+        """kill -9 of the server."""
+        pid = self.endpoint["pid"]
+        os.kill(pid, 9)
+        until(lambda: not alive(pid), "the server is dead")
+
+    def log(self, after: int = 0) -> list[dict[str, Any]]:
+        """The request log."""
+        _, text, _ = self.send("GET", f"emulator/requests?after={after}")
+        return [json.loads(line) for line in text.splitlines()]
