@@ -57,21 +57,23 @@ def load(path: Path) -> RunFile:
     try:
         return RunFile.model_validate(raw)
     except ValidationError as error:
-        problems = [f"  {_key(raw, e['loc'])}: {_words(e)}" for e in error.errors()]
+        problems = [f"  {_key(raw, e)}: {_words(e)}" for e in error.errors()]
         raise RunFileError("\n".join([f"{path}: {len(problems)} wrong", *problems])) from None
 
 
-def _key(raw: Any, location: tuple[int | str, ...]) -> str:
+def _key(raw: Any, error: Any) -> str:
     """The dotted key, without the tags that pydantic adds for the members of a union."""
-    parts = []
-    for i, part in enumerate(location):
-        inside = raw[part] if isinstance(raw, dict) and part in raw else None
-        if inside is not None or i == len(location) - 1:
+    parts, last = [], len(error["loc"]) - 1
+    for i, part in enumerate(error["loc"]):
+        present = isinstance(raw, dict) and part in raw
+        if present or (i == last and error["type"] == "missing"):
             parts.append(str(part))
-            raw = inside
+            raw = raw[part] if present else None
     return ".".join(parts)
 
 
 def _words(error: Any) -> str:
-    words = {"extra_forbidden": "unknown key", "missing": "missing"}
-    return words.get(error["type"]) or f"{error['msg'].removeprefix('Value error, ')} (got {error['input']!r})"
+    if error["type"] in ("missing", "extra_forbidden"):
+        return {"missing": "missing", "extra_forbidden": "unknown key"}[error["type"]]
+    words = error["msg"].removeprefix("Value error, ")
+    return words if isinstance(error["input"], dict) else f"{words} (got {error['input']!r})"

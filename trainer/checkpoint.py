@@ -49,12 +49,13 @@ class Checkpoints:
 
         Raises RunFileError where the checkpoint is of another model or optimizer.
         """
+        self._manager.wait_until_finished()
         saved = _shapes(self._manager.item_metadata(step)["state"].tree)
         for name, wanted in _shapes(abstract).items():
             if saved.get(name) != wanted:
                 raise RunFileError(
-                    f"dir: {name} is {saved.get(name, 'absent')} in the checkpoint of step {step}, and the config makes it "
-                    f"{wanted}; resume with the model and optimizer that the run began with, or take another dir"
+                    f"dir: {name} is {saved.get(name, 'absent')} in the checkpoint of step {step}, but {wanted} by the "
+                    "config; resume with the model and optimizer that the run began with, or take another dir"
                 )
         items = ocp.args.Composite(state=_into(abstract), position=ocp.args.JsonRestore())
         restored = self._manager.restore(step, args=items)

@@ -40,7 +40,7 @@ def join(pod: PodFacts, timeout_seconds: int) -> None:
     try:
         # A dead peer is noticed after the heartbeat's time-out, instead of JAX's 100 s.
         jax.distributed.initialize(
-            initialization_timeout=timeout_seconds, heartbeat_timeout_seconds=20, shutdown_timeout_seconds=20
+            initialization_timeout=timeout_seconds, heartbeat_timeout_seconds=10, shutdown_timeout_seconds=20
         )
     except (RuntimeError, ValueError) as error:
         worker = os.environ.get("TPU_WORKER_ID", "of unknown number")

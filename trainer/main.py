@@ -65,6 +65,8 @@ def train(experiment: RunFile, folder: Path) -> None:
         from trainer.loops.grpo import run
     mesh = meshes.build(experiment.mesh)
     log = Metrics(folder, experiment.dir, writes=jax.process_index() == 0)
-    with jax.set_mesh(mesh):
-        run(experiment, mesh, log)
-    log.close()
+    try:
+        with jax.set_mesh(mesh):
+            run(experiment, mesh, log)
+    finally:
+        log.close()

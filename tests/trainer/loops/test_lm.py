@@ -1,0 +1,86 @@
+"""The LM loop: it learns, and a resume is exact."""
+
+import copy
+import json
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+
+from conf.runfile import RunFile, RunFileError
+from trainer import main, update
+from trainer import mesh as meshes
+from trainer.checkpoint import Checkpoints
+
+
+def train(raw, folder: Path) -> list[dict]:
+    """Run it in this process; the lines of metrics."""
+    main.train(RunFile.model_validate(raw), folder)
+    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+
+
+def final_state(raw) -> update.State:
+    experiment = RunFile.model_validate(raw)
+    checkpoints = Checkpoints(experiment.dir, 2)
+    abstract = update.abstract_state(experiment.model, experiment.optimizer, meshes.build(experiment.mesh))
+    state, _ = checkpoints.restore(checkpoints.latest(), abstract)
+    checkpoints.close()
+    return state
+
+
+def changed(raw, **sections):
+    new = copy.deepcopy(raw)
+    for name, values in sections.items():
+        new[name] = new[name] | values if isinstance(values, dict) else values
+    return new
+
+
+def test_loss_falls_and_is_reported_on_held_out_text(lm_run, tmp_path):
+    lines = train(
+        changed(lm_run, loop={"steps": 60, "eval_every": 30}, logging={"every": 20}, checkpoint={"every": 60}),
+        tmp_path / "a",
+    )
+    losses = [line["loss"] for line in lines if line["phase"] == "train"]
+    held_out = [line["eval_loss"] for line in lines if line["phase"] == "eval"]
+    assert len(losses) == 3
+    assert losses[-1] < 2.6 < np.log(256) < losses[0] + 2
+    assert held_out[1] < held_out[0]
+    assert json.loads((tmp_path / "a/summary.json").read_text())["eval_loss"] == pytest.approx(held_out[-1])
+
+
+@pytest.mark.parametrize("sizes", [(8, 1, 1), (2, 2, 2)])
+def test_a_resumed_run_equals_an_uninterrupted_one_bit_for_bit(lm_run, tmp_path, sizes):
+    axes = dict(zip(meshes.AXES, sizes, strict=True))
+    whole = changed(lm_run, dir=str(tmp_path / "whole"), mesh=axes)
+    cut = changed(lm_run, dir=str(tmp_path / "cut"), mesh=axes)
+    expected = train(whole, tmp_path / "whole-local")
+    train(changed(cut, loop={"steps": 4}), tmp_path / "first-life")
+    resumed = train(cut, tmp_path / "second-life")
+    same = [(a["step"], a["phase"], a.get("loss")) for a in resumed if a["phase"] == "train"]
+    assert same == [(b["step"], b["phase"], b.get("loss")) for b in expected if b["phase"] == "train"]
+    for a, b in zip(jax.tree.leaves(final_state(cut)), jax.tree.leaves(final_state(whole)), strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+def test_a_finished_run_is_only_evaluated_again(lm_run, tmp_path):
+    train(lm_run, tmp_path / "a")
+    before = final_state(lm_run)
+    lines = train(lm_run, tmp_path / "b")
+    assert [line["step"] for line in lines if line["phase"] == "train"] == [1, 2, 3, 4, 5, 6]
+    for a, b in zip(jax.tree.leaves(final_state(lm_run)), jax.tree.leaves(before), strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+@pytest.mark.parametrize(
+    ("sections", "words"),
+    [
+        ({"loop": {"batch": 12}}, r"loop\.batch: 12 rows cannot be split evenly over 8 devices"),
+        ({"model": {"vocab": 255}}, r"model\.vocab: 255 ids are too few for bytes; at least 256"),
+        ({"loop": {"sequence": 5000}}, r"data\.path: .* loop\.sequence \+ 1 are needed"),
+        ({"mesh": {"data": 1, "tensor": 8}}, r"mesh\.tensor: 8 devices cannot split the 2 kv_heads"),
+    ],
+)
+def test_bad_input_is_refused_before_the_first_step(lm_run, tmp_path, sections, words):
+    with pytest.raises(RunFileError, match=words):
+        train(changed(lm_run, **sections), tmp_path / "a")

@@ -1,0 +1,68 @@
+"""Starts the trainer as real processes, each as on a worker of an emulated pod."""
+
+import os
+import socket
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+ROOT = Path(__file__).parents[2]
+CODE = "c0de" * 16
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How a worker's process ended."""
+
+    code: int
+    stderr: str
+
+
+def start(run: dict[str, Any], folder: Path, cache: str, *environments: dict[str, str]) -> list[subprocess.Popen[str]]:
+    """One process for each environment, which is laid over what all workers have; `folder` takes run.yaml and files."""
+    folder.mkdir(parents=True, exist_ok=True)
+    run_file = folder / "run.yaml"
+    run_file.write_text(run if isinstance(run, str) else yaml.safe_dump(run))
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    started = []
+    for worker, own in enumerate(environments):
+        env = {
+            "PATH": os.environ["PATH"],
+            "PYTHONPATH": str(ROOT),
+            "XLA_FLAGS": os.environ["XLA_FLAGS"],
+            "JAX_PLATFORMS": "cpu",
+            "JAX_NUM_CPU_DEVICES": "2",
+            "JAX_COMPILATION_CACHE_DIR": cache,
+            # as a TPU VM describes its slice
+            "JAX_FORCE_TPU_INIT": "1",
+            "TPU_WORKER_HOSTNAMES": ",".join("127.0.0.1" for _ in environments),
+            "TPU_WORKER_ID": str(worker),
+            **{f"MEGASCALE_{name}": "" for name in ("COORDINATOR_ADDRESS", "NUM_SLICES", "SLICE_ID")},
+            "JAX_COORDINATOR_ADDRESS": f"127.0.0.1:{port}",
+            "JAX_COORDINATOR_BIND_ADDRESS": f"127.0.0.1:{port}",
+            "SLIPWAY_CODE_SHA256": CODE,
+            "SLIPWAY_RUN_DIR": str(folder / f"worker-{worker}"),
+        }
+        command = [sys.executable, "-m", "trainer", str(run_file)]
+        started.append(subprocess.Popen(command, env=env | own, cwd=folder, stderr=subprocess.PIPE, text=True))
+    return started
+
+
+def finish(started: list[subprocess.Popen[str]], seconds: float = 120) -> list[Ended]:
+    """Wait for all of them; whatever happens, none is left behind."""
+    ended = []
+    try:
+        for process in started:
+            _, words = process.communicate(timeout=seconds)
+            ended.append(Ended(process.returncode, words))
+    finally:
+        for process in started:
+            process.kill()
+            process.wait()
+    return ended

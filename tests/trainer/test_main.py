@@ -1,0 +1,106 @@
+"""The program as a whole: exit codes and messages, with real processes where several must agree."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+
+from tests.trainer.processes import CODE, ROOT, finish, start
+
+
+@pytest.fixture
+def pair(lm_run):
+    """The run on two workers of two devices."""
+    return lm_run | {"pod": lm_run["pod"] | {"workers": 2, "devices": 4}}
+
+
+def test_two_workers_train_and_leave_results(pair, tmp_path, compile_cache):
+    first, second = finish(start(pair, tmp_path / "run", compile_cache, {}, {}))
+    assert (first.code, second.code) == (0, 0), first.stderr + second.stderr
+    lines = [json.loads(line) for line in (tmp_path / "run/worker-0/metrics.jsonl").read_text().splitlines()]
+    steps = [line for line in lines if line["phase"] == "train"]
+    assert [line["step"] for line in steps] == [1, 2, 3, 4, 5, 6]
+    assert {"loss", "learning_rate", "grad_norm", "step_time", "tokens_per_second", "steps_total"} <= steps[0].keys()
+    assert "compile_time" in steps[0]
+    assert "compile_time" not in steps[1]
+    assert not (tmp_path / "run/worker-1").exists()
+    summary = json.loads((tmp_path / "bucket/summary.json").read_text())
+    assert np.isfinite(summary["eval_loss"])
+    assert sorted(path.name for path in (tmp_path / "bucket/checkpoints").iterdir()) == ["4", "6"]
+
+
+def test_workers_that_disagree_all_exit_4_and_name_the_one(pair, tmp_path, compile_cache):
+    other = {"SLIPWAY_CODE_SHA256": "1a2b" * 16}
+    for ended in finish(start(pair, tmp_path / "run", compile_cache, {}, other)):
+        assert ended.code == 4
+        assert f"worker 1: code 1a2b1a2b1a2b… differs from {CODE[:12]}… on workers 0" in ended.stderr
+        assert "Traceback" not in ended.stderr
+
+
+def test_wrong_number_of_devices_exits_3_on_every_worker(pair, tmp_path, compile_cache):
+    for ended in finish(start(pair, tmp_path / "run", compile_cache, {}, {"JAX_NUM_CPU_DEVICES": "1"})):
+        assert ended.code == 3
+        assert re.search(r"^0 +cpu +cpu +2\n1 +cpu +cpu +1$", ended.stderr, re.MULTILINE)
+        assert "Traceback" not in ended.stderr
+
+
+def test_a_killed_worker_ends_the_other(pair, tmp_path, compile_cache):
+    endless = pair | {"loop": pair["loop"] | {"steps": 1_000_000}, "checkpoint": {"every": 1_000_000, "keep": 1}}
+    processes = start(endless, tmp_path / "run", compile_cache, {}, {})
+    metrics = tmp_path / "run/worker-0/metrics.jsonl"
+    deadline = time.monotonic() + 90
+    while not (metrics.exists() and '"step": 3,' in metrics.read_text()):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    processes[1].send_signal(signal.SIGKILL)
+    first, second = finish(processes, seconds=15)
+    assert second.code == -signal.SIGKILL
+    assert first.code not in (0, 3, 4)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"mesh": {"data": 3, "fsdp": 1, "tensor": 1}}, "mesh: data 3 x fsdp 1 x tensor 1 does not make 2 devices"),
+        (
+            {"data": {"kind": "text", "path": "absent.txt", "validation_fraction": 0.1}},
+            "data.path: there is no absent.txt",
+        ),
+    ],
+)
+def test_what_only_the_worker_can_see_exits_2(lm_run, tmp_path, compile_cache, change, words):
+    run = lm_run | {"pod": lm_run["pod"] | {"devices": 2}} | change
+    (ended,) = finish(start(run, tmp_path / "run", compile_cache, {}))
+    assert ended.code == 2
+    assert ended.stderr.strip().endswith(words) or words in ended.stderr
+    assert "Traceback" not in ended.stderr
+
+
+def test_a_bad_run_file_exits_2(lm_run, tmp_path, compile_cache):
+    bad = lm_run | {"loop": lm_run["loop"] | {"steps": -1, "stepz": 3}}
+    (ended,) = finish(start(bad, tmp_path / "run", compile_cache, {}))
+    assert ended.code == 2
+    assert ended.stderr.splitlines()[0].endswith("run.yaml: 2 wrong")
+    assert "  loop.steps: Input should be greater than or equal to 1 (got -1)" in ended.stderr
+    assert "  loop.stepz: unknown key" in ended.stderr
+
+
+def test_nothing_touches_a_backend_at_import():
+    """All modules of the trainer, imported in a fresh process."""
+    code = (
+        "import pkgutil, importlib, trainer\n"
+        "names = [module.name for module in pkgutil.walk_packages(trainer.__path__, 'trainer.')]\n"
+        "for name in names: importlib.import_module(name)\n"
+        "from jax._src import xla_bridge\n"
+        "assert 'trainer.loops.lm' in names\n"
+        "assert not xla_bridge.backends_are_initialized()\n"
+    )
+    subprocess.run(
+        [sys.executable, "-W", "error::RuntimeWarning", "-c", code], check=True, cwd=ROOT, env=dict(os.environ)
+    )
