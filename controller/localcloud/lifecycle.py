@@ -82,10 +82,12 @@ def start(state: Path, flags: Sequence[str]) -> int:
             with log_path.open("rb") as written:
                 written.seek(offset)
                 sys.stderr.write(written.read().decode(errors="replace"))
-            # Two starts at the same time: the other one won.
-            return 0 if _appears(state) else code
-        if endpoint(state):
-            process.returncode = 0  # it is not ours to wait for any more
+            return 0 if endpoint(state) else code
+        if found := endpoint(state):
+            if found["pid"] != process.pid:  # two starts at the same time: the other one won
+                process.kill()
+                process.wait()
+            process.returncode = 0  # it lives on: not ours to wait for
             return 0
         time.sleep(0.02)
     process.kill()
@@ -157,12 +159,3 @@ def running(state: Path) -> dict[str, Any]:
     if found is None:
         raise NotRunningError(f"run.state_dir: no emulated cloud is running on {state}")
     return found
-
-
-def _appears(state: Path) -> bool:
-    deadline = time.monotonic() + 2.0
-    while time.monotonic() < deadline:
-        if endpoint(state):
-            return True
-        time.sleep(0.05)
-    return False

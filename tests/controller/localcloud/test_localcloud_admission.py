@@ -1,0 +1,82 @@
+"""Who may speak to the emulated cloud, and what its log says of them."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from tests.controller.localcloud.harness import COMPUTE, NODES, PROJECT, Cloud
+
+NETWORKS = f"{COMPUTE}/global/networks"
+
+
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        ({}, 200),
+        ({"Authorization": ""}, 401),
+        ({"Authorization": "Bearer wrong"}, 401),
+        ({"Authorization": "Basic x"}, 401),
+        ({"Host": "evil.example:80"}, 403),
+        ({"Host": "localhost:1"}, 200),
+        ({"Origin": "http://127.0.0.1"}, 403),
+    ],
+)
+def test_only_programs_of_this_machine_with_the_token(cloud: Cloud, headers: dict[str, str], status: int) -> None:
+    answered, text, _ = cloud.send("GET", NETWORKS, headers=headers)
+    assert answered == status
+    if status != 200:
+        assert json.loads(text)["error"]["code"] == status
+
+
+def test_the_token_may_come_in_the_path(cloud: Cloud) -> None:
+    token = cloud.endpoint["token"]
+    anonymous = {"Authorization": ""}
+    assert cloud.send("GET", f"t/{token}/{NETWORKS}", headers=anonymous)[0] == 200
+    assert cloud.send("GET", f"t/{token}x/{NETWORKS}", headers=anonymous)[0] == 401
+    assert cloud.send("GET", f"w/{token}/77/3/{NETWORKS}", headers=anonymous)[0] == 200
+    assert cloud.send("GET", NETWORKS, headers={"Authorization": f"Bearer {token}.77.3"})[0] == 200
+    assert [entry["client"] for entry in cloud.log()[-3:]] == ["laptop", "77/3", "77/3"]
+
+
+def test_the_log_tells_reads_from_changes(cloud: Cloud) -> None:
+    after = cloud.log()[-1]["seq"] if cloud.log() else 0
+    cloud.call("GET", NETWORKS)
+    cloud.call("POST", NETWORKS, {"name": "logged", "autoCreateSubnetworks": False})
+    cloud.call("POST", f"cloudresourcemanager/v1/{PROJECT}:getIamPolicy", {})
+    cloud.call("POST", f"{NODES}/none:getGuestAttributes", {})
+    cloud.call("POST", f"{COMPUTE}/global/operations/none/wait")
+    cloud.call("DELETE", f"{NODES}/none")
+    entries = cloud.log(after)
+    assert [entry["mutating"] for entry in entries] == [False, True, False, False, False, True]
+    assert [entry["status"] for entry in entries] == [200, 200, 200, 404, 404, 404]
+    assert (entries[1]["api"], entries[1]["call"]) == ("compute", "networks.insert")
+    assert entries[1]["body"]["name"] == "logged"
+
+
+def test_the_log_holds_no_secrets(cloud: Cloud) -> None:
+    body = cloud.node_body("nowhere")
+    body["metadata"] |= {"startup-script": "export WANDB_API_KEY=s3cret"}
+    cloud.call("POST", f"{NODES}?nodeId=n", body)
+    cloud.call("GET", f"{NETWORKS}?access_token=s3cret")
+    *_, create, listing = cloud.log()
+    assert "s3cret" not in json.dumps([create, listing])
+    assert create["body"]["metadata"]["ssh-keys"].startswith("me:")
+
+
+def test_the_emulators_own_api(cloud: Cloud) -> None:
+    state = cloud.ok("GET", "emulator/state")
+    assert {"node", "queued", "worker", "compute", "bucket", "operation", "fault"} <= set(state)
+    assert cloud.ok("POST", "emulator/settings", {"operation_seconds": 0.02}) == {"operation_seconds": 0.02}
+    assert cloud.call("POST", "emulator/settings", {"operation_seconds": -1})[0] == 400
+    assert cloud.call("POST", "emulator/settings", {"speed": 1})[0] == 400
+    status, answer = cloud.call("GET", "emulator/nothing")
+    assert status == 404
+    assert "GET state" in answer["error"]["message"]
+
+
+def test_what_is_not_emulated_is_said(cloud: Cloud) -> None:
+    status, answer = cloud.call("GET", f"{COMPUTE}/zones/us-central1-a/instances")
+    assert (status, answer["error"]["status"]) == (501, "UNIMPLEMENTED")
+    assert cloud.call("GET", "tpu/v2/nothing")[0] == 404

@@ -1,0 +1,188 @@
+"""compute v1 and the project APIs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.controller.localcloud.harness import COMPUTE, NODES, PROJECT, REGION, Cloud
+
+GLOBAL, REGIONAL = f"{COMPUTE}/global", f"{COMPUTE}/regions/{REGION}"
+
+
+def reason(answer: Any) -> str:
+    return answer["error"]["errors"][0]["reason"]
+
+
+def test_a_network_lives_and_dies(cloud: Cloud) -> None:
+    operation = cloud.ok("POST", f"{GLOBAL}/networks", {"name": "life", "autoCreateSubnetworks": False, "mtu": 8896})
+    assert (operation["kind"], operation["status"]) == ("compute#operation", "RUNNING")
+    assert cloud.settle(operation)["status"] == "DONE"
+    network = cloud.ok("GET", f"{GLOBAL}/networks/life")
+    assert network["selfLink"] == f"{cloud.endpoint['url']}{GLOBAL}/networks/life"
+    assert (network["mtu"], network["autoCreateSubnetworks"]) == (8896, False)
+    cloud.act("DELETE", f"{GLOBAL}/networks/life")
+    status, answer = cloud.call("GET", f"{GLOBAL}/networks/life")
+    assert (status, reason(answer)) == (404, "notFound")
+    assert answer["error"]["message"] == f"The resource '{PROJECT}/global/networks/life' was not found"
+
+
+def test_auto_mode_makes_subnetworks(cloud: Cloud) -> None:
+    cloud.act("POST", f"{GLOBAL}/networks", {"name": "auto"})
+    subnetwork = cloud.ok("GET", f"{REGIONAL}/subnetworks/auto")
+    assert subnetwork["ipCidrRange"].endswith("/20")
+    cloud.act("DELETE", f"{GLOBAL}/networks/auto")
+    assert cloud.call("GET", f"{REGIONAL}/subnetworks/auto")[0] == 404
+
+
+def test_private_google_access_is_switched(cloud: Cloud) -> None:
+    cloud.network("pga", ssh=False, internal=False)
+    path = f"{REGIONAL}/subnetworks/pga"
+    assert cloud.ok("GET", path)["privateIpGoogleAccess"] is False
+    cloud.act("POST", f"{path}/setPrivateIpGoogleAccess", {"privateIpGoogleAccess": True})
+    assert cloud.ok("GET", path)["privateIpGoogleAccess"] is True
+    cloud.act("PATCH", path, {"privateIpGoogleAccess": False})
+    assert cloud.ok("GET", path)["privateIpGoogleAccess"] is False
+    assert cloud.call("PATCH", path, {"ipCidrRange": "10.99.0.0/24"})[0] == 400
+
+
+def test_a_nat_is_part_of_its_router(cloud: Cloud) -> None:
+    cloud.network("nat", ssh=False, internal=False)
+    router = {"name": "router", "network": f"{PROJECT}/global/networks/nat"}
+    cloud.act("POST", f"{REGIONAL}/routers", router)
+    nat = {
+        "name": "nat",
+        "natIpAllocateOption": "AUTO_ONLY",
+        "sourceSubnetworkIpRangesToNat": "ALL_SUBNETWORKS_ALL_IP_RANGES",
+    }
+    whole = cloud.ok("GET", f"{REGIONAL}/routers/router") | {"nats": [nat]}  # as gcloud does
+    cloud.act("PATCH", f"{REGIONAL}/routers/router", whole)
+    assert cloud.ok("GET", f"{REGIONAL}/routers/router")["nats"] == [nat]
+    status, answer = cloud.call("PATCH", f"{REGIONAL}/routers/router", {"nats": [{"name": "nat"}]})
+    assert status == 400
+    assert "natIpAllocateOption" in answer["error"]["message"]
+
+
+def test_a_network_in_use_stays(cloud: Cloud) -> None:
+    cloud.network("used", internal=False)
+    status, answer = cloud.call("DELETE", f"{GLOBAL}/networks/used")
+    assert (status, reason(answer)) == (400, "resourceInUseByAnotherResource")
+    cloud.node("user", "used")
+    status, answer = cloud.call("DELETE", f"{REGIONAL}/subnetworks/used")
+    assert status == 400
+    assert "nodes/user" in answer["error"]["message"]
+    cloud.act("DELETE", f"{NODES}/user")
+    cloud.act("DELETE", f"{REGIONAL}/subnetworks/used")
+    cloud.act("DELETE", f"{GLOBAL}/firewalls/used-ssh")
+    cloud.act("DELETE", f"{GLOBAL}/networks/used")
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "status", "words"),
+    [
+        ("global/networks", {"name": "Bad_Name"}, 400, "resource.name"),
+        ("global/networks", {"name": "n", "mtu": 100}, 400, "resource.mtu"),
+        ("global/networks", {"name": "n", "mode": "auto"}, 400, 'Unknown name "mode"'),
+        ("global/networks", {"name": "wrong"}, 409, "already exists"),
+        ("regions/nowhere/routers", {"name": "r"}, 400, "Unknown region"),
+        (f"regions/{REGION}/routers", {"name": "r"}, 400, "A network must be specified"),
+        (f"regions/{REGION}/routers", {"name": "r", "network": "global/networks/none"}, 404, "networks/none"),
+        (f"regions/{REGION}/subnetworks", {"ipCidrRange": "10.20.0.1/24"}, 400, "ipCidrRange"),
+        (f"regions/{REGION}/subnetworks", {"ipCidrRange": "10.20.0.0/28"}, 400, "conflicts"),
+        ("global/firewalls", {}, 400, "exactly one of 'allowed' and 'denied'"),
+        ("global/firewalls", {"allowed": [{"IPProtocol": "tcp", "ports": ["ssh"]}]}, 400, "ports"),
+        ("global/firewalls", {"allowed": [{"IPProtocol": "tcp"}], "sourceRanges": ["me"]}, 400, "sourceRanges"),
+    ],
+)
+def test_wrong_requests_are_refused(cloud: Cloud, path: str, body: dict[str, Any], status: int, words: str) -> None:
+    if cloud.call("GET", f"{GLOBAL}/networks/wrong")[0] == 404:
+        cloud.network("wrong", ssh=False, internal=False)
+    if "subnetworks" in path or "firewalls" in path:
+        body = {"name": "x", "network": f"{PROJECT}/global/networks/wrong"} | body
+    answered, answer = cloud.call("POST", f"{COMPUTE}/{path}", body)
+    assert answered == status
+    assert words in answer["error"]["message"]
+
+
+def test_a_resource_being_made_cannot_be_used_yet(fresh_cloud: Cloud) -> None:
+    fresh_cloud.ok("POST", "emulator/settings", {"operation_seconds": 30})
+    fresh_cloud.ok("POST", f"{GLOBAL}/networks", {"name": "slow", "autoCreateSubnetworks": False})
+    body = {"name": "r", "network": f"{PROJECT}/global/networks/slow"}
+    status, answer = fresh_cloud.call("POST", f"{REGIONAL}/routers", body)
+    assert (status, reason(answer)) == (400, "resourceNotReady")
+
+
+def test_lists_are_filtered_and_paged(cloud: Cloud) -> None:
+    for name in ("list-a", "list-b"):
+        cloud.act("POST", f"{GLOBAL}/networks", {"name": name, "autoCreateSubnetworks": False})
+    found = cloud.ok("GET", f"{GLOBAL}/networks?filter=name%20%3D%20list-b")["items"]
+    assert [network["name"] for network in found] == ["list-b"]
+    first = cloud.ok("GET", f"{GLOBAL}/networks?filter=name%20eq%20list-.*&maxResults=1")
+    second = cloud.ok("GET", f"{GLOBAL}/networks?filter=name%20eq%20list-.*&pageToken={first['nextPageToken']}")
+    assert [network["name"] for network in first["items"] + second["items"]] == ["list-a", "list-b"]
+    assert cloud.call("GET", f"{GLOBAL}/networks?filter=a%20AND%20b")[0] == 400
+
+
+def test_services_are_enabled(cloud: Cloud) -> None:
+    usage = f"serviceusage/v1/{PROJECT}/services"
+    assert cloud.ok("GET", f"{usage}/tpu.googleapis.com")["state"] == "DISABLED"
+    operation = cloud.ok("POST", f"{usage}:batchEnable", {"serviceIds": ["tpu.googleapis.com"]})
+    assert operation["name"].startswith("operations/")
+    assert cloud.ok("GET", f"serviceusage/v1/{operation['name']}")["metadata"]["verb"] == "enable"
+    cloud.ok("POST", f"{usage}/compute.googleapis.com:enable", {})
+    enabled = cloud.ok("GET", f"{usage}?filter=state:ENABLED")["services"]
+    assert [service["config"]["name"] for service in enabled] == ["compute.googleapis.com", "tpu.googleapis.com"]
+    names = [f"{PROJECT}/services/{name}.googleapis.com" for name in ("tpu", "iam")]
+    got = cloud.ok("GET", f"{usage}:batchGet?names={names[0]}&names={names[1]}")["services"]
+    assert [service["state"] for service in got] == ["ENABLED", "DISABLED"]
+    assert cloud.call("POST", f"{usage}/tpus.googleapis.com:enable", {})[0] == 403
+
+
+def test_a_stale_etag_is_a_conflict(cloud: Cloud) -> None:
+    crm = f"cloudresourcemanager/v3/{PROJECT}"
+    policy = cloud.ok("POST", f"{crm}:getIamPolicy", {})
+    policy["bindings"] = [{"role": "roles/viewer", "members": ["user:a@example.com"]}]
+    changed = cloud.ok("POST", f"{crm}:setIamPolicy", {"policy": policy})
+    assert changed["bindings"] == policy["bindings"]
+    assert changed["etag"] != policy["etag"]
+    status, answer = cloud.call("POST", f"cloudresourcemanager/v1/{PROJECT}:setIamPolicy", {"policy": policy})
+    assert (status, answer["error"]["status"]) == (409, "ABORTED")
+
+
+def test_service_accounts(cloud: Cloud) -> None:
+    accounts = f"iam/v1/{PROJECT}/serviceAccounts"
+    account = cloud.ok("POST", accounts, {"accountId": "runner", "serviceAccount": {"displayName": "Runner"}})
+    assert account["email"] == "runner@slipway-local.iam.gserviceaccount.com"
+    assert cloud.call("POST", accounts, {"accountId": "runner"})[0] == 409
+    assert cloud.call("POST", accounts, {"accountId": "no"})[0] == 400
+    assert cloud.ok("GET", f"{accounts}/{account['email']}") == account
+    assert cloud.ok("GET", accounts)["accounts"] == [account]
+    binding = {"role": "roles/tpu.admin", "members": [f"serviceAccount:{account['email']}"]}
+    crm = f"cloudresourcemanager/v1/{PROJECT}:setIamPolicy"
+    assert cloud.call("POST", crm, {"policy": {"bindings": [binding]}})[0] == 200
+    cloud.ok("DELETE", f"{accounts}/{account['email']}")
+    assert cloud.call("GET", f"{accounts}/{account['email']}")[0] == 404
+    assert cloud.call("POST", crm, {"policy": {"bindings": [binding]}})[0] == 400
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "compute/v1/projects/other",
+        "compute/v1/projects/other/global/networks",
+        "cloudresourcemanager/v1/projects/other",
+        "cloudresourcemanager/v3/projects/other",
+        "tpu/v2/projects/other/locations/us-central1-a/nodes",
+        "storage/v1/b?project=other",
+    ],
+)
+def test_another_project_is_forbidden(cloud: Cloud, path: str) -> None:
+    assert cloud.call("GET", path)[0] == 403
+
+
+def test_projects_zones_and_regions(cloud: Cloud) -> None:
+    assert cloud.ok("GET", COMPUTE)["name"] == "slipway-local"
+    assert cloud.ok("GET", f"cloudresourcemanager/v1/{PROJECT}")["projectNumber"] == cloud.endpoint["project_number"]
+    assert cloud.ok("GET", f"{COMPUTE}/zones/us-central1-a")["region"].endswith("/us-central1")
+    assert "us-central2" in {region["name"] for region in cloud.ok("GET", f"{COMPUTE}/regions")["items"]}
