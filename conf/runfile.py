@@ -47,7 +47,7 @@ class RunFile(Strict):
 def load(path: Path) -> RunFile:
     """Read and validate a `run.yaml`. Raises RunFileError."""
     try:
-        raw = yaml.load(path.read_bytes(), yaml.CSafeLoader)
+        raw = yaml.safe_load(path.read_bytes())
     except OSError as error:
         raise RunFileError(f"{path}: cannot be read: {error.strerror}") from None
     except yaml.YAMLError as error:
