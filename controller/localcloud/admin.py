@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 from typing import Any
 
 from aiohttp import web
@@ -19,7 +20,7 @@ _SHOWN = ("node", "queued", "worker", "compute", "service", "serviceAccount", "p
 
 
 class Admin:
-    """GET state, GET requests?after=SEQ, POST faults, POST settings, POST stop."""
+    """GET state, GET requests?after=SEQ, GET and POST settings, POST faults, POST stop."""
 
     def __init__(
         self,
@@ -45,6 +46,8 @@ class Admin:
                 return web.json_response(self._state())
             case ("GET", "requests"):
                 return self._requests(request.query.get("after", "0"))
+            case ("GET", "settings"):
+                return self._settings({})
             case ("POST", "faults"):
                 return self._register(await _body(request, "key", "faults"))
             case ("POST", "settings"):
@@ -52,7 +55,7 @@ class Admin:
             case ("POST", "stop"):
                 self._stopped.set()
                 return web.json_response({})
-        known = "GET state, GET requests, POST faults, POST settings, POST stop"
+        known = "GET state, GET requests, GET settings, POST settings, POST faults, POST stop"
         raise CloudError(404, f"No such method: {request.method} /emulator/{path}; known: {known}")
 
     def _state(self) -> dict[str, Any]:
@@ -80,7 +83,7 @@ class Admin:
             raise CloudError(400, f"operation_seconds must be a number of seconds, not {seconds!r}")
         self._operations.seconds = float(seconds)
         self._store.put("setting", "operation_seconds", {"value": float(seconds)})
-        return web.json_response({"operation_seconds": self._operations.seconds})
+        return web.json_response({"operation_seconds": self._operations.seconds, "pid": os.getpid()})
 
 
 async def _body(request: web.Request, *known: str) -> dict[str, Any]:

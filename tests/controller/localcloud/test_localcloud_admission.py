@@ -68,7 +68,8 @@ def test_the_log_holds_no_secrets(cloud: Cloud) -> None:
 def test_the_emulators_own_api(cloud: Cloud) -> None:
     state = cloud.ok("GET", "emulator/state")
     assert {"node", "queued", "worker", "compute", "bucket", "operation", "fault"} <= set(state)
-    assert cloud.ok("POST", "emulator/settings", {"operation_seconds": 0.02}) == {"operation_seconds": 0.02}
+    assert cloud.ok("POST", "emulator/settings", {"operation_seconds": 0.03})["operation_seconds"] == 0.03
+    assert cloud.ok("GET", "emulator/settings") == {"operation_seconds": 0.03, "pid": cloud.endpoint["pid"]}
     assert cloud.call("POST", "emulator/settings", {"operation_seconds": -1})[0] == 400
     assert cloud.call("POST", "emulator/settings", {"speed": 1})[0] == 400
     status, answer = cloud.call("GET", "emulator/nothing")

@@ -12,6 +12,8 @@ from controller.localcloud.fields import keep
 from controller.localcloud.validation import Validation
 
 LOCATION = "tpu/v2/projects/p/locations/z"
+CRM = "cloudresourcemanager"
+LISTING = {"items": [{"name": "a", "size": "1", "meta": {"k": 1, "l": 2}}, {"name": "b", "size": "2"}], "next": "t"}
 
 
 @pytest.fixture(scope="module")
@@ -33,12 +35,12 @@ def validation(discovery: Discovery) -> Validation:
         ("GET", "storage/v1/b/bucket/o/a%2Fb%3Ac", "storage.v1:objects.get", {"object": "a/b:c"}),
         ("POST", "serviceusage/v1/projects/p/services:batchEnable", "serviceusage.v1:services.batchEnable", {}),
         ("GET", "serviceusage/v1/operations/x", "serviceusage.v1:operations.get", {"operationsId": "x"}),
-        ("GET", "cloudresourcemanager/v3/projects/p", "cloudresourcemanager.v3:projects.get", {"projectsId": "p"}),
+        ("GET", f"{CRM}/v3/projects/p", f"{CRM}.v3:projects.get", {"projectsId": "p"}),
         (
             "POST",
-            "cloudresourcemanager/v1/projects/p:getIamPolicy",
-            "cloudresourcemanager.v1:projects.getIamPolicy",
-            {},
+            f"{CRM}/v1/projects/p:getIamPolicy",
+            f"{CRM}.v1:projects.getIamPolicy",
+            {"resource": "p"},
         ),
         ("POST", "compute/v1/projects/p/global/operations/o/wait", "compute.v1:globalOperations.wait", {}),
     ],
@@ -85,7 +87,7 @@ def test_a_wrong_body_is_refused(discovery: Discovery, validation: Validation, b
         {
             "acceleratorType": "v4-8",
             "description": None,
-            "labels": {"any": "thing"},
+            "labels": {"a": "b"},
             "schedulingConfig": {"spot": True},
         },
         {"dataDisks": [{"mode": "READ_ONLY"}], "bootDiskConfig": {"customerEncryptionKey": {"kmsKeyName": "k"}}},
@@ -128,18 +130,11 @@ def test_a_wrong_query_is_refused(
         ("items/name", {"items": [{"name": "a"}, {"name": "b"}]}),
         ("next,items(name,size)", {"next": "t", "items": [{"name": "a", "size": "1"}, {"name": "b", "size": "2"}]}),
         ("items/meta/k,missing", {"items": [{"meta": {"k": 1}}, {}]}),
-        (
-            "*",
-            {"items": [{"name": "a", "size": "1", "meta": {"k": 1, "l": 2}}, {"name": "b", "size": "2"}], "next": "t"},
-        ),
+        ("*", LISTING),
     ],
 )
 def test_partial_responses(fields: str, kept: Any) -> None:
-    document = {
-        "items": [{"name": "a", "size": "1", "meta": {"k": 1, "l": 2}}, {"name": "b", "size": "2"}],
-        "next": "t",
-    }
-    assert keep(document, fields) == kept
+    assert keep(LISTING, fields) == kept
 
 
 @pytest.mark.parametrize("fields", ["items(name", "items)", "a,,b", "a/"])
