@@ -72,6 +72,17 @@ def groups(extra_dir: Path | None = None) -> dict[str, list[str]]:
     return {group: sorted(names) for group, names in sorted(found.items())}
 
 
+def _parses(override: str) -> bool:
+    from hydra.core.override_parser.overrides_parser import OverridesParser
+    from hydra.errors import HydraException
+
+    try:
+        OverridesParser.create().parse_override(override)
+    except HydraException:
+        return False
+    return True
+
+
 def _in_our_words(error: Exception, overrides: Sequence[str], extra_dir: Path | None) -> str:
     """Name the override that is wrong and its choices; Hydra's sentence only where we know no better one."""
     choices = groups(extra_dir)
@@ -87,6 +98,10 @@ def _in_our_words(error: Exception, overrides: Sequence[str], extra_dir: Path | 
             near = difflib.get_close_matches(value, choices[key], n=1)
             hint = f"did you mean {key}={near[0]}? " if near else ""
             return f"{key}: no {key} named {value!r}; {hint}choices: {', '.join(choices[key])}"
+    for override in overrides:
+        if not _parses(override):
+            key, _, value = override.lstrip("+~").partition("=")
+            return f"{key}: {value!r} cannot be read; quote what holds commas, brackets or spaces: '{key}=\"…\"'"
     cause: BaseException = error
     while not str(cause).strip() and cause.__cause__ is not None:
         cause = cause.__cause__  # Hydra sometimes wraps the words it has in an exception without any

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import urllib.error
 import urllib.request
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -33,21 +34,28 @@ class Emulator:
 
     def post(self, name: str, body: dict[str, Any]) -> dict[str, Any]:
         """A request to the emulator itself, which no real cloud has."""
-        return self._ask(name, json.dumps(body).encode())
+        return json.loads(self._ask(name, json.dumps(body).encode()))
 
     def get(self, name: str) -> dict[str, Any]:
-        return self._ask(name, None)
+        return json.loads(self._ask(name, None))
+
+    def requests(self) -> list[dict[str, Any]]:
+        """Every request that was made, oldest first."""
+        return [json.loads(line) for line in self._ask("requests", None).splitlines()]
 
     def stop_if_empty(self) -> None:
         """Nothing is left running on this machine once the last node is deleted; the state stays on disk."""
         if not any(self.get("state")[kind] for kind in ("node", "queued")):
             command(["stop"], self.state)
 
-    def _ask(self, name: str, body: bytes | None) -> dict[str, Any]:
+    def _ask(self, name: str, body: bytes | None) -> str:
         headers = {"Authorization": f"Bearer {self.token}", "Content-Type": "application/json"}
         request = urllib.request.Request(f"{self.url}/emulator/{name}", data=body, headers=headers)  # noqa: S310 - loopback
-        with urllib.request.urlopen(request, timeout=30) as answer:  # noqa: S310
-            return json.load(answer)
+        try:
+            with urllib.request.urlopen(request, timeout=30) as answer:  # noqa: S310
+                return answer.read().decode()
+        except urllib.error.HTTPError as error:  # what it refuses, it refuses in words for the user
+            raise ConfigError(json.load(error)["error"]["message"]) from None
 
 
 def state_folder(state_dir: str) -> Path:
@@ -65,7 +73,7 @@ def ensure_running(cloud: LocalCloud, state_dir: str) -> Emulator:
     idle = f"--idle-exit={IDLE_EXIT_SECONDS}"
     status, words = command(["start", f"--port={cloud.port}", seconds, idle], folder)
     if status != 0:
-        raise ConfigError(words.strip() or "the emulated cloud did not start")
+        raise ConfigError(words.strip() or f"the emulated cloud ended with code {status}; see {folder}/server.log")
     found = json.loads((folder / "endpoint.json").read_text())
     return Emulator(
         folder, found["url"].rstrip("/"), found["token"], found["roots"], found["project"], Path(found["ssh_config"])

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from controller.clock import Clock
@@ -56,7 +57,7 @@ class Google:
         self._credentials, self._clock, self._roots = credentials, clock, dict(roots or {})
         self._services: dict[str, Any] = {}
         self._lock = threading.Lock()
-        self._local = threading.local()
+        self._idle: list[Any] = []
 
     def call(self, api: str, method: str, **parameters: Any) -> dict[str, Any]:
         """One request and its JSON answer.
@@ -129,7 +130,9 @@ class Google:
             *parents, leaf = method.split(".")
             for parent in parents:
                 node = getattr(node, parent)()
-            return getattr(node, leaf)(**parameters).execute(http=self._http())
+            request = getattr(node, leaf)(**parameters)
+            with self._connection() as http:
+                return request.execute(http=http)
         except HttpError as error:
             raise _from_http(what, error) from None
         except GoogleAuthError as error:
@@ -149,14 +152,28 @@ class Google:
                 self._services[api] = build_from_document(document, credentials=self._credentials)
             return self._services[api]
 
-    def _http(self) -> Any:
-        """httplib2 is not thread-safe: every thread gets a connection of its own."""
+    @contextmanager
+    def _connection(self) -> Iterator[Any]:
+        """A connection of one's own for a while, since httplib2 is not thread-safe; one that failed is not used again."""
         import google_auth_httplib2
         import httplib2
 
-        if not hasattr(self._local, "http"):
-            self._local.http = google_auth_httplib2.AuthorizedHttp(self._credentials, httplib2.Http(timeout=60))
-        return self._local.http
+        with self._lock:
+            http = self._idle.pop() if self._idle else None
+        http = http or google_auth_httplib2.AuthorizedHttp(self._credentials, httplib2.Http(timeout=60))
+        try:
+            yield http
+        except BaseException:
+            http.close()
+            raise
+        with self._lock:
+            self._idle.append(http)
+
+    def close(self) -> None:
+        """Close the connections; a later call opens new ones."""
+        with self._lock:
+            while self._idle:
+                self._idle.pop().close()
 
 
 def _back_off(state: Any) -> float:

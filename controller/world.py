@@ -65,6 +65,8 @@ class World:
             return self._fleets[node.uid]
 
     def close(self) -> None:
+        """Close every connection."""
+        self.google.close()
         with self._lock:
             for fleet in self._fleets.values():
                 fleet.close()

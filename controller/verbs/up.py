@@ -97,13 +97,14 @@ class Up:
             node: Node = reconcile(plan.resources, world)[plan.node.id]
             fleet = world.fleet(node)
             self._free_the_pod(fleet)
-            self._document()
             started, was_running = launch(plan, self.ledger, node, fleet, world.clock)
         except WorkersFailed:
             # A worker that stopped answering on a node that is no longer ready was taken away, not broken.
             if not (why := plan.node.lost(world)):
                 raise
             return Outcome("preempted", why), 0
+        if not was_running:
+            self._document()
         verb = "re-attached to" if was_running else "launched"
         self._note(f"{verb} attempt {started.attempt} on {plan.node.workers} workers")
         if self.command.flags.detach:

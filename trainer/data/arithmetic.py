@@ -1,6 +1,6 @@
 """Word problems with one-digit operands, made on the spot; the worked response counts its way to the answer.
 
-    Kim has 7 figs, gets 2.  ->  +2:07+1:08+0:09
+    Kim has figs: 7, gets 2.  ->  +2:07+1:08+0:09
 
 Held out is every fifth operand pair: its two numbers never meet in training, in either order, under any operator.
 """
@@ -61,5 +61,5 @@ def _sums() -> list[tuple[str, int, int]]:
 def _problem(operator: str, first: int, second: int, name: str, thing: str) -> Problem:
     sign = 1 if operator == "+" else -1
     steps = [f"{operator}{second - i}:{first + sign * i:02}" for i in range(second + 1)]
-    prompt = f"{name} has {first} {thing}, {VERBS[operator]} {second}. "
+    prompt = f"{name} has {thing}: {first}, {VERBS[operator]} {second}. "
     return Problem(prompt, str(first + sign * second), "".join(steps))

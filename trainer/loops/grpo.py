@@ -127,7 +127,7 @@ class Run:
             position.warm_steps += 1
             if position.warm_steps % self.experiment.logging.every == 0:
                 self._log("warm_start", position, metrics, time.perf_counter() - began, float(batch["mask"].size))
-            if position.warm_steps % self.experiment.checkpoint.every == 0:
+            if position.total % self.experiment.checkpoint.every == 0:
                 self._save(state, position)
         position.phase, position.accuracy_before = "grpo", accuracy
         print(f"accuracy before GRPO: {accuracy:.3f} on {len(self.held_out)} held-out prompts", flush=True)
@@ -157,7 +157,7 @@ class Run:
                 seconds = time.perf_counter() - began - (self.compile_seconds - compiled_before)
                 drawn = float(values["response_length"]) * rollout.rows_per_rollout(loop)
                 self._log("grpo", position, values, seconds, drawn)
-            if position.steps % self.experiment.checkpoint.every == 0:
+            if position.total % self.experiment.checkpoint.every == 0:
                 self._save(state, position)
             if position.steps % loop.eval_every == 0 and position.steps < loop.steps:
                 self._evaluate(state.params, position, "eval", "accuracy")
