@@ -1,0 +1,67 @@
+"""The command line in this process, against an emulated cloud of the test's own."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from controller import cli, emulator
+from controller.emulator import Emulator
+
+ECHO = 'program.command=[sh,-c,"echo hello from worker $TPU_WORKER_ID"]'
+
+
+@dataclass
+class Slipway:
+    """`slipway …` with a state folder, a repository to stand in, and a fast emulated cloud."""
+
+    home: Path
+    repository: Path
+    capsys: pytest.CaptureFixture[str]
+    environment: dict[str, str]
+
+    def __call__(self, *words: str) -> tuple[int, str, str]:
+        """Exit code, stdout, stderr."""
+        code = cli.run([*words, *self.base])
+        out, err = self.capsys.readouterr()
+        return code, out, err
+
+    @property
+    def base(self) -> list[str]:
+        return ["cloud=local", "program=command", "env.packages=image", "cloud.operation_seconds=0"]
+
+    def json(self, *words: str) -> Any:
+        code, out, err = self(*words, "--json")
+        assert code == 0, err
+        return json.loads(out)
+
+    def cloud(self) -> Emulator:
+        """The emulated cloud, awake."""
+        config = cli.parse(["plan", ECHO, *self.base]).config()[0]
+        assert config.cloud.kind == "local"
+        return emulator.ensure_running(config.cloud, str(self.home))  # pyright: ignore[reportArgumentType]
+
+    def mutations(self) -> list[str]:
+        """Every request so far that changed something, as `METHOD path`."""
+        return [f"{r['method']} {r['path']}" for r in self.cloud().requests() if r["mutating"]]
+
+
+@pytest.fixture
+def slipway(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Iterator[Slipway]:
+    home, repository = tmp_path / "home", tmp_path / "repository"
+    repository.mkdir()
+    (repository / "hello.txt").write_text("hello\n")
+    monkeypatch.chdir(repository)
+    monkeypatch.setenv("SLIPWAY_HOME", str(home))
+    yield Slipway(home, repository, capsys, {**os.environ})
+    status, words = emulator.command(["wipe"], emulator.state_folder(str(home)))
+    assert status == 0, words
+
