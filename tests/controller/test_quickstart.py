@@ -93,7 +93,7 @@ def test_a_preempted_run_ends_with_the_same_weights(homes: Any, capsys: pytest.C
     assert "accuracy_after" in out
     undisturbed = folder_of(quiet)
     disturbed_home = homes("disturbed")
-    out = run(capsys, "cloud.faults=[{kind: preempted, after_object: checkpoints/3/}]")
+    out = run(capsys, "cloud.faults=[{kind: preempted, after_object: checkpoints/3/commit_success}]")
     assert "preempted: " in out
     disturbed = folder_of(disturbed_home)
     left, right = weights(undisturbed), weights(disturbed)

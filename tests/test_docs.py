@@ -1,0 +1,44 @@
+"""What the documents say exists: files, verbs, config keys and groups in their commands."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+
+from controller import cli
+from controller.compose import groups
+
+ROOT = Path(__file__).parents[1]
+PAGES = sorted([ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").glob("*.md")])
+COMMAND = re.compile(r"^(?:\$ )?(?:slipway|python -m controller) (?P<words>[^#\n…]+?)\s*(?:#.*)?$", re.MULTILINE)
+COMMANDS = sorted({m["words"] for page in PAGES for m in COMMAND.finditer(page.read_text())})
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
+def test_links_lead_somewhere(page: Path) -> None:
+    for target in re.findall(r"\]\((?!https?:)([^)#]+)\)", page.read_text()):
+        assert (page.parent / target).exists(), target
+
+
+@pytest.mark.parametrize("words", COMMANDS)
+def test_commands_are_understood(words: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GOOGLE_CLOUD_PROJECT", "a-project")
+    command = cli.parse(shlex.split(words))
+    if command.verb != "localcloud":
+        _, findings = command.config()
+        assert [str(f) for f in findings if f.severity == "error"] == []
+
+
+def test_there_are_commands_to_check() -> None:
+    assert len(COMMANDS) >= 10
+
+
+def test_every_experiment_says_command_time_and_result() -> None:
+    for name in groups()["experiment"]:
+        header = (ROOT / "conf" / "experiment" / f"{name}.yaml").read_text()
+        assert header.startswith("# @package _global_\n")
+        for word in ("command:", "time:", "result:"):
+            assert word in header, name
