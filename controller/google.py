@@ -154,7 +154,7 @@ class Google:
 
     @contextmanager
     def _connection(self) -> Iterator[Any]:
-        """A connection of one's own for a while, since httplib2 is not thread-safe; one that failed is not used again."""
+        """A connection for one request, since httplib2 is not thread-safe; one that failed is not used again."""
         import google_auth_httplib2
         import httplib2
 

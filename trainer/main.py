@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import argparse
 import logging
-import os
 import sys
 import traceback
 from pathlib import Path
@@ -55,9 +54,6 @@ def train(experiment: RunFile, folder: Path) -> None:
 
     Raises RunFileError before the first step where the experiment cannot be run on these devices.
     """
-    if cache := os.environ.get("JAX_COMPILATION_CACHE_DIR"):
-        jax.config.update("jax_compilation_cache_dir", cache)
-        jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
     # each loop imports its own half of the program
     if experiment.loop.kind == "lm":
         from trainer.loops.lm import run

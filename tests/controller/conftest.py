@@ -53,9 +53,7 @@ class Slipway:
 
 
 @pytest.fixture
-def slipway(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> Iterator[Slipway]:
+def slipway(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Iterator[Slipway]:
     home, repository = tmp_path / "home", tmp_path / "repository"
     repository.mkdir()
     (repository / "hello.txt").write_text("hello\n")
@@ -64,4 +62,3 @@ def slipway(
     yield Slipway(home, repository, capsys, {**os.environ})
     status, words = emulator.command(["wipe"], emulator.state_folder(str(home)))
     assert status == 0, words
-

@@ -1,4 +1,4 @@
-"""The main job with real JAX on the emulated cloud, cut short: a preempted run ends with the undisturbed one's weights."""
+"""The main job with real JAX on the emulated cloud, cut short: a preempted run ends with the same weights."""
 
 from __future__ import annotations
 

@@ -38,7 +38,10 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     [
         (["tpu.acelerator_type=v4-8"], "tpu.acelerator_type: unknown key; did you mean tpu.accelerator_type?"),
         (["loop.steps=-5"], "loop.steps: input should be greater than or equal to 1 (got -5)"),
-        (["mesh.data=3"], "mesh: 3 x 1 x 1 does not make the 16 devices of v5litepod-16; choose sizes whose product is 16"),
+        (
+            ["mesh.data=3"],
+            "mesh: 3 x 1 x 1 does not make the 16 devices of v5litepod-16; choose sizes whose product is 16",
+        ),
         (["tpu.zone=moon-base1-a"], "tpu.zone: moon-base1-a has no v5e; known zones: asia-east1-a"),
         (["tpu.zone=here"], "tpu.zone: string should match pattern"),
         (["tpu=v5"], "tpu: no tpu named 'v5'; choices: "),

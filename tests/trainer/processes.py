@@ -39,6 +39,7 @@ def start(run: dict[str, Any], folder: Path, cache: str, *environments: dict[str
             "JAX_PLATFORMS": "cpu",
             "JAX_NUM_CPU_DEVICES": "2",
             "JAX_COMPILATION_CACHE_DIR": cache,
+            "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
             # as a TPU VM describes its slice
             "JAX_FORCE_TPU_INIT": "1",
             "TPU_WORKER_HOSTNAMES": ",".join("127.0.0.1" for _ in environments),
