@@ -64,8 +64,10 @@ def weights(folder: Path) -> dict[str, np.ndarray[Any, Any]]:
     import orbax.checkpoint as ocp
 
     steps = sorted(int(p.name) for p in (folder / "checkpoints").iterdir() if p.name.isdigit())
+    saved = (folder / "checkpoints" / str(steps[-1]) / "state").resolve()
     with ocp.StandardCheckpointer() as checkpointer:
-        state = checkpointer.restore((folder / "checkpoints" / str(steps[-1]) / "state").resolve())
+        shapes = checkpointer.metadata(saved).item_metadata.tree
+        state = checkpointer.restore(saved, jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), shapes))
     leaves = jax.tree_util.tree_leaves_with_path(state)
     return {jax.tree_util.keystr(path): np.asarray(leaf) for path, leaf in leaves}
 
