@@ -8,7 +8,7 @@ import time
 from collections.abc import Awaitable, Callable
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, field_validator, model_validator
 
 from controller.localcloud.errors import CloudError
 from controller.localcloud.store import Document, Store
@@ -50,10 +50,14 @@ class Http(_Spec):
     match: str
     times: int = Field(1, ge=1)
 
-    @model_validator(mode="after")
-    def _is_regex(self) -> Http:
-        re.compile(self.match)
-        return self
+    @field_validator("match")
+    @classmethod
+    def _is_regex(cls, value: str) -> str:
+        try:
+            re.compile(value)
+        except re.error as error:
+            raise ValueError(f"not a regular expression: {error}") from error
+        return value
 
 
 class SshRefused(_Spec):
@@ -75,12 +79,10 @@ def parse(spec: Any) -> Preempted | Stockout | Http | SshRefused:
         raise CloudError(400, f"cloud.faults: unknown kind {kind!r}; known: {', '.join(KINDS)}")
     try:
         return _FAULT.validate_python(spec)
-    except (ValidationError, re.error) as error:
-        words = str(error)
-        if isinstance(error, ValidationError):
-            words = "; ".join(
-                ": ".join([*(str(part) for part in problem["loc"][1:]), problem["msg"]]) for problem in error.errors()
-            )
+    except ValidationError as error:
+        words = "; ".join(
+            ": ".join([*(str(part) for part in problem["loc"][1:]), problem["msg"]]) for problem in error.errors()
+        )
         raise CloudError(400, f"cloud.faults ({kind}): {words}") from error
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import fcntl
 import os
 import pty
@@ -16,6 +17,7 @@ from typing import Any
 import asyncssh
 
 _CHUNK = 1 << 16
+_DRAIN_SECONDS = 0.5  # for what a program wrote last into its terminal
 
 # user -> environment of a session that starts now (firewall rules may have changed since the last one)
 Environment = Callable[[str], Mapping[str, str]]
@@ -87,34 +89,44 @@ async def serve_process(process: asyncssh.SSHServerProcess[bytes], environment: 
 async def _with_pipes(
     process: asyncssh.SSHServerProcess[bytes], arguments: list[str], variables: Mapping[str, str]
 ) -> None:
-    child = await asyncio.create_subprocess_exec(
-        *arguments,
-        stdin=asyncio.subprocess.PIPE,
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.PIPE,
-        env=variables,
-        cwd=variables["HOME"],
-        start_new_session=True,
-    )
+    # Pipes of our own, since asyncio's cannot be closed before the program ends.
+    output, error = os.pipe(), os.pipe()
+    try:
+        child = await asyncio.create_subprocess_exec(
+            *arguments,
+            stdin=asyncio.subprocess.PIPE,
+            stdout=output[1],
+            stderr=error[1],
+            env=variables,
+            cwd=variables["HOME"],
+            start_new_session=True,
+        )
+    finally:
+        os.close(output[1])
+        os.close(error[1])
     assert child.stdin is not None
-    assert child.stdout is not None
-    assert child.stderr is not None
     feeding = asyncio.create_task(_feed(process, child.stdin.write, child.stdin.drain, child.pid, child.stdin.close))
     try:
-        await asyncio.gather(_copy(child.stdout, process.stdout), _copy(child.stderr, process.stderr))
+        await asyncio.gather(_copy(output[0], process.stdout), _copy(error[0], process.stderr))
         code = await child.wait()
     finally:
         feeding.cancel()
     _report(process, code)
 
 
-async def _copy(source: asyncio.StreamReader, target: asyncssh.SSHWriter[bytes]) -> None:
-    while data := await source.read(_CHUNK):
-        try:
+async def _copy(pipe: int, target: asyncssh.SSHWriter[bytes]) -> None:
+    """Passes a program's output on until it ends; when the client goes, the program finds its pipe broken."""
+    loop = asyncio.get_running_loop()
+    source = asyncio.StreamReader()
+    transport, _ = await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(source), os.fdopen(pipe, "rb", 0))
+    try:
+        while data := await source.read(_CHUNK):
             target.write(data)
             await target.drain()
-        except (asyncssh.Error, OSError):
-            return  # the client has gone; closing our end tells the program when it writes again
+    except (asyncssh.Error, OSError):
+        return  # the client has gone
+    finally:
+        transport.close()
 
 
 async def _feed(
@@ -151,24 +163,19 @@ async def _with_terminal(
 ) -> None:
     """As above, on a pseudo-terminal. A session leader that opens one gets it as its controlling terminal."""
     master, slave = pty.openpty()
+    loop = asyncio.get_running_loop()
+    drained = loop.create_future()
+    tasks: list[asyncio.Task[Any]] = []
     try:
-        name = os.ttyname(slave)
         _resize(master, process.term_size[:2])
         variables["TERM"] = process.term_type or "dumb"
-        wrapper = ["/bin/bash", "-c", 'exec <>"$0" >&0 2>&0 "$@"', name, *arguments]
+        wrapper = ["/bin/bash", "-c", 'exec <>"$0" >&0 2>&0 "$@"', os.ttyname(slave), *arguments]
         child = await asyncio.create_subprocess_exec(
             *wrapper, env=variables, cwd=variables["HOME"], start_new_session=True, stdin=asyncio.subprocess.DEVNULL
         )
-    except BaseException:
-        os.close(master)
-        raise
-    finally:
-        os.close(slave)
-    loop = asyncio.get_running_loop()
-    gone = loop.create_future()
-    loop.add_reader(master, _read_terminal, master, process, gone)
-    feeding = asyncio.create_task(
-        _feed(
+        loop.add_reader(master, _read_terminal, master, process, drained)
+        ended, closed = asyncio.create_task(child.wait()), asyncio.create_task(process.channel.wait_closed())
+        feeding = _feed(
             process,
             lambda data: os.write(master, data),
             process.stdout.drain,
@@ -176,35 +183,32 @@ async def _with_terminal(
             lambda: None,
             lambda size: _resize(master, size),
         )
-    )
-    try:
-        closed = asyncio.create_task(process.channel.wait_closed())
-        waiting = asyncio.create_task(child.wait())
-        await asyncio.wait({waiting, closed}, return_when=asyncio.FIRST_COMPLETED)
-        if not waiting.done():
-            os.killpg(child.pid, signal.SIGHUP)  # what losing a terminal means
-        code = await waiting
-        # What the program wrote last may still lie in the terminal; it reads as an error once drained.
-        await asyncio.wait({gone}, timeout=0.5)
-        closed.cancel()
+        tasks += [ended, closed, asyncio.create_task(feeding)]
+        await asyncio.wait({ended, closed}, return_when=asyncio.FIRST_COMPLETED)
+        if ended.done():
+            os.close(slave)  # ours was the last: once read empty, the terminal reads as an error
+            slave = -1
+            await asyncio.wait({drained}, timeout=_DRAIN_SECONDS)
+            _report(process, ended.result())
+        else:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(child.pid, signal.SIGHUP)  # what losing a terminal means
     finally:
-        feeding.cancel()
+        for task in tasks:
+            task.cancel()
         loop.remove_reader(master)
         os.close(master)
-    _report(process, code)
+        if slave >= 0:
+            os.close(slave)
 
 
-def _read_terminal(master: int, process: asyncssh.SSHServerProcess[bytes], gone: asyncio.Future[None]) -> None:
+def _read_terminal(master: int, process: asyncssh.SSHServerProcess[bytes], drained: asyncio.Future[None]) -> None:
     try:
-        data = os.read(master, _CHUNK)
-    except OSError:
-        data = b""
-    if data:
-        process.stdout.write(data)
-        return
-    asyncio.get_running_loop().remove_reader(master)
-    if not gone.done():
-        gone.set_result(None)
+        process.stdout.write(os.read(master, _CHUNK))
+    except OSError:  # the terminal's other side is closed, or the client has gone
+        asyncio.get_running_loop().remove_reader(master)
+        if not drained.done():
+            drained.set_result(None)
 
 
 def _resize(master: int, size: tuple[int, ...]) -> None:
