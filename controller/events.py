@@ -16,7 +16,7 @@ Kind = Literal[
     "step_done",  # it is as wanted; data: action, seconds
     "step_failed",
     "note",  # something worth a line: a preemption, a retry
-    "metrics",  # one line of the program's metrics.jsonl
+    "metrics",  # data: metrics, one line of the program's metrics.jsonl
     "log",  # program output; data: worker
 ]
 

@@ -117,7 +117,7 @@ class Follower:
 
     def _tell(self, worker: int, line: dict[str, Any]) -> None:
         if "metrics" in line and worker == 0:
-            self.world.events.emit("metrics", self.run_id, **line["metrics"])
+            self.world.events.emit("metrics", self.run_id, metrics=line["metrics"])
         elif "log" in line:
             self.world.events.emit("log", self.run_id, line["log"], worker=worker)
         elif "warning" in line or "lost" in line:

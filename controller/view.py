@@ -110,19 +110,18 @@ class View:
         self._print(f"  [{style}]✓[/] {title:<62} [{style}]{DONE[action]:<10}[/] {event.data['seconds']:6.1f} s")
 
     def _train(self, event: Event) -> None:
-        if event.data.get("phase") == "eval":
-            found = "  ".join(
-                f"{k} {_number(v)}" for k, v in event.data.items() if k.startswith("eval_") and k != "eval_time"
-            )
-            self._print(f"  [bold]eval[/] step {event.data['step']}  {found}")
+        metrics = event.data["metrics"]
+        if metrics.get("phase") == "eval":
+            found = [f"{k} {_number(v)}" for k, v in metrics.items() if k.startswith("eval_") and k != "eval_time"]
+            self._print(f"  [bold]eval[/] step {metrics.get('step')}  {_plain('  '.join(found))}")
             return
-        line = training_line(event.data)
-        if line is None or "steps_total" not in event.data:
+        line = training_line(metrics)
+        if line is None or "steps_total" not in metrics:
             return
         self._training = line
         if self._live is None and event.time - self._last_plain >= PLAIN_SECONDS:
             self._last_plain = event.time
-            self._print(f"  {line}")
+            self._print(f"  {_plain(line)}")
 
     def _moving(self) -> Any:
         from rich.console import Group

@@ -17,7 +17,7 @@ from typing import Any
 import psutil
 
 from controller.localcloud.image import marker
-from controller.localcloud.processes import kill_marked
+from controller.localcloud.processes import kill_marked, wait_ended
 
 _START_SECONDS = 60.0
 _STOP_SECONDS = 15.0
@@ -107,11 +107,9 @@ def stop(state: Path) -> bool:
     except psutil.NoSuchProcess:
         return False
     ask(found, "POST", "stop")
-    try:
-        server.wait(_STOP_SECONDS)
-    except psutil.TimeoutExpired:
+    if not wait_ended(server, _STOP_SECONDS):
         server.kill()
-        server.wait(_STOP_SECONDS)
+        wait_ended(server, _STOP_SECONDS)
     return True
 
 

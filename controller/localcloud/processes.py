@@ -29,8 +29,21 @@ def kill_marked(prefix: str) -> int:
             with contextlib.suppress(psutil.NoSuchProcess):
                 process.kill()
             killed.add(process.pid)
-        psutil.wait_procs(found, timeout=0.2)
+        time.sleep(0.005)
     return len(killed)
+
+
+def wait_ended(process: psutil.Process, seconds: float) -> bool:
+    """Whether a process ends within so many seconds. A zombie has ended: who should reap it may be slow or absent."""
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        try:
+            if process.status() == psutil.STATUS_ZOMBIE:
+                return True
+        except psutil.NoSuchProcess:
+            return True
+        time.sleep(0.005)
+    return False
 
 
 def _find(prefix: str) -> list[psutil.Process]:
