@@ -77,9 +77,9 @@ class Objects:
 
     def put(self, bucket: str, name: str, metadata: Mapping[str, Any], blob: str, query: Mapping[str, str]) -> Stored:
         """Finalizes a new generation from a whole blob; CloudError 412 when a precondition fails (the blob goes)."""
-        if not name or len(name.encode()) > 1024 or any(sign in name for sign in "\r\n"):
-            raise CloudError(400, f"Invalid object name: {name!r}")
         try:
+            if not name or len(name.encode()) > 1024 or any(sign in name for sign in "\r\n"):
+                raise CloudError(400, f"Invalid object name: {name!r}")
             with self._store.transaction():
                 old = self.find(bucket, name)
                 check_conditions(old, query)

@@ -67,6 +67,7 @@ class Server:
 
     async def _answer(self, request: web.Request) -> web.StreamResponse:
         self.last_request = time.monotonic()
+        path = "?"
         try:
             admitted = admit(request, self._token, self._url)
             path = admitted.path
@@ -83,7 +84,7 @@ class Server:
         except ConnectionResetError:
             raise  # the client has gone
         except Exception:
-            logging.exception("%s %s", request.method, request.path)
+            logging.exception("%s /%s", request.method, path)  # without the prefix that holds the token
             return _refuse(CloudError(500, "Internal error of the emulated cloud; see server.log in its state folder"))
 
     async def _api(self, request: web.Request, admitted: Admitted) -> web.StreamResponse:
