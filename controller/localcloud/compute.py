@@ -171,7 +171,12 @@ class Compute:
     def _change(self, collection: Collection, call: Call) -> Document:
         path, resource = self._find(collection, call)
         body = {key: value for key, value in call.body.items() if key not in _OUTPUT_ONLY}
-        changed = self._networks.prepare(collection.plural, call.path.get("region"), merge_patch(resource, body))
+        if call.method.http == "PUT":
+            kept = {key: value for key, value in resource.items() if key in _OUTPUT_ONLY}
+            wanted = {**kept, **body}
+        else:
+            wanted = merge_patch(resource, body)
+        changed = self._networks.prepare(collection.plural, call.path.get("region"), wanted)
         for fixed in ("network", "ipCidrRange", "name"):
             if changed.get(fixed) != resource.get(fixed):
                 raise CloudError(400, f"Invalid value for field 'resource.{fixed}': it cannot be changed")

@@ -146,6 +146,7 @@ class Nodes:
         """Deletes a node and its VMs."""
         node = self._store.get("node", name)
         if node is not None:
+            self._store.put("node", name, {**node, "state": "DELETING"})
             await self._workers.remove(node["id"])
             self._store.delete("node", name)
             self._store.delete("boot", name)

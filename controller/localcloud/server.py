@@ -10,7 +10,6 @@ from collections.abc import Mapping
 from typing import Any
 
 from aiohttp import web
-from multidict import MultiMapping
 
 from controller.localcloud.admin import Admin
 from controller.localcloud.admission import Admitted, admit
@@ -94,7 +93,7 @@ class Server:
         # Chunks of an upload come by PUT and DELETE too, which the documents do not know.
         http = "POST" if "upload" in surface else request.method
         body = None if surface else await _json_body(request)
-        return await self._call(http, path, _joined(request.query), body, admitted, request, surface)
+        return await self._call(http, path, _query(request), body, admitted, request, surface)
 
     async def _call(
         self,
@@ -198,6 +197,6 @@ def _redacted(body: Any) -> Any:
     return shown
 
 
-def _joined(query: MultiMapping[str]) -> dict[str, str]:
+def _query(request: web.Request) -> dict[str, str]:
     """A parameter that is repeated, as lists are in REST, becomes one value with commas."""
-    return {name: ",".join(query.getall(name)) for name in query}
+    return {name: ",".join(request.query.getall(name)) for name in request.query}

@@ -35,7 +35,6 @@ class Storage:
             "buckets.list": self._list_buckets,
             "buckets.delete": self._delete_bucket,
             "buckets.patch": self._patch_bucket,
-            "buckets.update": self._patch_bucket,
             "buckets.getIamPolicy": self._get_policy,
             "buckets.setIamPolicy": self._set_policy,
             "buckets.testIamPermissions": self._test_permissions,
@@ -45,7 +44,6 @@ class Storage:
             "objects.list": self._list,
             "objects.delete": self._delete,
             "objects.patch": self._patch,
-            "objects.update": self._patch,
             "objects.copy": self._copy,
             "objects.rewrite": self._rewrite,
             "objects.move": self._move,
@@ -125,7 +123,7 @@ class Storage:
 
     def _test_permissions(self, call: Call) -> Document:
         self._bucket(call)
-        return {"kind": "storage#testIamPermissionsResponse", "permissions": [call.required("permissions")]}
+        return {"kind": "storage#testIamPermissionsResponse", "permissions": call.required("permissions").split(",")}
 
     def _layout(self, call: Call) -> Document:
         bucket = self._bucket(call)

@@ -63,7 +63,7 @@ class Workers:
         ready = {node["id"] for _, node in self._store.items("node") if node["state"] == "READY"}
         for uid in {worker.uid for worker in self._all()} - ready:
             await asyncio.to_thread(kill_marked, f"{marker(self._state)}{uid}/")
-        await self._sync()
+        await self.settle()
 
     async def close(self) -> None:
         """Stops serving SSH; programs keep running."""
@@ -88,7 +88,7 @@ class Workers:
         return algorithm, key
 
     async def boot(self, uid: str, count: int, devices: int) -> list[Worker]:
-        """Makes (once) and starts the VMs of a node; the caller marks it READY in the store beforehand."""
+        """Makes (once) and boots the VMs of a node; SSH opens at the next `settle` that finds the node READY."""
         workers = self.of_node(uid)
         with self._store.transaction():
             for index in range(len(workers), count):
@@ -102,15 +102,18 @@ class Workers:
         return self.of_node(uid)
 
     async def halt(self, uid: str) -> None:
-        """Takes the VMs of a node down at once: no SSH, every process killed."""
-        for worker in self.of_node(uid):
-            self._disconnect(worker.name)
+        """Takes the VMs of a node, READY no more, down at once: no SSH, every process killed."""
+        async with self._lock:  # lest SSH servers that are being opened stay behind
+            for worker in self.of_node(uid):
+                self._disconnect(worker.name)
         await asyncio.to_thread(kill_marked, f"{marker(self._state)}{uid}/")
 
     async def remove(self, uid: str) -> None:
         """Halts the VMs of a node and deletes their disks and addresses."""
         await self.halt(uid)
-        await asyncio.to_thread(shutil.rmtree, self._state / "nodes" / uid, ignore_errors=True)
+        disks = self._state / "nodes" / uid
+        if disks.exists():
+            await asyncio.to_thread(shutil.rmtree, disks)
         with self._store.transaction():
             for worker in self.of_node(uid):
                 self._store.delete("worker", worker.name)
@@ -119,11 +122,12 @@ class Workers:
 
     def changed(self) -> None:
         """Opens and closes SSH servers as firewall rules, nodes and faults now say, in the background."""
-        task = asyncio.get_running_loop().create_task(self._sync())
+        task = asyncio.get_running_loop().create_task(self.settle())
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def _sync(self) -> None:
+    async def settle(self) -> None:
+        """As `changed`, but returns when it is done."""
         async with self._lock:
             self._write_ssh_config()
             for _, node in self._store.items("node"):
@@ -133,10 +137,6 @@ class Workers:
                         await self._listen(worker)
                     elif worker.name in self._servers and (not open_ or self._faults.refuses_ssh(worker.index)):
                         self._disconnect(worker.name)
-
-    async def settle(self) -> None:
-        """As `changed`, but returns when it is done."""
-        await self._sync()
 
     def _create(self, uid: str, index: int, devices: int) -> Worker:
         taken = {worker.address for worker in self._all()}
@@ -163,6 +163,10 @@ class Workers:
         connections: set[asyncssh.SSHServerConnection] = set()
 
         async def run(process: asyncssh.SSHServerProcess[bytes]) -> None:
+            # A VM that is going starts nothing more: whatever runs has started before, and is found and killed.
+            if self._node(worker.uid).get("state") != "READY":
+                process.close()
+                return
             await serve_process(process, lambda user: self._environment(worker, user))
 
         acceptor = await asyncssh.listen(
@@ -192,7 +196,8 @@ class Workers:
         return authorized_keys(self._node(worker.uid).get("metadata", {}).get("ssh-keys", ""), user)
 
     def _node(self, uid: str) -> Document:
-        return next(node for _, node in self._store.items("node") if node["id"] == uid)
+        """The node of that id; empty when it is gone."""
+        return next((node for _, node in self._store.items("node") if node["id"] == uid), {})
 
     def _environment(self, worker: Worker, user: str) -> dict[str, str]:
         node = self._node(worker.uid)

@@ -12,6 +12,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from email.message import Message
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -77,7 +78,7 @@ class Cloud:
 
     def send(
         self, method: str, path: str, body: bytes | None = None, headers: Mapping[str, str] | None = None
-    ) -> tuple[int, bytes, Mapping[str, str]]:
+    ) -> tuple[int, bytes, Message]:
         """Status, body and headers of any request; with the token unless Authorization is given (or emptied)."""
         endpoint = self.endpoint
         all_headers = {"Authorization": f"Bearer {endpoint['token']}", **(headers or {})}
@@ -172,8 +173,12 @@ class Cloud:
         """Runs a command on a worker over a connection of its own."""
 
         async def once() -> asyncssh.SSHCompletedProcess:
-            async with await self.connect(node, worker) as connection:
+            connection = await self.connect(node, worker)
+            try:
                 return await connection.run(command, **options)
+            finally:
+                connection.close()
+                await connection.wait_closed()
 
         return asyncio.run(once())
 

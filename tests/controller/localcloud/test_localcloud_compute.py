@@ -59,6 +59,8 @@ def test_a_nat_is_part_of_its_router(cloud: Cloud) -> None:
     whole = cloud.ok("GET", f"{REGIONAL}/routers/router") | {"nats": [nat]}  # as gcloud does
     cloud.act("PATCH", f"{REGIONAL}/routers/router", whole)
     assert cloud.ok("GET", f"{REGIONAL}/routers/router")["nats"] == [nat]
+    cloud.act("PUT", f"{REGIONAL}/routers/router", router)
+    assert "nats" not in cloud.ok("GET", f"{REGIONAL}/routers/router")
     status, answer = cloud.call("PATCH", f"{REGIONAL}/routers/router", {"nats": [{"name": "nat"}]})
     assert status == 400
     assert "natIpAllocateOption" in answer["error"]["message"]

@@ -17,9 +17,13 @@ async def run_everywhere(cloud: Cloud, node: dict[str, object], script: Path, ar
     """Copies a script to every worker and runs it on all of them at once."""
 
     async def one(worker: int) -> asyncssh.SSHCompletedProcess:
-        async with await cloud.connect(node, worker) as connection:
+        connection = await cloud.connect(node, worker)
+        try:
             await asyncssh.scp(script, (connection, script.name))
             return await connection.run(f"python3 {script.name} {arguments}", timeout=120)
+        finally:
+            connection.close()
+            await connection.wait_closed()
 
     endpoints = node["networkEndpoints"]
     assert isinstance(endpoints, list)

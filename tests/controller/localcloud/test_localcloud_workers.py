@@ -99,9 +99,9 @@ def test_files_are_copied_to_the_home(cloud: Cloud, pod: dict[str, Any], tmp_pat
 
 
 def test_only_the_keys_of_the_metadata_open_the_door(cloud: Cloud, pod: dict[str, Any]) -> None:
-    for options in ({"username": "you"}, {"client_keys": [asyncssh.generate_private_key("ssh-ed25519")]}):
+    for username, key in (("you", cloud.key), ("me", asyncssh.generate_private_key("ssh-ed25519"))):
         with pytest.raises(asyncssh.PermissionDenied):
-            asyncio.run(cloud.connect(pod, **options))
+            asyncio.run(cloud.connect(pod, username=username, client_keys=[key]))
 
 
 def test_new_keys_count_at_once(cloud: Cloud, pod: dict[str, Any]) -> None:
