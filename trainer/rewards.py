@@ -35,7 +35,7 @@ def answer_format(response: str, answer: str) -> float:
 
 def extract(response: str) -> str | None:
     """The last marked answer of a response, else its last number; None if it has neither."""
-    tail = response[-LONGEST:]
+    tail = response[-LONGEST:].replace("{,}", ",")  # the comma of 1{,}800, as TeX wants it
     marked = [m["hashes"] or m["box"] or "" for m in MARKED.finditer(tail)]
     marked = [text for text in marked if text.strip()]
     if marked:
@@ -45,14 +45,17 @@ def extract(response: str) -> str | None:
 
 
 def number(text: str) -> Fraction | None:
-    """The one number in a text, whatever unit or currency stands beside it; None if there is none, or more than one."""
-    found = NUMBER.findall(text.replace("{,}", ","))
+    """The one number in a text, whatever unit or currency stands beside it; None if there is none, or more than one.
+
+    None, too, for a division by zero and for more digits than Python turns into a number (4300).
+    """
+    found = NUMBER.findall(text)
     if len(found) != 1:
         return None
     above, _, below = found[0].replace(",", "").replace(" ", "").partition("/")
     try:
         return Fraction(above) / Fraction(below or "1")
-    except ZeroDivisionError:
+    except (ValueError, ZeroDivisionError):
         return None
 
 

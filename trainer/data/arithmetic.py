@@ -11,6 +11,7 @@ import itertools
 import random
 from functools import cached_property
 
+from conf.runfile import RunFileError
 from trainer.data.problem import Problem
 
 NAMES = ("Ann", "Bob", "Eve", "Ian", "Joe", "Kim", "Lea", "Max", "Sam", "Tom")
@@ -31,10 +32,10 @@ class Arithmetic:
         return [_problem(*draw.choice(self._training), draw.choice(NAMES), draw.choice(THINGS)) for _ in range(count)]
 
     def held_out(self, count: int) -> list[Problem]:
-        """Distinct prompts. Raises ValueError where there are not that many."""
+        """Distinct prompts. Raises RunFileError where there are not that many."""
         every = [_problem(*sum_, n, t) for sum_ in self._held_out for n in NAMES for t in THINGS]
         if count > len(every):
-            raise ValueError(f"loop.eval_prompts: there are {len(every)} held-out prompts, not {count}")
+            raise RunFileError(f"loop.eval_prompts: there are {len(every)} held-out prompts, not {count}")
         return random.Random(f"{self._seed} held out").sample(every, count)  # noqa: S311
 
     @cached_property

@@ -23,11 +23,13 @@ class Gsm8k:
     """Questions that fit into a prompt; see `data.problem.Problems`. `too_long` counts those that do not."""
 
     def __init__(self, cfg: Gsm8kData, seed: int, prompt_length: int) -> None:
-        """Read both files. Raises RunFileError where one is missing, or a row is none of GSM8K's."""
+        """Read both files. Raises RunFileError where one is missing, a row is none of GSM8K's, or no question fits."""
         self._seed = seed
         self._train, left_out = _fitting(read(cfg.path, "data.path"), prompt_length)
         self._held_out, left_out_too = _fitting(read(cfg.eval_path, "data.eval_path"), prompt_length)
         self.too_long = left_out + left_out_too
+        if not self._train:
+            raise RunFileError(f"loop.prompt_length: no question of data.path fits into {prompt_length} tokens")
 
     def train(self, step: int, count: int) -> list[Problem]:
         return random.Random(f"{self._seed} train {step}").choices(self._train, k=count)  # noqa: S311
@@ -44,7 +46,7 @@ def read(path: str, key: str) -> list[Problem]:
     if not file.exists():
         raise RunFileError(f"{key}: there is no {path}")
     problems = []
-    for number, line in enumerate(file.read_text().splitlines(), 1):
+    for number, line in enumerate(file.read_bytes().splitlines(), 1):  # a text would also split at U+2028
         try:
             row = json.loads(line)
             problems.append(_problem(row["question"], row["answer"]))
@@ -55,9 +57,10 @@ def read(path: str, key: str) -> list[Problem]:
 
 def _problem(question: str, answer: str) -> Problem:
     worked, mark, gold = CALCULATION.sub("", answer).rpartition("#### ")
-    if not mark:
-        raise ValueError("the answer has no ####")
-    return Problem(f"Question: {question}\nAnswer:", gold.strip(), f" {worked}#### {gold.strip()}")
+    gold = gold.strip()
+    if not mark or not gold:
+        raise ValueError("the answer does not end in #### and a result")
+    return Problem("Question: " + question + "\nAnswer:", gold, f" {worked}#### {gold}")
 
 
 def _fitting(problems: list[Problem], prompt_length: int) -> tuple[list[Problem], int]:

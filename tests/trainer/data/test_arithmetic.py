@@ -1,0 +1,51 @@
+"""Word problems: right, reproducible, and held-out operand pairs that training never shows."""
+
+import re
+
+import pytest
+
+from trainer.data.arithmetic import Arithmetic
+from trainer.rewards import answer_match
+
+PROMPT = re.compile(r"\w+ has \w+: (\d), (gets|uses) (\d)\. $")
+
+
+def operands(prompt: str) -> tuple[int, int]:
+    match = PROMPT.fullmatch(prompt)
+    assert match, prompt
+    left, right = int(match[1]), int(match[3])
+    return min(left, right), max(left, right)
+
+
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_no_held_out_pair_is_ever_trained_on_in_either_order(seed: int) -> None:
+    problems = Arithmetic(seed)
+    trained = {operands(p.prompt) for step in range(200) for p in problems.train(step, 64)}
+    asked = {operands(p.prompt) for p in problems.held_out(256)}
+    assert asked
+    assert not trained & asked
+    assert asked <= problems.held_out_pairs
+    assert len(trained | problems.held_out_pairs) == 45
+
+
+def test_held_out_prompts_are_distinct_and_the_same_every_time() -> None:
+    first = Arithmetic(3).held_out(256)
+    assert len({p.prompt for p in first}) == 256
+    assert first == Arithmetic(3).held_out(256)
+    with pytest.raises(ValueError, match=r"loop\.eval_prompts: there are \d+ held-out prompts, not 100000"):
+        Arithmetic(3).held_out(100_000)
+
+
+def test_a_batch_is_a_function_of_seed_and_step() -> None:
+    assert Arithmetic(1).train(5, 8) == Arithmetic(1).train(5, 8)
+    assert Arithmetic(1).train(5, 8) != Arithmetic(1).train(6, 8)
+    assert Arithmetic(1).train(5, 8) != Arithmetic(2).train(5, 8)
+
+
+def test_worked_responses_end_in_the_answer_and_fit_the_quick_start() -> None:
+    for problem in Arithmetic(0).train(0, 500):
+        left, verb, right = re.findall(r"\d|gets|uses", problem.prompt)
+        assert int(problem.answer) == int(left) + int(right) * (1 if verb == "gets" else -1)
+        assert answer_match(problem.worked, problem.answer) == 1.0
+        assert len(problem.prompt) + 1 <= 28
+        assert len(problem.worked) + 1 <= 52
