@@ -19,11 +19,6 @@ _NAME = re.compile(r"[a-z]([-a-z0-9]{0,61}[a-z0-9])?")
 _NAT_RANGES = ("ALL_SUBNETWORKS_ALL_IP_RANGES", "ALL_SUBNETWORKS_ALL_PRIMARY_IP_RANGES", "LIST_OF_SUBNETWORKS")
 
 
-def network_path(name: str) -> str:
-    """The store's name of a network."""
-    return f"projects/{PROJECT}/global/networks/{name}"
-
-
 def subnetwork_path(region: str, name: str) -> str:
     """The store's name of a subnetwork."""
     return f"projects/{PROJECT}/regions/{region}/subnetworks/{name}"

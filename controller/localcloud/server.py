@@ -121,12 +121,15 @@ class Server:
             entry["mutating"] = entry["mutating"] and not method.name.endswith(_READS)
             self._validation.check_query(method, query)
             call = Call(method, parameters, query, body or {}, admitted.base)
-            if request is not None and "upload" in surface:
+            if request is None or not (surface or query.get("alt") == "media"):
+                response = await self._json_call(method, call, body)
+            elif method.key == "storage.v1:objects.insert" and "upload" in surface:
                 response = await self._media.upload(request, call)
-            elif request is not None and (surface or query.get("alt") == "media"):
+                entry["body"] = _summary(response)
+            elif method.key == "storage.v1:objects.get" and "upload" not in surface:
                 response = await self._media.download(request, call)
             else:
-                response = await self._json_call(method, call, body)
+                raise CloudError(400, f"{method.name} has no media")
             status = response.status
             return response
         except CloudError as refusal:
@@ -195,6 +198,12 @@ def _redacted(body: Any) -> Any:
         else:
             shown[key] = _redacted(value)
     return shown
+
+
+def _summary(response: web.Response) -> dict[str, str]:
+    """What the log holds of an object's bytes, once the last of them have come."""
+    made = json.loads(response.body) if response.status == 200 and isinstance(response.body, bytes) else {}
+    return {key: made[key] for key in ("name", "size", "md5Hash") if key in made}
 
 
 def _query(request: web.Request) -> dict[str, str]:

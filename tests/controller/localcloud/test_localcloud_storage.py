@@ -234,6 +234,22 @@ def test_a_resumable_upload_survives_kill_9(fresh_cloud: Cloud) -> None:
     assert bucket.read("r") == (200, data + b"y")
 
 
+def test_the_log_names_objects_not_their_bytes(bucket: Bucket) -> None:
+    bucket.put("plain", b"secret bytes")
+    url = bucket.begin("chunked")
+    bucket.chunk(url, b"more bytes", "bytes 0-9/10")
+    bodies = [entry["body"] for entry in bucket.cloud.log()[-3:]]
+    assert [body.get("name") for body in bodies] == ["plain", None, "chunked"]
+    assert bodies[0]["size"] == "12"
+    assert "bytes" not in str(bodies)
+
+
+def test_only_objects_have_media(bucket: Bucket) -> None:
+    cloud = bucket.cloud
+    assert cloud.call("GET", f"{BUCKETS}?project=slipway-local&alt=media")[0] == 400
+    assert cloud.call("POST", f"upload/{BUCKETS}?project=slipway-local", {"name": "other"})[0] == 400
+
+
 def test_a_wrong_checksum_is_refused(bucket: Bucket) -> None:
     url = bucket.begin("good")
     assert bucket.chunk(url, b"x", "bytes 0-0/1")[0] == 200
