@@ -1,0 +1,114 @@
+"""The GRPO loop: phases, what it leaves behind, and a resume that is exact in either phase."""
+
+import copy
+import json
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+
+from conf.runfile import RunFile, RunFileError
+from tests.trainer.conftest import group
+from trainer import main, update
+from trainer import mesh as meshes
+from trainer.checkpoint import Checkpoints
+
+
+class KilledError(Exception):
+    """Stands for whatever ends a process."""
+
+
+@pytest.fixture
+def grpo_run(lm_run):
+    """Three supervised updates, then four GRPO steps of two updates each."""
+    loop = {
+        "steps": 4,
+        "prompts": 8,
+        "samples": 2,
+        "updates_per_rollout": 2,
+        "prompt_length": 28,
+        "response_length": 12,
+        "warm_start_steps": 3,
+        "warm_start_eval_every": 2,
+        "eval_every": 2,
+        "eval_prompts": 40,
+    }
+    return lm_run | {
+        "model": group("model/tiny") | {"vocab": 260, "dim": 32, "hidden": 64},
+        "data": {"kind": "arithmetic"},
+        "loop": group("loop/grpo") | loop,
+        "checkpoint": {"every": 2, "keep": 10},
+    }
+
+
+def train(raw, folder: Path) -> list[dict]:
+    main.train(RunFile.model_validate(raw), folder)
+    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+
+
+def final_state(raw) -> update.State:
+    experiment = RunFile.model_validate(raw)
+    checkpoints = Checkpoints(experiment.dir, 10)
+    abstract = update.abstract_state(experiment.model, experiment.optimizer, meshes.build(experiment.mesh))
+    state, _ = checkpoints.restore(checkpoints.latest(), abstract)
+    checkpoints.close()
+    return state
+
+
+def test_both_phases_are_told_and_summed_up(grpo_run, tmp_path) -> None:
+    lines = train(grpo_run, tmp_path / "a")
+    assert [line["step"] for line in lines if line["phase"] == "grpo"] == [4, 5, 6, 7]
+    last = [line for line in lines if line["phase"] == "grpo"][-1]
+    for name in ("loss", "accuracy", "pass_at_k", "entropy", "learning_rate", "tokens_per_second", "step_time", "kl"):
+        assert np.isfinite(last[name])
+    assert last["steps_total"] == 7
+    assert next(line for line in lines if line["phase"] == "grpo")["compile_time"] > 0
+    summary = json.loads((tmp_path / "a/summary.json").read_text())
+    assert summary.keys() >= {"accuracy_before", "accuracy_after", "eval_prompts", "steps"}
+    assert (summary["eval_prompts"], summary["warm_start_steps"], summary["steps"]) == (40, 3, 4)
+    remote = Path(grpo_run["dir"])
+    assert (remote / "summary.json").exists()
+    assert (remote / "reference").is_dir()
+    assert list((remote / "tb").glob("events.out.tfevents.*"))
+
+
+@pytest.mark.parametrize("killed_at", [2, 4, 6])
+def test_killed_in_either_phase_a_resume_ends_with_the_same_weights(grpo_run, tmp_path, monkeypatch, killed_at) -> None:
+    whole, cut = copy.deepcopy(grpo_run), copy.deepcopy(grpo_run)
+    whole["dir"], cut["dir"] = str(tmp_path / "whole"), str(tmp_path / "cut")
+    train(whole, tmp_path / "whole-local")
+    save = Checkpoints.save
+
+    def save_and_die(self, step, state, position):
+        save(self, step, state, position)
+        if step == killed_at:
+            self.close()
+            raise KilledError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Checkpoints, "save", save_and_die)
+        with pytest.raises(KilledError):
+            train(cut, tmp_path / "first-life")
+    train(cut, tmp_path / "second-life")
+    for a, b in zip(jax.tree.leaves(final_state(cut)), jax.tree.leaves(final_state(whole)), strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+@pytest.mark.parametrize(
+    ("sections", "words"),
+    [
+        ({"loop": {"prompts": 6}}, r"loop\.prompts: 6 rows cannot be split evenly over 8 devices"),
+        ({"model": {"vocab": 256}}, r"model\.vocab: 256 is too small for bytes; at least 259"),
+        (
+            {"data": {"kind": "text", "path": "x", "validation_fraction": 0.1}},
+            r"data\.kind: the grpo loop asks questions",
+        ),
+    ],
+)
+def test_bad_input_is_refused_before_the_first_step(grpo_run, tmp_path, sections, words) -> None:
+    raw = copy.deepcopy(grpo_run)
+    for name, values in sections.items():
+        raw[name] = values if "kind" in values else raw[name] | values
+    with pytest.raises(RunFileError, match=words):
+        train(raw, tmp_path / "a")
