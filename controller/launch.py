@@ -32,6 +32,8 @@ def launch(plan: Plan, ledger: Ledger, node: Node, fleet: Fleet, clock: Clock) -
                     _start(plan, ledger, fleet, last.attempt)
                     return last, False
                 return last, True
+            if any(s["state"] == "running" for s in states):
+                stop(fleet, plan.run_id)  # what is left of an attempt that has failed elsewhere
         fresh = Launch(attempt=last.attempt + 1 if last else 1, node_uid=node.uid, time=clock.now())
         if ledger.record(fresh):
             _start(plan, ledger, fleet, fresh.attempt)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import sys
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from controller.errors import ConfigError
@@ -23,12 +25,17 @@ def run(command: Command) -> int:
         if not launches:
             raise ConfigError(f"{now.plan.run_id} was never launched; `slipway up` does that")
         attempt = launches[-1].attempt
-        if not _from_worker(now, worker, attempt, follow=command.flags.follow):
-            _from_bucket(now, worker, attempt)
+        write = _as_json if command.flags.json else sys.stdout.write
+        if not _from_worker(now, worker, attempt, write, follow=command.flags.follow):
+            _from_bucket(now, worker, attempt, write)
     return 0
 
 
-def _from_worker(now: Session, worker: int, attempt: int, *, follow: bool) -> bool:
+def _as_json(text: str) -> None:
+    print(json.dumps({"log": text}), flush=True)
+
+
+def _from_worker(now: Session, worker: int, attempt: int, write: Callable[[str], object], *, follow: bool) -> bool:
     fleet = now.fleet()
     if fleet is None:
         return False
@@ -38,7 +45,7 @@ def _from_worker(now: Session, worker: int, attempt: int, *, follow: bool) -> bo
         for line in fleet.stream(worker, "watch", payload):
             if "log" in line:
                 told = True
-                sys.stdout.write(line["log"])
+                write(line["log"])
                 sys.stdout.flush()
     except WorkerError as error:
         if told or error.kind != "agent":
@@ -46,9 +53,9 @@ def _from_worker(now: Session, worker: int, attempt: int, *, follow: bool) -> bo
     return told
 
 
-def _from_bucket(now: Session, worker: int, attempt: int) -> None:
+def _from_bucket(now: Session, worker: int, attempt: int, write: Callable[[str], object]) -> None:
     try:
         content = now.world.google.download(now.plan.bucket, now.ledger.log_object(worker, attempt))
     except NotFound:
         raise ConfigError(f"no log of worker {worker}, attempt {attempt}, on the pod or in the bucket") from None
-    sys.stdout.write(content.decode(errors="replace"))
+    write(content.decode(errors="replace"))

@@ -57,6 +57,7 @@ def test_a_run_from_nothing_to_nothing(slipway: Slipway) -> None:
         assert f"runs/{run}/logs/attempt-1/worker-{worker}.log" in kept
     code, out, _ = slipway("logs", "--worker", "3", ECHO)
     assert (code, out) == (0, "hello from worker 3\n")
+    assert slipway.json("logs", "--worker", "3", ECHO) == {"log": "hello from worker 3\n"}
 
 
 def test_a_finished_run_is_reported_and_nothing_is_touched(slipway: Slipway) -> None:
@@ -133,6 +134,14 @@ def test_a_failing_program_ends_with_5_and_shows_the_worker_that_failed_first(sl
     assert "boom" in err
     assert "worker 2 ended with code 7; it failed first" in err
     assert slipway.json("status", fails)["pod"]["state"] == "ready"  # kept, for a look
+
+
+def test_a_failed_run_is_tried_again_as_a_new_attempt(slipway: Slipway) -> None:
+    fails_once = 'program.command=[sh,-c,"if [ $TPU_WORKER_ID$SLIPWAY_ATTEMPT = 21 ]; then exit 7; fi"]'
+    assert slipway("up", fails_once)[0] == 5
+    code, out, _ = slipway("up", fails_once)
+    assert code == 0
+    assert "launched attempt 2" in out
 
 
 def test_a_preempted_pod_is_replaced_and_the_run_goes_on(slipway: Slipway) -> None:
