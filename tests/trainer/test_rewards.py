@@ -1,11 +1,14 @@
 """Answers in the forms that models write them, and what is no answer."""
 
 import json
+from fractions import Fraction
 from pathlib import Path
+from typing import get_args
 
 import pytest
 
-from trainer.rewards import LONGEST, answer_format, answer_match, extract, number
+from conf.training import GrpoLoop
+from trainer.rewards import LONGEST, REWARDS, answer_format, answer_match, extract, number
 
 GSM8K = Path(__file__).parents[2].parent / "shared" / "data" / "gsm8k" / "test.jsonl"
 
@@ -44,6 +47,7 @@ def test_wrong(response: str) -> None:
 
 def test_thousands_and_fractions() -> None:
     assert answer_match("#### 1,800", "1800") == 1.0
+    assert answer_match(r"\boxed{1{,}800}", "1800") == 1.0
     assert answer_match("1,800", "1,800") == 1.0
     assert answer_match("#### 1/2", "0.5") == 1.0
     assert answer_match("#### -3", "3") == 0.0
@@ -59,6 +63,10 @@ def test_a_huge_answer_is_read_from_its_end() -> None:
     assert extract("#### 7 " + "x" * LONGEST) is None
 
 
+def test_more_digits_than_python_reads_are_a_wrong_answer() -> None:
+    assert answer_match("#### " + "9" * 5000, "9") == 0.0
+
+
 def test_the_format_counts_marks_not_truth() -> None:
     assert answer_format("#### 3", "18") == 1.0
     assert answer_format("it is 18", "18") == 0.0
@@ -66,7 +74,12 @@ def test_the_format_counts_marks_not_truth() -> None:
 
 def test_number_wants_exactly_one() -> None:
     assert number("about 3 or 4") is None
-    assert number("$1,234.50 in all") == number("1234.5")
+    assert number("$1,234.50 in all") == number("1234.5") == Fraction(2469, 2)
+
+
+def test_names_in_the_config_are_those_of_the_functions() -> None:
+    names, _ = get_args(GrpoLoop.model_fields["rewards"].annotation)
+    assert {name: function.__name__ for name, function in REWARDS.items()} == {name: name for name in get_args(names)}
 
 
 @pytest.mark.skipif(not GSM8K.exists(), reason="needs GSM8K")

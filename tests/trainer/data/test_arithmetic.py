@@ -4,6 +4,7 @@ import re
 
 import pytest
 
+from conf.runfile import RunFileError
 from trainer.data.arithmetic import Arithmetic
 from trainer.rewards import answer_match
 
@@ -28,11 +29,25 @@ def test_no_held_out_pair_is_ever_trained_on_in_either_order(seed: int) -> None:
     assert len(trained | problems.held_out_pairs) == 45
 
 
+def test_training_and_evaluation_know_both_operators_and_orders() -> None:
+    problems = Arithmetic(0)
+    for drawn in (problems.train(0, 1000), problems.held_out(1000)):
+        sums = {PROMPT.fullmatch(p.prompt).groups() for p in drawn}
+        assert {(verb, (x > y) - (x < y)) for x, verb, y in sums} >= {("gets", 1), ("gets", -1), ("uses", 1)}
+        assert not any(verb == "uses" and x < y for x, verb, y in sums)  # no answer is negative
+
+
+def test_the_worked_response_counts_to_the_answer() -> None:
+    worked = {PROMPT.fullmatch(p.prompt).groups(): p.worked for p in Arithmetic(0).train(0, 2000)}
+    assert worked["3", "gets", "2"] == "+2:03+1:04+0:05"
+    assert worked["3", "uses", "2"] == "-2:03-1:02-0:01"
+
+
 def test_held_out_prompts_are_distinct_and_the_same_every_time() -> None:
     first = Arithmetic(3).held_out(256)
     assert len({p.prompt for p in first}) == 256
     assert first == Arithmetic(3).held_out(256)
-    with pytest.raises(ValueError, match=r"loop\.eval_prompts: there are \d+ held-out prompts, not 100000"):
+    with pytest.raises(RunFileError, match=r"loop\.eval_prompts: there are \d+ held-out prompts, not 100000"):
         Arithmetic(3).held_out(100_000)
 
 

@@ -8,6 +8,9 @@ import pytest
 from conf.runfile import RunFileError
 from conf.training import Gsm8kData
 from trainer.data.gsm8k import Gsm8k, read
+from trainer.rewards import answer_match
+
+PUBLISHED = Path(__file__).parents[3].parent / "shared" / "data" / "gsm8k" / "test.jsonl"
 
 ROWS = [
     {"question": "Two and two?", "answer": "2+2=<<2+2=4>>4\n#### 4"},
@@ -40,10 +43,46 @@ def test_long_questions_are_left_out_and_counted(file: Path) -> None:
         data.held_out(3)
 
 
-@pytest.mark.parametrize("line", ["{", '{"question": "a"}', '{"question": "a", "answer": "no mark"}', "[1]"])
+def test_evaluations_ask_the_same_whatever_the_seed(file: Path) -> None:
+    cfg = Gsm8kData(kind="gsm8k", path=str(file), eval_path=str(file))
+    first, other = (Gsm8k(cfg, seed, prompt_length=1000) for seed in (1, 2))
+    assert first.held_out(3) == other.held_out(3)
+    assert first.train(0, 30) != other.train(0, 30)
+    assert first.train(0, 30) != first.train(1, 30)
+
+
+def test_a_prompt_of_just_the_length_fits(file: Path) -> None:
+    cfg = Gsm8kData(kind="gsm8k", path=str(file), eval_path=str(file))
+    shortest = 1 + len(b"Question: Three?\nAnswer:")  # BOS
+    assert Gsm8k(cfg, 0, shortest).held_out(1)[0].answer == "3"
+    with pytest.raises(RunFileError, match=rf"loop\.prompt_length: no question .* fits into {shortest - 1} "):
+        Gsm8k(cfg, 0, shortest - 1)
+
+
+def test_a_row_ends_only_where_json_lines_end(tmp_path: Path) -> None:
+    """Other characters at which Python would split a text are part of it."""
+    path, odd = tmp_path / "rows.jsonl", "one\u2028two\x85three"
+    path.write_text(json.dumps(ROWS[0] | {"question": odd}, ensure_ascii=False) + "\n", encoding="utf-8")
+    assert [p.prompt for p in read(str(path), "data.path")] == [f"Question: {odd}\nAnswer:"]
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "",
+        "{",
+        "[1]",
+        "\xe9",  # in Latin-1
+        '{"question": "a"}',
+        '{"question": "a", "answer": "no mark"}',
+        '{"question": "a", "answer": "nothing after #### "}',
+        '{"question": "a", "answer": 4}',
+        '{"question": null, "answer": "#### 4"}',
+    ],
+)
 def test_a_bad_row_is_named(tmp_path: Path, line: str) -> None:
     path = tmp_path / "bad.jsonl"
-    path.write_text(json.dumps(ROWS[0]) + f"\n{line}\n")
+    path.write_text(json.dumps(ROWS[0]) + f"\n{line}\n", encoding="latin-1")
     with pytest.raises(RunFileError, match=r"data\.path: .*bad\.jsonl, line 2 is no GSM8K row"):
         read(str(path), "data.path")
 
@@ -51,3 +90,13 @@ def test_a_bad_row_is_named(tmp_path: Path, line: str) -> None:
 def test_a_missing_file_is_named() -> None:
     with pytest.raises(RunFileError, match=r"data\.eval_path: there is no /nowhere"):
         read("/nowhere", "data.eval_path")
+
+
+@pytest.mark.skipif(not PUBLISHED.exists(), reason="needs GSM8K")
+def test_published_worked_responses_are_right() -> None:
+    problems = read(str(PUBLISHED), "data.path")
+    assert len(problems) == 1319
+    for problem in problems:
+        assert answer_match(problem.worked, problem.answer) == 1.0
+        assert answer_match(problem.worked, f"{problem.answer}1") == 0.0
+        assert "<<" not in problem.worked
