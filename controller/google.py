@@ -156,11 +156,11 @@ class Google:
     def _connection(self) -> Iterator[Any]:
         """A connection for one request, since httplib2 is not thread-safe; one that failed is not used again."""
         import google_auth_httplib2
-        import httplib2
+        from googleapiclient.http import build_http  # a plain Http takes the 308 of a resumable upload for a redirect
 
         with self._lock:
             http = self._idle.pop() if self._idle else None
-        http = http or google_auth_httplib2.AuthorizedHttp(self._credentials, httplib2.Http(timeout=60))
+        http = http or google_auth_httplib2.AuthorizedHttp(self._credentials, build_http())
         try:
             yield http
         except BaseException:
