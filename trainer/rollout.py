@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
+from conf.runfile import RunFileError
 from conf.training import GrpoLoop
 from trainer import grpo
 from trainer.data.problem import Problem
@@ -127,11 +128,11 @@ def split(
 
 
 def place_prompts(problems: Sequence[Problem], loop: GrpoLoop, mesh: Mesh) -> Prompts:
-    """The prompts on the devices. Raises ValueError where one is longer than loop.prompt_length."""
+    """The prompts on the devices. Raises RunFileError where one is longer than loop.prompt_length."""
     encoded = [encode_prompt(p.prompt) for p in problems]
     lengths = np.array([len(e) for e in encoded], np.int32)
     if (longest := int(lengths.max())) > loop.prompt_length:
-        raise ValueError(f"loop.prompt_length: a prompt has {longest} tokens, more than {loop.prompt_length}")
+        raise RunFileError(f"loop.prompt_length: a prompt has {longest} tokens, more than {loop.prompt_length}")
     tokens = np.full((len(problems), loop.prompt_length), PAD, np.int32)
     for row, ids in enumerate(encoded):
         tokens[row, : len(ids)] = ids

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from conf.runfile import RunFileError
 from conf.training import GrpoLoop
 from tests.trainer.conftest import group, mesh_of
 from trainer import rollout
@@ -56,5 +57,5 @@ def test_a_rollout_is_dealt_out_once_and_stays_on_its_device() -> None:
 
 
 def test_a_prompt_that_does_not_fit_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"loop\.prompt_length: a prompt has 10 tokens, more than 8"):
+    with pytest.raises(RunFileError, match=r"loop\.prompt_length: a prompt has 10 tokens, more than 8"):
         rollout.place_prompts([Problem("a" * 9, "", "")], LOOP, mesh_of(1, 1, 1))

@@ -46,8 +46,8 @@ class Position:
     phase: str = "warm_start"
     warm_steps: int = 0  # supervised updates done
     steps: int = 0  # GRPO steps done
-    accuracy_start: float | None = None
-    accuracy_before: float | None = None
+    accuracy_start: float = 0.0
+    accuracy_before: float = 0.0  # of the newest evaluation before GRPO
 
     @property
     def total(self) -> int:
@@ -83,7 +83,7 @@ class Run:
         after = self._evaluate(state.params, position, "eval", "accuracy after GRPO")
         self._save(state, position)
         self.log.summarize(
-            accuracy_before=position.accuracy_before or 0.0,
+            accuracy_before=position.accuracy_before,
             accuracy_after=after,
             eval_prompts=len(self.held_out),
             warm_start_steps=position.warm_steps,
@@ -111,26 +111,26 @@ class Run:
         opt = _warm(self.experiment.optimizer, self.loop)
         train = update.build(grpo.supervised_loss(self.cfg), self.cfg, opt, self.mesh)
         rows = rollout.rows_per_rollout(self.loop) // self.loop.updates_per_rollout
-        accuracy = None
-        while True:
-            done = position.warm_steps
-            if done % self.loop.warm_start_eval_every == 0 or done == self.loop.warm_start_steps:
-                words = "accuracy at the start" if done == 0 else "accuracy in the warm start"
-                accuracy = self._evaluate(state.params, position, "warm_start", words)
-                if done == 0:
-                    position.accuracy_start = accuracy
-                if accuracy >= self.loop.warm_start_until or done == self.loop.warm_start_steps:
-                    break
-            began = time.perf_counter()
+        last = self.loop.warm_start_steps
+        if position.warm_steps == 0:
+            position.accuracy_start = self._evaluate(state.params, position, "warm_start", "accuracy at the start")
+            position.accuracy_before = position.accuracy_start
+        while position.accuracy_before < self.loop.warm_start_until and position.warm_steps < last:
+            began, done = time.perf_counter(), position.warm_steps
             batch = place_batch(rollout.supervised(self.problems.train(done, rows), self.loop), self.mesh)
             state, metrics = self._timed(train, state, batch) if done == 0 else train(state, batch)
             position.warm_steps += 1
             if position.warm_steps % self.experiment.logging.every == 0:
                 self._log("warm_start", position, metrics, time.perf_counter() - began, float(batch["mask"].size))
+            if position.warm_steps % self.loop.warm_start_eval_every == 0 or position.warm_steps == last:
+                words = "accuracy in the warm start"
+                position.accuracy_before = self._evaluate(state.params, position, "warm_start", words)
             if position.total % self.experiment.checkpoint.every == 0:
                 self._save(state, position)
-        position.phase, position.accuracy_before = "grpo", accuracy
-        print(f"accuracy before GRPO: {accuracy:.3f} on {len(self.held_out)} held-out prompts", flush=True)
+        position.phase = "grpo"
+        if jax.process_index() == 0:
+            words = f"{position.accuracy_before:.3f} on {len(self.held_out)} held-out prompts"
+            print(f"accuracy before GRPO: {words}", flush=True)
         return state, position
 
     def _grpo(self, state: update.State, reference: model.Params, position: Position) -> update.State:
@@ -157,10 +157,10 @@ class Run:
                 seconds = time.perf_counter() - began - (self.compile_seconds - compiled_before)
                 drawn = float(values["response_length"]) * rollout.rows_per_rollout(loop)
                 self._log("grpo", position, values, seconds, drawn)
-            if position.total % self.experiment.checkpoint.every == 0:
-                self._save(state, position)
             if position.steps % loop.eval_every == 0 and position.steps < loop.steps:
                 self._evaluate(state.params, position, "eval", "accuracy")
+            if position.total % self.experiment.checkpoint.every == 0:
+                self._save(state, position)
         return state
 
     def _rollout(self, params: model.Params, position: Position) -> list[dict[str, np.ndarray]]:
