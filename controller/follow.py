@@ -7,8 +7,10 @@ the node's state. A stream that breaks is taken up again where it stopped.
 from __future__ import annotations
 
 import queue
+import signal
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -61,8 +63,8 @@ class Follower:
     _queue: queue.Queue[tuple[int, dict[str, Any]]] = field(default_factory=queue.Queue)
     _stopping: threading.Event = field(default_factory=threading.Event)
 
-    def follow(self) -> Outcome:
-        """Block until the attempt has ended, however it ends. KeyboardInterrupt leaves the run alone."""
+    def follow(self) -> Outcome | None:
+        """Block until the attempt has ended, however it ends; None: Ctrl-C was pressed, and the run goes on."""
         streams = [_Stream() for _ in self.node.endpoints]
         threads = [
             threading.Thread(target=self._read, args=(worker, stream), daemon=True, name=f"follow-{worker}")
@@ -71,15 +73,16 @@ class Follower:
         for thread in threads:
             thread.start()
         try:
-            return self._wait(streams)
+            with _ctrl_c_sets(self._stopping):
+                return self._wait(streams)
         finally:
             self._stopping.set()
 
-    def _wait(self, streams: list[_Stream]) -> Outcome:
+    def _wait(self, streams: list[_Stream]) -> Outcome | None:
         poll_again = self.world.clock.deadline(self.poll_seconds)
         given_up: Callable[[], bool] | None = None
         ends: list[tuple[int, dict[str, Any]]] = []
-        while True:
+        while not self._stopping.is_set():
             try:
                 worker, line = self._queue.get(timeout=min(self.poll_seconds, 0.5))
             except queue.Empty:
@@ -102,6 +105,7 @@ class Follower:
                     return Outcome("preempted", gone, tuple(ends))
                 if lost := self._lost(streams):
                     return Outcome("failed", lost, tuple(ends))
+        return None
 
     def _verdict(self, ends: list[tuple[int, dict[str, Any]]]) -> Outcome:
         if all(end["code"] == 0 for _, end in ends):
@@ -153,3 +157,20 @@ class Follower:
                     self.world.clock.sleep(self.world.pace)
             except Interrupted:
                 return
+
+
+@contextmanager
+def _ctrl_c_sets(event: threading.Event) -> Iterator[None]:
+    """While this lasts, Ctrl-C sets an event instead of raising wherever the program happens to be.
+
+    An exception out of nowhere may be swallowed by whatever library it hits. Left alone where Ctrl-C is ignored anyway
+    (under nohup), and outside the main thread, which alone may handle signals.
+    """
+    if threading.current_thread() is not threading.main_thread() or signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        yield
+        return
+    before = signal.signal(signal.SIGINT, lambda *_: event.set())
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)

@@ -110,11 +110,10 @@ class Up:
         if self.command.flags.detach:
             return None, started.attempt
         poll = plan.config.recovery.poll_seconds if world.billed else world.pace
-        try:
-            return Follower(world, node, fleet, plan.run_id, started.attempt, poll).follow(), started.attempt
-        except KeyboardInterrupt:
+        outcome = Follower(world, node, fleet, plan.run_id, started.attempt, poll).follow()
+        if outcome is None:
             self.view.detached()
-            return None, started.attempt
+        return outcome, started.attempt
 
     def _free_the_pod(self, fleet: Fleet) -> None:
         """One program at a time: another run on this pod is stopped if the user says so."""

@@ -84,7 +84,9 @@ def follow(fleet: FakeFleet, seen: Any = NODE) -> tuple[Outcome, list[Event]]:
     events: list[Event] = []
     world.events.listen(events.append)
     node = FakeNode(**{f.name: getattr(NODE, f.name) for f in fields(NODE)})
-    return Follower(world, node, cast(Fleet, fleet), "run", 1, 0.05).follow(), events
+    outcome = Follower(world, node, cast(Fleet, fleet), "run", 1, 0.05).follow()
+    assert outcome is not None
+    return outcome, events
 
 
 def test_all_zero_is_finished() -> None:

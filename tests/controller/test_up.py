@@ -200,7 +200,16 @@ def test_killed_anywhere_up_again_converges(slipway: Slipway, killed_at: str) ->
 def test_ctrl_c_detaches_and_the_run_goes_on(slipway: Slipway) -> None:
     command = [sys.executable, "-m", "controller", "up", SLOW, *slipway.base]
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
-    running = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment, cwd=slipway.repository)
+    running = subprocess.Popen(
+        command,
+        stdout=subprocess.PIPE,
+        text=True,
+        env=environment,
+        cwd=slipway.repository,
+        preexec_fn=lambda: signal.signal(
+            signal.SIGINT, signal.SIG_DFL
+        ),  # ignored where the tests run in the background
+    )
     assert running.stdout is not None
     for line in running.stdout:
         if line.strip() == "up":
