@@ -31,7 +31,7 @@ def grpo_run(lm_run):
         "response_length": 12,
         "warm_start_steps": 3,
         "warm_start_eval_every": 2,
-        "eval_every": 2,
+        "eval_every": 3,
         "eval_prompts": 40,
     }
     return lm_run | {
