@@ -11,24 +11,27 @@ from trainer import grpo, model
 
 ROWS, WIDTH = 6, 9
 
+logprobs = jax.jit(grpo.logprobs, static_argnums=1)
 
-@pytest.fixture
+
+@pytest.fixture(scope="module")
 def loop() -> GrpoLoop:
     return GrpoLoop(**group("loop/grpo") | {"clip": 0.2, "kl": 0.3, "temperature": 0.7})
 
 
-@pytest.fixture
-def small(tiny: Model) -> Model:
-    return tiny.model_copy(update={"layers": 1, "dim": 8, "head_dim": 4, "hidden": 8, "vocab": 11, "logit_chunk": 3})
+@pytest.fixture(scope="module")
+def small() -> Model:
+    sizes = {"layers": 1, "dim": 8, "head_dim": 4, "hidden": 8, "vocab": 11, "logit_chunk": 3}
+    return Model(**group("model/tiny") | sizes)
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def case(small, loop):
     """Weights and a batch whose policy has moved: some ratios are inside the clip's bounds, some on either side."""
     params = jax.jit(model.init, static_argnums=0)(small, jax.random.key(0))
     random = np.random.default_rng(1)
     batch = {"tokens": random.integers(0, small.vocab, (ROWS, WIDTH), dtype=np.int32)}
-    now = np.asarray(jax.jit(lambda p: grpo.logprobs(p, small, batch, loop.temperature)[0])(params))
+    now = np.asarray(logprobs(params, small, batch, loop.temperature)[0])
     starts, ends = random.integers(0, 4, ROWS), random.integers(4, WIDTH, ROWS)
     at = np.arange(WIDTH - 1)
     batch |= {
@@ -126,19 +129,23 @@ def test_an_empty_response_counts_as_a_row_without_loss(small, loop, case):
 def test_logprobs_are_those_of_the_next_token(small, case):
     params, batch, _ = case
     tokens = batch["tokens"]
-    hidden, _ = model.forward(params, small, tokens, np.broadcast_to(np.arange(WIDTH), tokens.shape))
-    scores = jax.nn.log_softmax(model.unembed(params, small, hidden) / 0.7)
-    logprobs, entropy = grpo.logprobs(params, small, batch, 0.7)
-    for row, t in np.ndindex(ROWS, WIDTH - 1):
-        np.testing.assert_allclose(logprobs[row, t], scores[row, t, tokens[row, t + 1]], atol=1e-5)
-        np.testing.assert_allclose(entropy[row, t], -(np.exp(scores[row, t]) * scores[row, t]).sum(), atol=1e-5)
+
+    @jax.jit
+    def all_scores(params):
+        hidden, _ = model.forward(params, small, tokens, jnp.broadcast_to(jnp.arange(WIDTH), tokens.shape))
+        return jax.nn.log_softmax(model.unembed(params, small, hidden) / 0.7)
+
+    scores = np.asarray(all_scores(params))[:, :-1]
+    logprob, entropy = logprobs(params, small, batch, 0.7)
+    np.testing.assert_allclose(logprob, np.take_along_axis(scores, tokens[:, 1:, None], 2)[..., 0], atol=1e-5)
+    np.testing.assert_allclose(entropy, -(np.exp(scores) * scores).sum(-1), atol=1e-5)
 
 
 def test_supervised_loss_is_the_mean_over_response_tokens(small, case):
     params, batch, _ = case
     sums = jax.jit(grpo.supervised_loss(small))(params, {name: batch[name] for name in ("tokens", "mask")})
-    logprobs, _ = grpo.logprobs(params, small, batch, 1.0)
-    np.testing.assert_allclose(sums["loss"][0], -(logprobs * batch["mask"]).sum(), rtol=1e-5)
+    logprob, _ = logprobs(params, small, batch, 1.0)
+    np.testing.assert_allclose(sums["loss"][0], -(logprob * batch["mask"]).sum(), rtol=1e-5)
     assert sums["loss"][1] == batch["mask"].sum()
 
 

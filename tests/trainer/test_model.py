@@ -10,7 +10,8 @@ from jax.test_util import check_grads
 
 from conf.runfile import RunFileError
 from conf.training import Mesh, Model
-from trainer import chunked, mesh, model
+from tests.trainer.conftest import mesh_of
+from trainer import chunked, mesh, model, sampler
 
 SHAPES = {  # as CONFIG in fixtures/make_gemma2.py
     "layers": 3,
@@ -115,6 +116,18 @@ def test_cached_decoding_equals_uncached(gemma, weights, gemma_cfg):
         hidden, cache = forward(weights, gemma_cfg, token, at, cache=cache)
         logits = unembed(weights, gemma_cfg, hidden[:, 0])
         np.testing.assert_allclose(logits, gemma["logits"][jnp.arange(2), at[:, 0]], rtol=0, atol=2e-5)
+
+
+def test_greedy_replies_equal_transformers(gemma, weights, gemma_cfg):
+    """Prompts of eight lengths in one batch; transformers answered each alone."""
+    rows, longest = gemma["prompts"].shape
+    lengths = gemma["prompt_lengths"]
+    padded = np.where(np.arange(longest) < lengths[:, None], gemma["prompts"], 0)
+    draw = sampler.build(gemma_cfg, gemma["generated"].shape[1], mesh_of(1, 1, 1))
+    prompts = sampler.Prompts(padded, lengths, np.arange(rows, dtype=np.int32))
+    found = draw(weights, prompts, jax.random.key(0), jnp.float32(0))
+    assert len(np.unique(gemma["generated"])) > rows  # replies that change on the way
+    np.testing.assert_array_equal(found.tokens, gemma["generated"])
 
 
 def test_documents_in_one_row_do_not_see_each_other(tiny):

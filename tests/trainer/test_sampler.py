@@ -23,9 +23,13 @@ def prompts() -> sampler.Prompts:
     return sampler.Prompts(tokens, lengths, np.arange(8, dtype=np.int32))
 
 
+initial = jax.jit(model.init, static_argnums=0)
+forward = jax.jit(model.forward, static_argnums=1)
+
+
 def drawn(cfg, prompts, sizes=(1, 1, 1), temperature=1.0, seed=0, bias_eos=0.0):
     mesh = mesh_of(*sizes)
-    params = model.init(cfg, jax.random.key(0))
+    params = initial(cfg, jax.random.key(0))
     params["embedding"] = params["embedding"].at[EOS].add(bias_eos)
     with jax.set_mesh(mesh):
         sharded = jax.device_put(params, model.shardings(cfg, mesh))
@@ -46,7 +50,7 @@ def end_to_end(prompts, found) -> np.ndarray:
 
 def uncached(params, cfg, rows):
     """Hidden states of whole rows, no cache anywhere."""
-    return model.forward(params, cfg, jnp.array(rows), jnp.broadcast_to(jnp.arange(rows.shape[1]), rows.shape))[0]
+    return forward(params, cfg, jnp.array(rows), jnp.broadcast_to(jnp.arange(rows.shape[1]), rows.shape))[0]
 
 
 def test_greedy_equals_decoding_without_a_cache(tiny, prompts) -> None:
@@ -106,7 +110,8 @@ def test_frequencies_follow_the_softmax() -> None:
     logits = jnp.array([0.0, 1.0, -1.0, 2.0, 0.5, -0.5, 1.5, -2.0])
     count, temperature = 20_000, 0.8
     keys = jax.vmap(lambda i: jax.random.fold_in(jax.random.key(0), i))(jnp.arange(count))
-    token, _ = sampler._choose(jnp.broadcast_to(logits, (count, 8)), keys, jnp.int32(3), jnp.float32(temperature))
+    choose = jax.jit(sampler._choose)
+    token, _ = choose(jnp.broadcast_to(logits, (count, 8)), keys, jnp.int32(3), jnp.float32(temperature))
     expected = np.asarray(jax.nn.softmax(logits / temperature)) * count
     observed = np.bincount(np.asarray(token), minlength=8)
     assert ((observed - expected) ** 2 / expected).sum() < 24.3
