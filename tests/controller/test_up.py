@@ -198,18 +198,11 @@ def test_killed_anywhere_up_again_converges(slipway: Slipway, killed_at: str) ->
 
 
 def test_ctrl_c_detaches_and_the_run_goes_on(slipway: Slipway) -> None:
-    command = [sys.executable, "-m", "controller", "up", SLOW, *slipway.base]
+    listening = "signal.signal(signal.SIGINT, signal.default_int_handler)"  # ignored where tests run in the background
+    main = f"import signal, sys; from controller.cli import run; {listening}; sys.exit(run(sys.argv[1:]))"
+    command = [sys.executable, "-c", main, "up", SLOW, *slipway.base]
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
-    running = subprocess.Popen(
-        command,
-        stdout=subprocess.PIPE,
-        text=True,
-        env=environment,
-        cwd=slipway.repository,
-        preexec_fn=lambda: signal.signal(
-            signal.SIGINT, signal.SIG_DFL
-        ),  # ignored where the tests run in the background
-    )
+    running = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment, cwd=slipway.repository)
     assert running.stdout is not None
     for line in running.stdout:
         if line.strip() == "up":
