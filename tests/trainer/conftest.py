@@ -83,3 +83,26 @@ def lm_run(tmp_path: Path) -> dict[str, Any]:
     }
     RunFile.model_validate(raw)
     return raw
+
+
+@pytest.fixture
+def grpo_run(lm_run: dict[str, Any]) -> dict[str, Any]:
+    """Three supervised updates, then four GRPO steps of two updates each."""
+    loop = {
+        "steps": 4,
+        "prompts": 8,
+        "samples": 2,
+        "updates_per_rollout": 2,
+        "prompt_length": 28,
+        "response_length": 12,
+        "warm_start_steps": 3,
+        "warm_start_eval_every": 2,
+        "eval_every": 3,
+        "eval_prompts": 40,
+    }
+    return lm_run | {
+        "model": group("model/tiny") | {"vocab": 260, "dim": 32, "hidden": 64},
+        "data": {"kind": "arithmetic"},
+        "loop": group("loop/grpo") | loop,
+        "checkpoint": {"every": 2, "keep": 10},
+    }

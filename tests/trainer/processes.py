@@ -1,4 +1,4 @@
-"""Starts the trainer as real processes, each as on a worker of an emulated pod."""
+"""Starts the trainer as real processes, each as on a worker of an emulated pod, and reads what they leave behind."""
 
 import os
 import socket
@@ -67,3 +67,9 @@ def finish(started: list[subprocess.Popen[str]], seconds: float = 120) -> list[E
             process.kill()
             process.wait()
     return ended
+
+
+def results(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Lines of metrics without what the clock says."""
+    clock = {"time", "step_time", "tokens_per_second", "compile_time", "eval_time"}
+    return [{name: value for name, value in line.items() if name not in clock} for line in lines]

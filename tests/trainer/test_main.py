@@ -11,7 +11,9 @@ import time
 import numpy as np
 import pytest
 
-from tests.trainer.processes import CODE, ROOT, finish, start
+from conf.runfile import RunFile
+from tests.trainer.processes import CODE, ROOT, finish, results, start
+from trainer.main import train
 
 
 @pytest.fixture
@@ -33,6 +35,26 @@ def test_two_workers_train_and_leave_results(pair, tmp_path, compile_cache):
     summary = json.loads((tmp_path / "bucket/summary.json").read_text())
     assert np.isfinite(summary["eval_loss"])
     assert sorted(path.name for path in (tmp_path / "bucket/checkpoints").iterdir()) == ["4", "6"]
+
+
+def test_grpo_on_two_workers_has_the_numbers_of_one(grpo_run, tmp_path, compile_cache):
+    """Each worker scores the rows of its own devices; the sums are of all."""
+    loop = {"prompts": 16, "samples": 4, "updates_per_rollout": 1, "warm_start_steps": 0, "steps": 1}
+    alone = grpo_run | {"loop": grpo_run["loop"] | loop, "dir": str(tmp_path / "alone")}
+    pair = alone | {"pod": grpo_run["pod"] | {"workers": 2, "devices": 4}, "dir": str(tmp_path / "bucket")}
+    for ended in finish(start(pair, tmp_path / "run", compile_cache, {}, {})):
+        assert ended.code == 0, ended.stderr
+    train(RunFile.model_validate(alone), tmp_path / "local")
+    one, two = (
+        results([json.loads(line) for line in (tmp_path / name / "metrics.jsonl").read_text().splitlines()])
+        for name in ("alone", "bucket")
+    )
+    assert [line["phase"] for line in one] == [line["phase"] for line in two] == ["warm_start", "grpo", "eval"]
+    assert 0 < one[1]["accuracy"] < 1
+    for a, b in zip(one, two, strict=True):
+        phase = a.pop("phase")
+        assert b.pop("phase") == phase
+        assert b == pytest.approx(a, rel=1e-4, abs=1e-6)
 
 
 def test_workers_that_disagree_all_exit_4_and_name_the_one(pair, tmp_path, compile_cache):

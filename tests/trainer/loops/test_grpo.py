@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from conf.runfile import RunFile, RunFileError
-from tests.trainer.conftest import group
+from tests.trainer.processes import results
 from trainer import main, update
 from trainer import mesh as meshes
 from trainer.checkpoint import Checkpoints
@@ -17,29 +17,6 @@ from trainer.checkpoint import Checkpoints
 
 class KilledError(Exception):
     """Stands for whatever ends a process."""
-
-
-@pytest.fixture
-def grpo_run(lm_run):
-    """Three supervised updates, then four GRPO steps of two updates each."""
-    loop = {
-        "steps": 4,
-        "prompts": 8,
-        "samples": 2,
-        "updates_per_rollout": 2,
-        "prompt_length": 28,
-        "response_length": 12,
-        "warm_start_steps": 3,
-        "warm_start_eval_every": 2,
-        "eval_every": 3,
-        "eval_prompts": 40,
-    }
-    return lm_run | {
-        "model": group("model/tiny") | {"vocab": 260, "dim": 32, "hidden": 64},
-        "data": {"kind": "arithmetic"},
-        "loop": group("loop/grpo") | loop,
-        "checkpoint": {"every": 2, "keep": 10},
-    }
 
 
 def train(raw, folder: Path) -> list[dict]:
@@ -55,12 +32,6 @@ def saved(raw, step: int) -> tuple[update.State, dict]:
     found = checkpoints.restore(step, abstract)
     checkpoints.close()
     return found
-
-
-def results(lines: list[dict]) -> list[dict]:
-    """The lines without what the clock says."""
-    clock = {"time", "step_time", "tokens_per_second", "compile_time", "eval_time"}
-    return [{name: value for name, value in line.items() if name not in clock} for line in lines]
 
 
 def run_until(raw, folder: Path, last_save: int, monkeypatch) -> None:
