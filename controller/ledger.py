@@ -67,6 +67,14 @@ class Ledger:
         """Record a launch before it is made; False if another controller recorded this attempt first."""
         return self._create(f"launches/{launch.attempt:04d}.json", json.dumps(asdict(launch)))
 
+    def cancel(self) -> None:
+        """Record that the latest attempt is ended on purpose, so that whoever follows it does not start it again."""
+        if launches := self.launches():
+            self._create(f"cancels/{launches[-1].attempt:04d}.json", "{}")
+
+    def cancelled(self, attempt: int) -> bool:
+        return self._read(f"cancels/{attempt:04d}.json") is not None
+
     def write(self, name: str, text: str) -> None:
         """Write a document that describes the run, replacing an older one."""
         self._google.upload(self.bucket, f"{self.prefix}/{name}", text.encode())

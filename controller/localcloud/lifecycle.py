@@ -156,5 +156,5 @@ def running(state: Path) -> dict[str, Any]:
     """endpoint.json of the running server; NotRunningError."""
     found = endpoint(state)
     if found is None:
-        raise NotRunningError(f"run.state_dir: no emulated cloud is running on {state}")
+        raise NotRunningError(f"no emulated cloud is running on {state}; `slipway localcloud start` starts it")
     return found

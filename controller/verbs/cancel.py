@@ -18,6 +18,7 @@ def run(command: Command) -> int:
         running = alive(fleet) if fleet is not None else set()
         cancelled = run_id in running
         if fleet is not None and cancelled:
+            now.ledger.cancel()
             stop(fleet, run_id)
     if command.flags.json:
         print(json.dumps({"run": run_id, "cancelled": cancelled, "running": sorted(running)}))

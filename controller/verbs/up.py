@@ -82,6 +82,9 @@ class Up:
                 return None
             if outcome.kind == "finished":
                 return self._finish(outcome, attempt)
+            if attempt and self.ledger.cancelled(attempt):
+                self._note("cancelled; the same command starts it again from its last checkpoint")
+                return None
             if outcome.kind == "failed":
                 self._fail(outcome)
             self._note(f"preempted: {outcome.words}; replacing it and going on from the last checkpoint")

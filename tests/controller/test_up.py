@@ -197,6 +197,39 @@ def test_killed_anywhere_up_again_converges(slipway: Slipway, killed_at: str) ->
     assert slipway.json("status", SLOW)["run"]["attempts"] == 1
 
 
+def followed(slipway: Slipway) -> subprocess.Popen[str]:
+    """`up` of the slow program in a process of its own, once it follows."""
+    command = [sys.executable, "-m", "controller", "up", SLOW, *slipway.base]
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+    running = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment, cwd=slipway.repository)
+    assert running.stdout is not None
+    for line in running.stdout:
+        if line.strip() == "up":
+            return running
+    raise AssertionError("it ended before it was followed")
+
+
+@pytest.mark.parametrize("verb", [("cancel",), ("down", "--yes")])
+def test_what_is_ended_on_purpose_is_not_started_again(slipway: Slipway, verb: tuple[str, ...]) -> None:
+    following = followed(slipway)
+    assert slipway(*verb, SLOW)[0] == 0
+    rest, _ = following.communicate(timeout=120)
+    assert following.returncode == 0, rest
+    assert "cancelled; the same command starts it again" in rest
+    status = slipway.json("status", SLOW)
+    assert status["run"]["attempts"] == 1
+    assert status["pod"]["state"] == ("absent" if verb[0] == "down" else "ready")
+
+
+def test_down_does_not_end_another_run_unasked(slipway: Slipway) -> None:
+    assert slipway("up", "--detach", SLOW)[0] == 0
+    code, _, err = slipway("down", ECHO)
+    assert code == 2
+    assert "run-" in err
+    assert "is running there" in err
+    assert slipway.json("status", SLOW)["pod"]["state"] == "ready"
+
+
 def test_ctrl_c_detaches_and_the_run_goes_on(slipway: Slipway) -> None:
     listening = "signal.signal(signal.SIGINT, signal.default_int_handler)"  # ignored where tests run in the background
     main = f"import signal, sys; from controller.cli import run; {listening}; sys.exit(run(sys.argv[1:]))"
