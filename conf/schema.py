@@ -13,9 +13,14 @@ from typing import Annotated, Any, get_args
 
 from pydantic import BaseModel, ValidationError
 
-from conf.pod import Assets, Cleanup, Cloud, Code, Env, Network, Program, Recovery, Run, Ssh, Tpu
+from conf.assets import Assets
+from conf.cloud import Cloud
+from conf.network import Network
+from conf.program import Code, Env, Program
+from conf.run import Cleanup, Recovery, Run, Ssh
 from conf.strict import VOLATILE, Strict, essential
 from conf.topology import Topology, region, topology
+from conf.tpu import Tpu
 from conf.training import Checkpoint, Data, Logging, Loop, Mesh, Model, Optimizer
 
 

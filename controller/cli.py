@@ -17,7 +17,8 @@ from typing import Any, NoReturn
 from conf.schema import Config
 from controller.compose import OVERRIDE, compose
 from controller.errors import ConfigError, SlipwayError
-from controller.preflight import Finding, preflight
+from controller.finding import Finding
+from controller.preflight import preflight
 
 VERBS = {
     "up": "make the plan true, launch the program and follow it (the default)",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from conf.pod import LocalCloud
+from conf.cloud import LocalCloud
 from conf.schema import Config
 from controller.clock import Clock
 from controller.credentials import application_default, default_project

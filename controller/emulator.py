@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from conf.pod import LocalCloud
+from conf.cloud import LocalCloud
 from controller.errors import ConfigError
 
 IDLE_EXIT_SECONDS = 600

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Self
 
-from conf.pod import Dataset
+from conf.assets import Dataset
 from controller.errors import CloudError, ConfigError
 from controller.google import NotFound
 from controller.resource import Absent, Diff, Have, Resource, Scope

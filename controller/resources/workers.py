@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
-from conf.pod import Env
+from conf.program import Env
 from controller.errors import WrongDevices
 from controller.resource import Absent, Diff, Have, Resource, Scope
 from controller.resources.code import CodeArchive

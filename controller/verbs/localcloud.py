@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING
 
-from conf.pod import LocalCloud
+from conf.cloud import LocalCloud
 from controller import emulator
 from controller.compose import compose
 from controller.connect import connect

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from controller.connect import NO_PROJECT, connect, project_of
+from controller.finding import Finding
 from controller.plan import Plan, build
-from controller.preflight import Finding
 from controller.preview import Row, preview
 from controller.resource import Unknown
 

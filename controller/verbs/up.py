@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
-from conf.pod import LocalCloud
+from conf.cloud import LocalCloud
 from controller.connect import NO_PROJECT, connect, project_of
 from controller.errors import BudgetSpent, ConfigError, ProgramFailed, SlipwayError, WorkersDisagree, WrongDevices
 from controller.events import record_to

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from conf.pod import Dataset
+from conf.assets import Dataset
 from controller.errors import CloudError, ConfigError
 from controller.resources.dataset import fetch, manifest, prefix
 from tests.controller.conftest import ECHO, Slipway

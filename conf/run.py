@@ -1,0 +1,32 @@
+"""The run itself: its name, how its workers are reached, and what happens when things go wrong or end."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field, StringConstraints
+
+from conf.strict import VOLATILE, Strict
+
+
+class Ssh(Strict):
+    user: Annotated[str, StringConstraints(pattern=r"^[a-z_][a-z0-9_-]{0,31}$")]
+    connect_seconds: float = Field(gt=0)
+    warm_up_seconds: float = Field(gt=0, description="how long a fresh worker may refuse SSH")
+
+
+class Run(Strict):
+    name: Annotated[str, StringConstraints(pattern=r"^[a-z0-9]([-_a-z0-9]{0,40}[a-z0-9])?$")]
+    seed: int = Field(ge=0, lt=2**31)
+    state_dir: Annotated[str, VOLATILE] = Field(description="keys, events and the emulated cloud live here")
+
+
+class Recovery(Strict):
+    max_preemptions: int = Field(ge=0, description="replace the pod at most this often in one run")
+    max_create_attempts: int = Field(ge=1, description="creations that may fail for want of capacity")
+    poll_seconds: float = Field(gt=0, description="how often the node's state is asked for while a run is followed")
+
+
+class Cleanup(Strict):
+    on_success: Literal["delete", "keep"] = Field(description="the pod, once the run has finished")
+    on_failure: Literal["delete", "keep"] = Field(description="the pod, once the program has failed")

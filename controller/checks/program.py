@@ -1,0 +1,48 @@
+"""Is there a whole program, and do its parts fit the slice?"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from conf.schema import Config
+from controller.finding import Finding
+
+
+def trainer_is_complete(config: Config) -> Iterator[Finding]:
+    if config.program.kind != "trainer":
+        return
+    for group in ("model", "data", "loop", "optimizer"):
+        if getattr(config, group) is None:
+            yield Finding("complete", "error", group, f"program=trainer needs one; choose {group}=… or +experiment=…")
+
+
+def command_is_given(config: Config) -> Iterator[Finding]:
+    if config.program.kind == "command" and not config.program.command:
+        yield Finding("command", "error", "program.command", "is empty; e.g. 'program.command=[python, train.py]'")
+
+
+def mesh_covers_devices(config: Config) -> Iterator[Finding]:
+    if config.program.kind != "trainer":
+        return
+    devices = config.topology.devices
+    axes = {"data": config.mesh.data, "fsdp": config.mesh.fsdp, "tensor": config.mesh.tensor}
+    product = 1
+    for size in axes.values():
+        product *= size if size > 0 else 1
+    words = " x ".join(str(size) for size in axes.values())
+    free = -1 in axes.values()
+    if (free and devices % product) or (not free and product != devices):
+        fitting = f"choose sizes whose product {'divides' if free else 'is'} {devices}, or mesh.data=-1"
+        yield Finding(
+            "mesh",
+            "error",
+            "mesh",
+            f"{words} does not make the {devices} devices of {config.tpu.accelerator_type}; {fitting}",
+        )
+
+
+CHECKS = (
+    trainer_is_complete,
+    command_is_given,
+    mesh_covers_devices,
+)

@@ -1,0 +1,19 @@
+"""What a check has to say."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+
+@dataclass(frozen=True)
+class Finding:
+    """`key` is what to change. An error stops `up`; a warning is shown."""
+
+    check: str
+    severity: Literal["error", "warning"]
+    key: str
+    words: str
+
+    def __str__(self) -> str:
+        return f"{self.key}: {self.words}"
