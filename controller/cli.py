@@ -117,6 +117,7 @@ def _parser(verb: str) -> _Parser:
         parser.add_argument("--yes", action="store_true", help="do not ask")
     if verb == "up":
         parser.add_argument("--detach", action="store_true", help="return once the program has started")
+        parser.add_argument("--queue", action="store_true", help="wait while another run has the pod")
     if verb == "logs":
         parser.add_argument("--worker", type=int, default=0, metavar="N", help="which worker (default 0)")
         parser.add_argument("--follow", action="store_true", help="go on until the program ends")

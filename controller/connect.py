@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -9,7 +11,7 @@ from conf.cloud import LocalCloud
 from conf.schema import Config
 from controller.clock import Clock
 from controller.credentials import application_default, default_project
-from controller.emulator import Emulator, ensure_running
+from controller.emulator import Emulator, ensure_running, in_use, state_folder
 from controller.errors import ConfigError
 from controller.events import Events
 from controller.google import Google
@@ -30,29 +32,52 @@ def project_of(config: Config) -> str:
     return config.cloud.project or default_project() or NO_PROJECT
 
 
-def connect(config: Config) -> tuple[World, Emulator | None]:
-    """Open the way to the cloud; starts the emulated one on demand.
+@contextmanager
+def connected(config: Config, *, keep_awake: bool = False) -> Iterator[tuple[World, Emulator | None]]:
+    """Open the way to the cloud and close it again; the emulated one is started on demand.
+
+    Args:
+        keep_awake: leave the emulated cloud running; else the last one out puts it to sleep if it holds no node.
 
     Raises:
         ConfigError: the state folder cannot be written, the emulated cloud cannot start.
     """
+    state = _state_folder(config)
+    emulator: Emulator | None = None
+    try:
+        with ExitStack() as stack:
+            if isinstance(config.cloud, LocalCloud):
+                stack.enter_context(in_use(state_folder(config.run.state_dir)))
+                emulator = ensure_running(config.cloud, config.run.state_dir)
+            world = _world(config, state, emulator)
+            stack.callback(world.close)
+            yield world, emulator
+    finally:
+        if emulator is not None and not keep_awake:
+            emulator.stop_if_empty()
+
+
+def _state_folder(config: Config) -> Path:
     state = Path(config.run.state_dir).expanduser()
     try:
         state.mkdir(mode=0o700, parents=True, exist_ok=True)
         (state / "keys").mkdir(mode=0o700, exist_ok=True)
     except OSError as error:
         raise ConfigError(f"run.state_dir: {state} cannot be written: {error.strerror}") from None
+    return state
+
+
+def _world(config: Config, state: Path, emulator: Emulator | None) -> World:
     clock = Clock()
-    if isinstance(config.cloud, LocalCloud):
-        emulator = ensure_running(config.cloud, config.run.state_dir)
+    if emulator is not None:
         from google.oauth2.credentials import Credentials
 
         google = Google(Credentials(token=emulator.token), clock, emulator.roots)
         pace, ssh_config = LOCAL_PACE_SECONDS, emulator.ssh_config
     else:
-        emulator, google = None, Google(application_default(), clock)
+        google = Google(application_default(), clock)
         pace, ssh_config = PACE_SECONDS, None
-    world = World(
+    return World(
         project=project_of(config),
         google=google,
         clock=clock,
@@ -63,7 +88,6 @@ def connect(config: Config) -> tuple[World, Emulator | None]:
         make_fleet=lambda world, node: _fleet(world, node, config, ssh_config),
         billed=emulator is None,
     )
-    return world, emulator
 
 
 def _fleet(world: World, node: Node, config: Config, ssh_config: Path | None) -> Fleet:

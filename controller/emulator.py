@@ -5,12 +5,14 @@ The controller never imports it.
 
 from __future__ import annotations
 
+import fcntl
 import json
 import subprocess
 import sys
 import urllib.error
 import urllib.request
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -44,9 +46,17 @@ class Emulator:
         return [json.loads(line) for line in self._ask("requests", None).splitlines()]
 
     def stop_if_empty(self) -> None:
-        """Nothing is left running on this machine once the last node is deleted; the state stays on disk."""
-        if not any(self.get("state")[kind] for kind in ("node", "queued")):
-            command(["stop"], self.state)
+        """Nothing is left running on this machine once the last node is deleted; the state stays on disk.
+
+        Another controller that uses it, now or a moment later, finds it running: the last one out stops it.
+        """
+        with (self.state / "users").open("a") as users:
+            try:
+                fcntl.flock(users, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                return
+            if not any(self.get("state")[kind] for kind in ("node", "queued")):
+                command(["stop"], self.state)
 
     def _ask(self, name: str, body: bytes | None) -> str:
         headers = {"Authorization": f"Bearer {self.token}", "Content-Type": "application/json"}
@@ -78,6 +88,15 @@ def ensure_running(cloud: LocalCloud, state_dir: str) -> Emulator:
     return Emulator(
         folder, found["url"].rstrip("/"), found["token"], found["roots"], found["project"], Path(found["ssh_config"])
     )
+
+
+@contextmanager
+def in_use(folder: Path) -> Iterator[None]:
+    """For as long as this lasts, no other controller stops the emulated cloud of that folder."""
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    with (folder / "users").open("a") as users:
+        fcntl.flock(users, fcntl.LOCK_SH)
+        yield
 
 
 def command(arguments: Sequence[str], folder: Path, *, show: bool = False) -> tuple[int, str]:

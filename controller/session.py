@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from controller.connect import connect, project_of
+from controller.connect import connected, project_of
 from controller.ledger import Ledger
 from controller.plan import Plan, build
 from controller.resource import Absent, Pending
@@ -45,10 +45,5 @@ def session(command: Command) -> Iterator[Session]:
     """Open what the command names and close it again; an emulated cloud that holds no node is put to sleep."""
     config = command.checked_config()
     plan = build(config, project_of(config), Path.cwd())
-    world, emulator = connect(config)
-    try:
+    with connected(config) as (world, emulator):
         yield Session(plan, world, Ledger(world.google, plan.bucket, plan.run_id), emulator)
-    finally:
-        world.close()
-        if emulator is not None:
-            emulator.stop_if_empty()

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 from conf.cloud import LocalCloud
 from controller import emulator
 from controller.compose import compose
-from controller.connect import connect
 from controller.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -22,10 +21,8 @@ def run(command: Command) -> int:
     assert isinstance(config.cloud, LocalCloud)
     action = command.flags.action
     if action == "start":
-        _, running = connect(config)
-        print(
-            f"the emulated cloud is at {running.url if running else '?'}; `slipway localcloud env` prints the exports"
-        )
+        running = emulator.ensure_running(config.cloud, config.run.state_dir)
+        print(f"the emulated cloud is at {running.url}; `slipway localcloud env` prints the exports")
         return 0
     status, words = emulator.command([action], emulator.state_folder(config.run.state_dir), show=True)
     sys.stderr.write(words)

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from controller.connect import NO_PROJECT, connect, project_of
+from controller.connect import NO_PROJECT, connected, project_of
 from controller.finding import Finding
 from controller.plan import Plan, build
 from controller.preview import Row, preview
@@ -24,11 +24,8 @@ def run(command: Command) -> int:
     if plan.project == NO_PROJECT:
         words = "no project; set cloud.project, or run `gcloud config set project ID`"
         findings = [*findings, Finding("project", "warning", "cloud.project", words)]
-    world, _ = connect(config)
-    try:
+    with connected(config, keep_awake=True) as (world, _):
         rows = preview(plan.resources, world)
-    finally:
-        world.close()
     if command.flags.json:
         print(json.dumps(as_document(plan, rows, findings), indent=1))
     else:

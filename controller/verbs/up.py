@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import yaml
 
 from conf.cloud import LocalCloud
-from controller.connect import NO_PROJECT, connect, project_of
+from controller.connect import NO_PROJECT, connected, project_of
 from controller.errors import BudgetSpent, ConfigError, ProgramFailed, SlipwayError, WorkersDisagree, WrongDevices
 from controller.events import record_to
 from controller.follow import Follower, Outcome
@@ -26,6 +28,7 @@ from controller.reconcile import destroy, reconcile
 from controller.resource import Absent, Resource
 from controller.resources.node import Node
 from controller.ssh import Fleet, WorkersFailed
+from controller.turns import Turns
 from controller.verbs.plan import hourly
 from controller.view import View
 from controller.world import World
@@ -45,27 +48,21 @@ def run(command: Command) -> int:
             "cloud.project: is not set; set it, or run `gcloud config set project ID`, or use cloud=local"
         )
     plan = build(config, project_of(config), Path.cwd())
-    world, emulator = connect(config)
-    ledger = Ledger(world.google, plan.bucket, plan.run_id)
-    try:
-        with View(plan, json_lines=command.flags.json) as view:
-            world.events.listen(view)
-            result = ledger.result()
-            if result is not None:
-                view.finished(result, again=True)
-                return 0
-            _confirm_price(command, plan, world, view)
-            world.events.listen(record_to(world.state / "runs" / plan.run_id / "events.jsonl"))
-            if emulator is not None:
-                _script_faults(emulator, plan)
-            result = Up(command, plan, world, ledger, view).run()
-            if result is not None:
-                view.finished(result)
-        return 0
-    finally:
-        world.close()
+    with connected(config) as (world, emulator), View(plan, json_lines=command.flags.json) as view:
+        ledger = Ledger(world.google, plan.bucket, plan.run_id)
+        world.events.listen(view)
+        result = ledger.result()
+        if result is not None:
+            view.finished(result, again=True)
+            return 0
+        _confirm_price(command, plan, world, view)
+        world.events.listen(record_to(world.state / "runs" / plan.run_id / "events.jsonl"))
         if emulator is not None:
-            emulator.stop_if_empty()
+            _script_faults(emulator, plan)
+        result = Up(command, plan, world, ledger, view).run()
+        if result is not None:
+            view.finished(result)
+    return 0
 
 
 class Up:
@@ -73,6 +70,7 @@ class Up:
 
     def __init__(self, command: Command, plan: Plan, world: World, ledger: Ledger, view: View) -> None:
         self.command, self.plan, self.world, self.ledger, self.view = command, plan, world, ledger, view
+        self.turns = Turns(world.google, world.clock, plan.bucket, plan.node.name)
 
     def run(self) -> Result | None:
         """Returns the result, or None when detached from a run that goes on."""
@@ -99,8 +97,8 @@ class Up:
         try:
             node: Node = reconcile(plan.resources, world)[plan.node.id]
             fleet = world.fleet(node)
-            self._free_the_pod(fleet)
-            started, was_running = launch(plan, self.ledger, node, fleet, world.clock)
+            with self._turn(fleet):
+                started, was_running = launch(plan, self.ledger, node, fleet, world.clock)
         except WorkersFailed:
             # A worker that stopped answering on a node that is no longer ready was taken away, not broken.
             if not (why := plan.node.lost(world)):
@@ -112,20 +110,42 @@ class Up:
         self._note(f"{verb} attempt {started.attempt} on {plan.node.workers} workers")
         if self.command.flags.detach:
             return None, started.attempt
-        poll = plan.config.recovery.poll_seconds if world.billed else world.pace
-        outcome = Follower(world, node, fleet, plan.run_id, started.attempt, poll).follow()
+        outcome = Follower(world, node, fleet, plan.run_id, started.attempt, self._poll_seconds).follow()
         if outcome is None:
             self.view.detached()
         return outcome, started.attempt
 
-    def _free_the_pod(self, fleet: Fleet) -> None:
-        """One program at a time: another run on this pod is stopped if the user says so."""
+    @contextmanager
+    def _turn(self, fleet: Fleet) -> Iterator[None]:
+        """One program at a time: with --queue wait for the others, else stop one that runs here if the user says so."""
+        if self.command.flags.queue and alive(fleet) != {self.plan.run_id}:
+            with self.turns.joined(self.plan.run_id) as refresh:
+                self._wait(fleet, refresh)
+                yield
+            return
         for other in alive(fleet) - {self.plan.run_id}:
             question = f"{other} is running on this pod. Stop it and start {self.plan.run_id}?"
             if not self.view.ask(question, self.command.flags.yes):
-                raise ConfigError(f"the pod is busy with {other}; wait for it, cancel it, or say --yes to replace it")
+                raise ConfigError(
+                    f"the pod is busy with {other}; --queue waits for it, --yes replaces it, `slipway cancel` ends it"
+                )
             stop(fleet, other)
             self._note(f"stopped {other}")
+        yield
+
+    def _wait(self, fleet: Fleet, refresh: Callable[[], None]) -> None:
+        """Until nothing else runs here and nobody who came earlier still waits."""
+        told: list[str] = []
+        while ahead := [*sorted(alive(fleet) - {self.plan.run_id}), *self._earlier()]:
+            if ahead != told:
+                self._note(f"waiting for {', '.join(ahead)}")
+                told = ahead
+            self.world.clock.sleep(self._poll_seconds)
+            refresh()
+
+    def _earlier(self) -> list[str]:
+        line = self.turns.waiting()
+        return line[: line.index(self.plan.run_id)] if self.plan.run_id in line else line
 
     def _document(self) -> None:
         """Put beside the results what made them."""
@@ -146,7 +166,10 @@ class Up:
         result = Result(self.plan.run_id, "finished", attempt, now, round(now - started, 1), summary)
         self.ledger.finish(result)
         if self.plan.config.cleanup.on_success == "delete":
-            destroy(self._pod(), self.world)
+            if next_runs := self.turns.waiting():
+                self._note(f"the pod stays: {', '.join(next_runs)} waits for it")
+            else:
+                destroy(self._pod(), self.world)
         return result
 
     def _fail(self, outcome: Outcome) -> None:
@@ -161,6 +184,10 @@ class Up:
         words = [tail, f"worker {worker} {_how(end)}; it failed first", *(["; ".join(others)] if others else [])]
         words.append(f"logs: gs://{self.plan.bucket}/{self.ledger.prefix}/logs/; an edited line and `up` start anew")
         raise PROGRAM_EXITS.get(end["code"] or 1, ProgramFailed)("\n".join(words))
+
+    @property
+    def _poll_seconds(self) -> float:
+        return self.plan.config.recovery.poll_seconds if self.world.billed else self.world.pace
 
     def _pod(self) -> list[Resource]:
         return [replace(self.plan.node, needs=())]

@@ -81,6 +81,40 @@ def test_a_running_run_is_reattached_without_a_mutating_request(slipway: Slipway
     assert slipway("up", SLOW)[0] == 0
 
 
+def up_apart(slipway: Slipway, *words: str) -> subprocess.Popen[str]:
+    """`slipway up …` in a process of its own."""
+    command = [sys.executable, "-m", "controller", "up", *words, *slipway.base]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+
+
+def test_a_busy_pod_queues_the_next_run(slipway: Slipway) -> None:
+    """The first run finishes and leaves its pod to the one that waits; the second one deletes it."""
+    assert slipway("up", "--detach", SLOW)[0] == 0
+    status = slipway.json("status", SLOW)
+    first, node = status["run"]["id"], status["pod"]["name"]
+    code, _, err = slipway("up", ECHO)
+    assert code == 2
+    assert f"the pod is busy with {first}; --queue waits for it" in err
+    both = [up_apart(slipway, SLOW), up_apart(slipway, ECHO, "--queue")]
+    try:
+        until(lambda: "/waiting/" in json.dumps(slipway.cloud().get("state")["objects"]))
+        assert both[0].stdout is not None
+        next(line for line in both[0].stdout if "re-attached" in line)
+        let_go(slipway)
+        said = [one.communicate(timeout=120)[0] for one in both]
+    finally:
+        for one in both:
+            one.kill()
+    assert [one.returncode for one in both] == [0, 0], said
+    assert "the pod stays: run-" in said[0]
+    assert f"waiting for {first}" in said[1]
+    assert "hello from worker 0" in said[1]
+    deletions = [m for m in slipway.mutations() if m.startswith("DELETE /tpu/") and node in m]
+    assert len(deletions) == 1, deletions  # by the second run, at its end
+    assert slipway.json("status", ECHO)["pod"]["state"] == "absent"
+    assert "/waiting/" not in json.dumps(slipway.cloud().get("state")["objects"])
+
+
 def test_edited_code_is_a_new_run_on_the_same_pod(slipway: Slipway) -> None:
     first = slipway.json("plan", ECHO)["run"]
     assert slipway("up", ECHO, KEEP)[0] == 0
