@@ -23,6 +23,8 @@ STRAGGLER_SECONDS = 15.0
 """After one worker has failed, the others are given this long to end by themselves; JAX may hang for minutes."""
 LOST_SECONDS = 120.0
 """A worker that cannot be reached for this long, on a node that is READY, is lost."""
+TAIL_BYTES = 2000
+"""Of each log, what is shown of a run that was running before."""
 
 
 @dataclass(frozen=True)
@@ -42,7 +44,7 @@ class Outcome:
 
 @dataclass
 class _Stream:
-    """How far one worker's stream has been read."""
+    """How far one worker's stream has been read; negative offsets count from the end."""
 
     log_offset: int = 0
     metrics_offset: int = 0
@@ -52,7 +54,7 @@ class _Stream:
 
 @dataclass
 class Follower:
-    """Follows one attempt of a run on one incarnation of the pod."""
+    """Follows one attempt of a run on one incarnation of the pod; one that has `begun` is joined near its end."""
 
     world: World
     node: Node
@@ -60,12 +62,14 @@ class Follower:
     run_id: str
     attempt: int
     poll_seconds: float
+    begun: bool = False
     _queue: queue.Queue[tuple[int, dict[str, Any]]] = field(default_factory=queue.Queue)
     _stopping: threading.Event = field(default_factory=threading.Event)
 
     def follow(self) -> Outcome | None:
         """Block until the attempt has ended, however it ends; None: Ctrl-C was pressed, and the run goes on."""
-        streams = [_Stream() for _ in self.node.endpoints]
+        offsets = (-TAIL_BYTES, -1) if self.begun else (0, 0)
+        streams = [_Stream(*offsets) for _ in self.node.endpoints]
         threads = [
             threading.Thread(target=self._read, args=(worker, stream), daemon=True, name=f"follow-{worker}")
             for worker, stream in enumerate(streams)

@@ -32,6 +32,7 @@ class View:
         self._live: Any = None
         self._under_way: dict[str, tuple[float, str]] = {}
         self._training = ""
+        self._said = ""
         self._last_plain = 0.0
 
     def __enter__(self) -> Self:
@@ -61,13 +62,19 @@ class View:
             self._step(event)
         elif event.kind == "note":
             self._print(f"  [yellow]›[/] {_plain(event.words)}")
-        elif event.kind == "log" and event.data["worker"] == 0 and self._plan.config.program.kind == "command":
-            for (
-                line
-            ) in event.words.splitlines():  # the trainer speaks through its metrics; `slipway logs` has its words
-                self._print(f"    [dim]{_plain(line)}[/]")
+        elif event.kind == "log" and event.data["worker"] == 0:
+            self._log(event.words)
         elif event.kind == "metrics":
             self._train(event)
+
+    def _log(self, words: str) -> None:
+        """The bundled trainer speaks through its metrics; until the first of them its last line says what it does."""
+        lines = words.splitlines()
+        if self._plan.config.program.kind == "command":
+            for line in lines:
+                self._print(f"    [dim]{_plain(line)}[/]")
+        elif lines:
+            self._said = lines[-1]
 
     def ask(self, question: str, yes: bool) -> bool:
         """Ask on a terminal; elsewhere the answer is what --yes says."""
@@ -132,7 +139,8 @@ class View:
         steps = [
             Spinner("dots", f" {title}  {now - began:.0f} s", style="cyan") for began, title in self._under_way.values()
         ]
-        return Group(*steps, *([Text(f"  {self._training}")] if self._training else []))
+        last = self._training or self._said
+        return Group(*steps, *([Text(f"  {last}", overflow="ellipsis", no_wrap=True)] if last else []))
 
     def _print(self, line: str) -> None:
         self._console.print(line)

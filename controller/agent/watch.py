@@ -24,9 +24,12 @@ def watch(
 
     Without `follow`: until what is there now has been told. The lines: {"log": text, "offset"},
     {"metrics": {…}, "offset"}, {"heartbeat": time} every 5 s, {"warning": words}, and as the last {"end": state}.
-    Offsets are bytes; given back, they resume the stream without loss or repetition.
+    Offsets are bytes; given back, they resume the stream without loss or repetition. A negative one counts from the
+    end, back to the beginning of its line: -1 begins with the last line.
     """
     folder = attempt_folder(run_id, attempt)
+    log_offset = _from_the_end(folder / "log", log_offset)
+    metrics_offset = _from_the_end(folder.parent / "metrics.jsonl", metrics_offset)
     beat = time.monotonic()
     while True:
         now = situation(folder)
@@ -43,6 +46,17 @@ def watch(
             beat = time.monotonic()
             _tell({"heartbeat": time.time()})
         time.sleep(POLL_SECONDS)
+
+
+def _from_the_end(path: Path, offset: int) -> int:
+    if offset >= 0:
+        return offset
+    begin = max(0, size_of(path) + offset)
+    while begin and (before := read_from(path, max(0, begin - CHUNK), min(begin, CHUNK))):
+        if (newline := before.rfind(b"\n")) >= 0:
+            return begin - len(before) + newline + 1
+        begin -= len(before)
+    return begin
 
 
 def _tell(line: dict[str, Any]) -> None:

@@ -110,7 +110,9 @@ class Up:
         self._note(f"{verb} attempt {started.attempt} on {plan.node.workers} workers")
         if self.command.flags.detach:
             return None, started.attempt
-        outcome = Follower(world, node, fleet, plan.run_id, started.attempt, self._poll_seconds).follow()
+        outcome = Follower(
+            world, node, fleet, plan.run_id, started.attempt, self._poll_seconds, begun=was_running
+        ).follow()
         if outcome is None:
             self.view.detached()
         return outcome, started.attempt

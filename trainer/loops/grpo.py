@@ -116,11 +116,16 @@ class Run:
             position.accuracy_start = self._evaluate(state.params, position, "warm_start", "accuracy at the start")
             position.accuracy_before = position.accuracy_start
         while position.accuracy_before < self.loop.warm_start_until and position.warm_steps < last:
-            began, done = time.perf_counter(), position.warm_steps
+            done = position.warm_steps
+            logged = (done + 1) % self.experiment.logging.every == 0
+            if logged:
+                jax.block_until_ready(state)  # so that the time of this step is its own
+            began = time.perf_counter()
             batch = place_batch(rollout.supervised(self.problems.train(done, rows), self.loop), self.mesh)
             state, metrics = self._timed(train, state, batch) if done == 0 else train(state, batch)
             position.warm_steps += 1
-            if position.warm_steps % self.experiment.logging.every == 0:
+            if logged:
+                metrics = jax.device_get(metrics)
                 self._log("warm_start", position, metrics, time.perf_counter() - began, float(batch["mask"].size))
             if position.warm_steps % self.loop.warm_start_eval_every == 0 or position.warm_steps == last:
                 words = "accuracy in the warm start"

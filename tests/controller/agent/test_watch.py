@@ -46,6 +46,15 @@ def test_it_is_taken_up_where_it_was_left(run: Run) -> None:
         assert steps(again) == [1, 2]
 
 
+def test_it_can_begin_near_the_end(run: Run) -> None:
+    run.start(TALK)
+    run.ended()
+    for offset, told in ((-1, "step 2 ☃\n"), (-14, "step 1 ☃\nstep 2 ☃\n"), (-1000, "step 0 ☃\nstep 1 ☃\nstep 2 ☃\n")):
+        lines = run.worker.watch(run_id="run-1", log_offset=offset, metrics_offset=-1)
+        assert text(lines) == told
+        assert steps(lines) == [2]
+
+
 def test_it_tells_what_is_there_while_the_program_goes_on(run: Run) -> None:
     script = "import os, time\nprint('one', flush=True)\nwhile not os.path.exists('go'): time.sleep(0.02)\nprint('two')"
     run.start(script)
