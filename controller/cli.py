@@ -8,13 +8,15 @@ from __future__ import annotations
 import argparse
 import difflib
 import importlib
+import shlex
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NoReturn
 
 from conf.schema import Config
+from controller import recall
 from controller.compose import OVERRIDE, compose
 from controller.errors import ConfigError, SlipwayError
 from controller.finding import Finding
@@ -128,10 +130,20 @@ def _parser(verb: str) -> _Parser:
     return parser
 
 
+def _with_recalled(command: Command) -> Command:
+    """A verb that looks at a run means, without config words, the one last started from this folder."""
+    if command.overrides or command.verb not in recall.VERBS:
+        return command
+    words = recall.recall(Path.cwd())
+    if words:
+        print(f"({shlex.join(words)})", file=sys.stderr)
+    return replace(command, overrides=words)
+
+
 def run(argv: Sequence[str]) -> int:
     """Parse and act; returns the exit code. Errors of ours are words on stderr, never a traceback."""
     try:
-        command = parse(argv)
+        command = _with_recalled(parse(argv))
         verb: Any = importlib.import_module(f"controller.verbs.{command.verb}")  # only this verb's imports are paid for
         return verb.run(command)
     except SlipwayError as error:

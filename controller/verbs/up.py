@@ -24,6 +24,7 @@ from controller.follow import Follower, Outcome
 from controller.launch import alive, launch, stop
 from controller.ledger import Ledger, Result
 from controller.plan import Plan, build
+from controller.recall import remember
 from controller.reconcile import destroy, reconcile
 from controller.resource import Absent, Resource
 from controller.resources.node import Node
@@ -51,6 +52,7 @@ def run(command: Command) -> int:
     with connected(config) as (world, emulator), View(plan, json_lines=command.flags.json) as view:
         ledger = Ledger(world.google, plan.bucket, plan.run_id)
         world.events.listen(view)
+        remember(command.overrides, Path.cwd())
         result = ledger.result()
         if result is not None:
             view.finished(result, again=True)

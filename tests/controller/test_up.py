@@ -14,6 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from controller import cli
 from tests.controller.conftest import ECHO, Slipway
 
 pytestmark = pytest.mark.e2e
@@ -58,6 +59,18 @@ def test_a_run_from_nothing_to_nothing(slipway: Slipway) -> None:
     code, out, _ = slipway("logs", "--worker", "3", ECHO)
     assert (code, out) == (0, "hello from worker 3\n")
     assert slipway.json("logs", "--worker", "3", ECHO) == {"log": "hello from worker 3\n"}
+
+
+def test_verbs_without_config_words_mean_the_last_run_of_this_folder(slipway: Slipway) -> None:
+    assert slipway("up", ECHO)[0] == 0
+    assert cli.run(["logs", "--worker", "2"]) == 0
+    out, err = slipway.capsys.readouterr()
+    assert out == "hello from worker 2\n"
+    assert "cloud=local" in err
+    slipway.repository.joinpath("other").mkdir()
+    os.chdir(slipway.repository / "other")
+    assert cli.run(["logs"]) == 2
+    assert "program" in slipway.capsys.readouterr().err  # nothing is known of this folder: the bare defaults
 
 
 def test_a_finished_run_is_reported_and_nothing_is_touched(slipway: Slipway) -> None:

@@ -1,0 +1,30 @@
+"""The config words of the last `up` in a folder, so that `slipway logs` there means the run that was just started."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+VERBS = frozenset({"status", "logs", "verify", "cancel", "down", "ssh", "exec", "forward", "tensorboard"})
+"""The verbs that look at, touch or end what `up` has made; without config words they mean the last one."""
+
+
+def remember(overrides: Sequence[str], folder: Path) -> None:
+    """Called by `up` once it has something to act on; a state folder that cannot be written is told of elsewhere."""
+    file = _file(folder)
+    file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    file.write_text(json.dumps({"folder": str(folder), "overrides": list(overrides)}))
+
+
+def recall(folder: Path) -> tuple[str, ...]:
+    """The words that `remember` was given last in this folder, none if there was no `up`."""
+    file = _file(folder)
+    return tuple(json.loads(file.read_text())["overrides"]) if file.is_file() else ()
+
+
+def _file(folder: Path) -> Path:
+    home = Path(os.environ.get("SLIPWAY_HOME") or "~/.slipway").expanduser()
+    return home / "last" / f"{hashlib.sha256(str(folder).encode()).hexdigest()[:16]}.json"
