@@ -4,10 +4,18 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import Field, StringConstraints
 
 from conf.network import Cidr
-from conf.strict import Name, Strict
+from conf.strict import Strict
+
+Account = Annotated[
+    str, StringConstraints(pattern=r"^([a-z]([-a-z0-9]{0,61}[a-z0-9])?|[^@\s]+@[^@\s]+\.gserviceaccount\.com)$")
+]
+"""An account id of the project, `default`, or the full address of a service account."""
+Role = Annotated[str, StringConstraints(pattern=r"^(roles|projects/[^/\s]+/roles|organizations/\d+/roles)/[\w.]+$")]
+Location = Annotated[str, StringConstraints(pattern=r"^[a-z]+(-[a-z]+\d+)?$")]
+"""A region, `us-central1`, or a multi-region, `us`."""
 
 
 class GcpCloud(Strict):
@@ -16,9 +24,21 @@ class GcpCloud(Strict):
     kind: Literal["gcp"]
     project: str | None = Field(description="project id; null: GOOGLE_CLOUD_PROJECT or gcloud's active configuration")
     apis: tuple[str, ...] = Field(description="services to enable; never disabled again")
-    service_account: Name = Field(description="account id the workers run as; created on first use")
-    roles: tuple[str, ...] = Field(description="project roles of that account")
-    bucket: str | None = Field(description="bucket of code, assets and runs; null: <project>-slipway-<region>")
+    service_account: Account = Field(
+        description="whom the workers run as: an account id (created on first use), `default` (the project's Compute "
+        "account) or a full address; roles are bound only to one that slipway made"
+    )
+    roles: tuple[Role, ...] = Field(description="roles of that account in the project")
+    bucket_roles: tuple[Role, ...] = Field(description="roles of that account on the bucket alone")
+    bucket: str | None = Field(description="bucket of code, assets and runs; null: <project>-slipway-<location>")
+    bucket_location: Location | None = Field(
+        description="region or multi-region of a bucket that is created; null: the region of tpu.zone"
+    )
+    soft_delete_days: int = Field(
+        ge=0, le=90, description="days that a bucket of ours keeps, and bills, what was deleted; 0, or 7 to 90"
+    )
+    noncurrent_days: int = Field(ge=1, description="days after which a bucket of ours drops replaced versions")
+    unfinished_upload_days: int = Field(ge=1, description="days after which it drops unfinished uploads")
     ssh_source_ranges: tuple[Cidr, ...] = Field(description="who may reach port 22 of a worker")
 
 

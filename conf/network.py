@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import Field, StringConstraints
 
@@ -12,10 +12,18 @@ Cidr = Annotated[str, StringConstraints(pattern=r"^\d{1,3}(\.\d{1,3}){3}/\d{1,2}
 
 
 class Network(Strict):
-    """The VPC; an existing one of that name is adopted as it is."""
+    """The VPC; what exists of it under these names is adopted as it is."""
 
     name: Name
-    cidr: Cidr = Field(description="range of the subnet in the zone's region")
-    mtu: int = Field(ge=1300, le=8896, description="bytes")
+    mode: Literal["custom", "auto"] = Field(
+        description="who makes subnets in a network that is created: slipway, one per region of the zones, or Google"
+    )
+    subnet: Name | None = Field(description="name of the subnet in each region; null: <name>-<region>, auto: <name>")
+    cidr: Cidr | None = Field(description="range of the subnet; null: the region's own block in conf/regions.yaml")
+    mtu: int = Field(ge=1300, le=8896, description="bytes; of a network that is created")
     nat: bool = Field(description="Cloud NAT, so that workers without external address reach the internet")
     ssh_source_ranges: tuple[Cidr, ...] = Field(description="who may reach port 22 of a worker")
+
+    def subnet_in(self, region: str) -> str:
+        """The subnet's name in a region; Google's own in an auto mode network is called as the network."""
+        return self.subnet or (self.name if self.mode == "auto" else f"{self.name}-{region}")

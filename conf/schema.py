@@ -55,6 +55,11 @@ class Config(Strict):
         return region(self.tpu.zone)
 
     @property
+    def regions(self) -> tuple[str, ...]:
+        """Every region that the pod may be in, the wanted one first."""
+        return tuple(dict.fromkeys(region(zone) for zone in (self.tpu.zone, *getattr(self.tpu, "zones", ()))))
+
+    @property
     def pod_name(self) -> str:
         """Derives from cloud, tpu and network alone: every run with the same three shares one warm pod."""
         if self.tpu.name:

@@ -7,6 +7,7 @@ and emulation share every line. Requests that may be sent again are, with back-o
 from __future__ import annotations
 
 import json
+import re
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -44,6 +45,15 @@ class NotFound(GoogleError):
 
 class Conflict(GoogleError):
     """409 or 412: it exists already, or someone else changed it meanwhile."""
+
+
+class ServiceDisabled(GoogleError):
+    """403: the API is not enabled in the project, or not everywhere yet; `service` is its name."""
+
+    @property
+    def service(self) -> str:
+        found = re.search(r"[\w.-]+\.googleapis\.com", self.message)
+        return found[0] if found else "the API"
 
 
 class NoCredentials(ConfigError):
@@ -190,6 +200,13 @@ def _from_http(what: str, error: Any) -> GoogleError:
         body = {}
     details = body.get("errors") or [{}]
     reason = body.get("status") or details[0].get("reason") or "ERROR"
-    after = error.resp.get("retry-after", "")
     kind = {404: NotFound, 409: Conflict, 412: Conflict}.get(status, GoogleError)
-    return kind(what, status, reason, body.get("message", str(error)), float(after) if after.isdigit() else None)
+    words = {detail.get("reason") for detail in [*details, *body.get("details", [])]}
+    if status == 403 and words & {"SERVICE_DISABLED", "accessNotConfigured"}:
+        kind = ServiceDisabled
+    return kind(what, status, reason, body.get("message", str(error)), _seconds(error.resp.get("retry-after", "")))
+
+
+def _seconds(retry_after: str) -> float | None:
+    """https://www.rfc-editor.org/rfc/rfc9110#field.retry-after in its form of seconds, the one that Google sends."""
+    return float(retry_after) if retry_after.isdigit() else None

@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
-from controller.google import NoCredentials
+from controller.google import NoCredentials, ServiceDisabled
 from controller.reconcile import ordered
 from controller.resource import Absent, Diff, Pending, Resource, Unknown
 from controller.resources.workers import OnWorkers
@@ -58,5 +58,7 @@ def _look(resource: Resource, world: World, have: dict[str, Any]) -> Any:
         return resource.observe(world, have)
     except NoCredentials as error:
         return Unknown(str(error))
+    except ServiceDisabled as error:
+        return Unknown(f"{error.service} is not enabled yet; up enables it")
     except (WorkerError, WorkersFailed) as error:
         return Unknown(str(error))

@@ -11,6 +11,7 @@ from typing import Any
 
 from controller.clock import Interrupted
 from controller.errors import CloudError, ConfigError
+from controller.google import ServiceDisabled
 from controller.resource import Absent, Diff, Pending, Resource, Unknown
 from controller.world import World
 
@@ -78,7 +79,7 @@ def settle(resource: Resource, world: World, have: dict[str, Any]) -> Any:
     announced = False
     try:
         while True:
-            seen = resource.observe(world, have)
+            seen = _look(resource, world, have)
             if isinstance(seen, Unknown):
                 raise ConfigError(f"{resource.title}: {seen.why}")
             if isinstance(seen, Pending):
@@ -91,6 +92,8 @@ def settle(resource: Resource, world: World, have: dict[str, Any]) -> Any:
                 continue
             diff = resource.diff(seen)
             if not diff:
+                for finding in resource.findings(seen):
+                    world.events.emit("note", resource.id, str(finding))
                 action = acts[0].action if acts else "none"
                 seconds = round(world.clock.now() - began, 3)
                 world.events.emit("step_done", resource.id, title=resource.title, action=action, seconds=seconds)
@@ -107,6 +110,14 @@ def settle(resource: Resource, world: World, have: dict[str, Any]) -> Any:
     except Exception as error:
         world.events.emit("step_failed", resource.id, str(error), title=resource.title)
         raise
+
+
+def _look(resource: Resource, world: World, have: dict[str, Any]) -> Any:
+    try:
+        return resource.observe(world, have)
+    except ServiceDisabled as error:
+        # Google takes some minutes to see everywhere that an API has been enabled.
+        return Pending(f"{error.service} is not enabled everywhere yet")
 
 
 def destroy(resources: Sequence[Resource], world: World) -> None:

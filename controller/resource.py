@@ -7,11 +7,12 @@ One type serves for the wanted and the observed thing, so that the difference be
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 if TYPE_CHECKING:
+    from controller.finding import Finding
     from controller.world import World
 
 Scope = Literal["run", "pod", "shared", "external"]
@@ -103,6 +104,10 @@ class Resource(ABC):
     def ours(self) -> bool:
         """Of an observed thing: did Slipway make it? Only ours is ever deleted."""
         return True
+
+    def findings(self, seen: Any) -> Iterable[Finding]:
+        """What the user should know of the observed thing although nothing has to be done about it. Pure."""
+        return ()
 
     def diff(self, seen: Absent | Self) -> Diff:
         """Pure. Compares every field that counts; a fixed one makes it a replacement."""

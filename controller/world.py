@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -31,12 +32,24 @@ class World:
     pace: float
     make_fleet: Callable[[World, Node], Fleet]
     billed: bool = True
+    denied: set[str] = field(default_factory=set)
+    """Ids of resources that the caller may not bring about but can do without; nobody tries again."""
     _fleets: dict[str, Fleet] = field(default_factory=dict)
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def account_email(self, account: str) -> str:
-        """The address of one of the project's service accounts."""
-        return f"{account}@{self.project}.iam.gserviceaccount.com"
+        """The address of a service account: `account` is an id in the project, `default`, or an address already."""
+        if "@" in account:
+            return account
+        if account == "default":
+            return f"{self.project_number}-compute@developer.gserviceaccount.com"
+        domain, _, project = self.project.rpartition(":")  # a project of a domain is called example.com:name
+        return f"{account}@{project}{'.' * bool(domain)}{domain}.iam.gserviceaccount.com"
+
+    @cached_property
+    def project_number(self) -> str:
+        """https://cloud.google.com/resource-manager/reference/rest/v1/projects/get"""
+        return self.google.call("cloudresourcemanager", "projects.get", projectId=self.project)["projectNumber"]
 
     def ssh_key_line(self) -> str:
         """Our public key as a line of a node's `ssh-keys` metadata; the key is made on first use."""

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from conf.schema import Config
 from controller.plan.pod import node_resource, worker_resources
-from controller.plan.shared import shared_resources
+from controller.plan.shared import bucket_name, shared_resources
 from controller.resource import Resource
 from controller.resources.code import CodeArchive
 from controller.resources.dataset import DatasetCopy, manifest, prefix
@@ -54,7 +54,7 @@ def build(config: Config, project: str, folder: Path) -> Plan:
         ConfigError: code or data that is not there.
     """
     code = snapshot(config, folder)
-    bucket = config.cloud.bucket or f"{project}-slipway-{config.region}"
+    bucket = bucket_name(config, project)
     cache = Path(config.run.state_dir).expanduser() / "downloads"
     manifests = {name: manifest(name, data, cache) for name, data in config.assets.datasets.items()}
     run_id = config.run_id(code.sha256, {name: m.sha256 for name, m in manifests.items()})

@@ -27,7 +27,7 @@ def node_resource(config: Config, needs: tuple[str, ...]) -> Node:
         runtime_version=config.tpu.runtime_version or config.topology.runtime_version,
         capacity=config.tpu.capacity,
         network=config.network.name,
-        subnetwork=f"{config.network.name}-{config.region}",
+        subnetwork=config.network.subnet_in(config.region),
         external_ip=config.tpu.external_ip,
         needs=needs,
     )

@@ -4,33 +4,57 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from conf.regions import subnet_range
 from conf.schema import Config
 from controller.resource import Resource
-from controller.resources.accounts import ProjectRoles, ServiceAccount
+from controller.resources.accounts import ServiceAccount
 from controller.resources.bucket import Bucket
-from controller.resources.firewall import Firewall
+from controller.resources.firewall import Firewall, InternalRule
 from controller.resources.nat import Nat, Router
-from controller.resources.network import Network, Subnet
+from controller.resources.network import Network, PrivateAccess, Subnet
 from controller.resources.node import TAG
+from controller.resources.policies import BucketRoles, ProjectRoles
 from controller.resources.services import Services
+
+EVERYWHERE = "10.0.0.0/20"
+"""Stands for the range in a region that the table does not hold; a check refuses that before anything is made."""
+
+
+def bucket_name(config: Config, project: str) -> str:
+    """A name that nobody else is likely to have: bucket names are shared by all of Google Cloud."""
+    location = config.cloud.bucket_location or config.region
+    return config.cloud.bucket or f"{project.replace(':', '-').replace('.', '-')}-slipway-{location}"
 
 
 def shared_resources(config: Config, bucket: str) -> Iterator[Resource]:
-    cloud, net, region = config.cloud, config.network, config.region
+    cloud = config.cloud
     services = Services(name="apis", apis=cloud.apis)
     yield services
     account = ServiceAccount(name=cloud.service_account, needs=(services.id,))
     yield account
-    yield ProjectRoles(name=cloud.service_account, roles=cloud.roles, needs=(account.id,))
-    yield Bucket(name=bucket, location=region, needs=(services.id,))
-    network = Network(name=net.name, mtu=net.mtu, needs=(services.id,))
+    store = Bucket(
+        name=bucket,
+        location=cloud.bucket_location or config.region,
+        regions=config.regions,
+        soft_delete_days=cloud.soft_delete_days,
+        noncurrent_days=cloud.noncurrent_days,
+        unfinished_upload_days=cloud.unfinished_upload_days,
+        needs=(services.id,),
+    )
+    yield store
+    if cloud.roles:
+        yield ProjectRoles(name=account.name, account=account, roles=cloud.roles, needs=(account.id,))
+    if cloud.bucket_roles:
+        yield BucketRoles(
+            name=account.name, account=account, bucket=bucket, roles=cloud.bucket_roles, needs=(account.id, store.id)
+        )
+    yield from _network(config, services)
+
+
+def _network(config: Config, services: Services) -> Iterator[Resource]:
+    net = config.network
+    network = Network(name=net.name, auto=net.mode == "auto", mtu=net.mtu, needs=(services.id,))
     yield network
-    subnet = Subnet(name=f"{net.name}-{region}", region=region, network=net.name, cidr=net.cidr, needs=(network.id,))
-    yield subnet
-    if net.nat:
-        router = Router(name=f"{net.name}-{region}", region=region, network=net.name, needs=(subnet.id,))
-        yield router
-        yield Nat(name=f"{net.name}-{region}", region=region, router=router.name, needs=(router.id,))
     yield Firewall(
         name=f"{net.name}-allow-ssh",
         network=net.name,
@@ -39,11 +63,36 @@ def shared_resources(config: Config, bucket: str) -> Iterator[Resource]:
         target_tags=(TAG,),
         needs=(network.id,),
     )
-    yield Firewall(
-        name=f"{net.name}-allow-internal-{region}",
+    for region in config.regions:
+        yield from _in_region(config, network, region)
+
+
+def _in_region(config: Config, network: Network, region: str) -> Iterator[Resource]:
+    """The parts of the network that each region has its own of."""
+    net = config.network
+    subnet = Subnet(
+        name=net.subnet_in(region),
+        region=region,
         network=net.name,
-        allowed=("icmp", "tcp", "udp"),
-        source_ranges=(net.cidr,),
-        target_tags=(),
+        block=net.cidr or subnet_range(region) or EVERYWHERE,
+        cidr=net.cidr,
         needs=(network.id,),
     )
+    yield subnet
+    inside = InternalRule(
+        name=f"{net.name}-allow-internal-{region}",
+        network=net.name,
+        subnet=subnet.name,
+        subnet_region=region,
+        allowed=("icmp", "tcp", "udp"),
+        source_ranges=None,
+        target_tags=(),
+        needs=(subnet.id,),
+    )
+    yield inside
+    yield PrivateAccess(name=subnet.name, region=region, rule=inside.name, needs=(subnet.id, inside.id))
+    if net.nat:
+        where = {"name": f"{net.name}-{region}", "region": region, "network": net.name, "subnet": subnet.name}
+        router = Router(**where, needs=(subnet.id,))
+        yield router
+        yield Nat(**where, needs=(router.id,))

@@ -27,6 +27,8 @@ class ComputeResource(Resource):
     scope: ClassVar[Scope] = "shared"
     collection: ClassVar[str]
     argument: ClassVar[str]
+    key: ClassVar[str] = "network.name"
+    """What to set in the config where a thing of that name is in the way."""
     region: str | None = field(default=None, compare=False)
     marked: bool = field(default=False, compare=False)
 
@@ -50,17 +52,28 @@ class ComputeResource(Resource):
         return self.read(answer)
 
     def apply(self, world: World, have: Have, diff: Diff) -> None:
+        """Create it, or patch it if it is ours.
+
+        Raises:
+            CloudError: it is not ours and differs, or differs in what cannot be changed in place.
+        """
         if diff.action == "create":
             body = {"name": self.name, "description": MARK, **self.body(world)}
             try:
                 wait_compute(world, self.request(world, "insert", body=body))
             except Conflict:
                 return  # it came into being meanwhile; the next look decides
-        elif diff.action == "update":
-            self.update(world, diff)
-        else:
-            words = "; ".join(map(str, diff.changes))
-            raise CloudError(f"{self.title} exists with other settings ({words}); change them there, or network.name")
+            return
+        seen = self.observe(world, have)
+        words = "; ".join(map(str, diff.changes))
+        if not isinstance(seen, Absent) and not seen.ours:
+            raise CloudError(
+                f"{self.title} was not made by slipway and differs ({words}); it is left as it is: change it there, or "
+                f"set {self.key} to another"
+            )
+        if diff.action == "replace":
+            raise CloudError(f"{self.title} exists with other settings ({words}); change them there, or {self.key}")
+        self.update(world, diff)
 
     def update(self, world: World, diff: Diff) -> None:
         """Patch the fields that differ."""
@@ -71,7 +84,10 @@ class ComputeResource(Resource):
         seen = self.observe(world, {})
         if isinstance(seen, Absent) or not seen.ours:
             return
-        wait_compute(world, self.request(world, "delete", **{self.argument: self.name}))
+        try:
+            wait_compute(world, self.request(world, "delete", **{self.argument: self.name}))
+        except NotFound:
+            return  # someone was faster
 
     def request(self, world: World, verb: str, **parameters: Any) -> dict[str, Any]:
         where = {"project": world.project} | ({"region": self.region} if self.region else {})
@@ -81,3 +97,8 @@ class ComputeResource(Resource):
 def leaf(url: str) -> str:
     """The last part of a resource URL."""
     return url.rsplit("/", 1)[-1]
+
+
+def is_marked(answer: dict[str, Any]) -> bool:
+    """Does the description say that we made it? More words may follow."""
+    return answer.get("description", "").startswith(MARK)

@@ -5,10 +5,12 @@ A new VPC admits no traffic at all, and `jax.distributed` needs the workers to r
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
-from controller.resources.compute import MARK, ComputeResource, leaf
+from controller.google import NotFound
+from controller.resource import Absent, Have
+from controller.resources.compute import ComputeResource, is_marked, leaf
 
 if TYPE_CHECKING:
     from controller.world import World
@@ -27,7 +29,7 @@ class Firewall(ComputeResource):
     fixed: ClassVar[frozenset[str]] = frozenset({"network"})
     network: str
     allowed: tuple[str, ...]
-    source_ranges: tuple[str, ...]
+    source_ranges: tuple[str, ...] | None  # None: InternalRule finds them out
     target_tags: tuple[str, ...]
     disabled: bool = False
 
@@ -36,7 +38,7 @@ class Firewall(ComputeResource):
             "network": f"projects/{world.project}/global/networks/{self.network}",
             "direction": "INGRESS",
             "allowed": [_entry(rule) for rule in self.allowed],
-            "sourceRanges": list(self.source_ranges),
+            "sourceRanges": list(self.source_ranges or ()),
             "targetTags": list(self.target_tags),
             "disabled": self.disabled,
         }
@@ -44,13 +46,42 @@ class Firewall(ComputeResource):
     def read(self, answer: dict[str, Any]) -> Self:
         return replace(
             self,
-            marked=answer.get("description") == MARK,
+            marked=is_marked(answer),
             network=leaf(answer["network"]),
             allowed=tuple(sorted(_text(entry) for entry in answer.get("allowed", []))),
             source_ranges=tuple(sorted(answer.get("sourceRanges", []))),
             target_tags=tuple(sorted(answer.get("targetTags", []))),
             disabled=answer.get("disabled", False),
         )
+
+
+@dataclass(frozen=True, kw_only=True)
+class InternalRule(Firewall):
+    """Everything between the workers of one subnet, whose range is asked for: a subnet that is adopted has its own."""
+
+    subnet: str = field(compare=False)
+    subnet_region: str = field(compare=False)
+    covers_subnet: bool = True
+
+    def body(self, world: World) -> dict[str, Any]:
+        return replace(self, source_ranges=(self._cidr(world),))._body(world)
+
+    def observe(self, world: World, have: Have) -> Absent | Self:
+        seen = super().observe(world, have)
+        if isinstance(seen, Absent):
+            return seen
+        try:
+            covered = self._cidr(world) in (seen.source_ranges or ())
+        except NotFound:
+            covered = False
+        return replace(seen, covers_subnet=covered)
+
+    def _body(self, world: World) -> dict[str, Any]:
+        return super().body(world)
+
+    def _cidr(self, world: World) -> str:
+        where = {"project": world.project, "region": self.subnet_region, "subnetwork": self.subnet}
+        return world.google.call("compute", "subnetworks.get", **where)["ipCidrRange"]
 
 
 def _entry(rule: str) -> dict[str, Any]:

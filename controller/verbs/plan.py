@@ -26,6 +26,7 @@ def run(command: Command) -> int:
         findings = [*findings, Finding("project", "warning", "cloud.project", words)]
     with connected(config, keep_awake=True) as (world, _):
         rows = preview(plan.resources, world)
+    findings = [*findings, *(finding for row in rows for finding in row.resource.findings(row.seen))]
     if command.flags.json:
         print(json.dumps(as_document(plan, rows, findings), indent=1))
     else:
