@@ -92,7 +92,7 @@ def _in_region(config: Config, network: Network, region: str) -> Iterator[Resour
     yield inside
     yield PrivateAccess(name=subnet.name, region=region, rule=inside.name, needs=(subnet.id, inside.id))
     if net.nat:
-        where = {"name": f"{net.name}-{region}", "region": region, "network": net.name, "subnet": subnet.name}
-        router = Router(**where, needs=(subnet.id,))
+        name = f"{net.name}-{region}"
+        router = Router(name=name, region=region, network=net.name, subnet=subnet.name, needs=(subnet.id,))
         yield router
-        yield Nat(**where, needs=(router.id,))
+        yield Nat(name=name, region=region, network=net.name, subnet=subnet.name, needs=(router.id,))

@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 class ServiceAccount(Resource):
     """https://cloud.google.com/iam/docs/reference/rest/v1/projects.serviceAccounts
 
-    Its name is an account id of the project, `default` (the project's Compute account) or a full address. Only one named
-    by its id is created, and only one that was so created is ours.
+    Its name is an account id of the project, `default` (the project's Compute account) or a full address. Only one
+    named by its id is created, and only one that was so created is ours.
     """
 
     kind: ClassVar[str] = "service account"

@@ -65,8 +65,8 @@ class Bucket(Resource):
             terabytes, days = 3.1, seen.kept_days
             cost = terabytes * 1000 * USD_PER_GB_MONTH * days / 30
             words = (
-                f"{self.name} keeps what is deleted for {days:g} days and bills it (soft delete): 100 deleted checkpoints "
-                f"of 31 GB are {terabytes} TB, about ${cost:.0f}; to switch it off: gcloud storage buckets update "
+                f"{self.name} keeps what is deleted for {days:g} days and bills it (soft delete): 100 deleted "
+                f"checkpoints of 31 GB are {terabytes} TB, about ${cost:.0f}; to switch it off: gcloud storage buckets update "
                 f"gs://{self.name} --clear-soft-delete"
             )
             yield Finding("soft_delete", "warning", "cloud.bucket", words)
@@ -79,8 +79,8 @@ class Bucket(Resource):
         if diff.action == "replace":
             regions = ", ".join(self.regions)
             raise CloudError(
-                f"bucket {self.name} is in {diff.changes[0].old}, the TPU in {regions}: traffic between them is slow and "
-                "billed; set cloud.bucket to one that is there (or null: it is created), or tpu.zone to a zone there"
+                f"bucket {self.name} is in {diff.changes[0].old}, the TPU in {regions}: traffic between them is slow "
+                "and billed; set cloud.bucket to one that is there (or null: it is created), or tpu.zone to a zone there"
             )
         try:
             world.google.call("storage", "buckets.insert", project=world.project, body=self.body())
@@ -157,8 +157,8 @@ class Bucket(Resource):
         if set(NEEDED) <= set(permitted):
             return self
         raise CloudError(
-            f"bucket {self.name} exists and is not yours to use ({error.message}): the names of buckets are shared by all "
-            "of Google Cloud; set cloud.bucket to another name, or ask its owner for roles/storage.objectAdmin on it"
+            f"bucket {self.name} exists and is not yours to use ({error.message}): the names of buckets are shared by "
+            "all of Google Cloud; set cloud.bucket to another name, or ask its owner for roles/storage.objectAdmin on it"
         ) from None
 
 

@@ -1,7 +1,7 @@
 """Roles of one member in an IAM policy, of the project or of the bucket: read-modify-write, guarded by the etag.
 
-https://cloud.google.com/iam/docs/reference/rest/v1/Policy. Only this member's bindings without a condition are looked at
-or touched; all others are sent back as they came.
+https://cloud.google.com/iam/docs/reference/rest/v1/Policy. Only this member's bindings without a condition are looked
+at or touched; all others are sent back as they came.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ Policy = dict[str, Any]
 class Roles(Resource):
     """Roles of a service account that slipway made; one that it did not make is given none.
 
-    Where the caller may not look at the policy or change it, that is a note with the command for an admin, and no error:
-    the roles may be bound already, or not be needed.
+    Where the caller may not look at the policy or change it, that is a note with the command for an admin, and no
+    error: the roles may be bound already, or not be needed.
     """
 
     scope: ClassVar[Scope] = "shared"
@@ -154,7 +154,8 @@ class BucketRoles(Roles):
         world.google.call("storage", "buckets.setIamPolicy", bucket=self.bucket, body=policy)
 
     def command(self, world: World, role: str) -> str:
-        return f"gcloud storage buckets add-iam-policy-binding gs://{self.bucket} --member={self._member(world)} --role={role}"
+        member = f"--member={self._member(world)}"
+        return f"gcloud storage buckets add-iam-policy-binding gs://{self.bucket} {member} --role={role}"
 
 
 def roles_of(policy: Mapping[str, Any], member: str) -> list[str]:
