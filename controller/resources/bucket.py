@@ -66,8 +66,8 @@ class Bucket(Resource):
             cost = terabytes * 1000 * USD_PER_GB_MONTH * days / 30
             words = (
                 f"{self.name} keeps what is deleted for {days:g} days and bills it (soft delete): 100 deleted "
-                f"checkpoints of 31 GB are {terabytes} TB, about ${cost:.0f}; to switch it off: gcloud storage buckets update "
-                f"gs://{self.name} --clear-soft-delete"
+                f"checkpoints of 31 GB are {terabytes} TB, about ${cost:.0f}; to switch it off: gcloud storage "
+                f"buckets update gs://{self.name} --clear-soft-delete"
             )
             yield Finding("soft_delete", "warning", "cloud.bucket", words)
 
@@ -80,7 +80,7 @@ class Bucket(Resource):
             regions = ", ".join(self.regions)
             raise CloudError(
                 f"bucket {self.name} is in {diff.changes[0].old}, the TPU in {regions}: traffic between them is slow "
-                "and billed; set cloud.bucket to one that is there (or null: it is created), or tpu.zone to a zone there"
+                "and billed; set cloud.bucket to one that is there (null: it is created), or tpu.zone to a zone there"
             )
         try:
             world.google.call("storage", "buckets.insert", project=world.project, body=self.body())
@@ -158,7 +158,7 @@ class Bucket(Resource):
             return self
         raise CloudError(
             f"bucket {self.name} exists and is not yours to use ({error.message}): the names of buckets are shared by "
-            "all of Google Cloud; set cloud.bucket to another name, or ask its owner for roles/storage.objectAdmin on it"
+            "all of Google Cloud; set cloud.bucket to another name, or ask its owner for roles/storage.objectAdmin"
         ) from None
 
 
