@@ -47,6 +47,10 @@ class Conflict(GoogleError):
     """409 or 412: it exists already, or someone else changed it meanwhile."""
 
 
+class Forbidden(GoogleError):
+    """403: the caller may not."""
+
+
 class ServiceDisabled(GoogleError):
     """403: the API is not enabled in the project, or not everywhere yet; `service` is its name."""
 
@@ -200,7 +204,7 @@ def _from_http(what: str, error: Any) -> GoogleError:
         body = {}
     details = body.get("errors") or [{}]
     reason = body.get("status") or details[0].get("reason") or "ERROR"
-    kind = {404: NotFound, 409: Conflict, 412: Conflict}.get(status, GoogleError)
+    kind = {403: Forbidden, 404: NotFound, 409: Conflict, 412: Conflict}.get(status, GoogleError)
     words = {detail.get("reason") for detail in [*details, *body.get("details", [])]}
     if status == 403 and words & {"SERVICE_DISABLED", "accessNotConfigured"}:
         kind = ServiceDisabled

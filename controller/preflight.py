@@ -8,10 +8,15 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 from conf.schema import Config
-from controller.checks import network, place, program
+from controller.checks import network, place, program, regions
 from controller.finding import Finding
 
-CHECKS: tuple[Callable[[Config], Iterator[Finding]], ...] = (*program.CHECKS, *place.CHECKS, *network.CHECKS)
+CHECKS: tuple[Callable[[Config], Iterator[Finding]], ...] = (
+    *program.CHECKS,
+    *place.CHECKS,
+    *network.CHECKS,
+    *regions.CHECKS,
+)
 
 
 def preflight(config: Config) -> list[Finding]:

@@ -17,6 +17,9 @@ from controller.localcloud.operations import Operations
 from controller.localcloud.store import Store
 
 _SHOWN = ("node", "queued", "worker", "compute", "service", "serviceAccount", "policy", "bucket", "operation", "fault")
+_HIDDEN = frozenset(
+    {"boot", "counter", "faults", "hostkey", "setting", "upload"}
+)  # how the emulator works, not what is
 
 
 class Admin:
@@ -59,7 +62,8 @@ class Admin:
         raise CloudError(404, f"No such method: {request.method} /emulator/{path}; known: {known}")
 
     def _state(self) -> dict[str, Any]:
-        state: dict[str, Any] = {kind: dict(self._store.items(kind)) for kind in _SHOWN}
+        kinds = [*_SHOWN, *sorted(set(self._store.kinds()) - _HIDDEN - set(_SHOWN))]
+        state: dict[str, Any] = {kind: dict(self._store.items(kind)) for kind in kinds}
         state["objects"] = {name: self._objects.names(name) for name in state["bucket"]}
         state["settings"] = {"operation_seconds": self._operations.seconds}
         return state

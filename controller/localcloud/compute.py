@@ -1,4 +1,4 @@
-"""compute v1: networks, subnetworks, routers with their NATs, firewalls, their operations, projects, zones."""
+"""compute v1: networks, subnetworks, routers with their NATs, firewalls, instances, operations, projects, zones."""
 
 from __future__ import annotations
 
@@ -34,27 +34,32 @@ _WAIT_SECONDS = 120.0  # as documented for operations.wait
 
 @dataclass(frozen=True)
 class Collection:
-    """One kind of resource: `networks`, one of them a `network`; regional or global."""
+    """One kind of resource: `networks`, one of them a `network`; `scope` is global, region or zone."""
 
     plural: str
     singular: str
-    regional: bool
+    scope: str
 
     def path(self, call: Call, name: str) -> str:
         """The store's name of one of them."""
         return f"{self.parent(call)}/{self.plural}/{name}"
 
     def parent(self, call: Call) -> str:
-        """The region or the global scope that a call speaks of."""
-        scope = f"regions/{call.path['region']}" if self.regional else "global"
-        return f"projects/{PROJECT}/{scope}"
+        """The zone, the region or the global scope that a call speaks of."""
+        place = "global" if self.scope == "global" else f"{self.scope}s/{call.path[self.scope]}"
+        return f"projects/{PROJECT}/{place}"
+
+    def prefix(self) -> str:
+        """What the names of all of them start with."""
+        return f"projects/{PROJECT}/{'global' if self.scope == 'global' else f'{self.scope}s'}/"
 
 
 COLLECTIONS = (
-    Collection("networks", "network", regional=False),
-    Collection("subnetworks", "subnetwork", regional=True),
-    Collection("routers", "router", regional=True),
-    Collection("firewalls", "firewall", regional=False),
+    Collection("networks", "network", "global"),
+    Collection("subnetworks", "subnetwork", "region"),
+    Collection("routers", "router", "region"),
+    Collection("firewalls", "firewall", "global"),
+    Collection("instances", "instance", "zone"),
 )
 
 
@@ -86,6 +91,7 @@ class Compute:
             "regions.get": partial(self._place, "region"),
             "regions.list": partial(self._places, "region"),
             "subnetworks.setPrivateIpGoogleAccess": partial(self._change, COLLECTIONS[1]),
+            "instances.getSerialPortOutput": self._serial_port,
         }
         for collection in COLLECTIONS:
             table |= {
@@ -115,7 +121,7 @@ class Compute:
         if self._store.get(KIND, path):
             raise already_exists(path)
         body = {key: value for key, value in call.body.items() if key not in _OUTPUT_ONLY}
-        resource = self._networks.prepare(collection.plural, call.path.get("region"), body)
+        resource = self._networks.prepare(collection.plural, _place(call), body, path)
         self._check_ready(resource.get("network", ""))
         self._put(path, resource)
         if resource.get("autoCreateSubnetworks"):
@@ -162,7 +168,7 @@ class Compute:
     def _aggregated(self, collection: Collection, call: Call) -> Document:
         check_project(call.path["project"])
         items: dict[str, Any] = {}
-        for path, resource in self._store.items(KIND, f"projects/{PROJECT}/regions/"):
+        for path, resource in self._store.items(KIND, collection.prefix()):
             if f"/{collection.plural}/" in path:
                 scope = items.setdefault("/".join(path.split("/")[2:4]), {collection.plural: []})
                 scope[collection.plural].append(self._render(collection, path, resource))
@@ -176,7 +182,7 @@ class Compute:
             wanted = {**kept, **body}
         else:
             wanted = merge_patch(resource, body)
-        changed = self._networks.prepare(collection.plural, call.path.get("region"), wanted)
+        changed = self._networks.prepare(collection.plural, _place(call), wanted, path)
         for fixed in ("network", "ipCidrRange", "name"):
             if changed.get(fixed) != resource.get(fixed):
                 raise CloudError(400, f"Invalid value for field 'resource.{fixed}': it cannot be changed")
@@ -205,8 +211,8 @@ class Compute:
         digest = hashlib.sha256(json.dumps(resource, sort_keys=True).encode()).digest()
         if "network" in resource:
             shown["network"] = self._root + resource["network"]
-        if collection.regional:
-            shown["region"] = self._root + path.partition(f"/{collection.plural}/")[0]
+        if collection.scope != "global":
+            shown[collection.scope] = self._root + path.partition(f"/{collection.plural}/")[0]
         if collection.plural == "subnetworks":
             shown["fingerprint"] = base64.b64encode(digest[:8]).decode()
             shown.setdefault("privateIpGoogleAccess", False)
@@ -245,6 +251,12 @@ class Compute:
         places = [self._place(kind, replace(call, path={**call.path, kind: name})) for name in names]
         return {"kind": f"compute#{kind}List", **page(call, places, "items", "maxResults")}
 
+    def _serial_port(self, call: Call) -> Document:
+        path, _ = self._find(COLLECTIONS[4], call)
+        link = f"{self._root}{path}/serialPort"
+        # No instance boots here: there is a machine, and it has nothing to say.
+        return {"kind": "compute#serialPortOutput", "selfLink": link, "contents": "", "start": "0", "next": "0"}
+
     def _operation_parent(self, call: Call) -> str:
         self._check_place(call)
         for place in ("region", "zone"):
@@ -280,14 +292,20 @@ class Compute:
             "insertTime": started,
             "startTime": started,
         }
-        if "/regions/" in parent:
-            shown["region"] = self._root + parent
+        for scope in ("region", "zone"):
+            if f"/{scope}s/" in parent:
+                shown[scope] = self._root + parent
         if operation["done"]:
             shown["endTime"] = timestamp(operation["ended"])
         if error := operation.get("error"):
             shown["error"] = {"errors": [{"code": error["reason"], "message": error["message"]}]}
             shown |= {"httpErrorStatusCode": error["http"], "httpErrorMessage": error["reason"]}
         return shown
+
+
+def _place(call: Call) -> str:
+    """The region or zone of a call, or nothing."""
+    return call.path.get("region") or call.path.get("zone") or ""
 
 
 def _matches(condition: str, resource: Mapping[str, Any]) -> bool:

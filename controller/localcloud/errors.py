@@ -58,7 +58,14 @@ class CloudError(Exception):
     """
 
     def __init__(
-        self, code: int, message: str, *, status: str | None = None, reason: str | None = None, details: Any = None
+        self,
+        code: int,
+        message: str,
+        *,
+        status: str | None = None,
+        reason: str | None = None,
+        details: Any = None,
+        retry_after: int | None = None,
     ) -> None:
         super().__init__(message)
         self.code = code
@@ -66,6 +73,7 @@ class CloudError(Exception):
         self.status = status or _STATUS.get(code, "UNKNOWN")
         self.reason = reason or _REASON.get(code, "invalid")
         self.details = details
+        self.retry_after = retry_after  # seconds
 
     def body(self) -> dict[str, Any]:
         """The error document; it carries both the newer (`status`) and the older (`errors`) form."""

@@ -49,6 +49,9 @@ class Http(_Spec):
     status: int = Field(ge=400, le=599)
     match: str
     times: int = Field(1, ge=1)
+    retry_after: int | None = Field(None, ge=0, description="seconds, as the header Retry-After says them")
+    message: str | None = Field(None, description="what the answer says")
+    reason: str | None = Field(None, description="its machine-readable reason, e.g. SERVICE_DISABLED")
 
     @field_validator("match")
     @classmethod
@@ -148,12 +151,16 @@ class Faults:
         """Whether this attempt to make a node finds no capacity."""
         return any(self._take(name, fault) for name, fault in self._open("stockout")[:1])
 
-    def answer_for(self, http: str, path: str) -> int | None:
-        """The HTTP status that this request shall fail with, if any."""
+    def answer_for(self, http: str, path: str) -> CloudError | None:
+        """What this request shall be refused with, if anything."""
         for name, fault in self._open("http"):
-            if re.search(fault["spec"]["match"], f"{http} {path}"):
+            spec = fault["spec"]
+            if re.search(spec["match"], f"{http} {path}"):
                 self._take(name, fault)
-                return fault["spec"]["status"]
+                words = spec.get("message") or f"Scripted fault: {spec['status']}"
+                reason = spec.get("reason")
+                info = [{"@type": "type.googleapis.com/google.rpc.ErrorInfo", "reason": reason}] if reason else None
+                return CloudError(spec["status"], words, details=info, retry_after=spec.get("retry_after"))
         return None
 
     def refuses_ssh(self, worker: int) -> bool:

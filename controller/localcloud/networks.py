@@ -1,4 +1,4 @@
-"""What compute checks about networks, subnetworks, routers and firewall rules, and what refers to them."""
+"""What compute checks about networks, subnetworks, routers, firewall rules and instances, and what refers to them."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from controller.localcloud.call import PROJECT
+from controller.localcloud.call import PROJECT, PROJECT_NUMBER
 from controller.localcloud.catalog import Catalog
 from controller.localcloud.errors import CloudError, not_found
 from controller.localcloud.firewall import Rule
@@ -71,7 +71,8 @@ class Networks:
         resources = [
             other
             for other, item in self._store.items(KIND)
-            if item.get("network") == path and not (automatic and "/subnetworks/" in other)
+            if (item.get("network") == path and not (automatic and "/subnetworks/" in other))
+            or any(path in (card["network"], card["subnetwork"]) for card in item.get("networkInterfaces", ()))
         ]
         nodes = [
             name
@@ -80,9 +81,14 @@ class Networks:
         ]
         return resources + nodes
 
-    def prepare(self, plural: str, region: str | None, body: Mapping[str, Any]) -> Document:
-        """The document to store for a new or changed resource; CloudError when it makes no sense."""
+    def prepare(self, plural: str, place: str, body: Mapping[str, Any], path: str) -> Document:
+        """The document to store for a new or changed resource; CloudError when it makes no sense.
+
+        `place` is its region or zone, if it is in one; `path` its name in the store.
+        """
         resource = dict(body)
+        if plural == "instances":
+            return self._instance(place, resource)
         if plural == "networks":
             resource.setdefault("autoCreateSubnetworks", True)
             resource.setdefault("routingConfig", {"routingMode": "REGIONAL"})
@@ -94,10 +100,11 @@ class Networks:
             raise invalid("network", "", "A network must be specified")
         resource["network"] = self.resolve(resource["network"], "global/networks/{}")
         if plural == "subnetworks":
-            self._check_subnetwork(region or "", resource)
+            self._check_subnetwork(place, resource)
         elif plural == "routers":
             for nat in resource.get("nats", ()):
                 check_nat(nat)
+            self._check_one_nat_for_all(place, resource, path)
         else:
             check_rule(resource)
         return resource
@@ -110,6 +117,62 @@ class Networks:
             (subnetwork_path(region, name), {"name": name, "network": network, "ipCidrRange": str(block)})
             for region, block in zip(self._catalog.regions, ranges, strict=False)
         ]
+
+    def attach(self, region: str, network: str | None, subnetwork: str | None) -> tuple[str, str]:
+        """Full names of the network and subnetwork that a machine in `region` is to be in.
+
+        CloudError 404 for what does not exist, 400 for a missing or foreign subnetwork.
+        """
+        if subnetwork and not network:  # the subnetwork says which
+            network = self._store_item(self.resolve(subnetwork, f"regions/{region}/subnetworks/{{}}"))["network"]
+        found = self.resolve(network or "default", "global/networks/{}")
+        mine = [path for path, _ in self.of_network(found, "subnetworks") if f"/regions/{region}/" in path]
+        if subnetwork:
+            chosen = self.resolve(subnetwork, f"regions/{region}/subnetworks/{{}}")
+        elif self._store_item(found).get("autoCreateSubnetworks") and mine:
+            chosen = mine[0]
+        else:
+            raise CloudError(400, "A subnetwork must be specified if the network is in custom subnet mode.")
+        if chosen not in mine:
+            raise CloudError(400, f"The subnetwork '{chosen}' is not one of network '{found}'.")
+        return found, chosen
+
+    def _store_item(self, path: str) -> Document:
+        return self._store.get(KIND, path) or {}
+
+    def _instance(self, zone: str, instance: Document) -> Document:
+        """A machine that is listed and holds its network, and never boots."""
+        cards = []
+        for number, card in enumerate(instance.get("networkInterfaces") or [{}]):
+            network, subnetwork = self.attach(zone.rpartition("-")[0], card.get("network"), card.get("subnetwork"))
+            block = ipaddress.ip_network(self._store_item(subnetwork)["ipCidrRange"])
+            address = card.get("networkIP") or str(
+                block[2 + self._store.counter("address") % (block.num_addresses - 4)]
+            )
+            cards.append(
+                {**card, "network": network, "subnetwork": subnetwork, "networkIP": address, "name": f"nic{number}"}
+            )
+        accounts = [
+            {**account, "email": f"{PROJECT_NUMBER}-compute@developer.gserviceaccount.com"}
+            if account.get("email") == "default"
+            else account
+            for account in instance.get("serviceAccounts", ())
+        ]
+        return {**instance, "status": "RUNNING", "networkInterfaces": cards, "serviceAccounts": accounts}
+
+    def _check_one_nat_for_all(self, region: str, router: Document, mine: str) -> None:
+        """A NAT for all subnets of a network in a region has none beside it: https://cloud.google.com/nat/docs/overview"""
+        nats = list(router.get("nats", ()))
+        for path, other in self.of_network(router["network"], "routers"):
+            if path != mine and f"/regions/{region}/" in path:
+                nats += other.get("nats", ())
+        if (
+            len(nats) > 1
+            and router.get("nats")
+            and any(nat["sourceSubnetworkIpRangesToNat"][:3] == "ALL" for nat in nats)
+        ):
+            message = "Invalid value for field 'resource.nats': a NAT that serves all subnetworks of the network exists"
+            raise CloudError(400, f"{message} in region '{region}'; there can be no other beside it.")
 
     def _check_subnetwork(self, region: str, subnetwork: Document) -> None:
         cidr = subnetwork.get("ipCidrRange", "")

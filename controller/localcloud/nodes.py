@@ -10,7 +10,7 @@ from controller.localcloud.call import PROJECT, PROJECT_NUMBER, Call, Handler, c
 from controller.localcloud.catalog import AcceleratorType, Catalog
 from controller.localcloud.errors import CloudError
 from controller.localcloud.faults import Faults
-from controller.localcloud.networks import KIND, Networks
+from controller.localcloud.networks import Networks
 from controller.localcloud.operations import Effect, Operations, longrunning
 from controller.localcloud.store import Document, Store
 from controller.localcloud.workers import Workers
@@ -271,16 +271,7 @@ class Nodes:
     def _network_config(self, location: str, config: Mapping[str, Any]) -> Document:
         """With full names; CloudError 404 for what does not exist, 400 for a missing or foreign subnetwork."""
         region = location.rpartition("/")[2].rpartition("-")[0]
-        network = self._networks.resolve(config.get("network") or "default", "global/networks/{}")
-        mine = [path for path, _ in self._networks.of_network(network, "subnetworks") if f"/regions/{region}/" in path]
-        if wanted := config.get("subnetwork"):
-            subnetwork = self._networks.resolve(wanted, f"regions/{region}/subnetworks/{{}}")
-        elif (self._store.get(KIND, network) or {}).get("autoCreateSubnetworks") and mine:
-            subnetwork = mine[0]
-        else:
-            raise CloudError(400, "A subnetwork must be specified if the network is in custom subnet mode.")
-        if subnetwork not in mine:
-            raise CloudError(400, f"The subnetwork '{subnetwork}' is not one of network '{network}'.")
+        network, subnetwork = self._networks.attach(region, config.get("network"), config.get("subnetwork"))
         return {
             "enableExternalIps": bool(config.get("enableExternalIps")),
             **config,

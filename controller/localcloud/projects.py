@@ -13,6 +13,7 @@ from controller.localcloud.store import Document, Store
 
 SERVICES = (
     "artifactregistry.googleapis.com",
+    "billingbudgets.googleapis.com",
     "cloudbilling.googleapis.com",
     "cloudresourcemanager.googleapis.com",
     "compute.googleapis.com",
@@ -58,7 +59,7 @@ class Policies:
                     raise CloudError(400, f"Invalid value for member: {member}")
                 self._check_account(member)
         changed = {
-            "version": policy.get("version", 1),
+            "version": 3 if any(binding.get("condition") for binding in bindings) else 1,
             "etag": _etag(self._store.counter("policy")),
             "bindings": bindings,
         }
@@ -197,11 +198,24 @@ class Projects:
         self._store.put("serviceAccount", email, account)
         return account
 
+    def _accounts(self) -> dict[str, Document]:
+        """The project's accounts by address; Compute's own comes with its API."""
+        email = f"{PROJECT_NUMBER}-compute@developer.gserviceaccount.com"
+        default: Document = {
+            "name": f"projects/{PROJECT}/serviceAccounts/{email}",
+            "email": email,
+            "projectId": PROJECT,
+            "uniqueId": PROJECT_NUMBER,
+            "displayName": "Compute Engine default service account",
+            "etag": _etag(1),
+        }
+        return {email: default, **dict(self._store.items("serviceAccount"))}
+
     def _account(self, call: Call) -> Document:
         if _project(call) != "-":
             check_project(_project(call))
         wanted = call.path["serviceAccountsId"]
-        for email, account in self._store.items("serviceAccount"):
+        for email, account in self._accounts().items():
             if wanted in (email, account["uniqueId"]):
                 return account
         raise CloudError(404, f"Unknown service account: {wanted}")
@@ -211,7 +225,7 @@ class Projects:
 
     def _list_accounts(self, call: Call) -> Document:
         check_project(_project(call))
-        return page(call, [account for _, account in self._store.items("serviceAccount")], "accounts")
+        return page(call, list(self._accounts().values()), "accounts")
 
     def _delete_account(self, call: Call) -> Document:
         self._store.delete("serviceAccount", self._account(call)["email"])

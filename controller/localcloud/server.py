@@ -14,7 +14,7 @@ from aiohttp import web
 from controller.localcloud.admin import Admin
 from controller.localcloud.admission import Admitted, admit
 from controller.localcloud.batch import parse_batch, render_batch
-from controller.localcloud.call import Call, Handlers
+from controller.localcloud.call import PROJECT_NUMBER, Call, Handlers
 from controller.localcloud.discovery import Discovery, Method
 from controller.localcloud.errors import CloudError
 from controller.localcloud.faults import Faults
@@ -112,13 +112,14 @@ class Server:
         status = 500
         try:
             if fault := self._faults.answer_for(http, f"/{surface}{path}"):
-                raise CloudError(fault, f"Scripted fault: {fault}")
+                raise fault
             found = self._discovery.match(http, path)
             if found is None:
                 raise CloudError(404, f"No such method: {http} /{path}")
             method, parameters = found
             entry |= {"api": method.api, "call": method.name}
             entry["mutating"] = entry["mutating"] and not method.name.endswith(_READS)
+            self._check_enabled(method)
             self._validation.check_query(method, query)
             call = Call(method, parameters, query, body or {}, admitted.base)
             if request is None or not (surface or query.get("alt") == "media"):
@@ -138,6 +139,18 @@ class Server:
         finally:
             seconds = round(time.perf_counter() - started, 6)
             self._store.log({**entry, "status": status, "seconds": seconds})
+
+    def _check_enabled(self, method: Method) -> None:
+        """CloudError 403 for an API that was disabled by hand; one that never was asked about answers."""
+        name = f"{method.api}.googleapis.com"
+        if method.api != "serviceusage" and (self._store.get("service", name) or {}).get("state") == "DISABLED":
+            message = (
+                f"{name} has not been used in project {PROJECT_NUMBER} before or it is disabled. Enable it by visiting "
+                "the console, then retry. If you enabled this API recently, wait a few minutes."
+            )
+            info = {"@type": "type.googleapis.com/google.rpc.ErrorInfo", "reason": "SERVICE_DISABLED"}
+            info |= {"domain": "googleapis.com", "metadata": {"service": name}}
+            raise CloudError(403, message, reason="accessNotConfigured", details=[info])
 
     async def _json_call(self, method: Method, call: Call, body: Any) -> web.Response:
         handler = self._handlers.get(method.key)
@@ -177,7 +190,8 @@ async def _json_body(request: web.Request) -> Any:
 def _refuse(refusal: CloudError) -> web.Response:
     if refusal.code == 304:
         return web.Response(status=304)
-    return web.json_response(refusal.body(), status=refusal.code)
+    headers = {} if refusal.retry_after is None else {"Retry-After": str(refusal.retry_after)}
+    return web.json_response(refusal.body(), status=refusal.code, headers=headers)
 
 
 def _without_secrets(query: Mapping[str, str]) -> dict[str, str]:

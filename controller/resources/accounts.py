@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, ClassVar, Self
 
 from controller.errors import CloudError
-from controller.google import Conflict, GoogleError, NotFound
+from controller.google import Conflict, Forbidden, NotFound
 from controller.resource import Absent, Diff, Have, Resource, Scope, Unknown
 from controller.resources.compute import MARK
 
@@ -44,9 +44,7 @@ class ServiceAccount(Resource):
                 return Absent()
             words = "enable the Compute Engine API, or set" if self.name == "default" else "set"
             return Unknown(f"{email} does not exist; {words} cloud.service_account to slipway-runner")
-        except GoogleError as error:
-            if error.status != 403:
-                raise
+        except Forbidden:
             return self  # it cannot be looked at; whether it can be used, the node will tell
         marked = self._named_by_id and answer.get("description", "").startswith(MARK)
         return replace(self, marked=marked)
@@ -58,9 +56,7 @@ class ServiceAccount(Resource):
             world.google.call("iam", "projects.serviceAccounts.create", name=f"projects/{world.project}", body=body)
         except Conflict:
             world.clock.sleep(world.pace)  # made a moment ago, and not seen everywhere yet
-        except GoogleError as error:
-            if error.status != 403:
-                raise
+        except Forbidden as error:
             raise CloudError(
                 f"{self.title}: you may not create it ({error.message}); ask an admin for `gcloud iam service-accounts "
                 f"create {self.name} --project={world.project}`, or set cloud.service_account to one that you may use: "

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 from conf.regions import covers
 from controller.errors import CloudError
 from controller.finding import Finding
-from controller.google import Conflict, GoogleError, NotFound
+from controller.google import Conflict, Forbidden, GoogleError, NotFound
 from controller.resource import Absent, Diff, Have, Resource, Scope
 
 if TYPE_CHECKING:
@@ -54,9 +54,7 @@ class Bucket(Resource):
             answer = world.google.call("storage", "buckets.get", bucket=self.name, projection="noAcl")
         except NotFound:
             return Absent()
-        except GoogleError as error:
-            if error.status != 403:
-                raise
+        except Forbidden as error:
             return self._seen_through_a_keyhole(world, error)
         return self._read(answer)
 
@@ -151,9 +149,8 @@ class Bucket(Resource):
                 "storage", "buckets.testIamPermissions", bucket=self.name, permissions=list(NEEDED)
             )
             permitted = answer.get("permissions", [])
-        except GoogleError as refusal:
-            if refusal.status not in (403, 404):
-                raise
+        except (Forbidden, NotFound):
+            pass
         if set(NEEDED) <= set(permitted):
             return self
         raise CloudError(

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
-from controller.google import Conflict, GoogleError, NotFound
+from controller.google import Conflict, Forbidden, GoogleError, NotFound
 from controller.resource import Absent, Diff, Have, Resource, Scope
 from controller.resources.accounts import ServiceAccount
 
@@ -60,9 +60,7 @@ class Roles(Resource):
             policy = self.read(world)
         except NotFound:
             return Absent()
-        except GoogleError as error:
-            if error.status != 403:
-                raise
+        except Forbidden:
             self._ask_admin(world, "look at")
             return self
         if self.id in world.denied:
@@ -74,9 +72,7 @@ class Roles(Resource):
     def apply(self, world: World, have: Have, diff: Diff) -> None:
         try:
             self._rewrite(world, add=set(self.roles))
-        except GoogleError as error:
-            if error.status != 403:
-                raise
+        except Forbidden:
             world.denied.add(self.id)
             self._ask_admin(world, "change")
 

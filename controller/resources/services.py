@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar, Self
 
 from controller.errors import CloudError
-from controller.google import GoogleError
+from controller.google import Forbidden
 from controller.operations import wait_rpc
 from controller.resource import Diff, Have, Resource, Scope
 
@@ -40,9 +40,7 @@ class Services(Resource):
             names = [f"{parent}/services/{api}" for api in apis]
             try:
                 answer = world.google.call("serviceusage", "services.batchGet", parent=parent, names=names)
-            except GoogleError as error:
-                if error.status != 403:
-                    raise
+            except Forbidden:
                 return self  # it cannot be looked at; what is missing, the first request to it will tell
             on |= {s["name"].rsplit("/", 1)[-1] for s in answer.get("services", []) if s.get("state") == "ENABLED"}
         return replace(self, apis=tuple(api for api in self.apis if api in on))
@@ -55,9 +53,7 @@ class Services(Resource):
                 operation = world.google.call(
                     "serviceusage", "services.batchEnable", parent=parent, body={"serviceIds": list(apis)}
                 )
-            except GoogleError as error:
-                if error.status != 403:
-                    raise
+            except Forbidden as error:
                 raise CloudError(
                     f"you may not enable {', '.join(missing)} ({error.message}); ask an admin of the project for: "
                     f"gcloud services enable {' '.join(missing)} --project={world.project}"

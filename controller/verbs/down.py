@@ -9,10 +9,13 @@ from typing import TYPE_CHECKING
 
 from controller.errors import ConfigError
 from controller.ledger import Ledger
-from controller.preview import preview
+from controller.preview import Row, preview
 from controller.reconcile import destroy
 from controller.resource import Absent, Pending, Resource, Unknown
+from controller.resources.bucket import Bucket
+from controller.resources.services import Services
 from controller.session import Session, session
+from controller.tenants import elsewhere, tenants
 from controller.view import View
 
 if TYPE_CHECKING:
@@ -22,13 +25,11 @@ if TYPE_CHECKING:
 def run(command: Command) -> int:
     with session(command) as now:
         everything = command.flags.all
-        chosen = [r for r in now.plan.resources if r.id == now.plan.node.id or (everything and r.scope == "shared")]
-        present = [
-            row.resource
-            for row in preview(_apart(chosen), now.world)
-            if not isinstance(row.seen, Absent | Unknown) and (isinstance(row.seen, Pending) or row.seen.ours)
-        ]
+        rows = [row for row in _look(now, everything) if _is_there(row)]
+        present = [row.resource for row in rows if _is_doomed(row, everything)]
         running = _running(now) if present else set()
+        if everything:
+            _refuse_if_used(now, present)
         if present and (everything or running) and not _sure(command, present, running):
             names = f"{', '.join(sorted(running))} is running there; " if running else ""
             raise ConfigError(f"nothing was deleted; {names}say --yes to go on without being asked")
@@ -36,25 +37,70 @@ def run(command: Command) -> int:
             Ledger(now.world.google, now.plan.bucket, run_id).cancel()
         with View(now.plan, json_lines=command.flags.json) as view:
             now.world.events.listen(view)
-            destroy(_ordered_like(now.plan.resources, present), now.world)
+            destroy(_with_needs_among(present), now.world)
+        kept = [row for row in rows if row.resource not in present and row.resource.scope == "shared"]
+        undo = next(r for r in now.plan.resources if isinstance(r, Services)).undo(now.world)
     if command.flags.json:
-        print(json.dumps({"deleted": [r.id for r in present]}))
-    elif not present:
-        print("nothing of ours is there")
-    elif not everything:
-        print("network, bucket and service account stay, for the next run; `slipway down --all` deletes them too")
+        kept_ids = [row.resource.id for row in kept]
+        print(json.dumps({"deleted": [r.id for r in present], "kept": kept_ids, "undo": [undo]}))
+    else:
+        print("\n".join(_words(present, kept, undo, everything)))
     return 0
 
 
-def _apart(resources: list[Resource]) -> tuple[Resource, ...]:
-    """Without their needs: each is looked at by itself."""
-    return tuple(replace(r, needs=()) for r in resources)
+def _look(now: Session, everything: bool) -> list[Row]:
+    """The pod and what pods share, as they are now; each is looked at by itself."""
+    wanted = [r for r in now.plan.resources if r.id == now.plan.node.id or r.scope == "shared"]
+    rows = preview(tuple(replace(r, needs=()) for r in wanted), now.world)
+    rows = [replace(row, resource=resource) for row, resource in zip(rows, wanted, strict=True)]
+    if not everything:
+        return rows
+    network = now.plan.config.network.name
+    others = elsewhere(now.world, network, {r.id for r in wanted})
+    seen = preview(tuple(replace(r, needs=()) for r in others), now.world)
+    return rows + [replace(row, resource=resource) for row, resource in zip(seen, others, strict=True)]
 
 
-def _ordered_like(plan: tuple[Resource, ...], present: list[Resource]) -> list[Resource]:
+def _is_there(row: Row) -> bool:
+    return not isinstance(row.seen, Absent | Unknown)
+
+
+def _is_doomed(row: Row, everything: bool) -> bool:
+    return (everything or row.resource.scope == "pod") and (isinstance(row.seen, Pending) or row.seen.ours)
+
+
+def _with_needs_among(present: list[Resource]) -> list[Resource]:
     """With the needs that are deleted too, so that dependents go first."""
     ids = {r.id for r in present}
-    return [replace(r, needs=tuple(n for n in r.needs if n in ids)) for r in plan if r.id in ids]
+    return [replace(r, needs=tuple(n for n in r.needs if n in ids)) for r in present]
+
+
+def _refuse_if_used(now: Session, present: list[Resource]) -> None:
+    used = tenants(now.world, now.plan.node, present)
+    if used:
+        raise ConfigError(
+            f"nothing was deleted, since something else uses it: {'; '.join(used)}. Delete that first, or "
+            "`slipway down` deletes the pod alone"
+        )
+
+
+def _words(present: list[Resource], kept: list[Row], undo: str, everything: bool) -> list[str]:
+    """What was done, what stays and why, and how to be rid of that."""
+    lines = [] if present else ["nothing of ours is there"]
+    ours = [row.resource.title for row in kept if row.seen.ours]
+    if ours and not everything:
+        lines.append(f"stays for the next run: {', '.join(ours)}; `slipway down --all` deletes it too")
+    if everything and present:
+        lines.append(f"the APIs stay enabled, which costs nothing; to undo what was not so before: {undo}")
+        foreign = [row.resource for row in kept]
+        if foreign:
+            lines.append(f"not made by slipway, and left as it was: {', '.join(r.title for r in foreign)}")
+        lines += [
+            f"what runs wrote to gs://{r.name} stays there, under assets/, code/ and runs/"
+            for r in foreign
+            if isinstance(r, Bucket)
+        ]
+    return lines
 
 
 def _running(now: Session) -> set[str]:

@@ -78,6 +78,6 @@ def test_the_emulators_own_api(cloud: Cloud) -> None:
 
 
 def test_what_is_not_emulated_is_said(cloud: Cloud) -> None:
-    status, answer = cloud.call("GET", f"{COMPUTE}/zones/us-central1-a/instances")
+    status, answer = cloud.call("GET", f"{COMPUTE}/zones/us-central1-a/instanceGroups")
     assert (status, answer["error"]["status"]) == (501, "UNIMPLEMENTED")
     assert cloud.call("GET", "tpu/v2/nothing")[0] == 404

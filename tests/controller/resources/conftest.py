@@ -1,0 +1,103 @@
+"""The shared resources of a config, settled against an emulated cloud without a pod."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+from google.oauth2.credentials import Credentials
+
+from conf.schema import Config
+from controller.clock import Clock
+from controller.compose import compose
+from controller.events import Events
+from controller.google import Google
+from controller.plan.shared import bucket_name, shared_resources
+from controller.preview import preview
+from controller.reconcile import reconcile
+from controller.resource import Resource
+from controller.world import World
+from tests.controller.localcloud.harness import Cloud, localcloud
+from tests.controller.state import comparable
+
+
+class QuickClock(Clock):
+    """Sleeping is written down and takes no time."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.slept: list[float] = []
+
+    def sleep(self, seconds: float) -> None:
+        self.slept.append(seconds)
+
+
+@dataclass
+class Project:
+    """A project of the emulated cloud, seen by one user; names carry `tag`, so that tests do not meet."""
+
+    cloud: Cloud
+    tag: str
+    folder: Path
+    notes: list[str] = field(default_factory=list)
+    clock: QuickClock = field(default_factory=QuickClock)
+    faults: int = 0
+
+    def __post_init__(self) -> None:
+        endpoint = self.cloud.endpoint
+        google = Google(Credentials(token=endpoint["token"]), self.clock, endpoint["roots"])
+        events = Events(self.clock)
+        none = cast(Any, None)
+        self.world = World("slipway-local", google, self.clock, events, self.folder, "me", 0.01, none)
+        events.listen(lambda event: self.notes.append(event.words) if event.kind == "note" else None)
+
+    def config(self, *overrides: str) -> Config:
+        zones = [o.removeprefix("zones=").split(",") for o in overrides if o.startswith("zones=")]
+        overrides = tuple(o for o in overrides if not o.startswith("zones="))
+        names = [f"network.name={self.tag}", f"cloud.bucket={self.tag}-bucket", f"cloud.service_account={self.tag}-sa"]
+        found, problems = compose(["cloud=local", "program=command", *names, *overrides])
+        assert not problems
+        assert found is not None
+        tpu = found.tpu.model_copy(update={"zones": tuple(zones[0])}) if zones else found.tpu
+        return found.model_copy(update={"tpu": tpu})
+
+    def shared(self, *overrides: str) -> list[Resource]:
+        config = self.config(*overrides)
+        return list(shared_resources(config, bucket_name(config, "slipway-local")))
+
+    def settle(self, *overrides: str) -> dict[str, Any]:
+        """What `up` does before it makes a pod."""
+        return reconcile(self.shared(*overrides), self.world)
+
+    def actions(self, *overrides: str) -> dict[str, str]:
+        """What `plan` says would be done, without what is right already."""
+        rows = preview(tuple(self.shared(*overrides)), self.world)
+        return {row.resource.id: row.action for row in rows if row.action != "none"}
+
+    def state(self) -> dict[str, Any]:
+        return comparable(self.cloud.ok("GET", "emulator/state"))
+
+    def fault(self, **spec: Any) -> None:
+        self.faults += 1
+        key = f"{self.tag}-{self.faults}"
+        self.cloud.ok("POST", "emulator/faults", {"key": key, "faults": [spec]})
+
+
+@pytest.fixture(scope="module")
+def emulated(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cloud]:
+    made = Cloud(tmp_path_factory.mktemp("cloud") / "state")
+    made.start("--operation-seconds=0")
+    yield made
+    localcloud("wipe", made.state)
+
+
+@pytest.fixture
+def project(emulated: Cloud, request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Project]:
+    number = zlib.crc32(request.node.name.encode()) % 10**6
+    made = Project(emulated, f"t{number}", tmp_path)
+    yield made
+    made.world.close()

@@ -1,0 +1,17 @@
+"""The emulated cloud's whole state, comparable before and after."""
+
+from __future__ import annotations
+
+from typing import Any
+
+PASSING = frozenset({"operation", "fault", "settings", "service"})
+"""What may differ: the record of what was done, and the APIs, which stay enabled by design."""
+
+
+def comparable(state: dict[str, Any]) -> dict[str, Any]:
+    """Everything that is there, without the etags of policies and without policies that bind nobody."""
+    found = {kind: things for kind, things in state.items() if kind not in PASSING}
+    found["policy"] = {
+        name: {**policy, "etag": None} for name, policy in state["policy"].items() if policy.get("bindings")
+    }
+    return found
