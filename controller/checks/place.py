@@ -13,7 +13,7 @@ def zone_has_type(config: Config) -> Iterator[Finding]:
     topology = config.topology
     if topology.zones and config.tpu.zone not in topology.zones:
         zones = ", ".join(topology.zones)
-        severity = "error" if config.cloud.kind == "local" or not known_zone(config.tpu.zone) else "warning"
+        severity = "error" if config.cloud.kind == "local" or not _known_zone(config.tpu.zone) else "warning"
         yield Finding(
             "zone", severity, "tpu.zone", f"{config.tpu.zone} has no {topology.generation}; known zones: {zones}"
         )
@@ -35,8 +35,8 @@ def documented_runtime(config: Config) -> Iterator[Finding]:
         yield Finding("runtime", "warning", "tpu.runtime_version", words)
 
 
-def known_zone(zone: str) -> bool:
-    """Does any generation of TPU live there, as far as the table knows?"""
+def _known_zone(zone: str) -> bool:
+
     return any(zone in generation["zones"] for generation in table()["generations"].values())
 
 

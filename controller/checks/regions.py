@@ -6,14 +6,11 @@ from collections.abc import Iterator
 
 from conf.regions import covers, subnet_range
 from conf.schema import Config
-from controller.checks.place import known_zone
 from controller.finding import Finding
 
 
 def subnet_has_a_range(config: Config) -> Iterator[Finding]:
     """A subnet that is created needs a range, and conf/regions.yaml holds one per region known to it."""
-    if not known_zone(config.tpu.zone):
-        return  # the zone itself is refused; one finding is enough
     unknown = [region for region in config.regions if subnet_range(region) is None]
     if unknown and config.network.cidr is None and config.network.mode == "custom":
         words = f"conf/regions.yaml has no block for {', '.join(unknown)}; set a range such as 10.80.0.0/20"
