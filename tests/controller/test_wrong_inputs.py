@@ -42,7 +42,10 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
             ["mesh.data=3"],
             "mesh: 3 x 1 x 1 does not make the 16 devices of v5litepod-16; choose sizes whose product is 16",
         ),
-        (["tpu.zone=moon-base1-a", "network.cidr=10.80.0.0/20"], "tpu.zone: moon-base1-a has no v5e; known zones: asia-east1-a"),
+        (
+            ["tpu.zone=moon-base1-a", "network.cidr=10.80.0.0/20"],
+            "tpu.zone: moon-base1-a has no v5e; known zones: asia-east1-a",
+        ),
         (["tpu.zone=here"], "tpu.zone: string should match pattern"),
         (["tpu=v5"], "tpu: no tpu named 'v5'; choices: "),
         (["model=none"], "model: no model named 'none'"),
