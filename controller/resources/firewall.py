@@ -5,11 +5,14 @@ A new VPC admits no traffic at all, and `jax.distributed` needs the workers to r
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
+from controller.finding import Finding
 from controller.google import NotFound
 from controller.resource import Absent, Have
+from controller.resources.admitting import WORLD, admits
 from controller.resources.compute import ComputeResource, is_marked, leaf
 
 if TYPE_CHECKING:
@@ -20,7 +23,8 @@ if TYPE_CHECKING:
 class Firewall(ComputeResource):
     """An ingress rule: https://cloud.google.com/compute/docs/reference/rest/v1/firewalls
 
-    `allowed` entries read `tcp:22`, `tcp` (all ports) or `icmp`.
+    `allowed` entries read `tcp:22`, `tcp` (all ports) or `icmp`. A rule of the network that admits as much already,
+    such as Google's own `default-allow-ssh`, does the work and is left as it is.
     """
 
     kind: ClassVar[str] = "firewall"
@@ -32,6 +36,38 @@ class Firewall(ComputeResource):
     source_ranges: tuple[str, ...] | None  # None: InternalRule finds them out
     target_tags: tuple[str, ...]
     disabled: bool = False
+    stand_in: str = field(default="", compare=False)
+    """Of an observed one: the rule that does the work, which slipway did not make."""
+    open_to_world: bool = field(default=False, compare=False)
+
+    def observe(self, world: World, have: Have) -> Absent | Self:
+        seen = super().observe(world, have)
+        if not isinstance(seen, Absent) and seen.ours:
+            return seen
+        if (other := self._stand_in(world)) is None:
+            return seen
+        open_to_world = WORLD in other.get("sourceRanges", ())
+        return replace(self, marked=False, stand_in=other["name"], open_to_world=open_to_world)
+
+    def findings(self, seen: Any) -> Iterator[Finding]:
+        if isinstance(seen, Firewall) and seen.open_to_world:
+            words = (
+                f"firewall rule {seen.stand_in} of network {seen.network}, which slipway did not make, lets the whole "
+                "internet try SSH; to close it: gcloud compute firewall-rules update "
+                f"{seen.stand_in} --source-ranges={','.join(self.source_ranges or ())}"
+            )
+            yield Finding("open_ssh", "warning", "network.ssh_source_ranges", words)
+
+    def _stand_in(self, world: World) -> dict[str, Any] | None:
+        """A rule made by someone else that admits all that this one would."""
+        if not self.source_ranges:
+            return None
+        for rule in world.google.pages("compute", "firewalls.list", "items", project=world.project):
+            if leaf(rule.get("network", "")) != self.network or is_marked(rule):
+                continue
+            if admits(rule, self.allowed, self.source_ranges, self.target_tags):
+                return rule
+        return None
 
     def body(self, world: World) -> dict[str, Any]:
         return {

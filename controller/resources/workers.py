@@ -209,9 +209,7 @@ class Verified(OnWorkers):
 
     def apply(self, world: World, have: Have, diff: Diff) -> None:
         fleet = self.fleet(world, have)
-        addresses = [endpoint.internal for endpoint in have[self.node].endpoints]
-        payloads = [{"index": i, "addresses": addresses, "port": PEER_PORT} for i in range(len(addresses))]
-        answers = fleet.call_all("probe_peers", payloads)
+        answers = fleet.call_all("probe_peers", peer_payloads(have[self.node]))
         raise_failures(answers, self.title)
         rows = [a for a in answers if isinstance(a, dict)]
         cut_off = [f"worker {i}: {row['detail']}" for i, row in enumerate(rows) if not row["reachable"]]
@@ -230,6 +228,12 @@ class Verified(OnWorkers):
         ):
             table = "; ".join(f"worker {i}: {r['local_devices']} {r['backend']}" for i, r in enumerate(rows))
             raise WrongDevices(f"each worker should have {self.devices[0]} {self.backend} devices, but {table}")
+
+
+def peer_payloads(node: Any) -> list[dict[str, Any]]:
+    """What the workers of an observed node are sent so that each tries to reach worker 0; all at the same time."""
+    addresses = [endpoint.internal for endpoint in getattr(node, "endpoints", ())]
+    return [{"index": i, "addresses": addresses, "port": PEER_PORT} for i in range(len(addresses))]
 
 
 def _devices(row: dict[str, Any], backend: str) -> int | None:

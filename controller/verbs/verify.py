@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from controller.errors import ConfigError
 from controller.plan import Plan
+from controller.resources.workers import peer_payloads
 from controller.session import session
 
 if TYPE_CHECKING:
@@ -23,6 +24,7 @@ def run(command: Command) -> int:
         if fleet is None:
             raise ConfigError(f"pod {now.plan.node.name} is not there; `slipway up` creates it")
         venv = next(r.name for r in now.plan.resources if r.kind == "venv")
+        fleet.call_all("probe_peers", peer_payloads(now.node()))  # answers come with `observe`
         payload = {"code": now.plan.snapshot.sha256, "venv": venv, "run_id": now.plan.run_id}
         rows = matrix(now.plan, fleet.call_all("observe", payload))
     if command.flags.json:

@@ -201,22 +201,6 @@ def test_a_preempted_pod_is_replaced_and_the_run_goes_on(slipway: Slipway) -> No
     assert slipway.json("status", program)["run"]["attempts"] == 2
 
 
-def test_down_all_leaves_exactly_what_was_there(slipway: Slipway) -> None:
-    kinds = ("node", "compute", "bucket", "serviceAccount", "policy")
-    before = {kind: slipway.cloud().get("state")[kind] for kind in kinds}
-    assert slipway("up", ECHO, KEEP)[0] == 0
-    assert slipway("down", "--all", ECHO)[0] == 2  # nobody to ask
-    assert slipway("down", ECHO)[0] == 0
-    state = slipway.cloud().get("state")
-    assert state["node"] == {}
-    assert state["bucket"] != {}
-    assert slipway("down", "--all", "--yes", ECHO)[0] == 0
-    state = slipway.cloud().get("state")
-    found = {kind: state[kind] for kind in kinds}
-    found["policy"] = {k: {**v, "etag": None} for k, v in found["policy"].items() if v.get("bindings")}
-    assert found == before
-
-
 def test_no_process_of_a_run_is_left(slipway: Slipway) -> None:
     assert slipway("up", ECHO)[0] == 0
     home = str(slipway.home)

@@ -1,0 +1,210 @@
+"""`down` deletes the pod, `down --all` everything that is ours; the emulated cloud's whole state is compared."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from tests.controller.conftest import ECHO, Slipway
+from tests.controller.localcloud.harness import COMPUTE, PROJECT, REGION, Cloud
+from tests.controller.state import comparable
+
+pytestmark = pytest.mark.e2e
+KEEP = "cleanup.on_success=keep"
+POD = ["tpu.accelerator_type=v5litepod-8", "mesh.data=8", ECHO]
+GLOBAL = f"{COMPUTE}/global"
+REGIONAL = f"{COMPUTE}/regions/{REGION}"
+
+
+@pytest.fixture
+def cloud(slipway: Slipway) -> Cloud:
+    """The emulated cloud of these tests by hand."""
+    slipway.cloud()
+    return Cloud(slipway.home / "localcloud")
+
+
+def state(slipway: Slipway) -> dict[str, Any]:
+    return comparable(slipway.cloud().get("state"))
+
+
+def added(before: dict[str, Any], after: dict[str, Any]) -> dict[str, list[str]]:
+    """Names of what is new, by kind; everything that was there must be there still, unaltered."""
+    for kind, things in before.items():
+        if kind == "policy":
+            continue  # the project's own is altered, and compared once it is put back
+        assert things == {name: after[kind].get(name) for name in things}, kind
+    new = {kind: sorted(set(things) - set(before.get(kind, {}))) for kind, things in after.items()}
+    return {kind: names for kind, names in new.items() if names}
+
+
+def leaves(names: list[str]) -> list[str]:
+    return sorted(name.rpartition("/")[2] for name in names)
+
+
+def someone_else(cloud: Cloud) -> None:
+    """What others have in the project: a network with all its parts, an account, a binding, a bucket, a TPU."""
+    cloud.network("theirs")
+    router = {"name": "theirs", "network": f"{PROJECT}/global/networks/theirs"}
+    nat = {"name": "theirs", "natIpAllocateOption": "AUTO_ONLY"}
+    nat["sourceSubnetworkIpRangesToNat"] = "ALL_SUBNETWORKS_ALL_IP_RANGES"
+    cloud.act("POST", f"{REGIONAL}/routers", {**router, "nats": [nat]})
+    cloud.ok("POST", f"iam/v1/{PROJECT}/serviceAccounts", {"accountId": "theirs-too"})
+    binding = {"role": "roles/logging.logWriter", "members": ["user:someone@example.com"]}
+    crm = f"cloudresourcemanager/v1/{PROJECT}:setIamPolicy"
+    cloud.ok("POST", crm, {"policy": {"bindings": [binding]}})
+    cloud.ok("POST", "storage/v1/b?project=slipway-local", {"name": "theirs-bucket", "location": "US"})
+    cloud.send("POST", "upload/storage/v1/b/theirs-bucket/o?uploadType=media&name=precious", b"x")
+    cloud.node("theirs", "theirs")
+
+
+def test_down_leaves_what_is_shared_and_down_all_nothing(slipway: Slipway, cloud: Cloud) -> None:
+    someone_else(cloud)
+    before, told = state(slipway), len(slipway.mutations())
+    assert slipway("up", KEEP, *POD)[0] == 0
+
+    code, out, _ = slipway("down", *POD)
+    assert code == 0
+    new = added(before, state(slipway))
+    subnet, inside = f"slipway-{REGION}", f"slipway-allow-internal-{REGION}"
+    assert leaves(new.pop("compute")) == sorted(["slipway", "slipway-allow-ssh", inside, subnet, subnet])
+    bucket = f"slipway-local-slipway-{REGION}"
+    assert new.pop("bucket") == new.pop("objects") == [bucket]
+    assert leaves(new.pop("policy")) == [bucket]
+    assert new == {"serviceAccount": ["slipway-runner@slipway-local.iam.gserviceaccount.com"]}
+    stays = out[out.index("stays for the next run:") :]
+    for title in (
+        "service account slipway-runner",
+        "roles of slipway-runner",
+        f"bucket {bucket}",
+        f"bucket roles of slipway-runner on {bucket}",
+        "network slipway",
+        f"subnet {subnet} in {REGION}",
+        f"router {subnet} in {REGION}",
+        f"nat {subnet} in {REGION}",
+        "firewall slipway-allow-ssh",
+        f"firewall {inside}",
+    ):
+        assert title in stays
+    assert "`slipway down --all` deletes it too" in stays
+
+    code, out, _ = slipway("down", "--all", "--yes", *POD)
+    assert code == 0
+    assert state(slipway) == before
+    assert "the APIs stay enabled, which costs nothing; to undo what was not so before: gcloud services disable" in out
+    assert [m for m in slipway.mutations()[told:] if "theirs" in m] == []
+
+    told = len(slipway.mutations())
+    assert slipway("down", "--all", "--yes", *POD)[1].endswith("\nnothing of ours is there\n")
+    assert slipway.json("down", "--all", "--yes", *POD)["deleted"] == []
+    assert slipway.mutations()[told:] == []
+
+
+@pytest.fixture
+def made(slipway: Slipway) -> dict[str, Any]:
+    """What a run leaves for the next one."""
+    assert slipway("up", *POD)[0] == 0
+    return state(slipway)
+
+
+def refused(slipway: Slipway, *by: str) -> None:
+    """`down --all` names what is in the way and has done nothing."""
+    before, told = state(slipway), len(slipway.mutations())
+    code, out, err = slipway("down", "--all", "--yes", *POD)
+    assert (code, out) == (2, "")
+    assert "nothing was deleted, since something else uses it: " in err
+    for words in by:
+        assert words in err
+    assert state(slipway) == before
+    assert slipway.mutations()[told:] == []
+
+
+def test_what_something_else_uses_is_refused_by_name(slipway: Slipway, cloud: Cloud, made: dict[str, Any]) -> None:
+    assert made["compute"]
+    zone, network = f"{REGION}-a", f"{PROJECT}/global/networks/slipway"
+    subnet = f"{PROJECT}/regions/{REGION}/subnetworks/slipway-{REGION}"
+    instance = {"name": "their-vm", "networkInterfaces": [{"network": network, "subnetwork": subnet}]}
+    cloud.act("POST", f"{COMPUTE}/zones/{zone}/instances", instance)
+    rule = {"name": "their-rule", "network": network, "allowed": [{"IPProtocol": "tcp", "ports": ["8888"]}]}
+    cloud.act("POST", f"{GLOBAL}/firewalls", rule)
+    cloud.act("POST", f"{REGIONAL}/routers", {"name": "their-vpn", "network": network})
+    node = {**cloud.node_body("slipway"), "networkConfig": {"network": network, "subnetwork": subnet}}
+    cloud.act("POST", f"tpu/v2/{PROJECT}/locations/{zone}/nodes?nodeId=their-pod", node)
+    refused(
+        slipway,
+        f"instance their-vm in {zone} is in network slipway",
+        "firewall rule their-rule is in network slipway",
+        f"router their-vpn in {REGION} is in network slipway",
+        f"TPU their-pod in {zone} is in network slipway",
+    )
+    assert slipway("down", *POD)[0] == 0  # the pod alone is nobody else's
+    cloud.act("DELETE", f"{COMPUTE}/zones/{zone}/instances/their-vm")
+    cloud.act("DELETE", f"{GLOBAL}/firewalls/their-rule")
+    cloud.act("DELETE", f"{REGIONAL}/routers/their-vpn")
+    refused(slipway, "their-pod")
+    cloud.act("DELETE", f"tpu/v2/{PROJECT}/locations/{zone}/nodes/their-pod")
+    assert slipway("down", "--all", "--yes", *POD)[0] == 0
+    assert not state(slipway)["compute"]
+
+
+def test_a_pod_elsewhere_that_runs_as_our_account_is_refused(slipway: Slipway, cloud: Cloud, made: Any) -> None:
+    assert made
+    cloud.network("theirs")
+    account = "slipway-runner@slipway-local.iam.gserviceaccount.com"
+    body = {**cloud.node_body("theirs"), "serviceAccount": {"email": account}}
+    cloud.act("POST", f"tpu/v2/{PROJECT}/locations/{REGION}-a/nodes?nodeId=their-pod", body)
+    refused(slipway, f"TPU their-pod in {REGION}-a runs as {account}")
+
+
+def test_a_network_half_made_by_hand_is_used_and_left(slipway: Slipway, cloud: Cloud) -> None:
+    """The network, one subnet and a router with its NAT were there: only what was missing is made, and goes again."""
+    link = f"{PROJECT}/global/networks/slipway"
+    cloud.act("POST", f"{GLOBAL}/networks", {"name": "slipway", "autoCreateSubnetworks": False, "description": "lab"})
+    subnet = {"name": f"slipway-{REGION}", "network": link, "ipCidrRange": "10.9.0.0/20", "privateIpGoogleAccess": True}
+    cloud.act("POST", f"{REGIONAL}/subnetworks", subnet)
+    nat = {"name": "lab", "natIpAllocateOption": "AUTO_ONLY"}
+    nat["sourceSubnetworkIpRangesToNat"] = "ALL_SUBNETWORKS_ALL_IP_RANGES"
+    cloud.act("POST", f"{REGIONAL}/routers", {"name": "lab", "network": link, "nats": [nat]})
+    before, told = state(slipway), len(slipway.mutations())
+    assert slipway("up", *POD)[0] == 0
+    kinds = added(before, state(slipway))
+    assert leaves(kinds["compute"]) == [f"slipway-allow-internal-{REGION}", "slipway-allow-ssh"]
+    code, out, _ = slipway("down", "--all", "--yes", *POD)
+    assert code == 0
+    assert f"not made by slipway, and left as it was: network slipway, subnet slipway-{REGION} in {REGION}" in out
+    assert state(slipway) == before
+    assert [m for m in slipway.mutations()[told:] if "/routers" in m or "/subnetworks" in m] == []
+
+
+def test_a_bucket_of_ones_own_keeps_what_runs_wrote(slipway: Slipway, cloud: Cloud) -> None:
+    bucket = f"slipway-local-slipway-{REGION}"
+    cloud.ok("POST", "storage/v1/b?project=slipway-local", {"name": bucket, "location": REGION})
+    before = state(slipway)
+    assert slipway("up", *POD)[0] == 0
+    code, out, _ = slipway("down", "--all", "--yes", *POD)
+    assert code == 0
+    assert f"what runs wrote to gs://{bucket} stays there, under assets/, code/ and runs/" in out
+    after = state(slipway)
+    kept = after.pop("objects")[bucket]
+    assert {name.partition("/")[0] for name in kept} <= {"assets", "code", "runs"}
+    assert before.pop("objects") == {bucket: []}
+    assert after == before
+
+
+def test_a_missing_internal_rule_is_found_by_verify_and_made_by_up(slipway: Slipway, cloud: Cloud) -> None:
+    """Without it `jax.distributed` would hang; the probe of worker 0's port says so at once."""
+    two = ["tpu.accelerator_type=v4-16", "tpu.zone=us-central2-b", "mesh.data=8", KEEP, ECHO]
+    assert slipway("up", *two)[0] == 0
+    rule = f"{GLOBAL}/firewalls/slipway-allow-internal-us-central2"
+    cloud.act("DELETE", rule)
+    code, out, _ = slipway("verify", "--json", *two)
+    assert code == 4
+    workers = json.loads(out)["workers"]
+    assert [row["wrong"] for row in workers] == [["reaches worker 0"]] * 2
+    assert workers[0]["reaches worker 0"] == "worker 0 has not heard of worker 1"
+    plan = slipway.json("plan", *two)
+    [missing] = [r["id"] for r in plan["resources"] if r["action"] == "create" and r["id"].startswith("firewall/")]
+    assert missing == "firewall/slipway-allow-internal-us-central2"
+    assert slipway("up", *two)[0] == 0
+    assert slipway("verify", *two)[0] == 0
