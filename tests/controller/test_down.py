@@ -206,5 +206,6 @@ def test_a_missing_internal_rule_is_found_by_verify_and_made_by_up(slipway: Slip
     plan = slipway.json("plan", *two)
     [missing] = [r["id"] for r in plan["resources"] if r["action"] == "create" and r["id"].startswith("firewall/")]
     assert missing == "firewall/slipway-allow-internal-us-central2"
+    (slipway.repository / "hello.txt").write_text("another run\n")  # the first one has finished
     assert slipway("up", *two)[0] == 0
     assert slipway("verify", *two)[0] == 0
