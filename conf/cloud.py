@@ -6,6 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, StringConstraints
 
+from conf.money import BillingBudget, Trc
 from conf.network import Cidr
 from conf.strict import Strict
 
@@ -40,6 +41,8 @@ class GcpCloud(Strict):
     noncurrent_days: int = Field(ge=1, description="days after which a bucket of ours drops replaced versions")
     unfinished_upload_days: int = Field(ge=1, description="days after which it drops unfinished uploads")
     ssh_source_ranges: tuple[Cidr, ...] = Field(description="who may reach port 22 of a worker")
+    trc: Trc | None = Field(description="a grant of free TPUs; null: none")
+    billing_budget: BillingBudget | None = Field(description="a budget on the billing account; null: none")
 
 
 class LocalCloud(GcpCloud):

@@ -30,3 +30,6 @@ class Recovery(Strict):
 class Cleanup(Strict):
     on_success: Literal["delete", "keep"] = Field(description="the pod, once the run has finished")
     on_failure: Literal["delete", "keep"] = Field(description="the pod, once the program has failed")
+    idle_minutes: float | None = Field(
+        gt=0, description="minutes without a program or a login after which the pod deletes itself; null: never"
+    )

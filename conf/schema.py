@@ -15,6 +15,7 @@ from pydantic import BaseModel, ValidationError
 
 from conf.assets import Assets
 from conf.cloud import Cloud
+from conf.money import Budget
 from conf.network import Network
 from conf.program import Code, Env, Program
 from conf.run import Cleanup, Recovery, Run, Ssh
@@ -45,6 +46,7 @@ class Config(Strict):
     logging: Logging
     recovery: Annotated[Recovery, VOLATILE]
     cleanup: Annotated[Cleanup, VOLATILE]
+    budget: Annotated[Budget, VOLATILE]
 
     @property
     def topology(self) -> Topology:
@@ -64,7 +66,7 @@ class Config(Strict):
         """Derives from cloud, tpu and network alone: every run with the same three shares one warm pod."""
         if self.tpu.name:
             return self.tpu.name
-        lasting = {"faults", "operation_seconds", "port"}  # these say how the emulator behaves, not where the pod is
+        lasting = {"faults", "operation_seconds", "port", "trc", "billing_budget"}  # these do not say where the pod is
         identity = {
             "cloud": self.cloud.model_dump(mode="json", exclude=lasting),
             "tpu": self.tpu.model_dump(mode="json", exclude={"create_minutes"}),

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from google.auth.credentials import Credentials
 
 VERSIONS = {
+    "billingbudgets": "v1",
+    "cloudbilling": "v1",
     "cloudresourcemanager": "v1",
     "compute": "v1",
     "iam": "v1",
@@ -65,13 +67,25 @@ class NoCredentials(ConfigError):
 
 
 class Google:
-    """Calls by the names of the discovery documents: `call("tpu", "projects.locations.nodes.get", name=...)`."""
+    """Calls by the names of the discovery documents: `call("tpu", "projects.locations.nodes.get", name=...)`.
+
+    Another version than that of `VERSIONS` follows a colon: `call("serviceusage:v1beta1", ...)`.
+    """
 
     def __init__(self, credentials: Credentials | None, clock: Clock, roots: Mapping[str, str] | None = None) -> None:
         self._credentials, self._clock, self._roots = credentials, clock, dict(roots or {})
         self._services: dict[str, Any] = {}
         self._lock = threading.Lock()
         self._idle: list[Any] = []
+
+    @property
+    def signed_in(self) -> bool:
+        """Is there somebody to act as?"""
+        return self._credentials is not None
+
+    def root(self, api: str) -> str:
+        """Where an API is: `https://tpu.googleapis.com/`, or its place in the emulated cloud."""
+        return self._roots.get(api, f"https://{api}.googleapis.com/")
 
     def call(self, api: str, method: str, **parameters: Any) -> dict[str, Any]:
         """One request and its JSON answer.
@@ -160,9 +174,10 @@ class Google:
 
         with self._lock:
             if api not in self._services:
-                document = json.loads(str(get_static_doc(api, VERSIONS[api])))
-                if api in self._roots:
-                    document["rootUrl"] = document["mtlsRootUrl"] = self._roots[api]
+                name, _, version = api.partition(":")
+                document = json.loads(str(get_static_doc(name, version or VERSIONS[name])))
+                if name in self._roots:
+                    document["rootUrl"] = document["mtlsRootUrl"] = self._roots[name]
                 self._services[api] = build_from_document(document, credentials=self._credentials)
             return self._services[api]
 

@@ -9,6 +9,7 @@ from controller.finding import Finding
 
 
 def way_out(config: Config) -> Iterator[Finding]:
+    """A worker without external address reaches the internet through a NAT only; without, installing packages hangs."""
     if not config.tpu.external_ip and not config.network.nat:
         yield Finding(
             "way_out",
@@ -19,6 +20,7 @@ def way_out(config: Config) -> Iterator[Finding]:
 
 
 def ssh_is_not_open(config: Config) -> Iterator[Finding]:
+    """A port 22 that is open to everyone is tried by everyone within minutes."""
     if "0.0.0.0/0" in config.network.ssh_source_ranges:
         yield Finding("ssh_open", "warning", "network.ssh_source_ranges", "0.0.0.0/0 lets the whole world try SSH")
 

@@ -10,6 +10,7 @@ from controller.finding import Finding
 
 
 def zone_has_type(config: Config) -> Iterator[Finding]:
+    """Each generation lives in some zones; the table may be behind Google, so that Google's own list decides."""
     topology = config.topology
     if topology.zones and config.tpu.zone not in topology.zones:
         zones = ", ".join(topology.zones)
@@ -20,6 +21,7 @@ def zone_has_type(config: Config) -> Iterator[Finding]:
 
 
 def obtainable(config: Config) -> Iterator[Finding]:
+    """Google adds new generations through Compute Engine alone."""
     if config.topology.generation == "tpu7x":
         words = (
             "tpu7x is offered through Compute Engine only, which slipway cannot drive yet; choose v6e, v5p, v5e or v4"
@@ -28,6 +30,7 @@ def obtainable(config: Config) -> Iterator[Finding]:
 
 
 def documented_runtime(config: Config) -> Iterator[Finding]:
+    """A slice with the image of another generation boots, and JAX finds no TPU on it."""
     documented = config.topology.runtime_version
     if config.tpu.runtime_version not in (None, documented):
         generation = config.topology.generation

@@ -9,6 +9,7 @@ from controller.finding import Finding
 
 
 def trainer_is_complete(config: Config) -> Iterator[Finding]:
+    """The bundled trainer has no defaults for what it trains."""
     if config.program.kind != "trainer":
         return
     for group in ("model", "data", "loop", "optimizer"):
@@ -17,11 +18,13 @@ def trainer_is_complete(config: Config) -> Iterator[Finding]:
 
 
 def command_is_given(config: Config) -> Iterator[Finding]:
+    """Without a command there is nothing to launch."""
     if config.program.kind == "command" and not config.program.command:
         yield Finding("command", "error", "program.command", "is empty; e.g. 'program.command=[python, train.py]'")
 
 
 def mesh_covers_devices(config: Config) -> Iterator[Finding]:
+    """JAX refuses a mesh whose product is not the number of devices, after the pod has been paid for."""
     if config.program.kind != "trainer":
         return
     devices = config.topology.devices

@@ -18,6 +18,7 @@ from typing import IO, Any
 from aiohttp import web
 
 from controller.localcloud.admin import Admin
+from controller.localcloud.billing import Billing
 from controller.localcloud.blobs import Blobs
 from controller.localcloud.call import PROJECT, PROJECT_NUMBER
 from controller.localcloud.catalog import load_catalog
@@ -43,6 +44,8 @@ _ROOTS = {
     "compute": "",
     "storage": "",
     "serviceusage": "serviceusage/",
+    "cloudbilling": "cloudbilling/",
+    "billingbudgets": "billingbudgets/",
     "cloudresourcemanager": "cloudresourcemanager/",
     "iam": "iam/",
 }
@@ -103,7 +106,9 @@ def assemble(store: Store, state: Path, url: str, token: str, seconds: float, st
     policies = Policies(store)
     blobs = Blobs(state / "blobs")
     objects = Objects(store, blobs, faults.object_finalized)
-    apis = (nodes, queued, compute, Projects(store, operations, policies), Storage(store, objects, blobs, policies))
+    projects = Projects(store, operations, policies)
+    billing = Billing(store, catalog)
+    apis = (nodes, queued, compute, projects, billing, Storage(store, objects, blobs, policies))
     server = Server(
         store=store,
         discovery=Discovery(),

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from controller.connect import NO_PROJECT, connected, project_of
 from controller.finding import Finding
 from controller.plan import Plan, build
+from controller.preflight import by_severity, probe
 from controller.preview import Row, preview
 from controller.resource import Unknown
 
@@ -25,8 +26,10 @@ def run(command: Command) -> int:
         words = "no project; set cloud.project, or run `gcloud config set project ID`"
         findings = [*findings, Finding("project", "warning", "cloud.project", words)]
     with connected(config, keep_awake=True) as (world, _):
+        asked = probe(config, world) if plan.project != NO_PROJECT else []
         rows = preview(plan.resources, world)
-    findings = [*findings, *(finding for row in rows for finding in row.resource.findings(row.seen))]
+    seen = [finding for row in rows for finding in row.resource.findings(row.seen)]
+    findings = by_severity([*findings, *asked, *seen])
     if command.flags.json:
         print(json.dumps(as_document(plan, rows, findings), indent=1))
     else:

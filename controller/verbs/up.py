@@ -21,9 +21,11 @@ from controller.connect import NO_PROJECT, connected, project_of
 from controller.errors import BudgetSpent, ConfigError, ProgramFailed, SlipwayError, WorkersDisagree, WrongDevices
 from controller.events import record_to
 from controller.follow import Follower, Outcome
+from controller.google import ServiceDisabled
 from controller.launch import alive, launch, stop
 from controller.ledger import Ledger, Result
 from controller.plan import Plan, build
+from controller.preflight import probe
 from controller.recall import remember
 from controller.reconcile import destroy, reconcile
 from controller.resource import Absent, Resource
@@ -57,7 +59,7 @@ def run(command: Command) -> int:
         if result is not None:
             view.finished(result, again=True)
             return 0
-        _confirm_price(command, plan, world, view)
+        _before_it_bills(command, plan, world, view)
         world.events.listen(record_to(world.state / "runs" / plan.run_id / "events.jsonl"))
         if emulator is not None:
             _script_faults(emulator, plan)
@@ -206,9 +208,24 @@ def _how(end: dict[str, Any]) -> str:
     return f"ended with code {end['code']}" if end["code"] is not None else f"was lost ({end['error']})"
 
 
-def _confirm_price(command: Command, plan: Plan, world: World, view: View) -> None:
-    """Ask before the first thing that is billed; a pod that is there already is paid for."""
-    if not world.billed or not isinstance(plan.node.observe(world, {}), Absent):
+def _before_it_bills(command: Command, plan: Plan, world: World, view: View) -> None:
+    """Ask Google, then the user, before the first thing that is billed; a pod that is there already is paid for.
+
+    Raises:
+        ConfigError: a live check found an error, or the user does not want it.
+    """
+    try:
+        seen = plan.node.observe(world, {})
+    except ServiceDisabled:
+        seen = Absent()
+    if not isinstance(seen, Absent):
+        return
+    findings = probe(plan.config, world)
+    if errors := [finding for finding in findings if finding.severity == "error"]:
+        raise ConfigError(errors)
+    for finding in findings:
+        world.events.emit("note", plan.run_id, f"warning: {finding}")
+    if not world.billed:
         return
     price = hourly(plan)
     cost = f"${price:.2f} per hour (list price)" if price else "an unknown price"

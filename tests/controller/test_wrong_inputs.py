@@ -19,7 +19,7 @@ def refused(capsys: pytest.CaptureFixture[str], *words: str) -> list[str]:
     out, err = capsys.readouterr()
     assert "Traceback" not in err
     assert out == ""
-    return [line.removeprefix("error: ") for line in err.splitlines()]
+    return [line.removeprefix("error: ") for line in err.splitlines() if not line.startswith("warning: ")]
 
 
 @pytest.fixture(autouse=True)
@@ -60,7 +60,7 @@ def test_a_wrong_value(capsys: pytest.CaptureFixture[str], typed: list[str], wor
 
 def test_every_mistake_is_reported_at_once(capsys: pytest.CaptureFixture[str]) -> None:
     found = refused(capsys, *TRAINER, "tpu.zoen=x", "mesh.data=3", "network.nat=false", "tpu.external_ip=false")
-    assert [line.partition(":")[0] for line in found] == ["tpu.zoen", "mesh", "network.nat"]
+    assert sorted(line.partition(":")[0] for line in found) == ["mesh", "network.nat", "tpu.zoen"]
 
 
 def test_an_unknown_experiment_lists_the_known_ones(capsys: pytest.CaptureFixture[str]) -> None:

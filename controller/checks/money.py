@@ -1,0 +1,78 @@
+"""Can the budget be kept, and is free what is thought to be free?"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING
+
+from conf.schema import Config
+from controller.checks.training import capacities
+from controller.finding import Finding
+
+if TYPE_CHECKING:
+    from controller.world import World
+
+
+def price_is_known(config: Config) -> Iterator[Finding]:
+    """A limit in dollars can be kept only where an hour has a price."""
+    budget = config.budget
+    if budget.max_usd is None or budget.usd_per_hour is not None or config.cloud.trc is not None:
+        return
+    spot = capacities(config)[0] != "on_demand"
+    if config.cloud.kind == "local" or config.topology.usd_per_hour(config.tpu.zone, spot=spot) is None:
+        what = "the emulated cloud costs nothing" if config.cloud.kind == "local" else "no price is known here"
+        words = f"cannot be kept: {what}; set budget.usd_per_hour, or budget.max_hours instead"
+        yield Finding("price", "error", "budget.max_usd", words)
+
+
+def zone_is_of_the_grant(config: Config) -> Iterator[Finding]:
+    """TPUs of the TPU Research Cloud are free in the zones of the grant alone; elsewhere they are billed in full."""
+    if config.cloud.trc is None:
+        return
+    for zone in (config.tpu.zone, *getattr(config.tpu, "zones", ())):
+        if zone not in config.cloud.trc.zones:
+            zones = ", ".join(config.cloud.trc.zones)
+            words = f"{zone} is not in the TRC grant ({zones}), so TPUs there are billed; cloud.trc=null if you mean it"
+            yield Finding("trc_zone", "error", "tpu.zone", words)
+
+
+def grant_has_not_ended(config: Config, world: World) -> Iterator[Finding]:
+    """A grant ends after 30 days or so, and nothing tells you but the bill."""
+    trc = config.cloud.trc
+    if trc is None:
+        return
+    today = datetime.fromtimestamp(world.clock.now(), UTC).date()
+    left = (trc.free_until - today).days
+    if left < 0:
+        words = (
+            f"the grant ended on {trc.free_until}; TPUs are billed now. Ask TRC for more time, or set cloud.trc=null"
+        )
+        yield Finding("trc_ended", "warning", "cloud.trc.free_until", words)
+    elif left < 3:
+        words = f"the grant ends on {trc.free_until}; a run that goes on longer is billed from then on"
+        yield Finding("trc_ended", "warning", "cloud.trc.free_until", words)
+
+
+def failed_pods_end(config: Config) -> Iterator[Finding]:
+    """A pod that is kept after a failure is billed until somebody deletes it."""
+    if config.cleanup.on_failure == "keep" and config.cleanup.idle_minutes is None:
+        words = "null and cleanup.on_failure=keep: after a failure the pod is billed until you run `slipway down`"
+        yield Finding("kept_forever", "warning", "cleanup.idle_minutes", words)
+
+
+def thresholds_are_shares(config: Config) -> Iterator[Finding]:
+    """A threshold of 50 would be 5,000 %; Google takes it and never sends a mail."""
+    budget = config.cloud.billing_budget
+    if budget is not None and any(not 0 < share <= 2 for share in budget.thresholds):
+        words = "are shares of the amount, 0.5 for 50 %"
+        yield Finding("thresholds", "error", "cloud.billing_budget.thresholds", words)
+
+
+CHECKS = (
+    price_is_known,
+    zone_is_of_the_grant,
+    failed_pods_end,
+    thresholds_are_shares,
+)
+PROBES = (grant_has_not_ended,)

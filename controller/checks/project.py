@@ -1,0 +1,127 @@
+"""May we act in the project, and is it paid for? Asked of Google, where there are credentials."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from conf.schema import Config
+from controller.checks.training import capacities
+from controller.finding import Finding
+from controller.google import Forbidden, ServiceDisabled
+
+if TYPE_CHECKING:
+    from controller.world import World
+
+METRICS = {
+    "v4": ("tpu-v4", "tpu-v4s"),
+    "v5e": ("tpu-v5s-litepod",),
+    "v5p": ("tpu-v5p",),
+    "v6e": ("tpu-v6e",),
+}
+"""Quota metrics of a generation, without `tpu.googleapis.com/` before and the kind of capacity behind."""
+SUFFIXES = {"on_demand": "", "spot": "-preemptible", "preemptible": "-preemptible"}
+
+
+def credentials(config: Config, world: World) -> Iterator[Finding]:
+    """Requests are signed with application-default credentials; `gcloud auth login` alone does not make them."""
+    if not world.google.signed_in:
+        words = (
+            "no Google credentials, so nothing could be looked at; run `gcloud auth login` and `gcloud auth "
+            "application-default login`, or use cloud=local"
+        )
+        yield Finding("credentials", "warning", "cloud", words)
+
+
+def billing(config: Config, world: World) -> Iterator[Finding]:
+    """A project without billing refuses every TPU, in words that do not say so."""
+    name = f"projects/{world.project}"
+    try:
+        answer = world.google.call("cloudbilling", "projects.getBillingInfo", name=name)
+    except (Forbidden, ServiceDisabled):
+        return  # few may look at billing, and nobody needs to
+    if not answer.get("billingEnabled"):
+        words = (
+            f"{world.project} has no billing account: gcloud billing projects link {world.project} "
+            "--billing-account=ACCOUNT (`gcloud billing accounts list` shows yours)"
+        )
+        yield Finding("billing", "error", "cloud.project", words)
+
+
+def tpus_may_be_listed(config: Config, world: World) -> Iterator[Finding]:
+    """Who may not even list TPUs in a zone cannot make one; Google's words for it have three causes."""
+    parent = f"projects/{world.project}/locations/{config.tpu.zone}"
+    try:
+        world.google.call("tpu", "projects.locations.nodes.list", parent=parent, pageSize=1)
+    except ServiceDisabled:
+        return
+    except Forbidden as error:
+        words = (
+            f"you may not list TPUs in {config.tpu.zone} ({error.message}). Three causes: your account lacks "
+            "roles/tpu.admin in the project; cloud.project is another project than the one with the TPUs (for TRC: the "
+            "one named in the application); the zone is not one of yours (for TRC: the zones in the mail)"
+        )
+        yield Finding("tpu_permission", "error", "tpu.zone", words)
+
+
+def quota(config: Config, world: World) -> Iterator[Finding]:
+    """Quota of TPUs is per generation, zone and kind of capacity, and 0 at first nearly everywhere."""
+    limits = quota_limits(world)
+    wanted = [
+        (zone, capacity)
+        for zone in (config.tpu.zone, *getattr(config.tpu, "zones", ()))
+        for capacity in capacities(config)
+    ]
+    topology = config.topology
+    known = {place: limit_of(limits, topology.generation, *place) for place in wanted}
+    short = {place: limit for place, limit in known.items() if limit is not None and limit < topology.chips}
+    for (zone, capacity), limit in short.items():
+        words = (
+            f"no {config.tpu.accelerator_type} {capacity} quota in {zone}: the limit is {limit:.0f}, {topology.chips} "
+            "are needed; request it (IAM & Admin > Quotas), or set tpu.capacity or tpu.zone to what you have"
+        )
+        yield Finding("quota", "error" if len(short) == len(wanted) else "warning", "tpu.zone", words)
+
+
+def quota_limits(world: World) -> dict[tuple[str, str], float]:
+    """Limits by (metric, zone): the metric without `tpu.googleapis.com/`, the zone empty for all others. -1: no limit.
+
+    https://cloud.google.com/service-usage/docs/reference/rest/v1beta1/services.consumerQuotaMetrics/list
+    """
+    parent = f"projects/{world.project}/services/tpu.googleapis.com"
+    limits: dict[tuple[str, str], float] = {}
+    listed = world.google.pages(
+        "serviceusage:v1beta1",
+        "services.consumerQuotaMetrics.list",
+        "metrics",
+        parent=parent,
+        view="FULL",
+        pageSize=500,
+    )
+    for metric in listed:
+        name = metric.get("metric", "").rpartition("/")[2]
+        for limit in metric.get("consumerQuotaLimits", []):
+            if "{zone}" not in limit.get("unit", ""):
+                continue
+            for bucket in limit.get("quotaBuckets", []):
+                zone = bucket.get("dimensions", {}).get("zone", "")
+                limits[name, zone] = float(bucket.get("effectiveLimit", 0))
+    return limits
+
+
+def limit_of(limits: dict[tuple[str, str], float], generation: str, zone: str, capacity: str) -> float | None:
+    """The largest limit that applies, `inf` for none; None where the answer holds no metric that we know."""
+    if capacity not in SUFFIXES:
+        return None
+    names = [name + SUFFIXES[capacity] for name in METRICS.get(generation, ())]
+    found = [limits.get((name, zone), limits.get((name, ""))) for name in names]
+    values = [float("inf") if limit < 0 else limit for limit in found if limit is not None]
+    return max(values, default=None)
+
+
+PROBES = (
+    credentials,
+    billing,
+    tpus_may_be_listed,
+    quota,
+)

@@ -1,0 +1,123 @@
+"""Does what the bundled trainer is told fit the mesh, and will it learn?"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from conf.schema import Config
+from conf.training import DecaySchedule, GrpoLoop, LmLoop, Model
+from controller.finding import Finding
+
+
+def weights_split_evenly(config: Config) -> Iterator[Finding]:
+    """A weight is split evenly over a mesh axis or not at all; the trainer refuses what is left over."""
+    if config.program.kind != "trainer" or config.model is None:
+        return
+    sizes = axes(config)
+    if sizes is None:
+        return
+    for axis, names in (("tensor", ("heads", "kv_heads", "hidden", "vocab")), ("fsdp", ("dim",))):
+        for name in names:
+            value = getattr(config.model, name)
+            if value % sizes[axis]:
+                words = (
+                    f"{value} cannot be split evenly over mesh.{axis}={sizes[axis]}; make one a multiple of the other"
+                )
+                yield Finding("weights_split", "error", f"model.{name}", words)
+
+
+def batch_splits_evenly(config: Config) -> Iterator[Finding]:
+    """Every device takes the same number of rows of each batch."""
+    sizes = axes(config) if config.program.kind == "trainer" else None
+    if sizes is None:
+        return
+    parts = sizes["data"] * sizes["fsdp"]
+    if isinstance(config.loop, LmLoop):
+        rows = {"loop.batch": config.loop.batch}
+    elif isinstance(config.loop, GrpoLoop):
+        rows = {"loop.prompts": config.loop.prompts * config.loop.samples}
+    else:
+        return
+    for key, count in rows.items():
+        if count % parts:
+            words = f"{count} rows per update cannot be split evenly over {parts} devices; take a multiple of {parts}"
+            yield Finding("batch_split", "error", key, words)
+
+
+def schedule_ends_late(config: Config) -> Iterator[Finding]:
+    """A learning rate that falls to nothing over exactly the run, or before its end, stops what RL has just begun."""
+    if config.optimizer is None or config.loop is None or not isinstance(config.optimizer.schedule, DecaySchedule):
+        return
+    schedule, total = config.optimizer.schedule, updates(config)
+    if schedule.final_fraction == 0 and schedule.horizon_steps < total:
+        words = f"the learning rate is 0 from update {schedule.horizon_steps} on, and there are {total}"
+        yield Finding("schedule", "warning", "optimizer.schedule.horizon_steps", words)
+    elif schedule.horizon_steps == total and schedule.final_fraction < 0.05 and isinstance(config.loop, GrpoLoop):
+        words = (
+            f"the learning rate falls to {schedule.final_fraction:.0%} over exactly the {total} updates of the run; RL "
+            "wants it nearly constant: schedule.kind=constant, or a horizon far behind the end"
+        )
+        yield Finding("schedule", "warning", "optimizer.schedule.horizon_steps", words)
+
+
+def checkpoints_come(config: Config) -> Iterator[Finding]:
+    """A pod that is taken away before the first checkpoint begins anew; Spot pods are taken away."""
+    if config.program.kind != "trainer" or config.loop is None or capacities(config) == ("on_demand",):
+        return
+    total = updates(config)
+    if config.checkpoint.every > max(1, total // 2):
+        words = f"no checkpoint before update {config.checkpoint.every} of {total}: a pod taken away begins anew"
+        yield Finding("checkpoints", "warning", "checkpoint.every", words)
+
+
+def policy_knows_something(config: Config) -> Iterator[Finding]:
+    """GRPO reinforces what the policy does right now and then; one with random weights does nothing right."""
+    if config.program.kind != "trainer" or not isinstance(config.loop, GrpoLoop) or config.model is None:
+        return
+    if config.cloud.kind == "local":
+        return  # where nothing is billed, the road may be all that is tested
+    if config.loop.warm_start_steps == 0 and not pretrained(config.model):
+        words = (
+            "the policy starts from random weights, which no reward can teach; the bundled trainer reads no pretrained "
+            "weights yet: set warm_start_steps, or take this run for a test of the road"
+        )
+        yield Finding("random_weights", "warning", "loop.warm_start_steps", words)
+
+
+def axes(config: Config) -> dict[str, int] | None:
+    """Sizes of the mesh axes on the slice, -1 filled in; None where they do not make its devices."""
+    sizes = {"data": config.mesh.data, "fsdp": config.mesh.fsdp, "tensor": config.mesh.tensor}
+    product = 1
+    for size in sizes.values():
+        product *= size if size > 0 else 1
+    left, rest = divmod(config.topology.devices, product)
+    if rest or (-1 not in sizes.values() and left != 1):
+        return None
+    return {name: size if size > 0 else left for name, size in sizes.items()}
+
+
+def updates(config: Config) -> int:
+    """Optimizer updates of the whole run, without a warm start."""
+    if isinstance(config.loop, GrpoLoop):
+        return config.loop.steps * config.loop.updates_per_rollout
+    return config.loop.steps if config.loop else 0
+
+
+def capacities(config: Config) -> tuple[str, ...]:
+    """The kinds of capacity that are asked for, in order."""
+    wanted: str | tuple[str, ...] = config.tpu.capacity
+    return (wanted,) if isinstance(wanted, str) else tuple(wanted)
+
+
+def pretrained(model: Model) -> bool:
+    """Does the model name weights to start from?"""
+    return any(getattr(model, name, None) for name in ("weights", "pretrained", "init_from"))
+
+
+CHECKS = (
+    weights_split_evenly,
+    batch_splits_evenly,
+    schedule_ends_late,
+    checkpoints_come,
+    policy_knows_something,
+)

@@ -1,0 +1,94 @@
+"""What each check says of a config that is wrong, and that it is silent of one that is right."""
+
+from __future__ import annotations
+
+import pytest
+
+from conf.schema import Config
+from controller.compose import compose
+from controller.preflight import preflight
+
+GCP = ["cloud.project=acme", "program=command", "program.command=[python,train.py]"]
+GRPO = ["+experiment=quickstart", "cloud=gcp", "cloud.project=acme", "tpu.capacity=on_demand"]
+TRC = "cloud.trc={zones: [us-central2-b], free_until: 2026-12-31}"
+
+
+def config(*overrides: str) -> Config:
+    found, problems = compose(overrides)
+    assert not problems
+    assert found is not None
+    return found
+
+
+def words(*overrides: str) -> list[str]:
+    return [f"{finding.check}: {finding.severity} {finding}" for finding in preflight(config(*overrides))]
+
+
+def test_what_is_right_is_not_commented_on() -> None:
+    assert words(*GCP) == []
+    assert words(*GRPO) == []
+    assert words("+experiment=quickstart") == []
+
+
+@pytest.mark.parametrize(
+    ("overrides", "said"),
+    [
+        ([*GCP, "network.nat=false", "tpu.external_ip=false"], "way_out: error network.nat: workers without external"),
+        ([*GCP, "network.ssh_source_ranges=[0.0.0.0/0]"], "ssh_open: warning network.ssh_source_ranges: 0.0.0.0/0"),
+        ([*GCP, "tpu.zone=us-central1-f"], "zone: warning tpu.zone: us-central1-f has no v5e; known zones: asia-"),
+        ([*GCP, "tpu.runtime_version=v6e-ubuntu-2404"], "runtime: warning tpu.runtime_version: v6e-ubuntu-2404 is not"),
+        (["program=command", "cloud.project=acme"], "command: error program.command: is empty"),
+        ([*GRPO, "mesh.data=3"], "mesh: error mesh: 3 x 1 x 1 does not make the 16 devices of v5litepod-16"),
+        ([*GRPO, "mesh.tensor=16", "mesh.data=1"], "weights_split: error model.heads: "),
+        (
+            [*GRPO, "loop.prompts=3"],
+            "batch_split: error loop.prompts: 24 rows per update cannot be split evenly over 16",
+        ),
+        (
+            [*GRPO, "optimizer.schedule.final_fraction=0", "optimizer.schedule.horizon_steps=50"],
+            "schedule: warning optimizer.schedule.horizon_steps: the learning rate is 0 from update 50 on",
+        ),
+        (
+            [*GRPO, "optimizer.schedule.final_fraction=0.01"],
+            "schedule: warning optimizer.schedule.horizon_steps: the learning rate falls to 1% over exactly the 150",
+        ),
+        ([*GRPO, "tpu.capacity=spot", "checkpoint.every=120"], "checkpoints: warning checkpoint.every: no checkpoint"),
+        (["+experiment=gemma2b_gsm8k"], "random_weights: warning loop.warm_start_steps: the policy starts from random"),
+        ([*GCP, "cloud.bucket=your-bucket-name"], "placeholder: error cloud.bucket: 'your-bucket' in"),
+        ([*GCP, 'env.vars={DATA: "gs://my-bucket/data"}'], "placeholder: error env.vars.DATA: 'my-bucket' in"),
+        (
+            ["program=command", "program.command=[a]", "cloud.project=your-project-id"],
+            "placeholder: error cloud.project",
+        ),
+        ([*GCP, "program.command=[x,--zone,???]"], "placeholder: error program.command: '???' in"),
+        (
+            [*GCP, 'env.vars={B: "gs://nanochat-training-data-2026/x"}'],
+            "placeholder: error env.vars.B: nanochat-training-data-2026 belongs to someone else",
+        ),
+        ([*GCP, "cloud.bucket=Acme_Data"], "bucket_name: error cloud.bucket: 'Acme_Data' cannot be the name"),
+        ([*GCP, "cloud.bucket='gs://acme'"], "bucket_name: error cloud.bucket: 'gs://acme' cannot be the name"),
+        ([*GCP, "cloud=local", "budget.max_usd=5"], "price: error budget.max_usd: cannot be kept: the emulated cloud"),
+        ([*GCP, TRC], "trc_zone: error tpu.zone: us-central1-a is not in the TRC grant (us-central2-b)"),
+        (
+            [*GCP, "cleanup.idle_minutes=null"],
+            "kept_forever: warning cleanup.idle_minutes: null and cleanup.on_failure",
+        ),
+        (
+            [*GCP, "cloud.billing_budget={account: 012345-6789AB-CDEF01, usd: 9, thresholds: [50]}"],
+            "thresholds: error cloud.billing_budget.thresholds: are shares",
+        ),
+    ],
+)
+def test_what_is_wrong_names_its_key(overrides: list[str], said: str) -> None:
+    found = words(*overrides)
+    assert any(line.startswith(said) for line in found), found
+
+
+def test_an_incomplete_trainer_is_told_of_each_missing_group() -> None:
+    found = words("cloud.project=acme")
+    assert [line.split(":")[1] for line in found[:4]] == [
+        " error model",
+        " error data",
+        " error loop",
+        " error optimizer",
+    ]

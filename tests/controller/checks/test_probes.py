@@ -1,0 +1,137 @@
+"""The checks that ask Google, against answers by hand; and that the emulated cloud satisfies them all."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+import pytest
+
+from conf.schema import Config
+from controller.clock import Clock
+from controller.compose import compose
+from controller.events import Events
+from controller.google import Forbidden, NotFound, ServiceDisabled
+from controller.preflight import probe
+from controller.world import World
+from tests.controller.conftest import ECHO, Slipway
+
+
+@dataclass
+class Answers:
+    """Google, by hand: what each method answers, or raises."""
+
+    answers: dict[str, Any] = field(default_factory=dict)
+    signed_in: bool = True
+
+    def call(self, api: str, method: str, **parameters: Any) -> dict[str, Any]:
+        answer = self.answers.get(method, {})
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    def pages(self, api: str, method: str, items: str, **parameters: Any) -> Iterator[dict[str, Any]]:
+        yield from self.call(api, method, **parameters).get(items, [])
+
+
+class Day(Clock):
+    def now(self) -> float:
+        return 1_767_225_600.0  # 2026-01-01
+
+
+GOOD: dict[str, Any] = {
+    "projects.getBillingInfo": {"billingEnabled": True},
+    "buckets.get": {"location": "US-CENTRAL1"},
+}
+REFUSED = Forbidden("x", 403, "PERMISSION_DENIED", "no permission")
+
+
+def words(answers: dict[str, Any], *overrides: str, signed_in: bool = True) -> list[str]:
+    base = ["cloud.project=acme", "program=command", "program.command=[a]", "tpu.capacity=on_demand"]
+    config, problems = compose([*base, *overrides])
+    assert config is not None, problems
+    google = Answers({**GOOD, **answers}, signed_in)
+    clock = Day()
+    none = cast(Any, None)
+    world = World("acme", cast(Any, google), clock, Events(clock), none, "me", 1.0, none)
+    return [f"{f.check}: {f.severity} {f}" for f in probe(cast(Config, config), world)]
+
+
+def quota(limit: int, zone: str | None = "us-central1-a", metric: str = "tpu-v5s-litepod") -> dict[str, Any]:
+    bucket = {"effectiveLimit": str(limit), **({"dimensions": {"zone": zone}} if zone else {})}
+    limits = [{"unit": "1/{project}/{zone}", "quotaBuckets": [bucket]}]
+    listed = [{"metric": f"tpu.googleapis.com/{metric}", "consumerQuotaLimits": limits}]
+    return {"services.consumerQuotaMetrics.list": {"metrics": listed}}
+
+
+def test_what_is_right_is_not_commented_on() -> None:
+    assert words({}) == []
+    assert words(quota(16)) == []
+    assert words(quota(-1, zone=None)) == []
+    assert words(quota(0, metric="tpu-v6e")) == []  # of another generation
+    assert words({"buckets.get": NotFound("x", 404, "notFound", "no such bucket")}) == []
+
+
+@pytest.mark.parametrize(
+    ("answers", "overrides", "said"),
+    [
+        (
+            quota(8),
+            [],
+            "quota: error tpu.zone: no v5litepod-16 on_demand quota in us-central1-a: the limit is 8, 16 are needed",
+        ),
+        (
+            quota(0, zone=None, metric="tpu-v5s-litepod-preemptible"),
+            ["tpu.capacity=spot"],
+            "quota: error tpu.zone: no ",
+        ),
+        ({"projects.getBillingInfo": {}}, [], "billing: error cloud.project: acme has no billing account"),
+        (
+            {"projects.locations.nodes.list": REFUSED},
+            [],
+            "tpu_permission: error tpu.zone: you may not list TPUs in us-",
+        ),
+        (
+            {"buckets.get": REFUSED, "objects.list": REFUSED},
+            ["cloud.bucket=acme-data"],
+            "bucket_taken: error cloud.bucket: acme-data is there, and you may not use it",
+        ),
+        (
+            {"services.consumerQuotaMetrics.list": REFUSED},
+            [],
+            "quota: warning cloud.project: quota was not checked: you may not look",
+        ),
+        (
+            {},
+            ["cloud.trc={zones: [us-central1-a], free_until: 2025-12-31}"],
+            "trc_ended: warning cloud.trc.free_until: the grant ended on 2025-12-31",
+        ),
+        (
+            {},
+            ["cloud.trc={zones: [us-central1-a], free_until: 2026-01-02}"],
+            "trc_ended: warning cloud.trc.free_until: the grant ends on 2026-01-02",
+        ),
+    ],
+)
+def test_what_is_wrong_names_its_key(answers: dict[str, Any], overrides: list[str], said: str) -> None:
+    found = words(answers, *overrides)
+    assert len(found) == 1
+    assert found[0].startswith(said)
+
+
+def test_without_credentials_only_that_is_said() -> None:
+    [found] = words({}, signed_in=False)
+    assert found.startswith("credentials: warning cloud: no Google credentials")
+
+
+def test_an_api_that_is_not_enabled_yet_is_no_finding() -> None:
+    off = ServiceDisabled("x", 403, "PERMISSION_DENIED", "tpu.googleapis.com is disabled")
+    assert words({"projects.locations.nodes.list": off, "services.consumerQuotaMetrics.list": off}) == []
+
+
+@pytest.mark.e2e
+def test_the_emulated_cloud_satisfies_every_check(slipway: Slipway) -> None:
+    assert slipway.json("plan", ECHO)["findings"] == []
+    calls = {request["call"] for request in slipway.cloud().requests()}
+    assert {"projects.getBillingInfo", "services.consumerQuotaMetrics.list", "projects.locations.nodes.list"} <= calls
