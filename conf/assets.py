@@ -18,7 +18,9 @@ class Dataset(Strict):
     """Either a local path, or files to download. What counts for a run's identity is their content, not their place."""
 
     path: Annotated[str | None, VOLATILE] = Field(default=None, description="a local file or folder")
-    files: Annotated[dict[str, RemoteFile], VOLATILE] = Field(default={}, description="file name: where it is fetched")
+    files: Annotated[dict[str, RemoteFile] | None, VOLATILE] = Field(
+        default=None, description="file name: where it is fetched"
+    )
 
     @model_validator(mode="after")
     def one_source(self) -> Self:

@@ -25,6 +25,7 @@ from controller.preflight import preflight
 VERBS = {
     "up": "make the plan true, launch the program and follow it (the default)",
     "plan": "show what would change, what it costs and what is wrong; changes nothing",
+    "rehearse": "the same plan, scaled down, on an emulated cloud of its own, a preemption included",
     "status": "the pod, the run and its workers",
     "logs": "what the program prints",
     "verify": "compare code, packages, config, devices and network of all workers",
@@ -35,6 +36,7 @@ VERBS = {
 EXAMPLES = """examples:
   slipway +experiment=quickstart                       GRPO on an emulated v5litepod-16, on this machine
   slipway plan +experiment=gemma2b_gsm8k               what would be created, and its price
+  slipway rehearse +experiment=gemma2b_gsm8k           all of it on this machine, scaled down, with a preemption
   slipway +experiment=gemma2b_gsm8k tpu.zone=us-west4-a optimizer.lr=1e-6
   slipway logs --worker 3 --follow +experiment=gemma2b_gsm8k
   slipway down +experiment=gemma2b_gsm8k

@@ -43,6 +43,7 @@ def raw(overrides: Sequence[str], *, extra_dir: Path | None = None) -> dict[str,
     wanted = [normalize(o) for o in overrides]
     if extra_dir is not None and extra_dir.is_dir():
         wanted.append(f"hydra.searchpath=[file://{extra_dir.resolve()}]")
+    OmegaConf.register_new_resolver("installed", _installed, replace=True)
     try:
         with initialize_config_dir(str(CONFIG_DIR), version_base="1.3"):
             composed = hydra_compose("config", overrides=wanted)
@@ -70,6 +71,11 @@ def groups(extra_dir: Path | None = None) -> dict[str, list[str]]:
         for file in sorted(root.glob("*/*.yaml")):
             found.setdefault(file.parent.name, set()).add(file.stem)
     return {group: sorted(names) for group, names in sorted(found.items())}
+
+
+def _installed(path: str) -> str:
+    """`${installed:PATH}`: a file or folder that came with slipway."""
+    return str(CONFIG_DIR.parent / path)
 
 
 def _parses(override: str) -> bool:

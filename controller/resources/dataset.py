@@ -92,7 +92,9 @@ def manifest(name: str, dataset: Dataset, cache: Path) -> Manifest:
         ConfigError: the path is missing or empty.
     """
     if dataset.path is None:
-        return Manifest(tuple(Source(k, cache / f.sha256, f.sha256, f.url) for k, f in sorted(dataset.files.items())))
+        return Manifest(
+            tuple(Source(k, cache / f.sha256, f.sha256, f.url) for k, f in sorted((dataset.files or {}).items()))
+        )
     path = Path(dataset.path).expanduser()
     root = path.parent if path.is_file() else path
     found = [path] if path.is_file() else sorted(p for p in path.rglob("*") if p.is_file())

@@ -51,14 +51,21 @@ def run(command: Command) -> int:
             "cloud.project: is not set; set it, or run `gcloud config set project ID`, or use cloud=local"
         )
     plan = build(config, project_of(config), Path.cwd())
-    with connected(config) as (world, emulator), View(plan, json_lines=command.flags.json) as view:
+    with connected(config) as (world, emulator):
+        remember(command.overrides, Path.cwd())
+        carry_out(command, plan, world, emulator)
+    return 0
+
+
+def carry_out(command: Command, plan: Plan, world: World, emulator: Emulator | None) -> Result | None:
+    """Bring the run to its end, whatever happens; the result, or None where it goes on or was cancelled."""
+    with View(plan, json_lines=command.flags.json) as view:
         ledger = Ledger(world.google, plan.bucket, plan.run_id)
         world.events.listen(view)
-        remember(command.overrides, Path.cwd())
         result = ledger.result()
         if result is not None:
             view.finished(result, again=True)
-            return 0
+            return result
         _before_it_bills(command, plan, world, view)
         world.events.listen(record_to(world.state / "runs" / plan.run_id / "events.jsonl"))
         if emulator is not None:
@@ -66,7 +73,7 @@ def run(command: Command) -> int:
         result = Up(command, plan, world, ledger, view).run()
         if result is not None:
             view.finished(result)
-    return 0
+    return result
 
 
 class Up:

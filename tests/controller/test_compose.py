@@ -49,7 +49,25 @@ def test_every_experiment_composes_and_scale_beats_it(experiment: str) -> None:
     config, problems = compose([f"+experiment={experiment}"])
     assert problems == []
     assert config is not None
-    assert config.run.name
+    assert config.run.name == experiment
+    tiny, problems = compose([f"+experiment={experiment}", "scale=tiny"])
+    assert problems == []
+    assert tiny is not None
+    assert tiny.env.packages == "image"
+    assert tiny.tpu == config.tpu  # as many workers and devices as in earnest
+    if tiny.program.kind == "trainer":
+        assert tiny.loop is not None
+        assert tiny.model is not None
+        assert (tiny.loop.steps, tiny.model.dim) == (4, 32)
+    for name, dataset in tiny.assets.datasets.items():
+        assert dataset.files is None, f"{name} would be downloaded"
+
+
+def test_the_command_line_beats_the_scale() -> None:
+    config, _ = compose(["+experiment=quickstart", "scale=tiny", "loop.steps=9"])
+    assert config is not None
+    assert config.loop is not None
+    assert config.loop.steps == 9
 
 
 def test_scale_comes_last(tmp_path: Path) -> None:
@@ -60,6 +78,10 @@ def test_scale_comes_last(tmp_path: Path) -> None:
     config, _ = compose(["+experiment=mine", "scale=mini", "program=command"], extra_dir=tmp_path)
     assert config is not None
     assert config.run.name == "from-scale"
+    (tmp_path / "scale" / "mini_command.yaml").write_text("run:\n  name: from-scale-of-program\n")
+    config, _ = compose(["+experiment=mine", "scale=mini", "program=command"], extra_dir=tmp_path)
+    assert config is not None
+    assert config.run.name == "from-scale-of-program"
 
 
 def test_the_user_has_a_folder_of_their_own(tmp_path: Path) -> None:

@@ -1,0 +1,134 @@
+"""`slipway rehearse`: the same plan, scaled down, on an emulated cloud of its own, misfortune included.
+
+What is shown at the end was looked up in the emulated cloud, which is then wiped: a rehearsal leaves nothing.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+from argparse import Namespace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from conf.cloud import LocalCloud
+from conf.schema import Config
+from controller import emulator as emulated
+from controller.connect import connected, project_of
+from controller.emulator import Emulator
+from controller.errors import ConfigError
+from controller.ledger import Ledger, Result
+from controller.plan import Plan, build
+from controller.verbs.up import carry_out
+
+if TYPE_CHECKING:
+    from controller.cli import Command
+
+OURS = frozenset({"cloud", "cloud.project"})
+"""Keys that a rehearsal decides by itself."""
+SECONDS_BEFORE_PREEMPTION = 4.0
+
+
+@dataclass(frozen=True)
+class Fact:
+    """One thing that the rehearsal was to prove, and whether it did."""
+
+    proven: bool
+    words: str
+
+
+def run(command: Command) -> int:
+    config, folder = _scaled(command)
+    plan = build(config, project_of(config), Path.cwd())
+    flags = Namespace(json=command.flags.json, yes=True, detach=False, queue=False)
+    _wipe(folder)
+    with connected(config, keep_awake=True) as (world, emulator):
+        assert emulator is not None, "a rehearsal is on the emulated cloud"
+        try:
+            result = carry_out(replace(command, flags=flags), plan, world, emulator)
+        except BaseException:
+            print(_how_to_look(folder), file=sys.stderr)
+            raise
+        facts = list(_facts(plan, Ledger(world.google, plan.bucket, plan.run_id), emulator, result))
+    _wipe(folder)
+    _show(command, plan, facts)
+    return 0 if all(fact.proven for fact in facts) else 2
+
+
+def _scaled(command: Command) -> tuple[Config, Path]:
+    """The config of the rehearsal, and the folder where its emulated cloud lives."""
+    words = [word for word in command.overrides if word.lstrip("+").partition("=")[0] not in OURS]
+    scale = [] if any(word.lstrip("+").startswith("scale=") for word in words) else ["scale=tiny"]
+    config = replace(command, overrides=(*words, "cloud=local", *scale)).checked_config()
+    assert isinstance(config.cloud, LocalCloud)
+    folder = Path(config.run.state_dir).expanduser() / "rehearsals" / config.run.name
+    cloud = config.cloud.model_copy(update={"faults": config.cloud.faults or misfortune(config)})
+    run = config.run.model_copy(update={"state_dir": str(folder)})
+    return config.model_copy(update={"cloud": cloud, "run": run}), folder
+
+
+def misfortune(config: Config) -> tuple[dict[str, Any], ...]:
+    """A preemption in mid-run: after the first checkpoint where it is known how that looks, else after a while."""
+    if config.program.kind == "trainer":
+        return ({"kind": "preempted", "after_object": f"checkpoints/{config.checkpoint.every}/commit_success"},)
+    return ({"kind": "preempted", "after_seconds": SECONDS_BEFORE_PREEMPTION},)
+
+
+def _facts(plan: Plan, ledger: Ledger, emulator: Emulator, result: Result | None) -> Sequence[Fact]:
+    state, requests = emulator.get("state"), emulator.requests()
+    topology, workers = plan.config.topology, plan.node.workers
+    pod = f"{topology.accelerator_type} with {workers} worker{'s' * (workers > 1)}, {topology.devices} devices"
+    steps = [r.title for r in plan.resources if r.scope in ("shared", "external")]
+    refused = [r for r in requests if r["status"] == 400]
+    objects = [name for name in state["objects"].get(plan.bucket, []) if name.startswith(f"{ledger.prefix}/")]
+    left = [name for kind in ("node", "queued", "queuedResource") for name in state.get(kind, {})]
+    return [
+        Fact(True, f"{len(steps)} shared resources made, then a {pod}"),
+        *_overcome(plan, ledger, state),
+        Fact(result is not None, f"the program ended with 0 on {workers} of {workers} workers"),
+        Fact(bool(objects), f"{len(objects)} objects of the run in the bucket: logs, checkpoints, result"),
+        Fact(not refused, f"{len(requests)} requests, {len(refused) or 'none'} of them refused as malformed"),
+        Fact(not left, f"nothing billed is left{': ' * bool(left)}{', '.join(left)}"),
+    ]
+
+
+def _overcome(plan: Plan, ledger: Ledger, state: dict[str, Any]) -> Sequence[Fact]:
+    """Did the scripted misfortune come, and was it overcome?"""
+    facts = []
+    for fault in state.get("fault", {}).values():
+        spec = {key: value for key, value in fault["spec"].items() if value not in (None, 0.0)}
+        kind, came = spec.pop("kind"), fault["left"] < spec.get("times", 1)
+        words = ", ".join(f"{key} {value}" for key, value in spec.items())
+        end = "overcome" if came else "never came: set cloud.faults, or let the program run longer"
+        if came and kind == "preempted":
+            end = f"replaced, and the program went on: {len(ledger.launches())} attempts"
+        facts.append(Fact(came, f"{kind} ({words}): {end}"))
+    return facts
+
+
+def _show(command: Command, plan: Plan, facts: Sequence[Fact]) -> None:
+    if command.flags.json:
+        rows = [{"proven": fact.proven, "words": fact.words} for fact in facts]
+        print(json.dumps({"rehearsed": plan.run_id, "facts": rows}))
+        return
+    print(f"rehearsed {plan.config.run.name}:")
+    for fact in facts:
+        print(f"  {'✓' if fact.proven else '✗'} {fact.words}")
+    print("  not rehearsed: Google's capacity and quota, real weights and data, the memory of a chip")
+
+
+def _how_to_look(folder: Path) -> str:
+    return f"the rehearsal is kept until the next one: its emulated cloud is in {folder}/localcloud"
+
+
+def _wipe(folder: Path) -> None:
+    """End and remove an emulated cloud of a rehearsal."""
+    if not folder.exists():
+        return
+    status, words = emulated.command(["wipe"], folder / "localcloud")
+    if status != 0:
+        raise ConfigError(words.strip())
+    shutil.rmtree(folder)

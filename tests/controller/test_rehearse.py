@@ -1,0 +1,76 @@
+"""`rehearse`: every experiment end to end on an emulated cloud of its own, preempted once; nothing is left."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import psutil
+import pytest
+
+from controller import cli
+
+pytestmark = pytest.mark.e2e
+FAST = "cloud.operation_seconds=0"
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    (tmp_path / "repository").mkdir()
+    monkeypatch.chdir(tmp_path / "repository")
+    monkeypatch.setenv("SLIPWAY_HOME", str(tmp_path / "home"))
+    return tmp_path / "home"
+
+
+def rehearse(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, str]:
+    code = cli.run(["rehearse", FAST, *words])
+    out, err = capsys.readouterr()
+    return code, out, err
+
+
+def nothing_is_left(home: Path) -> bool:
+    running = [p for p in psutil.process_iter(["cmdline"]) if str(home) in " ".join(p.info["cmdline"] or [])]
+    return not running and not list((home / "rehearsals").iterdir())
+
+
+def test_the_trainer_is_preempted_and_goes_on(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, err = rehearse(capsys, "+experiment=gemma2b_gsm8k", "cloud.project=my-own")
+    assert (code, err) == (0, "")
+    assert (
+        "✓ preempted (after_object checkpoints/2/commit_success): replaced, and the program went on: 2 attempts" in out
+    )
+    assert "✓ nothing billed is left" in out
+    assert "✗" not in out
+    assert nothing_is_left(home)
+
+
+def test_your_own_program_and_misfortune(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    Path("hello.txt").write_text("hello\n")
+    mine = ["program=command", "program.command=[cat,hello.txt]", "tpu=v5litepod_8"]
+    code, out, err = rehearse(capsys, *mine, "cloud.faults=[{kind: stockout, times: 1}]", "--json")
+    assert code == 0, err
+    document = json.loads(out.splitlines()[-1])
+    assert [fact["proven"] for fact in document["facts"]] == [True] * len(document["facts"])
+    assert "stockout (times 1): overcome" in [fact["words"] for fact in document["facts"]]
+    assert nothing_is_left(home)
+
+
+def test_misfortune_that_never_came_proves_nothing(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    Path("hello.txt").write_text("hello\n")
+    mine = ["program=command", "program.command=[cat,hello.txt]", "tpu=v5litepod_8"]
+    code, out, _ = rehearse(capsys, *mine, "cloud.faults=[{kind: preempted, after_object: nowhere}]")
+    assert code == 2
+    assert "✗ preempted (after_object nowhere): never came" in out
+    assert nothing_is_left(home)
+
+
+def test_a_failure_is_kept_for_a_look(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    Path("hello.txt").write_text("hello\n")
+    mine = ["program=command", "program.command=[cat,goodbye.txt]", "tpu=v5litepod_8"]
+    code, _, err = rehearse(capsys, *mine)
+    assert code == 5
+    assert "goodbye.txt" in err
+    assert f"{home}/rehearsals/run/localcloud" in err
+    Path("goodbye.txt").write_text("bye\n")
+    assert rehearse(capsys, *mine, "cloud.faults=[{kind: stockout}]")[0] == 0
+    assert nothing_is_left(home)
