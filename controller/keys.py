@@ -1,11 +1,9 @@
-"""Our SSH key, made once and kept in the state folder, and the host keys that we hold the workers to."""
+"""Our SSH key: one per project, made once and kept in the state folder."""
 
 from __future__ import annotations
 
 import os
 import tempfile
-import threading
-from collections.abc import Callable, Sequence
 from pathlib import Path
 
 NAME = "id_ed25519"
@@ -43,22 +41,3 @@ def _make(path: Path) -> None:
             os.link(draft.name, path)
         except FileExistsError:  # another controller was faster: its key is the one
             return
-
-
-class HostKeys:
-    """The host keys of a pod's workers, read when they are first needed, and again when one does not match."""
-
-    def __init__(self, read: Callable[[], Sequence[str]]) -> None:
-        self._read = read
-        self._lock = threading.Lock()
-        self._known: Sequence[str] = ()
-
-    def of(self, worker: int, refused: str | None = None) -> str:
-        """The lines of one worker, none if it has published none; read anew if they are still what was `refused`."""
-        with self._lock:
-            if self._line(worker) in ("", refused):
-                self._known = self._read()
-            return self._line(worker)
-
-    def _line(self, worker: int) -> str:
-        return self._known[worker] if worker < len(self._known) else ""

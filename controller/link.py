@@ -1,32 +1,23 @@
-"""The SSH connection to one worker, and what it takes to speak with the agent there.
-
-The only file that imports fabric and paramiko, and only when a connection is made, for that takes 0.2 s.
-"""
+"""The SSH connection to one worker, and what it takes to speak with the agent there."""
 
 from __future__ import annotations
 
 import json
-import logging
 import math
 import shlex
 import threading
 import time
-from base64 import b64decode
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from controller.bundle import Bundle
-from controller.errors import SlipwayError
-from controller.keys import HostKeys
+from controller.dial import Access, Dialer, Kind, WorkerError
 
 if TYPE_CHECKING:
-    from fabric import Connection
-    from paramiko import Channel, PKey, Transport
+    from paramiko import Channel, Transport
 
-Kind = Literal["refused", "timeout", "auth", "host_key", "dropped", "agent"]
 SECONDS = {"install_venv": 1800.0, "install_code": 600.0, "probe_devices": 300.0, "start": 120.0, "stop": 600.0}
 """How long a command may take; the others have 60 s. A worker that is gone is noticed much earlier."""
 CHUNK = 1 << 16
@@ -46,18 +37,6 @@ os.replace(draft, os.path.join(folder, name))
 """Run on a worker to place a file there whole: what breaks off in transit does not become the agent."""
 
 
-class WorkerError(SlipwayError):
-    """One worker could not be reached, or could not do what it was asked: a value wherever several are asked.
-
-    `kind`: refused (nothing listens, or not yet), timeout, auth (it does not know our key), host_key (it is not who
-    it should be), dropped (the connection broke off), agent (the command failed there; `detail` says more).
-    """
-
-    def __init__(self, worker: int, address: str, kind: Kind, words: str, detail: str = "") -> None:
-        super().__init__(f"worker {worker} ({address}): {words}")
-        self.worker, self.address, self.kind, self.words, self.detail = worker, address, kind, words, detail
-
-
 @dataclass(frozen=True)
 class Ran:
     """What a shell command printed, stderr included, and its exit code."""
@@ -66,39 +45,12 @@ class Ran:
     output: str
 
 
-@dataclass(frozen=True)
-class Access:
-    """How the workers of a pod are reached.
-
-    Attributes:
-        pod: its name, for messages.
-        user: who we are there.
-        key: file of the private key.
-        addresses: of the workers, in their order.
-        host_keys: reads the keys that Google vouches for now, per worker: lines of `TYPE KEY`.
-        ssh_config: an OpenSSH config whose HostName and Port count; by default no file does, not even the user's.
-        connect_seconds: for a connection to be made.
-        warm_up_seconds: how long a fresh worker may refuse.
-        silence_seconds: after this long without a word we ask whether the other side lives, and wait as long again.
-    """
-
-    pod: str
-    user: str
-    key: Path
-    addresses: Sequence[str]
-    host_keys: Callable[[], Sequence[str]]
-    ssh_config: Path | None = None
-    connect_seconds: float = 15.0
-    warm_up_seconds: float = 300.0
-    silence_seconds: float = 15.0
-
-
 class Link:
     """One connection, made when it is needed, kept, and made anew when it has broken. Threads may share it."""
 
-    def __init__(self, access: Access, worker: int, host_keys: HostKeys, agent: Bundle) -> None:
-        self._access, self._worker, self._host_keys, self._agent = access, worker, host_keys, agent
-        self._connection: Connection | None = None
+    def __init__(self, access: Access, worker: int, dialer: Dialer, agent: Bundle) -> None:
+        self._access, self._worker, self._dialer, self._agent = access, worker, dialer, agent
+        self._connection: Transport | None = None
         self._connecting, self._probing = threading.Lock(), threading.Lock()
         self._closed = False
 
@@ -129,9 +81,24 @@ class Link:
         Raises:
             WorkerError: of any kind but agent.
         """
-        with self._channel(shell, stdin, combine=True) as channel:
+        with self._running(shell, stdin, combine=True) as channel:
             output = b"".join(self._chunks(channel, seconds))
-            return Ran(self._exit_code(channel), output.decode(errors="replace"))
+            return Ran(self.exit_code(channel), output.decode(errors="replace"))
+
+    def follow(self, shell: str, out: Callable[[bytes], object], err: Callable[[bytes], object]) -> int:
+        """Run a command of the user's shell and pass on what it prints as it comes; its exit code.
+
+        Raises:
+            WorkerError: of any kind but agent.
+        """
+        with self._running(shell, b"") as channel:
+            aside = threading.Thread(target=_drain_stderr, args=(channel, err), daemon=True)
+            aside.start()
+            for chunk in self._chunks(channel, math.inf):
+                out(chunk)
+            code = self.exit_code(channel)
+            aside.join()
+            return code
 
     def close(self) -> None:
         """For good. Who is waiting for an answer gets a WorkerError."""
@@ -150,11 +117,11 @@ class Link:
         for placed in (False, True):
             said = False
             shell = f"python3 ~/.slipway/{self._agent.name} {command}"
-            with self._channel(shell, json.dumps(payload).encode()) as channel:
+            with self._running(shell, json.dumps(payload).encode()) as channel:
                 for chunk in self._chunks(channel, seconds):
                     said = True
                     yield chunk
-                code = self._exit_code(channel)
+                code = self.exit_code(channel)
                 words = channel.recv_stderr(CHUNK).decode(errors="replace") if code else ""
             if said and code in (0, 1):
                 return
@@ -184,97 +151,56 @@ class Link:
 
     def _transport(self) -> Transport:
         with self._connecting:
-            transport = self._connection.transport if self._connection else None
+            transport = self._connection
             if not self._closed and (transport is None or not transport.is_active()):
-                self._connection = self._connect()
-                transport = self._connection.transport
+                transport = self._connection = self._dialer.connect(self._worker)
             if self._closed or transport is None:
                 self.close()
                 raise self._error("dropped", "the connection was closed on this side")
             return transport
 
-    def _connect(self) -> Connection:
-        """Connect with the host keys that are known, and if they do not match with those that are published now."""
-        lines = self._host_keys.of(self._worker)
-        try:
-            return self._open(lines)
-        except WorkerError as error:
-            now = self._host_keys.of(self._worker, refused=lines) if error.kind == "host_key" else lines
-            if now == lines:
-                raise
-        return self._open(now)
-
-    def _open(self, host_key_lines: str) -> Connection:
-        import paramiko
-        from fabric import Config, Connection
-
-        if not host_key_lines:
-            raise self._error("refused", "it has not published its SSH host keys yet")
-        _keep_quiet()
-        access, address = self._access, self._access.addresses[self._worker]
-        config = paramiko.SSHConfig.from_path(str(access.ssh_config)) if access.ssh_config else paramiko.SSHConfig()
-        seconds = access.connect_seconds
-        limits = {"timeout": seconds, "banner_timeout": seconds, "auth_timeout": seconds, "channel_timeout": seconds}
-        own = {"pkey": _private_key(access.key), "look_for_keys": False, "allow_agent": False}
-        defaults = Config(ssh_config=config, lazy=True)
-        connection = Connection(address, user=access.user, config=defaults, connect_kwargs={**own, **limits})
-        client: Any = connection.client
-        client.set_missing_host_key_policy(paramiko.RejectPolicy())
-        name = str(connection.host) if connection.port == 22 else f"[{connection.host}]:{connection.port}"
-        for kind, key in _host_keys(host_key_lines):
-            client.get_host_keys().add(name, kind, key)
-        with self._told_apart():
-            connection.open()
-        return connection
-
     @contextmanager
-    def _told_apart(self) -> Iterator[None]:
-        """Failures to connect, by what can be done about them."""
-        from paramiko import AuthenticationException, BadHostKeyException, SSHException
+    def channel(self, port: int | None = None) -> Iterator[Channel]:
+        """A channel as paramiko has it: for a session, or to a port that something there listens on.
 
+        Raises:
+            WorkerError: of any kind but agent, also for what goes wrong on the channel inside the block.
+        """
+        from paramiko import ChannelException, SSHException
+
+        transport, seconds = self._transport(), self._access.connect_seconds
         try:
-            yield
-        except BadHostKeyException as error:
-            words = (
-                f"its SSH host key ({error.key.get_name()} {error.key.fingerprint}) is not the one that worker "
-                f"{self._worker} of {self._access.pod} has published ({error.expected_key.fingerprint}). If its VM was "
-                "just replaced, run `up` again in a minute; else something else answers there: take the pod down"
-            )
-            raise self._error("host_key", words) from error
-        except AuthenticationException as error:
-            words = f"it does not let {self._access.user} in with our key (yet?): {error}"
-            raise self._error("auth", words) from error
-        except TimeoutError as error:
-            words = f"no connection within {self._access.connect_seconds:g} s; is there a firewall rule for tcp:22?"
-            raise self._error("timeout", words) from error
-        except (OSError, SSHException, EOFError) as error:
-            raise self._error("refused", f"no SSH: {error or type(error).__name__}") from error
-
-    @contextmanager
-    def _channel(self, shell: str, stdin: bytes, combine: bool = False) -> Iterator[Channel]:
-        """A command that has been started and given its stdin."""
-        from paramiko import SSHException
-
-        transport = self._transport()
-        try:
-            channel = transport.open_session(timeout=self._access.connect_seconds)
+            if port is None:
+                channel = transport.open_session(timeout=seconds)
+            else:
+                ends = ("127.0.0.1", port), ("127.0.0.1", 0)
+                channel = transport.open_channel("direct-tcpip", *ends, timeout=seconds)
+        except ChannelException as error:  # the connection itself is fine
+            what = "a session" if port is None else f"port {port} there"
+            raise self._error("refused", f"no way to {what}: {error.text}") from error
         except (SSHException, OSError, EOFError) as error:
             transport.close()  # it may be frozen; the next try shall have a new one
             raise self._error("dropped", f"the connection is dead: {error}") from error
         try:
+            yield channel
+        except (SSHException, OSError, EOFError) as error:
+            raise self._error("dropped", f"the connection broke off: {error or type(error).__name__}") from error
+        finally:
+            channel.close()
+
+    @contextmanager
+    def _running(self, shell: str, stdin: bytes, combine: bool = False) -> Iterator[Channel]:
+        """A command that has been started and given its stdin."""
+        with self.channel() as channel:
             channel.set_combine_stderr(combine)
             channel.exec_command(shell)
             try:
                 channel.sendall(stdin)
                 channel.shutdown_write()
             except OSError:
-                if not transport.is_active():
+                if not channel.get_transport().is_active():
                     raise  # else the command has ended without reading: its exit code says why
             yield channel
-        except (SSHException, OSError, EOFError) as error:
-            raise self._error("dropped", f"the connection broke off: {error or type(error).__name__}") from error
-        finally:
-            channel.close()
 
     def _chunks(self, channel: Channel, seconds: float) -> Iterator[bytes]:
         end = time.monotonic() + seconds
@@ -286,21 +212,21 @@ class Link:
                 if time.monotonic() >= end:
                     words = f"no end after {seconds:g} s; it may still go on there"
                     raise self._error("timeout", words) from None
-                self._probe(channel.get_transport())
+                self.probe(channel.get_transport())
                 continue
             if not data:
                 return
             yield data
 
-    def _exit_code(self, channel: Channel) -> int:
+    def exit_code(self, channel: Channel) -> int:
         while not channel.status_event.wait(self._access.silence_seconds):
-            self._probe(channel.get_transport())
+            self.probe(channel.get_transport())
         code = channel.recv_exit_status()
         if code < 0:
             raise self._error("dropped", "the connection broke off")
         return code
 
-    def _probe(self, transport: Transport) -> None:
+    def probe(self, transport: Transport) -> None:
         """Find out whether the other side still answers: a frozen one does not, and paramiko would wait for ever.
 
         Raises:
@@ -316,24 +242,6 @@ class Link:
                 raise self._error("dropped", f"it has not answered for {2 * seconds:g} s")
 
 
-def _private_key(path: Path) -> PKey:
-    from paramiko import Ed25519Key
-
-    return Ed25519Key.from_private_key_file(str(path))
-
-
-def _host_keys(lines: str) -> list[tuple[str, PKey]]:
-    """Ed25519 first: paramiko asks the server for the kind of key that comes first."""
-    from paramiko import PKey
-
-    keys = [line.split()[:2] for line in lines.splitlines()]
-    known = [(kind, text) for kind, text in keys if kind.startswith(("ssh-ed25519", "ecdsa-", "ssh-rsa"))]
-    known.sort(key=lambda pair: pair[0] != "ssh-ed25519")
-    return [(kind, PKey.from_type_string(kind, b64decode(text))) for kind, text in known]
-
-
-def _keep_quiet() -> None:
-    """paramiko logs with tracebacks what it also raises; without a handler that would reach the terminal."""
-    logger = logging.getLogger("paramiko")
-    if not logger.handlers:
-        logger.addHandler(logging.NullHandler())
+def _drain_stderr(channel: Channel, write: Callable[[bytes], object]) -> None:
+    while data := channel.recv_stderr(CHUNK):
+        write(data)

@@ -35,10 +35,11 @@ def node_resource(config: Config, needs: tuple[str, ...]) -> Node:
 
 def worker_resources(config: Config, node: Node, code: CodeArchive, run_id: str, run_yaml: str) -> Iterator[Resource]:
     n = node.workers
-    ssh = SshAccess(name=node.name, node=node.id, reachable=("yes",) * n, needs=(node.id,))
-    yield ssh
     lock = LOCK.read_text() if config.env.packages == "lock" else ""
-    venv = Venv.wanted_on(n, config.env, lock, node=node.id, needs=(ssh.id,))
+    venv = Venv.wanted_on(n, config.env, lock, node=node.id, needs=(f"ssh/{node.name}",))
+    asks = {"venv": venv.name, "code": code.name, "run_id": run_id}
+    ssh = SshAccess(name=node.name, node=node.id, asks=asks, reachable=("yes",) * n, needs=(node.id,))
+    yield ssh
     yield venv
     shipped = WorkerCode(
         name=code.name, node=node.id, bucket=code.bucket, archive=code, tree=(code.name,) * n, needs=(ssh.id, code.id)

@@ -37,7 +37,7 @@ class OnWorkers(Resource):
 
     def ask(self, world: World, have: Have, read: Callable[[dict[str, Any]], Any], **payload: Any) -> tuple[Any, ...]:
         """`read` of every worker's observation; a worker that does not answer yields its error."""
-        answers = self.fleet(world, have).call_all("observe", payload)
+        answers = self.fleet(world, have).look(self.id, payload)
         return tuple(read(a) if isinstance(a, dict) else str(a) for a in answers)
 
     def act(self, world: World, have: Have, command: str, payload: dict[str, Any], diff: Diff, name: str) -> None:
@@ -71,6 +71,8 @@ class SshAccess(OnWorkers):
     """Every worker answers over SSH, with the host key Google vouches for, and has this version of the agent."""
 
     kind: ClassVar[str] = "ssh"
+    asks: dict[str, Any] = field(compare=False)
+    """What the resources that follow will ask of every worker: it is asked here, once for all of them."""
     reachable: tuple[str, ...]
 
     @property
@@ -80,7 +82,8 @@ class SshAccess(OnWorkers):
     def observe(self, world: World, have: Have) -> Absent | Self:
         if world.ssh_key_line() not in have[self.node].ssh_keys.splitlines():
             return Absent()
-        return replace(self, reachable=self.ask(world, have, lambda _: "yes"))
+        answers = self.fleet(world, have).survey(self.asks)
+        return replace(self, reachable=tuple("yes" if isinstance(a, dict) else str(a) for a in answers))
 
     def apply(self, world: World, have: Have, diff: Diff) -> None:
         node = have[self.node]
@@ -197,7 +200,7 @@ class Verified(OnWorkers):
         return f"verify {len(self.devices)} workers: devices, network"
 
     def observe(self, world: World, have: Have) -> Self:
-        answers = self.fleet(world, have).call_all("observe", {})
+        answers = self.fleet(world, have).look(self.id, {})
         raise_failures(answers, self.title)
         rows = [a for a in answers if isinstance(a, dict)]
         found = tuple(_devices(row, self.backend) for row in rows)

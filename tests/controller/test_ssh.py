@@ -54,9 +54,7 @@ def only(answers: list) -> WorkerError:
 
 
 def test_nothing_heavy_is_imported_before_a_connection_is_made() -> None:
-    script = (
-        "import controller.ssh, controller.keys, sys; print({'fabric', 'paramiko', 'cryptography'} & set(sys.modules))"
-    )
+    script = "import controller.ssh, controller.keys, sys; print({'paramiko', 'cryptography'} & set(sys.modules))"
     assert (
         subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout == "set()\n"
     )
@@ -184,13 +182,73 @@ def test_a_host_without_a_published_key_is_not_spoken_to(pod_of) -> None:
     assert pod.workers[0].connections == []
 
 
-def test_a_replaced_vm_is_known_by_what_is_published_now(pod_of) -> None:
-    pod, fleet = pod_of()
+def change_host_key(pod: Pod, worker: int = 0) -> asyncssh.SSHKey:
+    pod.do(pod.workers[worker].hang_up())
+    pod.workers[worker].key = asyncssh.generate_private_key("ssh-ed25519")
+    pod.do(pod.workers[worker].listen())
+    return pod.workers[worker].key
+
+
+def test_a_host_key_that_changes_in_one_life_of_the_pod_is_refused(pod_of, tmp_path: Path) -> None:
+    kept = tmp_path / "known_hosts" / "pod-a"
+    pod, fleet = pod_of(2, kept=kept, incarnation="one")
+    assert not failures(fleet.call_all("observe", {}))
+    fresh = change_host_key(pod)
+    for asked in (fleet, Fleet(pod.access(kept=kept, incarnation="one"))):
+        with pytest.raises(WorkerError, match=r"this VM was known by .* it was rebuilt, or somebody") as caught:
+            asked.call(0, "observe", {})
+        assert caught.value.kind == "host_key"
+        assert fresh.get_fingerprint() in caught.value.words
+        assert f"delete {kept}" in caught.value.words
+        assert isinstance(asked.call(1, "observe", {}), dict)
+        asked.close()
+    assert str(kept) in caught.value.words
+    kept.unlink()
+    after = Fleet(pod.access(kept=kept, incarnation="one"))
+    assert after.call(0, "observe", {})["active"] is None
+    after.close()
+
+
+def test_host_keys_are_dropped_with_the_life_of_the_pod(pod_of, tmp_path: Path) -> None:
+    kept = tmp_path / "known_hosts"
+    pod, fleet = pod_of(1, kept=kept, incarnation="one")
     fleet.call(0, "observe", {})
-    pod.do(pod.workers[0].hang_up())
-    pod.workers[0].key = asyncssh.generate_private_key("ssh-ed25519")
-    pod.do(pod.workers[0].listen())
+    fresh = change_host_key(pod)
+    later = Fleet(pod.access(kept=kept, incarnation="two"))
+    assert later.call(0, "observe", {})["active"] is None
+    later.close()
+    assert kept.read_text() == f"# incarnation two\nworker-0 {' '.join(pod.workers[0].host_key_line.split()[:2])}\n"
+    assert fresh.export_public_key().decode().split()[1] in kept.read_text()
+
+
+def test_the_first_host_key_can_be_pinned(pod_of, tmp_path: Path) -> None:
+    """For pods that publish none: whoever answers first is believed, and nobody else from then on."""
+    options = {"kept": tmp_path / "known_hosts", "incarnation": "one", "pin_first": True, "host_keys": lambda: []}
+    pod, fleet = pod_of(1, **options)
     assert fleet.call(0, "observe", {})["active"] is None
+    change_host_key(pod)
+    later = Fleet(pod.access(**options))
+    with pytest.raises(WorkerError, match="but at first it was ssh-ed25519") as caught:
+        later.call(0, "observe", {})
+    later.close()
+    assert caught.value.kind == "host_key"
+
+
+def test_one_survey_answers_everyone_once(pod_of) -> None:
+    pod, fleet = pod_of(2)
+    commands = pod.workers[1].commands
+    fleet.survey({"run_id": "r", "code": None})
+    surveyed = len(commands)
+    assert [a["config"] for a in fleet.look("config", {"run_id": "r"})] == [None, None]
+    assert [a["config"] for a in fleet.look("code", {"code": None})] == [None, None]
+    assert len(commands) == surveyed
+    fleet.look("config", {"run_id": "r"})
+    assert len(commands) == surveyed + 1, "who asks again wants to know how it is now"
+    fleet.look("other", {"run_id": "other"})
+    assert len(commands) == surveyed + 2, "that was not asked"
+    fleet.survey({"run_id": "r"})
+    fleet.call_all("write_config", {"run_id": "r", "text": "x"})
+    assert fleet.look("config", {"run_id": "r"})[0]["config"], "what was changed is looked at anew"
 
 
 def test_of_several_published_keys_the_one_in_use_counts(pod_of) -> None:

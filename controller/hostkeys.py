@@ -1,0 +1,90 @@
+"""The host keys that we hold the workers of a pod to: read from Google once, then kept as long as the pod lives.
+
+They are kept in OpenSSH's own format (`worker-3 ssh-ed25519 AAAA…`), below a comment that names the incarnation.
+"""
+
+from __future__ import annotations
+
+import tempfile
+import threading
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+Keys = dict[str, str]
+"""Of one worker, by type: base64."""
+_HEADER = "# incarnation "
+
+
+class HostKeys:
+    """A key that is known once never changes; further types may come. Threads may share it."""
+
+    def __init__(self, read: Callable[[], Sequence[str]], file: Path | None = None, incarnation: str = "") -> None:
+        """
+        Args:
+            read: what Google vouches for now, per worker: lines of `TYPE KEY`.
+            file: where to keep them; what it holds of another incarnation is dropped.
+        """
+        self._read, self._file, self._incarnation = read, file, incarnation
+        self._lock = threading.Lock()
+        self._known: dict[int, Keys] | None = None
+
+    def of(self, worker: int) -> Keys:
+        """The keys of one worker, those that it was known by first; none if it has published none."""
+        with self._lock:
+            if not self._all().get(worker):
+                self._learn(dict(enumerate(_parse(lines) for lines in self._read())))
+            return dict(self._all().get(worker, {}))
+
+    def kept(self, worker: int) -> Keys:
+        """As `of`, without asking Google."""
+        with self._lock:
+            return dict(self._all().get(worker, {}))
+
+    def published(self, worker: int) -> Keys:
+        """What Google vouches for now, be it known or not."""
+        lines = self._read()
+        return _parse(lines[worker]) if worker < len(lines) else {}
+
+    def pin(self, worker: int, kind: str, text: str) -> None:
+        """Know a worker by this key from now on."""
+        with self._lock:
+            self._learn({worker: {kind: text}})
+
+    def _all(self) -> dict[int, Keys]:
+        if self._known is None:
+            self._known = self._load()
+        return self._known
+
+    def _learn(self, found: dict[int, Keys]) -> None:
+        known = self._all()
+        merged = {w: found.get(w, {}) | known.get(w, {}) for w in sorted({*known, *found})}
+        merged = {worker: keys for worker, keys in merged.items() if keys}
+        if merged != known:
+            self._known = merged
+            self._save(merged)
+
+    def _load(self) -> dict[int, Keys]:
+        known: dict[int, Keys] = {}
+        if self._file is None or not self._file.is_file():
+            return known
+        header, *lines = self._file.read_text().splitlines() or [""]
+        if header != _HEADER + self._incarnation:
+            return known
+        for line in lines:
+            name, kind, text = line.split()
+            known.setdefault(int(name.removeprefix("worker-")), {})[kind] = text
+        return known
+
+    def _save(self, known: dict[int, Keys]) -> None:
+        if self._file is None:
+            return
+        lines = [f"worker-{worker} {kind} {text}" for worker, keys in known.items() for kind, text in keys.items()]
+        self._file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile("w", dir=self._file.parent, delete=False) as draft:
+            draft.write("\n".join([_HEADER + self._incarnation, *lines, ""]))
+        Path(draft.name).replace(self._file)
+
+
+def _parse(lines: str) -> Keys:
+    pairs = [line.split()[:2] for line in lines.splitlines()]
+    return {kind: text for kind, text in pairs if kind.startswith(("ssh-ed25519", "ecdsa-", "ssh-rsa"))}
