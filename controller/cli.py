@@ -28,6 +28,9 @@ VERBS = {
     "rehearse": "the same plan, scaled down, on an emulated cloud of its own, a preemption included",
     "status": "the pod, the run and its workers",
     "logs": "what the program prints",
+    "ssh": "a shell on one worker",
+    "exec": "run a command on one worker or all: slipway exec --worker all -- nproc",
+    "forward": "reach a port of a worker on this machine: slipway forward 8888",
     "verify": "compare code, packages, config, devices and network of all workers",
     "cancel": "end the run; the pod stays",
     "down": "delete the pod; --all: the network, the bucket and the rest too",
@@ -39,6 +42,7 @@ EXAMPLES = """examples:
   slipway rehearse +experiment=gemma2b_gsm8k           all of it on this machine, scaled down, with a preemption
   slipway +experiment=gemma2b_gsm8k tpu.zone=us-west4-a optimizer.lr=1e-6
   slipway logs --worker 3 --follow +experiment=gemma2b_gsm8k
+  slipway exec --worker all -- free -g
   slipway down +experiment=gemma2b_gsm8k
 """
 
@@ -50,6 +54,8 @@ class Command:
     verb: str
     flags: argparse.Namespace
     overrides: tuple[str, ...]
+    rest: tuple[str, ...] = ()
+    """What stands behind `--`: a command for the workers."""
 
     def config(self) -> tuple[Config, list[Finding]]:
         """The composed config and the findings of preflight, warnings and errors.
@@ -90,6 +96,7 @@ def parse(argv: Sequence[str]) -> Command:
     Raises:
         ConfigError: an unknown verb or flag, with the nearest one.
     """
+    argv, rest = _split(argv)
     overrides = tuple(a for a in argv if not a.startswith("-") and OVERRIDE.match(a) and ("=" in a or a[0] == "~"))
     words = [a for a in argv if a not in overrides]
     verb = next((w for w in words if not w.startswith("-")), "up")
@@ -101,7 +108,15 @@ def parse(argv: Sequence[str]) -> Command:
         near = difflib.get_close_matches(verb, VERBS, n=1)
         hint = f"did you mean {near[0]!r}? " if near else ""
         raise ConfigError(f"{verb!r} is no verb; {hint}verbs: {', '.join(VERBS)} (config is key=value)")
-    return Command(verb, _parser(verb).parse_args(words), overrides)
+    if rest and verb not in ("ssh", "exec"):
+        raise ConfigError(f"{verb} takes nothing behind --; only ssh and exec run a command")
+    return Command(verb, _parser(verb).parse_args(words), overrides, rest)
+
+
+def _split(argv: Sequence[str]) -> tuple[Sequence[str], tuple[str, ...]]:
+    """What is ours, and what stands behind `--`."""
+    at = list(argv).index("--") if "--" in argv else len(argv)
+    return argv[:at], tuple(argv[at + 1 :])
 
 
 def _parser(verb: str) -> _Parser:
@@ -122,8 +137,13 @@ def _parser(verb: str) -> _Parser:
     if verb == "up":
         parser.add_argument("--detach", action="store_true", help="return once the program has started")
         parser.add_argument("--queue", action="store_true", help="wait while another run has the pod")
+    if verb in ("logs", "ssh", "forward"):
+        parser.add_argument("--worker", default="0", metavar="N", help="which worker (default 0)")
+    if verb == "exec":
+        parser.add_argument("--worker", default="all", metavar="N|all", help="which worker (default all)")
+    if verb == "forward":
+        parser.add_argument("port", metavar="PORT[:REMOTE]", help="here, and on the worker if that is another")
     if verb == "logs":
-        parser.add_argument("--worker", type=int, default=0, metavar="N", help="which worker (default 0)")
         parser.add_argument("--follow", action="store_true", help="go on until the program ends")
     if verb == "down":
         parser.add_argument("--all", action="store_true", help="also the network, the bucket and the service account")

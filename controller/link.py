@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 SECONDS = {"install_venv": 1800.0, "install_code": 600.0, "probe_devices": 300.0, "start": 120.0, "stop": 600.0}
 """How long a command may take; the others have 60 s. A worker that is gone is noticed much earlier."""
 CHUNK = 1 << 16
+BY_SIGNAL = 128
+"""Stands for the exit code of what a signal has ended."""
 PLACE = """
 import hashlib, os, sys
 name, sha256 = sys.argv[1:]
@@ -82,7 +84,7 @@ class Link:
             WorkerError: of any kind but agent.
         """
         with self._running(shell, stdin, combine=True) as channel:
-            output = b"".join(self._chunks(channel, seconds))
+            output = b"".join(self.chunks(channel, seconds))
             return Ran(self.exit_code(channel), output.decode(errors="replace"))
 
     def follow(self, shell: str, out: Callable[[bytes], object], err: Callable[[bytes], object]) -> int:
@@ -94,7 +96,7 @@ class Link:
         with self._running(shell, b"") as channel:
             aside = threading.Thread(target=_drain_stderr, args=(channel, err), daemon=True)
             aside.start()
-            for chunk in self._chunks(channel, math.inf):
+            for chunk in self.chunks(channel):
                 out(chunk)
             code = self.exit_code(channel)
             aside.join()
@@ -118,7 +120,7 @@ class Link:
             said = False
             shell = f"python3 ~/.slipway/{self._agent.name} {command}"
             with self._running(shell, json.dumps(payload).encode()) as channel:
-                for chunk in self._chunks(channel, seconds):
+                for chunk in self.chunks(channel, seconds):
                     said = True
                     yield chunk
                 code = self.exit_code(channel)
@@ -202,7 +204,12 @@ class Link:
                     raise  # else the command has ended without reading: its exit code says why
             yield channel
 
-    def _chunks(self, channel: Channel, seconds: float) -> Iterator[bytes]:
+    def chunks(self, channel: Channel, seconds: float = math.inf) -> Iterator[bytes]:
+        """What comes over a channel until the other side has said all; a connection that is dead is noticed.
+
+        Raises:
+            WorkerError: timeout or dropped.
+        """
         end = time.monotonic() + seconds
         while True:
             channel.settimeout(min(self._access.silence_seconds, max(0.01, end - time.monotonic())))
@@ -219,11 +226,17 @@ class Link:
             yield data
 
     def exit_code(self, channel: Channel) -> int:
+        """Of the command of a channel, which has said all.
+
+        Raises:
+            WorkerError: dropped.
+        """
         while not channel.status_event.wait(self._access.silence_seconds):
             self.probe(channel.get_transport())
         code = channel.recv_exit_status()
-        if code < 0:
-            raise self._error("dropped", "the connection broke off")
+        if code < 0:  # the connection has gone, or a signal ended the command: paramiko does not say
+            self.probe(channel.get_transport())
+            return BY_SIGNAL
         return code
 
     def probe(self, transport: Transport) -> None:

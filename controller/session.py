@@ -9,10 +9,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from controller.connect import connected, project_of
+from controller.errors import ConfigError
 from controller.ledger import Ledger
 from controller.plan import Plan, build
 from controller.resource import Absent, Pending
 from controller.resources.node import Node
+from controller.resources.workers import SshAccess
 from controller.world import World
 
 if TYPE_CHECKING:
@@ -38,6 +40,33 @@ class Session:
         """SSH to the pod's workers, or None while there is no pod that is READY."""
         node = self.node()
         return self.world.fleet(node) if isinstance(node, Node) and node.state == "READY" else None
+
+    def workers(self) -> Fleet:
+        """SSH to the pod's workers, our key being known there.
+
+        Raises:
+            ConfigError: there is no pod, or not yet.
+        """
+        node = self.node()
+        if not isinstance(node, Node) or node.state != "READY":
+            how = (
+                "absent" if isinstance(node, Absent) else node.why if isinstance(node, Pending) else node.state.lower()
+            )
+            raise ConfigError(f"the pod {self.plan.node.name} is {how}; `slipway up` makes it ready")
+        access = next(r for r in self.plan.resources if isinstance(r, SshAccess))
+        access.let_in(self.world, node)
+        return self.world.fleet(node)
+
+    def worker(self, text: str | int) -> int:
+        """The worker that `--worker` names.
+
+        Raises:
+            ConfigError: there is none of that number.
+        """
+        last = self.plan.node.workers - 1
+        if not str(text).isdigit() or int(text) > last:
+            raise ConfigError(f"--worker {text}: the pod has workers 0 to {last}")
+        return int(text)
 
 
 @contextmanager

@@ -18,6 +18,7 @@ from controller.resources.code import CodeArchive
 from controller.ssh import Answer, WorkersFailed, failures
 
 if TYPE_CHECKING:
+    from controller.resources.node import Node
     from controller.ssh import Fleet
     from controller.world import World
 
@@ -86,10 +87,13 @@ class SshAccess(OnWorkers):
         return replace(self, reachable=tuple("yes" if isinstance(a, dict) else str(a) for a in answers))
 
     def apply(self, world: World, have: Have, diff: Diff) -> None:
-        node = have[self.node]
+        self.let_in(world, have[self.node])
+        raise_failures(self.fleet(world, have).warm_up(), self.title)
+
+    def let_in(self, world: World, node: Node) -> None:
+        """Make our key known on the workers of a pod that someone else may have made."""
         if world.ssh_key_line() not in node.ssh_keys.splitlines():
             world.add_ssh_key(node)
-        raise_failures(self.fleet(world, have).warm_up(), self.title)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -17,10 +17,8 @@ if TYPE_CHECKING:
 
 
 def run(command: Command) -> int:
-    worker = command.flags.worker
     with session(command) as now:
-        if not 0 <= worker < now.plan.node.workers:
-            raise ConfigError(f"--worker {worker}: the pod has workers 0 to {now.plan.node.workers - 1}")
+        worker = now.worker(command.flags.worker)
         launches = now.ledger.launches()
         if not launches:
             raise ConfigError(f"{now.plan.run_id} was never launched; `slipway up` does that")
