@@ -250,9 +250,11 @@ class Link:
             asking = threading.Thread(target=transport.global_request, args=("keepalive@openssh.com",), daemon=True)
             asking.start()
             asking.join(seconds)
-            if asking.is_alive() or not transport.is_active():
+            silent, broken = asking.is_alive(), not transport.is_active()
+            if silent or broken:
                 transport.close()
-                raise self._error("dropped", f"it has not answered for {2 * seconds:g} s")
+                words = f"it has not answered for {2 * seconds:g} s" if silent else "the connection broke off"
+                raise self._error("dropped", words)
 
 
 def _drain_stderr(channel: Channel, write: Callable[[bytes], object]) -> None:

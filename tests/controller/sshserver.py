@@ -58,6 +58,11 @@ class Worker:
     async def hang_up(self) -> None:
         """Refuse new connections and drop the old ones; what runs goes on."""
         if self.server:
+            loop = asyncio.get_running_loop()
+            for listener in self.server.sockets:  # asyncio leaks what is accepted while a server closes
+                loop.remove_reader(listener.fileno())
+            for _ in range(5):
+                await asyncio.sleep(0)
             self.server.close()
             self.server = None
         for connection in self.connections:
