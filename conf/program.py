@@ -18,6 +18,7 @@ class Program(Strict):
 
 class Code(Strict):
     max_mb: Annotated[float, VOLATILE] = Field(gt=0, description="refuse to ship an archive larger than this, MB")
+    stand_in: bool = Field(description="ship slipway's small stand-ins of the guides' programs instead; for scale=tiny")
 
 
 class Env(Strict):

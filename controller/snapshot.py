@@ -66,6 +66,9 @@ def snapshot(config: Config, folder: Path) -> Snapshot:
     if config.program.kind == "trainer":
         root = Path(conf.__file__).parents[1]
         found = [p for package in ("conf", "trainer") for p in (root / package).rglob("*") if _is_source(p)]
+    elif config.code.stand_in:
+        root = Path(conf.__file__).parents[1] / "standins"
+        found = [p for p in root.rglob("*.py") if _is_source(p)]
     else:
         root = _repository(folder)
         found = _listed(root)

@@ -74,6 +74,8 @@ def misfortune(config: Config) -> tuple[dict[str, Any], ...]:
     """A preemption in mid-run: after the first checkpoint where it is known how that looks, else after a while."""
     if config.program.kind == "trainer":
         return ({"kind": "preempted", "after_object": f"checkpoints/{config.checkpoint.every}/commit_success"},)
+    if config.code.stand_in:
+        return ({"kind": "preempted", "after_object": "/commit_success"},)
     return ({"kind": "preempted", "after_seconds": SECONDS_BEFORE_PREEMPTION},)
 
 
@@ -117,7 +119,10 @@ def _show(command: Command, plan: Plan, facts: Sequence[Fact]) -> None:
     print(f"rehearsed {plan.config.run.name}:")
     for fact in facts:
         print(f"  {'✓' if fact.proven else '✗'} {fact.words}")
-    print("  not rehearsed: Google's capacity and quota, real weights and data, the memory of a chip")
+    unproven = ["Google's capacity and quota", "real weights and data", "the memory of a chip"]
+    if plan.config.code.stand_in:
+        unproven.insert(0, "the program itself, for which a stand-in ran")
+    print(f"  not rehearsed: {', '.join(unproven)}")
 
 
 def _how_to_look(folder: Path) -> str:

@@ -44,6 +44,25 @@ def test_the_trainer_is_preempted_and_goes_on(home: Path, capsys: pytest.Capture
     assert nothing_is_left(home)
 
 
+def test_a_stand_in_needs_all_workers_and_resumes(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    checkpoints = "'--checkpoint-dir=gs://slipway-local-slipway-us-central2/checkpoints'"
+    mesh = "'--mesh-data=2','--mesh-fsdp=2','--mesh-tp=2'"
+    code, out, err = rehearse(
+        capsys,
+        "program=command",
+        "code.stand_in=true",
+        f"program.command=[python,-m,nash_mhc.train,{mesh},{checkpoints}]",
+        "env.vars={WANDB_MODE: offline}",
+        "tpu.accelerator_type=v4-16",  # 2 workers
+        "tpu.zone=us-central2-b",
+    )
+    assert code == 0, err
+    assert "worker 0 of 2: from step 0 of 8" in out
+    assert "✓ preempted (after_object /commit_success): replaced" in out
+    assert "resumed_from             2" in out
+    assert nothing_is_left(home)
+
+
 def test_your_own_program_and_misfortune(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
     Path("hello.txt").write_text("hello\n")
     mine = ["program=command", "program.command=[cat,hello.txt]", "tpu=v5litepod_8"]
