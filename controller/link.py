@@ -18,7 +18,14 @@ from controller.dial import Access, Dialer, Kind, WorkerError
 if TYPE_CHECKING:
     from paramiko import Channel, Transport
 
-SECONDS = {"install_venv": 1800.0, "install_code": 600.0, "probe_devices": 300.0, "start": 120.0, "stop": 600.0}
+SECONDS = {
+    "install_venv": 1800.0,
+    "run_setup": 3600.0,
+    "install_code": 600.0,
+    "probe_devices": 300.0,
+    "start": 120.0,
+    "stop": 600.0,
+}
 """How long a command may take; the others have 60 s. A worker that is gone is noticed much earlier."""
 CHUNK = 1 << 16
 BY_SIGNAL = 128

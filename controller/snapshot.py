@@ -1,7 +1,8 @@
 """The code that is shipped: which files, their hash, and one reproducible archive of them.
 
 `program=trainer` ships the bundled `trainer/` and `conf/`; `program=command` ships the git repository around the
-current folder, as `git ls-files` sees it: tracked and untracked files, ignored ones left out.
+current folder, or `code.repository`, as `git ls-files` sees it: tracked and untracked files, ignored ones left out, and
+whatever `code.exclude` names.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import conf
 from conf.schema import Config
 from controller.agent import tree_hash
 from controller.errors import ConfigError
+from controller.repositories import checked_out
 
 LARGEST_SHOWN = 5
 
@@ -61,7 +63,7 @@ def snapshot(config: Config, folder: Path) -> Snapshot:
     """What `config` would ship if run from `folder`.
 
     Raises:
-        ConfigError: nothing to ship, or more than code.max_mb.
+        ConfigError: nothing to ship, more than code.max_mb, or a repository that cannot be had.
     """
     if config.program.kind == "trainer":
         root = Path(conf.__file__).parents[1]
@@ -70,8 +72,9 @@ def snapshot(config: Config, folder: Path) -> Snapshot:
         root = Path(conf.__file__).parents[1] / "standins"
         found = [p for p in root.rglob("*.py") if _is_source(p)]
     else:
-        root = _repository(folder)
-        found = _listed(root)
+        state = Path(config.run.state_dir).expanduser()
+        root = checked_out(config.code.repository, state) if config.code.repository else _repository(folder)
+        found = _included(root, _listed(root), config.code.exclude)
     files = tuple(sorted(p.relative_to(root).as_posix() for p in found))
     if not files:
         raise ConfigError(f"program: {root} holds no files to ship; run from your repository, or use program=trainer")
@@ -98,6 +101,13 @@ def _listed(root: Path) -> list[Path]:
     return [root / name for name in names if (root / name).is_file() and not (root / name).is_symlink()]
 
 
+def _included(root: Path, found: list[Path], exclude: tuple[str, ...]) -> list[Path]:
+    import pathspec
+
+    spec = pathspec.GitIgnoreSpec.from_lines(exclude)
+    return [path for path in found if not spec.match_file(path.relative_to(root).as_posix())]
+
+
 def _unignored(root: Path) -> set[str]:
     import pathspec
 
@@ -112,5 +122,6 @@ def _refuse_large(root: Path, files: tuple[str, ...], max_mb: float) -> None:
     if total > max_mb:
         largest = ", ".join(f"{name} ({size / 1e6:.1f} MB)" for size, name in sizes[:LARGEST_SHOWN])
         raise ConfigError(
-            f"code.max_mb: {total:.1f} MB of code is more than {max_mb:g}; largest: {largest}; add to .gitignore"
+            f"code.max_mb: {total:.1f} MB of code is more than {max_mb:g}; largest: {largest}; "
+            "name what is not needed in code.exclude or .gitignore"
         )

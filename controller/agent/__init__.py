@@ -13,6 +13,7 @@ however its holder dies.
       venv/<fingerprint>/       slipway.json in it: it is complete, and what was installed
       devices.json, peers.json  what a probe found; counts for the boot that it names
       runs/<run id>/            $SLIPWAY_RUN_DIR: run.yaml, env, and the program's metrics.jsonl and summary.json
+        setup.json, setup.log   what prepared it, once
         work/                   the program's working directory: a copy of the code, kept between attempts
         attempt-<n>/            pid.json, log, exit.json, supervisor.log
 """

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 from typing import Any
 
-from .files import AgentError, inside, write_atomic, write_json
+from .files import AgentError, inside, read_json, write_atomic, write_json
+from .packages import program_env
 from .tree import file_hash
 
 
 def write_config(run_id: str, text: str, env: dict[str, str] | None = None) -> dict[str, Any]:
-    """Place run.yaml, and the variables that every attempt of the run shall see, secrets among them.
+    """Place run.yaml, and the variables that every attempt of the run shall see.
 
     Returns:
         {"path": str, "sha256": str}: where run.yaml is, and its hash.
@@ -28,3 +30,9 @@ def checked_env(env: dict[str, str]) -> dict[str, str]:
         if not isinstance(value, str) or "\0" in value:
             raise AgentError(f"no environment variable can hold what {name} is to hold")
     return env
+
+
+def run_environment(run: Path, venv: str, env: dict[str, str], own: dict[str, str]) -> dict[str, str]:
+    """What a program of the run sees: `env` counts more than the variables of `write_config`, `own` more than both."""
+    own = {"SLIPWAY_RUN_DIR": str(run), "SLIPWAY_RUN_ID": run.name, **own}
+    return program_env(venv, {**(read_json(run / "env") or {}), **env, **own})

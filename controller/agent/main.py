@@ -14,6 +14,7 @@ COMMANDS = {
     "install_code": "code",
     "install_venv": "packages",
     "write_config": "config",
+    "run_setup": "setup",
     "probe_devices": "probe",
     "probe_peers": "probe",
     "start": "start",

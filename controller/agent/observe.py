@@ -10,6 +10,7 @@ from .attempt import active
 from .files import inside, read_json, root
 from .packages import image, venv_state
 from .process import boot_id
+from .setup import setup_state
 from .tree import file_hash, tree_now
 
 
@@ -32,6 +33,7 @@ def observe(code: str | None = None, venv: str | None = None, run_id: str | None
         "code": tree_now(inside("code", code)) if code else None,
         "venv": venv_state(venv) if venv else None,
         "config": file_hash(config) if config and config.exists() else None,
+        "setup": setup_state(run_id, venv) if run_id and venv else None,
         **{name: found if found and found["boot_id"] == boot else None for name, found in probes.items()},
         "active": active(),
         "free_gb": disk.f_bavail * disk.f_frsize / 1e9,

@@ -13,7 +13,9 @@ from typing import Any
 
 from .files import AgentError, inside, locked, read_json, remove, root, write_atomic, write_json
 from .process import tool
+from .storage import download, with_retries
 
+NO_VENV = "none"
 UV = "uv==0.13.8"  # used only where the image has no uv
 
 
@@ -36,12 +38,20 @@ def image() -> dict[str, Any]:
 
 
 def venv_folder(venv: str) -> Path:
-    """`venv`: a fingerprint, or "image" for the venv made of what is installed on this worker now."""
-    return inside("venv", image()["fingerprint"] if venv == "image" else venv)
+    """`venv`: a fingerprint; or "image", "image-<hash of a setup>" for one made of what is installed here now."""
+    kind, dash, setup = venv.partition("-")
+    return inside("venv", f"{image()['fingerprint']}{dash}{setup}" if kind == "image" else venv)
 
 
 def venv_state(venv: str) -> dict[str, Any] | None:
-    """{fingerprint, ok, versions}: not ok if packages have changed since it was made. None without a complete one."""
+    """{fingerprint, ok, versions, installed, id}: not ok if packages have changed since it was made or set up.
+
+    `installed` is what there was before the setup of a program, `id` tells this making of it from another. None without
+    a complete one; "none" is the image's Python as it is.
+    """
+    if venv == NO_VENV:
+        versions = image()["versions"]
+        return {"fingerprint": venv, "ok": True, "versions": versions, "installed": versions, "id": venv}
     folder = venv_folder(venv)
     mark = read_json(folder / "slipway.json")
     if mark is None:
@@ -51,21 +61,33 @@ def venv_state(venv: str) -> dict[str, Any] | None:
         "fingerprint": folder.name,
         "ok": (folder / "bin" / "python").exists() and versions == mark["versions"],
         "versions": versions,
+        "installed": mark["installed"],
+        "id": mark["id"],
     }
 
 
 def install_venv(
-    packages: str, fingerprint: str, python: str | None = None, requirements: str = "", index: str | None = None
+    packages: str,
+    fingerprint: str,
+    python: str | None = None,
+    requirements: str = "",
+    index: str | None = None,
+    constraints: dict[str, str] | None = None,
+    wheels: list[dict[str, str]] | None = None,
 ) -> dict[str, Any]:
     """Make a virtual environment, unless it is here and unaltered.
 
     It is made in place, for paths inside it are absolute, and counts only from when it is marked.
 
     Args:
-        packages: "lock" installs `requirements` (pins with hashes) for Python `python`; "image" downloads nothing and
-            makes visible what is installed for the image's own Python.
+        packages: "lock" installs `requirements` (pins with hashes) for Python `python`, "requirements" what is in such
+            a file without hashes; "image" downloads nothing and makes visible what is installed for the image's own
+            Python.
         fingerprint: the name of the venv; for "image" it may be "image".
         index: for "lock", a package index other than the default one: a URL, or a folder of wheels on the worker.
+        constraints: for "requirements", the version by name that everything must have; a venv with others is made anew.
+        wheels: for "requirements", {bucket, object, sha256, name, before, after} of wheels that are installed too:
+            their requirement reads BEFORE @ file://… AFTER.
 
     Returns:
         What `venv_state` says, and {"changed": bool}.
@@ -73,7 +95,7 @@ def install_venv(
     folder = venv_folder(fingerprint)
     with locked(f"venv-{folder.name}"):
         now = venv_state(folder.name)
-        if now and now["ok"]:
+        if now and now["ok"] and constraints in (None, now["installed"]):
             return {**now, "changed": False}
         remove(folder)
         folders: list[str] = []
@@ -81,15 +103,28 @@ def install_venv(
             folders = _make_from_image(folder)
         elif packages == "lock":
             _make_from_lock(folder, python or "3.11", requirements, index)
+        elif packages == "requirements":
+            fetched = "".join(f"{_bring(folder.name, wheel)}\n" for wheel in wheels or [])
+            _make_from_requirements(folder, python or "3.11", requirements + fetched, constraints or {})
         else:
-            raise AgentError(f"packages is {packages!r}; it can be lock or image")
-        write_json(folder / "slipway.json", {"folders": folders, "versions": _visible(folder, folders)})
+            raise AgentError(f"packages is {packages!r}; it can be lock, requirements or image")
+        versions = _visible(folder, folders)
+        mark = {"folders": folders, "versions": versions, "installed": versions, "id": os.urandom(8).hex()}
+        write_json(folder / "slipway.json", mark)
         return {**(venv_state(folder.name) or {}), "changed": True}
+
+
+def accept_changes(venv: str) -> None:
+    """Take the packages that a setup has just installed or removed for what belongs in the venv."""
+    if venv != NO_VENV:
+        folder = venv_folder(venv)
+        mark: dict[str, Any] = read_json(folder / "slipway.json")
+        write_json(folder / "slipway.json", {**mark, "versions": _visible(folder, mark["folders"])})
 
 
 def _make_from_image(folder: Path) -> list[str]:
     here = image()
-    if folder.name != here["fingerprint"]:
+    if folder.name.partition("-")[0] != here["fingerprint"]:
         raise AgentError(f"the packages of this image have the fingerprint {here['fingerprint']}, not {folder.name}")
     _make(folder, sys.executable)
     for own in _own(folder):
@@ -105,6 +140,25 @@ def _make_from_lock(folder: Path, python: str, requirements: str, index: str | N
     if index:
         source = [f"--index-url={index}"] if re.match("https?://", index) else ["--no-index", f"--find-links={index}"]
     tool([uv(), "pip", "sync", "--quiet", "--require-hashes", f"--python={folder}/bin/python", *source, str(lock)])
+
+
+def _make_from_requirements(folder: Path, python: str, requirements: str, constraints: dict[str, str]) -> None:
+    _make(folder, python)
+    wanted, exact = folder / "requirements.txt", folder / "constraints.txt"
+    write_atomic(wanted, requirements.encode())
+    own = requirements.lower().replace("_", "-")  # what comes as a wheel of a local folder cannot be constrained too
+    pins = [f"{name}=={version}\n" for name, version in constraints.items() if f"{name} @ " not in own]
+    write_atomic(exact, "".join(pins).encode())
+    tool([uv(), "pip", "install", "--quiet", f"--python={folder}/bin/python", f"--constraint={exact}", f"-r{wanted}"])
+
+
+def _bring(venv: str, wheel: dict[str, str]) -> str:
+    """Download a wheel, and give the line by which a requirements file names it."""
+    folder = inside("wheels", venv)
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    target = folder / Path(wheel["name"]).name
+    with_retries(lambda: download(wheel["bucket"], wheel["object"], wheel["sha256"], target))
+    return f"{wheel['before']} @ {target.as_uri()}{wheel['after']}"
 
 
 def _make(folder: Path, python: str) -> None:
@@ -135,8 +189,11 @@ def uv() -> str:
     return str(own / "bin" / "uv")
 
 
-def program_env(venv: Path, env: dict[str, str]) -> dict[str, str]:
+def program_env(venv: str, env: dict[str, str]) -> dict[str, str]:
     """The environment of a program that runs in a venv: that of this session, then `env`, then the venv."""
-    merged = {**os.environ, "PYTHONUNBUFFERED": "1", **env, "VIRTUAL_ENV": str(venv)}
+    merged = {**os.environ, "PYTHONUNBUFFERED": "1", **env}
+    if venv == NO_VENV:
+        return merged
+    folder = venv_folder(venv)
     merged.pop("PYTHONHOME", None)
-    return {**merged, "PATH": f"{venv}/bin:{merged.get('PATH', os.defpath)}"}
+    return {**merged, "VIRTUAL_ENV": str(folder), "PATH": f"{folder}/bin:{merged.get('PATH', os.defpath)}"}

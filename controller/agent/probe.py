@@ -10,7 +10,7 @@ from typing import Any
 
 from .attempt import active
 from .files import AgentError, locked, read_json, root, write_json
-from .packages import program_env, venv_folder
+from .packages import NO_VENV, program_env, venv_folder
 from .process import boot_id, tool
 
 ASK_JAX = """
@@ -35,9 +35,8 @@ def probe_devices(venv: str, timeout_seconds: float = 120.0, env: dict[str, str]
             return known
         if holder := active():
             raise AgentError(f"run {holder['run_id']} holds the devices")
-        folder = venv_folder(venv)
-        python = f"{folder}/bin/python"
-        printed = tool([python, "-c", ASK_JAX], timeout=timeout_seconds, env=program_env(folder, env or {}))
+        python = "python3" if venv == NO_VENV else f"{venv_folder(venv)}/bin/python"
+        printed = tool([python, "-c", ASK_JAX], timeout=timeout_seconds, env=program_env(venv, env or {}))
         found = {"boot_id": boot, **json.loads(printed.splitlines()[-1])}
         write_json(path, found)
     return found

@@ -15,10 +15,10 @@ from typing import Any
 
 from .attempt import active, situation, state
 from .code import check_out
-from .config import checked_env
+from .config import checked_env, run_environment
 from .ending import kill_marked, settle
-from .files import AgentError, attempt_folder, locked, read_json, size_of, wait_until, write_json
-from .packages import program_env, venv_folder, venv_state
+from .files import AgentError, attempt_folder, locked, size_of, wait_until, write_json
+from .packages import venv_state
 from .process import boot_id, send, this_process
 from .storage import TransferError, upload_file
 
@@ -115,14 +115,8 @@ def supervise(
 
 
 def _environment(folder: Path, venv: str, env: dict[str, str], code_sha256: str) -> dict[str, str]:
-    run = folder.parent
-    own = {
-        "SLIPWAY_RUN_DIR": str(run),
-        "SLIPWAY_RUN_ID": run.name,
-        "SLIPWAY_ATTEMPT": folder.name.partition("-")[2],
-        "SLIPWAY_CODE_SHA256": code_sha256,
-    }
-    return program_env(venv_folder(venv), {**(read_json(run / "env") or {}), **env, **own})
+    attempt = {"SLIPWAY_ATTEMPT": folder.name.partition("-")[2]}
+    return run_environment(folder.parent, venv, env, {**attempt, "SLIPWAY_CODE_SHA256": code_sha256})
 
 
 def _launch(folder: Path, argv: list[str], environment: dict[str, str], begun: dict[str, Any]) -> int:

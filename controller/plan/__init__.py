@@ -6,12 +6,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from conf.schema import Config
-from controller.plan.pod import node_resource, worker_resources
+from controller.plan.pod import node_resource
 from controller.plan.shared import bucket_name, shared_resources
+from controller.plan.workers import requirements_of, worker_resources
 from controller.resource import Resource
 from controller.resources.code import CodeArchive
 from controller.resources.dataset import DatasetCopy, manifest, prefix
 from controller.resources.node import Node
+from controller.resources.wheels import Wheels
 from controller.runfile import render
 from controller.snapshot import Snapshot, snapshot
 
@@ -65,6 +67,10 @@ def build(config: Config, project: str, folder: Path) -> Plan:
     shared = tuple(shared_resources(config, bucket))
     archive = CodeArchive(name=code.sha256, bucket=bucket, snapshot=code, needs=(f"bucket/{bucket}",))
     # A billed TPU never waits for an upload or a permission: everything shared comes before it.
-    node = node_resource(config, tuple(r.id for r in (*shared, *datasets, archive)))
-    workers = tuple(worker_resources(config, node, archive, run_id, run_yaml))
-    return Plan(config, project, run_id, bucket, code, run_yaml, (*shared, *datasets, archive, node, *workers))
+    requirements = requirements_of(config, code)
+    needs = (f"bucket/{bucket}",)
+    wheels = Wheels.of(requirements.git, config.env.python, bucket, needs) if requirements.git else None
+    early = (*shared, *datasets, archive, *((wheels,) if wheels else ()))
+    node = node_resource(config, tuple(r.id for r in early))
+    workers = tuple(worker_resources(config, node, archive, run_id, run_yaml, requirements, wheels))
+    return Plan(config, project, run_id, bucket, code, run_yaml, (*early, node, *workers))

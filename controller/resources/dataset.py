@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Self
 
-from conf.assets import Dataset
+from conf.assets import Asset
 from controller.errors import CloudError, ConfigError
 from controller.google import NotFound
 from controller.resource import Absent, Diff, Have, Resource, Scope
@@ -85,7 +85,7 @@ def prefix(name: str, manifest: Manifest) -> str:
     return f"assets/{name}-{manifest.sha256[:12]}"
 
 
-def manifest(name: str, dataset: Dataset, cache: Path) -> Manifest:
+def manifest(name: str, dataset: Asset, cache: Path) -> Manifest:
     """List and hash what `dataset` names; downloads are known by the hash in the config and fetched later.
 
     Raises:

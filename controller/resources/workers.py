@@ -11,7 +11,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
-from conf.program import Env
 from controller.errors import WrongDevices
 from controller.resource import Absent, Diff, Have, Resource, Scope
 from controller.resources.code import CodeArchive
@@ -41,8 +40,10 @@ class OnWorkers(Resource):
         answers = self.fleet(world, have).look(self.id, payload)
         return tuple(read(a) if isinstance(a, dict) else str(a) for a in answers)
 
-    def act(self, world: World, have: Have, command: str, payload: dict[str, Any], diff: Diff, name: str) -> None:
-        """Send `command` to the workers on which the field `name` differs.
+    def act(
+        self, world: World, have: Have, command: str, payload: dict[str, Any], diff: Diff, name: str
+    ) -> list[dict[str, Any]]:
+        """Send `command` to the workers on which the field `name` differs; returns their answers.
 
         Raises:
             WorkersFailed: what the workers that could not do it said.
@@ -50,9 +51,9 @@ class OnWorkers(Resource):
         change = next(c for c in diff.changes if c.field == name)
         old = change.old or (None,) * len(change.new)
         differing = [i for i, (was, wanted) in enumerate(zip(old, change.new, strict=True)) if was != wanted]
-        raise_failures(
-            self.fleet(world, have).call_all(command, payload, workers=differing), f"{self.title}: {command}"
-        )
+        answers = self.fleet(world, have).call_all(command, payload, workers=differing)
+        raise_failures(answers, f"{self.title}: {command}")
+        return [a for a in answers if isinstance(a, dict)]
 
     def destroy(self, world: World) -> None:
         """Goes with its node."""
@@ -94,45 +95,6 @@ class SshAccess(OnWorkers):
         """Make our key known on the workers of a pod that someone else may have made."""
         if world.ssh_key_line() not in node.ssh_keys.splitlines():
             world.add_ssh_key(node)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Venv(OnWorkers):
-    """The virtual environment: the same packages on every worker, unaltered since it was made."""
-
-    kind: ClassVar[str] = "venv"
-    env: Env = field(compare=False)
-    requirements: str = field(compare=False)
-    intact: tuple[bool, ...]
-
-    @classmethod
-    def wanted_on(cls, workers: int, env: Env, requirements: str, **placing: Any) -> Self:
-        key = hashlib.sha256(f"{env.python}\n{requirements}".encode()).hexdigest()
-        name = "image" if env.packages == "image" else key
-        return cls(name=name, env=env, requirements=requirements, intact=(True,) * workers, **placing)
-
-    @property
-    def title(self) -> str:
-        what = "the image's packages" if self.env.packages == "image" else f"{self.requirements.count('==')} packages"
-        return f"venv: Python with {what}"
-
-    @property
-    def fingerprint_argument(self) -> str:
-        """How the agent is told which venv."""
-        return self.name
-
-    def observe(self, world: World, have: Have) -> Self:
-        seen = self.ask(world, have, lambda a: bool(a["venv"] and a["venv"]["ok"]), venv=self.name)
-        return replace(self, intact=seen)
-
-    def apply(self, world: World, have: Have, diff: Diff) -> None:
-        payload = {
-            "packages": self.env.packages,
-            "fingerprint": self.name,
-            "python": self.env.python,
-            "requirements": self.requirements,
-        }
-        self.act(world, have, "install_venv", payload, diff, "intact")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -25,6 +25,7 @@ class Slipway:
     repository: Path
     capsys: pytest.CaptureFixture[str]
     environment: dict[str, str]
+    packages: str = "image"
 
     def __call__(self, *words: str) -> tuple[int, str, str]:
         """Exit code, stdout, stderr."""
@@ -34,7 +35,7 @@ class Slipway:
 
     @property
     def base(self) -> list[str]:
-        return ["cloud=local", "program=command", "env.packages=image", "cloud.operation_seconds=0"]
+        return ["cloud=local", "program=command", f"env.packages={self.packages}", "cloud.operation_seconds=0"]
 
     def json(self, *words: str) -> Any:
         code, out, err = self(*words, "--json")

@@ -1,4 +1,4 @@
-"""Datasets: hashed, fetched with their checksum, uploaded before a TPU, and known by their content."""
+"""Assets: hashed, fetched with their checksum, uploaded before a TPU, and known by their content."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from conf.assets import Dataset
+from conf.assets import Asset
 from controller.errors import CloudError, ConfigError
 from controller.resources.dataset import fetch, manifest, prefix
 from tests.controller.conftest import ECHO, Slipway
@@ -36,18 +36,18 @@ def server() -> Iterator[str]:
         listening.shutdown()
 
 
-def remote(url: str, sha256: str) -> Dataset:
-    return Dataset.model_validate({"files": {"train.jsonl": {"url": url, "sha256": sha256}}})
+def remote(url: str, sha256: str) -> Asset:
+    return Asset.model_validate({"files": {"train.jsonl": {"url": url, "sha256": sha256}}})
 
 
 def test_content_and_not_place_names_the_copy(tmp_path: Path) -> None:
     for name in ("a", "b"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "x.jsonl").write_text("same")
-    one, two = (manifest("d", Dataset(path=str(tmp_path / name)), tmp_path) for name in ("a", "b"))
+    one, two = (manifest("d", Asset(path=str(tmp_path / name)), tmp_path) for name in ("a", "b"))
     assert prefix("d", one) == prefix("d", two)
     (tmp_path / "b" / "x.jsonl").write_text("other")
-    assert prefix("d", manifest("d", Dataset(path=str(tmp_path / "b")), tmp_path)) != prefix("d", one)
+    assert prefix("d", manifest("d", Asset(path=str(tmp_path / "b")), tmp_path)) != prefix("d", one)
 
 
 def test_a_download_is_checked_and_kept(tmp_path: Path, server: str) -> None:
@@ -65,7 +65,7 @@ def test_another_content_than_promised_is_refused(tmp_path: Path, server: str) -
 
 def test_nothing_there_names_the_key(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"assets\.datasets\.d\.path: no file at"):
-        manifest("d", Dataset(path=str(tmp_path)), tmp_path)
+        manifest("d", Asset(path=str(tmp_path)), tmp_path)
 
 
 @pytest.mark.e2e

@@ -1,16 +1,15 @@
-import base64
 import hashlib
 import json
 import shutil
 import subprocess
 import sys
-import zipfile
 from pathlib import Path
 
 import pytest
 
 from controller.agent.packages import versions_in
 from tests.controller.agent.conftest import Worker
+from tests.controller.wheels import write_wheel
 
 PYTHON = f"{sys.version_info.major}.{sys.version_info.minor}"
 
@@ -24,20 +23,8 @@ def python_in(worker: Worker, fingerprint: str, script: str) -> str:
 def wheels(tmp_path: Path) -> Path:
     """A folder with one small wheel, `tiny_thing` 1.2."""
     (folder := tmp_path / "wheels").mkdir()
-    metadata = "Metadata-Version: 2.1\nName: tiny-thing\nVersion: 1.2\n"
-    tag = "Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
-    files = {"tiny_thing.py": "answer = 42\n", "tiny_thing-1.2.dist-info/METADATA": metadata}
-    files["tiny_thing-1.2.dist-info/WHEEL"] = tag
-    record = "".join(f"{name},sha256={_digest(text)},{len(text)}\n" for name, text in files.items())
-    files["tiny_thing-1.2.dist-info/RECORD"] = record + "tiny_thing-1.2.dist-info/RECORD,,\n"
-    with zipfile.ZipFile(folder / "tiny_thing-1.2-py3-none-any.whl", "w") as wheel:
-        for name, text in files.items():
-            wheel.writestr(name, text)
+    write_wheel(folder, "tiny_thing", "1.2")
     return folder
-
-
-def _digest(text: str) -> str:
-    return base64.urlsafe_b64encode(hashlib.sha256(text.encode()).digest()).rstrip(b"=").decode()
 
 
 @pytest.fixture
@@ -55,8 +42,9 @@ def lock(wheels: Path) -> dict[str, str]:
 
 def test_a_venv_is_made_from_a_lock_once(worker: Worker, lock: dict[str, str]) -> None:
     assert worker.ask("observe", venv="f1")["venv"] is None
-    made = {"fingerprint": "f1", "ok": True, "versions": {"tiny-thing": "1.2"}}
-    assert worker.ask("install_venv", **lock) == {**made, "changed": True}
+    made = worker.ask("install_venv", **lock)
+    assert made.pop("changed")
+    assert (made["fingerprint"], made["ok"], made["versions"]) == ("f1", True, {"tiny-thing": "1.2"})
     assert worker.ask("install_venv", **lock) == {**made, "changed": False}
     assert worker.ask("observe", venv="f1")["venv"] == made
     assert python_in(worker, "f1", "import tiny_thing; print(tiny_thing.answer)") == "42"
@@ -110,8 +98,38 @@ def test_another_image_is_another_fingerprint(worker: Worker) -> None:
     assert "fingerprint" in worker.refusal("install_venv", packages="image", fingerprint="f2")["error"]
 
 
-def test_there_are_two_kinds_of_venv(worker: Worker) -> None:
-    assert "lock or image" in worker.refusal("install_venv", packages="conda", fingerprint="f2")["error"]
+def test_an_unknown_kind_of_venv(worker: Worker) -> None:
+    assert "lock, requirements or image" in worker.refusal("install_venv", packages="conda", fingerprint="f2")["error"]
+
+
+def test_a_requirements_file_leaves_versions_open_and_constraints_fix_them(worker: Worker, wheels: Path) -> None:
+    write_wheel(wheels, "tiny_thing", "1.3")
+    order = {"packages": "requirements", "python": PYTHON, "fingerprint": "r1"}
+    order["requirements"] = f"--no-index\n--find-links {wheels}\ntiny-thing\n"
+    assert worker.ask("install_venv", **order)["installed"] == {"tiny-thing": "1.3"}
+    fixed = worker.ask("install_venv", **order, constraints={"tiny-thing": "1.2"})
+    assert (fixed["changed"], fixed["installed"]) == (True, {"tiny-thing": "1.2"})
+    assert not worker.ask("install_venv", **order, constraints={"tiny-thing": "1.2"})["changed"]
+    assert "uv pip failed" in worker.refusal("install_venv", **order, constraints={"tiny-thing": "9"})["error"]
+
+
+def test_a_wheel_comes_from_the_bucket(worker: Worker, wheels: Path) -> None:
+    wheel = wheels / "tiny_thing-1.2-py3-none-any.whl"
+    worker.bucket.objects["wheels/w"] = wheel.read_bytes()
+    entry = {"bucket": "b", "object": "wheels/w", "name": wheel.name, "before": "tiny-thing", "after": ""}
+    order = {"packages": "requirements", "python": PYTHON, "fingerprint": "r1", "requirements": "--no-index\n"}
+    wrong = worker.refusal("install_venv", **order, wheels=[{**entry, "sha256": "0" * 64}])
+    assert "SHA-256" in wrong["error"]
+    right = {**entry, "sha256": hashlib.sha256(wheel.read_bytes()).hexdigest()}
+    made = worker.ask("install_venv", **order, wheels=[right], constraints={"tiny-thing": "1.2"})
+    assert made["installed"] == {"tiny-thing": "1.2"}
+    assert python_in(worker, "r1", "import tiny_thing; print(tiny_thing.answer)") == "42"
+
+
+def test_no_venv_is_the_python_of_the_image(worker: Worker) -> None:
+    seen = worker.ask("observe", venv="none")["venv"]
+    assert (seen["ok"], seen["versions"]["pytest"]) == (True, pytest.__version__)
+    assert not (worker.root / "venv").exists()
 
 
 def test_versions_are_read_off_the_names_of_metadata(tmp_path: Path) -> None:

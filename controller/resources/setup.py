@@ -1,0 +1,53 @@
+"""What the user wants done once on each worker before the program: `program.setup`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, ClassVar, Self
+
+from conf.schema import digest
+from controller.resource import Diff, Have
+from controller.resources.workers import OnWorkers
+from controller.ssh import WorkersFailed
+
+if TYPE_CHECKING:
+    from controller.world import World
+
+
+@dataclass(frozen=True, kw_only=True)
+class Setup(OnWorkers):
+    """The commands have run, with these words, this code and this venv."""
+
+    kind: ClassVar[str] = "setup"
+    commands: tuple[tuple[str, ...], ...] = field(compare=False)
+    code: str = field(compare=False)
+    venv: str = field(compare=False)
+    done: tuple[str, ...]
+
+    @classmethod
+    def wanted_on(cls, workers: int, run_id: str, commands: Any, code: str, venv: str, **placing: Any) -> Self:
+        key = digest([commands, code, venv])
+        return cls(name=run_id, commands=commands, code=code, venv=venv, done=(key,) * workers, **placing)
+
+    @property
+    def title(self) -> str:
+        return f"setup: {len(self.commands)} commands on {len(self.done)} workers"
+
+    def observe(self, world: World, have: Have) -> Self:
+        return replace(self, done=self.ask(world, have, lambda a: a["setup"], run_id=self.name, venv=self.venv))
+
+    def apply(self, world: World, have: Have, diff: Diff) -> None:
+        payload = {
+            "run_id": self.name,
+            "key": self.done[0],
+            "commands": self.commands,
+            "code": self.code,
+            "venv": self.venv,
+        }
+        try:
+            self.act(world, have, "run_setup", payload, diff, "done")
+        except WorkersFailed as failed:
+            first = failed.errors[0]
+            raise WorkersFailed(
+                f"worker {first.worker} printed:\n{first.detail.rstrip()}\n{failed}", failed.errors
+            ) from None
