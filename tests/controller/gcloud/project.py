@@ -1,0 +1,40 @@
+"""A controller without command line on an emulated cloud: what it wants, makes, sees and deletes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, cast
+
+from google.oauth2.credentials import Credentials
+
+from controller.clock import Clock
+from controller.compose import compose
+from controller.events import Events
+from controller.google import Google
+from controller.plan.pod import node_resource
+from controller.plan.shared import bucket_name, shared_resources
+from controller.preview import preview
+from controller.resource import Resource
+from controller.world import World
+from tests.controller.localcloud.harness import Cloud
+
+
+def world_on(cloud: Cloud, folder: Path) -> World:
+    """The emulated cloud as the controller sees it; `folder` holds its keys."""
+    endpoint, clock = cloud.endpoint, Clock()
+    google = Google(Credentials(token=endpoint["token"]), clock, endpoint["roots"])
+    return World("slipway-local", google, clock, Events(clock), folder, "slipway", 0.02, cast(Any, None))
+
+
+def wanted(*overrides: str) -> list[Resource]:
+    """What pods share, and the pod without what is on its workers."""
+    config, problems = compose(["cloud=local", "program=command", *overrides])
+    assert config is not None, problems
+    assert not problems, problems
+    shared = list(shared_resources(config, bucket_name(config, "slipway-local")))
+    return [*shared, node_resource(config, tuple(r.id for r in shared))]
+
+
+def differences(world: World, *overrides: str) -> dict[str, str]:
+    """What `plan` says would be done about what is not right already, by id."""
+    return {row.resource.id: row.action for row in preview(tuple(wanted(*overrides)), world) if row.action != "none"}

@@ -1,0 +1,53 @@
+"""Writes down what gcloud sends: `python -m tests.controller.gcloud.record >tests/fixtures/gcloud_requests_here.jsonl`.
+
+The commands are those of the guides that were not in the recording which the project began with.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from controller.localcloud import lifecycle
+from tests.controller.localcloud.harness import REGION, ZONE, Cloud, localcloud
+
+COMMANDS = (
+    "gcloud compute networks create default --subnet-mode=auto",
+    f"gcloud compute networks subnets update default --region={REGION} --enable-private-ip-google-access",
+    "gcloud compute firewall-rules create allow-ssh --network=default --allow=tcp:22,icmp",
+    "gcloud iam service-accounts create runner --display-name=workers --description=ours",
+    "gcloud iam service-accounts delete runner@slipway-local.iam.gserviceaccount.com",
+    f"gcloud compute tpus tpu-vm create n3 --zone={ZONE} --accelerator-type=v5litepod-8 --version=v2-alpha-tpuv5-lite "
+    "--preemptible",
+)
+
+
+def requests(commands: tuple[str, ...]) -> list[dict[str, Any]]:
+    """What each command sends, in order; CalledProcessError if one fails."""
+    found: list[dict[str, Any]] = []
+    with tempfile.TemporaryDirectory() as folder:
+        cloud = Cloud(Path(folder) / "state")
+        cloud.start("--operation-seconds=0")
+        try:
+            quiet = {"CLOUDSDK_CORE_DISABLE_PROMPTS": "1", "CLOUDSDK_COMPONENT_MANAGER_DISABLE_UPDATE_CHECK": "1"}
+            environment = {"PATH": os.environ["PATH"], "HOME": folder, **lifecycle.exports(cloud.state), **quiet}
+            for command in commands:
+                told = len(cloud.log())
+                subprocess.run(command.split(), env=environment, check=True, capture_output=True, timeout=120)
+                for entry in cloud.log()[told:]:
+                    shown = {key: entry[key] for key in ("method", "path", "query")}
+                    shown["query"] = {name: [value] for name, value in shown["query"].items()}
+                    found.append({"label": command, **shown, **({"body": entry["body"]} if entry["body"] else {})})
+        finally:
+            localcloud("wipe", cloud.state)
+    return found
+
+
+if __name__ == "__main__":
+    for one in requests(COMMANDS):
+        sys.stdout.write(json.dumps(one) + "\n")

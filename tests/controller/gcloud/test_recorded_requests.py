@@ -1,0 +1,264 @@
+"""The controller's requests, field by field, beside those that gcloud was seen to send for the same ends.
+
+Each case names the command and every field in which we differ, with the reason. A difference that is not listed
+fails, and so does a listed one that is none. Names are made equal first; a resource may be named in full or in short.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from controller.reconcile import destroy, reconcile
+from tests.controller.gcloud.project import wanted, world_on
+from tests.controller.localcloud.harness import COMPUTE, Cloud, localcloud
+
+FIXTURES = Path(__file__).parents[2] / "fixtures"
+RECORDED: list[dict[str, Any]] = [
+    json.loads(line)
+    for name in ("gcloud_requests.jsonl", "gcloud_requests_here.jsonl")
+    for line in (FIXTURES / name).read_text().splitlines()
+]
+REGION, ZONE = "us-central2", "us-central2-b"
+COMMON = [
+    "cloud.apis=[tpu.googleapis.com,compute.googleapis.com,storage.googleapis.com]",
+    f"tpu.zone={ZONE}",
+    "tpu.accelerator_type=v4-8",
+    "tpu.runtime_version=tpu-ubuntu2204-base",
+    "mesh.data=4",
+]
+MINE = [
+    *COMMON,
+    "network.cidr=10.0.0.0/24",
+    "network.name=net1",
+    "network.subnet=sub1",
+    "cloud.service_account=sa-runner",
+    "cloud.bucket=bk1",
+    "cloud.roles=[roles/storage.admin]",
+    "cloud.bucket_roles=[roles/storage.objectAdmin]",
+]
+SPOT = ["tpu.capacity=spot", "tpu.external_ip=false", "tpu.name=n1"]
+DEFAULT = [*COMMON, "network=default", "network.nat=false", "cloud.service_account=default", "cloud.bucket=bk1"]
+
+SAME = {
+    "/p1/": "/slipway-local/",
+    "/p1:": "/slipway-local:",
+    "/su/": "/serviceusage/",
+    "/crm/": "/cloudresourcemanager/",
+    "sa@p1.": "sa-runner@slipway-local.",
+    "/r1": f"/net1-{REGION}",
+    '"r1"': f'"net1-{REGION}"',
+    '"nat1"': f'"net1-{REGION}"',
+    "fw1": "net1-allow-ssh",
+    "35.235.240.0/20": "127.0.0.0/8",  # the laptop of the emulated cloud
+    '"runner"': '"sa-runner"',
+    "runner@": "sa-runner@",
+    "n2": "n1",
+    "us-central1": REGION,
+    "v5litepod-8": "v4-8",
+    "v2-alpha-tpuv5-lite": "tpu-ubuntu2204-base",
+    '["p1"]': '["slipway-local"]',
+}
+"""gcloud's words in the recording, and ours for the same thing. `sa-` comes once, since the longest are put in first."""
+
+MARK = "says who made it, so that `down --all` deletes only what is ours"
+WHOLE = "gcloud sends the router back as it read it; PATCH takes the fields that change"
+ETAG = "whatever was read"
+LEAST = "icmp is not needed for SSH"
+
+
+@dataclass(frozen=True)
+class Case:
+    """One request: of `command` (its beginning) the one with this method and path, and how ours may differ from it."""
+
+    command: str
+    method: str
+    path: str
+    differs: dict[str, str] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        return f"{self.method} {self.path} of {self.command}"
+
+
+CASES = (
+    Case("gcloud services enable tpu.googleapis.com compute", "POST", "services:batchEnable"),
+    Case("gcloud compute networks create net1", "POST", "networks", {"body.description": MARK}),
+    Case("gcloud compute networks create net1", "GET", "networks/net1"),
+    Case("gcloud compute networks create default", "POST", "networks", {
+        "body.description": MARK, "body.mtu": "what Google takes where none is given, in words",
+    }),
+    Case("gcloud compute networks subnets create sub1", "POST", "subnetworks", {"body.description": MARK}),
+    Case("gcloud compute networks subnets create sub1", "GET", "subnetworks/sub1"),
+    Case("gcloud compute networks subnets update default", "POST", "setPrivateIpGoogleAccess"),
+    Case("gcloud compute routers create r1", "POST", "routers", {"body.description": MARK}),
+    Case("gcloud compute routers create r1", "GET", "routers/r1"),
+    Case("gcloud compute routers nats create nat1", "GET", "routers/r1"),
+    Case("gcloud compute routers nats create nat1", "PATCH", "routers/r1", {
+        f"body.{key}": WHOLE for key in ("creationTimestamp", "id", "kind", "name", "network", "region", "selfLink")
+    }),
+    Case("gcloud compute firewall-rules create fw1", "POST", "firewalls", {
+        "body.description": MARK,
+        "body.disabled": "false is the default; we name it so that a rule that was switched off is put right",
+        "body.allowed[1].IPProtocol": LEAST,
+        "body.targetTags[0]": "our own tag, which the pods carry",
+    }),
+    Case("gcloud compute firewall-rules create fw1", "GET", "firewalls/fw1"),
+    Case("gcloud iam service-accounts create runner", "POST", "serviceAccounts", {
+        "body.serviceAccount.description": MARK, "body.serviceAccount.displayName": "free text",
+    }),
+    Case("gcloud projects add-iam-policy-binding p1", "POST", ":getIamPolicy"),
+    Case("gcloud projects add-iam-policy-binding p1", "POST", ":setIamPolicy", {"body.policy.etag": ETAG}),
+    Case("gcloud storage buckets create gs://bk1", "POST", "/b", {
+        "query.enableObjectRetention": "false is the default",
+        "query.projection": "only shapes the answer, which is not used",
+        "body.labels.managed-by": MARK,
+        "body.iamConfiguration.publicAccessPrevention": "--public-access-prevention: nothing of a run is for everyone",
+        "body.softDeletePolicy.retentionDurationSeconds": "--soft-delete-duration=0: else deleted checkpoints are billed",
+        **{f"body.lifecycle.rule[{i}].{key}": "--lifecycle-file: what is left over is dropped" for i, key in (
+            (0, "action.type"), (0, "condition.age"), (1, "action.type"), (1, "condition.daysSinceNoncurrentTime"))},
+    }),
+    Case("gcloud storage buckets describe gs://bk1", "GET", "/b/bk1", {"query.projection": "no ACLs: there are none"}),
+    Case("gcloud storage buckets add-iam-policy-binding gs://bk1", "GET", "/b/bk1/iam", {
+        "query.fields": "gcloud asks for a part of the policy; we send the whole back as it came",
+    }),
+    Case("gcloud storage buckets add-iam-policy-binding gs://bk1", "PUT", "/b/bk1/iam", {
+        "body.etag": ETAG, "body.resourceId": "output only; the policy is sent back as it came",
+    }),
+    Case("gcloud compute tpus tpu-vm create n1 --accelerator-type=v4-8 --version=tpu-ubuntu2204-base --spot", "POST",
+         "nodes", {
+        "body.labels.x": "the recorded command's own", "body.labels.managed-by": MARK,
+        "body.metadata.k": "the recorded command's own",
+        "body.metadata.ssh-keys": "our key, which gcloud adds later, at the first ssh",
+        "body.tags[0]": "our own tag, which the firewall rules aim at", "body.tags[1]": "the recorded command has two",
+    }),
+    Case("gcloud compute tpus tpu-vm describe n1", "GET", "nodes/n1"),
+    Case("gcloud compute tpus tpu-vm delete n2", "DELETE", "nodes/n2"),
+    Case("gcloud compute firewall-rules delete fw1", "DELETE", "firewalls/fw1"),
+    Case("gcloud compute routers nats delete nat1", "PATCH", "routers/r1", {
+        f"body.{key}": WHOLE for key in ("creationTimestamp", "id", "kind", "name", "network", "region", "selfLink")
+    }),
+    Case("gcloud compute routers delete r1", "DELETE", "routers/r1"),
+    Case("gcloud compute networks subnets delete sub1", "DELETE", "subnetworks/sub1"),
+    Case("gcloud compute networks delete net1", "DELETE", "networks/net1"),
+    Case("gcloud iam service-accounts delete runner", "DELETE", "runner@slipway-local.iam.gserviceaccount.com", {
+        "path": "gcloud leaves the project to the address; we name it",
+    }),
+    Case("gcloud projects describe p1", "GET", "projects/p1"),
+)  # fmt: skip
+ON_DEMAND = Case(
+    "gcloud compute tpus tpu-vm create n1 --accelerator-type=v4-8 --version=tpu-ubuntu2204-base", "POST", "nodes", {
+        "body.labels.managed-by": MARK,
+        "body.metadata.ssh-keys": "our key, which gcloud adds later, at the first ssh",
+        "body.tags[0]": "our own tag, which the firewall rules aim at",
+        "body.networkConfig.subnetwork": "by name, since there may be several",
+        "body.serviceAccount.email": "in full; gcloud leaves it to the API to take the same one",
+        "body.serviceAccount.scope[0]": "as above: what that account may do is said by its roles alone",
+    },
+)  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def sent(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[dict[str, Any]]]:
+    """The requests of making and deleting everything: in a network of our own, and in `default` made by hand."""
+    folder = tmp_path_factory.mktemp("parity")
+    cloud = Cloud(folder / "state")
+    cloud.start("--operation-seconds=0")
+    world = world_on(cloud, folder)
+    for overrides in ([*MINE, *SPOT], [*DEFAULT, "tpu.capacity=on_demand", "tpu.name=n1"]):
+        resources = wanted(*overrides)
+        reconcile(resources, world)
+        destroy(resources, world)
+    # A subnet made by hand, whose private access was left off.
+    cloud.act("POST", f"{COMPUTE}/global/networks", {"name": "default"})
+    reconcile(wanted(*DEFAULT)[:-1], world)
+    yield cloud.log()
+    world.close()
+    localcloud("wipe", cloud.state)
+
+
+@pytest.mark.parametrize("case", [*CASES, ON_DEMAND], ids=str)
+def test_field_by_field(case: Case, sent: list[dict[str, Any]]) -> None:
+    theirs = flat(recorded(case))
+    candidates = [flat(entry) for entry in sent if entry["method"] == theirs["method"]]
+    same_path = [entry for entry in candidates if entry["path"] == theirs["path"] or "path" in case.differs]
+    ours = min(same_path, key=lambda entry: len(unlike(theirs, entry).keys() ^ case.differs.keys()), default=None)
+    assert ours is not None, f"we never sent {theirs['method']} {theirs['path']}"
+    found = unlike(theirs, ours)
+    unlisted = {name: pair for name, pair in found.items() if name not in case.differs}
+    assert not unlisted, "gcloud's and ours"
+    assert set(case.differs) == set(found), "a listed difference is none"
+
+
+def recorded(case: Case) -> dict[str, Any]:
+    """gcloud's request in our names."""
+    [found, *_] = [
+        entry
+        for entry in RECORDED
+        if entry["label"].startswith(case.command)
+        and entry["method"] == case.method
+        and entry["path"].endswith(case.path)
+        and not (case is ON_DEMAND and "--spot" in entry["label"])
+    ]
+    text = json.dumps({key: found[key] for key in ("method", "path", "query", "body") if key in found})
+    words = sorted(SAME, key=len, reverse=True)
+    pattern = "|".join(re.escape(word) for word in words)
+    renamed = json.loads(re.sub(pattern, lambda match: SAME[match[0]], text))
+    if "net1" not in case.command and case.command.startswith("gcloud compute networks create default"):
+        renamed["body"]["name"] = "default"
+    return renamed
+
+
+def flat(entry: dict[str, Any]) -> dict[str, str]:
+    """A request as one value per field: `body.nats[0].name`, `query.alt`."""
+    query = {f"query.{k}": (v[0] if isinstance(v, list) else v).lower() for k, v in entry["query"].items()}
+    body = dict(_fields("body", entry.get("body"))) if entry.get("body") else {}
+    path = re.sub(r"/p1$", "/slipway-local", entry["path"])
+    return {"method": entry["method"], "path": path, **query, **body}
+
+
+def _fields(name: str, value: Any) -> Iterator[tuple[str, str]]:
+    if isinstance(value, dict) and value:
+        for key, one in value.items():
+            yield from _fields(f"{name}.{key}", one)
+    elif isinstance(value, list) and value:
+        for index, one in enumerate(value):
+            yield from _fields(f"{name}[{index}]", one)
+    elif value not in ({}, None):  # an empty message says nothing
+        named = re.search(r"(\.network|\.subnetwork|\.scope\[\d+\])$", name)
+        text = str(value).lower()
+        yield name, text.rpartition("/")[2] if named else text
+
+
+def unlike(theirs: dict[str, str], ours: dict[str, str]) -> dict[str, tuple[str | None, str | None]]:
+    """The fields that differ: gcloud's value and ours."""
+    names = {*theirs, *ours}
+    return {n: (theirs.get(n), ours.get(n)) for n in sorted(names) if theirs.get(n) != ours.get(n)}
+
+
+def test_every_kind_of_mutating_request_is_compared(sent: list[dict[str, Any]]) -> None:
+    """But for those that no gcloud command sends in this form."""
+    compared = {(case.method, recorded(case)["path"].rpartition("/")[2]) for case in (*CASES, ON_DEMAND)}
+    calls = {(r["method"], r["path"].rpartition("/")[2]): r["call"] for r in sent if r["mutating"]}
+    left = {call for key, call in calls.items() if key not in compared}
+    assert left <= {
+        "buckets.delete",  # gcloud storage rm -r: no body, no query
+        "firewalls.insert",
+        "firewalls.patch",  # the record that we switched on private access
+        "firewalls.delete",
+        "projects.serviceAccounts.delete",
+        "services.batchEnable",
+        "networks.delete",
+        "subnetworks.delete",
+        "projects.locations.nodes.delete",
+    }
+
+
+def test_no_request_was_refused_as_malformed(sent: list[dict[str, Any]]) -> None:
+    """Each was judged by Google's discovery documents."""
+    assert [r for r in sent if r["status"] in (400, 405, 500, 501)] == []
