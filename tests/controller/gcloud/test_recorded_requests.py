@@ -65,7 +65,7 @@ SAME = {
     "v2-alpha-tpuv5-lite": "tpu-ubuntu2204-base",
     '["p1"]': '["slipway-local"]',
 }
-"""gcloud's words in the recording, and ours for the same thing. `sa-` comes once, since the longest are put in first."""
+"""gcloud's words in the recording, and ours for the same thing. The longest is put in first."""
 
 MARK = "says who made it, so that `down --all` deletes only what is ours"
 WHOLE = "gcloud sends the router back as it read it; PATCH takes the fields that change"
@@ -119,7 +119,7 @@ CASES = (
         "query.projection": "only shapes the answer, which is not used",
         "body.labels.managed-by": MARK,
         "body.iamConfiguration.publicAccessPrevention": "--public-access-prevention: nothing of a run is for everyone",
-        "body.softDeletePolicy.retentionDurationSeconds": "--soft-delete-duration=0: else deleted checkpoints are billed",
+        "body.softDeletePolicy.retentionDurationSeconds": "--soft-delete-duration=0: else what is deleted is billed",
         **{f"body.lifecycle.rule[{i}].{key}": "--lifecycle-file: what is left over is dropped" for i, key in (
             (0, "action.type"), (0, "condition.age"), (1, "action.type"), (1, "condition.daysSinceNoncurrentTime"))},
     }),
