@@ -8,8 +8,9 @@ from typing import Any, Literal
 import yaml
 from pydantic import Field, ValidationError
 
+from conf.decoder import Model
 from conf.strict import Strict
-from conf.training import Checkpoint, Data, Logging, Loop, Mesh, Model, Optimizer
+from conf.training import Checkpoint, Data, Logging, Loop, Mesh, Optimizer
 
 
 class RunFileError(ValueError):

@@ -10,37 +10,6 @@ from pydantic import Field, model_validator
 from conf.strict import Strict
 
 
-class Model(Strict):
-    """A decoder in the style of Gemma 2 (https://arxiv.org/abs/2408.00118)."""
-
-    layers: int = Field(ge=1, le=512, description="number of decoder layers")
-    dim: int = Field(ge=2, le=65536, description="width of the residual stream")
-    heads: int = Field(ge=1, le=1024, description="number of query heads")
-    kv_heads: int = Field(ge=1, le=1024, description="number of key and value heads; divides heads")
-    head_dim: int = Field(ge=2, le=1024, multiple_of=2, description="width of one head")
-    hidden: int = Field(ge=1, le=1048576, description="width of the feed-forward layer")
-    vocab: int = Field(ge=2, le=4194304, description="number of token ids; at least the tokenizer's")
-    pattern: str = Field(
-        pattern=r"^[LG]+$", max_length=512, description="attention of the layers in turn, repeated: L local, G global"
-    )
-    window: int = Field(ge=1, le=1048576, description="tokens that a local layer sees, the current one included")
-    query_scalar: float = Field(gt=0, le=65536, description="queries are multiplied by query_scalar ** -0.5")
-    attention_softcap: float | None = Field(gt=0, description="attention logits are capped to +- this; null: no cap")
-    final_softcap: float | None = Field(gt=0, description="output logits are capped to +- this; null: no cap")
-    rope_base: float = Field(gt=1, description="base of the rotary position frequencies")
-    norm_epsilon: float = Field(gt=0, lt=1, description="added to the mean square in RMSNorm")
-    activation_dtype: Literal["float32", "bfloat16"] = Field(description="type of activations; weights are float32")
-    scan_layers: bool = Field(description="one compiled layer in a loop (short compile) instead of an unrolled stack")
-    remat: Literal["none", "full"] = Field(description="full: recompute each layer's activations in the backward pass")
-    logit_chunk: int = Field(ge=1, le=1048576, description="positions of each sequence whose logits exist at a time")
-
-    @model_validator(mode="after")
-    def _heads_share_keys(self) -> "Model":
-        if self.heads % self.kv_heads:
-            raise ValueError(f"heads ({self.heads}) must be a multiple of kv_heads ({self.kv_heads})")
-        return self
-
-
 class TextData(Strict):
     """A plain text file; the LM loop trains on random windows of its bytes."""
 

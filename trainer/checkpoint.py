@@ -10,7 +10,7 @@ from etils import epath
 from orbax.checkpoint import type_handlers
 
 from conf.runfile import RunFileError
-from trainer.model import Params
+from trainer.weights import Params
 
 SMALLEST_SLICE_BYTES = 1 << 20
 

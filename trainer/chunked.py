@@ -9,9 +9,10 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from conf.training import Model
+from conf.decoder import Model
 from trainer.mesh import constrain
-from trainer.model import Params, unembed
+from trainer.model import unembed
+from trainer.weights import Params
 
 
 def token_logprobs(

@@ -8,8 +8,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from conf.training import GrpoLoop, Model
-from trainer import chunked, model, update
+from conf.decoder import Model
+from conf.training import GrpoLoop
+from trainer import chunked, model, update, weights
 
 EPSILON = 1e-6
 """Added to the standard deviation; keeps a group whose rewards are almost equal from exploding."""
@@ -28,7 +29,7 @@ def advantages(rewards: np.ndarray, std: str) -> np.ndarray:
 
 
 def logprobs(
-    params: model.Params, cfg: Model, batch: dict[str, jax.Array], temperature: float
+    params: weights.Params, cfg: Model, batch: dict[str, jax.Array], temperature: float
 ) -> tuple[jax.Array, jax.Array]:
     """Log-probability of each token but the first given those before it, and the entropy there: two [B, T - 1]."""
     tokens = batch["tokens"]
@@ -63,7 +64,7 @@ def loss(cfg: Model, loop: GrpoLoop) -> update.Loss:
     Each sequence counts the same: the mean over its tokens, then over sequences, as in the paper.
     """
 
-    def sums(params: model.Params, batch: dict[str, Any]) -> update.Sums:
+    def sums(params: weights.Params, batch: dict[str, Any]) -> update.Sums:
         logprob, entropy = logprobs(params, cfg, batch, loop.temperature)
         terms = clipped_terms(logprob, batch["old"], batch["reference"], batch["advantage"], loop)
         mask, rows = batch["mask"], jnp.float32(batch["mask"].shape[0])
@@ -82,7 +83,7 @@ FACTS = ("reward_mean", "accuracy", "pass_at_k", "response_length", "truncated",
 def supervised_loss(cfg: Model) -> update.Loss:
     """Cross-entropy of the response's tokens, for the warm start: batches with tokens [T] and mask [T - 1] per row."""
 
-    def sums(params: model.Params, batch: dict[str, Any]) -> update.Sums:
+    def sums(params: weights.Params, batch: dict[str, Any]) -> update.Sums:
         logprob, _ = logprobs(params, cfg, batch, 1.0)
         return {"loss": (-(logprob * batch["mask"]).sum(), batch["mask"].sum())}
 

@@ -1,38 +1,23 @@
-"""A decoder in the style of Gemma 2 (https://arxiv.org/abs/2408.00118): one weight table, then plain functions.
+"""The decoder: one set of plain functions for every family of models, switched by `conf.decoder.Model`.
 
-The table says all there is to know about a weight; initial values, abstract shapes and shardings derive from it.
-Weights of all layers are stacked on a leading axis: a checkpoint is the same whether layers are scanned or unrolled.
-Left out: dropout, untied output embeddings, attention kernels (`attention.attend` is a plain einsum).
+`weights` says what it learns, `layers` and `attention` what its parts compute. Left out: dropout, experts.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jax.nn.initializers import Initializer, normal, zeros
-from jax.sharding import Mesh
+from jax.ad_checkpoint import checkpoint_name
 
-from conf.runfile import RunFileError
-from conf.training import Model
+from conf.decoder import Model
 from trainer import mesh as meshes
-from trainer.attention import attend, rotate, soft_cap
-
-Params = dict[str, Any]
-"""The weights: arrays in the tree of `weight_table`."""
-
-
-@dataclass(frozen=True)
-class Weight:
-    """One weight: its shape, the logical name of each axis (`mesh.RULES` maps them), its first values."""
-
-    shape: tuple[int, ...]
-    axes: tuple[str | None, ...]
-    init: Initializer
-    dtype: str = "float32"
+from trainer.attention import attend, attend_cached, soft_cap
+from trainer.layers import inverse_frequencies, mlp, norm, rotate
+from trainer.weights import Params
 
 
 class Cache(NamedTuple):
@@ -47,61 +32,8 @@ class Cache(NamedTuple):
     values: tuple[jax.Array, ...]
 
 
-def weight_table(cfg: Model) -> Params:
-    """The tree of every `Weight` of the model."""
-    layers, dim, heads, kv_heads, width, hidden = (
-        cfg.layers, cfg.dim, cfg.heads, cfg.kv_heads, cfg.head_dim, cfg.hidden,
-    )  # fmt: skip
-    norm = Weight((layers, dim), ("layers", "embed"), zeros)
-    by_dim = normal(dim**-0.5)
-    return {
-        "embedding": Weight((cfg.vocab, dim), ("vocab", "embed"), by_dim),
-        "layers": {
-            "attention_norm": norm,
-            "query": Weight((layers, dim, heads, width), ("layers", "embed", "heads", "head_dim"), by_dim),
-            "key": Weight((layers, dim, kv_heads, width), ("layers", "embed", "kv_heads", "head_dim"), by_dim),
-            "value": Weight((layers, dim, kv_heads, width), ("layers", "embed", "kv_heads", "head_dim"), by_dim),
-            "output": Weight(
-                (layers, heads, width, dim), ("layers", "heads", "head_dim", "embed"), normal((heads * width) ** -0.5)
-            ),
-            "post_attention_norm": norm,
-            "mlp_norm": norm,
-            "gate": Weight((layers, dim, hidden), ("layers", "embed", "hidden"), by_dim),
-            "up": Weight((layers, dim, hidden), ("layers", "embed", "hidden"), by_dim),
-            "down": Weight((layers, hidden, dim), ("layers", "hidden", "embed"), normal(hidden**-0.5)),
-            "post_mlp_norm": norm,
-        },
-        "final_norm": Weight((dim,), ("embed",), zeros),
-    }
-
-
-def init(cfg: Model, key: jax.Array) -> Params:
-    """First values of all weights; the same for a key on any number of devices. Call it under jit to shard them."""
-    weights, tree = jax.tree.flatten(weight_table(cfg))
-    keys = jax.random.split(key, len(weights))
-    return tree.unflatten([w.init(k, w.shape, jnp.dtype(w.dtype)) for w, k in zip(weights, keys, strict=True)])
-
-
-def abstract(cfg: Model) -> Params:
-    """Shape and type of every weight, without any array."""
-    return jax.tree.map(lambda w: jax.ShapeDtypeStruct(w.shape, w.dtype), weight_table(cfg))
-
-
-def shardings(cfg: Model, mesh: Mesh) -> Params:
-    """How the mesh splits every weight.
-
-    Raises RunFileError where an axis cannot be split evenly.
-    """
-    table = weight_table(cfg)
-    for path, weight in jax.tree.leaves_with_path(table):
-        for size, axis in zip(weight.shape, weight.axes, strict=True):
-            parts = 1 if axis is None else meshes.shards(mesh, axis)
-            if axis is not None and size % parts:
-                raise RunFileError(
-                    f"mesh.{meshes.RULES[axis]}: {parts} devices cannot split the {size} {axis} of "
-                    f"{jax.tree_util.keystr(path, simple=True, separator='.')} evenly"
-                )
-    return jax.tree.map(lambda w: meshes.named(mesh, *w.axes), table)
+Attention = Callable[[jax.Array, jax.Array, jax.Array, int | None], jax.Array]
+"""(query, key, value, window) to what the tokens see, [B, T, heads, head_dim]."""
 
 
 def init_cache(cfg: Model, batch: int, length: int) -> Cache:
@@ -127,108 +59,153 @@ def forward(
     With a cache (prefill of many tokens, decoding of one), a token sees the slots up to its own position, as `Cache`
     tells; `segments` must be None. Returns the cache with the new tokens in it.
     """
-    with jax.named_scope("embed"):
-        x = params["embedding"].astype(cfg.activation_dtype)[tokens] * jnp.asarray(cfg.dim**0.5, cfg.activation_dtype)
-        x = meshes.constrain(x, "batch", None, None)
+    x = _embed(params, cfg, tokens, positions)
     if cache is None:
-        x = _train_layers(params["layers"], cfg, x, positions, _causal(tokens, segments))
+        x = _train_layers(params["layers"], cfg, x, positions, segments)
     elif segments is not None:
         raise ValueError("segments and a cache exclude each other: a cached row is one document")
     else:
         x, cache = _cached_layers(params["layers"], cfg, x, positions, cache)
-    return _norm(x, params["final_norm"], cfg), cache
+    return norm(x, params, "final_norm", cfg), cache
 
 
 def unembed(params: Params, cfg: Model, hidden: jax.Array) -> jax.Array:
     """Logits in float32, [..., vocab], of hidden states [..., D]: for few positions; whole sequences: `chunked`."""
     with jax.named_scope("unembed"):
-        table = params["embedding"].astype(hidden.dtype)
+        table = params["embedding" if cfg.tied else "unembedding"].astype(hidden.dtype)
         logits = jnp.einsum("...d,vd->...v", hidden, table, preferred_element_type=jnp.float32)
         return soft_cap(logits, cfg.final_softcap)
 
 
-def windows(cfg: Model) -> list[int]:
-    """Tokens that each layer sees; more than any sequence has for global layers."""
-    everything = jnp.iinfo(jnp.int32).max
-    return [cfg.window if cfg.pattern[i % len(cfg.pattern)] == "L" else everything for i in range(cfg.layers)]
+def is_local(cfg: Model, layer: int) -> bool:
+    """Does the layer see a window only?"""
+    return cfg.pattern[layer % len(cfg.pattern)] == "L"
 
 
-def _causal(tokens: jax.Array, segments: jax.Array | None) -> jax.Array:
-    """Distance [B or 1, T, T] from a token to each it may see, negative where it may not."""
-    index = jnp.arange(tokens.shape[1])
-    distance = (index[:, None] - index[None, :])[None]
-    if segments is None:
-        return distance
-    return jnp.where(segments[:, :, None] == segments[:, None, :], distance, -1)
+def _embed(params: Params, cfg: Model, tokens: jax.Array, positions: jax.Array) -> jax.Array:
+    with jax.named_scope("embed"):
+        x = params["embedding"].astype(cfg.activation_dtype)[tokens]
+        if cfg.scale_embedding:
+            x = x * jnp.asarray(cfg.dim**0.5, cfg.activation_dtype)
+        if cfg.positions == "learned":
+            x = x + params["position_embedding"].astype(cfg.activation_dtype)[positions]
+        if cfg.norm_embedding:
+            x = norm(x, params, "embedding_norm", cfg)
+        return meshes.constrain(x, "batch", None, None)
 
 
-def _within(distance: jax.Array, window: int | jax.Array) -> jax.Array:
-    return (distance >= 0) & (distance < window)
+def _train_layers(
+    layers: Params, cfg: Model, x: jax.Array, positions: jax.Array, segments: jax.Array | None
+) -> jax.Array:
+    """All layers on whole sequences. Scanned by periods of the pattern, so that each window is a constant."""
+    first = x
 
+    def attention(query: jax.Array, key: jax.Array, value: jax.Array, window: int | None) -> jax.Array:
+        return attend(query, key, value, segments, window, cfg)
 
-def _train_layers(layers: Params, cfg: Model, x: jax.Array, positions: jax.Array, distance: jax.Array) -> jax.Array:
-    def layer(x: jax.Array, weights: Params, window: int | jax.Array) -> jax.Array:
-        query, key, value = _project(x, weights, cfg, positions)
-        mixed = attend(query, key, value, _within(distance, window), cfg.attention_softcap)
-        return meshes.constrain(_finish(x, mixed, weights, cfg), "batch", None, None)
+    def layer(i: int, x: jax.Array, weights: Params) -> jax.Array:
+        def compute(x: jax.Array, first: jax.Array, weights: Params) -> jax.Array:
+            return _layer(x, first, weights, cfg, positions, is_local(cfg, i), attention)
 
-    if cfg.remat == "full":
-        layer = jax.checkpoint(layer)  # in a scan and out of it, only the layer's input is kept
-    if cfg.scan_layers:
-        each = (layers, jnp.array(windows(cfg)))
-        return lax.scan(lambda x, this: (layer(x, *this), None), x, each)[0]
-    for weights, window in zip(_unstack(layers, cfg.layers), windows(cfg), strict=True):
-        x = layer(x, weights, jnp.int32(window))
+        return _rematerialized(compute, cfg)(x, first, weights)
+
+    if not cfg.scan_layers:
+        for i, weights in enumerate(_unstack(layers, cfg.layers)):
+            x = layer(i, x, weights)
+        return x
+    period = len(cfg.pattern)
+    whole = cfg.layers // period * period
+    scanned, rest = jax.tree.map(lambda w: w[:whole], layers), jax.tree.map(lambda w: w[whole:], layers)
+
+    def step(x: jax.Array, group: Params) -> tuple[jax.Array, None]:
+        for i, weights in enumerate(_unstack(group, period)):
+            x = layer(i, x, weights)
+        return x, None
+
+    if whole:
+        x, _ = lax.scan(step, x, jax.tree.map(lambda w: w.reshape(whole // period, period, *w.shape[1:]), scanned))
+    for i, weights in enumerate(_unstack(rest, cfg.layers - whole)):
+        x = layer(whole + i, x, weights)
     return x
+
+
+def _rematerialized(compute: Callable[..., jax.Array], cfg: Model) -> Callable[..., jax.Array]:
+    """`compute` with as much kept for the backward pass as `model.remat` says; inputs are always kept."""
+    names = {"products": ("product", "attention"), "attention": ("attention",), "full": ()}
+    if cfg.remat == "none":
+        return compute
+    return jax.checkpoint(compute, policy=jax.checkpoint_policies.save_only_these_names(*names[cfg.remat]))
 
 
 def _cached_layers(
     layers: Params, cfg: Model, x: jax.Array, positions: jax.Array, cache: Cache
 ) -> tuple[jax.Array, Cache]:
     """Always unrolled: a scan would copy every layer's cache at each token."""
-    distance = positions[:, :, None] - jnp.arange(cache.keys[0].shape[1])
     store = jax.vmap(lambda slots, at, new: slots.at[at].set(new, mode="drop"))
-    keys, values = [], []
-    for i, (weights, window) in enumerate(zip(_unstack(layers, cfg.layers), windows(cfg), strict=True)):
-        query, key, value = _project(x, weights, cfg, positions)
-        keys.append(store(cache.keys[i], positions, key))
-        values.append(store(cache.values[i], positions, value))
-        mixed = attend(query, keys[i], values[i], _within(distance, window), cfg.attention_softcap)
-        x = _finish(x, mixed, weights, cfg)
+    first = x
+    keys, values = list(cache.keys), list(cache.values)
+    for i, weights in enumerate(_unstack(layers, cfg.layers)):
+
+        def attention(query: jax.Array, key: jax.Array, value: jax.Array, window: int | None, i: int = i) -> jax.Array:
+            keys[i], values[i] = store(keys[i], positions, key), store(values[i], positions, value)
+            return attend_cached(query, keys[i], values[i], positions, window, cfg)
+
+        x = _layer(x, first, weights, cfg, positions, is_local(cfg, i), attention)
     return x, Cache(tuple(keys), tuple(values))
 
 
 def _unstack(layers: Params, count: int) -> list[Params]:
     """One tree per layer. Split, not indexed: the gradient is then one concatenation instead of a padded sum."""
-    parts = jax.tree.map(lambda w: [p.squeeze(0) for p in lax.split(w, (1,) * count)], layers)
+    parts = jax.tree.map(lambda w: [p.squeeze(0) for p in lax.split(w, (1,) * count)] if count else [], layers)
     return [{name: pieces[i] for name, pieces in parts.items()} for i in range(count)]
 
 
-def _project(x: jax.Array, weights: Params, cfg: Model, positions: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Query (scaled), key and value [B, T, heads, head_dim] of a layer; query and key turned to their positions."""
-    with jax.named_scope("project"):
-        x = _norm(x, weights["attention_norm"], cfg)
-        query, key, value = (
-            jnp.einsum("btd,dnh->btnh", x, weights[name].astype(x.dtype)) for name in ("query", "key", "value")
-        )
-        query = rotate(query, positions, cfg.rope_base) * jnp.asarray(cfg.query_scalar**-0.5, x.dtype)
-        return query, rotate(key, positions, cfg.rope_base), value
-
-
-def _finish(x: jax.Array, mixed: jax.Array, weights: Params, cfg: Model) -> jax.Array:
-    """The residual stream [B, T, D] after attention's output and the feed-forward block, each normed on both sides."""
-    with jax.named_scope("attention_output"):
-        mixed = jnp.einsum("btnh,nhd->btd", mixed, weights["output"].astype(x.dtype))
-        x = x + _norm(mixed, weights["post_attention_norm"], cfg)
+def _layer(
+    x: jax.Array,
+    first: jax.Array,
+    weights: Params,
+    cfg: Model,
+    positions: jax.Array,
+    local: bool,
+    attention: Attention,
+) -> jax.Array:
+    """The residual stream [B, T, D] after one layer; `first` is what it was before all of them."""
+    if cfg.residual_scalars:
+        scales = (weights[name].astype(x.dtype) for name in ("residual_scale", "embedding_scale"))
+        x = next(scales) * x + next(scales) * first
+    with jax.named_scope("attention"):
+        query, key, value = _project(norm(x, weights, "attention_norm", cfg), weights, cfg, positions, local)
+        mixed = attention(query, key, value, cfg.window if local else None)
+        out = jnp.einsum("btnh,nhd->btd", mixed, weights["output"].astype(x.dtype))
+        if "output_bias" in weights:
+            out = out + weights["output_bias"].astype(x.dtype)
+        out = checkpoint_name(out, "product")
+        x = x + (norm(out, weights, "post_attention_norm", cfg) if cfg.post_norms else out)
     with jax.named_scope("mlp"):
-        y = _norm(x, weights["mlp_norm"], cfg)
-        gate = jax.nn.gelu(y @ weights["gate"].astype(x.dtype), approximate=True)
-        y = (gate * (y @ weights["up"].astype(x.dtype))) @ weights["down"].astype(x.dtype)
-        return x + _norm(y, weights["post_mlp_norm"], cfg)
+        out = mlp(norm(x, weights, "mlp_norm", cfg), weights, cfg)
+        x = x + (norm(out, weights, "post_mlp_norm", cfg) if cfg.post_norms else out)
+    return meshes.constrain(x, "batch", None, None)
 
 
-def _norm(x: jax.Array, scale: jax.Array, cfg: Model) -> jax.Array:
-    """RMSNorm in float32 with a gain of 1 + scale (https://arxiv.org/abs/1910.07467)."""
-    wide = x.astype(jnp.float32)
-    wide = wide * lax.rsqrt(jnp.mean(wide * wide, axis=-1, keepdims=True) + cfg.norm_epsilon)
-    return (wide * (1 + scale)).astype(x.dtype)
+def _project(
+    x: jax.Array, weights: Params, cfg: Model, positions: jax.Array, local: bool
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """Query (scaled), key and value [B, T, heads, head_dim] of a layer; query and key turned to their positions."""
+
+    def product(name: str) -> jax.Array:
+        out = jnp.einsum("btd,dnh->btnh", x, weights[name].astype(x.dtype))
+        if f"{name}_bias" in weights:
+            out = out + weights[f"{name}_bias"].astype(x.dtype)
+        return meshes.constrain(out, "batch", None, "heads" if name == "query" else "kv_heads", None)
+
+    def placed(name: str) -> jax.Array:
+        out = product(name)
+        if cfg.qk_norm == "before_rotation":
+            out = norm(out, weights, f"{name}_norm", cfg)
+        if cfg.positions == "rotary":
+            out = rotate(out, positions, frequencies)
+        return norm(out, weights, f"{name}_norm", cfg) if cfg.qk_norm == "after_rotation" else out
+
+    frequencies = inverse_frequencies(cfg, local=local)
+    query = placed("query") * jnp.asarray((cfg.query_scalar or cfg.head_dim) ** -0.5, x.dtype)
+    return tuple(checkpoint_name(part, "attention") for part in (query, placed("key"), product("value")))  # pyright: ignore[reportReturnType]

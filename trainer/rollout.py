@@ -20,10 +20,10 @@ from conf.training import GrpoLoop
 from trainer import grpo
 from trainer.data.problem import Problem
 from trainer.distributed import place_batch
-from trainer.model import Params
 from trainer.rewards import REWARDS, answer_match
 from trainer.sampler import Prompts, Sampler
 from trainer.tokenizer import EOS, PAD, decode, encode_prompt, encode_response
+from trainer.weights import Params
 
 
 @dataclass(frozen=True)

@@ -14,10 +14,11 @@ import jax.numpy as jnp
 from jax import lax
 from jax.sharding import Mesh, PartitionSpec
 
-from conf.training import Model
+from conf.decoder import Model
 from trainer import mesh as meshes
-from trainer.model import Cache, Params, forward, init_cache, unembed
+from trainer.model import Cache, forward, init_cache, unembed
 from trainer.tokenizer import EOS, PAD
+from trainer.weights import Params
 
 
 class Prompts(NamedTuple):

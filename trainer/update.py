@@ -16,10 +16,11 @@ from jax import lax
 from jax.flatten_util import ravel_pytree
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-import conf.training
+from conf.decoder import Model
+from conf.training import Optimizer
 from trainer import mesh as meshes
-from trainer import model, optimizer
-from trainer.model import Params
+from trainer import optimizer, weights
+from trainer.weights import Params
 
 Batch = Any
 """A pytree of arrays whose first axis is the batch."""
@@ -39,25 +40,25 @@ class State(NamedTuple):
     optimizer: Any  # optax.OptState
 
 
-def init_state(cfg: conf.training.Model, opt: conf.training.Optimizer, mesh: Mesh, key: jax.Array) -> State:
+def init_state(cfg: Model, opt: Optimizer, mesh: Mesh, key: jax.Array) -> State:
     """First state, each array made on the devices that hold it."""
 
     def make(key: jax.Array) -> State:
-        return fresh(model.init(cfg, key), opt)
+        return fresh(weights.init(cfg, key), opt)
 
     # it runs once: on CPU the compiler's optimizations would cost several times what they save
     options = {"xla_backend_optimization_level": 0} if jax.default_backend() == "cpu" else None
     return jax.jit(make, out_shardings=state_shardings(cfg, opt, mesh), compiler_options=options)(key)
 
 
-def fresh(params: Params, opt: conf.training.Optimizer) -> State:
+def fresh(params: Params, opt: Optimizer) -> State:
     """These weights, with an optimizer that has seen nothing."""
     return State(jnp.int32(0), params, optimizer.build(opt).init(params))
 
 
-def abstract_state(cfg: conf.training.Model, opt: conf.training.Optimizer, mesh: Mesh) -> State:
+def abstract_state(cfg: Model, opt: Optimizer, mesh: Mesh) -> State:
     """Shape, type and sharding of every array of the state: what a checkpoint is restored into."""
-    params = model.abstract(cfg)
+    params = weights.abstract(cfg)
     state = State(
         jax.ShapeDtypeStruct((), jnp.int32), params, jax.eval_shape(lambda p: optimizer.build(opt).init(p), params)
     )
@@ -66,22 +67,22 @@ def abstract_state(cfg: conf.training.Model, opt: conf.training.Optimizer, mesh:
     )
 
 
-def state_shardings(cfg: conf.training.Model, opt: conf.training.Optimizer, mesh: Mesh) -> State:
+def state_shardings(cfg: Model, opt: Optimizer, mesh: Mesh) -> State:
     """Moments are split like their weights; the rest is on every device."""
-    params = model.shardings(cfg, mesh)
+    params = weights.shardings(cfg, mesh)
     everywhere = NamedSharding(mesh, PartitionSpec())
     chain = optimizer.build(opt)
     moments = optax.tree_utils.tree_map_params(
         chain,
         lambda _, sharding: sharding,
-        jax.eval_shape(chain.init, model.abstract(cfg)),
+        jax.eval_shape(chain.init, weights.abstract(cfg)),
         params,
         transform_non_params=lambda _: everywhere,
     )
     return State(everywhere, params, moments)
 
 
-def build(loss: Loss, cfg: conf.training.Model, opt: conf.training.Optimizer, mesh: Mesh) -> jax.stages.Wrapped:
+def build(loss: Loss, cfg: Model, opt: Optimizer, mesh: Mesh) -> jax.stages.Wrapped:
     """The jitted update: (state, batch) to (state, metrics). The old state's buffers are given up to the new one.
 
     Metrics are float32 scalars: every entry of the loss as a mean, grad_norm (before clipping) and learning_rate.

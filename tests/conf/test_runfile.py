@@ -6,6 +6,7 @@ import pytest
 import yaml
 
 from conf.runfile import RunFile, RunFileError, load
+from tests.groups import group
 
 CONF = Path(__file__).parents[2] / "conf"
 
@@ -29,7 +30,7 @@ def raw() -> dict:
         "data": {"kind": "text", "path": "input.txt", "validation_fraction": 0.1},
         "checkpoint": {"every": 100, "keep": 3},
         "logging": {"every": 10},
-    } | {name: yaml.safe_load((CONF / name / f"{file}.yaml").read_text()) for name, file in groups.items()}
+    } | {name: group(f"{name}/{file}") for name, file in groups.items()}
 
 
 def messages(raw: dict, tmp_path: Path) -> list[str]:
@@ -100,4 +101,4 @@ def test_what_is_no_run_file(tmp_path, text, words):
 
 @pytest.mark.parametrize("path", sorted((CONF / "model").glob("*.yaml")), ids=lambda path: path.stem)
 def test_model_groups_are_valid(raw, path):
-    RunFile.model_validate(raw | {"model": yaml.safe_load(path.read_text())})
+    RunFile.model_validate(raw | {"model": group(f"model/{path.stem}")})

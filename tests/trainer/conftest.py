@@ -13,14 +13,13 @@ os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=0 --xla_cpu
 
 import jax
 import pytest
-import yaml
 from jax.sharding import AxisType, Mesh
 
+from conf.decoder import Model
 from conf.runfile import RunFile
-from conf.training import Model, Optimizer
+from conf.training import Optimizer
+from tests.groups import group
 from trainer.mesh import AXES
-
-CONF = Path(__file__).parents[2] / "conf"
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -30,11 +29,6 @@ def compile_cache(tmp_path_factory: pytest.TempPathFactory) -> str:
     jax.config.update("jax_compilation_cache_dir", folder)
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
     return folder
-
-
-def group(path: str) -> dict[str, Any]:
-    """A YAML group of conf/, e.g. model/tiny."""
-    return yaml.safe_load((CONF / f"{path}.yaml").read_text())
 
 
 def mesh_of(*sizes: int) -> Mesh:

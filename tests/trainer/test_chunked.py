@@ -8,7 +8,7 @@ import numpy as np
 import optax
 import pytest
 
-from conf.training import Model
+from conf.decoder import Model
 from tests.trainer.conftest import mesh_of
 from trainer import chunked, mesh, model
 

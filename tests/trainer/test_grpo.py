@@ -5,9 +5,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from conf.training import GrpoLoop, Model
-from tests.trainer.conftest import group
-from trainer import grpo, model
+from conf.decoder import Model
+from conf.training import GrpoLoop
+from tests.groups import group
+from trainer import grpo, model, weights
 
 ROWS, WIDTH = 6, 9
 
@@ -28,7 +29,7 @@ def small() -> Model:
 @pytest.fixture(scope="module")
 def case(small, loop):
     """Weights and a batch whose policy has moved: some ratios are inside the clip's bounds, some on either side."""
-    params = jax.jit(model.init, static_argnums=0)(small, jax.random.key(0))
+    params = jax.jit(weights.init, static_argnums=0)(small, jax.random.key(0))
     random = np.random.default_rng(1)
     batch = {"tokens": random.integers(0, small.vocab, (ROWS, WIDTH), dtype=np.int32)}
     now = np.asarray(logprobs(params, small, batch, loop.temperature)[0])

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from conf.training import Optimizer
-from tests.trainer.conftest import group
+from tests.groups import group
 from trainer import optimizer
 
 

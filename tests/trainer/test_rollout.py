@@ -5,7 +5,8 @@ import pytest
 
 from conf.runfile import RunFileError
 from conf.training import GrpoLoop
-from tests.trainer.conftest import group, mesh_of
+from tests.groups import group
+from tests.trainer.conftest import mesh_of
 from trainer import rollout
 from trainer.data.problem import Problem
 from trainer.tokenizer import EOS, PAD, encode, encode_prompt, encode_response

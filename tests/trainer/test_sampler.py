@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from tests.trainer.conftest import mesh_of
-from trainer import chunked, model, sampler
+from trainer import chunked, model, sampler, weights
 from trainer.distributed import place_batch
 from trainer.tokenizer import EOS, PAD
 
@@ -23,7 +23,7 @@ def prompts() -> sampler.Prompts:
     return sampler.Prompts(tokens, lengths, np.arange(8, dtype=np.int32))
 
 
-initial = jax.jit(model.init, static_argnums=0)
+initial = jax.jit(weights.init, static_argnums=0)
 forward = jax.jit(model.forward, static_argnums=1)
 
 
@@ -32,7 +32,7 @@ def drawn(cfg, prompts, sizes=(1, 1, 1), temperature=1.0, seed=0, bias_eos=0.0):
     params = initial(cfg, jax.random.key(0))
     params["embedding"] = params["embedding"].at[EOS].add(bias_eos)
     with jax.set_mesh(mesh):
-        sharded = jax.device_put(params, model.shardings(cfg, mesh))
+        sharded = jax.device_put(params, weights.shardings(cfg, mesh))
         draw = sampler.build(cfg, RESPONSE, mesh)
         found = draw(sharded, place_batch(prompts, mesh), jax.random.key(seed), jnp.float32(temperature))
         return params, jax.tree.map(np.asarray, found)

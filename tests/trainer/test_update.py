@@ -7,7 +7,7 @@ import pytest
 from jax.sharding import Mesh
 
 from tests.trainer.conftest import mesh_of
-from trainer import chunked, model, update
+from trainer import chunked, model, update, weights
 from trainer.distributed import place_batch
 
 
@@ -57,7 +57,7 @@ def test_many_devices_equal_one(tiny, adamw, batch, sizes):
 
 def test_means_are_weighted_by_what_counts(tiny, adamw, batch):
     _, metrics = trained(tiny, adamw, mesh_of(8, 1, 1), batch, updates=1)
-    params = jax.jit(model.init, static_argnums=0)(tiny, jax.random.key(5))
+    params = jax.jit(weights.init, static_argnums=0)(tiny, jax.random.key(5))
     sums = jax.jit(loss_of(tiny))(params, batch)
     np.testing.assert_allclose(metrics["loss"], sums["loss"][0] / batch["weights"].sum(), rtol=1e-5)
     assert metrics["rows"] == batch["weights"].any(axis=1).mean()
@@ -67,7 +67,7 @@ def test_a_batch_without_weight_changes_nothing(tiny, adamw, batch):
     empty = batch | {"weights": np.zeros_like(batch["weights"])}
     state, metrics = trained(tiny, adamw, mesh_of(8, 1, 1), empty, updates=1)
     assert metrics["loss"] == metrics["grad_norm"] == 0
-    start = jax.jit(model.init, static_argnums=0)(tiny, jax.random.key(5))
+    start = jax.jit(weights.init, static_argnums=0)(tiny, jax.random.key(5))
     np.testing.assert_array_equal(state.params["embedding"], start["embedding"])
 
 

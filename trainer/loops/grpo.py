@@ -20,7 +20,7 @@ from jax.sharding import Mesh
 
 from conf.runfile import RunFile, RunFileError
 from conf.training import ArithmeticData, ConstantSchedule, GrpoLoop, Gsm8kData, Optimizer
-from trainer import grpo, model, rollout, sampler, tokenizer, update
+from trainer import grpo, rollout, sampler, tokenizer, update, weights
 from trainer import mesh as meshes
 from trainer.checkpoint import Checkpoints
 from trainer.data.arithmetic import Arithmetic
@@ -30,7 +30,7 @@ from trainer.distributed import place_batch
 from trainer.metrics import Metrics
 from trainer.rewards import answer_match
 
-Logprobs = Callable[[model.Params, model.Params, dict[str, jax.Array]], tuple[jax.Array, jax.Array]]
+Logprobs = Callable[[weights.Params, weights.Params, dict[str, jax.Array]], tuple[jax.Array, jax.Array]]
 """(policy, reference, batch) to the log-probabilities of the batch's tokens under each, [B, T - 1]."""
 
 
@@ -138,7 +138,7 @@ class Run:
             print(f"accuracy before GRPO: {words}", flush=True)
         return state, position
 
-    def _grpo(self, state: update.State, reference: model.Params, position: Position) -> update.State:
+    def _grpo(self, state: update.State, reference: weights.Params, position: Position) -> update.State:
         loop = self.loop
         train = update.build(grpo.loss(self.cfg, loop), self.cfg, self.experiment.optimizer, self.mesh)
         score = _logprobs(self.experiment, loop, self.mesh)
@@ -168,7 +168,7 @@ class Run:
                 self._save(state, position)
         return state
 
-    def _rollout(self, params: model.Params, position: Position) -> list[dict[str, np.ndarray]]:
+    def _rollout(self, params: weights.Params, position: Position) -> list[dict[str, np.ndarray]]:
         """Draw and score the step's samples, dealt out to its updates."""
         loop, step = self.loop, position.steps
         questions = self.problems.train(1_000_000_000 + step, loop.prompts * loop.updates_per_rollout)
@@ -179,7 +179,7 @@ class Run:
         parts = loop.updates_per_rollout
         return rollout.split(rollout.scored(drawn, repeated, loop), parts, meshes.shards(self.mesh, "batch"), random)
 
-    def _evaluate(self, params: model.Params, position: Position, phase: str, words: str) -> float:
+    def _evaluate(self, params: weights.Params, position: Position, phase: str, words: str) -> float:
         """Share of the held-out questions that the policy answers rightly when it takes the likeliest tokens."""
         began, rows, right = time.perf_counter(), rollout.rows_per_rollout(self.loop), 0.0
         for start in range(0, len(self.held_out), rows):
@@ -260,7 +260,7 @@ def _logprobs(experiment: RunFile, loop: GrpoLoop, mesh: Mesh) -> Logprobs:
     """The jitted program that scores a batch under the policy that drew it and under the reference."""
     cfg = experiment.model
 
-    def score(params: model.Params, reference: model.Params, batch: dict[str, Any]) -> tuple[jax.Array, jax.Array]:
+    def score(params: weights.Params, reference: weights.Params, batch: dict[str, Any]) -> tuple[jax.Array, jax.Array]:
         return tuple(grpo.logprobs(p, cfg, batch, loop.temperature)[0] for p in (params, reference))  # pyright: ignore[reportReturnType]
 
     if meshes.is_data_parallel(mesh):
@@ -269,7 +269,6 @@ def _logprobs(experiment: RunFile, loop: GrpoLoop, mesh: Mesh) -> Logprobs:
     return jax.jit(score, out_shardings=meshes.named(mesh, "batch"))
 
 
-def _abstract_params(cfg: Any, mesh: Mesh) -> model.Params:
-    return jax.tree.map(
-        lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), model.abstract(cfg), model.shardings(cfg, mesh)
-    )
+def _abstract_params(cfg: Any, mesh: Mesh) -> weights.Params:
+    placed = weights.shardings(cfg, mesh)
+    return jax.tree.map(lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), weights.abstract(cfg), placed)

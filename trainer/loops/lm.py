@@ -12,9 +12,10 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
 
+from conf.decoder import Model
 from conf.runfile import RunFile, RunFileError
-from conf.training import LmLoop, Model, TextData
-from trainer import chunked, model, update
+from conf.training import LmLoop, TextData
+from trainer import chunked, model, update, weights
 from trainer import mesh as meshes
 from trainer.checkpoint import Checkpoints
 from trainer.data import text
@@ -82,7 +83,7 @@ def _start(experiment: RunFile, mesh: Mesh, checkpoints: Checkpoints) -> update.
 
 
 def _loss(cfg: Model) -> update.Loss:
-    def loss(params: model.Params, batch: update.Batch) -> update.Sums:
+    def loss(params: weights.Params, batch: update.Batch) -> update.Sums:
         tokens, targets = batch["tokens"], batch["targets"]
         positions = jnp.broadcast_to(jnp.arange(tokens.shape[1]), tokens.shape)
         hidden, _ = model.forward(params, cfg, tokens, positions)
@@ -92,11 +93,11 @@ def _loss(cfg: Model) -> update.Loss:
     return loss
 
 
-def _evaluation(loss: update.Loss, corpus: text.Text, loop: LmLoop, mesh: Mesh) -> Callable[[model.Params], float]:
+def _evaluation(loss: update.Loss, corpus: text.Text, loop: LmLoop, mesh: Mesh) -> Callable[[weights.Params], float]:
     """A function from weights to the mean loss over the validation batches, nats per token."""
     score = jax.jit(loss)
 
-    def evaluate(params: model.Params) -> float:
+    def evaluate(params: weights.Params) -> float:
         batches = (text.validation_batch(corpus, i, loop.batch, loop.sequence) for i in range(loop.eval_batches))
         sums = [jax.device_get(score(params, place_batch(batch, mesh)))["loss"] for batch in batches]
         return float(sum(total for total, _ in sums) / sum(count for _, count in sums))

@@ -1,0 +1,19 @@
+"""The YAML groups of conf/, as Hydra composes them, without Hydra."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+CONF = Path(__file__).parents[1] / "conf"
+
+
+def group(path: str) -> dict[str, Any]:
+    """A YAML group of conf/, e.g. model/tiny, with what it is made of, as Hydra composes it."""
+    raw = yaml.safe_load((CONF / f"{path}.yaml").read_text())
+    bases = [base.removesuffix("@_here_") for base in raw.pop("defaults", []) if base != "_self_"]
+    for base in bases:
+        raw = group(f"{Path(path).parent}/{base}") | raw
+    return raw

@@ -1,0 +1,86 @@
+"""The parts of a decoder layer: norms, rotary positions, the feed-forward block. Plain functions of arrays."""
+
+from __future__ import annotations
+
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.ad_checkpoint import checkpoint_name
+
+from conf.decoder import Model
+from trainer.mesh import constrain
+from trainer.weights import Params
+
+
+def norm(x: jax.Array, weights: Params, name: str, cfg: Model) -> jax.Array:
+    """Norm the last axis in float32: RMSNorm (https://arxiv.org/abs/1910.07467) or LayerNorm, as `model.norm` says.
+
+    weights: a tree that may hold `name` (the gain) and `name`_bias. Same shape and type out.
+    """
+    wide = x.astype(jnp.float32)
+    if cfg.norm == "layer":
+        wide = wide - jnp.mean(wide, axis=-1, keepdims=True)
+    wide = wide * lax.rsqrt(jnp.mean(wide * wide, axis=-1, keepdims=True) + cfg.norm_epsilon)
+    if cfg.norm == "rms_plus_one":
+        wide = wide * (1 + weights[name])
+    elif cfg.norm != "rms_plain":
+        wide = wide * weights[name]
+    if cfg.norm == "layer":
+        wide = wide + weights[f"{name}_bias"]
+    return wide.astype(x.dtype)
+
+
+def inverse_frequencies(cfg: Model, *, local: bool) -> np.ndarray:
+    """Radians per token of each pair of a head's entries, float32 [head_dim / 2], as `model.rope_scaling` says."""
+    half = cfg.head_dim // 2
+    base = (cfg.rope_local_base or cfg.rope_base) if local else cfg.rope_base
+    frequencies = base ** (-np.arange(half, dtype=np.float64) / half)
+    scaling = None if local and cfg.rope_local_base else cfg.rope_scaling
+    if scaling is None:
+        return frequencies.astype(np.float32)
+    if scaling.kind == "linear":
+        return (frequencies / scaling.factor).astype(np.float32)
+    waves = scaling.original_context * frequencies / (2 * math.pi)  # in the first context
+    low, high = scaling.low_frequency_factor, scaling.high_frequency_factor
+    kept = np.clip((waves - low) / (high - low), 0, 1)
+    return (kept * frequencies + (1 - kept) * frequencies / scaling.factor).astype(np.float32)
+
+
+def rotate(x: jax.Array, positions: jax.Array, frequencies: np.ndarray) -> jax.Array:
+    """Rotary position embedding (https://arxiv.org/abs/2104.09864), the two halves of a head as pairs.
+
+    x: [B, T, heads, head_dim]; positions: [B, T] integers; frequencies: [head_dim / 2], radians per token. Same shape
+    and type out; angles are float32.
+    """
+    angles = positions[:, :, None, None].astype(jnp.float32) * frequencies
+    sin, cos = jnp.sin(angles).astype(x.dtype), jnp.cos(angles).astype(x.dtype)
+    left, right = jnp.split(x, 2, axis=-1)
+    return jnp.concatenate([left * cos - right * sin, right * cos + left * sin], axis=-1)
+
+
+def mlp(x: jax.Array, weights: Params, cfg: Model) -> jax.Array:
+    """The feed-forward block: [B, T, D] to the same shape and type."""
+
+    def product(name: str) -> jax.Array:
+        out = jnp.einsum("btd,df->btf", x, weights[name].astype(x.dtype))
+        if f"{name}_bias" in weights:
+            out = out + weights[f"{name}_bias"].astype(x.dtype)
+        return constrain(checkpoint_name(out, "product"), "batch", None, "hidden")
+
+    up = product("up")
+    match cfg.mlp:
+        case "geglu":
+            inner = jax.nn.gelu(product("gate"), approximate=True) * up
+        case "swiglu":
+            inner = jax.nn.silu(product("gate")) * up
+        case "gelu":
+            inner = jax.nn.gelu(up, approximate=True)
+        case "relu2":
+            inner = jnp.square(jax.nn.relu(up))
+    out = jnp.einsum("btf,fd->btd", inner, weights["down"].astype(x.dtype))
+    if "down_bias" in weights:
+        out = out + weights["down_bias"].astype(x.dtype)
+    return checkpoint_name(out, "product")
