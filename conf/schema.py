@@ -60,7 +60,7 @@ class Config(Strict):
     @property
     def regions(self) -> tuple[str, ...]:
         """Every region that the pod may be in, the wanted one first."""
-        return tuple(dict.fromkeys(region(zone) for zone in (self.tpu.zone, *getattr(self.tpu, "zones", ()))))
+        return tuple(dict.fromkeys(region(zone) for zone in self.tpu.all_zones))
 
     @property
     def pod_name(self) -> str:
@@ -70,7 +70,7 @@ class Config(Strict):
         lasting = {"faults", "operation_seconds", "port", "trc", "billing_budget"}  # these do not say where the pod is
         identity = {
             "cloud": self.cloud.model_dump(mode="json", exclude=lasting),
-            "tpu": self.tpu.model_dump(mode="json", exclude={"create_minutes"}),
+            "tpu": self.tpu.model_dump(mode="json", exclude={"create_minutes", "valid_until_hours"}),
             "network": self.network.model_dump(mode="json"),
         }
         return f"slipway-{self.tpu.accelerator_type}-{digest(identity)[:6]}"

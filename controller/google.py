@@ -31,6 +31,8 @@ VERSIONS = {
 }
 RETRIED = frozenset({408, 429, 500, 502, 503, 504})
 ATTEMPTS = 6
+LASTING = re.compile(r"quota limit|quota '[^']*' exhausted|no more capacity", re.IGNORECASE)
+"""Words of a 429 that sending the same request again in a moment does not change: its caller decides."""
 
 
 class GoogleError(CloudError):
@@ -39,6 +41,11 @@ class GoogleError(CloudError):
     def __init__(self, what: str, status: int, reason: str, message: str, retry_after: float | None = None) -> None:
         self.status, self.reason, self.message, self.retry_after = status, reason, message, retry_after
         super().__init__(f"{what}: {status} {reason}: {message}")
+
+    @property
+    def passes(self) -> bool:
+        """May the same request succeed in a moment?"""
+        return self.status in RETRIED and not (self.status == 429 and LASTING.search(self.message))
 
 
 class NotFound(GoogleError):
@@ -141,7 +148,7 @@ class Google:
         retrying = Retrying(
             stop=stop_after_attempt(ATTEMPTS),
             wait=_back_off,
-            retry=retry_if_exception(lambda e: isinstance(e, GoogleError) and e.status in RETRIED),
+            retry=retry_if_exception(lambda e: isinstance(e, GoogleError) and e.passes),
             sleep=self._clock.sleep,
             reraise=True,
         )

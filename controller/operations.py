@@ -14,7 +14,9 @@ if TYPE_CHECKING:
     from controller.world import World
 
 RPC_CODES = {
+    1: "CANCELLED",
     3: "INVALID_ARGUMENT",
+    4: "DEADLINE_EXCEEDED",
     5: "NOT_FOUND",
     6: "ALREADY_EXISTS",
     7: "PERMISSION_DENIED",
@@ -51,15 +53,25 @@ def wait_compute(world: World, operation: dict[str, Any]) -> None:
         raise OperationFailed(what, 0, errors[0].get("code", "ERROR"), errors[0].get("message", ""))
 
 
-def wait_rpc(world: World, api: str, operation: dict[str, Any], method: str) -> dict[str, Any]:
+def wait_rpc(
+    world: World, api: str, operation: dict[str, Any], method: str, seconds: float = float("inf")
+) -> dict[str, Any]:
     """Wait for an operation of TPU (`projects.locations.operations.get`) or Service Usage (`operations.get`).
+
+    Args:
+        seconds: how long at most.
 
     Returns its response.
 
     Raises:
-        OperationFailed: with the canonical gRPC code name as the reason, e.g. RESOURCE_EXHAUSTED.
+        OperationFailed: with the canonical gRPC code name as the reason, e.g. RESOURCE_EXHAUSTED; DEADLINE_EXCEEDED
+            when it was not done in time.
     """
+    late = world.clock.deadline(seconds)
     while not operation.get("done"):
+        if late():
+            words = f"not done after {seconds:.0f} s; raise tpu.create_minutes if that is too short"
+            raise OperationFailed(f"{api} operation", 0, "DEADLINE_EXCEEDED", words)
         world.clock.sleep(world.pace)
         operation = world.google.call(api, method, name=operation["name"])
     error = operation.get("error")

@@ -87,16 +87,16 @@ def _in_network(world: World, network: Network, doomed: set[str]) -> Iterator[st
 def _machines(world: World, node: Node) -> Iterator[tuple[str, str, tuple[str, str], str]]:
     """Every TPU, queued TPU and instance of the project but for our pod: title, network, (region, subnet), account."""
     parent = f"projects/{world.project}/locations/-"
-    mine = node.path(world)
+    mine = node.paths(world)
     try:
         for item in world.google.pages("tpu", "projects.locations.nodes.list", "nodes", parent=parent):
-            if item["name"] != mine:
+            if item["name"] not in mine:
                 yield f"TPU {leaf(item['name'])} in {_zone(item['name'])}", *_of_node(item, _zone(item["name"]))
         queued = world.google.pages("tpu", "projects.locations.queuedResources.list", "queuedResources", parent=parent)
         for item in queued:
             for spec in item.get("tpu", {}).get("nodeSpec", []):
                 zone = _zone(item["name"])
-                if f"{spec.get('parent', '')}/nodes/{spec.get('nodeId')}" != mine:
+                if f"{spec.get('parent', '')}/nodes/{spec.get('nodeId')}" not in mine:
                     yield f"queued resource {leaf(item['name'])} in {zone}", *_of_node(spec.get("node", {}), zone)
     except ServiceDisabled:
         pass  # where the API is off there are none

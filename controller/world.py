@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -32,6 +33,8 @@ class World:
     pace: float
     make_fleet: Callable[[World, Node], Fleet]
     billed: bool = True
+    draw: Callable[[], float] = random.random
+    """A number in [0, 1), to spread what many do at the same time."""
     denied: set[str] = field(default_factory=set)
     """Ids of resources that the caller may not bring about but can do without; nobody tries again."""
     _fleets: dict[str, Fleet] = field(default_factory=dict)

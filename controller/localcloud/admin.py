@@ -23,7 +23,7 @@ _HIDDEN = frozenset(
 
 
 class Admin:
-    """GET state, GET requests?after=SEQ, GET and POST settings, POST faults, POST stop."""
+    """GET state, GET requests?after=SEQ, GET and POST settings, POST and DELETE faults, POST stop."""
 
     def __init__(
         self,
@@ -53,12 +53,15 @@ class Admin:
                 return self._settings({})
             case ("POST", "faults"):
                 return self._register(await _body(request, "key", "faults"))
+            case ("DELETE", "faults"):
+                self._faults.clear()
+                return web.json_response({})
             case ("POST", "settings"):
                 return self._settings(await _body(request, "operation_seconds"))
             case ("POST", "stop"):
                 self._stopped.set()
                 return web.json_response({})
-        known = "GET state, GET requests, GET settings, POST settings, POST faults, POST stop"
+        known = "GET state, GET requests, GET settings, POST settings, POST faults, DELETE faults, POST stop"
         raise CloudError(404, f"No such method: {request.method} /emulator/{path}; known: {known}")
 
     def _state(self) -> dict[str, Any]:

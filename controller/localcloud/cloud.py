@@ -101,7 +101,7 @@ def assemble(store: Store, state: Path, url: str, token: str, seconds: float, st
     networks = Networks(store, catalog)
     workers = Workers(store, networks, faults, state, url, token)
     nodes = Nodes(store, operations, networks, catalog, workers, faults)
-    queued = Queued(store, operations, nodes, catalog)
+    queued = Queued(store, operations, nodes, catalog, faults)
     compute = Compute(store, operations, networks, catalog, url, workers.changed)
     policies = Policies(store)
     blobs = Blobs(state / "blobs")

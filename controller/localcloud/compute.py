@@ -60,6 +60,7 @@ COLLECTIONS = (
     Collection("routers", "router", "region"),
     Collection("firewalls", "firewall", "global"),
     Collection("instances", "instance", "zone"),
+    Collection("disks", "disk", "zone"),
 )
 
 

@@ -14,6 +14,7 @@ from urllib.parse import unquote
 # clients join to the server's root; the others would collide there (two have /v1/operations).
 MOUNTS: Mapping[str, str] = {
     "tpu.v2": "tpu/",
+    "tpu.v2alpha1": "tpu/",
     "compute.v1": "",
     "storage.v1": "",
     "serviceusage.v1": "serviceusage/",

@@ -16,6 +16,7 @@ _STATUS = {
     500: "INTERNAL",
     501: "UNIMPLEMENTED",
     503: "UNAVAILABLE",
+    504: "DEADLINE_EXCEEDED",
 }
 
 # https://cloud.google.com/storage/docs/json_api/v1/status-codes and the Compute error reference.
@@ -38,6 +39,7 @@ _REASON = {
 _RPC_CODE = {
     "CANCELLED": 1,
     "INVALID_ARGUMENT": 3,
+    "DEADLINE_EXCEEDED": 4,
     "NOT_FOUND": 5,
     "ALREADY_EXISTS": 6,
     "PERMISSION_DENIED": 7,

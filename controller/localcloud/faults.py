@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, field_validator, model_validator
@@ -13,7 +13,8 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError,
 from controller.localcloud.errors import CloudError
 from controller.localcloud.store import Document, Store
 
-KINDS = ("preempted", "stockout", "http", "ssh_refused")
+KINDS = ("preempted", "stockout", "quota", "permission", "failure", "endpoints", "queued", "http", "ssh_refused")
+_CREATION = ("stockout", "quota", "permission", "failure")
 
 
 class _Spec(BaseModel):
@@ -35,10 +36,57 @@ class Preempted(_Spec):
         return self
 
 
-class Stockout(_Spec):
-    """The next `times` attempts to make a node find no capacity."""
+class _Creation(_Spec):
+    """The next `times` attempts to make a node there, in that tier, are refused: when asked for, or later."""
+
+    times: int = Field(1, ge=1)
+    zone: str | None = Field(None, description="null: any")
+    capacity: str | None = Field(None, description="on_demand, spot, preemptible, reserved, flex_start; null: any")
+    at: Literal["request", "operation"] = Field("operation", description="refused at once, or the operation fails")
+
+
+class Stockout(_Creation):
+    """No capacity."""
 
     kind: Literal["stockout"]
+
+
+class Quota(_Creation):
+    """The project's quota is spent."""
+
+    kind: Literal["quota"]
+    at: Literal["request", "operation"] = "request"
+
+
+class Permission(_Creation):
+    """The caller may not."""
+
+    kind: Literal["permission"]
+    at: Literal["request", "operation"] = "request"
+
+
+class Failure(_Creation):
+    """Something breaks on Google's side."""
+
+    kind: Literal["failure"]
+    code: int = Field(500, ge=400, le=599, description="as HTTP would say it")
+    message: str = "An internal error has occurred"
+
+
+class Endpoints(_Spec):
+    """The next `times` nodes get another number of VMs than their type has."""
+
+    kind: Literal["endpoints"]
+    endpoints: int = Field(ge=1)
+    times: int = Field(1, ge=1)
+
+
+class QueuedState(_Spec):
+    """The next `times` queued resources that would become ACTIVE end otherwise."""
+
+    kind: Literal["queued"]
+    state: Literal["SUSPENDED", "FAILED"]
+    message: str = "The request could not be served"
     times: int = Field(1, ge=1)
 
 
@@ -71,11 +119,14 @@ class SshRefused(_Spec):
     worker: int | None = Field(None, ge=0)
 
 
-Fault = Annotated[Preempted | Stockout | Http | SshRefused, Field(discriminator="kind")]
+Fault = Annotated[
+    Preempted | Stockout | Quota | Permission | Failure | Endpoints | QueuedState | Http | SshRefused,
+    Field(discriminator="kind"),
+]
 _FAULT: TypeAdapter[Any] = TypeAdapter(Fault)
 
 
-def parse(spec: Any) -> Preempted | Stockout | Http | SshRefused:
+def parse(spec: Any) -> Fault:
     """One fault as written in YAML; CloudError 400 that names the key, and the kinds for an unknown one."""
     kind = spec.get("kind") if isinstance(spec, dict) else None
     if kind not in KINDS:
@@ -110,6 +161,15 @@ class Faults:
         """Stops the clocks; due times stay in the store."""
         for timer in self._timers:
             timer.cancel()
+
+    def clear(self) -> None:
+        """Forgets every fault, also those that are about to strike."""
+        self.close()
+        for kind in ("fault", "faults"):
+            for name, _ in self._store.items(kind):
+                self._store.delete(kind, name)
+        if self._ssh_changed:
+            self._ssh_changed()
 
     def register(self, key: str, specs: list[Any], ready_at: float | None) -> bool:
         """Adds a list of faults under a key, all or none; False when the key is known already.
@@ -147,9 +207,35 @@ class Faults:
             if wanted is not None and wanted in name:
                 self._trigger(fault_name, fault, time.time() + fault["spec"]["delay_seconds"])
 
-    def take_stockout(self) -> bool:
-        """Whether this attempt to make a node finds no capacity."""
-        return any(self._take(name, fault) for name, fault in self._open("stockout")[:1])
+    def refusal(self, at: str, zone: str, capacity: str) -> Coroutine[Any, Any, Any] | None:
+        """Raises, when it is awaited, why this attempt to make a node fails; `at` is request or operation.
+
+        None: it does not. What a handler raises by itself undoes what it has stored, the count of the fault too.
+        """
+        for kind in _CREATION:
+            for name, fault in self._open(kind):
+                spec = fault["spec"]
+                if spec["at"] == at and spec["zone"] in (None, zone) and spec["capacity"] in (None, capacity):
+                    return self._refuse(name, fault, _refusal(spec, zone, capacity))
+        return None
+
+    async def _refuse(self, name: str, fault: Document, refusal: CloudError) -> Any:
+        self._take(name, fault)
+        raise refusal
+
+    def vms(self, wanted: int) -> int:
+        """How many VMs the next node gets instead of what its type has."""
+        for name, fault in self._open("endpoints"):
+            self._take(name, fault)
+            return fault["spec"]["endpoints"]
+        return wanted
+
+    def queued_end(self) -> tuple[str, str] | None:
+        """State and message that a queued resource ends in instead of becoming ACTIVE."""
+        for name, fault in self._open("queued"):
+            self._take(name, fault)
+            return fault["spec"]["state"], fault["spec"]["message"]
+        return None
 
     def answer_for(self, http: str, path: str) -> CloudError | None:
         """What this request shall be refused with, if anything."""
@@ -197,3 +283,21 @@ class Faults:
             await self._preempt()
         elif self._ssh_changed:
             self._ssh_changed()
+
+
+def _refusal(spec: Document, zone: str, capacity: str) -> CloudError:
+    """A refusal to make a node, in the words that Google has for it."""
+    match spec["kind"]:
+        case "stockout":
+            return CloudError(
+                429,
+                f'There is no more capacity in the zone "{zone}"; you can try in another zone where Cloud TPU Nodes '
+                "are offered (see https://cloud.google.com/tpu/docs/regions)",
+            )
+        case "quota":
+            tier = "Preemptible" if capacity in ("spot", "preemptible") else ""
+            name = f"TPU{tier}PerProjectPerZoneForTPUAPI"
+            return CloudError(429, f"Quota limit '{name}' has been exceeded. Limit: 0 in zone {zone}.")
+        case "permission":
+            return CloudError(403, f"Permission 'tpu.nodes.create' denied on 'projects/p/locations/{zone}'")
+    return CloudError(spec["code"], spec["message"])

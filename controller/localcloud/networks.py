@@ -9,6 +9,7 @@ from typing import Any
 
 from controller.localcloud.call import PROJECT, PROJECT_NUMBER
 from controller.localcloud.catalog import Catalog
+from controller.localcloud.disks import prepare_disk, users_of_disk
 from controller.localcloud.errors import CloudError, not_found
 from controller.localcloud.firewall import Rule
 from controller.localcloud.store import Document, Store
@@ -79,7 +80,7 @@ class Networks:
             for name, node in self._store.items("node")
             if path in (node["networkConfig"]["network"], node["networkConfig"]["subnetwork"])
         ]
-        return resources + nodes
+        return resources + nodes + users_of_disk(self._store, path)
 
     def prepare(self, plural: str, place: str, body: Mapping[str, Any], path: str) -> Document:
         """The document to store for a new or changed resource; CloudError when it makes no sense.
@@ -87,6 +88,8 @@ class Networks:
         `place` is its region or zone, if it is in one; `path` its name in the store.
         """
         resource = dict(body)
+        if plural == "disks":
+            return prepare_disk(place, resource)
         if plural == "instances":
             return self._instance(place, resource)
         if plural == "networks":

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Awaitable, Mapping
 from typing import Any
 
 from controller.localcloud.call import PROJECT, PROJECT_NUMBER, Call, Handler, check_project, page, timestamp
 from controller.localcloud.catalog import AcceleratorType, Catalog
+from controller.localcloud.disks import check_attached
 from controller.localcloud.errors import CloudError
 from controller.localcloud.faults import Faults
 from controller.localcloud.networks import Networks
@@ -77,6 +78,8 @@ class Nodes:
         if self._store.get("node", name):
             raise CloudError(409, f"Resource '{name}' already exists")
         kind = self.accelerator(location, body)
+        disks: list[Document] = body.get("dataDisks") or []
+        check_attached(self._store, location.rpartition("/")[2], disks, kind.generation, kind.vms)
         uid = str(self._store.counter("node", 4_000_000_000))
         node: Document = {
             **{key: value for key, value in body.items() if value is not None},
@@ -122,14 +125,10 @@ class Nodes:
         zone = name.split("/")[3]
         if node["state"] == "READY":
             return  # a killed emulator had got this far
-        if self._faults.take_stockout():
-            raise CloudError(
-                429,
-                f'There is no more capacity in the zone "{zone}"; you can try in another zone where Cloud TPU Nodes '
-                "are offered (see https://cloud.google.com/tpu/docs/regions)",
-            )
+        if refusal := self._faults.refusal("operation", zone, self.tier(node)):
+            await refusal
         kind = self._catalog.types[node["acceleratorType"]]
-        workers = await self._workers.boot(node["id"], kind.vms, kind.devices)
+        workers = await self._workers.boot(node["id"], self._faults.vms(kind.vms), kind.devices)
         endpoints: list[Document] = [{"ipAddress": worker.address, "port": _TPU_PORT} for worker in workers]
         if node["networkConfig"].get("enableExternalIps"):
             for endpoint in endpoints:
@@ -141,6 +140,14 @@ class Nodes:
             self._store.put("boot", name, {"time": now})
             self._faults.node_ready(now)
         await self._workers.settle()
+
+    def tier(self, node: Mapping[str, Any]) -> str:
+        """The capacity tier that a node was asked for in."""
+        queued = self._store.get("queued", node.get("queuedResource", "")) or {}
+        if queued.get("provisioningModel") == "FLEX_START":
+            return "flex_start"
+        scheduling = node.get("schedulingConfig") or {}
+        return next((word for word in ("spot", "preemptible", "reserved") if scheduling.get(word)), "on_demand")
 
     async def remove(self, name: str) -> None:
         """Deletes a node and its VMs."""
@@ -176,8 +183,11 @@ class Nodes:
             raise CloudError(404, f"Resource '{name}' was not found")
         return node
 
-    def _create(self, call: Call) -> Document:
-        node = self.add(self.location(call), call.required("nodeId"), call.body)
+    def _create(self, call: Call) -> Document | Awaitable[Document]:
+        location = self.location(call)
+        if refusal := self._faults.refusal("request", location.rpartition("/")[2], self.tier(call.body)):
+            return refusal
+        node = self.add(location, call.required("nodeId"), call.body)
         return self._begin(call, "create", node["name"], "node.ready")
 
     def _begin(self, call: Call, verb: str, name: str, effect: str | None = None) -> Document:
@@ -230,6 +240,9 @@ class Nodes:
             # https://cloud.google.com/tpu/docs/managing-tpus-tpu-vm: only single-host TPUs can be stopped.
             message = f"Cannot {verb} {name}: it is a TPU slice of several VMs"
             raise CloudError(400, message, status="FAILED_PRECONDITION")
+        if self.tier(node) in ("spot", "preemptible"):
+            message = f"Cannot {verb} {name}: it is {self.tier(node)}; such a node can only be deleted"
+            raise CloudError(400, message, status="FAILED_PRECONDITION")
         if node["state"] != state:
             raise CloudError(
                 400, f"Cannot {verb} {name} in state {node['state']}: it must be {state}", status="FAILED_PRECONDITION"
@@ -245,7 +258,11 @@ class Nodes:
             raise
 
     async def _become_started(self, name: str) -> None:
-        await self.make(name)
+        try:
+            await self.make(name)
+        except CloudError:
+            self._store.put("node", name, {**self._find(name), "state": "STOPPED"})
+            raise
 
     async def _become_stopped(self, name: str) -> None:
         node = self._find(name)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Awaitable, Mapping
 from typing import Any
 
 from controller.localcloud.call import PROJECT, Call, Handler, check_project, page, timestamp
 from controller.localcloud.catalog import Catalog
 from controller.localcloud.errors import CloudError
+from controller.localcloud.faults import Faults
 from controller.localcloud.nodes import Nodes
 from controller.localcloud.operations import Effect, Operations, longrunning
 from controller.localcloud.store import Document, Store
@@ -18,11 +20,12 @@ _PREFIX = "tpu.v2:projects.locations."
 class Queued:
     """Handlers of queued resources (kind "queued"): a request for nodes that waits for capacity."""
 
-    def __init__(self, store: Store, operations: Operations, nodes: Nodes, catalog: Catalog) -> None:
+    def __init__(self, store: Store, operations: Operations, nodes: Nodes, catalog: Catalog, faults: Faults) -> None:
         self._store = store
         self._operations = operations
         self._nodes = nodes
         self._catalog = catalog
+        self._faults = faults
 
     def handlers(self) -> dict[str, Handler]:
         """By method key."""
@@ -40,13 +43,16 @@ class Queued:
             "runtimeVersions.list": lambda call: page(call, self._runtimes(call), "runtimeVersions"),
             "runtimeVersions.get": lambda call: _named(self._runtimes(call), call, "runtimeVersionsId"),
         }
-        return {f"{_PREFIX}{name}": handler for name, handler in table.items()}
+        newer = {f"{_PREFIX}{name}": handler for name, handler in table.items()}
+        # What of v2alpha1 gcloud and we use: https://cloud.google.com/tpu/docs/reference/rest/v2alpha1
+        shared = [name for name in table if name.startswith(("queuedResources.", "operations."))]
+        return newer | {f"{_PREFIX.replace('v2', 'v2alpha1')}{name}": table[name] for name in shared}
 
     def effects(self) -> dict[str, Effect]:
         """What operations do when they end."""
         return {"queued.provision": self._provision, "queued.gone": self._gone}
 
-    def _create(self, call: Call) -> Document:
+    def _create(self, call: Call) -> Document | Awaitable[Document]:
         location = self._nodes.location(call)
         name = f"{location}/queuedResources/{call.required('queuedResourceId')}"
         if self._store.get("queued", name):
@@ -56,8 +62,14 @@ class Queued:
             raise CloudError(400, "tpu.nodeSpec must hold at least one node")
         for spec in specs:
             self._nodes.accelerator(location, spec.get("node", {}))
-            if bool(spec.get("nodeId")) == bool(spec.get("multisliceParams")):
+            if bool(spec.get("nodeId")) == bool(_several(spec)):
                 raise CloudError(400, "Exactly one of nodeId and multisliceParams must be set in a nodeSpec")
+        if sum(key in call.body for key in ("spot", "guaranteed", "bestEffort")) > 1:
+            raise CloudError(400, "Invalid value: oneof field 'tier' is already set.")
+        if call.body.get("provisioningModel") == "FLEX_START" and "runDuration" not in call.body:
+            raise CloudError(400, "run_duration must be set with the FLEX_START provisioning model")
+        if refusal := self._faults.refusal("request", location.rpartition("/")[2], _tier(call.body)):
+            return refusal
         queued = {**call.body, "name": name, "createTime": timestamp(time.time()), "state": _state("ACCEPTED")}
         self._store.put("queued", name, queued)
         self._operations.begin(location, "provision", name, "queued.provision")
@@ -69,7 +81,14 @@ class Queued:
         if queued is None or queued["state"]["state"] in ("DELETING", "ACTIVE", "SUSPENDED"):
             return None
         if _expired(queued):
-            self._store.put("queued", name, {**queued, "state": _state("FAILED")})
+            self._fail(queued, CloudError(504, "The queued resource has expired", status="DEADLINE_EXCEEDED"))
+            return None
+        if end := self._faults.queued_end():
+            state, message = end
+            if state == "FAILED":
+                self._fail(queued, CloudError(500, message))
+            else:
+                self._store.put("queued", name, {**queued, "state": _state(state)})
             return None
         self._store.put("queued", name, {**queued, "state": _state("PROVISIONING")})
         location = name.partition("/queuedResources/")[0]
@@ -84,13 +103,19 @@ class Queued:
             for node_name in names:
                 await self._nodes.remove(node_name)
             waiting = refusal.status == "RESOURCE_EXHAUSTED"
-            state = _state("WAITING_FOR_RESOURCES" if waiting else "FAILED")
-            if not waiting:
-                state["failedData"] = {"error": {key: refusal.rpc()[key] for key in ("code", "message")}}
-            self._store.put("queued", name, {**queued, "state": state})
-            return max(self._operations.seconds, 0.05) if waiting else None
+            if not waiting or "Quota limit" in refusal.message:
+                self._fail(queued, refusal)
+                return None
+            self._store.put("queued", name, {**queued, "state": _state("WAITING_FOR_RESOURCES")})
+            return max(self._operations.seconds, 0.05)
         self._store.put("queued", name, {**queued, "state": _state("ACTIVE")})
         return None
+
+    def _fail(self, queued: Document, why: CloudError) -> None:
+        """A failed request stays, and counts against the quota, until it is deleted."""
+        state = _state("FAILED")
+        state["failedData"] = {"error": {key: why.rpc()[key] for key in ("code", "message")}}
+        self._store.put("queued", queued["name"], {**queued, "state": state})
 
     def _find(self, call: Call) -> Document:
         name = f"{self._nodes.location(call)}/queuedResources/{call.path['queuedResourcesId']}"
@@ -190,13 +215,24 @@ def _expired(queued: Document) -> bool:
     return until is not None and timestamp(time.time()) > until
 
 
+def _several(spec: Document) -> Document | None:
+    """How many slices a nodeSpec asks for, if it names them by a prefix; v2alpha1 has another name for that."""
+    return spec.get("multisliceParams") or spec.get("multiNodeParams")
+
+
+def _tier(queued: Mapping[str, Any]) -> str:
+    if queued.get("provisioningModel") == "FLEX_START":
+        return "flex_start"
+    return "spot" if "spot" in queued else "reserved" if "reservationName" in queued else "on_demand"
+
+
 def _wanted(queued: Document) -> list[tuple[str, dict[str, Any]]]:
     """(node id, node) of every node that a request asks for, with its tier in the node's own words."""
     scheduling = {"spot": "spot" in queued, "preemptible": False, "reserved": "reservationName" in queued}
     wanted = []
     for spec in queued["tpu"]["nodeSpec"]:
         body = {"schedulingConfig": scheduling, **spec["node"]}
-        slices = spec.get("multisliceParams")
+        slices = _several(spec)
         if slices:
             prefix = slices.get("nodeIdPrefix") or queued["name"].rpartition("/")[2]
             wanted += [(f"{prefix}-{index}", body) for index in range(int(slices["nodeCount"]))]

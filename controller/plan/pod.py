@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
+from itertools import product
+
 from conf.schema import Config
-from controller.resources.node import Node
+from conf.topology import region
+from controller.provision.disk import disk_type
+from controller.resources.node import Node, Place
 
 
 def node_resource(config: Config, needs: tuple[str, ...]) -> Node:
+    tpu = config.tpu
+    places = tuple(
+        Place(zone, tier, config.network.subnet_in(region(zone)), queued=tpu.is_queued(tier))
+        for zone, tier in product(tpu.all_zones, tpu.capacity)
+    )
     return Node(
         name=config.pod_name,
         zone=config.tpu.zone,
@@ -16,9 +25,15 @@ def node_resource(config: Config, needs: tuple[str, ...]) -> Node:
         create_seconds=60 * config.tpu.create_minutes,
         accelerator_type=config.tpu.accelerator_type,
         runtime_version=config.tpu.runtime_version or config.topology.runtime_version,
-        capacity=config.tpu.capacity,
+        capacity=places[0].capacity,
         network=config.network.name,
-        subnetwork=config.network.subnet_in(config.region),
+        subnetwork=places[0].subnetwork,
         external_ip=config.tpu.external_ip,
+        places=places,
+        valid_until_seconds=None if tpu.valid_until_hours is None else 3600 * tpu.valid_until_hours,
+        reservation=tpu.reservation,
+        data_disk_gb=tpu.data_disk_gb,
+        data_disk_kind=disk_type(config.topology.generation),
+        adopt=tpu.adopt,
         needs=needs,
     )

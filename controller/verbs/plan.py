@@ -42,7 +42,7 @@ def hourly(plan: Plan) -> float | None:
     tpu = plan.config.tpu
     if plan.config.cloud.kind == "local":
         return None
-    return plan.config.topology.usd_per_hour(tpu.zone, spot=tpu.capacity == "spot")
+    return plan.config.topology.usd_per_hour(tpu.zone, spot=tpu.capacity[0] in ("spot", "preemptible"))
 
 
 def as_lines(plan: Plan, rows: list[Row], findings: list[Finding]) -> list[str]:
@@ -51,7 +51,7 @@ def as_lines(plan: Plan, rows: list[Row], findings: list[Finding]) -> list[str]:
     lines = [
         f"run      {plan.run_id}",
         f"pod      {plan.node.name}: {tpu.accelerator_type}, {topology.workers} workers, {topology.devices} devices, "
-        f"{tpu.capacity} in {tpu.zone}",
+        f"{' or '.join(tpu.capacity)} in {' or '.join(tpu.all_zones)}",
         f"results  gs://{plan.bucket}/runs/{plan.run_id}",
     ]
     if plan.config.cloud.kind == "local":

@@ -101,7 +101,7 @@ def _overcome(plan: Plan, ledger: Ledger, state: dict[str, Any]) -> Sequence[Fac
     """Did the scripted misfortune come, and was it overcome?"""
     facts = []
     for fault in state.get("fault", {}).values():
-        spec = {key: value for key, value in fault["spec"].items() if value not in (None, 0.0)}
+        spec = {key: value for key, value in fault["spec"].items() if key != "at" and value not in (None, 0.0)}
         kind, came = spec.pop("kind"), fault["left"] < spec.get("times", 1)
         words = ", ".join(f"{key} {value}" for key, value in spec.items())
         end = "overcome" if came else "never came: set cloud.faults, or let the program run longer"

@@ -232,7 +232,7 @@ def _before_it_bills(command: Command, plan: Plan, world: World, view: View) -> 
         raise ConfigError(errors)
     for finding in findings:
         world.events.emit("note", plan.run_id, f"warning: {finding}")
-    if not world.billed:
+    if not world.billed or plan.node.adopt:
         return
     price = hourly(plan)
     cost = f"${price:.2f} per hour (list price)" if price else "an unknown price"

@@ -1,0 +1,81 @@
+"""What Google's refusal to make a pod means: a pure function of its code and words, and what to do about it.
+
+The words are those of real answers; TPU's own error codes do not tell a stock-out from a quota.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Literal
+
+Kind = Literal[
+    "stock_out",  # no room now: ask elsewhere, or later
+    "quota",  # the project may not have it in this tier or zone: ask elsewhere, never again
+    "permission",
+    "runtime",
+    "type",
+    "reservation",
+    "name_taken",
+    "bad_request",
+    "unknown",
+]
+
+_TABLE: tuple[tuple[Kind, str, str], ...] = (
+    # kind, codes (a pattern; empty: any), words (a pattern)
+    ("stock_out", "", r"per minute|rate ?limit"),  # of requests, not of chips: it passes
+    ("quota", "", r"quota limit .* exceeded|quota '[^']*' (has been )?(exceeded|exhausted)|quota exceeded"),
+    ("stock_out", "", r"no more capacity|insufficient (reserved )?capacity|out of capacity|stock-?out"),
+    ("stock_out", "", r"does not have enough resources|resource_pool_exhausted|currently unavailable in the"),
+    ("stock_out", "", r"while in state PREEMPTED|was preempted|has expired|expired"),
+    ("name_taken", "ALREADY_EXISTS|CONFLICT|409", r""),
+    ("permission", "PERMISSION_DENIED|FORBIDDEN|UNAUTHENTICATED|403|401", r""),
+    ("runtime", "", r"runtime ?version|unsupported version|version .* (is )?not supported"),
+    ("type", "", r"accelerator ?type"),
+    ("reservation", "", r"reservation"),
+    ("stock_out", "RESOURCE_EXHAUSTED|UNAVAILABLE|DEADLINE_EXCEEDED", r""),
+    ("bad_request", "INVALID_ARGUMENT|FAILED_PRECONDITION|NOT_FOUND|OUT_OF_RANGE|400|404", r""),
+)  # fmt: skip
+
+HINTS: dict[Kind, str] = {
+    "stock_out": "add zones to tpu.zones or tiers to tpu.capacity, or raise recovery.max_create_attempts",
+    "quota": "request quota at https://console.cloud.google.com/iam-admin/quotas, or change tpu.capacity, tpu.zone or "
+    "tpu.accelerator_type; dead queued resources count too",
+    "permission": "three causes: you lack roles/tpu.admin, cloud.project is another project, or the project may not "
+    "use this tpu.zone (for TRC: use the zone that its mail names)",
+    "runtime": "set tpu.runtime_version to null (the one documented for the type), or to one that `gcloud compute tpus "
+    "tpu-vm versions list --zone=ZONE` lists",
+    "type": "set tpu.accelerator_type or tpu.zone to what `gcloud compute tpus accelerator-types list` lists for it",
+    "reservation": "set tpu.reservation to one of that zone, or tpu.capacity to another tier",
+    "name_taken": "something of that name exists; set tpu.name to another, or tpu.adopt=true to use it",
+    "bad_request": "Google's words name the field; the keys are under tpu, network and cloud.service_account",
+    "unknown": "asking again would not help; Google's status is at https://status.cloud.google.com",
+}
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """Why a pod was not made."""
+
+    kind: Kind
+    words: str
+
+    @property
+    def hint(self) -> str:
+        return HINTS[self.kind]
+
+
+def classify(code: str, message: str) -> Kind:
+    """What an answer means.
+
+    Args:
+        code: the canonical code (RESOURCE_EXHAUSTED) of an answer or of a failed operation.
+        message: Google's words.
+    """
+    for kind, codes, words in _TABLE:
+        if codes and not re.fullmatch(codes, code, re.IGNORECASE):
+            continue
+        if words and not re.search(words, message, re.IGNORECASE):
+            continue
+        return kind
+    return "unknown"
