@@ -68,7 +68,9 @@ class QueuedProvisioner:
                 if not isinstance(error, Conflict) and error.reason not in ("FAILED_PRECONDITION", "ABORTED"):
                     raise
             world.clock.sleep(world.pace)
-        node.NodeProvisioner(self.create_seconds).delete(world, name, zone)
+        nodes = node.NodeProvisioner(self.create_seconds)
+        if nodes.observe(world, name, zone) is not None:  # one that the request has left behind
+            nodes.delete(world, name, zone)
 
     def _delete(self, world: World, name: str, zone: str, *, with_node: bool) -> None:
         force: dict[str, Any] = {"force": True} if with_node else {}

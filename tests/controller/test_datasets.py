@@ -76,5 +76,5 @@ def test_the_copy_is_in_the_bucket_before_the_tpu(slipway: Slipway, tmp_path: Pa
     assert slipway("up", ECHO, f"assets.datasets.mine.path={data}")[0] == 0
     log = [f"{r['method']} {r['path']} {r['query']}" for r in slipway.cloud().requests() if r["mutating"]]
     upload = next(i for i, line in enumerate(log) if "assets/mine-" in line and "manifest.json" in line)
-    create = next(i for i, line in enumerate(log) if line.startswith("POST") and line.split()[1].endswith("/nodes"))
+    create = next(i for i, line in enumerate(log) if line.startswith("POST") and "/queuedResources " in line)
     assert upload < create
