@@ -33,6 +33,7 @@ VERBS = {
     "forward": "reach a port of a worker on this machine: slipway forward 8888",
     "verify": "compare code, packages, config, devices and network of all workers",
     "cancel": "end the run; the pod stays",
+    "stop": "stop a pod of one VM; the next up starts it",
     "down": "delete the pod; --all: the network, the bucket and the rest too",
     "localcloud": "the emulated cloud by hand: start, stop, wipe, env, requests",
 }
@@ -132,7 +133,7 @@ def _parser(verb: str) -> _Parser:
     parser.add_argument(
         "--json", action="store_true", help="one JSON document (or JSON lines while following) on stdout"
     )
-    if verb in ("up", "down", "cancel"):
+    if verb in ("up", "down", "cancel", "stop"):
         parser.add_argument("--yes", action="store_true", help="do not ask")
     if verb == "up":
         parser.add_argument("--detach", action="store_true", help="return once the program has started")

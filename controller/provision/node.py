@@ -120,11 +120,10 @@ def scheduling(capacity: str) -> dict[str, bool]:
 
 
 def tier(answer: dict[str, Any]) -> str:
-    """The tier of a node; flex_start is known by our label alone, since the API does not tell it."""
+    """The tier of a node: what our label says was asked for, since the API does not tell all of them."""
     said = answer.get("schedulingConfig", {})
     found = next((word for word in ("spot", "preemptible", "reserved") if said.get(word)), "on_demand")
-    labelled = answer.get("labels", {}).get(TIER_LABEL)
-    return "flex_start" if found == "on_demand" and labelled == "flex_start" else found
+    return answer.get("labels", {}).get(TIER_LABEL, found)
 
 
 def read(answer: dict[str, Any], *, queued: bool = False) -> Slice:

@@ -167,11 +167,11 @@ class Node(Resource):
         return {path(world, self.name, zone) for zone in self.zones}
 
     def stop(self, world: World) -> None:
-        """Stop what runs; for an observed node that `can_stop` allows."""
+        """Stop an observed node of which `cannot_stop` says nothing."""
         self._nodes.stop(world, self.name, self.zone)
 
     @property
-    def can_stop(self) -> str:
+    def cannot_stop(self) -> str:
         """Why an observed node cannot be stopped; empty if it can: https://cloud.google.com/tpu/docs/managing-tpus-tpu-vm"""
         if self.workers > 1:
             return f"Google stops pods of one VM only, and {self.name} has {self.workers}"
@@ -237,7 +237,7 @@ class Node(Resource):
 
     def _start(self, world: World, seen: Self) -> bool:
         """Start a stopped node rather than make another; False where Google does not do that, or has no room for it."""
-        if seen.can_stop:
+        if seen.cannot_stop:
             return False
         self._note(world, "the node is stopped: starting it")
         try:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
 import pytest
 
 from conf.schema import Config, judge
-from conf.topology import UnknownType, table, topology
+from conf.topology import TABLE, UnknownType, table, topology
 from controller.compose import compose, raw
 
 TINY = ["cloud=local", "loop=grpo", "model=tiny", "optimizer=adamw", "data=arithmetic"]
@@ -81,6 +84,17 @@ def test_the_suffix_counts_cores_on_v4_and_chips_on_v5e() -> None:
     assert (topology("v5litepod-16").chips, topology("v5litepod-16").workers) == (16, 4)
     assert topology("v5litepod-8").workers == 1
     assert topology("v3-8").devices == 8
+
+
+@pytest.mark.parametrize("file", sorted((TABLE.parent / "tpu").glob("*.yaml")), ids=lambda f: f.stem)
+def test_what_the_files_of_types_say_is_in_the_table(file: Path) -> None:
+    found = config(f"tpu={file.stem}")
+    kind = found.topology
+    assert kind.accelerator_type.replace("-", "_") == file.stem
+    assert found.tpu.zone in kind.zones
+    numbers = re.match(r"# (\d+) VMs? of (\d+) chips?.*? (\d+) JAX devices?\.", file.read_text())
+    assert numbers is not None
+    assert tuple(map(int, numbers.groups())) == (kind.workers, kind.chips // kind.workers, kind.devices)
 
 
 def test_price_is_per_slice() -> None:

@@ -235,6 +235,16 @@ def test_an_expired_request_is_deleted(project: Project) -> None:
     assert made.left() == []
 
 
+def test_what_still_waits_is_deleted_with_the_pod(project: Project) -> None:
+    made = pod(project, "tpu.provisioner=queued")
+    project.fault(kind="stockout", times=100000)
+    search = made.node._search(project.world)
+    search.makers[True].create(project.world, search.order, made.node.places[0])
+    assert isinstance(made.look(), Pending)
+    made.down()
+    assert made.left() == []
+
+
 @WAYS
 def test_a_preempted_pod_is_replaced(project: Project, way: str) -> None:
     made = pod(project, f"tpu.provisioner={way}")
@@ -309,7 +319,7 @@ def test_an_adopted_pod_must_be_of_the_type(project: Project) -> None:
 def test_a_stopped_pod_is_started_and_keeps_its_disk(project: Project, way: str) -> None:
     made = pod(project, f"tpu.provisioner={way}", "tpu.capacity=on_demand")
     first = made.up()
-    assert first.can_stop == ""
+    assert first.cannot_stop == ""
     first.stop(project.world)
     assert first.lost(project.world) == "the node is stopped"
     again = made.up()
@@ -330,8 +340,8 @@ def test_a_stopped_pod_for_which_there_is_no_room_is_made_anew(project: Project)
 
 def test_spot_pods_and_slices_of_several_vms_do_not_stop(project: Project) -> None:
     made = pod(project)
-    assert made.node.can_stop == "Google stops no spot pods; `slipway down` deletes it"
-    assert "pods of one VM only" in replace(made.node, workers=4, capacity="on_demand").can_stop
+    assert made.node.cannot_stop == "Google stops no spot pods; `slipway down` deletes it"
+    assert "pods of one VM only" in replace(made.node, workers=4, capacity="on_demand").cannot_stop
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,46 @@
+"""`slipway stop`: stop a pod of one VM. It is not billed then, apart from its disks, which it keeps; `up` starts it."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+from controller.errors import ConfigError
+from controller.launch import alive
+from controller.ledger import Ledger
+from controller.resources.node import Node
+from controller.session import Session, session
+
+if TYPE_CHECKING:
+    from controller.cli import Command
+
+
+def run(command: Command) -> int:
+    with session(command) as now:
+        node = now.node()
+        name = now.plan.node.name
+        if not isinstance(node, Node) or node.state not in ("READY", "STOPPED"):
+            raise ConfigError(f"pod {name} is not there, so there is nothing to stop; `slipway status` shows it")
+        if now.plan.node.adopt or not node.ours:
+            raise ConfigError(f"pod {name} was not made by slipway, which therefore does not stop it")
+        if node.cannot_stop:
+            raise ConfigError(f"tpu.capacity: {node.cannot_stop}")
+        stopped = node.state == "READY"
+        if stopped:
+            _end_runs(command, now)
+            node.stop(now.world)
+    if command.flags.json:
+        print(json.dumps({"pod": name, "stopped": stopped}))
+    else:
+        print(f"{name} is stopped{'' if stopped else ' already'}; `slipway up` starts it, `slipway down` deletes it")
+    return 0
+
+
+def _end_runs(command: Command, now: Session) -> None:
+    """Whoever follows a run that this ends must not take it for a preemption."""
+    fleet = now.fleet()
+    running = alive(fleet) if fleet is not None else set()
+    if running and not command.flags.yes:
+        raise ConfigError(f"{', '.join(sorted(running))} is running there; --yes ends it")
+    for run_id in running:
+        Ledger(now.world.google, now.plan.bucket, run_id).cancel()
