@@ -44,7 +44,17 @@ def mesh_covers_devices(config: Config) -> Iterator[Finding]:
         )
 
 
+def stand_in_is_local(config: Config) -> Iterator[Finding]:
+    """A stand-in only plays the program's part; on a real pod it would do nothing and be paid for."""
+    if config.code.stand_in and config.cloud.kind != "local":
+        words = (
+            "stand-ins are for the emulated cloud (`slipway rehearse`, cloud=local); scale=full runs the program itself"
+        )
+        yield Finding("stand_in", "error", "code.stand_in", words)
+
+
 CHECKS = (
+    stand_in_is_local,
     trainer_is_complete,
     command_is_given,
     mesh_covers_devices,

@@ -6,6 +6,7 @@ What is shown at the end was looked up in the emulated cloud, which is then wipe
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import sys
 from argparse import Namespace
@@ -22,7 +23,9 @@ from controller.emulator import Emulator
 from controller.errors import ConfigError
 from controller.ledger import Ledger, Result
 from controller.plan import Plan, build
+from controller.reconcile import reconcile
 from controller.verbs.up import carry_out
+from controller.world import World
 
 if TYPE_CHECKING:
     from controller.cli import Command
@@ -47,6 +50,8 @@ def run(command: Command) -> int:
     _wipe(folder)
     with connected(config, keep_awake=True) as (world, emulator):
         assert emulator is not None, "a rehearsal is on the emulated cloud"
+        if config.tpu.adopt:
+            _make_beforehand(config, world)
         try:
             result = carry_out(replace(command, flags=flags), plan, world, emulator)
         except BaseException:
@@ -67,11 +72,26 @@ def _scaled(command: Command) -> tuple[Config, Path]:
     folder = Path(config.run.state_dir).expanduser() / "rehearsals" / config.run.name
     cloud = config.cloud.model_copy(update={"faults": config.cloud.faults or misfortune(config)})
     run = config.run.model_copy(update={"state_dir": str(folder)})
-    return config.model_copy(update={"cloud": cloud, "run": run}), folder
+    env = config.env
+    if not any(word.lstrip("+").startswith("env.packages=") for word in words):
+        env = env.model_copy(update={"packages": "image", "requirements": None})  # so that nothing is downloaded
+    return config.model_copy(update={"cloud": cloud, "run": run, "env": env}), folder
+
+
+def _make_beforehand(config: Config, world: World) -> None:
+    """The pod that the run adopts: the same plan without `tpu.adopt`, as far as its node."""
+    other = config.model_copy(update={"tpu": config.tpu.model_copy(update={"adopt": False})})
+    plan = build(other, project_of(other), Path.cwd())
+    reconcile(plan.resources[: plan.resources.index(plan.node) + 1], world)
 
 
 def misfortune(config: Config) -> tuple[dict[str, Any], ...]:
-    """A preemption in mid-run: after the first checkpoint where it is known how that looks, else after a while."""
+    """A preemption in mid-run: after the first checkpoint where it is known how that looks, else after a while.
+
+    An adopted pod is not ours to replace: workers that refuse SSH and an overloaded API have to do.
+    """
+    if config.tpu.adopt:  # nobody may replace it, so it is not taken away
+        return ({"kind": "ssh_refused", "seconds": 2}, {"kind": "http", "status": 503, "match": "GET .*nodes"})
     if config.program.kind == "trainer":
         return ({"kind": "preempted", "after_object": f"checkpoints/{config.checkpoint.every}/commit_success"},)
     if config.code.stand_in:
@@ -86,15 +106,24 @@ def _facts(plan: Plan, ledger: Ledger, emulator: Emulator, result: Result | None
     steps = [r.title for r in plan.resources if r.scope in ("shared", "external")]
     refused = [r for r in requests if r["status"] == 400]
     objects = [name for name in state["objects"].get(plan.bucket, []) if name.startswith(f"{ledger.prefix}/")]
-    left = [name for kind in ("node", "queued", "queuedResource") for name in state.get(kind, {})]
+    left = [name for kind in ("node", "queued", "disk") for name in state.get(kind, {})]
+    left += [name for name in state["compute"] if re.search("/(disks|instances|addresses)/", name)]
     return [
         Fact(True, f"{len(steps)} shared resources made, then a {pod}"),
         *_overcome(plan, ledger, state),
         Fact(result is not None, f"the program ended with 0 on {workers} of {workers} workers"),
         Fact(bool(objects), f"{len(objects)} objects of the run in the bucket: logs, checkpoints, result"),
         Fact(not refused, f"{len(requests)} requests, {len(refused) or 'none'} of them refused as malformed"),
-        Fact(not left, f"nothing billed is left{': ' * bool(left)}{', '.join(left)}"),
+        _left(plan, left),
     ]
+
+
+def _left(plan: Plan, left: list[str]) -> Fact:
+    """What is still there at the end: nothing, but for a pod that was adopted."""
+    if plan.config.tpu.adopt:
+        only = {name.rpartition("/")[2] for name in left} == {plan.node.name}
+        return Fact(only, f"{plan.node.name} is still there, and nothing else that is billed")
+    return Fact(not left, f"nothing billed is left{': ' * bool(left)}{', '.join(left)}")
 
 
 def _overcome(plan: Plan, ledger: Ledger, state: dict[str, Any]) -> Sequence[Fact]:

@@ -53,7 +53,6 @@ def test_every_experiment_composes_and_scale_beats_it(experiment: str) -> None:
     tiny, problems = compose([f"+experiment={experiment}", "scale=tiny"])
     assert problems == []
     assert tiny is not None
-    assert tiny.env.packages == "image"
     assert tiny.tpu == config.tpu  # as many workers and devices as in earnest
     if tiny.program.kind == "trainer":
         assert tiny.loop is not None

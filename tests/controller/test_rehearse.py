@@ -63,6 +63,17 @@ def test_a_stand_in_needs_all_workers_and_resumes(home: Path, capsys: pytest.Cap
     assert nothing_is_left(home)
 
 
+def test_an_adopted_pod_is_made_beforehand_and_stays(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    Path("hello.txt").write_text("hello\n")
+    adopted = ["tpu=v5litepod_8", "tpu.adopt=true", "tpu.name=stable-1"]
+    code, out, err = rehearse(capsys, "program=command", "program.command=[cat,hello.txt]", *adopted)
+    assert code == 0, err
+    assert "✓ ssh_refused (seconds 2" in out
+    assert "✓ stable-1 is still there, and nothing else that is billed" in out
+    assert "deleted" not in out
+    assert nothing_is_left(home)
+
+
 def test_your_own_program_and_misfortune(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
     Path("hello.txt").write_text("hello\n")
     mine = ["program=command", "program.command=[cat,hello.txt]", "tpu=v5litepod_8"]

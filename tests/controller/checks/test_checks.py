@@ -38,6 +38,7 @@ def test_what_is_right_is_not_commented_on() -> None:
         ([*GCP, "tpu.zone=us-central1-f"], "zone: warning tpu.zone: us-central1-f has no v5e; known zones: asia-"),
         ([*GCP, "tpu.runtime_version=v6e-ubuntu-2404"], "runtime: warning tpu.runtime_version: v6e-ubuntu-2404 is not"),
         (["program=command", "cloud.project=acme"], "command: error program.command: is empty"),
+        ([*GCP, "code.stand_in=true"], "stand_in: error code.stand_in: stand-ins are for the emulated cloud"),
         ([*GRPO, "mesh.data=3"], "mesh: error mesh: 3 x 1 x 1 does not make the 16 devices of v5litepod-16"),
         ([*GRPO, "mesh.tensor=16", "mesh.data=1"], "weights_split: error model.heads: "),
         (
