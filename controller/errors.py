@@ -45,6 +45,12 @@ class BudgetSpent(SlipwayError):
     exit_code = 6
 
 
+class OverBudget(SlipwayError):
+    """The run has cost as much as it may; its pod is deleted."""
+
+    exit_code = 7
+
+
 class CloudError(SlipwayError):
     """The cloud refused or could not do what was asked, and asking again would not help."""
 

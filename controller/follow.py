@@ -31,7 +31,7 @@ TAIL_BYTES = 2000
 class Outcome:
     """How an attempt ended. `ends` holds the last state of each worker that ended, in the order they ended."""
 
-    kind: Literal["finished", "failed", "preempted"]
+    kind: Literal["finished", "failed", "preempted", "over_budget"]
     words: str = ""
     ends: tuple[tuple[int, dict[str, Any]], ...] = ()
 
@@ -63,6 +63,8 @@ class Follower:
     attempt: int
     poll_seconds: float
     begun: bool = False
+    over: Callable[[], str] = lambda: ""
+    """Why the run must end now, empty while it need not."""
     _queue: queue.Queue[tuple[int, dict[str, Any]]] = field(default_factory=queue.Queue)
     _stopping: threading.Event = field(default_factory=threading.Event)
 
@@ -107,6 +109,8 @@ class Follower:
                 poll_again = self.world.clock.deadline(self.poll_seconds)
                 if gone := self.node.lost(self.world):
                     return Outcome("preempted", gone, tuple(ends))
+                if over := self.over():
+                    return Outcome("over_budget", over, tuple(ends))
                 if lost := self._lost(streams):
                     return Outcome("failed", lost, tuple(ends))
         return None

@@ -92,7 +92,7 @@ class View:
             "detached: the run goes on; the same command re-attaches, `slipway status` looks, `slipway cancel` ends it"
         )
 
-    def finished(self, result: Result, *, again: bool = False) -> None:
+    def finished(self, result: Result, *, again: bool = False, cost: str = "") -> None:
         """The last words: what the program left in summary.json, and where the rest is."""
         if self._json:
             print(
@@ -105,7 +105,8 @@ class View:
             self._print(f"  {name:<24} {_number(value)}")
         where = f"gs://{self._plan.bucket}/runs/{result.run_id}"
         attempts = f" in {result.attempts} attempts" if result.attempts > 1 else ""
-        self._print(f"[green]finished[/] after {_clock(result.seconds)}{attempts}; results: {where}")
+        spent = f"; {cost}" if cost else ""
+        self._print(f"[green]finished[/] after {_clock(result.seconds)}{attempts}{spent}; results: {where}")
 
     def _step(self, event: Event) -> None:
         title = _plain(event.data.get("title", event.subject))

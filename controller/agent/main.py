@@ -22,6 +22,9 @@ COMMANDS = {
     "stop": "ending",
     "state": "attempt",
     "watch": "watch",
+    "guard": "guard",
+    "guard_state": "guard",
+    "stand_guard": "guard",
 }
 """The module that holds the function of that name; only this one is loaded."""
 

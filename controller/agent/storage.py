@@ -101,14 +101,22 @@ def _failures_of(what: str) -> Iterator[None]:
 def _storage(place: str, headers: dict[str, str], data: Iterable[bytes] | None = None) -> IO[bytes]:
     """A request to the JSON API with the credentials of the VM; an emulated worker is told a root that needs none."""
     if base := os.environ.get("SLIPWAY_STORAGE_ROOT"):
-        return _open(base.rstrip("/") + place, headers, data)
+        return open_url(base.rstrip("/") + place, headers, data)
+    authorized = {**headers, "Authorization": f"Bearer {access_token()}"}
+    return open_url(f"https://storage.googleapis.com{place}", authorized, data)
+
+
+def access_token() -> str:
+    """Of the VM's service account: https://cloud.google.com/compute/docs/access/authenticate-workloads"""
     host = os.environ.get("GCE_METADATA_HOST", "metadata.google.internal")
     account = f"http://{host}/computeMetadata/v1/instance/service-accounts/default/token"
-    with _open(account, {"Metadata-Flavor": "Google"}) as answer:
-        token = json.load(answer)["access_token"]
-    return _open(f"https://storage.googleapis.com{place}", {**headers, "Authorization": f"Bearer {token}"}, data)
+    with open_url(account, {"Metadata-Flavor": "Google"}) as answer:
+        return json.load(answer)["access_token"]
 
 
-def _open(url: str, headers: dict[str, str], data: Iterable[bytes] | None = None) -> IO[bytes]:
-    request = Request(url, data=data, headers=headers)  # noqa: S310 (the scheme is ours)
-    return build_opener(ProxyHandler({})).open(request, timeout=60)  # Google is reached directly, never by a proxy
+def open_url(
+    url: str, headers: dict[str, str], data: Iterable[bytes] | None = None, method: str | None = None
+) -> IO[bytes]:
+    """Google is reached directly, never by a proxy."""
+    request = Request(url, data=data, headers=headers, method=method)  # noqa: S310 (the scheme is ours)
+    return build_opener(ProxyHandler({})).open(request, timeout=60)

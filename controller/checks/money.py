@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 from conf.schema import Config
-from controller.checks.training import capacities
+from controller.cost import SPOT
 from controller.finding import Finding
 
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ def price_is_known(config: Config) -> Iterator[Finding]:
     budget = config.budget
     if budget.max_usd is None or budget.usd_per_hour is not None or config.cloud.trc is not None:
         return
-    spot = capacities(config)[0] != "on_demand"
+    spot = config.tpu.capacity[0] in SPOT
     if config.cloud.kind == "local" or config.topology.usd_per_hour(config.tpu.zone, spot=spot) is None:
         what = "the emulated cloud costs nothing" if config.cloud.kind == "local" else "no price is known here"
         words = f"cannot be kept: {what}; set budget.usd_per_hour, or budget.max_hours instead"
@@ -30,7 +30,7 @@ def zone_is_of_the_grant(config: Config) -> Iterator[Finding]:
     """TPUs of the TPU Research Cloud are free in the zones of the grant alone; elsewhere they are billed in full."""
     if config.cloud.trc is None:
         return
-    for zone in (config.tpu.zone, *getattr(config.tpu, "zones", ())):
+    for zone in config.tpu.all_zones:
         if zone not in config.cloud.trc.zones:
             zones = ", ".join(config.cloud.trc.zones)
             words = f"{zone} is not in the TRC grant ({zones}), so TPUs there are billed; cloud.trc=null if you mean it"

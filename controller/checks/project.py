@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from conf.schema import Config
-from controller.checks.training import capacities
 from controller.finding import Finding
 from controller.google import Forbidden, ServiceDisabled
 
@@ -67,11 +66,7 @@ def tpus_may_be_listed(config: Config, world: World) -> Iterator[Finding]:
 def quota(config: Config, world: World) -> Iterator[Finding]:
     """Quota of TPUs is per generation, zone and kind of capacity, and 0 at first nearly everywhere."""
     limits = quota_limits(world)
-    wanted = [
-        (zone, capacity)
-        for zone in (config.tpu.zone, *getattr(config.tpu, "zones", ()))
-        for capacity in capacities(config)
-    ]
+    wanted = [(zone, capacity) for zone in config.tpu.all_zones for capacity in config.tpu.capacity]
     topology = config.topology
     known = {place: limit_of(limits, topology.generation, *place) for place in wanted}
     short = {place: limit for place, limit in known.items() if limit is not None and limit < topology.chips}

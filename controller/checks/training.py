@@ -63,7 +63,7 @@ def schedule_ends_late(config: Config) -> Iterator[Finding]:
 
 def checkpoints_come(config: Config) -> Iterator[Finding]:
     """A pod that is taken away before the first checkpoint begins anew; Spot pods are taken away."""
-    if config.program.kind != "trainer" or config.loop is None or capacities(config) == ("on_demand",):
+    if config.program.kind != "trainer" or config.loop is None or config.tpu.capacity == ("on_demand",):
         return
     total = updates(config)
     if config.checkpoint.every > max(1, total // 2):
@@ -102,12 +102,6 @@ def updates(config: Config) -> int:
     if isinstance(config.loop, GrpoLoop):
         return config.loop.steps * config.loop.updates_per_rollout
     return config.loop.steps if config.loop else 0
-
-
-def capacities(config: Config) -> tuple[str, ...]:
-    """The kinds of capacity that are asked for, in order."""
-    wanted: str | tuple[str, ...] = config.tpu.capacity
-    return (wanted,) if isinstance(wanted, str) else tuple(wanted)
 
 
 def pretrained(model: Model) -> bool:

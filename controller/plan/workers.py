@@ -14,6 +14,7 @@ from controller.resources.code import CodeArchive
 from controller.resources.node import Node
 from controller.resources.setup import Setup
 from controller.resources.venv import Venv
+from controller.resources.watchdog import Watchdog
 from controller.resources.wheels import Wheels
 from controller.resources.workers import RunConfig, SshAccess, Verified, WorkerCode
 from controller.snapshot import Snapshot
@@ -35,6 +36,12 @@ def requirements_of(config: Config, code: Snapshot) -> Requirements:
     if name not in code.files:
         raise ConfigError(f"env.requirements: {name} is not among the files that are shipped from {code.root}")
     return read(code.root, name)
+
+
+def guarded(config: Config) -> bool:
+    """Is there a reason for which the pod should delete itself? An adopted one is never deleted."""
+    limits = (config.cleanup.idle_minutes, config.budget.max_hours, config.budget.max_usd)
+    return any(limit is not None for limit in limits) and not config.tpu.adopt
 
 
 def worker_resources(
@@ -61,6 +68,10 @@ def worker_resources(
     asks = {"venv": venv.name, "code": code.name, "run_id": run_id}
     ssh = SshAccess(name=node.name, node=node.id, asks=asks, reachable=("yes",) * n, needs=(node.id,))
     yield ssh
+    if guarded(config):
+        minutes = config.cleanup.idle_minutes
+        idle = None if minutes is None else 60 * minutes
+        yield Watchdog(name=node.name, node=node.id, bucket=code.bucket, idle_seconds=idle, needs=(ssh.id,))
     yield venv
     shipped = WorkerCode(
         name=code.name, node=node.id, bucket=code.bucket, archive=code, tree=(code.name,) * n, needs=(ssh.id, code.id)

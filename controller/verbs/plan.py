@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from controller.connect import NO_PROJECT, connected, project_of
+from controller.cost import Rate, most, rate
 from controller.finding import Finding
 from controller.plan import Plan, build
 from controller.preflight import by_severity, probe
@@ -28,24 +29,17 @@ def run(command: Command) -> int:
     with connected(config, keep_awake=True) as (world, _):
         asked = probe(config, world) if plan.project != NO_PROJECT else []
         rows = preview(plan.resources, world)
+        price = rate(config, world.clock.now())
     seen = [finding for row in rows for finding in row.resource.findings(row.seen)]
     findings = by_severity([*findings, *asked, *seen])
     if command.flags.json:
-        print(json.dumps(as_document(plan, rows, findings), indent=1))
+        print(json.dumps(as_document(plan, rows, findings, price), indent=1))
     else:
-        print("\n".join(as_lines(plan, rows, findings)))
+        print("\n".join(as_lines(plan, rows, findings, price)))
     return 2 if any(f.severity == "error" for f in findings) else 0
 
 
-def hourly(plan: Plan) -> float | None:
-    """List price of the pod in USD per hour; None on the emulated cloud or where the table has no price."""
-    tpu = plan.config.tpu
-    if plan.config.cloud.kind == "local":
-        return None
-    return plan.config.topology.usd_per_hour(tpu.zone, spot=tpu.capacity[0] in ("spot", "preemptible"))
-
-
-def as_lines(plan: Plan, rows: list[Row], findings: list[Finding]) -> list[str]:
+def as_lines(plan: Plan, rows: list[Row], findings: list[Finding], price: Rate) -> list[str]:
     """The plan for people."""
     tpu, topology = plan.config.tpu, plan.config.topology
     lines = [
@@ -54,11 +48,10 @@ def as_lines(plan: Plan, rows: list[Row], findings: list[Finding]) -> list[str]:
         f"{' or '.join(tpu.capacity)} in {' or '.join(tpu.all_zones)}",
         f"results  gs://{plan.bucket}/runs/{plan.run_id}",
     ]
-    if plan.config.cloud.kind == "local":
+    if plan.config.cloud.kind == "local" and price.tpu is None:
         lines.append("price    nothing: the cloud is emulated on this machine")
     else:
-        price = hourly(plan)
-        lines.append(f"price    ${price:.2f} per hour, list price" if price else "price    not known for this zone")
+        lines += [f"price    {price}", f"cost     {most(plan.config, price)}"]
     lines.append("")
     whys: dict[str, None] = {}
     for row in rows:
@@ -73,13 +66,14 @@ def as_lines(plan: Plan, rows: list[Row], findings: list[Finding]) -> list[str]:
     return lines
 
 
-def as_document(plan: Plan, rows: list[Row], findings: list[Finding]) -> dict[str, Any]:
+def as_document(plan: Plan, rows: list[Row], findings: list[Finding], price: Rate) -> dict[str, Any]:
     """The plan for programs."""
     return {
         "run": plan.run_id,
         "pod": plan.node.name,
         "bucket": plan.bucket,
-        "usd_per_hour": hourly(plan),
+        "usd_per_hour": price.tpu,
+        "usd_per_hour_network": price.network,
         "resources": [
             {
                 "id": row.resource.id,

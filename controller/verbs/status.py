@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
+from controller.cost import stored
+from controller.google import NotFound
 from controller.resource import Absent, Pending
+from controller.resources.node import Node
 from controller.session import Session, session
+from controller.spending import Spending
 
 if TYPE_CHECKING:
     from controller.cli import Command
@@ -40,7 +45,34 @@ def look(now: Session) -> dict[str, Any]:
         "summary": result.summary if result else {},
         "results": f"gs://{now.plan.bucket}/{now.ledger.prefix}",
     }
-    return {"pod": pod, "run": run, "workers": _workers(now)}
+    return {"pod": pod, "run": run, "cost": _cost(now, node), "workers": _workers(now)}
+
+
+def _cost(now: Session, node: Absent | Pending | Node) -> dict[str, Any]:
+    """Pod hours and USD of the run until now, and what its results cost in the bucket per month."""
+    spending = Spending(now.world.google, now.world.clock, now.plan.bucket, now.plan.run_id, now.plan.config)
+    spending.close_lost(node.uid if isinstance(node, Node) else "")
+    spent = spending.spent()
+    gigabytes = _stored(now) / 1e9
+    price = spending.rate(node if isinstance(node, Node) else None)
+    return {
+        "pod_hours": round(spent.hours, 4),
+        "usd": None if spent.usd is None else round(spent.usd, 4),
+        "usd_per_hour": price.total,
+        "price": price.source,
+        "stored_gb": round(gigabytes, 3),
+        "stored_usd_per_month": round(stored(gigabytes), 4),
+        "pods": [asdict(life) for life in spending.lives()],
+    }
+
+
+def _stored(now: Session) -> int:
+    """Bytes of the run's results."""
+    where = {"bucket": now.plan.bucket, "prefix": f"{now.ledger.prefix}/", "fields": "items(size),nextPageToken"}
+    try:
+        return sum(int(item["size"]) for item in now.world.google.pages("storage", "objects.list", "items", **where))
+    except NotFound:
+        return 0
 
 
 def _workers(now: Session) -> list[dict[str, Any]]:
@@ -59,6 +91,13 @@ def _workers(now: Session) -> list[dict[str, Any]]:
     return rows
 
 
+def _cost_line(cost: dict[str, Any]) -> str:
+    usd = f", about ${cost['usd']:.2f}" if cost["usd"] is not None else ""
+    price = f" at ${cost['usd_per_hour']:.2f} per hour ({cost['price']})" if cost["usd_per_hour"] is not None else ""
+    kept = f"; results: {cost['stored_gb']:.3g} GB, ${cost['stored_usd_per_month']:.2f} per month"
+    return f"{cost['pod_hours']:.2f} pod hours{usd}{price}{kept if cost['stored_gb'] >= 0.01 else ''}"
+
+
 def as_lines(document: dict[str, Any]) -> list[str]:
     """The document for people."""
     pod, run = document["pod"], document["run"]
@@ -69,6 +108,7 @@ def as_lines(document: dict[str, Any]) -> list[str]:
     lines.append(f"run  {run['id']}: {run['state']}{tries}")
     lines += [f"     {name}: {value}" for name, value in run["summary"].items()]
     lines.append(f"     {run['results']}")
+    lines.append(f"cost {_cost_line(document['cost'])}")
     for row in document["workers"]:
         words = row.get("error") or (f"running {row['running']}" if row["running"] else "idle")
         lines.append(f"worker {row['worker']}: {words}")

@@ -12,13 +12,22 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import yaml
 
 from conf.cloud import LocalCloud
 from controller.connect import NO_PROJECT, connected, project_of
-from controller.errors import BudgetSpent, ConfigError, ProgramFailed, SlipwayError, WorkersDisagree, WrongDevices
+from controller.cost import most, rate
+from controller.errors import (
+    BudgetSpent,
+    ConfigError,
+    OverBudget,
+    ProgramFailed,
+    SlipwayError,
+    WorkersDisagree,
+    WrongDevices,
+)
 from controller.events import record_to
 from controller.follow import Follower, Outcome
 from controller.google import ServiceDisabled
@@ -30,9 +39,10 @@ from controller.recall import remember
 from controller.reconcile import destroy, reconcile
 from controller.resource import Absent, Resource
 from controller.resources.node import Node
+from controller.resources.watchdog import Watchdog
+from controller.spending import Spending, watchdogs_word
 from controller.ssh import Fleet, WorkersFailed
 from controller.turns import Turns
-from controller.verbs.plan import hourly
 from controller.view import View
 from controller.world import World
 
@@ -70,9 +80,10 @@ def carry_out(command: Command, plan: Plan, world: World, emulator: Emulator | N
         world.events.listen(record_to(world.state / "runs" / plan.run_id / "events.jsonl"))
         if emulator is not None:
             _script_faults(emulator, plan)
-        result = Up(command, plan, world, ledger, view).run()
+        up = Up(command, plan, world, ledger, view)
+        result = up.run()
         if result is not None:
-            view.finished(result)
+            view.finished(result, cost=str(up.spending.spent()))
     return result
 
 
@@ -81,11 +92,14 @@ class Up:
 
     def __init__(self, command: Command, plan: Plan, world: World, ledger: Ledger, view: View) -> None:
         self.command, self.plan, self.world, self.ledger, self.view = command, plan, world, ledger, view
+        self.spending = Spending(world.google, world.clock, plan.bucket, plan.run_id, plan.config)
         self.turns = Turns(world.google, world.clock, plan.bucket, plan.node.name)
 
     def run(self) -> Result | None:
         """Returns the result, or None when detached from a run that goes on."""
         for _ in range(self.plan.config.recovery.max_preemptions + 1):
+            if over := self.spending.over():
+                self._end_over_budget(over)
             outcome, attempt = self._attempt()
             if outcome is None:
                 return None
@@ -93,10 +107,13 @@ class Up:
                 return self._finish(outcome, attempt)
             if attempt and self.ledger.cancelled(attempt):
                 self._note("cancelled; the same command starts it again from its last checkpoint")
+                self.spending.end("cancelled")
                 return None
             if outcome.kind == "failed":
                 self._fail(outcome)
-            self._note(f"preempted: {outcome.words}; replacing it and going on from the last checkpoint")
+            if outcome.kind == "over_budget":
+                self._end_over_budget(outcome.words)
+            self._lost(outcome)
         raise BudgetSpent(
             f"the pod was taken away more than {self.plan.config.recovery.max_preemptions} times; "
             "raise recovery.max_preemptions, and `up` goes on from the last checkpoint"
@@ -106,7 +123,8 @@ class Up:
         """Reconcile, launch and follow once. The outcome is None when detached."""
         plan, world = self.plan, self.world
         try:
-            node: Node = reconcile(plan.resources, world)[plan.node.id]
+            node: Node = reconcile(self._resources(), world)[plan.node.id]
+            self.spending.begin(node)
             fleet = world.fleet(node)
             with self._turn(fleet):
                 started, was_running = launch(plan, self.ledger, node, fleet, world.clock)
@@ -122,11 +140,42 @@ class Up:
         if self.command.flags.detach:
             return None, started.attempt
         outcome = Follower(
-            world, node, fleet, plan.run_id, started.attempt, self._poll_seconds, begun=was_running
+            world, node, fleet, plan.run_id, started.attempt, self._poll_seconds, was_running, self.spending.over
         ).follow()
         if outcome is None:
             self.view.detached()
         return outcome, started.attempt
+
+    def _resources(self) -> list[Resource]:
+        """The plan's, with what is left of the budget told to the watchdog."""
+        left = self.spending.hours_left()
+        return [replace(r, hours_left=left) if isinstance(r, Watchdog) else r for r in self.plan.resources]
+
+    def _lost(self, outcome: Outcome) -> None:
+        """Say why the pod went, if it knew; a pod that deleted itself for want of use was not being used."""
+        for life in self.spending.lives():
+            word = watchdogs_word(self.world.google, self.plan.bucket, life.pod, life.uid) if not life.ended else {}
+            if word:
+                self._note(f"the pod deleted itself: {word['why']}")
+        self.spending.end(outcome.words)
+        if not self.spending.over():
+            self._note(f"preempted: {outcome.words}; replacing it and going on from the last checkpoint")
+
+    def _end_over_budget(self, why: str) -> NoReturn:
+        """Delete the pod, whatever runs on it; what was saved stays. An adopted pod keeps, and loses the program."""
+        seen = self.plan.node.observe(self.world, {})
+        if isinstance(seen, Node) and not isinstance(seen, Absent):
+            self._note(f"over budget: {why}; deleting the pod")
+            if launches := self.ledger.launches():
+                self.ledger.cancel()
+                if seen.state == "READY" and launches[-1].node_uid == seen.uid:
+                    stop(self.world.fleet(seen), self.plan.run_id)
+            destroy(self._pod(), self.world)
+        self.spending.end("over budget")
+        raise OverBudget(
+            f"{self.plan.run_id} was ended: {why}. Spent: {self.spending.spent()}. Raise the limit, and the same "
+            f"command goes on from the last checkpoint; results: gs://{self.plan.bucket}/{self.ledger.prefix}"
+        )
 
     @contextmanager
     def _turn(self, fleet: Fleet) -> Iterator[None]:
@@ -183,12 +232,14 @@ class Up:
                 self._note(f"the pod stays: {', '.join(next_runs)} waits for it")
             else:
                 destroy(self._pod(), self.world)
+        self.spending.end("finished")
         return result
 
     def _fail(self, outcome: Outcome) -> None:
         """Show the worker that failed first, and end with the exit code that its own names."""
         if self.plan.config.cleanup.on_failure == "delete":
             destroy(self._pod(), self.world)
+        self.spending.end("failed")
         if outcome.first_failure is None:
             raise ProgramFailed(outcome.words)
         worker, end = outcome.first_failure
@@ -234,9 +285,10 @@ def _before_it_bills(command: Command, plan: Plan, world: World, view: View) -> 
         world.events.emit("note", plan.run_id, f"warning: {finding}")
     if not world.billed or plan.node.adopt:
         return
-    price = hourly(plan)
-    cost = f"${price:.2f} per hour (list price)" if price else "an unknown price"
-    if not view.ask(f"Create {plan.node.title} for {cost}?", command.flags.yes):
+    price = rate(plan.config, world.clock.now())
+    cost = "a price that is not known" if price.tpu is None else price
+    question = f"Create {plan.node.title} for {cost}? The run costs {most(plan.config, price)}."
+    if not view.ask(question, command.flags.yes):
         raise ConfigError("nothing was created; say --yes to go on without being asked")
 
 

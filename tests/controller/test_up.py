@@ -194,7 +194,9 @@ def test_a_failed_run_is_tried_again_as_a_new_attempt(slipway: Slipway) -> None:
 def test_a_preempted_pod_is_replaced_and_the_run_goes_on(slipway: Slipway) -> None:
     flag = 'if [ "$SLIPWAY_ATTEMPT" = 1 ]; then sleep 600; fi; echo attempt $SLIPWAY_ATTEMPT'
     program = f"program.command=[sh,-c,'{flag}']"
-    code, out, err = slipway("up", program, "cloud.faults=[{kind: preempted, after_seconds: 3}]")
+    code, out, err = slipway(
+        "up", program, "cloud.faults=[{kind: preempted, after_object: launches/0001, delay_seconds: 1}]"
+    )
     assert (code, err) == (0, "")
     assert "preempted: the node is preempted" in out
     assert "launched attempt 2 on 4 workers" in out

@@ -31,13 +31,13 @@ def test_what_lasts_is_told_at_once() -> None:
 def test_google_is_asked_with_the_token_of_the_vm(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     asked: dict[str, dict[str, str]] = {}
 
-    def google(url: str, headers: dict[str, str], data: object = None) -> io.BytesIO:
+    def google(url: str, headers: dict[str, str], *_: object) -> io.BytesIO:
         asked[url] = headers
         return io.BytesIO(json.dumps({"access_token": "ya29.x"}).encode() if "metadata" in url.lower() else b"content")
 
     monkeypatch.delenv("SLIPWAY_STORAGE_ROOT", raising=False)
     monkeypatch.setenv("GCE_METADATA_HOST", "127.0.0.1:1")
-    monkeypatch.setattr(storage, "_open", google)
+    monkeypatch.setattr(storage, "open_url", google)
     sha256 = "ed7002b439e9ac845f22357d822bac1444730fbdb6016d3ec9432297b9ec9f73"
     storage.download("b", "code/a b.tar.gz", sha256, tmp_path / "out")
     assert asked == {

@@ -1,0 +1,120 @@
+"""What a run costs and where it ends, end to end on the emulated cloud, on pods of one worker."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+
+from controller.verbs import up
+from tests.controller.conftest import ECHO, Slipway
+from tests.controller.test_up import until
+
+pytestmark = pytest.mark.e2e
+ONE = ["tpu.accelerator_type=v6e-1", "tpu.zone=us-east5-b", "cloud.bucket=money"]
+FOREVER = 'program.command=[sh,-c,"echo up; sleep 600"]'
+FAILS = 'program.command=[sh,-c,"exit 7"]'
+SECOND_IN_HOURS = 1 / 3600
+
+
+def nodes(slipway: Slipway) -> dict[str, Any]:
+    return slipway.cloud().get("state")["node"]
+
+
+def test_what_a_run_cost_is_told_at_its_end_and_by_status(slipway: Slipway) -> None:
+    price = "budget.usd_per_hour=3600"
+    code, out, _ = slipway("up", ECHO, *ONE, price)
+    assert code == 0
+    assert "pod hours, about $" in out
+    cost = slipway.json("status", ECHO, *ONE, price)["cost"]
+    assert cost["usd"] == pytest.approx(3600 * cost["pod_hours"], rel=0.5)
+    assert cost["usd"] > 0
+    [pod] = cost["pods"]
+    assert (pod["zone"], pod["usd_per_hour"], pod["why"]) == ("us-east5-b", 3600, "finished")
+    assert (
+        f"about ${cost['usd']:.2f} at $3600.00 per hour (budget.usd_per_hour)"
+        in slipway("status", ECHO, *ONE, price)[1]
+    )
+
+
+def test_a_run_over_its_budget_is_ended_and_its_pod_deleted(slipway: Slipway) -> None:
+    limit = f"budget.max_hours={2 * SECOND_IN_HOURS:.6f}"
+    code, out, err = slipway("up", FOREVER, *ONE, limit)
+    assert code == 7
+    assert "over budget: its pods have lived" in out
+    assert "Raise the limit, and the same command goes on from the last checkpoint" in err
+    assert nodes(slipway) == {}
+    before = slipway.mutations()
+    code, _, err = slipway("up", FOREVER, *ONE, limit)  # nothing is left of it
+    assert code == 7
+    assert [m for m in slipway.mutations()[len(before) :] if "/tpu/" in m] == []
+
+
+def test_a_failed_pod_that_nobody_uses_deletes_itself_though_the_controller_is_gone(slipway: Slipway) -> None:
+    idle = "cleanup.idle_minutes=0.02"
+    assert slipway("up", FAILS, *ONE, idle)[0] == 5
+    until(lambda: nodes(slipway) == {})
+    deletion = [r for r in slipway.cloud().requests() if r["method"] == "DELETE" and "/nodes/" in r["path"]]
+    assert [r["status"] for r in deletion] == [200]
+    assert deletion[0]["client"].endswith("/0")  # by worker 0, not by the laptop
+    cost = slipway.json("status", FAILS, *ONE, idle)["cost"]
+    assert len(cost["pods"]) == 1
+
+
+def test_a_pod_without_a_controller_ends_with_the_budget(slipway: Slipway) -> None:
+    limits = [f"budget.max_hours={20 * SECOND_IN_HOURS:.6f}", "cleanup.idle_minutes=null"]
+    command = [sys.executable, "-m", "controller", "up", FOREVER, *ONE, *limits, *slipway.base]
+    running = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env={**os.environ})
+    assert running.stdout is not None
+    next(line for line in running.stdout if line.strip() == "up")
+    running.send_signal(signal.SIGKILL)
+    running.communicate()
+    until(lambda: nodes(slipway) == {})
+    [pod] = slipway.json("status", FOREVER, *ONE, *limits)["cost"]["pods"]
+    assert pod["why"] == "the budget of the run is spent"
+    code, _, err = slipway("up", FOREVER, *ONE, *limits)
+    assert code == 7
+    assert "was ended: its pods have lived" in err
+
+
+@contextmanager
+def billed(config: Any) -> Iterator[Any]:
+    """The emulated cloud, as if it were Google's."""
+    with up_connected(config) as (world, emulator):
+        world.billed = True
+        yield world, emulator
+
+
+up_connected = up.connected
+
+
+def test_nothing_billed_is_made_unasked(slipway: Slipway, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(up, "connected", billed)
+    price = "budget.usd_per_hour=3"
+    code, _, err = slipway("up", ECHO, *ONE, price)  # no terminal to ask on
+    assert code == 2
+    assert "nothing was created; say --yes" in err
+    assert slipway.mutations() == []
+    asked: list[str] = []
+    monkeypatch.setattr("sys.stdin.isatty", lambda: True, raising=False)
+    monkeypatch.setattr("rich.console.Console.input", lambda _, question: asked.append(question) or "no")
+    assert slipway("up", ECHO, *ONE, price)[0] == 2
+    assert asked[0].startswith("Create TPU v6e-1 (1 workers)")
+    assert "for $3.00 per hour (budget.usd_per_hour)? The run costs no limit" in asked[0]
+    assert slipway.mutations() == []
+    assert slipway("up", "--yes", ECHO, *ONE, price, "recovery.poll_seconds=0.2")[0] == 0
+
+
+def test_plan_says_what_it_costs(slipway: Slipway) -> None:
+    code, out, _ = slipway("plan", ECHO, *ONE, "budget.usd_per_hour=3", "budget.max_hours=2")
+    assert code == 0
+    assert "price    $3.00 per hour (budget.usd_per_hour)" in out
+    assert "cost     at most $6.00 in 2 h (budget.max_hours), then it is ended and the pod deleted" in out
+    assert json.loads(slipway("plan", "--json", ECHO, *ONE)[1])["usd_per_hour"] is None
