@@ -55,72 +55,81 @@ def train(checkpoints: str, config: dict[str, Any], steps: int = STEPS) -> None:
         checkpoints: folder, local or gs://, where worker 0 saves and every worker looks for what to resume from.
         config: must be the same on every worker.
     """
-    worker, hosts = int(os.environ["TPU_WORKER_ID"]), os.environ["TPU_WORKER_HOSTNAMES"].split(",")
-    _agree(worker, hosts, config)
+    peers = Peers(int(os.environ["TPU_WORKER_ID"]), os.environ["TPU_WORKER_HOSTNAMES"].split(","))
+    _agree(peers, config)
     first, loss = _newest(checkpoints)
-    print(f"worker {worker} of {len(hosts)}: from step {first} of {steps}", flush=True)
+    print(f"worker {peers.worker} of {len(peers.hosts)}: from step {first} of {steps}", flush=True)
     for step in range(first, steps):
         began = time.monotonic()
         time.sleep(STEP_SECONDS)
-        loss = sum(gather(worker, hosts, loss / len(hosts))) * 0.5
-        if worker:
+        loss = sum(peers.gather(loss / len(peers.hosts))) * 0.5
+        if peers.worker:
             continue
         _log(step + 1, steps, loss, time.monotonic() - began)
         if (step + 1) % SAVE_EVERY == 0 or step + 1 == steps:
             _save(checkpoints, step + 1, loss)
-    if worker == 0:
+    if peers.worker == 0:
         summary = {"stand_in": True, "steps": steps, "final_loss": loss, "resumed_from": first}
         (_run_dir() / "summary.json").write_text(json.dumps(summary))
-    gather(worker, hosts, loss)
+    peers.gather(loss)
 
 
-def gather(worker: int, hosts: list[str], value: Any) -> list[Any]:
-    """Every worker's value, on every worker: an all-gather over worker 0, which proves that they reach each other."""
-    if len(hosts) == 1:
-        return [value]
-    line = json.dumps([worker, value]).encode() + b"\n"
-    if worker:
-        with _dial(hosts[0]) as link, link.makefile("rwb") as file:
-            file.write(line)
-            file.flush()
-            return json.loads(file.readline() or fail("worker 0 has gone"))
-    values = {0: value}
-    with socket.create_server((hosts[0], PORT)) as server:
-        server.settimeout(PATIENCE)
-        links = []
-        while len(values) < len(hosts):
+class Peers:
+    """All workers of the run, met at worker 0; whoever does not come is named."""
+
+    def __init__(self, worker: int, hosts: list[str]) -> None:
+        self.worker, self.hosts = worker, hosts
+        self._links = self._accept() if worker == 0 else {0: self._dial()}
+
+    def gather(self, value: Any) -> list[Any]:
+        """Every worker's value, on every worker: an all-gather, which proves that they reach each other."""
+        if self.worker:
+            self._send(0, value)
+            return self._receive(0)
+        values = [value, *(self._receive(worker) for worker in range(1, len(self.hosts)))]
+        for worker in self._links:
+            self._send(worker, values)
+        return values
+
+    def _accept(self) -> dict[int, Any]:
+        links: dict[int, Any] = {}
+        with socket.create_server((self.hosts[0], PORT), backlog=len(self.hosts)) as server:
+            server.settimeout(PATIENCE)
+            while len(links) < len(self.hosts) - 1:
+                try:
+                    link = server.accept()[0].makefile("rwb")
+                except TimeoutError:
+                    fail(f"no word from workers {sorted(set(range(1, len(self.hosts))) - set(links))}")
+                if line := link.readline():  # an empty one: somebody looked whether we listen
+                    links[int(line)] = link
+        return dict(sorted(links.items()))
+
+    def _dial(self) -> Any:
+        end = time.monotonic() + PATIENCE
+        while True:
             try:
-                link, _ = server.accept()
-            except TimeoutError:
-                fail(f"no word from workers {sorted(set(range(len(hosts))) - set(values))}")
-            links.append(link.makefile("rwb"))
-            if line := links[-1].readline():  # an empty one: somebody looked whether we listen
-                sender, other = json.loads(line)
-                values[sender] = other
-        for file in links:
-            try:
-                file.write(json.dumps([values[i] for i in range(len(hosts))]).encode() + b"\n")
-                file.close()
+                link = socket.create_connection((self.hosts[0], PORT), timeout=PATIENCE).makefile("rwb")
             except OSError:
+                if time.monotonic() > end:
+                    fail(f"worker 0 does not answer at {self.hosts[0]}:{PORT}")
+                time.sleep(0.02)
                 continue
-    return [values[i] for i in range(len(hosts))]
+            link.write(b"%d\n" % self.worker)
+            link.flush()
+            return link
+
+    def _send(self, worker: int, value: Any) -> None:
+        self._links[worker].write(json.dumps(value).encode() + b"\n")
+        self._links[worker].flush()
+
+    def _receive(self, worker: int) -> Any:
+        return json.loads(self._links[worker].readline() or fail(f"worker {worker} has gone"))
 
 
-def _dial(host: str) -> socket.socket:
-    end = time.monotonic() + PATIENCE
-    while True:
-        try:
-            return socket.create_connection((host, PORT), timeout=PATIENCE)
-        except OSError:
-            if time.monotonic() > end:
-                fail(f"worker 0 does not answer at {host}:{PORT}")
-            time.sleep(0.02)
-
-
-def _agree(worker: int, hosts: list[str], config: dict[str, Any]) -> None:
+def _agree(peers: Peers, config: dict[str, Any]) -> None:
     """Code and config are the same everywhere, or everybody ends, naming the odd one."""
     mine = hashlib.sha256(json.dumps([config, os.environ.get("SLIPWAY_CODE_SHA256")], sort_keys=True).encode())
-    hashes = gather(worker, hosts, mine.hexdigest()[:12])
+    hashes = peers.gather(mine.hexdigest()[:12])
     if len(set(hashes)) > 1:
         fail(f"the workers disagree: {hashes}", DISAGREE)
 

@@ -254,7 +254,8 @@ class Up:
         return self.plan.config.recovery.poll_seconds if self.world.billed else self.world.pace
 
     def _pod(self) -> list[Resource]:
-        return [replace(self.plan.node, needs=())]
+        """What is deleted when the run is over; an adopted pod is not ours."""
+        return [] if self.plan.node.adopt else [replace(self.plan.node, needs=())]
 
     def _note(self, words: str) -> None:
         self.world.events.emit("note", self.plan.run_id, words)
