@@ -27,6 +27,7 @@ class Billing:
         """By method key."""
         return {
             "cloudbilling.v1:projects.getBillingInfo": self._info,
+            "cloudbilling.v1:billingAccounts.list": lambda call: page(call, [_account()], "billingAccounts"),
             "serviceusage.v1beta1:services.consumerQuotaMetrics.list": self._quotas,
             f"{_BUDGETS}create": self._create,
             f"{_BUDGETS}get": self._get,
@@ -102,3 +103,7 @@ class Billing:
         if account != ACCOUNT:
             raise CloudError(403, f"The caller does not have permission on billing account '{account}'")
         return f"billingAccounts/{account}"
+
+
+def _account() -> Document:
+    return {"name": f"billingAccounts/{ACCOUNT}", "open": True, "displayName": "Emulated", "masterBillingAccount": ""}

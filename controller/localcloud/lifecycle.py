@@ -134,6 +134,7 @@ def exports(state: Path) -> dict[str, str]:
         "SERVICEUSAGE": roots["serviceusage"],
         "CLOUDRESOURCEMANAGER": roots["cloudresourcemanager"],
         "IAM": roots["iam"],
+        "CLOUDBILLING": roots["cloudbilling"],
     }
     return {
         **{f"CLOUDSDK_API_ENDPOINT_OVERRIDES_{api}": root for api, root in gcloud.items()},

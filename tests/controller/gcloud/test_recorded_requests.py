@@ -43,8 +43,10 @@ MINE = [
     "cloud.roles=[roles/storage.admin]",
     "cloud.bucket_roles=[roles/storage.objectAdmin]",
 ]
-SPOT = ["tpu.capacity=spot", "tpu.external_ip=false", "tpu.name=n1"]
+SPOT = ["tpu.provisioner=node", "tpu.capacity=spot", "tpu.external_ip=false", "tpu.name=n1"]
 DEFAULT = [*COMMON, "network=default", "network.nat=false", "cloud.service_account=default", "cloud.bucket=bk1"]
+ON_DEMAND_POD = [*DEFAULT, "tpu.provisioner=node", "tpu.capacity=on_demand", "tpu.name=n1"]
+QUEUED_POD = [*DEFAULT, "tpu.provisioner=queued", "tpu.capacity=spot", "tpu.valid_until_hours=6", "tpu.name=n1"]
 
 SAME = {
     "/p1/": "/slipway-local/",
@@ -60,6 +62,9 @@ SAME = {
     '"runner"': '"sa-runner"',
     "runner@": "sa-runner@",
     "n2": "n1",
+    "/q1": "/n1",
+    '"q1"': '"n1"',
+    '"qn1"': '"n1"',
     "us-central1": REGION,
     "v5litepod-8": "v4-8",
     "v2-alpha-tpuv5-lite": "tpu-ubuntu2204-base",
@@ -70,6 +75,7 @@ SAME = {
 MARK = "says who made it, so that `down --all` deletes only what is ours"
 WHOLE = "gcloud sends the router back as it read it; PATCH takes the fields that change"
 ETAG = "whatever was read"
+TIER = "the tier that was asked for: of a flex-start node the API does not tell it"
 LEAST = "icmp is not needed for SSH"
 
 
@@ -133,12 +139,26 @@ CASES = (
     Case("gcloud compute tpus tpu-vm create n1 --accelerator-type=v4-8 --version=tpu-ubuntu2204-base --spot", "POST",
          "nodes", {
         "body.labels.x": "the recorded command's own", "body.labels.managed-by": MARK,
+        "body.labels.slipway-capacity": TIER,
         "body.metadata.k": "the recorded command's own",
         "body.metadata.ssh-keys": "our key, which gcloud adds later, at the first ssh",
         "body.tags[0]": "our own tag, which the firewall rules aim at", "body.tags[1]": "the recorded command has two",
     }),
     Case("gcloud compute tpus tpu-vm describe n1", "GET", "nodes/n1"),
     Case("gcloud compute tpus tpu-vm delete n2", "DELETE", "nodes/n2"),
+    Case("gcloud compute tpus queued-resources create q1 --node-id=qn1", "POST", "queuedResources", {
+        f"body.tpu.nodeSpec[0].node.{key}": reason for key, reason in {
+            "labels.managed-by": MARK, "labels.slipway-capacity": TIER,
+            "metadata.ssh-keys": "our key, which gcloud adds later, at the first ssh",
+            "tags[0]": "our own tag, which the firewall rules aim at",
+            "networkConfig.subnetwork": "by name, since there may be several",
+            "serviceAccount.email": "in full; gcloud leaves it to the API to take the same one",
+            "serviceAccount.scope[0]": "as above: what that account may do is said by its roles alone",
+            "shieldedInstanceConfig.enableSecureBoot": "what gcloud sends with tpu-vm create; false is the default",
+        }.items()
+    }),
+    Case("gcloud compute tpus queued-resources describe q1", "GET", "queuedResources/q1"),
+    Case("gcloud compute tpus queued-resources delete q1 --force", "DELETE", "queuedResources/q1"),
     Case("gcloud compute firewall-rules delete fw1", "DELETE", "firewalls/fw1"),
     Case("gcloud compute routers nats delete nat1", "PATCH", "routers/r1", {
         f"body.{key}": WHOLE for key in ("creationTimestamp", "id", "kind", "name", "network", "region", "selfLink")
@@ -154,6 +174,7 @@ CASES = (
 ON_DEMAND = Case(
     "gcloud compute tpus tpu-vm create n1 --accelerator-type=v4-8 --version=tpu-ubuntu2204-base", "POST", "nodes", {
         "body.labels.managed-by": MARK,
+        "body.labels.slipway-capacity": TIER,
         "body.metadata.ssh-keys": "our key, which gcloud adds later, at the first ssh",
         "body.tags[0]": "our own tag, which the firewall rules aim at",
         "body.networkConfig.subnetwork": "by name, since there may be several",
@@ -170,7 +191,7 @@ def sent(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[dict[str, An
     cloud = Cloud(folder / "state")
     cloud.start("--operation-seconds=0")
     world = world_on(cloud, folder)
-    for overrides in ([*MINE, *SPOT], [*DEFAULT, "tpu.capacity=on_demand", "tpu.name=n1"]):
+    for overrides in ([*MINE, *SPOT], ON_DEMAND_POD, QUEUED_POD):
         resources = wanted(*overrides)
         reconcile(resources, world)
         destroy(resources, world)

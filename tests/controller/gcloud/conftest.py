@@ -1,0 +1,89 @@
+"""The real gcloud, pointed at an emulated cloud."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from controller.localcloud import lifecycle
+from tests.controller.localcloud.harness import Cloud, localcloud
+
+SSH = """#!/bin/bash
+# ssh and scp with the port of the emulated workers. What gcloud sends a worker runs among stand-ins there.
+tool=$(basename "$0") port=-p
+[ "$tool" = scp ] && port=-P
+mine=(-o UserKnownHostsFile="$HOME/.ssh/known_hosts" -i "$HOME/.ssh/google_compute_engine")
+args=("$@")
+for ((i = 0; i < $#; i++)); do
+  if [ "${args[i]}" = -- ]; then
+    args=("${args[@]:0:i+1}" "[ -e ~/.stand-ins ] || exit 97; . ~/.stand-ins;" "${args[@]:i+1}")
+    break
+  fi
+done
+for word in "$@"; do [ "$word" = -i ] && mine=(); done
+exec "/usr/bin/$tool" $port PORT "${mine[@]}" "${args[@]}"
+"""
+STAND_INS = """
+for name in sudo pip pip3 python python3 python3.11 wandb gcloud; do
+  eval "$name() { echo \\"$name \\$*\\" >>~/ran; }"
+done
+"""
+"""Programs that the guides start on workers: they write down that they were started. Nothing is installed by a test."""
+
+
+@dataclass(frozen=True)
+class Shell:
+    """A home of its own, where commands find gcloud, ssh and scp."""
+
+    cloud: Cloud
+    home: Path
+
+    def __post_init__(self) -> None:
+        for folder in ("bin", ".ssh", "tmp", "work"):
+            (self.home / folder).mkdir(parents=True)
+        (self.home / ".ssh").chmod(0o700)
+        for tool in ("ssh", "scp"):
+            path = self.home / "bin" / tool
+            path.write_text(SSH.replace("PORT", self.port))
+            path.chmod(0o755)
+        # gsutil hands over to gcloud, which knows the emulated cloud.
+        (self.home / ".boto").write_text("[GSUtil]\nuse_gcloud_storage = True\n")
+
+    @property
+    def port(self) -> str:
+        """Where the workers listen; all on the same port of addresses of their own."""
+        config = self.cloud.state / "ssh_config"
+        found = re.search(r"Port (\d+)", config.read_text()) if config.exists() else None
+        return found[1] if found else "2222"
+
+    def environment(self, variables: Mapping[str, str]) -> dict[str, str]:
+        quiet = {"CLOUDSDK_CORE_DISABLE_PROMPTS": "1", "CLOUDSDK_COMPONENT_MANAGER_DISABLE_UPDATE_CHECK": "1"}
+        mine = {"CLOUDSDK_CONFIG": str(self.home / "gcloud"), "CLOUDSDK_CORE_ACCOUNT": "me@example.com"}
+        places = {"HOME": str(self.home), "TMP": str(self.home / "tmp"), "USER": "me", "LAPTOP": "127.0.0.0/8"}
+        path = {"PATH": f"{self.home / 'bin'}:{os.environ['PATH']}", "BOTO_CONFIG": str(self.home / ".boto")}
+        return {**path, **lifecycle.exports(self.cloud.state), **quiet, **mine, **places, **variables}
+
+    def run(self, command: str, **variables: str) -> subprocess.CompletedProcess[str]:
+        """A command line in bash; its errors are among what it prints."""
+        return subprocess.run(
+            ["/bin/bash", "-c", command], env=self.environment(variables), cwd=self.home / "work", input="exit\n",
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=90,
+        )  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def cloud(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cloud]:
+    """One emulated cloud for all tests of a file; only where there is a gcloud to speak to it."""
+    if shutil.which("gcloud") is None or shutil.which("ssh-keygen") is None:
+        pytest.skip("gcloud or OpenSSH is not installed")
+    made = Cloud(tmp_path_factory.mktemp("cloud") / "state")
+    made.start("--operation-seconds=0")
+    yield made
+    localcloud("wipe", made.state)

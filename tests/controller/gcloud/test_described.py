@@ -1,0 +1,135 @@
+"""What the controller made, as the real gcloud describes it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+
+from controller.reconcile import reconcile
+from controller.resources.services import Services
+from tests.controller.gcloud.conftest import Shell
+from tests.controller.gcloud.project import wanted, world_on
+from tests.controller.localcloud.harness import REGION, ZONE, Cloud
+
+APIS = next(tuple(sorted(r.apis)) for r in wanted() if isinstance(r, Services))
+OURS = "made by slipway"
+HERE = f"slipway-{REGION}"
+BUCKET = f"slipway-local-slipway-{REGION}"
+ACCOUNT = "slipway-runner@slipway-local.iam.gserviceaccount.com"
+MEMBERS = [f"serviceAccount:{ACCOUNT}"]
+POD = ["tpu=v5litepod_8", f"tpu.zone={ZONE}", "tpu.name=pod", "tpu.capacity=spot", "tpu.external_ip=false"]
+NODE = {
+    "acceleratorType": "v5litepod-8",
+    "runtimeVersion": "v2-alpha-tpuv5-lite",
+    "networkConfig": {"network": "slipway", "subnetwork": HERE, "enableExternalIps": False},
+    "serviceAccount": {"email": ACCOUNT, "scope": ["cloud-platform"]},
+    "labels": {"managed-by": "slipway"},
+    "tags": ["slipway"],
+}
+DESCRIBED: dict[str, Any] = {
+    "compute networks describe slipway": {
+        "autoCreateSubnetworks": False,
+        "mtu": 8896,
+        "routingConfig": {"routingMode": "REGIONAL"},
+        "description": OURS,
+        "subnetworks": [HERE],
+    },
+    f"compute networks subnets describe {HERE} --region={REGION}": {
+        "network": "slipway",
+        "ipCidrRange": "10.64.176.0/20",
+        "privateIpGoogleAccess": True,
+        "description": OURS,
+    },
+    f"compute routers describe {HERE} --region={REGION}": {"network": "slipway", "description": OURS},
+    f"compute routers nats describe {HERE} --router={HERE} --region={REGION}": {
+        "natIpAllocateOption": "AUTO_ONLY",
+        "sourceSubnetworkIpRangesToNat": "ALL_SUBNETWORKS_ALL_IP_RANGES",
+    },
+    "compute firewall-rules describe slipway-allow-ssh": {
+        "network": "slipway",
+        "direction": "INGRESS",
+        "allowed": [{"IPProtocol": "tcp", "ports": ["22"]}],
+        "sourceRanges": ["127.0.0.0/8"],
+        "targetTags": ["slipway"],
+        "disabled": False,
+    },
+    f"compute firewall-rules describe slipway-allow-internal-{REGION}": {
+        "allowed": [{"IPProtocol": "icmp"}, {"IPProtocol": "tcp"}, {"IPProtocol": "udp"}],
+        "sourceRanges": ["10.64.176.0/20"],
+    },
+    f"iam service-accounts describe {ACCOUNT}": {"displayName": "Slipway TPU workers", "description": OURS},
+    "projects get-iam-policy slipway-local": {
+        "bindings": [
+            {"role": "roles/logging.logWriter", "members": MEMBERS},
+            {"role": "roles/tpu.admin", "members": MEMBERS},
+        ]
+    },
+    f"storage buckets get-iam-policy gs://{BUCKET}": {
+        "bindings": [
+            {"role": "roles/storage.legacyBucketReader", "members": MEMBERS},
+            {"role": "roles/storage.objectAdmin", "members": MEMBERS},
+        ]
+    },
+    f"storage buckets describe gs://{BUCKET} --raw": {
+        "location": REGION.upper(),
+        "labels": {"managed-by": "slipway"},
+        "iamConfiguration": {"uniformBucketLevelAccess": {"enabled": True}, "publicAccessPrevention": "enforced"},
+        "softDeletePolicy": {"retentionDurationSeconds": "0"},
+        "lifecycle": {
+            "rule": [
+                {"action": {"type": "AbortIncompleteMultipartUpload"}, "condition": {"age": 7}},
+                {"action": {"type": "Delete"}, "condition": {"daysSinceNoncurrentTime": 7}},
+            ]
+        },
+    },
+    f"compute tpus tpu-vm describe pod --zone={ZONE}": {**NODE, "state": "READY", "health": "HEALTHY"},
+    f"compute tpus queued-resources describe pod --zone={ZONE}": {
+        "state": {"state": "ACTIVE"},
+        "spot": {},
+        "tpu": {"nodeSpec": [{"nodeId": "pod", "node": NODE}]},
+    },
+    "services list --enabled": [{"config": {"name": api}} for api in APIS],
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def shell(cloud: Cloud, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shell]:
+    """A project in which the controller has made everything of a spot pod."""
+    folder = tmp_path_factory.mktemp("made")
+    world = world_on(cloud, folder)
+    reconcile(wanted(*POD), world)
+    yield Shell(cloud, folder / "shell")
+    world.close()
+
+
+def test_gcloud_describes_what_was_wanted(shell: Shell) -> None:
+    def ask(command: str) -> str:
+        return shell.run(
+            f"gcloud {command} --format=json 2>errors-{hash(command)} || cat errors-{hash(command)}"
+        ).stdout
+
+    with ThreadPoolExecutor(3) as pool:
+        answers = dict(zip(DESCRIBED, pool.map(ask, DESCRIBED), strict=True))
+    found = {command: told(text, DESCRIBED[command]) for command, text in answers.items()}
+    assert found == DESCRIBED
+
+
+def told(text: str, wanted: Any) -> Any:
+    """Of an answer the fields that are wanted; of a link its last word."""
+    try:
+        return _of(json.loads(text), wanted)
+    except ValueError:
+        return text
+
+
+def _of(value: Any, wanted: Any) -> Any:
+    if isinstance(value, dict) and isinstance(wanted, dict):
+        return {key: _of(value[key], one) for key, one in wanted.items() if key in value}
+    if isinstance(value, list) and isinstance(wanted, list) and len(value) == len(wanted):
+        return [_of(one, other) for one, other in zip(value, wanted, strict=True)]
+    link = isinstance(value, str) and isinstance(wanted, str) and "/" in value and "/" not in wanted
+    return value.rpartition("/")[2] if link else value

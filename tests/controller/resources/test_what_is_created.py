@@ -1,0 +1,26 @@
+"""The page that lists what is created lists all of it."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from tests.controller.gcloud.project import wanted
+
+PAGE = Path(__file__).parents[3] / "docs" / "what-is-created.md"
+
+
+def test_every_kind_has_a_row_and_every_row_a_kind() -> None:
+    rows = re.findall(r"^\| ([a-zA-Z ,]+) \| (.+?) \| (.+?) \| (.+?) \|$", PAGE.read_text(), re.MULTILINE)
+    listed = {kind for row in rows if row[0] != "What" for kind in row[0].split(", ")}
+    assert listed == {resource.kind for resource in wanted()}
+    by_down_all = {kind for row in rows if "down --all" in row[3] for kind in row[0].split(", ")}
+    assert by_down_all == {resource.kind for resource in wanted() if resource.scope == "shared"}
+
+
+def test_names_are_those_of_the_page() -> None:
+    page = PAGE.read_text()
+    for resource in wanted():
+        if resource.scope == "shared":
+            name = resource.name.replace("us-central1", "R").replace("slipway-local", "P")
+            assert f"`{name}`" in page or f"`{name}:" in page or resource.kind in ("private Google access",), name
