@@ -8,6 +8,7 @@ from __future__ import annotations
 import difflib
 import hashlib
 import json
+import shlex
 from dataclasses import dataclass
 from typing import Annotated, Any, get_args
 
@@ -85,6 +86,17 @@ def digest(value: Any) -> str:
     return hashlib.sha256(json.dumps(value, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
 
 
+SHAPES = {
+    "zone": "a zone looks like us-central1-a; conf/tpu_types.yaml lists those with TPUs",
+    "name": "a name has 1 to 63 of a-z, 0-9 and -, a letter first",
+    "python": "a version looks like 3.11",
+    "user": "a user is a-z, 0-9, _ and -, at most 32 of them, a letter first",
+    "bucket_location": "a location looks like us-central1, or us",
+    "account": "a billing account looks like 012345-6789AB-CDEF01",
+}
+"""What a value that breaks its pattern should look like, by the last part of its key."""
+
+
 @dataclass(frozen=True)
 class Problem:
     """One thing wrong with a config: the key to change, and why."""
@@ -125,6 +137,11 @@ def _problem(raw: dict[str, Any], error: Any) -> Problem:
         return Problem(key, f"unknown key; {hint}")
     if error["type"] == "missing":
         return Problem(key, "missing; choose the group that holds it (loop=…, model=…) or set it")
+    if error["type"] == "tuple_type" and isinstance(error["input"], str) and error["input"]:
+        words = ", ".join(shlex.split(error["input"], posix=False))
+        return Problem(key, f"is a list of words, not one string: '{key}=[{words}]'")
+    if error["type"] == "string_pattern_mismatch" and path[-1] in SHAPES:
+        return Problem(key, f"{error['input']!r} does not fit: {SHAPES[path[-1]]}")
     words = error["msg"].removeprefix("Value error, ")
     return Problem(key, f"{words[0].lower()}{words[1:]} (got {error['input']!r})")
 
@@ -149,6 +166,20 @@ def _keys_beside(path: list[str]) -> set[str]:
         fields = [m.model_fields[part].annotation for m in models if part in m.model_fields]
         models = [m for annotation in fields for m in _models_in(annotation)]
     return {name for m in models for name in m.model_fields}
+
+
+def keys_called(name: str) -> list[str]:
+    """Every dotted key whose last part is `name`, for a user who left out the section; the shallowest first."""
+    found: dict[str, None] = {}
+    todo: list[tuple[str, type[BaseModel]]] = [("", Config)]
+    while todo:
+        prefix, model = todo.pop(0)
+        for key, info in model.model_fields.items():
+            path = f"{prefix}{key}"
+            if key == name and prefix:
+                found[path] = None
+            todo += [(f"{path}.", inner) for inner in _models_in(info.annotation) if path.count(".") < 2]
+    return list(found)[:3]
 
 
 def _models_in(annotation: Any) -> list[type[BaseModel]]:

@@ -17,7 +17,7 @@ from typing import Any, NoReturn
 
 from conf.schema import Config
 from controller import recall
-from controller.compose import OVERRIDE, compose
+from controller.compose import OVERRIDE, compose, groups
 from controller.errors import ConfigError, SlipwayError
 from controller.finding import Finding
 from controller.preflight import preflight
@@ -35,6 +35,8 @@ VERBS = {
     "cancel": "end the run; the pod stays",
     "stop": "stop a pod of one VM; the next up starts it",
     "down": "delete the pod; --all: the network, the bucket and the rest too",
+    "orphans": "what of ours is billed and no run uses; --delete removes it",
+    "init": "first use: find credentials, project and a zone with quota; write slipway/cloud/mine.yaml",
     "localcloud": "the emulated cloud by hand: start, stop, wipe, env, requests",
 }
 EXAMPLES = """examples:
@@ -69,6 +71,17 @@ class Command:
         if config is None or problems:
             raise ConfigError([*problems, *(f for f in findings if f.severity == "error")])
         return config, findings
+
+    def bare_config(self) -> Config:
+        """The config of a verb that needs the cloud and no program, so that a missing program is no error.
+
+        Raises:
+            ConfigError: what the schema finds.
+        """
+        config, problems = compose(self.overrides, extra_dir=Path.cwd() / "slipway")
+        if config is None or problems:
+            raise ConfigError(problems)
+        return config
 
     def checked_config(self) -> Config:
         """The config for a verb that acts: an error finding stops it, a warning is printed.
@@ -108,6 +121,8 @@ def parse(argv: Sequence[str]) -> Command:
     if verb not in VERBS:
         near = difflib.get_close_matches(verb, VERBS, n=1)
         hint = f"did you mean {near[0]!r}? " if near else ""
+        if verb in groups(Path.cwd() / "slipway")["experiment"]:
+            hint = f"did you mean +experiment={verb}? "
         raise ConfigError(f"{verb!r} is no verb; {hint}verbs: {', '.join(VERBS)} (config is key=value)")
     if rest and verb not in ("ssh", "exec"):
         raise ConfigError(f"{verb} takes nothing behind --; only ssh and exec run a command")
@@ -133,7 +148,7 @@ def _parser(verb: str) -> _Parser:
     parser.add_argument(
         "--json", action="store_true", help="one JSON document (or JSON lines while following) on stdout"
     )
-    if verb in ("up", "down", "cancel", "stop"):
+    if verb in ("up", "down", "cancel", "stop", "orphans", "init"):
         parser.add_argument("--yes", action="store_true", help="do not ask")
     if verb == "up":
         parser.add_argument("--detach", action="store_true", help="return once the program has started")
@@ -148,6 +163,11 @@ def _parser(verb: str) -> _Parser:
         parser.add_argument("--follow", action="store_true", help="go on until the program ends")
     if verb == "down":
         parser.add_argument("--all", action="store_true", help="also the network, the bucket and the service account")
+    if verb == "orphans":
+        parser.add_argument("--delete", action="store_true", help="delete them, after asking")
+    if verb == "init":
+        parser.add_argument("--zone", help="a zone from the list, instead of being asked")
+        parser.add_argument("--no-bucket", action="store_true", help="do not make the bucket now")
     if verb == "localcloud":
         parser.add_argument("action", choices=["start", "stop", "wipe", "env", "requests"])
     return parser

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import conf
-from conf.schema import Config, Problem, judge
+from conf.schema import Config, Problem, judge, keys_called
 from controller.errors import ConfigError
 
 CONFIG_DIR = Path(conf.__file__).parent
@@ -97,6 +97,8 @@ def _in_our_words(error: Exception, overrides: Sequence[str], extra_dir: Path | 
         if "." in key or not equals:
             continue
         if key not in choices:
+            if meant := keys_called(key):
+                return f"{key}: no such group; did you mean {' or '.join(f'{path}={value}' for path in meant)}?"
             near = difflib.get_close_matches(key, choices, n=1)
             hint = f"did you mean {near[0]}=…? " if near else ""
             return f"{key}: no such group; {hint}groups: {', '.join(choices)}"

@@ -8,7 +8,9 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-VERBS = frozenset({"status", "logs", "verify", "cancel", "stop", "down", "ssh", "exec", "forward", "tensorboard"})
+VERBS = frozenset(
+    {"status", "logs", "verify", "cancel", "stop", "down", "ssh", "exec", "forward", "tensorboard", "orphans"}
+)
 """The verbs that look at, touch or end what `up` has made; without config words they mean the last one."""
 
 

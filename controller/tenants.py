@@ -100,7 +100,7 @@ def _machines(world: World, node: Node) -> Iterator[tuple[str, str, tuple[str, s
                     yield f"queued resource {leaf(item['name'])} in {zone}", *_of_node(spec.get("node", {}), zone)
     except ServiceDisabled:
         pass  # where the API is off there are none
-    for scope, item in _aggregated(world, "instances"):
+    for scope, item in aggregated(world, "instances"):
         account = next((a.get("email", "") for a in item.get("serviceAccounts", [])), "")
         for card in item.get("networkInterfaces", []):
             place = (_region(scope), leaf(card.get("subnetwork", "")))
@@ -115,12 +115,12 @@ def _of_node(item: Item, zone: str) -> tuple[str, tuple[str, str], str]:
 
 
 def _regional(world: World, collection: str, network: str) -> Iterator[tuple[str, Item]]:
-    for scope, item in _aggregated(world, collection):
+    for scope, item in aggregated(world, collection):
         if leaf(item.get("network", "")) == network:
             yield scope, item
 
 
-def _aggregated(world: World, collection: str) -> Iterator[tuple[str, Item]]:
+def aggregated(world: World, collection: str) -> Iterator[tuple[str, Item]]:
     """Every item of a collection with the name of its zone or region."""
     parameters: dict[str, Any] = {"project": world.project}
     while True:

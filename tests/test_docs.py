@@ -30,7 +30,9 @@ def test_commands_are_understood(words: str, monkeypatch: pytest.MonkeyPatch) ->
     command = cli.parse(shlex.split(words))
     if command.verb == "rehearse":
         command = replace(command, overrides=(*command.overrides, "cloud=local"))
-    if command.verb != "localcloud":
+    if command.verb in ("orphans", "init"):
+        assert command.bare_config()
+    elif command.verb != "localcloud":
         _, findings = command.config()
         assert [str(f) for f in findings if f.severity == "error"] == []
 

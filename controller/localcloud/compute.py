@@ -61,6 +61,7 @@ COLLECTIONS = (
     Collection("firewalls", "firewall", "global"),
     Collection("instances", "instance", "zone"),
     Collection("disks", "disk", "zone"),
+    Collection("addresses", "address", "region"),
 )
 
 

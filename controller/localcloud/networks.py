@@ -88,6 +88,8 @@ class Networks:
         `place` is its region or zone, if it is in one; `path` its name in the store.
         """
         resource = dict(body)
+        if plural == "addresses":
+            return resource | {"status": "RESERVED", "addressType": resource.get("addressType", "EXTERNAL")}
         if plural == "disks":
             return prepare_disk(place, resource)
         if plural == "instances":

@@ -9,6 +9,7 @@ from conf.schema import Config
 from controller.resource import Resource
 from controller.resources.accounts import ServiceAccount
 from controller.resources.bucket import Bucket
+from controller.resources.budget import BUDGET_APIS, BillingBudget
 from controller.resources.firewall import Firewall, InternalRule
 from controller.resources.nat import Nat, Router
 from controller.resources.network import Network, PrivateAccess, Subnet
@@ -28,8 +29,13 @@ def bucket_name(config: Config, project: str) -> str:
 
 def shared_resources(config: Config, bucket: str) -> Iterator[Resource]:
     cloud = config.cloud
-    services = Services(name="apis", apis=cloud.apis)
+    wanted = (*cloud.apis, *(BUDGET_APIS if cloud.billing_budget else ()))
+    services = Services(name="apis", apis=tuple(dict.fromkeys(wanted)))
     yield services
+    if (budget := cloud.billing_budget) is not None:
+        yield BillingBudget(
+            name="slipway", account=budget.account, usd=budget.usd, thresholds=budget.thresholds, needs=(services.id,)
+        )
     account = ServiceAccount(name=cloud.service_account, needs=(services.id,))
     yield account
     store = Bucket(

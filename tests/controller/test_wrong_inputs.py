@@ -46,7 +46,13 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
             ["tpu.zone=moon-base1-a", "network.cidr=10.80.0.0/20"],
             "tpu.zone: moon-base1-a has no v5e; known zones: asia-east1-a",
         ),
-        (["tpu.zone=here"], "tpu.zone: string should match pattern"),
+        (["tpu.zone=here"], "tpu.zone: 'here' does not fit: a zone looks like us-central1-a"),
+        (
+            ["program.command=python train.py"],
+            "program.command: is a list of words, not one string: 'program.command=[",
+        ),
+        (["seed=1"], "seed: no such group; did you mean run.seed=1?"),
+        (["lr=1e-3"], "lr: no such group; did you mean optimizer.lr=1e-3?"),
         (["tpu=v5"], "tpu: no tpu named 'v5'; choices: "),
         (["model=none"], "model: no model named 'none'"),
         (["tpu.zone=[1"], "tpu.zone: '[1' cannot be read"),
@@ -106,6 +112,7 @@ def test_an_incomplete_trainer(capsys: pytest.CaptureFixture[str]) -> None:
     ("typed", "words"),
     [
         (["lgos"], "'lgos' is no verb; did you mean 'logs'?"),
+        (["quickstart"], "'quickstart' is no verb; did you mean +experiment=quickstart?"),
         (["up", "--fast"], "unrecognized arguments: --fast"),
         (["logs", "--worker", "9", *TRAINER], "--worker 9: the pod has workers 0 to 3"),
         (["localcloud", "explode"], "argument action: invalid choice: 'explode'"),
