@@ -17,6 +17,7 @@ Kind = Literal[
     "step_failed",
     "note",  # something worth a line: a preemption, a retry
     "metrics",  # data: metrics, one line of the program's metrics.jsonl
+    "progress",  # of a long transfer; data: bytes, total, bytes_per_second
     "log",  # program output; data: worker
 ]
 
@@ -59,7 +60,7 @@ def record_to(file: Path) -> Callable[[Event], None]:
     file.parent.mkdir(parents=True, exist_ok=True)
 
     def write(event: Event) -> None:
-        if event.kind not in ("log", "metrics"):
+        if event.kind not in ("log", "metrics", "progress"):
             with file.open("a") as out:
                 out.write(event.as_json() + "\n")
 

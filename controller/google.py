@@ -9,8 +9,9 @@ from __future__ import annotations
 import json
 import re
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from controller.clock import Clock
@@ -25,6 +26,7 @@ VERSIONS = {
     "cloudresourcemanager": "v1",
     "compute": "v1",
     "iam": "v1",
+    "secretmanager": "v1",
     "serviceusage": "v1",
     "storage": "v1",
     "tpu": "v2",
@@ -33,6 +35,8 @@ RETRIED = frozenset({408, 429, 500, 502, 503, 504})
 ATTEMPTS = 6
 LASTING = re.compile(r"quota limit|quota '[^']*' exhausted|no more capacity", re.IGNORECASE)
 """Words of a 429 that sending the same request again in a moment does not change: its caller decides."""
+CHUNK = 16 << 20
+"""Bytes of a chunk of an upload; what is lost when one is cut off."""
 
 
 class GoogleError(CloudError):
@@ -118,8 +122,8 @@ class Google:
         content = self._send("storage", "objects.get_media", {"bucket": bucket, "object": name})
         return content if isinstance(content, bytes) else str(content).encode()
 
-    def upload(self, bucket: str, name: str, content: bytes | str, *, generation: int | None = None) -> None:
-        """Write an object: bytes, or the path of a file (sent in resumable chunks).
+    def upload(self, bucket: str, name: str, content: bytes, *, generation: int | None = None) -> dict[str, Any]:
+        """Write an object; returns its metadata.
 
         Args:
             generation: write only if the object has this generation now; 0: only if it does not exist.
@@ -127,18 +131,72 @@ class Google:
         Raises:
             Conflict: another generation is there.
         """
-        from googleapiclient.http import MediaFileUpload, MediaInMemoryUpload
+        from googleapiclient.http import MediaInMemoryUpload
 
-        if isinstance(content, bytes):
-            media: Any = MediaInMemoryUpload(content, mimetype="application/octet-stream")
-        else:
-            media = MediaFileUpload(content, mimetype="application/octet-stream", resumable=True)
+        media = MediaInMemoryUpload(content, mimetype="application/octet-stream")
         parameters: dict[str, Any] = {"bucket": bucket, "name": name, "media_body": media}
         if generation is not None:
             parameters["ifGenerationMatch"] = str(generation)
-        self._send("storage", "objects.insert", parameters)
+        return self._send("storage", "objects.insert", parameters)
+
+    def upload_file(
+        self, bucket: str, name: str, path: Path, session: Path, moved: Callable[[int], None]
+    ) -> dict[str, Any]:
+        """Write an object from a file, in chunks; a transfer that was cut off, even with its process, is gone on with.
+
+        https://cloud.google.com/storage/docs/performing-resumable-uploads
+
+        Args:
+            session: file that keeps the address of the upload until it is done.
+            moved: told of the bytes that have gone (negative: they have to be sent again).
+
+        Returns:
+            The object's metadata.
+        """
+        if path.stat().st_size <= CHUNK:
+            content = path.read_bytes()
+            answer = self.upload(bucket, name, content)
+            moved(len(content))
+            return answer
+        session.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        return self._retried(self._resume, bucket, name, path, session, moved)
+
+    def _resume(self, bucket: str, name: str, path: Path, session: Path, moved: Callable[[int], None]) -> Any:
+        from googleapiclient.errors import HttpError
+        from googleapiclient.http import MediaFileUpload
+
+        media = MediaFileUpload(str(path), mimetype="application/octet-stream", resumable=True, chunksize=CHUNK)
+        sent, answer = 0, None
+        with _told_apart(f"upload of gs://{bucket}/{name}"), self._connection() as http:
+            request = self._service("storage").objects().insert(bucket=bucket, name=name, media_body=media)
+            if session.is_file():
+                request.resumable_uri = session.read_text()
+                request._in_error_state = True  # so that it first asks how far the transfer has come
+            try:
+                while answer is None:
+                    _, answer = request.next_chunk(http=http)
+                    if not session.is_file():
+                        session.touch(mode=0o600)
+                        session.write_text(request.resumable_uri)
+                    now = path.stat().st_size if answer else request.resumable_progress
+                    moved(now - sent)
+                    sent = now
+            except HttpError as error:
+                moved(-sent)
+                if error.resp.status not in (404, 410) or not session.is_file():
+                    raise
+                session.unlink()  # it has expired, after a week
+                raise GoogleError("upload", 503, "SESSION_EXPIRED", "the upload starts anew") from None
+            except BaseException:
+                moved(-sent)
+                raise
+        session.unlink(missing_ok=True)
+        return answer
 
     def _send(self, api: str, method: str, parameters: dict[str, Any]) -> Any:
+        return self._retried(self._once, api, method, parameters)
+
+    def _retried(self, act: Callable[..., Any], *arguments: Any) -> Any:
         from tenacity import Retrying, retry_if_exception, stop_after_attempt
 
         if self._credentials is None:
@@ -152,15 +210,10 @@ class Google:
             sleep=self._clock.sleep,
             reraise=True,
         )
-        return retrying(self._once, api, method, parameters)
+        return retrying(act, *arguments)
 
     def _once(self, api: str, method: str, parameters: dict[str, Any]) -> Any:
-        import httplib2
-        from google.auth.exceptions import GoogleAuthError
-        from googleapiclient.errors import HttpError
-
-        what = f"{api} {method}"
-        try:
+        with _told_apart(f"{api} {method}"):
             node = self._service(api)
             *parents, leaf = method.split(".")
             for parent in parents:
@@ -168,12 +221,6 @@ class Google:
             request = getattr(node, leaf)(**parameters)
             with self._connection() as http:
                 return request.execute(http=http)
-        except HttpError as error:
-            raise _from_http(what, error) from None
-        except GoogleAuthError as error:
-            raise NoCredentials(f"Google refused the credentials ({error}); log in again") from None
-        except (OSError, httplib2.HttpLib2Error) as error:
-            raise GoogleError(what, 503, "UNREACHABLE", str(error)) from None
 
     def _service(self, api: str) -> Any:
         from googleapiclient.discovery import build_from_document
@@ -210,6 +257,23 @@ class Google:
         with self._lock:
             while self._idle:
                 self._idle.pop().close()
+
+
+@contextmanager
+def _told_apart(what: str) -> Iterator[None]:
+    """Everything that can go wrong in a request becomes an error of ours."""
+    import httplib2
+    from google.auth.exceptions import GoogleAuthError
+    from googleapiclient.errors import HttpError
+
+    try:
+        yield
+    except HttpError as error:
+        raise _from_http(what, error) from None
+    except GoogleAuthError as error:
+        raise NoCredentials(f"Google refused the credentials ({error}); log in again") from None
+    except (OSError, httplib2.HttpLib2Error) as error:
+        raise GoogleError(what, 503, "UNREACHABLE", str(error)) from None
 
 
 def _back_off(state: Any) -> float:

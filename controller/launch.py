@@ -73,6 +73,7 @@ def _start(plan: Plan, ledger: Ledger, fleet: Fleet, attempt: int) -> None:
             "bucket": ledger.bucket,
             "log_object": ledger.log_object(worker, attempt),
             "exit_object": ledger.exit_object(worker, attempt),
+            "secrets": plan.vault.values(),
         }
         for worker in range(plan.node.workers)
     ]

@@ -34,6 +34,7 @@ class View:
         self._training = ""
         self._said = ""
         self._last_plain = 0.0
+        self._last_moved: dict[str, float] = {}
 
     def __enter__(self) -> Self:
         if self._console.is_terminal and not self._json:
@@ -60,12 +61,22 @@ class View:
         elif event.kind in ("step_done", "step_failed"):
             self._under_way.pop(event.subject, None)
             self._step(event)
+        elif event.kind == "progress":
+            self._moved(event)
         elif event.kind == "note":
             self._print(f"  [yellow]›[/] {_plain(event.words)}")
         elif event.kind == "log" and event.data["worker"] == 0:
             self._log(event.words)
         elif event.kind == "metrics":
             self._train(event)
+
+    def _moved(self, event: Event) -> None:
+        """How far a transfer is: in the line of its step, or on lines of their own now and then."""
+        began, title = self._under_way.get(event.subject, (event.time, event.subject))
+        self._under_way[event.subject] = began, f"{title.partition(': ')[0]}: {event.words}"
+        if self._live is None and event.time - self._last_moved.get(event.subject, began) >= PLAIN_SECONDS:
+            self._last_moved[event.subject] = event.time
+            self._print(f"  … {_plain(self._under_way[event.subject][1])}")
 
     def _log(self, words: str) -> None:
         """The bundled trainer speaks through its metrics; until the first of them its last line says what it does."""

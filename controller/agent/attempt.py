@@ -7,6 +7,7 @@ from typing import Any
 
 from .files import attempt_folder, attempt_of, read_from, read_json, root, size_of
 from .process import alive, boot_id
+from .secrets import Mask
 
 
 def situation(folder: Path) -> dict[str, Any]:
@@ -52,6 +53,7 @@ def state(run_id: str, attempt: int | None = None, tail_bytes: int = 4096) -> di
     """
     folder = attempt_folder(run_id, attempt)
     now = situation(folder)
+    mask = Mask.of(folder.parent)
     size = size_of(folder / "log")
     fields = ("code", "signal", "started", "ended", "error", "upload", "upload_error")
     return {
@@ -60,9 +62,17 @@ def state(run_id: str, attempt: int | None = None, tail_bytes: int = 4096) -> di
         "state": now["state"],
         **{name: now.get(name) for name in fields},
         "log_size": size,
-        "log_tail": read_from(folder / "log", max(0, size - tail_bytes), tail_bytes).decode(errors="replace"),
+        "log_tail": _tail(folder / "log", size, tail_bytes, mask).decode(errors="replace"),
         "summary": _summary(folder.parent),
     }
+
+
+def _tail(log: Path, size: int, tail_bytes: int, mask: Mask) -> bytes:
+    """A secret at the beginning of the tail, or of which only the beginning is there, is masked too."""
+    begin = max(0, size - tail_bytes)
+    early = max(0, begin - mask.longest)
+    data = mask.masked(read_from(log, early, size - early))
+    return data[begin - early : len(data) - mask.begun(data)]
 
 
 def _summary(run: Path) -> dict[str, Any] | None:

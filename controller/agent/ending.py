@@ -13,6 +13,7 @@ from typing import Any
 from .attempt import situation, state
 from .files import attempt_folder, locked, read_json, wait_until, write_json
 from .process import alive, boot_id, marked, send
+from .secrets import Mask, forget
 from .storage import TransferError, upload, upload_file, with_retries
 
 SUPERVISOR_SECONDS = 60.0
@@ -59,14 +60,16 @@ def finish_lost(folder: Path) -> None:
             settle(folder, {"code": None, "signal": None, "error": None, "ended": time.time(), **known})
 
 
-def settle(folder: Path, how: dict[str, Any], before_upload: Callable[[], None] = lambda: None) -> dict[str, Any]:
-    """Put the end on record, upload log and record, and put on record how that went, which changes nothing else."""
+def settle(folder: Path, how: dict[str, Any], before_masking: Callable[[], None] = lambda: None) -> dict[str, Any]:
+    """Put the end on record, take the secrets away, upload log and record, and put on record how that went."""
     begun, path = read_json(folder / "pid.json"), folder / "exit.json"
     bucket = begun["bucket"]
     record = {**how, "started": begun["started"], "upload": "pending" if bucket else "none", "upload_error": None}
     write_json(path, record)
+    before_masking()
+    Mask.of(folder.parent).cover(folder / "log")
+    forget(folder.parent)
     if bucket:
-        before_upload()
         done = {**record, "upload": "done"}
         words = json.dumps(done).encode()
         try:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +10,7 @@ from .files import inside, read_json, root
 from .packages import image, venv_state
 from .process import boot_id
 from .setup import setup_state
+from .tidy import free_gb, untidy
 from .tree import file_hash, tree_now
 
 
@@ -23,7 +23,6 @@ def observe(code: str | None = None, venv: str | None = None, run_id: str | None
         run_id: the run whose run.yaml is meant.
     """
     home, boot, here = Path.home(), boot_id(), image()
-    disk = os.statvfs(home)
     config = inside("runs", run_id) / "run.yaml" if run_id else None
     probes = {name: read_json(root() / f"{name}.json") for name in ("devices", "peers")}
     return {
@@ -36,5 +35,6 @@ def observe(code: str | None = None, venv: str | None = None, run_id: str | None
         "setup": setup_state(run_id, venv) if run_id and venv else None,
         **{name: found if found and found["boot_id"] == boot else None for name, found in probes.items()},
         "active": active(),
-        "free_gb": disk.f_bavail * disk.f_frsize / 1e9,
+        "free_gb": free_gb(),
+        "untidy": untidy(),
     }

@@ -12,6 +12,8 @@ from .code import check_out
 from .config import checked_env, run_environment
 from .files import AgentError, inside, locked, read_from, read_json, size_of, write_json
 from .packages import accept_changes, venv_state
+from .secrets import Mask, forget, keep
+from .secrets import environment as secrets_of
 
 TAIL_BYTES = 4000
 
@@ -23,14 +25,14 @@ def setup_state(run_id: str, venv: str) -> str | None:
 
 
 def run_setup(
-    run_id: str, key: str, commands: list[list[str]], code: str, venv: str, env: dict[str, str] | None = None
+    run_id: str, key: str, commands: list[list[str]], code: str, venv: str, secrets: dict[str, str] | None = None
 ) -> dict[str, Any]:
     """Run the commands in turn, in the venv and the run's copy of the code, unless those of this key have run here.
 
     Args:
         key: hash of everything that the result depends on.
         code, venv: what was installed before.
-        env: variables, on top of those of `write_config`; secrets among them, which are not kept.
+        secrets: variables, on top of those of `write_config`, which are not kept, and masked in what is printed.
 
     Returns:
         {"changed": bool}
@@ -45,17 +47,21 @@ def run_setup(
         now = venv_state(venv)
         if not now:
             raise AgentError(f"the venv {venv} is not on this worker: install it first")
-        given = checked_env(env or {})
-        environment = run_environment(run, venv, given, {"SLIPWAY_CODE_SHA256": check_out(code, run / "work")})
         (run / "setup.log").unlink(missing_ok=True)
-        for argv in commands:
-            _command(run, argv, environment)
+        keep(run, checked_env(secrets or {}))
+        try:
+            own = {"SLIPWAY_CODE_SHA256": check_out(code, run / "work")}
+            environment = run_environment(run, venv, secrets_of(run), own)
+            for argv in commands:
+                _command(run, argv, environment, Mask.of(run))
+        finally:
+            forget(run)
         accept_changes(venv)
         write_json(run / "setup.json", {"key": key, "venv": now["id"]})
     return {"changed": True}
 
 
-def _command(run: Path, argv: list[str], environment: dict[str, str]) -> None:
+def _command(run: Path, argv: list[str], environment: dict[str, str], mask: Mask) -> None:
     path = run / "setup.log"
     with path.open("ab") as log:
         log.write(f"$ {shlex.join(argv)}\n".encode())
@@ -68,6 +74,7 @@ def _command(run: Path, argv: list[str], environment: dict[str, str]) -> None:
             ).returncode  # fmt: skip
         except OSError as error:
             raise AgentError(f"setup command `{shlex.join(argv)}` cannot be started: {error}") from error
+    mask.cover(path)
     if code:
         tail = read_from(path, max(0, size_of(path) - TAIL_BYTES), TAIL_BYTES).decode(errors="replace")
         raise AgentError(f"setup command `{shlex.join(argv)}` ended with code {code}", tail)

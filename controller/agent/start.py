@@ -20,7 +20,9 @@ from .ending import kill_marked, settle
 from .files import AgentError, attempt_folder, locked, size_of, wait_until, write_json
 from .packages import venv_state
 from .process import boot_id, send, this_process
+from .secrets import Mask, environment, keep
 from .storage import TransferError, upload_file
+from .tidy import put_in_order
 
 LOG_UPLOAD_SECONDS = 30.0
 
@@ -35,6 +37,7 @@ def start(
     bucket: str | None = None,
     log_object: str = "",
     exit_object: str = "",
+    secrets: dict[str, str] | None = None,
 ) -> dict[str, Any]:
     """Start the program under a supervisor that outlives this session; if this attempt was started before, just report.
 
@@ -45,6 +48,7 @@ def start(
         argv: the command, run without a shell; its first word is looked up in the venv, then in PATH.
         code, venv: what was installed before. The program runs in a copy of the code.
         env: variables of the program, on top of those of `write_config`.
+        secrets: further variables of the program, which count more and are gone once it has ended.
         bucket: where the log and exit.json go, as `log_object` and `exit_object`; None: nowhere.
 
     Returns:
@@ -60,6 +64,8 @@ def start(
             if other := active():
                 raise AgentError(f"run {other['run_id']}, attempt {other['attempt']}, is alive on this worker")
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            put_in_order()
+            keep(folder.parent, checked_env(secrets or {}))
             _spawn_supervisor(folder, order, lock.fileno())
     return state(run_id, attempt)
 
@@ -111,12 +117,13 @@ def supervise(
     kill_marked(folder)
     ended.set()
     how = {"code": status, "signal": None} if status >= 0 else {"code": None, "signal": signal.Signals(-status).name}
-    return settle(folder, {**how, "error": None, "ended": finish}, before_upload=uploads.join)
+    return settle(folder, {**how, "error": None, "ended": finish}, before_masking=uploads.join)
 
 
 def _environment(folder: Path, venv: str, env: dict[str, str], code_sha256: str) -> dict[str, str]:
     attempt = {"SLIPWAY_ATTEMPT": folder.name.partition("-")[2]}
-    return run_environment(folder.parent, venv, env, {**attempt, "SLIPWAY_CODE_SHA256": code_sha256})
+    given = {**env, **environment(folder.parent)}
+    return run_environment(folder.parent, venv, given, {**attempt, "SLIPWAY_CODE_SHA256": code_sha256})
 
 
 def _launch(folder: Path, argv: list[str], environment: dict[str, str], begun: dict[str, Any]) -> int:
@@ -143,13 +150,13 @@ def _launch(folder: Path, argv: list[str], environment: dict[str, str], begun: d
 
 def _keep_uploading(folder: Path, begun: dict[str, Any], ended: threading.Event) -> None:
     """Upload the log now and then while it grows, spending at most about a tenth of the time on it."""
-    seen, pause, log = 0, LOG_UPLOAD_SECONDS, folder / "log"
+    seen, pause, log, mask = 0, LOG_UPLOAD_SECONDS, folder / "log", Mask.of(folder.parent)
     while begun["bucket"] and not ended.wait(pause):
         if size_of(log) == seen:
             continue
-        before, size = time.monotonic(), size_of(log)
+        before, size = time.monotonic(), mask.cover(log, seen)
         try:
-            upload_file(log, begun["bucket"], begun["log_object"])
+            upload_file(log, begun["bucket"], begun["log_object"], size)
             seen = size
         except TransferError as error:  # the upload after the end is the one that counts
             print(f"the log was not uploaded: {error}", file=sys.stderr, flush=True)

@@ -57,9 +57,32 @@ def download(bucket: str, name: str, sha256: str, target: Path) -> None:
         raise TransferError(f"gs://{bucket}/{name} has the SHA-256 {digest.hexdigest()}, not {sha256}")
 
 
-def upload_file(path: Path, bucket: str, name: str) -> None:
-    """Store what a file holds now, which may be nothing; it may grow meanwhile."""
-    size = size_of(path)
+def exists(bucket: str, name: str) -> bool:
+    """Is there such an object?
+
+    Raises:
+        TransferError: storage did not say.
+    """
+    place = f"/storage/v1/b/{quote(bucket)}/o/{quote(name, safe='')}?fields=size"
+    found = False
+
+    def ask() -> None:
+        nonlocal found
+        with _failures_of(f"the look at gs://{bucket}/{name}"):
+            try:
+                with _storage(place, {}) as answer:
+                    found = bool(answer.read())
+            except HTTPError as error:
+                if error.code != 404:
+                    raise
+
+    with_retries(ask)
+    return found
+
+
+def upload_file(path: Path, bucket: str, name: str, size: int | None = None) -> None:
+    """Store what a file holds now, or its first `size` bytes, which may be nothing; it may grow meanwhile."""
+    size = size_of(path) if size is None else size
     upload(_first_bytes(path, size), size, bucket, name)
 
 

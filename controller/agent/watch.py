@@ -11,6 +11,7 @@ from typing import Any
 from .attempt import situation, state
 from .ending import finish_lost
 from .files import AgentError, attempt_folder, attempt_of, read_from, size_of
+from .secrets import Mask
 from .tree import CHUNK
 
 HEARTBEAT_SECONDS = 5.0
@@ -37,8 +38,9 @@ def watch(
             raise AgentError(f"run {run_id} has no {folder.name} on this worker")
         if follow and now.get("lost"):
             finish_lost(folder)
+        mask = Mask.of(folder.parent)
         last = not follow or (now["state"] == "exited" and not now.get("uploading"))
-        log_offset = _tell_log(folder / "log", log_offset, last)
+        log_offset = _tell_log(folder / "log", log_offset, last, mask)
         metrics_offset = _tell_metrics(folder.parent / "metrics.jsonl", metrics_offset)
         if last:
             return _tell({"end": state(run_id, attempt_of(folder))})
@@ -63,10 +65,12 @@ def _tell(line: dict[str, Any]) -> None:
     print(json.dumps(line), flush=True)
 
 
-def _tell_log(path: Path, offset: int, last: bool) -> int:
-    """Tell what is new; a character whose bytes are not all there yet waits, unless nothing more will come."""
-    while data := read_from(path, offset, CHUNK):
-        text, used = codecs.utf_8_decode(data, "replace", last and len(data) < CHUNK)
+def _tell_log(path: Path, offset: int, last: bool, mask: Mask) -> int:
+    """Tell what is new; what is not all there yet, a character or a secret, waits, unless nothing more will come."""
+    while data := mask.masked(read_from(path, offset, CHUNK)):
+        whole = last and len(data) < CHUNK
+        shown = data if whole else data[: len(data) - mask.begun(data)]
+        text, used = codecs.utf_8_decode(shown, "replace", whole)
         if not used:
             break
         offset += used

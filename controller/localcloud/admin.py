@@ -18,7 +18,7 @@ from controller.localcloud.store import Store
 
 _SHOWN = ("node", "queued", "worker", "compute", "service", "serviceAccount", "policy", "bucket", "operation", "fault")
 _HIDDEN = frozenset(
-    {"boot", "counter", "faults", "hostkey", "setting", "upload"}
+    {"boot", "counter", "faults", "hostkey", "secretPayload", "setting", "upload"}
 )  # how the emulator works, not what is
 
 

@@ -33,6 +33,7 @@ from controller.localcloud.objects import Objects
 from controller.localcloud.operations import Effect, Operations
 from controller.localcloud.projects import Policies, Projects
 from controller.localcloud.queued import Queued
+from controller.localcloud.secretmanager import SecretManager
 from controller.localcloud.server import Server
 from controller.localcloud.storage import Storage
 from controller.localcloud.store import Store
@@ -48,6 +49,7 @@ _ROOTS = {
     "billingbudgets": "billingbudgets/",
     "cloudresourcemanager": "cloudresourcemanager/",
     "iam": "iam/",
+    "secretmanager": "secretmanager/",
 }
 _OPERATION_SECONDS = 0.5
 _CLAIM_SECONDS = 2.0
@@ -108,7 +110,7 @@ def assemble(store: Store, state: Path, url: str, token: str, seconds: float, st
     objects = Objects(store, blobs, faults.object_finalized)
     projects = Projects(store, operations, policies)
     billing = Billing(store, catalog)
-    apis = (nodes, queued, compute, projects, billing, Storage(store, objects, blobs, policies))
+    apis = (nodes, queued, compute, projects, billing, SecretManager(store), Storage(store, objects, blobs, policies))
     server = Server(
         store=store,
         discovery=Discovery(),

@@ -24,6 +24,7 @@ MOUNTS: Mapping[str, str] = {
     "cloudresourcemanager.v1": "cloudresourcemanager/",
     "cloudresourcemanager.v3": "cloudresourcemanager/",
     "iam.v1": "iam/",
+    "secretmanager.v1": "secretmanager/",
 }
 
 

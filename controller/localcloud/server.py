@@ -209,6 +209,8 @@ def _redacted(body: Any) -> Any:
     for key, value in body.items():
         if key == "metadata" and isinstance(value, dict):
             shown[key] = {name: text if name == "ssh-keys" else "..." for name, text in value.items()}
+        elif key == "payload":  # of a secret
+            shown[key] = "..."
         else:
             shown[key] = _redacted(value)
     return shown

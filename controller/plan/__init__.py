@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from conf.schema import Config
+from controller.assets import Content, contents
+from controller.placeholders import Places
 from controller.plan.pod import node_resource
 from controller.plan.shared import bucket_name, shared_resources
-from controller.plan.workers import requirements_of, worker_resources
+from controller.plan.workers import Prepared, fetched_on_pod, requirements_of, worker_resources
+from controller.requirements import Requirements
 from controller.resource import Resource
+from controller.resources.assets import AssetCopy
+from controller.resources.bucket import Bucket
 from controller.resources.code import CodeArchive
-from controller.resources.dataset import DatasetCopy, manifest, prefix
 from controller.resources.node import Node
+from controller.resources.secrets import Secrets
+from controller.resources.services import Services
 from controller.resources.wheels import Wheels
 from controller.runfile import render
+from controller.secrets import Vault
 from controller.snapshot import Snapshot, snapshot
 
 
@@ -28,6 +36,8 @@ class Plan:
     bucket: str
     snapshot: Snapshot
     run_yaml: str
+    places: Places
+    vault: Vault
     resources: tuple[Resource, ...]
 
     @property
@@ -39,14 +49,14 @@ class Plan:
         """The program's argument list, the same on every worker; run.yaml is in $SLIPWAY_RUN_DIR, one folder up."""
         if self.config.program.kind == "trainer":
             return ["python", "-m", "trainer", "../run.yaml"]
-        return list(self.config.program.command)
+        return list(self.places.fill_all(self.config.program.command, "program.command"))
 
     def of_scope(self, *scopes: str) -> list[Resource]:
         return [r for r in self.resources if r.scope in scopes]
 
 
 def build(config: Config, project: str, folder: Path) -> Plan:
-    """Pure but for reading the code and the datasets.
+    """Pure but for reading the code and the assets.
 
     Args:
         project: the resolved project id.
@@ -57,20 +67,43 @@ def build(config: Config, project: str, folder: Path) -> Plan:
     """
     code = snapshot(config, folder)
     bucket = bucket_name(config, project)
-    cache = Path(config.run.state_dir).expanduser() / "downloads"
-    manifests = {name: manifest(name, data, cache) for name, data in config.assets.datasets.items()}
-    run_id = config.run_id(code.sha256, {name: m.sha256 for name, m in manifests.items()})
-    datasets = tuple(
-        DatasetCopy(name=name, bucket=bucket, manifest=m, needs=(f"bucket/{bucket}",)) for name, m in manifests.items()
-    )
-    run_yaml = render(config, run_id, bucket, {name: prefix(name, m) for name, m in manifests.items()})
-    shared = tuple(shared_resources(config, bucket))
-    archive = CodeArchive(name=code.sha256, bucket=bucket, snapshot=code, needs=(f"bucket/{bucket}",))
-    # A billed TPU never waits for an upload or a permission: everything shared comes before it.
+    held = contents(config, code.root)
+    run_id = config.run_id(code.sha256, {_identity_key(c): c.identity for c in held.values()})
+    places = Places(bucket, run_id, {path: f"gs://{bucket}/{c.prefix}" for path, c in held.items()})
+    run_yaml = render(config, run_id, bucket, {c.name: c.prefix for c in held.values() if c.kind == "dataset"})
+    vault = Vault(config.env.secrets)
     requirements = requirements_of(config, code)
-    needs = (f"bucket/{bucket}",)
-    wheels = Wheels.of(requirements.git, config.env.python, bucket, needs) if requirements.git else None
-    early = (*shared, *datasets, archive, *((wheels,) if wheels else ()))
+    early = tuple(_before_the_pod(config, bucket, code, held, vault, requirements))
+    # A billed TPU never waits for an upload or a permission: everything shared comes before it.
     node = node_resource(config, tuple(r.id for r in early))
-    workers = tuple(worker_resources(config, node, archive, run_id, run_yaml, requirements, wheels))
-    return Plan(config, project, run_id, bucket, code, run_yaml, (*early, node, *workers))
+    archive = next(r for r in early if isinstance(r, CodeArchive))
+    wheels = next((r for r in early if isinstance(r, Wheels)), None)
+    prepared = Prepared(config, node, archive, run_id, run_yaml, places, vault, requirements, wheels, held)
+    resources = (*early, node, *worker_resources(prepared))
+    return Plan(config, project, run_id, bucket, code, run_yaml, places, vault, resources)
+
+
+def _identity_key(asset: Content) -> str:
+    return asset.name if asset.kind == "dataset" else asset.path
+
+
+def _before_the_pod(
+    config: Config,
+    bucket: str,
+    code: Snapshot,
+    held: Mapping[str, Content],
+    vault: Vault,
+    requirements: Requirements,
+) -> Iterator[Resource]:
+    yield from shared_resources(config, bucket)
+    needs = (f"{Bucket.kind}/{bucket}",)
+    if vault.names:
+        secrets = Secrets(name="env", vault=vault, needs=(f"{Services.kind}/apis",))
+        yield secrets
+        needs = (*needs, secrets.id)
+    for asset in held.values():
+        if not fetched_on_pod(config, asset):
+            yield AssetCopy(name=asset.name, bucket=bucket, content=asset, vault=vault, needs=needs)
+    yield CodeArchive(name=code.sha256, bucket=bucket, snapshot=code, needs=needs)
+    if requirements.git:
+        yield Wheels.of(requirements.git, config.env.python, bucket, needs)

@@ -16,6 +16,7 @@ from controller.resources.network import Network, PrivateAccess, Subnet
 from controller.resources.node import TAG
 from controller.resources.policies import BucketRoles, ProjectRoles
 from controller.resources.services import Services
+from controller.secrets import Vault
 
 EVERYWHERE = "10.0.0.0/20"
 """Stands for the range in a region that the table does not hold; a check refuses that before anything is made."""
@@ -29,7 +30,7 @@ def bucket_name(config: Config, project: str) -> str:
 
 def shared_resources(config: Config, bucket: str) -> Iterator[Resource]:
     cloud = config.cloud
-    wanted = (*cloud.apis, *(BUDGET_APIS if cloud.billing_budget else ()))
+    wanted = (*cloud.apis, *(BUDGET_APIS if cloud.billing_budget else ()), *Vault(config.env.secrets).apis)
     services = Services(name="apis", apis=tuple(dict.fromkeys(wanted)))
     yield services
     if (budget := cloud.billing_budget) is not None:

@@ -2,21 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import conf
 from conf.schema import Config
+from controller.assets import Content
 from controller.errors import ConfigError
+from controller.placeholders import Places
 from controller.requirements import Requirements, read
 from controller.resource import Resource
+from controller.resources.assets import PodAsset
 from controller.resources.code import CodeArchive
 from controller.resources.node import Node
 from controller.resources.setup import Setup
+from controller.resources.tidied import Tidied
 from controller.resources.venv import Venv
 from controller.resources.watchdog import Watchdog
 from controller.resources.wheels import Wheels
 from controller.resources.workers import RunConfig, SshAccess, Verified, WorkerCode
+from controller.secrets import Vault
 from controller.snapshot import Snapshot
 
 LOCK = Path(conf.__file__).with_name("requirements.txt")
@@ -44,55 +51,77 @@ def guarded(config: Config) -> bool:
     return any(limit is not None for limit in limits) and not config.tpu.adopt
 
 
-def worker_resources(
-    config: Config,
-    node: Node,
-    code: CodeArchive,
-    run_id: str,
-    run_yaml: str,
-    requirements: Requirements,
-    wheels: Wheels | None,
-) -> Iterator[Resource]:
-    n = node.workers
-    ssh_id = f"{SshAccess.kind}/{node.name}"
-    needs = (ssh_id, *((wheels.id,) if wheels else ()))
-    venv = Venv.wanted_on(
-        n,
-        config,
-        requirements.text,
-        node=node.id,
-        bucket=code.bucket,
-        wheels=wheels.id if wheels else None,
-        needs=needs,
+@dataclass(frozen=True)
+class Prepared:
+    """What is decided about a run when its workers' part is planned."""
+
+    config: Config
+    node: Node
+    code: CodeArchive
+    run_id: str
+    run_yaml: str
+    places: Places
+    vault: Vault
+    requirements: Requirements
+    wheels: Wheels | None
+    assets: Mapping[str, Content]
+
+
+def fetched_on_pod(config: Config, asset: Content) -> bool:
+    """Only what is downloaded can be: what is here, or made here, is sent from here."""
+    return config.assets.fetch_on == "pod" and any(source.url for source in asset.files)
+
+
+def worker_resources(run: Prepared) -> Iterator[Resource]:
+    """The resources in the order in which they come about."""
+    config, node, code = run.config, run.node, run.code
+    on_all: dict[str, Any] = {"workers": node.workers, "node": node.id}
+    setup = config.program.setup
+    tidied = Tidied.wanted_on(
+        config.env.min_free_gb, **on_all, name=node.name, needs=(f"{SshAccess.kind}/{node.name}",)
     )
-    asks = {"venv": venv.name, "code": code.name, "run_id": run_id}
-    ssh = SshAccess(name=node.name, node=node.id, asks=asks, reachable=("yes",) * n, needs=(node.id,))
+    venv = Venv.wanted_on(
+        config,
+        run.requirements.text,
+        **on_all,
+        bucket=code.bucket,
+        wheels=run.wheels.id if run.wheels else None,
+        needs=(tidied.id, *((run.wheels.id,) if run.wheels else ())),
+    )
+    asks = {"venv": venv.name, "code": code.name, "run_id": run.run_id}
+    ssh = SshAccess(name=node.name, node=node.id, asks=asks, reachable=("yes",) * node.workers, needs=(node.id,))
     yield ssh
     if guarded(config):
         minutes = config.cleanup.idle_minutes
         idle = None if minutes is None else 60 * minutes
         yield Watchdog(name=node.name, node=node.id, bucket=code.bucket, idle_seconds=idle, needs=(ssh.id,))
+    yield tidied
     yield venv
-    shipped = WorkerCode(
-        name=code.name, node=node.id, bucket=code.bucket, archive=code, tree=(code.name,) * n, needs=(ssh.id, code.id)
-    )
-    yield shipped
-    placed = RunConfig.wanted_on(n, run_id, run_yaml, config.env.vars, node=node.id, needs=(ssh.id,))
-    yield placed
-    ready = (venv.id, shipped.id, placed.id)
-    if config.program.setup:
-        setup = Setup.wanted_on(
-            n, run_id, config.program.setup, code.name, venv.name, node=node.id, needs=ready
-        )  # fmt: skip
-        yield setup
-        ready = (setup.id,)
+    yield (shipped := WorkerCode.wanted_on(code, **on_all, needs=(tidied.id, code.id)))
+    variables = run.places.variables(config.env.vars)
+    yield (placed := RunConfig.wanted_on(run.run_id, run.run_yaml, variables, **on_all, needs=(ssh.id,)))
+    ready = [venv.id, shipped.id, placed.id]
+    for asset in run.assets.values():
+        if fetched_on_pod(config, asset):
+            fetched = PodAsset(
+                name=asset.name, node=node.id, bucket=code.bucket, content=asset, vault=run.vault, needs=(tidied.id,)
+            )
+            yield fetched
+            ready.append(fetched.id)
+    if setup:
+        commands = tuple(run.places.fill_all(argv, "program.setup") for argv in setup)
+        prepared = Setup.wanted_on(
+            run.run_id, commands, code.name, venv.name, **on_all, vault=run.vault, needs=tuple(ready)
+        )
+        yield prepared
+        ready = [prepared.id]
     yield Verified(
         name=node.name,
         node=node.id,
         venv=venv.name,
         backend="cpu" if config.cloud.kind == "local" else "tpu",
-        devices=(config.topology.devices_per_worker,) * n,
-        reach_worker_0=(True,) * n,
+        devices=(config.topology.devices_per_worker,) * node.workers,
+        reach_worker_0=(True,) * node.workers,
         probe_devices=config.program.kind == "trainer",
-        needs=ready,
+        needs=tuple(ready),
     )

@@ -11,6 +11,7 @@ from controller.resources.workers import OnWorkers
 from controller.ssh import WorkersFailed
 
 if TYPE_CHECKING:
+    from controller.secrets import Vault
     from controller.world import World
 
 
@@ -22,10 +23,11 @@ class Setup(OnWorkers):
     commands: tuple[tuple[str, ...], ...] = field(compare=False)
     code: str = field(compare=False)
     venv: str = field(compare=False)
+    vault: Vault = field(compare=False, repr=False)
     done: tuple[str, ...]
 
     @classmethod
-    def wanted_on(cls, workers: int, run_id: str, commands: Any, code: str, venv: str, **placing: Any) -> Self:
+    def wanted_on(cls, run_id: str, commands: Any, code: str, venv: str, workers: int, **placing: Any) -> Self:
         key = digest([commands, code, venv])
         return cls(name=run_id, commands=commands, code=code, venv=venv, done=(key,) * workers, **placing)
 
@@ -43,6 +45,7 @@ class Setup(OnWorkers):
             "commands": self.commands,
             "code": self.code,
             "venv": self.venv,
+            "secrets": self.vault.values(),
         }
         try:
             self.act(world, have, "run_setup", payload, diff, "done")

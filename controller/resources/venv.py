@@ -34,7 +34,7 @@ class Venv(OnWorkers):
     intact: tuple[bool, ...]
 
     @classmethod
-    def wanted_on(cls, workers: int, config: Config, requirements: str, **placing: Any) -> Self:
+    def wanted_on(cls, config: Config, requirements: str, workers: int, **placing: Any) -> Self:
         env = config.env
         return cls(
             name=fingerprint(env.packages, env.python, requirements, config.program, placing.get("wheels")),

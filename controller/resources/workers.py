@@ -106,6 +106,11 @@ class WorkerCode(OnWorkers):
     archive: CodeArchive = field(compare=False)
     tree: tuple[str, ...]
 
+    @classmethod
+    def wanted_on(cls, archive: CodeArchive, workers: int, **placing: Any) -> Self:
+        name = archive.name
+        return cls(name=name, bucket=archive.bucket, archive=archive, tree=(name,) * workers, **placing)
+
     @property
     def title(self) -> str:
         return f"code on {len(self.tree)} workers"
@@ -133,7 +138,7 @@ class RunConfig(OnWorkers):
     sha256: tuple[str, ...]
 
     @classmethod
-    def wanted_on(cls, workers: int, run_id: str, text: str, variables: dict[str, str], **placing: Any) -> Self:
+    def wanted_on(cls, run_id: str, text: str, variables: dict[str, str], workers: int, **placing: Any) -> Self:
         sha256 = hashlib.sha256(text.encode()).hexdigest()
         pairs = tuple(sorted(variables.items()))
         return cls(name=run_id, text=text, variables=pairs, sha256=(sha256,) * workers, **placing)

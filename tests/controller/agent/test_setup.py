@@ -58,7 +58,7 @@ def test_a_venv_made_anew_is_set_up_anew(run: Run) -> None:
 
 
 def test_variables_arrive_and_the_venv_is_wanted(run: Run, worker: Worker) -> None:
-    setup(run, ["sh", "-c", 'echo "$TOKEN" > seen; which python >> seen'], env={"TOKEN": "t"})
+    setup(run, ["sh", "-c", 'echo "$TOKEN" > seen; which python >> seen'], secrets={"TOKEN": "t"})
     token, python = (run.folder / "work/seen").read_text().split()
     assert token == "t"
     assert python.startswith(str(worker.root / "venv"))

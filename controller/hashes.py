@@ -1,0 +1,77 @@
+"""Hashes of local files, remembered by path, size and time of change: weights of 30 GB are read once."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import os
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+CHUNK = 1 << 22
+THREADS = 4
+
+
+@dataclass(frozen=True)
+class Digests:
+    """SHA-256 in hex; MD5 in base64, as Cloud Storage gives it of its objects."""
+
+    sha256: str
+    md5: str
+
+
+class Hashes:
+    """The remembered hashes of a state folder; entered to be kept."""
+
+    def __init__(self, file: Path) -> None:
+        self._file = file
+        self._changed = False
+        try:
+            self._known: dict[str, Any] = json.loads(file.read_bytes())
+        except (OSError, ValueError):  # it only saves time
+            self._known = {}
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._changed:
+            self._file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            draft = self._file.with_name(f".{self._file.name}.{os.getpid()}")
+            draft.write_text(json.dumps(self._known))
+            draft.replace(self._file)
+
+    def of(self, paths: Iterable[Path]) -> dict[Path, Digests]:
+        """The hashes of some files; those that have changed are read, several at once."""
+        wanted = {path: _stamp(path) for path in paths}
+        new = [path for path, stamp in wanted.items() if self._known.get(str(path.resolve()), {}).get("at") != stamp]
+        if new:
+            with ThreadPoolExecutor(max_workers=THREADS) as pool:
+                for path, digests in zip(new, pool.map(read, new), strict=True):
+                    entry = {"at": wanted[path], "sha256": digests.sha256, "md5": digests.md5}
+                    self._known[str(path.resolve())] = entry
+                    self._changed = True
+        entries = {path: self._known[str(path.resolve())] for path in wanted}
+        return {path: Digests(entry["sha256"], entry["md5"]) for path, entry in entries.items()}
+
+
+def _stamp(path: Path) -> list[int]:
+    status = path.stat()
+    return [status.st_size, status.st_mtime_ns]
+
+
+def read(path: Path) -> Digests:
+    """Both hashes in one reading."""
+    sha256, md5 = hashlib.sha256(), hashlib.md5(usedforsecurity=False)
+    with path.open("rb") as file:
+        while chunk := file.read(CHUNK):
+            sha256.update(chunk)
+            md5.update(chunk)
+    return Digests(sha256.hexdigest(), base64.b64encode(md5.digest()).decode())

@@ -1,0 +1,84 @@
+"""Secrets on a worker: there for the program, in a file of its owner's, gone at the end, masked in what is printed."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from controller.agent.secrets import Mask
+from tests.controller.agent.conftest import Run, eventually
+
+SECRET = "hf_abcdefghij"
+PRINT = "import os, sys, time; print('token', os.environ['HF_TOKEN'], 'end', flush=True)"
+WAIT = f"{PRINT}\nwhile not os.path.exists('../go'): time.sleep(0.02)"
+
+
+def test_the_program_sees_them_and_nothing_else_does(run: Run) -> None:
+    script = f"import json, os; json.dump(dict(os.environ), open('../seen', 'w')); {PRINT}"
+    netrc = "machine api.example.com login me password sesame-open\n"
+    order = run.order(script + "; print(open(os.environ['NETRC']).read())", bucket="b", log_object="l", exit_object="e")
+    run.worker.ask("start", **order, secrets={"HF_TOKEN": SECRET, "NETRC": netrc})
+    end = run.ended()
+    masked = f"token {'*' * len(SECRET)} end\nmachine api.example.com login me password {'*' * 11}\n\n"
+    assert (end["code"], end["log_tail"]) == (0, masked)
+    assert json.loads((run.folder / "seen").read_text())["HF_TOKEN"] == SECRET
+    (run.folder / "seen").unlink()
+    assert run.worker.bucket.objects["l"].decode() == masked
+    left = [p for p in run.worker.home.rglob("*") if p.is_file() and not p.is_symlink() and p.suffix != ".pyz"]
+    assert [p for p in left if SECRET.encode() in p.read_bytes() or b"sesame-open" in p.read_bytes()] == []
+    assert not (run.folder / "secrets").exists()
+    assert not (run.folder / "netrc").exists()
+
+
+def test_while_it_lives_they_are_in_one_private_file_and_the_stream_is_masked(run: Run) -> None:
+    run.start(WAIT, secrets={"HF_TOKEN": SECRET})
+    log = run.folder / "attempt-1/log"
+    eventually(lambda: log.exists() and b"end" in log.read_bytes())
+    assert (run.folder / "secrets").stat().st_mode & 0o777 == 0o600
+    said = "".join(line.get("log", "") for line in run.worker.watch(run_id=run.run_id, follow=False))
+    assert said == f"token {'*' * len(SECRET)} end\n"
+    assert SECRET not in run.state()["log_tail"]
+    holding = [p for p in run.folder.rglob("*") if p.is_file() and SECRET.encode() in p.read_bytes() and p != log]
+    assert holding == [run.folder / "secrets"]
+    (run.folder / "go").touch()
+    assert run.ended()["code"] == 0
+
+
+def test_a_start_that_is_repeated_does_not_bring_them_back(run: Run) -> None:
+    run.start("pass", secrets={"HF_TOKEN": SECRET})
+    run.ended()
+    run.start("pass", secrets={"HF_TOKEN": SECRET})
+    assert not (run.folder / "secrets").exists()
+
+
+def test_a_setup_sees_them_and_its_output_is_masked(run: Run) -> None:
+    order = {"run_id": run.run_id, "key": "k", "code": run.code, "venv": "image", "secrets": {"HF_TOKEN": SECRET}}
+    said = run.worker.refusal("run_setup", commands=[["sh", "-c", "echo $HF_TOKEN; exit 3"]], **order)
+    assert SECRET not in json.dumps(said)
+    assert "*" * len(SECRET) in said["detail"]
+    assert not (run.folder / "secrets").exists()
+    assert SECRET not in (run.folder / "setup.log").read_text()
+
+
+@pytest.mark.parametrize("gap", [0, 1, (1 << 20) - 5, (1 << 20) + 1])
+def test_a_mask_covers_every_place_and_moves_nothing(tmp_path: Path, gap: int) -> None:
+    mask = Mask({"A": SECRET, "B": "line one\nline two", "C": "short"})
+    content = b"x" * gap + SECRET.encode() + b"line two short" + SECRET.encode()
+    (log := tmp_path / "log").write_bytes(content)
+    assert mask.cover(log) == len(content)
+    found = log.read_bytes()
+    assert len(found) == len(content)
+    assert SECRET.encode() not in found
+    assert found.endswith(b"*" * 8 + b" short" + b"*" * len(SECRET))
+    assert mask.masked(content) == found
+
+
+def test_half_a_secret_waits_for_the_rest(tmp_path: Path) -> None:
+    mask = Mask({"A": SECRET})
+    (log := tmp_path / "log").write_text(f"said {SECRET[:5]}")
+    assert mask.cover(log) == len("said ")
+    assert mask.begun(b"said " + SECRET[:1].encode()) == 1
+    assert mask.begun(b"said") == 0
+    assert not Mask({"A": "tiny"})

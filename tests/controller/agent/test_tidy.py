@@ -1,0 +1,91 @@
+"""A worker before the next program: stale locks, leftovers, huge pages."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.controller.agent.conftest import Run, Worker, eventually
+
+
+@pytest.fixture
+def place(worker: Worker, tmp_path: Path) -> Path:
+    (tmp_path / "tmp").mkdir()
+    worker.extra |= {"TMPDIR": str(tmp_path / "tmp"), "SLIPWAY_SYSFS": str(tmp_path / "sys")}
+    return tmp_path
+
+
+def test_a_stale_lock_goes_and_one_that_is_held_stays(worker: Worker, place: Path) -> None:
+    (lock := place / "tmp/libtpu_lockfile").touch()
+    assert worker.ask("observe")["untidy"] == [f"stale {lock}"]
+    with lock.open() as held:
+        assert held
+        assert worker.ask("observe")["untidy"] == []
+        assert worker.ask("tidy")["done"] == []
+        assert lock.exists()
+    assert worker.ask("tidy") == {"done": [f"removed the stale {lock}"], "not_done": []}
+    assert not lock.exists()
+    assert worker.ask("observe")["untidy"] == []
+
+
+def test_huge_pages_are_switched_on(worker: Worker, place: Path) -> None:
+    (switch := place / "sys/kernel/mm/transparent_hugepage/enabled").parent.mkdir(parents=True)
+    switch.write_text("always [madvise] never\n")
+    assert worker.ask("observe")["untidy"] == ["transparent huge pages are off"]
+    assert worker.ask("tidy")["done"] == ["transparent huge pages: always"]
+    assert switch.read_text() == "always"
+    assert worker.ask("observe")["untidy"] == []
+
+
+def test_what_may_not_be_switched_on_is_noted_once(worker: Worker, place: Path) -> None:
+    (switch := place / "sys/kernel/mm/transparent_hugepage/enabled").parent.mkdir(parents=True)
+    switch.write_text("always [madvise] never\n")
+    (tools := place / "tools").mkdir()
+    (tools / "sudo").write_text("#!/bin/sh\nexit 1\n")
+    (tools / "sudo").chmod(0o700)
+    worker.extra["PATH"] = f"{tools}:{worker.environment['PATH']}"
+    refuse = "import pathlib\ndef no(*_, **__): raise PermissionError\npathlib.Path.write_text = no\n"
+    (place / "sitecustomize.py").write_text(refuse)  # the tests may run as root, who may do anything
+    worker.extra["PYTHONPATH"] = str(place)
+    assert "no sudo" in worker.ask("tidy")["not_done"][0]
+    assert worker.ask("observe")["untidy"] == []
+    worker.boot = "boot-2"
+    assert worker.ask("observe")["untidy"] == ["transparent huge pages are off"]
+
+
+def test_what_an_earlier_attempt_left_is_ended_and_nothing_else(run: Run, place: Path) -> None:
+    """A supervisor ends what its program leaves; here a process is put into its place afterwards."""
+    run.start("pass")
+    run.ended()
+    sleep = [sys.executable, "-c", "import time; time.sleep(600)"]
+    marked = {"SLIPWAY_RUN_DIR": str(run.folder), "SLIPWAY_ATTEMPT": "1"}
+    mine = subprocess.Popen(sleep, env=marked)
+    other = subprocess.Popen(sleep, env={**marked, "SLIPWAY_RUN_DIR": "/elsewhere"})
+    try:
+        eventually(lambda: run.worker.ask("observe")["untidy"])
+        assert run.worker.ask("observe")["untidy"] == [f"process {mine.pid} of run-1, attempt-1"]
+        assert run.worker.ask("tidy")["done"] == ["ended what was left of run-1, attempt-1"]
+        assert mine.wait(10) < 0
+        assert other.poll() is None
+        assert run.worker.ask("observe")["untidy"] == []
+    finally:
+        mine.kill()
+        other.kill()
+        mine.wait()
+        other.wait()
+
+
+def test_while_a_program_runs_nothing_is_touched(run: Run, place: Path) -> None:
+    run.start("import time; time.sleep(600)")
+    (lock := place / "tmp/libtpu_lockfile").touch()
+    assert run.worker.ask("observe")["untidy"] == []
+    assert run.worker.ask("tidy")["done"] == []
+    assert lock.exists()
+    pid = json.loads((run.folder / "attempt-1/pid.json").read_text())["program"]["pid"]
+    assert psutil.pid_exists(pid)
+    run.worker.ask("stop", run_id="run-1")
