@@ -96,7 +96,7 @@ def _words(present: list[Resource], kept: list[Row], undo: str, everything: bool
         if foreign:
             lines.append(f"not made by slipway, and left as it was: {', '.join(r.title for r in foreign)}")
         lines += [
-            f"what runs wrote to gs://{r.name} stays there, under assets/, code/ and runs/"
+            f"what runs wrote to gs://{r.name} stays there, under assets/, code/, pods/ and runs/"
             for r in foreign
             if isinstance(r, Bucket)
         ]

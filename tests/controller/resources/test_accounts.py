@@ -34,7 +34,7 @@ def on_bucket(project: Project, account: str) -> list[str]:
 def test_the_account_has_few_roles_and_those_on_objects_are_on_the_bucket_alone(project: Project) -> None:
     project.settle()
     account = f"{project.tag}-sa@slipway-local.iam.gserviceaccount.com"
-    assert on_project(project, account) == ["roles/logging.logWriter"]
+    assert on_project(project, account) == ["roles/logging.logWriter", "roles/tpu.admin"]
     assert on_bucket(project, account) == ["roles/storage.legacyBucketReader", "roles/storage.objectAdmin"]
 
 

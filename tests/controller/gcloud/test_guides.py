@@ -1,0 +1,198 @@
+"""The five guides' own commands, run by the real gcloud against the emulated cloud; `guides.yaml` is the list.
+
+The controller must then see nothing to change in what they made. Scenes run side by side, since gcloud is slow.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import subprocess
+import textwrap
+import threading
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.controller.gcloud.conftest import STAND_INS, Shell
+from tests.controller.gcloud.project import differences, world_on
+from tests.controller.localcloud.harness import Cloud
+
+SCENES: list[dict[str, Any]] = yaml.safe_load(Path(__file__).with_name("guides.yaml").read_text())
+GUIDES = Path(__file__).parents[4] / "shared" / "guides"
+SUBSTITUTED = {
+    "alpine-aspect-459819-m4": "slipway-local",
+    "YOUR_BILLING_ACCOUNT_ID": "$BILLING_ACCOUNT",
+    "your-bucket-name": "$BUCKET_NAME",
+    "/home/dave": "~",
+    "dave@": "$USER@",
+    "<name>": "$TPU_NAME",
+    "<zone>": "$ZONE",
+    "<IP>": "$IP",
+    "<old-ip>": "$IP",
+    "/tmp/": "$TMP/",
+}
+"""Names of the guides' authors, and ours. Nothing of a test may lie in /tmp itself."""
+SIDE_BY_SIDE = 3
+
+
+def run_in(scene: Mapping[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
+    """The blocks of a scene that are run, under names that tell scene and line."""
+    seen = 0
+    for block in scene["blocks"]:
+        seen += "observe" in block
+        if not {"same_as", "left"} & set(block):
+            yield f"{scene['scene']}-{f'observed-{seen}' if 'observe' in block else block['line']}", block
+
+
+@dataclass
+class Stage:
+    """Where the scenes play; `came_of` holds the words and exit code, or the differences seen, of each block."""
+
+    cloud: Cloud
+    folder: Path
+    came_of: dict[str, Any] = field(default_factory=dict)
+    dressed: set[Path] = field(default_factory=set)
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def play(self, scene: Mapping[str, Any]) -> None:
+        """Every block of a scene, in order."""
+        shell = Shell(self.cloud, self.folder / scene["scene"])
+        for name in ("google_compute_engine", "google_compute_engine.pub"):
+            (shell.home / ".ssh" / name).write_bytes((self.folder / name).read_bytes())
+        (shell.home / ".ssh" / "google_compute_engine").chmod(0o600)
+        local = {"USER": os.environ.get("USER", "root"), "BILLING_ACCOUNT": "012345-6789AB-CDEF01"}
+        variables = {**local, **scene.get("variables", {})}
+        variables = {k: v.replace("$PWD", str(shell.home / "work")) for k, v in variables.items()}
+        for name, block in run_in(scene):
+            try:
+                if "observe" in block:
+                    self.came_of[name] = self._observe(shell, block)
+                else:
+                    values = {**variables, **block.get("variables", {})}
+                    self.came_of[name] = self._run(shell, block, values, variables)
+            except Exception as error:  # the rest of the scene tells more
+                self.came_of[name] = error
+
+    def _observe(self, shell: Shell, block: Mapping[str, Any]) -> dict[str, str]:
+        world = world_on(self.cloud, shell.home)
+        try:
+            found = differences(world, *block["observe"].split())
+        finally:
+            world.close()
+        return {name: action for name, action in found.items() if name in block["same"]}
+
+    def _run(self, shell: Shell, block: Mapping[str, Any], values: dict[str, str], scene: dict[str, str]) -> Any:
+        self._dress()
+        if "before" in block:
+            done = shell.run(f"set -e; {block['before']}", **values)
+            if done.returncode:
+                return done, 0
+            self._dress()
+        command = block.get("corrected", block["command"])
+        for theirs, ours in SUBSTITUTED.items():
+            command = command.replace(theirs, ours)
+        name, choices = next(iter(block.get("each", {"": [""]}).items()))
+        parts = [f"{name}={shlex.quote(str(choice))}; {command}" if name else command for choice in choices]
+        if keep := block.get("keep"):
+            parts = [f"{command}; echo ${keep}" if command.startswith(f"{keep}=") else command]
+        done = shell.run("; ".join(["set -e", *parts, *([block["after"]] if "after" in block else [])]), **values)
+        if keep:
+            scene[keep] = done.stdout.strip().splitlines()[-1]
+        return done, self._ran(block.get("ran"))
+
+    def _dress(self) -> None:
+        """The stand-ins, once on every worker that there is: another scene may be deleting it a moment later."""
+        with self.lock:
+            new = set(self.cloud.state.glob("nodes/*/worker-*/home")) - self.dressed
+            self.dressed |= new
+        for home in new:
+            (home / ".stand-ins").write_text(STAND_INS)
+
+    def _ran(self, pattern: str | None) -> int:
+        """How many workers have run something like `pattern`."""
+        logs = [path.read_text() for path in self.cloud.state.glob("nodes/*/worker-*/home/ran")] if pattern else []
+        return sum(bool(re.search(pattern or "", log)) for log in logs)
+
+
+@pytest.fixture(scope="module")
+def stage(cloud: Cloud, tmp_path_factory: pytest.TempPathFactory) -> Stage:
+    made = Stage(cloud, tmp_path_factory.mktemp("homes"))
+    key = made.folder / "google_compute_engine"
+    subprocess.run(["ssh-keygen", "-q", "-t", "rsa", "-N", "", "-f", str(key)], check=True, capture_output=True)
+    made.play(SCENES[0])
+    with ThreadPoolExecutor(SIDE_BY_SIDE) as pool:
+        # The longest first.
+        list(pool.map(made.play, sorted(SCENES[1:], key=lambda scene: -len(scene["blocks"]))))
+    return made
+
+
+def test_every_block_works_as_printed_or_corrected(stage: Stage) -> None:
+    """One test for all, since the scenes play once."""
+    blocks = [one for scene in SCENES for one in run_in(scene)]
+    wrong = {name: words for name, block in blocks if (words := complaint(block, stage.came_of[name]))}
+    assert not wrong, "\n".join(f"== {name}: {words}" for name, words in wrong.items())
+
+
+def complaint(block: Mapping[str, Any], came: Any) -> str:
+    """What is wrong with what came of a block; empty if nothing is."""
+    if isinstance(came, Exception):
+        return repr(came)
+    if "observe" in block:
+        return f"the controller would change {came}" if came else ""
+    done, workers = came
+    if done.returncode and "may_fail" not in block:
+        return f"exit code {done.returncode}: {done.stdout}"
+    if not re.search(str(block.get("shows", "")), done.stdout):
+        return f"{block['shows']} is not in: {done.stdout}"
+    wanted = block.get("workers", 0)
+    return "" if workers == wanted else f"{workers} workers ran {block['ran']}, not {wanted}: {done.stdout}"
+
+
+def test_what_differs_from_the_guides_has_its_reason() -> None:
+    for scene in SCENES:
+        lines = {block.get("line") for block in scene["blocks"]}
+        for block in scene["blocks"]:
+            if "corrected" in block:
+                assert re.match(r"C\d+", block["because"]), block
+            assert block.get("same_as", block.get("line")) in lines
+
+
+def test_every_command_of_the_guides_is_there() -> None:
+    if not GUIDES.exists():
+        pytest.skip("the guides are not at hand")
+    listed = {
+        (scene["guide"], line): block["command"].split()
+        for scene in SCENES
+        for block in scene["blocks"]
+        if "command" in block
+        for line in (block["line"], *block.get("also", ()))
+    }
+    printed = {
+        (int(path.name[0]), line): command.split()
+        for path in sorted(GUIDES.glob("*.md"))
+        for line, command in commands(path.read_text())
+    }
+    assert listed == printed
+
+
+def commands(page: str) -> Iterator[tuple[int, str]]:
+    """The commands to the cloud in the code blocks of a page, with their line numbers, continued lines joined."""
+    fenced, begun = False, None
+    for number, line in enumerate(page.splitlines(), 1):
+        if line.strip().startswith("```"):
+            fenced = not fenced
+        elif fenced:
+            if begun:
+                begun = (begun[0], f"{begun[1]}\n{line}")
+            elif re.match(r'\s*(SA="\$\()?(gcloud|gsutil|ssh|scp|ssh-keygen)\b', line):
+                begun = (number, line)
+            if begun and not begun[1].endswith("\\") and begun[1].count('"') % 2 == 0:
+                yield begun[0], textwrap.dedent(re.sub(r"\s*\\\n\s*", " ", begun[1])).strip()
+                begun = None
