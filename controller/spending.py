@@ -1,6 +1,7 @@
 """What a run has cost so far: how long each of its pods lived, on record in the bucket, times the price of an hour.
 
-A pod that was made for the run counts from its creation, one that an earlier run left from when this run took it over.
+A pod that was made for the run counts from its creation, one that an earlier run left from when this run took it over;
+it counts until it is deleted or stopped, or another run takes it over, idle hours included.
 """
 
 from __future__ import annotations
@@ -31,6 +32,11 @@ class Life:
     began: float
     ended: float | None = None
     why: str = ""
+
+    @property
+    def key(self) -> str:
+        """Its own among the lives of all pods: a pod that was stopped begins another one."""
+        return f"{short(self.uid)}-{self.began:.0f}"
 
     def hours(self, now: float) -> float:
         return max(0.0, (now if self.ended is None else self.ended) - self.began) / 3600
@@ -71,7 +77,7 @@ class Spending:
     def lives(self) -> list[Life]:
         """Every pod that the run has had, oldest first."""
         if not self._loaded:
-            self._lives = {life.uid: life for life in self._read_all()}
+            self._lives = {life.key: life for life in self._read_all()}
             self._loaded = True
         return sorted(self._lives.values(), key=lambda life: life.began)
 
@@ -85,14 +91,14 @@ class Spending:
 
     def begin(self, node: Node) -> None:
         """The run has this pod from now on, or, if it is its first user, has had it since it was made."""
-        self.lives()
-        if (known := self._lives.get(node.uid)) is not None:
-            if known.ended is not None:
-                self._write(replace(known, ended=None, why=""))
+        mine = [life for life in self.lives() if life.uid == node.uid]
+        if any(life.ended is None for life in mine):
             return
         now = self._clock.now()
         claim = claim_of(self._google, self._bucket, node.name, node.uid)
-        began = node.created if node.created and claim.get("first", self._run_id) == self._run_id else now
+        began = node.created if node.created and not claim else now
+        if claim and claim["latest"] != self._run_id:
+            self._of(claim["latest"]).end(f"taken over by {self._run_id}")
         price = self.rate(node).total
         kind = node.accelerator_type
         self._write(Life(node.uid, node.name, kind, node.zone, node.capacity, price, min(began, now)))
@@ -116,7 +122,7 @@ class Spending:
             if life.ended is None and life.uid != uid:
                 word = watchdogs_word(self._google, self._bucket, life.pod, life.uid)
                 ended = word.get("time") or max(self._last_log(), life.began)
-                self._lives[life.uid] = replace(life, ended=ended, why=word.get("why", "the pod went"))
+                self._lives[life.key] = replace(life, ended=ended, why=word.get("why", "the pod went"))
 
     def _last_log(self) -> float:
         where = {"bucket": self._bucket, "prefix": f"runs/{self._run_id}/logs/"}
@@ -153,14 +159,23 @@ class Spending:
             return []
         return [Life(**json.loads(self._google.download(self._bucket, item["name"]))) for item in items]
 
+    def _of(self, run_id: str) -> Spending:
+        return Spending(self._google, self._clock, self._bucket, run_id, self._config)
+
     def _write(self, life: Life) -> None:
-        self._lives[life.uid] = life
-        name = f"runs/{self._run_id}/pods/{short(life.uid)}.json"
+        self._lives[life.key] = life
+        name = f"runs/{self._run_id}/pods/{life.key}.json"
         self._google.upload(self._bucket, name, json.dumps(asdict(life)).encode())
 
     def _claim(self, node: Node, claim: dict[str, Any]) -> None:
         words = {"first": claim.get("first", self._run_id), "latest": self._run_id, "uid": node.uid}
         self._google.upload(self._bucket, claim_name(node.name, node.uid), json.dumps(words).encode())
+
+
+def let_go(google: Google, clock: Clock, bucket: str, config: Config, node: Node, why: str) -> None:
+    """The pod is deleted or stopped: whichever run had it last pays for it no more."""
+    if claim := claim_of(google, bucket, node.name, node.uid):
+        Spending(google, clock, bucket, claim["latest"], config).end(why)
 
 
 def short(uid: str) -> str:

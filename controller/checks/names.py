@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
+from conf.regions import covers
 from conf.schema import Config
 from controller.finding import Finding
 from controller.google import Forbidden, NotFound
@@ -48,7 +49,7 @@ def bucket_is_ours_to_use(config: Config, world: World) -> Iterator[Finding]:
     """Bucket names are shared by all of Google Cloud: one that is taken looks like a missing permission."""
     name = bucket_name(config, world.project)
     try:
-        world.google.call("storage", "buckets.get", bucket=name, projection="noAcl")
+        answer = world.google.call("storage", "buckets.get", bucket=name, projection="noAcl")
     except NotFound:
         return
     except Forbidden:
@@ -60,6 +61,15 @@ def bucket_is_ours_to_use(config: Config, world: World) -> Iterator[Finding]:
                 "may have taken it; set another name"
             )
             yield Finding("bucket_taken", "error", "cloud.bucket", words)
+        return
+    location = answer.get("location", "")
+    far = [region for region in config.regions if location and not covers(location, region)]
+    if far:
+        words = (
+            f"{name} is in {location.lower()}, the TPU in {', '.join(far)}: reading across is slow and billed per GB; "
+            "set it to a bucket there (null: one is made), or tpu.zone to a zone of the bucket's region"
+        )
+        yield Finding("bucket_far", "error", "cloud.bucket", words)
 
 
 def strings(value: Any, key: str) -> Iterator[tuple[str, str]]:

@@ -10,7 +10,7 @@ from typing import Any
 from aiohttp import web
 
 from controller.localcloud.errors import CloudError
-from controller.localcloud.faults import Faults
+from controller.localcloud.faults import Faults, parse
 from controller.localcloud.nodes import Nodes
 from controller.localcloud.objects import Objects
 from controller.localcloud.operations import Operations
@@ -52,7 +52,7 @@ class Admin:
             case ("GET", "settings"):
                 return self._settings({})
             case ("POST", "faults"):
-                return self._register(await _body(request, "key", "faults"))
+                return self._register(await _body(request, "key", "faults", "check"))
             case ("DELETE", "faults"):
                 self._faults.clear()
                 return web.json_response({})
@@ -81,6 +81,8 @@ class Admin:
         key, faults = body.get("key"), body.get("faults")
         if not isinstance(key, str) or not key or not isinstance(faults, list):
             raise CloudError(400, 'cloud.faults: expected {"key": NAME, "faults": [...]}')
+        if body.get("check"):  # only whether it makes sense
+            return web.json_response({"checked": len([parse(spec) for spec in faults])})
         registered = self._faults.register(key, faults, self._nodes.ready_since())
         return web.json_response({"registered": registered})
 

@@ -13,8 +13,10 @@ from controller.preview import Row, preview
 from controller.reconcile import destroy
 from controller.resource import Absent, Pending, Resource, Unknown
 from controller.resources.bucket import Bucket
+from controller.resources.node import Node
 from controller.resources.services import Services
 from controller.session import Session, session
+from controller.spending import let_go
 from controller.tenants import elsewhere, tenants
 from controller.view import View
 
@@ -35,6 +37,9 @@ def run(command: Command) -> int:
             raise ConfigError(f"nothing was deleted; {names}say --yes to go on without being asked")
         for run_id in running:  # whoever follows it must not take this for a preemption
             Ledger(now.world.google, now.plan.bucket, run_id).cancel()
+        for row in rows:
+            if isinstance(row.seen, Node) and row.resource in present:
+                let_go(now.world.google, now.world.clock, now.plan.bucket, now.plan.config, row.seen, "deleted by down")
         with View(now.plan, json_lines=command.flags.json) as view:
             now.world.events.listen(view)
             destroy(_with_needs_among(present), now.world)

@@ -6,16 +6,25 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from conf.cloud import LocalCloud
+from conf.schema import Config
 from controller.connect import NO_PROJECT, connected, project_of
 from controller.cost import Rate, most, rate
+from controller.errors import ConfigError
 from controller.finding import Finding
+from controller.launch import alive
+from controller.ledger import Ledger
 from controller.plan import Plan, build
 from controller.preflight import by_severity, probe
 from controller.preview import Row, preview
-from controller.resource import Unknown
+from controller.resource import Absent, Unknown
+from controller.resources.node import Node
+from controller.ssh import WorkersFailed
 
 if TYPE_CHECKING:
     from controller.cli import Command
+    from controller.emulator import Emulator
+    from controller.world import World
 
 SIGNS = {"none": "=", "create": "+", "update": "~", "replace": "±", "wait": "…", "unknown": "?"}
 
@@ -26,20 +35,52 @@ def run(command: Command) -> int:
     if plan.project == NO_PROJECT:
         words = "no project; set cloud.project, or run `gcloud config set project ID`"
         findings = [*findings, Finding("project", "warning", "cloud.project", words)]
-    with connected(config, keep_awake=True) as (world, _):
+    with connected(config, keep_awake=True) as (world, emulator):
         asked = probe(config, world) if plan.project != NO_PROJECT else []
+        asked += _faults(config, emulator)
         rows = preview(plan.resources, world)
         price = rate(config, world.clock.now())
+        now = _now(plan, rows, world)
     seen = [finding for row in rows for finding in row.resource.findings(row.seen)]
     findings = by_severity([*findings, *asked, *seen])
     if command.flags.json:
-        print(json.dumps(as_document(plan, rows, findings, price), indent=1))
+        print(json.dumps(as_document(plan, rows, findings, price, now), indent=1))
     else:
-        print("\n".join(as_lines(plan, rows, findings, price)))
+        print("\n".join(as_lines(plan, rows, findings, price, now)))
     return 2 if any(f.severity == "error" for f in findings) else 0
 
 
-def as_lines(plan: Plan, rows: list[Row], findings: list[Finding], price: Rate) -> list[str]:
+def _faults(config: Config, emulator: Emulator | None) -> list[Finding]:
+    """What the emulated cloud has to say against the misfortune that the config scripts."""
+    if emulator is None or not isinstance(config.cloud, LocalCloud) or not config.cloud.faults:
+        return []
+    try:
+        emulator.post("faults", {"key": "plan", "faults": list(config.cloud.faults), "check": True})
+    except ConfigError as error:
+        return [Finding("faults", "error", "cloud.faults", str(error).removeprefix("cloud.faults: "))]
+    return []
+
+
+def _now(plan: Plan, rows: list[Row], world: World) -> str:
+    """What the run and the pod are doing already, empty if nothing."""
+    bucket = next(row for row in rows if row.resource.id == f"bucket/{plan.bucket}")
+    if isinstance(bucket.seen, Unknown | Absent):
+        return ""
+    if Ledger(world.google, plan.bucket, plan.run_id).result() is not None:
+        return "the run has finished already: up reports it and changes nothing"
+    node = next(row.seen for row in rows if row.resource.id == plan.node.id)
+    if not isinstance(node, Node) or node.state != "READY":
+        return ""
+    try:
+        running = alive(world.fleet(node))
+    except WorkersFailed:
+        return ""
+    if plan.run_id in running:
+        return "the run is under way on the pod: up follows it"
+    return f"the pod is busy with {', '.join(sorted(running))}: up --queue waits for it" if running else ""
+
+
+def as_lines(plan: Plan, rows: list[Row], findings: list[Finding], price: Rate, now: str) -> list[str]:
     """The plan for people."""
     tpu, topology = plan.config.tpu, plan.config.topology
     lines = [
@@ -52,6 +93,8 @@ def as_lines(plan: Plan, rows: list[Row], findings: list[Finding], price: Rate) 
         lines.append("price    nothing: the cloud is emulated on this machine")
     else:
         lines += [f"price    {price}", f"cost     {most(plan.config, price)}"]
+    if now:
+        lines.append(f"now      {now}")
     lines.append("")
     whys: dict[str, None] = {}
     for row in rows:
@@ -66,11 +109,12 @@ def as_lines(plan: Plan, rows: list[Row], findings: list[Finding], price: Rate) 
     return lines
 
 
-def as_document(plan: Plan, rows: list[Row], findings: list[Finding], price: Rate) -> dict[str, Any]:
+def as_document(plan: Plan, rows: list[Row], findings: list[Finding], price: Rate, now: str) -> dict[str, Any]:
     """The plan for programs."""
     return {
         "run": plan.run_id,
         "pod": plan.node.name,
+        "now": now,
         "bucket": plan.bucket,
         "usd_per_hour": price.tpu,
         "usd_per_hour_network": price.network,

@@ -10,6 +10,7 @@ from controller.launch import alive
 from controller.ledger import Ledger
 from controller.resources.node import Node
 from controller.session import Session, session
+from controller.spending import let_go
 
 if TYPE_CHECKING:
     from controller.cli import Command
@@ -29,6 +30,7 @@ def run(command: Command) -> int:
         if stopped:
             _end_runs(command, now)
             node.stop(now.world)
+            let_go(now.world.google, now.world.clock, now.plan.bucket, now.plan.config, node, "stopped")
     if command.flags.json:
         print(json.dumps({"pod": name, "stopped": stopped}))
     else:

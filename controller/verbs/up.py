@@ -107,7 +107,6 @@ class Up:
                 return self._finish(outcome, attempt)
             if attempt and self.ledger.cancelled(attempt):
                 self._note("cancelled; the same command starts it again from its last checkpoint")
-                self.spending.end("cancelled")
                 return None
             if outcome.kind == "failed":
                 self._fail(outcome)
@@ -124,9 +123,9 @@ class Up:
         plan, world = self.plan, self.world
         try:
             node: Node = reconcile(self._resources(), world)[plan.node.id]
-            self.spending.begin(node)
             fleet = world.fleet(node)
             with self._turn(fleet):
+                self.spending.begin(node)
                 started, was_running = launch(plan, self.ledger, node, fleet, world.clock)
         except WorkersFailed:
             # A worker that stopped answering on a node that is no longer ready was taken away, not broken.
@@ -232,14 +231,14 @@ class Up:
                 self._note(f"the pod stays: {', '.join(next_runs)} waits for it")
             else:
                 destroy(self._pod(), self.world)
-        self.spending.end("finished")
+                self.spending.end("finished")
         return result
 
     def _fail(self, outcome: Outcome) -> None:
         """Show the worker that failed first, and end with the exit code that its own names."""
         if self.plan.config.cleanup.on_failure == "delete":
             destroy(self._pod(), self.world)
-        self.spending.end("failed")
+            self.spending.end("failed")
         if outcome.first_failure is None:
             raise ProgramFailed(outcome.words)
         worker, end = outcome.first_failure

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
 import pytest
@@ -13,7 +13,7 @@ from controller.compose import compose
 from controller.cost import most, rate, stored
 from controller.google import NotFound
 from controller.resources.node import Node
-from controller.spending import Spending
+from controller.spending import Spending, let_go
 
 NEW_YEAR = 1_767_225_600.0
 V5E = ["cloud.project=acme", "program=command", "tpu.zone=us-central1-a"]
@@ -145,6 +145,22 @@ def test_a_pod_that_another_run_left_counts_from_when_it_was_taken_over() -> Non
     second.begin(books.pod("one"))
     books.later(1)
     assert second.spent().hours == pytest.approx(1.0)
+    [life] = books.of("first").lives()
+    assert life.hours(books.clock.time) == pytest.approx(3.0)  # its idle hours are its own
+    assert life.why == "taken over by second"
+
+
+def test_a_pod_made_for_the_run_counts_from_its_creation_and_a_stopped_one_not() -> None:
+    books = Books()
+    pod = replace(books.pod("one"), created=NEW_YEAR - 1800)
+    books.of("r").begin(pod)
+    books.later(1)
+    let_go(cast(Any, books.bucket), books.clock, "b", config(), pod, "stopped")
+    books.later(20)
+    books.of("r").begin(pod)
+    books.later(1)
+    assert books.of("r").spent().hours == pytest.approx(2.5)
+    assert [life.why for life in books.of("r").lives()] == ["stopped", ""]
 
 
 def test_a_budget_ends_and_says_which() -> None:

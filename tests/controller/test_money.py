@@ -116,6 +116,25 @@ def test_nothing_billed_is_made_unasked(slipway: Slipway, monkeypatch: pytest.Mo
     assert slipway("up", "--yes", ECHO, *ONE, price, "recovery.poll_seconds=0.2")[0] == 0
 
 
+def test_plan_says_what_the_run_and_the_pod_are_doing(slipway: Slipway) -> None:
+    assert slipway.json("plan", FOREVER, *ONE)["now"] == ""
+    assert slipway("up", "--detach", FOREVER, *ONE)[0] == 0
+    assert slipway.json("plan", FOREVER, *ONE)["now"] == "the run is under way on the pod: up follows it"
+    run = slipway.json("plan", FOREVER, *ONE)["run"]
+    assert slipway.json("plan", ECHO, *ONE)["now"] == f"the pod is busy with {run}: up --queue waits for it"
+    assert slipway("up", "--yes", ECHO, *ONE)[0] == 0
+    assert "now      the run has finished already" in slipway("plan", ECHO, *ONE)[1]
+    whys = [life["why"] for life in slipway.json("status", FOREVER, *ONE)["cost"]["pods"]]
+    assert whys == [f"taken over by {slipway.json('plan', ECHO, *ONE)['run']}"]
+
+
+def test_down_ends_what_a_run_is_billed(slipway: Slipway) -> None:
+    assert slipway("up", FAILS, *ONE)[0] == 5
+    assert slipway.json("status", FAILS, *ONE)["cost"]["pods"][0]["ended"] is None  # kept, and billed
+    assert slipway("down", FAILS, *ONE)[0] == 0
+    assert slipway.json("status", FAILS, *ONE)["cost"]["pods"][0]["why"] == "deleted by down"
+
+
 def test_plan_says_what_it_costs(slipway: Slipway) -> None:
     code, out, _ = slipway("plan", ECHO, *ONE, "budget.usd_per_hour=3", "budget.max_hours=2")
     assert code == 0

@@ -94,6 +94,8 @@ def test_a_state_folder_that_cannot_be_written(capsys: pytest.CaptureFixture[str
 
 
 def test_an_unknown_fault(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.run(["plan", *TRAINER, "cloud.faults=[{kind: meteor}]"]) == 2
+    assert "error: cloud.faults: unknown kind 'meteor'; known: preempted" in capsys.readouterr().out
     assert cli.run(["up", *TRAINER, "cloud.faults=[{kind: meteor}]"]) == 2
     assert "cloud.faults: unknown kind 'meteor'; known: preempted" in capsys.readouterr().err
 

@@ -98,6 +98,11 @@ def test_what_is_right_is_not_commented_on() -> None:
             "bucket_taken: error cloud.bucket: acme-data is there, and you may not use it",
         ),
         (
+            {"buckets.get": {"location": "EUROPE-WEST4"}},
+            ["cloud.bucket=acme-data"],
+            "bucket_far: error cloud.bucket: acme-data is in europe-west4, the TPU in us-central1: reading ",
+        ),
+        (
             {"services.consumerQuotaMetrics.list": REFUSED},
             [],
             "quota: warning cloud.project: quota was not checked: you may not look",
