@@ -8,6 +8,9 @@ from pydantic import Field, StringConstraints
 
 from conf.strict import Name, Strict
 
+WORLD = "0.0.0.0/0"
+IAP_RANGE = "35.235.240.0/20"
+"""Where Google's Identity-Aware Proxy comes from: https://cloud.google.com/iap/docs/using-tcp-forwarding"""
 Cidr = Annotated[str, StringConstraints(pattern=r"^\d{1,3}(\.\d{1,3}){3}/\d{1,2}$")]
 
 
@@ -23,6 +26,16 @@ class Network(Strict):
     mtu: int = Field(ge=1300, le=8896, description="bytes; of a network that is created")
     nat: bool = Field(description="Cloud NAT, so that workers without external address reach the internet")
     ssh_source_ranges: tuple[Cidr, ...] = Field(description="who may reach port 22 of a worker")
+    laptop: Literal["auto"] | Cidr | None = Field(
+        description="further, this machine: its range, or auto (a public service is asked for its address); null: no"
+    )
+    open_to_world: bool = Field(description="further, everybody")
+
+    @property
+    def ssh_admitted(self) -> tuple[str, ...]:
+        """Who may reach port 22 of a worker, all in all; without a laptop whose address is not known yet."""
+        laptop = {self.laptop} - {None, "auto"}
+        return tuple(sorted({*self.ssh_source_ranges, *filter(None, laptop), *([WORLD] * self.open_to_world)}))
 
     def subnet_in(self, region: str) -> str:
         """The subnet's name in a region; Google's own in an auto mode network is called as the network."""

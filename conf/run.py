@@ -10,7 +10,19 @@ from conf.strict import VOLATILE, Strict
 
 
 class Ssh(Strict):
-    user: Annotated[str, StringConstraints(pattern=r"^[a-z_][a-z0-9_-]{0,31}$")]
+    user: Annotated[str, StringConstraints(pattern=r"^[a-z_][a-z0-9_-]{0,31}$")] = Field(
+        description="our name on the workers; under OS Login Google gives us another"
+    )
+    method: Literal["auto", "external", "iap", "internal"] = Field(
+        description="the way to the workers; auto: the external address if a firewall rule admits this machine, else "
+        "Google's Identity-Aware Proxy if one admits that, else the internal address"
+    )
+    host_keys: Literal["guest_attributes", "pin_first"] = Field(
+        description="which host key a worker must show: the one that Google vouches for, or always the first"
+    )
+    os_login: Literal["auto"] | bool = Field(
+        description="is our key put into our OS Login profile, not into the node's metadata? auto: as the project wants"
+    )
     connect_seconds: float = Field(gt=0)
     warm_up_seconds: float = Field(gt=0, description="how long a fresh worker may refuse SSH")
 

@@ -72,7 +72,7 @@ class Config(Strict):
         identity = {
             "cloud": self.cloud.model_dump(mode="json", exclude=lasting),
             "tpu": self.tpu.model_dump(mode="json", exclude={"create_minutes", "valid_until_hours"}),
-            "network": self.network.model_dump(mode="json"),
+            "network": self.network.model_dump(mode="json", exclude={"laptop", "open_to_world"}),
         }
         return f"slipway-{self.tpu.accelerator_type}-{digest(identity)[:6]}"
 

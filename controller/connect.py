@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
 from conf.cloud import LocalCloud
 from conf.schema import Config
@@ -15,16 +15,17 @@ from controller.emulator import Emulator, ensure_running, in_use, state_folder
 from controller.errors import ConfigError
 from controller.events import Events
 from controller.google import Google
-from controller.resources.node import Node
+from controller.iap import ENDPOINT
+from controller.laptop import public_address
+from controller.route import fleet
 from controller.world import World
-
-if TYPE_CHECKING:
-    from controller.ssh import Fleet
 
 NO_PROJECT = "your-project"
 """Stands for the project in a plan made without one."""
 PACE_SECONDS = 5.0
 LOCAL_PACE_SECONDS = 0.2
+LOOPBACK = "127.0.0.1"
+"""Where the emulated cloud sees us."""
 
 
 def project_of(config: Config) -> str:
@@ -61,7 +62,6 @@ def _state_folder(config: Config) -> Path:
     state = Path(config.run.state_dir).expanduser()
     try:
         state.mkdir(mode=0o700, parents=True, exist_ok=True)
-        (state / "keys").mkdir(mode=0o700, exist_ok=True)
     except OSError as error:
         raise ConfigError(f"run.state_dir: {state} cannot be written: {error.strerror}") from None
     return state
@@ -85,39 +85,9 @@ def _world(config: Config, state: Path, emulator: Emulator | None) -> World:
         state=state,
         ssh_user=config.ssh.user,
         pace=pace,
-        make_fleet=lambda world, node: _fleet(world, node, config, ssh_config),
+        make_fleet=lambda world, node: fleet(world, node, config, ssh_config),
         billed=emulator is None,
+        laptop=cache(public_address) if emulator is None else lambda: LOOPBACK,
+        iap=ENDPOINT if emulator is None else emulator.iap,
+        os_login=None if config.ssh.os_login == "auto" else config.ssh.os_login,
     )
-
-
-def _fleet(world: World, node: Node, config: Config, ssh_config: Path | None) -> Fleet:
-    from controller.keys import private_key
-    from controller.ssh import Access, Fleet
-
-    access = Access(
-        pod=node.name,
-        user=config.ssh.user,
-        key=private_key(world.state / "keys"),
-        addresses=[endpoint.external or endpoint.internal for endpoint in node.endpoints],
-        host_keys=lambda: host_keys(world, node),
-        ssh_config=ssh_config,
-        connect_seconds=config.ssh.connect_seconds,
-        warm_up_seconds=config.ssh.warm_up_seconds,
-    )
-    return Fleet(access, world.clock.sleep)
-
-
-def host_keys(world: World, node: Node) -> list[str]:
-    """The SSH host keys that each worker published as guest attributes, `TYPE KEY` per line, by worker.
-
-    https://cloud.google.com/tpu/docs/reference/rest/v2/projects.locations.nodes/getGuestAttributes
-    """
-    answer = world.google.call(
-        "tpu", "projects.locations.nodes.getGuestAttributes", name=node.path(world), body={"workerIds": [""]}
-    )
-    return [_lines(worker) for worker in answer.get("guestAttributes", [])]
-
-
-def _lines(worker: dict[str, Any]) -> str:
-    items = worker.get("queryValue", {}).get("items", [])
-    return "\n".join(f"{i['key']} {i['value']}" for i in items if i.get("namespace") == "hostkeys")

@@ -22,15 +22,16 @@ from controller.hostkeys import HostKeys
 if TYPE_CHECKING:
     from paramiko import PKey, SSHConfig, Transport
 
-Kind = Literal["refused", "timeout", "auth", "host_key", "dropped", "agent"]
+Kind = Literal["refused", "timeout", "auth", "denied", "host_key", "dropped", "agent"]
 SSH_PORT = 22
 
 
 class WorkerError(SlipwayError):
     """One worker could not be reached, or could not do what it was asked: a value wherever several are asked.
 
-    `kind`: refused (nothing listens, or not yet), timeout, auth (it does not know our key), host_key (it is not who
-    it should be), dropped (the connection broke off), agent (the command failed there; `detail` says more).
+    `kind`: refused (nothing listens, or not yet), timeout, auth (it does not know our key), denied (Google does not let
+    us go there), host_key (it is not who it should be), dropped (the connection broke off), agent (the command failed
+    there; `detail` says more).
     """
 
     def __init__(self, worker: int, address: str, kind: Kind, words: str, detail: str = "") -> None:
@@ -51,9 +52,11 @@ class Access:
         ssh_config: an OpenSSH config whose HostName and Port count; by default no file does, not even the user's.
         tunnel: opens a way to port 22 of a worker within so many seconds, something like a socket; by default its
             address is connected to.
+        way: how that is called, for messages.
         kept: file in which the host keys of this incarnation of the pod are kept; None: nowhere.
         incarnation: of the pod; host keys that were kept of another are dropped.
         pin_first: take the host key that a worker shows first; by default only one that Google vouches for.
+        auth_hint: what else the user may lack where no key is accepted.
         connect_seconds: for a connection to be made.
         warm_up_seconds: how long a fresh worker may refuse.
         silence_seconds: after this long without a word we ask whether the other side lives, and wait as long again.
@@ -66,9 +69,11 @@ class Access:
     host_keys: Callable[[], Sequence[str]]
     ssh_config: Path | None = None
     tunnel: Callable[[int, float], Any] | None = None
+    way: str = "its address"
     kept: Path | None = None
     incarnation: str = ""
     pin_first: bool = False
+    auth_hint: str = ""
     connect_seconds: float = 15.0
     warm_up_seconds: float = 300.0
     silence_seconds: float = 15.0
@@ -86,7 +91,7 @@ class Dialer:
         """A connection on which commands can be run.
 
         Raises:
-            WorkerError: refused, timeout, auth or host_key.
+            WorkerError: refused, timeout, auth, denied or host_key.
         """
         import paramiko
 
@@ -160,12 +165,12 @@ class Dialer:
             yield
         except AuthenticationException as error:
             words = f"it does not let {self._access.user} in with our key (yet?): {error}"
-            raise self._error(worker, "auth", words) from error
+            raise self._error(worker, "auth", "; ".join(filter(None, (words, self._access.auth_hint)))) from error
+        except PermissionError as error:
+            raise self._error(worker, "denied", str(error)) from error
         except TimeoutError as error:
-            words = (
-                f"no connection within {seconds:g} s; is there a firewall rule for tcp:22? ssh.method says how it "
-                "is tried"
-            )
+            words = f"no connection by way of {self._access.way} within {seconds:g} s; does a firewall rule admit that "
+            words += "to tcp:22? Another ssh.method goes another way"
             raise self._error(worker, "timeout", words) from error
         except (OSError, SSHException, EOFError) as error:
             raise self._error(worker, "refused", f"no SSH: {error or type(error).__name__}") from error

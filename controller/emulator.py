@@ -34,6 +34,11 @@ class Emulator:
     project: str
     ssh_config: Path
 
+    @property
+    def iap(self) -> str:
+        """Where its Identity-Aware Proxy is."""
+        return f"{self.url.replace('http', 'ws', 1)}/iap/v4"
+
     def post(self, name: str, body: dict[str, Any]) -> dict[str, Any]:
         """A request to the emulator itself, which no real cloud has."""
         return json.loads(self._ask(name, json.dumps(body).encode()))

@@ -27,6 +27,8 @@ VERSIONS = {
     "compute": "v1",
     "iam": "v1",
     "secretmanager": "v1",
+    "oauth2": "v2",
+    "oslogin": "v1",
     "serviceusage": "v1",
     "storage": "v1",
     "tpu": "v2",
@@ -37,6 +39,7 @@ LASTING = re.compile(r"quota limit|quota '[^']*' exhausted|no more capacity", re
 """Words of a 429 that sending the same request again in a moment does not change: its caller decides."""
 CHUNK = 16 << 20
 """Bytes of a chunk of an upload; what is lost when one is cut off."""
+NO_CREDENTIALS = "no Google credentials: run `gcloud auth application-default login`, or use cloud=local"
 
 
 class GoogleError(CloudError):
@@ -200,9 +203,7 @@ class Google:
         from tenacity import Retrying, retry_if_exception, stop_after_attempt
 
         if self._credentials is None:
-            raise NoCredentials(
-                "no Google credentials: run `gcloud auth application-default login`, or use cloud=local"
-            )
+            raise NoCredentials(NO_CREDENTIALS)
         retrying = Retrying(
             stop=stop_after_attempt(ATTEMPTS),
             wait=_back_off,
@@ -251,6 +252,33 @@ class Google:
             raise
         with self._lock:
             self._idle.append(http)
+
+    def token(self) -> str:
+        """An access token that is good for some minutes, for what is not called over REST.
+
+        Raises:
+            NoCredentials: nobody to act as.
+        """
+        import google_auth_httplib2
+        from google.auth.exceptions import GoogleAuthError
+        from googleapiclient.http import build_http
+
+        credentials: Any = self._credentials
+        if credentials is None:
+            raise NoCredentials(NO_CREDENTIALS)
+        with self._lock:
+            try:
+                if not credentials.valid:
+                    credentials.refresh(google_auth_httplib2.Request(build_http()))
+            except GoogleAuthError as error:
+                raise NoCredentials(f"Google refused the credentials ({error}); log in again") from None
+            return credentials.token
+
+    @property
+    def service_account(self) -> str | None:
+        """The address of the service account that we act as, if we do."""
+        known = getattr(self._credentials, "service_account_email", None)
+        return known if known and "@" in known else None
 
     def close(self) -> None:
         """Close the connections; a later call opens new ones."""

@@ -11,9 +11,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from controller.clock import Clock
+from controller.errors import SlipwayError
 from controller.events import Events
 from controller.google import Google
 from controller.operations import wait_rpc
+from controller.oslogin import OsLogin
 
 if TYPE_CHECKING:
     from controller.resources.node import Node
@@ -35,6 +37,12 @@ class World:
     billed: bool = True
     draw: Callable[[], float] = random.random
     """A number in [0, 1), to spread what many do at the same time."""
+    laptop: Callable[[], str | None] = lambda: None
+    """Finds out the address by which the workers see this machine; may ask somebody, or not know."""
+    iap: str = "wss://tunnel.cloudproxy.app/v4"
+    """Where Google's Identity-Aware Proxy is."""
+    os_login: bool | None = False
+    """Are logins managed by Google? None: if the project says so."""
     denied: set[str] = field(default_factory=set)
     """Ids of resources that the caller may not bring about but can do without; nobody tries again."""
     _fleets: dict[str, Fleet] = field(default_factory=dict)
@@ -54,14 +62,57 @@ class World:
         """https://cloud.google.com/resource-manager/reference/rest/v1/projects/get"""
         return self.google.call("cloudresourcemanager", "projects.get", projectId=self.project)["projectNumber"]
 
+    @property
+    def keys(self) -> Path:
+        """The folder of our SSH key, which is another one in every project."""
+        return self.state / "keys" / self.project.replace(":", "_")
+
     def ssh_key_line(self) -> str:
         """Our public key as a line of a node's `ssh-keys` metadata; the key is made on first use."""
         from controller.keys import public_line
 
-        return f"{self.ssh_user}:{public_line(self.state / 'keys', self.ssh_user)}"
+        return f"{self.ssh_user}:{public_line(self.keys, self.ssh_user)}"
 
-    def add_ssh_key(self, node: Node) -> None:
-        """Let our key in on a running node, beside those it has; what `gcloud compute tpus tpu-vm ssh` does."""
+    @cached_property
+    def uses_os_login(self) -> bool:
+        """Is our key put into our OS Login profile, not into the node's metadata?"""
+        return self._os_login.enforced if self.os_login is None else self.os_login
+
+    def lets_us_in(self, node: Node) -> bool:
+        """Is our key known where the workers look for it?"""
+        if self.uses_os_login:
+            return self._os_login.login(self._public_key) is not None
+        return self.ssh_key_line() in node.ssh_keys.splitlines()
+
+    def let_us_in(self, node: Node) -> None:
+        """Make our key known there, beside those that are."""
+        if self.uses_os_login:
+            self._os_login.add(self._public_key)
+        else:
+            self._add_ssh_key(node)
+
+    def login(self) -> str:
+        """Who we are on the workers.
+
+        Raises:
+            SlipwayError: OS Login does not know our key.
+        """
+        if not self.uses_os_login:
+            return self.ssh_user
+        if (name := self._os_login.login(self._public_key)) is None:
+            raise SlipwayError("your OS Login profile does not have our SSH key; `slipway up` puts it there")
+        return name
+
+    @cached_property
+    def _os_login(self) -> OsLogin:
+        return OsLogin(self.google, self.project)
+
+    @property
+    def _public_key(self) -> str:
+        return self.ssh_key_line().partition(":")[2]
+
+    def _add_ssh_key(self, node: Node) -> None:
+        """What `gcloud compute tpus tpu-vm ssh` does with a running node."""
         answer = self.google.call("tpu", "projects.locations.nodes.get", name=node.path(self))
         metadata: dict[str, Any] = dict(answer.get("metadata", {}))
         lines = [*metadata.get("ssh-keys", "").splitlines(), self.ssh_key_line()]

@@ -10,6 +10,8 @@ from aiohttp import web
 from controller.localcloud.errors import CloudError
 
 LAPTOP = "laptop"
+IAP_CLIENT = "bot:iap-tunneler"
+"""The Origin that clients of the Identity-Aware Proxy say; no web page can."""
 
 
 @dataclass(frozen=True)
@@ -30,7 +32,7 @@ def admit(request: web.Request, token: str, url: str) -> Admitted:
     host = request.headers.get("Host", "").rpartition(":")[0] or request.headers.get("Host", "")
     if not (host in ("localhost", "[::1]") or host.startswith("127.")):
         raise CloudError(403, f"Host {host!r} is not a loopback address")
-    if "Origin" in request.headers:
+    if request.headers.get("Origin", IAP_CLIENT) != IAP_CLIENT:
         raise CloudError(403, "Requests from web pages are refused")
     path = request.raw_path.partition("?")[0].lstrip("/")
     parts = path.split("/")

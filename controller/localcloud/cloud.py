@@ -25,12 +25,14 @@ from controller.localcloud.catalog import load_catalog
 from controller.localcloud.compute import Compute
 from controller.localcloud.discovery import Discovery
 from controller.localcloud.faults import Faults
+from controller.localcloud.iap import Iap
 from controller.localcloud.media import Media
 from controller.localcloud.metadata import Metadata
 from controller.localcloud.networks import Networks
 from controller.localcloud.nodes import Nodes
 from controller.localcloud.objects import Objects
 from controller.localcloud.operations import Effect, Operations
+from controller.localcloud.oslogin import OsLogin
 from controller.localcloud.projects import Policies, Projects
 from controller.localcloud.queued import Queued
 from controller.localcloud.secretmanager import SecretManager
@@ -50,6 +52,8 @@ _ROOTS = {
     "cloudresourcemanager": "cloudresourcemanager/",
     "iam": "iam/",
     "secretmanager": "secretmanager/",
+    "oslogin": "oslogin/",
+    "oauth2": "oauth2/",
 }
 _OPERATION_SECONDS = 0.5
 _CLAIM_SECONDS = 2.0
@@ -110,13 +114,23 @@ def assemble(store: Store, state: Path, url: str, token: str, seconds: float, st
     objects = Objects(store, blobs, faults.object_finalized)
     projects = Projects(store, operations, policies)
     billing = Billing(store, catalog)
-    apis = (nodes, queued, compute, projects, billing, SecretManager(store), Storage(store, objects, blobs, policies))
+    apis = (
+        nodes,
+        queued,
+        compute,
+        projects,
+        billing,
+        SecretManager(store),
+        OsLogin(store),
+        Storage(store, objects, blobs, policies),
+    )
     server = Server(
         store=store,
         discovery=Discovery(),
         handlers={key: handler for api in apis for key, handler in api.handlers().items()},
         media=Media(store, objects, blobs),
         metadata=Metadata(store, workers, token),
+        iap=Iap(store, workers, faults),
         admin=Admin(store=store, operations=operations, objects=objects, nodes=nodes, faults=faults, stopped=stopped),
         faults=faults,
         url=url,

@@ -26,6 +26,7 @@ from controller.localcloud.catalog import Catalog
 from controller.localcloud.errors import CloudError, already_exists, not_found
 from controller.localcloud.networks import KIND, Networks, check_name
 from controller.localcloud.operations import Effect, Operations
+from controller.localcloud.oslogin import METADATA
 from controller.localcloud.store import Document, Store
 
 _OUTPUT_ONLY = ("id", "kind", "selfLink", "selfLinkWithId", "creationTimestamp", "fingerprint", "region", "subnetworks")
@@ -88,6 +89,7 @@ class Compute:
         """By method key."""
         table: dict[str, Handler] = {
             "projects.get": self._project,
+            "projects.setCommonInstanceMetadata": self._set_metadata,
             "zones.get": partial(self._place, "zone"),
             "zones.list": partial(self._places, "zone"),
             "regions.get": partial(self._place, "region"),
@@ -235,9 +237,19 @@ class Compute:
             "id": PROJECT_NUMBER,
             "name": PROJECT,
             "selfLink": f"{self._root}projects/{PROJECT}",
-            "commonInstanceMetadata": {"kind": "compute#metadata", "fingerprint": "AAAAAAAAAAA=", "items": []},
+            "commonInstanceMetadata": {
+                "kind": "compute#metadata",
+                "fingerprint": "AAAAAAAAAAA=",
+                "items": (self._store.get("setting", METADATA) or {}).get("items", []),
+            },
             "defaultServiceAccount": f"{PROJECT_NUMBER}-compute@developer.gserviceaccount.com",
         }
+
+    def _set_metadata(self, call: Call) -> Document:
+        check_project(call.path["project"])
+        self._store.put("setting", METADATA, {"items": call.body.get("items", [])})
+        parent = f"projects/{PROJECT}/global"
+        return self._render_operation(self._operations.begin(parent, "setMetadata", f"projects/{PROJECT}", None))
 
     def _place(self, kind: str, call: Call) -> Document:
         self._check_place(call)

@@ -25,6 +25,8 @@ MOUNTS: Mapping[str, str] = {
     "cloudresourcemanager.v3": "cloudresourcemanager/",
     "iam.v1": "iam/",
     "secretmanager.v1": "secretmanager/",
+    "oslogin.v1": "oslogin/",
+    "oauth2.v2": "oauth2/",
 }
 
 

@@ -13,7 +13,18 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError,
 from controller.localcloud.errors import CloudError
 from controller.localcloud.store import Document, Store
 
-KINDS = ("preempted", "stockout", "quota", "permission", "failure", "endpoints", "queued", "http", "ssh_refused")
+KINDS = (
+    "preempted",
+    "stockout",
+    "quota",
+    "permission",
+    "failure",
+    "endpoints",
+    "queued",
+    "http",
+    "ssh_refused",
+    "ssh_frozen",
+)
 _CREATION = ("stockout", "quota", "permission", "failure")
 
 
@@ -119,8 +130,17 @@ class SshRefused(_Spec):
     worker: int | None = Field(None, ge=0)
 
 
+class SshFrozen(_Spec):
+    """For so many seconds from the moment a node is READY, SSH connections are open and nobody answers; one worker, or
+    all."""
+
+    kind: Literal["ssh_frozen"]
+    seconds: float = Field(gt=0)
+    worker: int | None = Field(None, ge=0)
+
+
 Fault = Annotated[
-    Preempted | Stockout | Quota | Permission | Failure | Endpoints | QueuedState | Http | SshRefused,
+    Preempted | Stockout | Quota | Permission | Failure | Endpoints | QueuedState | Http | SshRefused | SshFrozen,
     Field(discriminator="kind"),
 ]
 _FAULT: TypeAdapter[Any] = TypeAdapter(Fault)
@@ -195,7 +215,7 @@ class Faults:
             after = fault["spec"]["after_seconds"]
             if after is not None:
                 self._trigger(name, fault, at + after + fault["spec"]["delay_seconds"])
-        for name, fault in self._open("ssh_refused"):
+        for name, fault in [*self._open("ssh_refused"), *self._open("ssh_frozen")]:
             self._trigger(name, fault, time.time() + fault["spec"]["seconds"])
         if self._ssh_changed:
             self._ssh_changed()
@@ -251,10 +271,17 @@ class Faults:
 
     def refuses_ssh(self, worker: int) -> bool:
         """Whether this worker refuses SSH now."""
+        return self._under_way("ssh_refused", worker)
+
+    def freezes_ssh(self, worker: int) -> bool:
+        """Whether this worker does not answer on SSH now."""
+        return self._under_way("ssh_frozen", worker)
+
+    def _under_way(self, kind: str, worker: int) -> bool:
         return any(
             fault["due"] is not None and fault["spec"]["worker"] in (None, worker)
             for _, fault in self._store.items("fault")
-            if fault["left"] and fault["spec"]["kind"] == "ssh_refused"
+            if fault["left"] and fault["spec"]["kind"] == kind
         )
 
     def _open(self, kind: str) -> list[tuple[str, Document]]:

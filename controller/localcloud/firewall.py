@@ -9,6 +9,7 @@ from typing import Any
 Rule = Mapping[str, Any]
 
 LAPTOP = "127.0.0.1/32"
+IAP_RANGE = "35.235.240.0/20"  # where the Identity-Aware Proxy comes from
 ANY_PORT = (1024, 65535)  # jax.distributed and gloo pick ports of their own
 
 

@@ -32,6 +32,11 @@ class Worker:
         return f"{self.uid}/{self.index:04d}"
 
 
+def vm_name(worker: Worker) -> str:
+    """The name of the VM, which is not that of the node."""
+    return f"t1v-n-{worker.uid}-w-{worker.index}"
+
+
 def marker(state: Path, worker: Worker | None = None) -> str:
     """The marker's value for one worker, or the prefix that all workers of a state folder share."""
     return f"{state}:{worker.name}" if worker else f"{state}:"

@@ -7,7 +7,7 @@ from typing import Any
 from aiohttp import web
 
 from controller.localcloud.call import PROJECT, PROJECT_NUMBER
-from controller.localcloud.image import Worker
+from controller.localcloud.image import Worker, vm_name
 from controller.localcloud.store import Document, Store
 from controller.localcloud.workers import Workers
 
@@ -63,8 +63,8 @@ class Metadata:
         return {
             "instance": {
                 "id": f"{worker.uid}{worker.index:03d}",
-                "name": f"t1v-n-{worker.uid}-w-{worker.index}",
-                "hostname": f"t1v-n-{worker.uid}-w-{worker.index}.{zone}.c.{PROJECT}.internal",
+                "name": vm_name(worker),
+                "hostname": f"{vm_name(worker)}.{zone}.c.{PROJECT}.internal",
                 "zone": f"projects/{PROJECT_NUMBER}/zones/{zone}",
                 "preempted": "TRUE" if node["state"] == "PREEMPTED" else "FALSE",
                 "maintenance-event": "NONE",

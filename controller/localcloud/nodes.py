@@ -280,9 +280,8 @@ class Nodes:
         attributes = []
         for worker in self._workers.of_node(node["id"]):
             if not wanted or str(worker.index) in wanted:
-                algorithm, key = self._workers.host_key(worker)
-                item = {"namespace": "hostkeys", "key": algorithm, "value": key}
-                attributes.append({"queryPath": "hostkeys/", "queryValue": {"items": [item]}})
+                items = self._workers.guest_attributes(worker)
+                attributes.append({"queryPath": "", "queryValue": {"items": items}})
         return {"guestAttributes": attributes}
 
     def _network_config(self, location: str, config: Mapping[str, Any]) -> Document:

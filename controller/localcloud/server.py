@@ -19,6 +19,8 @@ from controller.localcloud.discovery import Discovery, Method
 from controller.localcloud.errors import CloudError
 from controller.localcloud.faults import Faults
 from controller.localcloud.fields import keep
+from controller.localcloud.iap import PREFIX as IAP
+from controller.localcloud.iap import Iap
 from controller.localcloud.media import Media
 from controller.localcloud.metadata import PREFIX as METADATA
 from controller.localcloud.metadata import Metadata
@@ -41,6 +43,7 @@ class Server:
         handlers: Handlers,
         media: Media,
         metadata: Metadata,
+        iap: Iap,
         admin: Admin,
         faults: Faults,
         url: str,
@@ -52,6 +55,7 @@ class Server:
         self._handlers = handlers
         self._media = media
         self._metadata = metadata
+        self._iap = iap
         self._admin = admin
         self._faults = faults
         self._url = url
@@ -75,6 +79,8 @@ class Server:
             if path.startswith(METADATA):
                 uid, _, index = admitted.client.partition("/")
                 return self._metadata.answer(request, path, uid, int(index or -1))
+            if path == IAP:
+                return await self._iap.answer(request, admitted.client)
             if path.startswith("batch"):
                 return await self._batch(request, admitted)
             return await self._api(request, admitted)

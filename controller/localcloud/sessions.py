@@ -26,14 +26,21 @@ Environment = Callable[[str], Mapping[str, str]]
 class LoginServer(asyncssh.SSHServer):
     """Admits exactly the keys that the node's metadata lists for a user."""
 
-    def __init__(self, keys: Callable[[str], list[str]], connections: set[asyncssh.SSHServerConnection]) -> None:
+    def __init__(
+        self,
+        keys: Callable[[str], list[str]],
+        connections: set[asyncssh.SSHServerConnection],
+        frozen: Callable[[], bool],
+    ) -> None:
         self._keys = keys
         self._connections = connections
+        self._frozen = frozen
         self._connection: asyncssh.SSHServerConnection | None = None
 
     def connection_made(self, conn: asyncssh.SSHServerConnection) -> None:
         self._connection = conn
         self._connections.add(conn)
+        freeze(conn, self._frozen())
 
     def connection_lost(self, exc: Exception | None) -> None:
         if self._connection is not None:
@@ -51,6 +58,13 @@ class LoginServer(asyncssh.SSHServer):
     def validate_public_key(self, username: str, key: asyncssh.SSHKey) -> bool:
         offered = key.export_public_key().decode().split()[:2]
         return any(line.split()[:2] == offered for line in self._keys(username))
+
+
+def freeze(connection: asyncssh.SSHServerConnection, frozen: bool) -> None:
+    """Read nothing more from a connection, or read again; the client sees that it is open and that nobody answers."""
+    transport: Any = connection._transport  # asyncssh has no word for this
+    if transport is not None and not transport.is_closing():
+        (transport.pause_reading if frozen else transport.resume_reading)()
 
 
 def authorized_keys(ssh_keys: str, user: str) -> list[str]:
@@ -73,8 +87,10 @@ class HomeFiles(asyncssh.SFTPServer):
         self.channel.exit(0)  # OpenSSH's scp fails without an exit status
 
 
-async def serve_process(process: asyncssh.SSHServerProcess[bytes], environment: Environment) -> None:
-    """Runs what the client asked for, in a process group of its own, until it ends.
+async def serve_process(
+    process: asyncssh.SSHServerProcess[bytes], environment: Environment, frozen: Callable[[], bool]
+) -> None:
+    """Runs what the client asked for, in a process group of its own, until it ends; says nothing while it is frozen.
 
     As with sshd, a program outlives its connection: after a drop it only finds its input and output closed.
     """
@@ -86,11 +102,14 @@ async def serve_process(process: asyncssh.SSHServerProcess[bytes], environment: 
     if process.term_type:
         await _with_terminal(process, arguments, variables)
     else:
-        await _with_pipes(process, arguments, variables)
+        await _with_pipes(process, arguments, variables, frozen)
 
 
 async def _with_pipes(
-    process: asyncssh.SSHServerProcess[bytes], arguments: list[str], variables: Mapping[str, str]
+    process: asyncssh.SSHServerProcess[bytes],
+    arguments: list[str],
+    variables: Mapping[str, str],
+    frozen: Callable[[], bool],
 ) -> None:
     # Pipes of our own, since asyncio's cannot be closed before the program ends.
     output, error = os.pipe(), os.pipe()
@@ -110,20 +129,22 @@ async def _with_pipes(
     assert child.stdin is not None
     feeding = asyncio.create_task(_feed(process, child.stdin.write, child.stdin.drain, child.pid, child.stdin.close))
     try:
-        await asyncio.gather(_copy(output[0], process.stdout), _copy(error[0], process.stderr))
+        await asyncio.gather(_copy(output[0], process.stdout, frozen), _copy(error[0], process.stderr, frozen))
         code = await child.wait()
     finally:
         feeding.cancel()
     _report(process, code)
 
 
-async def _copy(pipe: int, target: asyncssh.SSHWriter[bytes]) -> None:
+async def _copy(pipe: int, target: asyncssh.SSHWriter[bytes], frozen: Callable[[], bool]) -> None:
     """Passes a program's output on until it ends; when the client goes, the program finds its pipe broken."""
     loop = asyncio.get_running_loop()
     source = asyncio.StreamReader()
     transport, _ = await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(source), os.fdopen(pipe, "rb", 0))
     try:
         while data := await source.read(_CHUNK):
+            while frozen():
+                await asyncio.sleep(0.05)
             target.write(data)
             await target.drain()
     except (asyncssh.Error, OSError):

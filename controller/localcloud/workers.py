@@ -3,34 +3,31 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
 import logging
 import shutil
 import socket
 import uuid
+from collections.abc import Coroutine
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
 import asyncssh
 
+from controller.localcloud import oslogin
 from controller.localcloud.errors import CloudError
 from controller.localcloud.faults import Faults
-from controller.localcloud.firewall import ANY_PORT, LAPTOP, admits
-from controller.localcloud.image import Worker, environment, marker
+from controller.localcloud.firewall import ANY_PORT, IAP_RANGE, LAPTOP, admits
+from controller.localcloud.image import Worker, environment, marker, vm_name
 from controller.localcloud.networks import KIND, Networks
 from controller.localcloud.processes import kill_marked
-from controller.localcloud.sessions import HomeFiles, LoginServer, authorized_keys, serve_process
+from controller.localcloud.sessions import HomeFiles, LoginServer, authorized_keys, freeze, serve_process
 from controller.localcloud.store import Document, Store
 
 _SSH_PORT = 2222
 _LAST_HOST = 254
-
-
-@dataclasses.dataclass
-class _Server:
-    acceptor: asyncssh.SSHAcceptor
-    connections: set[asyncssh.SSHServerConnection]
 
 
 class Workers:
@@ -43,7 +40,8 @@ class Workers:
         self._state = state
         self._url = url
         self._token = token
-        self._servers: dict[str, _Server] = {}
+        self._acceptors: dict[str, asyncssh.SSHAcceptor] = {}
+        self._connections: dict[str, set[asyncssh.SSHServerConnection]] = {}
         self._lock = asyncio.Lock()
         self._tasks: set[asyncio.Task[None]] = set()
         # 127.A.B.x with A.B from the HTTP port: two emulators on one machine never share an address.
@@ -67,7 +65,7 @@ class Workers:
 
     async def close(self) -> None:
         """Stops serving SSH; programs keep running."""
-        for name in list(self._servers):
+        for name in {*self._acceptors, *self._connections}:
             self._disconnect(name)
         for task in self._tasks:
             task.cancel()
@@ -122,7 +120,10 @@ class Workers:
 
     def changed(self) -> None:
         """Opens and closes SSH servers as firewall rules, nodes and faults now say, in the background."""
-        task = asyncio.get_running_loop().create_task(self.settle())
+        self._start(self.settle())
+
+    def _start(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
@@ -131,12 +132,23 @@ class Workers:
         async with self._lock:
             self._write_ssh_config()
             for _, node in self._store.items("node"):
-                open_ = node["state"] == "READY" and self._ssh_admitted(node)
+                ready = node["state"] == "READY"
+                direct, iap = ready and self._ssh_admitted(node), ready and self.admits_iap(node)
                 for worker in self.of_node(node["id"]):
-                    if open_ and not self._faults.refuses_ssh(worker.index) and worker.name not in self._servers:
-                        await self._listen(worker)
-                    elif worker.name in self._servers and (not open_ or self._faults.refuses_ssh(worker.index)):
+                    refused = self._faults.refuses_ssh(worker.index)
+                    if refused or not (direct or iap):
                         self._disconnect(worker.name)
+                    elif direct and worker.name not in self._acceptors:
+                        await self._listen(worker)
+                    elif not direct and (acceptor := self._acceptors.pop(worker.name, None)):
+                        acceptor.close()  # connections that are open stay: rules are asked when one is made
+                    self._freeze(worker)
+
+    def _freeze(self, worker: Worker) -> None:
+        """Stop listening to the connections of a worker that a fault has frozen; listen again when that is over."""
+        frozen = self._faults.freezes_ssh(worker.index)
+        for connection in self._connections.get(worker.name, ()):
+            freeze(connection, frozen)
 
     def _create(self, uid: str, index: int, devices: int) -> Worker:
         taken = {worker.address for worker in self._all()}
@@ -158,49 +170,76 @@ class Workers:
         raise CloudError(429, message)
 
     async def _listen(self, worker: Worker) -> None:
+        options = self._options(worker)
+        acceptor = await asyncssh.listen(worker.host, worker.port, reuse_address=True, backlog=128, **options)
+        self._acceptors[worker.name] = acceptor
+
+    def serve(self, worker: Worker, connection: socket.socket) -> None:
+        """SSH, in the background, on a connection that has come by another way than the network."""
+        self._start(self._serve(worker, connection))
+
+    async def _serve(self, worker: Worker, connection: socket.socket) -> None:
+        with contextlib.suppress(asyncssh.Error, OSError):  # the client went before it had logged in
+            await asyncssh.run_server(connection, **self._options(worker))
+
+    def _options(self, worker: Worker) -> dict[str, Any]:
         keys = self._store.get("hostkey", worker.name)
         assert keys is not None, "a booted worker has a host key"
-        connections: set[asyncssh.SSHServerConnection] = set()
+        connections = self._connections.setdefault(worker.name, set())
 
         async def run(process: asyncssh.SSHServerProcess[bytes]) -> None:
             # A VM that is going starts nothing more: whatever runs has started before, and is found and killed.
-            if self._node(worker.uid).get("state") != "READY":
+            if self.node(worker.uid).get("state") != "READY":
                 process.close()
                 return
-            await serve_process(process, lambda user: self._environment(worker, user))
+            await serve_process(
+                process, lambda user: self._environment(worker, user), lambda: self._faults.freezes_ssh(worker.index)
+            )
 
-        acceptor = await asyncssh.listen(
-            worker.host,
-            worker.port,
-            server_host_keys=[asyncssh.import_private_key(keys["private"])],
-            server_factory=lambda: LoginServer(lambda user: self._keys(worker, user), connections),
-            process_factory=run,
-            sftp_factory=lambda channel: HomeFiles(channel, self.home(worker)),
-            allow_scp=True,
-            encoding=None,
-            line_editor=False,
-            agent_forwarding=False,
-            reuse_address=True,
-            backlog=128,
-        )
-        self._servers[worker.name] = _Server(acceptor, connections)
+        return {
+            "server_host_keys": [asyncssh.import_private_key(keys["private"])],
+            "server_factory": lambda: LoginServer(
+                lambda user: self._keys(worker, user), connections, lambda: self._faults.freezes_ssh(worker.index)
+            ),
+            "process_factory": run,
+            "sftp_factory": lambda channel: HomeFiles(channel, self.home(worker)),
+            "allow_scp": True,
+            "encoding": None,
+            "line_editor": False,
+            "agent_forwarding": False,
+        }
 
     def _disconnect(self, name: str) -> None:
-        server = self._servers.pop(name, None)
-        if server is not None:
-            server.acceptor.close()
-            for connection in list(server.connections):
-                connection.abort()
+        """No connection any more, and none of those that came over the network; see `settle` for when it may again."""
+        if acceptor := self._acceptors.pop(name, None):
+            acceptor.close()
+        for connection in list(self._connections.pop(name, ())):
+            connection.abort()
+
+    def admits_iap(self, node: Document) -> bool:
+        """Whether Google's Identity-Aware Proxy reaches port 22 of a node's workers."""
+        rules = self._networks.rules(node["networkConfig"]["network"])
+        return admits(rules, source=IAP_RANGE, ports=(22, 22), tags=node.get("tags", ()))
+
+    def guest_attributes(self, worker: Worker) -> list[Document]:
+        """What the worker tells about itself: its host key, and the name by which IAP knows its VM."""
+        algorithm, key = self.host_key(worker)
+        return [
+            {"namespace": "hostkeys", "key": algorithm, "value": key},
+            {"namespace": "hostname", "key": "hostname", "value": vm_name(worker)},
+        ]
 
     def _keys(self, worker: Worker, user: str) -> list[str]:
-        return authorized_keys(self._node(worker.uid).get("metadata", {}).get("ssh-keys", ""), user)
+        if oslogin.enforced(self._store):
+            return oslogin.keys_of(self._store, user)
+        return authorized_keys(self.node(worker.uid).get("metadata", {}).get("ssh-keys", ""), user)
 
-    def _node(self, uid: str) -> Document:
+    def node(self, uid: str) -> Document:
         """The node of that id; empty when it is gone."""
         return next((node for _, node in self._store.items("node") if node["id"] == uid), {})
 
     def _environment(self, worker: Worker, user: str) -> dict[str, str]:
-        node = self._node(worker.uid)
+        node = self.node(worker.uid)
         reachable = self._peers_admitted(node)
         nobody = f"{self._prefix}1"  # never given out: nothing listens there
         hostnames = [

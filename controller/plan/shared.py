@@ -10,7 +10,7 @@ from controller.resource import Resource
 from controller.resources.accounts import ServiceAccount
 from controller.resources.bucket import Bucket
 from controller.resources.budget import BUDGET_APIS, BillingBudget
-from controller.resources.firewall import Firewall, InternalRule
+from controller.resources.firewall import Firewall, InternalRule, LaptopRule
 from controller.resources.nat import Nat, Router
 from controller.resources.network import Network, PrivateAccess, Subnet
 from controller.resources.node import TAG
@@ -66,10 +66,19 @@ def _network(config: Config, services: Services) -> Iterator[Resource]:
         name=f"{net.name}-allow-ssh",
         network=net.name,
         allowed=("tcp:22",),
-        source_ranges=tuple(sorted(net.ssh_source_ranges)),
+        source_ranges=net.ssh_admitted,
         target_tags=(TAG,),
         needs=(network.id,),
     )
+    if net.laptop == "auto":
+        yield LaptopRule(
+            name=f"{net.name}-allow-laptop",
+            network=net.name,
+            allowed=("tcp:22",),
+            source_ranges=None,
+            target_tags=(TAG,),
+            needs=(network.id,),
+        )
     for region in config.regions:
         yield from _in_region(config, network, region)
 

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
+from controller.errors import ConfigError
 from controller.finding import Finding
 from controller.google import NotFound
 from controller.resource import Absent, Have
@@ -118,6 +119,35 @@ class InternalRule(Firewall):
     def _cidr(self, world: World) -> str:
         where = {"project": world.project, "region": self.subnet_region, "subnetwork": self.subnet}
         return world.google.call("compute", "subnetworks.get", **where)["ipCidrRange"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class LaptopRule(Firewall):
+    """SSH from where this machine is now. Other machines that the rule admits stay: several people share a project."""
+
+    covers_laptop: bool = True
+
+    def body(self, world: World) -> dict[str, Any]:
+        seen = super().observe(world, {})
+        before = () if isinstance(seen, Absent) else seen.source_ranges or ()
+        return replace(self, source_ranges=tuple(sorted({*before, _here(world)})))._body(world)
+
+    def observe(self, world: World, have: Have) -> Absent | Self:
+        seen = super().observe(world, have)
+        if isinstance(seen, Absent):
+            return seen
+        return replace(seen, covers_laptop=f"{world.laptop()}/32" in (seen.source_ranges or ()))
+
+    def _body(self, world: World) -> dict[str, Any]:
+        return super().body(world)
+
+
+def _here(world: World) -> str:
+    address = world.laptop()
+    if address is None:
+        words = "nobody could say which address this machine has; set it, or null for IAP alone"
+        raise ConfigError(f"network.laptop: {words}")
+    return f"{address}/32"
 
 
 def _entry(rule: str) -> dict[str, Any]:

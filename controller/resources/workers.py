@@ -82,7 +82,7 @@ class SshAccess(OnWorkers):
         return f"SSH to {len(self.reachable)} workers"
 
     def observe(self, world: World, have: Have) -> Absent | Self:
-        if world.ssh_key_line() not in have[self.node].ssh_keys.splitlines():
+        if not world.lets_us_in(have[self.node]):
             return Absent()
         answers = self.fleet(world, have).survey(self.asks)
         return replace(self, reachable=tuple("yes" if isinstance(a, dict) else str(a) for a in answers))
@@ -93,8 +93,8 @@ class SshAccess(OnWorkers):
 
     def let_in(self, world: World, node: Node) -> None:
         """Make our key known on the workers of a pod that someone else may have made."""
-        if world.ssh_key_line() not in node.ssh_keys.splitlines():
-            world.add_ssh_key(node)
+        if not world.lets_us_in(node):
+            world.let_us_in(node)
 
 
 @dataclass(frozen=True, kw_only=True)

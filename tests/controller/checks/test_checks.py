@@ -34,7 +34,14 @@ def test_what_is_right_is_not_commented_on() -> None:
     ("overrides", "said"),
     [
         ([*GCP, "network.nat=false", "tpu.external_ip=false"], "way_out: error network.nat: workers without external"),
-        ([*GCP, "network.ssh_source_ranges=[0.0.0.0/0]"], "ssh_open: warning network.ssh_source_ranges: 0.0.0.0/0"),
+        ([*GCP, "network.ssh_source_ranges=[0.0.0.0/0]"], "ssh_open: error network.ssh_source_ranges: 0.0.0.0/0"),
+        ([*GCP, "network.open_to_world=true"], "ssh_open: warning network.open_to_world: the whole world"),
+        (
+            [*GCP, "ssh.method=iap", "network.ssh_source_ranges=[]"],
+            "ssh_way: error network.ssh_source_ranges: ssh.method",
+        ),
+        ([*GCP, "ssh.method=external"], "ssh_way: error network.laptop: ssh.method=external, but only IAP"),
+        ([*GCP, "ssh.method=external", "tpu.external_ip=false"], "ssh_way: error tpu.external_ip: ssh.method=external"),
         ([*GCP, "tpu.zone=us-central1-f"], "zone: warning tpu.zone: us-central1-f has no v5e; known zones: asia-"),
         ([*GCP, "tpu.runtime_version=v6e-ubuntu-2404"], "runtime: warning tpu.runtime_version: v6e-ubuntu-2404 is not"),
         (["program=command", "cloud.project=acme"], "command: error program.command: is empty"),

@@ -157,7 +157,8 @@ class Cloud:
         """An SSH connection to a worker, with the port from ssh_config and the host key from the guest attributes."""
         address = node["networkEndpoints"][worker]["ipAddress"]
         attributes = self.ok("POST", f"tpu/v2/{node['name']}:getGuestAttributes", {"workerIds": [str(worker)]})
-        (item,) = attributes["guestAttributes"][0]["queryValue"]["items"]
+        items = attributes["guestAttributes"][0]["queryValue"]["items"]
+        item = next(item for item in items if item["namespace"] == "hostkeys")
         host_key = asyncssh.import_public_key(f"{item['key']} {item['value']}")
         defaults = {
             "username": "me",

@@ -6,6 +6,8 @@ from typing import Any
 
 import pytest
 
+from conf.network import IAP_RANGE
+from controller.errors import ConfigError
 from controller.reconcile import destroy
 from controller.resources.admitting import admits
 from tests.controller.localcloud.harness import COMPUTE, PROJECT
@@ -63,7 +65,31 @@ def test_what_lost_its_stand_in_is_made(project: Project) -> None:
     project.settle()
     project.cloud.act("DELETE", f"{COMPUTE}/global/firewalls/{project.tag}-allow-ssh")
     rule = {"name": f"{project.tag}-office", "network": f"{PROJECT}/global/networks/{project.tag}", "allowed": [SSH]}
-    project.cloud.act("POST", f"{COMPUTE}/global/firewalls", rule | {"sourceRanges": ["127.0.0.0/8"]})
+    project.cloud.act("POST", f"{COMPUTE}/global/firewalls", rule | {"sourceRanges": ["127.0.0.0/8", IAP_RANGE]})
     assert project.actions() == {}
     project.cloud.act("DELETE", f"{COMPUTE}/global/firewalls/{project.tag}-office")
     assert project.actions() == {f"firewall/{project.tag}-allow-ssh": "create"}
+
+
+def test_this_machine_is_admitted_beside_others_when_asked_for(project: Project) -> None:
+    project.world.laptop = lambda: "8.8.4.4"
+    auto = "network.laptop=auto"
+    project.settle(auto)
+    assert project.actions(auto) == {}
+    path = f"{COMPUTE}/global/firewalls/{project.tag}-allow-laptop"
+    assert project.cloud.ok("GET", path)["sourceRanges"] == ["8.8.4.4/32"]
+    project.world.laptop = lambda: "9.9.9.9"
+    assert list(project.actions(auto).values()) == ["update"]
+    project.settle(auto)
+    assert project.cloud.ok("GET", path)["sourceRanges"] == ["8.8.4.4/32", "9.9.9.9/32"]
+    project.world.laptop = lambda: None
+    with pytest.raises(ConfigError, match=r"network\.laptop: nobody could say"):
+        project.settle(auto)
+    destroy(project.shared(auto), project.world)
+    assert project.cloud.call("GET", path)[0] == 404
+
+
+def test_a_range_of_this_machine_joins_the_rule(project: Project) -> None:
+    project.settle("network.laptop=8.8.4.0/24", "network.open_to_world=true")
+    rule = project.cloud.ok("GET", f"{COMPUTE}/global/firewalls/{project.tag}-allow-ssh")
+    assert set(rule["sourceRanges"]) == {"8.8.4.0/24", "0.0.0.0/0", "127.0.0.0/8", IAP_RANGE}

@@ -1,0 +1,167 @@
+"""TCP through Google's Identity-Aware Proxy: to a VM without external address, past every firewall but Google's own.
+
+The protocol is the one that gcloud's client speaks: a WebSocket of subprotocol relay.tunnel.cloudproxy.app, whose
+binary messages are a tag (2 bytes) and then, by tag, a length (4 bytes) and bytes, or a count of bytes received (8).
+https://cloud.google.com/iap/docs/tcp-forwarding-overview
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+from urllib.parse import urlencode
+
+if TYPE_CHECKING:
+    from websockets.sync.client import ClientConnection
+
+ENDPOINT = "wss://tunnel.cloudproxy.app/v4"
+SUBPROTOCOL = "relay.tunnel.cloudproxy.app"
+ORIGIN = "bot:iap-tunneler"
+CONNECTED, DATA, ACK = 0x0001, 0x0004, 0x0007
+LARGEST = 16384
+"""Bytes of data in one message."""
+ROLE = "roles/iap.tunnelResourceAccessor"
+REFUSALS = {
+    4003: "IAP reaches the VM, but nothing answers on the port: does a firewall rule admit 35.235.240.0/20?",
+    4033: f"IAP does not let you through: you need {ROLE}",
+    4047: "IAP knows no such VM (yet?)",
+}
+"""What IAP closes the WebSocket with."""
+
+
+@dataclass(frozen=True)
+class Target:
+    """A port of a VM; `instance` is the name by which Compute Engine knows it, for a TPU its guest attribute
+    `hostname`."""
+
+    project: str
+    zone: str
+    instance: str
+    port: int = 22
+    interface: str = "nic0"
+
+
+class Tunnel:
+    """One TCP connection; has of a socket what paramiko uses."""
+
+    def __init__(self, websocket: ClientConnection, opened: ExitStack) -> None:
+        self._websocket, self._opened = websocket, opened
+        self._rest = b""
+        self._received = self._acknowledged = 0
+        self._seconds: float | None = None
+        self._closed = False  # paramiko looks at this name
+
+    def settimeout(self, seconds: float | None) -> None:
+        self._seconds = seconds
+
+    def send(self, data: bytes) -> int:
+        """Send the beginning of `data`; returns how much.
+
+        Raises:
+            BrokenPipeError: the tunnel is closed.
+        """
+        from websockets.exceptions import ConnectionClosed
+
+        part = bytes(data[:LARGEST])
+        try:
+            self._websocket.send(struct.pack(">HI", DATA, len(part)) + part)
+        except ConnectionClosed as error:
+            raise BrokenPipeError(_why(error)) from None
+        return len(part)
+
+    def recv(self, size: int) -> bytes:
+        """Up to so many bytes; none once the other side has closed.
+
+        Raises:
+            TimeoutError: nothing came within the time set.
+        """
+        from websockets.exceptions import ConnectionClosed
+
+        while not self._rest:
+            try:
+                tag, content = _message(self._websocket.recv(timeout=self._seconds))
+                if tag == DATA:
+                    self._take(content)
+            except ConnectionClosed:
+                return b""
+        found, self._rest = self._rest[:size], self._rest[size:]
+        return found
+
+    def close(self) -> None:
+        self._closed = True
+        self._opened.close()
+
+    def _take(self, content: bytes) -> None:
+        (length,) = struct.unpack_from(">I", content)
+        self._rest = content[4 : 4 + length]
+        self._received += length
+        if self._received - self._acknowledged > 2 * LARGEST:
+            self._websocket.send(struct.pack(">HQ", ACK, self._received))
+            self._acknowledged = self._received
+
+
+def connect(target: Target, token: Callable[[], str], seconds: float, endpoint: str = ENDPOINT) -> Tunnel:
+    """Open a tunnel.
+
+    Args:
+        token: gives the access token of who asks.
+        seconds: how long it may take.
+
+    Raises:
+        PermissionError: IAP does not let us through.
+        TimeoutError: no answer in time.
+        ConnectionError: for any other reason there is no way.
+    """
+    from websockets.exceptions import ConnectionClosed, InvalidHandshake, InvalidStatus
+    from websockets.sync.client import connect
+    from websockets.typing import Origin, Subprotocol
+
+    query = {"project": target.project, "port": target.port, "newWebsocket": "True", "zone": target.zone}
+    query |= {"instance": target.instance, "interface": target.interface}
+    opened = ExitStack()
+    try:
+        websocket = opened.enter_context(
+            connect(
+                f"{endpoint}/connect?{urlencode(query)}",
+                origin=Origin(ORIGIN),
+                subprotocols=[Subprotocol(SUBPROTOCOL)],
+                additional_headers={"Authorization": f"Bearer {token()}"},
+                compression=None,
+                open_timeout=seconds,
+                close_timeout=0.5,
+                ping_interval=None,  # SSH looks after itself
+                user_agent_header="slipway",
+            )
+        )
+    except InvalidStatus as error:
+        status = error.response.status_code
+        if status in (401, 403):
+            raise PermissionError(f"IAP does not let you through ({status}): is iap.googleapis.com enabled?") from None
+        raise ConnectionRefusedError(f"IAP answers {status}") from None
+    except (InvalidHandshake, EOFError) as error:
+        raise ConnectionRefusedError(f"no tunnel through IAP: {error}") from None
+    with opened:
+        try:
+            tag, _ = _message(websocket.recv(timeout=seconds))
+        except ConnectionClosed as error:
+            code = error.rcvd.code if error.rcvd else 0
+            raise (PermissionError if code == 4033 else ConnectionRefusedError)(_why(error)) from None
+        if tag != CONNECTED:
+            raise ConnectionRefusedError(f"IAP speaks another protocol: its first message has tag {tag}")
+        return Tunnel(websocket, opened.pop_all())
+
+
+def _message(message: str | bytes) -> tuple[int, bytes]:
+    """Tag and content. Tags that are not known are left to the caller to ignore."""
+    content = message.encode() if isinstance(message, str) else message
+    return (struct.unpack_from(">H", content)[0], content[2:]) if len(content) >= 2 else (0, b"")
+
+
+def _why(error: Exception) -> str:
+    received = getattr(error, "rcvd", None)
+    if received is None:
+        return "the tunnel through IAP broke off"
+    return REFUSALS.get(received.code, f"IAP closed the tunnel: {received.code} {received.reason}")
