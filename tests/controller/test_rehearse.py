@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import psutil
@@ -42,6 +43,29 @@ def test_the_trainer_is_preempted_and_goes_on(home: Path, capsys: pytest.Capture
     )
     assert "✓ nothing billed is left" in out
     assert "✗" not in out
+    assert nothing_is_left(home)
+
+
+@pytest.mark.parametrize(
+    "experiment",
+    [
+        "simply_gemma2_2b_gsm8k",
+        "trm_e1_1_baseline_xla",
+        "trm_stable1",
+        "nanochat_d16_v5e8",
+        "nanochat_d16_v6e4",
+        "nash_mhc_3b",
+    ],
+)
+def test_the_guides_programs(experiment: str, home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, err = rehearse(capsys, f"+experiment={experiment}")
+    assert (code, err) == (0, "")
+    assert "✗" not in out
+    if experiment == "trm_stable1":
+        assert "✓ stable-1 is still there" in out
+    else:
+        assert "replaced, and the program went on: 2 attempts" in out
+        assert re.search(r"resumed_from +[246]\b", out), out
     assert nothing_is_left(home)
 
 
