@@ -79,6 +79,10 @@ class Model(Strict):
         description="kept for the backward pass, from all to little: everything; all products with weights; "
         "what attention needs; the layer's input"
     )
+    weights: str | None = Field(
+        min_length=1,
+        description="folder of first values: of `python -m trainer.convert`, or Hugging Face's; null: random ones",
+    )
     logit_chunk: int = Field(ge=1, le=1048576, description="positions of each sequence whose logits exist at a time")
 
     @model_validator(mode="after")

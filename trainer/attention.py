@@ -4,6 +4,7 @@ that stand in for it on TPU and GPU. `kernel` is the one function that chooses.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from typing import Literal
 
@@ -51,7 +52,7 @@ def attend(
     """
     match kernel(cfg, jax.default_backend()):
         case "splash":
-            return _on_each_device(partial(_splash, window=window, cfg=cfg), query, key, value, segments)
+            return on_each_device(partial(splash, window=window, cfg=cfg), query, key, value, segments)
         case "cudnn" if segments is None:
             left = query.shape[1] if window is None else window - 1
             return jax.nn.dot_product_attention(
@@ -90,8 +91,8 @@ def _within(distance: jax.Array, window: int | None) -> jax.Array:
     return distance >= 0 if window is None else (distance >= 0) & (distance < window)
 
 
-def _on_each_device(
-    attention: partial[jax.Array], query: jax.Array, key: jax.Array, value: jax.Array, segments: jax.Array | None
+def on_each_device(
+    attention: Callable[..., jax.Array], query: jax.Array, key: jax.Array, value: jax.Array, segments: jax.Array | None
 ) -> jax.Array:
     """Run a kernel that the partitioner cannot split: each device has its own rows and heads, and needs no other's."""
     mesh = jax.sharding.get_abstract_mesh()
@@ -103,7 +104,7 @@ def _on_each_device(
     return jax.shard_map(attention, in_specs=specs, out_specs=by_head, check_vma=False)(query, key, value, segments)
 
 
-def _splash(
+def splash(
     query: jax.Array,
     key: jax.Array,
     value: jax.Array,
@@ -117,7 +118,7 @@ def _splash(
 
     interpret: run it without a TPU, for tests.
     """
-    from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_kernel as splash
+    from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_kernel as kernels
     from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_mask as masks
 
     _, length, heads, head_dim = query.shape
@@ -125,12 +126,12 @@ def _splash(
     block = next(size for size in (SPLASH_BLOCK, 384, 256, LANES) if padded % size == 0)
     shape = (padded, padded)
     mask = masks.CausalMask(shape) if window is None else masks.LocalMask(shape, (window - 1, 0), 0)
-    run = splash.make_splash_mha(
+    run = kernels.make_splash_mha(
         masks.MultiHeadMask([mask] * heads),
         head_shards=1,
         q_seq_shards=1,
         attn_logits_soft_cap=cfg.attention_softcap,
-        block_sizes=splash.BlockSizes(
+        block_sizes=kernels.BlockSizes(
             block_q=block, block_kv=block, block_kv_compute=block, block_q_dkv=block, block_kv_dkv=block,
             block_kv_dkv_compute=block, block_q_dq=block, block_kv_dq=block,
         ),
@@ -145,7 +146,7 @@ def _splash(
     ids = None
     if segments is not None:
         segments = jnp.pad(segments, ((0, 0), (0, padded - length)), constant_values=-1)
-        ids = splash.SegmentIds(segments, segments)
+        ids = kernels.SegmentIds(segments, segments)
     out = jax.vmap(run, in_axes=(0, 0, 0, None if ids is None else 0))(ready(query), ready(key), ready(value), ids)
     assert isinstance(out, jax.Array)
     return lax.slice_in_dim(out.swapaxes(1, 2)[..., :head_dim], 0, length, axis=1)

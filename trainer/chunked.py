@@ -10,8 +10,8 @@ import jax.numpy as jnp
 from jax import lax
 
 from conf.decoder import Model
-from trainer.mesh import constrain
-from trainer.model import unembed
+from trainer import mesh as meshes
+from trainer.model import logits_of, output_table
 from trainer.weights import Params
 
 
@@ -24,24 +24,33 @@ def token_logprobs(
     distribution is then the one that a sampler at that temperature draws from. Both results have gradients.
     """
 
-    def score(chunk: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
-        states, ids = chunk
-        logits = constrain(unembed(params, cfg, states) / temperature, "batch", None, "vocab")
+    # On a mesh, each device has a part of the vocabulary and scores the rows of its neighbours too: what moves is the
+    # hidden states of one chunk, and neither the output layer nor its gradient is ever whole on a device.
+    split = meshes.splits_evenly("logits", cfg.vocab)
+    rows, ids_axis = ("rows", "logits") if split else ("batch", "vocab")
+    table = output_table(params, cfg, hidden.dtype)
+    if split:
+        table = meshes.constrain(table, "logits", None)
+
+    def score(table: jax.Array, states: jax.Array, ids: jax.Array) -> tuple[jax.Array, jax.Array]:
+        states, ids = meshes.constrain(states, rows, None, None), meshes.constrain(ids, rows, None)
+        logits = meshes.constrain(logits_of(states, table, cfg) / temperature, rows, None, ids_axis)
         total = jax.nn.logsumexp(logits, axis=-1)
-        chosen = jnp.take_along_axis(logits, ids[..., None], axis=-1)[..., 0]
+        is_target = ids[..., None] == jnp.arange(logits.shape[-1])
+        chosen = jnp.sum(jnp.where(is_target, logits, 0), axis=-1)
         mean = jnp.sum(jnp.exp(logits - total[..., None]) * logits, axis=-1)
-        return chosen - total, total - mean
+        return meshes.constrain(chosen - total, "batch", None), meshes.constrain(total - mean, "batch", None)
 
     batch, length, dim = hidden.shape
     size = min(cfg.logit_chunk, length)
     count = -(-length // size)
     if count == 1:
-        return score((hidden, targets))
+        return score(table, hidden, targets)
     padding = count * size - length
     states = jnp.pad(hidden, ((0, 0), (0, padding), (0, 0))).reshape(batch, count, size, dim).swapaxes(0, 1)
     ids = jnp.pad(targets, ((0, 0), (0, padding))).reshape(batch, count, size).swapaxes(0, 1)
     with jax.named_scope("token_logprobs"):
-        scored = lax.map(jax.checkpoint(score), (states, ids))
+        scored = lax.map(lambda chunk: jax.checkpoint(score)(table, *chunk), (states, ids))
     logprobs, entropy = (x.swapaxes(0, 1).reshape(batch, count * size)[:, :length] for x in scored)
     return logprobs, entropy
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 import jax
-from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
 
 import conf.training
 from conf.runfile import RunFileError
@@ -14,11 +14,13 @@ AXES = ("data", "fsdp", "tensor")
 
 RULES: dict[str, str | tuple[str, ...] | None] = {
     "batch": ("data", "fsdp"),
+    "rows": "data",  # of the batch, where fsdp splits another axis of the same array
     "embed": "fsdp",
     "heads": "tensor",
     "kv_heads": "tensor",
     "hidden": "tensor",
     "vocab": "tensor",
+    "logits": ("fsdp", "tensor"),  # the vocabulary, once the output layer is computed
     "layers": None,
     "head_dim": None,
 }
@@ -60,12 +62,18 @@ def constrain(x: jax.Array, *axes: str | None) -> jax.Array:
     return jax.lax.with_sharding_constraint(x, spec(*axes))
 
 
+def splits_evenly(axis: str, size: int) -> bool:
+    """Can the mesh in context, if any, split an axis of this size as its rule says?"""
+    mesh = jax.sharding.get_abstract_mesh()
+    return mesh.empty or bool(mesh.manual_axes) or size % shards(mesh, axis) == 0
+
+
 def is_data_parallel(mesh: Mesh) -> bool:
     """Every device holds all weights."""
     return mesh.shape["fsdp"] == mesh.shape["tensor"] == 1
 
 
-def shards(mesh: Mesh, axis: str) -> int:
+def shards(mesh: Mesh | AbstractMesh, axis: str) -> int:
     """Into how many parts a logical axis is split."""
     rule = RULES[axis]
     names = (rule,) if isinstance(rule, str) else rule or ()

@@ -72,9 +72,18 @@ def forward(
 def unembed(params: Params, cfg: Model, hidden: jax.Array) -> jax.Array:
     """Logits in float32, [..., vocab], of hidden states [..., D]: for few positions; whole sequences: `chunked`."""
     with jax.named_scope("unembed"):
-        table = params["embedding" if cfg.tied else "unembedding"].astype(hidden.dtype)
-        logits = jnp.einsum("...d,vd->...v", hidden, table, preferred_element_type=jnp.float32)
-        return soft_cap(logits, cfg.final_softcap)
+        return logits_of(hidden, output_table(params, cfg, hidden.dtype), cfg)
+
+
+def output_table(params: Params, cfg: Model, dtype: jnp.dtype) -> jax.Array:
+    """The output layer's weights, [vocab, D]."""
+    return params["embedding" if cfg.tied else "unembedding"].astype(dtype)
+
+
+def logits_of(hidden: jax.Array, table: jax.Array, cfg: Model) -> jax.Array:
+    """Logits in float32, [..., vocab], of hidden states [..., D] and an `output_table`."""
+    logits = jnp.einsum("...d,vd->...v", hidden, table, preferred_element_type=jnp.float32)
+    return soft_cap(logits, cfg.final_softcap)
 
 
 def is_local(cfg: Model, layer: int) -> bool:
@@ -85,6 +94,8 @@ def is_local(cfg: Model, layer: int) -> bool:
 def _embed(params: Params, cfg: Model, tokens: jax.Array, positions: jax.Array) -> jax.Array:
     with jax.named_scope("embed"):
         x = params["embedding"].astype(cfg.activation_dtype)[tokens]
+        # each device looks up its columns for the rows of all: the table is never gathered, nor its gradient
+        x = meshes.constrain(x, "rows", None, "embed")
         if cfg.scale_embedding:
             x = x * jnp.asarray(cfg.dim**0.5, cfg.activation_dtype)
         if cfg.positions == "learned":

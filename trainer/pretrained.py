@@ -42,7 +42,7 @@ def read(folder: epath.Path, cfg: Model) -> Params:
     """
     wanted = {name: tensor for tensor in tensors(cfg) for name in _names(tensor, cfg)}
     table, params = weight_table(cfg), {}
-    for name, array in _stored(folder):
+    for name, array in stored(folder):
         known = next((name.removeprefix(p) for p in PREFIXES if name.removeprefix(p) in wanted), None)
         if known is None:
             continue  # buffers, an output layer that is tied anyway, the tower that sees images
@@ -128,7 +128,7 @@ def _place(params: Params, table: Params, name: str, tensor: Tensor, array: np.n
         layers[ours][_layer(name)] = part
 
 
-def _stored(folder: epath.Path) -> Iterator[tuple[str, np.ndarray]]:
+def stored(folder: epath.Path) -> Iterator[tuple[str, np.ndarray]]:
     """Every tensor of every shard, one at a time."""
     from safetensors import SafetensorError, safe_open
 

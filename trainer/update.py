@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import optax
+from etils import epath
 from jax import lax
 from jax.flatten_util import ravel_pytree
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
@@ -19,7 +20,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from conf.decoder import Model
 from conf.training import Optimizer
 from trainer import mesh as meshes
-from trainer import optimizer, weights
+from trainer import optimizer, store, weights
 from trainer.weights import Params
 
 Batch = Any
@@ -41,7 +42,14 @@ class State(NamedTuple):
 
 
 def init_state(cfg: Model, opt: Optimizer, mesh: Mesh, key: jax.Array) -> State:
-    """First state, each array made on the devices that hold it."""
+    """First state, each array made on the devices that hold it; the weights are read where `model.weights` says so.
+
+    Raises StoreError where those are not there, or of another model.
+    """
+    if cfg.weights is not None:
+        params = store.place(epath.Path(cfg.weights), cfg, mesh)
+        placed = state_shardings(cfg, opt, mesh)
+        return jax.jit(lambda p: fresh(p, opt), out_shardings=placed, donate_argnums=0)(params)
 
     def make(key: jax.Array) -> State:
         return fresh(weights.init(cfg, key), opt)

@@ -1,0 +1,168 @@
+"""Weights in and out: through our folder and back they are the same, and what is broken is named in one line."""
+
+import json
+import shutil
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import orbax.checkpoint as ocp
+import pytest
+import yaml
+from etils import epath
+
+from conf.decoder import Model
+from tests.trainer.conftest import mesh_of
+from trainer import convert, huggingface, model, pretrained, store, weights
+
+FIXTURES = Path(__file__).with_name("fixtures")
+
+
+def run(*arguments: object) -> int:
+    return convert.main([str(a) for a in arguments])
+
+
+@pytest.fixture(scope="module", params=["gemma2", "gemma3", "llama3", "qwen2", "qwen3", "gpt2"])
+def imported(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Path]:
+    """A family and our folder with its weights."""
+    folder = tmp_path_factory.mktemp("imported") / request.param
+    assert run("import", FIXTURES / request.param, folder) == 0
+    return request.param, folder
+
+
+def tensors_of(folder: Path) -> dict[str, np.ndarray]:
+    return dict(pretrained.stored(epath.Path(folder)))
+
+
+def test_export_writes_what_was_imported(imported, tmp_path):
+    family, folder = imported
+    assert run("export", folder, tmp_path / "out") == 0
+    before, after = tensors_of(FIXTURES / family), tensors_of(tmp_path / "out")
+    assert before.keys() == after.keys()
+    for name, array in before.items():
+        np.testing.assert_array_equal(array, after[name])
+    theirs, ours = (pretrained.read_config(epath.Path(f)) for f in (FIXTURES / family, tmp_path / "out"))
+    assert huggingface.model_from(theirs) == huggingface.model_from(ours)
+
+
+def test_weights_are_placed_on_a_mesh(imported):
+    family, folder = imported
+    cfg = store.describe(epath.Path(folder)).model_copy(update={"activation_dtype": "float32"})
+    mesh = mesh_of(1, 1, 2) if cfg.vocab % 2 == 0 else mesh_of(1, 2, 1)
+    placed = store.place(epath.Path(folder), cfg, mesh)
+    assert jax.tree.map(lambda x: x.sharding, placed) == weights.shardings(cfg, mesh)
+    with np.load(FIXTURES / family / "expected.npz") as expected:
+        tokens = jnp.array(expected["tokens"])
+        positions = jnp.broadcast_to(jnp.arange(tokens.shape[1]), tokens.shape)
+        with jax.set_mesh(mesh):
+            hidden, _ = jax.jit(model.forward, static_argnums=1)(placed, cfg, tokens, positions)
+            logits = model.unembed(placed, cfg, hidden)
+        np.testing.assert_allclose(logits, expected["logits"], rtol=0, atol=1e-5)
+
+
+def test_hugging_faces_folder_is_read_as_it_is(imported):
+    family, folder = imported
+    cfg = store.describe(epath.Path(folder))
+    mesh = mesh_of(1, 2, 1)
+    ours, theirs = (store.place(epath.Path(f), cfg, mesh) for f in (folder, FIXTURES / family))
+    jax.tree.map(np.testing.assert_array_equal, ours, theirs)
+    assert jax.tree.map(lambda x: x.sharding, theirs) == weights.shardings(cfg, mesh)
+
+
+def test_low_precision_is_kept_in_the_folder_and_widened_on_the_mesh(tmp_path, tiny):
+    wide = jax.tree.map(np.asarray, weights.init(tiny, jax.random.key(0)))
+    store.write(epath.Path(tmp_path / "low"), jax.tree.map(lambda x: x.astype(jnp.bfloat16), wide), tiny)
+    placed = store.place(epath.Path(tmp_path / "low"), tiny, mesh_of(1, 2, 1))
+    for found, wanted in zip(jax.tree.leaves(placed), jax.tree.leaves(wide), strict=True):
+        assert found.dtype == jnp.float32
+        np.testing.assert_allclose(found, wanted, rtol=2**-8)
+
+
+@pytest.mark.parametrize("family", ["gemma2", "gemma3"])
+@pytest.mark.parametrize("nested", [False, True])
+def test_deepminds_gemma(tmp_path, family, nested):
+    """Its layout, written out by its einsums, holds the same model: heads first, both gates in one array."""
+    folder = epath.Path(FIXTURES / family)
+    cfg = huggingface.model_from(pretrained.read_config(folder))
+    ours = pretrained.read(folder, cfg)
+    flat = {"embedder/input_embedding": ours["embedding"], "final_norm/scale": ours["final_norm"]}
+    for i in range(cfg.layers):
+        w = {name: array[i] for name, array in ours["layers"].items()}
+        of_layer = {
+            "attn/q_einsum/w": np.einsum("dnh->ndh", w["query"]),
+            "attn/kv_einsum/w": np.stack([np.einsum("dkh->kdh", w[name]) for name in ("key", "value")]),
+            "attn/attn_vec_einsum/w": w["output"],
+            "mlp/gating_einsum/w": np.stack([w["gate"].T, w["up"].T]),
+            "mlp/linear/w": w["down"],
+            "pre_attention_norm/scale": w["attention_norm"],
+            "post_attention_norm/scale": w["post_attention_norm"],
+            "pre_ffw_norm/scale": w["mlp_norm"],
+            "post_ffw_norm/scale": w["post_mlp_norm"],
+        }
+        if family == "gemma3":
+            of_layer |= {"attn/_query_norm/scale": w["query_norm"], "attn/_key_norm/scale": w["key_norm"]}
+        flat |= {f"layer_{i}/{name}": array for name, array in of_layer.items()}
+    tree: dict = {}
+    for name, array in flat.items():
+        module, _, leaf = f"transformer/{name}".rpartition("/")
+        at = tree
+        for part in module.split("/") if nested else [module]:
+            at = at.setdefault(part, {})
+        at[leaf] = array
+    with ocp.PyTreeCheckpointer() as checkpointer:
+        checkpointer.save(tmp_path / "flax", tree)
+    (tmp_path / "model.yaml").write_text(yaml.safe_dump(cfg.model_dump(mode="json")))
+    assert run("import", tmp_path / "flax", tmp_path / "in", "--model", tmp_path / "model.yaml") == 0
+    read = store.read(epath.Path(tmp_path / "in"), cfg)
+    jax.tree.map(np.testing.assert_array_equal, read, ours)
+
+
+def copy_of(family: str, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(FIXTURES / family, tmp_path / family))
+
+
+def change_config(folder: Path, **changes: object) -> None:
+    file = folder / "config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | changes))
+
+
+def truncate(folder: Path) -> None:
+    shard = folder / "model-00002-of-00003.safetensors"
+    shard.write_bytes(shard.read_bytes()[:-100])
+
+
+@pytest.mark.parametrize(
+    ("spoil", "words"),
+    [
+        (lambda f: (f / "model-00002-of-00003.safetensors").unlink(), "model-00002-of-00003.safetensors: the shard is"),
+        (truncate, "model-00002-of-00003.safetensors: is damaged or cut off"),
+        (lambda f: change_config(f, hidden_size=40), "the shape (97, 32) is not that of the model in config.json"),
+        (lambda f: change_config(f, num_hidden_layers=4), "9 tensors are missing, such as layers.3."),
+        (lambda f: change_config(f, model_type="mamba"), "model_type 'mamba' is not one of gemma2, gemma3_text, llama"),
+        (lambda f: change_config(f, hidden_act="gelu"), "activation 'gelu' of llama is not supported"),
+        (lambda f: (f / "config.json").write_text("{"), "config.json: is no JSON"),
+        (lambda f: (f / "config.json").unlink(), "is neither a Hugging Face model (config.json) nor an Orbax"),
+    ],
+)
+def test_what_is_broken_is_named_in_one_line(tmp_path, capsys, spoil, words):
+    folder = copy_of("llama3", tmp_path)
+    spoil(folder)
+    assert run("import", folder, tmp_path / "out") == 2
+    error = capsys.readouterr().err
+    assert words in error
+    assert len(error.splitlines()) == 1
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_folder_that_holds_a_model_is_not_overwritten(imported, tmp_path, capsys):
+    family, folder = imported
+    assert run("import", FIXTURES / family, folder) == 2
+    assert "holds a model already" in capsys.readouterr().err
+
+
+def test_weights_of_another_model_are_refused(imported):
+    _, folder = imported
+    cfg: Model = store.describe(epath.Path(folder))
+    with pytest.raises(store.StoreError, match=r"model\.hidden: is 49, but \d+ in the weights of"):
+        store.read(epath.Path(folder), cfg.model_copy(update={"hidden": 49}))

@@ -1,0 +1,67 @@
+"""Weights in and out.
+
+    python -m trainer.convert import FROM TO [--model model.yaml]   # FROM: Hugging Face folder, or DeepMind's Gemma
+    python -m trainer.convert export FROM TO                        # TO: a folder that transformers reads
+
+Folders are local or gs://. What `import` writes is what `model.weights` of an experiment names: an Orbax checkpoint
+of the weights in the types they came in, and model.yaml, which says what model they are of.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+
+import yaml
+from etils import epath
+from pydantic import ValidationError
+
+from conf.decoder import Model
+from trainer import deepmind, huggingface, pretrained, store
+from trainer.pretrained import CheckpointError
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Exit codes: 0 done, 2 it cannot be done (one line on stderr says why)."""
+    parser = argparse.ArgumentParser(prog="python -m trainer.convert", description=__doc__)
+    parser.add_argument("action", choices=["import", "export"])
+    parser.add_argument("source", type=epath.Path)
+    parser.add_argument("target", type=epath.Path)
+    parser.add_argument("--model", type=epath.Path, help="the model section, as YAML, where FROM does not tell it")
+    options = parser.parse_args(arguments)
+    try:
+        if (options.target / store.DESCRIPTION).exists() or (options.target / "config.json").exists():
+            raise CheckpointError(f"{options.target}: holds a model already; give another folder")
+        if options.action == "import":
+            cfg, params = _import(options.source, options.model)
+            store.write(options.target, params, cfg)
+        else:
+            cfg = store.describe(options.source)
+            config = huggingface.config_for(cfg)
+            pretrained.write(options.target, store.read(options.source, cfg), cfg, config)
+    except (CheckpointError, huggingface.UnknownArchitectureError, store.StoreError) as error:
+        print(error, file=sys.stderr)
+        return 2
+    return 0
+
+
+def _import(source: epath.Path, described: epath.Path | None) -> tuple[Model, pretrained.Params]:
+    if not source.exists():
+        raise CheckpointError(f"{source}: there is no such folder")
+    if (source / "config.json").exists():
+        cfg = huggingface.model_from(pretrained.read_config(source))
+        return cfg, pretrained.read(source, cfg)
+    if not deepmind.is_checkpoint(source):
+        raise CheckpointError(f"{source}: is neither a Hugging Face model (config.json) nor an Orbax checkpoint")
+    if described is None:
+        raise CheckpointError(f"{source}: does not say what model it is; give --model with its section as YAML")
+    try:
+        cfg = Model.model_validate(yaml.safe_load(described.read_text()))
+    except (OSError, ValidationError, yaml.YAMLError) as error:
+        raise CheckpointError(f"{described}: is no description of a model: {error}") from None
+    return cfg, deepmind.read(source, cfg)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
