@@ -26,6 +26,8 @@ BUCKET = re.compile(r"[a-z0-9]([-_.a-z0-9]{1,61})[a-z0-9]")
 def no_placeholders(config: Config) -> Iterator[Finding]:
     """`your-bucket`, `???` and other people's names are left over from instructions; they fail late and obscurely."""
     for key, text in strings(config.model_dump(mode="json", exclude={"data", "model", "loop", "optimizer"}), ""):
+        if key.startswith("env.secrets.") and text.startswith("env:"):
+            continue  # the name of a variable, which may well be MY_TOKEN
         if found := PLACEHOLDER.search(text):
             yield Finding("placeholder", "error", key, f"{found[0]!r} in {text!r} is a placeholder; set what is meant")
         elif name := next((name for name in FOREIGN if name in text), None):

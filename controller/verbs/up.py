@@ -30,6 +30,7 @@ from controller.errors import (
 )
 from controller.events import record_to
 from controller.follow import Follower, Outcome
+from controller.gitrecord import record
 from controller.google import ServiceDisabled
 from controller.launch import alive, launch, stop
 from controller.ledger import Ledger, Result
@@ -218,6 +219,11 @@ class Up:
         }
         self.ledger.write("plan.yaml", yaml.safe_dump(content, sort_keys=False))
         self.ledger.write("run.yaml", self.plan.run_yaml)
+        exclude, secrets = self.plan.config.code.exclude, self.plan.vault.values().values()
+        document, patch = record(self.plan.snapshot.root, exclude, secrets)
+        self.ledger.write("git.json", json.dumps(document, indent=1))
+        if patch:
+            self.ledger.write("diff.patch", patch)
 
     def _finish(self, outcome: Outcome, attempt: int) -> Result:
         """Record the result, then let the pod go if the policy says so."""

@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     from controller.cli import Command
 
 COLUMNS = ("code", "packages", "config", "devices", "reaches worker 0", "disk")
-MIN_FREE_GB = 1.0
 
 
 def run(command: Command) -> int:
@@ -59,7 +58,7 @@ def _cells(plan: Plan, answer: dict[str, Any], config: str, usual: str) -> dict[
     cells = {
         "code": _compare(answer["code"], plan.snapshot.sha256),
         "config": _compare(answer["config"], config),
-        "disk": "ok" if answer["free_gb"] >= MIN_FREE_GB else f"{answer['free_gb']:.1f} GB left",
+        "disk": "ok" if answer["free_gb"] >= plan.config.env.min_free_gb else f"{answer['free_gb']:.1f} GB left",
         "reaches worker 0": "ok" if peers and peers["reachable"] else (peers or {}).get("detail") or "not probed",
     }
     if venv is None or not venv["ok"]:

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.controller.conftest import Slipway
-from tests.controller.wheels import package_repository, write_wheel
+from tests.controller.conftest import ECHO, Slipway
+from tests.controller.wheels import git_repository, package_repository, write_wheel
 
 pytestmark = pytest.mark.e2e
 PYTHON = f"env.python='{sys.version_info.major}.{sys.version_info.minor}'"
@@ -72,3 +72,31 @@ def test_requirements_must_be_shipped(slipway: Slipway) -> None:
     code, _, err = slipway("up", ONE, "program.command=[echo]", "env.requirements=other.txt")
     assert code == 2
     assert err.startswith("error: env.requirements: other.txt is not among the files that are shipped")
+
+
+def test_workers_are_tidied_and_a_full_disk_names_worker_and_key(slipway: Slipway) -> None:
+    keep = "cleanup.on_success=keep"
+    assert slipway("up", ONE, ECHO, keep)[0] == 0
+    [place] = (slipway.home / "localcloud" / "nodes").glob("*/worker-0")
+    (lock := place / "tmp/libtpu_lockfile").touch()
+    (slipway.repository / "hello.txt").write_text("another run\n")
+    code, out, _ = slipway("up", ONE, ECHO, keep)
+    assert code == 0
+    assert "removed the stale" in out
+    assert not lock.exists()
+    code, _, err = slipway("up", ONE, ECHO, keep, "env.min_free_gb=1e9", "run.name=other")
+    assert code == 1
+    assert "env.min_free_gb: worker 0 has " in err
+    assert slipway("verify", ONE, ECHO, keep, "env.min_free_gb=1e9")[0] == 4
+
+
+def test_git_is_on_record_beside_the_results(slipway: Slipway) -> None:
+    commit = git_repository(slipway.repository, {"train.py": "lr = 1\n"})
+    (slipway.repository / "train.py").write_text("lr = 2\n")
+    assert slipway("up", ONE, ECHO)[0] == 0
+    run = slipway.json("status", ONE, ECHO)["run"]["id"]
+    objects = json.dumps(slipway.cloud().get("state")["objects"])
+    assert f"runs/{run}/git.json" in objects
+    assert f"runs/{run}/diff.patch" in objects
+    blobs = (slipway.home / "localcloud/blobs").rglob("*")
+    assert commit.encode() in b"".join(p.read_bytes() for p in blobs if p.is_file())

@@ -1,0 +1,100 @@
+"""Do the workers get the Python, the variables and the secrets that the program needs?"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+from conf.schema import Config
+from controller.finding import Finding
+from controller.placeholders import PLACEHOLDER
+
+OPTIONAL = ("HF_TOKEN", "WANDB_API_KEY", "NETRC")
+"""Passed on by default where they are set; who has none needs none."""
+SECRET_NAME = re.compile(r"(TOKEN|SECRET|PASSWORD|PASSWD|API_?KEY|CREDENTIALS?)$", re.IGNORECASE)
+OLDEST_PYTHON = (3, 11)
+
+
+def requirements_are_named(config: Config) -> Iterator[Finding]:
+    """A venv of requirements needs their file, and a file that nobody reads is a mistake."""
+    wanted = config.env.packages == "requirements"
+    if wanted and config.env.requirements is None:
+        words = "env.packages=requirements installs a file of your repository; name it, e.g. requirements.txt"
+        yield Finding("requirements", "error", "env.requirements", words)
+    elif not wanted and config.env.requirements is not None:
+        words = f"{config.env.requirements} is not read with env.packages={config.env.packages}; use requirements"
+        yield Finding("requirements", "error", "env.packages", words)
+
+
+def python_is_new_enough(config: Config) -> Iterator[Finding]:
+    """JAX from 0.7 on needs Python 3.11; the images of TPU VMs have 3.10, with which pip quietly takes an old JAX."""
+    version = tuple(int(part) for part in config.env.python.split(".")[:2])
+    if config.env.packages in ("lock", "requirements") and version < OLDEST_PYTHON:
+        words = f"{config.env.python} caps JAX at 0.6.2, silently; choose 3.11 or later"
+        yield Finding("python", "error", "env.python", words)
+
+
+def trainer_has_jax(config: Config) -> Iterator[Finding]:
+    """The bundled trainer needs the packages that its lock names; an image has no JAX."""
+    if config.program.kind == "trainer" and config.env.packages == "none" and config.cloud.kind == "gcp":
+        words = "program=trainer needs JAX, which the image has not; choose lock"
+        yield Finding("trainer_packages", "error", "env.packages", words)
+
+
+def secrets_are_there(config: Config) -> Iterator[Finding]:
+    """What a secret comes from is looked at before anything is billed; Secret Manager is asked by `plan` and `up`."""
+    for name, source in config.env.secrets.items():
+        key = f"env.secrets.{name}"
+        kind, _, rest = (source or "").partition(":")
+        if source == "env" and name not in OPTIONAL and not os.environ.get(name):
+            words = f"the environment variable {name} is not set, so the program will not see it"
+            yield Finding("secret", "warning", key, words)
+        elif kind == "env" and rest and not os.environ.get(rest):
+            yield Finding("secret", "error", key, f"the environment variable {rest} is not set; set it, or say null")
+        elif kind == "file" and not Path(rest).expanduser().is_file():
+            yield Finding("secret", "error", key, f"there is no file {rest}; name another, or say null")
+
+
+def no_secrets_in_variables(config: Config) -> Iterator[Finding]:
+    """`env.vars` is recorded in the bucket, in plan.yaml; `env.secrets` is recorded nowhere."""
+    for name in config.env.vars:
+        if SECRET_NAME.search(name):
+            words = f"looks like a secret and would be recorded; set it in your shell and say env.secrets.{name}=env"
+            yield Finding("secret_in_vars", "warning", f"env.vars.{name}", words)
+
+
+def variables_are_told_once(config: Config) -> Iterator[Finding]:
+    """A secret counts more than a variable of the same name, and what slipway sets counts more than both."""
+    for name in config.env.vars:
+        if config.env.secrets.get(name):
+            words = f"{name} is in env.vars too; take it out of one of them"
+            yield Finding("variable_twice", "error", f"env.secrets.{name}", words)
+        if name.startswith("SLIPWAY_"):
+            words = "names that begin with SLIPWAY_ are set by slipway; choose another"
+            yield Finding("variable_reserved", "error", f"env.vars.{name}", words)
+
+
+def placeholders_name_assets(config: Config) -> Iterator[Finding]:
+    """`{assets.models.NAME}` becomes the URL of the copy in the bucket, if there is such an asset."""
+    known = {f"assets.{kind}s.{name}" for kind, name, _ in config.assets.each()}
+    texts = {f"env.vars.{name}": value for name, value in config.env.vars.items()}
+    texts["program.command"] = " ".join(config.program.command)
+    texts["program.setup"] = " ".join(word for argv in config.program.setup for word in argv)
+    for key, text in texts.items():
+        for word in PLACEHOLDER.findall(text):
+            if word.startswith("assets.") and word not in known:
+                choices = ", ".join(sorted(known)) or "none is configured"
+                yield Finding("asset_named", "error", key, f"{{{word}}} names no asset; there are: {choices}")
+
+
+CHECKS = (
+    requirements_are_named,
+    python_is_new_enough,
+    trainer_has_jax,
+    secrets_are_there,
+    no_secrets_in_variables,
+    variables_are_told_once,
+    placeholders_name_assets,
+)

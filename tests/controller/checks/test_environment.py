@@ -1,0 +1,92 @@
+"""What the checks of environment, assets and code say of a config that is wrong, and that they are silent otherwise."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from conf.schema import Config
+from controller.checks import assets, code, environment
+from controller.compose import compose
+
+COMMAND = ["cloud=local", "program=command", "program.command=[python,train.py]"]
+SHA = "a" * 64
+COMMIT = "c" * 40
+
+
+def words(*overrides: str) -> list[str]:
+    config, problems = compose([*COMMAND, *overrides])
+    assert not problems
+    assert isinstance(config, Config)
+    checks = (*environment.CHECKS, *assets.CHECKS, *code.CHECKS)
+    return [f"{finding.check}: {finding.severity} {finding}" for check in checks for finding in check(config)]
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("HF_TOKEN", "WANDB_API_KEY", "NETRC", "KEY"):
+        monkeypatch.delenv(name, raising=False)
+
+
+def test_nothing_is_said_of_what_is_right(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert words() == []
+    monkeypatch.setenv("KEY", "k")
+    (tmp_path / "data").write_text("")
+    right = [
+        f"assets.models.m.path={tmp_path}/data",
+        "env.vars={MODELS: '{assets.models.m}/', JSON: '{a: 1}', DIR: '{run_dir}'}",
+        "env.secrets.MY_KEY=env:KEY",
+        f"assets.datasets.d.files={{f: {{url: 'https://h/f', sha256: {SHA}, token: MY_KEY}}}}",
+        "assets.fetch_on=pod",
+        f"code.repository={{url: 'git@github.com:org/repo.git', commit: {COMMIT}}}",
+        "env.packages=requirements",
+        "env.requirements=requirements.txt",
+    ]
+    assert words(*right) == []
+
+
+@pytest.mark.parametrize(
+    ("overrides", "said"),
+    [
+        (["env.packages=requirements"], "requirements: error env.requirements: env.packages=requirements installs"),
+        (["env.requirements=r.txt"], "requirements: error env.packages: r.txt is not read with env.packages=lock"),
+        (["env.python='3.10'"], "python: error env.python: 3.10 caps JAX at 0.6.2"),
+        (
+            ["program=trainer", "cloud=gcp", "env.packages=none"],
+            "trainer_packages: error env.packages: program=trainer",
+        ),
+        (["env.secrets.KEY=env"], "secret: warning env.secrets.KEY: the environment variable KEY is not set"),
+        (["env.secrets.X=env:KEY"], "secret: error env.secrets.X: the environment variable KEY is not set"),
+        (["env.secrets.X=file:/nowhere"], "secret: error env.secrets.X: there is no file /nowhere"),
+        (["env.vars.WANDB_API_KEY=x", "env.secrets.WANDB_API_KEY=null"], "secret_in_vars: warning env.vars.WANDB_API"),
+        (["env.vars.NETRC=x"], "variable_twice: error env.secrets.NETRC: NETRC is in env.vars too"),
+        (["env.vars.SLIPWAY_X=x"], "variable_reserved: error env.vars.SLIPWAY_X: names that begin with SLIPWAY_"),
+        (["env.vars.M='{assets.models.m}'"], "asset_named: error env.vars.M: {assets.models.m} names no asset"),
+        (["program.setup=[['{assets.models.m}']]"], "asset_named: error program.setup: {assets.models.m} names no"),
+        (["assets.models.m.path=/nowhere"], "asset_here: error assets.models.m.path: no file at /nowhere"),
+        (
+            [f"assets.models.m.files={{f: {{url: 'https://h/f', sha256: {SHA}, token: KEY}}}}"],
+            "asset_token: error assets.models.m.files.f.token: env.secrets has no KEY",
+        ),
+        (
+            [f"assets.models.m.files={{f: {{url: 'http://h/f', sha256: {SHA}, token: HF_TOKEN}}}}"],
+            "asset_clear: error assets.models.m.files.f.url: would send the token in the clear",
+        ),
+        (["assets.fetch_on=pod"], "fetch_on: warning assets.fetch_on: pod: no asset has files"),
+        (
+            ["program=trainer", f"code.repository={{url: 'https://h/r', commit: {COMMIT}}}"],
+            "repository_unused: error code.repository: program=trainer ships the bundled trainer",
+        ),
+        (
+            [f"code.repository={{url: 'https://me:pw@h/r', commit: {COMMIT}}}"],
+            "repository_password: error code.repository.url: holds a password or token",
+        ),
+        (["code.exclude=['!']"], "exclude: error code.exclude: '!' is no pattern as in .gitignore"),
+        (["code.max_mb=5000"], "code_limit: error code.max_mb: workers unpack at most 1074 MB of code"),
+    ],
+)
+def test_what_is_wrong_is_said_in_one_line(overrides: list[str], said: str) -> None:
+    found = words(*overrides)
+    assert len(found) == 1, found
+    assert found[0].startswith(said)
