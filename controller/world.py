@@ -82,7 +82,8 @@ class World:
         """Is our key known where the workers look for it?"""
         if self.uses_os_login:
             return self._os_login.login(self._public_key) is not None
-        return self.ssh_key_line() in node.ssh_keys.splitlines()
+        line = self.ssh_key_line()  # what was seen of a pod may be older than our key on it
+        return line in node.ssh_keys.splitlines() or line in node.keys_now(self).splitlines()
 
     def let_us_in(self, node: Node) -> None:
         """Make our key known there, beside those that are."""

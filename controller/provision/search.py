@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from controller.clock import Interrupted
 from controller.errors import BudgetSpent, CloudError
 from controller.google import Conflict, GoogleError
 from controller.provision import disk
@@ -34,6 +35,7 @@ class Search:
 
     world: World
     subject: str
+    title: str
     order: Order
     places: Sequence[Place]
     makers: Mapping[bool, Provisioner]
@@ -80,7 +82,7 @@ class Search:
 
     def _judge(self, place: Place, refusal: Refusal, ruled_out: dict[Place, Refusal], attempt: int) -> None:
         if refusal.kind == "stock_out":
-            self._note(f"no capacity in {place} (attempt {attempt}): {refusal.words}")
+            self._note(f"no capacity in {place} (attempt {attempt}): {_first(refusal.words)}")
         elif refusal.kind == "quota":
             ruled_out[place] = refusal
             if len(ruled_out) < len(self.places):
@@ -125,15 +127,23 @@ class Search:
                 break
             if too_late() or (late() and seen.state in WAITING):
                 maker.delete(world, self.order.name, place.zone)
-                return Refusal("stock_out", f"still {seen.state} after {patience / 60:.0f} minutes")
+                return Refusal("stock_out", f"still {_plain(seen.state)} after {patience:.0f} s")
             if seen.state != told:
                 told = seen.state
-                world.events.emit("step_started", self.subject, f"{place}: {told.lower()}", title=self.order.name)
-            world.clock.sleep(world.pace)
+                world.events.emit("step_started", self.subject, f"{place}: {_plain(told)}", title=self.title)
+            self._sleep(seen)
         if seen.state == "READY":
             return None
         maker.delete(world, self.order.name, place.zone)
         return of_state(seen)
+
+    def _sleep(self, seen: Slice) -> None:
+        try:
+            self.world.clock.sleep(self.world.pace)
+        except Interrupted:
+            if seen.queued:
+                self._note("the request stays in the queue: `slipway up` goes on waiting, `slipway down` takes it back")
+            raise
 
     @property
     def patience(self) -> float:
@@ -158,6 +168,16 @@ def of_state(seen: Slice) -> Refusal:
     if seen.state == "FAILED" and seen.message:
         return Refusal(classify(seen.code, seen.message), seen.message)
     return Refusal("stock_out", f"the request is {seen.state.lower()}")
+
+
+def _plain(state: str) -> str:
+    """WAITING_FOR_RESOURCES in small letters."""
+    return state.lower().replace("_", " ")
+
+
+def _first(words: str) -> str:
+    """The part of Google's words that says something; advice and an error id follow."""
+    return words.partition(";")[0].partition(" [EID")[0]
 
 
 def _beginning_after(places: Sequence[Place], after: Place | None) -> Sequence[Place]:

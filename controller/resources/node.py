@@ -112,7 +112,8 @@ class Node(Resource):
         if found is None:
             return Absent()
         if found.pending and (self.adopt or self._is_ours(found)) and not self._waited_enough(world, found):
-            return Pending(found.state.lower() if not found.queued else f"{found.state.lower()} in {found.zone}")
+            words = found.state.lower().replace("_", " ")
+            return Pending(f"{words} in {found.zone}" if found.queued else words)
         return self._read(found)
 
     def apply(self, world: World, have: Have, diff: Diff) -> None:
@@ -157,6 +158,11 @@ class Node(Resource):
         if self.uid and seen.uid and seen.uid != self.uid:
             return "the node was replaced"
         return "" if seen.state == "READY" else f"the node is {seen.state.lower()}"
+
+    def keys_now(self, world: World) -> str:
+        """The SSH keys that an observed node has by now."""
+        found = self._look(world)
+        return found.ssh_keys if found else ""
 
     def path(self, world: World) -> str:
         """The full name; of a wanted one in the zone that is tried first."""
@@ -210,9 +216,16 @@ class Node(Resource):
             data_disk_gb=self.data_disk_gb,
         )
         return Search(
-            world, self.id, order, self._places, self._makers, self.max_create_attempts, self.create_seconds,
-            self.data_disk_kind if self.data_disk_gb else None,
-        )  # fmt: skip
+            world=world,
+            subject=self.id,
+            title=self.title,
+            order=order,
+            places=self._places,
+            makers=self._makers,
+            max_attempts=self.max_create_attempts,
+            create_seconds=self.create_seconds,
+            disk_kind=self.data_disk_kind if self.data_disk_gb else None,
+        )
 
     def _look(self, world: World) -> Slice | None:
         """What is there in any zone: a READY one before one that comes, before one that is dead."""

@@ -38,6 +38,7 @@ def look(now: Session) -> dict[str, Any]:
         pod["state"] = node.why
     else:
         pod |= {"state": node.state.lower(), "accelerator_type": node.accelerator_type, "workers": len(node.endpoints)}
+        pod |= {"zone": node.zone, "capacity": node.capacity}
     run = {
         "id": now.plan.run_id,
         "state": result.outcome if result else "not finished",
