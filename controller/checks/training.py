@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from conf.decoder import Model
 from conf.schema import Config
 from conf.training import DecaySchedule, GrpoLoop, LmLoop
 from controller.finding import Finding
@@ -77,12 +76,12 @@ def policy_knows_something(config: Config) -> Iterator[Finding]:
         return
     if config.cloud.kind == "local":
         return  # where nothing is billed, the road may be all that is tested
-    if config.loop.warm_start_steps == 0 and not pretrained(config.model):
+    if config.loop.warm_start_steps == 0 and config.model.weights is None:
         words = (
-            "the policy starts from random weights, which no reward can teach; the bundled trainer reads no pretrained "
-            "weights yet: set warm_start_steps, or take this run for a test of the road"
+            "the policy starts from random weights, which no reward can teach; name a folder of Hugging Face's, or one of "
+            "`python -m trainer.convert`, or set loop.warm_start_steps"
         )
-        yield Finding("random_weights", "warning", "loop.warm_start_steps", words)
+        yield Finding("random_weights", "warning", "model.weights", words)
 
 
 def axes(config: Config) -> dict[str, int] | None:
@@ -102,11 +101,6 @@ def updates(config: Config) -> int:
     if isinstance(config.loop, GrpoLoop):
         return config.loop.steps * config.loop.updates_per_rollout
     return config.loop.steps if config.loop else 0
-
-
-def pretrained(model: Model) -> bool:
-    """Does the model name weights to start from?"""
-    return any(getattr(model, name, None) for name in ("weights", "pretrained", "init_from"))
 
 
 CHECKS = (
