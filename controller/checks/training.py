@@ -78,8 +78,8 @@ def policy_knows_something(config: Config) -> Iterator[Finding]:
         return  # where nothing is billed, the road may be all that is tested
     if config.loop.warm_start_steps == 0 and config.model.weights is None:
         words = (
-            "the policy starts from random weights, which no reward can teach; name a folder of Hugging Face's, or one of "
-            "`python -m trainer.convert`, or set loop.warm_start_steps"
+            "the policy starts from random weights, which no reward can teach; name a folder of Hugging Face's, or one "
+            "of `python -m trainer.convert`, or set loop.warm_start_steps"
         )
         yield Finding("random_weights", "warning", "model.weights", words)
 
