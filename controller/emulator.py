@@ -104,6 +104,16 @@ def in_use(folder: Path) -> Iterator[None]:
         yield
 
 
+def is_idle(folder: Path) -> bool:
+    """Does no controller use the emulated cloud of that folder at this moment?"""
+    with (folder / "users").open("a") as users:
+        try:
+            fcntl.flock(users, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+    return True
+
+
 def command(arguments: Sequence[str], folder: Path, *, show: bool = False) -> tuple[int, str]:
     """Run `python -m controller.localcloud VERB --state FOLDER`; returns its exit code and stderr."""
     argv = [sys.executable, "-P", "-m", "controller.localcloud", arguments[0], f"--state={folder}", *arguments[1:]]

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 import shutil
 import sys
 from argparse import Namespace
@@ -23,6 +24,7 @@ from controller.emulator import Emulator
 from controller.errors import ConfigError
 from controller.ledger import Ledger, Result
 from controller.plan import Plan, build
+from controller.preview import preview
 from controller.reconcile import reconcile
 from controller.verbs.up import carry_out
 from controller.world import World
@@ -55,9 +57,9 @@ def run(command: Command) -> int:
         try:
             result = carry_out(replace(command, flags=flags), plan, world, emulator)
         except BaseException:
-            print(_how_to_look(folder), file=sys.stderr)
+            print(_how_to_look(command, folder), file=sys.stderr)
             raise
-        facts = list(_facts(plan, Ledger(world.google, plan.bucket, plan.run_id), emulator, result))
+        facts = list(_facts(plan, world, emulator, result))
     _wipe(folder)
     _show(command, plan, facts)
     return 0 if all(fact.proven for fact in facts) else 2
@@ -99,17 +101,19 @@ def misfortune(config: Config) -> tuple[dict[str, Any], ...]:
     return ({"kind": "preempted", "after_seconds": SECONDS_BEFORE_PREEMPTION},)
 
 
-def _facts(plan: Plan, ledger: Ledger, emulator: Emulator, result: Result | None) -> Sequence[Fact]:
-    state, requests = emulator.get("state"), emulator.requests()
+def _facts(plan: Plan, world: World, emulator: Emulator, result: Result | None) -> Sequence[Fact]:
+    ledger, state, requests = Ledger(world.google, plan.bucket, plan.run_id), emulator.get("state"), emulator.requests()
     topology, workers = plan.config.topology, plan.node.workers
     pod = f"{topology.accelerator_type} with {workers} worker{'s' * (workers > 1)}, {topology.devices} devices"
-    steps = [r.title for r in plan.resources if r.scope in ("shared", "external")]
+    shared = preview(tuple(plan.of_scope("shared", "external")), world)
+    unlike = [row.resource.title for row in shared if row.action != "none"]
     refused = [r for r in requests if r["status"] == 400]
     objects = [name for name in state["objects"].get(plan.bucket, []) if name.startswith(f"{ledger.prefix}/")]
     left = [name for kind in ("node", "queued", "disk") for name in state.get(kind, {})]
     left += [name for name in state["compute"] if re.search("/(disks|instances|addresses)/", name)]
     return [
-        Fact(True, f"{len(steps)} shared resources made, then a {pod}"),
+        Fact(not unlike, f"{len(shared)} shared resources made, and as wanted at a second look{_list(unlike)}"),
+        Fact(bool(ledger.launches()), f"a {pod}, reached and verified"),
         *_overcome(plan, ledger, state),
         Fact(result is not None, f"the program ended with 0 on {workers} of {workers} workers"),
         Fact(bool(objects), f"{len(objects)} objects of the run in the bucket: logs, checkpoints, result"),
@@ -123,7 +127,11 @@ def _left(plan: Plan, left: list[str]) -> Fact:
     if plan.config.tpu.adopt:
         only = {name.rpartition("/")[2] for name in left} == {plan.node.name}
         return Fact(only, f"{plan.node.name} is still there, and nothing else that is billed")
-    return Fact(not left, f"nothing billed is left{': ' * bool(left)}{', '.join(left)}")
+    return Fact(not left, f"nothing billed is left{_list(left)}")
+
+
+def _list(exceptions: Sequence[str]) -> str:
+    return f", but for {', '.join(exceptions)}" if exceptions else ""
 
 
 def _overcome(plan: Plan, ledger: Ledger, state: dict[str, Any]) -> Sequence[Fact]:
@@ -154,14 +162,23 @@ def _show(command: Command, plan: Plan, facts: Sequence[Fact]) -> None:
     print(f"  not rehearsed: {', '.join(unproven)}")
 
 
-def _how_to_look(folder: Path) -> str:
-    return f"the rehearsal is kept until the next one: its emulated cloud is in {folder}/localcloud"
+def _how_to_look(command: Command, folder: Path) -> str:
+    words = [word for word in command.overrides if word.lstrip("+").partition("=")[0] not in {*OURS, "scale"}]
+    again = shlex.join([*words, "cloud=local", "scale=tiny", "env.packages=image", f"run.state_dir={folder}"])
+    return f"kept until the next rehearsal of it; look with `slipway status {again}`, and logs, verify, ssh alike"
 
 
 def _wipe(folder: Path) -> None:
-    """End and remove an emulated cloud of a rehearsal."""
+    """End and remove what an earlier rehearsal left, or this one.
+
+    Raises:
+        ConfigError: a rehearsal of that name is under way.
+    """
     if not folder.exists():
         return
+    users = folder / "localcloud" / "users"
+    if users.exists() and not emulated.is_idle(users.parent):
+        raise ConfigError(f"run.name: a rehearsal of {folder.name} is under way; wait for it, or give this one another")
     status, words = emulated.command(["wipe"], folder / "localcloud")
     if status != 0:
         raise ConfigError(words.strip())

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+import yaml
 
-from controller.compose import compose, groups, normalize
+from controller.compose import CONFIG_DIR, compose, groups, normalize, raw
 from controller.errors import ConfigError
 
 
@@ -60,6 +64,40 @@ def test_every_experiment_composes_and_scale_beats_it(experiment: str) -> None:
         assert (tiny.loop.steps, tiny.model.dim) == (4, 32)
     for name, dataset in tiny.assets.datasets.items():
         assert dataset.files is None, f"{name} would be downloaded"
+
+
+def leaves(tree: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+    """Dotted key and value; a list is a value."""
+    if isinstance(tree, dict):
+        for key, value in tree.items():
+            yield from leaves(value, f"{path}.{key}" if path else key)
+    else:
+        yield path, tree
+
+
+@pytest.mark.parametrize("experiment", groups()["experiment"])
+def test_every_line_of_a_scale_wins_over_the_experiment(experiment: str) -> None:
+    text = (CONFIG_DIR / "experiment" / f"{experiment}.yaml").read_text()
+    text += (CONFIG_DIR / "experiment" / "quickstart.yaml").read_text() if "- quickstart\n" in text else ""
+    text += (
+        (CONFIG_DIR / "experiment" / "nanochat_d16_v5e8.yaml").read_text() if "- nanochat_d16_v5e8\n" in text else ""
+    )
+    chosen = dict(re.findall(r"override /(\w+): (\w+)", text))
+    files = [
+        f"tiny_{chosen.get('program', 'trainer')}",
+        f"loop/tiny_{chosen.get('loop')}",
+        f"data/tiny_{chosen.get('data')}",
+    ]
+    composed = dict(leaves(raw([f"+experiment={experiment}", "scale=tiny"])))
+    lines = [
+        (key, value)
+        for name in ["tiny", *files]
+        if (file := CONFIG_DIR / "scale" / f"{name}.yaml").exists()
+        for key, value in leaves(yaml.safe_load(file.read_text()))
+    ]
+    assert len(lines) >= 4
+    for key, value in lines:
+        assert composed[key] == value or "${" in str(value), key
 
 
 def test_the_command_line_beats_the_scale() -> None:

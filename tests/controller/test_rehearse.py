@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 from pathlib import Path
 
 import psutil
 import pytest
 
 from controller import cli
+from controller.emulator import in_use
 
 pytestmark = pytest.mark.e2e
 FAST = "cloud.operation_seconds=0"
@@ -41,6 +43,7 @@ def test_the_trainer_is_preempted_and_goes_on(home: Path, capsys: pytest.Capture
     assert (
         "✓ preempted (after_object checkpoints/2/commit_success): replaced, and the program went on: 2 attempts" in out
     )
+    assert "shared resources made, and as wanted at a second look\n" in out
     assert "✓ nothing billed is left" in out
     assert "✗" not in out
     assert nothing_is_left(home)
@@ -66,25 +69,6 @@ def test_the_guides_programs(experiment: str, home: Path, capsys: pytest.Capture
     else:
         assert "replaced, and the program went on: 2 attempts" in out
         assert re.search(r"resumed_from +[246]\b", out), out
-    assert nothing_is_left(home)
-
-
-def test_a_stand_in_needs_all_workers_and_resumes(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    checkpoints = "'--checkpoint-dir=gs://slipway-local-slipway-us-central2/checkpoints'"
-    mesh = "'--mesh-data=2','--mesh-fsdp=2','--mesh-tp=2'"
-    code, out, err = rehearse(
-        capsys,
-        "program=command",
-        "code.stand_in=true",
-        f"program.command=[python,-m,nash_mhc.train,{mesh},{checkpoints}]",
-        "env.vars={WANDB_MODE: offline}",
-        "tpu.accelerator_type=v4-16",  # 2 workers
-        "tpu.zone=us-central2-b",
-    )
-    assert code == 0, err
-    assert "worker 0 of 2: from step 0 of 8" in out
-    assert "✓ preempted (after_object /commit_success): replaced" in out
-    assert "resumed_from             2" in out
     assert nothing_is_left(home)
 
 
@@ -125,7 +109,19 @@ def test_a_failure_is_kept_for_a_look(home: Path, capsys: pytest.CaptureFixture[
     code, _, err = rehearse(capsys, *mine)
     assert code == 5
     assert "goodbye.txt" in err
-    assert f"{home}/rehearsals/run/localcloud" in err
+    look = re.search(r"look with `slipway (status .*)`", err)
+    assert look
+    assert cli.run([*shlex.split(look[1]), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["pod"]["state"] == "ready"
     Path("goodbye.txt").write_text("bye\n")
     assert rehearse(capsys, *mine, "cloud.faults=[{kind: stockout}]")[0] == 0
     assert nothing_is_left(home)
+
+
+def test_two_of_one_name_do_not_get_into_each_others_way(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    Path("hello.txt").write_text("hello\n")
+    mine = ["program=command", "program.command=[cat,hello.txt]", "tpu=v5litepod_8"]
+    with in_use(home / "rehearsals" / "run" / "localcloud"):
+        code, _, err = rehearse(capsys, *mine)
+    assert code == 2
+    assert "run.name: a rehearsal of run is under way" in err
