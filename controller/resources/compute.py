@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from controller.errors import CloudError
-from controller.google import Conflict, NotFound
+from controller.google import Conflict, Forbidden, GoogleError, NotFound
 from controller.operations import wait_compute
 from controller.resource import Absent, Diff, Have, Resource, Scope
 
@@ -41,6 +41,10 @@ class ComputeResource(Resource):
         """What insert is sent, apart from name and description."""
 
     @abstractmethod
+    def command(self, world: World) -> str:
+        """The gcloud command that makes it."""
+
+    @abstractmethod
     def read(self, answer: dict[str, Any]) -> Self:
         """The observed thing."""
 
@@ -63,6 +67,8 @@ class ComputeResource(Resource):
                 wait_compute(world, self.request(world, "insert", body=body))
             except Conflict:
                 return  # it came into being meanwhile; the next look decides
+            except Forbidden as error:
+                self.refused(world, error)
             return
         seen = self.observe(world, have)
         words = "; ".join(map(str, diff.changes))
@@ -74,6 +80,13 @@ class ComputeResource(Resource):
         if diff.action == "replace":
             raise CloudError(f"{self.title} exists with other settings ({words}); change them there, or {self.key}")
         self.update(world, diff)
+
+    def refused(self, world: World, error: GoogleError) -> None:
+        """The caller may not make it: who may, and how."""
+        raise CloudError(
+            f"{self.title}: you may not make it ({error.message}); ask an admin of the project for "
+            f"`{self.command(world)}`, or set {self.key} to one that is there"
+        ) from None
 
     def update(self, world: World, diff: Diff) -> None:
         """Patch the fields that differ."""

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from controller.errors import ConfigError
 from controller.finding import Finding
-from controller.google import NotFound
+from controller.google import GoogleError, NotFound
 from controller.resource import Absent, Have
 from controller.resources.admitting import WORLD, admits
 from controller.resources.compute import ComputeResource, is_marked, leaf
@@ -80,6 +80,12 @@ class Firewall(ComputeResource):
             "disabled": self.disabled,
         }
 
+    def command(self, world: World) -> str:
+        tags = f" --target-tags={','.join(self.target_tags)}" if self.target_tags else ""
+        what = f"--allow={','.join(self.allowed)} --source-ranges={','.join(self.source_ranges or ())}{tags}"
+        where = f"--network={self.network} --project={world.project}"
+        return f"gcloud compute firewall-rules create {self.name} {what} {where}"
+
     def read(self, answer: dict[str, Any]) -> Self:
         return replace(
             self,
@@ -106,15 +112,27 @@ class InternalRule(Firewall):
     def observe(self, world: World, have: Have) -> Absent | Self:
         seen = super().observe(world, have)
         if isinstance(seen, Absent):
-            return seen
+            return self if self.id in world.denied else seen
         try:
             covered = self._cidr(world) in (seen.source_ranges or ())
         except NotFound:
             covered = False
         return replace(seen, covers_subnet=covered)
 
+    def command(self, world: World) -> str:
+        return replace(self, source_ranges=(self._cidr(world),))._command(world)
+
+    def refused(self, world: World, error: GoogleError) -> None:
+        """Another rule may do as well. Where we may make our own we do, and do not depend on that one."""
+        if replace(self, source_ranges=(self._cidr(world),))._stand_in(world) is None:
+            super().refused(world, error)
+        world.denied.add(self.id)
+
     def _body(self, world: World) -> dict[str, Any]:
         return super().body(world)
+
+    def _command(self, world: World) -> str:
+        return super().command(world)
 
     def _cidr(self, world: World) -> str:
         where = {"project": world.project, "region": self.subnet_region, "subnetwork": self.subnet}

@@ -56,6 +56,12 @@ class Router(_OnRouter):
     def body(self, world: World) -> dict[str, Any]:
         return {"network": f"projects/{world.project}/global/networks/{self.network}"}
 
+    def command(self, world: World) -> str:
+        where = f"--region={self.region} --project={world.project}"
+        nat = f"{self.name} --router={self.name} --auto-allocate-nat-external-ips --nat-all-subnet-ip-ranges {where}"
+        router = f"gcloud compute routers create {self.name} --network={self.network} {where}"
+        return f"{router} && gcloud compute routers nats create {nat}"
+
     def read(self, answer: dict[str, Any]) -> Self:
         return replace(self, marked=is_marked(answer), network=leaf(answer["network"]))
 
@@ -82,6 +88,11 @@ class Nat(_OnRouter):
             "natIpAllocateOption": "AUTO_ONLY",
             "sourceSubnetworkIpRangesToNat": "ALL_SUBNETWORKS_ALL_IP_RANGES",
         }
+
+    def command(self, world: World) -> str:
+        flags = f"--router={self.name} --region={self.region} --project={world.project}"
+        ranges = "--auto-allocate-nat-external-ips --nat-all-subnet-ip-ranges"
+        return f"gcloud compute routers nats create {self.name} {flags} {ranges}"
 
     def read(self, answer: dict[str, Any]) -> Self:
         return replace(self, marked=is_marked(answer))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
-from controller.google import NotFound
+from controller.google import Forbidden, NotFound
 from controller.operations import wait_compute
 from controller.resource import Absent, Diff, Have, Resource, Scope
 from controller.resources.compute import MARK, ComputeResource, is_marked, leaf
@@ -28,6 +28,11 @@ class Network(ComputeResource):
 
     def body(self, world: World) -> dict[str, Any]:
         return {"autoCreateSubnetworks": self.auto, "mtu": self.mtu, "routingConfig": {"routingMode": "REGIONAL"}}
+
+    def command(self, world: World) -> str:
+        mode = "auto" if self.auto else "custom"
+        mtu = f" --mtu={self.mtu}" if self.mtu else ""
+        return f"gcloud compute networks create {self.name} --subnet-mode={mode}{mtu} --project={world.project}"
 
     def read(self, answer: dict[str, Any]) -> Self:
         marked, mtu = is_marked(answer), answer.get("mtu", 1460)
@@ -63,6 +68,12 @@ class Subnet(ComputeResource):
             "network": f"projects/{world.project}/global/networks/{self.network}",
             "privateIpGoogleAccess": True,
         }
+
+    def command(self, world: World) -> str:
+        return (
+            f"gcloud compute networks subnets create {self.name} --network={self.network} --region={self.region} "
+            f"--range={self.block} --enable-private-ip-google-access --project={world.project}"
+        )
 
     def read(self, answer: dict[str, Any]) -> Self:
         return replace(self, marked=is_marked(answer), network=leaf(answer["network"]), cidr=answer["ipCidrRange"])
@@ -105,17 +116,23 @@ class PrivateAccess(Resource):
         return replace(self, on=on, recorded=self._record() in self._rule(world).get("description", ""))
 
     def apply(self, world: World, have: Have, diff: Diff) -> None:
-        if not is_marked(self._subnet(world, "get")) and not self._write_down(world):
-            world.denied.add(self.id)
-            world.events.emit(
-                "note",
-                self.id,
-                f"private Google access is off in subnet {self.name}, which slipway did not make; to switch it on: "
-                f"gcloud compute networks subnets update {self.name} --region={self.region} "
-                f"--enable-private-ip-google-access --project={world.project}",
-            )
-            return
-        self._switch(world, on=True)
+        """Switch it on; where that cannot be recorded or is not permitted, a note, since a NAT does as well."""
+        try:
+            if is_marked(self._subnet(world, "get")) or self._write_down(world):
+                self._switch(world, on=True)
+                return
+        except Forbidden:
+            pass
+        world.denied.add(self.id)
+        words = f"private Google access is off in subnet {self.name}, which slipway did not make; to switch it on"
+        world.events.emit("note", self.id, f"{words}: {self.command(world)}")
+
+    def command(self, world: World) -> str:
+        """The gcloud command that switches it on."""
+        return (
+            f"gcloud compute networks subnets update {self.name} --region={self.region} "
+            f"--enable-private-ip-google-access --project={world.project}"
+        )
 
     def destroy(self, world: World) -> None:
         seen = self.observe(world, {})

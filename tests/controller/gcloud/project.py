@@ -35,6 +35,6 @@ def wanted(*overrides: str) -> list[Resource]:
     return [*shared, node_resource(config, tuple(r.id for r in shared))]
 
 
-def differences(world: World, *overrides: str) -> dict[str, str]:
-    """What `plan` says would be done about what is not right already, by id."""
-    return {row.resource.id: row.action for row in preview(tuple(wanted(*overrides)), world) if row.action != "none"}
+def actions(world: World, *overrides: str) -> dict[str, str]:
+    """What `plan` says would be done about each resource, by id."""
+    return {row.resource.id: row.action for row in preview(tuple(wanted(*overrides)), world)}

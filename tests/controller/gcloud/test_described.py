@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 
 from controller.reconcile import reconcile
+from controller.resources.compute import ComputeResource
 from controller.resources.services import Services
 from tests.controller.gcloud.conftest import Shell
-from tests.controller.gcloud.project import wanted, world_on
+from tests.controller.gcloud.project import actions, wanted, world_on
 from tests.controller.localcloud.harness import REGION, ZONE, Cloud
 
 APIS = next(tuple(sorted(r.apis)) for r in wanted() if isinstance(r, Services))
@@ -116,6 +117,20 @@ def test_gcloud_describes_what_was_wanted(shell: Shell) -> None:
         answers = dict(zip(DESCRIBED, pool.map(ask, DESCRIBED), strict=True))
     found = {command: told(text, DESCRIBED[command]) for command, text in answers.items()}
     assert found == DESCRIBED
+
+
+def test_the_commands_that_an_admin_is_told_make_what_is_wanted(shell: Shell, cloud: Cloud) -> None:
+    names = ["network.name=told", "cloud.service_account=default", *POD]
+    world = world_on(cloud, shell.home)
+    try:
+        for resource in wanted(*names):
+            if isinstance(resource, ComputeResource) and resource.kind != "nat":  # told with its router
+                done = shell.run(resource.command(world))
+                assert done.returncode == 0, done.stdout
+        found = actions(world, *names)
+        assert {name for name, action in found.items() if action != "none"} == {"node/pod"}  # in another network
+    finally:
+        world.close()
 
 
 def told(text: str, wanted: Any) -> Any:

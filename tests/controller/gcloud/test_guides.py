@@ -13,6 +13,7 @@ import textwrap
 import threading
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,7 @@ import pytest
 import yaml
 
 from tests.controller.gcloud.conftest import STAND_INS, Shell
-from tests.controller.gcloud.project import differences, world_on
+from tests.controller.gcloud.project import actions, world_on
 from tests.controller.localcloud.harness import Cloud
 
 SCENES: list[dict[str, Any]] = yaml.safe_load(Path(__file__).with_name("guides.yaml").read_text())
@@ -83,10 +84,10 @@ class Stage:
     def _observe(self, shell: Shell, block: Mapping[str, Any]) -> dict[str, str]:
         world = world_on(self.cloud, shell.home)
         try:
-            found = differences(world, *block["observe"].split())
+            found = actions(world, *block["observe"].split())
         finally:
             world.close()
-        return {name: action for name, action in found.items() if name in block["same"]}
+        return {name: found[name] for name in block["same"] if found[name] != "none"}
 
     def _run(self, shell: Shell, block: Mapping[str, Any], values: dict[str, str], scene: dict[str, str]) -> Any:
         self._dress()
@@ -113,12 +114,16 @@ class Stage:
             new = set(self.cloud.state.glob("nodes/*/worker-*/home")) - self.dressed
             self.dressed |= new
         for home in new:
-            (home / ".stand-ins").write_text(STAND_INS)
+            with suppress(FileNotFoundError):  # it is gone already
+                (home / ".stand-ins").write_text(STAND_INS)
 
     def _ran(self, pattern: str | None) -> int:
         """How many workers have run something like `pattern`."""
-        logs = [path.read_text() for path in self.cloud.state.glob("nodes/*/worker-*/home/ran")] if pattern else []
-        return sum(bool(re.search(pattern or "", log)) for log in logs)
+        count = 0
+        for path in self.cloud.state.glob("nodes/*/worker-*/home/ran"):
+            with suppress(FileNotFoundError):
+                count += bool(pattern and re.search(pattern, path.read_text()))
+        return count
 
 
 @pytest.fixture(scope="module")
