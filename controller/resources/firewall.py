@@ -82,7 +82,7 @@ class Firewall(ComputeResource):
 
     def command(self, world: World) -> str:
         tags = f" --target-tags={','.join(self.target_tags)}" if self.target_tags else ""
-        what = f"--allow={','.join(self.allowed)} --source-ranges={','.join(self.source_ranges or ())}{tags}"
+        what = f"--allow={','.join(self.allowed)} --source-ranges={','.join(self.body(world)['sourceRanges'])}{tags}"
         where = f"--network={self.network} --project={world.project}"
         return f"gcloud compute firewall-rules create {self.name} {what} {where}"
 
@@ -119,9 +119,6 @@ class InternalRule(Firewall):
             covered = False
         return replace(seen, covers_subnet=covered)
 
-    def command(self, world: World) -> str:
-        return replace(self, source_ranges=(self._cidr(world),))._command(world)
-
     def refused(self, world: World, error: GoogleError) -> None:
         """Another rule may do as well. Where we may make our own we do, and do not depend on that one."""
         if replace(self, source_ranges=(self._cidr(world),))._stand_in(world) is None:
@@ -130,9 +127,6 @@ class InternalRule(Firewall):
 
     def _body(self, world: World) -> dict[str, Any]:
         return super().body(world)
-
-    def _command(self, world: World) -> str:
-        return super().command(world)
 
     def _cidr(self, world: World) -> str:
         where = {"project": world.project, "region": self.subnet_region, "subnetwork": self.subnet}

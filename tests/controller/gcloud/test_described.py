@@ -54,7 +54,7 @@ DESCRIBED: dict[str, Any] = {
         "network": "slipway",
         "direction": "INGRESS",
         "allowed": [{"IPProtocol": "tcp", "ports": ["22"]}],
-        "sourceRanges": ["127.0.0.0/8"],
+        "sourceRanges": ["127.0.0.0/8", "35.235.240.0/20"],
         "targetTags": ["slipway"],
         "disabled": False,
     },

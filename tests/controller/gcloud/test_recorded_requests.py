@@ -28,6 +28,7 @@ RECORDED: list[dict[str, Any]] = [
 REGION, ZONE = "us-central2", "us-central2-b"
 COMMON = [
     "cloud.apis=[tpu.googleapis.com,compute.googleapis.com,storage.googleapis.com]",
+    "network.ssh_source_ranges=[35.235.240.0/20]",
     f"tpu.zone={ZONE}",
     "tpu.accelerator_type=v4-8",
     "tpu.runtime_version=tpu-ubuntu2204-base",
@@ -58,7 +59,6 @@ SAME = {
     '"r1"': f'"net1-{REGION}"',
     '"nat1"': f'"net1-{REGION}"',
     "fw1": "net1-allow-ssh",
-    "35.235.240.0/20": "127.0.0.0/8",  # the laptop of the emulated cloud
     '"runner"': '"sa-runner"',
     "runner@": "sa-runner@",
     "n2": "n1",

@@ -28,7 +28,7 @@ def by_admin(project: Project, *, without: str = "") -> None:
         "network": (f"{COMPUTE}/global/networks", {"name": project.tag, "autoCreateSubnetworks": False}),
         "subnet": (f"{REGIONAL}/subnetworks", subnet),
         "router": (f"{REGIONAL}/routers", {"name": project.tag, "network": link, "nats": [{"name": "out", **NAT}]}),
-        "ssh": (f"{COMPUTE}/global/firewalls", rule("ssh", link, "tcp", "127.0.0.0/8", ["22"])),
+        "ssh": (f"{COMPUTE}/global/firewalls", rule("ssh", link, "tcp", "0.0.0.0/0", ["22"])),
         "inside": (f"{COMPUTE}/global/firewalls", rule("inside", link, "all", "10.0.0.0/8")),
     }
     project.cloud.ok(
