@@ -146,7 +146,8 @@ class Spending:
             return None
         budget, spent = self._config.budget, self.spent()
         left = [] if budget.max_hours is None else [budget.max_hours - spent.hours]
-        price = self.rate().total
+        lives = self.lives()
+        price = lives[-1].usd_per_hour if lives else self.rate().total
         if budget.max_usd is not None and price:
             left.append((budget.max_usd - (spent.usd or 0.0)) / price)
         return max(0.0, min(left)) if left else None

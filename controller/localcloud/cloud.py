@@ -33,6 +33,7 @@ from controller.localcloud.nodes import Nodes
 from controller.localcloud.objects import Objects
 from controller.localcloud.operations import Effect, Operations
 from controller.localcloud.oslogin import OsLogin
+from controller.localcloud.permissions import Permissions
 from controller.localcloud.projects import Policies, Projects
 from controller.localcloud.queued import Queued
 from controller.localcloud.secretmanager import SecretManager
@@ -133,6 +134,7 @@ def assemble(store: Store, state: Path, url: str, token: str, seconds: float, st
         iap=Iap(store, workers, faults),
         admin=Admin(store=store, operations=operations, objects=objects, nodes=nodes, faults=faults, stopped=stopped),
         faults=faults,
+        permissions=Permissions(store, policies),
         url=url,
         token=token,
     )

@@ -24,6 +24,7 @@ from controller.localcloud.iap import Iap
 from controller.localcloud.media import Media
 from controller.localcloud.metadata import PREFIX as METADATA
 from controller.localcloud.metadata import Metadata
+from controller.localcloud.permissions import Permissions
 from controller.localcloud.store import Store
 from controller.localcloud.validation import Validation
 
@@ -46,6 +47,7 @@ class Server:
         iap: Iap,
         admin: Admin,
         faults: Faults,
+        permissions: Permissions,
         url: str,
         token: str,
     ) -> None:
@@ -58,6 +60,7 @@ class Server:
         self._iap = iap
         self._admin = admin
         self._faults = faults
+        self._permissions = permissions
         self._url = url
         self._token = token
         self.last_request = time.monotonic()
@@ -126,6 +129,7 @@ class Server:
             entry |= {"api": method.api, "call": method.name}
             entry["mutating"] = entry["mutating"] and not method.name.endswith(_READS)
             self._check_enabled(method)
+            self._permissions.check(method, admitted.client)
             self._validation.check_query(method, query)
             call = Call(method, parameters, query, body or {}, admitted.base)
             if request is None or not (surface or query.get("alt") == "media"):

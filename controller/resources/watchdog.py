@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, ClassVar, Self
 
 from controller.resource import Absent, Diff, Have
 from controller.resources.workers import OnWorkers, raise_failures
@@ -19,45 +19,46 @@ GRACE_HOURS = 2 / 60
 
 @dataclass(frozen=True, kw_only=True)
 class Watchdog(OnWorkers):
-    """`idle_seconds` without a program or a login, or `hours_left` from now: then the pod deletes itself."""
+    """Someone stands guard. What exactly his orders are is told with each launch: another run may have the pod now."""
 
     kind: ClassVar[str] = "watchdog"
     bucket: str = field(compare=False)
-    idle_seconds: float | None
-    hours_left: float | None = None
+    idle_seconds: float | None = field(compare=False)
+    standing: bool = True
 
     @property
     def title(self) -> str:
-        idle = f"after {self.idle_seconds / 60:g} idle minutes" if self.idle_seconds is not None else ""
-        spent = "when the budget is spent" if self.hours_left is not None else ""
-        return f"watchdog: the pod deletes itself {' or '.join(filter(None, (idle, spent)))}".rstrip()
-
-    def wanted(self) -> dict[str, Any]:
-        """None is a wish, too: an older order would delete the pod too early."""
-        return {"idle_seconds": self.idle_seconds or 0.0, "hours_left": self.hours_left or 0.0}
+        if self.idle_seconds is None:
+            return "watchdog: the pod deletes itself when the budget is spent"
+        return f"watchdog: the pod deletes itself after {self.idle_seconds / 60:g} idle minutes"
 
     def observe(self, world: World, have: Have) -> Absent | Self:
         [answer] = self.fleet(world, have).call_all("guard_state", {}, workers=[0])
-        if not isinstance(answer, dict) or not answer["standing"]:
-            return Absent()
-        left = None if answer["seconds_left"] is None else answer["seconds_left"] / 3600
-        if left is not None and self.hours_left is not None and abs(left - _granted(self.hours_left)) < GRACE_HOURS / 2:
-            left = self.hours_left  # time has passed since it was told, no more
-        return replace(self, idle_seconds=answer["idle_seconds"] or 0.0, hours_left=left or 0.0)
+        return self if isinstance(answer, dict) and answer["standing"] else Absent()
 
     def apply(self, world: World, have: Have, diff: Diff) -> None:
-        node: Node = have[self.node]
+        self.tell(world, have[self.node], None)
+
+    def tell(self, world: World, node: Node, hours_left: float | None) -> None:
+        """Give orders, in place of older ones; the idle time begins anew.
+
+        Args:
+            hours_left: until the budget is spent; None: there is none.
+
+        Raises:
+            WorkersFailed: worker 0 could not be told.
+        """
         payload = {
             "project": world.project,
             "deletes": deletes(world.project, node),
             "tpu_api": world.google.root("tpu"),
             "projects_api": world.google.root("cloudresourcemanager"),
             "idle_seconds": self.idle_seconds,
-            "seconds_left": None if self.hours_left is None else 3600 * _granted(self.hours_left),
+            "seconds_left": None if hours_left is None else 3600 * _granted(hours_left),
             "bucket": self.bucket,
             "note_object": end_name(node.name, node.uid),
         }
-        answers = self.fleet(world, have).call_all("guard", payload, workers=[0])
+        answers = world.fleet(node).call_all("guard", payload, workers=[0])
         raise_failures(answers, self.title)
         [answer] = answers
         if isinstance(answer, dict) and answer["allowed"] is False:

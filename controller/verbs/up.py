@@ -123,10 +123,11 @@ class Up:
         """Reconcile, launch and follow once. The outcome is None when detached."""
         plan, world = self.plan, self.world
         try:
-            node: Node = reconcile(self._resources(), world)[plan.node.id]
+            node: Node = reconcile(plan.resources, world)[plan.node.id]
             fleet = world.fleet(node)
             with self._turn(fleet):
                 self.spending.begin(node)
+                self._tell_watchdog(node)
                 started, was_running = launch(plan, self.ledger, node, fleet, world.clock)
         except WorkersFailed:
             # A worker that stopped answering on a node that is no longer ready was taken away, not broken.
@@ -146,10 +147,11 @@ class Up:
             self.view.detached()
         return outcome, started.attempt
 
-    def _resources(self) -> list[Resource]:
-        """The plan's, with what is left of the budget told to the watchdog."""
-        left = self.spending.hours_left()
-        return [replace(r, hours_left=left) if isinstance(r, Watchdog) else r for r in self.plan.resources]
+    def _tell_watchdog(self, node: Node) -> None:
+        """How long this run may have the pod; only now is it ours alone."""
+        for resource in self.plan.resources:
+            if isinstance(resource, Watchdog):
+                resource.tell(self.world, node, self.spending.hours_left())
 
     def _lost(self, outcome: Outcome) -> None:
         """Say why the pod went, if it knew; a pod that deleted itself for want of use was not being used."""
@@ -162,14 +164,13 @@ class Up:
             self._note(f"preempted: {outcome.words}; replacing it and going on from the last checkpoint")
 
     def _end_over_budget(self, why: str) -> NoReturn:
-        """Delete the pod, whatever runs on it; what was saved stays. An adopted pod keeps, and loses the program."""
+        """End the program and delete the pod, if the run has one; what was saved stays, and so does an adopted pod."""
         seen = self.plan.node.observe(self.world, {})
-        if isinstance(seen, Node) and not isinstance(seen, Absent):
-            self._note(f"over budget: {why}; deleting the pod")
-            if launches := self.ledger.launches():
-                self.ledger.cancel()
-                if seen.state == "READY" and launches[-1].node_uid == seen.uid:
-                    stop(self.world.fleet(seen), self.plan.run_id)
+        if isinstance(seen, Node) and seen.uid in {life.uid for life in self.spending.lives() if life.ended is None}:
+            self._note(f"over budget: {why}; ending the run and its pod")
+            self.ledger.cancel()
+            if seen.state == "READY":
+                stop(self.world.fleet(seen), self.plan.run_id)
             destroy(self._pod(), self.world)
         self.spending.end("over budget")
         raise OverBudget(

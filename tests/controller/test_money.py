@@ -71,6 +71,25 @@ def test_a_failed_pod_that_nobody_uses_deletes_itself_though_the_controller_is_g
     assert len(cost["pods"]) == 1
 
 
+def test_a_watchdog_whose_account_may_not_delete_is_on_record(slipway: Slipway) -> None:
+    words = ["cleanup.idle_minutes=0.05", "cloud.roles=[roles/logging.logWriter]"]
+    assert slipway("up", FAILS, *ONE, *words)[0] == 5
+    [worker] = workers_home(slipway)
+    refused = worker / ".slipway" / "guard-refused.json"
+    until(lambda: refused.exists() and "403" in refused.read_text())
+    assert len(nodes(slipway)) == 2  # the request and its node
+
+
+def test_a_run_over_its_budget_leaves_the_pod_of_another_alone(slipway: Slipway) -> None:
+    assert slipway("up", FAILS, *ONE)[0] == 5
+    assert slipway("up", "--detach", FOREVER, *ONE)[0] == 0  # it has the pod now
+    code, _, err = slipway("up", FAILS, *ONE, "budget.max_hours=0.0000001")
+    assert code == 7
+    assert "budget.max_hours is 1e-07" in err
+    assert len(nodes(slipway)) == 2
+    assert slipway.json("status", FOREVER, *ONE)["workers"][0]["running"]
+
+
 def test_a_pod_without_a_controller_ends_with_the_budget(slipway: Slipway) -> None:
     limits = ["budget.max_hours=1", "cleanup.idle_minutes=null"]
     command = [sys.executable, "-m", "controller", "up", FOREVER, *ONE, *limits, *slipway.base]
