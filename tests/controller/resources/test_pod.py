@@ -382,3 +382,12 @@ def test_flex_start_is_asked_for_through_the_newer_api(project: Project) -> None
     assert made.up().state == "READY"
     made.down()
     assert made.left() == []
+
+
+def test_what_is_worth_saying_of_a_pod_that_is_there(project: Project) -> None:
+    made = pod(project)
+    found = replace(made.node, endpoints=(), labels=())
+    assert [f.check for f in made.node.findings(found)] == ["foreign_pod"]
+    ill = replace(found, labels=(("managed-by", "slipway"),), health="UNHEALTHY_TENSORFLOW")
+    [finding] = made.node.findings(ill)
+    assert str(finding).startswith("tpu.name: Google calls the pod unhealthy_tensorflow")
