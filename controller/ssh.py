@@ -25,7 +25,7 @@ PASSING: frozenset[Kind] = frozenset({"refused", "dropped"})
 """What may be over in a second. Every agent command can be repeated."""
 PASSING_WHILE_FRESH: frozenset[Kind] = frozenset({"refused", "dropped", "timeout", "auth"})
 """What a VM does that has just been created, and learns of its users only after a while."""
-LOOKS = frozenset({"observe", "state"})
+LOOKS = frozenset({"observe", "state", "guard_state"})
 """The agent commands that change nothing."""
 SURVEY_SECONDS = 10.0
 

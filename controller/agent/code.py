@@ -8,7 +8,6 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from .files import AgentError, inside, locked, remove
-from .storage import download, with_retries
 from .tree import tree_files, tree_hash, tree_now
 
 MAX_BYTES = 1 << 30
@@ -26,6 +25,8 @@ def install_code(bucket: str, object: str, sha256: str, tree: str) -> dict[str, 
     Returns:
         {"tree": str, "changed": bool}
     """
+    from .storage import download, with_retries  # HTTP takes a third of the time that `observe` takes to start
+
     folder = inside("code", tree)
     with locked(f"code-{tree}"):
         if tree_now(folder) == tree:

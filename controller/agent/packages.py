@@ -13,7 +13,6 @@ from typing import Any
 
 from .files import AgentError, inside, locked, read_json, remove, root, write_atomic, write_json
 from .process import tool
-from .storage import download, with_retries
 
 NO_VENV = "none"
 UV = "uv==0.13.8"  # used only where the image has no uv
@@ -154,6 +153,8 @@ def _make_from_requirements(folder: Path, python: str, requirements: str, constr
 
 def _bring(venv: str, wheel: dict[str, str]) -> str:
     """Download a wheel, and give the line by which a requirements file names it."""
+    from .storage import download, with_retries  # HTTP takes a third of the time that `observe` takes to start
+
     folder = inside("wheels", venv)
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     target = folder / Path(wheel["name"]).name

@@ -60,6 +60,13 @@ def test_nothing_heavy_is_imported_before_a_connection_is_made() -> None:
     )
 
 
+def test_the_agent_looks_around_without_loading_http() -> None:
+    """It is started on every worker for every look."""
+    script = "import controller.agent.observe, sys; print({'http.client', 'ssl', 'urllib.request'} & set(sys.modules))"
+    argv = [sys.executable, "-S", "-c", script]
+    assert subprocess.run(argv, capture_output=True, text=True, check=True).stdout == "set()\n"
+
+
 # Asking
 
 

@@ -1,0 +1,191 @@
+"""How long the controller takes with a large pod of the emulated cloud; prints the tables of docs/performance.md.
+
+    python -m tests.bench.fleet [--type v5litepod-256] [--repeat 5] [--pyinfra /path/to/pyinfra]
+
+Everything is measured in one run on the same SSH servers, one kind after the other in each round, so that the load of
+the machine concerns all alike. Not run by pytest.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from controller import cli
+from controller.connect import connected, project_of
+from controller.emulator import command, state_folder
+from controller.plan import build
+from controller.reconcile import reconcile
+
+ECHO = 'program.command=[sh,-c,"echo hello"]'
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--type", default="v5litepod-256")
+    parser.add_argument("--repeat", type=int, default=5)
+    parser.add_argument("--pyinfra", help="path of its program; left out, it is not measured")
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        home, repository = Path(folder, "home"), Path(folder, "repository")
+        repository.mkdir()
+        (repository / "hello.txt").write_text("hello\n")
+        os.chdir(repository)
+        os.environ["SLIPWAY_HOME"] = str(home)
+        words = ["cloud=local", "program=command", "env.packages=none", "cleanup.on_success=keep", ECHO]
+        words.append(f"tpu.accelerator_type={options.type}")
+        try:
+            measure(words, options)
+        finally:
+            command(["wipe"], state_folder(str(home)))
+
+
+def measure(words: Sequence[str], options: argparse.Namespace) -> None:
+    print(f"{options.type}, {os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}, median of {options.repeat}\n")
+    first, memory = slipway("up", *words)
+    again, memory_again = slipway("up", *words, "run.seed=1")
+    rows = [("`up` from nothing, echo program", first), ("`up` again, another run on the same pod", again)]
+    config = cli.parse(["up", *words]).checked_config()
+    plan = build(config, project_of(config), Path.cwd())
+    rows.append(("reconcile with nothing to do", repeated(options.repeat, lambda: nothing_to_do(config, plan))))
+    rows.append(("`slipway status`, whole command", repeated(options.repeat, lambda: slipway("status", *words)[0])))
+    table(["what", "seconds"], [[what, f"{seconds:.2f}"] for what, seconds in rows])
+    print(f"memory of the controller during `up`: {max(memory, memory_again)} MB\n")
+    with connected(config) as (world, _):
+        node: Any = plan.node.observe(world, {})
+        fan_out(world, node, words, options)
+
+
+def nothing_to_do(config: Any, plan: Any) -> float:
+    """Seconds to open everything, connections too, and to find that all is as wanted."""
+    began = time.perf_counter()
+    with connected(config) as (world, _):
+        acts: list[str] = []
+        world.events.listen(lambda e: acts.append(e.subject) if e.kind == "step_started" else None)
+        reconcile(plan.resources, world)
+    assert not acts, f"there was something to do: {acts}"
+    return time.perf_counter() - began
+
+
+def fan_out(world: Any, node: Any, words: Sequence[str], options: argparse.Namespace) -> None:
+    """`true` on all workers: a connection each, then again on the connections that are open."""
+    from paramiko import SSHConfig
+
+    ssh_config = SSHConfig.from_path(str(world.state / "localcloud" / "ssh_config"))
+    places = [ssh_config.lookup(endpoint.external or endpoint.internal) for endpoint in node.endpoints]
+    hosts = [(place["hostname"], int(place["port"])) for place in places]
+    key = str(world.keys / "id_ed25519")
+    seen: dict[str, list[float]] = {}
+    for _ in range(options.repeat):
+        for kind, run in (("raw paramiko", raw_paramiko), ("slipway", ours)):
+            cold, warm = run(world, node, hosts, key)
+            seen.setdefault(f"{kind}, cold", []).append(cold)
+            seen.setdefault(f"{kind}, warm", []).append(warm)
+        seen.setdefault("`slipway exec -- true`, whole command", []).append(slipway("exec", *words, "--", "true")[0])
+        if options.pyinfra:
+            seen.setdefault("`pyinfra … exec -- true`, whole command", []).append(pyinfra(options.pyinfra, hosts, key))
+    for warmth in ("cold", "warm"):
+        pairs = zip(seen[f"slipway, {warmth}"], seen[f"raw paramiko, {warmth}"], strict=True)
+        print(f"slipway to raw paramiko, {warmth}: {statistics.median(a / b for a, b in pairs):.2f}")
+    print()
+    table(["`true` on all workers", "seconds"], [[k, f"{statistics.median(v):.2f}"] for k, v in sorted(seen.items())])
+
+
+def raw_paramiko(world: Any, node: Any, hosts: list[tuple[str, int]], key: str) -> tuple[float, float]:
+    import paramiko
+
+    pkey = paramiko.Ed25519Key.from_private_key_file(key)
+    clients = [paramiko.SSHClient() for _ in hosts]
+
+    def connect(i: int) -> None:
+        clients[i].set_missing_host_key_policy(paramiko.MissingHostKeyPolicy())
+        host, port = hosts[i]
+        clients[i].connect(host, port, world.ssh_user, pkey=pkey, look_for_keys=False, allow_agent=False)
+        run(i)
+
+    def run(i: int) -> None:
+        _, out, _ = clients[i].exec_command("true")
+        assert out.channel.recv_exit_status() == 0
+
+    times = at_once(len(hosts), connect), at_once(len(hosts), run)
+    for client in clients:
+        client.close()
+    return times
+
+
+def ours(world: Any, node: Any, hosts: list[tuple[str, int]], key: str) -> tuple[float, float]:
+    fleet = world.make_fleet(world, node)
+
+    def run(i: int) -> None:
+        assert fleet.run(i, "true").exit_code == 0
+
+    times = at_once(len(hosts), run), at_once(len(hosts), run)
+    fleet.close()
+    return times
+
+
+def at_once(count: int, act: Callable[[int], None]) -> float:
+    """Seconds until all of so many threads have done it."""
+    threads = [threading.Thread(target=act, args=(i,)) for i in range(count)]
+    began = time.perf_counter()
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return time.perf_counter() - began
+
+
+def pyinfra(program: str, hosts: list[tuple[str, int]], key: str) -> float:
+    data = {"ssh_user": "slipway", "ssh_key": key, "ssh_strict_host_key_checking": "off"}
+    inventory = [(host, {**data, "ssh_port": port}) for host, port in hosts]
+    Path("inventory.py").write_text(f"workers = {inventory!r}\n")
+    began = time.perf_counter()
+    done = subprocess.run([program, "-y", "inventory.py", "exec", "--", "true"], capture_output=True, text=True)
+    seconds = time.perf_counter() - began
+    Path("inventory.py").unlink()
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
+    return seconds
+
+
+def slipway(*words: str) -> tuple[float, int]:
+    """Run a command; seconds, and the most memory it had, in MB."""
+    argv = [sys.executable, "-P", "-m", "controller", *words]
+    began = time.perf_counter()
+    with quiet() as log:
+        pid = os.posix_spawn(
+            sys.executable, argv, os.environ, file_actions=[(os.POSIX_SPAWN_DUP2, log, f) for f in (1, 2)]
+        )
+        _, status, usage = os.wait4(pid, 0)
+        seconds = time.perf_counter() - began
+        assert status == 0, os.pread(log, 1 << 20, 0).decode()[-3000:]
+    return seconds, usage.ru_maxrss // 1024
+
+
+@contextmanager
+def quiet() -> Iterator[int]:
+    with tempfile.TemporaryFile() as file:
+        yield file.fileno()
+
+
+def repeated(times: int, act: Callable[[], float]) -> float:
+    return statistics.median(act() for _ in range(times))
+
+
+def table(head: list[str], rows: list[list[str]]) -> None:
+    for row in (head, ["---"] * len(head), *rows):
+        print(f"| {' | '.join(row)} |")
+    print()
+
+
+if __name__ == "__main__":
+    main()
