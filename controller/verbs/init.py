@@ -80,7 +80,7 @@ def run(command: Command) -> int:
 
 
 def choices(world: World) -> tuple[list[Choice], str]:
-    """What the project may make and where, the largest quota first; and why the quota is not known, if so."""
+    """What the project may make and where: enough before little, cheap before dear; and why no quota is known, if so."""
     try:
         limits, why = quota_limits(world), ""
     except ServiceDisabled as error:
@@ -98,8 +98,13 @@ def choices(world: World) -> tuple[list[Choice], str]:
                     found.append(Choice(generation, zone, capacity, chips, price))
     known = [choice for choice in found if choice.chips is not None]
     if known:
-        return sorted(known, key=lambda choice: -(choice.chips or 0)), ""
-    return _offered(world, found), why or "Google's answer holds no TPU quota"
+        return sorted(known, key=_rank), ""
+    return sorted(_offered(world, found), key=_rank), why or "Google's answer holds no TPU quota"
+
+
+def _rank(choice: Choice) -> tuple[float, float]:
+    few = FEW_CHIPS if choice.chips is None else min(choice.chips, FEW_CHIPS)
+    return -few, choice.usd_per_chip_hour if choice.usd_per_chip_hour is not None else float("inf")
 
 
 def _offered(world: World, found: list[Choice]) -> list[Choice]:

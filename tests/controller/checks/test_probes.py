@@ -140,3 +140,13 @@ def test_the_emulated_cloud_satisfies_every_check(slipway: Slipway) -> None:
     assert slipway.json("plan", ECHO)["findings"] == []
     calls = {request["call"] for request in slipway.cloud().requests()}
     assert {"projects.getBillingInfo", "services.consumerQuotaMetrics.list", "projects.locations.nodes.list"} <= calls
+
+
+@pytest.mark.e2e
+def test_an_error_stops_up_before_anything_is_made(slipway: Slipway) -> None:
+    fault = {"kind": "http", "status": 403, "match": "GET .*/locations/us-central1-a/nodes$", "times": 9}
+    slipway.cloud().post("faults", {"key": "nodes", "faults": [fault]})
+    code, _, err = slipway("up", ECHO)
+    assert code == 2
+    assert err.startswith("error: tpu.zone: you may not list TPUs in us-central1-a")
+    assert slipway.mutations() == []
