@@ -80,7 +80,7 @@ def run(command: Command) -> int:
 
 
 def choices(world: World) -> tuple[list[Choice], str]:
-    """What the project may make and where: enough before little, cheap before dear; and why no quota is known, if so."""
+    """What the project may make and where, enough before little, cheap before dear; and why no quota is known."""
     try:
         limits, why = quota_limits(world), ""
     except ServiceDisabled as error:
