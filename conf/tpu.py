@@ -28,7 +28,7 @@ class Tpu(Strict):
     name: Annotated[Name | None, VOLATILE] = Field(description="node name; null: derived from cloud, tpu and network")
     runtime_version: str | None = Field(description="VM image; null: the one Google documents for the generation")
     capacity: Annotated[tuple[Tier, ...], BeforeValidator(_one_or_many), VOLATILE] = Field(
-        min_length=1, description="one word or an ordered list, tried in order; spot is cheaper and may be taken away"
+        description="one word or an ordered list, tried in order; spot is cheaper and may be taken away"
     )
     provisioner: Annotated[Literal["auto", "node", "queued"], VOLATILE] = Field(
         description="node: asked for at once; queued: a request that waits for capacity; auto: queued from v4 on"
@@ -62,6 +62,8 @@ class Tpu(Strict):
     @field_validator("capacity")
     @classmethod
     def once(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        if not value:
+            raise ValueError("names no tier")
         if len(set(value)) != len(value):
             raise ValueError("names a tier twice")
         return value

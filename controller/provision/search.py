@@ -99,6 +99,10 @@ class Search:
                 fresh = disk.ensure(world, order.data_disk, place.zone, order.data_disk_gb, self.disk_kind)
             maker.create(world, order, place)
             refusal = self._wait(maker, place)
+        except Interrupted:
+            if place.queued:
+                self._note("the request stays in the queue: `slipway up` goes on waiting, `slipway down` takes it back")
+            raise
         except Conflict as error:
             kind = classify(error.reason, error.message)
             if kind == "name_taken":
@@ -131,19 +135,11 @@ class Search:
             if seen.state != told:
                 told = seen.state
                 world.events.emit("step_started", self.subject, f"{place}: {_plain(told)}", title=self.title)
-            self._sleep(seen)
+            world.clock.sleep(world.pace)
         if seen.state == "READY":
             return None
         maker.delete(world, self.order.name, place.zone)
         return of_state(seen)
-
-    def _sleep(self, seen: Slice) -> None:
-        try:
-            self.world.clock.sleep(self.world.pace)
-        except Interrupted:
-            if seen.queued:
-                self._note("the request stays in the queue: `slipway up` goes on waiting, `slipway down` takes it back")
-            raise
 
     @property
     def patience(self) -> float:

@@ -46,6 +46,9 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
             ["tpu.zone=moon-base1-a", "network.cidr=10.80.0.0/20"],
             "tpu.zone: moon-base1-a has no v5e; known zones: asia-east1-a",
         ),
+        (["tpu.capacity=sopt"], "tpu.capacity.0: input should be 'on_demand', 'spot', 'preemptible', 'reserved' or"),
+        (["tpu.capacity=[]"], "tpu.capacity: names no tier"),
+        (["tpu.capacity=[spot,spot]"], "tpu.capacity: names a tier twice"),
         (["tpu.zone=here"], "tpu.zone: 'here' does not fit: a zone looks like us-central1-a"),
         (
             ["program.command=python train.py"],

@@ -12,7 +12,7 @@ import pytest
 from google.oauth2.credentials import Credentials
 
 from conf.schema import Config
-from controller.clock import Clock
+from controller.clock import Clock, Interrupted
 from controller.compose import compose
 from controller.events import Events
 from controller.google import Google
@@ -31,9 +31,14 @@ class QuickClock(Clock):
     def __init__(self) -> None:
         super().__init__()
         self.slept: list[float] = []
+        self.interrupt_at = 0
+        """How often it may be slept until someone presses Ctrl-C, once; 0: nobody does."""
 
     def sleep(self, seconds: float) -> None:
         self.slept.append(seconds)
+        if self.interrupt_at and len(self.slept) >= self.interrupt_at:
+            self.interrupt_at = 0
+            raise Interrupted
 
 
 @dataclass

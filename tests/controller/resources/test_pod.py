@@ -7,10 +7,11 @@ from typing import Any
 
 import pytest
 
+from controller.clock import Interrupted
 from controller.errors import BudgetSpent, CloudError
 from controller.plan.pod import node_resource
 from controller.reconcile import destroy, reconcile
-from controller.resource import Absent, Pending
+from controller.resource import Absent, Diff, Pending
 from controller.resources.node import Node
 from tests.controller.localcloud.harness import until
 from tests.controller.resources.conftest import Project
@@ -243,6 +244,17 @@ def test_what_still_waits_is_deleted_with_the_pod(project: Project) -> None:
     assert isinstance(made.look(), Pending)
     made.down()
     assert made.left() == []
+
+
+def test_whoever_stops_waiting_is_told_that_the_request_stays(project: Project) -> None:
+    made = pod(project, "tpu.provisioner=queued")
+    project.fault(kind="stockout", times=100000)
+    project.clock.interrupt_at = 3
+    with pytest.raises(Interrupted):
+        made.node.apply(project.world, {}, Diff("create"))
+    assert "the request stays in the queue: `slipway up` goes on waiting, `slipway down` takes it back" in made.notes
+    assert isinstance(made.look(), Pending)
+    made.down()
 
 
 @WAYS
