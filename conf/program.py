@@ -63,7 +63,8 @@ class Env(Strict):
         "sees what the worker's own Python has installed; none: no venv"
     )
     requirements: str | None = Field(
-        description="with packages=requirements: the file, relative to the shipped repository"
+        description="with packages=requirements: the file, relative to the shipped repository; null: an empty venv, "
+        "which program.setup fills"
     )
     vars: dict[EnvName, str] = Field(
         description="environment of the program; {bucket}, {run_dir} and {assets.models.NAME} are filled in; no "

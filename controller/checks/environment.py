@@ -20,7 +20,7 @@ OLDEST_PYTHON = (3, 11)
 def requirements_are_named(config: Config) -> Iterator[Finding]:
     """A venv of requirements needs their file, and a file that nobody reads is a mistake."""
     wanted = config.env.packages == "requirements"
-    if wanted and config.env.requirements is None:
+    if wanted and config.env.requirements is None and not config.program.setup:
         words = "env.packages=requirements installs a file of your repository; name it, e.g. requirements.txt"
         yield Finding("requirements", "error", "env.requirements", words)
     elif not wanted and config.env.requirements is not None:

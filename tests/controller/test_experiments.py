@@ -20,8 +20,8 @@ from controller.resource import Resource
 EXPERIMENTS = {
     # accelerator type, zone, workers, runtime version, Python
     "simply_gemma2_2b_gsm8k": ("v5litepod-16", "us-central1-a", 4, "v2-alpha-tpuv5-lite", "3.12"),
-    "trm_e1_1_baseline_xla": ("v4-32", "us-central2-b", 4, "tpu-ubuntu2204-base", "3.10"),
-    "trm_stable1": ("v4-64", "us-central2-b", 8, "tpu-ubuntu2204-base", "3.10"),
+    "trm_e1_1_baseline_xla": ("v4-32", "us-central2-b", 4, "tpu-ubuntu2204-base", "3.11"),
+    "trm_stable1": ("v4-64", "us-central2-b", 8, "tpu-ubuntu2204-base", "3.11"),
     "nanochat_d16_v5e8": ("v5litepod-8", "us-west4-a", 1, "v2-alpha-tpuv5-lite", "3.11"),
     "nanochat_d16_v6e4": ("v6e-4", "asia-northeast1-b", 1, "v2-alpha-tpuv6e", "3.11"),
     "nash_mhc_3b": ("v6e-8", "us-east5-b", 1, "v2-alpha-tpuv6e", "3.11"),
@@ -58,7 +58,9 @@ def test_the_plan_is_whole(name: str, repository: list[str]) -> None:
     assert found == (kind, zone, workers, runtime)
     assert config.env.python == python
     kinds = {resource.kind for resource in plan.resources}
-    assert kinds >= {"services", "network", "subnet", "nat", "firewall", "bucket", "node", "ssh", "venv", "setup"}
+    assert kinds >= {"services", "bucket", "bucket roles of", "code", "node", "ssh", "venv", "setup", "run config"}
+    network = {"network", "subnet", "router", "nat", "firewall"}
+    assert network & kinds == (set() if config.tpu.adopt else network)  # an adopted pod has a network already
     assert plan.snapshot.files == ("README.md",)
     assert not [word for word in plan.argv if "{" in word], plan.argv
 
