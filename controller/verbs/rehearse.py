@@ -34,6 +34,8 @@ if TYPE_CHECKING:
 
 OURS = frozenset({"cloud", "cloud.project"})
 """Keys that a rehearsal decides by itself."""
+DEFAULTS = ("scale=tiny", "env.packages=image", "env.requirements=null")
+"""What it decides where the command line does not: small, and with the packages that are here, nothing downloaded."""
 SECONDS_BEFORE_PREEMPTION = 4.0
 
 
@@ -68,16 +70,14 @@ def run(command: Command) -> int:
 def _scaled(command: Command) -> tuple[Config, Path]:
     """The config of the rehearsal, and the folder where its emulated cloud lives."""
     words = [word for word in command.overrides if word.lstrip("+").partition("=")[0] not in OURS]
-    scale = [] if any(word.lstrip("+").startswith("scale=") for word in words) else ["scale=tiny"]
-    config = replace(command, overrides=(*words, "cloud=local", *scale)).checked_config()
+    given = {word.lstrip("+").partition("=")[0] for word in words}
+    ours = [word for word in DEFAULTS if word.partition("=")[0] not in given]
+    config = replace(command, overrides=(*words, "cloud=local", *ours)).checked_config()
     assert isinstance(config.cloud, LocalCloud)
     folder = Path(config.run.state_dir).expanduser() / "rehearsals" / config.run.name
     cloud = config.cloud.model_copy(update={"faults": config.cloud.faults or misfortune(config)})
     run = config.run.model_copy(update={"state_dir": str(folder)})
-    env = config.env
-    if not any(word.lstrip("+").startswith("env.packages=") for word in words):
-        env = env.model_copy(update={"packages": "image", "requirements": None})  # so that nothing is downloaded
-    return config.model_copy(update={"cloud": cloud, "run": run, "env": env}), folder
+    return config.model_copy(update={"cloud": cloud, "run": run}), folder
 
 
 def _make_beforehand(config: Config, world: World) -> None:
@@ -164,7 +164,7 @@ def _show(command: Command, plan: Plan, facts: Sequence[Fact]) -> None:
 
 def _how_to_look(command: Command, folder: Path) -> str:
     words = [word for word in command.overrides if word.lstrip("+").partition("=")[0] not in {*OURS, "scale"}]
-    again = shlex.join([*words, "cloud=local", "scale=tiny", "env.packages=image", f"run.state_dir={folder}"])
+    again = shlex.join([*words, "cloud=local", *DEFAULTS, f"run.state_dir={folder}"])
     return f"kept until the next rehearsal of it; look with `slipway status {again}`, and logs, verify, ssh alike"
 
 

@@ -58,7 +58,7 @@ def test_the_plan_is_whole(name: str, repository: list[str]) -> None:
     assert found == (kind, zone, workers, runtime)
     assert config.env.python == python
     kinds = {resource.kind for resource in plan.resources}
-    assert kinds >= {"services", "bucket", "bucket roles of", "code", "node", "ssh", "venv", "setup", "run config"}
+    assert kinds >= {"services", "bucket", "code", "node", "ssh", "venv", "setup", "run config"}
     network = {"network", "subnet", "router", "nat", "firewall"}
     assert network & kinds == (set() if config.tpu.adopt else network)  # an adopted pod has a network already
     assert plan.snapshot.files == ("README.md",)
