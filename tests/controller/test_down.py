@@ -101,6 +101,23 @@ def test_down_leaves_what_is_shared_and_down_all_nothing(slipway: Slipway, cloud
     assert slipway.mutations()[told:] == []
 
 
+def test_all_that_can_be_made_goes_again_also_where_the_config_names_it_no_more(slipway: Slipway, cloud: Cloud) -> None:
+    """Parts in two regions, a rule for this machine, a disk, a budget; shared parts by a config of one region."""
+    someone_else(cloud)
+    before = state(slipway)
+    kept = ["cloud.bucket_location=us", "cloud.bucket=slipway-everything", "network.laptop=auto", "tpu.data_disk_gb=10"]
+    kept += ["cloud.billing_budget={account: 012345-6789AB-CDEF01, usd: 10, thresholds: [0.5]}"]
+    more = ["tpu.zones=[us-west4-a]"]
+    assert slipway("up", KEEP, *POD, *kept, *more)[0] == 0
+    new = added(before, state(slipway))
+    there = leaves(new["compute"])
+    assert {"slipway-us-west4", "slipway-allow-internal-us-west4", "slipway-allow-laptop"} <= set(there)
+    assert slipway("down", *POD, *kept, *more)[0] == 0  # zones are part of the pod's name
+    code, _, err = slipway("down", "--all", "--yes", *POD, *kept)
+    assert (code, err) == (0, "")
+    assert state(slipway) == before
+
+
 @pytest.fixture
 def made(slipway: Slipway) -> dict[str, Any]:
     """What a run leaves for the next one."""
