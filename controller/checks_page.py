@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import ast
+import importlib
 import inspect
+import pkgutil
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from types import ModuleType
 
+from controller import resources
 from controller.preflight import modules
 
 HEAD = """# Checks
@@ -63,7 +66,40 @@ def page() -> str:
             live = ", *live*" if row.live else ""
             keys = ", ".join(f"`{key}`" if "." in key or " " not in key else key for key in row.keys)
             parts.append(f"| `{row.name}` | {row.severity}{live} | {keys} | {row.why.replace('|', '/')} |\n")
+    parts.append("\n## Is what is there already as it should be? Asked of each thing, *live*\n\n")
+    parts.append("| id | | key | says |\n|---|---|---|---|\n")
+    parts += [f"| `{r.name}` | {r.severity} | `{r.keys[0]}` | {r.why.replace('|', '/')} |\n" for r in of_resources()]
     return "".join(parts)
+
+
+def of_resources() -> Iterator[Row]:
+    """What the resources' own `findings` say of an observed thing, in their words."""
+    for found in pkgutil.iter_modules(resources.__path__, f"{resources.__name__}."):
+        source = inspect.getsource(importlib.import_module(found.name))
+        if "Finding(" not in source:
+            continue
+        for owner in ast.parse(source).body:
+            if isinstance(owner, ast.ClassDef):
+                yield from _of_class(owner)
+
+
+def _of_class(owner: ast.ClassDef) -> Iterator[Row]:
+    methods = {method.name: method for method in owner.body if isinstance(method, ast.FunctionDef)}
+    for call in _findings(methods["findings"], {}) if "findings" in methods else ():
+        words = call.args[3]
+        before = [
+            node.value
+            for node in ast.walk(methods["findings"])
+            if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name) and node.lineno < call.lineno
+            and isinstance(words, ast.Name) and node.targets[0].id == words.id
+        ]  # fmt: skip
+        if before:
+            words = max(before, key=lambda value: value.lineno)
+        elif isinstance(words, ast.Call) and isinstance(words.func, ast.Attribute) and words.func.attr in methods:
+            said = [node.value for node in ast.walk(methods[words.func.attr]) if isinstance(node, ast.Return)]
+            words = said[0] or words
+        row = _row(call, "", live=True)
+        yield Row(row.name, row.severity, row.keys, " ".join((_text(words) or "").split()), live=True)
 
 
 def _findings(function: ast.FunctionDef, functions: dict[str, ast.FunctionDef]) -> Iterator[ast.Call]:

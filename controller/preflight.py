@@ -47,7 +47,7 @@ def by_severity(findings: list[Finding]) -> list[Finding]:
 
 
 def _asked(ask: Any, config: Config, world: World) -> list[Finding]:
-    name = ask.__name__
+    name = ask.__name__.replace("_", " ")
     try:
         return list(ask(config, world))
     except (NoCredentials, ServiceDisabled):

@@ -89,13 +89,19 @@ class Spending:
         usd = sum(life.hours(now) * (life.usd_per_hour or 0.0) for life in lives)
         return Spent(hours, None if None in known or not lives else usd)
 
-    def begin(self, node: Node) -> None:
-        """The run has this pod from now on, or, if it is its first user, has had it since it was made."""
+    def begin(self, node: Node, *, if_new: bool = False) -> None:
+        """The run has this pod from now on, or, if it is its first user, has had it since it was made.
+
+        Args:
+            if_new: only if no run has had it yet.
+        """
         mine = [life for life in self.lives() if life.uid == node.uid]
         if any(life.ended is None for life in mine):
             return
         now = self._clock.now()
         claim = claim_of(self._google, self._bucket, node.name, node.uid)
+        if claim and if_new:
+            return
         began = node.created if node.created and not claim else now
         if claim and claim["latest"] != self._run_id:
             self._of(claim["latest"]).end(f"taken over by {self._run_id}")

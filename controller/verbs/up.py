@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -123,7 +123,7 @@ class Up:
         """Reconcile, launch and follow once. The outcome is None when detached."""
         plan, world = self.plan, self.world
         try:
-            node: Node = reconcile(plan.resources, world)[plan.node.id]
+            node: Node = self._made()
             fleet = world.fleet(node)
             with self._turn(fleet):
                 self.spending.begin(node)
@@ -146,6 +146,17 @@ class Up:
         if outcome is None:
             self.view.detached()
         return outcome, started.attempt
+
+    def _made(self) -> Node:
+        """The pod, and all that the program needs there. A pod that was made and cannot be used has cost as well."""
+        try:
+            return reconcile(self.plan.resources, self.world)[self.plan.node.id]
+        except SlipwayError:
+            with suppress(SlipwayError):
+                seen = self.plan.node.observe(self.world, {})
+                if isinstance(seen, Node) and seen.uid:
+                    self.spending.begin(seen, if_new=True)
+            raise
 
     def _tell_watchdog(self, node: Node) -> None:
         """How long this run may have the pod; only now is it ours alone."""

@@ -142,6 +142,8 @@ def test_a_pod_that_another_run_left_counts_from_when_it_was_taken_over() -> Non
     books.of("first").begin(books.pod("one"))
     books.later(3)
     second = books.of("second")
+    second.begin(books.pod("one"), if_new=True)
+    assert second.lives() == []
     second.begin(books.pod("one"))
     books.later(1)
     assert second.spent().hours == pytest.approx(1.0)
