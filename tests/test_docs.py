@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from controller import cli
+from controller import cli, recall
 from controller.compose import groups
 
 ROOT = Path(__file__).parents[1]
@@ -32,6 +32,8 @@ def test_commands_are_understood(words: str, monkeypatch: pytest.MonkeyPatch) ->
         command = replace(command, overrides=(*command.overrides, "cloud=local"))
     if command.verb in ("orphans", "init"):
         assert command.bare_config()
+    elif command.verb in recall.VERBS and not command.overrides:
+        return  # means the run that was started last
     elif command.verb != "localcloud":
         _, findings = command.config()
         assert [str(f) for f in findings if f.severity == "error"] == []

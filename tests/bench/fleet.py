@@ -96,7 +96,7 @@ def fan_out(world: Any, node: Any, words: Sequence[str], options: argparse.Names
             seen.setdefault("`pyinfra … exec -- true`, whole command", []).append(pyinfra(options.pyinfra, hosts, key))
     for warmth in ("cold", "warm"):
         pairs = zip(seen[f"slipway, {warmth}"], seen[f"raw paramiko, {warmth}"], strict=True)
-        print(f"slipway to raw paramiko, {warmth}: {statistics.median(a / b for a, b in pairs):.2f}")
+        print(f"ratio to raw paramiko, {warmth}: {statistics.median(a / b for a, b in pairs):.2f}")
     print()
     table(["`true` on all workers", "seconds"], [[k, f"{statistics.median(v):.2f}"] for k, v in sorted(seen.items())])
 
