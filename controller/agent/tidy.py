@@ -9,7 +9,7 @@ from typing import Any
 
 from .attempt import active, situation
 from .files import AgentError, locked, read_json, root, wait_until, write_json
-from .process import alive, boot_id, marked, send, tool
+from .process import alive, boot_id, marked_of, send, tool
 
 THP = "kernel/mm/transparent_hugepage/enabled"
 """https://docs.kernel.org/admin-guide/mm/transhuge.html; JAX warns on TPU VMs where it is not `always`."""
@@ -20,7 +20,7 @@ def untidy() -> list[str]:
     if active():
         return []
     found = [f"stale {_lockfile()}"] if _lockfile().exists() and not _holders(_lockfile()) else []
-    found += [f"process {pid} of {folder.parent.name}, {folder.name}" for folder in _ended() for pid in _left(folder)]
+    found += [f"process {pid} of {folder.parent.name}, {folder.name}" for folder, pids in _left() for pid in pids]
     if _huge_pages() == "off" and _given_up() is None:
         found.append("transparent huge pages are off")
     return found
@@ -43,10 +43,9 @@ def put_in_order() -> dict[str, Any]:
     if _lockfile().exists() and not _holders(_lockfile()):
         _as_root(["rm", "-f", str(_lockfile())], lambda: _lockfile().unlink())
         done.append(f"removed the stale {_lockfile()}")
-    for folder in _ended():
-        if pids := _left(folder):
-            _end(folder, pids)
-            done.append(f"ended what was left of {folder.parent.name}, {folder.name}")
+    for folder, pids in _left():
+        _end(folder, pids)
+        done.append(f"ended what was left of {folder.parent.name}, {folder.name}")
     if _huge_pages() == "off" and _given_up() is None:
         path = _sysfs() / THP
         try:
@@ -81,20 +80,16 @@ def _holders(path: Path) -> list[int]:
     return found
 
 
-def _ended() -> list[Path]:
-    """The attempts of this boot that have ended."""
+def _left() -> list[tuple[Path, list[int]]]:
+    """Processes of attempts that have ended: on record, or marked by the environment that they were given."""
     folders = [path.parent for path in sorted(root().glob("runs/*/attempt-*/pid.json"))]
+    begun = {folder: read_json(folder / "pid.json") for folder in folders}
     now = boot_id()
-    return [f for f in folders if read_json(f / "pid.json")["boot_id"] == now and situation(f)["state"] == "exited"]
-
-
-def _left(folder: Path) -> list[int]:
-    """Processes of an attempt that has ended: on record, or marked by the environment that they were given."""
-    begun, situated = read_json(folder / "pid.json"), situation(folder)
-    if situated.get("uploading"):
-        return []
-    recorded = [begun["program"]["pid"]] if alive(begun["program"]) else []
-    return sorted({*recorded, *marked(folder)})
+    here = [folder for folder in folders if begun[folder]["boot_id"] == now]
+    ended = [f for f in here if (s := situation(f))["state"] == "exited" and not s.get("uploading")]
+    marks = marked_of(ended)
+    alive_of = {f: [begun[f]["program"]["pid"]] if alive(begun[f]["program"]) else [] for f in ended}
+    return [(f, pids) for f in ended if (pids := sorted({*alive_of[f], *marks[f]}))]
 
 
 def _end(folder: Path, pids: list[int]) -> None:
@@ -103,7 +98,7 @@ def _end(folder: Path, pids: list[int]) -> None:
         send(os.killpg, program["pid"], signal.SIGKILL)
     for pid in pids:
         send(os.kill, pid, signal.SIGKILL)
-    wait_until(lambda: not _left(folder), 10.0)
+    wait_until(lambda: folder not in dict(_left()), 10.0)
 
 
 def _sysfs() -> Path:

@@ -1,0 +1,36 @@
+"""How far a transfer is: now and then, in words and in figures."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any, cast
+
+from controller.clock import Clock
+from controller.events import Event, Events
+from controller.progress import Progress, size_words
+
+
+class Stepping(Clock):
+    """Time that passes when it is told to."""
+
+    time = 0.0
+
+    def now(self) -> float:
+        return self.time
+
+
+def test_it_tells_bytes_and_rate_once_a_second() -> None:
+    clock, told = Stepping(), list[Event]()
+    events = Events(clock)
+    events.listen(told.append)
+    progress = Progress(cast(Any, SimpleNamespace(clock=clock, events=events)), "model/gemma", 4_000_000_000)
+    for _ in range(10):
+        clock.time += 0.25
+        progress.moved(100_000_000)
+    assert [event.words for event in told] == ["400 MB of 4 GB, 400 MB/s", "800 MB of 4 GB, 400 MB/s"]
+    assert told[0].data == {"bytes": 400_000_000, "total": 4_000_000_000, "bytes_per_second": 400_000_000}
+    assert (told[0].kind, told[0].subject) == ("progress", "model/gemma")
+
+
+def test_sizes() -> None:
+    assert [size_words(n) for n in (0, 999, 1e3, 1.5e6, 2.34e9)] == ["0 B", "999 B", "1 kB", "1.5 MB", "2.34 GB"]
