@@ -6,6 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
+from controller.errors import WorkersDisagree
 from controller.google import NoCredentials, ServiceDisabled
 from controller.reconcile import ordered
 from controller.resource import Absent, Diff, Pending, Resource, Unknown
@@ -60,5 +61,5 @@ def _look(resource: Resource, world: World, have: dict[str, Any]) -> Any:
         return Unknown(str(error))
     except ServiceDisabled as error:
         return Unknown(f"{error.service} is not enabled yet; up enables it")
-    except (WorkerError, WorkersFailed) as error:
+    except (WorkerError, WorkersFailed, WorkersDisagree) as error:
         return Unknown(str(error))

@@ -73,8 +73,9 @@ def snapshot(config: Config, folder: Path) -> Snapshot:
         found = [p for p in root.rglob("*.py") if _is_source(p)]
     else:
         state = Path(config.run.state_dir).expanduser()
-        root = checked_out(config.code.repository, state) if config.code.repository else _repository(folder)
-        found = _included(root, _listed(root), config.code.exclude)
+        other = config.code.repository
+        root = checked_out(other, state) if other else _repository(folder)
+        found = _included(root, _listed(root, tracked_only=other is not None), config.code.exclude)
     files = tuple(sorted(p.relative_to(root).as_posix() for p in found))
     if not files:
         raise ConfigError(f"program: {root} holds no files to ship; run from your repository, or use program=trainer")
@@ -93,9 +94,9 @@ def _repository(folder: Path) -> Path:
     return Path(git.stdout.strip()) if git.returncode == 0 else folder
 
 
-def _listed(root: Path) -> list[Path]:
+def _listed(root: Path, *, tracked_only: bool = False) -> list[Path]:
     """Regular files that git tracks or would add; without git every file that no .gitignore of the root names."""
-    command = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
+    command = ["git", "ls-files", "-z", "--cached", *(() if tracked_only else ("--others", "--exclude-standard"))]
     git = subprocess.run(command, cwd=root, capture_output=True, text=True, check=False)
     names = set(filter(None, git.stdout.split("\0"))) if git.returncode == 0 else _unignored(root)
     return [root / name for name in names if (root / name).is_file() and not (root / name).is_symlink()]

@@ -67,7 +67,9 @@ def settle(folder: Path, how: dict[str, Any], before_masking: Callable[[], None]
     record = {**how, "started": begun["started"], "upload": "pending" if bucket else "none", "upload_error": None}
     write_json(path, record)
     before_masking()
-    Mask.of(folder.parent).cover(folder / "log")
+    mask = Mask.of(folder.parent)
+    for shown in (folder / "log", folder.parent / "metrics.jsonl", folder.parent / "summary.json"):
+        mask.cover(shown)
     forget(folder.parent)
     if bucket:
         done = {**record, "upload": "done"}

@@ -7,9 +7,8 @@ from typing import Any
 
 from .attempt import active
 from .files import inside, read_json, root
-from .packages import image, venv_state
+from .packages import image, setup_state, venv_state
 from .process import boot_id
-from .setup import setup_state
 from .tidy import free_gb, untidy
 from .tree import file_hash, tree_now
 

@@ -13,6 +13,7 @@ from typing import Any
 
 from .files import AgentError, inside, locked, read_json, remove, root, write_atomic, write_json
 from .process import tool
+from .secrets import handed_to_a_tool
 
 NO_VENV = "none"
 UV = "uv==0.13.8"  # used only where the image has no uv
@@ -73,6 +74,7 @@ def install_venv(
     index: str | None = None,
     constraints: dict[str, str] | None = None,
     wheels: list[dict[str, str]] | None = None,
+    secrets: dict[str, str] | None = None,
 ) -> dict[str, Any]:
     """Make a virtual environment, unless it is here and unaltered.
 
@@ -87,6 +89,7 @@ def install_venv(
         constraints: for "requirements", the version by name that everything must have; a venv with others is made anew.
         wheels: for "requirements", {bucket, object, sha256, name, before, after} of wheels that are installed too:
             their requirement reads BEFORE @ file://… AFTER.
+        secrets: for "requirements", variables of the installer, so that it gets into a private index; not kept.
 
     Returns:
         What `venv_state` says, and {"changed": bool}.
@@ -104,13 +107,20 @@ def install_venv(
             _make_from_lock(folder, python or "3.11", requirements, index)
         elif packages == "requirements":
             fetched = "".join(f"{_bring(folder.name, wheel)}\n" for wheel in wheels or [])
-            _make_from_requirements(folder, python or "3.11", requirements + fetched, constraints or {})
+            with handed_to_a_tool(secrets or {}) as env:
+                _make_from_requirements(folder, python or "3.11", requirements + fetched, constraints or {}, env)
         else:
             raise AgentError(f"packages is {packages!r}; it can be lock, requirements or image")
         versions = _visible(folder, folders)
         mark = {"folders": folders, "versions": versions, "installed": versions, "id": os.urandom(8).hex()}
         write_json(folder / "slipway.json", mark)
         return {**(venv_state(folder.name) or {}), "changed": True}
+
+
+def setup_state(run_id: str, venv: str) -> str | None:
+    """The key of the setup that this run had here, None without one, or if its venv was made anew since."""
+    done, now = read_json(inside("runs", run_id) / "setup.json"), venv_state(venv)
+    return done["key"] if done and now and done["venv"] == now["id"] else None
 
 
 def accept_changes(venv: str) -> None:
@@ -141,14 +151,18 @@ def _make_from_lock(folder: Path, python: str, requirements: str, index: str | N
     tool([uv(), "pip", "sync", "--quiet", "--require-hashes", f"--python={folder}/bin/python", *source, str(lock)])
 
 
-def _make_from_requirements(folder: Path, python: str, requirements: str, constraints: dict[str, str]) -> None:
+def _make_from_requirements(
+    folder: Path, python: str, requirements: str, constraints: dict[str, str], env: dict[str, str]
+) -> None:
     _make(folder, python)
     wanted, exact = folder / "requirements.txt", folder / "constraints.txt"
     write_atomic(wanted, requirements.encode())
-    own = requirements.lower().replace("_", "-")  # what comes as a wheel of a local folder cannot be constrained too
+    # What comes as a wheel of a local folder cannot be constrained too.
+    own = re.sub(r"\[[^\]]*\]", "", requirements.lower().replace("_", "-"))
     pins = [f"{name}=={version}\n" for name, version in constraints.items() if f"{name} @ " not in own]
     write_atomic(exact, "".join(pins).encode())
-    tool([uv(), "pip", "install", "--quiet", f"--python={folder}/bin/python", f"--constraint={exact}", f"-r{wanted}"])
+    argv = [uv(), "pip", "install", "--quiet", f"--python={folder}/bin/python", f"--constraint={exact}", f"-r{wanted}"]
+    tool(argv, env={**os.environ, **env})
 
 
 def _bring(venv: str, wheel: dict[str, str]) -> str:

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
-from .files import read_json, size_of, write_atomic, write_json
+from .files import AgentError, read_json, root, size_of, write_atomic, write_json
 from .tree import CHUNK
 
 SHORTEST = 6
@@ -36,6 +38,23 @@ def forget(run: Path) -> None:
     """Once the program has ended and its log is masked."""
     for name in ("netrc", "secrets"):
         (run / name).unlink(missing_ok=True)
+
+
+@contextmanager
+def handed_to_a_tool(secrets: dict[str, str]) -> Iterator[dict[str, str]]:
+    """The variables for a tool that runs now; the file of NETRC is there for as long. Its complaints are masked."""
+    netrc, mask = root() / f".netrc-{os.getpid()}", Mask(secrets)
+    given = dict(secrets)
+    try:
+        if "NETRC" in given:
+            write_atomic(netrc, given["NETRC"].encode())
+            given["NETRC"] = str(netrc)
+        yield given
+    except AgentError as error:
+        words, detail = (mask.masked(text.encode()).decode() for text in (str(error), error.detail))
+        raise AgentError(words, detail) from None
+    finally:
+        netrc.unlink(missing_ok=True)
 
 
 class Mask:

@@ -10,18 +10,12 @@ from typing import Any
 
 from .code import check_out
 from .config import checked_env, run_environment
-from .files import AgentError, inside, locked, read_from, read_json, size_of, write_json
-from .packages import accept_changes, venv_state
+from .files import AgentError, inside, locked, read_from, size_of, write_json
+from .packages import accept_changes, setup_state, venv_state
 from .secrets import Mask, forget, keep
 from .secrets import environment as secrets_of
 
 TAIL_BYTES = 4000
-
-
-def setup_state(run_id: str, venv: str) -> str | None:
-    """The key of the setup that this run had here, None without one, or if its venv was made anew since."""
-    done, now = read_json(inside("runs", run_id) / "setup.json"), venv_state(venv)
-    return done["key"] if done and now and done["venv"] == now["id"] else None
 
 
 def run_setup(

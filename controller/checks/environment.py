@@ -31,9 +31,13 @@ def requirements_are_named(config: Config) -> Iterator[Finding]:
 def python_is_new_enough(config: Config) -> Iterator[Finding]:
     """JAX from 0.7 on needs Python 3.11; the images of TPU VMs have 3.10, with which pip quietly takes an old JAX."""
     version = tuple(int(part) for part in config.env.python.split(".")[:2])
-    if config.env.packages in ("lock", "requirements") and version < OLDEST_PYTHON:
-        words = f"{config.env.python} caps JAX at 0.6.2, silently; choose 3.11 or later"
+    if version >= OLDEST_PYTHON:
+        return
+    words = f"{config.env.python} caps JAX at 0.6.2, silently; choose 3.11 or later"
+    if config.env.packages == "lock":
         yield Finding("python", "error", "env.python", words)
+    elif config.env.requirements is not None:
+        yield Finding("python", "warning", "env.python", words)
 
 
 def trainer_has_jax(config: Config) -> Iterator[Finding]:

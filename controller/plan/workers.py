@@ -85,6 +85,7 @@ def worker_resources(run: Prepared) -> Iterator[Resource]:
         run.requirements.text,
         **on_all,
         bucket=code.bucket,
+        vault=run.vault,
         wheels=run.wheels.id if run.wheels else None,
         needs=(tidied.id, *((run.wheels.id,) if run.wheels else ())),
     )

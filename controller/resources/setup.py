@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from conf.schema import digest
+from controller.errors import WorkersDisagree
 from controller.resource import Diff, Have
 from controller.resources.workers import OnWorkers
 from controller.ssh import WorkersFailed
@@ -36,7 +37,11 @@ class Setup(OnWorkers):
         return f"setup: {len(self.commands)} commands on {len(self.done)} workers"
 
     def observe(self, world: World, have: Have) -> Self:
-        return replace(self, done=self.ask(world, have, lambda a: a["setup"], run_id=self.name, venv=self.venv))
+        seen = self.ask(world, have, lambda a: (a["setup"], a["venv"]), run_id=self.name, venv=self.venv)
+        done = tuple(pair[0] if isinstance(pair, tuple) else pair for pair in seen)
+        if done == self.done:
+            _refuse_differences([pair[1]["versions"] for pair in seen])
+        return replace(self, done=done)
 
     def apply(self, world: World, have: Have, diff: Diff) -> None:
         payload = {
@@ -54,3 +59,13 @@ class Setup(OnWorkers):
             raise WorkersFailed(
                 f"worker {first.worker} printed:\n{first.detail.rstrip()}\n{failed}", failed.errors
             ) from None
+
+
+def _refuse_differences(versions: list[dict[str, str]]) -> None:
+    """A setup leaves versions open; workers that got different ones would compute different things, or hang."""
+    for worker, found in enumerate(versions):
+        if found != versions[0]:
+            name = min(found.items() ^ versions[0].items())[0]
+            here, there = found.get(name, "none"), versions[0].get(name, "none")
+            words = f"{name} is {here} on worker {worker} and {there} on worker 0; name its version in program.setup"
+            raise WorkersDisagree(words)

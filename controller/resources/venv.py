@@ -14,6 +14,7 @@ from controller.resource import Diff, Have
 from controller.resources.workers import OnWorkers
 
 if TYPE_CHECKING:
+    from controller.secrets import Vault
     from controller.world import World
 
 
@@ -30,6 +31,7 @@ class Venv(OnWorkers):
     python: str = field(compare=False)
     requirements: str = field(compare=False)
     bucket: str = field(compare=False)
+    vault: Vault = field(compare=False, repr=False)
     wheels: str | None = field(default=None, compare=False)
     intact: tuple[bool, ...]
 
@@ -52,7 +54,7 @@ class Venv(OnWorkers):
             "none": "no venv: the Python of the image",
             "image": "venv: Python with the image's packages",
             "lock": f"venv: Python with {count} packages",
-            "requirements": f"venv: Python with {count} requirements",
+            "requirements": f"venv: Python with {count} requirements" if count else "venv: an empty one",
         }
         return kinds[self.packages]
 
@@ -71,6 +73,7 @@ class Venv(OnWorkers):
             "requirements": self.requirements,
             "constraints": frozen,
             "wheels": have[self.wheels].built if self.wheels else (),
+            "secrets": self.vault.values() if self.packages == "requirements" else {},
         }
         made = self.act(world, have, "install_venv", payload, diff, "intact")
         if self.packages == "requirements" and frozen is None:

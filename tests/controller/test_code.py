@@ -49,6 +49,7 @@ def test_another_repository_is_shipped_at_its_commit_and_cloned_once(tmp_path: P
     assert found.files == ("train.py",)
     assert (found.root / "train.py").read_text() == "first"
     (tmp_path / "r").rename(tmp_path / "gone")
+    (found.root / "made.txt").write_text("by a build")
     assert snapshot(config(tmp_path, *words), tmp_path).sha256 == found.sha256
 
 

@@ -100,3 +100,12 @@ def test_git_is_on_record_beside_the_results(slipway: Slipway) -> None:
     assert f"runs/{run}/diff.patch" in objects
     blobs = (slipway.home / "localcloud/blobs").rglob("*")
     assert commit.encode() in b"".join(p.read_bytes() for p in blobs if p.is_file())
+
+
+def test_a_setup_that_leaves_workers_different_is_refused(slipway: Slipway) -> None:
+    site = "$(python -c 'import sysconfig; print(sysconfig.get_path(\"purelib\"))')"
+    (slipway.repository / "install.sh").write_text(f'mkdir -p "{site}/thing-1.$TPU_WORKER_ID.dist-info"\n')
+    slipway.packages = "requirements"
+    code, _, err = slipway("up", "program.command=[echo]", "program.setup=[[sh,install.sh]]", PYTHON)
+    assert code == 4
+    assert "thing is 1.1 on worker 1 and 1.0 on worker 0; name its version in program.setup" in err

@@ -126,6 +126,20 @@ def test_a_wheel_comes_from_the_bucket(worker: Worker, wheels: Path) -> None:
     assert python_in(worker, "r1", "import tiny_thing; print(tiny_thing.answer)") == "42"
 
 
+def test_secrets_open_a_private_index_and_are_gone_afterwards(worker: Worker, tmp_path: Path) -> None:
+    """A stand-in for uv says what it sees; its complaint is masked."""
+    (tools := tmp_path / "tools").mkdir()
+    (tools / "uv").write_text('#!/bin/sh\n[ "$1" = venv ] || { cat "$NETRC" >&2; echo "error: $KEY" >&2; exit 2; }\n')
+    (tools / "uv").chmod(0o700)
+    worker.extra = {"PATH": f"{tools}:{worker.environment['PATH']}"}
+    order = {"packages": "requirements", "fingerprint": "r1", "requirements": "tiny-thing\n"}
+    secrets = {"NETRC": "machine index password open-sesame\n", "KEY": "hf_secret"}
+    said = worker.refusal("install_venv", **order, secrets=secrets)
+    assert said["error"] == "uv pip failed with exit code 2: error: *********"
+    assert said["detail"].startswith("machine index password ***********\n")
+    assert not [p for p in worker.home.rglob("*") if p.is_file() and b"open-sesame" in p.read_bytes()]
+
+
 def test_no_venv_is_the_python_of_the_image(worker: Worker) -> None:
     seen = worker.ask("observe", venv="none")["venv"]
     assert (seen["ok"], seen["versions"]["pytest"]) == (True, pytest.__version__)

@@ -46,6 +46,12 @@ def test_while_it_lives_they_are_in_one_private_file_and_the_stream_is_masked(ru
     assert run.ended()["code"] == 0
 
 
+def test_the_files_that_slipway_reads_are_masked_too(run: Run) -> None:
+    script = "import json, os; json.dump({'x': os.environ['HF_TOKEN']}, open('../summary.json', 'w'))"
+    run.start(script, secrets={"HF_TOKEN": SECRET})
+    assert run.ended()["summary"] == {"x": "*" * len(SECRET)}
+
+
 def test_a_start_that_is_repeated_does_not_bring_them_back(run: Run) -> None:
     run.start("pass", secrets={"HF_TOKEN": SECRET})
     run.ended()

@@ -49,6 +49,10 @@ def test_nothing_is_said_of_what_is_right(tmp_path: Path, monkeypatch: pytest.Mo
 @pytest.mark.parametrize(
     ("overrides", "said"),
     [
+        (
+            ["env.python='3.10'", "env.packages=requirements", "env.requirements=r.txt"],
+            "python: warning env.python: 3.10 caps JAX",
+        ),
         (["env.packages=requirements"], "requirements: error env.requirements: env.packages=requirements installs"),
         (["env.requirements=r.txt"], "requirements: error env.packages: r.txt is not read with env.packages=lock"),
         (["env.python='3.10'"], "python: error env.python: 3.10 caps JAX at 0.6.2"),
