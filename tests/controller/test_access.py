@@ -1,4 +1,4 @@
-"""Reaching the workers of an emulated pod when something is in the way: OS Login, faults, changed host keys."""
+"""Reaching the workers of an emulated pod when something is in the way: OS Login, faults."""
 
 from __future__ import annotations
 
@@ -18,16 +18,6 @@ KEEP = [ECHO, "cleanup.on_success=keep"]
 
 def fault(slipway: Slipway, **spec: object) -> None:
     slipway.cloud().post("faults", {"key": json.dumps(spec, sort_keys=True), "faults": [spec]})
-
-
-def test_the_key_belongs_to_the_project_and_is_private(slipway: Slipway) -> None:
-    assert slipway("up", *KEEP)[0] == 0
-    key = slipway.home / "keys" / "slipway-local" / "id_ed25519"
-    assert key.stat().st_mode & 0o777 == 0o600
-    [kept] = (slipway.home / "known_hosts" / "slipway-local").iterdir()
-    header, *lines = kept.read_text().splitlines()
-    assert header.startswith("# incarnation ")
-    assert [line.split()[:2] for line in lines] == [[f"worker-{n}", "ssh-ed25519"] for n in range(4)]
 
 
 def test_ssh_that_is_refused_for_a_while_is_waited_for(slipway: Slipway) -> None:
@@ -63,20 +53,6 @@ def test_a_worker_that_freezes_is_noticed(slipway: Slipway) -> None:
             fleet.link(1).follow("while true; do echo; sleep 0.01; done", hear, hear)
         assert caught.value.kind == "dropped"
         assert fleet.link(0).run("true").exit_code == 0
-
-
-def test_another_host_key_on_the_same_pod_is_refused(slipway: Slipway) -> None:
-    assert slipway("up", *KEEP)[0] == 0
-    [kept] = (slipway.home / "known_hosts" / "slipway-local").iterdir()
-    lines = kept.read_text().splitlines()
-    other = lines[1].split()[2]
-    kept.write_text("\n".join([*lines[:3], f"worker-2 ssh-ed25519 {other}", lines[4], ""]))
-    assert cli.run(["exec", "--worker", "2", "--", "true"]) != 0
-    err = slipway.capsys.readouterr().err
-    assert "worker 2" in err
-    assert "publishes now, but this VM was known by" in err
-    assert f"delete {kept}" in err
-    assert cli.run(["exec", "--worker", "1", "--", "true"]) == 0
 
 
 def test_os_login_where_the_project_wants_it(slipway: Slipway) -> None:

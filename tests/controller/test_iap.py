@@ -36,17 +36,7 @@ def test_a_pod_without_external_addresses_runs_a_program(slipway: Slipway) -> No
     assert hashlib.sha256(b"x" * 4_000_000).hexdigest() in slipway.capsys.readouterr().out
     assert cli.run(["exec", "--worker", "2", "--json", "--", "cat all"]) == 0  # many windows of the tunnel
     assert "x" * 4_000_000 in slipway.capsys.readouterr().out
-
-
-def test_with_a_rule_that_admits_this_machine_the_way_is_direct(slipway: Slipway) -> None:
-    assert slipway("up", *KEEP)[0] == 0
-    assert tunnels(slipway.cloud()) == 0
-    assert cli.run(["exec", *KEEP, *slipway.base, "ssh.method=iap", "--worker=0", "--", "echo there"]) == 0
-    assert slipway.capsys.readouterr().out == "there\n"
-    assert tunnels(slipway.cloud()) == 1
-
-
-# The client alone
+    what_goes_wrong_is_told_apart(cloud)
 
 
 def target(cloud: Emulator, **changed: object) -> iap.Target:
@@ -55,9 +45,7 @@ def target(cloud: Emulator, **changed: object) -> iap.Target:
     return iap.Target(**{**plain, **changed})  # pyright: ignore[reportArgumentType]
 
 
-def test_what_goes_wrong_is_told_apart(slipway: Slipway) -> None:
-    assert slipway("up", *KEEP, *HIDDEN)[0] == 0
-    cloud = slipway.cloud()
+def what_goes_wrong_is_told_apart(cloud: Emulator) -> None:
     tunnel = iap.connect(target(cloud), lambda: cloud.token, 10, cloud.iap)
     tunnel.settimeout(10)
     assert tunnel.recv(4) == b"SSH-"

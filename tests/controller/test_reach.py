@@ -18,8 +18,9 @@ from pathlib import Path
 
 import pytest
 
+from conf.cloud import LocalCloud
 from controller import cli
-from controller.emulator import command, state_folder
+from controller.emulator import command, ensure_running, state_folder
 from controller.errors import ConfigError
 from controller.verbs.forward import ports
 from tests.controller.conftest import ECHO, Slipway
@@ -55,6 +56,47 @@ def here(
 def slipway(*words: str, **options) -> subprocess.Popen[str]:
     argv = [sys.executable, "-m", "controller", *words]
     return subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **options)
+
+
+# The way there
+
+
+def tunnels(place: Path) -> int:
+    config = cli.parse(["plan", *WORDS]).config()[0]
+    assert isinstance(config.cloud, LocalCloud)
+    cloud = ensure_running(config.cloud, str(place.parent / "home"))
+    return sum(request["api"] == "iap" for request in cloud.requests())
+
+
+def test_where_a_rule_admits_this_machine_the_way_is_direct(here, place: Path) -> None:
+    assert tunnels(place) == 0
+    assert cli.run(["exec", *WORDS, "ssh.method=iap", "--worker=0", "--", "echo there"]) == 0
+    assert here.readouterr().out == "there\n"
+    assert tunnels(place) == 1
+
+
+def test_the_key_belongs_to_the_project_and_is_private(place: Path) -> None:
+    key = place.parent / "home" / "keys" / "slipway-local" / "id_ed25519"
+    assert key.stat().st_mode & 0o777 == 0o600
+
+
+def test_another_host_key_on_the_same_pod_is_refused(here, place: Path) -> None:
+    [kept] = (place.parent / "home" / "known_hosts" / "slipway-local").iterdir()
+    before = kept.read_text()
+    header, *lines = before.splitlines()
+    assert header.startswith("# incarnation ")
+    assert [line.split()[:2] for line in lines] == [[f"worker-{n}", "ssh-ed25519"] for n in range(4)]
+    other = lines[0].split()[2]
+    kept.write_text("\n".join([header, *lines[:2], f"worker-2 ssh-ed25519 {other}", lines[3], ""]))
+    try:
+        assert cli.run(["exec", "--worker", "2", "--", "true"]) != 0
+        err = here.readouterr().err
+        assert "worker 2" in err
+        assert "publishes now, but this VM was known by" in err
+        assert f"delete {kept}" in err
+        assert cli.run(["exec", "--worker", "1", "--", "true"]) == 0
+    finally:
+        kept.write_text(before)
 
 
 # exec
