@@ -24,13 +24,17 @@ class UnknownType(ValueError):
 
 @dataclass(frozen=True)
 class Topology:
-    """One row: `v5litepod-16` is 16 chips on 4 VMs. Memory in bytes, compute in FLOP/s, prices in USD per chip-hour."""
+    """One row: `v5litepod-16` is 16 chips on 4 VMs, wired 4x4.
+
+    Memory in bytes, compute in FLOP/s, prices in USD per chip-hour.
+    """
 
     accelerator_type: str
     generation: str
     chips: int
     workers: int
     devices: int
+    shape: str
     hbm_bytes_per_chip: int
     bf16_flops_per_chip: float
     runtime_version: str
@@ -63,7 +67,7 @@ def topology(accelerator_type: str) -> Topology:
     if accelerator_type not in types:
         near = difflib.get_close_matches(accelerator_type, types, n=4, cutoff=0.5)
         raise UnknownType(f"unknown type {accelerator_type!r}; nearest: {', '.join(near) or 'none'}")
-    name, chips, vms, _, _ = types[accelerator_type]
+    name, chips, vms, _, shape = types[accelerator_type]
     generation = table()["generations"][name]
     return Topology(
         accelerator_type=accelerator_type,
@@ -71,6 +75,7 @@ def topology(accelerator_type: str) -> Topology:
         chips=chips,
         workers=vms,
         devices=chips * generation["devices_per_chip"],
+        shape=shape,
         hbm_bytes_per_chip=generation["hbm_bytes_per_chip"],
         bf16_flops_per_chip=generation["bf16_flops_per_chip"],
         runtime_version=generation["runtime_version"],

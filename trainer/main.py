@@ -14,7 +14,7 @@ from pathlib import Path
 import jax
 
 from conf.runfile import RunFile, RunFileError, load
-from trainer import distributed, startup
+from trainer import distributed, remat, startup
 from trainer import mesh as meshes
 from trainer.metrics import Metrics, run_folder
 
@@ -63,6 +63,6 @@ def train(experiment: RunFile, folder: Path) -> None:
     log = Metrics(folder, experiment.dir, writes=jax.process_index() == 0)
     try:
         with jax.set_mesh(mesh):
-            run(experiment, mesh, log)
+            run(remat.resolved(experiment, mesh), mesh, log)
     finally:
         log.close()

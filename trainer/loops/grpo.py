@@ -9,7 +9,7 @@ Left out so far: length buckets, slot refill, other losses than the paper's, tok
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,6 +28,7 @@ from trainer.data.gsm8k import Gsm8k
 from trainer.data.problem import Problems
 from trainer.distributed import place_batch
 from trainer.metrics import Metrics
+from trainer.program import Program, abstract_rows
 from trainer.rewards import answer_match
 
 Logprobs = Callable[[weights.Params, weights.Params, dict[str, jax.Array]], tuple[jax.Array, jax.Array]]
@@ -226,6 +227,41 @@ class Run:
             return  # the last step was one to save at anyway
         self.log.upload()
         self.checkpoints.save(position.total, state, vars(position).copy())
+
+
+def programs(experiment: RunFile, mesh: Mesh) -> Iterator[Program]:
+    """What a run compiles, with its arguments as shapes."""
+    cfg, loop, opt = experiment.model, experiment.loop, experiment.optimizer
+    assert isinstance(loop, GrpoLoop)
+    state, reference = update.abstract_state(cfg, opt, mesh), _abstract_params(cfg, mesh)
+    drawn = rollout.rows_per_rollout(loop)
+    rows, width = drawn // loop.updates_per_rollout, loop.prompt_length + loop.response_length
+    score = {"tokens": abstract_rows(mesh, (rows, width), "int32")}
+    score["mask"] = abstract_rows(mesh, (rows, width - 1), "float32")
+    facts = {name: abstract_rows(mesh, (rows,), "float32") for name in ("advantage", *grpo.FACTS)}
+    batch = score | facts | dict.fromkeys(("old", "reference"), score["mask"])
+    yield Program("update", update.build(grpo.loss(cfg, loop), cfg, opt, mesh), (state, batch), beside=reference)
+    if loop.warm_start_steps:
+        yield Program("warm_start", update.build(grpo.supervised_loss(cfg), cfg, opt, mesh), (state, score))
+    yield Program(
+        "logprob",
+        _logprobs(experiment, loop, mesh),
+        (state.params, reference, score | facts),
+        beside=state.optimizer,
+    )
+    prompts = sampler.Prompts(
+        abstract_rows(mesh, (drawn, loop.prompt_length), "int32"),
+        abstract_rows(mesh, (drawn,), "int32"),
+        abstract_rows(mesh, (drawn,), "int32"),
+    )
+    key, temperature = jax.eval_shape(lambda: jax.random.key(0)), jax.ShapeDtypeStruct((), "float32")
+    yield Program(
+        "decode",  # and eval: the same program at temperature 0
+        sampler.build(cfg, loop.response_length, mesh),
+        (state.params, prompts, key, temperature),
+        beside=(state.optimizer, reference),
+        turns=loop.response_length,
+    )
 
 
 def _checked(experiment: RunFile, mesh: Mesh) -> GrpoLoop:

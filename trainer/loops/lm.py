@@ -6,7 +6,7 @@ Left out so far: packing of documents, gradient accumulation, averaged weights.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import jax
 import jax.numpy as jnp
@@ -21,6 +21,7 @@ from trainer.checkpoint import Checkpoints
 from trainer.data import text
 from trainer.distributed import place_batch
 from trainer.metrics import Metrics
+from trainer.program import Program, abstract_rows
 
 
 def run(experiment: RunFile, mesh: Mesh, log: Metrics) -> None:
@@ -60,6 +61,17 @@ def run(experiment: RunFile, mesh: Mesh, log: Metrics) -> None:
     log.log(loop.steps, "eval", eval_loss=eval_loss)
     log.summarize(eval_loss=eval_loss, steps=loop.steps)
     checkpoints.close()
+
+
+def programs(experiment: RunFile, mesh: Mesh) -> Iterator[Program]:
+    """What a run compiles, with its arguments as shapes."""
+    cfg, loop = experiment.model, experiment.loop
+    assert isinstance(loop, LmLoop)
+    state = update.abstract_state(cfg, experiment.optimizer, mesh)
+    tokens = abstract_rows(mesh, (loop.batch, loop.sequence), "int32")
+    batch = {"tokens": tokens, "targets": tokens}
+    yield Program("update", update.build(_loss(cfg), cfg, experiment.optimizer, mesh), (state, batch))
+    yield Program("eval", jax.jit(_loss(cfg)), (state.params, batch), beside=state.optimizer)
 
 
 def _check(experiment: RunFile, mesh: Mesh) -> tuple[Model, LmLoop, text.Text]:

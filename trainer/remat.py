@@ -1,0 +1,55 @@
+"""How much of the forward pass is kept for the backward pass, where the config leaves it open (`model.remat: auto`)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import jax
+from jax.sharding import Mesh
+
+from conf.decoder import Model
+from conf.runfile import RunFile, RunFileError
+from trainer.program import Program
+
+POLICIES = ("none", "products", "attention", "full")
+"""From nothing to everything computed again."""
+
+
+def resolved(experiment: RunFile, mesh: Mesh) -> RunFile:
+    """The experiment with the first policy with which its update fits the devices: the compiler refuses the others.
+
+    All processes compile the same program and come to the same end. Raises RunFileError where none fits.
+    """
+    if experiment.model.remat != "auto":
+        return experiment
+    for candidate in candidates(experiment):
+        update = next(p for p in programs(candidate, mesh) if p.name == "update")
+        try:
+            update.function.lower(*update.arguments).compile()
+        except jax.errors.JaxRuntimeError as error:
+            if "RESOURCE_EXHAUSTED" not in str(error):
+                raise
+            continue
+        return candidate
+    raise RunFileError("model.remat: the update fits with no policy; make loop.batch or loop.prompts smaller")
+
+
+def candidates(experiment: RunFile) -> Iterator[RunFile]:
+    """The experiment with each policy that it allows."""
+    remat = experiment.model.remat
+    yield from (with_model(experiment, remat=policy) for policy in (POLICIES if remat == "auto" else (remat,)))
+
+
+def with_model(experiment: RunFile, **changes: str) -> RunFile:
+    """The same experiment with other values for some keys of the model."""
+    changed = Model.model_validate(experiment.model.model_dump() | changes)
+    return experiment.model_copy(update={"model": changed})
+
+
+def programs(experiment: RunFile, mesh: Mesh) -> Iterator[Program]:
+    """What the run's loop compiles."""
+    if experiment.loop.kind == "lm":
+        from trainer.loops.lm import programs as of_loop
+    else:
+        from trainer.loops.grpo import programs as of_loop
+    yield from of_loop(experiment, mesh)
