@@ -34,7 +34,7 @@ class Topology:
     chips: int
     workers: int
     devices: int
-    shape: str
+    shape: str | None  # None: one chip
     hbm_bytes_per_chip: int
     bf16_flops_per_chip: float
     runtime_version: str

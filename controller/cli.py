@@ -25,6 +25,7 @@ from controller.preflight import preflight
 VERBS = {
     "up": "make the plan true, launch the program and follow it (the default)",
     "plan": "show what would change, what it costs and what is wrong; changes nothing",
+    "fit": "does it fit? the TPU compiler on this machine, per program: memory, FLOPs",
     "rehearse": "the same plan, scaled down, on an emulated cloud of its own, a preemption included",
     "status": "the pod, the run and its workers",
     "logs": "what the program prints",

@@ -86,6 +86,7 @@ def mesh_for(experiment: RunFile) -> Mesh:
     os.environ |= {
         "JAX_PLATFORMS": "cpu",
         "TPU_SKIP_MDS_QUERY": "1",
+        "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",  # no chip is held, so that two may compile at once
         "TPU_WORKER_HOSTNAMES": "localhost",
         "TPU_ACCELERATOR_TYPE": slice_.accelerator_type,
     }
@@ -101,10 +102,9 @@ def _devices(slice_: Topology) -> list[Any]:
     options: dict[str, Any] = {"chip_config_name": "megacore"} if slice_.generation == "v4" else {}
     if slice_.chips == 1:
         options["chips_per_host_bounds"] = (1, 1, 1)
+    shape = slice_.shape or "1x1"
     try:
-        found = topologies.get_topology_desc(
-            platform="tpu", topology_name=f"{slice_.generation}:{slice_.shape}", **options
-        )
+        found = topologies.get_topology_desc(platform="tpu", topology_name=f"{slice_.generation}:{shape}", **options)
     except Exception as error:  # libtpu raises what it likes
         raise CannotTellError(f"the TPU compiler does not know {slice_.accelerator_type}: {error}") from None
     if len(found.devices) != slice_.devices:
@@ -137,7 +137,7 @@ def compiled(program: Program, experiment: RunFile, mesh: Mesh) -> Verdict:
         argument, temp = memory.argument_size_in_bytes / GIB, memory.temp_size_in_bytes / GIB
         peak = memory.peak_memory_in_bytes / GIB + beside
     except jax.errors.JaxRuntimeError as error:
-        argument, temp, peak = 0.0, 0.0, _wanted_gib(str(error)) + beside
+        argument, temp, peak = 0.0, 0.0, wanted_gib(str(error)) + beside
     seconds = time.perf_counter() - began
     flops, least = _flops(program.name, experiment, mesh), 0.0
     if program.name == "update" and experiment.model.remat != "none":
@@ -175,7 +175,7 @@ def _flops(name: str, experiment: RunFile, mesh: Mesh) -> float:
         return next(p for p in programs(plain, mesh) if p.name == name).flops()
 
 
-def _wanted_gib(words: str) -> float:
+def wanted_gib(words: str) -> float:
     """How much the compiler says it would have needed. Raises CannotTellError for any other complaint."""
     if "RESOURCE_EXHAUSTED" not in words:
         raise CannotTellError(f"the TPU compiler refuses the program: {words.strip().splitlines()[0]}")
