@@ -205,10 +205,14 @@ def uv() -> str:
 
 
 def program_env(venv: str, env: dict[str, str]) -> dict[str, str]:
-    """The environment of a program that runs in a venv: that of this session, then `env`, then the venv."""
+    """The environment of a program that runs in a venv: that of this session, then `env`, then the venv.
+
+    `uv` is found by a setup that calls it: images of TPU VMs have none, and what we install there is in no PATH.
+    """
     merged = {**os.environ, "PYTHONUNBUFFERED": "1", **env}
+    merged["PATH"] = f"{merged.get('PATH', os.defpath)}:{Path.home()}/.local/bin:{root()}/uv/bin"
     if venv == NO_VENV:
         return merged
     folder = venv_folder(venv)
     merged.pop("PYTHONHOME", None)
-    return {**merged, "VIRTUAL_ENV": str(folder), "PATH": f"{folder}/bin:{merged.get('PATH', os.defpath)}"}
+    return {**merged, "VIRTUAL_ENV": str(folder), "PATH": f"{folder}/bin:{merged['PATH']}"}

@@ -38,6 +38,16 @@ def test_the_program_finds_what_it_made_and_its_packages_stay(run: Run) -> None:
     assert run.ended()["log_tail"].strip() == "made"
 
 
+def test_a_tool_that_slipway_has_installed_is_found(run: Run) -> None:
+    """As uv on a TPU VM, whose image has none."""
+    own = run.worker.root / "uv" / "bin" / "our-own-uv"
+    own.parent.mkdir(parents=True, exist_ok=True)
+    own.write_text("#!/bin/sh\necho installed > installed.txt\n")
+    own.chmod(0o755)
+    assert setup(run, ["our-own-uv", "pip", "install"]) == {"changed": True}
+    assert (run.folder / "work" / "installed.txt").read_text() == "installed\n"
+
+
 def test_a_failure_shows_the_end_of_what_it_printed_and_is_tried_again(run: Run) -> None:
     order = {"run_id": run.run_id, "key": "k", "code": run.code, "venv": "image"}
     said = run.worker.refusal("run_setup", commands=[["sh", "-c", "echo boom; exit 3"]], **order)
