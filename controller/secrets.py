@@ -67,7 +67,10 @@ class Vault:
 
     def _is_there(self, name: str, source: str) -> bool:
         """A variable that is passed on under its own name is optional; everything else was asked for."""
-        return source != "env" or bool(self._environment.get(name))
+        value = self._environment.get(name)
+        if source != "env" or not value:
+            return source != "env"
+        return name != NETRC or Path(value).expanduser().is_file()
 
     def _read(self, name: str, source: str, google: Google) -> str:
         key = f"env.secrets.{name}"

@@ -20,7 +20,8 @@ SHORTEST = 6
 
 
 def keep(run: Path, secrets: dict[str, str]) -> None:
-    """Put the secrets of the next attempt in their file."""
+    """Put the secrets of the next attempt in their file, in place of any that a lost one may have left."""
+    forget(run)
     if secrets:
         write_json(run / "secrets", secrets)
 

@@ -40,6 +40,10 @@ def test_where_secrets_come_from(tmp_path: Path) -> None:
     assert vault.values() == {"A": "a", "B": "b", "C": "from a file", "NETRC": "machine a password b\n"}
 
 
+def test_a_netrc_that_is_not_there_is_not_passed_on() -> None:
+    assert Vault({"NETRC": "env"}, {"NETRC": "/nowhere"}).names == []
+
+
 def test_a_vault_does_not_say_what_it_holds() -> None:
     vault = opened({"A": "env"}, {"A": PLANTED})
     assert PLANTED not in f"{vault} {vault!r}"

@@ -52,6 +52,15 @@ def test_the_files_that_slipway_reads_are_masked_too(run: Run) -> None:
     assert run.ended()["summary"] == {"x": "*" * len(SECRET)}
 
 
+def test_a_program_that_is_stopped_leaves_none(run: Run) -> None:
+    run.start(WAIT, secrets={"HF_TOKEN": SECRET})
+    log = run.folder / "attempt-1/log"
+    eventually(lambda: log.exists() and b"end" in log.read_bytes())
+    run.worker.ask("stop", run_id=run.run_id, grace_seconds=1)
+    assert SECRET.encode() not in log.read_bytes()
+    assert not (run.folder / "secrets").exists()
+
+
 def test_a_start_that_is_repeated_does_not_bring_them_back(run: Run) -> None:
     run.start("pass", secrets={"HF_TOKEN": SECRET})
     run.ended()
