@@ -51,7 +51,12 @@ class Spent:
 
     def __str__(self) -> str:
         cost = f", about ${self.usd:.2f}" if self.usd is not None else ""
-        return f"{self.hours:.2f} pod hours{cost}"
+        return f"{span(self.hours)}{cost}"
+
+
+def span(hours: float) -> str:
+    """`3.20 pod hours`, or minutes where that would be nearly nothing."""
+    return f"{hours:.2f} pod hours" if hours >= 0.5 else f"{60 * hours:.1f} pod minutes"
 
 
 class Spending:

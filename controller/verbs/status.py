@@ -11,7 +11,7 @@ from controller.google import NotFound
 from controller.resource import Absent, Pending
 from controller.resources.node import Node
 from controller.session import Session, session
-from controller.spending import Spending
+from controller.spending import Spending, span
 
 if TYPE_CHECKING:
     from controller.cli import Command
@@ -96,7 +96,7 @@ def _cost_line(cost: dict[str, Any]) -> str:
     usd = f", about ${cost['usd']:.2f}" if cost["usd"] is not None else ""
     price = f" at ${cost['usd_per_hour']:.2f} per hour ({cost['price']})" if cost["usd_per_hour"] is not None else ""
     kept = f"; results: {cost['stored_gb']:.3g} GB, ${cost['stored_usd_per_month']:.2f} per month"
-    return f"{cost['pod_hours']:.2f} pod hours{usd}{price}{kept if cost['stored_gb'] >= 0.01 else ''}"
+    return f"{span(cost['pod_hours'])}{usd}{price}{kept if cost['stored_gb'] >= 0.01 else ''}"
 
 
 def as_lines(document: dict[str, Any]) -> list[str]:

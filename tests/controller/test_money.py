@@ -34,7 +34,7 @@ def test_what_a_run_cost_is_told_at_its_end_and_by_status(slipway: Slipway) -> N
     price = "budget.usd_per_hour=3600"
     code, out, _ = slipway("up", ECHO, *ONE, price)
     assert code == 0
-    assert "pod hours, about $" in out
+    assert "pod minutes, about $" in out
     cost = slipway.json("status", ECHO, *ONE, price)["cost"]
     assert cost["usd"] == pytest.approx(3600 * cost["pod_hours"], rel=0.5)
     assert cost["usd"] > 0
