@@ -37,6 +37,9 @@ def shared_resources(config: Config, bucket: str) -> Iterator[Resource]:
         yield BillingBudget(
             name="slipway", account=budget.account, usd=budget.usd, thresholds=budget.thresholds, needs=(services.id,)
         )
+    account = ServiceAccount(name=cloud.service_account, needs=(services.id,))
+    if not config.tpu.adopt:
+        yield account
     store = Bucket(
         name=bucket,
         location=cloud.bucket_location or config.region,
@@ -49,8 +52,6 @@ def shared_resources(config: Config, bucket: str) -> Iterator[Resource]:
     yield store
     if config.tpu.adopt:
         return  # the pod has its network and its account already
-    account = ServiceAccount(name=cloud.service_account, needs=(services.id,))
-    yield account
     if cloud.roles:
         yield ProjectRoles(name=account.name, account=account, roles=cloud.roles, needs=(account.id,))
     if cloud.bucket_roles:
