@@ -75,3 +75,12 @@ class Env(Strict):
         "file:PATH; secretmanager:projects/P/secrets/S; null: not passed on"
     )
     min_free_gb: Annotated[float, VOLATILE] = Field(ge=0, description="disk space that each worker must have left, GB")
+
+    @field_validator("python", mode="before")
+    @classmethod
+    def quoted(cls, value: object) -> object:
+        if isinstance(value, float):  # YAML reads 3.10 as 3.1
+            raise ValueError(
+                'is a number, in which 3.10 is 3.1; quote it: "3.11" in YAML, env.python=\'"3.11"\' in a shell'
+            )
+        return value

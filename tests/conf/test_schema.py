@@ -105,3 +105,9 @@ def test_price_is_per_slice() -> None:
 def test_an_unknown_type_suggests_the_nearest() -> None:
     with pytest.raises(UnknownType, match="v5litepod-16"):
         topology("v5litpod-16")
+
+
+def test_a_python_that_is_a_number_asks_for_quotes() -> None:
+    [said] = words("env.python=3.10")
+    assert said.startswith("env.python: is a number, in which 3.10 is 3.1; quote it")
+    assert config('env.python="3.12"').env.python == "3.12"
