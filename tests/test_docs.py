@@ -24,9 +24,20 @@ def test_links_lead_somewhere(page: Path) -> None:
         assert (page.parent / target).exists(), target
 
 
-@pytest.mark.parametrize("words", COMMANDS)
-def test_commands_are_understood(words: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def as_after_init(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A folder in which `slipway init` has written cloud=mine and tpu=mine."""
+    for group, base in (("cloud", "gcp"), ("tpu", "v5litepod_16")):
+        file = tmp_path / "slipway" / group / "mine.yaml"
+        file.parent.mkdir(parents=True)
+        file.write_text(f"defaults: [{base}, _self_]\n")
+    monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("GOOGLE_CLOUD_PROJECT", "a-project")
+
+
+@pytest.mark.parametrize("words", COMMANDS)
+@pytest.mark.usefixtures("as_after_init")
+def test_commands_are_understood(words: str) -> None:
     command = cli.parse(shlex.split(words))
     if command.verb == "rehearse":
         command = replace(command, overrides=(*command.overrides, "cloud=local"))
