@@ -183,7 +183,8 @@ def test_a_command_on_a_terminal_is_interrupted_there(here) -> None:
         "--",
         "sh",
         "-c",
-        "trap 'echo caught; exit 9' INT; echo on; sleep 600",
+        # short sleeps: an interruption just before a long one would be heard only after it
+        "trap 'echo caught; exit 9' INT; echo on; while :; do sleep 0.1; done",
     ]
     process = subprocess.Popen(argv, stdin=slave, stdout=slave, stderr=slave, start_new_session=True)
     os.close(slave)
