@@ -13,11 +13,16 @@ from conf.program import Repository
 from controller.errors import ConfigError
 
 
+class UnreachableError(ConfigError):
+    """A repository that cannot be had now; it may be there all the same."""
+
+
 def checked_out(repository: Repository, state: Path) -> Path:
     """The folder of a repository at its commit; cloned on first use, the same one ever after.
 
     Raises:
-        ConfigError: it cannot be cloned, or has no such commit.
+        UnreachableError: it cannot be cloned.
+        ConfigError: it has no such commit.
     """
     name = hashlib.sha256(repository.url.encode()).hexdigest()[:12]
     folder = state / "repositories" / f"{name}-{repository.commit[:12]}"
@@ -40,7 +45,7 @@ def clone(url: str, ref: str | None, folder: Path, key: str) -> str:
     """Clone into an empty folder at a commit, branch or tag; returns the commit. One commit alone, where it can be had.
 
     Raises:
-        ConfigError: naming `key`.
+        ConfigError: naming `key`; an UnreachableError where the server could not be asked.
     """
     words = f"{key}: {without_password(url)}"
     for argv in (["init", "--quiet"], ["remote", "add", "origin", url]):
@@ -50,7 +55,7 @@ def clone(url: str, ref: str | None, folder: Path, key: str) -> str:
         everything = ["fetch", "--quiet", "--tags", "origin", "+refs/heads/*:refs/remotes/origin/*"]
         one = _git(everything, folder)
     if one.returncode:
-        raise ConfigError(f"{words} cannot be cloned: {_last(one.stderr)}")
+        raise UnreachableError(f"{words} cannot be cloned: {_last(one.stderr)}")
     for target in ("FETCH_HEAD", ref, f"origin/{ref}"):
         commit = _git(["rev-parse", "--verify", "--quiet", f"{target}^{{commit}}"], folder).stdout.strip()
         if commit and (ref is None or target != "FETCH_HEAD" or len(ref) != 40 or commit == ref):

@@ -32,6 +32,11 @@ class Snapshot:
     root: Path
     files: tuple[str, ...]
 
+    @property
+    def size(self) -> str:
+        """How much it is, for people."""
+        return f"{len(self.files)} file{'' if len(self.files) == 1 else 's'}"
+
     @cached_property
     def sha256(self) -> str:
         """Hash of the tree: paths, executable bits and contents; what a worker's copy must hash to."""
@@ -57,6 +62,27 @@ class Snapshot:
     @cached_property
     def archive_sha256(self) -> str:
         return hashlib.sha256(self.archive).hexdigest()
+
+
+@dataclass(frozen=True)
+class Unfetched(Snapshot):
+    """Another repository's code that could not be had yet: enough for a plan, and for nothing else."""
+
+    commit: str
+
+    @property
+    def size(self) -> str:
+        return "not fetched yet"
+
+    @cached_property
+    def sha256(self) -> str:
+        return self.commit
+
+
+def unfetched(config: Config) -> Unfetched:
+    """What stands for `code.repository` in a plan that is made without it."""
+    assert config.code.repository is not None
+    return Unfetched(Path(config.run.state_dir).expanduser(), (), config.code.repository.commit)
 
 
 def snapshot(config: Config, folder: Path) -> Snapshot:

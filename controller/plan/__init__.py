@@ -23,7 +23,9 @@ from controller.resources.services import Services
 from controller.resources.wheels import Wheels
 from controller.runfile import render
 from controller.secrets import Vault
-from controller.snapshot import Snapshot, snapshot
+from controller.snapshot import Snapshot, Unfetched, snapshot
+
+UNKNOWN_HASH = "????????"
 
 
 @dataclass(frozen=True)
@@ -55,20 +57,23 @@ class Plan:
         return [r for r in self.resources if r.scope in scopes]
 
 
-def build(config: Config, project: str, folder: Path) -> Plan:
+def build(config: Config, project: str, folder: Path, code: Snapshot | None = None) -> Plan:
     """Pure but for reading the code and the assets.
 
     Args:
         project: the resolved project id.
         folder: where the user stands; `program=command` ships the repository around it.
+        code: what is shipped, where the caller knows; an Unfetched one gives a plan to look at, of a run without an id.
 
     Raises:
         ConfigError: code or data that is not there.
     """
-    code = snapshot(config, folder)
+    code = code or snapshot(config, folder)
     bucket = bucket_name(config, project)
     held = contents(config, code.root)
     run_id = config.run_id(code.sha256, {_identity_key(c): c.identity for c in held.values()})
+    if isinstance(code, Unfetched):
+        run_id = f"{config.run.name}-{UNKNOWN_HASH}"
     places = Places(bucket, run_id, {path: f"gs://{bucket}/{c.prefix}" for path, c in held.items()})
     run_yaml = render(config, run_id, bucket, {c.name: c.prefix for c in held.values() if c.kind == "dataset"})
     vault = Vault(config.env.secrets)

@@ -24,7 +24,7 @@ from controller.resources.watchdog import Watchdog
 from controller.resources.wheels import Wheels
 from controller.resources.workers import RunConfig, SshAccess, Verified, WorkerCode
 from controller.secrets import Vault
-from controller.snapshot import Snapshot
+from controller.snapshot import Snapshot, Unfetched
 
 LOCK = Path(conf.__file__).with_name("requirements.txt")
 
@@ -38,6 +38,8 @@ def requirements_of(config: Config, code: Snapshot) -> Requirements:
     if config.env.packages == "lock":
         return Requirements(LOCK.read_text())
     if config.env.packages != "requirements" or config.env.requirements is None:
+        return Requirements("")
+    if isinstance(code, Unfetched):
         return Requirements("")
     name = Path(config.env.requirements).as_posix()
     if name not in code.files:

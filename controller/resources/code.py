@@ -24,7 +24,7 @@ class CodeArchive(Resource):
 
     @property
     def title(self) -> str:
-        return f"code {self.name[:12]} in the bucket ({len(self.snapshot.files)} files)"
+        return f"code {self.name[:12]} in the bucket ({self.snapshot.size})"
 
     @property
     def object(self) -> str:

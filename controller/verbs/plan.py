@@ -17,8 +17,10 @@ from controller.ledger import Ledger
 from controller.plan import Plan, build
 from controller.preflight import by_severity, probe
 from controller.preview import Row, preview
+from controller.repositories import UnreachableError
 from controller.resource import Absent, Unknown
 from controller.resources.node import Node
+from controller.snapshot import unfetched
 from controller.ssh import WorkersFailed
 
 if TYPE_CHECKING:
@@ -31,7 +33,12 @@ SIGNS = {"none": "=", "create": "+", "update": "~", "replace": "Â±", "wait": "â€
 
 def run(command: Command) -> int:
     config, findings = command.config()
-    plan = build(config, project_of(config), Path.cwd())
+    try:
+        plan = build(config, project_of(config), Path.cwd())
+    except UnreachableError as error:  # offline, or not yet allowed to: all else can be planned
+        words = f"{str(error).removeprefix('code.repository: ')}; `up` needs it, and gives the run its id"
+        findings = [*findings, Finding("repository", "warning", "code.repository", words)]
+        plan = build(config, project_of(config), Path.cwd(), unfetched(config))
     if plan.project == NO_PROJECT:
         words = "no project; set cloud.project, or run `gcloud config set project ID`"
         findings = [*findings, Finding("project", "warning", "cloud.project", words)]

@@ -51,6 +51,23 @@ def planned(name: str, *words: str) -> tuple[Config, Plan]:
 
 
 @pytest.mark.parametrize("name", EXPERIMENTS)
+def test_a_plan_can_be_looked_at_before_the_program_can_be_cloned(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("SLIPWAY_HOME", str(tmp_path / "home"))
+    elsewhere = f"code.repository.url=file://{tmp_path}/nowhere"
+    code = cli.run(["plan", f"+experiment={name}", "cloud.project=a-project", elsewhere])
+    out, _ = capsys.readouterr()
+    assert code == 0, out
+    assert f"run      {name}-????????" in out
+    assert f"warning: code.repository: file://{tmp_path}/nowhere cannot be cloned: fatal: " in out
+    assert "in the bucket (not fetched yet)" in out
+    assert "verify" in out
+    assert "error:" not in out
+    assert cli.run([f"+experiment={name}", "cloud.project=a-project", elsewhere, "--yes"]) == 2
+
+
+@pytest.mark.parametrize("name", EXPERIMENTS)
 def test_the_plan_is_whole(name: str, repository: list[str]) -> None:
     config, plan = planned(name, *repository)
     kind, zone, workers, runtime, python = EXPERIMENTS[name]
