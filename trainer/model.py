@@ -93,9 +93,9 @@ def is_local(cfg: Model, layer: int) -> bool:
 
 def _embed(params: Params, cfg: Model, tokens: jax.Array, positions: jax.Array) -> jax.Array:
     with jax.named_scope("embed"):
-        x = params["embedding"].astype(cfg.activation_dtype)[tokens]
         # each device looks up its columns for the rows of all: the table is never gathered, nor its gradient
-        x = meshes.constrain(x, "rows", None, "embed")
+        table = meshes.constrain(params["embedding"].astype(cfg.activation_dtype), "vocab", "embed")
+        x = meshes.constrain(table[meshes.constrain(tokens, "rows", None)], "rows", None, "embed")
         if cfg.scale_embedding:
             x = x * jnp.asarray(cfg.dim**0.5, cfg.activation_dtype)
         if cfg.positions == "learned":
