@@ -103,7 +103,7 @@ def _in_our_words(error: Exception, overrides: Sequence[str], extra_dir: Path | 
             hint = f"did you mean {near[0]}=…? " if near else ""
             return f"{key}: no such group; {hint}groups: {', '.join(choices)}"
         if value not in {*choices[key], "null"}:
-            near = difflib.get_close_matches(value, choices[key], n=1)
+            near = difflib.get_close_matches(value.replace("v5e", "v5litepod"), choices[key], n=1)
             hint = f"did you mean {key}={near[0]}? " if near else ""
             return f"{key}: no {key} named {value!r}; {hint}choices: {', '.join(choices[key])}"
     for override in overrides:

@@ -85,6 +85,14 @@ class Ledger:
     def exit_object(self, worker: int, attempt: int) -> str:
         return f"{self.prefix}/logs/attempt-{attempt}/worker-{worker}.exit.json"
 
+    def ending(self, worker: int, attempt: int) -> str | None:
+        """`code 1`, or the signal; None while the program runs there, or when its end was not recorded."""
+        content = self._read(self.exit_object(worker, attempt).removeprefix(f"{self.prefix}/"))
+        if content is None:
+            return None
+        ended = json.loads(content)
+        return f"code {ended['code']}" if ended.get("code") is not None else ended.get("signal") or "an error"
+
     def _read(self, name: str) -> bytes | None:
         try:
             return self._google.download(self.bucket, f"{self.prefix}/{name}")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -153,11 +152,9 @@ def _of_run(world: World, bucket: str, run_id: str, uid: str) -> tuple[str, str]
     attempt = launches[-1].attempt
     if ledger.cancelled(attempt):
         return "", f"{run_id} was cancelled"
-    try:
-        ended = json.loads(world.google.download(bucket, ledger.exit_object(0, attempt)))
-    except NotFound:
+    how = ledger.ending(0, attempt)
+    if how is None:
         return f"{run_id} runs there", ""
-    how = f"code {ended['code']}" if ended.get("code") is not None else ended.get("signal") or "an error"
     return "", f"{run_id} has ended with {how}"
 
 

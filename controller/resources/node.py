@@ -20,6 +20,7 @@ from controller.provision.refusals import classify
 from controller.provision.search import Search
 from controller.resource import Absent, Diff, Have, Pending, Resource, Scope
 from controller.resources.bucket import LABEL
+from controller.words import counted
 
 if TYPE_CHECKING:
     from controller.world import World
@@ -66,7 +67,7 @@ class Node(Resource):
 
     @property
     def title(self) -> str:
-        return f"TPU {self.accelerator_type} ({self.workers} workers) {self.name}"
+        return f"TPU {self.accelerator_type} ({counted(self.workers, 'worker')}) {self.name}"
 
     @property
     def patience(self) -> float:
@@ -302,7 +303,7 @@ class Node(Resource):
 
     def _wrong_count(self, seen: Node) -> str:
         return (
-            f"conf/tpu_types.yaml says that {self.accelerator_type} has {self.workers} workers, Google gave "
+            f"conf/tpu_types.yaml says that {self.accelerator_type} has {counted(self.workers, 'worker')}, Google gave "
             f"{seen.workers}; the table is wrong about this type or the pod is not whole: `slipway down` deletes it; "
             "please report it, and choose another tpu.accelerator_type meanwhile"
         )

@@ -10,6 +10,7 @@ from controller.errors import WorkersDisagree
 from controller.resource import Diff, Have
 from controller.resources.workers import OnWorkers
 from controller.ssh import WorkersFailed
+from controller.words import counted
 
 if TYPE_CHECKING:
     from controller.secrets import Vault
@@ -34,7 +35,7 @@ class Setup(OnWorkers):
 
     @property
     def title(self) -> str:
-        return f"setup: {len(self.commands)} commands on {len(self.done)} workers"
+        return f"setup: {counted(len(self.commands), 'command')} on {counted(len(self.done), 'worker')}"
 
     def observe(self, world: World, have: Have) -> Self:
         seen = self.ask(world, have, lambda a: (a["setup"], a["venv"]), run_id=self.name, venv=self.venv)

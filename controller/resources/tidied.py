@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 from controller.resource import Diff, Have
 from controller.resources.workers import OnWorkers, raise_failures
 from controller.ssh import WorkersFailed
+from controller.words import counted
 
 if TYPE_CHECKING:
     from controller.world import World
@@ -29,7 +30,7 @@ class Tidied(OnWorkers):
 
     @property
     def title(self) -> str:
-        return f"tidy {len(self.state)} workers: locks, leftovers, disk space"
+        return f"tidy {counted(len(self.state), 'worker')}: locks, leftovers, disk space"
 
     def observe(self, world: World, have: Have) -> Self:
         return replace(self, state=self.ask(world, have, self._state))

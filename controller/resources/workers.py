@@ -15,6 +15,7 @@ from controller.errors import WrongDevices
 from controller.resource import Absent, Diff, Have, Resource, Scope
 from controller.resources.code import CodeArchive
 from controller.ssh import Answer, WorkersFailed, failures
+from controller.words import counted
 
 if TYPE_CHECKING:
     from controller.resources.node import Node
@@ -79,7 +80,7 @@ class SshAccess(OnWorkers):
 
     @property
     def title(self) -> str:
-        return f"SSH to {len(self.reachable)} workers"
+        return f"SSH to {counted(len(self.reachable), 'worker')}"
 
     def observe(self, world: World, have: Have) -> Absent | Self:
         if not world.lets_us_in(have[self.node]):
@@ -113,7 +114,7 @@ class WorkerCode(OnWorkers):
 
     @property
     def title(self) -> str:
-        return f"code on {len(self.tree)} workers"
+        return f"code on {counted(len(self.tree), 'worker')}"
 
     def observe(self, world: World, have: Have) -> Self:
         return replace(self, tree=self.ask(world, have, lambda a: a["code"], code=self.name))
@@ -145,7 +146,7 @@ class RunConfig(OnWorkers):
 
     @property
     def title(self) -> str:
-        return f"run.yaml on {len(self.sha256)} workers"
+        return f"run.yaml on {counted(len(self.sha256), 'worker')}"
 
     def observe(self, world: World, have: Have) -> Self:
         return replace(self, sha256=self.ask(world, have, lambda a: a["config"], run_id=self.name))
@@ -168,7 +169,7 @@ class Verified(OnWorkers):
 
     @property
     def title(self) -> str:
-        return f"verify {len(self.devices)} workers: devices, network"
+        return f"verify {counted(len(self.devices), 'worker')}: devices, network"
 
     def observe(self, world: World, have: Have) -> Self:
         answers = self.fleet(world, have).look(self.id, {})

@@ -22,6 +22,7 @@ from controller.resource import Absent, Unknown
 from controller.resources.node import Node
 from controller.snapshot import unfetched
 from controller.ssh import WorkersFailed
+from controller.words import counted
 
 if TYPE_CHECKING:
     from controller.cli import Command
@@ -92,7 +93,8 @@ def as_lines(plan: Plan, rows: list[Row], findings: list[Finding], price: Rate, 
     tpu, topology = plan.config.tpu, plan.config.topology
     lines = [
         f"run      {plan.run_id}",
-        f"pod      {plan.node.name}: {tpu.accelerator_type}, {topology.workers} workers, {topology.devices} devices, "
+        f"pod      {plan.node.name}: {tpu.accelerator_type}, {counted(topology.workers, 'worker')}, "
+        f"{counted(topology.devices, 'device')}, "
         f"{' or '.join(tpu.capacity)} in {' or '.join(tpu.all_zones)}",
         f"results  gs://{plan.bucket}/runs/{plan.run_id}",
     ]

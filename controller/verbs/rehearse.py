@@ -27,6 +27,7 @@ from controller.plan import Plan, build
 from controller.preview import preview
 from controller.reconcile import reconcile
 from controller.verbs.up import carry_out
+from controller.words import counted
 from controller.world import World
 
 if TYPE_CHECKING:
@@ -104,7 +105,7 @@ def misfortune(config: Config) -> tuple[dict[str, Any], ...]:
 def _facts(plan: Plan, world: World, emulator: Emulator, result: Result | None) -> Sequence[Fact]:
     ledger, state, requests = Ledger(world.google, plan.bucket, plan.run_id), emulator.get("state"), emulator.requests()
     topology, workers = plan.config.topology, plan.node.workers
-    pod = f"{topology.accelerator_type} with {workers} worker{'s' * (workers > 1)}, {topology.devices} devices"
+    pod = f"{topology.accelerator_type} with {counted(workers, 'worker')}, {counted(topology.devices, 'device')}"
     shared = preview(tuple(plan.of_scope("shared", "external")), world)
     unlike = [row.resource.title for row in shared if row.action != "none"]
     refused = [r for r in requests if r["status"] == 400]
@@ -115,7 +116,7 @@ def _facts(plan: Plan, world: World, emulator: Emulator, result: Result | None) 
         Fact(not unlike, f"{len(shared)} shared resources made, and as wanted at a second look{_list(unlike)}"),
         Fact(bool(ledger.launches()), f"a {pod}, reached and verified"),
         *_overcome(plan, ledger, state),
-        Fact(result is not None, f"the program ended with 0 on {workers} of {workers} workers"),
+        Fact(result is not None, f"the program ended with 0 on {workers} of {counted(workers, 'worker')}"),
         Fact(bool(objects), f"{len(objects)} objects of the run in the bucket: logs, checkpoints, result"),
         Fact(not refused, f"{len(requests)} requests, {len(refused) or 'none'} of them refused as malformed"),
         _left(plan, left),

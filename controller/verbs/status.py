@@ -39,14 +39,25 @@ def look(now: Session) -> dict[str, Any]:
     else:
         pod |= {"state": node.state.lower(), "accelerator_type": node.accelerator_type, "workers": len(node.endpoints)}
         pod |= {"zone": node.zone, "capacity": node.capacity}
+    workers, launches = _workers(now), now.ledger.launches()
     run = {
         "id": now.plan.run_id,
-        "state": result.outcome if result else "not finished",
-        "attempts": len(now.ledger.launches()),
+        "state": result.outcome if result else _unfinished(now, workers, launches[-1].attempt if launches else 0),
+        "attempts": len(launches),
         "summary": result.summary if result else {},
         "results": f"gs://{now.plan.bucket}/{now.ledger.prefix}",
     }
-    return {"pod": pod, "run": run, "cost": _cost(now, node), "workers": _workers(now)}
+    return {"pod": pod, "run": run, "cost": _cost(now, node), "workers": workers}
+
+
+def _unfinished(now: Session, workers: list[dict[str, Any]], attempt: int) -> str:
+    """What became of the last attempt of a run that has no result."""
+    if any(row.get("running") == now.plan.run_id for row in workers):
+        return "running"
+    if attempt and now.ledger.cancelled(attempt):
+        return "cancelled"
+    ending = now.ledger.ending(0, attempt) if attempt else None
+    return f"not finished, worker 0 ended with {ending}" if ending and ending != "code 0" else "not finished"
 
 
 def _cost(now: Session, node: Absent | Pending | Node) -> dict[str, Any]:

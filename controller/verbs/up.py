@@ -45,6 +45,7 @@ from controller.spending import Spending, watchdogs_word
 from controller.ssh import Fleet, WorkersFailed
 from controller.turns import Turns
 from controller.view import View
+from controller.words import counted
 from controller.world import World
 
 if TYPE_CHECKING:
@@ -137,7 +138,7 @@ class Up:
         if not was_running:
             self._document()
         verb = "re-attached to" if was_running else "launched"
-        self._note(f"{verb} attempt {started.attempt} on {plan.node.workers} workers")
+        self._note(f"{verb} attempt {started.attempt} on {counted(plan.node.workers, 'worker')}")
         if self.command.flags.detach:
             return None, started.attempt
         outcome = Follower(

@@ -129,7 +129,7 @@ def test_nothing_billed_is_made_unasked(slipway: Slipway, monkeypatch: pytest.Mo
     monkeypatch.setattr("sys.stdin.isatty", lambda: True, raising=False)
     monkeypatch.setattr("rich.console.Console.input", lambda _, question: asked.append(question) or "no")
     assert slipway("up", ECHO, *ONE, price)[0] == 2
-    assert asked[0].startswith("Create TPU v6e-1 (1 workers)")
+    assert asked[0].startswith("Create TPU v6e-1 (1 worker)")
     assert "for $3.00 per hour (budget.usd_per_hour)? The run costs no limit" in asked[0]
     assert slipway.mutations() == []
     assert slipway("up", "--yes", ECHO, *ONE, price, "recovery.poll_seconds=0.2")[0] == 0

@@ -180,7 +180,9 @@ def test_a_failing_program_ends_with_5_and_shows_the_worker_that_failed_first(sl
     assert code == 5
     assert "boom" in err
     assert "worker 2 ended with code 7; it failed first" in err
-    assert slipway.json("status", fails)["pod"]["state"] == "ready"  # kept, for a look
+    status = slipway.json("status", fails)
+    assert status["pod"]["state"] == "ready"  # kept, for a look
+    assert status["run"]["state"].startswith("not finished, worker 0 ended with ")
 
 
 def test_a_failed_run_is_tried_again_as_a_new_attempt(slipway: Slipway) -> None:

@@ -275,7 +275,7 @@ def test_a_preempted_pod_is_replaced(project: Project, way: str) -> None:
 def test_another_count_of_workers_is_an_error_that_explains_itself(project: Project, way: str) -> None:
     made = pod(project, f"tpu.provisioner={way}")
     project.fault(kind="endpoints", endpoints=2)
-    with pytest.raises(CloudError, match=r"says that v5litepod-8 has 1 workers, Google gave 2") as refused:
+    with pytest.raises(CloudError, match=r"says that v5litepod-8 has 1 worker, Google gave 2") as refused:
         made.up()
     assert "tpu.accelerator_type" in str(refused.value)
     assert len(made.creations()) == 1
