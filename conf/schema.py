@@ -132,6 +132,8 @@ def _problem(raw: dict[str, Any], error: Any) -> Problem:
     key = ".".join(path)
     if error["type"] == "extra_forbidden":
         known = _keys_beside(path)
+        if path[-1] in known:
+            return Problem(key, "is a key of another kind of this section; choose that group, or leave the key out")
         near = difflib.get_close_matches(path[-1], known, n=1, cutoff=0.6)
         hint = f"did you mean {'.'.join([*path[:-1], near[0]])}?" if near else f"choices: {', '.join(sorted(known))}"
         return Problem(key, f"unknown key; {hint}")

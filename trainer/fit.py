@@ -70,7 +70,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(error, file=sys.stderr)
         return 2
     if options.json:
-        print(json.dumps({"remat": chosen.model.remat, "programs": [asdict(v) for v in verdicts]}, indent=1))
+        print(
+            json.dumps(
+                {
+                    "accelerator_type": experiment.pod.accelerator_type,
+                    "remat": chosen.model.remat,
+                    "programs": [asdict(v) for v in verdicts],
+                },
+                indent=1,
+            )
+        )
     else:
         print("\n".join(lines(experiment, chosen, verdicts)))
     return 0 if all(v.fits for v in verdicts) else 2

@@ -1,0 +1,67 @@
+"""The table of what fits, for docs/performance.md: `python -m tests.bench.fit [NAME ...]`. Needs libtpu, no TPU.
+
+Each row is one program of one experiment, compiled by the TPU compiler for the slice that it names.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+
+LM = ["program=trainer", "data=text", "data.path=corpus.txt", "loop=lm", "optimizer=adamw"]
+CASES = {
+    "Gemma-2 2B, GRPO, 128 x 2048": ["+experiment=gemma2b_gsm8k"],
+    "Gemma-2 2B, GRPO, 128 x 8192": ["+experiment=gemma2b_gsm8k", "loop.response_length=7168"],
+    "nanochat d16, 64 x 1024": [
+        *LM, "tpu=v5litepod_8", "model=nanochat_d16", "model.window=513", "loop.batch=64", "loop.sequence=1024",
+    ],
+    "nanochat d16, 32 x 2048": [
+        *LM, "tpu=v6e_4", "model=nanochat_d16", "loop.batch=32", "loop.sequence=2048",
+    ],
+    "3B (Llama-like), 32 x 4096, mesh 2x2x2": [
+        *LM, "tpu=v6e_8", "model=llama3_1b", "model.layers=28", "model.heads=16", "model.kv_heads=16",
+        "model.head_dim=128", "model.hidden=5504", "model.vocab=49152", "model.tied=false", "model.rope_scaling=null",
+        "loop.batch=32", "loop.sequence=4096", "mesh.data=2", "mesh.fsdp=2", "mesh.tensor=2",
+    ],
+    "Gemma-2 9B, 64 x 2048": [
+        *LM, "tpu.accelerator_type=v5litepod-64", "model=gemma2_9b", "loop.batch=64", "loop.sequence=2048",
+        "mesh.data=1", "mesh.fsdp=-1",
+    ],
+    "Llama-3 8B, 32 x 4096": [
+        *LM, "tpu.accelerator_type=v6e-16", "model=llama3_8b", "loop.batch=32", "loop.sequence=4096",
+        "mesh.data=1", "mesh.fsdp=-1",
+    ],
+}  # fmt: skip
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("names", nargs="*", help="part of the name of a case; none: all")
+    parser.add_argument("--remat", default="full", help="none, products, attention, full or auto")
+    options = parser.parse_args()
+    print("| what | slice | remat | program | fits | peak GiB | arguments | temporaries | beside | compile s |")
+    print("|---|---|---|---|---|---|---|---|---|---|")
+    for name, words in CASES.items():
+        if options.names and not any(part in name for part in options.names):
+            continue
+        overrides = [*words, "cloud=gcp", "cloud.project=a-project", f"model.remat={options.remat}"]
+        command = [sys.executable, "-m", "controller", "fit", "--json", *overrides]
+        ended = subprocess.run(command, capture_output=True, text=True, check=False)
+        if not ended.stdout:
+            print(f"{name}: {ended.stderr.strip()}", file=sys.stderr)
+            continue
+        found = json.loads(ended.stdout)
+        for v in found["programs"]:
+            fits = "yes" if v["fits"] else "no"
+            print(
+                f"| {name} | {found['accelerator_type']} | {found['remat']} | {v['name']} | {fits} "
+                f"| {v['peak_gib']:.2f} of {v['hbm_gib']:.2f} | {v['argument_gib']:.2f} | {v['temp_gib']:.2f} "
+                f"| {v['beside_gib']:.2f} | {v['compile_seconds']:.0f} |",
+                flush=True,
+            )
+
+
+if __name__ == "__main__":
+    main()
