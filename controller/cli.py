@@ -179,8 +179,11 @@ def _with_recalled(command: Command) -> Command:
     if command.overrides or command.verb not in recall.VERBS:
         return command
     words = recall.recall(Path.cwd())
-    if words:
-        print(f"({shlex.join(words)})", file=sys.stderr)
+    if not words:
+        raise ConfigError(
+            f"no run was started from this folder; {command.verb} wants the words of one: +experiment=NAME key=value ..."
+        )
+    print(f"({shlex.join(words)})", file=sys.stderr)
     return replace(command, overrides=words)
 
 
