@@ -181,7 +181,7 @@ def _with_recalled(command: Command) -> Command:
     words = recall.recall(Path.cwd())
     if not words:
         raise ConfigError(
-            f"no run was started from this folder; {command.verb} wants the words of one: +experiment=NAME key=value ..."
+            f"no run was started from this folder; {command.verb} needs its words: +experiment=NAME key=value ..."
         )
     print(f"({shlex.join(words)})", file=sys.stderr)
     return replace(command, overrides=words)
