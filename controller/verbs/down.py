@@ -12,7 +12,7 @@ from controller.ledger import Ledger
 from controller.preview import Row, preview
 from controller.reconcile import destroy
 from controller.resource import Absent, Pending, Resource, Unknown
-from controller.resources.bucket import Bucket
+from controller.resources.bucket import LABEL, Bucket
 from controller.resources.node import Node
 from controller.resources.services import Services
 from controller.session import Session, session
@@ -44,12 +44,14 @@ def run(command: Command) -> int:
             now.world.events.listen(view)
             destroy(_with_needs_among(present), now.world)
         kept = [row for row in rows if row.resource not in present and row.resource.scope == "shared"]
+        others = _other_buckets(now) if everything else []
         undo = next(r for r in now.plan.resources if isinstance(r, Services)).undo(now.world)
     if command.flags.json:
         kept_ids = [row.resource.id for row in kept]
-        print(json.dumps({"deleted": [r.id for r in present], "kept": kept_ids, "undo": [undo]}))
+        deleted = [r.id for r in present]
+        print(json.dumps({"deleted": deleted, "kept": kept_ids, "other_buckets": others, "undo": [undo]}))
     else:
-        print("\n".join(_words(present, kept, undo, everything)))
+        print("\n".join([*_words(present, kept, undo, everything), *_words_on_buckets(others)]))
     return 0
 
 
@@ -97,7 +99,8 @@ def _words(present: list[Resource], kept: list[Row], undo: str, everything: bool
         lines.append(f"stays for the next run: {', '.join(ours)}; `slipway down --all` deletes it too")
     if everything and present:
         lines.append(f"the APIs stay enabled, which costs nothing; to undo what was not so before: {undo}")
-        foreign = [row.resource for row in kept]
+        gone = {r.id for r in present}
+        foreign = [row.resource for row in kept if not gone & set(row.resource.needs)]  # else it went with them
         if foreign:
             lines.append(f"not made by slipway, and left as it was: {', '.join(r.title for r in foreign)}")
         lines += [
@@ -106,6 +109,21 @@ def _words(present: list[Resource], kept: list[Row], undo: str, everything: bool
             if isinstance(r, Bucket)
         ]
     return lines
+
+
+def _other_buckets(now: Session) -> list[str]:
+    """Our buckets that stay: runs in other regions have their own, and their results may be wanted."""
+    listed = now.world.google.pages("storage", "buckets.list", "items", project=now.world.project)
+    ours = [b["name"] for b in listed if LABEL.items() <= b.get("labels", {}).items()]
+    return sorted(name for name in ours if name != now.plan.bucket)
+
+
+def _words_on_buckets(names: list[str]) -> list[str]:
+    return [
+        f"gs://{name} stays, with the results of runs elsewhere: `down --all` with their tpu.zone or cloud.bucket "
+        "deletes it"
+        for name in names
+    ]
 
 
 def _running(now: Session) -> set[str]:

@@ -209,6 +209,17 @@ def test_a_bucket_of_ones_own_keeps_what_runs_wrote(slipway: Slipway, cloud: Clo
     assert after == before
 
 
+def test_a_bucket_of_runs_elsewhere_is_named(slipway: Slipway, cloud: Cloud) -> None:
+    other = {"name": "slipway-local-slipway-us-west4", "location": "US-WEST4", "labels": {"managed-by": "slipway"}}
+    cloud.ok("POST", "storage/v1/b?project=slipway-local", other)
+    assert slipway("up", *POD)[0] == 0
+    code, out, _ = slipway("down", "--all", "--yes", *POD)
+    assert code == 0
+    assert "gs://slipway-local-slipway-us-west4 stays, with the results of runs elsewhere" in out
+    assert "not made by slipway" not in out
+    assert slipway.json("down", "--all", "--yes", *POD)["other_buckets"] == ["slipway-local-slipway-us-west4"]
+
+
 def test_a_missing_internal_rule_is_found_by_verify_and_made_by_up(slipway: Slipway, cloud: Cloud) -> None:
     """Without it `jax.distributed` would hang; the probe of worker 0's port says so at once."""
     two = ["tpu.accelerator_type=v4-16", "tpu.zone=us-central2-b", "mesh.data=8", KEEP, ECHO]
