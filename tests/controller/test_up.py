@@ -70,7 +70,7 @@ def test_verbs_without_config_words_mean_the_last_run_of_this_folder(slipway: Sl
     slipway.repository.joinpath("other").mkdir()
     os.chdir(slipway.repository / "other")
     assert cli.run(["logs"]) == 2
-    assert "program" in slipway.capsys.readouterr().err  # nothing is known of this folder: the bare defaults
+    assert "no run was started from this folder" in slipway.capsys.readouterr().err
 
 
 def test_a_finished_run_is_reported_and_nothing_is_touched(slipway: Slipway) -> None:
