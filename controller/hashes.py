@@ -5,11 +5,11 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
-import os
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import NamedTemporaryFile
 from types import TracebackType
 from typing import Any, Self
 
@@ -44,9 +44,10 @@ class Hashes:
     ) -> None:
         if self._changed:
             self._file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            draft = self._file.with_name(f".{self._file.name}.{os.getpid()}")
-            draft.write_text(json.dumps(self._known))
-            draft.replace(self._file)
+            # assets are looked at side by side, and each look ends here: a draft of its own, and the last one counts
+            with NamedTemporaryFile("w", dir=self._file.parent, prefix=f".{self._file.name}.", delete=False) as draft:
+                json.dump(self._known, draft)
+            Path(draft.name).replace(self._file)
 
     def of(self, paths: Iterable[Path]) -> dict[Path, Digests]:
         """The hashes of some files; those that have changed are read, several at once."""

@@ -9,6 +9,7 @@ import os
 import sys
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -301,3 +302,19 @@ def opened(token: str, roots: dict[str, str]) -> Google:
             return
 
     return Google(Credentials(token=token), Quick(), roots)
+
+
+def test_hashes_that_are_kept_by_several_at_once(tmp_path: Path) -> None:
+    """As when several assets are looked at side by side."""
+    files = [tmp_path / f"file-{i}" for i in range(24)]
+    for file in files:
+        file.write_text(file.name)
+
+    def look(file: Path) -> str:
+        with Hashes(tmp_path / "state" / "hashes.json") as hashes:
+            return hashes.of([file])[file].sha256
+
+    with ThreadPoolExecutor(max_workers=8) as pool:
+        found = list(pool.map(look, files))
+    assert found == [hashlib.sha256(file.name.encode()).hexdigest() for file in files]
+    assert [p.name for p in (tmp_path / "state").iterdir()] == ["hashes.json"]
