@@ -3,12 +3,21 @@
 from __future__ import annotations
 
 import sys
-
-from controller.cli import run
+from pathlib import Path
 
 
 def main() -> int:
+    _leave_out_the_working_directory()
+    from controller.cli import run  # not before: it imports `conf`, and the folder one stands in may have its own
+
     return run(sys.argv[1:])
+
+
+def _leave_out_the_working_directory() -> None:
+    """`python -m` searches it first; the user's repository may hold packages named conf or trainer."""
+    here = Path.cwd()
+    if here != Path(__file__).resolve().parents[1]:
+        sys.path[:] = [entry for entry in sys.path if Path(entry or here).resolve() != here]
 
 
 if __name__ == "__main__":
