@@ -29,11 +29,9 @@ from conf.runfile import RunFile, RunFileError, load
 from conf.topology import Topology, topology
 from trainer import mesh as meshes
 from trainer.program import Program
-from trainer.remat import candidates, programs, with_model
+from trainer.remat import candidates, fits, programs, with_model
 
 GIB = 2**30
-USABLE = 0.98
-"""Share of the chip's memory that a program may use; libtpu keeps the rest (15.75 of 16.02 GiB on v5e)."""
 
 
 class CannotTellError(RuntimeError):
@@ -124,15 +122,18 @@ def _devices(slice_: Topology) -> list[Any]:
 
 
 def judge(experiment: RunFile, mesh: Mesh, only: set[str]) -> tuple[RunFile, list[Verdict]]:
-    """Compile every program. With `model.remat: auto`, the update decides which policy all of them have: the one that
-    recomputes least among those with which it fits."""
-    chosen, verdicts = experiment, dict[str, Verdict]()
-    for chosen in candidates(with_model(experiment, attention="splash")):
-        verdicts = {p.name: compiled(p, chosen, mesh) for p in programs(chosen, mesh) if p.name == "update"}
-        if verdicts["update"].fits:
-            break
-    verdicts |= {p.name: compiled(p, chosen, mesh) for p in programs(chosen, mesh) if p.name not in verdicts}
-    return chosen, [v for v in verdicts.values() if not only or v.name in only]
+    """Compile every program, or those of some names. With `model.remat: auto`, the update decides which policy all of
+    them have: the one that recomputes least among those with which it fits."""
+    chosen, verdicts = with_model(experiment, attention="splash"), dict[str, Verdict]()
+    if experiment.model.remat == "auto":
+        for candidate in candidates(chosen):
+            chosen = candidate
+            update = next(p for p in programs(chosen, mesh) if p.name == "update")
+            verdicts["update"] = compiled(update, chosen, mesh)
+            if verdicts["update"].fits:
+                break
+    wanted = [p for p in programs(chosen, mesh) if not only or p.name in only]
+    return chosen, [verdicts.get(p.name) or compiled(p, chosen, mesh) for p in wanted]
 
 
 def compiled(program: Program, experiment: RunFile, mesh: Mesh) -> Verdict:
@@ -153,7 +154,7 @@ def compiled(program: Program, experiment: RunFile, mesh: Mesh) -> Verdict:
         least = _flops(program.name, with_model(experiment, remat="none"), mesh)
     return Verdict(
         name=program.name,
-        fits=0 < peak <= USABLE * hbm,
+        fits=fits(peak * GIB, experiment),
         peak_gib=round(peak, 3),
         argument_gib=round(argument, 3),
         temp_gib=round(temp, 3),

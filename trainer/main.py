@@ -14,7 +14,7 @@ from pathlib import Path
 import jax
 
 from conf.runfile import RunFile, RunFileError, load
-from trainer import distributed, remat, startup
+from trainer import distributed, loops, remat, startup
 from trainer import mesh as meshes
 from trainer.metrics import Metrics, run_folder
 
@@ -54,15 +54,10 @@ def train(experiment: RunFile, folder: Path) -> None:
 
     Raises RunFileError before the first step where the experiment cannot be run on these devices.
     """
-    # each loop imports its own half of the program
-    if experiment.loop.kind == "lm":
-        from trainer.loops.lm import run
-    else:
-        from trainer.loops.grpo import run
     mesh = meshes.build(experiment.mesh)
     log = Metrics(folder, experiment.dir, writes=jax.process_index() == 0)
     try:
         with jax.set_mesh(mesh):
-            run(remat.resolved(experiment, mesh), mesh, log)
+            loops.module(experiment.loop.kind).run(remat.resolved(experiment, mesh), mesh, log)
     finally:
         log.close()

@@ -9,8 +9,11 @@ from jax.sharding import Mesh
 
 from conf.decoder import Model
 from conf.runfile import RunFile, RunFileError
+from trainer import loops
 from trainer.program import Program
 
+USABLE = 0.98
+"""Share of the chip's memory that a program may use; libtpu keeps the rest (15.75 of 16.02 GiB on v5e)."""
 POLICIES = ("none", "products", "attention", "full")
 """From nothing to everything computed again."""
 
@@ -25,13 +28,20 @@ def resolved(experiment: RunFile, mesh: Mesh) -> RunFile:
     for candidate in candidates(experiment):
         update = next(p for p in programs(candidate, mesh) if p.name == "update")
         try:
-            update.function.lower(*update.arguments).compile()
+            memory = update.function.lower(*update.arguments).compile().memory_analysis()
         except jax.errors.JaxRuntimeError as error:
             if "RESOURCE_EXHAUSTED" not in str(error):
                 raise
             continue
-        return candidate
+        if fits(memory.peak_memory_in_bytes + update.bytes_beside, experiment):
+            return candidate
     raise RunFileError("model.remat: the update fits with no policy; make loop.batch or loop.prompts smaller")
+
+
+def fits(peak: float, experiment: RunFile) -> bool:
+    """Do so many bytes, everything that lies there included, fit a chip of the run's pod?"""
+    hbm = experiment.pod.hbm_bytes_per_chip
+    return hbm is None or peak <= USABLE * hbm
 
 
 def candidates(experiment: RunFile) -> Iterator[RunFile]:
@@ -48,8 +58,4 @@ def with_model(experiment: RunFile, **changes: str) -> RunFile:
 
 def programs(experiment: RunFile, mesh: Mesh) -> Iterator[Program]:
     """What the run's loop compiles."""
-    if experiment.loop.kind == "lm":
-        from trainer.loops.lm import programs as of_loop
-    else:
-        from trainer.loops.grpo import programs as of_loop
-    yield from of_loop(experiment, mesh)
+    yield from loops.module(experiment.loop.kind).programs(experiment, mesh)

@@ -1,1 +1,14 @@
-"""Loops: each file is one way to train, with `run(experiment, mesh, log)`."""
+"""The loops: a module each, of the name that `loop.kind` gives.
+
+Each has `run(experiment, mesh, log)` and `programs(experiment, mesh)`, what it compiles.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+
+def module(kind: str) -> Any:
+    """The module of a loop. Only this one is imported: each brings its own half of the program."""
+    return importlib.import_module(f"trainer.loops.{kind}")
