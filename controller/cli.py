@@ -179,6 +179,8 @@ def _with_recalled(command: Command) -> Command:
     if command.overrides or command.verb not in recall.VERBS:
         return command
     words = recall.recall(Path.cwd())
+    if not words and command.verb in recall.OF_THE_PROJECT:
+        return command
     if not words:
         raise ConfigError(
             f"no run was started from this folder; {command.verb} needs its words: +experiment=NAME key=value ..."

@@ -1,4 +1,4 @@
-"""A port of this machine that leads to a port of a worker, for Jupyter and TensorBoard."""
+"""A port of this machine that leads to a port of a worker, such as Jupyter's."""
 
 from __future__ import annotations
 

@@ -8,10 +8,10 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-VERBS = frozenset(
-    {"status", "logs", "verify", "cancel", "stop", "down", "ssh", "exec", "forward", "tensorboard", "orphans"}
-)
+VERBS = frozenset({"status", "logs", "verify", "cancel", "stop", "down", "ssh", "exec", "forward", "orphans"})
 """The verbs that look at, touch or end what `up` has made; without config words they mean the last one."""
+OF_THE_PROJECT = frozenset({"orphans"})
+"""Those of them that mean something without any run: the words only say which project."""
 
 
 def remember(overrides: Sequence[str], folder: Path) -> None:

@@ -128,5 +128,7 @@ class Resource(ABC):
 
 
 def _short(value: Any) -> str:
+    if isinstance(value, tuple) and len(value) > 1 and all(part == value[0] for part in value):
+        return f"{_short(value[0])} on all {len(value)}"
     text = ", ".join(map(str, value)) if isinstance(value, tuple) else str(value)
     return text if len(text) <= 60 else f"{text[:57]}..."

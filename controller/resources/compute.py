@@ -33,6 +33,14 @@ class ComputeResource(Resource):
     marked: bool = field(default=False, compare=False)
 
     @property
+    def id(self) -> str:
+        return f"{self.kind}/{self.region}/{self.name}" if self.region else super().id
+
+    @property
+    def title(self) -> str:
+        return f"{super().title} in {self.region}" if self.region else super().title
+
+    @property
     def ours(self) -> bool:
         return self.marked
 

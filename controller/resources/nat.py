@@ -28,14 +28,6 @@ class _OnRouter(ComputeResource):
     network: str
     subnet: str
 
-    @property
-    def id(self) -> str:
-        return f"{self.kind}/{self.region}/{self.name}"
-
-    @property
-    def title(self) -> str:
-        return f"{self.kind} {self.name} in {self.region}"
-
     def stand_in(self, world: World) -> dict[str, Any] | None:
         """Another router of the network, in the region, whose NAT serves our subnet already."""
         where = {"project": world.project, "region": self.region}

@@ -54,14 +54,6 @@ class Subnet(ComputeResource):
     block: str = field(compare=False)
     cidr: str | None = None
 
-    @property
-    def id(self) -> str:
-        return f"{self.kind}/{self.region}/{self.name}"
-
-    @property
-    def title(self) -> str:
-        return f"{self.kind} {self.name} in {self.region}"
-
     def body(self, world: World) -> dict[str, Any]:
         return {
             "ipCidrRange": self.block,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import sys
 from dataclasses import asdict
 from typing import TYPE_CHECKING
@@ -33,11 +34,11 @@ def run(command: Command) -> int:
         document = {"things": [asdict(thing) for thing in found], "deleted": [thing.title for thing in doomed]}
         print(json.dumps(document, indent=1))
     elif not doomed:
-        print("\n".join(as_lines(found, project)))
+        print("\n".join(as_lines(found, project, command.overrides)))
     return 0
 
 
-def as_lines(found: list[Thing], project: str) -> list[str]:
+def as_lines(found: list[Thing], project: str, words: tuple[str, ...]) -> list[str]:
     """The list for people: orphans with what they cost, then what is in use."""
     orphans, used = [t for t in found if not t.use], [t for t in found if t.use]
     if not orphans:
@@ -47,7 +48,7 @@ def as_lines(found: list[Thing], project: str) -> list[str]:
         lines = [f"  {_price(thing)}  {thing.title}: {thing.why}" for thing in orphans]
         unknown = ", and what has no price here" if any(thing.usd_per_hour is None for thing in orphans) else ""
         lines.append(f"  ${total:.3f} per hour, ${total * 730:.0f} per month{unknown} (list prices)")
-        lines.append("`slipway orphans --delete` deletes them")
+        lines.append(f"`{shlex.join(['slipway', 'orphans', '--delete', *words])}` deletes them")
     return lines + [f"in use: {thing.title} {_price(thing).strip()}: {thing.use}" for thing in used]
 
 

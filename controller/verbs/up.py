@@ -263,7 +263,7 @@ class Up:
         worker, end = outcome.first_failure
         others = [f"worker {w} {_how(e)}" for w, e in outcome.ends if w != worker and e["code"] != 0]
         tail = "\n".join(end["log_tail"].splitlines()[-TAIL_LINES:])
-        words = [tail, f"worker {worker} {_how(end)}; it failed first", *(["; ".join(others)] if others else [])]
+        words = [f"worker {worker} {_how(end)}; it failed first", *(["; ".join(others)] if others else []), tail]
         words.append(f"logs: gs://{self.plan.bucket}/{self.ledger.prefix}/logs/; an edited line and `up` start anew")
         raise PROGRAM_EXITS.get(end["code"] or 1, ProgramFailed)("\n".join(words))
 

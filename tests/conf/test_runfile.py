@@ -101,4 +101,5 @@ def test_what_is_no_run_file(tmp_path, text, words):
 
 @pytest.mark.parametrize("path", sorted((CONF / "model").glob("*.yaml")), ids=lambda path: path.stem)
 def test_model_groups_are_valid(raw, path):
-    RunFile.model_validate(raw | {"model": group(f"model/{path.stem}")})
+    values = group(f"model/{path.stem}")
+    assert RunFile.model_validate(raw | {"model": values}).model.model_dump(mode="json") == values

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,8 @@ import pytest
 
 from controller import cli, emulator
 from controller.emulator import Emulator
+from controller.ssh import Fleet
+from tests.controller.sshserver import Pod
 
 ECHO = 'program.command=[sh,-c,"echo hello from worker $TPU_WORKER_ID"]'
 
@@ -63,3 +66,29 @@ def slipway(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capt
     yield Slipway(home, repository, capsys, {**os.environ})
     status, words = emulator.command(["wipe"], emulator.state_folder(str(home)))
     assert status == 0, words
+
+
+@pytest.fixture
+def fleets() -> Iterator[list[Fleet]]:
+    opened: list[Fleet] = []
+    yield opened
+    for fleet in opened:
+        fleet.close()
+
+
+@pytest.fixture
+def pod_of(tmp_path: Path, fleets: list[Fleet]) -> Iterator[Callable[..., tuple[Pod, Fleet]]]:
+    """Makes a pod, and a fleet that is connected to it as soon as it is asked something."""
+    pods: list[Pod] = []
+
+    def make(workers: int = 1, sleep: Callable[[float], None] = time.sleep, **access: Any) -> tuple[Pod, Fleet]:
+        pod = Pod(tmp_path / f"pod-{len(pods)}", workers)
+        pods.append(pod)
+        fleets.append(Fleet(pod.access(**access), sleep))
+        return pod, fleets[-1]
+
+    yield make
+    for fleet in fleets:
+        fleet.close()
+    for pod in pods:
+        pod.close()

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import socket
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -137,3 +140,23 @@ def test_plan_needs_no_credentials(capsys: pytest.CaptureFixture[str]) -> None:
     assert "price    $3.92 per hour" in first
     assert cli.run(["plan", "+experiment=gemma2b_gsm8k"]) == 0
     assert capsys.readouterr().out == first
+
+
+@pytest.mark.parametrize("module", ["conf", "trainer", "yaml"])
+def test_a_repository_may_hold_packages_of_the_same_names(tmp_path: Path, module: str) -> None:
+    (tmp_path / module).mkdir()
+    (tmp_path / module / "__init__.py").write_text("raise SystemExit('not this one')\n")
+    command = [sys.executable, "-m", "controller", "plan", "+experiment=quickstart", "run.name=x"]
+    env = {**os.environ, "SLIPWAY_HOME": str(tmp_path / "home"), "PYTHONPATH": str(Path(cli.__file__).parents[1])}
+    ended = subprocess.run(
+        [*command, "tpu.zone=here"], cwd=tmp_path, capture_output=True, text=True, env=env, check=False
+    )
+    assert (ended.returncode, ended.stdout) == (2, "")
+    assert ended.stderr.startswith("error: tpu.zone: ")
+
+
+def test_verbs_of_a_run_say_when_there_is_none_and_orphans_needs_none(capsys: pytest.CaptureFixture[str]) -> None:
+    [words] = refused(capsys, "status")
+    assert words.startswith("no run was started from this folder; status needs its words")
+    [words] = refused(capsys, "orphans")
+    assert words.startswith("cloud.project: is not set")

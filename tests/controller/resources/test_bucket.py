@@ -96,8 +96,11 @@ def test_a_name_taken_by_someone_else_while_we_create_it(project: Project) -> No
 
 def test_objects_may_be_used_without_looking_at_the_bucket(project: Project) -> None:
     by_hand(project)
-    project.fault(kind="http", status=403, match=f"GET /storage/v1/b/{project.tag}-bucket$", times=2)
+    project.fault(kind="http", status=403, match=f"GET /storage/v1/b/{project.tag}-bucket$", times=9)
     project.settle("cloud.bucket_roles=[]")
+    assert project.cloud.call("GET", f"storage/v1/b/{project.tag}-bucket")[0] == 403  # still
+    project.world.google.upload(f"{project.tag}-bucket", "runs/x", b"x")
+    assert project.world.google.download(f"{project.tag}-bucket", "runs/x") == b"x"
 
 
 def test_all_generations_go_with_it(project: Project) -> None:

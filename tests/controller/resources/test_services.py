@@ -54,5 +54,10 @@ def test_who_may_not_enable_is_told_the_command(project: Project) -> None:
 
 
 def test_who_may_not_look_goes_on(project: Project) -> None:
-    project.fault(kind="http", status=403, match=f"GET /{SERVICES}:batchGet")
+    project.fault(kind="http", status=403, match=f"GET /{SERVICES}:batchGet", times=9)
+    before = len(project.cloud.log())
     project.settle()
+    asked = [r["path"] for r in project.cloud.log()[before:]]
+    assert f"/{SERVICES}:batchGet" in asked
+    assert f"/{SERVICES}:batchEnable" not in asked
+    assert f"network/{project.tag}" not in project.actions()  # the rest was made
