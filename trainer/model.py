@@ -55,7 +55,7 @@ def forward(
 
     tokens, positions: [B, T] integers; positions count from 0 in each document.
     Without a cache (training), a token sees the earlier ones of its row that have the same number in `segments` [B, T];
-    None: the whole row is one document. Give padding a number of its own, or put it to the right and ignore its output.
+    None: the whole row is one document. Give padding a number of its own, 0, or put it to the right; ignore its output.
     With a cache (prefill of many tokens, decoding of one), a token sees the slots up to its own position, as `Cache`
     tells; `segments` must be None. Returns the cache with the new tokens in it.
     """
