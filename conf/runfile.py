@@ -8,9 +8,10 @@ from typing import Any, Literal
 import yaml
 from pydantic import Field, ValidationError
 
+from conf.data import Data
 from conf.decoder import Model
 from conf.strict import Strict
-from conf.training import Checkpoint, Data, Logging, Loop, Mesh, Optimizer
+from conf.training import Checkpoint, Logging, Loop, Mesh, Optimizer
 
 
 class RunFileError(ValueError):

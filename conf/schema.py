@@ -16,6 +16,7 @@ from pydantic import BaseModel, ValidationError
 
 from conf.assets import Assets
 from conf.cloud import Cloud
+from conf.data import Data
 from conf.decoder import Model
 from conf.money import Budget
 from conf.network import Network
@@ -24,7 +25,7 @@ from conf.run import Cleanup, Recovery, Run, Ssh
 from conf.strict import VOLATILE, Strict, essential
 from conf.topology import Topology, region, topology
 from conf.tpu import Tpu
-from conf.training import Checkpoint, Data, Logging, Loop, Mesh, Optimizer
+from conf.training import Checkpoint, Logging, Loop, Mesh, Optimizer
 
 
 class Config(Strict):

@@ -11,8 +11,8 @@ import re
 
 from etils import epath
 
+from conf.data import Gsm8kData
 from conf.runfile import RunFileError
-from conf.training import Gsm8kData
 from trainer.data.problem import Problem
 from trainer.tokenizer import encode_prompt
 

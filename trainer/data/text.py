@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 from etils import epath
 
+from conf.data import TextData
 from conf.runfile import RunFileError
-from conf.training import TextData
 
 VOCAB = 256
 """Token ids are bytes."""

@@ -18,8 +18,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
+from conf.data import ArithmeticData, Gsm8kData
 from conf.runfile import RunFile, RunFileError
-from conf.training import ArithmeticData, ConstantSchedule, GrpoLoop, Gsm8kData, Optimizer
+from conf.training import ConstantSchedule, GrpoLoop, Optimizer
 from trainer import grpo, rollout, sampler, tokenizer, update, weights
 from trainer import mesh as meshes
 from trainer.checkpoint import Checkpoints

@@ -12,9 +12,10 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
 
+from conf.data import TextData
 from conf.decoder import Model
 from conf.runfile import RunFile, RunFileError
-from conf.training import LmLoop, TextData
+from conf.training import LmLoop
 from trainer import chunked, model, update, weights
 from trainer import mesh as meshes
 from trainer.checkpoint import Checkpoints

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from conf.data import Gsm8kData
 from conf.runfile import RunFileError
-from conf.training import Gsm8kData
 from trainer.data.gsm8k import Gsm8k, read
 from trainer.rewards import answer_match
 

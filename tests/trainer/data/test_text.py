@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
+from conf.data import TextData
 from conf.runfile import RunFileError
-from conf.training import TextData
 from trainer.data import text
 
 

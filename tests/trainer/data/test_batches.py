@@ -1,0 +1,35 @@
+"""Global batches: the same on any number of processes, and after a restart."""
+
+import numpy as np
+import pytest
+
+from conf.data import TextData
+from conf.training import LmLoop
+from trainer.data import batches
+
+LOOP = LmLoop(kind="lm", steps=1, batch=8, sequence=10, eval_every=1, eval_batches=2)
+
+
+@pytest.fixture
+def data(tmp_path) -> TextData:
+    path = tmp_path / "text"
+    path.write_bytes(bytes(range(200)))
+    return TextData(kind="text", path=str(path), validation_fraction=0.5)
+
+
+def test_the_rows_of_a_batch_do_not_depend_on_who_holds_them(data):
+    whole = next(batches.training(data, LOOP, 1, range(8)))
+    halves = [next(batches.training(data, LOOP, 1, rows)) for rows in (range(4), range(4, 8))]
+    assert whole.keys() == batches.fields(data).keys()
+    for name, dtype in batches.fields(data).items():
+        assert whole[name].dtype == dtype
+        np.testing.assert_array_equal(whole[name], np.concatenate([half[name] for half in halves]))
+
+
+def test_a_position_restores_the_next_batch(data):
+    stream = batches.training(data, LOOP, 1, range(8))
+    next(stream)
+    position, expected = stream.position(), next(stream)
+    again = batches.training(data, LOOP, 1, range(8))
+    again.restore(position)
+    np.testing.assert_array_equal(next(again)["tokens"], expected["tokens"])
