@@ -152,6 +152,8 @@ async def serve(options: Options) -> None:
     token = _setting(store, "token", None, secrets.token_urlsafe(24))
     seconds = _setting(store, "operation_seconds", options.operation_seconds, _OPERATION_SECONDS)
     stopped = asyncio.Event()
+    if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)  # after nohup, programs on terminals would inherit the deafness
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stopped.set)
     cloud = assemble(store, state, url, token, seconds, stopped)
