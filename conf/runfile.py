@@ -10,8 +10,9 @@ from pydantic import Field, ValidationError
 
 from conf.data import Data
 from conf.decoder import Model
+from conf.optimizer import Optimizer
 from conf.strict import Strict
-from conf.training import Checkpoint, Logging, Loop, Mesh, Optimizer
+from conf.training import Checkpoint, Logging, Loop, Mesh
 
 
 class RunFileError(ValueError):

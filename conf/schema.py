@@ -20,12 +20,13 @@ from conf.data import Data
 from conf.decoder import Model
 from conf.money import Budget
 from conf.network import Network
+from conf.optimizer import Optimizer
 from conf.program import Code, Env, Program
 from conf.run import Cleanup, Recovery, Run, Ssh
 from conf.strict import VOLATILE, Strict, essential
 from conf.topology import Topology, region, topology
 from conf.tpu import Tpu
-from conf.training import Checkpoint, Logging, Loop, Mesh, Optimizer
+from conf.training import Checkpoint, Logging, Loop, Mesh
 
 
 class Config(Strict):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import optax
 
-from conf.training import Optimizer
+from conf.optimizer import Optimizer
 
 
 def schedule(cfg: Optimizer) -> optax.Schedule:

@@ -18,7 +18,7 @@ from jax.flatten_util import ravel_pytree
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from conf.decoder import Model
-from conf.training import Optimizer
+from conf.optimizer import Optimizer
 from trainer import mesh as meshes
 from trainer import optimizer, store, weights
 from trainer.weights import Params
@@ -90,12 +90,15 @@ def state_shardings(cfg: Model, opt: Optimizer, mesh: Mesh) -> State:
     return State(everywhere, params, moments)
 
 
-def build(loss: Loss, cfg: Model, opt: Optimizer, mesh: Mesh) -> jax.stages.Wrapped:
+def build(loss: Loss, cfg: Model, opt: Optimizer, mesh: Mesh, accumulation: int = 1) -> jax.stages.Wrapped:
     """The jitted update: (state, batch) to (state, metrics). The old state's buffers are given up to the new one.
 
+    accumulation: parts that the batch is computed in, one after the other; above 1 its leaves are [A, B / A, ...]. The
+    result is that of the whole batch, whatever counts in each part.
     Metrics are float32 scalars: every entry of the loss as a mean, grad_norm (before clipping) and learning_rate.
     """
-    chain, rate, gradient = optimizer.build(opt), optimizer.schedule(opt), mean_gradient(loss, mesh)
+    chain, rate = optimizer.build(opt), optimizer.schedule(opt)
+    gradient = mean_gradient(loss, cfg, mesh, accumulation)
 
     def update(state: State, batch: Batch) -> tuple[State, dict[str, jax.Array]]:
         gradients, metrics = gradient(state.params, batch)
@@ -108,9 +111,12 @@ def build(loss: Loss, cfg: Model, opt: Optimizer, mesh: Mesh) -> jax.stages.Wrap
     return jax.jit(update, donate_argnums=0, out_shardings=(state_shardings(cfg, opt, mesh), None))
 
 
-def mean_gradient(loss: Loss, mesh: Mesh) -> Callable[[Params, Batch], tuple[Params, dict[str, jax.Array]]]:
+def mean_gradient(
+    loss: Loss, cfg: Model, mesh: Mesh, accumulation: int = 1
+) -> Callable[[Params, Batch], tuple[Params, dict[str, jax.Array]]]:
     """A function (params, batch) to the gradient of the mean loss and the means of all entries; to be called in a jit.
 
+    accumulation: as in `build`. Sums and counts of the parts are added up; the gradient is split as the weights are.
     Where every device holds all weights, each computes the gradient of its own rows, and gradients and metrics go
     through ONE all-reduce as one flat vector: on CPU a collective per weight costs several times the computation.
     Otherwise the partitioner places the collectives, by the shardings of its arguments.
@@ -123,14 +129,31 @@ def mean_gradient(loss: Loss, mesh: Mesh) -> Callable[[Params, Batch], tuple[Par
 
         return jax.grad(total, has_aux=True)(params)
 
+    def accumulated(params: Params, batch: Batch) -> tuple[Params, Sums]:
+        if accumulation == 1:
+            return summed(params, batch)
+
+        def add(total: tuple[Params, Sums], part: Batch) -> tuple[tuple[Params, Sums], None]:
+            return placed(jax.tree.map(jnp.add, total, summed(params, part))), None
+
+        first = jax.eval_shape(summed, params, jax.tree.map(lambda x: x[0], batch))
+        zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, jnp.float32), first)
+        return lax.scan(add, placed(zeros), batch)[0]
+
+    def placed(total: tuple[Params, Sums]) -> tuple[Params, Sums]:
+        if meshes.is_data_parallel(mesh):
+            return total
+        return lax.with_sharding_constraint(total[0], weights.shardings(cfg, mesh)), total[1]
+
     def summed_at_once(params: Params, batch: Batch) -> tuple[Params, Sums]:
-        flat, unravel = ravel_pytree(summed(params, batch))
+        flat, unravel = ravel_pytree(accumulated(params, batch))
         return unravel(lax.psum(flat, meshes.AXES))
 
-    over_mesh = summed
+    over_mesh = accumulated
     if meshes.is_data_parallel(mesh):
         # check_vma would make the gradient of a replicated weight an all-reduce of its own
-        specs = {"in_specs": (PartitionSpec(), meshes.spec("batch")), "out_specs": PartitionSpec()}
+        rows = meshes.spec("batch") if accumulation == 1 else meshes.spec(None, "batch")
+        specs = {"in_specs": (PartitionSpec(), rows), "out_specs": PartitionSpec()}
         over_mesh = jax.shard_map(summed_at_once, mesh=mesh, check_vma=False, **specs)
 
     def mean(params: Params, batch: Batch) -> tuple[Params, dict[str, jax.Array]]:

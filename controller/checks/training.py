@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from conf.optimizer import DecaySchedule
 from conf.schema import Config
-from conf.training import DecaySchedule, GrpoLoop, LmLoop
+from conf.training import GrpoLoop, LmLoop
 from controller.finding import Finding
 
 

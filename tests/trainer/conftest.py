@@ -16,8 +16,8 @@ import pytest
 from jax.sharding import AxisType, Mesh
 
 from conf.decoder import Model
+from conf.optimizer import Optimizer
 from conf.runfile import RunFile
-from conf.training import Optimizer
 from tests.groups import group
 from trainer.mesh import AXES
 

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from conf.training import Optimizer
+from conf.optimizer import Optimizer
 from tests.groups import group
 from trainer import optimizer
 

@@ -9,6 +9,7 @@ from jax.sharding import Mesh
 
 from tests.trainer.conftest import mesh_of
 from trainer import chunked, model, store, update, weights
+from trainer import mesh as meshes
 from trainer.distributed import place_batch
 
 
@@ -104,6 +105,27 @@ def test_each_device_holds_what_the_table_says(tiny, adamw, sizes):
     assert set(held.values()) == {3 * weights.bytes_per_device(tiny, devices) + 8}
 
 
+@pytest.mark.parametrize("sizes", [(4, 1, 1), (2, 2, 1), (1, 2, 2)])
+def test_a_batch_in_parts_gives_the_update_of_the_whole(tiny, adamw, batch, sizes):
+    """Though tokens are spread unevenly over the parts."""
+    devices, parts = mesh_of(*sizes), jax.tree.map(lambda x: x.reshape(2, 4, *x.shape[1:]), batch)
+    placed = jax.tree.map(lambda x: jax.device_put(x, meshes.named(devices, None, "batch")), parts)
+    with jax.set_mesh(devices):
+        found, metrics = jax.jit(update.mean_gradient(loss_of(tiny), tiny, devices, 2))(start(tiny, devices), placed)
+        whole, expected = jax.jit(update.mean_gradient(loss_of(tiny), tiny, devices))(
+            start(tiny, devices), place_batch(batch, devices)
+        )
+    for name, value in metrics.items():
+        np.testing.assert_allclose(value, expected[name], rtol=1e-6, err_msg=name)
+    for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(whole), strict=True):
+        np.testing.assert_allclose(a, b, atol=1e-6)
+
+
+def start(cfg, devices: Mesh):
+    params = jax.jit(weights.init, static_argnums=0)(cfg, jax.random.key(5))
+    return jax.device_put(params, weights.shardings(cfg, devices))
+
+
 def test_means_are_weighted_by_what_counts(tiny, adamw, batch):
     _, metrics = trained(tiny, adamw, mesh_of(8, 1, 1), batch, updates=1)
     params = jax.jit(weights.init, static_argnums=0)(tiny, jax.random.key(5))
@@ -126,6 +148,17 @@ def test_pure_data_parallel_needs_one_all_reduce(tiny, adamw, batch):
         state = update.init_state(tiny, adamw, devices, jax.random.key(5))
         step = update.build(loss_of(tiny), tiny, adamw, devices)
         text = step.lower(state, place_batch(batch, devices)).compile().as_text()
+    assert text.count(" all-reduce(") + text.count(" all-reduce-start(") == 1
+    assert "all-gather" not in text
+
+
+def test_parts_of_a_batch_share_the_one_all_reduce(tiny, adamw, batch):
+    devices = mesh_of(4, 1, 1)
+    parts = jax.tree.map(lambda x: x.reshape(2, 4, *x.shape[1:]), batch)
+    with jax.set_mesh(devices):
+        state = update.init_state(tiny, adamw, devices, jax.random.key(5))
+        step = update.build(loss_of(tiny), tiny, adamw, devices, accumulation=2)
+        text = step.lower(state, parts).compile().as_text()
     assert text.count(" all-reduce(") + text.count(" all-reduce-start(") == 1
     assert "all-gather" not in text
 
