@@ -71,11 +71,26 @@ class Mesh(Strict):
         return self
 
 
+class Best(Strict):
+    """Which checkpoint is the best: the one whose evaluation gave the smallest or the largest value."""
+
+    metric: str = Field(min_length=1, description="a number of the evaluation, e.g. eval_loss")
+    mode: Literal["min", "max"] = Field(description="is the best value the smallest or the largest?")
+
+
 class Checkpoint(Strict):
     """Checkpoints in the run's folder; the last step is always saved."""
 
     every: int = Field(ge=1, description="updates between checkpoints")
     keep: int = Field(ge=1, le=1000, description="newest checkpoints kept; older ones are deleted")
+    best: Best | None = Field(
+        description="kept beside the newest; each evaluation is then of a checkpoint. null: only the newest are kept"
+    )
+    verify_every: int = Field(
+        ge=0,
+        description="updates between comparisons of the weights' copies on all devices, by checksum; every checkpoint "
+        "is compared anyway. 0: only those",
+    )
 
 
 class Logging(Strict):

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
+import logging
+import re
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import jax
 import orbax.checkpoint as ocp
@@ -10,25 +13,50 @@ from etils import epath
 from orbax.checkpoint import type_handlers
 
 from conf.runfile import RunFileError
+from conf.training import Checkpoint
+from trainer.checksums import Checksums, DisagreementError, path_of
+from trainer.distributed import gather_texts, gather_tree
+from trainer.retention import Retention
 from trainer.weights import Params
 
 SMALLEST_SLICE_BYTES = 1 << 20
+OUTAGE = re.compile(r"UNAVAILABLE|UNAUTHENTICATED|PERMISSION_DENIED|DEADLINE_EXCEEDED|RESOURCE_EXHAUSTED")
+
+
+class BrokenCheckpointError(RuntimeError):
+    """Files of a checkpoint are missing, cut short or altered."""
+
+
+class Resumed(NamedTuple):
+    """Where a run goes on."""
+
+    step: int  # updates done
+    state: Any
+    position: dict[str, Any]
 
 
 class Checkpoints:
     """The checkpoints of a run: DIR/checkpoints/<step>/, and DIR/reference/, the frozen policy, saved once.
 
-    All processes call every method, in the same order.
+    All processes call every method, in the same order. metrics: what `score` will be told, by name.
     """
 
-    def __init__(self, folder: str, keep: int) -> None:
+    def __init__(self, folder: str, settings: Checkpoint, metrics: Sequence[str] = ()) -> None:
+        if settings.best and metrics and settings.best.metric not in metrics:
+            known = ", ".join(metrics)
+            raise RunFileError(
+                f"checkpoint.best.metric: {settings.best.metric} is not evaluated here; choices: {known}"
+            )
         root = epath.Path(folder)
         if not folder.startswith("gs://"):
             root = root.resolve()
-        self._reference = root / "reference"
+        self._settings = settings
+        self._folder, self._reference = root / "checkpoints", root / "reference"
+        self._retention = Retention(root, settings, writes=jax.process_index() == 0)
+        self._checksums = Checksums()
         self._manager = ocp.CheckpointManager(
-            root / "checkpoints",
-            options=ocp.CheckpointManagerOptions(max_to_keep=keep, cleanup_tmp_directories=True),
+            self._folder,
+            options=ocp.CheckpointManagerOptions(preservation_policy=self._retention, cleanup_tmp_directories=True),
             item_handlers={"state": _arrays(), "position": ocp.JsonCheckpointHandler()},
         )
 
@@ -36,30 +64,107 @@ class Checkpoints:
         """Step of the newest complete checkpoint; None: there is none. A half-written one does not count."""
         return self._manager.latest_step()
 
-    def save(self, step: int, state: Any, position: dict[str, Any]) -> None:
-        """Save a pytree of arrays, and what else tells where the loop is (JSON), after `step` updates.
+    def due(self, step: int, evaluates: bool = False) -> bool:
+        """Is a checkpoint wanted after `step` updates? evaluates: an evaluation follows.
 
-        Returns once the arrays are copied; the files are written meanwhile. An earlier save is waited for.
+        Save first, then evaluate: an evaluation that fails costs nothing.
         """
-        items = ocp.args.Composite(state=ocp.args.PyTreeSave(state), position=ocp.args.JsonSave(position))
-        self._manager.save(step, args=items, force=True)
+        return step % self._settings.every == 0 or (evaluates and self._settings.best is not None)
+
+    def save(self, step: int, state: Any, position: dict[str, Any]) -> None:
+        """Save a pytree of arrays, and what else tells where the loop is, after `step` updates.
+
+        position: JSON. Each process gives its part; saved is the union of them, see `distributed.gather_tree`.
+        Returns once the arrays are copied; the files are written meanwhile. An earlier save is waited for. A step that
+        is saved already stays as it is. Raises DisagreementError where the copies of the state differ.
+        """
+        if step in self._manager.all_steps():
+            if step not in self._retention.broken:
+                return
+            self._manager.delete(step)
+            self._retention.broken.discard(step)
+        content = {"position": gather_tree(position), "checksums": self._checksums.of(state, f"after update {step}")}
+        items = ocp.args.Composite(state=ocp.args.PyTreeSave(state), position=ocp.args.JsonSave(content))
+        with jax.transfer_guard("allow"):
+            self._manager.save(step, args=items, force=True)
+
+    def verify(self, step: int, state: Any) -> None:
+        """Compare the copies of the state on all devices, if this is the turn. Raises DisagreementError on all."""
+        every = self._settings.verify_every
+        if every and step % every == 0:
+            self._checksums.of(state, f"after update {step}")
+
+    def score(self, step: int, **values: float) -> None:
+        """Tell what the evaluation of the weights after `step` updates gave; it decides which checkpoint is the best."""
+        if self._settings.best and self._settings.best.metric in values:
+            self._retention.score(step, float(values[self._settings.best.metric]))
+
+    def resume(self, abstract: Any) -> Resumed | None:
+        """The newest checkpoint that can be read; None: there is none, the run begins.
+
+        abstract: shapes, types and shardings, as of `update.abstract_state`; other ones than it was saved with will do.
+        A broken one is skipped with a warning. Raises RunFileError where the checkpoint is of another model or
+        optimizer, or where all are broken and more than the first interval would be lost.
+        """
+        steps = sorted(self._manager.all_steps(), reverse=True)
+        for step in steps:
+            found = self._sound(step, abstract)
+            if isinstance(found, Resumed):
+                return found
+            self._retention.broken.add(step)
+            if jax.process_index() == 0:
+                logging.warning("checkpoint of step %d is broken and skipped: %s", step, found)
+        if steps and steps[0] > self._settings.every:
+            raise RunFileError(
+                f"dir: none of the checkpoints ({', '.join(map(str, reversed(steps)))}) can be read, see above; repair "
+                "or remove them, or take another dir to begin anew"
+            )
+        return None
 
     def restore(self, step: int, abstract: Any) -> tuple[Any, dict[str, Any]]:
-        """State and position saved at `step`. abstract: shapes, types and shardings, as of `update.abstract_state`.
-
-        Raises RunFileError where the checkpoint is of another model or optimizer.
-        """
+        """State and position saved at `step`. Raises BrokenCheckpointError, and RunFileError as `resume`."""
         self._manager.wait_until_finished()
-        saved = _shapes(self._manager.item_metadata(step)["state"].tree)
-        for name, wanted in _shapes(abstract).items():
-            if saved.get(name) != wanted:
+        found = self._sound(step, abstract)
+        if isinstance(found, str):
+            raise BrokenCheckpointError(found)
+        return found.state, found.position
+
+    def _sound(self, step: int, abstract: Any) -> Resumed | str:
+        """The checkpoint, as every process could read it; or what is wrong with it. All processes return the same."""
+        content, state, problem = {}, None, ""
+        try:
+            content, state = self._read(step, abstract)
+        except BrokenCheckpointError as error:
+            problem = str(error)
+        problems = [f"worker {worker}: {words}" for worker, words in enumerate(gather_texts(problem)) if words]
+        if problems:
+            return problems[0]
+        try:
+            sums = self._checksums.of(state, "as restored")
+        except DisagreementError as error:
+            return str(error)
+        altered = [name for name, value in sums.items() if content["checksums"].get(name) != value]
+        return f"{altered[0]} is not what was saved" if altered else Resumed(step, state, content["position"])
+
+    def _read(self, step: int, abstract: Any) -> tuple[dict[str, Any], Any]:
+        """What was saved as JSON, and the state. Without any waiting for other processes, which may fail elsewhere."""
+        folder = self._folder / str(step)
+        try:
+            content = ocp.JsonCheckpointHandler().restore(folder / "position")
+            saved = _shapes(_arrays().metadata(folder / "state").tree)
+        except Exception as error:
+            raise _judged(error) from error
+        for name, shape in _shapes(abstract).items():
+            if saved.get(name) != shape:
                 raise RunFileError(
-                    f"dir: {name} is {saved.get(name, 'absent')} in the checkpoint of step {step}, but {wanted} by the "
+                    f"dir: {name} is {saved.get(name, 'absent')} in the checkpoint of step {step}, but {shape} by the "
                     "config; resume with the model and optimizer that the run began with, or take another dir"
                 )
-        items = ocp.args.Composite(state=_into(abstract), position=ocp.args.JsonRestore())
-        restored = self._manager.restore(step, args=items)
-        return restored["state"], restored["position"]
+        try:
+            state = _arrays().restore(folder / "state", args=_into(abstract))
+        except Exception as error:
+            raise _judged(error) from error
+        return content, state
 
     def save_reference(self, params: Params) -> None:
         """Save the frozen policy, unless it is there. Returns when it is complete."""
@@ -78,9 +183,17 @@ class Checkpoints:
         self._manager.close()
 
 
+def _judged(error: Exception) -> Exception:
+    """A broken checkpoint, unless it is the store that cannot be reached: then it may be sound."""
+    if isinstance(error, (OSError, TimeoutError)) and not isinstance(error, FileNotFoundError):
+        return error
+    if OUTAGE.search(str(error)) or getattr(error, "code", 404) != 404:  # of TensorStore, of gcsfs
+        return error
+    return BrokenCheckpointError(f"{type(error).__name__}: {' '.join(str(error).split())[:300]}")
+
+
 def _shapes(tree: Any) -> dict[str, tuple[int, ...]]:
-    leaves = jax.tree.leaves_with_path(tree)
-    return {jax.tree_util.keystr(path, simple=True, separator="."): tuple(leaf.shape) for path, leaf in leaves}
+    return {path_of(path): tuple(leaf.shape) for path, leaf in jax.tree.leaves_with_path(tree)}
 
 
 def _arrays() -> ocp.PyTreeCheckpointHandler:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 from typing import Any, NoReturn
@@ -13,7 +14,8 @@ from jax.sharding import Mesh
 from conf.runfile import PodFacts
 from trainer import mesh as meshes
 
-MAX_TEXT_BYTES = 2048
+SHORT_TEXT_BYTES = 4096
+"""Texts are padded to this, or to the next power of two: each length is a program of its own."""
 
 
 class JoinError(RuntimeError):
@@ -51,16 +53,37 @@ def join(pod: PodFacts, timeout_seconds: int) -> None:
 
 
 def gather_texts(text: str) -> list[str]:
-    """The text of every process, in the order of the processes; all must call it. At most MAX_TEXT_BYTES in UTF-8."""
+    """The text of every process, in the order of the processes; all must call it. For texts of up to megabytes."""
     if jax.process_count() == 1:
         return [text]
     from jax.experimental.multihost_utils import process_allgather
 
     encoded = text.encode()
-    if len(encoded) > MAX_TEXT_BYTES:
-        raise ValueError(f"{len(encoded)} bytes of text; at most {MAX_TEXT_BYTES} can be gathered")
-    padded = np.frombuffer(encoded.ljust(MAX_TEXT_BYTES, b"\0"), np.uint8)
-    return [row.tobytes().rstrip(b"\0").decode() for row in np.asarray(process_allgather(padded))]
+    with jax.transfer_guard("allow"):
+        sizes = [int(size) for size in process_allgather(np.int32(len(encoded)))]
+        width = max(SHORT_TEXT_BYTES, 1 << (max(sizes) - 1).bit_length())
+        rows = np.asarray(process_allgather(np.frombuffer(encoded.ljust(width, b"\0"), np.uint8)))
+    return [row[:size].tobytes().decode() for row, size in zip(rows, sizes, strict=True)]
+
+
+def gather_tree(part: dict[str, Any]) -> dict[str, Any]:
+    """The union of every process's part of a JSON tree of dicts; all must call it, and all get the same.
+
+    Raises ValueError where two processes say different things of the same key.
+    """
+    whole: dict[str, Any] = {}
+    for text in gather_texts(json.dumps(part)):
+        _merge(whole, json.loads(text), "")
+    return whole
+
+
+def _merge(whole: dict[str, Any], part: dict[str, Any], prefix: str) -> None:
+    for key, value in part.items():
+        known = whole.setdefault(key, value)
+        if isinstance(known, dict) and isinstance(value, dict):
+            _merge(known, value, f"{prefix}{key}.")
+        elif known != value:
+            raise ValueError(f"{prefix}{key} is {known!r} on one worker and {value!r} on another")
 
 
 def place_batch(batch: Any, mesh: Mesh) -> Any:

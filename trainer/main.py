@@ -16,6 +16,7 @@ import jax
 from conf.runfile import RunFile, RunFileError, load
 from trainer import distributed, loops, remat, startup
 from trainer import mesh as meshes
+from trainer.checksums import DisagreementError
 from trainer.metrics import Metrics, run_folder
 
 JOIN_SECONDS = 300
@@ -40,9 +41,9 @@ def main() -> None:
         startup.check_agreement(path)
         train(experiment, run_folder(path, experiment.id))
         code = 0
-    except (RunFileError, startup.WrongDevicesError, startup.DisagreementError) as error:
+    except (RunFileError, startup.WrongDevicesError, DisagreementError) as error:
         print(error, file=sys.stderr)
-        code = {startup.WrongDevicesError: 3, startup.DisagreementError: 4}.get(type(error), 2)
+        code = {startup.WrongDevicesError: 3, DisagreementError: 4}.get(type(error), 2)
     except BaseException:  # whatever ended this worker, the others must not wait for it
         traceback.print_exc()
         distributed.abandon(1)

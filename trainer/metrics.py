@@ -45,14 +45,15 @@ class Metrics:
     def resume(self, step: int) -> None:
         """Continue after `step`: later lines, from a life of the run that was cut short, are dropped.
 
-        A run that starts anew is resumed at step 0. The lines come from the local folder, or else from the run's.
+        So is the evaluation of that step, which follows its checkpoint and is made again. A run that starts anew is
+        resumed at step 0. The lines come from the local folder, or else from the run's.
         """
         if not self._writes:
             return
         local, remote = self._local / METRICS, self._remote / METRICS
         self._lines.close()
         source = local if local.stat().st_size or not remote.exists() else remote
-        kept = [line for line in source.read_text().splitlines() if _step_of(line) <= step]
+        kept = [line for line in source.read_text().splitlines() if _is_before(line, step)]
         local.write_text("".join(f"{line}\n" for line in kept))
         self._lines = local.open("a")
         self._events.add_event(_session_start(step + 1))
@@ -104,12 +105,13 @@ def run_folder(run_file: Path, run_id: str) -> Path:
     return Path(given) if given else run_file.resolve().parent / run_id
 
 
-def _step_of(line: str) -> float:
-    """Step of a line of metrics; infinite for one that was cut short, so that no resume keeps it."""
+def _is_before(line: str, step: int) -> bool:
+    """Was it written before the checkpoint of this step? One that was cut short is not kept by any resume."""
     try:
-        return json.loads(line)["step"]
+        values = json.loads(line)
     except json.JSONDecodeError:
-        return math.inf
+        return False
+    return values["step"] < step or (values["step"] == step and values["phase"] != "eval")
 
 
 def _scalars(step: int, now: float, values: dict[str, float]) -> Event:

@@ -12,6 +12,7 @@ from pathlib import Path
 import jax
 
 from conf.runfile import PodFacts
+from trainer.checksums import DisagreementError
 from trainer.distributed import gather_texts
 
 PACKAGES = ("jax", "jaxlib", "libtpu", "optax", "orbax-checkpoint", "numpy")
@@ -19,10 +20,6 @@ PACKAGES = ("jax", "jaxlib", "libtpu", "optax", "orbax-checkpoint", "numpy")
 
 class WrongDevicesError(RuntimeError):
     """Not the backend or not the number of devices that the pod has; the message is a table of workers."""
-
-
-class DisagreementError(RuntimeError):
-    """Workers run different config, code or packages; the message names those that differ."""
 
 
 def check_devices(pod: PodFacts) -> None:

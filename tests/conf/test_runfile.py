@@ -28,7 +28,7 @@ def raw() -> dict:
             "bf16_flops_per_chip": 1.97e14,
         },
         "data": {"kind": "text", "path": "input.txt", "validation_fraction": 0.1},
-        "checkpoint": {"every": 100, "keep": 3},
+        "checkpoint": {"every": 100, "keep": 3, "best": None, "verify_every": 0},
         "logging": {"every": 10},
     } | {name: group(f"{name}/{file}") for name, file in groups.items()}
 

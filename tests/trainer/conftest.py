@@ -72,7 +72,7 @@ def lm_run(tmp_path: Path) -> dict[str, Any]:
         "loop": {"kind": "lm", "steps": 6, "batch": 16, "sequence": 20, "eval_every": 4, "eval_batches": 2},
         "optimizer": group("optimizer/adamw"),
         "mesh": group("mesh/data"),
-        "checkpoint": {"every": 2, "keep": 2},
+        "checkpoint": {"every": 2, "keep": 2, "best": None, "verify_every": 3},
         "logging": {"every": 1},
     }
     RunFile.model_validate(raw)
@@ -98,5 +98,5 @@ def grpo_run(lm_run: dict[str, Any]) -> dict[str, Any]:
         "model": group("model/tiny") | {"vocab": 260, "dim": 32, "hidden": 64},
         "data": {"kind": "arithmetic"},
         "loop": group("loop/grpo") | loop,
-        "checkpoint": {"every": 2, "keep": 10},
+        "checkpoint": lm_run["checkpoint"] | {"keep": 10},
     }

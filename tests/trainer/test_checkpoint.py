@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 
 from conf.runfile import RunFileError
+from conf.training import Checkpoint
 from tests.trainer.conftest import mesh_of
 from trainer import update
 from trainer.checkpoint import Checkpoints
@@ -15,6 +16,10 @@ def state(tiny, adamw):
     return update.init_state(tiny, adamw, mesh_of(8, 1, 1), jax.random.key(0))
 
 
+def kept(keep: int, **others) -> Checkpoint:
+    return Checkpoint(**{"every": 2, "keep": keep, "best": None, "verify_every": 0} | others)
+
+
 def assert_equal(a, b) -> None:
     assert jax.tree.structure(a) == jax.tree.structure(b)
     for x, y in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True):
@@ -23,11 +28,11 @@ def assert_equal(a, b) -> None:
 
 @pytest.mark.parametrize("sizes", [(8, 1, 1), (2, 2, 2), (1, 1, 1)])
 def test_restored_on_any_mesh(tmp_path, tiny, adamw, state, sizes):
-    written = Checkpoints(str(tmp_path), keep=1)
+    written = Checkpoints(str(tmp_path), kept(1))
     assert written.latest() is None
     written.save(3, state, {"phase": "warm start", "drawn": [1, 2]})
     written.close()
-    read = Checkpoints(str(tmp_path), keep=1)
+    read = Checkpoints(str(tmp_path), kept(1))
     abstract = update.abstract_state(tiny, adamw, mesh_of(*sizes))
     restored, position = read.restore(read.latest(), abstract)
     read.close()
@@ -37,7 +42,7 @@ def test_restored_on_any_mesh(tmp_path, tiny, adamw, state, sizes):
 
 
 def test_the_newest_are_kept_and_a_half_written_one_does_not_count(tmp_path, state):
-    checkpoints = Checkpoints(str(tmp_path), keep=2)
+    checkpoints = Checkpoints(str(tmp_path), kept(2))
     for step in (1, 2, 3):
         checkpoints.save(step, state, {"step": step})
     checkpoints.close()
@@ -45,7 +50,7 @@ def test_the_newest_are_kept_and_a_half_written_one_does_not_count(tmp_path, sta
     assert sorted(path.name for path in folder.iterdir()) == ["2", "3"]
     half = folder / "4.orbax-checkpoint-tmp-1700000000"  # as Orbax names a checkpoint until it is complete
     (half / "state").mkdir(parents=True)
-    again = Checkpoints(str(tmp_path), keep=2)
+    again = Checkpoints(str(tmp_path), kept(2))
     assert again.latest() == 3
     again.save(5, state, {})
     again.close()
@@ -53,7 +58,7 @@ def test_the_newest_are_kept_and_a_half_written_one_does_not_count(tmp_path, sta
 
 
 def test_the_reference_is_saved_once(tmp_path, tiny, adamw, state):
-    checkpoints = Checkpoints(str(tmp_path), keep=1)
+    checkpoints = Checkpoints(str(tmp_path), kept(1))
     checkpoints.save_reference(state.params)
     checkpoints.save_reference(jax.tree.map(lambda x: x + 1, state.params))
     abstract = update.abstract_state(tiny, adamw, mesh_of(1, 4, 2)).params
@@ -62,7 +67,7 @@ def test_the_reference_is_saved_once(tmp_path, tiny, adamw, state):
 
 
 def test_a_checkpoint_of_another_model_is_refused(tmp_path, tiny, adamw, state):
-    checkpoints = Checkpoints(str(tmp_path), keep=1)
+    checkpoints = Checkpoints(str(tmp_path), kept(1))
     checkpoints.save(1, state, {})
     other = update.abstract_state(tiny.model_copy(update={"hidden": 128}), adamw, mesh_of(8, 1, 1))
     with pytest.raises(

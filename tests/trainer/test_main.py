@@ -73,7 +73,10 @@ def test_wrong_number_of_devices_exits_3_on_every_worker(pair, tmp_path, compile
 
 
 def test_a_killed_worker_ends_the_other(pair, tmp_path, compile_cache):
-    endless = pair | {"loop": pair["loop"] | {"steps": 1_000_000}, "checkpoint": {"every": 1_000_000, "keep": 1}}
+    endless = pair | {
+        "loop": pair["loop"] | {"steps": 1_000_000},
+        "checkpoint": pair["checkpoint"] | {"every": 1_000_000},
+    }
     processes = start(endless, tmp_path / "run", compile_cache, {}, {})
     metrics = tmp_path / "run/worker-0/metrics.jsonl"
     deadline = time.monotonic() + 90

@@ -67,7 +67,7 @@ class Run:
         self.problems = _problems(experiment, loop)
         self.key = jax.random.key(experiment.seed)
         self.held_out = self.problems.held_out(loop.eval_prompts)
-        self.checkpoints = Checkpoints(experiment.dir, experiment.checkpoint.keep)
+        self.checkpoints = Checkpoints(experiment.dir, experiment.checkpoint, metrics=("eval_accuracy",))
         self.sample = sampler.build(self.cfg, loop.response_length, mesh)
         self.total_of = jax.jit(jnp.sum)
         self.compile_seconds = 0.0
@@ -83,8 +83,8 @@ class Run:
         else:
             reference = self.checkpoints.restore_reference(_abstract_params(self.cfg, self.mesh))
         state = self._grpo(state, reference, position)
-        after = self._evaluate(state.params, position, "eval", "accuracy after GRPO")
         self._save(state, position)
+        after = self._evaluate(state.params, position, "eval", "accuracy after GRPO")
         self.log.summarize(
             accuracy_before=position.accuracy_before,
             accuracy_after=after,
@@ -97,11 +97,10 @@ class Run:
     def _start(self) -> tuple[update.State, Position]:
         """State and position of the newest checkpoint, else of a new run."""
         opt = self.experiment.optimizer
-        latest = self.checkpoints.latest()
-        if latest is None:
+        resumed = self.checkpoints.resume(update.abstract_state(self.cfg, opt, self.mesh))
+        if resumed is None:
             return update.init_state(self.cfg, _warm(opt, self.loop), self.mesh, self.key), Position()
-        state, position = self.checkpoints.restore(latest, update.abstract_state(self.cfg, opt, self.mesh))
-        return state, Position(**position)
+        return resumed.state, Position(**resumed.position)
 
     def _fresh(self, state: update.State, opt: Optimizer) -> update.State:
         """The same weights, with an optimizer that has seen nothing."""
@@ -147,6 +146,9 @@ class Run:
         score = _logprobs(self.experiment, loop, self.mesh)
         first = position.steps
         while position.steps < loop.steps:
+            if position.steps and position.steps % loop.eval_every == 0:
+                self._evaluate(state.params, position, "eval", "accuracy")
+            self.checkpoints.verify(position.total, state)
             began = time.perf_counter()
             compiled_before = self.compile_seconds
             batches = self._rollout(state.params, position)
@@ -165,9 +167,7 @@ class Run:
                 seconds = time.perf_counter() - began - (self.compile_seconds - compiled_before)
                 drawn = float(values["response_length"]) * rollout.rows_per_rollout(loop)
                 self._log("grpo", position, values, seconds, drawn)
-            if position.steps % loop.eval_every == 0 and position.steps < loop.steps:
-                self._evaluate(state.params, position, "eval", "accuracy")
-            if position.total % self.experiment.checkpoint.every == 0:
+            if self.checkpoints.due(position.total, evaluates=position.steps % loop.eval_every == 0):
                 self._save(state, position)
         return state
 
@@ -196,6 +196,8 @@ class Run:
             right += float(self.total_of(place_batch(correct, self.mesh)))
         accuracy = right / len(self.held_out)
         self.log.log(position.total, phase, eval_accuracy=accuracy, eval_time=time.perf_counter() - began)
+        if phase == "eval":
+            self.checkpoints.score(position.total, eval_accuracy=accuracy)
         if jax.process_index() == 0 and phase == "eval":
             print(
                 f"{words}: {accuracy:.3f} on {len(self.held_out)} held-out prompts (step {position.total})", flush=True
@@ -225,8 +227,6 @@ class Run:
 
     def _save(self, state: update.State, position: Position) -> None:
         """Metrics first: a resume at this step reads them."""
-        if self.checkpoints.latest() == position.total:
-            return  # the last step was one to save at anyway
         self.log.upload()
         self.checkpoints.save(position.total, state, vars(position).copy())
 

@@ -28,9 +28,8 @@ from trainer.program import Program, abstract_rows
 def run(experiment: RunFile, mesh: Mesh, log: Metrics) -> None:
     """Train from the newest checkpoint, or from the seed, to the last step. Raises RunFileError before any work."""
     cfg, loop, corpus = _check(experiment, mesh)
-    checkpoints = Checkpoints(experiment.dir, experiment.checkpoint.keep)
-    state = _start(experiment, mesh, checkpoints)
-    first = int(state.step)
+    checkpoints = Checkpoints(experiment.dir, experiment.checkpoint, metrics=("eval_loss",))
+    first, state = _start(experiment, mesh, checkpoints)
     log.resume(first)
 
     def place(step: int) -> update.Batch:
@@ -44,6 +43,12 @@ def run(experiment: RunFile, mesh: Mesh, log: Metrics) -> None:
 
     clock, timed = time.perf_counter(), 0
     for step in range(first, loop.steps):
+        if step and step % loop.eval_every == 0:  # after its checkpoint, and again by whoever resumes at it
+            eval_loss = evaluate(state.params)
+            log.log(step, "eval", eval_loss=eval_loss)
+            checkpoints.score(step, eval_loss=eval_loss)
+            clock, timed = time.perf_counter(), 0
+        checkpoints.verify(step, state)
         state, metrics = train(state, place(step))
         done, timed = step + 1, timed + 1
         if done % experiment.logging.every == 0 or done == loop.steps:
@@ -52,14 +57,12 @@ def run(experiment: RunFile, mesh: Mesh, log: Metrics) -> None:
             speed = {"step_time": seconds, "tokens_per_second": loop.batch * loop.sequence / seconds}
             log.log(done, "train", **values, **speed, **costs, steps_total=loop.steps)
             clock, timed, costs = time.perf_counter(), 0, {}
-        if done % loop.eval_every == 0 and done < loop.steps:
-            log.log(done, "eval", eval_loss=evaluate(state.params))
-            clock, timed = time.perf_counter(), 0
-        if done % experiment.checkpoint.every == 0 or done == loop.steps:
+        if checkpoints.due(done, evaluates=done % loop.eval_every == 0) or done == loop.steps:
             log.upload()
             checkpoints.save(done, state, {"phase": "train"})
     eval_loss = evaluate(state.params)
     log.log(loop.steps, "eval", eval_loss=eval_loss)
+    checkpoints.score(loop.steps, eval_loss=eval_loss)
     log.summarize(eval_loss=eval_loss, steps=loop.steps)
     checkpoints.close()
 
@@ -87,12 +90,12 @@ def _check(experiment: RunFile, mesh: Mesh) -> tuple[Model, LmLoop, text.Text]:
     return cfg, loop, text.load(data, loop.sequence)
 
 
-def _start(experiment: RunFile, mesh: Mesh, checkpoints: Checkpoints) -> update.State:
-    latest = checkpoints.latest()
-    if latest is None:
-        return update.init_state(experiment.model, experiment.optimizer, mesh, jax.random.key(experiment.seed))
+def _start(experiment: RunFile, mesh: Mesh, checkpoints: Checkpoints) -> tuple[int, update.State]:
+    """Updates done, and the state after them."""
     abstract = update.abstract_state(experiment.model, experiment.optimizer, mesh)
-    return checkpoints.restore(latest, abstract)[0]
+    if resumed := checkpoints.resume(abstract):
+        return resumed.step, resumed.state
+    return 0, update.init_state(experiment.model, experiment.optimizer, mesh, jax.random.key(experiment.seed))
 
 
 def _loss(cfg: Model) -> update.Loss:

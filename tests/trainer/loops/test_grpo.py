@@ -27,7 +27,7 @@ def train(raw, folder: Path) -> list[dict]:
 def saved(raw, step: int) -> tuple[update.State, dict]:
     """State and position of one of its checkpoints."""
     experiment = RunFile.model_validate(raw)
-    checkpoints = Checkpoints(experiment.dir, 10)
+    checkpoints = Checkpoints(experiment.dir, experiment.checkpoint)
     abstract = update.abstract_state(experiment.model, experiment.optimizer, meshes.build(experiment.mesh))
     found = checkpoints.restore(step, abstract)
     checkpoints.close()

@@ -22,7 +22,7 @@ def train(raw, folder: Path) -> list[dict]:
 
 def final_state(raw) -> update.State:
     experiment = RunFile.model_validate(raw)
-    checkpoints = Checkpoints(experiment.dir, 2)
+    checkpoints = Checkpoints(experiment.dir, experiment.checkpoint)
     abstract = update.abstract_state(experiment.model, experiment.optimizer, meshes.build(experiment.mesh))
     state, _ = checkpoints.restore(checkpoints.latest(), abstract)
     checkpoints.close()

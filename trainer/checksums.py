@@ -1,0 +1,98 @@
+"""Checksums of arrays on a mesh: equal for the same values on any mesh, and compared over the copies of a part.
+
+The checksum of an array is the sum of its elements' bit patterns, modulo 2^32. Sums of parts add up to that of the
+whole, so that it says nothing of how the array was split; one changed bit always changes it.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.sharding import NamedSharding, PartitionSpec
+
+UNSIGNED = {1: jnp.uint8, 2: jnp.uint16, 4: jnp.uint32}
+SHOWN = 3
+
+
+class DisagreementError(RuntimeError):
+    """Workers differ in what must be the same on all of them; the message names those that differ."""
+
+
+class Checksums:
+    """Computes them, with one program for all trees of the same shapes and shardings: it reads every array once."""
+
+    def __init__(self) -> None:
+        self._programs: dict[Any, Any] = {}
+
+    def of(self, tree: Any, when: str) -> dict[str, int]:
+        """The checksum of every array, by its path. All processes must call it, and all get the same.
+
+        tree: of jax.Array with NamedSharding, all on one mesh. when: words for the message, e.g. "after update 30".
+        Raises DisagreementError, on all processes, where copies of the same part differ.
+        """
+        named = {path_of(path): leaf for path, leaf in jax.tree.leaves_with_path(tree)}
+        leaves = list(named.values())
+        shardings = tuple(leaf.sharding for leaf in leaves)
+        if shardings not in self._programs:
+            self._programs[shardings] = _program(shardings)
+        with jax.transfer_guard("allow"):
+            table = np.asarray(self._programs[shardings](leaves).addressable_data(0))
+        sums: dict[str, int] = {}
+        odd: dict[int, list[str]] = defaultdict(list)
+        for (name, leaf), column in zip(named.items(), table.T, strict=True):
+            parts = _parts(leaf.sharding, leaf.shape)
+            sums[name] = sum(int(column[rows[0]]) for rows in parts) % 2**32
+            for worker in sorted({worker for rows in parts for worker in _odd_workers(leaf.sharding, rows, column)}):
+                odd[worker].append(name)
+        if odd:
+            raise DisagreementError("\n".join(_words(worker, names, when) for worker, names in sorted(odd.items())))
+        return sums
+
+
+def path_of(path: Any) -> str:
+    """The path of a leaf, with dots: params.layers.down."""
+    return jax.tree_util.keystr(path, simple=True, separator=".")
+
+
+def _program(shardings: tuple[NamedSharding, ...]) -> Any:
+    """The jitted function from arrays to a table [devices in the order of the mesh, arrays] of sums, on every device."""
+    mesh = shardings[0].mesh
+
+    def sums(leaves: list[jax.Array]) -> jax.Array:
+        own = jnp.stack([_sum_of_bits(leaf) for leaf in leaves])
+        return lax.all_gather(own, mesh.axis_names)
+
+    specs = [sharding.spec for sharding in shardings]
+    return jax.jit(jax.shard_map(sums, mesh=mesh, in_specs=(specs,), out_specs=PartitionSpec(), check_vma=False))
+
+
+def _sum_of_bits(part: jax.Array) -> jax.Array:
+    bits = part.astype(jnp.uint8) if part.dtype == jnp.bool_ else part
+    bits = lax.bitcast_convert_type(bits, UNSIGNED[min(bits.dtype.itemsize, 4)])
+    return bits.astype(jnp.uint32).sum(dtype=jnp.uint32)
+
+
+def _parts(sharding: NamedSharding, shape: tuple[int, ...]) -> list[list[int]]:
+    """For each distinct part of the array the rows of the table, that is the devices, which hold a copy of it."""
+    row_of = {device: row for row, device in enumerate(sharding.mesh.devices.flat)}
+    parts: dict[Any, list[int]] = defaultdict(list)
+    for device, index in sharding.devices_indices_map(shape).items():
+        parts[tuple((part.start, part.stop) for part in index)].append(row_of[device])
+    return [sorted(rows) for rows in parts.values()]
+
+
+def _odd_workers(sharding: NamedSharding, rows: list[int], column: np.ndarray) -> set[int]:
+    """Processes whose copy is not the most common one; of equally common ones, that of the first device is right."""
+    usual = Counter(int(column[row]) for row in rows).most_common(1)[0][0]
+    devices = sharding.mesh.devices.flat
+    return {devices[row].process_index for row in rows if column[row] != usual}
+
+
+def _words(worker: int, names: list[str], when: str) -> str:
+    more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
+    return f"worker {worker}: its copy of {', '.join(names[:SHOWN])}{more} differs from the other workers' {when}"
