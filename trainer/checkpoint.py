@@ -95,7 +95,7 @@ class Checkpoints:
             self._checksums.of(state, f"after update {step}")
 
     def score(self, step: int, **values: float) -> None:
-        """Tell what the evaluation of the weights after `step` updates gave; it decides which checkpoint is the best."""
+        """Tell what an evaluation of the weights after `step` updates gave; that decides which checkpoint is best."""
         if self._settings.best and self._settings.best.metric in values:
             self._retention.score(step, float(values[self._settings.best.metric]))
 

@@ -60,7 +60,7 @@ def path_of(path: Any) -> str:
 
 
 def _program(shardings: tuple[NamedSharding, ...]) -> Any:
-    """The jitted function from arrays to a table [devices in the order of the mesh, arrays] of sums, on every device."""
+    """The jitted function from arrays to a table of sums [devices in the mesh's order, arrays], on every device."""
     mesh = shardings[0].mesh
 
     def sums(leaves: list[jax.Array]) -> jax.Array:
