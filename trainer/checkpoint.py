@@ -164,7 +164,7 @@ class Checkpoints:
             state = _arrays().restore(folder / "state", args=_into(abstract))
         except Exception as error:
             raise _judged(error) from error
-        return content, state
+        return dict(content), state
 
     def save_reference(self, params: Params) -> None:
         """Save the frozen policy, unless it is there. Returns when it is complete."""

@@ -79,7 +79,7 @@ def _sum_of_bits(part: jax.Array) -> jax.Array:
 
 def _parts(sharding: NamedSharding, shape: tuple[int, ...]) -> list[list[int]]:
     """For each distinct part of the array the rows of the table, that is the devices, which hold a copy of it."""
-    row_of = {device: row for row, device in enumerate(sharding.mesh.devices.flat)}
+    row_of = {device: row for row, device in enumerate(_devices(sharding))}
     parts: dict[Any, list[int]] = defaultdict(list)
     for device, index in sharding.devices_indices_map(shape).items():
         parts[tuple((part.start, part.stop) for part in index)].append(row_of[device])
@@ -89,8 +89,14 @@ def _parts(sharding: NamedSharding, shape: tuple[int, ...]) -> list[list[int]]:
 def _odd_workers(sharding: NamedSharding, rows: list[int], column: np.ndarray) -> set[int]:
     """Processes whose copy is not the most common one; of equally common ones, that of the first device is right."""
     usual = Counter(int(column[row]) for row in rows).most_common(1)[0][0]
-    devices = sharding.mesh.devices.flat
+    devices = _devices(sharding)
     return {devices[row].process_index for row in rows if column[row] != usual}
+
+
+def _devices(sharding: NamedSharding) -> list[jax.Device]:
+    devices = sharding.mesh.devices
+    assert devices is not None, "a mesh of real devices"
+    return list(devices.flat)
 
 
 def _words(worker: int, names: list[str], when: str) -> str:
