@@ -93,7 +93,7 @@ def _odd_workers(sharding: NamedSharding, rows: list[int], column: np.ndarray) -
     return {devices[row].process_index for row in rows if column[row] != usual}
 
 
-def _devices(sharding: NamedSharding) -> list[jax.Device]:
+def _devices(sharding: NamedSharding) -> list[Any]:
     devices = sharding.mesh.devices
     assert devices is not None, "a mesh of real devices"
     return list(devices.flat)
