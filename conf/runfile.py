@@ -10,9 +10,10 @@ from pydantic import Field, ValidationError
 
 from conf.data import Data
 from conf.decoder import Model
+from conf.loop import Loop
 from conf.optimizer import Optimizer
 from conf.strict import Strict
-from conf.training import Checkpoint, Logging, Loop, Mesh
+from conf.training import Checkpoint, Logging, Mesh
 
 
 class RunFileError(ValueError):

@@ -18,6 +18,7 @@ from conf.assets import Assets
 from conf.cloud import Cloud
 from conf.data import Data
 from conf.decoder import Model
+from conf.loop import Loop
 from conf.money import Budget
 from conf.network import Network
 from conf.optimizer import Optimizer
@@ -26,7 +27,7 @@ from conf.run import Cleanup, Recovery, Run, Ssh
 from conf.strict import VOLATILE, Strict, essential
 from conf.topology import Topology, region, topology
 from conf.tpu import Tpu
-from conf.training import Checkpoint, Logging, Loop, Mesh
+from conf.training import Checkpoint, Logging, Mesh
 
 
 class Config(Strict):

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from conf.decoder import Model
-from conf.training import GrpoLoop
+from conf.loop import GrpoLoop
 from trainer import chunked, model, update, weights
 
 EPSILON = 1e-6

@@ -35,7 +35,7 @@ def resolved(experiment: RunFile, mesh: Mesh) -> RunFile:
             continue
         if fits(memory.peak_memory_in_bytes + update.bytes_beside, experiment):
             return candidate
-    raise RunFileError("model.remat: the update fits with no policy; make loop.batch or loop.prompts smaller")
+    raise RunFileError("model.remat: the update fits with no policy; make loop.device_batch or loop.prompts smaller")
 
 
 def fits(peak: float, experiment: RunFile) -> bool:

@@ -15,8 +15,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
+from conf.loop import GrpoLoop
 from conf.runfile import RunFileError
-from conf.training import GrpoLoop
 from trainer import grpo
 from trainer.data.problem import Problem
 from trainer.distributed import place_batch

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from conf.loop import GrpoLoop, LmLoop, UnevenError
 from conf.optimizer import DecaySchedule
 from conf.schema import Config
-from conf.training import GrpoLoop, LmLoop
 from controller.finding import Finding
 
 
@@ -34,15 +34,13 @@ def batch_splits_evenly(config: Config) -> Iterator[Finding]:
         return
     parts = sizes["data"] * sizes["fsdp"]
     if isinstance(config.loop, LmLoop):
-        rows = {"loop.batch": config.loop.batch}
-    elif isinstance(config.loop, GrpoLoop):
-        rows = {"loop.prompts": config.loop.prompts * config.loop.samples}
-    else:
-        return
-    for key, count in rows.items():
-        if count % parts:
-            words = f"{count} rows per update cannot be split evenly over {parts} devices; take a multiple of {parts}"
-            yield Finding("batch_split", "error", key, words)
+        try:
+            config.loop.accumulation(parts)
+        except UnevenError as error:
+            yield Finding("batch_split", "error", error.key, error.words)
+    elif isinstance(config.loop, GrpoLoop) and (rows := config.loop.prompts * config.loop.samples) % parts:
+        words = f"{rows} rows per update cannot be split evenly over {parts} devices; take a multiple of {parts}"
+        yield Finding("batch_split", "error", "loop.prompts", words)
 
 
 def schedule_ends_late(config: Config) -> Iterator[Finding]:

@@ -51,10 +51,10 @@ def test_a_written_run_file_is_read_back(raw, tmp_path):
 def test_every_wrong_key_is_named(raw, tmp_path):
     raw["optimizer"]["schedule"]["warmup_steps"] = -3
     raw["model"]["layerz"] = 2
-    del raw["loop"]["batch"]
+    del raw["loop"]["total_batch_tokens"]
     assert messages(raw, tmp_path) == [
         "  model.layerz: unknown key",
-        "  loop.batch: missing",
+        "  loop.total_batch_tokens: missing",
         "  optimizer.schedule.warmup_steps: Input should be greater than or equal to 0 (got -3)",
     ]
 

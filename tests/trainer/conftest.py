@@ -69,7 +69,9 @@ def lm_run(tmp_path: Path) -> dict[str, Any]:
         },
         "model": group("model/tiny") | {"vocab": 256, "dim": 32, "hidden": 64, "logit_chunk": 8},
         "data": {"kind": "text", "path": str(text), "validation_fraction": 0.2},
-        "loop": {"kind": "lm", "steps": 6, "batch": 16, "sequence": 20, "eval_every": 4, "eval_batches": 2},
+        "loop": group("loop/lm")
+        | {"steps": 6, "total_batch_tokens": 320, "sequence": 20}
+        | {"eval_every": 4, "eval_batches": 2},
         "optimizer": group("optimizer/adamw"),
         "mesh": group("mesh/data"),
         "checkpoint": {"every": 2, "keep": 2, "best": None, "verify_every": 3},

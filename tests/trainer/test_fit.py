@@ -61,7 +61,7 @@ def test_the_programs_of_grpo_compile_for_a_slice(grpo_run, tmp_path, accelerato
 def test_what_does_not_fit_is_told_with_exit_2(lm_run, tmp_path):
     large = group("model/gemma2_2b")  # 31 GB of weights and moments on 16
     raw = on(lm_run, "v5litepod-1", 1, {"data": 1, "fsdp": 1, "tensor": 1}) | {"model": large}
-    raw["loop"] |= {"batch": 1, "sequence": 128}
+    raw["loop"] |= {"total_batch_tokens": 128, "sequence": 128}
     ended = run(raw, tmp_path)
     assert ended.returncode == 2
     assert "NO" in ended.stdout

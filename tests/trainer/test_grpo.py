@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from conf.decoder import Model
-from conf.training import GrpoLoop
+from conf.loop import GrpoLoop
 from tests.groups import group
 from trainer import grpo, model, weights
 

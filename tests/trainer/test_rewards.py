@@ -7,7 +7,7 @@ from typing import get_args
 
 import pytest
 
-from conf.training import GrpoLoop
+from conf.loop import GrpoLoop
 from trainer.rewards import LONGEST, REWARDS, answer_format, answer_match, extract, number
 
 GSM8K = Path(__file__).parents[2].parent / "shared" / "data" / "gsm8k" / "test.jsonl"

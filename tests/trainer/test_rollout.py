@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
+from conf.loop import GrpoLoop
 from conf.runfile import RunFileError
-from conf.training import GrpoLoop
 from tests.groups import group
 from tests.trainer.conftest import mesh_of
 from trainer import rollout

@@ -11,8 +11,8 @@ from typing import Any, Protocol
 import numpy as np
 
 from conf.data import Data, TextData
+from conf.loop import LmLoop
 from conf.runfile import RunFileError
-from conf.training import LmLoop
 from trainer.data import text
 
 Batch = dict[str, np.ndarray]

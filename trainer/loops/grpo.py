@@ -19,9 +19,9 @@ import numpy as np
 from jax.sharding import Mesh
 
 from conf.data import ArithmeticData, Gsm8kData
+from conf.loop import GrpoLoop
 from conf.optimizer import ConstantSchedule, Optimizer
 from conf.runfile import RunFile, RunFileError
-from conf.training import GrpoLoop
 from trainer import grpo, rollout, sampler, tokenizer, update, weights
 from trainer import mesh as meshes
 from trainer.checkpoint import Checkpoints

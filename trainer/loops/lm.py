@@ -14,8 +14,8 @@ from jax.sharding import Mesh
 
 from conf.data import TextData
 from conf.decoder import Model
+from conf.loop import LmLoop, UnevenError
 from conf.runfile import RunFile, RunFileError
-from conf.training import LmLoop
 from trainer import chunked, model, update, weights
 from trainer import mesh as meshes
 from trainer.checkpoint import Checkpoints
@@ -33,7 +33,7 @@ def run(experiment: RunFile, mesh: Mesh, log: Metrics) -> None:
     log.resume(first)
 
     def place(step: int) -> update.Batch:
-        return place_batch(text.train_batch(corpus, experiment.seed, step, loop.batch, loop.sequence), mesh)
+        return place_batch(text.train_batch(corpus, experiment.seed, step, loop.rows, loop.sequence), mesh)
 
     started = time.perf_counter()
     loss = _loss(cfg)
@@ -54,7 +54,7 @@ def run(experiment: RunFile, mesh: Mesh, log: Metrics) -> None:
         if done % experiment.logging.every == 0 or done == loop.steps:
             values = {name: float(value) for name, value in jax.device_get(metrics).items()}
             seconds = (time.perf_counter() - clock) / timed
-            speed = {"step_time": seconds, "tokens_per_second": loop.batch * loop.sequence / seconds}
+            speed = {"step_time": seconds, "tokens_per_second": loop.total_batch_tokens / seconds}
             log.log(done, "train", **values, **speed, **costs, steps_total=loop.steps)
             clock, timed, costs = time.perf_counter(), 0, {}
         if checkpoints.due(done, evaluates=done % loop.eval_every == 0) or done == loop.steps:
@@ -72,7 +72,7 @@ def programs(experiment: RunFile, mesh: Mesh) -> Iterator[Program]:
     cfg, loop = experiment.model, experiment.loop
     assert isinstance(loop, LmLoop)
     state = update.abstract_state(cfg, experiment.optimizer, mesh)
-    tokens = abstract_rows(mesh, (loop.batch, loop.sequence), "int32")
+    tokens = abstract_rows(mesh, (loop.rows, loop.sequence), "int32")
     batch = {"tokens": tokens, "targets": tokens}
     yield Program("update", update.build(_loss(cfg), cfg, experiment.optimizer, mesh), (state, batch))
     yield Program("eval", jax.jit(_loss(cfg)), (state.params, batch), beside=state.optimizer)
@@ -86,7 +86,10 @@ def _check(experiment: RunFile, mesh: Mesh) -> tuple[Model, LmLoop, text.Text]:
         raise RunFileError(f"data.kind: the lm loop reads text, not {data.kind}")
     if cfg.vocab < text.VOCAB:
         raise RunFileError(f"model.vocab: {cfg.vocab} ids are too few for bytes; at least {text.VOCAB}")
-    meshes.check_rows(mesh, "loop.batch", loop.batch)
+    try:
+        loop.accumulation(meshes.shards(mesh, "batch"))
+    except UnevenError as error:
+        raise RunFileError(str(error)) from None
     return cfg, loop, text.load(data, loop.sequence)
 
 
@@ -114,7 +117,7 @@ def _evaluation(loss: update.Loss, corpus: text.Text, loop: LmLoop, mesh: Mesh) 
     score = jax.jit(loss)
 
     def evaluate(params: weights.Params) -> float:
-        batches = (text.validation_batch(corpus, i, loop.batch, loop.sequence) for i in range(loop.eval_batches))
+        batches = (text.validation_batch(corpus, i, loop.rows, loop.sequence) for i in range(loop.eval_batches))
         sums = [jax.device_get(score(params, place_batch(batch, mesh)))["loss"] for batch in batches]
         return float(sum(total for total, _ in sums) / sum(count for _, count in sums))
 

@@ -4,10 +4,11 @@ import numpy as np
 import pytest
 
 from conf.data import TextData
-from conf.training import LmLoop
+from conf.loop import LmLoop
+from tests.groups import group
 from trainer.data import batches
 
-LOOP = LmLoop(kind="lm", steps=1, batch=8, sequence=10, eval_every=1, eval_batches=2)
+LOOP = LmLoop(**group("loop/lm") | {"total_batch_tokens": 80, "sequence": 10, "eval_batches": 2})
 
 
 @pytest.fixture

@@ -1,0 +1,110 @@
+"""The section `loop` of `run.yaml`: what an update is made of, and what happens between updates.
+
+Types, bounds, units and descriptions live here; values live in YAML only, so no field has a default.
+"""
+
+from typing import Annotated, Literal
+
+from pydantic import Field, model_validator
+
+from conf.strict import Strict
+
+
+class UnevenError(ValueError):
+    """Rows that cannot be dealt out evenly; `key` is the config key to change."""
+
+    def __init__(self, key: str, words: str) -> None:
+        super().__init__(f"{key}: {words}")
+        self.key, self.words = key, words
+
+
+class Samples(Strict):
+    """Texts that the model continues now and then, for people to read; they go to TensorBoard."""
+
+    every: int | None = Field(ge=1, description="updates between samples; null: none")
+    prompts: tuple[str, ...] = Field(min_length=1, max_length=64, description="texts to continue")
+    length: int = Field(ge=1, le=65536, description="tokens after which a continuation is cut off")
+    temperature: float = Field(ge=0, le=100, description="of sampling; 0: always the likeliest token")
+
+
+class LmLoop(Strict):
+    """Next-token prediction."""
+
+    kind: Literal["lm"]
+    steps: int = Field(ge=1, le=100_000_000, description="optimizer updates")
+    total_batch_tokens: int = Field(
+        ge=1, le=1 << 32, description="tokens per update, over all devices and accumulation steps"
+    )
+    sequence: int = Field(ge=1, le=1_048_576, description="tokens per row; divides total_batch_tokens")
+    device_batch: int | None = Field(
+        ge=1,
+        le=1_048_576,
+        description="rows that a device computes at a time, at most; accumulation follows; null: all",
+    )
+    eval_every: int = Field(ge=1, description="updates between evaluations; one more follows the last update")
+    eval_batches: int = Field(ge=1, description="validation batches per evaluation, as large as those of an update")
+    samples: Samples
+
+    @model_validator(mode="after")
+    def _whole_rows(self) -> "LmLoop":
+        if self.total_batch_tokens % self.sequence:
+            near = " or ".join(str(n) for n in _near(self.total_batch_tokens, self.sequence))
+            words = f"total_batch_tokens ({self.total_batch_tokens}) must be a multiple of sequence ({self.sequence})"
+            raise ValueError(f"{words}: {near}")
+        return self
+
+    @property
+    def rows(self) -> int:
+        """Rows of the global batch of an update."""
+        return self.total_batch_tokens // self.sequence
+
+    def accumulation(self, devices: int) -> int:
+        """Gradients summed per update where that many devices split the batch. Raises UnevenError."""
+        per_device, rest = divmod(self.rows, devices)
+        if rest:
+            near = _near(self.rows, devices)
+            words = f"{self.rows} rows of {self.sequence} tokens cannot be split evenly over {devices} devices; take "
+            raise UnevenError("loop.total_batch_tokens", words + " or ".join(str(n * self.sequence) for n in near))
+        if self.device_batch is None or self.device_batch >= per_device:
+            return 1
+        if per_device % self.device_batch:
+            divisors = [n for n in range(1, per_device + 1) if per_device % n == 0]
+            below = max(n for n in divisors if n < self.device_batch)
+            above = min(n for n in divisors if n > self.device_batch)
+            words = f"the {per_device} rows of a device cannot be computed {self.device_batch} at a time; take "
+            raise UnevenError("loop.device_batch", f"{words}{below} or {above}")
+        return per_device // self.device_batch
+
+
+def _near(number: int, of: int) -> list[int]:
+    """The multiples of `of` around a number that is none."""
+    below = number // of * of
+    return [n for n in (below, below + of) if n]
+
+
+class GrpoLoop(Strict):
+    """Group relative policy optimization (https://arxiv.org/abs/2402.03300), after a supervised warm start."""
+
+    kind: Literal["grpo"]
+    steps: int = Field(ge=1, le=100_000_000, description="rollouts, each followed by updates_per_rollout updates")
+    prompts: int = Field(ge=1, le=65536, description="prompts per update, over all devices")
+    samples: int = Field(ge=2, le=1024, description="responses drawn per prompt: the group")
+    updates_per_rollout: int = Field(ge=1, le=64, description="updates that share the samples of one rollout")
+    prompt_length: int = Field(ge=1, le=1_048_576, description="tokens of the longest prompt")
+    response_length: int = Field(ge=1, le=1_048_576, description="tokens after which a response is cut off")
+    temperature: float = Field(gt=0, le=100, description="of sampling; 1: the policy as it is")
+    clip: float = Field(gt=0, lt=1, description="the probability ratio counts within 1 - clip and 1 + clip")
+    kl: float = Field(ge=0, description="weight of the KL penalty to the frozen reference policy")
+    advantage_std: Literal["population", "sample", "none"] = Field(
+        description="what a group's advantages are divided by"
+    )
+    rewards: dict[Literal["answer_match", "answer_format"], float] = Field(min_length=1, description="name: weight")
+    warm_start_steps: int = Field(ge=0, description="supervised updates on worked answers before GRPO; 0: none")
+    warm_start_until: float = Field(gt=0, le=1, description="held-out accuracy at which the warm start ends early")
+    warm_start_lr: float = Field(gt=0, le=10, description="learning rate of the warm start, constant")
+    warm_start_eval_every: int = Field(ge=1, description="updates between evaluations in the warm start")
+    eval_every: int = Field(ge=1, description="steps between evaluations; one more follows the last step")
+    eval_prompts: int = Field(ge=1, description="held-out prompts of an evaluation, answered greedily")
+
+
+Loop = Annotated[LmLoop | GrpoLoop, Field(discriminator="kind")]

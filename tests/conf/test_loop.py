@@ -1,0 +1,49 @@
+"""Rows and accumulation follow from tokens per update, length and devices."""
+
+import pytest
+from pydantic import ValidationError
+
+from conf.loop import LmLoop, UnevenError
+from tests.groups import group
+
+TOKENS, ROWS = "loop.total_batch_tokens", "loop.device_batch"
+
+
+def loop(tokens: int, sequence: int, device_batch: int | None) -> LmLoop:
+    lengths = {"total_batch_tokens": tokens, "sequence": sequence, "device_batch": device_batch}
+    return LmLoop(**group("loop/lm") | lengths)
+
+
+@pytest.mark.parametrize(
+    ("sequence", "device_batch", "devices", "accumulation"),
+    [
+        (1024, 8, 8, 8),  # nanochat on v5litepod-8
+        (2048, 8, 4, 8),  # and on v6e-4
+        (1024, None, 8, 1),
+        (1024, 8, 64, 1),
+        (1024, 8, 256, 1),  # a device has 2 rows: fewer than it may compute at a time
+    ],
+)
+def test_accumulation_of_half_a_million_tokens(sequence, device_batch, devices, accumulation):
+    assert loop(524_288, sequence, device_batch).accumulation(devices) == accumulation
+
+
+@pytest.mark.parametrize(
+    ("device_batch", "devices", "key", "words"),
+    [
+        (None, 6, TOKENS, "32 rows of 64 tokens cannot be split evenly over 6 devices; take 1920 or 2304"),
+        (None, 64, TOKENS, "32 rows of 64 tokens cannot be split evenly over 64 devices; take 4096"),
+        (3, 2, ROWS, "the 16 rows of a device cannot be computed 3 at a time; take 2 or 4"),
+    ],
+)  # fmt: skip
+def test_what_does_not_divide_names_the_key_and_the_nearest_values(device_batch, devices, key, words):
+    with pytest.raises(UnevenError) as error:
+        loop(2048, 64, device_batch).accumulation(devices)
+    assert (error.value.key, error.value.words) == (key, words)
+    assert str(error.value) == f"{key}: {words}"
+
+
+def test_rows_are_whole():
+    assert loop(2048, 64, None).rows == 32
+    with pytest.raises(ValidationError, match=r"\(100\) must be a multiple of sequence \(64\): 64 or 128"):
+        loop(100, 64, None)
