@@ -3,6 +3,8 @@
 Types, bounds, units and descriptions live here; values live in YAML only, so no field has a default.
 """
 
+from typing import Literal
+
 from pydantic import Field, model_validator
 
 from conf.strict import Strict
