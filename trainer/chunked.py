@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import jax
 import jax.numpy as jnp
-from jax import lax
 
 from conf.decoder import Model
 from trainer import mesh as meshes
+from trainer.layers import in_chunks
 from trainer.model import logits_of, output_table
 from trainer.weights import Params
 
@@ -41,18 +41,8 @@ def token_logprobs(
         mean = jnp.sum(jnp.exp(logits - total[..., None]) * logits, axis=-1)
         return meshes.constrain(chosen - total, "batch", None), meshes.constrain(total - mean, "batch", None)
 
-    batch, length, dim = hidden.shape
-    size = min(cfg.logit_chunk, length)
-    count = -(-length // size)
-    if count == 1:
-        return score(table, hidden, targets)
-    padding = count * size - length
-    states = jnp.pad(hidden, ((0, 0), (0, padding), (0, 0))).reshape(batch, count, size, dim).swapaxes(0, 1)
-    ids = jnp.pad(targets, ((0, 0), (0, padding))).reshape(batch, count, size).swapaxes(0, 1)
     with jax.named_scope("token_logprobs"):
-        scored = lax.map(lambda chunk: jax.checkpoint(score)(table, *chunk), (states, ids))
-    logprobs, entropy = (x.swapaxes(0, 1).reshape(batch, count * size)[:, :length] for x in scored)
-    return logprobs, entropy
+        return in_chunks(lambda states, ids: score(table, states, ids), cfg.logit_chunk, hidden, targets)
 
 
 def cross_entropy(hidden: jax.Array, params: Params, targets: jax.Array, weights: jax.Array, cfg: Model) -> jax.Array:

@@ -33,9 +33,10 @@ def logprobs(
 ) -> tuple[jax.Array, jax.Array]:
     """Log-probability of each token but the first given those before it, and the entropy there: two [B, T - 1]."""
     tokens = batch["tokens"]
-    positions = jnp.broadcast_to(jnp.arange(tokens.shape[1] - 1), (tokens.shape[0], tokens.shape[1] - 1))
-    hidden, _ = model.forward(params, cfg, tokens[:, :-1], positions)
-    return chunked.token_logprobs(hidden, params, tokens[:, 1:], cfg, temperature)
+    positions = jnp.broadcast_to(jnp.arange(tokens.shape[1]), tokens.shape)
+    hidden, _ = model.forward(params, cfg, tokens, positions)
+    logprobs, entropy = chunked.token_logprobs(hidden, params, jnp.roll(tokens, -1, axis=1), cfg, temperature)
+    return logprobs[:, :-1], entropy[:, :-1]
 
 
 def clipped_terms(

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -13,6 +15,29 @@ from jax.ad_checkpoint import checkpoint_name
 from conf.decoder import Model
 from trainer.mesh import constrain
 from trainer.weights import Params
+
+
+def in_chunks(function: Callable[..., Any], size: int, *arrays: jax.Array) -> Any:
+    """`function` of arrays [B, T, ...], called on `size` positions of each row at a time.
+
+    What it computes inside exists for one chunk only, and is computed again for the backward pass. function: takes
+    parts [B, size, ...] of the arrays and returns a pytree of arrays [B, size, ...]; positions do not see each other.
+    """
+    length = arrays[0].shape[1]
+    count = -(-length // size)
+    if count <= 1:
+        return function(*arrays)
+
+    def split(x: jax.Array) -> jax.Array:
+        x = jnp.pad(x, ((0, 0), (0, count * size - length), *((0, 0),) * (x.ndim - 2)))
+        return x.reshape(x.shape[0], count, size, *x.shape[2:]).swapaxes(0, 1)
+
+    def join(x: jax.Array) -> jax.Array:
+        x = x.swapaxes(0, 1)
+        return x.reshape(x.shape[0], count * size, *x.shape[3:])[:, :length]
+
+    checkpointed = jax.checkpoint(function)
+    return jax.tree.map(join, lax.map(lambda chunk: checkpointed(*chunk), tuple(split(x) for x in arrays)))
 
 
 def norm(x: jax.Array, weights: Params, name: str, cfg: Model) -> jax.Array:
