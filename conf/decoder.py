@@ -75,7 +75,7 @@ class Model(Strict):
         description="auto: the fastest kernel that the backend has for this model; plain: the reference"
     )
     scan_layers: bool = Field(description="one compiled period of layers in a loop (short compile), or all unrolled")
-    remat: Literal["none", "products", "attention", "full", "auto"] = Field(
+    remat: Literal["none", "products", "outputs", "attention", "full", "auto"] = Field(
         description="kept for the backward pass, from all to little: everything; all products with weights; "
         "what attention needs; the layer's input. auto: the first of these that fits"
     )

@@ -17,11 +17,12 @@ from trainer.mesh import constrain
 from trainer.weights import Params
 
 
-def in_chunks(function: Callable[..., Any], size: int, *arrays: jax.Array) -> Any:
+def in_chunks(function: Callable[..., Any], size: int, *arrays: jax.Array, keep: tuple[str, ...] = ()) -> Any:
     """`function` of arrays [B, T, ...], called on `size` positions of each row at a time.
 
-    What it computes inside exists for one chunk only, and is computed again for the backward pass. function: takes
-    parts [B, size, ...] of the arrays and returns a pytree of arrays [B, size, ...]; positions do not see each other.
+    What it computes inside exists for one chunk only, and is computed again for the backward pass, but for what has
+    one of the names in `keep` (of `checkpoint_name`). function: takes parts [B, size, ...] of the arrays and returns a
+    pytree of arrays [B, size, ...]; positions do not see each other.
     """
     length = arrays[0].shape[1]
     count = -(-length // size)
@@ -36,7 +37,7 @@ def in_chunks(function: Callable[..., Any], size: int, *arrays: jax.Array) -> An
         x = x.swapaxes(0, 1)
         return x.reshape(x.shape[0], count * size, *x.shape[3:])[:, :length]
 
-    checkpointed = jax.checkpoint(function)
+    checkpointed = jax.checkpoint(function, policy=jax.checkpoint_policies.save_only_these_names(*keep))
     return jax.tree.map(join, lax.map(lambda chunk: checkpointed(*chunk), tuple(split(x) for x in arrays)))
 
 
@@ -108,4 +109,4 @@ def mlp(x: jax.Array, weights: Params, cfg: Model) -> jax.Array:
     out = jnp.einsum("btf,fd->btd", inner, weights["down"].astype(x.dtype))
     if "down_bias" in weights:
         out = out + weights["down_bias"].astype(x.dtype)
-    return checkpoint_name(out, "product")
+    return checkpoint_name(out, "output")

@@ -20,6 +20,13 @@ from trainer.layers import in_chunks, inverse_frequencies, mlp, norm, rotate
 from trainer.weights import Params
 
 
+KEPT = {
+    "products": ("product", "output", "attention"),
+    "outputs": ("output", "attention"),
+    "attention": ("attention",),
+    "full": (),
+}
+"""Names of the arrays inside a layer that are kept for the backward pass, by `model.remat`."""
 FEED_FORWARD_TOKENS = 4096
 """Tokens of a device that a feed-forward block takes at a time where the backward pass computes it again: its inner
 arrays, several times as wide as the residual stream, are the largest of all. With so many, gathering the split weights
@@ -148,10 +155,9 @@ def _train_layers(
 
 def _rematerialized(compute: Callable[..., jax.Array], cfg: Model) -> Callable[..., jax.Array]:
     """`compute` with as much kept for the backward pass as `model.remat` says; inputs are always kept."""
-    names = {"products": ("product", "attention"), "attention": ("attention",), "full": ()}
     if cfg.remat == "none":
         return compute
-    return jax.checkpoint(compute, policy=jax.checkpoint_policies.save_only_these_names(*names[cfg.remat]))
+    return jax.checkpoint(compute, policy=jax.checkpoint_policies.save_only_these_names(*KEPT[cfg.remat]))
 
 
 def _cached_layers(
@@ -196,7 +202,7 @@ def _layer(
         out = jnp.einsum("btnh,nhd->btd", mixed, weights["output"].astype(x.dtype))
         if "output_bias" in weights:
             out = out + weights["output_bias"].astype(x.dtype)
-        out = checkpoint_name(out, "product")
+        out = checkpoint_name(out, "output")
         x = x + (norm(out, weights, "post_attention_norm", cfg) if cfg.post_norms else out)
 
     def feed_forward(x: jax.Array) -> jax.Array:
@@ -204,13 +210,13 @@ def _layer(
         return x + (norm(out, weights, "post_mlp_norm", cfg) if cfg.post_norms else out)
 
     with jax.named_scope("mlp"):
-        x = in_chunks(feed_forward, _feed_forward_chunk(x, cfg), x)
+        x = in_chunks(feed_forward, _feed_forward_chunk(x, cfg), x, keep=KEPT.get(cfg.remat, ()))
     return meshes.constrain(x, "batch", None, None)
 
 
 def _feed_forward_chunk(x: jax.Array, cfg: Model) -> int:
     """Positions of each row that the feed-forward block is given at a time: all, where its products are kept."""
-    if cfg.remat not in ("attention", "full"):
+    if cfg.remat == "none" or "product" in KEPT[cfg.remat]:
         return x.shape[1]
     return max(1, FEED_FORWARD_TOKENS // meshes.rows_on_a_device(x.shape[0]))
 

@@ -14,7 +14,7 @@ from trainer.program import Program
 
 USABLE = 0.98
 """Share of the chip's memory that a program may use; libtpu keeps the rest (15.75 of 16.02 GiB on v5e)."""
-POLICIES = ("none", "products", "attention", "full")
+POLICIES = ("none", "products", "outputs", "attention", "full")
 """From nothing to everything computed again."""
 
 

@@ -47,7 +47,7 @@ def test_chunks_count_the_tokens_of_a_device(tiny, tokens, monkeypatch):
     """Four rows on two devices: 12 tokens are 6 positions of each row."""
     monkeypatch.setattr(model, "FEED_FORWARD_TOKENS", 12)
     seen = []
-    monkeypatch.setattr(model, "in_chunks", lambda function, size, x: (seen.append(size), function(x))[1])
+    monkeypatch.setattr(model, "in_chunks", lambda function, size, x, keep: (seen.append(size), function(x))[1])
     for policy, size in (("full", 6), ("none", LENGTH)):
         cfg = tiny.model_copy(update={"remat": policy, "layers": 1})
         with jax.set_mesh(mesh_of(1, 2, 4)):
