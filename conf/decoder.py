@@ -77,7 +77,8 @@ class Model(Strict):
     scan_layers: bool = Field(description="one compiled period of layers in a loop (short compile), or all unrolled")
     remat: Literal["none", "products", "outputs", "attention", "full", "auto"] = Field(
         description="kept for the backward pass, from all to little: everything; all products with weights; "
-        "what attention needs; the layer's input. auto: the first of these that fits"
+        "what attention needs, and what it and the feed-forward block give the residual stream; what attention needs; "
+        "the layer's input. auto: the first of these that fits"
     )
     weights: str | None = Field(
         min_length=1,

@@ -40,7 +40,7 @@ CASES = {
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("names", nargs="*", help="part of the name of a case; none: all")
-    parser.add_argument("--remat", default="full", help="none, products, attention, full or auto")
+    parser.add_argument("--remat", default="full", help="none, products, outputs, attention, full or auto")
     options = parser.parse_args()
     print("| what | slice | remat | program | fits | peak GiB | arguments | temporaries | beside | compile s |")
     print("|---|---|---|---|---|---|---|---|---|---|")
