@@ -19,7 +19,6 @@ from trainer.attention import attend, attend_cached, soft_cap
 from trainer.layers import in_chunks, inverse_frequencies, mlp, norm, rotate
 from trainer.weights import Params
 
-
 KEPT = {
     "products": ("product", "output", "attention"),
     "outputs": ("output", "attention"),
