@@ -23,10 +23,15 @@ class Ended:
 
 
 def start(run: dict[str, Any], folder: Path, cache: str, *environments: dict[str, str]) -> list[subprocess.Popen[str]]:
-    """One process for each environment, which is laid over what all workers have; `folder` takes run.yaml and files."""
+    """The trainer, by `launch`; `folder` takes run.yaml and files."""
     folder.mkdir(parents=True, exist_ok=True)
     run_file = folder / "run.yaml"
     run_file.write_text(run if isinstance(run, str) else yaml.safe_dump(run))
+    return launch(["trainer", str(run_file)], folder, cache, *environments)
+
+
+def launch(module: list[str], folder: Path, cache: str, *environments: dict[str, str]) -> list[subprocess.Popen[str]]:
+    """`python -m` module and its arguments: a process for each environment, laid over what all workers have."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
@@ -50,7 +55,7 @@ def start(run: dict[str, Any], folder: Path, cache: str, *environments: dict[str
             "SLIPWAY_CODE_SHA256": CODE,
             "SLIPWAY_RUN_DIR": str(folder / f"worker-{worker}"),
         }
-        command = [sys.executable, "-m", "trainer", str(run_file)]
+        command = [sys.executable, "-m", *module]
         started.append(subprocess.Popen(command, env=env | own, cwd=folder, stderr=subprocess.PIPE, text=True))
     return started
 

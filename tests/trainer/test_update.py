@@ -66,45 +66,6 @@ def test_training_begins_with_the_weights_it_is_given(tiny, adamw, tmp_path):
     assert state.params["layers"]["up"].sharding.spec == weights.shardings(cfg, mesh_of(1, 4, 2))["layers"]["up"].spec
 
 
-@pytest.mark.parametrize("scan", [False, True])
-def test_fifty_updates_on_any_mesh_give_the_same_loss_and_gradients(tiny, adamw, batch, scan):
-    """Curves of loss and gradient norm, on eight devices split in four ways."""
-    cfg = tiny.model_copy(update={"scan_layers": scan, "remat": "products", "logit_chunk": 5})
-    curves = {sizes: curve(cfg, adamw, mesh_of(*sizes), batch) for sizes in MESHES}
-    first = curves[1, 1, 1]
-    assert first[-1, 0] < 0.7 * first[0, 0]  # it learns, so that the curves have something to disagree on
-    for sizes, found in curves.items():
-        np.testing.assert_allclose(found, first, rtol=1e-4, err_msg=str(sizes))
-
-
-MESHES = ((1, 1, 1), (2, 2, 2), (1, 4, 2), (4, 1, 2))
-
-
-def curve(cfg, adamw, devices: Mesh, batch, updates: int = 50) -> np.ndarray:
-    """Loss and norm of the gradient at each update: [updates, 2]."""
-    with jax.set_mesh(devices):
-        state = update.init_state(cfg, adamw, devices, jax.random.key(5))
-        step = update.build(loss_of(cfg), cfg, adamw, devices)
-        placed = place_batch(batch, devices)
-        found = []
-        for _ in range(updates):
-            state, metrics = step(state, placed)
-            found.append([metrics["loss"], metrics["grad_norm"]])
-    return np.array(jax.device_get(found))
-
-
-@pytest.mark.parametrize("sizes", MESHES)
-def test_each_device_holds_what_the_table_says(tiny, adamw, sizes):
-    """Weights and both moments, in bytes, and nothing else but two counters."""
-    devices = mesh_of(*sizes)
-    state = update.init_state(tiny, adamw, devices, jax.random.key(5))
-    held = dict.fromkeys(devices.devices.flat, 0)
-    for array in jax.tree.leaves((state.params, state.optimizer)):
-        for shard in array.addressable_shards:
-            held[shard.device] += shard.data.nbytes
-    assert set(held.values()) == {3 * weights.bytes_per_device(tiny, devices) + 8}
-
-
 @pytest.mark.parametrize("sizes", [(4, 1, 1), (2, 2, 1), (1, 2, 2)])
 def test_a_batch_in_parts_gives_the_update_of_the_whole(tiny, adamw, batch, sizes):
     """Though tokens are spread unevenly over the parts."""
