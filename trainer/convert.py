@@ -13,6 +13,7 @@ import argparse
 import sys
 from collections.abc import Sequence
 
+import jax
 import yaml
 from etils import epath
 from pydantic import ValidationError
@@ -30,6 +31,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("target", type=epath.Path)
     parser.add_argument("--model", type=epath.Path, help="the model section, as YAML, where FROM does not tell it")
     options = parser.parse_args(arguments)
+    jax.config.update("jax_platforms", "cpu")  # a TPU that is here is left to who trains on it
     try:
         if (options.target / store.DESCRIPTION).exists() or (options.target / "config.json").exists():
             raise CheckpointError(f"{options.target}: holds a model already; give another folder")

@@ -279,10 +279,11 @@ def _rotary_config(cfg: Model, kind: str) -> dict[str, Any]:
     if gemma:
         letters = (cfg.pattern * cfg.layers)[: cfg.layers]
         names = {"L": "sliding_attention", "G": "full_attention"}
+        scalar = cfg.query_scalar or cfg.head_dim
         written |= {
             "sliding_window": cfg.window,
             "layer_types": [names[letter] for letter in letters],
-            "query_pre_attn_scalar": cfg.query_scalar or cfg.head_dim,
+            "query_pre_attn_scalar": int(scalar) if scalar == int(scalar) else scalar,  # transformers wants an integer
             "attn_logit_softcapping": cfg.attention_softcap,
             "final_logit_softcapping": cfg.final_softcap,
         }

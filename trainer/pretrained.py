@@ -66,8 +66,8 @@ def write(folder: epath.Path, params: Params, cfg: Model, config: dict[str, Any]
         (folder / file).write_bytes(save(arrays, metadata={"format": "pt"}))
         where |= dict.fromkeys(arrays, file)
     if len(shards) > 1:
-        (folder / INDEX).write_text(json.dumps({"metadata": {}, "weight_map": where}, indent=1))
-    (folder / "config.json").write_text(json.dumps(config, indent=1))
+        (folder / INDEX).write_text(json.dumps({"metadata": {}, "weight_map": where}, indent=2) + "\n")
+    (folder / "config.json").write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")
 
 
 def _into_shards(params: Params, cfg: Model) -> list[list[tuple[str, Tensor]]]:

@@ -15,8 +15,8 @@ import optax
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from conf.decoder import Model
+from conf.optimizer import Optimizer
 from conf.runfile import PodFacts
-from conf.training import Optimizer
 from tests.groups import group
 from trainer import chunked, distributed, model, update, weights
 from trainer.distributed import place_batch

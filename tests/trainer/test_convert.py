@@ -35,13 +35,19 @@ def tensors_of(folder: Path) -> dict[str, np.ndarray]:
     return dict(pretrained.stored(epath.Path(folder)))
 
 
-def test_export_writes_what_was_imported(imported, tmp_path):
+@pytest.mark.parametrize("shard_bytes", [4 << 30, 50_000], ids=["one-file", "shards"])
+def test_export_writes_what_was_imported(imported, tmp_path, monkeypatch, shard_bytes):
+    """fixtures/check_exports.py has shown that transformers loads this config.json with these tensors."""
     family, folder = imported
+    monkeypatch.setattr(pretrained, "SHARD_BYTES", shard_bytes)
     assert run("export", folder, tmp_path / "out") == 0
+    assert (tmp_path / "out" / pretrained.INDEX).exists() == (shard_bytes < 4 << 30)
     before, after = tensors_of(FIXTURES / family), tensors_of(tmp_path / "out")
     assert before.keys() == after.keys()
     for name, array in before.items():
         np.testing.assert_array_equal(array, after[name])
+    exported = (FIXTURES / family / "exported_config.json").read_text()
+    assert (tmp_path / "out/config.json").read_text() == exported
     theirs, ours = (pretrained.read_config(epath.Path(f)) for f in (FIXTURES / family, tmp_path / "out"))
     assert huggingface.model_from(theirs) == huggingface.model_from(ours)
 
