@@ -27,7 +27,7 @@ def raw() -> dict:
             "hbm_bytes_per_chip": 17_000_000_000,
             "bf16_flops_per_chip": 1.97e14,
         },
-        "data": {"kind": "text", "path": "input.txt", "validation_fraction": 0.1},
+        "data": group("data/text") | {"path": "input.txt"},
         "checkpoint": {"every": 100, "keep": 3, "best": None, "verify_every": 0},
         "logging": {"every": 10},
     } | {name: group(f"{name}/{file}") for name, file in groups.items()}

@@ -68,7 +68,7 @@ def lm_run(tmp_path: Path) -> dict[str, Any]:
             "bf16_flops_per_chip": None,
         },
         "model": group("model/tiny") | {"vocab": 256, "dim": 32, "hidden": 64, "logit_chunk": 8},
-        "data": {"kind": "text", "path": str(text), "validation_fraction": 0.2},
+        "data": group("data/text") | {"path": str(text), "validation_fraction": 0.2},
         "loop": group("loop/lm")
         | {"steps": 6, "total_batch_tokens": 320, "sequence": 20}
         | {"eval_every": 4, "eval_batches": 2},

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from conf.runfile import RunFile
+from tests.groups import group
 from tests.trainer.processes import CODE, ROOT, finish, results, start
 from trainer.main import train
 
@@ -95,7 +96,7 @@ def test_a_killed_worker_ends_the_other(pair, tmp_path, compile_cache):
     [
         ({"mesh": {"data": 3, "fsdp": 1, "tensor": 1}}, "mesh: data 3 x fsdp 1 x tensor 1 does not make 2 devices"),
         (
-            {"data": {"kind": "text", "path": "absent.txt", "validation_fraction": 0.1}},
+            {"data": group("data/text") | {"path": "absent.txt"}},
             "data.path: there is no absent.txt",
         ),
     ],

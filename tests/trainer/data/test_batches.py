@@ -14,8 +14,8 @@ LOOP = LmLoop(**group("loop/lm") | {"total_batch_tokens": 80, "sequence": 10, "e
 @pytest.fixture
 def data(tmp_path) -> TextData:
     path = tmp_path / "text"
-    path.write_bytes(bytes(range(200)))
-    return TextData(kind="text", path=str(path), validation_fraction=0.5)
+    path.write_bytes(bytes(range(100)) * 2)
+    return TextData(**group("data/text") | {"path": str(path), "validation_fraction": 0.5})
 
 
 def test_the_rows_of_a_batch_do_not_depend_on_who_holds_them(data):

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from conf.runfile import RunFile, RunFileError
+from tests.groups import group
 from tests.trainer.processes import results
 from trainer import main, update
 from trainer import mesh as meshes
@@ -92,7 +93,7 @@ def test_a_run_that_is_killed_in_either_phase_equals_an_uninterrupted_one(grpo_r
         ({"loop": {"prompts": 6}}, r"loop\.prompts: 6 rows cannot be split evenly over 8 devices"),
         ({"model": {"vocab": 256}}, r"model\.vocab: 256 is too small for bytes; at least 259"),
         (
-            {"data": {"kind": "text", "path": "x", "validation_fraction": 0.1}},
+            {"data": group("data/text") | {"path": "x"}},
             r"data\.kind: the grpo loop asks questions",
         ),
         ({"loop": {"eval_prompts": 5000}}, r"loop\.eval_prompts: there are 1440 held-out prompts, not 5000"),

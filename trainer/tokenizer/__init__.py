@@ -1,4 +1,7 @@
-"""The byte-level tokenizer: ids 0 to 255 are the bytes of UTF-8, three more mark padding, start and end."""
+"""The byte-level tokenizer: ids 0 to 255 are the bytes of UTF-8, three more mark padding, start and end.
+
+Others are read from a tokenizer.json (`loading.py`), and trained by `python -m trainer.tokenizer train`.
+"""
 
 from __future__ import annotations
 

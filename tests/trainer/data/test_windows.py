@@ -1,0 +1,74 @@
+"""Random windows of a text: a function of (seed, step), with targets one ahead."""
+
+import numpy as np
+import pytest
+
+from conf.data import TextData
+from conf.runfile import RunFileError
+from tests.groups import group
+from trainer.data import windows
+from trainer.tokenizer.loading import Bytes
+
+
+def text_data(path, fraction=0.25, **keys) -> TextData:
+    return TextData(**group("data/text") | {"path": str(path), "validation_fraction": fraction} | keys)
+
+
+@pytest.fixture
+def corpus(tmp_path) -> windows.Text:
+    path = tmp_path / "text"
+    path.write_bytes(bytes(range(100)))
+    return windows.load(text_data(path), Bytes(), sequence=10)
+
+
+def test_the_end_is_kept_for_validation(corpus):
+    assert (len(corpus.train), len(corpus.validation)) == (75, 25)
+    assert corpus.validation[0] == 75
+
+
+def test_validation_may_have_files_of_its_own(tmp_path):
+    for name, size in {"a.txt": 20, "b.txt": 30, "other": 40}.items():
+        (tmp_path / name).write_bytes(b"x" * size)
+    data = text_data(tmp_path / "*.txt", fraction=0, validation_path=str(tmp_path / "other"))
+    loaded = windows.load(data, Bytes(), sequence=10)
+    assert (len(loaded.train), len(loaded.validation)) == (50, 40)
+
+
+def test_a_batch_is_a_function_of_seed_and_step(corpus):
+    first, again, later, other = (
+        windows.train_batch(corpus, *at, 4, 10, range(4))["tokens"] for at in [(1, 2), (1, 2), (1, 3), (2, 2)]
+    )
+    np.testing.assert_array_equal(first, again)
+    assert (first != later).any()
+    assert (first != other).any()
+
+
+def test_targets_are_the_next_tokens_and_every_window_occurs(corpus):
+    batch = windows.train_batch(corpus, 0, 0, 1000, 10, range(1000))
+    assert batch["tokens"].shape == batch["targets"].shape == (1000, 10)
+    np.testing.assert_array_equal(batch["targets"], batch["tokens"] + 1)
+    assert (batch["tokens"].min(), batch["targets"].max()) == (0, 74)
+
+
+def test_every_validation_token_is_a_target_once(corpus):
+    batches = [windows.validation_batch(corpus, i, 2, 10, range(2)) for i in range(3)]
+    counted = [int(t) for b in batches for t, w in zip(b["targets"].flat, b["weights"].flat, strict=True) if w]
+    assert counted == list(range(76, 100))
+    assert batches[2]["weights"].sum() == 0  # past the end
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (None, "there is no"),
+        (b"x" * 12, r"10 tokens for train; loop.sequence \+ 1"),
+        (b"x" * 20, "4 tokens for validation"),
+        (b"x" * 20 + b"\xff" + b"x" * 20, r"is not UTF-8 \(invalid start byte at byte 20\)"),
+    ],
+)
+def test_bad_files(tmp_path, content, words):
+    path = tmp_path / "text"
+    if content:
+        path.write_bytes(content)
+    with pytest.raises(RunFileError, match=rf"data\.path: .*{words}"):
+        windows.load(text_data(path, fraction=0.2), Bytes(), sequence=10)

@@ -1,0 +1,180 @@
+"""The documents of one logical stream, in an order that the seed decides, with an exact position.
+
+Streams share a data set without a document in common. Where there are groups enough, they are dealt to the streams
+whole; else every stream reads all groups, and their documents are dealt. Neither depends on the number of processes.
+"""
+
+from __future__ import annotations
+
+import logging
+import zlib
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import grain
+import numpy as np
+
+from conf.runfile import RunFileError
+from trainer.data.encoding import Encoder
+from trainer.data.source import Cached, Group, Source
+
+GROUPS_PER_STREAM = 8
+"""With fewer, the streams would be of too different lengths to deal them whole."""
+DOCUMENTS_AT_ONCE = 32
+"""Encoded in one call, so that a tokenizer has work for several threads."""
+SHARED_GROUPS = 3
+
+logger = logging.getLogger(__name__)
+
+Cut = Callable[[np.ndarray], "list[np.ndarray] | str"]
+"""A document's pieces, in order, or why it has none."""
+
+
+@dataclass(frozen=True)
+class Part:
+    """The documents of a data set that are for training, or for validation."""
+
+    source: Source
+    fraction: float  # of the documents, kept for validation
+    is_validation: bool
+    streams: int
+    seed: int | None  # None: in the order of the files
+    epochs: int | None  # None: without end
+    key: str  # of the config, for messages
+
+    @property
+    def deals_groups(self) -> bool:
+        return len(self.source) >= GROUPS_PER_STREAM * self.streams
+
+    def groups(self, stream: int, epoch: int) -> np.ndarray:
+        """The groups that a stream reads in an epoch, in order."""
+        if self.deals_groups:
+            return self._shuffled(np.arange(stream, len(self.source), self.streams), epoch, stream)
+        return self._shuffled(np.arange(len(self.source)), epoch)  # the same for all streams, which can share them
+
+    def documents(self, stream: int, epoch: int, group: int, count: int) -> np.ndarray:
+        """The numbers of a stream's documents among the `count` of a group, in order."""
+        numbers = self._kept(group, count)
+        if not self.deals_groups:
+            numbers = numbers[(stream - _shift(group)) % self.streams :: self.streams]
+        return self._shuffled(numbers, epoch, group)
+
+    def shared(self) -> Part:
+        """The same; groups that all streams read are read once, if the streams walk side by side."""
+        return self if self.deals_groups else replace(self, source=Cached(self.source, SHARED_GROUPS))
+
+    def is_empty(self) -> bool:
+        """No stream has a document. Reads groups until there is one."""
+        sizes = ((i, len(self.source.read(i))) for i in range(len(self.source)))
+        return not any(self._kept(group, count).size for group, count in sizes)
+
+    def _kept(self, group: int, count: int) -> np.ndarray:
+        """Numbers of the documents of a group that are in this part."""
+        shares = np.floor((np.arange(count + 1) + _shift(group)) * self.fraction)
+        return np.flatnonzero((np.diff(shares) > 0) == self.is_validation)
+
+    def _shuffled(self, numbers: np.ndarray, *at: int) -> np.ndarray:
+        return numbers if self.seed is None else np.random.default_rng((self.seed, *at)).permutation(numbers)
+
+
+def _shift(group: int) -> int:
+    """A number of the group's own: else it would be the first documents of every group that a part or stream gets."""
+    return zlib.crc32(str(group).encode()) % 4096
+
+
+class Documents(grain.IterDataset):
+    """Pieces of documents, int32 [tokens, columns of `cut`]."""
+
+    def __init__(self, whole: Part, stream: int, encode: Encoder, cut: Cut, *, refuses: bool) -> None:
+        """refuses: is a document without pieces an error, or left out?"""
+        super().__init__()
+        self._made_of = (whole, stream, encode, cut, refuses)
+
+    def __iter__(self) -> _Iterator:
+        return _Iterator(*self._made_of)
+
+
+class _Iterator(grain.DatasetIterator):
+    """Its state is {epoch, group, document, piece}: each counts those of the stream, in the order of the epoch."""
+
+    def __init__(self, whole: Part, stream: int, encode: Encoder, cut: Cut, refuses: bool) -> None:
+        super().__init__()
+        self._part, self._stream, self._encode, self._cut, self._refuses = whole, stream, encode, cut, refuses
+        self._warned = False
+        self.set_state({"epoch": 0, "group": 0, "document": 0, "piece": 0})
+
+    def get_state(self) -> dict[str, Any]:
+        return dict(self._state)
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        self._state = dict(state)
+        self._epoch, self._at, self._document = state["epoch"], state["group"], state["document"]
+        self._skip = state["piece"]
+        self._barren = self._at == self._document == self._skip == 0  # nothing has come from this epoch yet
+        self._ready: deque[tuple[np.ndarray, dict[str, int]]] = deque()
+        self._groups: np.ndarray | None = None
+        self._group: Group | None = None
+
+    def __next__(self) -> np.ndarray:
+        while not self._ready:
+            if self._epoch == self._part.epochs:
+                raise StopIteration
+            self._advance()
+        piece, self._state = self._ready.popleft()
+        return piece
+
+    def _advance(self) -> None:
+        """Encode the next few documents, or go on to the next group or epoch."""
+        if self._groups is None:
+            self._groups = self._part.groups(self._stream, self._epoch)
+        if self._at >= len(self._groups):
+            self._end_epoch()
+            return
+        number = int(self._groups[self._at])
+        if self._group is None:
+            self._group = self._part.source.read(number)
+            self._numbers = self._part.documents(self._stream, self._epoch, number, len(self._group))
+        chosen = self._numbers[self._document : self._document + DOCUMENTS_AT_ONCE]
+        for document, tokens in zip(chosen, self._encode(self._group.take(chosen.tolist())), strict=True):
+            self._take(tokens, self._group, int(document))
+        if self._document >= len(self._numbers):
+            self._group, self._at, self._document = None, self._at + 1, 0
+
+    def _take(self, tokens: np.ndarray, group: Group, number: int) -> None:
+        pieces = self._cut(tokens)
+        if isinstance(pieces, str):
+            self._leave_out(f"{group.name(number)} {pieces}")
+            pieces = []
+        last, at = len(pieces) - 1, {"epoch": self._epoch, "group": self._at, "document": self._document}
+        for i, piece in enumerate(pieces):
+            after = at | {"piece": i + 1} if i < last else at | {"document": self._document + 1, "piece": 0}
+            if i >= self._skip:
+                self._ready.append((piece, after))
+        self._barren = self._barren and not pieces
+        self._skip = 0
+        self._document += 1
+
+    def _leave_out(self, words: str) -> None:
+        if self._refuses:
+            raise RunFileError(f"data.long_documents: {words}; take split or skip, or a larger loop.sequence")
+        if not self._warned:
+            logger.warning("%s; it and others like it are left out", words)
+        self._warned = True
+
+    def _end_epoch(self) -> None:
+        if self._barren and self._part.epochs is None:
+            raise RunFileError(self._nothing())
+        self._epoch, self._at, self._groups, self._barren = self._epoch + 1, 0, None, True
+
+    def _nothing(self) -> str:
+        whole = self._part
+        if self._warned:
+            return f"data.long_documents: stream {self._stream} holds no document that fits; take split"
+        if whole.streams > 1:
+            return (
+                f"data.streams: {whole.streams} streams are too many for {whole.key}: stream {self._stream} gets no "
+                "document; take fewer"
+            )
+        return f"{whole.key}: there is no document to train on"

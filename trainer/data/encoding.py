@@ -1,0 +1,53 @@
+"""From rows to token arrays: int32 [tokens, 2], each with its id and whether its prediction counts (1) or not (0)."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+import numpy as np
+
+from conf.data import Corpus, Table, TextData
+from conf.runfile import RunFileError
+from trainer.data.source import Row
+from trainer.tokenizer.loading import Tokenizer
+
+
+class Encoder:
+    """Documents as `data` wants them: BOS, text, EOS; of a prompt and its answer only the answer and EOS count."""
+
+    def __init__(self, data: Corpus, tokenizer: Tokenizer) -> None:
+        """Raises RunFileError where the tokenizer has no such special token."""
+        self._tokenizer = tokenizer
+        self._bos = [_id_of(name, "data.bos", tokenizer) for name in (data.bos,) if name is not None]
+        self._eos = [_id_of(name, "data.eos", tokenizer) for name in (data.eos,) if name is not None]
+        self._template = data.template if isinstance(data, Table) else None
+        self._column = "text" if isinstance(data, TextData) else getattr(data, "column", None)
+        self._remove = re.compile(self._template.remove) if self._template and self._template.remove else None
+
+    def __call__(self, rows: Sequence[Row]) -> list[np.ndarray]:
+        if self._template is None:
+            assert self._column is not None
+            texts = self._tokenizer.encode([row[self._column] for row in rows])
+            return [self._document((), ids, bos_counts=1) for ids in texts]
+        prompts = self._tokenizer.encode([self._filled(self._template.prompt, row) for row in rows])
+        answers = self._tokenizer.encode([self._filled(self._template.answer, row) for row in rows])
+        return [self._document(prompt, answer, bos_counts=0) for prompt, answer in zip(prompts, answers, strict=True)]
+
+    def _document(self, prompt: Sequence[int] | np.ndarray, text: np.ndarray, bos_counts: int) -> np.ndarray:
+        ids = np.concatenate([self._bos, prompt, text, self._eos]).astype(np.int32)
+        counts = np.ones(len(ids), np.int32)
+        counts[: len(self._bos)] = bos_counts
+        counts[len(self._bos) : len(self._bos) + len(prompt)] = 0
+        return np.stack([ids, counts], axis=1)
+
+    def _filled(self, template: str, row: Row) -> str:
+        columns = {name: self._remove.sub("", text) if self._remove else text for name, text in row.items()}
+        return template.format_map(columns)
+
+
+def _id_of(name: str, key: str, tokenizer: Tokenizer) -> int:
+    if name not in tokenizer.special:
+        choices = ", ".join(tokenizer.special) or "none"
+        raise RunFileError(f"{key}: the tokenizer has no special token {name}; it has {choices}")
+    return tokenizer.special[name]

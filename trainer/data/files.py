@@ -1,0 +1,44 @@
+"""Files of a data set, on a disk or in a bucket."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import IO
+
+from conf.runfile import RunFileError
+
+
+def expand(pattern: str, key: str) -> list[str]:
+    """The files that a path or glob means, sorted. Raises RunFileError naming the key where there are none."""
+    from fsspec.core import url_to_fs
+
+    system, path = url_to_fs(pattern)
+    if system.isfile(path):
+        return [pattern]
+    if not set(pattern) & set("*?["):
+        if system.isdir(path):
+            raise RunFileError(f"{key}: {pattern} is a folder; say which of its files, e.g. {pattern.rstrip('/')}/*")
+        raise RunFileError(f"{key}: there is no {pattern}")
+    found = sorted(name for name, facts in system.glob(path, detail=True).items() if facts["type"] == "file")
+    if not found:
+        raise RunFileError(f"{key}: no file fits {pattern}")
+    return [system.unstrip_protocol(name).removeprefix("file://") for name in found]
+
+
+@contextmanager
+def opened(file: str) -> Iterator[IO[bytes]]:
+    """A file to read and seek in."""
+    from fsspec.core import url_to_fs
+
+    system, path = url_to_fs(file)
+    with system.open(path, "rb") as stream:
+        yield stream
+
+
+def size(file: str) -> int:
+    """In bytes."""
+    from fsspec.core import url_to_fs
+
+    system, path = url_to_fs(file)
+    return system.size(path)

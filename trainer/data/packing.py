@@ -1,0 +1,128 @@
+"""Rows of a batch from documents: a flat stream that is cut anywhere, or whole documents that share a row."""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Any
+
+import grain
+import numpy as np
+from grain.experimental import BestFitPackIterDataset
+
+from trainer.data.documents import Cut, Documents
+
+BINS = 64
+"""Rows that are filled at the same time: the more, the less padding."""
+
+Row = dict[str, np.ndarray]
+
+
+def whole(tokens: np.ndarray) -> list[np.ndarray]:
+    """The cut of a flat stream: none."""
+    return [tokens] if len(tokens) else []
+
+
+def pairs(sequence: int, *, split: bool) -> Cut:
+    """The cut of documents that share rows: int32 [tokens, 3] of token, target and whether it counts.
+
+    Every token but a document's first is a target exactly once.
+    """
+
+    def cut(tokens: np.ndarray) -> list[np.ndarray] | str:
+        found = np.concatenate([tokens[:-1, :1], tokens[1:]], axis=1)
+        if len(found) > sequence and not split:
+            return f"has {len(tokens)} tokens, more than loop.sequence + 1 = {sequence + 1}"
+        return [found[at : at + sequence] for at in range(0, len(found), sequence)]
+
+    return cut
+
+
+def flat(documents: Documents, sequence: int) -> grain.IterDataset:
+    """Rows of a stream without gaps; a row begins with the last target of the one before."""
+    return _Flat(documents, sequence)
+
+
+def shared(documents: Documents, sequence: int, seed: int | None) -> grain.IterDataset:
+    """Rows of whole documents (as of `pairs`), in bins filled by best fit; with a seed the bins are shuffled."""
+    packed = BestFitPackIterDataset(
+        documents.map(lambda piece: {"pairs": piece}),
+        length_struct={"pairs": sequence},
+        num_packing_bins=BINS,
+        shuffle_bins=seed is not None,
+        seed=seed or 0,
+    )
+    return packed.map(_unpacked)
+
+
+def blank(sequence: int, packing: str) -> Row:
+    """A row of padding."""
+    zeros = np.zeros(sequence, np.int32)
+    plain = {"tokens": zeros, "targets": zeros, "weights": np.zeros(sequence, np.float32)}
+    return plain | ({"segments": zeros, "positions": zeros} if packing == "documents" else {})
+
+
+def _unpacked(bins: dict[str, np.ndarray]) -> Row:
+    tokens, targets, counts = bins["pairs"].T
+    return {
+        "tokens": tokens,
+        "targets": targets,
+        "weights": counts.astype(np.float32),
+        "segments": bins["pairs_segment_ids"],
+        "positions": bins["pairs_positions"],
+    }
+
+
+class _Flat(grain.IterDataset):
+    def __init__(self, documents: grain.IterDataset, sequence: int) -> None:
+        super().__init__(documents)
+        self._sequence = sequence
+
+    def __iter__(self) -> _FlatIterator:
+        return _FlatIterator(self._parent.__iter__(), self._sequence)
+
+
+class _FlatIterator(grain.DatasetIterator):
+    """Its state is that of the documents before the one that holds the next token, and the token's place in it."""
+
+    def __init__(self, documents: grain.DatasetIterator, sequence: int) -> None:
+        super().__init__(documents)
+        self._sequence = sequence
+        self._held: deque[tuple[np.ndarray, Any]] = deque()  # documents, each with the state before it
+        self._token = 0
+
+    def get_state(self) -> dict[str, Any]:
+        return {"documents": self._held[0][1] if self._held else self._parent.get_state(), "token": self._token}
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        self._parent.set_state(state["documents"])
+        self._held.clear()
+        self._token = state["token"]
+
+    def __next__(self) -> Row:
+        size = sum(len(tokens) for tokens, _ in self._held) - self._token
+        while size <= self._sequence:
+            before = self._parent.get_state()
+            try:
+                tokens = next(self._parent)
+            except StopIteration:
+                break
+            self._held.append((tokens, before))
+            size += len(tokens)
+        if size < 2:
+            raise StopIteration
+        return self._row()
+
+    def _row(self) -> Row:
+        """The next row, padded at the end of the stream."""
+        row = np.zeros((self._sequence + 1, 2), np.int32)
+        filled = 0
+        for tokens, _ in self._held:
+            start = self._token if filled == 0 else 0
+            piece = tokens[start : start + self._sequence + 1 - filled]
+            row[filled : filled + len(piece)] = piece
+            filled += len(piece)
+        self._token += self._sequence
+        while self._held and self._token >= len(self._held[0][0]):
+            self._token -= len(self._held.popleft()[0])
+        ids, counts = row.T
+        return {"tokens": ids[:-1], "targets": ids[1:], "weights": counts[1:].astype(np.float32)}

@@ -1,0 +1,96 @@
+"""Parquet (https://parquet.apache.org) as groups of documents: row groups, of which only some columns are read."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from conf.runfile import RunFileError
+from trainer.data import files
+from trainer.data.source import Group, Row
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+FOOTERS_AT_ONCE = 16
+
+
+class Parquet:
+    """Row groups of all files, in order. Raises RunFileError where a file is none, or has not the columns."""
+
+    def __init__(self, found: list[str], columns: tuple[str, ...], key: str, column_key: str) -> None:
+        self._columns, self._key, self._column_key = list(columns), key, column_key
+        with ThreadPoolExecutor(FOOTERS_AT_ONCE) as pool:
+            counts = list(pool.map(self._row_groups, found))
+        self._groups = [(file, i) for file, count in zip(found, counts, strict=True) for i in range(count)]
+        if not self._groups:
+            raise RunFileError(f"{key}: {found[0]} holds no rows" + (", nor any other" * (len(found) > 1)))
+
+    def __len__(self) -> int:
+        return len(self._groups)
+
+    def read(self, number: int) -> Group:
+        import pyarrow as pa
+        from pyarrow import parquet
+
+        file, index = self._groups[number]
+        place = f"{file}, row group {index},"
+        try:
+            with files.opened(file) as stream:
+                table = parquet.ParquetFile(stream).read_row_group(index, columns=self._columns, use_threads=False)
+        except (pa.ArrowException, OSError) as error:
+            raise RunFileError(f"{self._key}: {place} cannot be read: {_first_line(error)}") from None
+        return _RowGroup(table, place, self._key)
+
+    def _row_groups(self, file: str) -> int:
+        import pyarrow as pa
+        from pyarrow import parquet
+
+        try:
+            with files.opened(file) as stream:
+                opened = parquet.ParquetFile(stream)
+                schema, count = opened.schema_arrow, opened.metadata.num_row_groups
+        except (pa.ArrowException, OSError) as error:
+            raise RunFileError(f"{self._key}: {file} is no Parquet file: {_first_line(error)}") from None
+        for column in self._columns:
+            if column not in schema.names:
+                words = f"{file} has no column {column!r}; it has {', '.join(map(repr, schema.names))}"
+                raise RunFileError(f"{self._column_key}: {words}")
+            if not _is_text(schema.field(column).type):
+                words = f"{file}: column {column!r} holds {schema.field(column).type}, not text"
+                raise RunFileError(f"{self._column_key}: {words}")
+        return count
+
+
+@dataclass(frozen=True)
+class _RowGroup:
+    table: pa.Table
+    place: str
+    key: str
+
+    def __len__(self) -> int:
+        return self.table.num_rows
+
+    def take(self, numbers: Sequence[int]) -> list[Row]:
+        try:
+            rows = self.table.take(list(numbers)).to_pylist()
+        except UnicodeDecodeError as error:  # Parquet's readers do not look
+            raise RunFileError(f"{self.key}: {self.place} holds text that is not UTF-8: {error.reason}") from None
+        return [{name: text or "" for name, text in row.items()} for row in rows]
+
+    def name(self, number: int) -> str:
+        return f"{self.place} row {number}"
+
+
+def _is_text(kind: pa.DataType) -> bool:
+    from pyarrow import types
+
+    if types.is_dictionary(kind):
+        return _is_text(kind.value_type)
+    return types.is_string(kind) or types.is_large_string(kind) or types.is_string_view(kind)
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0]

@@ -1,0 +1,209 @@
+"""A data set as groups of documents, of which one is read at a time: byte ranges of text and JSON lines.
+
+Row groups of Parquet are in `parquet.py`. A document is a row of named columns; plain text is one column, `text`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from threading import Lock
+from typing import IO, NamedTuple, Protocol
+
+from conf.data import Corpus, ParquetData, Table, TextData
+from conf.runfile import RunFileError
+from trainer.data import files
+
+GROUP_BYTES = 4 * 2**20
+"""Of text or JSON lines that are read at once, and of what is looked through for the end of a line."""
+
+Row = dict[str, str]
+
+
+class Group(Protocol):
+    """Documents in memory."""
+
+    def __len__(self) -> int: ...
+
+    def take(self, numbers: Sequence[int]) -> list[Row]:
+        """These documents. Raises RunFileError where one is none."""
+        ...
+
+    def name(self, number: int) -> str:
+        """Where a document lies, for messages."""
+        ...
+
+
+class Source(Protocol):
+    """A data set; `len` is its number of groups."""
+
+    def __len__(self) -> int: ...
+
+    def read(self, number: int) -> Group:
+        """One group. Raises RunFileError where it cannot be read."""
+        ...
+
+
+def open_source(data: Corpus, pattern: str, key: str) -> Source:
+    """The files of `pattern`, the value of a config key, as `data` says. Raises RunFileError."""
+    found = files.expand(pattern, key)
+    if isinstance(data, TextData):
+        return Ranges(found, (data.separator or "").encode(), _text, key)
+    assert isinstance(data, Table)
+    columns, column_key = data.columns, "data.column" if data.template is None else "data.template"
+    if isinstance(data, ParquetData):
+        from trainer.data.parquet import Parquet
+
+        return Parquet(found, columns, key, column_key)
+    return Ranges(found, b"\n", lambda raw: _json_row(raw, columns), key, column_key)
+
+
+class Cached:
+    """A source whose last groups are kept: streams that walk through them side by side read each once."""
+
+    def __init__(self, source: Source, groups: int) -> None:
+        self._source, self._groups = source, groups
+        self._kept: OrderedDict[int, Group] = OrderedDict()
+        self._lock = Lock()
+
+    def __len__(self) -> int:
+        return len(self._source)
+
+    def read(self, number: int) -> Group:
+        with self._lock:  # whoever wants the same group waits for it
+            if number not in self._kept:
+                while len(self._kept) >= self._groups:
+                    self._kept.popitem(last=False)
+                self._kept[number] = self._source.read(number)
+            self._kept.move_to_end(number)
+            return self._kept[number]
+
+
+class _Range(NamedTuple):
+    file: str
+    start: int
+    stop: int
+
+
+class Ranges:
+    """Files of documents with a separator between them; a group is those that begin in a range of bytes.
+
+    Without a separator a file is a group, and a document. Documents of white space are left out.
+    """
+
+    def __init__(
+        self, found: list[str], separator: bytes, parse: Callable[[bytes], Row], key: str, column_key: str = ""
+    ) -> None:
+        """parse: from the bytes of a document to its columns; key, column_key: what to change, for messages."""
+        self._separator, self._parse, self._key, self._column_key = separator, parse, key, column_key
+        self._ranges: list[_Range] = []
+        for file in found:
+            size = files.size(file)
+            step = GROUP_BYTES if separator else max(size, 1)
+            self._ranges += [_Range(file, start, min(start + step, size)) for start in range(0, size, step)]
+        if not self._ranges:
+            raise RunFileError(f"{key}: {found[0]} is empty" + (", and all others are" * (len(found) > 1)))
+
+    def __len__(self) -> int:
+        return len(self._ranges)
+
+    def read(self, number: int) -> Group:
+        file, start, stop = self._ranges[number]
+        with files.opened(file) as stream:
+            if not self._separator:
+                pieces = [(0, stream.read())]
+            else:
+                first = _boundary(stream, start, self._separator)
+                last = _boundary(stream, stop, self._separator)
+                stream.seek(first)
+                pieces = _pieces(stream.read(max(0, last - first)), first, self._separator)
+        return _Lines(self, file, [piece for piece in pieces if piece[1].strip()])
+
+    def parsed(self, file: str, at: int, raw: bytes) -> Row:
+        """One document, which begins at a byte of its file. Raises RunFileError."""
+        try:
+            return self._parse(raw)
+        except ColumnError as error:
+            raise RunFileError(f"{self._column_key}: {self.place(file, at)} {error}") from None
+        except UnicodeDecodeError as error:
+            words = f"is not UTF-8 ({error.reason} at byte {at + error.start} of the file)"
+            raise RunFileError(f"{self._key}: {self.place(file, at)} {words}") from None
+        except json.JSONDecodeError as error:
+            words = f"is not JSON: {error.msg}, at character {error.pos} of the line"
+            raise RunFileError(f"{self._key}: {self.place(file, at)} {words}") from None
+
+    def place(self, file: str, at: int) -> str:
+        """`corpus.jsonl:12`: the line that begins at that byte, or holds it."""
+        line = 1
+        with files.opened(file) as stream:
+            while at > 0 and (chunk := stream.read(min(at, GROUP_BYTES))):
+                line += chunk.count(b"\n")
+                at -= len(chunk)
+        return f"{file}:{line}"
+
+
+class ColumnError(ValueError):
+    """A row has not the columns that the config names."""
+
+
+@dataclass(frozen=True)
+class _Lines:
+    source: Ranges
+    file: str
+    pieces: list[tuple[int, bytes]]  # where it begins in the file, and what it is
+
+    def __len__(self) -> int:
+        return len(self.pieces)
+
+    def take(self, numbers: Sequence[int]) -> list[Row]:
+        return [self.source.parsed(self.file, *self.pieces[number]) for number in numbers]
+
+    def name(self, number: int) -> str:
+        return self.source.place(self.file, self.pieces[number][0])
+
+
+def _boundary(stream: IO[bytes], at: int, separator: bytes) -> int:
+    """Where the first document at or after a byte begins: behind the first separator that ends there or later."""
+    if at == 0:
+        return 0
+    position = max(0, at - len(separator))
+    stream.seek(position)
+    window = b""
+    while chunk := stream.read(GROUP_BYTES // 16):
+        window += chunk
+        if (found := window.find(separator)) >= 0:
+            return position + found + len(separator)
+        keep = min(len(separator) - 1, len(window))
+        position += len(window) - keep
+        window = window[len(window) - keep :]
+    return position + len(window)
+
+
+def _pieces(raw: bytes, at: int, separator: bytes) -> list[tuple[int, bytes]]:
+    pieces = []
+    for piece in raw.split(separator):
+        pieces.append((at, piece))
+        at += len(piece) + len(separator)
+    return pieces
+
+
+def _text(raw: bytes) -> Row:
+    return {"text": raw.decode()}
+
+
+def _json_row(raw: bytes, columns: tuple[str, ...]) -> Row:
+    row = json.loads(raw)
+    if not isinstance(row, dict):
+        raise ColumnError(f"is no object of columns, but {_short(row)}")
+    for column in columns:
+        if column not in row:
+            raise ColumnError(f"has no column {column!r}; it has {', '.join(map(repr, row))}")
+        if not isinstance(row[column], str):
+            raise ColumnError(f"has no text in column {column!r}, but {_short(row[column])}")
+    return row
+
+
+def _short(value: object) -> str:
+    return json.dumps(value)[:80]

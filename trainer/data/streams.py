@@ -1,0 +1,151 @@
+"""Global batches of logical streams: which stream gives which rows, one position for all, reading ahead."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+from weakref import finalize
+
+import grain
+import numpy as np
+from grain.experimental import ThreadPrefetchDatasetIterator
+
+from conf.data import JsonlData, ParquetData, TextData
+from conf.loop import LmLoop
+from conf.runfile import RunFileError
+from trainer.data import packing
+from trainer.data.documents import Documents, Part
+from trainer.data.encoding import Encoder
+from trainer.data.source import open_source
+from trainer.tokenizer.loading import Tokenizer
+
+READERS = 8
+"""Streams whose next rows are made at the same time: one may wait for a bucket."""
+
+Batch = dict[str, np.ndarray]
+Packed = TextData | JsonlData | ParquetData
+
+
+def training(data: Packed, tokenizer: Tokenizer, loop: LmLoop, seed: int, rows: range) -> Batches:
+    """See `batches.training`."""
+    whole = Part(
+        open_source(data, data.path, "data.path"),
+        fraction=data.validation_fraction,
+        is_validation=False,
+        streams=data.streams,
+        seed=seed if data.shuffle else None,
+        epochs=None,
+        key="data.path",
+    )
+    return Batches(_Together(data, whole, tokenizer, loop, rows), data, loop)
+
+
+def validation(data: Packed, tokenizer: Tokenizer, loop: LmLoop, rows: range) -> list[Batch]:
+    """See `batches.validation`."""
+    key = "data.path" if data.validation_path is None else "data.validation_path"
+    whole = Part(
+        open_source(data, data.validation_path or data.path, key),
+        fraction=data.validation_fraction or 1.0,
+        is_validation=True,
+        streams=data.streams,
+        seed=None,
+        epochs=1,
+        key=key,
+    )
+    if whole.is_empty():
+        raise RunFileError(f"{key}: no document is left for validation; take a larger data.validation_fraction")
+    together = _Together(data, whole, tokenizer, loop, rows)
+    try:
+        return [next(together) for _ in range(loop.eval_batches)]
+    finally:
+        together.close()
+
+
+class _Ahead(ThreadPrefetchDatasetIterator):
+    def __del__(self) -> None:
+        """grain's closes, with what the interpreter has taken away at its end; `finalize` has closed before."""
+
+
+class Batches:
+    """See `batches.Batches`."""
+
+    def __init__(self, together: _Together, data: Packed, loop: LmLoop) -> None:
+        self._together = together
+        self._ahead = _Ahead(together, data.read_ahead)
+        self._close = finalize(self, _close, self._ahead, together)  # also where nobody closes it
+        self._of = {"packing": data.packing, "streams": data.streams, "sequence": loop.sequence}
+
+    def __iter__(self) -> Batches:
+        return self
+
+    def __next__(self) -> Batch:
+        return next(self._ahead)
+
+    def position(self) -> dict[str, Any]:
+        return self._ahead.get_state() | {"of": self._of}
+
+    def restore(self, position: dict[str, Any]) -> None:
+        of = position.get("of", {"packing": "windows"})
+        for name, value in self._of.items():
+            if of.get(name) != value:
+                section = "loop" if name == "sequence" else "data"
+                raise RunFileError(
+                    f"{section}.{name}: the checkpoint's position in the data is one of {name}={of.get(name)}, not "
+                    f"{value}; resume with the value that the run began with"
+                )
+        self._ahead.set_state({name: position[name] for name in self._together.get_state()})
+
+    def close(self) -> None:
+        self._close()
+
+
+def _close(ahead: ThreadPrefetchDatasetIterator, together: _Together) -> None:
+    ahead.close()
+    together.close()
+
+
+class _Together:
+    """The next rows of a process's streams, in the order of the rows; its state is theirs, by stream."""
+
+    def __init__(self, data: Packed, whole: Part, tokenizer: Tokenizer, loop: LmLoop, rows: range) -> None:
+        if loop.rows % data.streams:
+            raise RunFileError(
+                f"data.streams: {data.streams} streams cannot share the {loop.rows} rows of a batch evenly; take a "
+                f"divisor of {loop.rows}"
+            )
+        self._each = loop.rows // data.streams
+        numbers = range(rows.start // self._each, -(-rows.stop // self._each))
+        encode, whole = Encoder(data, tokenizer), whole.shared()
+        self._streams = {i: iter(_rows_of(data, whole, i, encode, loop.sequence)) for i in numbers}
+        first = numbers.start * self._each
+        self._mine = slice(rows.start - first, rows.stop - first)
+        self._blank = packing.blank(loop.sequence, data.packing)
+        self._pool = ThreadPoolExecutor(min(READERS, len(numbers)), thread_name_prefix="data")
+
+    def __iter__(self) -> _Together:
+        return self
+
+    def __next__(self) -> Batch:
+        rows = [row for found in self._pool.map(self._next_rows, self._streams.values()) for row in found]
+        return {name: np.stack([row[name] for row in rows[self._mine]]) for name in self._blank}
+
+    def get_state(self) -> dict[str, Any]:
+        return {str(i): stream.get_state() for i, stream in self._streams.items()}
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        for i, stream in self._streams.items():
+            stream.set_state(state[str(i)])
+
+    def close(self) -> None:
+        self._pool.shutdown()
+
+    def _next_rows(self, stream: grain.DatasetIterator) -> list[Batch]:
+        return [next(stream, self._blank) for _ in range(self._each)]
+
+
+def _rows_of(data: Packed, whole: Part, stream: int, encode: Encoder, sequence: int) -> grain.IterDataset:
+    if data.packing == "stream":
+        return packing.flat(Documents(whole, stream, encode, packing.whole, refuses=False), sequence)
+    cut = packing.pairs(sequence, split=data.long_documents == "split")
+    documents = Documents(whole, stream, encode, cut, refuses=data.long_documents == "error")
+    return packing.shared(documents, sequence, None if whole.seed is None else whole.seed + stream)

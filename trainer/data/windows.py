@@ -1,0 +1,79 @@
+"""Random windows of a text that is held in memory as tokens; a batch is a function of (seed, step)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from conf.data import TextData
+from conf.runfile import RunFileError
+from trainer.data import files
+from trainer.tokenizer.loading import Bytes, Tokenizer
+
+Batch = dict[str, np.ndarray]
+
+
+@dataclass(frozen=True)
+class Text:
+    """Tokens to train on, and tokens kept for validation."""
+
+    train: np.ndarray  # unsigned [tokens]
+    validation: np.ndarray  # unsigned [tokens]
+
+
+def load(data: TextData, tokenizer: Tokenizer, sequence: int) -> Text:
+    """Read the files. Raises RunFileError where they are missing or hold too little for sequences of that length."""
+    train = _tokens(data.path, "data.path", tokenizer)
+    if data.validation_path is None:
+        split = len(train) - int(len(train) * data.validation_fraction)
+        text, other = Text(train[:split], train[split:]), ("data.path", data.path)
+    else:
+        text = Text(train, _tokens(data.validation_path, "data.validation_path", tokenizer))
+        other = ("data.validation_path", data.validation_path)
+    for name, (key, path) in {"train": ("data.path", data.path), "validation": other}.items():
+        if (size := len(getattr(text, name))) <= sequence:
+            raise RunFileError(f"{key}: {path} has {size} tokens for {name}; loop.sequence + 1 are needed")
+    return text
+
+
+def train_batch(text: Text, seed: int, step: int, batch: int, sequence: int, rows: range) -> Batch:
+    """The rows `rows` of the random windows of a step: `tokens`, `targets`, `weights`, each [rows, sequence]."""
+    starts = np.random.default_rng((seed, step)).integers(0, len(text.train) - sequence, batch)
+    return _windows(text.train, starts[rows.start : rows.stop], sequence)
+
+
+def validation_batch(text: Text, index: int, batch: int, sequence: int, rows: range) -> Batch:
+    """The rows `rows` of a batch of the windows that follow each other without overlap, each token a target once.
+
+    What is past the end has weight 0.
+    """
+    starts = (index * batch + np.array(rows)) * sequence
+    ends = np.minimum(starts + sequence, len(text.validation) - 1)
+    last = max(0, len(text.validation) - 1 - sequence)
+    found = _windows(text.validation, np.minimum(starts, last), sequence)
+    # the last window is cut short: it overlaps the one before, and what that had does not count again
+    counted = np.minimum(starts, last)[:, None] + np.arange(sequence)
+    found["weights"] = ((counted >= starts[:, None]) & (counted < ends[:, None])).astype(np.float32)
+    return found
+
+
+def _windows(tokens: np.ndarray, starts: np.ndarray, sequence: int) -> Batch:
+    rows = tokens[starts[:, None] + np.arange(sequence + 1)].astype(np.int32)
+    return {"tokens": rows[:, :-1], "targets": rows[:, 1:], "weights": np.ones((len(rows), sequence), np.float32)}
+
+
+def _tokens(pattern: str, key: str, tokenizer: Tokenizer) -> np.ndarray:
+    return np.concatenate([_of_file(file, key, tokenizer) for file in files.expand(pattern, key)])
+
+
+def _of_file(file: str, key: str, tokenizer: Tokenizer) -> np.ndarray:
+    with files.opened(file) as stream:
+        raw = stream.read()
+    try:
+        text = raw.decode()
+    except UnicodeDecodeError as error:
+        raise RunFileError(f"{key}: {file} is not UTF-8 ({error.reason} at byte {error.start})") from None
+    if isinstance(tokenizer, Bytes):
+        return np.frombuffer(raw, np.uint8)
+    return tokenizer.encode([text])[0].astype(np.uint32)

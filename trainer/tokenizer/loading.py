@@ -1,0 +1,122 @@
+"""The tokenizer that `data.tokenizer` names: bytes, or a tokenizer.json of Hugging Face's tokenizers library."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+
+from conf.runfile import RunFileError
+from trainer import tokenizer as byte_level
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer as Library
+
+BYTES = "bytes"
+
+
+class Tokenizer(Protocol):
+    """From text to ids and back. Special tokens have names; in a text their names are text like any other."""
+
+    vocab: int
+    """Ids are below it."""
+    special: dict[str, int]
+    """Ids of the special tokens, by name."""
+
+    def encode(self, texts: Sequence[str]) -> list[np.ndarray]:
+        """The ids of each text, int32, without marks."""
+        ...
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """The text; special tokens are left out, and bytes that are no UTF-8 become U+FFFD."""
+        ...
+
+    def token_bytes(self) -> np.ndarray:
+        """How many bytes of text each id stands for, int32 [vocab]; 0 for special tokens."""
+        ...
+
+
+def load(name: str, key: str = "data.tokenizer") -> Tokenizer:
+    """The tokenizer of that name or path, the value of a config key. Raises RunFileError."""
+    if name == BYTES:
+        return Bytes()
+    from etils import epath
+
+    path = epath.Path(name)
+    if not path.exists():
+        raise RunFileError(f"{key}: there is no {name}; give `bytes`, or the path of a tokenizer.json")
+    return parse(path.read_bytes(), f"{key}: {name}")
+
+
+def parse(raw: bytes, whence: str) -> Tokenizer:
+    """A tokenizer.json's content. Raises RunFileError, which begins with `whence`."""
+    from tokenizers import Tokenizer as Library
+
+    try:
+        return Pieces(Library.from_str(raw.decode()))
+    except Exception as error:  # the library raises plain Exception
+        raise RunFileError(f"{whence} is no tokenizer.json of Hugging Face's tokenizers: {error}") from None
+
+
+class Bytes:
+    """Ids 0 to 255 are the bytes of UTF-8."""
+
+    vocab = byte_level.VOCAB
+
+    def __init__(self) -> None:
+        self.special = {"<pad>": byte_level.PAD, "<bos>": byte_level.BOS, "<eos>": byte_level.EOS}
+
+    def encode(self, texts: Sequence[str]) -> list[np.ndarray]:
+        return [np.frombuffer(text.encode(), np.uint8).astype(np.int32) for text in texts]
+
+    def decode(self, ids: Sequence[int]) -> str:
+        return byte_level.decode(ids)
+
+    def token_bytes(self) -> np.ndarray:
+        return np.array([1] * byte_level.PAD + [0] * len(self.special), np.int32)
+
+
+class Pieces:
+    """A tokenizer of the tokenizers library."""
+
+    def __init__(self, library: Library) -> None:
+        library.no_padding()
+        library.no_truncation()
+        library.encode_special_tokens = True  # a document that holds `<|bos|>` must not begin a document
+        added = library.get_added_tokens_decoder()
+        self._library = library
+        self._added = {token.content for token in added.values()}
+        self.special = {token.content: i for i, token in added.items() if token.special}
+        self.vocab = 1 + max(library.get_vocab(with_added_tokens=True).values(), default=-1)
+
+    def encode(self, texts: Sequence[str]) -> list[np.ndarray]:
+        found = self._library.encode_batch_fast(list(texts), add_special_tokens=False)
+        return [np.array(encoding.ids, np.int32) for encoding in found]
+
+    def decode(self, ids: Sequence[int]) -> str:
+        return self._library.decode([int(i) for i in ids], skip_special_tokens=True)
+
+    def token_bytes(self) -> np.ndarray:
+        lengths = np.zeros(self.vocab, np.int32)
+        is_byte_level = "ByteLevel" in _kinds(json.loads(self._library.to_str())["decoder"])
+        special = set(self.special.values())
+        for token, i in self._library.get_vocab(with_added_tokens=True).items():
+            if i not in special:
+                lengths[i] = len(token) if is_byte_level and token not in self._added else _length(token)
+        return lengths
+
+
+def _kinds(decoder: Any) -> set[str]:
+    """The kinds of decoder of a tokenizer.json, which may be a sequence of several."""
+    if decoder is None:
+        return set()
+    return {decoder["type"]}.union(*(_kinds(inner) for inner in decoder.get("decoders", [])))
+
+
+def _length(token: str) -> int:
+    """Bytes of a token of SentencePiece's kind: `▁` is a space, `<0x0A>` a byte."""
+    if len(token) == 6 and token.startswith("<0x") and token.endswith(">"):
+        return 1
+    return len(token.replace("▁", " ").encode())

@@ -1,0 +1,62 @@
+"""Byte-pair encoding, trained on documents: GPT-4's split, with numbers of at most two digits, as nanochat has it.
+
+https://arxiv.org/abs/1508.07909; the split: https://github.com/openai/tiktoken, cl100k_base.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer as Library
+
+SPLIT = r"'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?+\p{L}+|\p{N}{1,2}| ?[^\s\p{L}\p{N}]++[\r\n]*|\s*[\r\n]|\s+(?!\S)|\s+"
+SPECIAL = (
+    "<|bos|>",
+    "<|user_start|>",
+    "<|user_end|>",
+    "<|assistant_start|>",
+    "<|assistant_end|>",
+    "<|python_start|>",
+    "<|python_end|>",
+    "<|output_start|>",
+    "<|output_end|>",
+)
+"""nanochat's, with the last ids."""
+
+SMALLEST_VOCAB = 256 + len(SPECIAL)
+"""The bytes and the special tokens."""
+
+
+def train(documents: Iterable[str], vocab: int) -> Library:
+    """A byte-level BPE with `vocab` ids (265 or more), or fewer where the documents do not hold as many pairs."""
+    from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
+
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Split(Regex(SPLIT), "isolated"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
+    )
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab - len(SPECIAL),
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),  # so that any byte can be written
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(documents, trainer)
+    tokenizer.add_special_tokens(list(SPECIAL))
+    return tokenizer
+
+
+def first(documents: Iterable[str], characters: int, longest: int) -> Iterator[str]:
+    """Documents, each cut after `longest` characters, until there are `characters` of them."""
+    left = characters
+    for document in documents:
+        if left <= 0:
+            return
+        piece = document[: min(longest, left)]
+        left -= len(piece)
+        yield piece
