@@ -6,9 +6,9 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from controller.verdict import Kind as K
-from controller.verdict import Observed, PodSeen, Symptom, WorkerSeen, hang_limit, judge
+from controller.verdict import Kind, Observed, PodSeen, Symptom, WorkerSeen, hang_limit, judge
 
+K = Kind
 OK = WorkerSeen()
 DONE = WorkerSeen(ended=True, code=0)
 READY = PodSeen()
