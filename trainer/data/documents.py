@@ -137,8 +137,10 @@ class _Iterator(grain.DatasetIterator):
             self._group = self._part.source.read(number)
             self._numbers = self._part.documents(self._stream, self._epoch, number, len(self._group))
         chosen = self._numbers[self._document : self._document + DOCUMENTS_AT_ONCE]
-        for document, tokens in zip(chosen, self._encode(self._group.take(chosen.tolist())), strict=True):
-            self._take(tokens, self._group, int(document))
+        if chosen.size:
+            encoded = self._encode(self._group.take(chosen.tolist()))
+            for document, tokens in zip(chosen.tolist(), encoded, strict=True):
+                self._take(tokens, self._group, document)
         if self._document >= len(self._numbers):
             self._group, self._at, self._document = None, self._at + 1, 0
 

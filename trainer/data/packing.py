@@ -11,7 +11,7 @@ from grain.experimental import BestFitPackIterDataset
 
 from trainer.data.documents import Cut, Documents
 
-BINS = 64
+BINS = 32
 """Rows that are filled at the same time: the more, the less padding."""
 
 Row = dict[str, np.ndarray]

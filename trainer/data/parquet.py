@@ -23,8 +23,8 @@ class Parquet:
     def __init__(self, found: list[str], columns: tuple[str, ...], key: str, column_key: str) -> None:
         self._columns, self._key, self._column_key = list(columns), key, column_key
         with ThreadPoolExecutor(FOOTERS_AT_ONCE) as pool:
-            counts = list(pool.map(self._row_groups, found))
-        self._groups = [(file, i) for file, count in zip(found, counts, strict=True) for i in range(count)]
+            filled = list(pool.map(self._filled_groups, found))
+        self._groups = [(file, i) for file, groups in zip(found, filled, strict=True) for i in groups]
         if not self._groups:
             raise RunFileError(f"{key}: {found[0]} holds no rows" + (", nor any other" * (len(found) > 1)))
 
@@ -44,14 +44,14 @@ class Parquet:
             raise RunFileError(f"{self._key}: {place} cannot be read: {_first_line(error)}") from None
         return _RowGroup(table, place, self._key)
 
-    def _row_groups(self, file: str) -> int:
+    def _filled_groups(self, file: str) -> list[int]:
         import pyarrow as pa
         from pyarrow import parquet
 
         try:
             with files.opened(file) as stream:
                 opened = parquet.ParquetFile(stream)
-                schema, count = opened.schema_arrow, opened.metadata.num_row_groups
+                schema, footer = opened.schema_arrow, opened.metadata
         except (pa.ArrowException, OSError) as error:
             raise RunFileError(f"{self._key}: {file} is no Parquet file: {_first_line(error)}") from None
         for column in self._columns:
@@ -61,7 +61,7 @@ class Parquet:
             if not _is_text(schema.field(column).type):
                 words = f"{file}: column {column!r} holds {schema.field(column).type}, not text"
                 raise RunFileError(f"{self._column_key}: {words}")
-        return count
+        return [i for i in range(footer.num_row_groups) if footer.row_group(i).num_rows]
 
 
 @dataclass(frozen=True)
@@ -89,7 +89,7 @@ def _is_text(kind: pa.DataType) -> bool:
 
     if types.is_dictionary(kind):
         return _is_text(kind.value_type)
-    return types.is_string(kind) or types.is_large_string(kind) or types.is_string_view(kind)
+    return types.is_null(kind) or types.is_string(kind) or types.is_large_string(kind) or types.is_string_view(kind)
 
 
 def _first_line(error: Exception) -> str:

@@ -17,7 +17,9 @@ from conf.runfile import RunFileError
 from trainer.data import files
 
 GROUP_BYTES = 4 * 2**20
-"""Of text or JSON lines that are read at once, and of what is looked through for the end of a line."""
+"""Of text or JSON lines that are read at once."""
+CHUNK_BYTES = 2**18
+"""Of what is looked through for the end of a document."""
 
 Row = dict[str, str]
 
@@ -50,14 +52,14 @@ def open_source(data: Corpus, pattern: str, key: str) -> Source:
     """The files of `pattern`, the value of a config key, as `data` says. Raises RunFileError."""
     found = files.expand(pattern, key)
     if isinstance(data, TextData):
-        return Ranges(found, (data.separator or "").encode(), _text, key)
+        return Ranges(found, (data.separator or "").encode(), text_rows("text"), key)
     assert isinstance(data, Table)
     columns, column_key = data.columns, "data.column" if data.template is None else "data.template"
     if isinstance(data, ParquetData):
         from trainer.data.parquet import Parquet
 
         return Parquet(found, columns, key, column_key)
-    return Ranges(found, b"\n", lambda raw: _json_row(raw, columns), key, column_key)
+    return Ranges(found, b"\n", json_rows(columns), key, column_key)
 
 
 class Cached:
@@ -90,7 +92,8 @@ class _Range(NamedTuple):
 class Ranges:
     """Files of documents with a separator between them; a group is those that begin in a range of bytes.
 
-    Without a separator a file is a group, and a document. Documents of white space are left out.
+    Without a separator a file is a group, and a document. Documents of white space are left out. Where `\n\n` stands
+    between documents, a third line break in a row may be kept with either of them.
     """
 
     def __init__(
@@ -138,7 +141,7 @@ class Ranges:
         """`corpus.jsonl:12`: the line that begins at that byte, or holds it."""
         line = 1
         with files.opened(file) as stream:
-            while at > 0 and (chunk := stream.read(min(at, GROUP_BYTES))):
+            while at > 0 and (chunk := stream.read(min(at, CHUNK_BYTES))):
                 line += chunk.count(b"\n")
                 at -= len(chunk)
         return f"{file}:{line}"
@@ -171,7 +174,7 @@ def _boundary(stream: IO[bytes], at: int, separator: bytes) -> int:
     position = max(0, at - len(separator))
     stream.seek(position)
     window = b""
-    while chunk := stream.read(GROUP_BYTES // 16):
+    while chunk := stream.read(CHUNK_BYTES):
         window += chunk
         if (found := window.find(separator)) >= 0:
             return position + found + len(separator)
@@ -189,20 +192,26 @@ def _pieces(raw: bytes, at: int, separator: bytes) -> list[tuple[int, bytes]]:
     return pieces
 
 
-def _text(raw: bytes) -> Row:
-    return {"text": raw.decode()}
+def text_rows(column: str) -> Callable[[bytes], Row]:
+    """Plain text as a row of one column."""
+    return lambda raw: {column: raw.decode()}
 
 
-def _json_row(raw: bytes, columns: tuple[str, ...]) -> Row:
-    row = json.loads(raw)
-    if not isinstance(row, dict):
-        raise ColumnError(f"is no object of columns, but {_short(row)}")
-    for column in columns:
-        if column not in row:
-            raise ColumnError(f"has no column {column!r}; it has {', '.join(map(repr, row))}")
-        if not isinstance(row[column], str):
-            raise ColumnError(f"has no text in column {column!r}, but {_short(row[column])}")
-    return row
+def json_rows(columns: tuple[str, ...]) -> Callable[[bytes], Row]:
+    """A JSON object as a row of these columns, which must hold text."""
+
+    def parse(raw: bytes) -> Row:
+        row = json.loads(raw)
+        if not isinstance(row, dict):
+            raise ColumnError(f"is no object of columns, but {_short(row)}")
+        for column in columns:
+            if column not in row:
+                raise ColumnError(f"has no column {column!r}; it has {', '.join(map(repr, row))}")
+            if not isinstance(row[column], str):
+                raise ColumnError(f"has no text in column {column!r}, but {_short(row[column])}")
+        return {column: row[column] for column in columns}
+
+    return parse
 
 
 def _short(value: object) -> str:

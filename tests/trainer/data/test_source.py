@@ -1,0 +1,195 @@
+"""Reading: documents are found wherever they lie, few are held, and bad files are named."""
+
+from __future__ import annotations
+
+import json
+import weakref
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from conf.data import JsonlData
+from conf.runfile import RunFileError
+from tests.trainer.data.corpora import as_jsonl, as_parquet, lm_loop, stories
+from trainer.data import batches, files, source
+from trainer.data.parquet import Parquet
+
+LOOP = lm_loop(8, 32)
+
+
+def first_batch(data) -> batches.Batch:
+    return last_batch(data, 1)
+
+
+def last_batch(data, count: int) -> batches.Batch:
+    stream = batches.training(data, LOOP, 0, range(8))
+    try:
+        return [next(stream) for _ in range(count)][-1]
+    finally:
+        stream.close()
+
+
+@given(
+    pieces=st.lists(st.text("ab\r", max_size=9), max_size=12),
+    separator=st.sampled_from(["\n", "\n\n", "<>"]),
+    size=st.integers(1, 7),
+)
+def test_ranges_of_bytes_hold_every_document_once(tmp_path_factory, pieces, separator, size):
+    path = tmp_path_factory.mktemp("ranges") / "text"
+    path.write_bytes(separator.join([*pieces, "end"]).encode())
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(source, "GROUP_BYTES", size)
+        patch.setattr(source, "CHUNK_BYTES", 1 + size // 2)
+        ranges = source.Ranges([str(path)], separator.encode(), source.text_rows("text"), "data.path")
+        groups = [ranges.read(i) for i in range(len(ranges))]
+        found = [row["text"] for group in groups for row in group.take(range(len(group)))]
+    assert [text.strip("\n") for text in found] == [piece for piece in [*pieces, "end"] if piece.strip()]
+
+
+def test_globs_are_sorted_and_folders_are_searched(tmp_path):
+    for name in ("b.txt", "a.txt", "c.md", "deep/d.txt"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text("x")
+    assert files.expand(f"{tmp_path}/*.txt", "data.path") == [f"{tmp_path}/a.txt", f"{tmp_path}/b.txt"]
+    assert len(files.expand(f"{tmp_path}/**/*.txt", "data.path")) == 3
+    odd = tmp_path / "what[1].txt"
+    odd.write_text("x")
+    assert files.expand(str(odd), "data.path") == [str(odd)]
+
+
+@pytest.mark.parametrize(
+    ("name", "words"), [("absent", "there is no"), ("*.parquet", "no file fits"), ("", "is a folder; say which")]
+)
+def test_files_that_are_not_there(tmp_path, name, words):
+    with pytest.raises(RunFileError, match=rf"^data\.validation_path: .*{words}"):
+        files.expand(f"{tmp_path}/{name}", "data.validation_path")
+
+
+@pytest.mark.parametrize("rows_per_group", [2, 40])
+def test_few_row_groups_are_held(tmp_path, monkeypatch, rows_per_group):
+    """Of many, one for each stream; of few, which all streams read, those that are shared besides."""
+    held: weakref.WeakSet = weakref.WeakSet()
+    most, read = 0, Parquet.read
+
+    class Watched:
+        def __init__(self, group) -> None:
+            self.take, self.name, self._size = group.take, group.name, len(group)
+
+        def __len__(self) -> int:
+            return self._size
+
+    def watched(self, number):
+        nonlocal most
+        group = Watched(read(self, number))
+        held.add(group)
+        most = max(most, len(held))
+        return group
+
+    monkeypatch.setattr(Parquet, "read", watched)
+    data = as_parquet(tmp_path / "a.parquet", stories(240), rows_per_group, streams=4, read_ahead=2)
+    stream = batches.training(data, LOOP, 0, range(8))
+    for _ in range(60):
+        next(stream)
+    stream.close()
+    assert most <= 4 + 3
+
+
+class TestBadParquet:
+    def test_a_column_that_is_not_there(self, tmp_path):
+        data = as_parquet(tmp_path / "a.parquet", ["x"], 1, column="body")
+        with pytest.raises(
+            RunFileError, match=r"^data\.column: .*a\.parquet has no column 'body'; it has 'id', 'text'$"
+        ):
+            first_batch(data)
+
+    def test_a_column_without_text(self, tmp_path):
+        data = as_parquet(tmp_path / "a.parquet", ["x"], 1, column="id")
+        with pytest.raises(RunFileError, match=r"^data\.column: .*a\.parquet: column 'id' holds int64, not text$"):
+            first_batch(data)
+
+    def test_a_template_of_other_columns(self, tmp_path):
+        template = {"prompt": "{question}", "answer": "{text}", "remove": None}
+        data = as_parquet(tmp_path / "a.parquet", ["x"], 1, column=None, template=template, eos="<eos>")
+        with pytest.raises(RunFileError, match=r"^data\.template: .* has no column 'question'; it has 'id', 'text'$"):
+            first_batch(data)
+
+    def test_no_rows(self, tmp_path):
+        with pytest.raises(RunFileError, match=r"^data\.path: .*a\.parquet holds no rows$"):
+            first_batch(as_parquet(tmp_path / "a.parquet", [], 1))
+
+    def test_another_format(self, tmp_path):
+        (tmp_path / "a.parquet").write_text("no parquet at all")
+        data = as_parquet(tmp_path / "b.parquet", ["x"], 1).model_copy(update={"path": f"{tmp_path}/a.parquet"})
+        with pytest.raises(RunFileError, match=r"^data\.path: .*a\.parquet is no Parquet file: "):
+            first_batch(data)
+
+    def test_a_corrupt_row_group(self, tmp_path):
+        data = as_parquet(tmp_path / "a.parquet", stories(200), 100, streams=1)
+        raw = bytearray((tmp_path / "a.parquet").read_bytes())
+        raw[4:2000] = b"\xee" * 1996
+        (tmp_path / "a.parquet").write_bytes(raw)
+        with pytest.raises(RunFileError, match=r"^data\.path: .*a\.parquet, row group 0, cannot be read: "):
+            last_batch(data, 40)
+
+    def test_bytes_that_are_no_text(self, tmp_path):
+        import pyarrow as pa
+        from pyarrow import parquet
+
+        bad = pa.array([b"ok", b"\xff\xfe"]).view(pa.string())
+        data = as_parquet(tmp_path / "a.parquet", ["x"], 1, streams=1)
+        parquet.write_table(pa.table({"text": bad}), tmp_path / "a.parquet")
+        with pytest.raises(RunFileError, match=r"^data\.path: .*a\.parquet, row group 0, holds text that is not UTF-8"):
+            first_batch(data)
+
+    def test_a_missing_text_is_an_empty_one(self, tmp_path):
+        data = as_parquet(tmp_path / "a.parquet", ["x", None, "y"], 3, streams=1)
+        assert set(first_batch(data)["tokens"].flat) == {257, ord("x"), ord("y")}
+
+
+@pytest.mark.parametrize(
+    ("lines", "words"),
+    [
+        (b"", r"data\.path: .*a\.jsonl is empty"),
+        (b"\n \n", r"data\.path: there is no document to train on"),
+        (b'{"text": "a"}\n\n{"text": \n', r"data\.path: .*a\.jsonl:3 is not JSON: Expecting value, at character 9"),
+        (b'{"text": "a"}\n["b"]\n', r'data\.column: .*a\.jsonl:2 is no object of columns, but \["b"\]'),
+        (b'{"body": "a"}\n', r"data\.column: .*a\.jsonl:1 has no column 'text'; it has 'body'"),
+        (b'{"text": 5}\n', r"data\.column: .*a\.jsonl:1 has no text in column 'text', but 5"),
+        (b'{"text": "\xff"}\n', r"data\.path: .*a\.jsonl:1 is not UTF-8 \(invalid start byte at byte 10 of the file\)"),
+    ],
+)
+def test_bad_lines(tmp_path, lines, words):
+    data = as_jsonl(tmp_path / "a.jsonl", ["x"], streams=1)
+    (tmp_path / "a.jsonl").write_bytes(lines)
+    with pytest.raises(RunFileError, match=f"^{words}"):
+        first_batch(data)
+
+
+def test_a_bad_line_in_a_late_range_has_its_own_number(tmp_path, monkeypatch):
+    monkeypatch.setattr(source, "GROUP_BYTES", 64)
+    monkeypatch.setattr(source, "CHUNK_BYTES", 7)
+    data = as_jsonl(tmp_path / "a.jsonl", ["some text"] * 50, streams=1)
+    with (tmp_path / "a.jsonl").open("a") as file:
+        file.write("oops\n")
+    with pytest.raises(RunFileError, match=r"a\.jsonl:51 is not JSON"):
+        last_batch(data, 40)
+
+
+@pytest.mark.parametrize(
+    ("keys", "words"),
+    [
+        ({"validation_path": "x"}, "either validation_path, or a validation_fraction above 0"),
+        ({"validation_fraction": 0}, "either validation_path, or a validation_fraction above 0"),
+        ({"column": None}, "give either column"),
+        ({"template": {"prompt": "a", "answer": "{b}", "remove": None}}, "give either column"),
+        ({"column": None, "template": {"prompt": "a", "answer": "{b}", "remove": None}}, "eos: an answer must end"),
+        ({"column": None, "template": {"prompt": "a", "answer": "{b.c}", "remove": None}}, "hold the name of a column"),
+        ({"column": None, "template": {"prompt": "a", "answer": "{b", "remove": None}}, "expected '}'"),
+        ({"column": None, "template": {"prompt": "a", "answer": "{b}", "remove": "("}}, "no regular expression"),
+    ],
+)
+def test_keys_that_contradict_each_other(tmp_path, keys, words):
+    good = as_jsonl(tmp_path / "a.jsonl", ["x"]).model_dump()
+    with pytest.raises(ValueError, match=words):
+        JsonlData(**json.loads(json.dumps(good | keys)))

@@ -1,0 +1,280 @@
+"""Packed batches: every token once an epoch, the same on any number of processes, and an exact position."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import subprocess
+import sys
+from collections import Counter
+from itertools import pairwise
+
+import numpy as np
+import pytest
+
+from conf.data import Corpus
+from conf.runfile import RunFileError
+from tests.trainer.data.corpora import as_jsonl, as_parquet, as_text, lm_loop, stories
+from trainer import tokenizer
+from trainer.data import batches
+
+ROWS, SEQUENCE, STREAMS = 8, 32, 4
+LOOP = lm_loop(ROWS, SEQUENCE)
+PACKINGS = ("stream", "documents")
+
+
+def texts() -> list[str]:
+    return stories(120)
+
+
+@pytest.fixture(params=["text", "jsonl", "parquet", "few groups"])
+def corpus(request, tmp_path):
+    """A function from keys to the same documents as another kind of file."""
+
+    def made(**keys) -> Corpus:
+        keys = {"streams": STREAMS, "validation_fraction": 0.1} | keys
+        if request.param == "text":
+            return as_text(tmp_path / "a.txt", texts(), **keys)
+        if request.param == "jsonl":
+            return as_jsonl(tmp_path / "a.jsonl", texts(), **keys)
+        # 40 row groups are dealt to the streams, of 3 each stream takes its documents
+        return as_parquet(tmp_path / "a.parquet", texts(), 3 if request.param == "parquet" else 50, **keys)
+
+    return made
+
+
+def made(data: Corpus, rows: range, count: int, processes: int = 1) -> list[batches.Batch]:
+    """So many global batches, put together from what each process holds."""
+    share = len(rows) // processes
+    parts = [batches.training(data, LOOP, 5, rows[i * share : (i + 1) * share]) for i in range(processes)]
+    found = [[next(part) for part in parts] for _ in range(count)]
+    for part in parts:
+        part.close()
+    return [{name: np.concatenate([p[name] for p in step]) for name in step[0]} for step in found]
+
+
+def same(one: batches.Batch, other: batches.Batch) -> None:
+    assert one.keys() == other.keys()
+    for name, values in one.items():
+        np.testing.assert_array_equal(values, other[name], name)
+
+
+def epoch(data: Corpus, processes: int) -> Counter[str]:
+    """How often each document comes in the first epoch of all streams, read from the rows that processes hold."""
+    documents: Counter[str] = Counter()
+    share = ROWS // processes
+    for process in range(processes):
+        stream = batches.training(data, LOOP, 5, range(process * share, (process + 1) * share))
+        flat: dict[int, list[int]] = {}
+        for _ in range(60):
+            batch = next(stream)
+            for row in range(share):
+                flat.setdefault((process * share + row) // (ROWS // STREAMS), []).extend(batch["tokens"][row].tolist())
+        stream.close()
+        for ids in flat.values():
+            seen: set[str] = set()
+            pieces = bytes(i if i < 256 else 0 for i in ids).split(b"\0")[1:-1]
+            for piece in (p.decode() for p in pieces):
+                if piece in seen:  # the stream's second epoch has begun
+                    break
+                seen.add(piece)
+                documents[piece] += 1
+    return documents
+
+
+@pytest.mark.parametrize("processes", [1, 2, 4])
+def test_a_flat_stream_holds_every_training_document_once_an_epoch(corpus, processes):
+    data = corpus(packing="stream")
+    found = epoch(data, processes)
+    assert set(found.values()) == {1}
+    kept = set(validation_documents(data))
+    assert 0 < len(kept) < 30
+    assert set(found) == set(texts()) - kept
+
+
+def validation_documents(data: Corpus) -> list[str]:
+    loop = lm_loop(ROWS, 256, eval_batches=6)
+    found = batches.validation(data.model_copy(update={"packing": "documents"}), loop, range(ROWS))
+    documents = []
+    for batch in found:
+        for ids, segments in zip(batch["targets"], batch["segments"], strict=True):
+            documents += [bytes(ids[segments == s].tolist()).decode() for s in range(1, segments.max() + 1)]
+    assert len(set(documents)) == len(documents)
+    return documents
+
+
+@pytest.mark.parametrize("packing", PACKINGS)
+@pytest.mark.parametrize("processes", [2, 4, 8])
+def test_batches_do_not_depend_on_the_number_of_processes(corpus, packing, processes):
+    data = corpus(packing=packing)
+    whole = made(data, range(ROWS), 8)
+    for one, other in zip(whole, made(data, range(ROWS), 8, processes), strict=True):
+        same(one, other)
+    assert len({row.tobytes() for batch in whole for row in batch["tokens"]}) > 40  # of 64
+
+
+@pytest.mark.parametrize("packing", PACKINGS)
+def test_a_position_restores_the_next_batch_on_any_number_of_processes(corpus, packing):
+    data = corpus(packing=packing)
+    expected = made(data, range(ROWS), 40)
+    for after in (0, 1, 7, 33):
+        position = {}
+        for process in range(2):
+            stream = batches.training(data, LOOP, 5, range(process * 4, process * 4 + 4))
+            for _ in range(after):
+                next(stream)
+            position |= stream.position()
+            stream.close()
+        again = batches.training(data, LOOP, 5, range(ROWS))
+        next(again)
+        again.restore(json.loads(json.dumps(position)))
+        same(next(again), expected[after])
+        assert again.position().keys() == position.keys()
+        same(next(again), expected[after + 1])
+        again.close()
+
+
+def test_real_processes_make_the_same_rows(tmp_path):
+    data = as_jsonl(tmp_path / "a.jsonl", texts(), streams=STREAMS, packing="documents")
+    program = (
+        "import sys, hashlib; from conf.data import JsonlData; from trainer.data import batches;"
+        "from tests.trainer.data.corpora import lm_loop; first = int(sys.argv[2]);"
+        f"b = batches.training(JsonlData.model_validate_json(sys.argv[1]), lm_loop({ROWS}, {SEQUENCE}), 5,"
+        "range(first, first + 4));"
+        "print([hashlib.sha256(next(b)['tokens'].tobytes()).hexdigest() for _ in range(5)][-1])"
+    )
+    commands = [[sys.executable, "-c", program, data.model_dump_json(), str(first)] for first in (0, 4)]
+    started = [subprocess.Popen(c, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) for c in commands]
+    here = made(data, range(ROWS), 5)[-1]["tokens"]
+    for first, process in zip((0, 4), started, strict=True):
+        out, err = process.communicate(timeout=120)
+        assert (process.returncode, err) == (0, "")
+        assert out.strip() == hashlib.sha256(here[first : first + 4].tobytes()).hexdigest()
+
+
+def test_seeds_and_epochs_have_orders_of_their_own(tmp_path):
+    data = as_jsonl(tmp_path / "a.jsonl", [f"{i:03}" for i in range(100)], streams=1, packing="stream")
+
+    def order(**keys) -> list[list[bytes]]:
+        loop = lm_loop(1, 4 * 99)  # an epoch: BOS and three digits; one of the 100 is for validation
+        stream = batches.training(data.model_copy(update=keys), loop, 1, range(1))
+        found = [next(stream)["tokens"][0] for _ in range(2)]
+        stream.close()
+        return [bytes(i if i < 256 else 32 for i in row.tolist()).split() for row in found]
+
+    first, second = order()
+    assert first != second
+    assert sorted(first) == sorted(second)
+    assert len(set(first)) == 99
+    assert order() == [first, second]
+    assert order(shuffle=False) == [sorted(first)] * 2
+
+
+def test_a_flat_row_goes_on_where_the_last_ended_and_every_token_is_a_target_once(tmp_path):
+    data = as_jsonl(tmp_path / "a.jsonl", texts(), streams=1, packing="stream")
+    found = made_rows(data, 30)
+    for before, after in pairwise(found):
+        assert before["targets"][-1] == after["tokens"][0]
+        np.testing.assert_array_equal(before["targets"][:-1], before["tokens"][1:])
+    assert all(row["weights"].all() for row in found)
+
+
+def made_rows(data: Corpus, count: int) -> list[batches.Batch]:
+    return [{n: v[r] for n, v in b.items()} for b in made(data, range(ROWS), -(-count // ROWS)) for r in range(ROWS)]
+
+
+def test_shared_rows_hold_whole_documents_that_end_in_themselves(tmp_path):
+    short = [text for text in texts() if len(text.encode()) <= SEQUENCE]
+    data = as_jsonl(tmp_path / "a.jsonl", short, streams=2, packing="documents")
+    found = made_rows(data, 80)
+    for row in found:
+        for segment in range(1, row["segments"].max() + 1):
+            mine = row["segments"] == segment
+            ids, targets = row["tokens"][mine], row["targets"][mine]
+            np.testing.assert_array_equal(row["positions"][mine], np.arange(mine.sum()))
+            assert ids[0] == tokenizer.BOS  # from its beginning
+            assert bytes(targets.tolist()).decode() in short  # to its end: no target is of another document
+            np.testing.assert_array_equal(ids[1:], targets[:-1])
+            assert row["weights"][mine].all()
+        padding = row["segments"] == 0
+        assert not row["weights"][padding].any()
+        assert (np.diff(padding.astype(int)) >= 0).all()  # at the end
+    assert np.mean([row["weights"].mean() for row in found]) > 0.9
+
+
+def test_a_long_document_is_split_without_a_loss(tmp_path):
+    long = "".join(chr(97 + i % 26) for i in range(200))
+    data = as_jsonl(tmp_path / "a.jsonl", [long, "short"], streams=1, packing="documents", shuffle=False)
+    data = data.model_copy(update={"validation_fraction": 0, "validation_path": data.path})
+    batch = batches.validation(data, lm_loop(ROWS, SEQUENCE), range(ROWS))[0]
+    targets = sorted(bytes(batch["targets"][batch["weights"] > 0].tolist()))
+    assert targets == sorted((long + "short").encode())
+
+
+def test_a_long_document_is_left_out_or_refused_with_its_place(tmp_path, caplog):
+    data = as_jsonl(tmp_path / "a.jsonl", ["fits", "x" * 50], streams=1, packing="documents", validation_fraction=0.01)
+    made(data.model_copy(update={"long_documents": "skip"}), range(ROWS), 1)
+    words = rf"{tmp_path}/a\.jsonl:2 has 51 tokens, more than loop\.sequence \+ 1 = 33"
+    assert caplog.text.count("and others like it are left out") == 1
+    refusing = data.model_copy(update={"long_documents": "error"})
+    with pytest.raises(RunFileError, match=rf"^data\.long_documents: {words}; take split or skip"):
+        made(refusing, range(ROWS), 1)
+
+
+def test_only_the_answer_is_learnt_and_to_stop_after_it(tmp_path):
+    rows = [{"q": "1+1", "a": "<<skip>>2", "n": 7}, {"q": "{2}", "a": "three"}]
+    (tmp_path / "a.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    template = {"prompt": "Q {{}} {q}?", "answer": " {a}", "remove": "<<.*?>>"}
+    data = as_jsonl(tmp_path / "b.jsonl", ["x"], packing="documents", streams=1, shuffle=False)
+    data = type(data)(
+        **data.model_dump()
+        | {"path": str(tmp_path / "b.jsonl"), "validation_path": str(tmp_path / "a.jsonl"), "validation_fraction": 0}
+        | {"column": None, "template": template, "eos": "<eos>"}
+    )
+    batch = batches.validation(data, lm_loop(1, 40), range(1))[0]
+    learnt = []
+    for segment in (1, 2):
+        mine = batch["segments"][0] == segment
+        targets, weights = batch["targets"][0][mine], batch["weights"][0][mine]
+        assert targets[-1] == tokenizer.EOS
+        learnt.append((bytes(targets[:-1].tolist()), bytes(targets[:-1][weights[:-1] > 0].tolist()), weights[-1]))
+    assert sorted(learnt) == [(b"Q {} 1+1? 2", b" 2", 1.0), (b"Q {} {2}? three", b" three", 1.0)]
+
+
+def test_validation_is_fixed_and_its_last_rows_are_padding(corpus):
+    data = corpus(packing="stream")
+    loop = lm_loop(ROWS, SEQUENCE, eval_batches=4)
+    found = batches.validation(data, loop, range(ROWS))
+    for one, other in zip(found, batches.validation(data, loop, range(ROWS)), strict=True):
+        same(one, other)
+    for one, other in zip(found, batches.validation(data, loop, range(4, ROWS)), strict=True):
+        same({name: values[4:] for name, values in one.items()}, other)
+    assert len(found) == 4
+    assert found[0]["weights"].any()
+    assert not found[3]["weights"].any()
+    tokens = sum(len(text.encode()) + 1 for text in validation_documents(data))
+    assert tokens - STREAMS <= sum(b["weights"].sum() for b in found) <= tokens
+
+
+def test_a_position_of_other_data_is_refused(tmp_path):
+    data = as_jsonl(tmp_path / "a.jsonl", texts(), streams=4)
+    position = batches.training(data, LOOP, 5, range(ROWS)).position()
+    other = batches.training(data.model_copy(update={"streams": 2}), LOOP, 5, range(ROWS))
+    with pytest.raises(RunFileError, match=r"^data\.streams: .* streams=4, not 2; resume with the value"):
+        other.restore(position)
+    windows = batches.training(as_text(tmp_path / "t", ["x" * 500]), LOOP, 5, range(ROWS))
+    with pytest.raises(RunFileError, match=r"^data\.packing: "):
+        windows.restore(position)
+    with pytest.raises(RunFileError, match=r"^data\.packing: .* packing=windows, not stream"):
+        batches.training(data, LOOP, 5, range(ROWS)).restore(windows.position())
+
+
+def test_streams_must_share_the_rows_and_have_documents(tmp_path):
+    data = as_jsonl(tmp_path / "a.jsonl", ["one", "two"], streams=3)
+    with pytest.raises(RunFileError, match=r"^data\.streams: 3 streams cannot share the 8 rows of a batch evenly"):
+        batches.training(data, LOOP, 5, range(ROWS))
+    data = data.model_copy(update={"streams": 8})
+    with pytest.raises(RunFileError, match=r"^data\.streams: 8 streams are too many for data\.path: stream \d gets no"):
+        next(batches.training(data, LOOP, 5, range(ROWS)))
+    with pytest.raises(RunFileError, match=r"^data\.path: no document is left for validation; .*validation_fraction"):
+        batches.validation(data, LOOP, range(ROWS))

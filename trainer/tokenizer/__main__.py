@@ -1,0 +1,88 @@
+"""Train a tokenizer on the text of a data set.
+
+    python -m trainer.tokenizer train 'shards/*.parquet' --output FOLDER [--vocab 65536] [--column text]
+
+Writes FOLDER/tokenizer.json, for `data.tokenizer`, and FOLDER/token_bytes.npy, how many bytes of text each token stands
+for. The kind of a file is told by its end: .parquet, .jsonl; any other is text, and one document. Exit codes: 0 done,
+2 not.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+from etils import epath
+
+from conf.runfile import RunFileError
+from trainer.data import files
+from trainer.data.parquet import Parquet
+from trainer.data.source import Ranges, Source, json_rows, text_rows
+from trainer.tokenizer import loading, training
+
+ROWS = (".parquet", ".jsonl")
+AT_ONCE = 256
+"""Documents in memory as text."""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """What the words above say; returns the exit code."""
+    options = _parser().parse_args(arguments)
+    try:
+        longest = options.doc_chars if options.path.endswith(ROWS) else options.max_chars
+        documents = training.first(_documents(options.path, options.column), options.max_chars, longest)
+        raw = training.train(documents, options.vocab).to_str(pretty=True).encode()
+    except RunFileError as error:
+        print(error, file=sys.stderr)
+        return 2
+    trained = loading.parse(raw, "the trained tokenizer")
+    folder = epath.Path(options.output)
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "tokenizer.json").write_bytes(raw)
+    with (folder / "token_bytes.npy").open("wb") as file:
+        np.save(file, trained.token_bytes())
+    print(f"{folder / 'tokenizer.json'}: {trained.vocab} tokens, which model.vocab must not be below")
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m trainer.tokenizer", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    train = parser.add_subparsers(required=True, metavar="train").add_parser("train", help="byte-pair encoding")
+    train.add_argument("path", help="the data set: a local path or gs://…; * and ** stand for many files")
+    train.add_argument("--output", required=True, help="folder for tokenizer.json and token_bytes.npy")
+    train.add_argument("--vocab", type=_vocab, default=65_536, help="ids, special tokens included (65536)")
+    train.add_argument("--column", default="text", help="of .parquet and .jsonl (text)")
+    train.add_argument("--max-chars", type=int, default=2_000_000_000, help="characters to learn from (2000000000)")
+    train.add_argument("--doc-chars", type=int, default=10_000, help="characters of a row that count (10000)")
+    return parser
+
+
+def _vocab(word: str) -> int:
+    if (size := int(word)) < training.SMALLEST_VOCAB:
+        raise argparse.ArgumentTypeError(f"at least {training.SMALLEST_VOCAB}: the bytes and the special tokens")
+    return size
+
+
+def _documents(pattern: str, column: str) -> Iterator[str]:
+    opened = _opened(files.expand(pattern, "path"), column)
+    for number in range(len(opened)):
+        group = opened.read(number)
+        for start in range(0, len(group), AT_ONCE):
+            for row in group.take(range(start, min(start + AT_ONCE, len(group)))):
+                yield row[column]
+
+
+def _opened(found: list[str], column: str) -> Source:
+    if found[0].endswith(".parquet"):
+        return Parquet(found, (column,), "path", "--column")
+    if found[0].endswith(".jsonl"):
+        return Ranges(found, b"\n", json_rows((column,)), "path", "--column")
+    return Ranges(found, b"", text_rows(column), "path")
+
+
+if __name__ == "__main__":
+    sys.exit(main())
