@@ -1,5 +1,10 @@
 """Every kernel against the plain reference: soft-cap, windows, grouped queries, padding, documents; and gradients."""
 
+import importlib.util
+import os
+import subprocess
+import sys
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -7,6 +12,7 @@ import pytest
 
 from conf.decoder import Model
 from tests.trainer.conftest import mesh_of
+from tests.trainer.processes import ROOT
 from trainer import attention
 
 
@@ -58,7 +64,7 @@ def test_plain_equals_what_is_written_out(tiny, window, cap, documents):
     [(128, None, None, False), (200, 33, 2.0, True), (256, None, 2.0, True), (384, 128, None, False)],
 )
 def test_splash_equals_plain(tiny, length, window, cap, documents):
-    """Interpreted, since no TPU is here; test_fit compiles it for one."""
+    """Interpreted, since no TPU is here."""
     cfg = tiny.model_copy(update={"attention_softcap": cap})
     query, key, value = inputs(cfg, length)
     weights = jax.random.normal(jax.random.key(9), query.shape)
@@ -78,6 +84,19 @@ def test_splash_equals_plain(tiny, length, window, cap, documents):
     wanted = jax.grad(total(reference), argnums=(0, 1, 2))(query, key, value)
     for ours, theirs in zip(found, wanted, strict=True):
         np.testing.assert_allclose(ours, theirs, atol=2e-4)
+
+
+@pytest.mark.skipif(importlib.util.find_spec("libtpu") is None, reason="needs libtpu")
+def test_splash_compiles_for_tpus():
+    """Three kernels each for v5e and v6e: forward, gradient of the query, gradient of key and value."""
+    env = {name: value for name, value in os.environ.items() if name != "XLA_FLAGS"}  # those are for CPU tests
+    env |= {"TPU_SKIP_MDS_QUERY": "1", "ALLOW_MULTIPLE_LIBTPU_LOAD": "1", "TPU_WORKER_HOSTNAMES": "localhost"}
+    command = [sys.executable, "-m", "tests.trainer.attention_on_tpu", "v5e:2x4", "v6e:2x4"]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False, env=env, cwd=ROOT)
+    assert ended.returncode == 0, ended.stderr[-2000:]
+    lines = ended.stdout.splitlines()
+    assert len(lines) == 12
+    assert all(line.endswith(": 3") for line in lines), ended.stdout
 
 
 def test_a_kernel_runs_on_each_device_with_its_rows_and_heads(tiny):
