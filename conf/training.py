@@ -3,11 +3,11 @@
 Types, bounds, units and descriptions live here; values live in YAML only, so no field has a default.
 """
 
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from conf.strict import Strict
+from conf.strict import VOLATILE, Strict
 
 
 class Mesh(Strict):
@@ -49,7 +49,15 @@ class Checkpoint(Strict):
     )
 
 
+class Profile(Strict):
+    """A trace of a few updates for TensorBoard's profile page."""
+
+    after: int = Field(ge=0, description="updates of this process before the trace begins; the first ones are unusual")
+    updates: int = Field(ge=1, le=1000, description="updates that are traced")
+
+
 class Logging(Strict):
     """Metrics to metrics.jsonl and TensorBoard."""
 
     every: int = Field(ge=1, description="updates between metric lines")
+    profile: Annotated[Profile | None, VOLATILE] = Field(description="of the lm loop's updates; null: none")

@@ -17,6 +17,7 @@ from conf.runfile import RunFile, RunFileError, load
 from trainer import distributed, loops, remat, startup
 from trainer import mesh as meshes
 from trainer.checksums import DisagreementError
+from trainer.diverged import DivergedError
 from trainer.metrics import Metrics, run_folder
 
 JOIN_SECONDS = 300
@@ -44,6 +45,9 @@ def main() -> None:
     except (RunFileError, startup.WrongDevicesError, DisagreementError) as error:
         print(error, file=sys.stderr)
         code = {startup.WrongDevicesError: 3, DisagreementError: 4}.get(type(error), 2)
+    except DivergedError as error:
+        print(error, file=sys.stderr)
+        code = 1
     except BaseException:  # whatever ended this worker, the others must not wait for it
         traceback.print_exc()
         distributed.abandon(1)

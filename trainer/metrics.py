@@ -17,6 +17,9 @@ from typing import TYPE_CHECKING
 
 from etils import epath
 
+from conf.training import Profile
+from trainer.profiler import Profiler
+
 if TYPE_CHECKING:
     from tensorboard.compat.proto.event_pb2 import Event
 
@@ -73,6 +76,10 @@ class Metrics:
         if self._writes:
             self._events.add_event(_text(step, time.time(), name, words))
 
+    def profiler(self, settings: Profile | None) -> Profiler:
+        """Its traces lie beside the event files."""
+        return Profiler(settings, self._local / "tb", self._writes)
+
     def summarize(self, **values: float | str) -> None:
         """The results of the run, as flat scalars."""
         if self._writes:
@@ -85,8 +92,8 @@ class Metrics:
         if not self._writes:
             return
         self._events.flush()
-        for path in [self._local / METRICS, self._local / SUMMARY, *(self._local / "tb").iterdir()]:
-            if path.exists():
+        for path in [self._local / METRICS, self._local / SUMMARY, *(self._local / "tb").rglob("*")]:
+            if path.is_file():
                 target = self._remote / path.relative_to(self._local)
                 target.parent.mkdir(parents=True, exist_ok=True)
                 target.write_bytes(path.read_bytes())

@@ -32,8 +32,8 @@ class Prompts(NamedTuple):
 class Responses(NamedTuple):
     """What was drawn."""
 
-    tokens: jax.Array  # int32 [B, R]: up to and with EOS, then PAD
-    lengths: jax.Array  # int32 [B]: tokens, EOS included
+    tokens: jax.Array  # int32 [B, R]: up to and with the end, then PAD
+    lengths: jax.Array  # int32 [B]: tokens, the end included
     logprobs: jax.Array  # float32 [B, R]: of each token in the distribution it was drawn from; 0 after the end
 
 
@@ -50,15 +50,16 @@ class _Loop(NamedTuple):
 Sampler = Callable[[Params, Prompts, jax.Array, jax.Array], Responses]
 
 
-def build(cfg: Model, response_length: int, mesh: Mesh) -> Sampler:
+def build(cfg: Model, response_length: int, mesh: Mesh, eos: int = EOS) -> Sampler:
     """The jitted sampler: (params, prompts, key, temperature) to responses of at most `response_length` tokens.
 
-    Temperature 0 takes the likeliest token. Where every device holds all weights, each one draws its own rows and
-    stops when they have ended; no device waits for another.
+    A row ends with `eos`; one below 0 is no token, and never ends it. Temperature 0 takes the likeliest token. Where
+    every device holds all weights, each one draws its own rows and stops when they have ended; no device waits for
+    another.
     """
 
     def sample(params: Params, prompts: Prompts, key: jax.Array, temperature: jax.Array) -> Responses:
-        return draw(params, cfg, prompts, key, temperature, response_length)
+        return draw(params, cfg, prompts, key, temperature, response_length, eos)
 
     if meshes.is_data_parallel(mesh):
         rows, whole = meshes.spec("batch"), PartitionSpec()
@@ -67,7 +68,13 @@ def build(cfg: Model, response_length: int, mesh: Mesh) -> Sampler:
 
 
 def draw(
-    params: Params, cfg: Model, prompts: Prompts, key: jax.Array, temperature: jax.Array, response_length: int
+    params: Params,
+    cfg: Model,
+    prompts: Prompts,
+    key: jax.Array,
+    temperature: jax.Array,
+    response_length: int,
+    eos: int = EOS,
 ) -> Responses:
     """`build`'s function on the rows of one device."""
     batch, longest = prompts.tokens.shape
@@ -88,7 +95,7 @@ def draw(
         positions = (prompts.lengths + loop.t)[:, None]
         hidden, cache = forward(params, cfg, token[:, None], positions, cache=loop.cache)
         assert cache is not None
-        return _Loop(loop.t + 1, hidden[:, 0], loop.done | (token == EOS), cache, drawn)
+        return _Loop(loop.t + 1, hidden[:, 0], loop.done | (token == eos), cache, drawn)
 
     with jax.named_scope("prefill"):
         positions = jnp.broadcast_to(jnp.arange(longest), (batch, longest))

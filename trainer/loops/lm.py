@@ -1,124 +1,208 @@
-"""Next-token prediction on text: the loop, read from top to bottom.
+"""Next-token prediction: the loop, read from top to bottom.
 
-Left out so far: packing of documents, gradient accumulation, averaged weights.
+The host runs one update ahead of the devices: while they compute, it reads the next batch and copies it there, then
+looks at what the update before gave. Everything is compiled before the first update.
 """
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
 
 import jax
-import jax.numpy as jnp
+import numpy as np
 from jax.sharding import Mesh
 
-from conf.data import TextData
-from conf.decoder import Model
-from conf.loop import LmLoop, UnevenError
+from conf.loop import LmLoop
 from conf.runfile import RunFile, RunFileError
-from trainer import chunked, model, update, weights
-from trainer import mesh as meshes
+from trainer import lm, share, speed, update, weights
 from trainer.checkpoint import Checkpoints
-from trainer.data import text
-from trainer.distributed import place_batch
+from trainer.data import batches
+from trainer.diverged import check_finite
 from trainer.metrics import Metrics
-from trainer.program import Program, abstract_rows
+from trainer.program import Program
+from trainer.samples import Continuations
 
 
 def run(experiment: RunFile, mesh: Mesh, log: Metrics) -> None:
     """Train from the newest checkpoint, or from the seed, to the last step. Raises RunFileError before any work."""
-    cfg, loop, corpus = _check(experiment, mesh)
-    checkpoints = Checkpoints(experiment.dir, experiment.checkpoint, metrics=("eval_loss",))
-    first, state = _start(experiment, mesh, checkpoints)
-    log.resume(first)
-
-    def place(step: int) -> update.Batch:
-        return place_batch(text.train_batch(corpus, experiment.seed, step, loop.rows, loop.sequence), mesh)
-
-    started = time.perf_counter()
-    loss = _loss(cfg)
-    train = update.build(loss, cfg, experiment.optimizer, mesh).lower(state, place(first)).compile()
-    evaluate = _evaluation(loss, corpus, loop, mesh)
-    costs = {"compile_time": time.perf_counter() - started}
-
-    clock, timed = time.perf_counter(), 0
-    for step in range(first, loop.steps):
-        if step and step % loop.eval_every == 0:  # after its checkpoint, and again by whoever resumes at it
-            eval_loss = evaluate(state.params)
-            log.log(step, "eval", eval_loss=eval_loss)
-            checkpoints.score(step, eval_loss=eval_loss)
-            clock, timed = time.perf_counter(), 0
-        checkpoints.verify(step, state)
-        state, metrics = train(state, place(step))
-        done, timed = step + 1, timed + 1
-        if done % experiment.logging.every == 0 or done == loop.steps:
-            values = {name: float(value) for name, value in jax.device_get(metrics).items()}
-            seconds = (time.perf_counter() - clock) / timed
-            speed = {"step_time": seconds, "tokens_per_second": loop.total_batch_tokens / seconds}
-            log.log(done, "train", **values, **speed, **costs, steps_total=loop.steps)
-            clock, timed, costs = time.perf_counter(), 0, {}
-        if checkpoints.due(done, evaluates=done % loop.eval_every == 0) or done == loop.steps:
-            log.upload()
-            checkpoints.save(done, state, {"phase": "train"})
-    eval_loss = evaluate(state.params)
-    log.log(loop.steps, "eval", eval_loss=eval_loss)
-    checkpoints.score(loop.steps, eval_loss=eval_loss)
-    log.summarize(eval_loss=eval_loss, steps=loop.steps)
+    loop = _checked(experiment)
+    split = share.deal(loop, mesh)
+    stream = batches.training(experiment.data, loop, experiment.seed, split.rows)
+    checkpoints = Checkpoints(experiment.dir, experiment.checkpoint, metrics=("eval_loss", "eval_bits_per_byte"))
+    try:
+        first, state = _start(experiment, mesh, checkpoints, stream)
+        log.resume(first)
+        compiled = _compile(experiment, loop, split, state)
+        with jax.transfer_guard("disallow"):  # nothing goes to or from the devices but what is put and got here
+            Training(experiment, loop, split, stream, checkpoints, log, compiled).run(state, first)
+    finally:
+        stream.close()
     checkpoints.close()
 
 
 def programs(experiment: RunFile, mesh: Mesh) -> Iterator[Program]:
     """What a run compiles, with its arguments as shapes."""
-    cfg, loop = experiment.model, experiment.loop
+    cfg, loop, opt = experiment.model, experiment.loop, experiment.optimizer
     assert isinstance(loop, LmLoop)
-    state = update.abstract_state(cfg, experiment.optimizer, mesh)
-    tokens = abstract_rows(mesh, (loop.rows, loop.sequence), "int32")
-    batch = {"tokens": tokens, "targets": tokens}
-    yield Program("update", update.build(_loss(cfg), cfg, experiment.optimizer, mesh), (state, batch))
-    yield Program("eval", jax.jit(_loss(cfg)), (state.params, batch), beside=state.optimizer)
+    split = share.deal(loop, mesh)
+    state, batch = update.abstract_state(cfg, opt, mesh), _abstract_batch(experiment, loop, split)
+    yield Program("update", update.build(lm.loss(cfg), cfg, opt, mesh, split.accumulation), (state, batch))
+    token_bytes = jax.ShapeDtypeStruct((cfg.vocab,), "int32", sharding=share.whole(mesh))
+    evaluate = jax.jit(lm.evaluation(cfg, split.accumulation))
+    yield Program("eval", evaluate, (state.params, token_bytes, batch), beside=state.optimizer)
 
 
-def _check(experiment: RunFile, mesh: Mesh) -> tuple[Model, LmLoop, text.Text]:
-    cfg, loop, data = experiment.model, experiment.loop, experiment.data
+@dataclass
+class Compiled:
+    """The programs of a run, ready to be called, and how long that took."""
+
+    update: Callable[[update.State, Any], tuple[update.State, dict[str, jax.Array]]]
+    evaluate: Callable[[weights.Params], dict[str, float]]
+    samples: Continuations | None
+    seconds: float
+
+
+class Training:
+    """One process's part of a run: its programs, its data, and what it writes."""
+
+    def __init__(
+        self,
+        experiment: RunFile,
+        loop: LmLoop,
+        split: share.Share,
+        stream: batches.Batches,
+        checkpoints: Checkpoints,
+        log: Metrics,
+        compiled: Compiled,
+    ) -> None:
+        self.experiment, self.loop, self.split, self.stream = experiment, loop, split, stream
+        self.checkpoints, self.log, self.compiled = checkpoints, log, compiled
+        self.watch, self.costs = speed.Stopwatch(), {"compile_time": compiled.seconds}
+        self.flops = speed.model_flops(experiment.model, loop.total_batch_tokens, loop.sequence)
+        self.logged = 0
+
+    def run(self, state: update.State, first: int) -> None:
+        """All updates after the `first` ones, then what ends a run."""
+        loop, profiler, ahead = self.loop, self.log.profiler(self.experiment.logging.profile), None
+        self.logged = first
+        for step in range(first, loop.steps):
+            with self.watch.apart():
+                self._between(step, state)
+            profiler.before_update(state)
+            with self.watch.spending("data_time"):
+                batch = next(self.stream)
+            with self.watch.spending("transfer_time"):
+                placed = jax.block_until_ready(self.split.place(batch))
+            state, metrics = self.compiled.update(state, placed)
+            if ahead is not None:
+                self._look(*ahead)
+            ahead = (step + 1, metrics, batch)
+            if self._stops(step + 1):
+                self._look(*ahead)
+                ahead = None
+                with self.watch.apart():
+                    self._save(step + 1, state)
+        profiler.close()
+        results = self._evaluate(loop.steps, state)
+        self.log.summarize(**results, steps=loop.steps)
+
+    def _stops(self, done: int) -> bool:
+        """Does anything but an update follow, which wants to know how the last one went?"""
+        evaluates = done % self.loop.eval_every == 0
+        return (
+            evaluates or self._samples_follow(done) or done == self.loop.steps or self.checkpoints.due(done, evaluates)
+        )
+
+    def _samples_follow(self, done: int) -> bool:
+        every = self.loop.samples.every
+        return every is not None and done % every == 0
+
+    def _between(self, step: int, state: update.State) -> None:
+        """What comes after the checkpoint of a step, and again when a run is resumed there."""
+        if step and step % self.loop.eval_every == 0:
+            self._evaluate(step, state)
+        if self.compiled.samples and step and step % self.loop.samples.every == 0:  # pyright: ignore[reportOperatorIssue]
+            self.log.text(step, "samples", "\n\n---\n\n".join(self.compiled.samples.texts(state.params)))
+        self.checkpoints.verify(step, state)
+
+    def _look(self, step: int, metrics: dict[str, jax.Array], batch: batches.Batch) -> None:
+        """Wait for an update, see that it went well, and tell of it."""
+        check_finite(step, metrics, batch, self.experiment)
+        if step % self.experiment.logging.every and step != self.loop.steps:
+            return
+        values = {name: float(value) for name, value in jax.device_get(metrics).items()}
+        times = self.watch.lap(step - self.logged)
+        self.logged = step
+        seconds = times["step_time"]
+        rates = {"tokens_per_second": self.loop.total_batch_tokens / seconds}
+        rates |= speed.utilization(self.flops, seconds, self.experiment.pod) | speed.memory()
+        self.log.log(step, "train", **values, **times, **rates, **self.costs, steps_total=self.loop.steps)
+        self.costs = {}
+
+    def _save(self, step: int, state: update.State) -> None:
+        """Before it is evaluated, so that an evaluation that fails costs nothing."""
+        if step == self.loop.steps or self.checkpoints.due(step, evaluates=step % self.loop.eval_every == 0):
+            self.log.upload()
+            self.checkpoints.save(step, state, {"data": self.stream.position()})
+
+    def _evaluate(self, step: int, state: update.State) -> dict[str, float]:
+        began = time.perf_counter()
+        results = self.compiled.evaluate(state.params)
+        self.log.log(step, "eval", **results, eval_time=time.perf_counter() - began)
+        self.checkpoints.score(step, **results)
+        return results
+
+
+def _checked(experiment: RunFile) -> LmLoop:
+    loop = experiment.loop
     if not isinstance(loop, LmLoop):
         raise TypeError(f"an lm loop is wanted, not {loop.kind}")
-    if not isinstance(data, TextData):
-        raise RunFileError(f"data.kind: the lm loop reads text, not {data.kind}")
-    if cfg.vocab < text.VOCAB:
-        raise RunFileError(f"model.vocab: {cfg.vocab} ids are too few for bytes; at least {text.VOCAB}")
-    try:
-        loop.accumulation(meshes.shards(mesh, "batch"))
-    except UnevenError as error:
-        raise RunFileError(str(error)) from None
-    return cfg, loop, text.load(data, loop.sequence)
+    batches.check_vocab(experiment.data, experiment.model.vocab)
+    if loop.sequence > experiment.model.context:
+        raise RunFileError(
+            f"loop.sequence: {loop.sequence} tokens are more than model.context, {experiment.model.context}"
+        )
+    return loop
 
 
-def _start(experiment: RunFile, mesh: Mesh, checkpoints: Checkpoints) -> tuple[int, update.State]:
-    """Updates done, and the state after them."""
+def _start(
+    experiment: RunFile, mesh: Mesh, checkpoints: Checkpoints, stream: batches.Batches
+) -> tuple[int, update.State]:
+    """Updates done, and the state after them; the data stand where they stood then."""
     abstract = update.abstract_state(experiment.model, experiment.optimizer, mesh)
     if resumed := checkpoints.resume(abstract):
+        stream.restore(resumed.position["data"])
         return resumed.step, resumed.state
     return 0, update.init_state(experiment.model, experiment.optimizer, mesh, jax.random.key(experiment.seed))
 
 
-def _loss(cfg: Model) -> update.Loss:
-    def loss(params: weights.Params, batch: update.Batch) -> update.Sums:
-        tokens, targets = batch["tokens"], batch["targets"]
-        positions = jnp.broadcast_to(jnp.arange(tokens.shape[1]), tokens.shape)
-        hidden, _ = model.forward(params, cfg, tokens, positions)
-        weights = jnp.ones(targets.shape, jnp.float32)
-        return {"loss": (chunked.cross_entropy(hidden, params, targets, weights, cfg), weights.sum())}
+def _compile(experiment: RunFile, loop: LmLoop, split: share.Share, state: update.State) -> Compiled:
+    """Everything that runs between the first and the last update. Nothing is compiled after that."""
+    began = time.perf_counter()
+    ready = {p.name: p.function.lower(*p.arguments).compile() for p in programs(experiment, split.mesh)}
+    samples = None
+    if loop.samples.every is not None:
+        samples = Continuations(loop.samples, experiment.data, experiment.model, split.mesh, experiment.seed)
+        samples.compile(state.params)
+    known = batches.token_bytes(experiment.data)
+    token_bytes = np.zeros(experiment.model.vocab, np.int32)
+    token_bytes[: len(known)] = known
+    on_devices = jax.device_put(token_bytes, share.whole(split.mesh))
+    held_out = list(batches.validation(experiment.data, loop, split.rows))
 
-    return loss
+    def evaluate(params: weights.Params) -> dict[str, float]:
+        parts = [jax.device_get(ready["eval"](params, on_devices, split.place(batch))) for batch in held_out]
+        totals = jax.tree.map(lambda *values: float(math.fsum(values)), *parts)
+        return {f"eval_{name}": total / count if count else math.nan for name, (total, count) in totals.items()}
+
+    return Compiled(ready["update"], evaluate, samples, time.perf_counter() - began)
 
 
-def _evaluation(loss: update.Loss, corpus: text.Text, loop: LmLoop, mesh: Mesh) -> Callable[[weights.Params], float]:
-    """A function from weights to the mean loss over the validation batches, nats per token."""
-    score = jax.jit(loss)
-
-    def evaluate(params: weights.Params) -> float:
-        batches = (text.validation_batch(corpus, i, loop.rows, loop.sequence) for i in range(loop.eval_batches))
-        sums = [jax.device_get(score(params, place_batch(batch, mesh)))["loss"] for batch in batches]
-        return float(sum(total for total, _ in sums) / sum(count for _, count in sums))
-
-    return evaluate
+def _abstract_batch(experiment: RunFile, loop: LmLoop, split: share.Share) -> dict[str, jax.ShapeDtypeStruct]:
+    shape, sharding = split.shape(loop.sequence), split.sharding
+    types = batches.fields(experiment.data)
+    return {name: jax.ShapeDtypeStruct(shape, dtype, sharding=sharding) for name, dtype in types.items()}

@@ -1,0 +1,33 @@
+"""An update whose loss is no number: its batch is kept for a look, and the run ends, or goes on without it."""
+
+from __future__ import annotations
+
+import io
+import math
+
+import jax
+import numpy as np
+from etils import epath
+
+from conf.runfile import RunFile
+
+
+class DivergedError(RuntimeError):
+    """The loss is not finite; the message says at which update, and where its batch is."""
+
+
+def check_finite(step: int, metrics: dict[str, jax.Array], batch: dict[str, np.ndarray], experiment: RunFile) -> None:
+    """Raise DivergedError, on all processes, where the update's loss or gradient is not finite.
+
+    batch: this process's rows, which go to DIR/diverged/step-N/worker-P.npz.
+    """
+    loss, norm = jax.device_get((metrics["loss"], metrics["grad_norm"]))
+    if math.isfinite(loss) and math.isfinite(norm):
+        return
+    folder = epath.Path(experiment.dir) / "diverged" / f"step-{step}"
+    folder.mkdir(parents=True, exist_ok=True)
+    content = io.BytesIO()
+    np.savez_compressed(content, **batch)  # pyright: ignore[reportArgumentType]
+    (folder / f"worker-{jax.process_index()}.npz").write_bytes(content.getvalue())
+    words = f"update {step}: the loss is {loss:.4g} and the gradient's norm {norm:.4g}; its batch is in {folder}"
+    raise DivergedError(f"{words}. Make optimizer.lr smaller")
