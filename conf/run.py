@@ -33,10 +33,50 @@ class Run(Strict):
     state_dir: Annotated[str, VOLATILE] = Field(description="keys, events and the emulated cloud live here")
 
 
+AnyResponse = Literal["restart_program", "restart_worker", "replace_node", "move_zone", "give_up"]
+OfPod = Literal["replace_node", "move_zone", "give_up"]
+
+
+class Responses(Strict):
+    """What is done about each verdict. What cannot be done is escalated: a program cannot be started on a worker that
+    does not answer, Google restarts no single worker of several, an adopted pod is not replaced."""
+
+    preempted: OfPod = Field(description="the pod was taken away")
+    maintenance: Literal["wait"] | AnyResponse = Field(description="wait: for as long as a creation may take")
+    unhealthy_host: AnyResponse = Field(description="Google, libtpu or a missing chip say that a host is sick")
+    worker_lost: AnyResponse = Field(description="a worker does not answer, or its program was killed from outside")
+    network_lost: Literal["wait", "give_up"] = Field(description="neither workers nor Google's API can be reached")
+    hung: AnyResponse = Field(description="no step for hang_seconds; the stacks of all workers are kept first")
+    out_of_hbm: AnyResponse = Field(description="the TPU's memory")
+    out_of_ram: AnyResponse = Field(description="the memory of a host")
+    disk_full: AnyResponse = Field(description="the disk of a worker")
+    program_error: AnyResponse = Field(description="everything else that the program may end with")
+    device_mismatch: AnyResponse = Field(description="other devices than planned, on all workers")
+    workers_disagree: AnyResponse = Field(description="code, config or packages differ between workers")
+    setup_failure: AnyResponse = Field(description="a worker could not be made ready")
+
+
 class Recovery(Strict):
-    max_preemptions: int = Field(ge=0, description="replace the pod at most this often in one run")
+    max_preemptions: int = Field(
+        ge=0, description="go on at most this often after the pod or a part of it was lost, or hung, in one run"
+    )
     max_create_attempts: int = Field(ge=1, description="creations that may fail for want of capacity")
+    max_program_failures: int = Field(
+        ge=0,
+        description="start the program again at most this often after an error of its own; a newer checkpoint "
+        "makes it begin anew",
+    )
+    max_without_progress: int = Field(
+        ge=1, description="ends in a row without a newer checkpoint after which a run is given up, preemptions apart"
+    )
     poll_seconds: float = Field(gt=0, description="how often the node's state is asked for while a run is followed")
+    lost_seconds: float = Field(
+        gt=5, description="silence of a worker, while others speak, after which it is lost; they speak every 5 s"
+    )
+    hang_seconds: float | None = Field(
+        gt=0, description="time without a step that is a hang; null: ten times the longest one yet, at least 300"
+    )
+    response: Responses
 
 
 class Cleanup(Strict):
