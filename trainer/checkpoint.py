@@ -14,6 +14,7 @@ from orbax.checkpoint import type_handlers
 
 from conf.runfile import RunFileError
 from conf.training import Checkpoint
+from trainer import extents
 from trainer.checksums import Checksums, DisagreementError, path_of
 from trainer.distributed import gather_texts, gather_tree
 from trainer.retention import Retention
@@ -151,6 +152,8 @@ class Checkpoints:
         folder = self._folder / str(step)
         try:
             content = ocp.JsonCheckpointHandler().restore(folder / "position")
+            # first of all, since TensorStore's failed reads end in pages of tracebacks
+            extents.check(folder / "state")
             saved = _shapes(_arrays().metadata(folder / "state").tree)
         except Exception as error:
             raise _judged(error) from error
