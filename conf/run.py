@@ -30,6 +30,9 @@ class Ssh(Strict):
 class Run(Strict):
     name: Annotated[str, StringConstraints(pattern=r"^[a-z0-9]([-_a-z0-9]{0,40}[a-z0-9])?$")]
     seed: int = Field(ge=0, lt=2**31)
+    compile_cache: Annotated[bool, VOLATILE] = Field(
+        description="the trainer's compiled programs are kept beside the run's results, for replaced VMs"
+    )
     state_dir: Annotated[str, VOLATILE] = Field(description="keys, events and the emulated cloud live here")
 
 

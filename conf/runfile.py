@@ -38,6 +38,7 @@ class RunFile(Strict):
     name: str = Field(min_length=1, description="the experiment's name")
     seed: int = Field(ge=0, lt=2**31, description="of weights, data and sampling")
     dir: str = Field(min_length=1, description="results of the run: gs://bucket/runs/<id>, or a local folder")
+    compile_cache: bool = Field(description="keep compiled programs in dir, for a later life of the run")
     pod: PodFacts
     model: Model
     data: Data

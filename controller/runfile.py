@@ -26,6 +26,7 @@ def render(config: Config, run_id: str, bucket: str, prefixes: Mapping[str, str]
         "name": config.run.name,
         "seed": config.run.seed,
         "dir": f"gs://{bucket}/runs/{run_id}",
+        "compile_cache": config.run.compile_cache,
         "pod": {
             "accelerator_type": topology.accelerator_type,
             "workers": topology.workers,

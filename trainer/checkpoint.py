@@ -83,7 +83,7 @@ class Checkpoints:
             if step not in self._retention.broken:
                 return
             self._manager.delete(step)
-            self._retention.broken.discard(step)
+        self._retention.broken.discard(step)
         content = {"position": gather_tree(position), "checksums": self._checksums.of(state, f"after update {step}")}
         items = ocp.args.Composite(state=ocp.args.PyTreeSave(state), position=ocp.args.JsonSave(content))
         with jax.transfer_guard("allow"):
@@ -107,6 +107,7 @@ class Checkpoints:
         A broken one is skipped with a warning. Raises RunFileError where the checkpoint is of another model or
         optimizer, or where all are broken and more than the first interval would be lost.
         """
+        self._manager.wait_until_finished()
         steps = sorted(self._manager.all_steps(), reverse=True)
         for step in steps:
             found = self._sound(step, abstract)

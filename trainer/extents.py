@@ -33,7 +33,7 @@ def check(folder: epath.Path) -> None:
 
 
 def _locations(folder: epath.Path) -> Iterator[str]:
-    """<kind>:<folder>:<file>:<offset>:<length> of every node of the tree, and of every value that lies outside of it."""
+    """<kind>:<folder>:<file>:<offset>:<length> of every node of the tree, and of every value outside of it."""
     base = tensorstore.KvStore.open(f"{folder if '://' in str(folder) else f'file://{folder}'}/").result()
     todo = [tensorstore.ocdbt.dump(base).result()["versions"][-1]["root"]["location"]]
     while todo:

@@ -19,7 +19,10 @@ def of(path: str) -> str:
     MiB. "absent" where there is nothing.
     """
     files, root = fsspec.url_to_fs(path)
-    found = files.glob(root, detail=True) if any(c in root for c in "*?[") else files.find(root, detail=True)
+    try:
+        found = files.glob(root, detail=True) if any(c in root for c in "*?[") else files.find(root, detail=True)
+    except FileNotFoundError:  # the bucket
+        found = {}
     if not found:
         return "absent"
     top = len(str(Path(root).parent))

@@ -14,9 +14,10 @@ from pathlib import Path
 import jax
 
 from conf.runfile import RunFile, RunFileError, load
-from trainer import distributed, loops, remat, startup
+from trainer import distributed, loops, remat, startup, storage
 from trainer import mesh as meshes
 from trainer.checksums import DisagreementError
+from trainer.compilation import CompileCache
 from trainer.diverged import DivergedError
 from trainer.metrics import Metrics, run_folder
 
@@ -38,8 +39,9 @@ def main() -> None:
     try:
         distributed.spare_threads(experiment.pod)
         distributed.join(experiment.pod, JOIN_SECONDS)
+        storage.be_patient()
         startup.check_devices(experiment.pod)
-        startup.check_agreement(path)
+        startup.check_agreement(path, experiment)
         train(experiment, run_folder(path, experiment.id))
         code = 0
     except (RunFileError, startup.WrongDevicesError, DisagreementError) as error:
@@ -60,9 +62,13 @@ def train(experiment: RunFile, folder: Path) -> None:
     Raises RunFileError before the first step where the experiment cannot be run on these devices.
     """
     mesh = meshes.build(experiment.mesh)
-    log = Metrics(folder, experiment.dir, writes=jax.process_index() == 0)
+    first = jax.process_index() == 0
+    cache = CompileCache(folder, experiment.dir, experiment.pod, writes=first) if experiment.compile_cache else None
+    log = Metrics(folder, experiment.dir, writes=first)
     try:
         with jax.set_mesh(mesh):
             loops.module(experiment.loop.kind).run(remat.resolved(experiment, mesh), mesh, log)
     finally:
         log.close()
+        if cache:
+            cache.close()

@@ -1,4 +1,4 @@
-"""Checks before the first step: right devices, and the same config, code and packages on every worker."""
+"""Checks before the first step: right devices, and the same config, code, packages and data on every worker."""
 
 from __future__ import annotations
 
@@ -6,12 +6,14 @@ import hashlib
 import json
 import os
 from collections import Counter
+from collections.abc import Iterator
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 import jax
 
-from conf.runfile import PodFacts
+from conf.runfile import PodFacts, RunFile
+from trainer import fingerprint
 from trainer.checksums import DisagreementError
 from trainer.distributed import gather_texts
 
@@ -42,9 +44,10 @@ def check_devices(pod: PodFacts) -> None:
     raise WrongDevicesError("\n".join([title, *_table(("worker", "backend", "kind", "devices"), rows)]))
 
 
-def check_agreement(run_file: Path) -> None:
-    """Compare config, code and packages over all workers; all must call it, and all raise DisagreementError."""
-    everyone = [json.loads(text) for text in gather_texts(json.dumps(_facts(run_file)))]
+def check_agreement(run_file: Path, experiment: RunFile) -> None:
+    """Compare config, code, packages and data over all workers; all must call it, and all raise DisagreementError."""
+    facts = _facts(run_file) | {key: fingerprint.of(path) for key, path in _inputs(experiment)}
+    everyone = [json.loads(text) for text in gather_texts(json.dumps(facts))]
     complaints = [line for name in everyone[0] for line in differences(name, [facts[name] for facts in everyone])]
     if complaints:
         raise DisagreementError("\n".join(complaints))
@@ -67,6 +70,15 @@ def _facts(run_file: Path) -> dict[str, str]:
         "code": os.environ.get("SLIPWAY_CODE_SHA256", "unknown"),
         "packages": " ".join(f"{name}={_version(name)}" for name in PACKAGES),
     }
+
+
+def _inputs(experiment: RunFile) -> Iterator[tuple[str, str]]:
+    """Keys and values of the config that name files."""
+    if experiment.model.weights is not None:
+        yield "model.weights", experiment.model.weights
+    for name, value in experiment.data.model_dump().items():
+        if isinstance(value, str) and (name.endswith("path") or "/" in value):
+            yield f"data.{name}", value
 
 
 def _version(package: str) -> str:

@@ -19,7 +19,7 @@ ROUNDS = 25
 class PatientFileSystem(GCSFileSystem):
     """gs:// as gcsfs knows it, with more attempts."""
 
-    @retry_request(retries=ROUNDS)
+    @retry_request(retries=ROUNDS)  # pyright: ignore[reportCallIssue]
     async def _request(self, *args: Any, **kwargs: Any) -> Any:
         return await super()._request(*args, **kwargs)
 

@@ -19,6 +19,7 @@ def raw() -> dict:
         "name": "quickstart",
         "seed": 0,
         "dir": "gs://bucket/runs/quickstart-0a1b2c3d",
+        "compile_cache": False,
         "pod": {
             "accelerator_type": "v5litepod-16",
             "workers": 4,

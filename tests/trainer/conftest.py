@@ -59,6 +59,7 @@ def lm_run(tmp_path: Path) -> dict[str, Any]:
         "name": "lm",
         "seed": 7,
         "dir": str(tmp_path / "bucket"),
+        "compile_cache": False,
         "pod": {
             "accelerator_type": "v5litepod-8",
             "workers": 1,

@@ -2,7 +2,7 @@
 
 import pytest
 
-from conf.runfile import PodFacts
+from conf.runfile import PodFacts, RunFile
 from trainer import distributed, startup
 
 
@@ -43,10 +43,10 @@ def test_differences_name_the_minority():
     assert startup.differences("code", ["a", "b"]) == ["worker 1: code b differs from a on workers 0"]
 
 
-def test_alone_there_is_nobody_to_disagree_with(tmp_path):
+def test_alone_there_is_nobody_to_disagree_with(tmp_path, lm_run):
     run_file = tmp_path / "run.yaml"
     run_file.write_text("a: 1")
-    startup.check_agreement(run_file)
+    startup.check_agreement(run_file, RunFile.model_validate(lm_run))
     assert distributed.gather_texts("alone") == ["alone"]
 
 
