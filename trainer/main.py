@@ -70,5 +70,5 @@ def train(experiment: RunFile, folder: Path) -> None:
             loops.module(experiment.loop.kind).run(remat.resolved(experiment, mesh), mesh, log)
     finally:
         log.close()
-        if cache:
-            cache.close()
+    if cache:
+        cache.close()
