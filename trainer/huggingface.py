@@ -210,10 +210,11 @@ def _rotary(config: dict[str, Any]) -> dict[str, Any]:
         **_rope(config),
     }
     if gemma:
+        scalar = config["query_pre_attn_scalar"]
         described |= {
             "window": config["sliding_window"],
             "pattern": _pattern(config, kind),
-            "query_scalar": config["query_pre_attn_scalar"],
+            "query_scalar": None if scalar == described["head_dim"] else scalar,
             "attention_softcap": config.get("attn_logit_softcapping"),
             "final_softcap": config.get("final_logit_softcapping"),
         }
