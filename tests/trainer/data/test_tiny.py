@@ -1,0 +1,39 @@
+"""Every kind of data can be rehearsed: what `scale=tiny` makes of it is there, and can be trained on."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from pydantic import TypeAdapter
+
+from conf.data import Data
+from conf.loop import LmLoop
+from tests.groups import CONF, group
+from trainer.data import batches
+
+STAND_INS = Path(__file__).parents[3] / "standins" / "assets"
+
+
+def tiny(name: str) -> Any:
+    """The data of a group under scale=tiny, with the generated files where they lie."""
+    keys = group(f"data/{name}") | yaml.safe_load((CONF / f"scale/data/tiny_{name}.yaml").read_text())["data"]
+    local = {k: v.replace("assets://", f"{STAND_INS}/") for k, v in keys.items() if isinstance(v, str)}
+    return TypeAdapter(Data).validate_python(keys | local)
+
+
+@pytest.mark.parametrize("packing", ["windows", "stream", "documents"])
+@pytest.mark.parametrize("name", ["text", "jsonl", "parquet", "sft_gsm8k"])
+def test_every_kind_trains_and_evaluates(name, packing):
+    if packing == "windows" and name != "text":
+        return
+    data = tiny(name).model_copy(update={"packing": packing})
+    loop = LmLoop(**group("loop/lm") | {"total_batch_tokens": 1024, "sequence": 32, "eval_batches": 1})
+    stream = batches.training(data, loop, 0, range(loop.rows))
+    for _ in range(4):
+        assert next(stream)["weights"].any()
+    stream.close()
+    assert batches.validation(data, loop, range(loop.rows))[0]["weights"].any()
+    batches.check_vocab(data, 512)
