@@ -2,8 +2,8 @@
 
     python -m tests.bench.data [--gigabytes 3] [--group-mb 5] [--tokenizer bytes|FILE] [--packing stream]
 
-Writes Parquet of random words, in files of 256 MB with row groups of the size that web corpora have, reads one whole epoch
-of it in a process of its own, and prints tokens/s and that process's largest resident memory.
+Writes Parquet of random words, in files of 256 MB with row groups of the size that web corpora have, reads one whole
+epoch of it in a process of its own, and prints tokens/s and that process's largest resident memory.
 """
 
 from __future__ import annotations
@@ -81,8 +81,9 @@ def read(folder: str, tokenizer: str, packing: str, seconds: float) -> None:
         tokens += next(stream)["weights"].sum()
     spent = time.perf_counter() - began
     stream.close()
+    speed = f"{tokens / 1e6:.0f} M tokens in {spent:.1f} s, {tokens / spent / 1e6:.2f} M/s"
     print(
-        f"{tokenizer}, packing {packing}: {tokens / 1e6:.0f} M tokens in {spent:.1f} s, {tokens / spent / 1e6:.2f} M/s; "
+        f"{tokenizer}, packing {packing}: {speed}; "
         f"largest resident memory {peak_gib():.2f} GiB ({before:.2f} before the first batch)"
     )
 
