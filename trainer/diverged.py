@@ -13,13 +13,14 @@ from conf.runfile import RunFile
 
 
 class DivergedError(RuntimeError):
-    """The loss is not finite; the message says at which update, and where its batch is."""
+    """Loss or gradient is not finite; the message says at which update, and where its batch is."""
 
 
 def check_finite(step: int, metrics: dict[str, jax.Array], batch: dict[str, np.ndarray], experiment: RunFile) -> None:
-    """Raise DivergedError, on all processes, where the update's loss or gradient is not finite.
+    """See that the update's loss and gradient are finite; where not, it has changed nothing.
 
-    batch: this process's rows, which go to DIR/diverged/step-N/worker-P.npz.
+    batch: this process's rows, which then go to DIR/diverged/step-N/worker-P.npz. Raises DivergedError, on all
+    processes, unless `optimizer.nan_policy` is skip, which prints a line instead.
     """
     loss, norm = jax.device_get((metrics["loss"], metrics["grad_norm"]))
     if math.isfinite(loss) and math.isfinite(norm):
@@ -30,4 +31,9 @@ def check_finite(step: int, metrics: dict[str, jax.Array], batch: dict[str, np.n
     np.savez_compressed(content, **batch)  # pyright: ignore[reportArgumentType]
     (folder / f"worker-{jax.process_index()}.npz").write_bytes(content.getvalue())
     words = f"update {step}: the loss is {loss:.4g} and the gradient's norm {norm:.4g}; its batch is in {folder}"
-    raise DivergedError(f"{words}. Make optimizer.lr smaller")
+    if experiment.optimizer.nan_policy == "stop":
+        raise DivergedError(
+            f"{words}. Make optimizer.lr smaller, or go on without such updates: optimizer.nan_policy=skip"
+        )
+    if jax.process_index() == 0:
+        print(f"{words}. It is left out", flush=True)

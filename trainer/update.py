@@ -21,6 +21,7 @@ from conf.decoder import Model
 from conf.optimizer import Optimizer
 from trainer import mesh as meshes
 from trainer import optimizer, store, weights
+from trainer.optimizer import placement
 from trainer.weights import Params
 
 Batch = Any
@@ -39,6 +40,8 @@ class State(NamedTuple):
     step: Any  # int32 scalar: updates done
     params: Any  # Params
     optimizer: Any  # optax.OptState
+    skipped: Any  # int32 scalar: updates that changed nothing, since loss or gradient was not finite
+    average: Any  # Params, averaged over the updates; None: `optimizer.ema` is null
 
 
 def init_state(cfg: Model, opt: Optimizer, mesh: Mesh, key: jax.Array) -> State:
@@ -49,45 +52,42 @@ def init_state(cfg: Model, opt: Optimizer, mesh: Mesh, key: jax.Array) -> State:
     if cfg.weights is not None:
         params = store.place(epath.Path(cfg.weights), cfg, mesh)
         placed = state_shardings(cfg, opt, mesh)
-        return jax.jit(lambda p: fresh(p, opt), out_shardings=placed, donate_argnums=0)(params)
+        return jax.jit(lambda p: fresh(p, cfg, opt), out_shardings=placed, donate_argnums=0)(params)
 
     def make(key: jax.Array) -> State:
-        return fresh(weights.init(cfg, key), opt)
+        return fresh(weights.init(cfg, key), cfg, opt)
 
     # it runs once: on CPU the compiler's optimizations would cost several times what they save
     options = {"xla_backend_optimization_level": 0} if jax.default_backend() == "cpu" else None
     return jax.jit(make, out_shardings=state_shardings(cfg, opt, mesh), compiler_options=options)(key)
 
 
-def fresh(params: Params, opt: Optimizer) -> State:
+def fresh(params: Params, cfg: Model, opt: Optimizer) -> State:
     """These weights, with an optimizer that has seen nothing."""
-    return State(jnp.int32(0), params, optimizer.build(opt).init(params))
+    moments = optimizer.build(opt, cfg).init(params)
+    return State(jnp.int32(0), params, moments, jnp.int32(0), None if opt.ema is None else params)
+
+
+def for_evaluation(state: State) -> Params:
+    """The weights to evaluate: their average, where there is one."""
+    return state.params if state.average is None else state.average
 
 
 def abstract_state(cfg: Model, opt: Optimizer, mesh: Mesh) -> State:
     """Shape, type and sharding of every array of the state: what a checkpoint is restored into."""
-    params = weights.abstract(cfg)
-    state = State(
-        jax.ShapeDtypeStruct((), jnp.int32), params, jax.eval_shape(lambda p: optimizer.build(opt).init(p), params)
-    )
+    state = jax.eval_shape(lambda p: fresh(p, cfg, opt), weights.abstract(cfg))
     return jax.tree.map(
         lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), state, state_shardings(cfg, opt, mesh)
     )
 
 
 def state_shardings(cfg: Model, opt: Optimizer, mesh: Mesh) -> State:
-    """Moments are split like their weights; the rest is on every device."""
+    """Moments and averages are split like their weights; the rest is on every device."""
     params = weights.shardings(cfg, mesh)
     everywhere = NamedSharding(mesh, PartitionSpec())
-    chain = optimizer.build(opt)
-    moments = optax.tree_utils.tree_map_params(
-        chain,
-        lambda _, sharding: sharding,
-        jax.eval_shape(chain.init, weights.abstract(cfg)),
-        params,
-        transform_non_params=lambda _: everywhere,
-    )
-    return State(everywhere, params, moments)
+    moments = jax.eval_shape(optimizer.build(opt, cfg).init, weights.abstract(cfg))
+    placed = placement.shardings(moments, cfg, mesh)
+    return State(everywhere, params, placed, everywhere, None if opt.ema is None else params)
 
 
 def build(loss: Loss, cfg: Model, opt: Optimizer, mesh: Mesh, accumulation: int = 1) -> jax.stages.Wrapped:
@@ -95,20 +95,40 @@ def build(loss: Loss, cfg: Model, opt: Optimizer, mesh: Mesh, accumulation: int 
 
     accumulation: parts that the batch is computed in, one after the other; above 1 its leaves are [A, B / A, ...]. The
     result is that of the whole batch, whatever counts in each part.
-    Metrics are float32 scalars: every entry of the loss as a mean, grad_norm (before clipping) and learning_rate.
+    An update whose loss or gradient is not finite changes nothing but the counters, and schedules do not move.
+    Metrics are float32 scalars: every entry of the loss as a mean, grad_norm (before clipping), learning_rate, finite
+    (1 or 0) and skipped, the number of updates so far that were not finite.
     """
-    chain, rate = optimizer.build(opt), optimizer.schedule(opt)
+    chain, rate = optimizer.build(opt, cfg), optimizer.learning_rate(opt)
     gradient = mean_gradient(loss, cfg, mesh, accumulation)
 
-    def update(state: State, batch: Batch) -> tuple[State, dict[str, jax.Array]]:
+    def update(state: State, batch: Batch) -> tuple[State, dict[str, Any]]:
         gradients, metrics = gradient(state.params, batch)
         with jax.named_scope("optimizer"):
             changes, moments = chain.update(gradients, state.optimizer, state.params)
             params = optax.apply_updates(state.params, changes)
-        metrics |= {"grad_norm": optax.tree_utils.tree_norm(gradients), "learning_rate": jnp.asarray(rate(state.step))}
-        return State(state.step + 1, params, moments), metrics
+            average = _averaged(state, params, opt)
+        norm, done = optax.tree_utils.tree_norm(gradients), state.step - state.skipped
+        finite = jnp.isfinite(norm) & jnp.isfinite(metrics["loss"])
+        new, old = (params, moments, average), (state.params, state.optimizer, state.average)
+        params, moments, average = jax.tree.map(lambda a, b: jnp.where(finite, a, b), new, old)
+        skipped = state.skipped + jnp.where(finite, 0, 1)
+        metrics |= {"grad_norm": norm, "learning_rate": rate(done), "finite": jnp.float32(finite)}
+        metrics["skipped"] = jnp.float32(skipped)
+        return State(state.step + 1, params, moments, skipped, average), metrics
 
     return jax.jit(update, donate_argnums=0, out_shardings=(state_shardings(cfg, opt, mesh), None))
+
+
+def _averaged(state: State, params: Any, opt: Optimizer) -> Any:
+    """The average with the new weights in it. Early on it forgets faster, as TensorFlow's ExponentialMovingAverage with
+    `num_updates`: the first weights are random.
+    """
+    if opt.ema is None:
+        return None
+    done = state.step - state.skipped + 1
+    kept = jnp.minimum(opt.ema, (1 + done) / (10 + done))
+    return jax.tree.map(lambda mean, weight: mean + (1 - kept) * (weight - mean), state.average, params)
 
 
 def mean_gradient(

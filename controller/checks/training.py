@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from conf.loop import GrpoLoop, LmLoop, UnevenError
-from conf.optimizer import DecaySchedule
+from conf.schedule import DecaySchedule, PiecewiseSchedule, WarmupStableDecaySchedule
 from conf.schema import Config
 from controller.finding import Finding
 
@@ -45,13 +45,20 @@ def batch_splits_evenly(config: Config) -> Iterator[Finding]:
 
 def schedule_ends_late(config: Config) -> Iterator[Finding]:
     """A learning rate that falls to nothing over exactly the run, or before its end, stops what RL has just begun."""
-    if config.optimizer is None or config.loop is None or not isinstance(config.optimizer.schedule, DecaySchedule):
+    if config.optimizer is None or config.loop is None:
         return
     schedule, total = config.optimizer.schedule, updates(config)
-    if schedule.final_fraction == 0 and schedule.horizon_steps < total:
-        words = f"the learning rate is 0 from update {schedule.horizon_steps} on, and there are {total}"
-        yield Finding("schedule", "warning", "optimizer.schedule.horizon_steps", words)
-    elif schedule.horizon_steps == total and schedule.final_fraction < 0.05 and isinstance(config.loop, GrpoLoop):
+    end = schedule.zero_after
+    if end is not None and end < total:
+        words = f"the learning rate is 0 after {end} updates, and there are {total}"
+        key = "points" if isinstance(schedule, PiecewiseSchedule) else "horizon_steps"
+        yield Finding("schedule", "warning", f"optimizer.schedule.{key}", words)
+    elif (
+        isinstance(config.loop, GrpoLoop)
+        and isinstance(schedule, DecaySchedule | WarmupStableDecaySchedule)
+        and schedule.horizon_steps == total
+        and schedule.final_fraction < 0.05
+    ):
         words = (
             f"the learning rate falls to {schedule.final_fraction:.0%} over exactly the {total} updates of the run; RL "
             "wants it nearly constant: schedule.kind=constant, or a horizon far behind the end"

@@ -16,7 +16,7 @@ import pytest
 from jax.sharding import AxisType, Mesh
 
 from conf.decoder import Model
-from conf.optimizer import Optimizer
+from conf.optimizer import Adamw
 from conf.runfile import RunFile
 from tests.groups import group
 from trainer.mesh import AXES
@@ -44,9 +44,9 @@ def tiny() -> Model:
 
 
 @pytest.fixture
-def adamw() -> Optimizer:
+def adamw() -> Adamw:
     """Of the YAML group, without warm-up."""
-    return Optimizer(**group("optimizer/adamw") | {"schedule": {"kind": "constant", "warmup_steps": 0}})
+    return Adamw(**group("optimizer/adamw") | {"schedule": {"kind": "constant", "warmup_steps": 0}})
 
 
 @pytest.fixture

@@ -20,7 +20,7 @@ from jax.sharding import Mesh
 
 from conf.data import ArithmeticData, Gsm8kData
 from conf.loop import GrpoLoop
-from conf.optimizer import ConstantSchedule, Optimizer
+from conf.optimizer import Optimizer
 from conf.runfile import RunFile, RunFileError
 from trainer import grpo, rollout, sampler, tokenizer, update, weights
 from trainer import mesh as meshes
@@ -29,6 +29,7 @@ from trainer.data.arithmetic import Arithmetic
 from trainer.data.gsm8k import Gsm8k
 from trainer.data.problem import Problems
 from trainer.distributed import place_batch
+from trainer.diverged import check_finite
 from trainer.metrics import Metrics
 from trainer.program import Program, abstract_rows
 from trainer.rewards import answer_match
@@ -70,6 +71,7 @@ class Run:
         self.checkpoints = Checkpoints(experiment.dir, experiment.checkpoint, metrics=("eval_accuracy",))
         self.sample = sampler.build(self.cfg, loop.response_length, mesh)
         self.total_of = jax.jit(jnp.sum)
+        self.unseen: tuple[int, Any, Any] | None = None
         self.compile_seconds = 0.0
 
     def run(self) -> None:
@@ -84,7 +86,7 @@ class Run:
             reference = self.checkpoints.restore_reference(_abstract_params(self.cfg, self.mesh))
         state = self._grpo(state, reference, position)
         self._save(state, position)
-        after = self._evaluate(state.params, position, "eval", "accuracy after GRPO")
+        after = self._evaluate(state, position, "eval", "accuracy after GRPO")
         self.log.summarize(
             accuracy_before=position.accuracy_before,
             accuracy_after=after,
@@ -105,7 +107,7 @@ class Run:
     def _fresh(self, state: update.State, opt: Optimizer) -> update.State:
         """The same weights, with an optimizer that has seen nothing."""
         shardings = update.state_shardings(self.cfg, opt, self.mesh)
-        make = jax.jit(lambda p: update.fresh(p, opt), out_shardings=shardings, donate_argnums=0)
+        make = jax.jit(lambda p: update.fresh(p, self.cfg, opt), out_shardings=shardings, donate_argnums=0)
         return make(state.params)
 
     def _warm_start(self, state: update.State, position: Position) -> tuple[update.State, Position]:
@@ -115,7 +117,7 @@ class Run:
         rows = rollout.rows_per_rollout(self.loop) // self.loop.updates_per_rollout
         last = self.loop.warm_start_steps
         if position.warm_steps == 0:
-            position.accuracy_start = self._evaluate(state.params, position, "warm_start", "accuracy at the start")
+            position.accuracy_start = self._evaluate(state, position, "warm_start", "accuracy at the start")
             position.accuracy_before = position.accuracy_start
         while position.accuracy_before < self.loop.warm_start_until and position.warm_steps < last:
             done = position.warm_steps
@@ -123,15 +125,17 @@ class Run:
             if logged:
                 jax.block_until_ready(state)  # so that the time of this step is its own
             began = time.perf_counter()
-            batch = place_batch(rollout.supervised(self.problems.train(done, rows), self.loop), self.mesh)
+            drawn = rollout.supervised(self.problems.train(done, rows), self.loop)
+            batch = place_batch(drawn, self.mesh)
             state, metrics = self._timed(train, state, batch) if done == 0 else train(state, batch)
             position.warm_steps += 1
+            self._note(position.total, metrics, drawn)
             if logged:
                 metrics = jax.device_get(metrics)
                 self._log("warm_start", position, metrics, time.perf_counter() - began, float(batch["mask"].size))
             if position.warm_steps % self.loop.warm_start_eval_every == 0 or position.warm_steps == last:
                 words = "accuracy in the warm start"
-                position.accuracy_before = self._evaluate(state.params, position, "warm_start", words)
+                position.accuracy_before = self._evaluate(state, position, "warm_start", words)
             if position.total % self.experiment.checkpoint.every == 0:
                 self._save(state, position)
         position.phase = "grpo"
@@ -147,7 +151,7 @@ class Run:
         first = position.steps
         while position.steps < loop.steps:
             if position.steps and position.steps % loop.eval_every == 0:
-                self._evaluate(state.params, position, "eval", "accuracy")
+                self._evaluate(state, position, "eval", "accuracy")
             self.checkpoints.verify(position.total, state)
             began = time.perf_counter()
             compiled_before = self.compile_seconds
@@ -156,11 +160,12 @@ class Run:
             placed = [place_batch(b, self.mesh) for b in batches]
             for batch in placed:  # all under the policy that drew them, before the first update
                 batch["old"], batch["reference"] = score(state.params, reference, batch)
-            for batch in placed:
+            for rows, batch in zip(batches, placed, strict=True):
                 if position.steps == first and not metrics:
                     state, metrics = self._timed(train, state, batch)
                 else:
                     state, metrics = train(state, batch)
+                self._note(position.total + 1, metrics, rows)
             position.steps += 1
             if position.steps % self.experiment.logging.every == 0 or position.steps == loop.steps:
                 values = jax.device_get(metrics)  # waits for the step, so that its time is its own
@@ -182,9 +187,10 @@ class Run:
         parts = loop.updates_per_rollout
         return rollout.split(rollout.scored(drawn, repeated, loop), parts, meshes.shards(self.mesh, "batch"), random)
 
-    def _evaluate(self, params: weights.Params, position: Position, phase: str, words: str) -> float:
+    def _evaluate(self, state: update.State, position: Position, phase: str, words: str) -> float:
         """Share of the held-out questions that the policy answers rightly when it takes the likeliest tokens."""
         began, rows, right = time.perf_counter(), rollout.rows_per_rollout(self.loop), 0.0
+        params = update.for_evaluation(state)
         for start in range(0, len(self.held_out), rows):
             asked = self.held_out[start : start + rows]
             filled = [asked[i % len(asked)] for i in range(rows)]
@@ -205,6 +211,7 @@ class Run:
         return accuracy
 
     def _log(self, phase: str, position: Position, metrics: Any, seconds: float, tokens: float) -> None:
+        self._look()
         values = {name: float(value) for name, value in jax.device_get(metrics).items()}
         left = self.loop.warm_start_steps - position.warm_steps if phase == "warm_start" else 0
         speed = {"step_time": seconds, "tokens_per_second": tokens / seconds}
@@ -218,6 +225,17 @@ class Run:
             steps_total=position.total + left + self.loop.steps - position.steps,
         )
 
+    def _note(self, step: int, metrics: Any, drawn: dict[str, np.ndarray]) -> None:
+        """An update, to be looked at when the next one is under way; until then the devices need not be waited for."""
+        self._look()
+        self.unseen = (step, metrics, drawn)
+
+    def _look(self) -> None:
+        """See that the last update noted went well. Raises DivergedError where the run is to stop."""
+        if self.unseen:
+            check_finite(*self.unseen, self.experiment)
+        self.unseen = None
+
     def _timed(self, train: Any, state: update.State, batch: Any) -> tuple[update.State, dict[str, jax.Array]]:
         """A first update, whose compilation is counted apart."""
         began = time.perf_counter()
@@ -227,6 +245,7 @@ class Run:
 
     def _save(self, state: update.State, position: Position) -> None:
         """Metrics first: a resume at this step reads them."""
+        self._look()
         self.log.upload()
         self.checkpoints.save(position.total, state, vars(position).copy())
 
@@ -290,8 +309,7 @@ def _problems(experiment: RunFile, loop: GrpoLoop) -> Problems:
 
 def _warm(opt: Optimizer, loop: GrpoLoop) -> Optimizer:
     """The optimizer of the warm start."""
-    schedule = ConstantSchedule(kind="constant", warmup_steps=0)
-    return opt.model_copy(update={"lr": loop.warm_start_lr, "schedule": schedule})
+    return opt.constant(loop.warm_start_lr)
 
 
 def _logprobs(experiment: RunFile, loop: GrpoLoop, mesh: Mesh) -> Logprobs:

@@ -53,7 +53,9 @@ def programs(experiment: RunFile, mesh: Mesh) -> Iterator[Program]:
     yield Program("update", update.build(lm.loss(cfg), cfg, opt, mesh, split.accumulation), (state, batch))
     token_bytes = jax.ShapeDtypeStruct((cfg.vocab,), "int32", sharding=share.whole(mesh))
     evaluate = jax.jit(lm.evaluation(cfg, split.accumulation))
-    yield Program("eval", evaluate, (state.params, token_bytes, batch), beside=state.optimizer)
+    evaluated = update.for_evaluation(state)
+    beside = (state.optimizer, () if evaluated is state.params else state.params)
+    yield Program("eval", evaluate, (evaluated, token_bytes, batch), beside=beside)
 
 
 @dataclass
@@ -151,7 +153,7 @@ class Training:
 
     def _evaluate(self, step: int, state: update.State) -> dict[str, float]:
         began = time.perf_counter()
-        results = self.compiled.evaluate(state.params)
+        results = self.compiled.evaluate(update.for_evaluation(state))
         self.log.log(step, "eval", **results, eval_time=time.perf_counter() - began)
         self.checkpoints.score(step, **results)
         return results

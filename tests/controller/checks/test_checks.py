@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from conf.schedule import PiecewiseSchedule
 from conf.schema import Config
+from controller.checks.training import schedule_ends_late
 from controller.compose import compose
 from controller.preflight import preflight
 
@@ -54,7 +56,7 @@ def test_what_is_right_is_not_commented_on() -> None:
         ),
         (
             [*GRPO, "optimizer.schedule.final_fraction=0", "optimizer.schedule.horizon_steps=50"],
-            "schedule: warning optimizer.schedule.horizon_steps: the learning rate is 0 from update 50 on",
+            "schedule: warning optimizer.schedule.horizon_steps: the learning rate is 0 after 50 updates, and there",
         ),
         (
             [*GRPO, "optimizer.schedule.final_fraction=0.01"],
@@ -90,6 +92,15 @@ def test_what_is_right_is_not_commented_on() -> None:
 def test_what_is_wrong_names_its_key(overrides: list[str], said: str) -> None:
     found = words(*overrides)
     assert any(line.startswith(said) for line in found), found
+
+
+def test_a_learning_rate_of_points_ends_too() -> None:
+    found = config(*GRPO)
+    assert found.optimizer is not None
+    points = PiecewiseSchedule(kind="piecewise", points=((0, 1.0), (99, 0.0)))
+    ended = found.optimizer.model_copy(update={"schedule": points})
+    [finding] = schedule_ends_late(found.model_copy(update={"optimizer": ended}))
+    assert str(finding).startswith("optimizer.schedule.points: the learning rate is 0 after 99 updates, and there are")
 
 
 def test_an_incomplete_trainer_is_told_of_each_missing_group() -> None:

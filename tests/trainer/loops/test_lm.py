@@ -12,6 +12,7 @@ from conf.runfile import RunFile, RunFileError
 from trainer import main, update
 from trainer import mesh as meshes
 from trainer.checkpoint import Checkpoints
+from trainer.diverged import DivergedError
 
 
 def train(raw, folder: Path) -> list[dict]:
@@ -87,3 +88,16 @@ def test_a_finished_run_is_only_evaluated_again(lm_run, tmp_path):
 def test_bad_input_is_refused_before_the_first_step(lm_run, tmp_path, sections, words):
     with pytest.raises(RunFileError, match=words):
         train(changed(lm_run, **sections), tmp_path / "a")
+
+
+def test_a_loss_that_is_not_finite_ends_the_run_by_name(lm_run, tmp_path):
+    """A learning rate that takes the weights to infinity; what is kept is the state before."""
+    wild = changed(lm_run, optimizer={"lr": 10.0, "clip_norm": None, "b2": 0.0}, model={"init": "fan_in"})
+    wild["optimizer"]["groups"] = [{"match": "*", "lr_scale": 1e30}]
+    with pytest.raises(DivergedError, match=r"update 2: the loss is .*; its batch is in .*step-2\. .*nan_policy=skip"):
+        train(wild, tmp_path / "a")
+    with np.load(tmp_path / "bucket/diverged/step-2/worker-0.npz") as kept:
+        assert kept["tokens"].size == wild["loop"]["total_batch_tokens"]
+    wild["optimizer"]["nan_policy"] = "skip"
+    lines = train(changed(wild, dir=str(tmp_path / "b")), tmp_path / "b")
+    assert [line["skipped"] for line in lines if line["phase"] == "train"] == [0, 1, 2, 3, 4, 5]

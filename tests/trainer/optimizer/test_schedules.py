@@ -1,0 +1,70 @@
+"""Schedules by hand-computed values."""
+
+import numpy as np
+import pytest
+from pydantic import TypeAdapter, ValidationError
+
+from conf.schedule import Schedule
+from trainer.optimizer.schedules import share
+
+
+def read(**schedule):
+    return TypeAdapter(Schedule).validate_python(schedule)
+
+
+def stable(warmup: int, decay: int, horizon: int) -> dict:
+    parts = {"warmup_steps": warmup, "decay_steps": decay, "horizon_steps": horizon}
+    return parts | {"kind": "warmup_stable_decay", "final_fraction": 0.5}
+
+
+@pytest.mark.parametrize(
+    ("schedule", "shares"),
+    [
+        ({"kind": "constant", "warmup_steps": 0}, [1, 1, 1]),
+        ({"kind": "constant", "warmup_steps": 4}, [0.25, 0.5, 0.75, 1, 1]),
+        ({"kind": "linear", "warmup_steps": 0, "horizon_steps": 4, "final_fraction": 0.0}, [1, 0.75, 0.5, 0.25, 0, 0]),
+        ({"kind": "linear", "warmup_steps": 2, "horizon_steps": 4, "final_fraction": 0.5}, [0.5, 1, 1, 0.75, 0.5, 0.5]),
+        ({"kind": "cosine", "warmup_steps": 0, "horizon_steps": 2, "final_fraction": 0.0}, [1, 0.5, 0, 0]),
+        ({"kind": "cosine", "warmup_steps": 1, "horizon_steps": 3, "final_fraction": 0.5}, [1, 1, 0.75, 0.5]),
+        (stable(0, 2, 4), [1, 1, 1, 0.75, 0.5, 0.5]),
+        (stable(2, 2, 5), [0.5, 1, 1, 1, 0.75, 0.5]),
+        (stable(2, 2, 4), [0.5, 1, 1, 0.75, 0.5]),
+        ({"kind": "piecewise", "points": [[1, 0.5], [3, 1.0], [4, 0.0]]}, [0.5, 0.5, 0.75, 1, 0, 0]),
+    ],
+)
+def test_share_of_each_update(schedule, shares):
+    by_count = share(read(**schedule))
+    np.testing.assert_allclose([by_count(count) for count in range(len(shares))], shares, atol=1e-6)
+
+
+def test_no_schedule_is_constant():
+    assert [share(None)(count) for count in (0, 9)] == [1, 1]
+
+
+@pytest.mark.parametrize(
+    ("schedule", "words"),
+    [
+        (stable(3, 2, 4), r"warmup_steps \(3\) and decay_steps \(2\) together are more than horizon_steps \(4\)"),
+        ({"kind": "piecewise", "points": [[2, 1.0], [2, 0.0]]}, "the numbers of updates must rise, not 2, 2"),
+    ],
+)
+def test_parts_that_do_not_fit_are_refused(schedule, words):
+    with pytest.raises(ValidationError, match=words):
+        read(**schedule)
+
+
+@pytest.mark.parametrize(
+    ("schedule", "end"),
+    [
+        ({"kind": "constant", "warmup_steps": 0}, None),
+        ({"kind": "linear", "warmup_steps": 0, "horizon_steps": 4, "final_fraction": 0.0}, 4),
+        (stable(0, 2, 4), None),
+        (stable(0, 2, 4) | {"final_fraction": 0.0}, 4),
+        ({"kind": "piecewise", "points": [[0, 1.0], [7, 0.0]]}, 7),
+    ],
+)
+def test_when_nothing_is_left_is_known(schedule, end):
+    found = read(**schedule)
+    assert found.zero_after == end
+    if end is not None:
+        assert share(found)(end - 1) > 0 == share(found)(end)

@@ -1,0 +1,48 @@
+"""Adafactor (https://arxiv.org/abs/1804.04235) of optax, applied to the matrices of each layer."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import optax
+
+from conf.decoder import Model
+from conf.optimizer import Adafactor
+from trainer.optimizer.matrices import views
+from trainer.optimizer.rules import named
+
+SMALLEST_SCALE = 1e-3
+"""Below this root mean square a weight counts as this large, so that one that begins with zeros moves."""
+
+
+def scale_by_adafactor(opt: Adafactor, cfg: Model) -> optax.GradientTransformation:
+    """Gradients to directions, for weights of the layers or for those outside, not for both.
+
+    Every matrix has factored moments, however small, and a root mean square of its own in each layer.
+    """
+    parts = [optax.scale_by_factored_rms(decay_rate=opt.decay_exponent, epsilon=opt.epsilon, min_dim_size_to_factor=1)]
+    if opt.update_clip is not None:
+        parts.append(optax.clip_by_block_rms(opt.update_clip))
+    if opt.scale_by_weight:
+        parts.append(optax.scale_by_param_block_rms(SMALLEST_SCALE))
+    if opt.b1 is not None:
+        parts.append(optax.ema(opt.b1, debias=False))
+    one, shapes = optax.chain(*parts), views(cfg)
+
+    def viewed(tree: Any) -> Any:
+        return named(lambda path, x: x.reshape(shapes[path].shape), tree)
+
+    def stacked(tree: Any) -> bool:
+        found = {shapes[path].stacked for path in jax.tree.leaves(named(lambda path, _: path, tree))}
+        return found == {True}
+
+    def init(params: Any) -> Any:
+        return (jax.vmap(one.init) if stacked(params) else one.init)(viewed(params))
+
+    def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, Any]:
+        each = jax.vmap(one.update) if stacked(updates) else one.update
+        directions, state = each(viewed(updates), state, viewed(params))
+        return jax.tree.map(lambda d, g: d.reshape(g.shape), directions, updates), state
+
+    return optax.GradientTransformation(init, update)

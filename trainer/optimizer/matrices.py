@@ -1,0 +1,57 @@
+"""Weights as the matrices that they are to Muon and Adafactor: heads merged, one matrix per layer."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import jax
+
+from conf.decoder import Model
+from trainer.weights import weight_table
+
+
+@dataclass(frozen=True)
+class View:
+    """A weight with some of its axes merged.
+
+    Attributes:
+        shape: [layers, inputs, outputs] of a matrix of the layers, [layers, n] of a vector, [a, b] of another matrix.
+        axes: the logical axes that each of these axes is made of.
+    """
+
+    shape: tuple[int, ...]
+    axes: tuple[tuple[str | None, ...], ...]
+
+    @property
+    def stacked(self) -> bool:
+        """Does the first axis count layers?"""
+        return self.axes[:1] == (("layers",),)
+
+    @property
+    def is_matrix(self) -> bool:
+        """Is it a product of the layers, [layers, inputs, outputs]?"""
+        return self.stacked and len(self.shape) == 3
+
+
+def views(cfg: Model) -> dict[str, View]:
+    """Of each weight, by its dotted path: the two axes of heads are one axis of a matrix."""
+    leaves = jax.tree.leaves_with_path(weight_table(cfg))
+    return {
+        jax.tree_util.keystr(path, simple=True, separator="."): _view(weight.shape, weight.axes)
+        for path, weight in leaves
+    }
+
+
+def _view(shape: tuple[int, ...], axes: tuple[str | None, ...]) -> View:
+    merged: list[tuple[str | None, ...]] = []
+    for axis in axes:
+        if axis == "head_dim" and merged and merged[-1][-1] in ("heads", "kv_heads"):
+            merged[-1] = (*merged[-1], axis)
+        else:
+            merged.append((axis,))
+    sizes, start = [], 0
+    for group in merged:
+        sizes.append(math.prod(shape[start : start + len(group)]))
+        start += len(group)
+    return View(tuple(sizes), tuple(merged))

@@ -1,0 +1,107 @@
+"""What the optimizer does with each weight: its direction, learning rate and decay, by the weight's path."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from typing import Any
+
+import jax
+
+from conf.decoder import Model
+from conf.optimizer import Adafactor, Group, Muon, MuonGroup, Optimizer
+from conf.runfile import RunFileError
+from trainer.optimizer.matrices import View, views
+
+
+@dataclass(frozen=True)
+class Rule:
+    """How one weight is updated.
+
+    Attributes:
+        direction: name of the transformation that it shares with others; a part of the state's paths.
+        lr: peak learning rate, with the factor of its shape.
+        weight_decay: multiplied by that learning rate.
+        cautious: it decays only where its step goes towards 0.
+        b1, b2: of AdamW.
+    """
+
+    direction: str
+    lr: float
+    weight_decay: float
+    cautious: bool = False
+    b1: float = 0.0
+    b2: float = 0.0
+
+    @property
+    def is_muon(self) -> bool:
+        """Is it orthogonalized?"""
+        return self.direction == "muon"
+
+
+def rules(opt: Optimizer, cfg: Model) -> dict[str, Rule]:
+    """By the path of each weight. Raises RunFileError where a group's pattern matches none."""
+    shapes = views(cfg)
+    for i, group in enumerate(opt.groups):
+        if not any(fnmatchcase(path, group.match) for path in shapes):
+            raise RunFileError(
+                f"optimizer.groups.{i}.match: {group.match!r} matches no weight of the model; "
+                f"its weights: {', '.join(sorted(shapes))}"
+            )
+    return {path: _rule(opt, cfg, view, _group(opt, path)) for path, view in shapes.items()}
+
+
+def named(function: Callable[..., Any], tree: Any, *rest: Any) -> Any:
+    """`jax.tree.map` with the weight's path, dotted, as first argument."""
+
+    def call(path: Any, *leaves: Any) -> Any:
+        return function(jax.tree_util.keystr(path, simple=True, separator="."), *leaves)
+
+    return jax.tree.map_with_path(call, tree, *rest)
+
+
+def _group(opt: Optimizer, path: str) -> Group:
+    return next((g for g in opt.groups if fnmatchcase(path, g.match)), MuonGroup(match=path))
+
+
+def _rule(opt: Optimizer, cfg: Model, view: View, group: Group) -> Rule:
+    if isinstance(opt, Muon) and view.is_matrix and getattr(group, "algorithm", None) is None:
+        return _muon(opt, cfg, view, group)
+    base = opt.adamw if isinstance(opt, Muon) else opt
+    lr, decay = _lr(group, base.lr, cfg), _decay(group, base.weight_decay)
+    if isinstance(base, Adafactor):
+        return Rule("adafactor_layers" if view.stacked else "adafactor", lr, decay)
+    b1, b2 = (base_value if own is None else own for own, base_value in _betas(group, base))
+    name = "adamw" if (b1, b2) == (base.b1, base.b2) else f"adamw_{b1}_{b2}"
+    return Rule(name, lr, decay, b1=b1, b2=b2)
+
+
+def _muon(opt: Muon, cfg: Model, view: View, group: Group) -> Rule:
+    layers = 1.0 if opt.reference_layers is None else (opt.reference_layers / cfg.layers) ** 2
+    _, inputs, outputs = view.shape
+    factor = {
+        "none": 1.0,
+        "aspect": max(1.0, outputs / inputs) ** 0.5,
+        "match_adamw": 0.2 * max(inputs, outputs) ** 0.5,
+    }[opt.shape_scale]
+    decay = _decay(group, opt.weight_decay * layers)
+    return Rule(
+        "muon",
+        _lr(group, opt.lr, cfg) * factor,
+        decay if opt.scaled_decay else decay / factor,
+        cautious=opt.cautious,
+    )
+
+
+def _lr(group: Group, base: float, cfg: Model) -> float:
+    lr = (base if group.lr is None else group.lr) * (1.0 if group.lr_scale is None else group.lr_scale)
+    return lr if group.reference_dim is None else lr * (cfg.dim / group.reference_dim) ** -0.5
+
+
+def _decay(group: Group, base: float) -> float:
+    return base if group.weight_decay is None else group.weight_decay
+
+
+def _betas(group: Group, base: Any) -> tuple[tuple[float | None, float], tuple[float | None, float]]:
+    return (getattr(group, "b1", None), base.b1), (getattr(group, "b2", None), base.b2)

@@ -1,0 +1,43 @@
+"""Schedules as functions of the number of updates done before."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from conf.schedule import ConstantSchedule, DecaySchedule, PiecewiseSchedule, Schedule, WarmupStableDecaySchedule
+
+Share = Callable[[Any], jax.Array]
+"""Number of updates done before to the share of the peak, float32."""
+
+
+def share(schedule: Schedule | None) -> Share:
+    """The schedule as a function. None: always 1.
+
+    Update number n (from 1) of a warm-up has n / warmup_steps, so that the first one already moves the weights. A decay
+    begins at the peak with the first update after what precedes it, and is at its end after `horizon_steps` updates.
+    """
+    if schedule is None:
+        return lambda count: jnp.ones_like(jnp.float32(count))
+    if isinstance(schedule, PiecewiseSchedule):
+        steps, shares = zip(*schedule.points, strict=True)
+        return lambda count: jnp.interp(jnp.float32(count), jnp.float32(steps), jnp.float32(shares))
+    warmup, rest = schedule.warmup_steps, _after_warmup(schedule)
+    return lambda count: jnp.float32(jnp.where(count < warmup, (count + 1) / max(warmup, 1), rest(count - warmup)))
+
+
+def _after_warmup(schedule: ConstantSchedule | DecaySchedule | WarmupStableDecaySchedule) -> optax.Schedule:
+    """By the number of updates since the warm-up."""
+    if isinstance(schedule, ConstantSchedule):
+        return optax.schedules.constant_schedule(1.0)
+    length, final = schedule.horizon_steps - schedule.warmup_steps, schedule.final_fraction
+    if isinstance(schedule, DecaySchedule):
+        if schedule.kind == "cosine":
+            return optax.schedules.cosine_decay_schedule(1.0, length, alpha=final)
+        return optax.schedules.linear_schedule(1.0, final, length)
+    stable = length - schedule.decay_steps
+    return optax.schedules.linear_schedule(1.0, final, schedule.decay_steps, transition_begin=stable)
