@@ -70,10 +70,10 @@ def _key(raw: Any, error: Any) -> str:
     """The dotted key, without the tags that pydantic adds for the members of a union."""
     parts, last = [], len(error["loc"]) - 1
     for i, part in enumerate(error["loc"]):
-        present = isinstance(raw, dict) and part in raw
+        present = part in raw if isinstance(raw, dict) else isinstance(raw, list) and isinstance(part, int)
         if present or (i == last and error["type"] == "missing"):
             parts.append(str(part))
-            raw = raw[part] if present else None
+            raw = raw[part] if present else None  # pyright: ignore[reportCallIssue, reportArgumentType]
     return ".".join(parts)
 
 

@@ -10,7 +10,7 @@ import hashlib
 import json
 import shlex
 from dataclasses import dataclass
-from typing import Annotated, Any, get_args
+from typing import Annotated, Any, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
 
@@ -168,6 +168,8 @@ def _keys_beside(path: list[str]) -> set[str]:
     """Every key the schema knows beside the last one of `path` (of all kinds, where a section has several)."""
     models: list[type[BaseModel]] = [Config]
     for part in path[:-1]:
+        if part.isdigit():  # of a list, whose items are of the same kinds
+            continue
         fields = [m.model_fields[part].annotation for m in models if part in m.model_fields]
         models = [m for annotation in fields for m in _models_in(annotation)]
     return {name for m in models for name in m.model_fields}
@@ -183,7 +185,8 @@ def keys_called(name: str) -> list[str]:
             path = f"{prefix}{key}"
             if key == name and prefix:
                 found[path] = None
-            todo += [(f"{path}.", inner) for inner in _models_in(info.annotation) if path.count(".") < 2]
+            if get_origin(info.annotation) is not tuple and path.count(".") < 2:  # items of a list have no keys
+                todo += [(f"{path}.", inner) for inner in _models_in(info.annotation)]
     return list(found)[:3]
 
 

@@ -58,7 +58,11 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
             "program.command: is a list of words, not one string: 'program.command=[",
         ),
         (["seed=1"], "seed: no such group; did you mean run.seed=1?"),
-        (["lr=1e-3"], "lr: no such group; did you mean optimizer.lr=1e-3?"),
+        (["lr=1e-3"], "lr: no such group; did you mean optimizer.lr=1e-3 or optimizer.adamw.lr=1e-3?"),
+        (
+            ["optimizer.groups=[{match: '*', lrs: 1}]"],
+            "optimizer.groups.0.lrs: unknown key; did you mean optimizer.groups.0.lr?",
+        ),
         (["tpu=v5"], "tpu: no tpu named 'v5'; choices: "),
         (["model=none"], "model: no model named 'none'"),
         (["tpu.zone=[1"], "tpu.zone: '[1' cannot be read"),
