@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
+from pydantic import ValidationError
 
 from conf import families
 from conf.decoder import Model
@@ -57,8 +58,15 @@ def model_from(config: dict[str, Any], **compute: Any) -> Model:
     if kind not in FAMILIES:
         known = ", ".join(FAMILIES)
         raise UnknownArchitectureError(f"config.json: model_type {kind!r} is not one of {known}")
-    described = _gpt2(config) if kind == "gpt2" else _rotary(config)
-    return Model.model_validate({**families.switches(FAMILIES[kind]), **described, **compute})
+    try:
+        described = _gpt2(config) if kind == "gpt2" else _rotary(config)
+        return Model.model_validate({**families.switches(FAMILIES[kind]), **described, **compute})
+    except KeyError as error:
+        raise UnknownArchitectureError(f"config.json: there is no {error} of {kind}") from None
+    except ValidationError as error:
+        found = error.errors()[0]
+        key = ".".join(map(str, found["loc"])) or "model"
+        raise UnknownArchitectureError(f"config.json: {key} of {kind}: {found['msg']}") from None
 
 
 def config_for(cfg: Model) -> dict[str, Any]:

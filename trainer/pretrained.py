@@ -16,7 +16,8 @@ from trainer.weights import Params, weight_table
 
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
-SHARD_BYTES = 4 << 30
+SHARD_BYTES = 2 << 30
+"""Size of the files that `write` makes; it holds two such sizes beside the model."""
 
 
 class CheckpointError(ValueError):
@@ -54,7 +55,7 @@ def read(folder: epath.Path, cfg: Model) -> Params:
 
 
 def write(folder: epath.Path, params: Params, cfg: Model, config: dict[str, Any]) -> None:
-    """Write config.json and shards of at most 4 GiB, as transformers' `from_pretrained` reads them."""
+    """Write config.json and shards of at most SHARD_BYTES, as transformers' `from_pretrained` reads them."""
     from safetensors.numpy import save
 
     folder.mkdir(parents=True, exist_ok=True)
@@ -147,7 +148,10 @@ def stored(folder: epath.Path) -> Iterator[tuple[str, np.ndarray]]:
 
 def _shards(folder: epath.Path) -> list[str]:
     if (folder / INDEX).exists():
-        return sorted(set(json.loads((folder / INDEX).read_text())["weight_map"].values()))
+        try:
+            return sorted(set(json.loads((folder / INDEX).read_text())["weight_map"].values()))
+        except (json.JSONDecodeError, KeyError, TypeError, AttributeError):
+            raise CheckpointError(f"{folder / INDEX}: is no index of shards; download it again") from None
     if (folder / SINGLE).exists():
         return [SINGLE]
     raise CheckpointError(f"{folder}: there is neither {SINGLE} nor {INDEX}")

@@ -29,8 +29,11 @@ class StoreError(RunFileError):
 
 
 def write(folder: epath.Path, params: Params, cfg: Model) -> None:
-    """Write the weights, then their description: a folder without one is not complete."""
-    with ocp.PyTreeCheckpointer() as checkpointer:
+    """Write the weights, NumPy arrays, then their description: a folder without one is not complete."""
+    # the usual handler makes a copy of every array first, so that it may be changed meanwhile; nobody does that here
+    handler = ocp.type_handlers.NumpyHandler(deepcopy_host_arrays=False)
+    registry = ocp.type_handlers.create_type_handler_registry((np.ndarray, handler))
+    with ocp.Checkpointer(ocp.PyTreeCheckpointHandler(type_handler_registry=registry)) as checkpointer:
         checkpointer.save(_absolute(folder) / WEIGHTS, params)
     (folder / DESCRIPTION).write_text(yaml.safe_dump(cfg.model_dump(mode="json"), sort_keys=False))
 
@@ -69,7 +72,10 @@ def place(folder: epath.Path, cfg: Model, mesh: Mesh) -> Params:
         lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), abstract(cfg), shardings(cfg, mesh)
     )
     if not (folder / DESCRIPTION).exists():
-        return jax.tree.map(_placed, _pretrained(folder, cfg), wanted)
+        read, shapes = _pretrained(folder, cfg), jax.tree.leaves(wanted)
+        arrays, tree = jax.tree.flatten(read)
+        del read  # so that each array goes when it has been placed
+        return tree.unflatten([_placed(arrays.pop(0), shape) for shape in shapes])
     restore: Any = ocp.checkpoint_utils.construct_restore_args(wanted)
     with ocp.PyTreeCheckpointer() as checkpointer:
         placed = checkpointer.restore(_absolute(folder) / WEIGHTS, restore_args=restore)
@@ -85,7 +91,7 @@ def _pretrained(folder: epath.Path, cfg: Model) -> Params:
 
 def _placed(array: np.ndarray, wanted: jax.ShapeDtypeStruct) -> jax.Array:
     def part(index: tuple[slice, ...]) -> np.ndarray:
-        return array[index].astype(wanted.dtype)
+        return array[index].astype(wanted.dtype, copy=False)
 
     return jax.make_array_from_callback(wanted.shape, wanted.sharding, part)  # pyright: ignore[reportArgumentType]
 

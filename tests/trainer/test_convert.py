@@ -2,6 +2,8 @@
 
 import json
 import shutil
+import tracemalloc
+from collections.abc import Callable
 from pathlib import Path
 
 import jax
@@ -13,6 +15,7 @@ import yaml
 from etils import epath
 
 from conf.decoder import Model
+from conf.runfile import RunFileError
 from tests.trainer.conftest import mesh_of
 from trainer import convert, huggingface, model, pretrained, store, weights
 
@@ -35,13 +38,13 @@ def tensors_of(folder: Path) -> dict[str, np.ndarray]:
     return dict(pretrained.stored(epath.Path(folder)))
 
 
-@pytest.mark.parametrize("shard_bytes", [4 << 30, 50_000], ids=["one-file", "shards"])
+@pytest.mark.parametrize("shard_bytes", [2 << 30, 50_000], ids=["one-file", "shards"])
 def test_export_writes_what_was_imported(imported, tmp_path, monkeypatch, shard_bytes):
     """fixtures/check_exports.py has shown that transformers loads this config.json with these tensors."""
     family, folder = imported
     monkeypatch.setattr(pretrained, "SHARD_BYTES", shard_bytes)
     assert run("export", folder, tmp_path / "out") == 0
-    assert (tmp_path / "out" / pretrained.INDEX).exists() == (shard_bytes < 4 << 30)
+    assert (tmp_path / "out" / pretrained.INDEX).exists() == (shard_bytes < 2 << 30)
     before, after = tensors_of(FIXTURES / family), tensors_of(tmp_path / "out")
     assert before.keys() == after.keys()
     for name, array in before.items():
@@ -147,6 +150,18 @@ def truncate(folder: Path) -> None:
         (lambda f: change_config(f, num_hidden_layers=4), "9 tensors are missing, such as layers.3."),
         (lambda f: change_config(f, model_type="mamba"), "model_type 'mamba' is not one of gemma2, gemma3_text, llama"),
         (lambda f: change_config(f, hidden_act="gelu"), "activation 'gelu' of llama is not supported"),
+        (lambda f: change_config(f, num_key_value_heads=3), "heads (4) must be a multiple of kv_heads (3)"),
+        (
+            lambda f: change_config(f, rms_norm_eps="tiny"),
+            "config.json: norm_epsilon of llama: Input should be a valid",
+        ),
+        (lambda f: (f / "config.json").write_text('{"model_type": "llama"}'), "config.json: activation None of llama"),
+        (
+            lambda f: (f / "config.json").write_text('{"model_type": "gpt2", "n_embd": 8, "n_head": 2}'),
+            "config.json: there is no 'n_layer' of gpt2",
+        ),
+        (lambda f: (f / pretrained.INDEX).write_text("[]"), "model.safetensors.index.json: is no index of shards"),
+        (lambda f: (f / pretrained.INDEX).unlink(), "there is neither model.safetensors nor model.safetensors.index"),
         (lambda f: (f / "config.json").write_text("{"), "config.json: is no JSON"),
         (lambda f: (f / "config.json").unlink(), "is neither a Hugging Face model (config.json) nor an Orbax"),
     ],
@@ -161,6 +176,27 @@ def test_what_is_broken_is_named_in_one_line(tmp_path, capsys, spoil, words):
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.parametrize(
+    ("spoil", "words"),
+    [
+        (lambda f: (f / "model-00002-of-00003.safetensors").unlink(), "the shard is missing; download the model again"),
+        (truncate, "is damaged or cut off"),
+        (lambda f: change_config(f, model_type="mamba"), "model_type 'mamba' is not one of gemma2, gemma3_text, llama"),
+        (lambda f: change_config(f, intermediate_size=49), "model.hidden: is 48, but 49 in the weights of"),
+        (lambda f: (f / "config.json").unlink(), "there is no model.yaml; make it with `python -m trainer.convert"),
+    ],
+)
+def test_a_run_names_what_is_broken_in_its_weights(tmp_path, spoil, words):
+    """`model.weights` of a run: an error of its run file, in one line."""
+    folder = copy_of("llama3", tmp_path)
+    cfg = store.describe(epath.Path(folder))
+    spoil(folder)
+    with pytest.raises(RunFileError) as error:
+        store.place(epath.Path(folder), cfg, mesh_of(1, 2, 1))
+    assert words in str(error.value)
+    assert len(str(error.value).splitlines()) == 1
+
+
 def test_a_folder_that_holds_a_model_is_not_overwritten(imported, tmp_path, capsys):
     family, folder = imported
     assert run("import", FIXTURES / family, folder) == 2
@@ -172,3 +208,43 @@ def test_weights_of_another_model_are_refused(imported):
     cfg: Model = store.describe(epath.Path(folder))
     with pytest.raises(store.StoreError, match=r"model\.hidden: is 49, but \d+ in the weights of"):
         store.read(epath.Path(folder), cfg.model_copy(update={"hidden": 49}))
+
+
+@pytest.fixture(scope="module")
+def large(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, int]:
+    """Hugging Face's folder of a model of 11 MB in ten shards, and the bytes of its weights."""
+    config = pretrained.read_config(epath.Path(FIXTURES / "qwen3"))
+    cfg = huggingface.model_from(config).model_copy(update={"dim": 256, "hidden": 1024, "vocab": 512, "tied": True})
+    params = jax.tree.map(lambda w: np.full(w.shape, 0.01, np.float32), weights.weight_table(cfg))
+    folder = tmp_path_factory.mktemp("large")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(pretrained, "SHARD_BYTES", 2_000_000)
+        pretrained.write(epath.Path(folder), params, cfg, huggingface.config_for(cfg))
+    assert len(list(folder.glob("model-*.safetensors"))) == 10
+    return folder, 4 * weights.count(cfg)
+
+
+def peak_of(act: Callable[[], object]) -> int:
+    """Bytes that Python and NumPy held at most during an act, beside what they held before."""
+    tracemalloc.start()
+    try:
+        act()
+        return tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+
+
+def test_import_never_holds_the_model_twice(large, tmp_path):
+    """What it holds is the result, and of each shard a tensor at a time."""
+    folder, size = large
+    assert run("import", folder, tmp_path / "first") == 0  # imports of modules are no matter of the model's size
+    peak = peak_of(lambda: run("import", folder, tmp_path / "in"))
+    assert size < peak < 1.4 * size
+
+
+def test_reading_into_devices_never_holds_the_model_twice(large):
+    folder, size = large
+    cfg, devices = store.describe(epath.Path(folder)), mesh_of(1, 2, 1)
+    store.place(epath.Path(folder), cfg, devices)
+    peak = peak_of(lambda: store.place(epath.Path(folder), cfg, devices))
+    assert size < peak < 1.4 * size
