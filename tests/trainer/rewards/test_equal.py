@@ -1,0 +1,116 @@
+"""Answers in the forms that models write them, and what is another answer."""
+
+from fractions import Fraction
+
+import pytest
+
+from trainer.rewards import answer_match, boxed, length
+from trainer.rewards.equal import LONGEST_ANSWER, number, same
+from trainer.rewards.extract import LONGEST_RESPONSE
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        "18",
+        "18.00",
+        "+18",
+        "$18",
+        r"\$18",
+        "$18$",
+        "18%",
+        r"18\%",
+        "x=18",
+        "x = 6*3 = 18",
+        "18 dollars",
+        "18 dollars per day",
+        r"18\text{ dollars}",
+        r"18~\mathrm{cm}^2",
+        "18 m^2",
+        "18 km/h",
+        "18-year-old",
+        "18.",
+        "**18**",
+        r"\(18\)",
+        r"\text{18}",
+        r"\boxed{18}",
+        "36/2",
+        r"\frac{36}{2}",
+        r"\dfrac{36}{2}",
+        r"17\frac{2}{2}",
+        "17 2/2",
+        r"18^\circ",
+        "1.8e1",
+        "0.018 thousand",
+        r"\sqrt{324}",
+        r"3 \times 6",
+        "6*3",
+        "20-2",
+    ],
+)
+def test_eighteen(given: str) -> None:
+    assert same(given, "18")
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        *("19", "-18", "1.8", "180", "0.18", "18.01", "18 or 19", "1 8", "1,8", "18/0", "18x", "3x", "x18", "x+18"),
+        *("18^2", r"18\pi", r"18 \pi", "18 million", "x=3, y=18", "(18, 19)", "eighteen", "", "  ", "18i", r"\sqrt{18}"),
+        *("9" * 5000, "18" + " " * LONGEST_ANSWER + "x"),
+    ],
+)
+def test_not_eighteen(given: str) -> None:
+    assert not same(given, "18")
+
+
+@pytest.mark.parametrize(
+    ("given", "right"),
+    [
+        ("1,800", "1800"),
+        ("1800", "1,800"),
+        ("1{,}800", "1,800"),
+        (r"1\,800", "1800"),
+        ("1.8 thousand", "1,800"),
+        (r"\frac{1}{2}", "0.5"),
+        (r"\frac12", "0.5"),
+        (r"1\frac{1}{2}", "1.5"),
+        ("-1 1/2", "-1.5"),
+        ("\u22123", "-3"),
+        (r"2\sqrt{2}", r"\sqrt{8}"),
+        (r"\sqrt2", "1.414214"),
+        ("(1,2)", "(1, 2)"),
+        (r"\left( 3, \frac{\pi}{2} \right)", r"(3,\frac{\pi}{2})"),
+        (r"\{2, 1\}", r"\{1,2\}"),
+        ("(x+1)^2", "x^2+2x+1"),
+        ("Paris", " paris."),
+        (r"\text{Paris}", "Paris"),
+    ],
+)
+def test_other_equals(given: str, right: str) -> None:
+    assert same(given, right)
+
+
+@pytest.mark.parametrize(
+    ("given", "right"),
+    [("Rome", "Paris"), ("(2,1)", "(1,2)"), ("x", "y"), (r"\sqrt{8}", r"\sqrt{2}"), ("-3", "3"), ("1/3", "0.33")],
+)
+def test_others_apart(given: str, right: str) -> None:
+    assert not same(given, right)
+
+
+def test_number_wants_exactly_one() -> None:
+    assert number("about 3 or 4") is None
+    assert number("$1,234.50 in all") == number("1234.5") == Fraction(2469, 2)
+
+
+def test_a_box_must_hold_the_answer_that_is_to_be_boxed() -> None:
+    assert boxed(r"\boxed{18}", "18") == 1.0
+    assert boxed("#### 18", "18") == boxed(r"18 \boxed{19}", "18") == 0.0
+
+
+def test_the_shorter_of_two_right_answers_is_better() -> None:
+    short, long, wrong = ("so" * n + " #### 18" for n in (1, LONGEST_RESPONSE // 8, 0))
+    assert 0 < length(long, "18") < length(short, "18") < 1
+    assert length(wrong, "19") == length("", "18") == 0
+    assert length("x" * LONGEST_RESPONSE + "#### 18", "18") == 0 < answer_match("#### 18", "18")

@@ -1,0 +1,154 @@
+"""Checks in worker processes: what hangs, crashes or attacks scores 0 and is counted, and the run goes on."""
+
+import random
+import sys
+import time
+
+import pytest
+
+from conf.runfile import RunFileError
+from trainer.rewards import answer_match, resolve
+from trainer.rewards.pool import Checked, Pool
+
+SECONDS = 0.4
+HANGING = r"\boxed{9^{9^{9^{9^9}}}}"
+
+MINE = """
+import os, signal, time
+
+def half(response, answer):
+    print("this must not break the pipe")
+    return 0.5
+
+def hang(response, answer):
+    while True:
+        pass
+
+def raises(response, answer):
+    raise ValueError("mine")
+
+def exits(response, answer):
+    raise SystemExit(0)
+
+def dies(response, answer):
+    os.kill(os.getpid(), signal.SIGKILL)
+
+def infinite(response, answer):
+    return float("inf")
+
+def seed(response, answer):
+    return hash("a string") % 1000
+"""
+
+
+@pytest.fixture(scope="module")
+def pool():
+    with Pool(2, SECONDS) as pool:
+        yield pool
+
+
+@pytest.fixture(scope="module", autouse=True)
+def mine(tmp_path_factory):
+    """A user's own module on the path."""
+    folder = tmp_path_factory.mktemp("mine")
+    (folder / "my_rewards.py").write_text(MINE)
+    sys.path.insert(0, str(folder))
+    yield
+    sys.path.remove(str(folder))
+
+
+def test_checks_are_collected_in_the_order_in_which_they_were_submitted(pool) -> None:
+    waiting = [pool.submit(["answer_match", "format"], f"#### {n}", "3") for n in range(40)]
+    found = [check.result() for check in waiting]
+    assert [check.scores["answer_match"] for check in found] == [float(n == 3) for n in range(40)]
+    assert all(check.scores["format"] == 1 and not check.timed_out and not check.failed for check in found)
+
+
+def test_a_hanging_check_scores_0_and_harms_no_other(pool) -> None:
+    began = time.monotonic()
+    waiting = [pool.submit(["answer_match", "format"], text, "18") for text in ("#### 18", HANGING, "#### 18")]
+    right, hung, right_too = (check.result() for check in waiting)
+    assert right == right_too == Checked({"answer_match": 1.0, "format": 1.0}, 0, 0)
+    assert hung == Checked({"answer_match": 0.0, "format": 1.0}, 1, 0)
+    assert time.monotonic() - began < 30
+
+
+@pytest.mark.parametrize("name", ["raises", "exits", "dies", "infinite"])
+def test_a_crashing_reward_scores_0_is_counted_and_told_once(pool, capfd, name) -> None:
+    name = f"my_rewards:{name}"
+    for _ in range(2):
+        found = pool.submit([name, "my_rewards:half"], "", "").result()
+        assert found == Checked({name: 0.0, "my_rewards:half": 0.5}, 0, 1)
+    assert capfd.readouterr().err.count(f"reward {name} failed on a response, which scores 0") == 1
+
+
+def test_a_users_reward_that_hangs_is_ended(pool) -> None:
+    assert pool.submit(["my_rewards:hang"], "", "").result() == Checked({"my_rewards:hang": 0.0}, 1, 0)
+
+
+def test_workers_agree_on_the_order_of_sets() -> None:
+    with Pool(1, SECONDS) as one, Pool(1, SECONDS) as other:
+        assert len({p.submit(["my_rewards:seed"], "", "").result().scores["my_rewards:seed"] for p in (one, other)}) == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("no_such_module_here:f", "no_such_module_here cannot be imported here: ModuleNotFoundError"),
+        ("my_rewards:no_such_function", "module my_rewards has no function no_such_function"),
+    ],
+)
+def test_a_reward_that_is_not_there_is_refused(name, words) -> None:
+    with pytest.raises(RunFileError, match=rf"loop\.rewards: {words}"):
+        resolve(name)
+    assert resolve("my_rewards:half").__name__ == "half"
+    assert resolve("answer_match") is answer_match
+
+
+def test_500_adversarial_responses_neither_crash_nor_hang(pool) -> None:
+    texts = adversarial(random.Random(0))
+    assert len(texts) == 500
+    waiting = [pool.submit(["answer_match", "boxed"], text, "18") for text in texts]
+    checks = [check.result() for check in waiting]
+    assert all(0 <= score <= 1 for check in checks for score in check.scores.values())
+    assert sum(check.failed for check in checks) == 0
+    assert sum(check.timed_out > 0 for check in checks) <= 10
+    assert pool.submit(["answer_match"], "#### 18", "18").result().scores == {"answer_match": 1.0}
+
+
+def adversarial(draw: random.Random) -> list[str]:
+    """Unclosed, nested, injected, hanging and megabyte-long answers."""
+    pieces = [
+        *("\\boxed{", "{", "}", "\\frac{", "\\sqrt{", "\\left(", "^{", "_{", "$", "\\(", "\\[", "####", "18", "9", ","),
+        *("/", "-", "\\text{", "\n", " ", "=", "\\begin{matrix}", "&", "\\\\", "!", "\\int_0^", "\\sum_{n=1}^", "\0"),
+        *("\u202e", "\ud7ff", "\U0001f600", "x", "(", ")", "[", "]", "|", "\\infty", "\\lim_{x\\to0}", "answer is ", "'"),
+    ]
+    soups = ["\\boxed{" + "".join(draw.choices(pieces, k=draw.randrange(1, 60))) + "}" for _ in range(300)]
+    bombs = [
+        *("\\boxed{" * n + "18" + "}" * n for n in (2, 50, 300, 10_000)),
+        *("\\boxed{" * n + "18" for n in (1, 50, 10_000)),
+        *("\\boxed{18" + "}" * n for n in (1, 50, 10_000)),
+        *("\\boxed{" + "(" * n + "18" + ")" * n + "}" for n in (5, 50, 140)),
+        *("\\boxed{" + "\\frac{" * n + "1" + "}{1}" * n + "}" for n in (2, 20)),
+        *("\\boxed{" + "\\sqrt{" * n + "18" + "}" * n + "}" for n in (2, 40)),
+        HANGING,
+        "\\boxed{9^{9^{9}}}",
+        "\\boxed{(9!)!}",
+        "\\boxed{10^{10^{10}} - 10^{10^{10}} + 18}",
+        "\\boxed{\\sum_{n=1}^{10^9} n^{n}}",
+        "\\boxed{\\int_0^1 x^x e^{x^x} dx}",
+    ]
+    injected = [
+        *("__import__('os').system('exit 1')", "exit()", "import os; os.abort()", "open('/etc/passwd').read()"),
+        *("().__class__.__bases__[0].__subclasses__()", "lambda: 18", "18 if True else 0", "%s%n", "'; DROP TABLE x", "\0"),
+        *("${18}", "{{18}}", "\\input{/etc/passwd}", "\\def\\x{\\x}\\x", "\\write18{ls}", "nan", "inf", "1e999999999"),
+        *("٣", "Ⅻ", "½", "１８", "18\u0301", "18\ufeff", "NULL", "true", "0x12", "0b10010", "1_8", "--18", "+-18", "18-"),
+    ]
+    wrapped = [form % text for text in injected for form in ("#### %s", "\\boxed{%s}", "The answer is %s", "%s")]
+    units = ["9", "\\boxed{", "{", "}", " ", "\n", "####", "$", "answer is ", "1,", "1/", "\\frac{", "-", "Question:", "\\", "("]
+    long = [unit * (1_000_000 // len(unit)) for unit in units]
+    texts = soups + bombs + wrapped + long
+    while len(texts) < 500:
+        text = draw.choice(bombs[:14] + wrapped)
+        texts.append(text[: draw.randrange(len(text))])
+    return texts[:500]

@@ -1,0 +1,122 @@
+r"""Is a given answer the right one? Numbers are compared exactly, words as words, the rest as mathematics.
+
+A number may stand beside a unit, a currency, a percent sign or the variable it is the value of: `18`, `18.00`, `$18`,
+`18%`, `x=18`, `18 dollars`, `36/2` and `\frac{36}{2}` are equal; `18 or 19` and `18x` are no numbers.
+"""
+
+from __future__ import annotations
+
+import re
+from fractions import Fraction
+from functools import lru_cache
+
+from trainer.rewards import symbolic
+from trainer.rewards.extract import NUMBER
+
+LONGEST_ANSWER = 300
+"""Characters; what is longer is no answer."""
+
+WRAPPERS = (("$$", "$$"), ("$", "$"), ("\\(", "\\)"), ("\\[", "\\]"), ("**", "**"), ("{", "}"), ("`", "`"))
+WRAPPING = re.compile(r"\\(?:boxed|fbox|framebox|text|textbf|mathbf|mathrm|mbox)\s*\{([^{}]*)\}")
+TEXT = re.compile(r"\\(?:text|textbf|textit|textrm|mathrm|mathbf|mbox)\s*\{([^{}]*)\}")
+REPLACED = (
+    (re.compile(r"\{,\}|\\,|\\!|\\(?:left|right|displaystyle)(?![a-zA-Z])|\^\s*\{?\s*\\circ\s*\}?|°"), ""),
+    (re.compile(r"\\[;: ]|~|\\q?quad(?![a-zA-Z])|\s+"), " "),
+    (re.compile(r"\\([%$#&])"), r"\1"),
+    (re.compile(r"\\[dtc]frac"), r"\\frac"),
+    (re.compile(r"\u2212"), "-"),
+)
+FRACTION = re.compile(r"\\frac\s*(?:\{\s*(\d+(?:\.\d+)?)\s*\}|(\d))\s*(?:\{\s*(\d+(?:\.\d+)?)\s*\}|(\d))")
+MIXED = re.compile(r"(?<![\d.,/])(\d+)\s+(\d+)\s*/\s*(\d+)(?![\d.,/])")
+SQUARED_UNIT = re.compile(r"(?<=[A-Za-z])\s*\^\s*\{?\s*[23]\s*\}?")
+THOUSANDS = re.compile(r"(?<=\d),(?=\d{3}(?!\d))")
+SEVERAL = re.compile(r"[,;]|\b(?:and|or)\b", re.IGNORECASE)
+EQUALS = re.compile(r"=|\u2248|\\approx(?![a-zA-Z])")
+BEFORE = re.compile(r"(?:.*(?:[^A-Za-z]|[A-Za-z]{2}))?", re.DOTALL)
+"""A letter alone, right before the number, makes it a name: x18."""
+AROUND = (re.compile(r"[A-Za-z\s$€£¥:.,('\"]*"), re.compile(r"[A-Za-z\s$€£¥%.,;/)'\"²³-]*"))
+"""What may stand before and after a number."""
+VARIABLE = re.compile(r"\s*(?:[abeiknxyz]|pi)\s*")
+MAGNITUDE = re.compile(r"\s*(thousand|million|billion|trillion)\b", re.IGNORECASE)
+MAGNITUDES = {"thousand": 10**3, "million": 10**6, "billion": 10**9, "trillion": 10**12}
+MATHEMATICAL = re.compile(r"[\d\\^+*/=<>()\[\]|]")
+
+
+@lru_cache(maxsize=4096)  # the samples of a group give the same answers, and several rewards ask about each
+def same(given: str, right: str) -> bool:
+    """Is the given answer the right one? Deterministic; under a limit where one of them is neither number nor word."""
+    if len(given) > LONGEST_ANSWER:
+        return False
+    left, gold = plain(given), plain(right)
+    if not left:
+        return False
+    a, b = number(left), number(gold)
+    if a is not None and b is not None:
+        return a == b
+    if _words(left) == _words(gold):
+        return True
+    if not (MATHEMATICAL.search(left) and MATHEMATICAL.search(gold)):
+        return False
+    return symbolic.same(TEXT.sub("", left), TEXT.sub("", gold))
+
+
+def plain(text: str) -> str:
+    """The answer without what is around it and without the typography of TeX."""
+    for pattern, by in REPLACED:
+        text = pattern.sub(by, text)
+    while True:
+        stripped = text.strip().rstrip(".,;").strip()
+        if wrapped := WRAPPING.fullmatch(stripped):
+            stripped = wrapped[1]
+        for begin, end in WRAPPERS:
+            inside = stripped[len(begin) : -len(end)]
+            is_wrapped = len(stripped) > len(begin) + len(end) and stripped == begin + inside + end
+            if is_wrapped and begin not in inside and end not in inside:
+                stripped = inside
+        if stripped == text:
+            return text
+        text = stripped
+
+
+def number(text: str) -> Fraction | None:
+    """The number that a text says, unit or currency aside; None if it says none, or more than one.
+
+    None, too, for a division by zero and for more digits than Python turns into a number (4300).
+    """
+    *names, text = EQUALS.split(THOUSANDS.sub("", TEXT.sub(r" \1 ", text)))
+    if SEVERAL.search(" ".join(names)):
+        return None
+    text = FRACTION.sub(lambda m: f" {m[1] or m[2]}/{m[3] or m[4]}", text)
+    text = SQUARED_UNIT.sub("", text)
+    whole = Fraction(0)
+    if mixed := MIXED.search(text):
+        text = text[: mixed.start(1)] + text[mixed.start(2) :]
+        whole = _fraction(mixed[1], "1") or whole
+    found = list(NUMBER.finditer(text))
+    if len(found) != 1:
+        return None
+    before, after = text[: found[0].start()], text[found[0].end() :]
+    allowed_before, allowed_after = AROUND
+    if not (allowed_before.fullmatch(before) and allowed_after.fullmatch(after) and BEFORE.fullmatch(before)):
+        return None
+    if VARIABLE.fullmatch(after):
+        return None
+    digits = re.sub(r"[\s,$+]", "", found[0][0])
+    above, _, below = digits.partition("/")
+    value = _fraction(above, below or "1")
+    if value is None:
+        return None
+    times = MAGNITUDE.match(after)
+    value += -whole if digits.startswith("-") else whole
+    return value * MAGNITUDES[times[1].lower()] if times else value
+
+
+def _fraction(above: str, below: str) -> Fraction | None:
+    try:
+        return Fraction(above) / Fraction(below)
+    except (ValueError, ZeroDivisionError):
+        return None
+
+
+def _words(text: str) -> str:
+    return " ".join(TEXT.sub(r" \1 ", text).casefold().split()).strip(" .!")

@@ -1,0 +1,102 @@
+r"""Where in a response its answer stands.
+
+An answer is marked: `#### 18`, `\boxed{18}`, `\fbox{18}`; or it is said: "the answer is 18"; or else the last number is
+taken for it. The last one wins, with two exceptions, since a model without a chat template seldom knows when to stop:
+a box that is never closed, or holds no answer (`\boxed{}`, `\boxed{answer}`), does not count; nor does what the response
+answers after it has gone on to another question of its own making.
+"""
+
+from __future__ import annotations
+
+import re
+
+LONGEST_RESPONSE = 50_000
+"""Characters of a response that are looked at, from its end. Every pattern here takes time linear in them."""
+
+ANOTHER_QUESTION = re.compile(
+    r"^[ \t]*(?:\#+[ \t]*)?\**(?:question|problem|exercise|user|human|q)(?:[ \t]*\d+)?\**[ \t]*:"
+    r"|<\|?(?:start_of_turn|end_of_turn|im_start|im_end|endoftext|eot_id|start_header_id|eos|bos)\|?>|</s>"
+    r"|(?:\n[ \t\r]*){3,}",
+    re.IGNORECASE | re.MULTILINE,
+)
+HASHES = re.compile(r"####[ \t]*([^\n]*)")
+BRACES = re.compile(
+    r"(?P<box>\\(?:boxed|fbox|framebox)\s*\{)|\\boxed[ \t]+(?P<bare>[^\s{}\\$]+)|\\[{}]|(?P<open>\{)|(?P<close>\})"
+)
+NO_ANSWER = re.compile(
+    r"(?:\\text\s*\{)?\W*(?:(?:your|the|final|numeric|numerical|correct)\s+)*"
+    r"(?:answer|result|number|value|[lc]?dots)?(?:\s+here)?\W*",
+    re.IGNORECASE,
+)
+SAID = re.compile(r"\banswer(?:\s+is|\s*=|\s*:)+\s*", re.IGNORECASE)
+SENTENCE_END = re.compile(r"[.!?](?:\s|$)")
+NUMBER = re.compile(
+    r"(?:(?<![\w.)\]}])[-+\u2212]\s?)?\$?"  # no sign, but a minus, after another number
+    r"(?:(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)(?:\.\d+)?|\.\d+)(?:[eE][-+]?\d{1,3}(?!\w))?"
+    r"(?:\s*/\s*\d+(?:\.\d+)?)?"
+)
+
+
+def extract(response: str) -> str | None:
+    """The answer of a response; None if it has none."""
+    pieces = _pieces(response)
+    for piece in pieces:
+        if found := _marked(piece) or _said(piece):
+            return found
+    for piece in pieces:
+        if numbers := NUMBER.findall(piece):
+            return numbers[-1]
+    return None
+
+
+def extract_boxed(response: str) -> str | None:
+    """What stands in the last closed box that holds an answer; None if there is none."""
+    for piece in _pieces(response):
+        if found := [box for _, box in _boxes(piece)]:
+            return found[-1]
+    return None
+
+
+def is_marked(response: str) -> bool:
+    """Does it mark an answer?"""
+    return any(_marked(piece) for piece in _pieces(response))
+
+
+def _pieces(response: str) -> list[str]:
+    """The response, cut where it goes on to another question."""
+    tail = response[-LONGEST_RESPONSE:].replace("{,}", ",")  # the comma of 1{,}800, as TeX wants it
+    return [piece for piece in ANOTHER_QUESTION.split(tail) if piece.strip()]
+
+
+def _marked(piece: str) -> str | None:
+    hashes = [(m.start(), m[1]) for m in HASHES.finditer(piece) if not NO_ANSWER.fullmatch(m[1])]
+    marks = sorted(hashes + _boxes(piece))
+    return marks[-1][1].strip() if marks else None
+
+
+def _said(piece: str) -> str | None:
+    said = [m.end() for m in SAID.finditer(piece)]
+    if not said:
+        return None
+    line = piece[said[-1] :].partition("\n")[0]
+    sentence = SENTENCE_END.split(line, maxsplit=1)[0]
+    numbers = NUMBER.findall(sentence.rpartition("=")[2])
+    return numbers[0] if numbers else sentence.strip(" *$\\") or None
+
+
+def _boxes(piece: str) -> list[tuple[int, str]]:
+    """Where the outermost closed boxes begin and what they hold, in order; those without an answer are left out."""
+    spans: list[tuple[int, int]] = []
+    opened: list[tuple[int, bool]] = []
+    for brace in BRACES.finditer(piece):
+        if brace["bare"]:
+            spans.append(brace.span("bare"))
+        elif brace["box"] or brace["open"]:
+            opened.append((brace.end(), bool(brace["box"])))
+        elif brace["close"] and opened:
+            start, is_box = opened.pop()
+            if is_box:
+                while spans and spans[-1][0] > start:
+                    spans.pop()
+                spans.append((start, brace.start()))
+    return [(start, piece[start:end].strip()) for start, end in spans if not NO_ANSWER.fullmatch(piece, start, end)]

@@ -1,0 +1,147 @@
+"""Checks in worker processes: submit responses, decode the next ones, collect the scores.
+
+A check that takes longer than its limit of CPU time, raises, or kills its process scores 0, and is counted.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import queue
+import subprocess
+import sys
+from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import NoReturn, Self
+
+from trainer.rewards import limits
+
+
+@dataclass(frozen=True)
+class Checked:
+    """The scores of one response by the names of its rewards, and how many of these timed out or failed."""
+
+    scores: dict[str, float]
+    timed_out: int
+    failed: int
+
+
+class Pool:
+    """Workers that check responses; to be closed, or used in a `with`. One worker process per check at a time."""
+
+    def __init__(self, workers: int, seconds: float) -> None:
+        """seconds: CPU time of one check. Processes are started when they are first needed."""
+        self._threads = ThreadPoolExecutor(workers, thread_name_prefix="reward")
+        self._idle: queue.SimpleQueue[_Worker] = queue.SimpleQueue()
+        for _ in range(workers):
+            self._idle.put(_Worker(seconds))
+        self._workers = workers
+        self._told: set[str] = set()
+
+    def submit(self, names: Sequence[str], response: str, answer: str) -> Future[Checked]:
+        """Score a response by these rewards, beside whatever the caller does next; `result()` waits for it."""
+        return self._threads.submit(self._check, list(names), response, answer)
+
+    def close(self) -> None:
+        """End the workers, after the checks under way."""
+        self._threads.shutdown(cancel_futures=True)
+        for _ in range(self._workers):
+            self._idle.get().stop()
+        self._workers = 0
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _check(self, names: list[str], response: str, answer: str) -> Checked:
+        scores, timed_out, failed = dict.fromkeys(names, 0.0), 0, 0
+        worker = self._idle.get()
+        try:
+            for name in names:
+                try:
+                    scores[name] = worker.check(name, response, answer)
+                except _TimedOutError:
+                    timed_out += 1
+                except _FailedError as error:
+                    failed += 1
+                    self._tell(name, error)
+        finally:
+            self._idle.put(worker)
+        return Checked(scores, timed_out, failed)
+
+    def _tell(self, name: str, error: Exception) -> None:
+        """Once per reward: the first failure may well be a mistake in the function."""
+        if name not in self._told:
+            self._told.add(name)
+            print(f"reward {name} failed on a response, which scores 0: {error}", file=sys.stderr, flush=True)
+
+
+class _TimedOutError(Exception):
+    """A check took too long."""
+
+
+class _FailedError(Exception):
+    """A check raised, or ended its process."""
+
+
+class _Worker:
+    """One process, started when needed, and again when it has died."""
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds = seconds
+        self._process: subprocess.Popen[str] | None = None
+
+    def check(self, name: str, response: str, answer: str) -> float:
+        process = self._process or self._start()
+        assert process.stdin is not None
+        assert process.stdout is not None
+        try:
+            process.stdin.write(json.dumps([name, response, answer]) + "\n")
+            process.stdin.flush()
+            reply = process.stdout.readline()
+        except BrokenPipeError:
+            reply = ""
+        if not reply:
+            self._bury(process)
+        found = json.loads(reply)
+        if isinstance(found, str):
+            raise _FailedError(found)
+        return found
+
+    def stop(self) -> None:
+        if self._process is None:
+            return
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._process.stdin.close()
+        self._process.wait()
+        self._process.stdout.close()
+        self._process = None
+
+    def _start(self) -> subprocess.Popen[str]:
+        # the order of SymPy's sets must not differ between processes
+        path = os.pathsep.join(entry or os.getcwd() for entry in sys.path)  # noqa: PTH109
+        env = os.environ | {"PYTHONPATH": path, "PYTHONHASHSEED": "0"}
+        command = [sys.executable, "-m", "trainer.rewards.worker", str(self._seconds)]
+        self._process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=env, text=True, encoding="utf-8"
+        )
+        return self._process
+
+    def _bury(self, process: subprocess.Popen[str]) -> NoReturn:
+        """The process has ended itself, or was ended."""
+        assert process.stdout is not None
+        code = process.wait()
+        process.stdout.close()
+        try:
+            assert process.stdin is not None
+            process.stdin.close()
+        except BrokenPipeError:
+            pass  # what it was not there to read
+        self._process = None
+        if limits.is_time_out(code):
+            raise _TimedOutError
+        raise _FailedError(f"its process ended with code {code}")

@@ -1,0 +1,40 @@
+"""A process that runs checks: `python -m trainer.rewards.worker SECONDS`, a JSON line in, a JSON line out.
+
+A check that oversteps its limit is the end of the process: `pool` starts another one.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import sys
+
+from trainer.rewards import limits, resolve
+
+
+def main() -> None:
+    """Answer until the pipe is closed. What a reward prints goes to stderr."""
+    seconds = float(sys.argv[1])
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
+    limits.prepare()
+    for line in sys.stdin:
+        name, response, answer = json.loads(line)
+        print(json.dumps(_check(name, response, answer, seconds)), file=answers, flush=True)
+
+
+def _check(name: str, response: str, answer: str, seconds: float) -> float | str:
+    """The score, or what went wrong."""
+    try:
+        with limits.uncounted():
+            reward = resolve(name)
+        with limits.limited(seconds):
+            score = float(reward(response, answer))
+    except (Exception, SystemExit) as error:
+        return repr(error)[:500]
+    return score if math.isfinite(score) else f"a score of {score}"
+
+
+if __name__ == "__main__":
+    main()
