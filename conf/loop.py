@@ -3,9 +3,10 @@
 Types, bounds, units and descriptions live here; values live in YAML only, so no field has a default.
 """
 
+import re
 from typing import Annotated, Literal
 
-from pydantic import Field, model_validator
+from pydantic import AfterValidator, Field, model_validator
 
 from conf.strict import Strict
 
@@ -82,6 +83,15 @@ def _near(number: int, of: int) -> list[int]:
     return [n for n in (below, below + of) if n]
 
 
+REWARDS = ("answer_match", "boxed", "format", "length")
+
+
+def _reward(name: str) -> str:
+    if name not in REWARDS and not re.fullmatch(r"\w+(\.\w+)*:\w+", name):
+        raise ValueError(f"there is no reward {name!r}: choose {', '.join(REWARDS)}, or module:function")
+    return name
+
+
 class GrpoLoop(Strict):
     """Group relative policy optimization (https://arxiv.org/abs/2402.03300), after a supervised warm start."""
 
@@ -98,7 +108,13 @@ class GrpoLoop(Strict):
     advantage_std: Literal["population", "sample", "none"] = Field(
         description="what a group's advantages are divided by"
     )
-    rewards: dict[Literal["answer_match", "answer_format"], float] = Field(min_length=1, description="name: weight")
+    rewards: dict[Annotated[str, AfterValidator(_reward)], float] = Field(
+        min_length=1, description="name: weight; a name is answer_match, boxed, format, length, or module:function"
+    )
+    reward_seconds: float = Field(
+        gt=0, le=3600, description="seconds of CPU time that one reward of one response may take; it scores 0 beyond"
+    )
+    reward_workers: int = Field(ge=1, le=256, description="processes per worker that compute rewards")
     warm_start_steps: int = Field(ge=0, description="supervised updates on worked answers before GRPO; 0: none")
     warm_start_until: float = Field(gt=0, le=1, description="held-out accuracy at which the warm start ends early")
     warm_start_lr: float = Field(gt=0, le=10, description="learning rate of the warm start, constant")

@@ -77,7 +77,10 @@ def loss(cfg: Model, loop: GrpoLoop) -> update.Loss:
     return sums
 
 
-FACTS = ("reward_mean", "accuracy", "pass_at_k", "response_length", "truncated", "zero_variance_groups")
+FACTS = (
+    *("reward_mean", "accuracy", "pass_at_k", "response_length", "truncated", "zero_variance_groups"),
+    *("checks_timed_out", "checks_failed"),
+)
 """Facts about each sample, float32 [B], known on the host; their means go through the update's one all-reduce."""
 
 

@@ -20,7 +20,7 @@ from conf.runfile import RunFileError
 from trainer import grpo
 from trainer.data.problem import Problem
 from trainer.distributed import place_batch
-from trainer.rewards import REWARDS, answer_match
+from trainer.rewards.pool import Pool
 from trainer.sampler import Prompts, Sampler
 from trainer.tokenizer import EOS, PAD, decode, encode_prompt, encode_response
 from trainer.weights import Params
@@ -64,13 +64,15 @@ def draw(
     return Drawn(tokens, lengths, sorted(rows))
 
 
-def scored(drawn: Drawn, problems: Sequence[Problem], loop: GrpoLoop) -> dict[str, np.ndarray]:
+def scored(drawn: Drawn, problems: Sequence[Problem], loop: GrpoLoop, checks: Pool) -> dict[str, np.ndarray]:
     """A batch for `grpo.loss`, without log-probabilities. problems: of each row, the samples of a group in a row."""
-    rewards, correct = np.zeros((2, len(problems)), np.float32)
-    for row in drawn.rows:
-        text, answer = drawn.text(row), problems[row].answer
-        rewards[row] = sum(weight * REWARDS[name](text, answer) for name, weight in loop.rewards.items())
-        correct[row] = answer_match(text, answer)
+    rewards, correct, timed_out, failed = np.zeros((4, len(problems)), np.float32)
+    names = list(dict.fromkeys([*loop.rewards, "answer_match"]))
+    waiting = {row: checks.submit(names, drawn.text(row), problems[row].answer) for row in drawn.rows}
+    for row, check in waiting.items():
+        found = check.result()
+        rewards[row] = sum(weight * found.scores[name] for name, weight in loop.rewards.items())
+        correct[row], timed_out[row], failed[row] = found.scores["answer_match"], found.timed_out, found.failed
     groups = rewards.reshape(-1, loop.samples)
     solved = correct.reshape(-1, loop.samples).max(axis=1)
     equal = (groups.max(axis=1) == groups.min(axis=1)).astype(np.float32)
@@ -90,7 +92,18 @@ def scored(drawn: Drawn, problems: Sequence[Problem], loop: GrpoLoop) -> dict[st
         "response_length": drawn.lengths.astype(np.float32),
         "truncated": (last != EOS).astype(np.float32),
         "zero_variance_groups": np.repeat(equal, loop.samples),
+        "checks_timed_out": timed_out,
+        "checks_failed": failed,
     }
+
+
+def correct(drawn: Drawn, problems: Sequence[Problem], checks: Pool) -> np.ndarray:
+    """1 where a row of this process answers its problem rightly: float32 [B]."""
+    found = np.zeros(len(problems), np.float32)
+    waiting = {row: checks.submit(["answer_match"], drawn.text(row), problems[row].answer) for row in drawn.rows}
+    for row, check in waiting.items():
+        found[row] = check.result().scores["answer_match"]
+    return found
 
 
 def supervised(problems: Sequence[Problem], loop: GrpoLoop) -> dict[str, np.ndarray]:

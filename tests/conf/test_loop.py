@@ -3,7 +3,7 @@
 import pytest
 from pydantic import ValidationError
 
-from conf.loop import LmLoop, UnevenError
+from conf.loop import REWARDS, GrpoLoop, LmLoop, UnevenError
 from tests.groups import group
 
 TOKENS, ROWS = "loop.total_batch_tokens", "loop.device_batch"
@@ -47,3 +47,14 @@ def test_rows_are_whole():
     assert loop(2048, 64, None).rows == 32
     with pytest.raises(ValidationError, match=r"\(100\) must be a multiple of sequence \(64\): 64 or 128"):
         loop(100, 64, None)
+
+
+@pytest.mark.parametrize("name", ["my_rewards:brevity", "my.package.rewards:brevity", *REWARDS])
+def test_a_reward_is_one_of_ours_or_a_function_of_a_module(name):
+    assert GrpoLoop(**group("loop/grpo") | {"rewards": {name: 1.0}}).rewards == {name: 1.0}
+
+
+@pytest.mark.parametrize("name", ["answer_macth", "my_rewards", "my_rewards:", "my/rewards.py:f", "a:b:c", ""])
+def test_another_name_is_no_reward(name):
+    with pytest.raises(ValidationError, match=r"there is no reward .*: choose answer_match, boxed, format, length"):
+        GrpoLoop(**group("loop/grpo") | {"rewards": {name: 1.0}})

@@ -9,10 +9,26 @@ from tests.groups import group
 from tests.trainer.conftest import mesh_of
 from trainer import rollout
 from trainer.data.problem import Problem
+from trainer.rewards.pool import Pool
 from trainer.tokenizer import EOS, PAD, encode, encode_prompt, encode_response
 
 LOOP = GrpoLoop(**group("loop/grpo") | {"prompt_length": 8, "response_length": 6, "samples": 2, "prompts": 2})
 QUESTIONS = [Problem("1+1=", "2", "2"), Problem("2+3=", "5", "it is 5")]
+
+
+@pytest.fixture(scope="module")
+def checks():
+    with Pool(1, 5.0) as pool:
+        yield pool
+
+
+def drawn(texts: list[str], rows: list[int]) -> rollout.Drawn:
+    """As a sampler would: a text of six tokens has no end."""
+    tokens = np.full((len(texts), 6), PAD, np.int32)
+    ids = [[*encode(text), EOS][:6] for text in texts]
+    for row, found in enumerate(ids):
+        tokens[row, : len(found)] = found
+    return rollout.Drawn(tokens, np.array([len(found) for found in ids], np.int32), rows)
 
 
 def test_prompt_and_response_stand_end_to_end() -> None:
@@ -29,21 +45,32 @@ def test_worked_responses_are_cut_where_drawn_ones_would_be() -> None:
     assert batch["tokens"][0, 5:7].tolist() == encode_response("2")
 
 
-def test_scores_are_by_group() -> None:
-    texts = ["2", "3", "5", "5"]
-    tokens = np.full((4, 6), PAD, np.int32)
-    lengths = np.array([2, 2, 2, 6], np.int32)
-    for row, text in enumerate(texts):
-        tokens[row, :2] = [*encode(text), EOS]
-    tokens[3] = encode("     5")  # never ended
+def test_scores_are_by_group(checks) -> None:
     problems = [q for q in QUESTIONS for _ in range(2)]
-    batch = rollout.scored(rollout.Drawn(tokens, lengths, [0, 1, 2, 3]), problems, LOOP)
+    batch = rollout.scored(drawn(["2", "3", "5", "     5"], [0, 1, 2, 3]), problems, LOOP, checks)
     assert batch["accuracy"].tolist() == [1, 0, 1, 1]
     assert batch["pass_at_k"].tolist() == [1, 1, 1, 1]
     assert batch["zero_variance_groups"].tolist() == [0, 0, 1, 1]
     assert batch["truncated"].tolist() == [0, 0, 0, 1]
     assert batch["response_length"].tolist() == [2, 2, 2, 6]
     np.testing.assert_allclose(batch["advantage"], [1, -1, 0, 0], atol=1e-4)
+
+
+def test_rewards_are_weighed_and_what_fails_is_counted(checks) -> None:
+    loop = LOOP.model_copy(update={"rewards": {"format": 0.5, "no_such_module_here:f": 1.0, "boxed": 2.0}})
+    problems = [q for q in QUESTIONS for _ in range(2)]
+    batch = rollout.scored(drawn(["#### 2", "3", "####5", "5"], [0, 1, 2, 3]), problems, loop, checks)
+    assert batch["reward_mean"].tolist() == [0.5, 0, 0.5, 0]
+    assert batch["accuracy"].tolist() == [1, 0, 1, 1]
+    assert batch["checks_failed"].tolist() == [1, 1, 1, 1]
+    assert batch["checks_timed_out"].tolist() == [0, 0, 0, 0]
+
+
+def test_only_the_rows_of_this_process_are_scored(checks) -> None:
+    problems = [q for q in QUESTIONS for _ in range(2)]
+    found = drawn(["2", "2", "5", "5"], [2, 3])
+    assert rollout.correct(found, problems, checks).tolist() == [0, 0, 1, 1]
+    assert rollout.scored(found, problems, LOOP, checks)["accuracy"][2:].tolist() == [1, 1]
 
 
 def test_a_rollout_is_dealt_out_once_and_stays_on_its_device() -> None:

@@ -32,7 +32,8 @@ from trainer.distributed import place_batch
 from trainer.diverged import check_finite
 from trainer.metrics import Metrics
 from trainer.program import Program, abstract_rows
-from trainer.rewards import answer_match
+from trainer.rewards import resolve
+from trainer.rewards.pool import Pool
 
 Logprobs = Callable[[weights.Params, weights.Params, dict[str, jax.Array]], tuple[jax.Array, jax.Array]]
 """(policy, reference, batch) to the log-probabilities of the batch's tokens under each, [B, T - 1]."""
@@ -40,7 +41,9 @@ Logprobs = Callable[[weights.Params, weights.Params, dict[str, jax.Array]], tupl
 
 def run(experiment: RunFile, mesh: Mesh, log: Metrics) -> None:
     """Train from the newest checkpoint, or from the seed, to the last step. Raises RunFileError before any work."""
-    Run(experiment, _checked(experiment, mesh), mesh, log).run()
+    loop = _checked(experiment, mesh)
+    with Pool(loop.reward_workers, loop.reward_seconds) as checks:
+        Run(experiment, loop, mesh, log, checks).run()
 
 
 @dataclass
@@ -62,8 +65,8 @@ class Position:
 class Run:
     """One run of the loop: its programs, its data, and the phases in their order."""
 
-    def __init__(self, experiment: RunFile, loop: GrpoLoop, mesh: Mesh, log: Metrics) -> None:
-        self.experiment, self.loop, self.mesh, self.log = experiment, loop, mesh, log
+    def __init__(self, experiment: RunFile, loop: GrpoLoop, mesh: Mesh, log: Metrics, checks: Pool) -> None:
+        self.experiment, self.loop, self.mesh, self.log, self.checks = experiment, loop, mesh, log, checks
         self.cfg = experiment.model
         self.problems = _problems(experiment, loop)
         self.key = jax.random.key(experiment.seed)
@@ -185,7 +188,8 @@ class Run:
         drawn = rollout.draw(self.sample, params, repeated, loop, self.mesh, key, loop.temperature)
         random = np.random.default_rng((self.experiment.seed, step))
         parts = loop.updates_per_rollout
-        return rollout.split(rollout.scored(drawn, repeated, loop), parts, meshes.shards(self.mesh, "batch"), random)
+        scored = rollout.scored(drawn, repeated, loop, self.checks)
+        return rollout.split(scored, parts, meshes.shards(self.mesh, "batch"), random)
 
     def _evaluate(self, state: update.State, position: Position, phase: str, words: str) -> float:
         """Share of the held-out questions that the policy answers rightly when it takes the likeliest tokens."""
@@ -195,10 +199,7 @@ class Run:
             asked = self.held_out[start : start + rows]
             filled = [asked[i % len(asked)] for i in range(rows)]
             drawn = rollout.draw(self.sample, params, filled, self.loop, self.mesh, self.key, 0.0)
-            correct = np.zeros(rows, np.float32)
-            for row in drawn.rows:
-                if row < len(asked):
-                    correct[row] = answer_match(drawn.text(row), filled[row].answer)
+            correct = rollout.correct(drawn, filled, self.checks) * (np.arange(rows) < len(asked))
             right += float(self.total_of(place_batch(correct, self.mesh)))
         accuracy = right / len(self.held_out)
         self.log.log(position.total, phase, eval_accuracy=accuracy, eval_time=time.perf_counter() - began)
@@ -292,6 +293,8 @@ def _checked(experiment: RunFile, mesh: Mesh) -> GrpoLoop:
     if experiment.model.vocab < tokenizer.VOCAB:
         raise RunFileError(f"model.vocab: {experiment.model.vocab} is too small for bytes; at least {tokenizer.VOCAB}")
     meshes.check_rows(mesh, "loop.prompts", loop.prompts)
+    for name in loop.rewards:
+        resolve(name)
     return loop
 
 

@@ -52,7 +52,7 @@ def resolve(name: str) -> Reward:
         return REWARDS[name]
     module, _, function = name.partition(":")
     try:
-        found = getattr(importlib.import_module(module), function, None)
+        found: Reward | None = getattr(importlib.import_module(module), function, None)
     except Exception as error:
         raise RunFileError(f"loop.rewards: {module} cannot be imported here: {error!r}") from error
     if not callable(found):

@@ -2,8 +2,8 @@ r"""Where in a response its answer stands.
 
 An answer is marked: `#### 18`, `\boxed{18}`, `\fbox{18}`; or it is said: "the answer is 18"; or else the last number is
 taken for it. The last one wins, with two exceptions, since a model without a chat template seldom knows when to stop:
-a box that is never closed, or holds no answer (`\boxed{}`, `\boxed{answer}`), does not count; nor does what the response
-answers after it has gone on to another question of its own making.
+a box that is never closed, or holds no answer (`\boxed{}`, `\boxed{answer}`), does not count; nor does what the
+response answers after it has gone on to another question of its own making.
 """
 
 from __future__ import annotations

@@ -6,8 +6,9 @@ import time
 
 import pytest
 
+from conf import loop
 from conf.runfile import RunFileError
-from trainer.rewards import answer_match, resolve
+from trainer.rewards import REWARDS, answer_match, resolve
 from trainer.rewards.pool import Checked, Pool
 
 SECONDS = 0.4
@@ -88,7 +89,9 @@ def test_a_users_reward_that_hangs_is_ended(pool) -> None:
 
 def test_workers_agree_on_the_order_of_sets() -> None:
     with Pool(1, SECONDS) as one, Pool(1, SECONDS) as other:
-        assert len({p.submit(["my_rewards:seed"], "", "").result().scores["my_rewards:seed"] for p in (one, other)}) == 1
+        assert (
+            len({p.submit(["my_rewards:seed"], "", "").result().scores["my_rewards:seed"] for p in (one, other)}) == 1
+        )
 
 
 @pytest.mark.parametrize(
@@ -103,6 +106,10 @@ def test_a_reward_that_is_not_there_is_refused(name, words) -> None:
         resolve(name)
     assert resolve("my_rewards:half").__name__ == "half"
     assert resolve("answer_match") is answer_match
+
+
+def test_names_in_the_config_are_those_of_the_functions() -> None:
+    assert tuple(REWARDS) == loop.REWARDS
 
 
 def test_500_adversarial_responses_neither_crash_nor_hang(pool) -> None:
@@ -121,7 +128,21 @@ def adversarial(draw: random.Random) -> list[str]:
     pieces = [
         *("\\boxed{", "{", "}", "\\frac{", "\\sqrt{", "\\left(", "^{", "_{", "$", "\\(", "\\[", "####", "18", "9", ","),
         *("/", "-", "\\text{", "\n", " ", "=", "\\begin{matrix}", "&", "\\\\", "!", "\\int_0^", "\\sum_{n=1}^", "\0"),
-        *("\u202e", "\ud7ff", "\U0001f600", "x", "(", ")", "[", "]", "|", "\\infty", "\\lim_{x\\to0}", "answer is ", "'"),
+        *(
+            "\u202e",
+            "\ud7ff",
+            "\U0001f600",
+            "x",
+            "(",
+            ")",
+            "[",
+            "]",
+            "|",
+            "\\infty",
+            "\\lim_{x\\to0}",
+            "answer is ",
+            "'",
+        ),
     ]
     soups = ["\\boxed{" + "".join(draw.choices(pieces, k=draw.randrange(1, 60))) + "}" for _ in range(300)]
     bombs = [
@@ -140,12 +161,51 @@ def adversarial(draw: random.Random) -> list[str]:
     ]
     injected = [
         *("__import__('os').system('exit 1')", "exit()", "import os; os.abort()", "open('/etc/passwd').read()"),
-        *("().__class__.__bases__[0].__subclasses__()", "lambda: 18", "18 if True else 0", "%s%n", "'; DROP TABLE x", "\0"),
+        *(
+            "().__class__.__bases__[0].__subclasses__()",
+            "lambda: 18",
+            "18 if True else 0",
+            "%s%n",
+            "'; DROP TABLE x",
+            "\0",
+        ),
         *("${18}", "{{18}}", "\\input{/etc/passwd}", "\\def\\x{\\x}\\x", "\\write18{ls}", "nan", "inf", "1e999999999"),
-        *("٣", "Ⅻ", "½", "１８", "18\u0301", "18\ufeff", "NULL", "true", "0x12", "0b10010", "1_8", "--18", "+-18", "18-"),
+        *(
+            "٣",
+            "Ⅻ",
+            "½",
+            "１８",
+            "18\u0301",
+            "18\ufeff",
+            "NULL",
+            "true",
+            "0x12",
+            "0b10010",
+            "1_8",
+            "--18",
+            "+-18",
+            "18-",
+        ),
     ]
     wrapped = [form % text for text in injected for form in ("#### %s", "\\boxed{%s}", "The answer is %s", "%s")]
-    units = ["9", "\\boxed{", "{", "}", " ", "\n", "####", "$", "answer is ", "1,", "1/", "\\frac{", "-", "Question:", "\\", "("]
+    units = [
+        "9",
+        "\\boxed{",
+        "{",
+        "}",
+        " ",
+        "\n",
+        "####",
+        "$",
+        "answer is ",
+        "1,",
+        "1/",
+        "\\frac{",
+        "-",
+        "Question:",
+        "\\",
+        "(",
+    ]
     long = [unit * (1_000_000 // len(unit)) for unit in units]
     texts = soups + bombs + wrapped + long
     while len(texts) < 500:
