@@ -113,12 +113,12 @@ def run_folder(run_file: Path, run_id: str) -> Path:
 
 
 def _is_before(line: str, step: int) -> bool:
-    """Was it written before the checkpoint of this step? One that was cut short is not kept by any resume."""
+    """Was it written before the checkpoint of this step? Step 0 has none; a line that was cut short does not count."""
     try:
         values = json.loads(line)
     except json.JSONDecodeError:
         return False
-    return values["step"] < step or (values["step"] == step and values["phase"] != "eval")
+    return values["step"] < step or (0 < values["step"] == step and values["phase"] != "eval")
 
 
 def _scalars(step: int, now: float, values: dict[str, float]) -> Event:

@@ -52,6 +52,25 @@ def test_lines_and_event_files_are_uploaded_whole(folders):
     assert events.Tensors("sample")[0].tensor_proto.string_val == [b"two *words*"]
 
 
+def test_a_run_that_begins_anew_has_no_lines(folders):
+    log = write(folders, 0, 2)
+    log.log(0, "train", loss=5.0)
+    log.close()
+    write(folders, 0, 1).close()
+    assert [(line["step"], line["loss"]) for line in lines(folders[1])] == [(1, 1)]
+
+
+def test_the_evaluation_of_the_checkpoint_is_made_again(folders):
+    log = write(folders, 0, 3)
+    for step in (2, 3):
+        log.log(step, "eval", eval_loss=7.0)
+    log.close()
+    write(folders, 3, 3).close()
+    assert [(line["step"], line["phase"]) for line in lines(folders[1])] == [
+        *((1, "train"), (2, "train"), (3, "train"), (2, "eval"))
+    ]
+
+
 @pytest.mark.parametrize("same_machine", [True, False])
 def test_resumed_at_a_step_the_lines_after_it_are_dropped(folders, tmp_path, same_machine):
     write(folders, 0, 5).close()
