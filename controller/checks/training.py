@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from conf.data import JsonlData, ParquetData, TextData
 from conf.loop import GrpoLoop, LmLoop, UnevenError
 from conf.schedule import DecaySchedule, PiecewiseSchedule, WarmupStableDecaySchedule
 from conf.schema import Config
 from controller.finding import Finding
+
+STREAMED = TextData | JsonlData | ParquetData
 
 
 def weights_split_evenly(config: Config) -> Iterator[Finding]:
@@ -41,6 +44,16 @@ def batch_splits_evenly(config: Config) -> Iterator[Finding]:
     elif isinstance(config.loop, GrpoLoop) and (rows := config.loop.prompts * config.loop.samples) % parts:
         words = f"{rows} rows per update cannot be split evenly over {parts} devices; take a multiple of {parts}"
         yield Finding("batch_split", "error", "loop.prompts", words)
+
+
+def streams_share_rows(config: Config) -> Iterator[Finding]:
+    """Each logical stream of the data gives the same number of rows of each batch, on any number of workers."""
+    data, loop = config.data, config.loop
+    if config.program.kind != "trainer" or not isinstance(loop, LmLoop) or not isinstance(data, STREAMED):
+        return
+    if data.packing != "windows" and loop.rows % data.streams:
+        words = f"{data.streams} streams cannot share the {loop.rows} rows of a batch evenly"
+        yield Finding("streams", "error", "data.streams", f"{words}; take a divisor of {loop.rows}")
 
 
 def schedule_ends_late(config: Config) -> Iterator[Finding]:
@@ -112,6 +125,7 @@ def updates(config: Config) -> int:
 CHECKS = (
     weights_split_evenly,
     batch_splits_evenly,
+    streams_share_rows,
     schedule_ends_late,
     checkpoints_come,
     policy_knows_something,

@@ -73,7 +73,12 @@ class Batches:
         self._together = together
         self._ahead = _Ahead(together, data.read_ahead)
         self._close = finalize(self, _close, self._ahead, together)  # also where nobody closes it
-        self._of = {"packing": data.packing, "streams": data.streams, "sequence": loop.sequence}
+        self._of = {
+            "data.packing": data.packing,
+            "data.streams": data.streams,
+            "loop.sequence": loop.sequence,
+            "data.path": f"{together.groups} groups",
+        }
 
     def __iter__(self) -> Batches:
         return self
@@ -85,13 +90,12 @@ class Batches:
         return self._ahead.get_state() | {"of": self._of}
 
     def restore(self, position: dict[str, Any]) -> None:
-        of = position.get("of", {"packing": "windows"})
-        for name, value in self._of.items():
-            if of.get(name) != value:
-                section = "loop" if name == "sequence" else "data"
+        began = position.get("of", {"data.packing": "windows"})
+        for key, value in self._of.items():
+            if began.get(key) != value:
                 raise RunFileError(
-                    f"{section}.{name}: the checkpoint's position in the data is one of {name}={of.get(name)}, not "
-                    f"{value}; resume with the value that the run began with"
+                    f"{key}: the checkpoint's place in the data was one of {began.get(key)}, and is one of {value} "
+                    "now; resume with the data that the run began with"
                 )
         self._ahead.set_state({name: position[name] for name in self._together.get_state()})
 
@@ -115,6 +119,7 @@ class _Together:
             )
         self._each = loop.rows // data.streams
         numbers = range(rows.start // self._each, -(-rows.stop // self._each))
+        self.groups = len(whole.source)
         encode, whole = Encoder(data, tokenizer), whole.shared()
         self._streams = {i: iter(_rows_of(data, whole, i, encode, loop.sequence)) for i in numbers}
         first = numbers.start * self._each

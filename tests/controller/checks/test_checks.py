@@ -12,6 +12,7 @@ from controller.preflight import preflight
 
 GCP = ["cloud.project=acme", "program=command", "program.command=[python,train.py]"]
 GRPO = ["+experiment=quickstart", "cloud=gcp", "cloud.project=acme", "tpu.capacity=on_demand"]
+LM = ["program=trainer", "data=jsonl", "data.path=x", "model=tiny", "loop=lm", "optimizer=adamw", "cloud.project=acme"]
 TRC = "cloud.trc={zones: [us-central2-b], free_until: 2026-12-31}"
 
 
@@ -54,6 +55,7 @@ def test_what_is_right_is_not_commented_on() -> None:
             [*GRPO, "loop.prompts=3"],
             "batch_split: error loop.prompts: 24 rows per update cannot be split evenly over 16",
         ),
+        ([*LM, "data.streams=3"], "streams: error data.streams: 3 streams cannot share the 32 rows of a batch evenly"),
         (
             [*GRPO, "optimizer.schedule.final_fraction=0", "optimizer.schedule.horizon_steps=50"],
             "schedule: warning optimizer.schedule.horizon_steps: the learning rate is 0 after 50 updates, and there",

@@ -260,12 +260,15 @@ def test_a_position_of_other_data_is_refused(tmp_path):
     data = as_jsonl(tmp_path / "a.jsonl", texts(), streams=4)
     position = batches.training(data, LOOP, 5, range(ROWS)).position()
     other = batches.training(data.model_copy(update={"streams": 2}), LOOP, 5, range(ROWS))
-    with pytest.raises(RunFileError, match=r"^data\.streams: .* streams=4, not 2; resume with the value"):
+    with pytest.raises(RunFileError, match=r"^data\.streams: .* was one of 4, and is one of 2 now; resume with"):
         other.restore(position)
+    grown = batches.training(as_parquet(tmp_path / "a.parquet", texts(), 10, streams=4), LOOP, 5, range(ROWS))
+    with pytest.raises(RunFileError, match=r"^data\.path: .* was one of 1 groups, and is one of 13 groups now"):
+        grown.restore(position)
     windows = batches.training(as_text(tmp_path / "t", ["x" * 500]), LOOP, 5, range(ROWS))
     with pytest.raises(RunFileError, match=r"^data\.packing: "):
         windows.restore(position)
-    with pytest.raises(RunFileError, match=r"^data\.packing: .* packing=windows, not stream"):
+    with pytest.raises(RunFileError, match=r"^data\.packing: .* was one of windows, and is one of stream now"):
         batches.training(data, LOOP, 5, range(ROWS)).restore(windows.position())
 
 
