@@ -90,14 +90,29 @@ def config_for(cfg: Model) -> dict[str, Any]:
     return common | _rotary_config(cfg, kind)
 
 
+SAID = {"norm_epsilon", "context"}
+"""Keys of the model that every config.json says."""
+ROTARY = {"rope_base", "rope_scaling", "tied"}
+GEMMA = ROTARY | {"pattern", "window", "query_scalar", "attention_softcap", "final_softcap"}
+SAID_BY = {
+    "gemma2": GEMMA,
+    "gemma3": GEMMA | {"rope_local_base"},
+    "llama3": ROTARY,
+    "qwen2": ROTARY,
+    "qwen3": ROTARY,
+    "gpt2": set[str](),
+}
+"""What those of a family say as well."""
+COMPUTED = {"init", "activation_dtype", "attention", "scan_layers", "remat", "logit_chunk", "weights"}
+"""What is no matter of theirs: how it is computed, and first values."""
+
+
 def family_of(cfg: Model) -> str | None:
-    """The family whose switches, numbers apart, are the model's."""
-    free = {
-        "norm_epsilon", "context", "rope_base", "rope_local_base", "rope_scaling", "pattern", "window", "query_scalar",
-        "attention_softcap", "final_softcap", "tied", "init", "activation_dtype", "attention", "scan_layers", "remat",
-        "logit_chunk",
-    }  # fmt: skip
-    for name in families.names():
+    """The family whose config.json can say all that the model is."""
+    for name, said in SAID_BY.items():
+        free = SAID | said | COMPUTED
+        if cfg.pattern == families.switches(name)["pattern"] == "G":
+            free |= {"window"}  # of no layer
         if all(getattr(cfg, key) == value for key, value in families.switches(name).items() if key not in free):
             return name
     return None
@@ -106,7 +121,7 @@ def family_of(cfg: Model) -> str | None:
 def tensors(cfg: Model) -> Iterator[Tensor]:
     """All tensors of a checkpoint of the model. Raises UnknownArchitectureError for a family that they do not have."""
     family = family_of(cfg)
-    if family not in FAMILIES.values():
+    if family is None:
         raise UnknownArchitectureError("model: transformers has no architecture with these switches")
     if family == "gpt2":
         yield from _gpt2_tensors(cfg)
@@ -190,6 +205,7 @@ def _from_heads(theirs: str, ours: str, heads: int) -> Tensor:
 def _gpt2(config: dict[str, Any]) -> dict[str, Any]:
     dim, heads = config["n_embd"], config["n_head"]
     _refuse(config, activation_function=("gelu_new",), scale_attn_by_inverse_layer_idx=(False,))
+    _refuse(config, scale_attn_weights=(True,), add_cross_attention=(False,), tie_word_embeddings=(True,))
     return {
         "layers": config["n_layer"], "dim": dim, "heads": heads, "kv_heads": heads, "head_dim": dim // heads,
         "hidden": config.get("n_inner") or 4 * dim, "vocab": config["vocab_size"], "context": config["n_positions"],
@@ -204,6 +220,7 @@ def _rotary(config: dict[str, Any]) -> dict[str, Any]:
     if activation not in (("gelu_pytorch_tanh",) if gemma else ("silu",)):
         raise UnknownArchitectureError(f"config.json: activation {activation!r} of {kind} is not supported")
     _refuse(config, attention_bias=(False, None), mlp_bias=(False, None), use_sliding_window=(False, None))
+    _refuse(config, use_bidirectional_attention=(False, None), pretraining_tp=(1, None))
     described = {
         "layers": config["num_hidden_layers"],
         "dim": config["hidden_size"],

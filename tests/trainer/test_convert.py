@@ -14,6 +14,7 @@ import pytest
 import yaml
 from etils import epath
 
+from conf import families
 from conf.decoder import Model
 from conf.runfile import RunFileError
 from tests.trainer.conftest import mesh_of
@@ -201,6 +202,45 @@ def test_a_folder_that_holds_a_model_is_not_overwritten(imported, tmp_path, caps
     family, folder = imported
     assert run("import", FIXTURES / family, folder) == 2
     assert "holds a model already" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("family", "switches"),
+    [
+        ("llama3", {"pattern": "LG"}),
+        ("llama3", {"final_softcap": 30.0}),
+        ("qwen3", {"query_scalar": 99.0}),
+        ("gemma2", {"rope_local_base": 100.0}),
+        ("gpt2", {"tied": False}),
+        ("nanochat", {}),
+    ],
+)
+def test_what_transformers_cannot_be_told_is_not_exported(tmp_path, capsys, family, switches):
+    sizes = {"layers": 1, "dim": 8, "heads": 2, "kv_heads": 2, "head_dim": 4, "hidden": 8, "vocab": 16}
+    cfg = Model(**families.switches(family) | sizes | switches)
+    (tmp_path / "model.yaml").write_text(yaml.safe_dump(cfg.model_dump(mode="json")))
+    assert run("export", tmp_path, tmp_path / "out") == 2
+    assert capsys.readouterr().err == "model: transformers has no architecture with these switches\n"
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("family", "changes"),
+    [
+        ("gemma3", {"use_bidirectional_attention": True}),
+        ("qwen2", {"use_sliding_window": True}),
+        ("llama3", {"attention_bias": True}),
+        ("gpt2", {"tie_word_embeddings": False}),
+        ("llama3", {"rope_parameters": {"rope_type": "yarn", "rope_theta": 1e4}}),
+    ],
+)
+def test_what_the_decoder_cannot_be_is_refused(tmp_path, capsys, family, changes):
+    folder = copy_of(family, tmp_path)
+    change_config(folder, **changes)
+    assert run("import", folder, tmp_path / "out") == 2
+    error = capsys.readouterr().err
+    assert error.startswith("config.json: ")
+    assert error.endswith(" is not supported\n")
 
 
 def test_weights_of_another_model_are_refused(imported):

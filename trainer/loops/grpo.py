@@ -292,6 +292,11 @@ def _checked(experiment: RunFile, mesh: Mesh) -> GrpoLoop:
         raise TypeError(f"a grpo loop is wanted, not {loop.kind}")
     if experiment.model.vocab < tokenizer.VOCAB:
         raise RunFileError(f"model.vocab: {experiment.model.vocab} is too small for bytes; at least {tokenizer.VOCAB}")
+    if (longest := loop.prompt_length + loop.response_length) > experiment.model.context:
+        raise RunFileError(
+            f"loop.prompt_length and loop.response_length: together {longest} tokens, more than model.context, "
+            f"{experiment.model.context}"
+        )
     meshes.check_rows(mesh, "loop.prompts", loop.prompts)
     for name in loop.rewards:
         resolve(name)

@@ -97,6 +97,7 @@ def test_a_run_that_is_killed_in_either_phase_equals_an_uninterrupted_one(grpo_r
             r"data\.kind: the grpo loop asks questions",
         ),
         ({"loop": {"eval_prompts": 5000}}, r"loop\.eval_prompts: there are 1440 held-out prompts, not 5000"),
+        ({"model": {"context": 39}}, r"together 40 tokens, more than model\.context, 39"),
         ({"loop": {"prompt_length": 20}}, r"loop\.prompt_length: a prompt has \d+ tokens, more than 20"),
     ],
 )
