@@ -66,15 +66,21 @@ class LmLoop(Strict):
             near = _near(self.rows, devices)
             words = f"{self.rows} rows of {self.sequence} tokens cannot be split evenly over {devices} devices; take "
             raise UnevenError("loop.total_batch_tokens", words + " or ".join(str(n * self.sequence) for n in near))
-        if self.device_batch is None or self.device_batch >= per_device:
-            return 1
-        if per_device % self.device_batch:
-            divisors = [n for n in range(1, per_device + 1) if per_device % n == 0]
-            below = max(n for n in divisors if n < self.device_batch)
-            above = min(n for n in divisors if n > self.device_batch)
-            words = f"the {per_device} rows of a device cannot be computed {self.device_batch} at a time; take "
-            raise UnevenError("loop.device_batch", f"{words}{below} or {above}")
-        return per_device // self.device_batch
+        return _parts(per_device, self.device_batch)
+
+
+def _parts(per_device: int, device_batch: int | None) -> int:
+    """Into how many parts the rows of a device are dealt out. Raises UnevenError."""
+    if device_batch is None or device_batch >= per_device:
+        return 1
+    if per_device % device_batch:
+        divisors = [n for n in range(1, per_device + 1) if per_device % n == 0]
+        below, above = max(n for n in divisors if n < device_batch), min(n for n in divisors if n > device_batch)
+        words = (
+            f"the {per_device} rows of a device cannot be computed {device_batch} at a time; take {below} or {above}"
+        )
+        raise UnevenError("loop.device_batch", words)
+    return per_device // device_batch
 
 
 def _near(number: int, of: int) -> list[int]:
@@ -100,6 +106,11 @@ class GrpoLoop(Strict):
     prompts: int = Field(ge=1, le=65536, description="prompts per update, over all devices")
     samples: int = Field(ge=2, le=1024, description="responses drawn per prompt: the group")
     updates_per_rollout: int = Field(ge=1, le=64, description="updates that share the samples of one rollout")
+    device_batch: int | None = Field(
+        ge=1,
+        le=1_048_576,
+        description="responses that a device computes at a time in an update, at most; null: all of its share",
+    )
     prompt_length: int = Field(ge=1, le=1_048_576, description="tokens of the longest prompt")
     response_length: int = Field(ge=1, le=1_048_576, description="tokens after which a response is cut off")
     temperature: float = Field(gt=0, le=100, description="of sampling; 1: the policy as it is")
@@ -121,6 +132,21 @@ class GrpoLoop(Strict):
     warm_start_eval_every: int = Field(ge=1, description="updates between evaluations in the warm start")
     eval_every: int = Field(ge=1, description="steps between evaluations; one more follows the last step")
     eval_prompts: int = Field(ge=1, description="held-out prompts of an evaluation, answered greedily")
+
+    @property
+    def rows(self) -> int:
+        """Responses of an update."""
+        return self.prompts * self.samples
+
+    def accumulation(self, devices: int) -> int:
+        """Gradients summed per update where that many devices split the batch. Raises UnevenError."""
+        per_device, rest = divmod(self.prompts, devices)
+        if rest:
+            words = (
+                f"{self.prompts} prompts cannot be split evenly over {devices} devices; take a multiple of {devices}"
+            )
+            raise UnevenError("loop.prompts", words)
+        return _parts(per_device * self.samples, self.device_batch)
 
 
 Loop = Annotated[LmLoop | GrpoLoop, Field(discriminator="kind")]

@@ -18,9 +18,9 @@ HEAD = """# Checks
 
 <!-- Made by `python -m controller.checks_page`. Edit the checks, not this page. -->
 
-`slipway plan` lists every finding, errors first. An error stops `up` before anything is created; a warning is shown.
-Those marked *live* ask Google, where there are credentials, and are asked again before a pod is created. What cannot be
-looked at for want of a permission is a warning.
+`slipway plan` lists every finding, errors first. An error stops `up` before anything is created; a warning is shown; a
+note tells what is not wrong. Those marked *live* ask Google, where there are credentials, and are asked again before a
+pod is created. What cannot be looked at for want of a permission is a warning.
 """
 
 
@@ -128,7 +128,7 @@ def _text(node: ast.expr) -> str | None:
 
 
 def _merged(one: Row, other: Row) -> Row:
-    severity = one.severity if one.severity == other.severity else "error or warning"
+    severity = " or ".join(sorted({*one.severity.split(" or "), *other.severity.split(" or ")}))
     return Row(one.name, severity, tuple(dict.fromkeys((*one.keys, *other.keys))), one.why, one.live)
 
 

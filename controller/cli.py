@@ -10,7 +10,7 @@ import difflib
 import importlib
 import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NoReturn
@@ -62,7 +62,7 @@ class Command:
     """What stands behind `--`: a command for the workers."""
 
     def config(self) -> tuple[Config, list[Finding]]:
-        """The composed config and the findings of preflight, warnings and errors.
+        """The composed config and the findings of preflight.
 
         Raises:
             ConfigError: the config is unusable; every problem at once, those between sections included.
@@ -84,17 +84,21 @@ class Command:
             raise ConfigError(problems)
         return config
 
-    def checked_config(self) -> Config:
-        """The config for a verb that acts: an error finding stops it, a warning is printed.
+    def checked_config(self, without: Set[str] = frozenset()) -> Config:
+        """The config for a verb that acts: an error finding stops it, others are printed.
+
+        Args:
+            without: checks that the verb does not wait for.
 
         Raises:
             ConfigError: every error finding.
         """
         config, findings = self.config()
+        findings = [f for f in findings if f.check not in without]
         if errors := [f for f in findings if f.severity == "error"]:
             raise ConfigError(errors)
         for finding in findings:
-            print(f"warning: {finding}", file=sys.stderr)
+            print(f"{finding.severity}: {finding}", file=sys.stderr)
         return config
 
 

@@ -8,10 +8,10 @@ from typing import Literal
 
 @dataclass(frozen=True)
 class Finding:
-    """`key` is what to change. An error stops `up`; a warning is shown."""
+    """`key` is what to change. An error stops `up`; a warning is shown, and so is a note, about what is not wrong."""
 
     check: str
-    severity: Literal["error", "warning"]
+    severity: Literal["error", "warning", "note"]
     key: str
     words: str
 

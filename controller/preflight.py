@@ -42,8 +42,8 @@ def probe(config: Config, world: World) -> list[Finding]:
 
 
 def by_severity(findings: list[Finding]) -> list[Finding]:
-    """Errors first, else as they came."""
-    return sorted(findings, key=lambda finding: finding.severity)
+    """Errors first, notes last, else as they came."""
+    return sorted(findings, key=lambda finding: ("error", "warning", "note").index(finding.severity))
 
 
 def _asked(ask: Any, config: Config, world: World) -> list[Finding]:

@@ -84,12 +84,3 @@ def rows_on_a_device(batch: int) -> int:
     """How many rows of an array of `batch` rows each device has, inside a computation; at least 1."""
     mesh = jax.sharding.get_abstract_mesh()
     return batch if mesh.empty or mesh.manual_axes else max(1, batch // shards(mesh, "batch"))
-
-
-def check_rows(mesh: Mesh, key: str, rows: int) -> None:
-    """Raise RunFileError unless that many rows, the value of a config key, can be split evenly over the mesh."""
-    parts = shards(mesh, "batch")
-    if rows % parts:
-        raise RunFileError(
-            f"{key}: {rows} rows cannot be split evenly over {parts} devices; take a multiple of {parts}"
-        )

@@ -19,8 +19,8 @@ class Program:
     """One compiled function.
 
     Attributes:
-        name: update, logprob, decode, eval, ...
-        function: as `jax.jit` returned it.
+        name: update, logprob, decode, eval, ...; resident: what lies on the devices between the others.
+        function: as `jax.jit` returned it; None for `resident`.
         arguments: pytrees of `jax.ShapeDtypeStruct`, with shardings where they are arrays on the mesh.
         beside: what else lies on the devices while it runs, and is no argument of it.
         turns: how often the body of a `while` loop runs at most, where the function has one.
@@ -28,7 +28,7 @@ class Program:
 
     name: str
     function: Any
-    arguments: tuple[Any, ...]
+    arguments: tuple[Any, ...] = ()
     beside: Any = ()
     turns: int = 1
 
@@ -42,6 +42,8 @@ class Program:
 
         From the traced program, since XLA counts the body of a loop once. Products inside a kernel do not count.
         """
+        if self.function is None:
+            return 0.0
         return _flops(jax.make_jaxpr(self.function)(*self.arguments).jaxpr, self.turns)
 
 

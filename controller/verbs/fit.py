@@ -1,4 +1,7 @@
-"""`slipway fit`: does the run fit the slice? The TPU compiler answers, in a child process that knows JAX."""
+"""`slipway fit`: does the run fit the slice? The TPU compiler answers, in a child process that knows JAX.
+
+What it says is kept for `plan` and `up`.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +11,7 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from controller import fits
 from controller.errors import ConfigError
 from controller.runfile import render
 
@@ -16,13 +20,22 @@ if TYPE_CHECKING:
 
 
 def run(command: Command) -> int:
-    config = command.checked_config()
+    config = command.checked_config(without={"fit"})
     if config.program.kind != "trainer":
         raise ConfigError("program: only the bundled trainer's programs are known; fit needs program=trainer")
     # where data lies is of no account for shapes
     anywhere = {name: name for _, name, _ in config.assets.each()}
     with tempfile.TemporaryDirectory() as folder:
-        file = Path(folder) / "run.yaml"
+        file, answer = Path(folder) / "run.yaml", Path(folder) / "fit.json"
         file.write_text(render(config, config.run.name, "bucket", anywhere))
-        flags = ["--json"] if command.flags.json else []
-        return subprocess.run([sys.executable, "-P", "-m", "trainer.fit", str(file), *flags], check=False).returncode
+        flags = ["--out", str(answer), *(["--json"] if command.flags.json else [])]
+        asked = [sys.executable, "-P", "-m", "trainer.fit", str(file), *flags]
+        code = subprocess.run(asked, check=False).returncode
+        if answer.is_file():
+            kept = fits.file(config)
+            try:
+                kept.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+                kept.write_text(answer.read_text())
+            except OSError as error:
+                raise ConfigError(f"run.state_dir: {kept.parent} cannot be written: {error.strerror}") from None
+    return code

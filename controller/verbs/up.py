@@ -301,7 +301,7 @@ def _before_it_bills(command: Command, plan: Plan, world: World, view: View) -> 
     if errors := [finding for finding in findings if finding.severity == "error"]:
         raise ConfigError(errors)
     for finding in findings:
-        world.events.emit("note", plan.run_id, f"warning: {finding}")
+        world.events.emit("note", plan.run_id, f"{finding.severity}: {finding}")
     if not world.billed or plan.node.adopt:
         return
     price = rate(plan.config, world.clock.now())

@@ -22,7 +22,7 @@ def refused(capsys: pytest.CaptureFixture[str], *words: str) -> list[str]:
     out, err = capsys.readouterr()
     assert "Traceback" not in err
     assert out == ""
-    return [line.removeprefix("error: ") for line in err.splitlines() if not line.startswith("warning: ")]
+    return [line.removeprefix("error: ") for line in err.splitlines() if not line.startswith(("warning: ", "note: "))]
 
 
 @pytest.fixture(autouse=True)

@@ -10,8 +10,11 @@ from pathlib import Path
 import pytest
 import yaml
 
+from conf.runfile import RunFile
 from tests.groups import group
-from trainer import fit
+from trainer import fit, fixes, verdict
+from trainer.remat import USABLE, fits
+from trainer.topologies import CannotTellError
 
 needs_compiler = pytest.mark.skipif(importlib.util.find_spec("libtpu") is None, reason="needs libtpu")
 
@@ -30,6 +33,7 @@ def on(raw: dict, accelerator_type: str, devices: int, mesh: dict, **model: obje
     return raw | {"pod": pod, "mesh": mesh, "model": raw["model"] | model}
 
 
+GIB = 2**30
 SPLIT = {"data": 2, "fsdp": 2, "tensor": 2}
 CAPPED = {"activation_dtype": "bfloat16", "scan_layers": True, "remat": "full", "attention_softcap": 50.0}
 
@@ -50,10 +54,10 @@ def test_the_programs_of_grpo_compile_for_a_slice(grpo_run, tmp_path, accelerato
     ended = run(raw, tmp_path, "--json")
     assert ended.returncode == 0, ended.stderr[-2000:]
     verdicts = {v["name"]: v for v in json.loads(ended.stdout)["programs"]}
-    assert verdicts.keys() == {"update", "warm_start", "logprob", "decode"}
-    for verdict in verdicts.values():
-        assert verdict["fits"]
-        assert 0 < verdict["peak_gib"] < verdict["hbm_gib"] == 16.019
+    assert verdicts.keys() == {"update", "warm_start", "logprob", "decode", "eval", "resident"}
+    for found in verdicts.values():
+        assert found["fits"]
+        assert 0 < found["peak_gib"] < found["hbm_gib"] == 16.019
     assert verdicts["update"]["recomputed_flops"] > 0
 
 
@@ -62,10 +66,82 @@ def test_what_does_not_fit_is_told_with_exit_2(lm_run, tmp_path):
     large = group("model/gemma2_2b")  # 31 GB of weights and moments on 16
     raw = on(lm_run, "v5litepod-1", 1, {"data": 1, "fsdp": 1, "tensor": 1}) | {"model": large}
     raw["loop"] |= {"total_batch_tokens": 128, "sequence": 128}
-    ended = run(raw, tmp_path)
+    ended = run(raw, tmp_path, "--out", str(tmp_path / "fit.json"))
     assert ended.returncode == 2
     assert "NO" in ended.stdout
+    assert "no other model.remat, model.logit_chunk, loop.device_batch or mesh.fsdp makes it fit" in ended.stdout
     assert "Traceback" not in ended.stderr
+    found = json.loads((tmp_path / "fit.json").read_text())
+    assert found["fix"] is None
+    short = {v["name"]: v["short_gib"] for v in found["programs"]}
+    assert short["update"] > short["resident"] > 10
+
+
+@needs_compiler
+def test_what_helps_is_found_on_a_chip_that_is_too_small(lm_run, tmp_path):
+    """The update needs 0.34 GiB if it keeps everything and 0.19 if it keeps little, and may use 0.27."""
+    one = {"data": 1, "fsdp": 1, "tensor": 1}
+    wide = {"dim": 128, "hidden": 4096, "attention": "plain", "remat": "none", "scan_layers": True}
+    raw = on(lm_run, "v5litepod-1", 1, one, **wide)
+    raw["loop"] |= {"total_batch_tokens": 16 * 256, "sequence": 256, "device_batch": None}
+    raw["pod"]["hbm_bytes_per_chip"] = int(0.27 * GIB / USABLE)
+    ended = run(raw, tmp_path, "--json")
+    assert ended.returncode == 2, ended.stderr[-2000:]
+    found = json.loads(ended.stdout)
+    assert next(v["short_gib"] for v in found["programs"] if v["name"] == "update") > 0
+    assert "tried model.remat=full" in ended.stderr
+    assert all(v["fits"] for v in found["fix"]["programs"])
+
+
+class Compiler:
+    """Says how much an experiment needs by a formula, and counts how often it is asked."""
+
+    def __init__(self) -> None:
+        self.asked: list[str] = []
+
+    def __call__(self, experiment: RunFile, overrides: fixes.Overrides, names: set[str]) -> list[verdict.Verdict]:
+        self.asked.append(" ".join(fixes.words(overrides)))
+        return [self.verdict(experiment, name) for name in sorted(names or {"update", "eval"})]
+
+    def verdict(self, experiment: RunFile, name: str) -> verdict.Verdict:
+        rows = experiment.loop.device_batch or 4
+        needs = {"none": 8, "products": 6, "outputs": 5, "attention": 4, "full": 3}[experiment.model.remat] * rows
+        needs += experiment.model.logit_chunk / 16 + 64 / experiment.mesh.fsdp
+        peak = needs if name == "update" else 1.0
+        hbm = experiment.pod.hbm_bytes_per_chip or 0
+        is_small = fits(peak * GIB, experiment)
+        return verdict.Verdict(name, is_small, peak, 0, 0, 0, 0, hbm, 0, 0, 0)
+
+
+@pytest.mark.parametrize(
+    ("usable", "helps"),
+    [
+        (97, ["model.remat=products"]),
+        (92, ["model.remat=outputs"]),
+        (84, ["model.remat=full"]),
+        (80, ["model.remat=full", "model.logit_chunk=64"]),
+        (77.5, ["model.remat=full", "model.logit_chunk=16"]),
+        (71.5, ["model.remat=full", "model.logit_chunk=16", "loop.device_batch=2"]),
+        (68.5, ["model.remat=full", "model.logit_chunk=16", "loop.device_batch=1"]),
+        (13, ["model.remat=full", "model.logit_chunk=16", "loop.device_batch=1", "mesh.data=1", "mesh.fsdp=8"]),
+        (5, None),
+    ],
+)
+def test_fixes_are_tried_in_order_and_the_first_that_helps_is_told(lm_run, usable, helps):
+    """Of 8 x 4 for the rows, 8 for the logits and 64 for the weights there are 104 GiB to begin with."""
+    raw = on(lm_run, "v5litepod-8", 8, {"data": 8, "fsdp": 1, "tensor": 1}, remat="none", logit_chunk=128)
+    raw["pod"]["hbm_bytes_per_chip"] = int(usable * GIB / USABLE) + 1
+    raw["loop"] |= {"total_batch_tokens": 32 * 20, "device_batch": None}
+    experiment, compiler = RunFile.model_validate(raw), Compiler()
+    before = compiler(experiment, {}, set())
+    found = fixes.first_that_fits(experiment, before, compiler)
+    if helps is None:
+        assert found is None
+        assert len(compiler.asked) == 1 + 4  # the strongest of each kind, and no other
+    else:
+        assert found is not None
+        assert fixes.words(found[0]) == helps
+        assert {v.name: v.fits for v in found[1]} == {"update": True, "eval": True}
 
 
 def test_without_the_compiler_there_is_a_clear_word(lm_run, tmp_path, monkeypatch, capsys):
@@ -89,9 +165,9 @@ def test_without_the_compiler_there_is_a_clear_word(lm_run, tmp_path, monkeypatc
     ],
 )
 def test_what_would_have_been_needed_is_read_from_the_compilers_words(words, gib):
-    assert fit.wanted_gib(words) == gib
+    assert verdict.wanted_gib(words) == gib
 
 
 def test_any_other_complaint_of_the_compiler_is_passed_on():
-    with pytest.raises(fit.CannotTellError, match="refuses the program: INTERNAL: no such thing"):
-        fit.wanted_gib("INTERNAL: no such thing\nmore")
+    with pytest.raises(CannotTellError, match="refuses the program: INTERNAL: no such thing"):
+        verdict.wanted_gib("INTERNAL: no such thing\nmore")

@@ -19,7 +19,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from conf.data import ArithmeticData, Gsm8kData
-from conf.loop import GrpoLoop
+from conf.loop import GrpoLoop, UnevenError
 from conf.optimizer import Optimizer
 from conf.runfile import RunFile, RunFileError
 from trainer import grpo, rollout, sampler, tokenizer, update, weights
@@ -116,7 +116,7 @@ class Run:
     def _warm_start(self, state: update.State, position: Position) -> tuple[update.State, Position]:
         """Supervised updates on worked answers, until the policy is right often enough for GRPO to see a difference."""
         opt = _warm(self.experiment.optimizer, self.loop)
-        train = update.build(grpo.supervised_loss(self.cfg), self.cfg, opt, self.mesh)
+        train = updater(grpo.supervised_loss(self.cfg), self.experiment, opt, self.mesh)
         rows = rollout.rows_per_rollout(self.loop) // self.loop.updates_per_rollout
         last = self.loop.warm_start_steps
         if position.warm_steps == 0:
@@ -149,7 +149,7 @@ class Run:
 
     def _grpo(self, state: update.State, reference: weights.Params, position: Position) -> update.State:
         loop = self.loop
-        train = update.build(grpo.loss(self.cfg, loop), self.cfg, self.experiment.optimizer, self.mesh)
+        train = updater(grpo.loss(self.cfg, loop), self.experiment, self.experiment.optimizer, self.mesh)
         score = _logprobs(self.experiment, loop, self.mesh)
         first = position.steps
         while position.steps < loop.steps:
@@ -251,6 +251,23 @@ class Run:
         self.checkpoints.save(position.total, state, vars(position).copy())
 
 
+def updater(loss: update.Loss, experiment: RunFile, opt: Optimizer, mesh: Mesh) -> jax.stages.Wrapped:
+    """`update.build`, on whole batches [B, ...]: where `loop.device_batch` is set, each device takes so many of its
+    rows at a time."""
+    assert isinstance(experiment.loop, GrpoLoop)
+    parts = experiment.loop.accumulation(meshes.shards(mesh, "batch"))
+    step = update.build(loss, experiment.model, opt, mesh, parts)
+    if parts == 1:
+        return step
+
+    def dealt(x: jax.Array) -> jax.Array:
+        """Every part has some rows of each device: none moves."""
+        x = x.reshape(x.shape[0] // parts, parts, *x.shape[1:]).swapaxes(0, 1)
+        return meshes.constrain(x, None, "batch", *(None,) * (x.ndim - 2))
+
+    return jax.jit(lambda state, batch: step(state, jax.tree.map(dealt, batch)), donate_argnums=0)
+
+
 def programs(experiment: RunFile, mesh: Mesh) -> Iterator[Program]:
     """What a run compiles, with its arguments as shapes."""
     cfg, loop, opt = experiment.model, experiment.loop, experiment.optimizer
@@ -262,9 +279,9 @@ def programs(experiment: RunFile, mesh: Mesh) -> Iterator[Program]:
     score["mask"] = abstract_rows(mesh, (rows, width - 1), "float32")
     facts = {name: abstract_rows(mesh, (rows,), "float32") for name in ("advantage", *grpo.FACTS)}
     batch = score | facts | dict.fromkeys(("old", "reference"), score["mask"])
-    yield Program("update", update.build(grpo.loss(cfg, loop), cfg, opt, mesh), (state, batch), beside=reference)
+    yield Program("update", updater(grpo.loss(cfg, loop), experiment, opt, mesh), (state, batch), beside=reference)
     if loop.warm_start_steps:
-        yield Program("warm_start", update.build(grpo.supervised_loss(cfg), cfg, opt, mesh), (state, score))
+        yield Program("warm_start", updater(grpo.supervised_loss(cfg), experiment, opt, mesh), (state, score))
     yield Program(
         "logprob",
         _logprobs(experiment, loop, mesh),
@@ -277,13 +294,11 @@ def programs(experiment: RunFile, mesh: Mesh) -> Iterator[Program]:
         abstract_rows(mesh, (drawn,), "int32"),
     )
     key, temperature = jax.eval_shape(lambda: jax.random.key(0)), jax.ShapeDtypeStruct((), "float32")
-    yield Program(
-        "decode",  # and eval: the same program at temperature 0
-        sampler.build(cfg, loop.response_length, mesh),
-        (state.params, prompts, key, temperature),
-        beside=(state.optimizer, reference),
-        turns=loop.response_length,
-    )
+    sample = sampler.build(cfg, loop.response_length, mesh)
+    for name in ("decode", "eval"):  # one program: evaluations draw at temperature 0
+        arguments = (state.params, prompts, key, temperature)
+        yield Program(name, sample, arguments, beside=(state.optimizer, reference), turns=loop.response_length)
+    yield Program("resident", None, beside=(state, reference))
 
 
 def _checked(experiment: RunFile, mesh: Mesh) -> GrpoLoop:
@@ -297,7 +312,10 @@ def _checked(experiment: RunFile, mesh: Mesh) -> GrpoLoop:
             f"loop.prompt_length and loop.response_length: together {longest} tokens, more than model.context, "
             f"{experiment.model.context}"
         )
-    meshes.check_rows(mesh, "loop.prompts", loop.prompts)
+    try:
+        loop.accumulation(meshes.shards(mesh, "batch"))
+    except UnevenError as error:
+        raise RunFileError(str(error)) from None
     for name in loop.rewards:
         resolve(name)
     return loop

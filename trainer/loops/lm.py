@@ -56,6 +56,7 @@ def programs(experiment: RunFile, mesh: Mesh) -> Iterator[Program]:
     evaluated = update.for_evaluation(state)
     beside = (state.optimizer, () if evaluated is state.params else state.params)
     yield Program("eval", evaluate, (evaluated, token_bytes, batch), beside=beside)
+    yield Program("resident", None, beside=state)
 
 
 @dataclass

@@ -51,10 +51,8 @@ def test_what_is_right_is_not_commented_on() -> None:
         ([*GCP, "code.stand_in=true"], "stand_in: error code.stand_in: stand-ins are for the emulated cloud"),
         ([*GRPO, "mesh.data=3"], "mesh: error mesh: 3 x 1 x 1 does not make the 16 devices of v5litepod-16"),
         ([*GRPO, "mesh.tensor=16", "mesh.data=1"], "weights_split: error model.heads: "),
-        (
-            [*GRPO, "loop.prompts=3"],
-            "batch_split: error loop.prompts: 24 rows per update cannot be split evenly over 16",
-        ),
+        ([*GRPO, "loop.prompts=3"], "batch_split: error loop.prompts: 3 prompts cannot be split evenly over 16"),
+        ([*GRPO, "loop.device_batch=3"], "batch_split: error loop.device_batch: the "),
         ([*LM, "data.streams=3"], "streams: error data.streams: 3 streams cannot share the 32 rows of a batch evenly"),
         (
             [*GRPO, "optimizer.schedule.final_fraction=0", "optimizer.schedule.horizon_steps=50"],

@@ -10,10 +10,14 @@ import pytest
 
 from conf.runfile import RunFile, RunFileError
 from tests.groups import group
+from tests.trainer.conftest import mesh_of
 from tests.trainer.processes import results
 from trainer import main, update
 from trainer import mesh as meshes
 from trainer.checkpoint import Checkpoints
+from trainer.distributed import place_batch
+from trainer.grpo import supervised_loss
+from trainer.loops import grpo as loops
 
 
 class KilledError(Exception):
@@ -107,3 +111,21 @@ def test_bad_input_is_refused_before_the_first_step(grpo_run, tmp_path, sections
         raw[name] = values if "kind" in values else raw[name] | values
     with pytest.raises(RunFileError, match=words):
         train(raw, tmp_path / "a")
+
+
+def test_an_update_in_parts_is_that_of_the_whole_batch(grpo_run):
+    """Sixteen responses on two devices, eight or two at a time."""
+    states = []
+    for device_batch in (None, 2):
+        experiment = RunFile.model_validate(grpo_run | {"loop": grpo_run["loop"] | {"device_batch": device_batch}})
+        mesh, opt = mesh_of(1, 2, 1), experiment.optimizer
+        random = np.random.default_rng(0)
+        tokens = random.integers(0, 256, (16, 40), dtype=np.int32)
+        mask = (np.arange(39) < random.integers(1, 40, (16, 1))).astype(np.float32)
+        with jax.set_mesh(mesh):
+            state = update.init_state(experiment.model, opt, mesh, jax.random.key(0))
+            train = loops.updater(supervised_loss(experiment.model), experiment, opt, mesh)
+            state, metrics = train(state, place_batch({"tokens": tokens, "mask": mask}, mesh))
+        states.append(jax.device_get((state, metrics)))
+    for a, b in zip(*(jax.tree.leaves(s) for s in states), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)

@@ -1,0 +1,41 @@
+"""Does the run fit the chips, as the TPU compiler said when `slipway fit` asked it?"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from conf.decoder import Model
+from conf.schema import Config
+from controller import fits
+from controller.finding import Finding
+
+SMALL = 100_000_000
+"""Weights of a model that fits in any case."""
+
+
+def fits_the_chips(config: Config) -> Iterator[Finding]:
+    """What does not fit fails minutes after the pod has been made; the compiler tells before, without a TPU."""
+    model = config.model
+    if config.program.kind != "trainer" or model is None or config.cloud.kind == "local":
+        return
+    stored = fits.found(config)
+    if stored is None and weights(model) > SMALL:
+        yield Finding("fit", "note", "model", "nobody has asked yet whether it fits the chips: slipway fit")
+    short = [program for program in stored["programs"] if not program["fits"]] if stored else []
+    if stored and short:
+        worst = max(short, key=lambda program: program["peak_gib"])
+        fix = f"it fits with {' '.join(stored['fix']['overrides'])}" if stored["fix"] else "slipway fit tells more"
+        words = (
+            f"{worst['name']} needs {worst['peak_gib']:.2f} GiB of a chip and may use {stored['usable_gib']:.2f}; {fix}"
+        )
+        yield Finding("fit", "error", "model", words)
+
+
+def weights(model: Model) -> int:
+    """Roughly how many: the products and the tables."""
+    attention = 2 * model.dim * model.head_dim * (model.heads + model.kv_heads)
+    feed_forward = (3 if model.mlp in ("geglu", "swiglu") else 2) * model.dim * model.hidden
+    return model.layers * (attention + feed_forward) + model.vocab * model.dim * (1 if model.tied else 2)
+
+
+CHECKS = (fits_the_chips,)

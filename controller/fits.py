@@ -1,0 +1,39 @@
+"""What `slipway fit` has found, kept in the state folder so that `plan` and `up` need not ask the compiler."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from conf.schema import Config, digest
+
+WITHOUT_SHAPE = frozenset(
+    {"weights", "steps", "every", "eval_every", "eval_batches", "eval_prompts", "warmup_steps", "horizon_steps"}
+)
+"""Keys that say when something happens or where it lies; another value compiles to a program of the same size."""
+
+
+def key(config: Config) -> str:
+    """Names all that decides what is compiled: model, loop, optimizer, mesh and slice, without rates and counts."""
+    sections = config.model_dump(mode="json", include={"model", "loop", "optimizer", "mesh"})
+    return digest([_shapes(sections), config.tpu.accelerator_type])[:16]
+
+
+def file(config: Config) -> Path:
+    """Where the document of `python -m trainer.fit --json` for this config is, or would be."""
+    return Path(config.run.state_dir).expanduser() / "fit" / f"{key(config)}.json"
+
+
+def found(config: Config) -> dict[str, Any] | None:
+    """The stored document; None where nobody has asked yet, or where it cannot be read."""
+    try:
+        return json.loads(file(config).read_text())
+    except (OSError, ValueError):
+        return None
+
+
+def _shapes(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _shapes(v) for name, v in value.items() if name not in WITHOUT_SHAPE}
+    return "a number" if isinstance(value, float) else value

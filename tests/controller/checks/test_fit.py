@@ -1,0 +1,95 @@
+"""What a plan says of the chips' memory, after what `slipway fit` has found."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from controller import cli, fits
+from controller.checks.fit import weights
+from controller.preflight import preflight
+from tests.controller.checks.test_checks import config
+
+LARGE = ["+experiment=gemma2b_gsm8k", "cloud.project=acme"]
+
+
+@pytest.fixture
+def state(tmp_path: Path) -> str:
+    return f"run.state_dir={tmp_path / 'state'}"
+
+
+def said(*overrides: str) -> list[str]:
+    return [f"{f.severity} {f}" for f in preflight(config(*overrides)) if f.check == "fit"]
+
+
+def document(peak: float, fix: list[str] | None = None) -> dict[str, Any]:
+    programs = [{"name": "update", "fits": peak <= 14.99, "peak_gib": peak}]
+    return {"usable_gib": 14.99, "programs": programs, "fix": fix and {"overrides": fix, "programs": []}}
+
+
+def store(found: dict[str, Any], *overrides: str) -> None:
+    file = fits.file(config(*overrides))
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(json.dumps(found))
+
+
+def test_a_large_model_nobody_asked_about_is_a_note(state):
+    assert said(*LARGE, state) == ["note model: nobody has asked yet whether it fits the chips: slipway fit"]
+
+
+def test_small_models_and_the_emulated_cloud_are_not_commented_on(state):
+    assert said("+experiment=quickstart", "cloud=gcp", "cloud.project=acme", state) == []
+    assert said(*LARGE, "cloud=local", state) == []
+
+
+def test_what_fits_is_not_commented_on(state):
+    store(document(12.0), *LARGE, state)
+    assert said(*LARGE, state) == []
+    assert said(*LARGE, state, "optimizer.lr=3e-6", "loop.steps=7", "model.weights=/weights") == []  # as large
+
+
+def test_what_does_not_fit_is_an_error_and_says_what_helps(state):
+    store(document(18.3, ["model.remat=full", "loop.device_batch=2"]), *LARGE, state)
+    assert said(*LARGE, state) == [
+        "error model: update needs 18.30 GiB of a chip and may use 14.99; "
+        "it fits with model.remat=full loop.device_batch=2"
+    ]
+    store(document(18.3), *LARGE, state)
+    assert said(*LARGE, state)[0].endswith("may use 14.99; slipway fit tells more")
+
+
+@pytest.mark.parametrize("change", ["model.remat=attention", "loop.samples=4", "mesh.data=2", "tpu=v6e_8"])
+def test_another_size_is_another_question(state, change):
+    store(document(18.3), *LARGE, state)
+    assert said(*LARGE, state, change)[0].startswith("note")
+
+
+def test_a_broken_file_counts_as_none(state):
+    store(document(18.3), *LARGE, state)
+    fits.file(config(*LARGE, state)).write_text("{")
+    assert said(*LARGE, state)[0].startswith("note")
+
+
+@pytest.mark.parametrize(("model", "billions"), [("gemma2_2b", 2.61), ("llama3_8b", 8.03), ("qwen3_0_6b", 0.6)])
+def test_the_number_of_weights_is_about_right(state, model, billions):
+    found = config(*LARGE, state, f"model={model}").model
+    assert found is not None
+    assert weights(found) == pytest.approx(billions * 1e9, rel=0.02)
+
+
+def test_slipway_fit_keeps_what_it_was_told(state, monkeypatch, capsys):
+    """Also where an earlier answer stands against the run: it asks again."""
+
+    def answer(command: list[str], check: bool) -> subprocess.CompletedProcess[str]:
+        Path(command[command.index("--out") + 1]).write_text(json.dumps(document(18.3)))
+        return subprocess.CompletedProcess(command, 2)
+
+    monkeypatch.setattr(subprocess, "run", answer)
+    for _ in range(2):
+        assert cli.run(["fit", *LARGE, state]) == 2
+    assert "nobody has asked" not in capsys.readouterr().err
+    assert said(*LARGE, state)[0].startswith("error")
