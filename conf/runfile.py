@@ -20,6 +20,10 @@ class RunFileError(ValueError):
     """The file cannot be read, breaks the schema or asks for what cannot be done; the message names every wrong key."""
 
 
+class OwnError(RunFileError):
+    """One that this worker may have alone: the others are in the middle of a step, and must not be waited for."""
+
+
 class PodFacts(Strict):
     """What the controller knows of the hardware; the program checks what it finds against this."""
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import jax
 
-from conf.runfile import RunFile, RunFileError, load
+from conf.runfile import OwnError, RunFile, RunFileError, load
 from trainer import distributed, loops, remat, startup, storage
 from trainer import mesh as meshes
 from trainer.checksums import DisagreementError
@@ -44,6 +44,9 @@ def main() -> None:
         startup.check_agreement(path, experiment)
         train(experiment, run_folder(path, experiment.id))
         code = 0
+    except OwnError as error:
+        print(error, file=sys.stderr)
+        distributed.abandon(2)
     except (RunFileError, startup.WrongDevicesError, DisagreementError) as error:
         print(error, file=sys.stderr)
         code = {startup.WrongDevicesError: 3, DisagreementError: 4}.get(type(error), 2)

@@ -131,3 +131,18 @@ def test_nothing_touches_a_backend_at_import():
     subprocess.run(
         [sys.executable, "-W", "error::RuntimeWarning", "-c", code], check=True, cwd=ROOT, env=dict(os.environ)
     )
+
+
+def test_data_that_one_worker_cannot_read_end_the_run_with_its_words(pair, tmp_path, compile_cache):
+    path = tmp_path / "rows.jsonl"
+    path.write_text('{"text": "a line of text"}\n' * 400 + "oops\n")
+    data = group("data/jsonl") | {"path": str(path), "streams": 2, "shuffle": False, "validation_path": str(path)}
+    data |= {"validation_fraction": 0, "tokenizer": "bytes"}
+    loop = pair["loop"] | {"steps": 1_000_000, "eval_every": 1_000_000}
+    run = pair | {"data": data, "model": pair["model"] | {"vocab": 260}, "loop": loop}
+    run |= {"checkpoint": pair["checkpoint"] | {"every": 1_000_000}}
+    ended = finish(start(run, tmp_path / "run", compile_cache, {}, {}))
+    alone = [worker for worker in ended if worker.code == 2]
+    assert len(alone) == 1, ended
+    assert f"data.path: {path}:401 is not JSON: Expecting value, at character 0 of the line\n" in alone[0].stderr
+    assert "Traceback" not in alone[0].stderr

@@ -12,7 +12,7 @@ from grain.experimental import ThreadPrefetchDatasetIterator
 
 from conf.data import JsonlData, ParquetData, TextData
 from conf.loop import LmLoop
-from conf.runfile import RunFileError
+from conf.runfile import OwnError, RunFileError
 from trainer.data import packing
 from trainer.data.documents import Documents, Part
 from trainer.data.encoding import Encoder
@@ -84,7 +84,10 @@ class Batches:
         return self
 
     def __next__(self) -> Batch:
-        return next(self._ahead)
+        try:
+            return next(self._ahead)
+        except RunFileError as error:
+            raise OwnError(str(error)) from None
 
     def position(self) -> dict[str, Any]:
         return self._ahead.get_state() | {"of": self._of}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import weakref
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -193,3 +194,17 @@ def test_keys_that_contradict_each_other(tmp_path, keys, words):
     good = as_jsonl(tmp_path / "a.jsonl", ["x"]).model_dump()
     with pytest.raises(ValueError, match=words):
         JsonlData(**json.loads(json.dumps(good | keys)))
+
+
+def test_what_lies_elsewhere_is_read_like_files(tmp_path):
+    """As gs:// is: any file system that fsspec knows."""
+    import fsspec
+
+    texts = stories(60)
+    local = as_parquet(tmp_path / "a.parquet", texts, 4)
+    memory = fsspec.filesystem("memory")
+    for name in ("b", "a"):
+        memory.pipe(f"/bucket/{name}.parquet", (tmp_path / "a.parquet").read_bytes())
+    assert files.expand("memory://bucket/*.parquet", "data.path") == [f"memory:///bucket/{n}.parquet" for n in "ab"]
+    elsewhere = local.model_copy(update={"path": "memory://bucket/a.parquet"})
+    np.testing.assert_array_equal(first_batch(elsewhere)["tokens"], first_batch(local)["tokens"])
