@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import jax
 import orbax.checkpoint as ocp
@@ -17,11 +17,15 @@ from conf.training import Checkpoint
 from trainer import extents
 from trainer.checksums import Checksums, DisagreementError, path_of
 from trainer.distributed import gather_texts, gather_tree
+from trainer.diverged import DivergedError
 from trainer.retention import Retention
 from trainer.weights import Params
 
 SMALLEST_SLICE_BYTES = 1 << 20
 OUTAGE = re.compile(r"UNAVAILABLE|UNAUTHENTICATED|PERMISSION_DENIED|DEADLINE_EXCEEDED|RESOURCE_EXHAUSTED")
+
+ON_ALL_WORKERS = (DisagreementError, DivergedError)
+"""Errors that no worker raises alone."""
 
 
 class BrokenCheckpointError(RuntimeError):
@@ -180,6 +184,14 @@ class Checkpoints:
         """The frozen policy, as saved. abstract: shapes, types and shardings of the weights."""
         with ocp.Checkpointer(_arrays()) as checkpointer:
             return checkpointer.restore(self._reference, args=_into(abstract))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        """What is being written is finished, unless one worker's own error ends it: the others would be waited for."""
+        if kind is None or issubclass(kind, ON_ALL_WORKERS):
+            self.close()
 
     def close(self) -> None:
         """Wait until everything is written. Raises what the writing raised."""

@@ -10,10 +10,11 @@ import time
 
 import numpy as np
 import pytest
+import yaml
 
 from conf.runfile import RunFile
 from tests.groups import group
-from tests.trainer.processes import CODE, ROOT, finish, results, start
+from tests.trainer.processes import CODE, ROOT, finish, launch, results, start
 from trainer.main import train
 
 
@@ -63,6 +64,18 @@ def test_workers_that_disagree_all_exit_4_and_name_the_one(pair, tmp_path, compi
     for ended in finish(start(pair, tmp_path / "run", compile_cache, {}, other)):
         assert ended.code == 4
         assert f"worker 1: code 1a2b1a2b1a2b… differs from {CODE[:12]}… on workers 0" in ended.stderr
+        assert "Traceback" not in ended.stderr
+
+
+def test_a_worker_whose_weights_are_others_is_named_and_all_exit_4(lm_run, tmp_path, compile_cache):
+    four = lm_run | {"pod": lm_run["pod"] | {"workers": 4}}
+    run_file = tmp_path / "run.yaml"
+    run_file.write_text(yaml.safe_dump(four))
+    processes = launch(["tests.trainer.flipped", str(run_file)], tmp_path, compile_cache, {}, {}, {}, {})
+    for ended in finish(processes):
+        assert ended.code == 4, ended.stderr
+        words = "worker 1: its copy of params.embedding differs from the other workers' after update 3"
+        assert words in ended.stderr.splitlines()
         assert "Traceback" not in ended.stderr
 
 

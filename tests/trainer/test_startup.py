@@ -1,9 +1,13 @@
 """Start-up checks in one process; test_main.py starts real ones."""
 
+import json
+from pathlib import Path
+
 import pytest
 
 from conf.runfile import PodFacts, RunFile
-from trainer import distributed, startup
+from trainer import distributed, fingerprint, startup
+from trainer.checksums import DisagreementError
 
 
 def pod(**facts) -> PodFacts:
@@ -63,3 +67,18 @@ def test_virtual_devices_get_threads(monkeypatch, facts, threads):
     monkeypatch.delenv("PJRT_NPROC")
     distributed.spare_threads(pod(**facts))
     assert os.environ["PJRT_NPROC"] == threads
+
+
+def test_other_data_are_a_disagreement(tmp_path, lm_run, monkeypatch):
+    """What worker 1 finds on its disk is not what worker 0 finds on its own."""
+    run_file = tmp_path / "run.yaml"
+    run_file.write_text("a: 1")
+
+    def gathered(text: str) -> list[str]:
+        Path(lm_run["data"]["path"]).write_text("other")
+        other = {"data.path": fingerprint.of(lm_run["data"]["path"])}
+        return [text, json.dumps(json.loads(text) | other)]
+
+    monkeypatch.setattr(startup, "gather_texts", gathered)
+    with pytest.raises(DisagreementError, match=r"^worker 1: data\.path .* differs from .* on workers 0$"):
+        startup.check_agreement(run_file, RunFile.model_validate(lm_run))

@@ -43,7 +43,9 @@ def run(experiment: RunFile, mesh: Mesh, log: Metrics) -> None:
     """Train from the newest checkpoint, or from the seed, to the last step. Raises RunFileError before any work."""
     loop = _checked(experiment, mesh)
     with Pool(loop.reward_workers, loop.reward_seconds) as checks:
-        Run(experiment, loop, mesh, log, checks).run()
+        run = Run(experiment, loop, mesh, log, checks)
+        with run.checkpoints:
+            run.run()
 
 
 @dataclass
@@ -97,7 +99,6 @@ class Run:
             warm_start_steps=position.warm_steps,
             steps=position.steps,
         )
-        self.checkpoints.close()
 
     def _start(self) -> tuple[update.State, Position]:
         """State and position of the newest checkpoint, else of a new run."""

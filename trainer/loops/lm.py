@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from dataclasses import dataclass
 from typing import Any
 
@@ -32,16 +33,13 @@ def run(experiment: RunFile, mesh: Mesh, log: Metrics) -> None:
     loop = _checked(experiment)
     split = share.deal(loop, mesh)
     stream = batches.training(experiment.data, loop, experiment.seed, split.rows)
-    checkpoints = Checkpoints(experiment.dir, experiment.checkpoint, metrics=("eval_loss", "eval_bits_per_byte"))
-    try:
+    metrics = ("eval_loss", "eval_bits_per_byte")
+    with closing(stream), Checkpoints(experiment.dir, experiment.checkpoint, metrics) as checkpoints:
         first, state = _start(experiment, mesh, checkpoints, stream)
         log.resume(first)
         compiled = _compile(experiment, loop, split, state)
         with jax.transfer_guard("disallow"):  # nothing goes to or from the devices but what is put and got here
             Training(experiment, loop, split, stream, checkpoints, log, compiled).run(state, first)
-    finally:
-        stream.close()
-    checkpoints.close()
 
 
 def programs(experiment: RunFile, mesh: Mesh) -> Iterator[Program]:
