@@ -9,10 +9,12 @@ import argparse
 import json
 import subprocess
 import sys
+from typing import Any
 
 LM = ["program=trainer", "data=text", "data.path=corpus.txt", "loop=lm", "optimizer=adamw"]
 CASES = {
     "Gemma-2 2B, GRPO, 128 x 2048": ["+experiment=gemma2b_gsm8k"],
+    "Gemma-2 2B, GRPO, 128 x 2048, auto": ["+experiment=gemma2b_gsm8k", "model.remat=auto"],
     "Gemma-2 2B, GRPO, 128 x 8192": ["+experiment=gemma2b_gsm8k", "loop.response_length=7168"],
     "nanochat d16, 64 x 1024": [
         *LM, "tpu=v5litepod_8", "model=nanochat_d16", "model.window=513",
@@ -37,31 +39,40 @@ CASES = {
 }  # fmt: skip
 
 
+COLUMNS = ("what", "slice", "remat", "program", "fits", "peak GiB", "arguments", "temporaries", "beside", "FLOPs",
+           "again", "compile s")  # fmt: skip
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("names", nargs="*", help="part of the name of a case; none: all")
-    parser.add_argument("--remat", default="full", help="none, products, outputs, attention, full or auto")
     options = parser.parse_args()
-    print("| what | slice | remat | program | fits | peak GiB | arguments | temporaries | beside | compile s |")
-    print("|---|---|---|---|---|---|---|---|---|---|")
+    print(f"| {' | '.join(COLUMNS)} |\n|{'---|' * len(COLUMNS)}")
     for name, words in CASES.items():
         if options.names and not any(part in name for part in options.names):
             continue
-        overrides = [*words, "cloud=gcp", "cloud.project=a-project", f"model.remat={options.remat}"]
-        command = [sys.executable, "-m", "controller", "fit", "--json", *overrides]
+        command = [sys.executable, "-m", "controller", "fit", "--json", *words, "cloud=gcp", "cloud.project=a-project"]
         ended = subprocess.run(command, capture_output=True, text=True, check=False)
         if not ended.stdout:
             print(f"{name}: {ended.stderr.strip()}", file=sys.stderr)
             continue
         found = json.loads(ended.stdout)
         for v in found["programs"]:
-            fits = "yes" if v["fits"] else "no"
-            print(
-                f"| {name} | {found['accelerator_type']} | {found['remat']} | {v['name']} | {fits} "
-                f"| {v['peak_gib']:.2f} of {v['hbm_gib']:.2f} | {v['argument_gib']:.2f} | {v['temp_gib']:.2f} "
-                f"| {v['beside_gib']:.2f} | {v['compile_seconds']:.0f} |",
-                flush=True,
-            )
+            print(row(name, found, v), flush=True)
+
+
+def row(name: str, found: dict[str, Any], v: dict[str, Any]) -> str:
+    """One program of one case."""
+    again = v["recomputed_flops"] / (v["flops"] - v["recomputed_flops"]) if v["recomputed_flops"] else 0
+    cells = [
+        *(name, found["accelerator_type"], found["remat"], v["name"], "yes" if v["fits"] else "no"),
+        f"{v['peak_gib']:.2f} of {v['hbm_gib']:.2f}",
+        *(f"{v[key]:.2f}" for key in ("argument_gib", "temp_gib", "beside_gib")),
+        f"{v['flops']:.2e}",
+        f"{again:.1%}" if again else "",
+        f"{v['compile_seconds']:.0f}" if v["compile_seconds"] >= 0.5 else "",
+    ]
+    return f"| {' | '.join(cells)} |"
 
 
 if __name__ == "__main__":
