@@ -15,7 +15,7 @@ import optax
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from conf.decoder import Model
-from conf.optimizer import Optimizer
+from conf.optimizer import Adamw
 from conf.runfile import PodFacts
 from tests.groups import group
 from trainer import chunked, distributed, model, update, weights
@@ -33,9 +33,9 @@ def model_of(**changes: object) -> Model:
     return Model(**group("model/tiny") | low | changes)
 
 
-def adamw() -> Optimizer:
+def adamw() -> Adamw:
     """Of the YAML group, without warm-up."""
-    return Optimizer(**group("optimizer/adamw") | {"schedule": {"kind": "constant", "warmup_steps": 0}})
+    return Adamw(**group("optimizer/adamw") | {"schedule": {"kind": "constant", "warmup_steps": 0}})
 
 
 def rows(length: int = LENGTH) -> dict[str, np.ndarray]:
