@@ -48,7 +48,7 @@ class Asset(Strict):
 
 
 class Assets(Strict):
-    """What is copied to the bucket. `assets://NAME/FILE` in the config means the copy of a dataset."""
+    """What is copied to the bucket. `assets://NAME/FILE` in the config means the copy of an asset."""
 
     datasets: dict[Name, Asset]
     models: dict[Name, Asset] = Field(description="weights")

@@ -17,7 +17,7 @@ def render(config: Config, run_id: str, bucket: str, prefixes: Mapping[str, str]
     """The text of `run.yaml`.
 
     Args:
-        prefixes: where each dataset's copy lives in the bucket; `assets://NAME/FILE` is rewritten to it.
+        prefixes: where each asset's copy lives in the bucket; `assets://NAME/FILE` is rewritten to it.
     """
     topology = config.topology
     plain = config.model_dump(mode="json")
@@ -50,6 +50,9 @@ def _resolve(value: Any, bucket: str, prefixes: Mapping[str, str], key: str) -> 
         name, _, file = value.removeprefix(ASSET).partition("/")
         if name not in prefixes:
             choices = ", ".join(prefixes) or "none is configured"
-            raise ConfigError(f"{key}: {value} names the dataset {name!r}; assets.datasets has: {choices}")
-        return f"gs://{bucket}/{prefixes[name]}/{file}"
+            raise ConfigError(
+                f"{key}: there is no asset {name!r} for {value} (assets: {choices}); set {key} to a path or gs://…, or "
+                f"give the files: assets.<datasets, models or tokenizers>.{name}.path=FOLDER"
+            )
+        return f"gs://{bucket}/{prefixes[name]}/{file}".removesuffix("/")
     return value

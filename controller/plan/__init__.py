@@ -75,7 +75,7 @@ def build(config: Config, project: str, folder: Path, code: Snapshot | None = No
     if isinstance(code, Unfetched):
         run_id = f"{config.run.name}-{UNKNOWN_HASH}"
     places = Places(bucket, run_id, {path: f"gs://{bucket}/{c.prefix}" for path, c in held.items()})
-    run_yaml = render(config, run_id, bucket, {c.name: c.prefix for c in held.values() if c.kind == "dataset"})
+    run_yaml = render(config, run_id, bucket, {c.name: c.prefix for c in held.values()})
     vault = Vault(config.env.secrets)
     requirements = requirements_of(config, code)
     early = tuple(_before_the_pod(config, bucket, code, held, vault, requirements))

@@ -5,6 +5,7 @@ What it says is kept for `plan` and `up`.
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 import tempfile
@@ -24,7 +25,7 @@ def run(command: Command) -> int:
     if config.program.kind != "trainer":
         raise ConfigError("program: only the bundled trainer's programs are known; fit needs program=trainer")
     # where data lies is of no account for shapes
-    anywhere = {name: name for _, name, _ in config.assets.each()}
+    anywhere = {name: name for name in re.findall(r"assets://([^/\"]+)", config.model_dump_json())}
     with tempfile.TemporaryDirectory() as folder:
         file, answer = Path(folder) / "run.yaml", Path(folder) / "fit.json"
         file.write_text(render(config, config.run.name, "bucket", anywhere))

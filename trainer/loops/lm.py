@@ -127,7 +127,9 @@ class Training:
         if step and step % self.loop.eval_every == 0:
             self._evaluate(step, state)
         if self.compiled.samples and step and step % self.loop.samples.every == 0:  # pyright: ignore[reportOperatorIssue]
-            self.log.text(step, "samples", "\n\n---\n\n".join(self.compiled.samples.texts(state.params)))
+            self.log.text(
+                step, "samples", "\n\n---\n\n".join(self.compiled.samples.texts(update.for_evaluation(state)))
+            )
         self.checkpoints.verify(step, state)
 
     def _look(self, step: int, metrics: dict[str, jax.Array], batch: batches.Batch) -> None:
