@@ -1,0 +1,100 @@
+"""What the LM loop does around its updates: compile once, move nothing unasked, tell where time goes, show samples."""
+
+import json
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from conf.runfile import RunFile, RunFileError
+from tests.groups import group
+from tests.trainer.conftest import mesh_of
+from trainer import main
+from trainer.loops import lm
+from trainer.metrics import Metrics
+
+COMPILES = "/jax/core/compile/backend_compile_duration"
+
+
+def changed(raw, **sections):
+    return raw | {name: raw[name] | values for name, values in sections.items()}
+
+
+def train(raw, folder: Path) -> list[dict]:
+    main.train(RunFile.model_validate(raw), folder)
+    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+
+
+def test_everything_is_compiled_before_the_first_update_ends(lm_run, tmp_path, monkeypatch):
+    """200 updates with evaluations, samples and checkpoints: one program each, and nothing is compiled on the way."""
+    samples = lm_run["loop"]["samples"] | {"every": 80, "prompts": ["1 and ", "7"], "length": 6}
+    lengths = {"steps": 200, "total_batch_tokens": 640, "device_batch": 2, "eval_every": 100}
+    raw = changed(lm_run, loop=lengths | {"samples": samples}, checkpoint={"every": 50}, logging={"every": 20})
+    compiled: list[str] = []
+    seen: list[int] = []
+    jax.monitoring.register_event_duration_secs_listener(
+        lambda event, _, **rest: compiled.append(event) if event == COMPILES else None
+    )
+    log = Metrics.log
+    monkeypatch.setattr(Metrics, "log", lambda *a, **values: (seen.append(len(compiled)), log(*a, **values)))
+    try:
+        lines = train(raw, tmp_path / "a")
+    finally:
+        jax.monitoring.clear_event_listeners()
+    assert len(compiled) > 3
+    assert set(seen[:-1]) == {seen[0]}
+    assert {line["step"] for line in lines if line["phase"] == "train"} == set(range(20, 201, 20))
+    last = [line for line in lines if line["phase"] == "train"][-1]
+    assert 0 < last["data_time"] + last["transfer_time"] < last["step_time"]
+    assert "compile_time" in lines[0]
+    assert "compile_time" not in last
+    events = EventAccumulator(str(tmp_path / "bucket/tb"))
+    events.Reload()
+    shown = events.Tensors("samples")
+    assert [point.step for point in shown] == [80, 160]
+    assert shown[0].tensor_proto.string_val[0].decode().startswith("1 and **")
+
+
+def test_an_unasked_transfer_in_the_loop_is_an_error(lm_run, tmp_path, monkeypatch):
+    monkeypatch.setattr(lm.Training, "_between", lambda self, step, state: state.step + np.int32(1))
+    with pytest.raises(Exception, match="Disallowed host-to-device transfer"):
+        train(lm_run, tmp_path / "a")
+
+
+def losses(raw, folder: Path, devices: int) -> list[float]:
+    """The curve of a run on the first so many devices."""
+    mesh = mesh_of(devices, 1, 1)
+    log = Metrics(folder, raw["dir"], writes=True)
+    with jax.set_mesh(mesh):
+        lm.run(RunFile.model_validate(raw | {"dir": str(folder / "run")}), mesh, log)
+    log.close()
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    return [line["loss"] for line in lines if line["phase"] == "train"]
+
+
+def test_nanochats_curve_is_the_same_on_8_and_on_4_devices(lm_run, tmp_path):
+    """nanochat at 4 layers, Muon + AdamW, two rows per device at a time: 2 accumulation steps on 8, 4 on 4."""
+    sizes = {"layers": 4, "dim": 64, "heads": 2, "kv_heads": 2, "head_dim": 32, "hidden": 256, "vocab": 256}
+    cpu = {"activation_dtype": "float32", "scan_layers": False, "remat": "none", "window": 11}
+    loop = {"steps": 12, "total_batch_tokens": 640, "device_batch": 2, "eval_every": 100}
+    raw = changed(lm_run, loop=loop, checkpoint={"every": 100, "verify_every": 0})
+    raw |= {"model": group("model/family/nanochat") | sizes | cpu}
+    raw |= {"optimizer": group("optimizer/nanochat") | {"orthogonalization_dtype": "float32"}}
+    eight, four = (losses(raw, tmp_path / str(devices), devices) for devices in (8, 4))
+    assert four == pytest.approx(eight, rel=1e-4)
+    assert eight[-1] < eight[0] - 0.3
+
+
+def test_a_trace_lies_beside_the_event_files(lm_run, tmp_path):
+    train(changed(lm_run, logging={"profile": {"after": 2, "updates": 1}}), tmp_path / "a")
+    assert list((tmp_path / "bucket/tb").rglob("*.xplane.pb"))
+
+
+def test_prompts_and_continuations_that_do_not_fit_are_refused(lm_run, tmp_path):
+    samples = lm_run["loop"]["samples"] | {"every": 1, "length": 65000}
+    with pytest.raises(RunFileError, match=r"loop\.samples\.length: a prompt of \d+ tokens and 65000 more do not fit"):
+        train(changed(lm_run, loop={"samples": samples}), tmp_path / "a")
+    with pytest.raises(RunFileError, match=r"loop\.sequence: 10000 tokens are more than model\.context, 8192"):
+        train(changed(lm_run, loop={"sequence": 10000, "total_batch_tokens": 80000}), tmp_path / "a")
