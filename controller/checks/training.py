@@ -53,6 +53,20 @@ def streams_share_rows(config: Config) -> Iterator[Finding]:
         yield Finding("streams", "error", "data.streams", f"{words}; take a divisor of {loop.rows}")
 
 
+def data_are_reachable(config: Config) -> Iterator[Finding]:
+    """The program reads its data on the workers, where this machine's files are only if they are sent as an asset."""
+    if config.program.kind != "trainer" or config.data is None:
+        return
+    for name in ("path", "validation_path", "eval_path", "tokenizer"):
+        value = getattr(config.data, name, None)
+        if value and value != "bytes" and "://" not in value and not value.startswith("/"):
+            words = (
+                f"{value} is no path of the workers; make it an asset: assets.datasets.mine.path={value} "
+                f"data.{name}=assets://mine/{value.rpartition('/')[2]}"
+            )
+            yield Finding("data_path", "warning", f"data.{name}", words)
+
+
 def schedule_ends_late(config: Config) -> Iterator[Finding]:
     """A learning rate that falls to nothing over exactly the run, or before its end, stops what RL has just begun."""
     if config.optimizer is None or config.loop is None:
@@ -123,6 +137,7 @@ CHECKS = (
     weights_split_evenly,
     batch_splits_evenly,
     streams_share_rows,
+    data_are_reachable,
     schedule_ends_late,
     checkpoints_come,
     policy_knows_something,

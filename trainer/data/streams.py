@@ -70,9 +70,10 @@ class Batches:
     """See `batches.Batches`."""
 
     def __init__(self, together: _Together, data: Packed, loop: LmLoop) -> None:
-        self._together = together
+        self._together, self._reads_ahead = together, data.read_ahead > 0
         self._ahead = _Ahead(together, data.read_ahead)
         self._close = finalize(self, _close, self._ahead, together)  # also where nobody closes it
+        self._start()
         self._of = {
             "data.packing": data.packing,
             "data.streams": data.streams,
@@ -101,9 +102,15 @@ class Batches:
                     "now; resume with the data that the run began with"
                 )
         self._ahead.set_state({name: position[name] for name in self._together.get_state()})
+        self._start()
 
     def close(self) -> None:
         self._close()
+
+    def _start(self) -> None:
+        """Read before the first batch is asked for: until then the loop compiles."""
+        if self._reads_ahead:
+            self._ahead.start_prefetch()
 
 
 def _close(ahead: ThreadPrefetchDatasetIterator, together: _Together) -> None:

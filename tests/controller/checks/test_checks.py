@@ -53,6 +53,10 @@ def test_what_is_right_is_not_commented_on() -> None:
         ([*GRPO, "mesh.tensor=16", "mesh.data=1"], "weights_split: error model.heads: "),
         ([*GRPO, "loop.prompts=3"], "batch_split: error loop.prompts: 3 prompts cannot be split evenly over 16"),
         ([*GRPO, "loop.device_batch=3"], "batch_split: error loop.device_batch: the "),
+        (
+            [*LM],
+            "data_path: warning data.path: x is no path of the workers; make it an asset: assets.datasets.mine.path=x",
+        ),
         ([*LM, "data.streams=3"], "streams: error data.streams: 3 streams cannot share the 32 rows of a batch evenly"),
         (
             [*GRPO, "optimizer.schedule.final_fraction=0", "optimizer.schedule.horizon_steps=50"],

@@ -92,6 +92,32 @@ def test_a_flat_stream_holds_every_training_document_once_an_epoch(corpus, proce
     assert set(found) == set(texts()) - kept
 
 
+@pytest.mark.parametrize("processes", [1, 2, 4])
+def test_rows_that_documents_share_hold_each_once_an_epoch(corpus, processes):
+    data = corpus(packing="documents", long_documents="skip")
+    loop, share = lm_loop(STREAMS, SEQUENCE), STREAMS // processes
+    kept = {text for text in texts() if 0 < len(text.encode()) <= SEQUENCE} - set(validation_documents(data))
+    found: set[str] = set()
+    for process in range(processes):
+        stream = batches.training(data, loop, 5, range(process * share, (process + 1) * share))
+        counts: list[Counter[str]] = [Counter() for _ in range(share)]
+        checked = 0
+        for _ in range(100):
+            batch = next(stream)
+            for row, count in enumerate(counts):
+                segments, targets = batch["segments"][row], batch["targets"][row]
+                count.update(bytes(targets[segments == s].tolist()).decode() for s in range(1, segments.max() + 1))
+                place = stream.position()[str(process * share + row)]
+                if place["next_row"] == 0 and (epochs := place["parent"]["epoch"]):  # no row is half told
+                    assert set(count.values()) <= {epochs, epochs + 1}
+                    checked += 1
+        stream.close()
+        assert checked
+        assert sum(len(count) for count in counts) == len(set().union(*counts))  # no two streams share one
+        found |= set().union(*counts)
+    assert found == kept
+
+
 def validation_documents(data: Corpus) -> list[str]:
     loop = lm_loop(ROWS, 256, eval_batches=6)
     found = batches.validation(data.model_copy(update={"packing": "documents"}), loop, range(ROWS))
