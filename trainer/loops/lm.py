@@ -186,7 +186,7 @@ def _start(
 def _compile(experiment: RunFile, loop: LmLoop, split: share.Share, state: update.State) -> Compiled:
     """Everything that runs between the first and the last update. Nothing is compiled after that."""
     began = time.perf_counter()
-    ready = {p.name: p.function.lower(*p.arguments).compile() for p in programs(experiment, split.mesh)}
+    ready = {p.name: p.function.lower(*p.arguments).compile() for p in programs(experiment, split.mesh) if p.function}
     samples = None
     if loop.samples.every is not None:
         samples = Continuations(loop.samples, experiment.data, experiment.model, split.mesh, experiment.seed)
