@@ -4,9 +4,9 @@ Types, bounds, units and descriptions live here; values live in YAML only, so no
 """
 
 import re
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, Field, model_validator
+from pydantic import AfterValidator, Field, ValidationInfo, field_validator, model_validator
 
 from conf.strict import Strict
 
@@ -99,7 +99,8 @@ def _reward(name: str) -> str:
 
 
 class GrpoLoop(Strict):
-    """Group relative policy optimization (https://arxiv.org/abs/2402.03300), after a supervised warm start."""
+    """Group relative policy optimization (https://arxiv.org/abs/2402.03300) and its relatives, after a supervised warm
+    start. The losses are told apart in `trainer/grpo.py` and docs/grpo.md."""
 
     kind: Literal["grpo"]
     steps: int = Field(ge=1, le=100_000_000, description="rollouts, each followed by updates_per_rollout updates")
@@ -114,10 +115,33 @@ class GrpoLoop(Strict):
     prompt_length: int = Field(ge=1, le=1_048_576, description="tokens of the longest prompt")
     response_length: int = Field(ge=1, le=1_048_576, description="tokens after which a response is cut off")
     temperature: float = Field(gt=0, le=100, description="of sampling; 1: the policy as it is")
-    clip: float = Field(gt=0, lt=1, description="the probability ratio counts within 1 - clip and 1 + clip")
+    loss: Literal["grpo", "token_mean", "dr_grpo", "dapo", "gspo", "rloo"] = Field(
+        description="whether tokens or responses have a ratio, and what the mean is over"
+    )
+    clip_low: float | None = Field(gt=0, lt=1, description="no gain from a ratio below 1 - clip_low; null: no bound")
+    clip_high: float | None = Field(gt=0, description="no gain from a ratio above 1 + clip_high; null: no bound")
     kl: float = Field(ge=0, description="weight of the KL penalty to the frozen reference policy")
+    kl_estimator: Literal["k1", "k2", "k3"] = Field(description="of the KL of a token")
+    kl_unbiased: bool = Field(description="weigh the KL of a token by its ratio, gradient included")
+    entropy_bonus: float = Field(ge=0, description="weight of the policy's entropy, in nats, which is rewarded")
+    old_logprobs: Literal["trainer", "sampler"] = Field(
+        description="whose log-probabilities are those of the policy that drew the samples"
+    )
+    importance_cap: float | None = Field(
+        gt=1,
+        description="upper bound of the importance weight between sampler and trainer; null: trainer's are not weighed",
+    )
     advantage_std: Literal["population", "sample", "none"] = Field(
         description="what a group's advantages are divided by"
+    )
+    drop_equal_groups: bool = Field(
+        description="dynamic sampling: groups whose rewards are all equal do not count in the loss"
+    )
+    overlong: Literal["keep", "drop", "penalize"] = Field(
+        description="responses that are cut off: as others; not in the loss; the longest ones lose up to 1 of reward"
+    )
+    overlong_buffer: float = Field(
+        gt=0, le=1, description="share of response_length, its end, over which the penalty grows from 0 to 1"
     )
     rewards: dict[Annotated[str, AfterValidator(_reward)], float] = Field(
         min_length=1, description="name: weight; a name is answer_match, boxed, format, length, or module:function"
@@ -132,6 +156,20 @@ class GrpoLoop(Strict):
     warm_start_eval_every: int = Field(ge=1, description="updates between evaluations in the warm start")
     eval_every: int = Field(ge=1, description="steps between evaluations; one more follows the last step")
     eval_prompts: int = Field(ge=1, description="held-out prompts of an evaluation, answered greedily")
+
+    @field_validator("advantage_std", "drop_equal_groups", "clip_high", mode="after")
+    @classmethod
+    def _as_published(cls, value: Any, info: ValidationInfo) -> Any:
+        """A loss that has a paper's name is what the paper describes."""
+        loss = info.data.get("loss")
+        if info.field_name == "advantage_std" and loss in ("dr_grpo", "rloo") and value != "none":
+            raise ValueError(f"{loss} divides advantages by nothing: take none")
+        if info.field_name == "drop_equal_groups" and loss == "dapo" and not value:
+            raise ValueError("dapo leaves groups of equal rewards out: take true, or loss: token_mean")
+        low = info.data.get("clip_low") or 0.0
+        if info.field_name == "clip_high" and loss == "dapo" and isinstance(value, float) and value <= low:
+            raise ValueError("dapo has it above clip_low: take 0.28, or loss: token_mean")
+        return value
 
     @property
     def rows(self) -> int:

@@ -1,4 +1,16 @@
-"""Group relative policy optimization (https://arxiv.org/abs/2402.03300): advantages, and the clipped loss."""
+"""Group relative policy optimization and its relatives: losses over the tokens of sampled responses.
+
+`loop.loss` chooses what the probability ratio is of, and what the mean is over:
+
+    grpo        ratio of a token; mean over each response's tokens, then over responses     arXiv 2402.03300, eq. 3
+    token_mean  ratio of a token; mean over all tokens                                      arXiv 2503.14476, eq. 12
+    dapo        as token_mean, with clip-higher and dynamic sampling                        arXiv 2503.14476, eq. 8
+    dr_grpo     ratio of a token; sum over tokens by (responses x longest response)         arXiv 2503.20783, 3.2
+    gspo        ratio of a response to the power of 1 / length; mean over responses         arXiv 2507.18071, eq. 5, 7
+    rloo        ratio of a response; mean over responses                                    arXiv 2402.14740
+
+Advantages and the weights of samples come from `trainer.advantage`.
+"""
 
 from __future__ import annotations
 
@@ -6,26 +18,23 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from conf.decoder import Model
 from conf.loop import GrpoLoop
 from trainer import chunked, model, update, weights
 
-EPSILON = 1e-6
-"""Added to the standard deviation; keeps a group whose rewards are almost equal from exploding."""
+FACTS = (
+    *("reward_mean", "reward_std", "accuracy", "pass_at_k", "response_length", "truncated", "zero_variance_groups"),
+    *("filtered_equal", "filtered_overlong", "checks_timed_out", "checks_failed"),
+)
+"""Facts about each sample, float32 [B], known on the host; their means go through the update's one all-reduce."""
 
+ROW_FIELDS = ("advantage", "weight", *FACTS)
+"""Of a batch, float32 [B]. weight: 0 where a sample is filtered out of the loss, else 1."""
 
-def advantages(rewards: np.ndarray, std: str) -> np.ndarray:
-    """How much better each sample of a group is than its group: float32 [groups, samples], as `rewards`.
-
-    std: "population" or "sample" divides by the group's standard deviation (ddof 0 or 1), "none" by nothing
-    (Dr. GRPO, https://arxiv.org/abs/2503.20783). A group whose rewards are all equal has advantages of 0.
-    """
-    centred = rewards - rewards.mean(axis=1, keepdims=True)
-    if std != "none":
-        centred = centred / (rewards.std(axis=1, ddof=int(std == "sample"), keepdims=True) + EPSILON)
-    return centred.astype(np.float32)
+TOKEN_FIELDS = ("old", "reference", "sampler")
+"""Of a batch, log-probabilities [B, T - 1]: under the policy that drew the sample, by the trainer; under the frozen
+reference; under the policy that drew the sample, by the sampler."""
 
 
 def logprobs(
@@ -39,49 +48,93 @@ def logprobs(
     return logprobs[:, :-1], entropy[:, :-1]
 
 
-def clipped_terms(
-    logprob: jax.Array, old: jax.Array, reference: jax.Array, advantage: jax.Array, loop: GrpoLoop
-) -> dict[str, jax.Array]:
-    """Per token [B, T - 1]: loss, kl, ratio, clipped (0 or 1).
-
-    The surrogate is min(r A, clip(r, 1 - c, 1 + c) A) with r = exp(logprob - old); the penalty is k3, the estimator
-    exp(d) - d - 1 with d = reference - logprob (http://joschu.net/blog/kl-approx.html). advantage: [B].
-    """
-    ratio = jnp.exp(logprob - old)
-    each = advantage[:, None]
-    bounded = jnp.clip(ratio, 1 - loop.clip, 1 + loop.clip)
-    difference = reference - logprob
-    kl = jnp.exp(difference) - difference - 1
-    surrogate = jnp.minimum(ratio * each, bounded * each)
-    clipped = (bounded * each < ratio * each).astype(jnp.float32)
-    return {"loss": loop.kl * kl - surrogate, "kl": kl, "ratio": ratio, "clip_fraction": clipped}
-
-
 def loss(cfg: Model, loop: GrpoLoop) -> update.Loss:
-    """The loss of `update.build` on batches with, per row:
-
-    tokens [T], mask [T - 1] (1 where the next token is of the response), old and reference [T - 1] log-probabilities,
-    advantage; and facts about the samples, which are averaged on the way: see FACTS.
-    Each sequence counts the same: the mean over its tokens, then over sequences, as in the paper.
-    """
+    """The loss of `update.build` on batches with, per row, tokens [T], mask [T - 1] (1 where the next token is of the
+    response), TOKEN_FIELDS and ROW_FIELDS."""
 
     def sums(params: weights.Params, batch: dict[str, Any]) -> update.Sums:
         logprob, entropy = logprobs(params, cfg, batch, loop.temperature)
-        terms = clipped_terms(logprob, batch["old"], batch["reference"], batch["advantage"], loop)
-        mask, rows = batch["mask"], jnp.float32(batch["mask"].shape[0])
-        tokens = jnp.maximum(mask.sum(axis=1), 1)
-        found = {name: ((term * mask).sum(), mask.sum()) for name, term in (terms | {"entropy": entropy}).items()}
-        found["loss"] = (((terms["loss"] * mask).sum(axis=1) / tokens).sum(), rows)
-        return found | {name: (batch[name].sum(), rows) for name in FACTS}
+        rows = jnp.float32(batch["mask"].shape[0])
+        facts: update.Sums = {name: (batch[name].sum(), rows) for name in FACTS}
+        facts["response_length_max"] = update.Largest(batch["response_length"].max())
+        return facts | policy_sums(logprob, entropy, batch, loop)
 
     return sums
 
 
-FACTS = (
-    *("reward_mean", "accuracy", "pass_at_k", "response_length", "truncated", "zero_variance_groups"),
-    *("checks_timed_out", "checks_failed"),
-)
-"""Facts about each sample, float32 [B], known on the host; their means go through the update's one all-reduce."""
+def policy_sums(logprob: jax.Array, entropy: jax.Array, batch: dict[str, Any], loop: GrpoLoop) -> update.Sums:
+    """The loss of the tokens' log-probabilities and entropies [B, T - 1], and what is to be known about them."""
+    every, weight = batch["mask"], batch["weight"]
+    mask = every * weight[:, None]
+    lengths = jnp.maximum(mask.sum(axis=1, keepdims=True), 1)
+    old = batch["old"] if loop.old_logprobs == "trainer" else batch["sampler"]
+    log_ratio = (logprob - old) * mask
+    ratio, where = jnp.exp(log_ratio), mask
+    if loop.loss in ("gspo", "rloo"):
+        ratio = jnp.exp(log_ratio.sum(axis=1, keepdims=True) / (lengths if loop.loss == "gspo" else 1))
+        where = weight[:, None]
+
+    surrogate, clipped = _clipped(ratio, batch["advantage"][:, None], loop)
+    found: update.Sums = {}
+    if loop.importance_cap is not None and loop.old_logprobs == "trainer":
+        importance = jnp.exp((old - batch["sampler"]) * mask)
+        surrogate = surrogate * jnp.minimum(importance, loop.importance_cap)
+        found["importance_capped"] = (((importance > loop.importance_cap) * mask).sum(), mask.sum())
+    kl = _kl(batch["reference"] - logprob, loop.kl_estimator)
+    penalty = loop.kl * (kl * jnp.exp(log_ratio) if loop.kl_unbiased else kl) - loop.entropy_bonus * entropy
+    if loop.loss == "rloo":
+        penalty = penalty * lengths  # summed over the response, as its reward is
+
+    found["loss"] = _reduced((penalty - surrogate) * mask, lengths, mask, weight, loop)
+    apart = jnp.abs(batch["old"] - batch["sampler"]) * every
+    return found | {
+        "kl": ((kl * every).sum(), every.sum()),
+        "entropy": ((entropy * every).sum(), every.sum()),
+        "sampler_trainer_logp_diff": (apart.sum(), every.sum()),
+        "sampler_trainer_logp_diff_max": update.Largest(apart.max()),
+        "clip_fraction": ((clipped * where).sum(), where.sum()),
+        "ratio_mean": ((ratio * where).sum(), where.sum()),
+        "ratio_min": update.Least(jnp.where(where > 0, ratio, jnp.inf).min()),
+        "ratio_max": update.Largest(jnp.where(where > 0, ratio, -jnp.inf).max()),
+    }
+
+
+def _clipped(ratio: jax.Array, advantage: jax.Array, loop: GrpoLoop) -> tuple[jax.Array, jax.Array]:
+    """min(r A, clip(r, 1 - low, 1 + high) A), and 1 where the bound holds the ratio back.
+
+    Where the ratio corrects the sampler's own probabilities, `loop.importance_cap` bounds it for any advantage.
+    """
+    low = None if loop.clip_low is None else 1 - loop.clip_low
+    high = None if loop.clip_high is None else 1 + loop.clip_high
+    bounded = jnp.clip(ratio, low, high) * advantage
+    if loop.importance_cap is not None and loop.old_logprobs == "sampler":
+        ratio = jnp.minimum(ratio, loop.importance_cap)
+    free = ratio * advantage
+    return jnp.minimum(free, bounded), (bounded < free).astype(jnp.float32)
+
+
+def _kl(difference: jax.Array, estimator: str) -> jax.Array:
+    """KL from the reference per token, of difference = reference - policy: http://joschu.net/blog/kl-approx.html."""
+    match estimator:
+        case "k1":
+            return -difference
+        case "k2":
+            return difference**2 / 2
+        case _:
+            return jnp.expm1(difference) - difference
+
+
+def _reduced(
+    terms: jax.Array, lengths: jax.Array, mask: jax.Array, weight: jax.Array, loop: GrpoLoop
+) -> tuple[jax.Array, jax.Array]:
+    """Sum and count of the loss's terms [B, T - 1], which are 0 where the mask is."""
+    match loop.loss:
+        case "token_mean" | "dapo":
+            return terms.sum(), mask.sum()
+        case "dr_grpo":
+            return terms.sum(), weight.sum() * loop.response_length
+        case _:
+            return (terms / lengths).sum(), weight.sum()
 
 
 def supervised_loss(cfg: Model) -> update.Loss:

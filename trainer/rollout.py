@@ -17,7 +17,7 @@ from jax.sharding import Mesh
 
 from conf.loop import GrpoLoop
 from conf.runfile import RunFileError
-from trainer import grpo
+from trainer import advantage
 from trainer.data.problem import Problem
 from trainer.distributed import place_batch
 from trainer.rewards.pool import Pool
@@ -28,9 +28,11 @@ from trainer.weights import Params
 
 @dataclass(frozen=True)
 class Drawn:
-    """Responses on the host: tokens int32 [B, R], lengths int32 [B]; `rows` are those of this process."""
+    """Responses on the host: tokens int32 [B, R], their log-probabilities by the sampler float32 [B, R], lengths int32
+    [B]; `rows` are those of this process."""
 
     tokens: np.ndarray
+    logprobs: np.ndarray
     lengths: np.ndarray
     rows: list[int]
 
@@ -55,17 +57,20 @@ def draw(
     """One response to each of the problems, as many as the sampler has rows."""
     responses = sampler(params, place_prompts(problems, loop, mesh), key, jnp.float32(heat))
     tokens = np.full((len(problems), loop.response_length), PAD, np.int32)
+    logprobs = np.zeros(tokens.shape, np.float32)
     lengths = np.zeros(len(problems), np.int32)
     rows: set[int] = set()
-    for theirs, ours in ((responses.tokens, tokens), (responses.lengths, lengths)):
+    pairs = ((responses.tokens, tokens), (responses.logprobs, logprobs), (responses.lengths, lengths))
+    for theirs, ours in pairs:
         for shard in theirs.addressable_shards:
             ours[shard.index] = np.asarray(shard.data)
             rows.update(range(*shard.index[0].indices(len(problems))))
-    return Drawn(tokens, lengths, sorted(rows))
+    return Drawn(tokens, logprobs, lengths, sorted(rows))
 
 
 def scored(drawn: Drawn, problems: Sequence[Problem], loop: GrpoLoop, checks: Pool) -> dict[str, np.ndarray]:
-    """A batch for `grpo.loss`, without log-probabilities. problems: of each row, the samples of a group in a row."""
+    """A batch for `grpo.loss`, without log-probabilities but the sampler's. problems: of each row, the samples of a
+    group in a row. Whether a group is left out for equal rewards is seen before the penalty of long responses."""
     rewards, correct, timed_out, failed = np.zeros((4, len(problems)), np.float32)
     names = list(dict.fromkeys([*loop.rewards, "answer_match"]))
     waiting = {row: checks.submit(names, drawn.text(row), problems[row].answer) for row in drawn.rows}
@@ -73,28 +78,40 @@ def scored(drawn: Drawn, problems: Sequence[Problem], loop: GrpoLoop, checks: Po
         found = check.result()
         rewards[row] = sum(weight * found.scores[name] for name, weight in loop.rewards.items())
         correct[row], timed_out[row], failed[row] = found.scores["answer_match"], found.timed_out, found.failed
-    groups = rewards.reshape(-1, loop.samples)
     solved = correct.reshape(-1, loop.samples).max(axis=1)
-    equal = (groups.max(axis=1) == groups.min(axis=1)).astype(np.float32)
+    equal = _equal(rewards, loop)
+    rewards = rewards + advantage.overlong_penalty(drawn.lengths, loop)
+    groups = rewards.reshape(-1, loop.samples)
     last = np.take_along_axis(drawn.tokens, np.maximum(drawn.lengths - 1, 0)[:, None], axis=1)[:, 0]
+    truncated = (last != EOS).astype(np.float32)
     tokens, mask = sequences(
         [encode_prompt(p.prompt) for p in problems],
         [drawn.tokens[row, : drawn.lengths[row]].tolist() for row in range(len(problems))],
         loop,
     )
-    return {
+    sampler = np.zeros(mask.shape, np.float32)
+    sampler[mask == 1] = drawn.logprobs[np.arange(loop.response_length) < drawn.lengths[:, None]]
+    return advantage.weights(equal, truncated, loop) | {
         "tokens": tokens,
         "mask": mask,
-        "advantage": grpo.advantages(groups, loop.advantage_std).reshape(-1),
+        "sampler": sampler,
+        "advantage": advantage.advantages(groups, loop.advantage_std, loop.loss == "rloo").reshape(-1),
         "reward_mean": rewards,
+        "reward_std": np.repeat(groups.std(axis=1), loop.samples),
         "accuracy": correct,
         "pass_at_k": np.repeat(solved, loop.samples),
         "response_length": drawn.lengths.astype(np.float32),
-        "truncated": (last != EOS).astype(np.float32),
-        "zero_variance_groups": np.repeat(equal, loop.samples),
+        "truncated": truncated,
+        "zero_variance_groups": _equal(rewards, loop),
         "checks_timed_out": timed_out,
         "checks_failed": failed,
     }
+
+
+def _equal(rewards: np.ndarray, loop: GrpoLoop) -> np.ndarray:
+    """1 for the samples of a group whose rewards are all equal: float32 [B]."""
+    groups = rewards.reshape(-1, loop.samples)
+    return np.repeat((groups.max(axis=1) == groups.min(axis=1)).astype(np.float32), loop.samples)
 
 
 def correct(drawn: Drawn, problems: Sequence[Problem], checks: Pool) -> np.ndarray:

@@ -27,11 +27,24 @@ from trainer.weights import Params
 Batch = Any
 """A pytree of arrays whose first axis is the batch."""
 
-Sums = dict[str, tuple[jax.Array, jax.Array]]
-"""Scalars by name: a sum over (a part of) the batch, and the count or weight to divide it by."""
+
+class Largest(NamedTuple):
+    """An entry that is no mean: the largest value in (a part of) the batch."""
+
+    value: jax.Array
+
+
+class Least(NamedTuple):
+    """An entry that is no mean: the least value in (a part of) the batch."""
+
+    value: jax.Array
+
+
+Sums = dict[str, tuple[jax.Array, jax.Array] | Largest | Least]
+"""Scalars by name: a sum over (a part of) the batch, and the count or weight to divide it by; or an extreme."""
 
 Loss = Callable[[Params, Batch], Sums]
-"""Gives at least "loss"; all entries are plain sums over rows of the batch."""
+"""Gives at least "loss", a sum; all entries are plain sums, or extremes, over rows of the batch."""
 
 
 class State(NamedTuple):
@@ -139,7 +152,8 @@ def mean_gradient(
     accumulation: as in `build`. Sums and counts of the parts are added up; the gradient is split as the weights are.
     Where every device holds all weights, each computes the gradient of its own rows, and gradients and metrics go
     through ONE all-reduce as one flat vector: on CPU a collective per weight costs several times the computation.
-    Otherwise the partitioner places the collectives, by the shardings of its arguments.
+    Extremes take a second one, of a few bytes. Otherwise the partitioner places the collectives, by the shardings of
+    its arguments.
     """
 
     def summed(params: Params, batch: Batch) -> tuple[Params, Sums]:
@@ -154,11 +168,12 @@ def mean_gradient(
             return summed(params, batch)
 
         def add(total: tuple[Params, Sums], part: Batch) -> tuple[tuple[Params, Sums], None]:
-            return placed(jax.tree.map(jnp.add, total, summed(params, part))), None
+            gradients, sums = summed(params, part)
+            return placed((jax.tree.map(jnp.add, total[0], gradients), _joined(total[1], sums))), None
 
-        first = jax.eval_shape(summed, params, jax.tree.map(lambda x: x[0], batch))
+        first, named = jax.eval_shape(summed, params, jax.tree.map(lambda x: x[0], batch))
         zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, jnp.float32), first)
-        return lax.scan(add, placed(zeros), batch)[0]
+        return lax.scan(add, placed((zeros, _nothing(named))), batch)[0]
 
     def placed(total: tuple[Params, Sums]) -> tuple[Params, Sums]:
         if meshes.is_data_parallel(mesh):
@@ -166,8 +181,15 @@ def mean_gradient(
         return lax.with_sharding_constraint(total[0], weights.shardings(cfg, mesh)), total[1]
 
     def summed_at_once(params: Params, batch: Batch) -> tuple[Params, Sums]:
-        flat, unravel = ravel_pytree(accumulated(params, batch))
-        return unravel(lax.psum(flat, meshes.AXES))
+        gradients, sums = accumulated(params, batch)
+        extremes = {name: entry for name, entry in sums.items() if isinstance(entry, Largest | Least)}
+        flat, unravel = ravel_pytree((gradients, {n: entry for n, entry in sums.items() if n not in extremes}))
+        gradients, sums = unravel(lax.psum(flat, meshes.AXES))
+        if extremes:
+            signed = jnp.stack([_sign(entry) * entry.value for entry in extremes.values()])
+            found = zip(extremes.items(), lax.pmax(signed, meshes.AXES), strict=True)
+            sums |= {name: type(entry)(_sign(entry) * value) for (name, entry), value in found}
+        return gradients, sums
 
     over_mesh = accumulated
     if meshes.is_data_parallel(mesh):
@@ -178,8 +200,43 @@ def mean_gradient(
 
     def mean(params: Params, batch: Batch) -> tuple[Params, dict[str, jax.Array]]:
         gradients, sums = over_mesh(params, batch)
-        means = {name: total / jnp.where(count == 0, 1, count) for name, (total, count) in sums.items()}
-        count = sums["loss"][1]
+        means = {name: _mean(entry) for name, entry in sums.items()}
+        count = sums["loss"][1]  # pyright: ignore[reportGeneralTypeIssues]
         return jax.tree.map(lambda g: g / jnp.where(count == 0, 1, count), gradients), means
 
     return mean
+
+
+def _joined(a: Sums, b: Sums) -> Sums:
+    """Of two parts of the batch."""
+    return {name: _both(entry, b[name]) for name, entry in a.items()}
+
+
+def _both(a: Any, b: Any) -> Any:
+    match a:
+        case Largest(value):
+            return Largest(jnp.maximum(value, b.value))
+        case Least(value):
+            return Least(jnp.minimum(value, b.value))
+    return a[0] + b[0], a[1] + b[1]
+
+
+def _nothing(sums: Sums) -> Sums:
+    """Of no part of the batch."""
+
+    def none(entry: Any) -> Any:
+        zero = jnp.float32(0)
+        return type(entry)(zero - _sign(entry) * jnp.inf) if isinstance(entry, Largest | Least) else (zero, zero)
+
+    return {name: none(entry) for name, entry in sums.items()}
+
+
+def _sign(extreme: Largest | Least) -> float:
+    return 1.0 if isinstance(extreme, Largest) else -1.0
+
+
+def _mean(entry: Any) -> jax.Array:
+    if isinstance(entry, Largest | Least):
+        return entry.value
+    total, count = entry
+    return total / jnp.where(count == 0, 1, count)

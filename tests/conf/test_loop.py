@@ -58,3 +58,24 @@ def test_a_reward_is_one_of_ours_or_a_function_of_a_module(name):
 def test_another_name_is_no_reward(name):
     with pytest.raises(ValidationError, match=r"there is no reward .*: choose answer_match, boxed, format, length"):
         GrpoLoop(**group("loop/grpo") | {"rewards": {name: 1.0}})
+
+
+@pytest.mark.parametrize("name", ["token_mean", "dr_grpo", "dapo", "gspo", "rloo"])
+def test_each_loss_has_a_file_with_its_values(name):
+    assert GrpoLoop(**group(f"loop/{name}")).loss == name
+    assert group(f"scale/loop/tiny_{name}") == group("scale/loop/tiny_grpo")
+
+
+@pytest.mark.parametrize(
+    ("values", "key"),
+    [
+        ({"loss": "dr_grpo", "advantage_std": "population"}, "advantage_std"),
+        ({"loss": "rloo", "advantage_std": "sample"}, "advantage_std"),
+        ({"loss": "dapo", "clip_high": 0.28, "drop_equal_groups": False}, "drop_equal_groups"),
+        ({"loss": "dapo", "clip_high": 0.2, "drop_equal_groups": True}, "clip_high"),
+    ],
+)
+def test_a_loss_with_a_papers_name_is_the_papers(values, key):
+    with pytest.raises(ValidationError, match="take") as error:
+        GrpoLoop(**group("loop/grpo") | values)
+    assert [e["loc"] for e in error.value.errors()] == [(key,)]

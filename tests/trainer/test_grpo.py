@@ -1,4 +1,4 @@
-"""The loss of GRPO and its gradient against the paper's formula, written out in NumPy, one token at a time."""
+"""From weights to the loss and back, and over devices; the losses themselves are tested in test_losses.py."""
 
 import jax
 import jax.numpy as jnp
@@ -8,7 +8,8 @@ import pytest
 from conf.decoder import Model
 from conf.loop import GrpoLoop
 from tests.groups import group
-from trainer import grpo, model, weights
+from tests.trainer.conftest import mesh_of
+from trainer import grpo, model, update, weights
 
 ROWS, WIDTH = 6, 9
 
@@ -17,7 +18,7 @@ logprobs = jax.jit(grpo.logprobs, static_argnums=1)
 
 @pytest.fixture(scope="module")
 def loop() -> GrpoLoop:
-    return GrpoLoop(**group("loop/grpo") | {"clip": 0.2, "kl": 0.3, "temperature": 0.7})
+    return GrpoLoop(**group("loop/grpo") | {"kl": 0.3, "temperature": 0.7})
 
 
 @pytest.fixture(scope="module")
@@ -37,6 +38,8 @@ def case(small, loop):
     at = np.arange(WIDTH - 1)
     batch |= {
         "mask": ((at >= starts[:, None]) & (at < ends[:, None])).astype(np.float32),
+        "weight": np.ones(ROWS, np.float32),
+        "sampler": now + random.normal(0, 0.3, now.shape).astype(np.float32),
         "old": now + random.normal(0, 0.3, now.shape).astype(np.float32),
         "reference": now + random.normal(0, 0.5, now.shape).astype(np.float32),
         "advantage": np.array([1.2, -0.7, 0.0, 0.4, -1.5, 0.6], np.float32),
@@ -45,69 +48,23 @@ def case(small, loop):
     return params, batch, now
 
 
-def written_out(now: np.ndarray, batch: dict[str, np.ndarray], loop: GrpoLoop) -> tuple[float, np.ndarray, dict]:
-    """Sum over rows of each row's mean loss, its derivative by every log-probability, and what is counted."""
-    total, slope = 0.0, np.zeros(now.shape)
-    seen: dict[str, list[float]] = {"ratio": [], "kl": [], "clip_fraction": []}
-    for row in range(ROWS):
-        count, advantage = batch["mask"][row].sum(), float(batch["advantage"][row])
-        for t in np.flatnonzero(batch["mask"][row]):
-            ratio = np.exp(float(now[row, t]) - float(batch["old"][row, t]))
-            bounded = min(max(ratio, 1 - loop.clip), 1 + loop.clip)
-            apart = float(batch["reference"][row, t]) - float(now[row, t])
-            kl = np.exp(apart) - apart - 1
-            cut = bounded * advantage < ratio * advantage
-            total += (loop.kl * kl - min(ratio * advantage, bounded * advantage)) / count
-            slope[row, t] = (loop.kl * (1 - np.exp(apart)) - (0.0 if cut else ratio * advantage)) / count
-            for name, value in (("ratio", ratio), ("kl", kl), ("clip_fraction", cut)):
-                seen[name].append(float(value))
-    return total, slope, seen
-
-
-def test_loss_and_metrics_equal_the_formula(small, loop, case):
+def test_loss_is_that_of_the_log_probabilities(small, loop, case):
+    """Carried through the model to the weights; the loss itself is tested in test_losses.py."""
     params, batch, now = case
     sums = jax.jit(grpo.loss(small, loop))(params, batch)
-    total, _, seen = written_out(now, batch, loop)
-    assert 0 < sum(seen["clip_fraction"]) < len(seen["ratio"]) / 2
-    np.testing.assert_allclose(sums["loss"][0], total, rtol=1e-5)
-    assert sums["loss"][1] == ROWS
-    for name, values in seen.items():
-        np.testing.assert_allclose(sums[name][0], sum(values), rtol=1e-4, err_msg=name)
-        assert sums[name][1] == len(values) == batch["mask"].sum()
+    _, entropy = logprobs(params, small, batch, loop.temperature)
+    for name, entry in grpo.policy_sums(now, entropy, batch, loop).items():
+        np.testing.assert_allclose(sums[name], entry, rtol=1e-4, err_msg=name)
     for name in grpo.FACTS:
         np.testing.assert_allclose(sums[name][0], batch[name].sum(), rtol=1e-4, atol=1e-6, err_msg=name)
         assert sums[name][1] == ROWS
 
-
-def test_gradient_equals_the_formula(small, loop, case):
-    """The formula's slope at every log-probability, carried back to the weights."""
-    params, batch, now = case
-    gradient = jax.jit(jax.grad(lambda p: grpo.loss(small, loop)(p, batch)["loss"][0]))(params)
-    _, slope, _ = written_out(now, batch, loop)
-
-    @jax.jit
-    def back(params, slope):
-        return jax.vjp(lambda p: grpo.logprobs(p, small, batch, loop.temperature)[0], params)[1](slope)[0]
-
-    expected = back(params, jnp.asarray(slope, jnp.float32))
+    slope = jax.grad(lambda x: grpo.policy_sums(x, entropy, batch, loop)["loss"][0])(jnp.asarray(now))
+    expected = jax.vjp(lambda p: grpo.logprobs(p, small, batch, loop.temperature)[0], params)[1](slope)[0]
     assert max(jnp.abs(leaf).max() for leaf in jax.tree.leaves(expected)) > 0.1
+    gradient = jax.jit(jax.grad(lambda p: grpo.loss(small, loop)(p, batch)["loss"][0]))(params)
     for ours, theirs in zip(jax.tree.leaves(gradient), jax.tree.leaves(expected), strict=True):
         np.testing.assert_allclose(ours, theirs, atol=1e-5)
-
-
-def test_slope_equals_finite_differences(loop, case):
-    """Central differences of the formula in float64; no ratio is near a bound, where the loss has a kink."""
-    _, batch, now = case
-    exact = {name: value.astype(np.float64) for name, value in batch.items()}
-    ratio = np.exp(now - batch["old"])
-    assert min(np.abs(ratio - 1 - loop.clip).min(), np.abs(ratio - 1 + loop.clip).min()) > 1e-4
-    _, slope, _ = written_out(now.astype(np.float64), exact, loop)
-    step = 1e-6
-    for row, t in np.ndindex(now.shape):
-        moved = np.zeros(now.shape)
-        moved[row, t] = step
-        above, below = (written_out(now + sign * moved, exact, loop)[0] for sign in (1, -1))
-        np.testing.assert_allclose(slope[row, t], (above - below) / (2 * step), atol=1e-7)
 
 
 def test_what_lies_outside_the_response_changes_nothing(small, loop, case):
@@ -120,10 +77,12 @@ def test_what_lies_outside_the_response_changes_nothing(small, loop, case):
 
 
 def test_an_empty_response_counts_as_a_row_without_loss(small, loop, case):
-    params, batch, now = case
+    params, batch, _ = case
     empty = batch | {"mask": batch["mask"] * (np.arange(ROWS) != 1)[:, None].astype(np.float32)}
     sums = jax.jit(grpo.loss(small, loop))(params, empty)
-    np.testing.assert_allclose(sums["loss"][0], written_out(now, empty, loop)[0], rtol=1e-5)
+    others = np.arange(ROWS) != 1
+    fewer = jax.jit(grpo.loss(small, loop))(params, {name: value[others] for name, value in batch.items()})
+    np.testing.assert_allclose(sums["loss"][0], fewer["loss"][0], rtol=1e-5)
     assert sums["loss"][1] == ROWS
 
 
@@ -150,24 +109,29 @@ def test_supervised_loss_is_the_mean_over_response_tokens(small, case):
     assert sums["loss"][1] == batch["mask"].sum()
 
 
-@pytest.mark.parametrize(
-    ("std", "expected"),
-    [
-        ("population", [1, -1, -1, 1]),  # deviation 1/2
-        ("sample", [0.75**0.5, -(0.75**0.5), -(0.75**0.5), 0.75**0.5]),  # deviation 1/sqrt(3)
-        ("none", [0.5, -0.5, -0.5, 0.5]),
-    ],
-)
-def test_advantages_by_hand(std, expected):
-    rewards = np.array([[1, 0, 0, 1], [3, 3, 3, 3], [10, 8, 8, 10]], np.float32)
-    found = grpo.advantages(rewards, std)
-    assert found.dtype == np.float32
-    np.testing.assert_allclose(found[0], expected, rtol=1e-5)
-    np.testing.assert_array_equal(found[1], 0)  # all equal: nothing to learn
-    np.testing.assert_allclose(found[2], np.array(expected) * (2 if std == "none" else 1), rtol=1e-5)
+@pytest.mark.parametrize("name", ["grpo", "token_mean", "dr_grpo", "dapo", "gspo", "rloo"])
+def test_many_devices_or_parts_equal_one(small, case, name):
+    """Update and metrics, however tokens and samples that are left out fall on devices and parts."""
+    params, batch, _ = case
+    batch = {k: np.concatenate([v, v[:2]]) for k, v in batch.items()}
+    batch["weight"] = np.array([1, 0, 1, 1, 0, 0, 1, 1], np.float32)
+    cfg = GrpoLoop(**group(f"loop/{name}") | {"kl": 0.1, "response_length": WIDTH})
 
+    def updated(sizes, parts):
+        mesh = mesh_of(*sizes)
+        leaves = (
+            batch if parts == 1 else {k: v.reshape(-1, parts, *v.shape[1:]).swapaxes(0, 1) for k, v in batch.items()}
+        )
+        with jax.set_mesh(mesh):
+            gradient = jax.jit(update.mean_gradient(grpo.loss(small, cfg), small, mesh, parts))
+            return jax.device_get(gradient(params, leaves))
 
-@pytest.mark.parametrize("std", ["population", "sample"])
-def test_almost_equal_rewards_do_not_explode(std):
-    rewards = np.array([[1, 1, 1, 1 + 2**-20]], np.float32)
-    assert np.abs(grpo.advantages(rewards, std)).max() < 1
+    expected, told = updated((1, 1, 1), 1)
+    assert all(np.isfinite(value) for value in told.values())
+    for sizes, parts in (((4, 1, 1), 1), ((4, 1, 1), 2), ((2, 2, 1), 1)):
+        found, metrics = updated(sizes, parts)
+        for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
+            np.testing.assert_allclose(a, b, atol=2e-6)
+        assert metrics.keys() == told.keys()
+        for key, value in told.items():
+            np.testing.assert_allclose(metrics[key], value, rtol=1e-4, atol=1e-6, err_msg=key)

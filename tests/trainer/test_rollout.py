@@ -25,10 +25,11 @@ def checks():
 def drawn(texts: list[str], rows: list[int]) -> rollout.Drawn:
     """As a sampler would: a text of six tokens has no end."""
     tokens = np.full((len(texts), 6), PAD, np.int32)
+    logprobs = -np.arange(1, 6 * len(texts) + 1, dtype=np.float32).reshape(tokens.shape)
     ids = [[*encode(text), EOS][:6] for text in texts]
     for row, found in enumerate(ids):
         tokens[row, : len(found)] = found
-    return rollout.Drawn(tokens, np.array([len(found) for found in ids], np.int32), rows)
+    return rollout.Drawn(tokens, logprobs, np.array([len(found) for found in ids], np.int32), rows)
 
 
 def test_prompt_and_response_stand_end_to_end() -> None:
@@ -54,6 +55,39 @@ def test_scores_are_by_group(checks) -> None:
     assert batch["truncated"].tolist() == [0, 0, 0, 1]
     assert batch["response_length"].tolist() == [2, 2, 2, 6]
     np.testing.assert_allclose(batch["advantage"], [1, -1, 0, 0], atol=1e-4)
+    assert batch["reward_std"].tolist() == [0.5, 0.5, 0, 0]
+    assert batch["weight"].tolist() == [1, 1, 1, 1]
+
+
+def test_the_samplers_log_probabilities_stand_where_the_mask_does(checks) -> None:
+    problems = [q for q in QUESTIONS for _ in range(2)]
+    batch = rollout.scored(drawn(["2", "", "55", "     5"], [0, 1, 2, 3]), problems, LOOP, checks)
+    assert batch["sampler"].shape == batch["mask"].shape == (4, 13)
+    start = len(encode_prompt("1+1=")) - 1
+    for row, length in enumerate([2, 1, 3, 6]):
+        found = batch["sampler"][row]
+        assert found[start : start + length].tolist() == [-(6 * row + i + 1) for i in range(length)]
+        assert found.nonzero()[0].tolist() == batch["mask"][row].nonzero()[0].tolist()
+
+
+def test_what_does_not_count_is_counted(checks) -> None:
+    """A group of equal rewards, and a response that was cut off in another."""
+    loop = LOOP.model_copy(update={"drop_equal_groups": True, "overlong": "drop"})
+    problems = [q for q in QUESTIONS for _ in range(2)]
+    batch = rollout.scored(drawn(["2", "2", "     4", "5"], [0, 1, 2, 3]), problems, loop, checks)
+    assert batch["filtered_equal"].tolist() == [1, 1, 0, 0]
+    assert batch["filtered_overlong"].tolist() == [0, 0, 1, 0]
+    assert batch["weight"].tolist() == [0, 0, 0, 1]
+    np.testing.assert_allclose(batch["advantage"], [0, 0, -1, 1], atol=1e-4)  # the baseline is that of all samples
+
+
+def test_long_responses_lose_reward_but_make_no_group_unequal(checks) -> None:
+    loop = LOOP.model_copy(update={"drop_equal_groups": True, "overlong": "penalize", "overlong_buffer": 0.5})
+    problems = [q for q in QUESTIONS for _ in range(2)]
+    batch = rollout.scored(drawn(["2", "     2", "5", "   5"], [0, 1, 2, 3]), problems, loop, checks)
+    np.testing.assert_allclose(batch["reward_mean"], [1, 0, 1, 1 - 2 / 3], rtol=1e-6)
+    assert batch["filtered_equal"].tolist() == [1, 1, 1, 1]
+    assert batch["zero_variance_groups"].tolist() == [0, 0, 0, 0]
 
 
 def test_rewards_are_weighed_and_what_fails_is_counted(checks) -> None:

@@ -3,7 +3,7 @@
 A step draws a group of responses to each of its questions, scores them, and moves the policy towards those that did
 better than their group. Batches, samples and shuffles are functions of (seed, step): a resume, in either phase, goes on
 to the same parameters, bit for bit.
-Left out so far: length buckets, slot refill, other losses than the paper's, tokenizers other than bytes.
+Left out so far: length buckets, slot refill, tokenizers other than bytes.
 """
 
 from __future__ import annotations
@@ -278,15 +278,16 @@ def programs(experiment: RunFile, mesh: Mesh) -> Iterator[Program]:
     rows, width = drawn // loop.updates_per_rollout, loop.prompt_length + loop.response_length
     score = {"tokens": abstract_rows(mesh, (rows, width), "int32")}
     score["mask"] = abstract_rows(mesh, (rows, width - 1), "float32")
-    facts = {name: abstract_rows(mesh, (rows,), "float32") for name in ("advantage", *grpo.FACTS)}
-    batch = score | facts | dict.fromkeys(("old", "reference"), score["mask"])
+    scored = score | {name: abstract_rows(mesh, (rows,), "float32") for name in grpo.ROW_FIELDS}
+    scored["sampler"] = score["mask"]
+    batch = scored | dict.fromkeys(grpo.TOKEN_FIELDS, score["mask"])
     yield Program("update", updater(grpo.loss(cfg, loop), experiment, opt, mesh), (state, batch), beside=reference)
     if loop.warm_start_steps:
         yield Program("warm_start", updater(grpo.supervised_loss(cfg), experiment, opt, mesh), (state, score))
     yield Program(
         "logprob",
         _logprobs(experiment, loop, mesh),
-        (state.params, reference, score | facts),
+        (state.params, reference, scored),
         beside=state.optimizer,
     )
     prompts = sampler.Prompts(

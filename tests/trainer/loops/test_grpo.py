@@ -59,8 +59,14 @@ def test_both_phases_are_told_and_summed_up(grpo_run, tmp_path) -> None:
     lines = train(grpo_run, tmp_path / "a")
     assert [line["step"] for line in lines if line["phase"] == "grpo"] == [4, 5, 6, 7]
     last = [line for line in lines if line["phase"] == "grpo"][-1]
-    for name in ("loss", "accuracy", "pass_at_k", "entropy", "learning_rate", "tokens_per_second", "step_time", "kl"):
+    told = ("loss", "accuracy", "pass_at_k", "entropy", "learning_rate", "tokens_per_second", "step_time", "kl")
+    ratios = ("clip_fraction", "ratio_min", "ratio_mean", "ratio_max", "sampler_trainer_logp_diff")
+    rewards = ("reward_mean", "reward_std", "zero_variance_groups", "filtered_equal", "checks_failed", "truncated")
+    for name in told + ratios + rewards:
         assert np.isfinite(last[name])
+    assert last["ratio_min"] <= last["ratio_mean"] <= last["ratio_max"]
+    assert last["response_length"] <= last["response_length_max"] <= grpo_run["loop"]["response_length"]
+    assert last["sampler_trainer_logp_diff_max"] < 1e-4
     assert last["steps_total"] == 7
     assert next(line for line in lines if line["phase"] == "grpo")["compile_time"] > 0
     summary = json.loads((tmp_path / "a/summary.json").read_text())
