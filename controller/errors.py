@@ -22,9 +22,13 @@ class ConfigError(SlipwayError):
 
 
 class WrongDevices(SlipwayError):
-    """The workers have other devices than the plan says."""
+    """The workers have other devices than the plan says; `found` is what each of them has, where that is known."""
 
     exit_code = 3
+
+    def __init__(self, words: str, found: Sequence[str] = ()) -> None:
+        super().__init__(words)
+        self.found = tuple(found)
 
 
 class WorkersDisagree(SlipwayError):

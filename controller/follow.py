@@ -1,7 +1,7 @@
-"""Follow a run that is under way: stream every worker's log and metrics, and notice how it ends.
+"""Follow a run that is under way: stream every worker's log and metrics, observe, and ask for the verdict.
 
-One thread per worker reads its agent's stream into a queue; this thread reads the queue and, now and then, asks for
-the node's state. A stream that breaks is taken up again where it stopped.
+One thread per worker reads its agent's stream into a queue, one asks Google about the pod. What all that means is the
+business of `verdict.py`; here is only what follows from it at once: one worker that has ended ends the others.
 """
 
 from __future__ import annotations
@@ -12,44 +12,89 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any
 
+from conf.run import Recovery
 from controller.clock import Interrupted
+from controller.google import GoogleError
+from controller.podwatch import PodWatch
 from controller.resources.node import Node
 from controller.ssh import Fleet, WorkerError
+from controller.verdict import Kind, Observed, Verdict, WorkerSeen, hang_limit, judge
 from controller.world import World
 
-STRAGGLER_SECONDS = 15.0
+STRAGGLER_SECONDS = 3.0
 """After one worker has failed, the others are given this long to end by themselves; JAX may hang for minutes."""
-LOST_SECONDS = 120.0
-"""A worker that cannot be reached for this long, on a node that is READY, is lost."""
+ORIGIN_SECONDS = 15.0
+"""The same where that one only lost its peers: the one that it lost may still have its last words to say."""
+STOP_SECONDS = 20.0
+"""How long workers that were told to stop may take until we go on without their last words."""
+SECOND_LOOK_SECONDS = 5.0
+"""How long Google may take to say whether the pod was taken away, before a verdict on its workers counts."""
 TAIL_BYTES = 2000
 """Of each log, what is shown of a run that was running before."""
+AT_ONCE = frozenset({Kind.PREEMPTED, Kind.OVER_BUDGET, Kind.CANCELLED})
+"""Verdicts for which no other worker needs to be heard."""
 
 
 @dataclass(frozen=True)
 class Outcome:
     """How an attempt ended. `ends` holds the last state of each worker that ended, in the order they ended."""
 
-    kind: Literal["finished", "failed", "preempted", "over_budget"]
-    words: str = ""
+    verdict: Verdict
     ends: tuple[tuple[int, dict[str, Any]], ...] = ()
-
-    @property
-    def first_failure(self) -> tuple[int, dict[str, Any]] | None:
-        """The worker that failed first, by its own clock: its log is the one to read."""
-        failed = [(w, e) for w, e in self.ends if e["code"] != 0]
-        return min(failed, key=lambda item: item[1].get("ended") or float("inf"), default=None)
+    step: int | None = None
 
 
 @dataclass
 class _Stream:
-    """How far one worker's stream has been read; negative offsets count from the end."""
+    """One worker: how far its stream has been read (negative offsets count from the end), and what it said."""
 
-    log_offset: int = 0
-    metrics_offset: int = 0
-    lost_since: float | None = None
-    end: dict[str, Any] | None = None
+    log_offset: int
+    metrics_offset: int
+    heard: float
+    opened: float
+    trouble: str = ""
+    stopped_since: float | None = None
+    exited: dict[str, Any] | None = None
+    ended: bool = False
+    told_to_stop: bool = False
+
+    def seen(self, now: float, since: float) -> WorkerSeen:
+        """What the verdict is told. Silence counts from when the network was last known to be fine."""
+        end = self.exited or {}
+        return WorkerSeen(
+            silent_seconds=max(0.0, now - max(self.heard, since)),
+            trouble=self.trouble,
+            unreachable=bool(self.trouble),
+            ended=self.exited is not None,
+            told_to_stop=self.told_to_stop,
+            code=end.get("code"),
+            signal=end.get("signal") or "",
+            error=end.get("error") or "",
+            ended_at=end.get("ended") or 0.0,
+            log_tail=end.get("log_tail", ""),
+            oom_kills=end.get("oom_kills") or 0,
+            free_gb=end.get("free_gb"),
+            stopped_seconds=0.0 if self.stopped_since is None else now - self.stopped_since,
+        )
+
+
+@dataclass
+class _Steps:
+    """The steps that worker 0 reports, or else anything that anybody says."""
+
+    at: float
+    last: int | None = None
+    intervals: list[float] = field(default_factory=list)
+
+    def told(self, line: dict[str, Any], worker: int, now: float) -> None:
+        if worker == 0 and isinstance(step := line.get("metrics", {}).get("step"), int | float):
+            if self.last is not None and step > self.last:
+                self.intervals = sorted([*self.intervals, now - self.at])[-3:]  # the longest ones
+            self.last, self.at = int(step), now
+        elif self.last is None and "log" in line:
+            self.at = now
 
 
 @dataclass
@@ -61,71 +106,145 @@ class Follower:
     fleet: Fleet
     run_id: str
     attempt: int
+    recovery: Recovery
     poll_seconds: float
     begun: bool = False
     over: Callable[[], str] = lambda: ""
     """Why the run must end now, empty while it need not."""
+    cancelled: Callable[[], bool] = lambda: False
+    """Was the run ended on purpose?"""
     _queue: queue.Queue[tuple[int, dict[str, Any]]] = field(default_factory=queue.Queue)
     _stopping: threading.Event = field(default_factory=threading.Event)
+    _ends: list[tuple[int, dict[str, Any]]] = field(default_factory=list)
+    _told: Verdict = field(default_factory=lambda: Verdict(Kind.RUNNING))
+    _waiting_since: float | None = None
 
     def follow(self) -> Outcome | None:
         """Block until the attempt has ended, however it ends; None: Ctrl-C was pressed, and the run goes on."""
-        offsets = (-TAIL_BYTES, -1) if self.begun else (0, 0)
-        streams = [_Stream(*offsets) for _ in self.node.endpoints]
-        threads = [
-            threading.Thread(target=self._read, args=(worker, stream), daemon=True, name=f"follow-{worker}")
-            for worker, stream in enumerate(streams)
-        ]
-        for thread in threads:
-            thread.start()
+        offsets, now = (-TAIL_BYTES, -1) if self.begun else (0, 0), self.world.clock.now()
+        streams = [_Stream(*offsets, heard=now, opened=now) for _ in self.node.endpoints]
+        for worker, stream in enumerate(streams):
+            reading = threading.Thread(target=self._read, args=(worker, stream), daemon=True, name=f"follow-{worker}")
+            reading.start()
+        pod = PodWatch(lambda: self.node.seen(self.world, since=now), self.world.clock, self.poll_seconds)
         try:
             with _ctrl_c_sets(self._stopping):
-                return self._wait(streams)
+                return self._wait(streams, pod, _Steps(now))
         finally:
             self._stopping.set()
+            pod.close()
 
-    def _wait(self, streams: list[_Stream]) -> Outcome | None:
-        poll_again = self.world.clock.deadline(self.poll_seconds)
-        given_up: Callable[[], bool] | None = None
-        ends: list[tuple[int, dict[str, Any]]] = []
+    def _wait(self, streams: list[_Stream], pod: PodWatch, steps: _Steps) -> Outcome | None:
         while not self._stopping.is_set():
-            try:
-                worker, line = self._queue.get(timeout=min(self.poll_seconds, 0.5))
-            except queue.Empty:
-                worker, line = -1, {}
-            if "end" in line:
-                ends.append((worker, line["end"]))
-                if line["end"]["code"] != 0 and given_up is None:
-                    given_up = self.world.clock.deadline(STRAGGLER_SECONDS)
-                    poll_again = self.world.clock.deadline(0)
-            elif line:
-                self._tell(worker, line)
-            if len(ends) == len(streams):
-                return self._verdict(ends)
-            if given_up is not None and given_up():
-                self.fleet.call_all("stop", {"run_id": self.run_id, "attempt": self.attempt, "grace_seconds": 5.0})
-                given_up = self.world.clock.deadline(STRAGGLER_SECONDS)
-            if poll_again() or "lost" in line:
-                poll_again = self.world.clock.deadline(self.poll_seconds)
-                if gone := self.node.lost(self.world):
-                    return Outcome("preempted", gone, tuple(ends))
-                if over := self.over():
-                    return Outcome("over_budget", over, tuple(ends))
-                if lost := self._lost(streams):
-                    return Outcome("failed", lost, tuple(ends))
+            self._listen(streams, steps)
+            verdict = self._judge(streams, pod, steps)
+            if verdict.kind is Kind.RUNNING or self._waits_for(verdict):
+                self._remark(verdict)
+                continue
+            if verdict.kind is Kind.FINISHED and not all(s.ended for s in streams):
+                continue  # logs are being uploaded
+            if verdict.kind not in (Kind.FINISHED, Kind.OVER_BUDGET):
+                verdict = self._second_look(verdict, streams, pod, steps)
+            if verdict is not None and not self._stopping.is_set():
+                return Outcome(verdict, tuple(self._ends), steps.last)
         return None
 
-    def _verdict(self, ends: list[tuple[int, dict[str, Any]]]) -> Outcome:
-        if all(end["code"] == 0 for _, end in ends):
-            return Outcome("finished", ends=tuple(ends))
-        if gone := self.node.lost(self.world):  # a VM that is taken away kills its program first
-            return Outcome("preempted", gone, tuple(ends))
-        return Outcome("failed", ends=tuple(ends))
+    def _second_look(self, verdict: Verdict, streams: list[_Stream], pod: PodWatch, steps: _Steps) -> Verdict | None:
+        """The verdict once Google has been asked again and, where it matters, all others have ended as well.
 
-    def _lost(self, streams: list[_Stream]) -> str:
+        A VM that is taken away kills its program first, so that the state of the pod must be newer than that. None:
+        it was a false alarm.
+        """
+        clock = self.world.clock
+        began, late = clock.now(), clock.deadline(SECOND_LOOK_SECONDS)
+        while not pod.asked_after(began) and not late() and verdict.kind is not Kind.NETWORK_LOST:
+            self._listen(streams, steps)
+        verdict = self._judge(streams, pod, steps)
+        if verdict.kind in (Kind.RUNNING, Kind.FINISHED) or self._waits_for(verdict) or self._stopping.is_set():
+            return None
+        if verdict.kind not in AT_ONCE and verdict.kind is not Kind.HUNG and not verdict.whole_pod:
+            verdict = self._end_the_others(verdict, streams, pod, steps)
+        if self._was_cancelled():
+            return judge(Observed(None, (), cancelled=True))
+        return verdict
+
+    def _was_cancelled(self) -> bool:
+        try:
+            return self.cancelled()
+        except GoogleError:  # nobody knows; what comes next will ask Google for more than that
+            return False
+
+    def _end_the_others(self, verdict: Verdict, streams: list[_Stream], pod: PodWatch, steps: _Steps) -> Verdict:
+        """One that has ended ends all. What they say meanwhile may make the verdict a better one."""
+
+        def left() -> list[int]:
+            return [i for i, s in enumerate(streams) if not s.ended and i not in verdict.unreachable]
+
+        def wait(seconds: float) -> None:
+            late = self.world.clock.deadline(seconds)
+            while left() and not late() and not self._stopping.is_set():
+                self._listen(streams, steps)
+
+        wait(STRAGGLER_SECONDS if verdict.certain else ORIGIN_SECONDS)
+        running = [i for i in left() if streams[i].exited is None]
+        if running and not self._stopping.is_set():
+            for worker in running:
+                streams[worker].told_to_stop = True
+            payload = {"run_id": self.run_id, "attempt": self.attempt, "grace_seconds": 5.0}
+            self.fleet.call_all("stop", payload, workers=running)
+        wait(STOP_SECONDS)
+        final = self._judge(streams, pod, steps)
+        return verdict if final.kind in (Kind.RUNNING, Kind.FINISHED, Kind.NETWORK_LOST) else final
+
+    def _judge(self, streams: list[_Stream], pod: PodWatch, steps: _Steps) -> Verdict:
+        if pod.error is not None:
+            raise pod.error
+        now, recovery = self.world.clock.now(), self.recovery
+        return judge(
+            Observed(
+                pod=pod.now(),
+                workers=tuple(stream.seen(now, pod.since) for stream in streams),
+                still_seconds=now - max(steps.at, streams[0].opened, pod.since),
+                step=steps.last,
+                hang_seconds=hang_limit(recovery.hang_seconds, steps.intervals),
+                lost_seconds=recovery.lost_seconds,
+                over_budget=self.over(),
+            )
+        )
+
+    def _waits_for(self, verdict: Verdict) -> bool:
+        """Is it to be waited for? Maintenance at most for as long as a new pod may take to be made."""
+        if getattr(self.recovery.response, verdict.kind, "") != "wait":
+            self._waiting_since = None
+            return False
         now = self.world.clock.now()
-        lost = [i for i, s in enumerate(streams) if s.lost_since and not s.end and now - s.lost_since > LOST_SECONDS]
-        return f"no SSH to worker {', '.join(map(str, lost))} for {LOST_SECONDS:.0f} s" if lost else ""
+        self._waiting_since = self._waiting_since or now
+        return verdict.kind is Kind.NETWORK_LOST or now - self._waiting_since < self.node.create_seconds
+
+    def _remark(self, verdict: Verdict) -> None:
+        """Say what is new about a run that goes on."""
+        before, self._told = self._told, verdict
+        if verdict.kind is before.kind and set(verdict.evidence) <= set(before.evidence):
+            return
+        if verdict.kind is not before.kind or verdict.kind is Kind.RUNNING:
+            words = f"{verdict}; waiting" if verdict.kind is not Kind.RUNNING else verdict.words or "the run goes on"
+            self.world.events.emit("note", self.run_id, words)
+
+    def _listen(self, streams: list[_Stream], steps: _Steps) -> None:
+        """Take what the workers have said; wait a moment where they have said nothing."""
+        try:
+            worker, line = self._queue.get(timeout=min(self.poll_seconds, 0.5))
+            while True:
+                steps.told(line, worker, self.world.clock.now())
+                self._tell(worker, line)
+                if "exited" in line:
+                    streams[worker].exited = line["exited"]
+                elif "end" in line:
+                    streams[worker].exited, streams[worker].ended = line["end"], True
+                    self._ends.append((worker, line["end"]))
+                worker, line = self._queue.get_nowait()
+        except queue.Empty:
+            return
 
     def _tell(self, worker: int, line: dict[str, Any]) -> None:
         if "metrics" in line and worker == 0:
@@ -137,7 +256,8 @@ class Follower:
 
     def _read(self, worker: int, stream: _Stream) -> None:
         """Read one worker's stream until it ends, taking it up again after every break."""
-        while not self._stopping.is_set() and stream.end is None:
+        clock = self.world.clock
+        while not self._stopping.is_set():
             payload = {
                 "run_id": self.run_id,
                 "attempt": self.attempt,
@@ -146,23 +266,25 @@ class Follower:
             }
             try:
                 for line in self.fleet.stream(worker, "watch", payload):
-                    stream.lost_since = None
+                    stream.heard = clock.now()
+                    if stream.trouble:
+                        stream.trouble, stream.opened = "", stream.heard
                     if "log" in line:
                         stream.log_offset = line["offset"]
                     elif "metrics" in line:
                         stream.metrics_offset = line["offset"]
-                    elif "end" in line:
-                        stream.end = line["end"]
+                    elif "heartbeat" in line:
+                        stopped = line.get("stopped", False)
+                        stream.stopped_since = (stream.stopped_since or stream.heard) if stopped else None
                     self._queue.put((worker, line))
-                    if self._stopping.is_set():
+                    if "end" in line or self._stopping.is_set():
                         return
             except WorkerError as error:
-                if stream.lost_since is None:
-                    stream.lost_since = self.world.clock.now()
+                if not stream.trouble:
                     self._queue.put((worker, {"lost": str(error)}))
+                stream.trouble = error.words
             try:
-                if stream.end is None:
-                    self.world.clock.sleep(self.world.pace)
+                clock.sleep(self.world.pace)
             except Interrupted:
                 return
 

@@ -75,6 +75,20 @@ class Ledger:
     def cancelled(self, attempt: int) -> bool:
         return self._read(f"cancels/{attempt:04d}.json") is not None
 
+    def episodes(self) -> list[dict[str, Any]]:
+        """How each attempt so far ended that did not end well, and what was done about it, oldest first."""
+        try:
+            where = {"bucket": self.bucket, "prefix": f"{self.prefix}/verdicts/"}
+            items = list(self._google.pages("storage", "objects.list", "items", **where))
+        except NotFound:
+            return []
+        names = sorted(item["name"] for item in items)
+        return [json.loads(self._google.download(self.bucket, name)) for name in names]
+
+    def add_episode(self, number: int, document: dict[str, Any]) -> None:
+        """Put such an end on record; the first of a number counts."""
+        self._create(f"verdicts/{number:04d}.json", json.dumps(document, indent=1))
+
     def write(self, name: str, text: str) -> None:
         """Write a document that describes the run, replacing an older one."""
         self._google.upload(self.bucket, f"{self.prefix}/{name}", text.encode())

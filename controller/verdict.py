@@ -74,6 +74,8 @@ class WorkerSeen:
     unreachable: bool = False
     """Nobody got through when it was last tried."""
     ended: bool = False
+    told_to_stop: bool = False
+    """Did we end it, on account of another?"""
     code: int | None = None
     signal: str = ""
     error: str = ""
@@ -103,6 +105,8 @@ class Observed:
     over_budget: str = ""
     setup: str = ""
     """Why the workers could not be made ready."""
+    setup_details: str = ""
+    """What they said to that at length."""
     devices: tuple[str, ...] = ()
     """What JAX found on each worker, where it was not what the plan says."""
 
@@ -211,14 +215,14 @@ def _not_ready(seen: Observed) -> Verdict | None:
         return None
     if away := [i for i, w in enumerate(seen.workers) if w.unreachable]:
         return Verdict(Kind.WORKER_LOST, (seen.setup,), away[0], tuple(away), len(away) == len(seen.workers))
-    found = clue(seen.setup)
+    found = clue(f"{seen.setup}\n{seen.setup_details}")
     kind = Kind.DISK_FULL if found == Clue.DISK else Kind.SETUP_FAILURE
     return Verdict(kind, (seen.setup,), next((i for i, w in enumerate(seen.workers) if w.error), None))
 
 
 def _failed(seen: Observed) -> Verdict | None:
     """A program ended badly. Of several the first counts, but one that only lost its peers tells of another."""
-    failed = [(i, w) for i, w in enumerate(seen.workers) if w.ended and w.code != 0]
+    failed = [(i, w) for i, w in enumerate(seen.workers) if w.ended and w.code != 0 and not w.told_to_stop]
     if not failed:
         return None
     # Three seconds: clocks of workers differ a little, and so does how long a death takes.

@@ -6,7 +6,9 @@ Exit codes: 0 done; 2 bad run.yaml; 3 wrong devices; 4 workers disagree; 1 anyth
 from __future__ import annotations
 
 import argparse
+import faulthandler
 import logging
+import signal
 import sys
 import traceback
 from pathlib import Path
@@ -30,6 +32,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m trainer", description="Train what run.yaml says.")
     parser.add_argument("run_file", type=Path, metavar="run.yaml")
     path = parser.parse_args().run_file
+    faulthandler.register(signal.SIGQUIT)  # who sends it wants to know where every thread is, and nothing else
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(name)s %(levelname)s %(message)s")
     try:
         experiment = load(path)

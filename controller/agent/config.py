@@ -35,4 +35,5 @@ def checked_env(env: dict[str, str]) -> dict[str, str]:
 def run_environment(run: Path, venv: str, env: dict[str, str], own: dict[str, str]) -> dict[str, str]:
     """What a program of the run sees: `env` counts more than the variables of `write_config`, `own` more than both."""
     own = {"SLIPWAY_RUN_DIR": str(run), "SLIPWAY_RUN_ID": run.name, **own}
-    return program_env(venv, {**(read_json(run / "env") or {}), **env, **own})
+    usual = {"PYTHONFAULTHANDLER": "1"}  # a Python program that is aborted says where it was: see stacks.py
+    return program_env(venv, {**usual, **(read_json(run / "env") or {}), **env, **own})

@@ -83,6 +83,12 @@ def size_of(path: Path) -> int:
         return 0
 
 
+def free_gb() -> float:
+    """Space on the disk of the home folder, GB."""
+    disk = os.statvfs(Path.home())
+    return disk.f_bavail * disk.f_frsize / 1e9
+
+
 def remove(folder: Path) -> None:
     import shutil
 

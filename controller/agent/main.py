@@ -23,6 +23,7 @@ COMMANDS = {
     "supervise": "start",
     "stop": "ending",
     "state": "attempt",
+    "stacks": "stacks",
     "watch": "watch",
     "guard": "guard",
     "guard_state": "guard",

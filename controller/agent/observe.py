@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import Any
 
 from .attempt import active
-from .files import inside, read_json, root
+from .files import free_gb, inside, read_json, root
 from .packages import image, setup_state, venv_state
 from .process import boot_id
-from .tidy import free_gb, untidy
+from .tidy import untidy
 from .tree import file_hash, tree_now
 
 

@@ -33,6 +33,31 @@ def start_time(pid: int) -> str | None:
     return None if fields[0] in "ZX" else fields[19]
 
 
+def group_of(leader: int) -> dict[int, str]:
+    """The living processes of a group, each with its state: R, S, D (waits for a device), T (stopped by a signal) …
+
+    Linux only; elsewhere nothing is known of them.
+    """
+    found: dict[int, str] = {}
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            fields = path.read_text().rpartition(")")[2].split()
+        except (FileNotFoundError, ProcessLookupError):
+            continue  # it ended meanwhile
+        if fields[2] == str(leader) and fields[0] not in "ZX":
+            found[int(path.parent.name)] = fields[0]
+    return found
+
+
+def oom_kills() -> int:
+    """How many processes this kernel has killed for want of memory since it booted; an emulated worker has its own."""
+    try:
+        lines = Path(os.environ.get("SLIPWAY_VMSTAT", "/proc/vmstat")).read_text().splitlines()
+    except OSError:
+        return 0
+    return next((int(line.split()[1]) for line in lines if line.startswith("oom_kill ")), 0)
+
+
 def this_process() -> dict[str, Any]:
     return {"pid": os.getpid(), "start_time": start_time(os.getpid())}
 

@@ -19,7 +19,7 @@ from .config import checked_env, run_environment
 from .ending import kill_marked, settle
 from .files import AgentError, attempt_folder, locked, size_of, wait_until, write_json
 from .packages import venv_state
-from .process import boot_id, send, this_process
+from .process import boot_id, oom_kills, send, this_process
 from .secrets import Mask, environment, keep
 from .storage import TransferError, upload_file
 from .tidy import put_in_order
@@ -103,7 +103,7 @@ def supervise(
         raise AgentError(f"the venv {venv} is not on this worker: install it first")
     environment = _environment(folder, venv, env, check_out(code, folder.parent / "work"))
     begun = {"boot_id": boot_id(), "started": time.time(), "supervisor": this_process()}
-    begun |= {"bucket": bucket, "log_object": log_object, "exit_object": exit_object}
+    begun |= {"bucket": bucket, "log_object": log_object, "exit_object": exit_object, "oom_kills": oom_kills()}
     program = _launch(folder, argv, environment, begun)
     os.close(lock)
     # When the VM shuts down, everyone gets a SIGTERM: the program may save something, and its end is still recorded.
@@ -112,12 +112,13 @@ def supervise(
     uploads = threading.Thread(target=_keep_uploading, args=(folder, begun, ended), daemon=True)
     uploads.start()
     status = os.waitstatus_to_exitcode(os.waitpid(program, 0)[1])
-    finish = time.time()
+    finish, starved = time.time(), oom_kills() - begun["oom_kills"]
     send(os.killpg, program, signal.SIGKILL)
     kill_marked(folder)
     ended.set()
     how = {"code": status, "signal": None} if status >= 0 else {"code": None, "signal": signal.Signals(-status).name}
-    return settle(folder, {**how, "error": None, "ended": finish}, before_masking=uploads.join)
+    how |= {"error": None, "ended": finish, "oom_kills": starved}
+    return settle(folder, how, before_masking=uploads.join)
 
 
 def _environment(folder: Path, venv: str, env: dict[str, str], code_sha256: str) -> dict[str, str]:

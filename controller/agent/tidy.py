@@ -57,12 +57,6 @@ def put_in_order() -> dict[str, Any]:
     return {"done": done, "not_done": refused}
 
 
-def free_gb() -> float:
-    """Space on the disk of the home folder, GB."""
-    disk = os.statvfs(Path.home())
-    return disk.f_bavail * disk.f_frsize / 1e9
-
-
 def _lockfile() -> Path:
     """What libtpu holds while a process has the TPU, and a process that was killed leaves behind."""
     return Path(os.environ.get("TMPDIR", "/tmp")) / "libtpu_lockfile"  # noqa: S108 - libtpu's own place

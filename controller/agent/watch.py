@@ -10,7 +10,8 @@ from typing import Any
 
 from .attempt import situation, state
 from .ending import finish_lost
-from .files import AgentError, attempt_folder, attempt_of, read_from, size_of
+from .files import AgentError, attempt_folder, attempt_of, free_gb, read_from, read_json, size_of
+from .process import alive, group_of
 from .secrets import Mask
 from .tree import CHUNK
 
@@ -24,14 +25,15 @@ def watch(
     """Stream until the attempt (by default the latest) has ended and its log is uploaded.
 
     Without `follow`: until what is there now has been told. The lines: {"log": text, "offset"},
-    {"metrics": {…}, "offset"}, {"heartbeat": time} every 5 s, {"warning": words}, and as the last {"end": state}.
+    {"metrics": {…}, "offset"}, {"heartbeat": time, "stopped": has a signal stopped it?, "free_gb"} every 5 s,
+    {"warning": words}, {"exited": state} once it has ended, and as the last {"end": state}.
     Offsets are bytes; given back, they resume the stream without loss or repetition. A negative one counts from the
     end, back to the beginning of its line: -1 begins with the last line.
     """
     folder = attempt_folder(run_id, attempt)
     log_offset = _from_the_end(folder / "log", log_offset)
     metrics_offset = _from_the_end(folder.parent / "metrics.jsonl", metrics_offset)
-    beat = time.monotonic()
+    beat, exited = time.monotonic(), False
     while True:
         now = situation(folder)
         if now["state"] == "absent":
@@ -42,11 +44,14 @@ def watch(
         last = not follow or (now["state"] == "exited" and not now.get("uploading"))
         log_offset = _tell_log(folder / "log", log_offset, last, mask)
         metrics_offset = _tell_metrics(folder.parent / "metrics.jsonl", metrics_offset)
+        if follow and not exited and now["state"] == "exited":  # the upload may take its time
+            exited = True
+            _tell({"exited": state(run_id, attempt_of(folder))})
         if last:
             return _tell({"end": state(run_id, attempt_of(folder))})
         if time.monotonic() - beat > HEARTBEAT_SECONDS:
             beat = time.monotonic()
-            _tell({"heartbeat": time.time()})
+            _tell({"heartbeat": time.time(), "stopped": _is_stopped(folder), "free_gb": round(free_gb(), 3)})
         time.sleep(POLL_SECONDS)
 
 
@@ -63,6 +68,12 @@ def _from_the_end(path: Path, offset: int) -> int:
 
 def _tell(line: dict[str, Any]) -> None:
     print(json.dumps(line), flush=True)
+
+
+def _is_stopped(folder: Path) -> bool:
+    """Has a signal stopped a process of the program?"""
+    begun = read_json(folder / "pid.json")
+    return bool(begun and alive(begun["program"]) and "T" in group_of(begun["program"]["pid"]).values())
 
 
 def _tell_log(path: Path, offset: int, last: bool, mask: Mask) -> int:

@@ -77,6 +77,7 @@ def environment(
         "GCE_METADATA_IP": metadata,
         "GCE_METADATA_ROOT": metadata,
         "SLIPWAY_BOOT_ID": worker.boot_id,
+        "SLIPWAY_VMSTAT": str(home.parent / "vmstat"),
         "SLIPWAY_SYSFS": str(home.parent / "sys"),  # a kernel setting of this machine is none of a worker's business
         "SLIPWAY_STORAGE_ROOT": root,
         MARKER: marker(state, worker),

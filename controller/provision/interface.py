@@ -9,6 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
+from controller.verdict import Symptom
+
 if TYPE_CHECKING:
     from controller.world import World
 
@@ -64,6 +66,7 @@ class Slice:
 
     `state` is Google's word, of the node or else of the queued request. `pending` says that it will change by itself.
     `created` is in seconds since the epoch; `message` is Google's, where a request has failed.
+    `symptoms` come with the times at which they showed; `maintenance` is PENDING or ONGOING where some is announced.
     """
 
     zone: str
@@ -82,6 +85,9 @@ class Slice:
     ssh_keys: str
     labels: tuple[tuple[str, str], ...]
     health: str = ""
+    health_words: str = ""
+    symptoms: tuple[tuple[float, Symptom], ...] = ()
+    maintenance: str = ""
     code: str = ""
     message: str = ""
 

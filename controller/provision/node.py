@@ -13,6 +13,7 @@ from controller.provision.disk import mount_script
 from controller.provision.interface import Endpoint, Order, Place, Slice
 from controller.resources.bucket import LABEL
 from controller.resources.compute import leaf
+from controller.verdict import Symptom
 
 if TYPE_CHECKING:
     from controller.world import World
@@ -130,6 +131,7 @@ def read(answer: dict[str, Any], *, queued: bool = False) -> Slice:
     """A node as found."""
     network = answer.get("networkConfig", {})
     state = answer.get("state", "UNKNOWN")
+    maintenance = answer.get("upcomingMaintenance", {}).get("maintenanceStatus", "")
     endpoints = tuple(
         Endpoint(i, e.get("ipAddress", ""), e.get("accessConfig", {}).get("externalIp"))
         for i, e in enumerate(answer.get("networkEndpoints", []))
@@ -151,6 +153,15 @@ def read(answer: dict[str, Any], *, queued: bool = False) -> Slice:
         ssh_keys=answer.get("metadata", {}).get("ssh-keys", ""),
         labels=tuple(sorted(answer.get("labels", {}).items())),
         health=answer.get("health", ""),
+        health_words=answer.get("healthDescription", ""),
+        symptoms=tuple(
+            (
+                seconds(s.get("createTime")),
+                Symptom(s.get("symptomType", ""), s.get("workerId", ""), s.get("details", "")),
+            )
+            for s in answer.get("symptoms", [])
+        ),
+        maintenance=maintenance if maintenance in ("PENDING", "ONGOING") else "",
     )
 
 

@@ -20,6 +20,7 @@ from controller.provision.refusals import classify
 from controller.provision.search import Search
 from controller.resource import Absent, Diff, Have, Pending, Resource, Scope
 from controller.resources.bucket import LABEL
+from controller.verdict import PodSeen
 from controller.words import counted
 
 if TYPE_CHECKING:
@@ -149,16 +150,30 @@ class Node(Resource):
         for zone in self.zones if self.data_disk_gb else ():
             disk.delete(world, self._disk_name, zone)
 
-    def lost(self, world: World) -> str:
-        """Why this node, once READY, is so no more; empty while it is. A later incarnation does not count as it."""
-        seen = self.observe(world, {})
-        if isinstance(seen, Absent):
-            return "the node is gone"
-        if isinstance(seen, Pending):
-            return f"the node is {seen.why}"
-        if self.uid and seen.uid and seen.uid != self.uid:
-            return "the node was replaced"
-        return "" if seen.state == "READY" else f"the node is {seen.state.lower()}"
+    def seen(self, world: World, since: float = 0.0) -> PodSeen:
+        """What Google says of this incarnation of the pod now.
+
+        Args:
+            since: symptoms that showed before are left out; seconds since the epoch.
+        """
+        found = self._look(world)
+        if found is None:
+            return PodSeen("ABSENT")
+        return PodSeen(
+            state=found.state,
+            replaced=bool(self.uid and found.uid and found.uid != self.uid),
+            health=found.health,
+            health_words=found.health_words,
+            symptoms=tuple(symptom for time, symptom in found.symptoms if time >= since),
+            maintenance=found.maintenance,
+        )
+
+    def discard(self, world: World, *, elsewhere: bool = False) -> None:
+        """Delete what there is of ours, whatever its state; `elsewhere`: and make it anew, the next place first."""
+        found = self._look(world)
+        self._clear(world)
+        if elsewhere and found is not None:
+            self._search(world).run(after=self._place_of(found))
 
     def keys_now(self, world: World) -> str:
         """The SSH keys that an observed node has by now."""

@@ -201,8 +201,9 @@ class Verified(OnWorkers):
         if any(
             (r["local_devices"], r["backend"]) != (n, self.backend) for r, n in zip(rows, self.devices, strict=True)
         ):
-            table = "; ".join(f"worker {i}: {r['local_devices']} {r['backend']}" for i, r in enumerate(rows))
-            raise WrongDevices(f"each worker should have {self.devices[0]} {self.backend} devices, but {table}")
+            seen = [f"{row['local_devices']} {row['backend']}" for row in rows]
+            table = "; ".join(f"worker {i}: {found}" for i, found in enumerate(seen))
+            raise WrongDevices(f"each worker should have {self.devices[0]} {self.backend} devices, but {table}", seen)
 
 
 def peer_payloads(node: Any) -> list[dict[str, Any]]:

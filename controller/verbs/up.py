@@ -11,6 +11,7 @@ import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -19,31 +20,25 @@ import yaml
 from conf.cloud import LocalCloud
 from controller.connect import NO_PROJECT, connected, project_of
 from controller.cost import most, rate
-from controller.errors import (
-    BudgetSpent,
-    ConfigError,
-    OverBudget,
-    ProgramFailed,
-    SlipwayError,
-    WorkersDisagree,
-    WrongDevices,
-)
+from controller.errors import ConfigError, OverBudget, SlipwayError, WrongDevices
 from controller.events import record_to
 from controller.follow import Follower, Outcome
 from controller.gitrecord import record
-from controller.google import ServiceDisabled
+from controller.google import GoogleError, ServiceDisabled
 from controller.launch import alive, launch, stop
 from controller.ledger import Ledger, Result
 from controller.plan import Plan, build
 from controller.preflight import probe
 from controller.recall import remember
 from controller.reconcile import destroy, reconcile
-from controller.resource import Absent, Resource
+from controller.recover import Recovery
+from controller.resource import Absent
 from controller.resources.node import Node
 from controller.resources.watchdog import Watchdog
-from controller.spending import Spending, watchdogs_word
+from controller.spending import Spending
 from controller.ssh import Fleet, WorkersFailed
 from controller.turns import Turns
+from controller.verdict import Kind
 from controller.view import View
 from controller.words import counted
 from controller.world import World
@@ -51,9 +46,6 @@ from controller.world import World
 if TYPE_CHECKING:
     from controller.cli import Command
     from controller.emulator import Emulator
-
-TAIL_LINES = 25
-PROGRAM_EXITS: dict[int, type[SlipwayError]] = {3: WrongDevices, 4: WorkersDisagree}
 
 
 def run(command: Command) -> int:
@@ -96,32 +88,29 @@ class Up:
         self.command, self.plan, self.world, self.ledger, self.view = command, plan, world, ledger, view
         self.spending = Spending(world.google, world.clock, plan.bucket, plan.run_id, plan.config)
         self.turns = Turns(world.google, world.clock, plan.bucket, plan.node.name)
+        self.recovery = Recovery(plan, world, ledger, self.spending, self._poll_seconds, self._delete_pod)
 
     def run(self) -> Result | None:
         """Returns the result, or None when detached from a run that goes on."""
-        for _ in range(self.plan.config.recovery.max_preemptions + 1):
+        while True:
             if over := self.spending.over():
                 self._end_over_budget(over)
-            outcome, attempt = self._attempt()
+            outcome, attempt, error = self._attempt()
             if outcome is None:
                 return None
-            if outcome.kind == "finished":
-                return self._finish(outcome, attempt)
-            if attempt and self.ledger.cancelled(attempt):
-                self._note("cancelled; the same command starts it again from its last checkpoint")
-                return None
-            if outcome.kind == "failed":
-                self._fail(outcome)
-            if outcome.kind == "over_budget":
-                self._end_over_budget(outcome.words)
-            self._lost(outcome)
-        raise BudgetSpent(
-            f"the pod was taken away more than {self.plan.config.recovery.max_preemptions} times; "
-            "raise recovery.max_preemptions, and `up` goes on from the last checkpoint"
-        )
+            match outcome.verdict.kind:
+                case Kind.FINISHED:
+                    return self._finish(outcome, attempt)
+                case Kind.CANCELLED:
+                    self._note("cancelled; the same command starts it again from its last checkpoint")
+                    return None
+                case Kind.OVER_BUDGET:
+                    self._end_over_budget(outcome.verdict.words)
+                case _:
+                    self.recovery.respond(outcome, attempt, error)
 
-    def _attempt(self) -> tuple[Outcome | None, int]:
-        """Reconcile, launch and follow once. The outcome is None when detached."""
+    def _attempt(self) -> tuple[Outcome | None, int, SlipwayError | None]:
+        """Reconcile, launch and follow once: how it ended (None: detached), and why it did not come to an attempt."""
         plan, world = self.plan, self.world
         try:
             node: Node = self._made()
@@ -130,23 +119,31 @@ class Up:
                 self.spending.begin(node)
                 self._tell_watchdog(node)
                 started, was_running = launch(plan, self.ledger, node, fleet, world.clock)
-        except WorkersFailed:
-            # A worker that stopped answering on a node that is no longer ready was taken away, not broken.
-            if not (why := plan.node.lost(world)):
+        except (WorkersFailed, WrongDevices, GoogleError) as error:
+            if isinstance(error, GoogleError) and not error.passes:
                 raise
-            return Outcome("preempted", why), 0
+            return Outcome(self.recovery.setup_verdict(error)), 0, error
         if not was_running:
             self._document()
         verb = "re-attached to" if was_running else "launched"
         self._note(f"{verb} attempt {started.attempt} on {counted(plan.node.workers, 'worker')}")
         if self.command.flags.detach:
-            return None, started.attempt
+            return None, started.attempt, None
         outcome = Follower(
-            world, node, fleet, plan.run_id, started.attempt, self._poll_seconds, was_running, self.spending.over
+            world=world,
+            node=node,
+            fleet=fleet,
+            run_id=plan.run_id,
+            attempt=started.attempt,
+            recovery=plan.config.recovery,
+            poll_seconds=self._poll_seconds,
+            begun=was_running,
+            over=self.spending.over,
+            cancelled=partial(self.ledger.cancelled, started.attempt),
         ).follow()
         if outcome is None:
             self.view.detached()
-        return outcome, started.attempt
+        return outcome, started.attempt, None
 
     def _made(self) -> Node:
         """The pod, and all that the program needs there. A pod that was made and cannot be used has cost as well."""
@@ -165,16 +162,6 @@ class Up:
             if isinstance(resource, Watchdog):
                 resource.tell(self.world, node, self.spending.hours_left())
 
-    def _lost(self, outcome: Outcome) -> None:
-        """Say why the pod went, if it knew; a pod that deleted itself for want of use was not being used."""
-        for life in self.spending.lives():
-            word = watchdogs_word(self.world.google, self.plan.bucket, life.pod, life.uid) if not life.ended else {}
-            if word:
-                self._note(f"the pod deleted itself: {word['why']}")
-        self.spending.end(outcome.words)
-        if not self.spending.over():
-            self._note(f"preempted: {outcome.words}; replacing it and going on from the last checkpoint")
-
     def _end_over_budget(self, why: str) -> NoReturn:
         """End the program and delete the pod, if the run has one; what was saved stays, and so does an adopted pod."""
         seen = self.plan.node.observe(self.world, {})
@@ -183,7 +170,7 @@ class Up:
             self.ledger.cancel()
             if seen.state == "READY":
                 stop(self.world.fleet(seen), self.plan.run_id)
-            destroy(self._pod(), self.world)
+            self._delete_pod()
         self.spending.end("over budget")
         raise OverBudget(
             f"{self.plan.run_id} was ended: {why}. Spent: {self.spending.spent()}. Raise the limit, and the same "
@@ -249,40 +236,21 @@ class Up:
             if next_runs := self.turns.waiting():
                 self._note(f"the pod stays: {', '.join(next_runs)} waits for it")
             else:
-                destroy(self._pod(), self.world)
+                self._delete_pod()
                 self.spending.end("finished")
         return result
-
-    def _fail(self, outcome: Outcome) -> None:
-        """Show the worker that failed first, and end with the exit code that its own names."""
-        if self.plan.config.cleanup.on_failure == "delete":
-            destroy(self._pod(), self.world)
-            self.spending.end("failed")
-        if outcome.first_failure is None:
-            raise ProgramFailed(outcome.words)
-        worker, end = outcome.first_failure
-        others = [f"worker {w} {_how(e)}" for w, e in outcome.ends if w != worker and e["code"] != 0]
-        tail = "\n".join(end["log_tail"].splitlines()[-TAIL_LINES:])
-        words = [f"worker {worker} {_how(end)}; it failed first", *(["; ".join(others)] if others else []), tail]
-        words.append(f"logs: gs://{self.plan.bucket}/{self.ledger.prefix}/logs/; an edited line and `up` start anew")
-        raise PROGRAM_EXITS.get(end["code"] or 1, ProgramFailed)("\n".join(words))
 
     @property
     def _poll_seconds(self) -> float:
         return self.plan.config.recovery.poll_seconds if self.world.billed else self.world.pace
 
-    def _pod(self) -> list[Resource]:
-        """What is deleted when the run is over; an adopted pod is not ours."""
-        return [] if self.plan.node.adopt else [replace(self.plan.node, needs=())]
+    def _delete_pod(self) -> None:
+        """An adopted one is not ours."""
+        if not self.plan.node.adopt:
+            destroy([replace(self.plan.node, needs=())], self.world)
 
     def _note(self, words: str) -> None:
         self.world.events.emit("note", self.plan.run_id, words)
-
-
-def _how(end: dict[str, Any]) -> str:
-    if end["signal"]:
-        return f"was ended by {end['signal']}"
-    return f"ended with code {end['code']}" if end["code"] is not None else f"was lost ({end['error']})"
 
 
 def _before_it_bills(command: Command, plan: Plan, world: World, view: View) -> None:

@@ -13,6 +13,7 @@ from controller.plan.pod import node_resource
 from controller.reconcile import destroy, reconcile
 from controller.resource import Absent, Diff, Pending
 from controller.resources.node import Node
+from controller.verdict import PodSeen
 from tests.controller.localcloud.harness import until
 from tests.controller.resources.conftest import Project
 
@@ -172,7 +173,7 @@ def test_the_next_zone_is_asked_at_once(project: Project, way: str) -> None:
     assert f"asking for v5litepod-8 in {B} (spot)" in made.notes
     assert "asking again" not in made.notes
     assert made.up().zone == B  # found there, and left there
-    assert made.node.lost(project.world) == ""
+    assert made.node.seen(project.world) == PodSeen("READY", health="HEALTHY")
     made.down()
     assert made.left() == []
 
@@ -263,10 +264,10 @@ def test_a_preempted_pod_is_replaced(project: Project, way: str) -> None:
     first = made.up()
     project.fault(kind="preempted", after_seconds=0)
     until(lambda: made.look().state == "PREEMPTED", "the preemption")
-    assert first.lost(project.world) == "the node is preempted"
+    assert first.seen(project.world).state == "PREEMPTED"
     second = made.up()
     assert second.uid != first.uid
-    assert first.lost(project.world) == "the node was replaced"
+    assert first.seen(project.world).replaced
     made.down()
     assert made.left() == []
 
@@ -333,7 +334,7 @@ def test_a_stopped_pod_is_started_and_keeps_its_disk(project: Project, way: str)
     first = made.up()
     assert first.cannot_stop == ""
     first.stop(project.world)
-    assert first.lost(project.world) == "the node is stopped"
+    assert first.seen(project.world).state == "STOPPED"
     again = made.up()
     assert (again.state, again.uid) == ("READY", first.uid)
     assert "the node is stopped: starting it" in made.notes
