@@ -240,7 +240,8 @@ def where(answer: dict[str, Any]) -> str:
     """Where a worker's program is, in a line: the innermost frame of its main thread, which comes last in a dump."""
     stopped = [p for p in answer["processes"] if p["state"].startswith("T")]
     frames = list(FRAME.finditer(answer["text"].rpartition("most recent call first")[2]))
-    at = f"{frames[0]['name']} ({frames[0]['file']}:{frames[0]['line']})" if frames else ""
+    file = "/".join(frames[0]["file"].split("/")[-2:]) if frames else ""
+    at = f"{frames[0]['name']} ({file}:{frames[0]['line']})" if frames else ""
     if stopped:
         return f"stopped by a signal{f', in {at}' if at else ''}"
     names = ", ".join(sorted({f"{p['name']}: {p['state']}" for p in answer["processes"]}))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from .files import attempt_folder, attempt_of, free_gb, read_from, read_json, root, size_of
+from .files import attempt_folder, attempt_of, read_from, read_json, root, size_of
 from .process import alive, boot_id
 from .secrets import Mask
 
@@ -49,20 +49,20 @@ def state(run_id: str, attempt: int | None = None, tail_bytes: int = 16384) -> d
         {run_id, attempt, state: "absent" | "running" | "exited", code: int | None, signal: name | None,
         started, ended: seconds since the epoch | None, error: words where something other than the program failed,
         upload: "none" | "pending" | "done" | "failed", upload_error: words | None,
-        oom_kills: processes that the kernel killed for want of memory meanwhile, of an attempt that has ended | None,
-        free_gb: on the disk of the home folder, log_size: bytes, log_tail: str, summary: dict | None}
+        oom_kills: processes that the kernel killed meanwhile for want of memory | None,
+        free_gb: on the disk of the home folder at the end | None,
+        log_size: bytes, log_tail: str, summary: dict | None}
     """
     folder = attempt_folder(run_id, attempt)
     now = situation(folder)
     mask = Mask.of(folder.parent)
     size = size_of(folder / "log")
-    fields = ("code", "signal", "started", "ended", "error", "oom_kills", "upload", "upload_error")
+    fields = ("code", "signal", "started", "ended", "error", "oom_kills", "free_gb", "upload", "upload_error")
     return {
         "run_id": run_id,
         "attempt": attempt_of(folder),
         "state": now["state"],
         **{name: now.get(name) for name in fields},
-        "free_gb": round(free_gb(), 3),
         "log_size": size,
         "log_tail": _tail(folder / "log", size, tail_bytes, mask).decode(errors="replace"),
         "summary": _summary(folder.parent),

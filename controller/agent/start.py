@@ -17,7 +17,7 @@ from .attempt import active, situation, state
 from .code import check_out
 from .config import checked_env, run_environment
 from .ending import kill_marked, settle
-from .files import AgentError, attempt_folder, locked, size_of, wait_until, write_json
+from .files import AgentError, attempt_folder, free_gb, locked, size_of, wait_until, write_json
 from .packages import venv_state
 from .process import boot_id, oom_kills, send, this_process
 from .secrets import Mask, environment, keep
@@ -117,7 +117,7 @@ def supervise(
     kill_marked(folder)
     ended.set()
     how = {"code": status, "signal": None} if status >= 0 else {"code": None, "signal": signal.Signals(-status).name}
-    how |= {"error": None, "ended": finish, "oom_kills": starved}
+    how |= {"error": None, "ended": finish, "oom_kills": starved, "free_gb": round(free_gb(), 3)}
     return settle(folder, how, before_masking=uploads.join)
 
 

@@ -28,6 +28,7 @@ from controller.localcloud.faults import Faults
 from controller.localcloud.iap import Iap
 from controller.localcloud.media import Media
 from controller.localcloud.metadata import Metadata
+from controller.localcloud.misfortune import Misfortune
 from controller.localcloud.networks import Networks
 from controller.localcloud.nodes import Nodes
 from controller.localcloud.objects import Objects
@@ -90,7 +91,7 @@ class Cloud:
         """Takes up what a former process left: SSH servers, unfinished operations, triggered faults."""
         await self.workers.resume()
         self.operations.resume(self.effects)
-        self.faults.resume(self.nodes.preempt_all, self.workers.changed)
+        self.faults.resume(Misfortune(self.store, self.nodes, self.workers).acts(), self.workers.changed)
 
     async def close(self) -> None:
         """Stops all clocks and SSH servers; the state and the workers' programs stay."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 import time
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, field_validator, model_validator
@@ -13,8 +13,9 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError,
 from controller.localcloud.errors import CloudError
 from controller.localcloud.store import Document, Store
 
+TRIGGERED = ("preempted", "maintenance", "unhealthy", "killed", "frozen")
 KINDS = (
-    "preempted",
+    *TRIGGERED,
     "stockout",
     "quota",
     "permission",
@@ -25,6 +26,9 @@ KINDS = (
     "ssh_refused",
     "ssh_frozen",
 )
+Symptoms = Literal[
+    "LOW_MEMORY", "OUT_OF_MEMORY", "EXECUTE_TIMED_OUT", "MESH_BUILD_FAIL", "HBM_OUT_OF_MEMORY", "PROJECT_ABUSE"
+]
 _CREATION = ("stockout", "quota", "permission", "failure")
 
 
@@ -32,19 +36,57 @@ class _Spec(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
-class Preempted(_Spec):
-    """All READY nodes are preempted once: after an object has appeared, or so long after a node became READY."""
+class _Triggered(_Spec):
+    """Strikes all READY nodes once: after an object has appeared, or so long after a node became READY."""
 
-    kind: Literal["preempted"]
+    kind: str
     after_object: str | None = Field(None, min_length=1, description="part of the name of an object just finalized")
     after_seconds: float | None = Field(None, ge=0, description="seconds since the node became READY")
     delay_seconds: float = Field(0.0, ge=0, description="additional wait after the trigger")
 
     @model_validator(mode="after")
-    def _one_trigger(self) -> Preempted:
+    def _one_trigger(self) -> _Triggered:
         if (self.after_object is None) == (self.after_seconds is None):
-            raise ValueError("preempted needs exactly one of after_object and after_seconds")
+            raise ValueError(f"{self.kind} needs exactly one of after_object and after_seconds")
         return self
+
+
+class Preempted(_Triggered):
+    """They are taken back."""
+
+    kind: Literal["preempted"]  # pyright: ignore[reportIncompatibleVariableOverride]
+
+
+class Maintenance(_Triggered):
+    """They are REPAIRING for so many seconds, and then READY again, their VMs rebooted."""
+
+    kind: Literal["maintenance"]  # pyright: ignore[reportIncompatibleVariableOverride]
+    seconds: float = Field(gt=0)
+
+
+class Unhealthy(_Triggered):
+    """Google calls them ill, and names a symptom of one worker if there is one; what runs there runs on."""
+
+    kind: Literal["unhealthy"]  # pyright: ignore[reportIncompatibleVariableOverride]
+    health: Literal["TIMEOUT", "UNHEALTHY_TENSORFLOW", "UNHEALTHY_MAINTENANCE"] = "TIMEOUT"
+    symptom: Symptoms | None = None
+    worker: int | None = Field(None, ge=0)
+    words: str = "The TPU does not answer"
+
+
+class Killed(_Triggered):
+    """The program of one worker, or of all, is killed; `out_of_memory`: by its kernel."""
+
+    kind: Literal["killed"]  # pyright: ignore[reportIncompatibleVariableOverride]
+    worker: int | None = Field(None, ge=0)
+    out_of_memory: bool = False
+
+
+class Frozen(_Triggered):
+    """The program of one worker, or of all, is stopped by a signal: it is there and does nothing."""
+
+    kind: Literal["frozen"]  # pyright: ignore[reportIncompatibleVariableOverride]
+    worker: int | None = Field(None, ge=0)
 
 
 class _Creation(_Spec):
@@ -123,24 +165,39 @@ class Http(_Spec):
 
 
 class SshRefused(_Spec):
-    """Workers refuse SSH for so many seconds from the moment a node is READY; one worker, or all."""
+    """Workers refuse SSH for so many seconds from the moment a node is READY, or an object appears; one, or all."""
 
     kind: Literal["ssh_refused"]
     seconds: float = Field(gt=0)
     worker: int | None = Field(None, ge=0)
+    after_object: str | None = Field(None, min_length=1)
 
 
 class SshFrozen(_Spec):
-    """For so many seconds from the moment a node is READY, SSH connections are open and nobody answers; one worker, or
-    all."""
+    """SSH connections are open and nobody answers, for so many seconds from the moment a node is READY, or an object
+    appears; of one worker, or of all."""
 
     kind: Literal["ssh_frozen"]
     seconds: float = Field(gt=0)
     worker: int | None = Field(None, ge=0)
+    after_object: str | None = Field(None, min_length=1)
 
 
 Fault = Annotated[
-    Preempted | Stockout | Quota | Permission | Failure | Endpoints | QueuedState | Http | SshRefused | SshFrozen,
+    Preempted
+    | Maintenance
+    | Unhealthy
+    | Killed
+    | Frozen
+    | Stockout
+    | Quota
+    | Permission
+    | Failure
+    | Endpoints
+    | QueuedState
+    | Http
+    | SshRefused
+    | SshFrozen,
     Field(discriminator="kind"),
 ]
 _FAULT: TypeAdapter[Any] = TypeAdapter(Fault)
@@ -166,12 +223,14 @@ class Faults:
     def __init__(self, store: Store) -> None:
         self._store = store
         self._timers: set[asyncio.Task[None]] = set()
-        self._preempt: Callable[[], Awaitable[None]] | None = None
+        self._acts: Mapping[str, Callable[[Document], Awaitable[None]]] = {}
         self._ssh_changed: Callable[[], None] | None = None
 
-    def resume(self, preempt: Callable[[], Awaitable[None]], ssh_changed: Callable[[], None]) -> None:
-        """Takes what faults act through, and sets the clocks of those whose trigger has come already."""
-        self._preempt = preempt
+    def resume(
+        self, acts: Mapping[str, Callable[[Document], Awaitable[None]]], ssh_changed: Callable[[], None]
+    ) -> None:
+        """Takes what faults act through, by kind, and sets the clocks of those whose trigger has come already."""
+        self._acts = acts
         self._ssh_changed = ssh_changed
         for name, fault in self._store.items("fault"):
             if fault["due"] is not None and fault["left"]:
@@ -211,21 +270,27 @@ class Faults:
 
     def node_ready(self, at: float) -> None:
         """A node is READY: the clocks that run from there start."""
-        for name, fault in self._open("preempted"):
+        for name, fault in self._triggered():
             after = fault["spec"]["after_seconds"]
             if after is not None:
                 self._trigger(name, fault, at + after + fault["spec"]["delay_seconds"])
-        for name, fault in [*self._open("ssh_refused"), *self._open("ssh_frozen")]:
-            self._trigger(name, fault, time.time() + fault["spec"]["seconds"])
+        for name, fault in self._about_ssh():
+            if fault["spec"]["after_object"] is None:
+                self._trigger(name, fault, time.time() + fault["spec"]["seconds"])
         if self._ssh_changed:
             self._ssh_changed()
 
     def object_finalized(self, name: str) -> None:
         """An object has appeared in a bucket."""
-        for fault_name, fault in self._open("preempted"):
+        for fault_name, fault in self._triggered():
             wanted = fault["spec"]["after_object"]
             if wanted is not None and wanted in name:
                 self._trigger(fault_name, fault, time.time() + fault["spec"]["delay_seconds"])
+        for fault_name, fault in self._about_ssh():
+            if fault["spec"]["after_object"] is not None and fault["spec"]["after_object"] in name:
+                self._trigger(fault_name, fault, time.time() + fault["spec"]["seconds"])
+                if self._ssh_changed:
+                    self._ssh_changed()
 
     def refusal(self, at: str, zone: str, capacity: str) -> Coroutine[Any, Any, Any] | None:
         """Raises, when it is awaited, why this attempt to make a node fails; `at` is request or operation.
@@ -289,6 +354,12 @@ class Faults:
         items = self._store.items("fault")
         return [(n, f) for n, f in items if f["spec"]["kind"] == kind and f["left"] and f["due"] is None]
 
+    def _triggered(self) -> list[tuple[str, Document]]:
+        return [found for kind in TRIGGERED for found in self._open(kind)]
+
+    def _about_ssh(self) -> list[tuple[str, Document]]:
+        return [*self._open("ssh_refused"), *self._open("ssh_frozen")]
+
     def _take(self, name: str, fault: Document) -> bool:
         self._store.put("fault", name, {**fault, "left": fault["left"] - 1})
         return True
@@ -306,8 +377,8 @@ class Faults:
     async def _strike(self, name: str, fault: Document) -> None:
         await asyncio.sleep(max(0.0, fault["due"] - time.time()))
         self._take(name, fault)
-        if fault["spec"]["kind"] == "preempted" and self._preempt:
-            await self._preempt()
+        if act := self._acts.get(fault["spec"]["kind"]):
+            await act(fault["spec"])
         elif self._ssh_changed:
             self._ssh_changed()
 

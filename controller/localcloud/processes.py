@@ -33,6 +33,22 @@ def kill_marked(prefix: str) -> int:
     return len(killed)
 
 
+def signal_programs(worker: str, number: int) -> int:
+    """Sends a signal to what an agent runs as a program on one worker, not to the agent. Returns how many got it.
+
+    Blocking (tens of ms).
+    """
+    struck = [
+        process
+        for process in psutil.process_iter(["environ"])
+        if (environ := process.info["environ"] or {}).get(MARKER) == worker and "SLIPWAY_ATTEMPT" in environ
+    ]
+    for process in struck:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.send_signal(number)
+    return len(struck)
+
+
 def wait_ended(process: psutil.Process, seconds: float) -> bool:
     """Whether a process ends within so many seconds. A zombie has ended: who should reap it may be slow or absent."""
     deadline = time.monotonic() + seconds

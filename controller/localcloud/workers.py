@@ -37,7 +37,7 @@ class Workers:
         self._store = store
         self._networks = networks
         self._faults = faults
-        self._state = state
+        self._state = self.state = state
         self._url = url
         self._token = token
         self._acceptors: dict[str, asyncssh.SSHAcceptor] = {}

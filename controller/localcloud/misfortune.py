@@ -1,0 +1,76 @@
+"""What befalls nodes and their VMs when a fault strikes: taken, repaired, fallen ill, a program killed or frozen."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import time
+from collections.abc import Awaitable, Callable
+
+from controller.localcloud.call import timestamp
+from controller.localcloud.image import Worker, marker
+from controller.localcloud.nodes import Nodes
+from controller.localcloud.processes import signal_programs
+from controller.localcloud.store import Document, Store
+from controller.localcloud.workers import Workers
+
+Act = Callable[[Document], Awaitable[None]]
+
+
+class Misfortune:
+    """Acts on every READY node."""
+
+    def __init__(self, store: Store, nodes: Nodes, workers: Workers) -> None:
+        self._store, self._nodes, self._workers = store, nodes, workers
+
+    def acts(self) -> dict[str, Act]:
+        """By the kind of the fault; each is given the fault's spec."""
+        return {
+            "preempted": lambda _: self._nodes.preempt_all(),
+            "maintenance": self._maintain,
+            "unhealthy": self._fall_ill,
+            "killed": self._kill,
+            "frozen": lambda spec: self._signal(spec["worker"], signal.SIGSTOP),
+        }
+
+    async def _maintain(self, spec: Document) -> None:
+        """The VMs go down and come back after a while, as themselves but rebooted."""
+        names = [name for name, _ in self._ready()]
+        for name, node in self._ready():
+            at_work = {"maintenanceStatus": "ONGOING", "type": "UNSCHEDULED", "windowStartTime": timestamp(time.time())}
+            self._store.put("node", name, {**node, "state": "REPAIRING", "upcomingMaintenance": at_work})
+            await self._workers.halt(node["id"])
+        await asyncio.sleep(spec["seconds"])
+        for name in names:
+            node = self._store.get("node", name)
+            if node is not None and node["state"] == "REPAIRING":
+                del node["upcomingMaintenance"]
+                self._store.put("node", name, node)
+                await self._nodes.make(name)
+
+    async def _fall_ill(self, spec: Document) -> None:
+        """Google says so; whatever runs there runs on."""
+        for name, node in self._ready():
+            sick = {**node, "health": spec["health"], "healthDescription": spec["words"]}
+            if spec["symptom"]:
+                worker = str(spec["worker"] or 0)
+                found = {"createTime": timestamp(time.time()), "symptomType": spec["symptom"], "workerId": worker}
+                sick["symptoms"] = [*node.get("symptoms", []), {**found, "details": spec["words"]}]
+            self._store.put("node", name, sick)
+
+    async def _kill(self, spec: Document) -> None:
+        if spec["out_of_memory"]:
+            for worker in self._struck(spec["worker"]):
+                (self._workers.home(worker).parent / "vmstat").write_text("oom_kill 1\n")
+        await self._signal(spec["worker"], signal.SIGKILL)
+
+    async def _signal(self, index: int | None, number: signal.Signals) -> None:
+        for worker in self._struck(index):
+            await asyncio.to_thread(signal_programs, marker(self._workers.state, worker), number)
+
+    def _struck(self, index: int | None) -> list[Worker]:
+        found = [worker for _, node in self._ready() for worker in self._workers.of_node(node["id"])]
+        return [worker for worker in found if index is None or worker.index == index]
+
+    def _ready(self) -> list[tuple[str, Document]]:
+        return [(name, node) for name, node in self._store.items("node") if node["state"] == "READY"]

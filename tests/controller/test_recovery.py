@@ -1,0 +1,129 @@
+"""`up` on the emulated cloud while something goes wrong: what it is called, what is done, and how soon."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+import pytest
+
+from tests.controller.conftest import Slipway
+
+pytestmark = pytest.mark.e2e
+PROGRAM = """
+import os, time, urllib.request
+
+attempt, bucket = os.environ["SLIPWAY_ATTEMPT"], os.environ["SLIPWAY_BUCKET"].removeprefix("gs://")
+name = f"begun/{os.environ['TPU_WORKER_ID']}-{attempt}"
+url = f"{os.environ['STORAGE_EMULATOR_HOST']}/upload/storage/v1/b/{bucket}/o?uploadType=media&name={name}"
+urllib.request.urlopen(urllib.request.Request(url, data=b"x", method="POST")).read()
+
+def wait_for_the_others():
+    while attempt == "1":
+        time.sleep(0.1)
+
+wait_for_the_others()
+print("done in attempt", attempt)
+"""
+"""Waits for ever in its first attempt, as JAX does in a collective, and ends in its second."""
+RUN = ("program.command=[python,train.py]", "env.packages=image")
+
+
+@dataclass
+class Recovered:
+    """An `up` that met a fault; each note with the seconds since that struck."""
+
+    code: int
+    out: str
+    err: str
+    notes: list[tuple[float, str]]
+
+    def after(self, words: str) -> float:
+        found = [seconds for seconds, note in self.notes if words in note]
+        assert found, (words, self.notes, self.err)
+        return found[0]
+
+
+def up(slipway: Slipway, fault: str, *words: str) -> Recovered:
+    """A run that is struck as soon as the program of worker 2 has begun."""
+    (slipway.repository / "train.py").write_text(PROGRAM)
+    code, out, err = slipway("up", *RUN, *words, f"cloud.faults=[{{{fault}, after_object: begun/2-1}}]")
+    run = slipway.json("plan", *RUN, *words)["run"]
+    events = (slipway.home / "runs" / run / "events.jsonl").read_text().splitlines()
+    met: Any = next(iter(slipway.cloud().get("state")["fault"].values()))
+    struck = met["due"] - met["spec"].get("seconds", 0) * met["spec"]["kind"].startswith("ssh_")
+    told = [(datetime.fromisoformat(e["time"]).timestamp(), e) for e in map(json.loads, events)]
+    return Recovered(code, out, err, [(time - struck, e["words"]) for time, e in told if e["kind"] == "note"])
+
+
+def deletions(slipway: Slipway) -> int:
+    """How many pods were deleted."""
+    return len([request for request in slipway.mutations() if request.startswith("DELETE /tpu/")])
+
+
+def test_one_dead_worker_ends_and_restarts_all(slipway: Slipway) -> None:
+    found = up(slipway, "kind: killed, worker: 2")
+    assert (found.code, found.err) == (0, "")
+    words = (
+        "worker lost: worker 2: its program was ended by SIGKILL from outside; starting the program again everywhere"
+    )
+    print("\ndead worker:", found.after(words), found.after("launched attempt 2"))
+    assert "done in attempt 2" in found.out
+
+
+def test_a_frozen_program_is_hung_and_says_where(slipway: Slipway) -> None:
+    found = up(slipway, "kind: frozen, worker: 2")
+    assert (found.code, found.err) == (0, "")
+    words = "hung: worker 2: its program has been stopped by a signal for"
+    print("\nfrozen program:", found.after(words), found.after("launched attempt 2"))
+    found.after("worker 2: stopped by a signal, in wait_for_the_others (work/train.py:")
+    found.after("worker 0, 1, 3: in wait_for_the_others (work/train.py:")
+    assert "stacks/attempt-1/worker-2.txt" in json.dumps(slipway.cloud().get("state")["objects"])
+
+
+def test_a_sick_host_is_replaced(slipway: Slipway) -> None:
+    """Google calls it ill, which alone is no reason; then a program ends there."""
+    ill = "kind: unhealthy, worker: 2, symptom: MESH_BUILD_FAIL, after_object: begun/2-1"
+    found = up(slipway, f"{ill}}}, {{delay_seconds: 1, kind: killed")
+    assert (found.code, found.err) == (0, "")
+    found.after("Google calls the pod timeout (The TPU does not answer)")
+    found.after("unhealthy host: worker")
+    assert deletions(slipway) == 2
+
+
+def test_maintenance_is_waited_for(slipway: Slipway) -> None:
+    found = up(slipway, "kind: maintenance, seconds: 3")
+    assert (found.code, found.err) == (0, "")
+    found.after("maintenance: the node is repairing; waiting")
+    found.after("the worker was restarted; starting the program again everywhere")
+    assert deletions(slipway) == 1  # at the end
+
+
+def test_a_program_that_its_kernel_killed_is_not_started_again(slipway: Slipway) -> None:
+    found = up(slipway, "kind: killed, worker: 2, out_of_memory: true")
+    assert found.code == 5
+    assert "out of ram: worker 2 was ended by SIGKILL; it failed first" in found.err
+    assert "what helps: fewer loader processes" in found.err
+
+
+def test_a_worker_that_does_not_answer_is_lost_and_its_node_replaced(slipway: Slipway) -> None:
+    found = up(slipway, "kind: ssh_frozen, seconds: 30, worker: 1")
+    assert (found.code, found.err) == (0, "")
+    print("\nsilent worker:", found.after("worker lost: worker 1 has not answered"), found.after("launched attempt 2"))
+
+
+def test_a_preempted_node_is_noticed(slipway: Slipway) -> None:
+    found = up(slipway, "kind: preempted")
+    assert (found.code, found.err) == (0, "")
+    print("\npreempted:", found.after("preempted: the node is preempted"), found.after("launched attempt 2"))
+
+
+def test_a_crash_loop_ends_and_an_own_error_is_tried_again_if_wanted(slipway: Slipway) -> None:
+    (slipway.repository / "train.py").write_text("raise ValueError('always')")
+    code, out, err = slipway("up", *RUN, "recovery.max_program_failures=9", "tpu=v5litepod_8")
+    assert code == 5
+    assert out.count("starting the program again everywhere") == 2
+    assert "it ended 3 times in a row without a newer checkpoint" in err
+    assert "ValueError: always" in err
