@@ -112,3 +112,15 @@ ALL = {"worker": 0, "unreachable": (0, 1), "whole_pod": True}
 )
 def test_what_cannot_be_done_is_escalated(kind: Kind, given: dict[str, Any], response: str) -> None:
     assert done(kind, **given).response == response
+
+
+def test_the_page_shows_every_verdict_and_its_response() -> None:
+    page = (CONF.parent / "docs" / "recovery.md").read_text()
+    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in page.splitlines() if line.startswith("| `")]
+    verdicts = {row[0].strip("`"): row for row in rows if len(row) == 4}
+    assert list(verdicts) == [kind.value for kind in Kind]
+    responses = recovery().response.model_dump()
+    assert {name: row[3].strip("`") for name, row in verdicts.items() if row[3] != "–"} == responses
+    for name, row in verdicts.items():
+        if row[1].startswith(f"`{name.replace('_', ' ')}: "):
+            assert name in responses or name == "over_budget"

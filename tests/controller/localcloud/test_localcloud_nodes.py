@@ -258,6 +258,7 @@ def test_http_faults_strike_what_they_match(fresh_cloud: Cloud) -> None:
         ({"kind": "preemptd"}, f"known: {', '.join(KINDS)}"),
         ({}, f"known: {', '.join(KINDS)}"),
         ({"kind": "preempted"}, "exactly one of after_object and after_seconds"),
+        ({"kind": "frozen", "worker": 1}, "exactly one of after_object and after_seconds"),
         ({"kind": "preempted", "after_object": "a", "after_seconds": 1}, "exactly one of"),
         ({"kind": "preempted", "after_second": 1}, "after_second: Extra inputs are not permitted"),
         ({"kind": "stockout", "times": 0}, "times: Input should be greater than or equal to 1"),

@@ -1,0 +1,53 @@
+"""Where a program is that does not go on."""
+
+from __future__ import annotations
+
+import os
+import signal
+
+from tests.controller.agent.conftest import Run, eventually
+
+SLEEPS = "import time\ndef wait_for_ever():\n    print('ready', flush=True)\n    time.sleep(600)\nwait_for_ever()"
+LISTENS = f"import faulthandler, signal\nfaulthandler.register(signal.SIGQUIT)\n{SLEEPS}"
+
+
+def ready(run: Run) -> None:
+    eventually(lambda: "ready" in run.state()["log_tail"])
+
+
+def test_who_listens_tells_and_goes_on(run: Run) -> None:
+    run.start(LISTENS)
+    ready(run)
+    told = run.worker.ask("stacks", run_id="run-1")
+    assert "in wait_for_ever" in told["text"]
+    assert [process["signal"] for process in told["processes"]] == ["SIGQUIT"]
+    assert run.state()["state"] == "running"
+
+
+def test_any_python_tells_while_it_is_aborted(run: Run) -> None:
+    run.start(SLEEPS)
+    ready(run)
+    told = run.worker.ask("stacks", run_id="run-1")
+    assert "in wait_for_ever" in told["text"]
+    assert run.ended()["signal"] == "SIGABRT"
+
+
+def test_what_is_stopped_tells_too(run: Run) -> None:
+    run.start(LISTENS)
+    ready(run)
+    pid = run.worker.ask("stacks", run_id="run-1")["processes"][0]["pid"]
+    os.kill(pid, signal.SIGSTOP)
+    told = run.worker.ask("stacks", run_id="run-1")
+    assert told["processes"][0]["state"].startswith("T")
+    assert "in wait_for_ever" in told["text"]
+
+
+def test_what_does_not_listen_is_left_alone(run: Run) -> None:
+    run.start("", argv=["sleep", "600"])
+    told = run.worker.ask("stacks", run_id="run-1")
+    assert [(process["name"], process["signal"]) for process in told["processes"]] == [("sleep", None)]
+    assert run.state()["state"] == "running"
+
+
+def test_of_what_is_not_there_nothing_is_told(run: Run) -> None:
+    assert run.worker.ask("stacks", run_id="run-1") == {"processes": [], "text": ""}
