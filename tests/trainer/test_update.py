@@ -103,6 +103,40 @@ def test_a_batch_without_weight_changes_nothing(tiny, adamw, batch):
     np.testing.assert_array_equal(state.params["embedding"], start["embedding"])
 
 
+def test_what_is_not_finite_changes_nothing_but_counters(tiny, adamw, batch):
+    devices, opt = mesh_of(1, 1, 1), adamw.model_copy(update={"ema": 0.9, "nan_policy": "skip"})
+    with jax.set_mesh(devices):
+        state = update.init_state(tiny, opt, devices, jax.random.key(5))
+        step = update.build(loss_of(tiny), tiny, opt, devices)
+        before, after, again = [], [], []
+        for weight, kept in ((1.0, before), (np.nan, after), (1.0, again)):
+            state, metrics = step(
+                state, place_batch(batch | {"weights": batch["weights"] * np.float32(weight)}, devices)
+            )
+            kept += [jax.tree.map(np.asarray, state), jax.device_get(metrics)]
+    jax.tree.map(np.testing.assert_array_equal, before[0][1:3] + before[0][4:], after[0][1:3] + after[0][4:])
+    assert [(int(s.step), int(s.skipped)) for s in (before[0], after[0], again[0])] == [(1, 0), (2, 1), (3, 1)]
+    assert [(m["finite"], m["skipped"]) for m in (before[1], after[1], again[1])] == [(1, 0), (0, 1), (1, 1)]
+    assert before[1]["loss"] != again[1]["loss"] < np.inf
+
+
+def test_the_average_follows_the_weights(tiny, adamw, batch):
+    """Fast at first: its decay is (1 + n) / (10 + n) after n updates, until that is more than `ema`."""
+    opt = adamw.model_copy(update={"ema": 0.2})
+    devices = mesh_of(2, 2, 2)
+    with jax.set_mesh(devices):
+        state = update.init_state(tiny, opt, devices, jax.random.key(5))
+        step = update.build(loss_of(tiny), tiny, opt, devices)
+        expected = np.asarray(state.params["embedding"])
+        np.testing.assert_array_equal(update.for_evaluation(state)["embedding"], expected)
+        for kept in (2 / 11, 0.2, 0.2):
+            state, _ = step(state, place_batch(batch, devices))
+            expected = kept * expected + (1 - kept) * np.asarray(state.params["embedding"])
+            np.testing.assert_allclose(update.for_evaluation(state)["embedding"], expected, rtol=1e-5, atol=1e-7)
+    up = state.average["layers"]["up"]
+    assert up.sharding == state.params["layers"]["up"].sharding
+
+
 def test_pure_data_parallel_needs_one_all_reduce(tiny, adamw, batch):
     devices = mesh_of(8, 1, 1)
     with jax.set_mesh(devices):

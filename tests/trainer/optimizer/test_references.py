@@ -1,0 +1,59 @@
+"""Updates of each kind against those that torch and transformers computed: fixtures/make_optimizers.py."""
+
+from pathlib import Path
+
+import jax
+import numpy as np
+import optax
+import pytest
+from pydantic import TypeAdapter
+
+from conf.decoder import Model
+from conf.optimizer import Optimizer
+from tests.groups import group
+from trainer import optimizer, weights
+from trainer.optimizer.rules import named
+
+KNOWN = Path(__file__).parents[1] / "fixtures" / "optimizers.npz"
+SIZES = {"layers": 2, "dim": 12, "heads": 2, "kv_heads": 2, "head_dim": 4, "hidden": 20, "vocab": 16, "tied": True}
+PLAIN = {"schedule": {"kind": "constant", "warmup_steps": 0}, "clip_norm": None}
+REST = {"lr": 0.01, "b1": 0.9, "b2": 0.95, "epsilon": 1e-8, "weight_decay": 0.0}
+MUON = {"lr": 0.02, "adamw": REST, "orthogonalization_dtype": "float32", "weight_decay": 0.1}
+SCALED = {"lr": 0.01, "scale_by_weight": True, "update_clip": 0.5, "b1": 0.9}
+CASES = {
+    "adamw": ("adamw", {"lr": 0.01, "weight_decay": 0.1}),
+    "adafactor": ("adafactor", {"lr": 0.01, "weight_decay": 0.1}),
+    "adafactor_scaled": ("adafactor", SCALED),
+    "muon": ("muon", MUON | {"shape_scale": "aspect"}),
+    "muon_like_adamw": ("muon", MUON),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_updates_equal_those_of_torch_and_transformers(case):
+    name, changes = CASES[case]
+    cfg = Model(**group("model/gpt2") | SIZES)
+    opt = TypeAdapter(Optimizer).validate_python(group(f"optimizer/{name}") | PLAIN | changes)
+    chain = optimizer.build(opt, cfg)
+    with np.load(KNOWN) as known:
+        params = taken(known, "start", weights.abstract(cfg))
+        state, update = chain.init(params), jax.jit(chain.update)
+        for n in range(4):
+            changes, state = update(taken(known, f"gradient/{n}", params), state, params)
+            params = optax.apply_updates(params, changes)
+            named(lambda path, x, n=n: compare(known, f"{case}/{n}/{path}", x), params)
+
+
+def taken(known, prefix: str, like):
+    """The tree of the model; weights that the fixture does not have are 0."""
+
+    def read(path: str, x) -> np.ndarray:
+        entry = f"{prefix}/{path}"
+        return known[entry] if entry in known else np.zeros(x.shape, np.float32)
+
+    return named(read, like)
+
+
+def compare(known, entry: str, found) -> None:
+    if entry in known:
+        np.testing.assert_allclose(found, known[entry], atol=2e-6, rtol=2e-6, err_msg=entry)

@@ -1,0 +1,120 @@
+"""Which weights get what: groups by path, Muon's matrices, rates by shape."""
+
+import jax
+import numpy as np
+import optax
+import pytest
+from pydantic import TypeAdapter
+
+from conf.decoder import Model
+from conf.optimizer import Adamw, Optimizer
+from conf.runfile import RunFileError
+from tests.groups import group
+from trainer import optimizer, weights
+from trainer.optimizer.rules import rules
+
+SMALL = {"layers": 2, "dim": 8, "heads": 2, "kv_heads": 1, "head_dim": 6, "hidden": 18, "vocab": 10}
+
+
+def model(family: str) -> Model:
+    return Model(**group(f"model/{family}") | SMALL)
+
+
+def read(name: str, **changes) -> Optimizer:
+    return TypeAdapter(Optimizer).validate_python(group(f"optimizer/{name}") | changes)
+
+
+@pytest.mark.parametrize("family", ["gpt2", "gemma2_2b", "qwen2_5_0_5b", "nanochat_d16"])
+def test_muon_takes_the_products_of_the_layers(family):
+    """Not biases of heads, though these have two axes."""
+    names = {path for path, rule in rules(read("muon"), model(family)).items() if rule.is_muon}
+    products = {"query", "key", "value", "output", "up", "down"} | ({"gate"} if family[:2] in ("ge", "qw") else set())
+    assert names == {f"layers.{name}" for name in products}
+
+
+@pytest.mark.parametrize(
+    ("scale", "factors"),
+    [
+        ("none", {"query": 1, "key": 1, "output": 1, "up": 1, "down": 1}),
+        ("aspect", {"query": 1.5**0.5, "key": 1, "output": 1, "up": 2.25**0.5, "down": 1}),
+        ("match_adamw", {"query": 0.2 * 12**0.5, "key": 0.2 * 8**0.5, "output": 0.2 * 12**0.5, "up": 0.2 * 18**0.5}),
+    ],
+)
+@pytest.mark.parametrize("scaled_decay", [False, True])
+def test_rates_follow_the_shape_of_the_matrix(scale, factors, scaled_decay):
+    """Heads are merged: query is 8 x 12 here, key 8 x 6, output 12 x 8, up 8 x 18."""
+    opt = read("muon", lr=0.5, weight_decay=0.1, shape_scale=scale, scaled_decay=scaled_decay)
+    found = rules(opt, model("nanochat_d16"))
+    for name, factor in factors.items():
+        rule = found[f"layers.{name}"]
+        assert rule.lr == pytest.approx(0.5 * factor)
+        assert rule.lr * rule.weight_decay == pytest.approx(0.05 * (factor if scaled_decay else 1))
+
+
+def test_the_first_group_that_matches_counts():
+    groups = [
+        {"match": "layers.*_norm", "weight_decay": 0.0, "lr_scale": 0.5},
+        {"match": "layers.*", "lr": 0.2, "reference_dim": 2},
+        {"match": "embedding", "algorithm": "adamw", "b2": 0.999},
+        {"match": "*.up", "lr": 1.0},
+    ]
+    opt = read("adamw", lr=0.1, weight_decay=0.3, groups=groups[:2])
+    found = rules(opt, model("gemma2_2b"))
+    assert (found["layers.mlp_norm"].lr, found["layers.mlp_norm"].weight_decay) == (0.05, 0.0)
+    assert (found["layers.up"].lr, found["layers.up"].weight_decay) == (0.1, 0.3)  # 0.2 * (8 / 2) ** -0.5
+    assert (found["embedding"].lr, found["embedding"].weight_decay) == (0.1, 0.3)
+    muon = rules(read("muon", groups=groups[1:]), model("gemma2_2b"))
+    assert muon["layers.up"].lr == pytest.approx(0.1 * 0.2 * 18**0.5)
+    assert muon["embedding"].b2 == 0.999 != muon["final_norm"].b2
+    assert muon["embedding"].direction != muon["final_norm"].direction == "adamw"
+
+
+def test_a_matrix_may_be_taken_from_muon():
+    found = rules(read("muon", groups=[{"match": "layers.key", "algorithm": "adamw"}]), model("gpt2"))
+    assert found["layers.key"].direction == "adamw"
+    assert found["layers.query"].is_muon
+
+
+def test_decay_follows_the_depth():
+    found = rules(read("nanochat"), model("nanochat_d16"))
+    assert found["layers.up"].weight_decay == pytest.approx(0.2 * (12 / 2) ** 2)
+    assert found["embedding"].lr == pytest.approx(0.3 * (8 / 768) ** -0.5)
+    assert found["unembedding"].lr == pytest.approx(0.004 * (8 / 768) ** -0.5)
+    assert (found["layers.residual_scale"].lr, found["layers.embedding_scale"].lr) == (0.005, 0.5)
+
+
+def test_a_pattern_without_a_weight_names_those_there_are():
+    with pytest.raises(RunFileError, match=r"optimizer\.groups\.1\.match: 'layer\.\*' matches no .* embedding, "):
+        optimizer.build(read("adamw", groups=[{"match": "*"}, {"match": "layer.*"}]), model("gpt2"))
+
+
+def test_a_group_may_be_frozen():
+    cfg = model("nanochat_d16")
+    chain = optimizer.build(read("nanochat", groups=[{"match": "layers.*", "lr_scale": 0.0}]), cfg)
+    params = jax.jit(weights.init, static_argnums=0)(cfg, jax.random.key(0))
+    changes, _ = chain.update(jax.tree.map(np.ones_like, params), chain.init(params), params)
+    assert optax.tree_utils.tree_norm(changes["layers"]) == 0 < optax.tree_utils.tree_norm(changes)
+
+
+def test_a_constant_rate_keeps_the_ratios():
+    """Of the warm start before GRPO."""
+    opt = read("nanochat").constant(0.002)
+    found = rules(opt, model("nanochat_d16"))
+    assert found["layers.embedding_scale"].lr == pytest.approx(0.05)
+    assert found["layers.down"].lr == 0.002
+    assert optimizer.learning_rate(opt)(10**6) == pytest.approx(0.002)
+
+
+@pytest.mark.parametrize(("norm", "expected"), [(None, [-3, -4]), (1.0, [-0.6, -0.8])])
+def test_the_gradient_is_clipped_by_its_global_norm(norm, expected):
+    """Adafactor's moments would hide it, momentum without decay of the first moment does not: sign by sign."""
+    raw = group("optimizer/adamw") | {"b1": 0.0, "b2": 0.0, "epsilon": 0.5, "lr": 1.0, "clip_norm": norm}
+    opt = Adamw.model_validate(raw | {"schedule": {"kind": "constant", "warmup_steps": 0}})
+    cfg = model("nanochat_d16")
+    params = jax.tree.map(lambda x: np.zeros(x.shape, np.float32), weights.abstract(cfg))
+    gradients = jax.tree.map(np.copy, params)
+    gradients["layers"]["residual_scale"] = np.array([3, 4], np.float32)
+    chain = optimizer.build(opt, cfg)
+    changes, _ = chain.update(gradients, chain.init(params), params)
+    clipped = np.abs(np.array(expected))
+    np.testing.assert_allclose(changes["layers"]["residual_scale"], -clipped / (clipped + 0.5), rtol=1e-5)

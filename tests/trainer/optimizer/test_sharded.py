@@ -1,0 +1,95 @@
+"""Adafactor and Muon on meshes: the same updates as on one device, and no more memory than the tables say."""
+
+import jax
+import numpy as np
+import pytest
+from jax.sharding import Mesh
+from pydantic import TypeAdapter
+
+from conf.decoder import Model
+from conf.optimizer import Optimizer
+from tests.groups import group
+from tests.trainer.conftest import mesh_of
+from trainer import lm, update
+from trainer.distributed import place_batch
+
+SIZES = {"layers": 3, "dim": 32, "heads": 4, "kv_heads": 4, "head_dim": 4, "hidden": 64, "vocab": 64}
+PLAIN = {"activation_dtype": "float32", "scan_layers": False, "remat": "none", "logit_chunk": 16}
+
+
+@pytest.fixture(scope="module")
+def cfg() -> Model:
+    """A small nanochat: every kind of weight, and layers that do not divide by the devices."""
+    return Model(**group("model/nanochat_d16") | SIZES | PLAIN)
+
+
+@pytest.fixture(scope="module")
+def batch():
+    random = np.random.default_rng(0)
+    tokens = random.integers(0, 64, (8, 17), dtype=np.int32)
+    counts = (np.arange(16) < random.integers(1, 17, (8, 1))).astype(np.float32)
+    return {"tokens": tokens[:, :-1], "targets": tokens[:, 1:], "weights": counts}
+
+
+def read(name: str, **changes) -> Optimizer:
+    return TypeAdapter(Optimizer).validate_python(group(f"optimizer/{name}") | changes)
+
+
+GENTLE = {"lr": 0.01, "b1": 0.8, "b2": 0.95, "epsilon": 1e-6, "weight_decay": 0.0}  # does not magnify what is rounding
+MUON = read("nanochat", orthogonalization_dtype="float32", ema=0.5, adamw=GENTLE, groups=[])
+ADAFACTOR = read("adafactor", b1=0.9, ema=0.5, clip_norm=1.0)
+
+
+def trained(cfg: Model, opt, devices: Mesh, batch, updates: int = 2) -> update.State:
+    with jax.set_mesh(devices):
+        state = update.init_state(cfg, opt, devices, jax.random.key(5))
+        step = update.build(lm.loss(cfg), cfg, opt, devices)
+        for _ in range(updates):
+            state, _ = step(state, place_batch(batch, devices))
+    return state
+
+
+@pytest.mark.parametrize(
+    ("opt", "meshes"),
+    [(MUON, [(8, 1, 1), (2, 2, 2)]), (ADAFACTOR, [(1, 4, 2)])],
+    ids=["muon", "adafactor"],
+)
+def test_many_devices_equal_one(cfg, batch, opt, meshes):
+    one = trained(cfg, opt, mesh_of(1, 1, 1), batch)
+    for sizes in meshes:
+        many = trained(cfg, opt, mesh_of(*sizes), batch)
+        for part, of_one, of_many in (
+            ("params", one.params, many.params),
+            ("average", one.average, many.average),
+        ):
+            for (path, a), b in zip(jax.tree.leaves_with_path(of_many), jax.tree.leaves(of_one), strict=True):
+                np.testing.assert_allclose(a, b, atol=1e-5, err_msg=f"{sizes} {part} {jax.tree_util.keystr(path)}")
+
+
+@pytest.mark.parametrize("sizes", [(1, 1, 1), (8, 1, 1), (2, 2, 2), (1, 4, 2)])
+@pytest.mark.parametrize("opt", [MUON, ADAFACTOR], ids=["muon", "adafactor"])
+def test_each_device_holds_its_part_of_the_state(cfg, opt, sizes):
+    """What lies there is what `abstract_state` says, and its bytes are those counted by hand."""
+    devices = mesh_of(*sizes)
+    state = update.init_state(cfg, opt, devices, jax.random.key(5))
+    abstract = update.abstract_state(cfg, opt, devices)
+    jax.tree.map(lambda a, b: np.testing.assert_equal((a.shape, a.sharding), (b.shape, b.sharding)), state, abstract)
+    held = dict.fromkeys(devices.devices.flat, 0)
+    for array in jax.tree.leaves(state.optimizer):
+        for shard in array.addressable_shards:
+            held[shard.device] += shard.data.nbytes
+    assert set(held.values()) == {by_hand(cfg, opt, *sizes[1:])}
+
+
+def by_hand(cfg: Model, opt, fsdp: int, tensor: int) -> int:
+    """Bytes of the optimizer's state on a device: 4 for each number and counter."""
+    layers, scalars = cfg.layers, 2 * cfg.layers
+    dim, width = cfg.dim // fsdp, cfg.heads * cfg.head_dim // tensor
+    hidden, vocab = cfg.hidden // tensor, cfg.vocab // tensor
+    tables, matrices = 2 * vocab * dim, layers * (4 * dim * width + 2 * dim * hidden)
+    if opt is MUON:
+        means = layers * (4 * dim + 2 * hidden)  # the longer axis of each matrix
+        return 4 * (matrices + means + 2 * (tables + scalars) + 3)
+    means = layers * (4 * (dim + width) + 2 * (dim + hidden)) + 2 * (vocab + dim)
+    unused = layers * 6 + 2 + 2 * scalars  # optax keeps a 0 where a moment is not factored, or not whole
+    return 4 * (means + scalars + unused + matrices + tables + scalars + 2 + 2 * layers + 1)
