@@ -104,9 +104,14 @@ def orthogonalized(
     else:
         polynomials, norm = (NEWTON_SCHULZ,) * steps, jnp.maximum(norm, 1e-7)
     x = (x / norm).astype(dtype)
-    for a, b, c in polynomials:
+
+    def polynomial(x: jax.Array, coefficients: jax.Array) -> tuple[jax.Array, None]:
+        a, b, c = coefficients
         gram = product(x, x.swapaxes(1, 2))
-        x = a * x + product(b * gram + c * product(gram, gram), x)
+        odd = (b * gram + c * product(gram, gram)).astype(dtype)
+        return (a * x + product(odd, x)).astype(dtype), None
+
+    x, _ = lax.scan(polynomial, x, jnp.float32(polynomials))  # a loop: unrolled, it is most of what there is to compile
     return x if wide else x.swapaxes(1, 2)
 
 
