@@ -5,7 +5,7 @@ Types, bounds, units and descriptions live here; values live in YAML only, so no
 
 from typing import Annotated, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from conf.strict import VOLATILE, Strict
 
@@ -54,6 +54,13 @@ class Profile(Strict):
 
     after: int = Field(ge=0, description="updates of this process before the trace begins; the first ones are unusual")
     updates: int = Field(ge=1, le=1000, description="updates that are traced")
+
+    @field_validator("best", mode="before")
+    @classmethod
+    def _is_mapping(cls, value: object) -> object:
+        if isinstance(value, str):
+            raise ValueError(f"is null or {{metric: {value}, mode: min}}, where mode is min or max")
+        return value
 
 
 class Logging(Strict):

@@ -176,9 +176,10 @@ class Checkpoints:
 
     def save_reference(self, params: Params) -> None:
         """Save the frozen policy, unless it is there. Returns when it is complete."""
-        if not self._reference.exists():
+        if not (self._reference.exists() and ocp.utils.is_checkpoint_finalized(self._reference)):
             with ocp.Checkpointer(_arrays()) as checkpointer:
-                checkpointer.save(self._reference, args=ocp.args.PyTreeSave(params))
+                # in a bucket objects of a life that was cut short may be there
+                checkpointer.save(self._reference, args=ocp.args.PyTreeSave(params), force=True)
 
     def restore_reference(self, abstract: Params) -> Params:
         """The frozen policy, as saved. abstract: shapes, types and shardings of the weights."""

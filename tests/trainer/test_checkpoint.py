@@ -68,6 +68,17 @@ def test_the_reference_is_saved_once(tmp_path, tiny, adamw, state):
     checkpoints.close()
 
 
+def test_a_half_written_reference_is_written_anew(tmp_path, tiny, adamw, state, monkeypatch):
+    checkpoints = Checkpoints(str(tmp_path), kept(1))
+    checkpoints.save_reference(jax.tree.map(lambda x: x + 1, state.params))
+    # as in a bucket, where what is written lies under its last name from the start
+    monkeypatch.setattr("orbax.checkpoint.utils.is_checkpoint_finalized", lambda path: False)
+    checkpoints.save_reference(state.params)
+    abstract = update.abstract_state(tiny, adamw, mesh_of(8, 1, 1)).params
+    assert_equal(checkpoints.restore_reference(abstract), state.params)
+    checkpoints.close()
+
+
 def test_a_checkpoint_of_another_model_is_refused(tmp_path, tiny, adamw, state):
     checkpoints = Checkpoints(str(tmp_path), kept(1))
     checkpoints.save(1, state, {})
