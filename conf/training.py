@@ -48,19 +48,19 @@ class Checkpoint(Strict):
         "is compared anyway. 0: only those",
     )
 
-
-class Profile(Strict):
-    """A trace of a few updates for TensorBoard's profile page."""
-
-    after: int = Field(ge=0, description="updates of this process before the trace begins; the first ones are unusual")
-    updates: int = Field(ge=1, le=1000, description="updates that are traced")
-
     @field_validator("best", mode="before")
     @classmethod
     def _is_mapping(cls, value: object) -> object:
         if isinstance(value, str):
             raise ValueError(f"is null or {{metric: {value}, mode: min}}, where mode is min or max")
         return value
+
+
+class Profile(Strict):
+    """A trace of a few updates for TensorBoard's profile page."""
+
+    after: int = Field(ge=0, description="updates of this process before the trace begins; the first ones are unusual")
+    updates: int = Field(ge=1, le=1000, description="updates that are traced")
 
 
 class Logging(Strict):
