@@ -93,6 +93,10 @@ class Ledger:
         """Write a document that describes the run, replacing an older one."""
         self._google.upload(self.bucket, f"{self.prefix}/{name}", text.encode())
 
+    def has(self, name: str) -> bool:
+        """Is there a document of that name?"""
+        return self._read(name) is not None
+
     def log_object(self, worker: int, attempt: int) -> str:
         return f"{self.prefix}/logs/attempt-{attempt}/worker-{worker}.log"
 

@@ -123,7 +123,7 @@ class Up:
             if isinstance(error, GoogleError) and not error.passes:
                 raise
             return Outcome(self.recovery.setup_verdict(error)), 0, error
-        if not was_running:
+        if not (was_running and self.ledger.has("git.json")):  # a controller may have been killed before that
             self._document()
         verb = "re-attached to" if was_running else "launched"
         self._note(f"{verb} attempt {started.attempt} on {counted(plan.node.workers, 'worker')}")
@@ -210,7 +210,7 @@ class Up:
         return line[: line.index(self.plan.run_id)] if self.plan.run_id in line else line
 
     def _document(self) -> None:
-        """Put beside the results what made them."""
+        """Put beside the results what made them, git.json last."""
         content = {
             "run": self.plan.run_id,
             "overrides": list(self.command.overrides),
@@ -221,9 +221,9 @@ class Up:
         self.ledger.write("run.yaml", self.plan.run_yaml)
         exclude, secrets = self.plan.config.code.exclude, self.plan.vault.values().values()
         document, patch = record(self.plan.snapshot.root, exclude, secrets)
-        self.ledger.write("git.json", json.dumps(document, indent=1))
         if patch:
             self.ledger.write("diff.patch", patch)
+        self.ledger.write("git.json", json.dumps(document, indent=1))
 
     def _finish(self, outcome: Outcome, attempt: int) -> Result:
         """Record the result, then let the pod go if the policy says so."""
