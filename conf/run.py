@@ -49,7 +49,9 @@ class Responses(Strict):
     unhealthy_host: AnyResponse = Field(description="Google, libtpu or a missing chip say that a host is sick")
     worker_lost: AnyResponse = Field(description="a worker does not answer, or its program was killed from outside")
     network_lost: Literal["wait", "give_up"] = Field(description="neither workers nor Google's API can be reached")
-    hung: AnyResponse = Field(description="no step for hang_seconds; the stacks of all workers are kept first")
+    hung: AnyResponse = Field(
+        description="no step and no word for hang_seconds; the stacks of all workers are kept first"
+    )
     out_of_hbm: AnyResponse = Field(description="the TPU's memory")
     out_of_ram: AnyResponse = Field(description="the memory of a host")
     disk_full: AnyResponse = Field(description="the disk of a worker")
@@ -77,7 +79,9 @@ class Recovery(Strict):
         gt=5, description="silence of a worker, while others speak, after which it is lost; they speak every 5 s"
     )
     hang_seconds: float | None = Field(
-        gt=0, description="time without a step that is a hang; null: ten times the longest one yet, at least 300"
+        gt=0,
+        description="time without a step or a word that is a hang; null: ten times the longest wait for a step yet, at "
+        "least 900",
     )
     response: Responses
 

@@ -82,19 +82,20 @@ class _Stream:
 
 @dataclass
 class _Steps:
-    """The steps that worker 0 reports, or else anything that anybody says."""
+    """The steps that worker 0 reports, how far apart they were at most, and when anybody said anything at all."""
 
     at: float
     last: int | None = None
+    step_at: float = 0.0
     intervals: list[float] = field(default_factory=list)
 
     def told(self, line: dict[str, Any], worker: int, now: float) -> None:
+        if "log" in line or "metrics" in line:  # an evaluation may take long, and may speak
+            self.at = now
         if worker == 0 and isinstance(step := line.get("metrics", {}).get("step"), int | float):
             if self.last is not None and step > self.last:
-                self.intervals = sorted([*self.intervals, now - self.at])[-3:]  # the longest ones
-            self.last, self.at = int(step), now
-        elif self.last is None and "log" in line:
-            self.at = now
+                self.intervals = sorted([*self.intervals, now - self.step_at])[-3:]  # the longest ones
+            self.last, self.step_at = int(step), now
 
 
 @dataclass
@@ -185,6 +186,8 @@ class Follower:
             while left() and not late() and not self._stopping.is_set():
                 self._listen(streams, steps)
 
+        if left():
+            self.world.events.emit("note", self.run_id, f"{verdict.evidence[0]}; ending the others")
         wait(STRAGGLER_SECONDS if verdict.certain else ORIGIN_SECONDS)
         running = [i for i in left() if streams[i].exited is None]
         if running and not self._stopping.is_set():

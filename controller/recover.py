@@ -22,11 +22,11 @@ from controller.response import (
     RESTART_PROGRAM,
     RESTART_WORKER,
     WAIT,
-    WORDS,
     Decision,
     Episode,
     Possible,
     decide,
+    words,
 )
 from controller.spending import Spending, watchdogs_word
 from controller.ssh import Fleet, WorkersFailed
@@ -61,6 +61,8 @@ class Recovery:
     poll_seconds: float
     delete_pod: Callable[[], None]
     _past: list[Episode] | None = field(default=None)
+    _recorded: bool = False
+    """Is what is being responded to on record already?"""
 
     def respond(self, outcome: Outcome, attempt: int, error: SlipwayError | None = None) -> None:
         """Make the next attempt possible.
@@ -71,13 +73,27 @@ class Recovery:
         Raises:
             SlipwayError: it is given up, by the error itself or by one whose exit code says why.
         """
-        verdict, past = outcome.verdict, self._episodes()
-        progress = self._progress(outcome.step)
-        decision = decide(verdict, past, progress, self.plan.config.recovery, self._possible(verdict))
-        if decision.response == WAIT and verdict.kind is Kind.NETWORK_LOST:
+        self._recorded = False
+        while True:
+            try:
+                return self._respond(outcome, attempt, error)
+            except GoogleError as unreachable:  # decided without Google, it might be decided twice
+                if unreachable is error or not unreachable.passes:
+                    raise
+                self._note(f"Google's API does not answer ({unreachable.message}); waiting")
+                self.world.clock.sleep(PAUSES * self.poll_seconds)
+
+    def _respond(self, outcome: Outcome, attempt: int, error: SlipwayError | None) -> None:
+        verdict = outcome.verdict
+        if verdict.kind is Kind.NETWORK_LOST:  # nothing can be looked up, nor put on record
+            if self.plan.config.recovery.response.network_lost == GIVE_UP:
+                raise error or ProgramFailed(f"{verdict}; the run goes on without us")
             self._note(f"{verdict}; waiting")
             self.world.clock.sleep(PAUSES * self.poll_seconds)
             return
+        past, progress = self._episodes(), self._progress(outcome.step)
+        past = past[:-1] if self._recorded else past
+        decision = decide(verdict, past, progress, self.plan.config.recovery, self._possible(verdict))
         response = REPLACE_NODE if decision.response == WAIT else decision.response
         self._record(Episode(
             attempt, verdict.kind.value, str(verdict), response, progress, self.world.clock.now(), verdict.evidence
@@ -88,7 +104,7 @@ class Recovery:
             self._give_up(outcome, decision, error)
         self._say_why_it_went()
         if not self.spending.over():
-            self._note(f"{verdict}; {WORDS[response]}")
+            self._note(f"{verdict}; {words(response, verdict)}")
         self._act(response, verdict)
 
     def setup_verdict(self, error: SlipwayError) -> Verdict:
@@ -134,14 +150,14 @@ class Recovery:
             raise error
         if decision.spent:
             raise BudgetSpent(f"{decision.why}; the last time: {verdict}")
-        words = [self._headline(outcome), *([decision.why] if decision.why else [])]
+        said = [self._headline(outcome), *([decision.why] if decision.why else [])]
         ends = dict(outcome.ends)
         if verdict.worker in ends:
-            words.append(last_words(ends[verdict.worker]["log_tail"]))
+            said.append(last_words(ends[verdict.worker]["log_tail"]))
         if fix := FIXES.get(verdict.kind):
-            words.append(f"what helps: {fix}")
-        words.append(f"logs: gs://{self.plan.bucket}/{self.ledger.prefix}/logs/; an edited line and `up` start anew")
-        raise EXITS.get(verdict.kind, ProgramFailed)("\n".join(words))
+            said.append(f"what helps: {fix}")
+        said.append(f"logs: gs://{self.plan.bucket}/{self.ledger.prefix}/logs/; an edited line and `up` start anew")
+        raise EXITS.get(verdict.kind, ProgramFailed)("\n".join(said))
 
     def _headline(self, outcome: Outcome) -> str:
         verdict, ends = outcome.verdict, dict(outcome.ends)
@@ -198,22 +214,22 @@ class Recovery:
                 if not (token := answer.get("nextPageToken")):
                     break
                 where["pageToken"] = token
-        except (NotFound, GoogleError):
+        except NotFound:
             return step
         return max(found, default=step)
 
     def _episodes(self) -> list[Episode]:
         if self._past is None:
-            try:
-                self._past = [Episode.read(document) for document in self.ledger.episodes()]
-            except GoogleError:  # then the network is lost, and this is asked for again
-                return []
+            self._past = [Episode.read(document) for document in self.ledger.episodes()]
         return self._past
 
     def _record(self, episode: Episode) -> None:
         past = self._episodes()
+        if self._recorded:
+            return
         self.ledger.add_episode(len(past) + 1, vars(episode))
         past.append(episode)
+        self._recorded = True
 
     def _pod(self) -> PodSeen | None:
         try:

@@ -44,6 +44,13 @@ class Episode:
         return cls(**{**document, "evidence": tuple(document.get("evidence", ()))})
 
 
+def words(response: str, verdict: Verdict) -> str:
+    """What is being done, for people."""
+    if response == RESTART_PROGRAM and verdict.whole_pod:
+        return "seeing to the way there; a program that is alive is joined again"
+    return WORDS[response]
+
+
 @dataclass(frozen=True)
 class Possible:
     """What can be done with the pod. `places`: how many there are to go to; `restarts`: can a VM of it be restarted?"""
@@ -92,7 +99,7 @@ def decide(
         if in_vain >= recovery.max_without_progress:
             words = f"it ended {in_vain} times in a row without a newer checkpoint (recovery.max_without_progress)"
             return Decision(GIVE_UP, words)
-    return _possible(wanted, verdict, since, possible)
+    return _possible(wanted, verdict, _since_progress(since, progress), possible)
 
 
 def _possible(wanted: str, verdict: Verdict, past: Sequence[Episode], possible: Possible) -> Decision:
@@ -113,7 +120,7 @@ def _possible(wanted: str, verdict: Verdict, past: Sequence[Episode], possible: 
 
 def _way_may_be_shut(verdict: Verdict, past: Sequence[Episode]) -> bool:
     """Does no worker at all answer, for the first time? Then the way there is seen to first, which harms no program."""
-    return verdict.whole_pod and len(verdict.unreachable) > 1 and not (past and past[-1].kind == Kind.WORKER_LOST)
+    return verdict.whole_pod and not (past and past[-1].kind == Kind.WORKER_LOST)
 
 
 def _since_given_up(past: Sequence[Episode]) -> list[Episode]:

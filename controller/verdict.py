@@ -96,7 +96,7 @@ class Observed:
     pod: PodSeen | None
     workers: tuple[WorkerSeen, ...]
     still_seconds: float = 0.0
-    """Since the program reported a step, or said anything at all where it reports none."""
+    """Since any worker reported a step or printed anything."""
     step: int | None = None
     hang_seconds: float | None = None
     """So long without a step is a hang; None: not known (yet)."""
@@ -156,13 +156,14 @@ def judge(seen: Observed) -> Verdict:
 
 
 def hang_limit(setting: float | None, intervals: Sequence[float]) -> float | None:
-    """Seconds without a step that mean a hang: as set, or ten times the longest wait for a report until now.
+    """Seconds without a step or a word that mean a hang: as set, or ten times the longest wait for a step until now.
 
-    None while fewer than three reports have come: compiling and the first data take as long as they take.
+    None while fewer than three waits are known: compiling and the first data take as long as they take. At least a
+    quarter of an hour, for the first evaluation may be a long one that says nothing.
     """
     if setting is not None:
         return setting
-    return max(300.0, 10 * max(intervals)) if len(intervals) >= 3 else None
+    return max(900.0, 10 * max(intervals)) if len(intervals) >= 3 else None
 
 
 def _finished(seen: Observed) -> Verdict | None:
@@ -285,7 +286,7 @@ def _hung(seen: Observed) -> Verdict | None:
     if seen.hang_seconds is not None and seen.still_seconds >= seen.hang_seconds:
         last = f"the last step was {seen.step}" if seen.step is not None else "it has reported no step"
         limit = f"{seen.hang_seconds:.0f} s is the limit"
-        return Verdict(Kind.HUNG, (f"no step for {seen.still_seconds:.0f} s", last, limit))
+        return Verdict(Kind.HUNG, (f"no step and no word for {seen.still_seconds:.0f} s", last, limit))
     return None
 
 

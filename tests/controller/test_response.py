@@ -104,6 +104,8 @@ ALL = {"worker": 0, "unreachable": (0, 1), "whole_pod": True}
         (Kind.WORKER_LOST, {"verdict": AWAY, "possible": Possible(replaceable=False)}, "give_up"),
         (Kind.WORKER_LOST, {"verdict": ALL}, "restart_program"),
         (Kind.WORKER_LOST, {"verdict": ALL, "past": ends("worker_lost")}, "replace_node"),
+        (Kind.WORKER_LOST, {"verdict": ALL, "past": ends("worker_lost", progress=1), "progress": 2}, "restart_program"),
+        (Kind.WORKER_LOST, {"verdict": {"worker": 0, "unreachable": (0,), "whole_pod": True}}, "restart_program"),
         (Kind.WORKER_LOST, {"response": {"worker_lost": "restart_worker"}}, "restart_program"),
         (Kind.PREEMPTED, {"response": {"preempted": "move_zone"}}, "replace_node"),
         (Kind.PREEMPTED, {"response": {"preempted": "move_zone"}, "possible": Possible(places=2)}, "move_zone"),
