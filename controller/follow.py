@@ -165,6 +165,8 @@ class Follower:
             return None
         if verdict.kind not in AT_ONCE and verdict.kind is not Kind.HUNG and not verdict.whole_pod:
             verdict = self._end_the_others(verdict, streams, pod, steps)
+            if self._waits_for(verdict):
+                return None
         if self._was_cancelled():
             return judge(Observed(None, (), cancelled=True))
         return verdict

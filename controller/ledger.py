@@ -24,7 +24,10 @@ class Launch:
 
 @dataclass(frozen=True)
 class Result:
-    """How a run ended. `summary` is what the program left in summary.json."""
+    """How a run ended. `summary` is what the program left in summary.json.
+
+    `cleanup` is what was to be done with its pod: a controller may have been killed before it was.
+    """
 
     run_id: str
     outcome: str
@@ -32,6 +35,7 @@ class Result:
     ended: float
     seconds: float
     summary: dict[str, Any] = field(default_factory=dict)
+    cleanup: str = "keep"
 
 
 class Ledger:

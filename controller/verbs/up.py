@@ -68,7 +68,8 @@ def carry_out(command: Command, plan: Plan, world: World, emulator: Emulator | N
         world.events.listen(view)
         result = ledger.result()
         if result is not None:
-            view.finished(result, again=True)
+            left = Up(command, plan, world, ledger, view).clean_up(result)
+            view.finished(result, again=not left)
             return result
         _before_it_bills(command, plan, world, view)
         world.events.listen(record_to(world.state / "runs" / plan.run_id / "events.jsonl"))
@@ -230,15 +231,25 @@ class Up:
         now = self.world.clock.now()
         started = self.ledger.launches()[0].time
         summary: dict[str, Any] = next((e["summary"] for w, e in sorted(outcome.ends) if e["summary"]), {})
-        result = Result(self.plan.run_id, "finished", attempt, now, round(now - started, 1), summary)
+        cleanup = self.plan.config.cleanup.on_success
+        result = Result(self.plan.run_id, "finished", attempt, now, round(now - started, 1), summary, cleanup)
         self.ledger.finish(result)
-        if self.plan.config.cleanup.on_success == "delete":
-            if next_runs := self.turns.waiting():
-                self._note(f"the pod stays: {', '.join(next_runs)} waits for it")
-            else:
-                self._delete_pod()
-                self.spending.end("finished")
+        self.clean_up(result)
         return result
+
+    def clean_up(self, result: Result) -> bool:
+        """Let the pod of a finished run go if that was the policy, and if it still is this run's; says whether it was."""
+        if result.cleanup != "delete":
+            return False
+        seen = self.plan.node.observe(self.world, {})
+        if not isinstance(seen, Node) or seen.uid not in {life.uid for life in self.spending.lives() if not life.ended}:
+            return False
+        if next_runs := self.turns.waiting():
+            self._note(f"the pod stays: {', '.join(next_runs)} waits for it")
+            return False
+        self._delete_pod()
+        self.spending.end("finished")
+        return True
 
     @property
     def _poll_seconds(self) -> float:
