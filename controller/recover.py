@@ -61,6 +61,7 @@ class Recovery:
     poll_seconds: float
     delete_pod: Callable[[], None]
     _past: list[Episode] | None = field(default=None)
+    _waiting_since: float | None = None
     _recorded: bool = False
     """Is what is being responded to on record already?"""
 
@@ -94,6 +95,11 @@ class Recovery:
         past, progress = self._episodes(), self._progress(outcome.step)
         past = past[:-1] if self._recorded else past
         decision = decide(verdict, past, progress, self.plan.config.recovery, self._possible(verdict))
+        if decision.response == WAIT and error is not None and not self._waited_enough():
+            self._note(f"{verdict}; waiting")  # the reconciler waits for a node that is being repaired
+            self.world.clock.sleep(self.poll_seconds)
+            return
+        self._waiting_since = None
         response = REPLACE_NODE if decision.response == WAIT else decision.response
         self._record(Episode(
             attempt, verdict.kind.value, str(verdict), response, progress, self.world.clock.now(), verdict.evidence
@@ -121,6 +127,12 @@ class Recovery:
         found = error.found if isinstance(error, WrongDevices) else ()
         details = "".join(f"\n{e.detail}" for e in failed)
         return judge(Observed(self._pod(), workers, setup=f"{error}", devices=found, setup_details=details))
+
+    def _waited_enough(self) -> bool:
+        """For as long as a new pod may take to be made."""
+        now = self.world.clock.now()
+        self._waiting_since = self._waiting_since or now
+        return now - self._waiting_since >= self.plan.node.create_seconds
 
     def _act(self, response: str, verdict: Verdict) -> None:
         """Leave things so that `up`, from the beginning, makes the next attempt."""

@@ -238,7 +238,7 @@ class Up:
         return result
 
     def clean_up(self, result: Result) -> bool:
-        """Let the pod of a finished run go if that was the policy, and if it still is this run's; says whether it was."""
+        """Let the pod of a finished run go if that was the policy and it is still this run's; says whether it was."""
         if result.cleanup != "delete":
             return False
         seen = self.plan.node.observe(self.world, {})

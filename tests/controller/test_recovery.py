@@ -97,7 +97,7 @@ def test_maintenance_is_waited_for(slipway: Slipway) -> None:
     found = up(slipway, "kind: maintenance, seconds: 3")
     assert (found.code, found.err) == (0, "")
     found.after("maintenance: the node is repairing; waiting")
-    found.after("the worker was restarted; starting the program again everywhere")
+    found.after("launched attempt 2")
     assert deletions(slipway) == 1  # at the end
 
 
