@@ -137,6 +137,23 @@ def _reduced(
             return (terms / lengths).sum(), weight.sum()
 
 
+def of_all_updates(told: list[dict[str, Any]]) -> dict[str, Any]:
+    """The metrics of a step, from those of its updates, which have as many samples each.
+
+    Means of means, so that every sample of the rollout is counted; extremes; and of the optimizer's the newest.
+    """
+    found = dict(told[-1])
+    for name in found:
+        values = [metrics[name] for metrics in told]
+        if name.endswith("_min"):
+            found[name] = min(values)
+        elif name.endswith("_max"):
+            found[name] = max(values)
+        elif name not in ("learning_rate", "skipped", "finite"):
+            found[name] = sum(values) / len(values)
+    return found
+
+
 def supervised_loss(cfg: Model) -> update.Loss:
     """Cross-entropy of the response's tokens, for the warm start: batches with tokens [T] and mask [T - 1] per row."""
 

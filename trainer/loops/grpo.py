@@ -160,19 +160,20 @@ class Run:
             began = time.perf_counter()
             compiled_before = self.compile_seconds
             batches = self._rollout(state.params, position)
-            metrics: dict[str, jax.Array] = {}
+            told: list[dict[str, jax.Array]] = []
             placed = [place_batch(b, self.mesh) for b in batches]
             for batch in placed:  # all under the policy that drew them, before the first update
                 batch["old"], batch["reference"] = score(state.params, reference, batch)
             for rows, batch in zip(batches, placed, strict=True):
-                if position.steps == first and not metrics:
+                if position.steps == first and not told:
                     state, metrics = self._timed(train, state, batch)
                 else:
                     state, metrics = train(state, batch)
+                told.append(metrics)
                 self._note(position.total + 1, metrics, rows)
             position.steps += 1
             if position.steps % self.experiment.logging.every == 0 or position.steps == loop.steps:
-                values = jax.device_get(metrics)  # waits for the step, so that its time is its own
+                values = grpo.of_all_updates(jax.device_get(told))  # waits for the step, so that its time is its own
                 seconds = time.perf_counter() - began - (self.compile_seconds - compiled_before)
                 drawn = float(values["response_length"]) * rollout.rows_per_rollout(loop)
                 self._log("grpo", position, values, seconds, drawn)

@@ -17,7 +17,8 @@ def prepare() -> None:
     """Make this process one that the limits can end, quietly."""
     signal.signal(signal.SIGPROF, signal.SIG_DFL)
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the trainer's to answer; the pipe then closes
+    for told in (signal.SIGINT, signal.SIGTERM):  # for the trainer to answer; when it ends, the pipe is closed
+        signal.signal(told, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     _, hard = resource.getrlimit(resource.RLIMIT_DATA)
     most = MOST_MEMORY if hard == resource.RLIM_INFINITY else min(MOST_MEMORY, hard)

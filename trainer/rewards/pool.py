@@ -62,7 +62,10 @@ class Pool:
         try:
             for name in names:
                 try:
-                    scores[name] = worker.check(name, response, answer)
+                    try:
+                        scores[name] = worker.check(name, response, answer)
+                    except _DiedError:  # perhaps by no fault of its own
+                        scores[name] = worker.check(name, response, answer)
                 except _TimedOutError:
                     timed_out += 1
                 except _FailedError as error:
@@ -84,7 +87,11 @@ class _TimedOutError(Exception):
 
 
 class _FailedError(Exception):
-    """A check raised, or ended its process."""
+    """A check raised."""
+
+
+class _DiedError(_FailedError):
+    """A process ended amid a check."""
 
 
 class _Worker:
@@ -144,4 +151,4 @@ class _Worker:
         self._process = None
         if limits.is_time_out(code):
             raise _TimedOutError
-        raise _FailedError(f"its process ended with code {code}")
+        raise _DiedError(f"its process ended with code {code}")

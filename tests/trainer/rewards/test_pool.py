@@ -34,6 +34,16 @@ def exits(response, answer):
 def dies(response, answer):
     os.kill(os.getpid(), signal.SIGKILL)
 
+def dies_once(response, answer):
+    if not os.path.exists(response):
+        open(response, "w").close()
+        os.kill(os.getpid(), signal.SIGKILL)
+    return 1.0
+
+def told_to_end(response, answer):
+    os.kill(os.getpid(), signal.SIGTERM)
+    return 1.0
+
 def infinite(response, answer):
     return float("inf")
 
@@ -81,6 +91,13 @@ def test_a_crashing_reward_scores_0_is_counted_and_told_once(pool, capfd, name) 
         found = pool.submit([name, "my_rewards:half"], "", "").result()
         assert found == Checked({name: 0.0, "my_rewards:half": 0.5}, 0, 1)
     assert capfd.readouterr().err.count(f"reward {name} failed on a response, which scores 0") == 1
+
+
+def test_a_worker_that_something_else_ends_costs_no_reward(pool, tmp_path) -> None:
+    """As where memory runs out, or a notice of preemption goes to every process."""
+    first = str(tmp_path / "first")
+    for name in ("dies_once", "told_to_end"):
+        assert pool.submit([f"my_rewards:{name}"], first, "").result() == Checked({f"my_rewards:{name}": 1.0}, 0, 0)
 
 
 def test_a_users_reward_that_hangs_is_ended(pool) -> None:
@@ -144,7 +161,7 @@ def adversarial(draw: random.Random) -> list[str]:
             "'",
         ),
     ]
-    soups = ["\\boxed{" + "".join(draw.choices(pieces, k=draw.randrange(1, 60))) + "}" for _ in range(300)]
+    soups = ["\\boxed{" + "".join(draw.choices(pieces, k=draw.randrange(1, 60))) + "}" for _ in range(150)]
     bombs = [
         *("\\boxed{" * n + "18" + "}" * n for n in (2, 50, 300, 10_000)),
         *("\\boxed{" * n + "18" for n in (1, 50, 10_000)),
