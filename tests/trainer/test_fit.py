@@ -55,9 +55,10 @@ def test_the_programs_of_grpo_compile_for_a_slice(grpo_run, tmp_path, accelerato
     assert ended.returncode == 0, ended.stderr[-2000:]
     verdicts = {v["name"]: v for v in json.loads(ended.stdout)["programs"]}
     assert verdicts.keys() == {"update", "warm_start", "logprob", "decode", "eval", "resident"}
-    for found in verdicts.values():
+    for name, found in verdicts.items():
         assert found["fits"]
-        assert 0 < found["peak_gib"] < found["hbm_gib"] == 16.019
+        assert 0 <= found["peak_gib"] < found["hbm_gib"] == 16.019
+        assert found["peak_gib"] > 0 or name == "resident"  # weights of less than half a MiB per chip
     assert verdicts["update"]["recomputed_flops"] > 0
 
 
