@@ -69,7 +69,8 @@ def test_one_dead_worker_ends_and_restarts_all(slipway: Slipway) -> None:
     words = (
         "worker lost: worker 2: its program was ended by SIGKILL from outside; starting the program again everywhere"
     )
-    print("\ndead worker:", found.after(words), found.after("launched attempt 2"))
+    noticed = found.after("worker 2: its program was ended by SIGKILL from outside; ending the others")
+    print("\ndead worker:", noticed, found.after(words), found.after("launched attempt 2"))
     assert "done in attempt 2" in found.out
 
 
