@@ -19,7 +19,7 @@ class Corpus(Strict):
     validation_fraction: float = Field(
         ge=0, lt=1, description="share of `path` kept for validation; 0: validation_path"
     )
-    tokenizer: str = Field(min_length=1, description="bytes, or a tokenizer.json (Hugging Face tokenizers)")
+    tokenizer: str = Field(min_length=1, description="bytes, characters (of a small text), or a tokenizer.json")
     bos: str | None = Field(min_length=1, description="special token before each document, e.g. <bos>; null: none")
     eos: str | None = Field(min_length=1, description="special token after each document; null: none")
     long_documents: Literal["split", "skip", "error"] = Field(

@@ -27,10 +27,10 @@ KEPT = {
     "full": (),
 }
 """Names of the arrays inside a layer that are kept for the backward pass, by `model.remat`."""
-FEED_FORWARD_TOKENS = 4096
+FEED_FORWARD_TOKENS = {"outputs": 4096, "attention": 4096, "full": 2048}
 """Tokens of a device that a feed-forward block takes at a time where the backward pass computes it again: its inner
-arrays, several times as wide as the residual stream, are the largest of all. With so many, gathering the split weights
-for each chunk takes a quarter (v5e) to half (v6e) of the time of the products, and can hide behind them."""
+arrays, several times as wide as the residual stream, are the largest of all. By the chips' figures gathering the split
+weights for each chunk takes, with 4096, a quarter (v5e) to half (v6e) of the time of the products, and may hide."""
 
 
 class Cache(NamedTuple):
@@ -217,9 +217,9 @@ def _layer(
 
 def _feed_forward_chunk(x: jax.Array, cfg: Model) -> int:
     """Positions of each row that the feed-forward block is given at a time: all, where its products are kept."""
-    if cfg.remat == "none" or "product" in KEPT[cfg.remat]:
+    if cfg.remat not in FEED_FORWARD_TOKENS:
         return x.shape[1]
-    return max(1, FEED_FORWARD_TOKENS // meshes.rows_on_a_device(x.shape[0]))
+    return max(1, FEED_FORWARD_TOKENS[cfg.remat] // meshes.rows_on_a_device(x.shape[0]))
 
 
 def _project(

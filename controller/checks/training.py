@@ -59,7 +59,7 @@ def data_are_reachable(config: Config) -> Iterator[Finding]:
         return
     for name in ("path", "validation_path", "eval_path", "tokenizer"):
         value = getattr(config.data, name, None)
-        if value and value != "bytes" and "://" not in value and not value.startswith("/"):
+        if value and value not in ("bytes", "characters") and "://" not in value and not value.startswith("/"):
             words = (
                 f"{value} is no path of the workers; make it an asset: assets.datasets.mine.path={value} "
                 f"data.{name}=assets://mine/{value.rpartition('/')[2]}"

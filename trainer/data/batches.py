@@ -16,6 +16,7 @@ from conf.loop import LmLoop
 from conf.runfile import RunFileError
 from trainer.data import windows
 from trainer.tokenizer import loading
+from trainer.tokenizer.characters import Characters
 from trainer.tokenizer.loading import Tokenizer
 
 Batch = dict[str, np.ndarray]
@@ -86,7 +87,12 @@ def fields(data: Data) -> dict[str, str]:
 
 def tokenizer(data: Data) -> Tokenizer:
     """What makes text of samples, and samples of text. Raises RunFileError."""
-    return loading.load(_corpus(data).tokenizer)
+    corpus = _corpus(data)
+    if corpus.tokenizer != loading.CHARACTERS:
+        return loading.load(corpus.tokenizer)
+    if not isinstance(corpus, TextData):
+        raise RunFileError(f"data.tokenizer: characters are those of a text, not of {corpus.kind}; take bytes")
+    return Characters(windows.texts(corpus))
 
 
 def vocab_of(data: Data) -> int:

@@ -68,12 +68,22 @@ def _tokens(pattern: str, key: str, tokenizer: Tokenizer) -> np.ndarray:
 
 
 def _of_file(file: str, key: str, tokenizer: Tokenizer) -> np.ndarray:
+    text = _read(file, key)
+    if isinstance(tokenizer, Bytes):
+        return np.frombuffer(text.encode(), np.uint8)
+    return tokenizer.encode([text])[0].astype(np.uint32)
+
+
+def texts(data: TextData) -> list[str]:
+    """All there is to read. Raises RunFileError."""
+    places = {"data.path": data.path, "data.validation_path": data.validation_path}
+    return [_read(file, key) for key, path in places.items() if path for file in files.expand(path, key)]
+
+
+def _read(file: str, key: str) -> str:
     with files.opened(file) as stream:
         raw = stream.read()
     try:
-        text = raw.decode()
+        return raw.decode()
     except UnicodeDecodeError as error:
         raise RunFileError(f"{key}: {file} is not UTF-8 ({error.reason} at byte {error.start})") from None
-    if isinstance(tokenizer, Bytes):
-        return np.frombuffer(raw, np.uint8)
-    return tokenizer.encode([text])[0].astype(np.uint32)

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from tokenizers import Tokenizer as Library
 
 BYTES = "bytes"
+CHARACTERS = "characters"
 
 
 class Tokenizer(Protocol):
@@ -46,7 +47,9 @@ def load(name: str, key: str = "data.tokenizer") -> Tokenizer:
 
     path = epath.Path(name)
     if not path.exists():
-        raise RunFileError(f"{key}: there is no {name}; give `bytes`, or the path of a tokenizer.json")
+        raise RunFileError(
+            f"{key}: there is no {name}; give `bytes`, `characters` (of a text), or the path of a tokenizer.json"
+        )
     return parse(path.read_bytes(), f"{key}: {name}")
 
 

@@ -1,0 +1,40 @@
+"""A token per character of one small text, as nanoGPT's shakespeare_char."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from conf.runfile import RunFileError
+
+
+class Characters:
+    """Ids are the characters of a text, in the order of Unicode."""
+
+    def __init__(self, texts: Sequence[str]) -> None:
+        self._known = "".join(sorted(set().union(*texts)))
+        self._codes = np.array([ord(character) for character in self._known], np.int64)
+        self.vocab = len(self._known)
+        self.special: dict[str, int] = {}
+
+    def encode(self, texts: Sequence[str]) -> list[np.ndarray]:
+        """As `loading.Tokenizer`. Raises RunFileError for a character that the text does not have."""
+        return [self._ids(text) for text in texts]
+
+    def decode(self, ids: Sequence[int]) -> str:
+        return "".join(self._known[i] for i in ids if i < self.vocab)
+
+    def token_bytes(self) -> np.ndarray:
+        return np.array([len(character.encode()) for character in self._known], np.int32)
+
+    def _ids(self, text: str) -> np.ndarray:
+        codes = np.frombuffer(text.encode("utf-32-le"), np.uint32).astype(np.int64)
+        ids = np.searchsorted(self._codes, codes)
+        known = self._codes[np.minimum(ids, self.vocab - 1)] == codes
+        if not known.all():
+            unknown = chr(codes[np.argmin(known)])
+            raise RunFileError(
+                f"data.tokenizer: characters are those of data.path, without {unknown!r}; take bytes, or leave it out"
+            )
+        return ids.astype(np.int32)
