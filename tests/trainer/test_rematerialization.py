@@ -30,7 +30,7 @@ def tokens():
 @pytest.mark.parametrize("post_norms", [False, True])
 def test_loss_and_gradients_are_those_of_no_policy(tiny, tokens, post_norms, monkeypatch):
     """In chunks of 10 positions, where the policy computes the feed-forward block again; the last one is shorter."""
-    monkeypatch.setattr(model, "FEED_FORWARD_TOKENS", 10 * BATCH)
+    monkeypatch.setattr(model, "FEED_FORWARD_TOKENS", dict.fromkeys(model.FEED_FORWARD_TOKENS, 10 * BATCH))
     tiny = tiny.model_copy(update={"post_norms": post_norms, "logit_chunk": 8})
     params = jax.jit(weights.init, static_argnums=0)(tiny, jax.random.key(0))
     loss, gradients = gradient_of(tiny.model_copy(update={"remat": "none"}))(params, tokens)
@@ -45,7 +45,7 @@ def test_loss_and_gradients_are_those_of_no_policy(tiny, tokens, post_norms, mon
 
 def test_chunks_count_the_tokens_of_a_device(tiny, tokens, monkeypatch):
     """Four rows on two devices: 12 tokens are 6 positions of each row."""
-    monkeypatch.setattr(model, "FEED_FORWARD_TOKENS", 12)
+    monkeypatch.setattr(model, "FEED_FORWARD_TOKENS", dict.fromkeys(model.FEED_FORWARD_TOKENS, 12))
     seen = []
     monkeypatch.setattr(model, "in_chunks", lambda function, size, x, keep: (seen.append(size), function(x))[1])
     for policy, size in (("full", 6), ("none", LENGTH)):
@@ -61,6 +61,6 @@ def test_chunks_cost_no_operations(tiny, tokens, post_norms, monkeypatch):
     cfg = tiny.model_copy(update={"post_norms": post_norms, "remat": "full"})
     counts = []
     for size in (LENGTH * BATCH, LENGTH * BATCH // 2):
-        monkeypatch.setattr(model, "FEED_FORWARD_TOKENS", size)
+        monkeypatch.setattr(model, "FEED_FORWARD_TOKENS", dict.fromkeys(model.FEED_FORWARD_TOKENS, size))
         counts.append(Program("gradient", gradient_of(cfg), (weights.abstract(cfg), tokens)).flops())
     assert counts[0] == counts[1]
