@@ -29,7 +29,9 @@ def spare_threads(pod: PodFacts) -> None:
     a worker with more devices than cores can all be waiting for a device that gets none: they then wait for ever.
     """
     if pod.backend == "cpu":
-        os.environ.setdefault("PJRT_NPROC", str(max(os.cpu_count() or 1, 2 * pod.devices // pod.workers)))
+        # of more threads than cores that the process may use, each piece of work would wait for the last one
+        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        os.environ.setdefault("PJRT_NPROC", str(max(cores, 2 * pod.devices // pod.workers)))
 
 
 def join(pod: PodFacts, timeout_seconds: int) -> None:
