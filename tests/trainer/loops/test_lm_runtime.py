@@ -14,6 +14,7 @@ from tests.trainer.conftest import mesh_of
 from trainer import main
 from trainer.loops import lm
 from trainer.metrics import Metrics
+from trainer.tokenizer import loading, training
 
 COMPILES = "/jax/core/compile/backend_compile_duration"
 
@@ -74,17 +75,38 @@ def losses(raw, folder: Path, devices: int) -> list[float]:
     return [line["loss"] for line in lines if line["phase"] == "train"]
 
 
-def test_nanochats_curve_is_the_same_on_8_and_on_4_devices(lm_run, tmp_path):
-    """nanochat at 4 layers, Muon + AdamW, two rows per device at a time: 2 accumulation steps on 8, 4 on 4."""
-    sizes = {"layers": 4, "dim": 64, "heads": 2, "kv_heads": 2, "head_dim": 32, "hidden": 256, "vocab": 256}
+def nanochat(lm_run, **loop):
+    """A run of nanochat at 4 layers, Muon + AdamW, in float32."""
+    sizes = {"layers": 4, "dim": 64, "heads": 2, "kv_heads": 2, "head_dim": 32, "hidden": 256, "vocab": 300}
     cpu = {"activation_dtype": "float32", "scan_layers": False, "remat": "none", "window": 11}
-    loop = {"steps": 12, "total_batch_tokens": 640, "device_batch": 2, "eval_every": 100}
-    raw = changed(lm_run, loop=loop, checkpoint={"every": 100, "verify_every": 0})
+    raw = changed(lm_run, loop=loop | {"eval_every": 100}, checkpoint={"every": 100, "verify_every": 0})
     raw |= {"model": group("model/family/nanochat") | sizes | cpu}
-    raw |= {"optimizer": group("optimizer/nanochat") | {"orthogonalization_dtype": "float32"}}
+    return raw | {"optimizer": group("optimizer/nanochat") | {"orthogonalization_dtype": "float32"}}
+
+
+def test_nanochats_curve_is_the_same_on_8_and_on_4_devices(lm_run, tmp_path):
+    """Two rows per device at a time: 2 accumulation steps on 8, 4 on 4."""
+    raw = nanochat(lm_run, steps=12, total_batch_tokens=640, device_batch=2)
     eight, four = (losses(raw, tmp_path / str(devices), devices) for devices in (8, 4))
     assert four == pytest.approx(eight, rel=1e-4)
     assert eight[-1] < eight[0] - 0.3
+
+
+def test_nanochats_bits_per_byte_fall_below_the_unigrams(lm_run, tmp_path):
+    """With a tokenizer trained here; the unigram knows how frequent each token is in the held-out text itself."""
+    text = Path(lm_run["data"]["path"]).read_text()
+    library = tmp_path / "tokenizer.json"
+    training.train([text], 300).save(str(library))
+    raw = nanochat(lm_run, steps=40, total_batch_tokens=640)
+    raw["data"] = raw["data"] | {"tokenizer": str(library)}
+    held_out = text[-len(text) // 5 :]
+    counts = np.bincount(loading.load(str(library)).encode([held_out])[0])
+    shares = counts[counts > 0] / counts.sum()
+    unigram = -counts.sum() * (shares * np.log2(shares)).sum() / len(held_out.encode())
+    losses(raw, tmp_path / "a", 8)
+    lines = [json.loads(line) for line in (tmp_path / "a/metrics.jsonl").read_text().splitlines()]
+    assert lines[-1]["phase"] == "eval"
+    assert lines[-1]["eval_bits_per_byte"] < 0.9 * unigram
 
 
 def test_a_trace_lies_beside_the_event_files(lm_run, tmp_path):
