@@ -17,7 +17,7 @@ from trainer import mesh as meshes
 from trainer.checkpoint import Checkpoints
 from trainer.distributed import place_batch
 from trainer.grpo import supervised_loss
-from trainer.loops import grpo as loops
+from trainer.loops.grpo_programs import updater
 
 
 class KilledError(Exception):
@@ -130,7 +130,7 @@ def test_an_update_in_parts_is_that_of_the_whole_batch(grpo_run):
         mask = (np.arange(39) < random.integers(1, 40, (16, 1))).astype(np.float32)
         with jax.set_mesh(mesh):
             state = update.init_state(experiment.model, opt, mesh, jax.random.key(0))
-            train = loops.updater(supervised_loss(experiment.model), experiment, opt, mesh)
+            train = updater(supervised_loss(experiment.model), experiment, opt, mesh)
             state, metrics = train(state, place_batch({"tokens": tokens, "mask": mask}, mesh))
         states.append(jax.device_get((state, metrics)))
     for a, b in zip(*(jax.tree.leaves(s) for s in states), strict=True):
