@@ -18,13 +18,14 @@ from trainer import extents
 from trainer.checksums import Checksums, DisagreementError, path_of
 from trainer.distributed import gather_texts, gather_tree
 from trainer.diverged import DivergedError
+from trainer.notice import NoticedError
 from trainer.retention import Retention
 from trainer.weights import Params
 
 SMALLEST_SLICE_BYTES = 1 << 20
 OUTAGE = re.compile(r"UNAVAILABLE|UNAUTHENTICATED|PERMISSION_DENIED|DEADLINE_EXCEEDED|RESOURCE_EXHAUSTED")
 
-ON_ALL_WORKERS = (DisagreementError, DivergedError)
+ON_ALL_WORKERS = (DisagreementError, DivergedError, NoticedError)
 """Errors that no worker raises alone."""
 
 

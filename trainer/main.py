@@ -1,6 +1,7 @@
 """Start-up: read run.yaml, join the other workers, check, train. Every worker runs this same program.
 
-Exit codes: 0 done; 2 bad run.yaml; 3 wrong devices; 4 workers disagree; 1 anything else, with a traceback.
+Exit codes: 0 done; 2 bad run.yaml; 3 wrong devices; 4 workers disagree; 75 told that the VM goes away, and saved;
+1 anything else, with a traceback.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from trainer.checksums import DisagreementError
 from trainer.compilation import CompileCache
 from trainer.diverged import DivergedError
 from trainer.metrics import Metrics, run_folder
+from trainer.notice import SAVED, NoticedError
 
 JOIN_SECONDS = 300
 """How long a worker waits for the others: their VMs may have become ready minutes apart."""
@@ -53,6 +55,8 @@ def main() -> None:
     except (RunFileError, startup.WrongDevicesError, DisagreementError) as error:
         print(error, file=sys.stderr)
         code = {startup.WrongDevicesError: 3, DisagreementError: 4}.get(type(error), 2)
+    except NoticedError:
+        code = SAVED
     except DivergedError as error:
         print(error, file=sys.stderr)
         code = 1

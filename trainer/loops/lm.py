@@ -24,6 +24,7 @@ from trainer.checkpoint import Checkpoints
 from trainer.data import batches
 from trainer.diverged import check_finite
 from trainer.metrics import Metrics
+from trainer.notice import Notice, NoticedError
 from trainer.program import Program
 from trainer.samples import Continuations
 
@@ -34,12 +35,16 @@ def run(experiment: RunFile, mesh: Mesh, log: Metrics) -> None:
     split = share.deal(loop, mesh)
     stream = batches.training(experiment.data, loop, experiment.seed, split.rows)
     metrics = ("eval_loss", "eval_bits_per_byte")
-    with closing(stream), Checkpoints(experiment.dir, experiment.checkpoint, metrics) as checkpoints:
+    with (
+        Notice() as notice,
+        closing(stream),
+        Checkpoints(experiment.dir, experiment.checkpoint, metrics) as checkpoints,
+    ):
         first, state = _start(experiment, mesh, checkpoints, stream)
         log.resume(first)
         compiled = _compile(experiment, loop, split, state)
         with jax.transfer_guard("disallow"):  # nothing goes to or from the devices but what is put and got here
-            Training(experiment, loop, split, stream, checkpoints, log, compiled).run(state, first)
+            Training(experiment, loop, split, stream, checkpoints, log, notice, compiled).run(state, first)
 
 
 def programs(experiment: RunFile, mesh: Mesh) -> Iterator[Program]:
@@ -62,7 +67,7 @@ class Compiled:
     """The programs of a run, ready to be called, and how long that took."""
 
     update: Callable[[update.State, Any], tuple[update.State, dict[str, jax.Array]]]
-    evaluate: Callable[[weights.Params], dict[str, float]]
+    evaluate: Callable[[weights.Params, Callable[[], None]], dict[str, float]]
     samples: Continuations | None
     seconds: float
 
@@ -78,19 +83,22 @@ class Training:
         stream: batches.Batches,
         checkpoints: Checkpoints,
         log: Metrics,
+        notice: Notice,
         compiled: Compiled,
     ) -> None:
         self.experiment, self.loop, self.split, self.stream = experiment, loop, split, stream
-        self.checkpoints, self.log, self.compiled = checkpoints, log, compiled
+        self.checkpoints, self.log, self.notice, self.compiled = checkpoints, log, notice, compiled
         self.watch, self.costs = speed.Stopwatch(), {"compile_time": compiled.seconds}
         self.flops = speed.model_flops(experiment.model, loop.total_batch_tokens, loop.sequence)
-        self.logged = 0
+        self.first = self.logged = 0
+        self.unseen: tuple[int, dict[str, jax.Array], batches.Batch] | None = None
 
     def run(self, state: update.State, first: int) -> None:
         """All updates after the `first` ones, then what ends a run."""
-        loop, profiler, ahead = self.loop, self.log.profiler(self.experiment.logging.profile), None
-        self.logged = first
+        loop, profiler = self.loop, self.log.profiler(self.experiment.logging.profile)
+        self.first = self.logged = first
         for step in range(first, loop.steps):
+            self._heed(step, state)
             with self.watch.apart():
                 self._between(step, state)
             profiler.before_update(state)
@@ -99,12 +107,10 @@ class Training:
             with self.watch.spending("transfer_time"):
                 placed = jax.block_until_ready(self.split.place(batch))
             state, metrics = self.compiled.update(state, placed)
-            if ahead is not None:
-                self._look(*ahead)
-            ahead = (step + 1, metrics, batch)
+            self._look()
+            self.unseen = (step + 1, metrics, batch)
             if self._stops(step + 1):
-                self._look(*ahead)
-                ahead = None
+                self._look()
                 with self.watch.apart():
                     self._save(step + 1, state)
         profiler.close()
@@ -132,8 +138,20 @@ class Training:
             )
         self.checkpoints.verify(step, state)
 
-    def _look(self, step: int, metrics: dict[str, jax.Array], batch: batches.Batch) -> None:
-        """Wait for an update, see that it went well, and tell of it."""
+    def _heed(self, step: int, state: update.State) -> None:
+        """Where the VM is about to go: save, and end on all processes. Raises NoticedError."""
+        if self.notice.agreed(step):
+            self._look()
+            if step > self.first:
+                self.log.upload()
+                self.checkpoints.save(step, state, {"data": self.stream.position()})
+            raise NoticedError
+
+    def _look(self) -> None:
+        """Wait for the last update, see that it went well, and tell of it."""
+        if self.unseen is None:
+            return
+        (step, metrics, batch), self.unseen = self.unseen, None
         check_finite(step, metrics, batch, self.experiment)
         if step % self.experiment.logging.every and step != self.loop.steps:
             return
@@ -154,7 +172,7 @@ class Training:
 
     def _evaluate(self, step: int, state: update.State) -> dict[str, float]:
         began = time.perf_counter()
-        results = self.compiled.evaluate(update.for_evaluation(state))
+        results = self.compiled.evaluate(update.for_evaluation(state), lambda: self._heed(step, state))
         self.log.log(step, "eval", **results, eval_time=time.perf_counter() - began)
         self.checkpoints.score(step, **results)
         return results
@@ -197,8 +215,11 @@ def _compile(experiment: RunFile, loop: LmLoop, split: share.Share, state: updat
     on_devices = jax.device_put(token_bytes, share.whole(split.mesh))
     held_out = list(batches.validation(experiment.data, loop, split.rows))
 
-    def evaluate(params: weights.Params) -> dict[str, float]:
-        parts = [jax.device_get(ready["eval"](params, on_devices, split.place(batch))) for batch in held_out]
+    def evaluate(params: weights.Params, between: Callable[[], None]) -> dict[str, float]:
+        parts: list[Any] = []
+        for batch in held_out:
+            parts.append(jax.device_get(ready["eval"](params, on_devices, split.place(batch))))
+            between()
         totals = jax.tree.map(lambda *values: float(math.fsum(values)), *parts)
         return {f"eval_{name}": total / count if count else math.nan for name, (total, count) in totals.items()}
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import signal
 import sys
 
 from trainer.rewards import limits, resolve
@@ -16,6 +17,7 @@ from trainer.rewards import limits, resolve
 def main() -> None:
     """Answer until the pipe is closed. What a reward prints goes to stderr."""
     seconds = float(sys.argv[1])
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # to all of the run: a notice, which the trainer answers
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     limits.prepare()
