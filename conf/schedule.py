@@ -20,10 +20,9 @@ class ConstantSchedule(Strict):
         return None
 
 
-class DecaySchedule(Strict):
-    """Linear warm-up, then a cosine or a line down to the final share, reached after `horizon_steps` updates."""
+class _Horizon(Strict):
+    """Warms up, and comes to its final value at a horizon of its own, wherever the run ends."""
 
-    kind: Literal["cosine", "linear"]
     warmup_steps: int = Field(ge=0, description="updates of linear warm-up from 0; 0: none")
     horizon_steps: int = Field(ge=1, description="updates after which the final value is reached, warm-up included")
     final_fraction: float = Field(ge=0, le=1, description="final value as a share of the peak")
@@ -32,6 +31,12 @@ class DecaySchedule(Strict):
     def zero_after(self) -> int | None:
         """Updates after which it is 0 for ever."""
         return None if self.final_fraction else self.horizon_steps
+
+
+class DecaySchedule(_Horizon):
+    """Linear warm-up, then a cosine or a line down to the final share, reached after `horizon_steps` updates."""
+
+    kind: Literal["cosine", "linear"]
 
     @model_validator(mode="after")
     def _warmup_ends_before_horizon(self) -> "DecaySchedule":
@@ -40,22 +45,14 @@ class DecaySchedule(Strict):
         return self
 
 
-class WarmupStableDecaySchedule(Strict):
+class WarmupStableDecaySchedule(_Horizon):
     """Linear warm-up, the peak, and a line down over the last `decay_steps` before the horizon.
 
     https://arxiv.org/abs/2404.06395, there with another curve in place of the line.
     """
 
     kind: Literal["warmup_stable_decay"]
-    warmup_steps: int = Field(ge=0, description="updates of linear warm-up from 0; 0: none")
     decay_steps: int = Field(ge=1, description="updates of the decay, the last before the horizon")
-    horizon_steps: int = Field(ge=1, description="updates after which the final value is reached, warm-up included")
-    final_fraction: float = Field(ge=0, le=1, description="final value as a share of the peak")
-
-    @property
-    def zero_after(self) -> int | None:
-        """Updates after which it is 0 for ever."""
-        return None if self.final_fraction else self.horizon_steps
 
     @model_validator(mode="after")
     def _parts_fit(self) -> "WarmupStableDecaySchedule":

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import importlib.util
 import json
 from pathlib import Path
 from typing import Any
@@ -15,9 +17,20 @@ WITHOUT_SHAPE = frozenset(
 
 
 def key(config: Config) -> str:
-    """Names all that decides what is compiled: model, loop, optimizer, mesh and slice, without rates and counts."""
+    """Names all that decides what is compiled: model, loop, optimizer, mesh and slice, without rates and counts, and
+    the trainer's own code."""
     sections = config.model_dump(mode="json", include={"model", "loop", "optimizer", "mesh"})
-    return digest([_shapes(sections), config.tpu.accelerator_type])[:16]
+    return digest([_shapes(sections), config.tpu.accelerator_type, _trainer()])[:16]
+
+
+@functools.cache
+def _trainer() -> str:
+    """Hash of the trainer's source. It is looked up, not imported: the controller knows no JAX."""
+    spec = importlib.util.find_spec("trainer")
+    assert spec is not None
+    assert spec.origin is not None
+    files = sorted(Path(spec.origin).parent.rglob("*.py"))
+    return digest([file.read_text() for file in files])
 
 
 def file(config: Config) -> Path:

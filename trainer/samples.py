@@ -8,7 +8,6 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
-from conf.data import Corpus, Data
 from conf.decoder import Model
 from conf.loop import Samples
 from conf.runfile import RunFileError
@@ -29,12 +28,10 @@ class Continuations:
     continuation are longer than the model's context.
     """
 
-    def __init__(self, settings: Samples, data: Data, cfg: Model, mesh: Mesh, seed: int) -> None:
+    def __init__(self, settings: Samples, data: batches.Dataset, cfg: Model, mesh: Mesh, seed: int) -> None:
         self._settings = settings
-        self._tokenizer = batches.tokenizer(data)
-        special = self._tokenizer.special
-        begin = [special[data.bos]] if isinstance(data, Corpus) and data.bos in special else []
-        eos = special.get(data.eos or "", NEVER) if isinstance(data, Corpus) else NEVER
+        self._tokenizer = data.tokenizer
+        begin, eos = data.begin, NEVER if data.end is None else data.end
         encoded = [[*begin, *ids.tolist()] for ids in self._tokenizer.encode(settings.prompts)]
         longest = max(len(ids) for ids in encoded)
         if longest + settings.length > cfg.context:

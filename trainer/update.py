@@ -185,15 +185,7 @@ def mean_gradient(
         return lax.with_sharding_constraint(total[0], weights.shardings(cfg, mesh)), total[1]
 
     def summed_at_once(params: Params, batch: Batch) -> tuple[Params, Sums]:
-        gradients, sums = accumulated(params, batch)
-        extremes = {name: entry for name, entry in sums.items() if isinstance(entry, Largest | Least)}
-        flat, unravel = ravel_pytree((gradients, {n: entry for n, entry in sums.items() if n not in extremes}))
-        gradients, sums = unravel(lax.psum(flat, meshes.AXES))
-        if extremes:
-            signed = jnp.stack([_sign(entry) * entry.value for entry in extremes.values()])
-            found = zip(extremes.items(), lax.pmax(signed, meshes.AXES), strict=True)
-            sums |= {name: type(entry)(_sign(entry) * value) for (name, entry), value in found}
-        return gradients, sums
+        return _all_reduced(*accumulated(params, batch))
 
     over_mesh = accumulated
     if meshes.is_data_parallel(mesh):
@@ -209,6 +201,18 @@ def mean_gradient(
         return jax.tree.map(lambda g: g / jnp.where(count == 0, 1, count), gradients), means
 
     return mean
+
+
+def _all_reduced(gradients: Params, sums: Sums) -> tuple[Params, Sums]:
+    """Added up over the devices of a shard_map, as one vector; extremes in a second one."""
+    extremes = {name: entry for name, entry in sums.items() if isinstance(entry, Largest | Least)}
+    flat, unravel = ravel_pytree((gradients, {n: entry for n, entry in sums.items() if n not in extremes}))
+    gradients, sums = unravel(lax.psum(flat, meshes.AXES))
+    if extremes:
+        signed = jnp.stack([_sign(entry) * entry.value for entry in extremes.values()])
+        found = zip(extremes.items(), lax.pmax(signed, meshes.AXES), strict=True)
+        sums |= {name: type(entry)(_sign(entry) * value) for (name, entry), value in found}
+    return gradients, sums
 
 
 def _joined(a: Sums, b: Sums) -> Sums:

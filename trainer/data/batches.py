@@ -7,6 +7,7 @@ process reads those streams whose rows it holds.
 
 from __future__ import annotations
 
+from functools import cached_property
 from typing import Any, Protocol
 
 import numpy as np
@@ -54,73 +55,97 @@ class Batches(Protocol):
         ...
 
 
-def training(data: Data, loop: LmLoop, seed: int, rows: range) -> Batches:
-    """The rows `rows` of every global batch, from the beginning. Raises RunFileError where the data cannot be used."""
-    corpus = _corpus(data)
-    if isinstance(corpus, TextData) and corpus.packing == "windows":
-        return _Windows(corpus, loop, seed, rows)
-    from trainer.data import streams
+class Dataset:
+    """What the section `data` names. Its tokenizer and, where it is held in memory, its text are read once.
 
-    return streams.training(corpus, tokenizer(data), loop, seed, rows)
-
-
-def validation(data: Data, loop: LmLoop, rows: range) -> list[Batch]:
-    """The rows `rows` of the `loop.eval_batches` batches of every evaluation, the same on any number of processes.
-
-    Where the data end, the rows that are left have weight 0. Raises RunFileError.
+    Raises RunFileError where a loop for language models cannot read this kind.
     """
-    corpus = _corpus(data)
-    if isinstance(corpus, TextData) and corpus.packing == "windows":
-        loaded = windows.load(corpus, tokenizer(data), loop.sequence)
-        numbers = range(loop.eval_batches)
-        return [windows.validation_batch(loaded, i, loop.rows, loop.sequence, rows) for i in numbers]
-    from trainer.data import streams
 
-    return streams.validation(corpus, tokenizer(data), loop, rows)
+    def __init__(self, data: Data) -> None:
+        self._data = _corpus(data)
 
+    @cached_property
+    def tokenizer(self) -> Tokenizer:
+        """What makes text of samples, and samples of text. Raises RunFileError."""
+        if self._data.tokenizer != loading.CHARACTERS:
+            return loading.load(self._data.tokenizer)
+        if not isinstance(self._data, TextData):
+            raise RunFileError(f"data.tokenizer: characters are those of a text, not of {self._data.kind}; take bytes")
+        return Characters(windows.texts(self._data))
 
-def fields(data: Data) -> dict[str, str]:
-    """The arrays of a batch and their types."""
-    plain = {"tokens": "int32", "targets": "int32", "weights": "float32"}
-    return plain | ({"segments": "int32", "positions": "int32"} if _corpus(data).packing == "documents" else {})
+    @property
+    def begin(self) -> list[int]:
+        """The special token before each document, if there is one. Raises RunFileError."""
+        special = self.tokenizer.special
+        return [special[self._data.bos]] if self._data.bos in special else []
 
+    @property
+    def end(self) -> int | None:
+        """The special token after each document. Raises RunFileError."""
+        return self.tokenizer.special.get(self._data.eos or "")
 
-def tokenizer(data: Data) -> Tokenizer:
-    """What makes text of samples, and samples of text. Raises RunFileError."""
-    corpus = _corpus(data)
-    if corpus.tokenizer != loading.CHARACTERS:
-        return loading.load(corpus.tokenizer)
-    if not isinstance(corpus, TextData):
-        raise RunFileError(f"data.tokenizer: characters are those of a text, not of {corpus.kind}; take bytes")
-    return Characters(windows.texts(corpus))
+    def training(self, loop: LmLoop, seed: int, rows: range) -> Batches:
+        """The rows `rows` of every global batch, from the beginning. Raises RunFileError where they cannot be made."""
+        if self._in_windows:
+            return _Windows(self._windows(loop), loop, seed, rows)
+        from trainer.data import streams
 
+        return streams.training(self._data, self.tokenizer, loop, seed, rows)
 
-def vocab_of(data: Data) -> int:
-    """Ids that the model must know: `model.vocab` must not be below. Raises RunFileError."""
-    known = tokenizer(data)
-    return BYTES if _corpus(data).packing == "windows" and isinstance(known, loading.Bytes) else known.vocab
+    def validation(self, loop: LmLoop, rows: range) -> list[Batch]:
+        """The rows `rows` of the `loop.eval_batches` batches of every evaluation, the same on any number of processes.
 
+        Where the data end, the rows that are left have weight 0. Raises RunFileError.
+        """
+        if self._in_windows:
+            text, numbers = self._windows(loop), range(loop.eval_batches)
+            return [windows.validation_batch(text, i, loop.rows, loop.sequence, rows) for i in numbers]
+        from trainer.data import streams
 
-def check_vocab(data: Data, model_vocab: int) -> None:
-    """Raise RunFileError where the tokenizer has ids that the model does not know."""
-    if (wanted := vocab_of(data)) > model_vocab:
-        words = f"{model_vocab} ids are too few for data.tokenizer={_corpus(data).tokenizer}, which has {wanted}"
-        raise RunFileError(
-            f"model.vocab: {words}; take at least {wanted}, or the tokenizer that belongs to the weights"
-        )
+        return streams.validation(self._data, self.tokenizer, loop, rows)
 
+    @property
+    def fields(self) -> dict[str, str]:
+        """The arrays of a batch and their types."""
+        plain = {"tokens": "int32", "targets": "int32", "weights": "float32"}
+        return plain | ({"segments": "int32", "positions": "int32"} if self._data.packing == "documents" else {})
 
-def token_bytes(data: Data) -> np.ndarray:
-    """How many bytes of text each token stands for, int32 [vocab_of(data)]; 0 for special tokens. For bits per byte."""
-    return tokenizer(data).token_bytes()[: vocab_of(data)]
+    @property
+    def vocab(self) -> int:
+        """Ids that the model must know: `model.vocab` must not be below. Raises RunFileError."""
+        return BYTES if self._in_windows and isinstance(self.tokenizer, loading.Bytes) else self.tokenizer.vocab
+
+    def check_vocab(self, model_vocab: int) -> None:
+        """Raise RunFileError where the tokenizer has ids that the model does not know."""
+        if self.vocab > model_vocab:
+            words = f"{model_vocab} ids are too few for data.tokenizer={self._data.tokenizer}, which has {self.vocab}"
+            raise RunFileError(
+                f"model.vocab: {words}; take at least {self.vocab}, or the tokenizer that belongs to the weights"
+            )
+
+    def token_bytes(self) -> np.ndarray:
+        """How many bytes of text each token stands for, int32 [vocab]; 0 for special tokens. For bits per byte."""
+        return self.tokenizer.token_bytes()[: self.vocab]
+
+    @property
+    def _in_windows(self) -> bool:
+        return self._data.packing == "windows"
+
+    @cached_property
+    def _text(self) -> windows.Text:
+        assert isinstance(self._data, TextData)
+        return windows.load(self._data, self.tokenizer)
+
+    def _windows(self, loop: LmLoop) -> windows.Text:
+        self._text.check(loop.sequence)
+        return self._text
 
 
 class _Windows:
     """Random windows of one text."""
 
-    def __init__(self, data: TextData, loop: LmLoop, seed: int, rows: range) -> None:
-        self._text = windows.load(data, tokenizer(data), loop.sequence)
-        self._loop, self._seed, self._rows = loop, seed, rows
+    def __init__(self, text: windows.Text, loop: LmLoop, seed: int, rows: range) -> None:
+        self._text, self._loop, self._seed, self._rows = text, loop, seed, rows
         self._step = 0
 
     def __iter__(self) -> _Windows:

@@ -27,7 +27,7 @@ Packed = TextData | JsonlData | ParquetData
 
 
 def training(data: Packed, tokenizer: Tokenizer, loop: LmLoop, seed: int, rows: range) -> Batches:
-    """See `batches.training`."""
+    """See `batches.Dataset.training`."""
     whole = Part(
         open_source(data, data.path, "data.path"),
         fraction=data.validation_fraction,
@@ -41,7 +41,7 @@ def training(data: Packed, tokenizer: Tokenizer, loop: LmLoop, seed: int, rows: 
 
 
 def validation(data: Packed, tokenizer: Tokenizer, loop: LmLoop, rows: range) -> list[Batch]:
-    """See `batches.validation`."""
+    """See `batches.Dataset.validation`."""
     key = "data.path" if data.validation_path is None else "data.validation_path"
     whole = Part(
         open_source(data, data.validation_path or data.path, key),

@@ -20,21 +20,24 @@ class Text:
 
     train: np.ndarray  # unsigned [tokens]
     validation: np.ndarray  # unsigned [tokens]
+    sources: tuple[str, str]  # of each, "data.path: FILE": for messages
+
+    def check(self, sequence: int) -> None:
+        """Raise RunFileError where a part holds too little for sequences of that length."""
+        parts = {"train": self.train, "validation": self.validation}
+        for source, (name, tokens) in zip(self.sources, parts.items(), strict=True):
+            if len(tokens) <= sequence:
+                raise RunFileError(f"{source} has {len(tokens)} tokens for {name}; loop.sequence + 1 are needed")
 
 
-def load(data: TextData, tokenizer: Tokenizer, sequence: int) -> Text:
-    """Read the files. Raises RunFileError where they are missing or hold too little for sequences of that length."""
-    train = _tokens(data.path, "data.path", tokenizer)
+def load(data: TextData, tokenizer: Tokenizer) -> Text:
+    """Read the files. Raises RunFileError where they are missing."""
+    train, source = _tokens(data.path, "data.path", tokenizer), f"data.path: {data.path}"
     if data.validation_path is None:
         split = len(train) - int(len(train) * data.validation_fraction)
-        text, other = Text(train[:split], train[split:]), ("data.path", data.path)
-    else:
-        text = Text(train, _tokens(data.validation_path, "data.validation_path", tokenizer))
-        other = ("data.validation_path", data.validation_path)
-    for name, (key, path) in {"train": ("data.path", data.path), "validation": other}.items():
-        if (size := len(getattr(text, name))) <= sequence:
-            raise RunFileError(f"{key}: {path} has {size} tokens for {name}; loop.sequence + 1 are needed")
-    return text
+        return Text(train[:split], train[split:], (source, source))
+    validation = _tokens(data.validation_path, "data.validation_path", tokenizer)
+    return Text(train, validation, (source, f"data.validation_path: {data.validation_path}"))
 
 
 def train_batch(text: Text, seed: int, step: int, batch: int, sequence: int, rows: range) -> Batch:

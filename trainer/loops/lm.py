@@ -31,9 +31,10 @@ from trainer.samples import Continuations
 
 def run(experiment: RunFile, mesh: Mesh, log: Metrics) -> None:
     """Train from the newest checkpoint, or from the seed, to the last step. Raises RunFileError before any work."""
-    loop = _checked(experiment)
+    data = batches.Dataset(experiment.data)
+    loop = _checked(experiment, data)
     split = share.deal(loop, mesh)
-    stream = batches.training(experiment.data, loop, experiment.seed, split.rows)
+    stream = data.training(loop, experiment.seed, split.rows)
     metrics = ("eval_loss", "eval_bits_per_byte")
     with (
         Notice() as notice,
@@ -42,7 +43,7 @@ def run(experiment: RunFile, mesh: Mesh, log: Metrics) -> None:
     ):
         first, state = _start(experiment, mesh, checkpoints, stream)
         log.resume(first)
-        compiled = _compile(experiment, loop, split, state)
+        compiled = _compile(experiment, loop, data, split, state)
         with jax.transfer_guard("disallow"):  # nothing goes to or from the devices but what is put and got here
             Training(experiment, loop, split, stream, checkpoints, log, notice, compiled).run(state, first)
 
@@ -132,10 +133,9 @@ class Training:
         """What comes after the checkpoint of a step, and again when a run is resumed there."""
         if step and step % self.loop.eval_every == 0:
             self._evaluate(step, state)
-        if self.compiled.samples and step and step % self.loop.samples.every == 0:  # pyright: ignore[reportOperatorIssue]
-            self.log.text(
-                step, "samples", "\n\n---\n\n".join(self.compiled.samples.texts(update.for_evaluation(state)))
-            )
+        if self.compiled.samples and step and self._samples_follow(step):
+            texts = self.compiled.samples.texts(update.for_evaluation(state))
+            self.log.text(step, "samples", "\n\n---\n\n".join(texts))
         self.checkpoints.verify(step, state)
 
     def _heed(self, step: int, state: update.State) -> None:
@@ -178,11 +178,11 @@ class Training:
         return results
 
 
-def _checked(experiment: RunFile) -> LmLoop:
+def _checked(experiment: RunFile, data: batches.Dataset) -> LmLoop:
     loop = experiment.loop
     if not isinstance(loop, LmLoop):
         raise TypeError(f"an lm loop is wanted, not {loop.kind}")
-    batches.check_vocab(experiment.data, experiment.model.vocab)
+    data.check_vocab(experiment.model.vocab)
     if loop.sequence > experiment.model.context:
         raise RunFileError(
             f"loop.sequence: {loop.sequence} tokens are more than model.context, {experiment.model.context}"
@@ -201,19 +201,21 @@ def _start(
     return 0, update.init_state(experiment.model, experiment.optimizer, mesh, jax.random.key(experiment.seed))
 
 
-def _compile(experiment: RunFile, loop: LmLoop, split: share.Share, state: update.State) -> Compiled:
+def _compile(
+    experiment: RunFile, loop: LmLoop, data: batches.Dataset, split: share.Share, state: update.State
+) -> Compiled:
     """Everything that runs between the first and the last update. Nothing is compiled after that."""
     began = time.perf_counter()
     ready = {p.name: p.function.lower(*p.arguments).compile() for p in programs(experiment, split.mesh) if p.function}
     samples = None
     if loop.samples.every is not None:
-        samples = Continuations(loop.samples, experiment.data, experiment.model, split.mesh, experiment.seed)
+        samples = Continuations(loop.samples, data, experiment.model, split.mesh, experiment.seed)
         samples.compile(state.params)
-    known = batches.token_bytes(experiment.data)
+    known = data.token_bytes()
     token_bytes = np.zeros(experiment.model.vocab, np.int32)
     token_bytes[: len(known)] = known
     on_devices = jax.device_put(token_bytes, share.whole(split.mesh))
-    held_out = list(batches.validation(experiment.data, loop, split.rows))
+    held_out = data.validation(loop, split.rows)
 
     def evaluate(params: weights.Params, between: Callable[[], None]) -> dict[str, float]:
         parts: list[Any] = []
@@ -228,5 +230,5 @@ def _compile(experiment: RunFile, loop: LmLoop, split: share.Share, state: updat
 
 def _abstract_batch(experiment: RunFile, loop: LmLoop, split: share.Share) -> dict[str, jax.ShapeDtypeStruct]:
     shape, sharding = split.shape(loop.sequence), split.sharding
-    types = batches.fields(experiment.data)
+    types = batches.Dataset(experiment.data).fields
     return {name: jax.ShapeDtypeStruct(shape, dtype, sharding=sharding) for name, dtype in types.items()}

@@ -24,7 +24,7 @@ def first_batch(data) -> batches.Batch:
 
 
 def last_batch(data, count: int) -> batches.Batch:
-    stream = batches.training(data, LOOP, 0, range(8))
+    stream = batches.Dataset(data).training(LOOP, 0, range(8))
     try:
         return [next(stream) for _ in range(count)][-1]
     finally:
@@ -89,7 +89,7 @@ def test_few_row_groups_are_held(tmp_path, monkeypatch, rows_per_group):
 
     monkeypatch.setattr(Parquet, "read", watched)
     data = as_parquet(tmp_path / "a.parquet", stories(240), rows_per_group, streams=4, read_ahead=2)
-    stream = batches.training(data, LOOP, 0, range(8))
+    stream = batches.Dataset(data).training(LOOP, 0, range(8))
     for _ in range(60):
         next(stream)
     stream.close()

@@ -18,7 +18,7 @@ def text_data(path, fraction=0.25, **keys) -> TextData:
 def corpus(tmp_path) -> windows.Text:
     path = tmp_path / "text"
     path.write_bytes(bytes(range(100)))
-    return windows.load(text_data(path), Bytes(), sequence=10)
+    return windows.load(text_data(path), Bytes())
 
 
 def test_the_end_is_kept_for_validation(corpus):
@@ -30,7 +30,7 @@ def test_validation_may_have_files_of_its_own(tmp_path):
     for name, size in {"a.txt": 20, "b.txt": 30, "other": 40}.items():
         (tmp_path / name).write_bytes(b"x" * size)
     data = text_data(tmp_path / "*.txt", fraction=0, validation_path=str(tmp_path / "other"))
-    loaded = windows.load(data, Bytes(), sequence=10)
+    loaded = windows.load(data, Bytes())
     assert (len(loaded.train), len(loaded.validation)) == (50, 40)
 
 
@@ -71,4 +71,4 @@ def test_bad_files(tmp_path, content, words):
     if content:
         path.write_bytes(content)
     with pytest.raises(RunFileError, match=rf"data\.path: .*{words}"):
-        windows.load(text_data(path, fraction=0.2), Bytes(), sequence=10)
+        windows.load(text_data(path, fraction=0.2), Bytes()).check(10)

@@ -17,9 +17,9 @@ def data(tmp_path) -> TextData:
 
 
 def test_ids_are_the_characters_of_the_text_in_order(data):
-    tokenizer = batches.tokenizer(data)
+    tokenizer = batches.Dataset(data).tokenizer
     (ids,) = tokenizer.encode([WORDS])
-    assert tokenizer.vocab == batches.vocab_of(data) == len(set(WORDS))
+    assert tokenizer.vocab == batches.Dataset(data).vocab == len(set(WORDS))
     assert [sorted(set(WORDS))[i] for i in ids] == list(WORDS)
     assert tokenizer.decode(ids) == WORDS
     assert int(np.sum(tokenizer.token_bytes()[ids])) == len(WORDS.encode())
@@ -29,16 +29,16 @@ def test_characters_of_the_validation_part_count_too(data, tmp_path):
     other = tmp_path / "other.txt"
     other.write_text("Ω")
     both = data.model_copy(update={"validation_path": str(other), "validation_fraction": 0.0})
-    assert batches.vocab_of(both) == batches.vocab_of(data) + 1
+    assert batches.Dataset(both).vocab == batches.Dataset(data).vocab + 1
 
 
 @pytest.mark.parametrize("unknown", ["x", "Ω"])
 def test_a_character_that_the_text_has_not_is_named(data, unknown):
     with pytest.raises(RunFileError, match=f"data.tokenizer: .*'{unknown}'"):
-        batches.tokenizer(data).encode(["to " + unknown])
+        batches.Dataset(data).tokenizer.encode(["to " + unknown])
 
 
 def test_only_a_text_has_characters():
     table = group("data/jsonl") | {"path": "rows.jsonl", "column": "text", "tokenizer": "characters"}
     with pytest.raises(RunFileError, match=r"data.tokenizer: characters are those of a text, not of jsonl"):
-        batches.tokenizer(JsonlData(**table))
+        _ = batches.Dataset(JsonlData(**table)).tokenizer

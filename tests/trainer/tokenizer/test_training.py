@@ -79,13 +79,13 @@ def test_rows_are_read_and_cut(tmp_path, capsys):
 def test_a_tokenizer_must_fit_the_model_and_know_the_marks(trained, folder, tmp_path):
     path = str(folder / "tokenizer.json")
     data = as_jsonl(tmp_path / "a.jsonl", ["x"], tokenizer=path, bos="<|bos|>")
-    assert batches.vocab_of(data) == len(batches.token_bytes(data)) == 320
-    batches.check_vocab(data, 320)
+    assert batches.Dataset(data).vocab == len(batches.Dataset(data).token_bytes()) == 320
+    batches.Dataset(data).check_vocab(320)
     with pytest.raises(RunFileError, match=r"^model\.vocab: 319 ids are too few for data\.tokenizer=\S+ .* least 320"):
-        batches.check_vocab(data, 319)
+        batches.Dataset(data).check_vocab(319)
     wrong = data.model_copy(update={"bos": "<bos>"})
     with pytest.raises(RunFileError, match=r"^data\.bos: the tokenizer has no special token <bos>; it has <\|bos\|>, "):
-        batches.training(wrong, lm_loop(8, 10), 0, range(8))
+        batches.Dataset(wrong).training(lm_loop(8, 10), 0, range(8))
 
 
 @pytest.mark.parametrize(
