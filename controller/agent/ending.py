@@ -5,14 +5,13 @@ from __future__ import annotations
 import json
 import os
 import signal
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from .attempt import situation, state
 from .files import attempt_folder, locked, read_json, wait_until, write_json
-from .process import alive, boot_id, marked, send
+from .process import alive, boot_id, marked, send, wall_time
 from .secrets import Mask, forget
 from .storage import TransferError, upload, upload_file, with_retries
 
@@ -57,7 +56,7 @@ def finish_lost(folder: Path) -> None:
         if now.get("lost"):
             kill_marked(folder)
             known = {key: now[key] for key in ("code", "signal", "error", "ended") if key in now}
-            settle(folder, {"code": None, "signal": None, "error": None, "ended": time.time(), **known})
+            settle(folder, {"code": None, "signal": None, "error": None, "ended": wall_time(), **known})
 
 
 def settle(folder: Path, how: dict[str, Any], before_masking: Callable[[], None] = lambda: None) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from urllib.parse import quote
 
 from .attempt import active
 from .files import AgentError, locked, read_json, root, write_json
-from .process import alive, boot_id, start_time
+from .process import alive, boot_id, start_time, wall_time
 from .storage import TransferError, access_token, open_url, upload
 
 LONGEST_PAUSE = 15.0
@@ -48,7 +48,7 @@ def guard(
     Returns:
         What `guard_state` says, and "allowed": whether the service account may delete TPUs, None where nobody says.
     """
-    now = time.time()
+    now = wall_time()
     order = {
         "deletes": deletes,
         "tpu_api": tpu_api,
@@ -71,16 +71,16 @@ def guard_state() -> dict[str, Any]:
     order = read_json(_order())
     if order is None or not _standing():
         return {"standing": False, "idle_seconds": None, "seconds_left": None, "refused": None}
-    left = None if order["until"] is None else order["until"] - time.time()
+    left = None if order["until"] is None else order["until"] - wall_time()
     refused = read_json(root() / "guard-refused.json")
     return {"standing": True, "idle_seconds": order["idle_seconds"], "seconds_left": left, "refused": refused}
 
 
 def stand_guard() -> None:
     """What `guard` leaves behind, and nobody else calls: looks now and then, and deletes the pod when it is time."""
-    mine, used = Path(sys.argv[0]).name, time.time()
+    mine, used = Path(sys.argv[0]).name, wall_time()
     while (order := read_json(_order())) and order["agent"] == mine:
-        now = time.time()
+        now = wall_time()
         if in_use():
             used = now
         pause = min(LONGEST_PAUSE, (order["idle_seconds"] or LONGEST_PAUSE) / 4)
@@ -88,7 +88,7 @@ def stand_guard() -> None:
             refused = _delete(order, why)
             write_json(root() / "guard-refused.json", refused)
             if refused:
-                print(f"{time.time():.0f} {refused}", file=sys.stderr, flush=True)
+                print(f"{wall_time():.0f} {refused}", file=sys.stderr, flush=True)
             pause = AFTER_A_REFUSAL if refused else LONGEST_PAUSE
         time.sleep(pause)
 
@@ -141,7 +141,7 @@ def _spawn() -> None:
 def _delete(order: dict[str, Any], why: str) -> str | None:
     """Delete what there is, having said why; the reason of a refusal, or None."""
     if order["bucket"]:
-        words = json.dumps({"time": time.time(), "why": why}).encode()
+        words = json.dumps({"time": wall_time(), "why": why}).encode()
         try:
             upload([words], len(words), order["bucket"], order["note_object"])
         except TransferError as error:  # to say why is a courtesy; to delete is the point

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,14 @@ def boot_id() -> str:
         return emulated
     linux = Path("/proc/sys/kernel/random/boot_id")
     return linux.read_text().strip() if linux.exists() else tool(["sysctl", "-n", "kern.boottime"]).strip()
+
+
+def wall_time() -> float:
+    """Seconds since the epoch by this worker's clock; an emulated one may be wrong."""
+    try:
+        return time.time() + float(Path(os.environ["SLIPWAY_CLOCK"]).read_text())
+    except (KeyError, OSError, ValueError):
+        return time.time()
 
 
 def start_time(pid: int) -> str | None:

@@ -19,7 +19,7 @@ from .config import checked_env, run_environment
 from .ending import kill_marked, settle
 from .files import AgentError, attempt_folder, free_gb, locked, size_of, wait_until, write_json
 from .packages import venv_state
-from .process import boot_id, oom_kills, send, this_process
+from .process import boot_id, oom_kills, send, this_process, wall_time
 from .secrets import Mask, environment, keep
 from .storage import TransferError, upload_file
 from .tidy import put_in_order
@@ -102,7 +102,7 @@ def supervise(
     if not venv_state(venv):
         raise AgentError(f"the venv {venv} is not on this worker: install it first")
     environment = _environment(folder, venv, env, check_out(code, folder.parent / "work"))
-    begun = {"boot_id": boot_id(), "started": time.time(), "supervisor": this_process()}
+    begun = {"boot_id": boot_id(), "started": wall_time(), "supervisor": this_process()}
     begun |= {"bucket": bucket, "log_object": log_object, "exit_object": exit_object, "oom_kills": oom_kills()}
     program = _launch(folder, argv, environment, begun)
     os.close(lock)
@@ -112,7 +112,7 @@ def supervise(
     uploads = threading.Thread(target=_keep_uploading, args=(folder, begun, ended), daemon=True)
     uploads.start()
     status = os.waitstatus_to_exitcode(os.waitpid(program, 0)[1])
-    finish, starved = time.time(), oom_kills() - begun["oom_kills"]
+    finish, starved = wall_time(), oom_kills() - begun["oom_kills"]
     send(os.killpg, program, signal.SIGKILL)
     kill_marked(folder)
     ended.set()

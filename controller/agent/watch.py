@@ -11,7 +11,7 @@ from typing import Any
 from .attempt import situation, state
 from .ending import finish_lost
 from .files import AgentError, attempt_folder, attempt_of, free_gb, read_from, read_json, size_of
-from .process import alive, group_of
+from .process import alive, group_of, wall_time
 from .secrets import Mask
 from .tree import CHUNK
 
@@ -51,7 +51,7 @@ def watch(
             return _tell({"end": state(run_id, attempt_of(folder))})
         if time.monotonic() - beat > HEARTBEAT_SECONDS:
             beat = time.monotonic()
-            _tell({"heartbeat": time.time(), "stopped": _is_stopped(folder), "free_gb": round(free_gb(), 3)})
+            _tell({"heartbeat": wall_time(), "stopped": _is_stopped(folder), "free_gb": round(free_gb(), 3)})
         time.sleep(POLL_SECONDS)
 
 

@@ -10,7 +10,8 @@ from typing import Any
 from aiohttp import web
 
 from controller.localcloud.errors import CloudError
-from controller.localcloud.faults import Faults, parse
+from controller.localcloud.faults import Faults
+from controller.localcloud.faultspec import parse
 from controller.localcloud.nodes import Nodes
 from controller.localcloud.objects import Objects
 from controller.localcloud.operations import Operations

@@ -91,7 +91,8 @@ class Cloud:
         """Takes up what a former process left: SSH servers, unfinished operations, triggered faults."""
         await self.workers.resume()
         self.operations.resume(self.effects)
-        self.faults.resume(Misfortune(self.store, self.nodes, self.workers).acts(), self.workers.changed)
+        misfortune = Misfortune(self.store, self.nodes, self.workers, lambda: list(self.server.peers))
+        self.faults.resume(misfortune.acts(), self.workers.changed)
 
     async def close(self) -> None:
         """Stops all clocks and SSH servers; the state and the workers' programs stay."""

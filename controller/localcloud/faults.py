@@ -1,234 +1,49 @@
-"""Scripted misfortune: what goes wrong, and when."""
+"""Scripted misfortune: which of it is armed, under way or over, and whom it meets. What there is: `faultspec.py`.
+
+A fault waits for its trigger, is `due` at a time, and from then on either strikes at once (a blow), meets the next
+things it is about (until none is `left`), or lasts for its `seconds`.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import random
 import re
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Mapping
-from typing import Annotated, Any, Literal
-
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, field_validator, model_validator
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
 
 from controller.localcloud.errors import CloudError
+from controller.localcloud.faultspec import BLOWS, CREATION, LASTING, parse
 from controller.localcloud.store import Document, Store
 
-TRIGGERED = ("preempted", "maintenance", "unhealthy", "killed", "frozen")
-KINDS = (
-    *TRIGGERED,
-    "stockout",
-    "quota",
-    "permission",
-    "failure",
-    "endpoints",
-    "queued",
-    "http",
-    "ssh_refused",
-    "ssh_frozen",
-)
-Symptoms = Literal[
-    "LOW_MEMORY", "OUT_OF_MEMORY", "EXECUTE_TIMED_OUT", "MESH_BUILD_FAIL", "HBM_OUT_OF_MEMORY", "PROJECT_ABUSE"
-]
-_CREATION = ("stockout", "quota", "permission", "failure")
+Act = Callable[[Document], Awaitable[None]]
+STALL_SECONDS = 0.5
+"""How long a request of a brown-out may hang before its connection breaks."""
+_REMEMBERED = 100
+"""Of how many strikes of one fault the times are kept."""
 
 
-class _Spec(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
+@dataclass(frozen=True)
+class Broken:
+    """The connection of a request is to break `at` its request, in its upload, or at its answer, after a stall."""
 
-
-class _Triggered(_Spec):
-    """Strikes all READY nodes once: after an object has appeared, or so long after a node became READY."""
-
-    kind: str
-    after_object: str | None = Field(None, min_length=1, description="part of the name of an object just finalized")
-    after_seconds: float | None = Field(None, ge=0, description="seconds since the node became READY")
-    delay_seconds: float = Field(0.0, ge=0, description="additional wait after the trigger")
-
-    @model_validator(mode="after")
-    def _one_trigger(self) -> _Triggered:
-        if (self.after_object is None) == (self.after_seconds is None):
-            raise ValueError(f"{self.kind} needs exactly one of after_object and after_seconds")
-        return self
-
-
-class Preempted(_Triggered):
-    """They are taken back."""
-
-    kind: Literal["preempted"]  # pyright: ignore[reportIncompatibleVariableOverride]
-
-
-class Maintenance(_Triggered):
-    """They are REPAIRING for so many seconds, and then READY again, their VMs rebooted."""
-
-    kind: Literal["maintenance"]  # pyright: ignore[reportIncompatibleVariableOverride]
-    seconds: float = Field(gt=0)
-
-
-class Unhealthy(_Triggered):
-    """Google calls them ill, and names a symptom of one worker if there is one; what runs there runs on."""
-
-    kind: Literal["unhealthy"]  # pyright: ignore[reportIncompatibleVariableOverride]
-    health: Literal["TIMEOUT", "UNHEALTHY_TENSORFLOW", "UNHEALTHY_MAINTENANCE"] = "TIMEOUT"
-    symptom: Symptoms | None = None
-    worker: int | None = Field(None, ge=0)
-    words: str = "The TPU does not answer"
-
-
-class Killed(_Triggered):
-    """The program of one worker, or of all, is killed; `out_of_memory`: by its kernel."""
-
-    kind: Literal["killed"]  # pyright: ignore[reportIncompatibleVariableOverride]
-    worker: int | None = Field(None, ge=0)
-    out_of_memory: bool = False
-
-
-class Frozen(_Triggered):
-    """The program of one worker, or of all, is stopped by a signal: it is there and does nothing."""
-
-    kind: Literal["frozen"]  # pyright: ignore[reportIncompatibleVariableOverride]
-    worker: int | None = Field(None, ge=0)
-
-
-class _Creation(_Spec):
-    """The next `times` attempts to make a node there, in that tier, are refused: when asked for, or later."""
-
-    times: int = Field(1, ge=1)
-    zone: str | None = Field(None, description="null: any")
-    capacity: str | None = Field(None, description="on_demand, spot, preemptible, reserved, flex_start; null: any")
-    at: Literal["request", "operation"] = Field("operation", description="refused at once, or the operation fails")
-
-
-class Stockout(_Creation):
-    """No capacity."""
-
-    kind: Literal["stockout"]
-
-
-class Quota(_Creation):
-    """The project's quota is spent."""
-
-    kind: Literal["quota"]
-    at: Literal["request", "operation"] = "request"
-
-
-class Permission(_Creation):
-    """The caller may not."""
-
-    kind: Literal["permission"]
-    at: Literal["request", "operation"] = "request"
-
-
-class Failure(_Creation):
-    """Something breaks on Google's side."""
-
-    kind: Literal["failure"]
-    code: int = Field(500, ge=400, le=599, description="as HTTP would say it")
-    message: str = "An internal error has occurred"
-
-
-class Endpoints(_Spec):
-    """The next `times` nodes get another number of VMs than their type has."""
-
-    kind: Literal["endpoints"]
-    endpoints: int = Field(ge=1)
-    times: int = Field(1, ge=1)
-
-
-class QueuedState(_Spec):
-    """The next `times` queued resources that would become ACTIVE end otherwise."""
-
-    kind: Literal["queued"]
-    state: Literal["SUSPENDED", "FAILED"]
-    message: str = "The request could not be served"
-    times: int = Field(1, ge=1)
-
-
-class Http(_Spec):
-    """The next `times` requests whose "METHOD /path" matches are answered with `status`."""
-
-    kind: Literal["http"]
-    status: int = Field(ge=400, le=599)
-    match: str
-    times: int = Field(1, ge=1)
-    retry_after: int | None = Field(None, ge=0, description="seconds, as the header Retry-After says them")
-    message: str | None = Field(None, description="what the answer says")
-    reason: str | None = Field(None, description="its machine-readable reason, e.g. SERVICE_DISABLED")
-
-    @field_validator("match")
-    @classmethod
-    def _is_regex(cls, value: str) -> str:
-        try:
-            re.compile(value)
-        except re.error as error:
-            raise ValueError(f"not a regular expression: {error}") from error
-        return value
-
-
-class SshRefused(_Spec):
-    """Workers refuse SSH for so many seconds from the moment a node is READY, or an object appears; one, or all."""
-
-    kind: Literal["ssh_refused"]
-    seconds: float = Field(gt=0)
-    worker: int | None = Field(None, ge=0)
-    after_object: str | None = Field(None, min_length=1)
-
-
-class SshFrozen(_Spec):
-    """SSH connections are open and nobody answers, for so many seconds from the moment a node is READY, or an object
-    appears; of one worker, or of all."""
-
-    kind: Literal["ssh_frozen"]
-    seconds: float = Field(gt=0)
-    worker: int | None = Field(None, ge=0)
-    after_object: str | None = Field(None, min_length=1)
-
-
-Fault = Annotated[
-    Preempted
-    | Maintenance
-    | Unhealthy
-    | Killed
-    | Frozen
-    | Stockout
-    | Quota
-    | Permission
-    | Failure
-    | Endpoints
-    | QueuedState
-    | Http
-    | SshRefused
-    | SshFrozen,
-    Field(discriminator="kind"),
-]
-_FAULT: TypeAdapter[Any] = TypeAdapter(Fault)
-
-
-def parse(spec: Any) -> Fault:
-    """One fault as written in YAML; CloudError 400 that names the key, and the kinds for an unknown one."""
-    kind = spec.get("kind") if isinstance(spec, dict) else None
-    if kind not in KINDS:
-        raise CloudError(400, f"cloud.faults: unknown kind {kind!r}; known: {', '.join(KINDS)}")
-    try:
-        return _FAULT.validate_python(spec)
-    except ValidationError as error:
-        words = "; ".join(
-            ": ".join([*(str(part) for part in problem["loc"][1:]), problem["msg"]]) for problem in error.errors()
-        )
-        raise CloudError(400, f"cloud.faults ({kind}): {words}") from error
+    at: str
+    stall_seconds: float = 0.0
 
 
 class Faults:
-    """The registered faults. Each is stored with what is `left` of it and `due`, the time set by its trigger."""
+    """The registered faults: each with what is `left` of it, when it is or was `due`, and when it `struck`."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
         self._timers: set[asyncio.Task[None]] = set()
-        self._acts: Mapping[str, Callable[[Document], Awaitable[None]]] = {}
+        self._acts: Mapping[str, Act] = {}
         self._ssh_changed: Callable[[], None] | None = None
+        self._requests = store.last_logged()
 
-    def resume(
-        self, acts: Mapping[str, Callable[[Document], Awaitable[None]]], ssh_changed: Callable[[], None]
-    ) -> None:
+    def resume(self, acts: Mapping[str, Act], ssh_changed: Callable[[], None]) -> None:
         """Takes what faults act through, by kind, and sets the clocks of those whose trigger has come already."""
         self._acts = acts
         self._ssh_changed = ssh_changed
@@ -247,8 +62,7 @@ class Faults:
         for kind in ("fault", "faults"):
             for name, _ in self._store.items(kind):
                 self._store.delete(kind, name)
-        if self._ssh_changed:
-            self._ssh_changed()
+        self._tell_ssh()
 
     def register(self, key: str, specs: list[Any], ready_at: float | None) -> bool:
         """Adds a list of faults under a key, all or none; False when the key is known already.
@@ -261,47 +75,52 @@ class Faults:
         with self._store.transaction():
             self._store.put("faults", key, {"count": len(faults)})
             for index, fault in enumerate(faults):
-                times = getattr(fault, "times", 1)
-                entry = {"spec": fault.model_dump(), "left": times, "due": None}
-                self._store.put("fault", f"{key}/{index:03d}", entry)
+                entry = {"spec": fault.model_dump(), "left": getattr(fault, "times", 1), "due": None, "struck": []}
+                entry |= {"after_ready": fault.seconds_after_ready(), "begun": self._requests}
+                name = f"{key}/{index:03d}"
+                self._store.put("fault", name, entry)
+                if not fault.waits:
+                    self._trigger(name, entry, time.time() + fault.delay_seconds)
         if ready_at is not None:
             self.node_ready(ready_at)
         return True
 
+    # The triggers
+
     def node_ready(self, at: float) -> None:
         """A node is READY: the clocks that run from there start."""
-        for name, fault in self._triggered():
-            after = fault["spec"]["after_seconds"]
-            if after is not None:
-                self._trigger(name, fault, at + after + fault["spec"]["delay_seconds"])
-        for name, fault in self._about_ssh():
-            if fault["spec"]["after_object"] is None:
-                self._trigger(name, fault, time.time() + fault["spec"]["seconds"])
-        if self._ssh_changed:
-            self._ssh_changed()
+        for name, fault in self._waiting():
+            if fault["after_ready"] is not None:
+                # Whoever is refused by a fault must not get in before it has begun.
+                self._trigger(name, fault, max(at + fault["after_ready"], time.time()))
+        self._tell_ssh()
 
     def object_finalized(self, name: str) -> None:
         """An object has appeared in a bucket."""
-        for fault_name, fault in self._triggered():
+        for fault_name, fault in self._waiting():
             wanted = fault["spec"]["after_object"]
             if wanted is not None and wanted in name:
                 self._trigger(fault_name, fault, time.time() + fault["spec"]["delay_seconds"])
-        for fault_name, fault in self._about_ssh():
-            if fault["spec"]["after_object"] is not None and fault["spec"]["after_object"] in name:
-                self._trigger(fault_name, fault, time.time() + fault["spec"]["seconds"])
-                if self._ssh_changed:
-                    self._ssh_changed()
+
+    def request_made(self) -> None:
+        """A request to one of Google's APIs has come."""
+        self._requests += 1
+        for name, fault in self._waiting():
+            wanted = fault["spec"]["after_requests"]
+            if wanted is not None and self._requests - fault["begun"] > wanted:
+                self._trigger(name, fault, time.time() + fault["spec"]["delay_seconds"])
+
+    # Whom they meet
 
     def refusal(self, at: str, zone: str, capacity: str) -> Coroutine[Any, Any, Any] | None:
         """Raises, when it is awaited, why this attempt to make a node fails; `at` is request or operation.
 
         None: it does not. What a handler raises by itself undoes what it has stored, the count of the fault too.
         """
-        for kind in _CREATION:
-            for name, fault in self._open(kind):
-                spec = fault["spec"]
-                if spec["at"] == at and spec["zone"] in (None, zone) and spec["capacity"] in (None, capacity):
-                    return self._refuse(name, fault, _refusal(spec, zone, capacity))
+        for name, fault in self._armed(*CREATION):
+            spec = fault["spec"]
+            if spec["at"] == at and spec["zone"] in (None, zone) and spec["capacity"] in (None, capacity):
+                return self._refuse(name, fault, refused(spec, zone, capacity))
         return None
 
     async def _refuse(self, name: str, fault: Document, refusal: CloudError) -> Any:
@@ -310,59 +129,75 @@ class Faults:
 
     def vms(self, wanted: int) -> int:
         """How many VMs the next node gets instead of what its type has."""
-        for name, fault in self._open("endpoints"):
+        for name, fault in self._armed("endpoints"):
             self._take(name, fault)
             return fault["spec"]["endpoints"]
         return wanted
 
     def queued_end(self) -> tuple[str, str] | None:
         """State and message that a queued resource ends in instead of becoming ACTIVE."""
-        for name, fault in self._open("queued"):
+        for name, fault in self._armed("queued"):
             self._take(name, fault)
             return fault["spec"]["state"], fault["spec"]["message"]
         return None
 
-    def answer_for(self, http: str, path: str) -> CloudError | None:
-        """What this request shall be refused with, if anything."""
-        for name, fault in self._open("http"):
+    def meets(self, laptop: bool, http: str, path: str) -> CloudError | Broken | None:
+        """What befalls this request of the laptop, or of a worker, if anything."""
+        who = "laptop" if laptop else "workers"
+        for name, fault in self._armed("http", "cut", "brownout", "partition"):
             spec = fault["spec"]
-            if re.search(spec["match"], f"{http} {path}"):
+            if "match" in spec and re.search(spec["match"], f"{http} {path}"):
                 self._take(name, fault)
-                words = spec.get("message") or f"Scripted fault: {spec['status']}"
-                reason = spec.get("reason")
-                info = [{"@type": "type.googleapis.com/google.rpc.ErrorInfo", "reason": reason}] if reason else None
-                return CloudError(spec["status"], words, details=info, retry_after=spec.get("retry_after"))
+                return Broken(spec["at"]) if spec["kind"] == "cut" else answered(spec)
+            if spec["kind"] == "partition" and spec["client"] == who:
+                self._note(name, fault)
+                return Broken("request")
+            if spec["kind"] == "brownout" and spec["client"] in (None, who):
+                draw = random.Random(f"{spec['seed']}/{self._requests}")  # noqa: S311 - the same for the same seed
+                if draw.random() < spec["share"]:
+                    self._note(name, fault)
+                    return draw.choice((_OVERLOADED, _TOO_MANY, Broken("request", STALL_SECONDS)))
         return None
 
     def refuses_ssh(self, worker: int) -> bool:
         """Whether this worker refuses SSH now."""
-        return self._under_way("ssh_refused", worker)
+        return self._strikes_worker(worker, "ssh_refused")
 
     def freezes_ssh(self, worker: int) -> bool:
         """Whether this worker does not answer on SSH now."""
-        return self._under_way("ssh_frozen", worker)
+        cut_off = any(fault["spec"]["client"] == "laptop" for _, fault in self._armed("partition"))
+        return cut_off or self._strikes_worker(worker, "ssh_frozen")
 
-    def _under_way(self, kind: str, worker: int) -> bool:
-        return any(
-            fault["due"] is not None and fault["spec"]["worker"] in (None, worker)
-            for _, fault in self._store.items("fault")
-            if fault["left"] and fault["spec"]["kind"] == kind
-        )
+    def fills_disk(self, worker: int) -> bool:
+        """Whether nothing can be written on this worker now."""
+        return self._strikes_worker(worker, "disk_full")
 
-    def _open(self, kind: str) -> list[tuple[str, Document]]:
-        """The faults of a kind that have neither been triggered nor used up."""
-        items = self._store.items("fault")
-        return [(n, f) for n, f in items if f["spec"]["kind"] == kind and f["left"] and f["due"] is None]
+    def _strikes_worker(self, worker: int, kind: str) -> bool:
+        return any(fault["spec"]["worker"] in (None, worker) for _, fault in self._armed(kind))
 
-    def _triggered(self) -> list[tuple[str, Document]]:
-        return [found for kind in TRIGGERED for found in self._open(kind)]
+    # What is left of them, and their clocks
 
-    def _about_ssh(self) -> list[tuple[str, Document]]:
-        return [*self._open("ssh_refused"), *self._open("ssh_frozen")]
+    def _waiting(self) -> list[tuple[str, Document]]:
+        """The faults whose trigger has not come."""
+        return [(name, fault) for name, fault in self._store.items("fault") if fault["due"] is None]
 
-    def _take(self, name: str, fault: Document) -> bool:
-        self._store.put("fault", name, {**fault, "left": fault["left"] - 1})
-        return True
+    def _armed(self, *kinds: str) -> Iterator[tuple[str, Document]]:
+        """The faults of these kinds that meet whoever comes now."""
+        now = time.time()
+        for name, fault in self._store.items("fault"):
+            spec, due = fault["spec"], fault["due"]
+            if spec["kind"] not in kinds or not fault["left"] or due is None or due > now:
+                continue
+            if spec["kind"] not in LASTING or now < due + spec["seconds"]:
+                yield name, fault
+
+    def _take(self, name: str, fault: Document) -> None:
+        self._note(name, {**fault, "left": fault["left"] - 1})
+
+    def _note(self, name: str, fault: Document) -> None:
+        """Put on record that it has struck."""
+        struck = [*fault["struck"], time.time()][:_REMEMBERED]
+        self._store.put("fault", name, {**fault, "struck": struck})
 
     def _trigger(self, name: str, fault: Document, due: float) -> None:
         fault = {**fault, "due": due}
@@ -370,20 +205,50 @@ class Faults:
         self._set_clock(name, fault)
 
     def _set_clock(self, name: str, fault: Document) -> None:
-        timer = asyncio.get_running_loop().create_task(self._strike(name, fault))
-        self._timers.add(timer)
-        timer.add_done_callback(self._timers.discard)
+        if fault["spec"]["kind"] in (*BLOWS, *LASTING):
+            timer = asyncio.get_running_loop().create_task(self._strike(name, fault))
+            self._timers.add(timer)
+            timer.add_done_callback(self._timers.discard)
 
     async def _strike(self, name: str, fault: Document) -> None:
+        spec = fault["spec"]
         await asyncio.sleep(max(0.0, fault["due"] - time.time()))
-        self._take(name, fault)
-        if act := self._acts.get(fault["spec"]["kind"]):
-            await act(fault["spec"])
-        elif self._ssh_changed:
+        act = self._acts.get(spec["kind"])
+        if spec["kind"] in BLOWS:
+            self._take(name, fault)
+            if act:
+                await act(spec)
+            return
+        self._note(name, fault)
+        await self._lasting(act, spec)
+        await asyncio.sleep(max(0.0, fault["due"] + spec["seconds"] - time.time()))
+        self._store.put("fault", name, {**(self._store.get("fault", name) or fault), "left": 0})
+        await self._lasting(act, spec)
+
+    async def _lasting(self, act: Act | None, spec: Document) -> None:
+        """It has begun, or is over: whoever acts on it looks which."""
+        self._tell_ssh()
+        if act:
+            await act(spec)
+
+    def _tell_ssh(self) -> None:
+        if self._ssh_changed:
             self._ssh_changed()
 
 
-def _refusal(spec: Document, zone: str, capacity: str) -> CloudError:
+_OVERLOADED = CloudError(503, "The service is currently unavailable.")
+_TOO_MANY = CloudError(429, "Too many requests: the rate limit is exceeded.")
+
+
+def answered(spec: Document) -> CloudError:
+    """What a scripted answer says."""
+    words = spec["message"] or f"Scripted fault: {spec['status']}"
+    reason = spec["reason"]
+    info = [{"@type": "type.googleapis.com/google.rpc.ErrorInfo", "reason": reason}] if reason else None
+    return CloudError(spec["status"], words, details=info, retry_after=spec["retry_after"])
+
+
+def refused(spec: Document, zone: str, capacity: str) -> CloudError:
     """A refusal to make a node, in the words that Google has for it."""
     match spec["kind"]:
         case "stockout":

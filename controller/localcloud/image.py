@@ -14,6 +14,10 @@ from controller.localcloud.processes import MARKER
 COORDINATOR_PORT = 8482  # the one that jax.distributed uses on Cloud TPU
 
 
+CLOCK, DISK = "clock", "free_gb"
+"""Files beside a worker's home that say by how much its clock is wrong, and what is free on its disk, if they exist."""
+
+
 @dataclass(frozen=True)
 class Worker:
     """One VM of a node. `address` is what the cloud publishes; SSH listens on host:port."""
@@ -78,6 +82,8 @@ def environment(
         "GCE_METADATA_ROOT": metadata,
         "SLIPWAY_BOOT_ID": worker.boot_id,
         "SLIPWAY_VMSTAT": str(home.parent / "vmstat"),
+        "SLIPWAY_CLOCK": str(home.parent / CLOCK),
+        "SLIPWAY_FREE_GB": str(home.parent / DISK),
         "SLIPWAY_SYSFS": str(home.parent / "sys"),  # a kernel setting of this machine is none of a worker's business
         "SLIPWAY_STORAGE_ROOT": root,
         MARKER: marker(state, worker),

@@ -8,9 +8,9 @@ import time
 from collections.abc import Awaitable, Callable
 
 from controller.localcloud.call import timestamp
-from controller.localcloud.image import Worker, marker
+from controller.localcloud.image import CLOCK, DISK, Worker, marker
 from controller.localcloud.nodes import Nodes
-from controller.localcloud.processes import signal_programs
+from controller.localcloud.processes import forbid_writing, kill_client, signal_programs
 from controller.localcloud.store import Document, Store
 from controller.localcloud.workers import Workers
 
@@ -20,8 +20,9 @@ Act = Callable[[Document], Awaitable[None]]
 class Misfortune:
     """Acts on every READY node."""
 
-    def __init__(self, store: Store, nodes: Nodes, workers: Workers) -> None:
-        self._store, self._nodes, self._workers = store, nodes, workers
+    def __init__(self, store: Store, nodes: Nodes, workers: Workers, peers: Callable[[], list[int]]) -> None:
+        """`peers`: the ports from which the laptop's latest requests came, the newest last."""
+        self._store, self._nodes, self._workers, self._peers = store, nodes, workers, peers
 
     def acts(self) -> dict[str, Act]:
         """By the kind of the fault; each is given the fault's spec."""
@@ -31,6 +32,9 @@ class Misfortune:
             "unhealthy": self._fall_ill,
             "killed": self._kill,
             "frozen": lambda spec: self._signal(spec["worker"], signal.SIGSTOP),
+            "controller_killed": lambda _: asyncio.to_thread(kill_client, self._peers()),
+            "worker_clock": self._set_clock,
+            "disk_full": self._fill_disk,
         }
 
     async def _maintain(self, spec: Document) -> None:
@@ -63,6 +67,21 @@ class Misfortune:
             for worker in self._struck(spec["worker"]):
                 (self._workers.home(worker).parent / "vmstat").write_text("oom_kill 1\n")
         await self._signal(spec["worker"], signal.SIGKILL)
+
+    async def _set_clock(self, spec: Document) -> None:
+        for worker in self._struck(spec["worker"]):
+            (self._workers.home(worker).parent / CLOCK).write_text(f"{spec['seconds']}")
+
+    async def _fill_disk(self, spec: Document) -> None:
+        """Also of what comes later: a session asks when it begins."""
+        for worker in self._struck(spec["worker"]):
+            free = self._workers.home(worker).parent / DISK
+            if self._workers.disk_is_full(worker):
+                free.write_text("0")
+            else:
+                free.unlink(missing_ok=True)
+            owner = marker(self._workers.state, worker)
+            await asyncio.to_thread(forbid_writing, owner, self._workers.disk_is_full(worker))
 
     async def _signal(self, index: int | None, number: signal.Signals) -> None:
         for worker in self._struck(index):

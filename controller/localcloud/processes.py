@@ -49,6 +49,28 @@ def signal_programs(worker: str, number: int) -> int:
     return len(struck)
 
 
+def forbid_writing(worker: str, full: bool) -> None:
+    """No file of any process of one worker may grow, as on a disk that is full; or all may again.
+
+    What they are told is EFBIG: a disk cannot be filled for some processes only. Blocking (tens of ms).
+    """
+    for process in _find(worker):
+        with contextlib.suppress(psutil.NoSuchProcess):
+            _, hard = process.rlimit(psutil.RLIMIT_FSIZE)
+            process.rlimit(psutil.RLIMIT_FSIZE, (0 if full else hard, hard))
+
+
+def kill_client(ports: list[int]) -> None:
+    """SIGKILLs the process that holds one of these ports of this machine, the last one first. Blocking (tens of ms)."""
+    holders = {c.laddr.port: c.pid for c in psutil.net_connections("tcp") if c.pid and c.laddr and c.raddr}
+    for port in reversed(ports):
+        pid = holders.get(port)
+        if pid is not None and pid != os.getpid():
+            with contextlib.suppress(psutil.NoSuchProcess):
+                psutil.Process(pid).kill()
+                return
+
+
 def wait_ended(process: psutil.Process, seconds: float) -> bool:
     """Whether a process ends within so many seconds. A zombie has ended: who should reap it may be slow or absent."""
     deadline = time.monotonic() + seconds

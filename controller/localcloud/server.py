@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 import json
 import logging
 import time
+from collections import deque
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NoReturn
 
 from aiohttp import web
 
 from controller.localcloud.admin import Admin
-from controller.localcloud.admission import Admitted, admit
+from controller.localcloud.admission import LAPTOP, Admitted, admit
 from controller.localcloud.batch import parse_batch, render_batch
 from controller.localcloud.call import PROJECT_NUMBER, Call, Handlers
 from controller.localcloud.discovery import Discovery, Method
 from controller.localcloud.errors import CloudError
-from controller.localcloud.faults import Faults
+from controller.localcloud.faults import Broken, Faults
 from controller.localcloud.fields import keep
 from controller.localcloud.iap import PREFIX as IAP
 from controller.localcloud.iap import Iap
@@ -64,6 +66,8 @@ class Server:
         self._url = url
         self._token = token
         self.last_request = time.monotonic()
+        self.peers: deque[int] = deque(maxlen=16)
+        """Ports from which the laptop's latest requests came, the newest last."""
 
     def application(self) -> web.Application:
         """One route for everything: the discovery documents are the router."""
@@ -77,6 +81,8 @@ class Server:
         try:
             admitted = admit(request, self._token, self._url)
             path = admitted.path
+            if admitted.client == LAPTOP and request.transport is not None:
+                self.peers.append(request.transport.get_extra_info("peername")[1])
             if path.startswith("emulator/"):
                 return await self._admin.answer(request, path.removeprefix("emulator/"))
             if path.startswith(METADATA):
@@ -120,8 +126,13 @@ class Server:
         started = time.perf_counter()
         status = 500
         try:
-            if fault := self._faults.answer_for(http, f"/{surface}{path}"):
-                raise fault
+            self._faults.request_made()
+            named = f"?name={query['name']}" if "upload" in surface and "name" in query else ""
+            met = self._faults.meets(admitted.client == LAPTOP, http, f"/{surface}{path}{named}")
+            if isinstance(met, CloudError):
+                raise met
+            if request is not None and met and met.at != "answer":
+                await self._break(request, met)
             found = self._discovery.match(http, path)
             if found is None:
                 raise CloudError(404, f"No such method: {http} /{path}")
@@ -142,6 +153,8 @@ class Server:
             else:
                 raise CloudError(400, f"{method.name} has no media")
             status = response.status
+            if request is not None and met:
+                await self._break(request, met)
             return response
         except CloudError as refusal:
             status = refusal.code
@@ -149,6 +162,15 @@ class Server:
         finally:
             seconds = round(time.perf_counter() - started, 6)
             self._store.log({**entry, "status": status, "seconds": seconds})
+
+    async def _break(self, request: web.Request, how: Broken) -> NoReturn:
+        """The connection is gone, and who sent the request may only guess whether anything was done."""
+        await asyncio.sleep(how.stall_seconds)
+        if how.at == "upload":
+            await self._media.take_half(request)
+        if request.transport is not None:
+            request.transport.abort()
+        raise ConnectionResetError("a scripted fault")
 
     def _check_enabled(self, method: Method) -> None:
         """CloudError 403 for an API that was disabled by hand; one that never was asked about answers."""

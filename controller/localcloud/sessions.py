@@ -88,9 +88,15 @@ class HomeFiles(asyncssh.SFTPServer):
 
 
 async def serve_process(
-    process: asyncssh.SSHServerProcess[bytes], environment: Environment, frozen: Callable[[], bool]
+    process: asyncssh.SSHServerProcess[bytes],
+    environment: Environment,
+    frozen: Callable[[], bool],
+    *,
+    writes: bool,
 ) -> None:
     """Runs what the client asked for, in a process group of its own, until it ends; says nothing while it is frozen.
+
+    `writes`: not while the disk is full.
 
     As with sshd, a program outlives its connection: after a drop it only finds its input and output closed.
     """
@@ -99,6 +105,8 @@ async def serve_process(
     variables |= {key: value for key, value in _text(process.env) if key == "LANG" or key.startswith("LC_")}
     command = process.command
     arguments = ["/bin/bash", "-c", command] if command else ["/bin/bash", "-l"]
+    if not writes:  # no file may grow beyond 0 bytes; the limit is a soft one, and lifted again
+        arguments = ["/bin/bash", "-c", 'ulimit -S -f 0; exec "$0" "$@"', *arguments]
     if process.term_type:
         await _with_terminal(process, arguments, variables)
     else:

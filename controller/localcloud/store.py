@@ -84,6 +84,10 @@ class Store:
         """Appends to the request log."""
         self.database.execute("INSERT INTO requests (body) VALUES (?)", (json.dumps(entry, separators=(",", ":")),))
 
+    def last_logged(self) -> int:
+        """The sequence number of the newest entry of the request log; 0 while it is empty."""
+        return self.database.execute("SELECT MAX(seq) FROM requests").fetchone()[0] or 0
+
     def logged(self, after: int = 0) -> Iterator[Document]:
         """The request log in order, from the entry that follows sequence number `after`."""
         for seq, body in self.database.execute("SELECT seq, body FROM requests WHERE seq>? ORDER BY seq", (after,)):

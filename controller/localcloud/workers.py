@@ -193,7 +193,10 @@ class Workers:
                 process.close()
                 return
             await serve_process(
-                process, lambda user: self._environment(worker, user), lambda: self._faults.freezes_ssh(worker.index)
+                process,
+                lambda user: self._environment(worker, user),
+                lambda: self._faults.freezes_ssh(worker.index),
+                writes=not self.disk_is_full(worker),
             )
 
         return {
@@ -215,6 +218,10 @@ class Workers:
             acceptor.close()
         for connection in list(self._connections.pop(name, ())):
             connection.abort()
+
+    def disk_is_full(self, worker: Worker) -> bool:
+        """Whether a fault keeps the worker from writing now."""
+        return self._faults.fills_disk(worker.index)
 
     def admits_iap(self, node: Document) -> bool:
         """Whether Google's Identity-Aware Proxy reaches port 22 of a node's workers."""

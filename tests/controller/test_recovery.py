@@ -62,7 +62,7 @@ def up(slipway: Slipway, fault: str, *words: str) -> Recovered:
     run = slipway.json("plan", *RUN, *words)["run"]
     events = (slipway.home / "runs" / run / "events.jsonl").read_text().splitlines()
     met: Any = next(iter(slipway.cloud().get("state")["fault"].values()))
-    struck = met["due"] - met["spec"].get("seconds", 0) * met["spec"]["kind"].startswith("ssh_")
+    struck = met["due"]
     told = [(datetime.fromisoformat(e["time"]).timestamp(), e) for e in map(json.loads, events)]
     return Recovered(code, out, err, [(time - struck, e["words"]) for time, e in told if e["kind"] == "note"])
 

@@ -9,7 +9,7 @@ import asyncssh
 import pytest
 
 from controller.localcloud.errors import CloudError
-from controller.localcloud.faults import KINDS, parse
+from controller.localcloud.faultspec import KINDS, parse
 from tests.controller.localcloud.harness import NODES, PROJECT, ZONE, Cloud, alive, until
 
 LOCATION = NODES.removesuffix("/nodes")
@@ -257,9 +257,13 @@ def test_http_faults_strike_what_they_match(fresh_cloud: Cloud) -> None:
     [
         ({"kind": "preemptd"}, f"known: {', '.join(KINDS)}"),
         ({}, f"known: {', '.join(KINDS)}"),
-        ({"kind": "preempted"}, "exactly one of after_object and after_seconds"),
-        ({"kind": "frozen", "worker": 1}, "exactly one of after_object and after_seconds"),
+        ({"kind": "preempted"}, "exactly one of after_object, after_seconds, after_requests and within_seconds"),
+        ({"kind": "frozen", "worker": 1}, "exactly one of after_object, after_seconds"),
         ({"kind": "preempted", "after_object": "a", "after_seconds": 1}, "exactly one of"),
+        ({"kind": "brownout", "seconds": 1, "share": 0.5, "after_object": "a", "after_requests": 1}, "at most one of"),
+        ({"kind": "brownout", "seconds": 1, "share": 1.5}, "share: Input should be less than or equal to 1"),
+        ({"kind": "cut", "match": "x", "at": "end"}, "at: Input should be 'request', 'upload' or 'answer'"),
+        ({"kind": "disk_full", "seconds": 1}, "exactly one of"),
         ({"kind": "preempted", "after_second": 1}, "after_second: Extra inputs are not permitted"),
         ({"kind": "stockout", "times": 0}, "times: Input should be greater than or equal to 1"),
         ({"kind": "http", "status": 200, "match": "x"}, "status: Input should be greater"),
