@@ -103,8 +103,8 @@ def test_a_partition_cuts_off_the_laptop_alone(fresh_cloud: Cloud) -> None:
 def test_a_disk_is_full_for_a_while(fresh_cloud: Cloud) -> None:
     fresh_cloud.network("net")
     node = fresh_cloud.node("pod", "net")
-    running = "setsid sh -c 'while :; do echo x >> words || touch failed; sleep 0.05; done' >/dev/null 2>&1 </dev/null &"
-    fresh_cloud.run(node, f"trap '' XFSZ; {running}")
+    running = "setsid sh -c 'while :; do echo x >> words || touch failed; sleep 0.05; done'"
+    fresh_cloud.run(node, f"trap '' XFSZ; {running} >/dev/null 2>&1 </dev/null &")
     script(fresh_cloud, {"kind": "disk_full", "seconds": 600, "worker": 0, "after_seconds": 0})
     until(lambda: str(fresh_cloud.run(node, "cat $SLIPWAY_FREE_GB").stdout) == "0", "the disk is full")
     write = "python3 -c \"import pathlib; pathlib.Path('x').write_text('word')\""
