@@ -15,12 +15,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NoReturn
 
-from conf.schema import Config
+from conf.schema import Config, Problem, judge
 from controller import recall
-from controller.compose import OVERRIDE, compose, groups
+from controller.compose import OVERRIDE, compose, groups, laid_over
 from controller.errors import ConfigError, SlipwayError
 from controller.finding import Finding
 from controller.preflight import preflight
+from controller.records.planfile import planned
 
 VERBS = {
     "up": "make the plan true, launch the program and follow it (the default)",
@@ -28,6 +29,7 @@ VERBS = {
     "fit": "does it fit? the TPU compiler on this machine, per program: memory, FLOPs",
     "rehearse": "the same plan, scaled down, on an emulated cloud of its own, a preemption included",
     "status": "the pod, the run and its workers",
+    "runs": "the table of runs: filter, sort, export; what differs between two",
     "logs": "what the program prints",
     "ssh": "a shell on one worker",
     "exec": "run a command on one worker or all: slipway exec --worker all -- nproc",
@@ -48,6 +50,7 @@ EXAMPLES = """examples:
   slipway logs --worker 3 --follow +experiment=gemma2b_gsm8k
   slipway exec --worker all -- free -g
   slipway down +experiment=gemma2b_gsm8k
+  slipway runs --where state=finished --sort metrics.accuracy_after
 """
 
 
@@ -61,13 +64,18 @@ class Command:
     rest: tuple[str, ...] = ()
     """What stands behind `--`: a command for the workers."""
 
+    @property
+    def run(self) -> str:
+        """The id that --run names, empty where the config words say what is meant."""
+        return getattr(self.flags, "run", None) or ""
+
     def config(self) -> tuple[Config, list[Finding]]:
         """The composed config and the findings of preflight.
 
         Raises:
             ConfigError: the config is unusable; every problem at once, those between sections included.
         """
-        config, problems = compose(self.overrides, extra_dir=Path.cwd() / "slipway")
+        config, problems = self._judged()
         findings = preflight(config) if config else []
         if config is None or problems:
             raise ConfigError([*problems, *(f for f in findings if f.severity == "error")])
@@ -79,10 +87,16 @@ class Command:
         Raises:
             ConfigError: what the schema finds.
         """
-        config, problems = compose(self.overrides, extra_dir=Path.cwd() / "slipway")
+        config, problems = self._judged()
         if config is None or problems:
             raise ConfigError(problems)
         return config
+
+    def _judged(self) -> tuple[Config | None, list[Problem]]:
+        """What the words mean; with --plan what the file says, with the words laid over it."""
+        if file := getattr(self.flags, "plan", None):
+            return judge(laid_over(planned(Path(file)), self.overrides))
+        return compose(self.overrides, extra_dir=Path.cwd() / "slipway")
 
     def checked_config(self, without: Set[str] = frozenset()) -> Config:
         """The config for a verb that acts: an error finding stops it, others are printed.
@@ -116,8 +130,9 @@ def parse(argv: Sequence[str]) -> Command:
         ConfigError: an unknown verb or flag, with the nearest one.
     """
     argv, rest = _split(argv)
-    overrides = tuple(a for a in argv if not a.startswith("-") and OVERRIDE.match(a) and ("=" in a or a[0] == "~"))
-    words = [a for a in argv if a not in overrides]
+    are = [_is_override(word, before) for word, before in zip(argv, ["", *argv], strict=False)]
+    overrides = tuple(word for word, is_override in zip(argv, are, strict=True) if is_override)
+    words = [word for word, is_override in zip(argv, are, strict=True) if not is_override]
     verb = next((w for w in words if not w.startswith("-")), "up")
     if words and not words[0].startswith("-"):
         words = words[1:]
@@ -132,6 +147,12 @@ def parse(argv: Sequence[str]) -> Command:
     if rest and verb not in ("ssh", "exec"):
         raise ConfigError(f"{verb} takes nothing behind --; only ssh and exec run a command")
     return Command(verb, _parser(verb).parse_args(words), overrides, rest)
+
+
+def _is_override(word: str, before: str) -> bool:
+    """Is it `key=value` or `~key` of the config? Behind --where it is a condition."""
+    looks = not word.startswith("-") and OVERRIDE.match(word) is not None and ("=" in word or word[0] == "~")
+    return looks and before != "--where"
 
 
 def _split(argv: Sequence[str]) -> tuple[Sequence[str], tuple[str, ...]]:
@@ -153,6 +174,9 @@ def _parser(verb: str) -> _Parser:
     parser.add_argument(
         "--json", action="store_true", help="one JSON document (or JSON lines while following) on stdout"
     )
+    if verb == "up" or verb in recall.OF_A_RUN:
+        how = "repeat, or go on with," if verb == "up" else "mean"
+        parser.add_argument("--run", metavar="ID", help=f"{how} the run of this id as it is on record, code included")
     if verb in ("up", "down", "cancel", "stop", "orphans", "init"):
         parser.add_argument("--yes", action="store_true", help="do not ask")
     if verb == "up":
@@ -166,6 +190,17 @@ def _parser(verb: str) -> _Parser:
         parser.add_argument("port", metavar="PORT[:REMOTE]", help="here, and on the worker if that is another")
     if verb == "logs":
         parser.add_argument("--follow", action="store_true", help="go on until the program ends")
+    if verb in ("up", "plan"):
+        parser.add_argument("--plan", metavar="FILE", help="the config of a file that plan --save has written")
+    if verb == "plan":
+        parser.add_argument("--save", action="store_true", help="write the config to plans/<run id>.yaml")
+    if verb == "runs":
+        parser.add_argument("--where", action="append", default=[], metavar="COND", help="such as metrics.loss<0.5")
+        parser.add_argument("--sort", metavar="KEY", help="such as metrics.accuracy_after; the largest comes last")
+        parser.add_argument("--last", type=int, metavar="N", help="only so many, from the end")
+        parser.add_argument("--csv", action="store_true", help="comma-separated values, every key a column")
+        parser.add_argument("--diff", nargs=2, metavar=("A", "B"), help="what differs between two runs")
+        parser.add_argument("--refresh", action="store_true", help="read the bucket, for runs of other machines")
     if verb == "down":
         parser.add_argument("--all", action="store_true", help="also the network, the bucket and the service account")
     if verb == "orphans":
@@ -180,16 +215,18 @@ def _parser(verb: str) -> _Parser:
 
 def _with_recalled(command: Command) -> Command:
     """A verb that looks at a run means, without config words, the one last started from this folder."""
-    if command.overrides or command.verb not in recall.VERBS:
+    if command.overrides or command.run or command.verb not in recall.VERBS:
         return command
-    words = recall.recall(Path.cwd())
-    if not words and command.verb in recall.OF_THE_PROJECT:
+    words, run = recall.recall(Path.cwd())
+    if not words and not run and command.verb in recall.OF_THE_PROJECT:
         return command
-    if not words:
+    if not words and not run:
         raise ConfigError(
             f"no run was started from this folder; {command.verb} needs its words: +experiment=NAME key=value ..."
         )
-    print(f"({shlex.join(words)})", file=sys.stderr)
+    print(f"({shlex.join([*(['--run', run] if run else []), *words])})", file=sys.stderr)
+    if run and command.verb in recall.OF_A_RUN:
+        command.flags.run = run
     return replace(command, overrides=words)
 
 

@@ -64,6 +64,27 @@ def normalize(override: str) -> str:
     return f"{match['key']}{match['value'] or ''}"
 
 
+def laid_over(data: dict[str, Any], words: Sequence[str]) -> dict[str, Any]:
+    """Composed data with single values changed: `key.path=value` as Hydra reads it.
+
+    Raises:
+        ConfigError: a word that cannot be read.
+    """
+    from hydra.core.override_parser.overrides_parser import OverridesParser
+    from hydra.errors import HydraException
+    from omegaconf import OmegaConf
+
+    made = OmegaConf.create(data)
+    try:
+        for override in OverridesParser.create().parse_overrides([normalize(word) for word in words]):
+            OmegaConf.update(made, override.key_or_group, override.value(), force_add=True)
+    except HydraException as error:
+        raise ConfigError(_in_our_words(error, words, None)) from None
+    plain = OmegaConf.to_container(made)
+    assert isinstance(plain, dict)
+    return {str(key): value for key, value in plain.items()}
+
+
 def groups(extra_dir: Path | None = None) -> dict[str, list[str]]:
     """Every config group and its choices, from the bundled YAML and the user's own."""
     found: dict[str, set[str]] = {}

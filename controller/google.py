@@ -37,6 +37,8 @@ RETRIED = frozenset({408, 429, 500, 502, 503, 504})
 ATTEMPTS = 6
 LASTING = re.compile(r"quota limit|quota '[^']*' exhausted|no more capacity", re.IGNORECASE)
 """Words of a 429 that sending the same request again in a moment does not change: its caller decides."""
+NAMES = frozenset({"bucket", "name", "network", "object", "parent", "prefix", "project", "projectId", "region", "zone"})
+"""Parameters of requests that say what they are about; no other goes on record."""
 CHUNK = 16 << 20
 """Bytes of a chunk of an upload; what is lost when one is cut off."""
 NO_CREDENTIALS = "no Google credentials: run `gcloud auth application-default login`, or use cloud=local"
@@ -91,6 +93,15 @@ class Google:
         self._services: dict[str, Any] = {}
         self._lock = threading.Lock()
         self._idle: list[Any] = []
+        self._listeners: list[Callable[[dict[str, Any]], None]] = []
+
+    def listen(self, listener: Callable[[dict[str, Any]], None]) -> None:
+        """Tell of every request from now on, those that are sent again included: never of a body or an answer.
+
+        The listener is called from whichever thread asks, with {time, api, method, of: the names in its URL, status,
+        seconds}.
+        """
+        self._listeners.append(listener)
 
     @property
     def signed_in(self) -> bool:
@@ -125,11 +136,20 @@ class Google:
         content = self._send("storage", "objects.get_media", {"bucket": bucket, "object": name})
         return content if isinstance(content, bytes) else str(content).encode()
 
-    def upload(self, bucket: str, name: str, content: bytes, *, generation: int | None = None) -> dict[str, Any]:
+    def upload(
+        self,
+        bucket: str,
+        name: str,
+        content: bytes,
+        *,
+        generation: int | None = None,
+        metadata: Mapping[str, str] | None = None,
+    ) -> dict[str, Any]:
         """Write an object; returns its metadata.
 
         Args:
             generation: write only if the object has this generation now; 0: only if it does not exist.
+            metadata: words of ours about it, 8 KiB at most, which a listing of objects shows.
 
         Raises:
             Conflict: another generation is there.
@@ -140,6 +160,8 @@ class Google:
         parameters: dict[str, Any] = {"bucket": bucket, "name": name, "media_body": media}
         if generation is not None:
             parameters["ifGenerationMatch"] = str(generation)
+        if metadata is not None:
+            parameters["body"] = {"metadata": dict(metadata)}
         return self._send("storage", "objects.insert", parameters)
 
     def upload_file(
@@ -170,7 +192,8 @@ class Google:
 
         media = MediaFileUpload(str(path), mimetype="application/octet-stream", resumable=True, chunksize=CHUNK)
         sent, answer = 0, None
-        with _told_apart(f"upload of gs://{bucket}/{name}"), self._connection() as http:
+        told = self._told("storage", "objects.insert", {"bucket": bucket, "name": name})
+        with told, _told_apart(f"upload of gs://{bucket}/{name}"), self._connection() as http:
             request = self._service("storage").objects().insert(bucket=bucket, name=name, media_body=media)
             if session.is_file():
                 request.resumable_uri = session.read_text()
@@ -214,7 +237,7 @@ class Google:
         return retrying(act, *arguments)
 
     def _once(self, api: str, method: str, parameters: dict[str, Any]) -> Any:
-        with _told_apart(f"{api} {method}"):
+        with self._told(api, method, parameters), _told_apart(f"{api} {method}"):
             node = self._service(api)
             *parents, leaf = method.split(".")
             for parent in parents:
@@ -222,6 +245,25 @@ class Google:
             request = getattr(node, leaf)(**parameters)
             with self._connection() as http:
                 return request.execute(http=http)
+
+    @contextmanager
+    def _told(self, api: str, method: str, parameters: Mapping[str, Any]) -> Iterator[None]:
+        """Tell the listeners of one request."""
+        if not self._listeners:
+            yield
+            return
+        began, status = self._clock.now(), 200
+        try:
+            yield
+        except GoogleError as error:
+            status = error.status
+            raise
+        finally:
+            names = {key: parameters[key] for key in sorted(parameters) if key in NAMES}
+            seconds = round(self._clock.now() - began, 3)
+            call = {"time": round(began, 3), "api": api, "method": method, "of": names, "status": status}
+            for listener in self._listeners:
+                listener({**call, "seconds": seconds})
 
     def _service(self, api: str) -> Any:
         from googleapiclient.discovery import build_from_document

@@ -47,12 +47,12 @@ class Ledger:
 
     def result(self) -> Result | None:
         """None while the run has not ended well, or when there is no such run."""
-        content = self._read("result.json")
+        content = self.read("result.json")
         return None if content is None else Result(**json.loads(content))
 
     def finish(self, result: Result) -> None:
         """Record the end; the first one counts."""
-        self._create("result.json", json.dumps(asdict(result), indent=1))
+        self.create("result.json", json.dumps(asdict(result), indent=1))
 
     def launches(self) -> list[Launch]:
         """Every launch, oldest first."""
@@ -69,15 +69,15 @@ class Ledger:
 
     def record(self, launch: Launch) -> bool:
         """Record a launch before it is made; False if another controller recorded this attempt first."""
-        return self._create(f"launches/{launch.attempt:04d}.json", json.dumps(asdict(launch)))
+        return self.create(f"launches/{launch.attempt:04d}.json", json.dumps(asdict(launch)))
 
     def cancel(self) -> None:
         """Record that the latest attempt is ended on purpose, so that whoever follows it does not start it again."""
         if launches := self.launches():
-            self._create(f"cancels/{launches[-1].attempt:04d}.json", "{}")
+            self.create(f"cancels/{launches[-1].attempt:04d}.json", "{}")
 
     def cancelled(self, attempt: int) -> bool:
-        return self._read(f"cancels/{attempt:04d}.json") is not None
+        return self.read(f"cancels/{attempt:04d}.json") is not None
 
     def episodes(self) -> list[dict[str, Any]]:
         """How each attempt so far ended that did not end well, and what was done about it, oldest first."""
@@ -91,7 +91,7 @@ class Ledger:
 
     def add_episode(self, number: int, document: dict[str, Any]) -> None:
         """Put such an end on record; the first of a number counts."""
-        self._create(f"verdicts/{number:04d}.json", json.dumps(document, indent=1))
+        self.create(f"verdicts/{number:04d}.json", json.dumps(document, indent=1))
 
     def write(self, name: str, text: str) -> None:
         """Write a document that describes the run, replacing an older one."""
@@ -99,7 +99,7 @@ class Ledger:
 
     def has(self, name: str) -> bool:
         """Is there a document of that name?"""
-        return self._read(name) is not None
+        return self.read(name) is not None
 
     def log_object(self, worker: int, attempt: int) -> str:
         return f"{self.prefix}/logs/attempt-{attempt}/worker-{worker}.log"
@@ -109,19 +109,21 @@ class Ledger:
 
     def ending(self, worker: int, attempt: int) -> str | None:
         """`code 1`, or the signal; None while the program runs there, or when its end was not recorded."""
-        content = self._read(self.exit_object(worker, attempt).removeprefix(f"{self.prefix}/"))
+        content = self.read(self.exit_object(worker, attempt).removeprefix(f"{self.prefix}/"))
         if content is None:
             return None
         ended = json.loads(content)
         return f"code {ended['code']}" if ended.get("code") is not None else ended.get("signal") or "an error"
 
-    def _read(self, name: str) -> bytes | None:
+    def read(self, name: str) -> bytes | None:
+        """A document of the run, None where there is none."""
         try:
             return self._google.download(self.bucket, f"{self.prefix}/{name}")
         except NotFound:
             return None
 
-    def _create(self, name: str, text: str) -> bool:
+    def create(self, name: str, text: str) -> bool:
+        """Write a document unless there is one; says whether there was none."""
         try:
             self._google.upload(self.bucket, f"{self.prefix}/{name}", text.encode(), generation=0)
         except Conflict:

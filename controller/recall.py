@@ -8,23 +8,30 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-VERBS = frozenset({"status", "logs", "verify", "cancel", "stop", "down", "ssh", "exec", "forward", "orphans"})
+OF_A_RUN = frozenset({"status", "logs", "verify", "cancel", "stop", "down", "ssh", "exec", "forward"})
+"""Those that --run may tell which run is meant."""
+VERBS = OF_A_RUN | {"orphans"}
 """The verbs that look at, touch or end what `up` has made; without config words they mean the last one."""
 OF_THE_PROJECT = frozenset({"orphans"})
 """Those of them that mean something without any run: the words only say which project."""
 
 
-def remember(overrides: Sequence[str], folder: Path) -> None:
-    """Called by `up` once it has something to act on; a state folder that cannot be written is told of elsewhere."""
+def remember(overrides: Sequence[str], folder: Path, run: str = "") -> None:
+    """Called by `up` once it has something to act on; a state folder that cannot be written is told of elsewhere.
+
+    Args:
+        run: the id, where it was started from its record.
+    """
     file = _file(folder)
     file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    file.write_text(json.dumps({"folder": str(folder), "overrides": list(overrides)}))
+    file.write_text(json.dumps({"folder": str(folder), "overrides": list(overrides), "run": run}))
 
 
-def recall(folder: Path) -> tuple[str, ...]:
-    """The words that `remember` was given last in this folder, none if there was no `up`."""
+def recall(folder: Path) -> tuple[tuple[str, ...], str]:
+    """The words and the run that `remember` was given last in this folder, none of both if there was no `up`."""
     file = _file(folder)
-    return tuple(json.loads(file.read_text())["overrides"]) if file.is_file() else ()
+    known = json.loads(file.read_text()) if file.is_file() else {}
+    return tuple(known.get("overrides", ())), known.get("run", "")
 
 
 def _file(folder: Path) -> Path:

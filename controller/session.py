@@ -12,6 +12,7 @@ from controller.connect import connected, project_of
 from controller.errors import ConfigError
 from controller.ledger import Ledger
 from controller.plan import Plan, build
+from controller.records.restore import restored
 from controller.resource import Absent, Pending
 from controller.resources.node import Node
 from controller.resources.workers import SshAccess
@@ -72,7 +73,22 @@ class Session:
 @contextmanager
 def session(command: Command) -> Iterator[Session]:
     """Open what the command names and close it again; an emulated cloud that holds no node is put to sleep."""
+    with opened(command) as (plan, world, emulator):
+        yield Session(plan, world, Ledger(world.google, plan.bucket, plan.run_id), emulator)
+
+
+@contextmanager
+def opened(command: Command, *, repeat: bool = False) -> Iterator[tuple[Plan, World, Emulator | None]]:
+    """The plan that the command's words mean, or with --run the record, and a way to its cloud.
+
+    Args:
+        repeat: the record of a run that has finished means a new run like it.
+    """
+    if command.run:
+        with restored(command.run, command.overrides, Path.cwd(), repeat=repeat) as found:
+            yield found
+        return
     config = command.checked_config()
     plan = build(config, project_of(config), Path.cwd())
     with connected(config) as (world, emulator):
-        yield Session(plan, world, Ledger(world.google, plan.bucket, plan.run_id), emulator)
+        yield plan, world, emulator

@@ -29,6 +29,21 @@ UNKNOWN_HASH = "????????"
 
 
 @dataclass(frozen=True)
+class Recorded:
+    """What is taken from the record of a run, and not decided anew: the run is to be the same.
+
+    Attributes:
+        assets: by `datasets.NAME` and so on; their copies are in the bucket.
+        lock: the text of what env.packages=lock installs.
+    """
+
+    run_id: str
+    run_yaml: str
+    assets: Mapping[str, Content]
+    lock: str
+
+
+@dataclass(frozen=True)
 class Plan:
     """Everything decided: what must exist, under which names, and what the program will read."""
 
@@ -40,6 +55,7 @@ class Plan:
     run_yaml: str
     places: Places
     vault: Vault
+    assets: tuple[Content, ...]
     resources: tuple[Resource, ...]
 
     @property
@@ -57,27 +73,35 @@ class Plan:
         return [r for r in self.resources if r.scope in scopes]
 
 
-def build(config: Config, project: str, folder: Path, code: Snapshot | None = None) -> Plan:
+def build(
+    config: Config, project: str, folder: Path, code: Snapshot | None = None, recorded: Recorded | None = None
+) -> Plan:
     """Pure but for reading the code and the assets.
 
     Args:
         project: the resolved project id.
         folder: where the user stands; `program=command` ships the repository around it.
         code: what is shipped, where the caller knows; an Unfetched one gives a plan to look at, of a run without an id.
+        recorded: makes it the plan of a run that is on record.
 
     Raises:
         ConfigError: code or data that is not there.
     """
     code = code or snapshot(config, folder)
     bucket = bucket_name(config, project)
-    held = contents(config, code.root)
+    held = contents(config, code.root) if recorded is None else recorded.assets
     run_id = config.run_id(code.sha256, {_identity_key(c): c.identity for c in held.values()})
+    if recorded is not None:
+        run_id = recorded.run_id
     if isinstance(code, Unfetched):
         run_id = f"{config.run.name}-{UNKNOWN_HASH}"
     places = Places(bucket, run_id, {path: f"gs://{bucket}/{c.prefix}" for path, c in held.items()})
-    run_yaml = render(config, run_id, bucket, {c.name: c.prefix for c in held.values()})
+    prefixes = {c.name: c.prefix for c in held.values()}
+    run_yaml = recorded.run_yaml if recorded is not None else render(config, run_id, bucket, prefixes)
     vault = Vault(config.env.secrets)
     requirements = requirements_of(config, code)
+    if recorded is not None and config.env.packages == "lock":
+        requirements = Requirements(recorded.lock)
     early = tuple(_before_the_pod(config, bucket, code, held, vault, requirements))
     # A billed TPU never waits for an upload or a permission: everything shared comes before it.
     node = node_resource(config, tuple(r.id for r in early))
@@ -85,7 +109,7 @@ def build(config: Config, project: str, folder: Path, code: Snapshot | None = No
     wheels = next((r for r in early if isinstance(r, Wheels)), None)
     prepared = Prepared(config, node, archive, run_id, run_yaml, places, vault, requirements, wheels, held)
     resources = (*early, node, *worker_resources(prepared))
-    return Plan(config, project, run_id, bucket, code, run_yaml, places, vault, resources)
+    return Plan(config, project, run_id, bucket, code, run_yaml, places, vault, tuple(held.values()), resources)
 
 
 def _identity_key(asset: Content) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +18,7 @@ from controller.ledger import Ledger
 from controller.plan import Plan, build
 from controller.preflight import by_severity, probe
 from controller.preview import Row, preview
+from controller.records.planfile import save
 from controller.repositories import UnreachableError
 from controller.resource import Absent, Unknown
 from controller.resources.node import Node
@@ -51,6 +53,8 @@ def run(command: Command) -> int:
         now = _now(plan, rows, world)
     seen = [finding for row in rows for finding in row.resource.findings(row.seen)]
     findings = by_severity([*findings, *asked, *seen])
+    if command.flags.save:
+        print(f"saved {save(plan, command.overrides, Path.cwd())}", file=sys.stderr)
     if command.flags.json:
         print(json.dumps(as_document(plan, rows, findings, price, now), indent=1))
     else:

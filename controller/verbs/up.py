@@ -15,26 +15,24 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-import yaml
-
 from conf.cloud import LocalCloud
-from controller.connect import NO_PROJECT, connected, project_of
+from controller.connect import NO_PROJECT
 from controller.cost import most, rate
 from controller.errors import ConfigError, OverBudget, SlipwayError, WrongDevices
-from controller.events import record_to
 from controller.follow import Follower, Outcome
-from controller.gitrecord import record
 from controller.google import GoogleError, ServiceDisabled
 from controller.launch import alive, launch, stop
 from controller.ledger import Ledger, Result
-from controller.plan import Plan, build
+from controller.plan import Plan
 from controller.preflight import probe
 from controller.recall import remember
 from controller.reconcile import destroy, reconcile
+from controller.records.record import RECORD, Recorder
 from controller.recover import Recovery
 from controller.resource import Absent
 from controller.resources.node import Node
 from controller.resources.watchdog import Watchdog
+from controller.session import opened
 from controller.spending import Spending
 from controller.ssh import Fleet, WorkersFailed
 from controller.turns import Turns
@@ -49,14 +47,12 @@ if TYPE_CHECKING:
 
 
 def run(command: Command) -> int:
-    config = command.checked_config()
-    if project_of(config) == NO_PROJECT:
-        raise ConfigError(
-            "cloud.project: is not set; set it, or run `gcloud config set project ID`, or use cloud=local"
-        )
-    plan = build(config, project_of(config), Path.cwd())
-    with connected(config) as (world, emulator):
-        remember(command.overrides, Path.cwd())
+    with opened(command, repeat=True) as (plan, world, emulator):
+        if plan.project == NO_PROJECT:
+            raise ConfigError(
+                "cloud.project: is not set; set it, or run `gcloud config set project ID`, or use cloud=local"
+            )
+        remember(command.overrides, Path.cwd(), plan.run_id if command.run else "")
         carry_out(command, plan, world, emulator)
     return 0
 
@@ -68,16 +64,23 @@ def carry_out(command: Command, plan: Plan, world: World, emulator: Emulator | N
         world.events.listen(view)
         result = ledger.result()
         if result is not None:
-            left = Up(command, plan, world, ledger, view).clean_up(result)
+            recorder = Recorder(plan, world, ledger, command.overrides)
+            left = Up(command, plan, world, ledger, view, recorder).clean_up(result)
             view.finished(result, again=not left)
             return result
         _before_it_bills(command, plan, world, view)
-        world.events.listen(record_to(world.state / "runs" / plan.run_id / "events.jsonl"))
+        recorder = Recorder(plan, world, ledger, command.overrides)
+        recorder.listen()
         if emulator is not None:
             _script_faults(emulator, plan)
-        up = Up(command, plan, world, ledger, view)
-        result = up.run()
+        up = Up(command, plan, world, ledger, view, recorder)
+        try:
+            result = up.run()
+        except SlipwayError as error:
+            recorder.stopped("failed", str(error), up.spending)
+            raise
         if result is not None:
+            recorder.end(result, up.spending)
             view.finished(result, cost=str(up.spending.spent()))
     return result
 
@@ -85,8 +88,11 @@ def carry_out(command: Command, plan: Plan, world: World, emulator: Emulator | N
 class Up:
     """One `up` of one run."""
 
-    def __init__(self, command: Command, plan: Plan, world: World, ledger: Ledger, view: View) -> None:
+    def __init__(
+        self, command: Command, plan: Plan, world: World, ledger: Ledger, view: View, recorder: Recorder
+    ) -> None:
         self.command, self.plan, self.world, self.ledger, self.view = command, plan, world, ledger, view
+        self.recorder = recorder
         self.spending = Spending(world.google, world.clock, plan.bucket, plan.run_id, plan.config)
         self.turns = Turns(world.google, world.clock, plan.bucket, plan.node.name)
         self.recovery = Recovery(plan, world, ledger, self.spending, self._poll_seconds, self._delete_pod)
@@ -103,6 +109,7 @@ class Up:
                 case Kind.FINISHED:
                     return self._finish(outcome, attempt)
                 case Kind.CANCELLED:
+                    self.recorder.stopped("cancelled", "", self.spending)
                     self._note("cancelled; the same command starts it again from its last checkpoint")
                     return None
                 case Kind.OVER_BUDGET:
@@ -124,8 +131,8 @@ class Up:
             if isinstance(error, GoogleError) and not error.passes:
                 raise
             return Outcome(self.recovery.setup_verdict(error)), 0, error
-        if not (was_running and self.ledger.has("git.json")):  # a controller may have been killed before that
-            self._document()
+        if not (was_running and self.ledger.has(RECORD)):  # a controller may have been killed before that
+            self.recorder.begin(fleet)
         verb = "re-attached to" if was_running else "launched"
         self._note(f"{verb} attempt {started.attempt} on {counted(plan.node.workers, 'worker')}")
         if self.command.flags.detach:
@@ -209,22 +216,6 @@ class Up:
     def _earlier(self) -> list[str]:
         line = self.turns.waiting()
         return line[: line.index(self.plan.run_id)] if self.plan.run_id in line else line
-
-    def _document(self) -> None:
-        """Put beside the results what made them, git.json last."""
-        content = {
-            "run": self.plan.run_id,
-            "overrides": list(self.command.overrides),
-            "code_sha256": self.plan.snapshot.sha256,
-            "config": self.plan.config.model_dump(mode="json"),
-        }
-        self.ledger.write("plan.yaml", yaml.safe_dump(content, sort_keys=False))
-        self.ledger.write("run.yaml", self.plan.run_yaml)
-        exclude, secrets = self.plan.config.code.exclude, self.plan.vault.values().values()
-        document, patch = record(self.plan.snapshot.root, exclude, secrets)
-        if patch:
-            self.ledger.write("diff.patch", patch)
-        self.ledger.write("git.json", json.dumps(document, indent=1))
 
     def _finish(self, outcome: Outcome, attempt: int) -> Result:
         """Record the result, then let the pod go if the policy says so."""

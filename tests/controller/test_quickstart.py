@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
+import shutil
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +15,7 @@ import pytest
 
 from controller import cli, emulator
 from controller.google import Google
+from controller.records import index
 
 pytestmark = pytest.mark.e2e
 SHORT = [
@@ -35,14 +40,14 @@ def run(capsys: pytest.CaptureFixture[str], *words: str) -> str:
     return out
 
 
-def folder_of(home: Path) -> Path:
-    """The bucket's objects, as files."""
-    target = home / "copy"
+def folder_of(home: Path, run: str = "") -> Path:
+    """The bucket's objects of a run, of all by default, as files."""
+    target = home / f"copy{run}"
     config = cli.parse(["up", *SHORT]).config()[0]
     cloud = emulator.ensure_running(config.cloud, str(home))  # pyright: ignore[reportArgumentType]
     google = client(cloud)
     bucket = "slipway-local-slipway-us-central2"
-    for item in google.pages("storage", "objects.list", "items", bucket=bucket, prefix="runs/"):
+    for item in google.pages("storage", "objects.list", "items", bucket=bucket, prefix=f"runs/{run}"):
         file = target / item["name"].partition("/")[2].partition("/")[2]
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_bytes(google.download(bucket, item["name"]))
@@ -104,3 +109,23 @@ def test_a_preempted_run_ends_with_the_same_weights(homes: Any, capsys: pytest.C
     steps = [json.loads(line)["step"] for line in (disturbed / "metrics.jsonl").read_text().splitlines()]
     assert steps == sorted(steps)
     assert list((disturbed / "tb").glob("events.out.tfevents.*"))
+
+
+def test_a_run_is_repeated_bit_for_bit_by_a_slipway_with_another_trainer(
+    homes: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    home = homes("home")
+    run(capsys)
+    [row] = index.rows(home)
+    packages = Path(cli.__file__).parents[1]
+    clone = tmp_path / "clone"
+    for name in ("conf", "controller", "trainer"):
+        shutil.copytree(packages / name, clone / name, ignore=shutil.ignore_patterns("__pycache__"))
+    (clone / "trainer" / "main.py").write_text("raise SystemExit('this is not the code of the record')\n")
+    words = [sys.executable, "-m", "controller", "up", "--run", row["run"]]
+    environment = {**os.environ, "PYTHONPATH": str(clone)}
+    done = subprocess.run(words, cwd=clone, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    first, second = (weights(folder_of(home, name)) for name in (f"{row['run']}/", f"{row['run']}-r1/"))
+    assert first.keys() == second.keys()
+    assert all(np.array_equal(first[name], second[name]) for name in first)

@@ -1,0 +1,69 @@
+"""The table of runs: one small row for each, in an index file of the state folder and on an object of the bucket.
+
+The file is appended to, and the last row of a run counts, so that ten thousand of them are read in a moment. In the
+bucket each row is the metadata of an object `index/<id>.json`: one listing of a thousand rows is one request.
+https://cloud.google.com/storage/docs/metadata#custom-metadata
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from controller.google import Google, NotFound
+
+Row = dict[str, Any]
+LARGEST = 7000
+"""Bytes of a row in the bucket: custom metadata ends at 8 KiB."""
+
+
+def file_of(state: Path) -> Path:
+    return state / "runs" / "index.jsonl"
+
+
+def rows(state: Path) -> list[Row]:
+    """Every run that this state folder knows, oldest first. A line that was cut short by a crash does not count."""
+    file = file_of(state)
+    found: dict[str, Row] = {}
+    for line in file.read_bytes().splitlines() if file.is_file() else ():
+        try:
+            row = json.loads(line)
+        except ValueError:
+            continue
+        found[row["run"]] = {**found.get(row["run"], {}), **row}
+    return sorted(found.values(), key=lambda row: row.get("created", 0.0))
+
+
+def add(state: Path, new: Iterable[Row]) -> None:
+    """Add rows, or the keys of them that are new."""
+    text = "".join(json.dumps(row) + "\n" for row in new)
+    if not text:
+        return
+    file = file_of(state)
+    file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    with file.open("ab") as out:
+        fcntl.flock(out, fcntl.LOCK_EX)  # controllers of several runs append at the same time
+        out.write(text.encode())
+
+
+def publish(google: Google, bucket: str, row: Row) -> None:
+    """Put a row into the bucket, in place of the run's last one; if it is too large, without metrics or words."""
+    text = json.dumps(row)
+    for key in ("metrics", "overrides", "why"):
+        if len(text.encode()) > LARGEST:
+            row = {**row, key: {} if key == "metrics" else []}
+            text = json.dumps(row)
+    google.upload(bucket, f"index/{row['run']}.json", text.encode(), metadata={"row": text})
+
+
+def published(google: Google, bucket: str) -> list[Row]:
+    """Every row of a bucket."""
+    where: Mapping[str, Any] = {"bucket": bucket, "prefix": "index/", "fields": "items(metadata),nextPageToken"}
+    try:
+        items = list(google.pages("storage", "objects.list", "items", **where))
+    except NotFound:
+        return []
+    return [json.loads(item["metadata"]["row"]) for item in items if "row" in item.get("metadata", {})]

@@ -1,0 +1,202 @@
+"""A run from its record: the same config, code, packages and data, whatever the working tree holds now.
+
+The record is looked for on this machine, then in the bucket that the words beside `--run` (`cloud=…`) mean. The code
+comes from the archive in the bucket, so that a clean clone at another commit, or none, will do.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import yaml
+
+from conf.schema import Config, judge
+from conf.strict import essential
+from controller.agent import tree_hash
+from controller.agent.code import unpack
+from controller.assets import Content, Source
+from controller.compose import compose, laid_over, raw
+from controller.connect import connected, project_of
+from controller.errors import ConfigError
+from controller.google import NotFound
+from controller.ledger import Ledger
+from controller.plan import Plan, Recorded, build
+from controller.plan.shared import bucket_name
+from controller.records import record
+from controller.records.record import RECORD, SUFFIX, Document
+from controller.snapshot import Snapshot
+
+if TYPE_CHECKING:
+    from controller.emulator import Emulator
+    from controller.google import Google
+    from controller.world import World
+
+
+@dataclass(frozen=True)
+class Unpacked(Snapshot):
+    """Code out of an archive, which is shipped again byte for byte."""
+
+    packed: bytes
+
+    @cached_property
+    def archive(self) -> bytes:
+        return self.packed
+
+
+@contextmanager
+def restored(
+    run_id: str, words: Sequence[str], folder: Path, *, repeat: bool
+) -> Iterator[tuple[Plan, World, Emulator | None]]:
+    """The plan of a run that is on record, and a way to its cloud.
+
+    Args:
+        words: `cloud=…` says where the record is; `key.path=value` changes where and how patiently the run is executed.
+        folder: where the user stands.
+        repeat: of a run that has finished make the plan of a new one, `ID-r1`.
+
+    Raises:
+        ConfigError: there is no such record, it cannot be had whole, or the words would make another run of it.
+    """
+    groups = [word for word in words if "." not in word.partition("=")[0]]
+    here = _judged(groups, folder)
+    state = Path(here.run.state_dir).expanduser()
+    document = record.read(state, run_id) or _from_bucket(here, run_id)
+    config = _config(document, [word for word in words if word not in groups], here, folder)
+    with connected(config) as (world, emulator):
+        google = world.google
+        code = _code(google, document, state)
+        name = _next(google, document["bucket"], run_id) if repeat else run_id
+        yield (
+            build(config, document["project"], folder, code, _recorded(google, document, name, state)),
+            world,
+            emulator,
+        )
+
+
+def _judged(words: Sequence[str], folder: Path) -> Config:
+    config, problems = compose(words, extra_dir=folder / "slipway")
+    if config is None or problems:
+        raise ConfigError(problems)
+    return config
+
+
+def found(words: Sequence[str], run_id: str, folder: Path) -> Document:
+    """The record of a run from the bucket that the words mean.
+
+    Raises:
+        ConfigError: it is not there.
+    """
+    return _from_bucket(_judged(words, folder), run_id)
+
+
+def _from_bucket(here: Config, run_id: str) -> Document:
+    bucket = bucket_name(here, project_of(here))
+    with connected(here) as (world, _):
+        content = Ledger(world.google, bucket, run_id).read(RECORD)
+    if content is None:
+        raise ConfigError(
+            f"--run {run_id}: no such run on this machine, nor in gs://{bucket}; `slipway runs` lists them, and "
+            "cloud=… or cloud.bucket=… beside --run says where else to look"
+        )
+    return json.loads(content)
+
+
+def _config(document: Document, words: Sequence[str], here: Config, folder: Path) -> Config:
+    """The recorded config; keys that are newer than the record have today's values."""
+    config, problems = judge(document["config"])
+    if config is None:
+        config, problems = judge(_filled(document["config"], _today(document, folder)))
+    if config is None or problems:
+        said = [f"--run {document['run']}: recorded by slipway {document['slipway']}, which had other keys:"]
+        raise ConfigError([*said, *map(str, problems)])
+    local = {"run": {"state_dir": here.run.state_dir}, "cloud": {"project": document["project"]}}
+    changed, problems = judge(laid_over(_filled(local, config.model_dump(mode="json")), words))
+    if changed is None or problems:
+        raise ConfigError(problems)
+    if essential(changed) != essential(config):
+        raise ConfigError(
+            f"--run {document['run']}: what is computed stays as it is on record; for another run give the words "
+            f"themselves: {' '.join(document['overrides'])}"
+        )
+    return changed
+
+
+def _today(document: Document, folder: Path) -> dict[str, Any]:
+    """What the words of the run mean now, as far as they still mean anything."""
+    try:
+        return raw(document["overrides"], extra_dir=folder / "slipway")
+    except ConfigError:
+        return raw([f"cloud={document['config']['cloud']['kind']}"])
+
+
+def _filled(known: dict[str, Any], others: dict[str, Any]) -> dict[str, Any]:
+    """`known`, with what it does not hold from `others`."""
+    both = {key: value for key, value in others.items() if key not in known}
+    for key, value in known.items():
+        other = others.get(key)
+        both[key] = _filled(value, other) if isinstance(value, dict) and isinstance(other, dict) else value
+    return both
+
+
+def _next(google: Google, bucket: str, run_id: str) -> str:
+    """The run itself while it has not finished, else its next repetition."""
+    if Ledger(google, bucket, run_id).result() is None:
+        return run_id
+    found = SUFFIX.search(run_id)
+    base = run_id[: found.start()] if found else run_id
+    return f"{base}-r{int(found[1]) + 1 if found else 1}"
+
+
+def _code(google: Google, document: Document, state: Path) -> Snapshot:
+    """The recorded code as files on this machine, checked against its hash."""
+    sha256, bucket = document["code_sha256"], document["bucket"]
+    where = f"gs://{bucket}/code/{sha256}.tar.gz"
+    try:
+        packed = google.download(bucket, f"code/{sha256}.tar.gz")
+    except NotFound:
+        raise ConfigError(f"--run {document['run']}: its code has gone from {where}") from None
+    folder = state / "code" / sha256
+    if not folder.is_dir():
+        folder.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        draft = Path(tempfile.mkdtemp(prefix=f".{sha256[:12]}-", dir=folder.parent))
+        try:
+            (draft / "archive").write_bytes(packed)
+            unpack(draft / "archive", draft / "tree")
+            if not folder.is_dir():
+                os.replace(draft / "tree", folder)  # noqa: PTH105 - of a folder
+        finally:
+            shutil.rmtree(draft, ignore_errors=True)
+    files = tuple(sorted(p.relative_to(folder).as_posix() for p in folder.rglob("*") if p.is_file()))
+    if tree_hash(folder, files) != sha256:
+        raise ConfigError(f"--run {document['run']}: {folder} is not what the record says; delete it, and try again")
+    return Unpacked(folder, files, packed)
+
+
+def _recorded(google: Google, document: Document, run_id: str, state: Path) -> Recorded:
+    bucket = document["bucket"]
+    run_yaml = document["run_yaml"]
+    if run_id != document["run"]:
+        content = yaml.safe_load(run_yaml) | {"id": run_id, "dir": f"gs://{bucket}/runs/{run_id}"}
+        run_yaml = yaml.safe_dump(content, sort_keys=False)
+    held: dict[str, Content] = {}
+    for asset in document["assets"]:
+        files = tuple(Source(n, state / "downloads" / sha, sha) for n, sha in asset["files"].items())
+        content = Content(asset["kind"], asset["name"], asset["identity"], files)
+        held[content.path] = content
+        try:
+            google.call("storage", "objects.get", bucket=bucket, object=f"{content.prefix}/manifest.json")
+        except NotFound:
+            raise ConfigError(
+                f"--run {document['run']}: its {content.path} has gone from gs://{bucket}/{content.prefix}; "
+                "a run with the same words copies it anew"
+            ) from None
+    return Recorded(run_id, run_yaml, held, document["requirements"])

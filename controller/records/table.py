@@ -1,0 +1,124 @@
+"""The table of runs: which rows, in which order, for people and for programs."""
+
+from __future__ import annotations
+
+import csv
+import io
+import re
+import shlex
+from collections.abc import Callable, Iterable, Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+from controller.errors import ConfigError
+from controller.records.index import Row
+
+CONDITION = re.compile(r"^(?P<key>[\w.]+?)\s*(?P<sign>!=|>=|<=|=|>|<|~)\s*(?P<value>.*)$", re.DOTALL)
+SIGNS: dict[str, Callable[[Any, Any], bool]] = {
+    "=": lambda have, wanted: have == wanted,
+    "!=": lambda have, wanted: have != wanted,
+    ">": lambda have, wanted: have > wanted,
+    "<": lambda have, wanted: have < wanted,
+    ">=": lambda have, wanted: have >= wanted,
+    "<=": lambda have, wanted: have <= wanted,
+    "~": lambda have, wanted: str(wanted) in str(have),
+}
+PLAIN = ("run", "state", "created", "seconds", "type", "attempts", "usd")
+"""The columns for people, before overrides and metrics."""
+MOST_METRICS = 4
+
+
+def flat(value: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    """`{"metrics": {"loss": 1}}` as `{"metrics.loss": 1}`; lists stay whole."""
+    found: dict[str, Any] = {}
+    for key, item in value.items():
+        found |= flat(item, f"{prefix}{key}.") if isinstance(item, dict) else {f"{prefix}{key}": item}
+    return found
+
+
+def chosen(rows: Iterable[Row], conditions: Sequence[str], sort: str | None, last: int | None) -> list[Row]:
+    """The flat rows that fulfil every condition.
+
+    Args:
+        conditions: `state=finished`, `metrics.accuracy_after>=0.8`, `overrides~seed`.
+        sort: a key; the largest comes last, so that it is what the eye falls on; runs without it come first.
+        last: only so many, from the end.
+
+    Raises:
+        ConfigError: a condition that cannot be read.
+    """
+    tests = [_test(condition) for condition in conditions]
+    found = [row for row in map(flat, rows) if all(test(row) for test in tests)]
+    if sort:
+        found.sort(key=lambda row: _order(row.get(sort)))
+    return found[-last:] if last else found
+
+
+def as_csv(rows: Sequence[Row]) -> str:
+    """All keys of all rows as columns; a list is its words as a shell would read them."""
+    out = io.StringIO()
+    writer = csv.DictWriter(out, list(dict.fromkeys(key for row in rows for key in row if key != "pods")), restval="")
+    writer.writeheader()
+    for row in rows:
+        writer.writerow({key: _cell(value) for key, value in row.items() if key != "pods"})
+    return out.getvalue()
+
+
+def as_lines(rows: Sequence[Row]) -> list[str]:
+    """The table for people: words that all runs share are left out."""
+    if not rows:
+        return ["no runs"]
+    shared = set.intersection(*(set(row.get("overrides") or ()) for row in rows)) if len(rows) > 1 else set()
+    names = list(dict.fromkeys(key for row in rows for key in row if key.startswith("metrics.")))[:MOST_METRICS]
+    head = [*PLAIN, *(name.removeprefix("metrics.") for name in names), "words"]
+    lines = [head]
+    for row in rows:
+        words = shlex.join(word for word in row.get("overrides") or () if word not in shared)
+        lines.append([*(_shown(key, row.get(key)) for key in PLAIN), *(_shown(n, row.get(n)) for n in names), words])
+    widths = [max(len(line[i]) for line in lines) for i in range(len(head))]
+    return ["  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in lines]
+
+
+def _test(condition: str) -> Callable[[Row], bool]:
+    match = CONDITION.match(condition)
+    if match is None:
+        raise ConfigError(f"--where {condition}: is KEY SIGN VALUE, with one of {' '.join(SIGNS)} as sign")
+    key, judge, wanted = match["key"], SIGNS[match["sign"]], _number(match["value"])
+
+    def test(row: Row) -> bool:
+        have = row.get(key)
+        if isinstance(have, int | float) != isinstance(wanted, int | float) and match["sign"] != "~":
+            have = str(have)
+            return match["sign"] in "!=" and judge(have, str(wanted))
+        return have is not None and judge(have, wanted)
+
+    return test
+
+
+def _number(text: str) -> float | str:
+    try:
+        return float(text)
+    except ValueError:
+        return text
+
+
+def _order(value: Any) -> tuple[int, float, str]:
+    if isinstance(value, int | float):
+        return 1, float(value), ""
+    return (0, 0.0, "") if value is None else (2, 0.0, str(value))
+
+
+def _cell(value: Any) -> Any:
+    return shlex.join(map(str, value)) if isinstance(value, list) else value
+
+
+def _shown(key: str, value: Any) -> str:
+    if value is None:
+        return "-"
+    if key == "created":
+        return datetime.fromtimestamp(value, UTC).strftime("%Y-%m-%d %H:%M")
+    if key == "usd":
+        return f"{value:.2f}"
+    if key == "seconds":
+        return f"{value:.0f}"
+    return f"{value:.4g}" if isinstance(value, float) else str(value)

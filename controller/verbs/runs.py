@@ -1,0 +1,69 @@
+"""`slipway runs`: the table of runs, and what differs between two of them."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from controller.errors import ConfigError
+from controller.records import index
+from controller.records.difference import as_lines as difference_lines
+from controller.records.difference import difference
+from controller.records.table import as_csv, as_lines, chosen
+
+if TYPE_CHECKING:
+    from controller.cli import Command
+    from controller.records.record import Document
+
+
+def run(command: Command) -> int:
+    flags = command.flags
+    state = state_of(command)
+    if flags.refresh:
+        refresh(command, state)
+    if flags.diff:
+        old, new = flags.diff
+        found = difference(_record(command, state, old), _record(command, state, new))
+        print(json.dumps(found, indent=1) if flags.json else "\n".join(difference_lines(old, new, found, Path.cwd())))
+        return 0
+    rows = chosen(index.rows(state), flags.where, flags.sort, flags.last)
+    if flags.csv:
+        print(as_csv(rows), end="")
+    else:
+        print(json.dumps(rows, indent=1) if flags.json else "\n".join(as_lines(rows)))
+    return 0
+
+
+def state_of(command: Command) -> Path:
+    """The state folder; without config words no config is composed, which takes longer than ten thousand rows."""
+    if command.overrides:
+        return Path(command.bare_config().run.state_dir).expanduser()
+    return Path(os.environ.get("SLIPWAY_HOME") or "~/.slipway").expanduser()
+
+
+def refresh(command: Command, state: Path) -> None:
+    """Add what other machines have put into the bucket."""
+    from controller.connect import connected, project_of
+    from controller.plan.shared import bucket_name
+
+    config = command.bare_config()
+    with connected(config) as (world, _):
+        found = index.published(world.google, bucket_name(config, project_of(config)))
+    known = {row["run"]: row for row in index.rows(state)}
+    index.add(state, [row for row in found if known.get(row["run"], {}) != {**known.get(row["run"], {}), **row}])
+
+
+def _record(command: Command, state: Path, run_id: str) -> Document:
+    from controller.records import record
+
+    document = record.read(state, run_id)
+    if document is None:
+        from controller.records.restore import found
+
+        document = found(command.overrides, run_id, Path.cwd())
+    row = next((row for row in index.rows(state) if row["run"] == run_id), None)
+    if row is None:
+        raise ConfigError(f"{run_id}: is not in the table of runs; `slipway runs --refresh` reads that of the bucket")
+    return document | {"row": row}

@@ -1,0 +1,92 @@
+"""The table of runs: conditions, order, exports, what differs."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from pathlib import Path
+
+import pytest
+
+from controller import cli
+from controller.errors import ConfigError
+from controller.records import index
+from controller.records.difference import difference
+from controller.records.table import as_csv, as_lines, chosen
+
+ROWS = [
+    {"run": "a-1", "created": 1.0, "state": "finished", "overrides": ["x=1", "+experiment=q"], "metrics": {"acc": 0.9}},
+    {"run": "a-2", "created": 2.0, "state": "failed", "overrides": ["x=2", "+experiment=q"], "metrics": {}},
+    {"run": "b-3", "created": 3.0, "state": "finished", "overrides": ["x=3", "+experiment=q"], "metrics": {"acc": 0.5}},
+]
+
+
+def names(*conditions: str, sort: str | None = None, last: int | None = None) -> list[str]:
+    return [row["run"] for row in chosen(ROWS, conditions, sort, last)]
+
+
+def test_conditions_order_and_number() -> None:
+    assert names() == ["a-1", "a-2", "b-3"]
+    assert names("state=finished") == ["a-1", "b-3"]
+    assert names("state!=finished") == ["a-2"]
+    assert names("metrics.acc>=0.5", "run~a-") == ["a-1"]
+    assert names("overrides~x=2") == ["a-2"]
+    assert names("nothing=1") == []
+    assert names(sort="metrics.acc") == ["a-2", "b-3", "a-1"]
+    assert names(sort="metrics.acc", last=1) == ["a-1"]
+    with pytest.raises(ConfigError, match="--where oops: is KEY SIGN VALUE"):
+        names("oops")
+
+
+def test_exports_hold_every_key_and_the_table_leaves_out_shared_words() -> None:
+    rows = chosen(ROWS, [], None, None)
+    read = list(csv.DictReader(io.StringIO(as_csv(rows))))
+    assert [row["metrics.acc"] for row in read] == ["0.9", "", "0.5"]
+    assert read[0]["overrides"] == "x=1 +experiment=q"
+    lines = as_lines(rows)
+    assert lines[1].endswith("x=1")
+    assert not any("experiment" in line for line in lines)
+
+
+def test_the_last_row_of_a_run_counts_and_a_torn_line_does_not(tmp_path: Path) -> None:
+    index.add(tmp_path, ROWS)
+    index.add(tmp_path, [{"run": "a-2", "state": "finished"}])
+    with index.file_of(tmp_path).open("a") as out:
+        out.write('{"run": "c-4", "st')
+    states = {row["run"]: row["state"] for row in index.rows(tmp_path)}
+    assert states == {"a-1": "finished", "a-2": "finished", "b-3": "finished"}
+
+
+def test_the_verb(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setenv("SLIPWAY_HOME", str(tmp_path))
+    index.add(tmp_path, ROWS)
+    assert cli.run(["runs", "--where", "state=finished", "--sort", "metrics.acc", "--json"]) == 0
+    assert [row["run"] for row in json.loads(capsys.readouterr().out)] == ["b-3", "a-1"]
+    assert cli.run(["runs", "--csv", "--where=run=a-1"]) == 0
+    assert capsys.readouterr().out.splitlines()[1].startswith("a-1,")
+    assert cli.run(["runs", "--where", "oops"]) == 2
+    assert "is KEY SIGN VALUE" in capsys.readouterr().err
+
+
+def test_the_difference_names_section_and_key() -> None:
+    base = {
+        "config": {"optimizer": {"lr": 1.0}, "seed": 0},
+        "code_sha256": "c",
+        "git": {"commit": "x", "dirty": False},
+        "worker_0": {"packages": {"jax": "1"}, "devices": {"kind": "TPU v4"}},
+        "assets": [],
+        "prices": {"usd_per_hour": None},
+        "slipway": "0.1.0",
+        "row": {"state": "finished", "metrics": {"acc": 0.5}},
+    }
+    other = json.loads(json.dumps(base))
+    other["config"]["optimizer"]["lr"] = 2.0
+    other["worker_0"]["packages"]["numpy"] = "2"
+    other["row"]["metrics"]["acc"] = 0.6
+    assert difference(base, base) == {}
+    assert difference(base, other) == {
+        "config": {"optimizer.lr": (1.0, 2.0)},
+        "packages": {"numpy": (None, "2")},
+        "result": {"metrics.acc": (0.5, 0.6)},
+    }
