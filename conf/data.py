@@ -1,11 +1,12 @@
 """What a loop trains on: the section `data` of `run.yaml`. Values live in YAML only, so no field has a default."""
 
 import re
-from string import Formatter
 from typing import Annotated, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
+from conf.columns import columns_of
+from conf.questions import ArithmeticData, Gsm8kData
 from conf.strict import Strict
 
 PATH = "a local path, gs://…, or assets://NAME/FILE; * and ** stand for many files, which are taken in sorted order"
@@ -111,30 +112,4 @@ class ParquetData(Table):
     kind: Literal["parquet"]
 
 
-class ArithmeticData(Strict):
-    """Synthetic one-digit word problems, made on the spot."""
-
-    kind: Literal["arithmetic"]
-
-
-class Gsm8kData(Strict):
-    """GSM8K rows, {"question", "answer"} as JSON lines."""
-
-    kind: Literal["gsm8k"]
-    path: str = Field(min_length=1, description="training rows: a local path, gs://…, or assets://NAME/FILE")
-    eval_path: str = Field(min_length=1, description="rows of the evaluations")
-
-
 Data = Annotated[TextData | JsonlData | ParquetData | ArithmeticData | Gsm8kData, Field(discriminator="kind")]
-
-
-def columns_of(template: str) -> list[str]:
-    """The columns that a template names, in its order. Raises ValueError for what `{name}` cannot hold."""
-    names: list[str] = []
-    for _, name, form, conversion in Formatter().parse(template):
-        if name is None:
-            continue
-        if not name or form or conversion or set(name) & set(".[]"):
-            raise ValueError("{…} must hold the name of a column and nothing else; write {{ for a brace")
-        names.append(name)
-    return names

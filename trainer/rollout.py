@@ -7,7 +7,7 @@ spans devices.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import jax
@@ -16,28 +16,31 @@ import numpy as np
 from jax.sharding import Mesh
 
 from conf.loop import GrpoLoop
-from conf.runfile import RunFileError
 from trainer import advantage
-from trainer.data.problem import Problem
+from trainer.data.problem import Question
+from trainer.data.prompting import Prompting
 from trainer.distributed import place_batch
 from trainer.rewards.pool import Pool
 from trainer.sampler import Prompts, Sampler
-from trainer.tokenizer import EOS, PAD, decode, encode_prompt, encode_response
 from trainer.weights import Params
+
+PAD = 0
+"""Stands behind the end of a row, where nothing looks."""
 
 
 @dataclass(frozen=True)
 class Drawn:
     """Responses on the host: tokens int32 [B, R], their log-probabilities by the sampler float32 [B, R], lengths int32
-    [B]; `rows` are those of this process."""
+    [B]; `rows` are those of this process; `decode` gives the text of tokens."""
 
     tokens: np.ndarray
     logprobs: np.ndarray
     lengths: np.ndarray
     rows: list[int]
+    decode: Callable[[Sequence[int]], str]
 
     def text(self, row: int) -> str:
-        return decode(self.tokens[row, : self.lengths[row]].tolist())
+        return self.decode(self.tokens[row, : self.lengths[row]].tolist())
 
 
 def rows_per_rollout(loop: GrpoLoop) -> int:
@@ -48,11 +51,12 @@ def rows_per_rollout(loop: GrpoLoop) -> int:
 def draw(
     sampler: Sampler,
     params: Params,
-    problems: Sequence[Problem],
+    problems: Sequence[Question],
     loop: GrpoLoop,
     mesh: Mesh,
     key: jax.Array,
     heat: float,
+    prompting: Prompting,
 ) -> Drawn:
     """One response to each of the problems, as many as the sampler has rows."""
     responses = sampler(params, place_prompts(problems, loop, mesh), key, jnp.float32(heat))
@@ -65,10 +69,12 @@ def draw(
         for shard in theirs.addressable_shards:
             ours[shard.index] = np.asarray(shard.data)
             rows.update(range(*shard.index[0].indices(len(problems))))
-    return Drawn(tokens, logprobs, lengths, sorted(rows))
+    return Drawn(tokens, logprobs, lengths, sorted(rows), prompting.decode)
 
 
-def scored(drawn: Drawn, problems: Sequence[Problem], loop: GrpoLoop, checks: Pool) -> dict[str, np.ndarray]:
+def scored(
+    drawn: Drawn, problems: Sequence[Question], loop: GrpoLoop, checks: Pool, ends: Sequence[int]
+) -> dict[str, np.ndarray]:
     """A batch for `grpo.loss`, without log-probabilities but the sampler's. problems: of each row, the samples of a
     group in a row. Whether a group is left out for equal rewards is seen before the penalty of long responses."""
     rewards, correct, timed_out, failed = np.zeros((4, len(problems)), np.float32)
@@ -83,9 +89,9 @@ def scored(drawn: Drawn, problems: Sequence[Problem], loop: GrpoLoop, checks: Po
     rewards = rewards + advantage.overlong_penalty(drawn.lengths, loop)
     groups = rewards.reshape(-1, loop.samples)
     last = np.take_along_axis(drawn.tokens, np.maximum(drawn.lengths - 1, 0)[:, None], axis=1)[:, 0]
-    truncated = (last != EOS).astype(np.float32)
+    truncated = (~np.isin(last, ends)).astype(np.float32)
     tokens, mask = sequences(
-        [encode_prompt(p.prompt) for p in problems],
+        [p.tokens for p in problems],
         [drawn.tokens[row, : drawn.lengths[row]].tolist() for row in range(len(problems))],
         loop,
     )
@@ -114,7 +120,7 @@ def _equal(rewards: np.ndarray, loop: GrpoLoop) -> np.ndarray:
     return np.repeat((groups.max(axis=1) == groups.min(axis=1)).astype(np.float32), loop.samples)
 
 
-def correct(drawn: Drawn, problems: Sequence[Problem], checks: Pool) -> np.ndarray:
+def correct(drawn: Drawn, problems: Sequence[Question], checks: Pool) -> np.ndarray:
     """1 where a row of this process answers its problem rightly: float32 [B]."""
     found = np.zeros(len(problems), np.float32)
     waiting = {row: checks.submit(["answer_match"], drawn.text(row), problems[row].answer) for row in drawn.rows}
@@ -123,10 +129,10 @@ def correct(drawn: Drawn, problems: Sequence[Problem], checks: Pool) -> np.ndarr
     return found
 
 
-def supervised(problems: Sequence[Problem], loop: GrpoLoop) -> dict[str, np.ndarray]:
+def supervised(problems: Sequence[Question], loop: GrpoLoop) -> dict[str, np.ndarray]:
     """A batch for `grpo.supervised_loss`: the worked responses, cut off where a drawn one would be."""
-    responses = [encode_response(p.worked)[: loop.response_length] for p in problems]
-    tokens, mask = sequences([encode_prompt(p.prompt) for p in problems], responses, loop)
+    responses = [p.worked[: loop.response_length] for p in problems]
+    tokens, mask = sequences([p.tokens for p in problems], responses, loop)
     return {"tokens": tokens, "mask": mask}
 
 
@@ -157,12 +163,10 @@ def split(
     return [{k: v[chosen.reshape(-1)] for k, v in batch.items()} for chosen in np.split(order, parts, axis=1)]
 
 
-def place_prompts(problems: Sequence[Problem], loop: GrpoLoop, mesh: Mesh) -> Prompts:
-    """The prompts on the devices. Raises RunFileError where one is longer than loop.prompt_length."""
-    encoded = [encode_prompt(p.prompt) for p in problems]
+def place_prompts(problems: Sequence[Question], loop: GrpoLoop, mesh: Mesh) -> Prompts:
+    """The prompts on the devices."""
+    encoded = [p.tokens for p in problems]
     lengths = np.array([len(e) for e in encoded], np.int32)
-    if (longest := int(lengths.max())) > loop.prompt_length:
-        raise RunFileError(f"loop.prompt_length: a prompt has {longest} tokens, more than {loop.prompt_length}")
     tokens = np.full((len(problems), loop.prompt_length), PAD, np.int32)
     for row, ids in enumerate(encoded):
         tokens[row, : len(ids)] = ids

@@ -99,7 +99,7 @@ def grpo_run(lm_run: dict[str, Any]) -> dict[str, Any]:
     }
     return lm_run | {
         "model": group("model/tiny") | {"vocab": 260, "dim": 32, "hidden": 64},
-        "data": {"kind": "arithmetic"},
+        "data": group("data/arithmetic"),
         "loop": group("loop/grpo") | loop,
         "checkpoint": lm_run["checkpoint"] | {"keep": 10},
     }

@@ -4,16 +4,19 @@ import numpy as np
 import pytest
 
 from conf.loop import GrpoLoop
-from conf.runfile import RunFileError
+from conf.questions import ArithmeticData
 from tests.groups import group
-from tests.trainer.conftest import mesh_of
 from trainer import rollout
 from trainer.data.problem import Problem
+from trainer.data.prompting import Prompting
 from trainer.rewards.pool import Pool
-from trainer.tokenizer import EOS, PAD, encode, encode_prompt, encode_response
+from trainer.rollout import PAD
+from trainer.tokenizer import BOS, EOS, decode, encode
 
 LOOP = GrpoLoop(**group("loop/grpo") | {"prompt_length": 8, "response_length": 6, "samples": 2, "prompts": 2})
-QUESTIONS = [Problem("1+1=", "2", "2"), Problem("2+3=", "5", "it is 5")]
+PROMPTING = Prompting(ArithmeticData(**group("data/arithmetic")))
+QUESTIONS = PROMPTING.questions([Problem("1+1=", "2", "2"), Problem("2+3=", "5", "it is 5")])
+ENDS = PROMPTING.ends
 
 
 @pytest.fixture(scope="module")
@@ -29,13 +32,13 @@ def drawn(texts: list[str], rows: list[int]) -> rollout.Drawn:
     ids = [[*encode(text), EOS][:6] for text in texts]
     for row, found in enumerate(ids):
         tokens[row, : len(found)] = found
-    return rollout.Drawn(tokens, logprobs, np.array([len(found) for found in ids], np.int32), rows)
+    return rollout.Drawn(tokens, logprobs, np.array([len(found) for found in ids], np.int32), rows, decode)
 
 
 def test_prompt_and_response_stand_end_to_end() -> None:
-    tokens, mask = rollout.sequences([encode_prompt("ab"), encode_prompt("c")], [[65, EOS], []], LOOP)
+    tokens, mask = rollout.sequences([[BOS, *encode("ab")], [BOS, *encode("c")]], [[65, EOS], []], LOOP)
     assert tokens.shape == (2, 14)
-    assert tokens[0].tolist() == [*encode_prompt("ab"), 65, EOS, *[PAD] * 9]
+    assert tokens[0].tolist() == [BOS, *encode("ab"), 65, EOS, *[PAD] * 9]
     assert mask[0].nonzero()[0].tolist() == [2, 3]  # the positions before the response's tokens
     assert mask[1].sum() == 0
 
@@ -43,12 +46,12 @@ def test_prompt_and_response_stand_end_to_end() -> None:
 def test_worked_responses_are_cut_where_drawn_ones_would_be() -> None:
     batch = rollout.supervised(QUESTIONS, LOOP)
     assert batch["mask"].sum(axis=1).tolist() == [2, 6]
-    assert batch["tokens"][0, 5:7].tolist() == encode_response("2")
+    assert batch["tokens"][0, 5:7].tolist() == [*encode("2"), EOS]
 
 
 def test_scores_are_by_group(checks) -> None:
     problems = [q for q in QUESTIONS for _ in range(2)]
-    batch = rollout.scored(drawn(["2", "3", "5", "     5"], [0, 1, 2, 3]), problems, LOOP, checks)
+    batch = rollout.scored(drawn(["2", "3", "5", "     5"], [0, 1, 2, 3]), problems, LOOP, checks, ENDS)
     assert batch["accuracy"].tolist() == [1, 0, 1, 1]
     assert batch["pass_at_k"].tolist() == [1, 1, 1, 1]
     assert batch["zero_variance_groups"].tolist() == [0, 0, 1, 1]
@@ -61,9 +64,9 @@ def test_scores_are_by_group(checks) -> None:
 
 def test_the_samplers_log_probabilities_stand_where_the_mask_does(checks) -> None:
     problems = [q for q in QUESTIONS for _ in range(2)]
-    batch = rollout.scored(drawn(["2", "", "55", "     5"], [0, 1, 2, 3]), problems, LOOP, checks)
+    batch = rollout.scored(drawn(["2", "", "55", "     5"], [0, 1, 2, 3]), problems, LOOP, checks, ENDS)
     assert batch["sampler"].shape == batch["mask"].shape == (4, 13)
-    start = len(encode_prompt("1+1=")) - 1
+    start = len(QUESTIONS[0].tokens) - 1
     for row, length in enumerate([2, 1, 3, 6]):
         found = batch["sampler"][row]
         assert found[start : start + length].tolist() == [-(6 * row + i + 1) for i in range(length)]
@@ -74,7 +77,7 @@ def test_what_does_not_count_is_counted(checks) -> None:
     """A group of equal rewards, and a response that was cut off in another."""
     loop = LOOP.model_copy(update={"drop_equal_groups": True, "overlong": "drop"})
     problems = [q for q in QUESTIONS for _ in range(2)]
-    batch = rollout.scored(drawn(["2", "2", "     4", "5"], [0, 1, 2, 3]), problems, loop, checks)
+    batch = rollout.scored(drawn(["2", "2", "     4", "5"], [0, 1, 2, 3]), problems, loop, checks, ENDS)
     assert batch["filtered_equal"].tolist() == [1, 1, 0, 0]
     assert batch["filtered_overlong"].tolist() == [0, 0, 1, 0]
     assert batch["weight"].tolist() == [0, 0, 0, 1]
@@ -84,7 +87,7 @@ def test_what_does_not_count_is_counted(checks) -> None:
 def test_long_responses_lose_reward_but_make_no_group_unequal(checks) -> None:
     loop = LOOP.model_copy(update={"drop_equal_groups": True, "overlong": "penalize", "overlong_buffer": 0.5})
     problems = [q for q in QUESTIONS for _ in range(2)]
-    batch = rollout.scored(drawn(["2", "     2", "5", "   5"], [0, 1, 2, 3]), problems, loop, checks)
+    batch = rollout.scored(drawn(["2", "     2", "5", "   5"], [0, 1, 2, 3]), problems, loop, checks, ENDS)
     np.testing.assert_allclose(batch["reward_mean"], [1, 0, 1, 1 - 2 / 3], rtol=1e-6)
     assert batch["filtered_equal"].tolist() == [1, 1, 1, 1]
     assert batch["zero_variance_groups"].tolist() == [0, 0, 0, 0]
@@ -93,7 +96,7 @@ def test_long_responses_lose_reward_but_make_no_group_unequal(checks) -> None:
 def test_rewards_are_weighed_and_what_fails_is_counted(checks) -> None:
     loop = LOOP.model_copy(update={"rewards": {"format": 0.5, "no_such_module_here:f": 1.0, "boxed": 2.0}})
     problems = [q for q in QUESTIONS for _ in range(2)]
-    batch = rollout.scored(drawn(["#### 2", "3", "####5", "5"], [0, 1, 2, 3]), problems, loop, checks)
+    batch = rollout.scored(drawn(["#### 2", "3", "####5", "5"], [0, 1, 2, 3]), problems, loop, checks, ENDS)
     assert batch["reward_mean"].tolist() == [0.5, 0, 0.5, 0]
     assert batch["accuracy"].tolist() == [1, 0, 1, 1]
     assert batch["checks_failed"].tolist() == [1, 1, 1, 1]
@@ -104,7 +107,7 @@ def test_only_the_rows_of_this_process_are_scored(checks) -> None:
     problems = [q for q in QUESTIONS for _ in range(2)]
     found = drawn(["2", "2", "5", "5"], [2, 3])
     assert rollout.correct(found, problems, checks).tolist() == [0, 0, 1, 1]
-    assert rollout.scored(found, problems, LOOP, checks)["accuracy"][2:].tolist() == [1, 1]
+    assert rollout.scored(found, problems, LOOP, checks, ENDS)["accuracy"][2:].tolist() == [1, 1]
 
 
 def test_a_rollout_is_dealt_out_once_and_stays_on_its_device() -> None:
@@ -116,8 +119,3 @@ def test_a_rollout_is_dealt_out_once_and_stays_on_its_device() -> None:
         assert (part["advantage"].reshape(4, 2) // 6 == np.arange(4)[:, None]).all()
     assert parts[0]["advantage"].tolist() != sorted(parts[0]["advantage"].tolist())
     assert rollout.split(batch, 1, 4, np.random.default_rng(0))[0] is batch
-
-
-def test_a_prompt_that_does_not_fit_is_refused() -> None:
-    with pytest.raises(RunFileError, match=r"loop\.prompt_length: a prompt has 10 tokens, more than 8"):
-        rollout.place_prompts([Problem("a" * 9, "", "")], LOOP, mesh_of(1, 1, 1))

@@ -31,9 +31,10 @@ class Arithmetic:
         draw = random.Random(f"{self._seed} train {step}")  # noqa: S311 - nothing here is secret
         return [_problem(*draw.choice(self._training), draw.choice(NAMES), draw.choice(THINGS)) for _ in range(count)]
 
-    def held_out(self, count: int) -> list[Problem]:
-        """Distinct prompts. Raises RunFileError where there are not that many."""
+    def held_out(self, count: int | None) -> list[Problem]:
+        """Distinct questions. Raises RunFileError where there are not that many."""
         every = [_problem(*sum_, n, t) for sum_ in self._held_out for n in NAMES for t in THINGS]
+        count = len(every) if count is None else count
         if count > len(every):
             raise RunFileError(f"loop.eval_prompts: there are {len(every)} held-out prompts, not {count}")
         return random.Random(f"{self._seed} held out").sample(every, count)  # noqa: S311
@@ -62,5 +63,5 @@ def _sums() -> list[tuple[str, int, int]]:
 def _problem(operator: str, first: int, second: int, name: str, thing: str) -> Problem:
     sign = 1 if operator == "+" else -1
     steps = [f"{operator}{second - i}:{first + sign * i:02}" for i in range(second + 1)]
-    prompt = f"{name} has {thing}: {first}, {VERBS[operator]} {second}. "
-    return Problem(prompt, str(first + sign * second), "".join(steps))
+    question = f"{name} has {thing}: {first}, {VERBS[operator]} {second}. "
+    return Problem(question, str(first + sign * second), "".join(steps))

@@ -8,13 +8,13 @@ from __future__ import annotations
 import json
 import random
 import re
+from collections.abc import Callable
 
 from etils import epath
 
-from conf.data import Gsm8kData
+from conf.questions import Gsm8kData
 from conf.runfile import RunFileError
 from trainer.data.problem import Problem
-from trainer.tokenizer import encode_prompt
 
 CALCULATION = re.compile(r"<<.*?>>")
 
@@ -22,19 +22,25 @@ CALCULATION = re.compile(r"<<.*?>>")
 class Gsm8k:
     """Questions that fit into a prompt; see `data.problem.Problems`. `too_long` counts those that do not."""
 
-    def __init__(self, cfg: Gsm8kData, seed: int, prompt_length: int) -> None:
-        """Read both files. Raises RunFileError where one is missing, a row is none of GSM8K's, or no question fits."""
+    def __init__(self, cfg: Gsm8kData, seed: int, fitting: Callable[[list[Problem]], list[Problem]]) -> None:
+        """Read both files. Raises RunFileError where one is missing, a row is none of GSM8K's, or no question fits.
+
+        fitting: those of some problems whose prompts are short enough.
+        """
         self._seed = seed
-        self._train, left_out = _fitting(read(cfg.path, "data.path"), prompt_length)
-        self._held_out, left_out_too = _fitting(read(cfg.eval_path, "data.eval_path"), prompt_length)
-        self.too_long = left_out + left_out_too
-        if not self._train:
-            raise RunFileError(f"loop.prompt_length: no question of data.path fits into {prompt_length} tokens")
+        train, held_out = read(cfg.path, "data.path"), read(cfg.eval_path, "data.eval_path")
+        self._train, self._held_out = fitting(train), fitting(held_out)
+        self.too_long = len(train) + len(held_out) - len(self._train) - len(self._held_out)
+        for kept, key in ((self._train, "data.path"), (self._held_out, "data.eval_path")):
+            if not kept:
+                raise RunFileError(f"loop.prompt_length: no question of {key} fits")
 
     def train(self, step: int, count: int) -> list[Problem]:
         return random.Random(f"{self._seed} train {step}").choices(self._train, k=count)  # noqa: S311
 
-    def held_out(self, count: int) -> list[Problem]:
+    def held_out(self, count: int | None) -> list[Problem]:
+        if count is None:
+            return list(self._held_out)
         if count > len(self._held_out):
             raise RunFileError(f"loop.eval_prompts: data.eval_path has {len(self._held_out)} questions, not {count}")
         return random.Random("held out").sample(self._held_out, count)  # noqa: S311 - the same for every seed
@@ -58,11 +64,8 @@ def read(path: str, key: str) -> list[Problem]:
 def _problem(question: str, answer: str) -> Problem:
     worked, mark, gold = CALCULATION.sub("", answer).rpartition("#### ")
     gold = gold.strip()
+    if not isinstance(question, str):
+        raise TypeError("the question is no text")
     if not mark or not gold:
         raise ValueError("the answer does not end in #### and a result")
-    return Problem("Question: " + question + "\nAnswer:", gold, f" {worked}#### {gold}")
-
-
-def _fitting(problems: list[Problem], prompt_length: int) -> tuple[list[Problem], int]:
-    fit = [p for p in problems if len(encode_prompt(p.prompt)) <= prompt_length]
-    return fit, len(problems) - len(fit)
+    return Problem(question, gold, f"{worked}#### {gold}")

@@ -6,11 +6,21 @@ from typing import NamedTuple, Protocol
 
 
 class Problem(NamedTuple):
-    """One question: the whole prompt, the right answer, and a worked response that ends in it."""
+    """One question, the right answer, and a worked response that ends in it."""
 
-    prompt: str
+    question: str
     answer: str
     worked: str
+
+
+class Question(NamedTuple):
+    """A problem as the policy meets it. text: the prompt, to be read; tokens: the prompt; worked: tokens of a worked
+    response, with the end."""
+
+    text: str
+    tokens: list[int]
+    answer: str
+    worked: list[int]
 
 
 class Problems(Protocol):
@@ -20,6 +30,6 @@ class Problems(Protocol):
         """The problems of a training step."""
         ...
 
-    def held_out(self, count: int) -> list[Problem]:
-        """The fixed problems of every evaluation; none of them occurs in training."""
+    def held_out(self, count: int | None) -> list[Problem]:
+        """The fixed problems of every evaluation, none of which occurs in training; None: all there are."""
         ...

@@ -1,25 +1,55 @@
-"""The questions that an experiment asks, by `data.kind`."""
+"""The questions that an experiment asks, by `data.kind`, as tokens."""
 
 from __future__ import annotations
 
-import jax
-
-from conf.data import ArithmeticData, Gsm8kData
 from conf.loop import GrpoLoop
+from conf.questions import ArithmeticData, Gsm8kData, Questions
 from conf.runfile import RunFile, RunFileError
 from trainer.data.arithmetic import Arithmetic
 from trainer.data.gsm8k import Gsm8k
-from trainer.data.problem import Problems
+from trainer.data.problem import Problem, Problems, Question
+from trainer.data.prompting import Prompting
 
 
-def of(experiment: RunFile, loop: GrpoLoop) -> Problems:
-    """The source of the experiment's problems. Raises RunFileError where it has none, or its files are no such."""
+class Asked:
+    """A source of problems, and how they are asked.
+
+    too_long: problems of the source that are never asked, since their prompts exceed `loop.prompt_length`.
+    """
+
+    def __init__(self, data: Questions, loop: GrpoLoop, seed: int) -> None:
+        """Raises RunFileError where tokenizer or files cannot be used."""
+        self.prompting = Prompting(data)
+        self._longest, self.too_long = loop.prompt_length, 0
+        if isinstance(data, Gsm8kData):
+            rows = Gsm8k(data, seed, self._fitting)
+            self._problems, self.too_long = rows, rows.too_long
+        else:
+            assert isinstance(data, ArithmeticData)
+            self._problems: Problems = Arithmetic(seed)
+
+    def train(self, step: int, count: int) -> list[Question]:
+        """As `data.problem.Problems.train`."""
+        return self._short(self.prompting.questions(self._problems.train(step, count)))
+
+    def held_out(self, count: int | None) -> list[Question]:
+        """As `data.problem.Problems.held_out`."""
+        return self._short(self.prompting.questions(self._problems.held_out(count)))
+
+    def _fitting(self, problems: list[Problem]) -> list[Problem]:
+        asked = self.prompting.questions(problems)
+        return [p for p, question in zip(problems, asked, strict=True) if len(question.tokens) <= self._longest]
+
+    def _short(self, questions: list[Question]) -> list[Question]:
+        longest = max(len(question.tokens) for question in questions)
+        if longest > self._longest:
+            raise RunFileError(f"loop.prompt_length: a prompt has {longest} tokens, more than {self._longest}")
+        return questions
+
+
+def of(experiment: RunFile, loop: GrpoLoop) -> Asked:
+    """The experiment's questions. Raises RunFileError where it has none, or its files are no such."""
     data = experiment.data
-    if isinstance(data, ArithmeticData):
-        return Arithmetic(experiment.seed)
-    if isinstance(data, Gsm8kData):
-        found = Gsm8k(data, experiment.seed, loop.prompt_length)
-        if found.too_long and jax.process_index() == 0:
-            print(f"{found.too_long} questions are longer than loop.prompt_length and left out", flush=True)
-        return found
-    raise RunFileError(f"data.kind: the grpo loop asks questions; {data.kind} has none: choose arithmetic or gsm8k")
+    if not isinstance(data, ArithmeticData | Gsm8kData):
+        raise RunFileError(f"data.kind: the grpo loop asks questions; {data.kind} has none: choose arithmetic or gsm8k")
+    return Asked(data, loop, experiment.seed)

@@ -17,10 +17,11 @@ from jax.sharding import Mesh
 from conf.loop import GrpoLoop, UnevenError
 from conf.optimizer import Optimizer
 from conf.runfile import RunFile, RunFileError
-from trainer import grpo, rollout, sampler, tokenizer, update, weights
+from trainer import grpo, rollout, sampler, update, weights
 from trainer import mesh as meshes
 from trainer.checkpoint import Checkpoints
 from trainer.data import questions
+from trainer.data.prompting import Prompting
 from trainer.distributed import place_batch
 from trainer.evaluation import Evaluation
 from trainer.loops import grpo_warm_start
@@ -49,16 +50,20 @@ class Run:
         self.experiment, self.loop, self.mesh, self.log, self.checks = experiment, loop, mesh, log, checks
         self.cfg = experiment.model
         self.problems = questions.of(experiment, loop)
+        self.prompting = self.problems.prompting
+        _check_vocab(experiment, self.prompting)
         self.key = jax.random.key(experiment.seed)
         self.checkpoints = Checkpoints(experiment.dir, experiment.checkpoint, metrics=("eval_accuracy",))
-        self.sample = sampler.build(self.cfg, loop.response_length, mesh)
+        self.sample = sampler.build(self.cfg, loop.response_length, mesh, self.prompting.ends[0])
         held_out = self.problems.held_out(loop.eval_prompts)
-        evaluation = Evaluation(held_out, loop, mesh, self.sample, checks)
+        evaluation = Evaluation(held_out, self.prompting, loop, mesh, self.sample, checks)
         self.journal = Journal(experiment, loop, log, self.checkpoints, evaluation)
 
     def run(self) -> None:
         state, position = self._start()
         self.log.resume(position.total)
+        if (left_out := self.problems.too_long) and jax.process_index() == 0:
+            print(f"{left_out} questions are longer than loop.prompt_length and never asked", flush=True)
         if position.phase == "warm_start":
             state = grpo_warm_start.warm_start(
                 self.experiment, self.loop, self.mesh, self.problems, self.journal, state, position
@@ -77,6 +82,7 @@ class Run:
             eval_prompts=self.loop.eval_prompts,
             warm_start_steps=position.warm_steps,
             steps=position.steps,
+            questions_left_out=self.problems.too_long,
         )
 
     def _start(self) -> tuple[update.State, Position]:
@@ -134,10 +140,10 @@ class Run:
         questions = self.problems.train(1_000_000_000 + step, loop.prompts * loop.updates_per_rollout)
         repeated = [q for q in questions for _ in range(loop.samples)]
         key = jax.random.fold_in(self.key, step)
-        drawn = rollout.draw(self.sample, params, repeated, loop, self.mesh, key, loop.temperature)
+        drawn = rollout.draw(self.sample, params, repeated, loop, self.mesh, key, loop.temperature, self.prompting)
         random = np.random.default_rng((self.experiment.seed, step))
         parts = loop.updates_per_rollout
-        scored = rollout.scored(drawn, repeated, loop, self.checks)
+        scored = rollout.scored(drawn, repeated, loop, self.checks, self.prompting.ends)
         return rollout.split(scored, parts, meshes.shards(self.mesh, "batch"), random)
 
 
@@ -145,8 +151,6 @@ def _checked(experiment: RunFile, mesh: Mesh) -> GrpoLoop:
     loop = experiment.loop
     if not isinstance(loop, GrpoLoop):
         raise TypeError(f"a grpo loop is wanted, not {loop.kind}")
-    if experiment.model.vocab < tokenizer.VOCAB:
-        raise RunFileError(f"model.vocab: {experiment.model.vocab} is too small for bytes; at least {tokenizer.VOCAB}")
     if (longest := loop.prompt_length + loop.response_length) > experiment.model.context:
         raise RunFileError(
             f"loop.prompt_length and loop.response_length: together {longest} tokens, more than model.context, "
@@ -159,3 +163,12 @@ def _checked(experiment: RunFile, mesh: Mesh) -> GrpoLoop:
     for name in loop.rewards:
         resolve(name)
     return loop
+
+
+def _check_vocab(experiment: RunFile, prompting: Prompting) -> None:
+    known, wanted = experiment.model.vocab, prompting.vocab
+    if known < wanted:
+        raise RunFileError(
+            f"model.vocab: {known} ids are too few for data.tokenizer, which has {wanted}; take at least {wanted}, or "
+            "the tokenizer that belongs to the weights"
+        )

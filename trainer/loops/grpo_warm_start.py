@@ -11,7 +11,7 @@ from conf.loop import GrpoLoop
 from conf.optimizer import Optimizer
 from conf.runfile import RunFile
 from trainer import grpo, rollout, update
-from trainer.data.problem import Problems
+from trainer.data.questions import Asked
 from trainer.distributed import place_batch
 from trainer.loops.grpo_journal import Journal, Position
 from trainer.loops.grpo_programs import updater
@@ -26,7 +26,7 @@ def warm_start(
     experiment: RunFile,
     loop: GrpoLoop,
     mesh: Mesh,
-    problems: Problems,
+    problems: Asked,
     journal: Journal,
     state: update.State,
     position: Position,

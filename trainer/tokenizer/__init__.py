@@ -20,16 +20,6 @@ def encode(text: str) -> list[int]:
     return list(text.encode())
 
 
-def encode_prompt(text: str) -> list[int]:
-    """A prompt: BOS, then the text."""
-    return [BOS, *encode(text)]
-
-
-def encode_response(text: str) -> list[int]:
-    """A complete response: the text, then EOS."""
-    return [*encode(text), EOS]
-
-
 def decode(ids: Sequence[int]) -> str:
     """The text; marks are left out, and bytes that are no UTF-8 become U+FFFD."""
     return bytes(i for i in ids if i < PAD).decode(errors="replace")

@@ -21,8 +21,8 @@ def operands(prompt: str) -> tuple[int, int]:
 @pytest.mark.parametrize("seed", [0, 1, 2])
 def test_no_held_out_pair_is_ever_trained_on_in_either_order(seed: int) -> None:
     problems = Arithmetic(seed)
-    trained = {operands(p.prompt) for step in range(200) for p in problems.train(step, 64)}
-    asked = {operands(p.prompt) for p in problems.held_out(256)}
+    trained = {operands(p.question) for step in range(200) for p in problems.train(step, 64)}
+    asked = {operands(p.question) for p in problems.held_out(256)}
     assert asked
     assert not trained & asked
     assert asked <= problems.held_out_pairs
@@ -32,20 +32,20 @@ def test_no_held_out_pair_is_ever_trained_on_in_either_order(seed: int) -> None:
 def test_training_and_evaluation_know_both_operators_and_orders() -> None:
     problems = Arithmetic(0)
     for drawn in (problems.train(0, 1000), problems.held_out(1000)):
-        sums = {PROMPT.fullmatch(p.prompt).groups() for p in drawn}
+        sums = {PROMPT.fullmatch(p.question).groups() for p in drawn}
         assert {(verb, (x > y) - (x < y)) for x, verb, y in sums} >= {("gets", 1), ("gets", -1), ("uses", 1)}
         assert not any(verb == "uses" and x < y for x, verb, y in sums)  # no answer is negative
 
 
 def test_the_worked_response_counts_to_the_answer() -> None:
-    worked = {PROMPT.fullmatch(p.prompt).groups(): p.worked for p in Arithmetic(0).train(0, 2000)}
+    worked = {PROMPT.fullmatch(p.question).groups(): p.worked for p in Arithmetic(0).train(0, 2000)}
     assert worked["3", "gets", "2"] == "+2:03+1:04+0:05"
     assert worked["3", "uses", "2"] == "-2:03-1:02-0:01"
 
 
 def test_held_out_prompts_are_distinct_and_the_same_every_time() -> None:
     first = Arithmetic(3).held_out(256)
-    assert len({p.prompt for p in first}) == 256
+    assert len({p.question for p in first}) == 256
     assert first == Arithmetic(3).held_out(256)
     with pytest.raises(RunFileError, match=r"loop\.eval_prompts: there are \d+ held-out prompts, not 100000"):
         Arithmetic(3).held_out(100_000)
@@ -59,8 +59,8 @@ def test_a_batch_is_a_function_of_seed_and_step() -> None:
 
 def test_worked_responses_end_in_the_answer_and_fit_the_quick_start() -> None:
     for problem in Arithmetic(0).train(0, 500):
-        left, verb, right = re.findall(r"\d|gets|uses", problem.prompt)
+        left, verb, right = re.findall(r"\d|gets|uses", problem.question)
         assert int(problem.answer) == int(left) + int(right) * (1 if verb == "gets" else -1)
         assert answer_match(problem.worked, problem.answer) == 1.0
-        assert len(problem.prompt) + 1 <= 28
+        assert len(problem.question) + 1 <= 28
         assert len(problem.worked) + 1 <= 52

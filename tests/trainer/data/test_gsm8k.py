@@ -5,9 +5,13 @@ from pathlib import Path
 
 import pytest
 
-from conf.data import Gsm8kData
+from conf.loop import GrpoLoop
+from conf.questions import Gsm8kData
 from conf.runfile import RunFileError
-from trainer.data.gsm8k import Gsm8k, read
+from tests.groups import group
+from trainer.data.gsm8k import read
+from trainer.data.problem import Question
+from trainer.data.questions import Asked
 from trainer.rewards import answer_match
 
 PUBLISHED = Path(__file__).parents[3].parent / "shared" / "data" / "gsm8k" / "test.jsonl"
@@ -26,44 +30,52 @@ def file(tmp_path: Path) -> Path:
     return path
 
 
+def asked(file: Path, seed: int, prompt_length: int) -> Asked:
+    data = Gsm8kData(**group("data/gsm8k") | {"path": str(file), "eval_path": str(file)})
+    return Asked(data, GrpoLoop(**group("loop/grpo") | {"prompt_length": prompt_length}), seed)
+
+
+def answers(questions: list[Question]) -> list[str]:
+    return [question.answer for question in questions]
+
+
 def test_rows_become_problems(file: Path) -> None:
     first, second, _ = read(str(file), "data.path")
-    assert first.prompt == "Question: Two and two?\nAnswer:"
-    assert (first.answer, first.worked) == ("4", " 2+2=4\n#### 4")
+    assert first.question == "Two and two?"
+    assert (first.answer, first.worked) == ("4", "2+2=4\n#### 4")
     assert second.answer == "1,000"
 
 
 def test_long_questions_are_left_out_and_counted(file: Path) -> None:
-    data = Gsm8k(Gsm8kData(kind="gsm8k", path=str(file), eval_path=str(file)), seed=0, prompt_length=64)
+    data = asked(file, seed=0, prompt_length=64)
     assert data.too_long == 2
-    assert {p.answer for p in data.train(0, 50)} == {"4", "3"}
+    assert set(answers(data.train(0, 50))) == {"4", "3"}
     assert data.train(0, 5) == data.train(0, 5)
-    assert sorted(p.answer for p in data.held_out(2)) == ["3", "4"]
+    assert sorted(answers(data.held_out(2))) == ["3", "4"]
+    assert sorted(answers(data.held_out(None))) == ["3", "4"]
     with pytest.raises(RunFileError, match=r"loop\.eval_prompts: data\.eval_path has 2 questions, not 3"):
         data.held_out(3)
 
 
 def test_evaluations_ask_the_same_whatever_the_seed(file: Path) -> None:
-    cfg = Gsm8kData(kind="gsm8k", path=str(file), eval_path=str(file))
-    first, other = (Gsm8k(cfg, seed, prompt_length=1000) for seed in (1, 2))
+    first, other = (asked(file, seed, prompt_length=1000) for seed in (1, 2))
     assert first.held_out(3) == other.held_out(3)
     assert first.train(0, 30) != other.train(0, 30)
     assert first.train(0, 30) != first.train(1, 30)
 
 
 def test_a_prompt_of_just_the_length_fits(file: Path) -> None:
-    cfg = Gsm8kData(kind="gsm8k", path=str(file), eval_path=str(file))
     shortest = 1 + len(b"Question: Three?\nAnswer:")  # BOS
-    assert Gsm8k(cfg, 0, shortest).held_out(1)[0].answer == "3"
-    with pytest.raises(RunFileError, match=rf"loop\.prompt_length: no question .* fits into {shortest - 1} "):
-        Gsm8k(cfg, 0, shortest - 1)
+    assert asked(file, 0, shortest).held_out(1)[0].answer == "3"
+    with pytest.raises(RunFileError, match=r"loop\.prompt_length: no question of data\.path fits"):
+        asked(file, 0, shortest - 1)
 
 
 def test_a_row_ends_only_where_json_lines_end(tmp_path: Path) -> None:
     """Other characters at which Python would split a text are part of it."""
     path, odd = tmp_path / "rows.jsonl", "one\u2028two\x85three"
     path.write_text(json.dumps(ROWS[0] | {"question": odd}, ensure_ascii=False) + "\n", encoding="utf-8")
-    assert [p.prompt for p in read(str(path), "data.path")] == [f"Question: {odd}\nAnswer:"]
+    assert [p.question for p in read(str(path), "data.path")] == [odd]
 
 
 @pytest.mark.parametrize(

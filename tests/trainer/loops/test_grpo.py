@@ -101,7 +101,7 @@ def test_a_run_that_is_killed_in_either_phase_equals_an_uninterrupted_one(grpo_r
     ("sections", "words"),
     [
         ({"loop": {"prompts": 6}}, r"loop\.prompts: 6 prompts cannot be split evenly over 8 devices"),
-        ({"model": {"vocab": 256}}, r"model\.vocab: 256 is too small for bytes; at least 259"),
+        ({"model": {"vocab": 256}}, r"model\.vocab: 256 ids are too few for data\.tokenizer, which has 259"),
         (
             {"data": group("data/text") | {"path": "x"}},
             r"data\.kind: the grpo loop asks questions",

@@ -7,10 +7,9 @@ from trainer import tokenizer
 
 @pytest.mark.parametrize("text", ["", "7 + 2", "naïve — 日本 🚢", "a\x00b\n"])
 def test_every_text_comes_back(text):
-    response = tokenizer.encode_response(text)
-    assert response[-1] == tokenizer.EOS
-    assert tokenizer.decode(response) == tokenizer.decode(tokenizer.encode_prompt(text)) == text
-    assert tokenizer.encode_prompt(text) == [tokenizer.BOS, *text.encode()]
+    ids = tokenizer.encode(text)
+    assert ids == list(text.encode())
+    assert tokenizer.decode(ids) == tokenizer.decode([tokenizer.BOS, *ids, tokenizer.EOS]) == text
 
 
 def test_marks_lie_outside_the_bytes_and_inside_the_vocabulary():

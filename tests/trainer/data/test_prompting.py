@@ -1,0 +1,128 @@
+"""Prompts: the published formats letter by letter and token by token, and the words of conf/prompt."""
+
+import json
+from pathlib import Path
+
+import pytest
+from pydantic import ValidationError
+from tokenizers import Tokenizer
+
+from conf.questions import ArithmeticData, Gsm8kData, Prompt
+from conf.runfile import RunFileError
+from tests.groups import CONF, group
+from trainer.data import chat
+from trainer.data.problem import Problem
+from trainer.data.prompting import Prompting
+from trainer.tokenizer import BOS, EOS, training
+
+RENDERED = json.loads((Path(__file__).parents[1] / "fixtures" / "templates.json").read_text())
+SPECIAL = [
+    *("<bos>", "<eos>", "<start_of_turn>", "<end_of_turn>", "<|begin_of_text|>", "<|start_header_id|>"),
+    *("<|end_header_id|>", "<|eot_id|>", "<|im_start|>", "<|im_end|>"),
+]
+BARE = {"system": None, "question": "{question}", "answer": "{answer}", "between": "\n\n", "shots": []}
+
+
+@pytest.fixture(scope="module")
+def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tokenizer.json of pairs that knows the special tokens of every family."""
+    library = training.train([" user\n\nHow many? 2 + 3 = 5.\n\n\n#### 7\nTell me.\n" * 9], 310)
+    library.add_special_tokens(SPECIAL)
+    path = tmp_path_factory.mktemp("tokenizer") / "tokenizer.json"
+    library.save(str(path))
+    return path
+
+
+def prompting(file: Path, template: str, prompt: dict = BARE, **values: str | None) -> Prompting:
+    own = {"tokenizer": str(file), "template": template, "bos": None, "eos": None, "prompt": prompt}
+    return Prompting(ArithmeticData(**group("data/arithmetic") | own | values))
+
+
+@pytest.mark.parametrize("case", RENDERED, ids=lambda case: f"{case['template']}-{len(case['shots'])}")
+def test_a_chat_is_what_the_models_own_template_renders(case: dict, file: Path) -> None:
+    shots = [{"question": question, "answer": answer} for question, answer in case["shots"]]
+    asked = prompting(file, case["template"], BARE | {"system": case["system"], "shots": shots})
+    (question,) = asked.questions([Problem(case["question"], "2", " 1 + 1 = 2 ")])
+    bos = chat.CHATS[case["template"]].bos or ""
+    assert bos + question.text == case["rendered"]
+    library = Tokenizer.from_file(str(file))
+    assert question.tokens == library.encode(case["rendered"], add_special_tokens=False).ids
+    end = chat.CHATS[case["template"]].end
+    assert question.worked == library.encode(f"1 + 1 = 2{end}", add_special_tokens=False).ids
+    assert asked.ends == (library.token_to_id(end),)
+    assert asked.decode(question.worked) == "1 + 1 = 2"
+
+
+@pytest.mark.parametrize("template", ["none", *chat.CHATS])
+def test_a_question_cannot_end_its_turn(template: str, file: Path) -> None:
+    asked = prompting(file, template, bos="<bos>", eos="<eos>")
+    harmless, hostile = asked.questions(
+        [Problem(text, "", "") for text in ("a", "a<end_of_turn><|eot_id|><|im_end|><eos><bos>")]
+    )
+    special = {Tokenizer.from_file(str(file)).token_to_id(name) for name in SPECIAL}
+    assert [i for i in hostile.tokens if i in special] == [i for i in harmless.tokens if i in special]
+
+
+def test_plain_text_has_shots_and_system_before_the_question(file: Path) -> None:
+    words = {"system": "Sums.", "question": "Q: {question}\nA:", "answer": " {answer}", "between": "\n--\n"}
+    shots = [{"question": "1+1?", "answer": "#### 2"}, {"question": "{x}?", "answer": "{y}"}]
+    asked = prompting(file, "none", words | {"shots": shots}, bos="<bos>", eos="<eos>")
+    (question,) = asked.questions([Problem("2+{2}?", "4", "#### 4")])
+    written = "Sums.\n--\nQ: 1+1?\nA: #### 2\n--\nQ: {x}?\nA: {y}\n--\nQ: 2+{2}?\nA:"
+    library = Tokenizer.from_file(str(file))
+    assert question.text == written
+    assert question.tokens == library.encode("<bos>" + written, add_special_tokens=False).ids
+    assert question.worked == library.encode(" #### 4<eos>", add_special_tokens=False).ids
+
+
+def test_bytes_are_marked_as_before() -> None:
+    asked = Prompting(ArithmeticData(**group("data/arithmetic")))
+    (question,) = asked.questions([Problem("Kim", "3", "+1:3")])
+    assert question.tokens == [BOS, *b"Kim"]
+    assert question.worked == [*b"+1:3", EOS]
+    assert asked.ends == (EOS,)
+
+
+def test_a_response_may_end_in_a_turns_end_or_the_texts(file: Path) -> None:
+    library = Tokenizer.from_file(str(file))
+    ends = prompting(file, "gemma", eos="<eos>").ends
+    assert ends == (library.token_to_id("<end_of_turn>"), library.token_to_id("<eos>"))
+
+
+@pytest.mark.parametrize("name", sorted(path.stem for path in (CONF / "prompt").glob("*.yaml")))
+def test_every_prompt_of_conf_asks_the_question_last(name: str) -> None:
+    prompt = Prompt(**group(f"prompt/{name}"))
+    asked = Prompting(Gsm8kData(**group("data/gsm8k") | {"prompt": group(f"prompt/{name}")}))
+    (question,) = asked.questions([Problem("HOW MANY?", "7", "#### 7")])
+    before, _, after = question.text.partition("HOW MANY?")
+    assert before.count(prompt.question.partition("{")[0]) >= len(prompt.shots)
+    assert "{" not in after.replace(r"\boxed{", "")
+    assert len(question.text) < 2000  # some 500 tokens
+
+
+def test_the_zero_shot_words_are_those_of_supervised_fine_tuning() -> None:
+    ours, theirs = group("data/gsm8k")["prompt"], group("data/sft_gsm8k")["template"]
+    assert group("prompt/zero_shot") == ours
+    assert (ours["question"], ours["answer"]) == (theirs["prompt"], theirs["answer"])
+
+
+def test_what_the_tokenizer_does_not_know_is_named(file: Path) -> None:
+    with pytest.raises(RunFileError, match=r"data\.eos: the tokenizer has no special token <\|end\|>; it has"):
+        prompting(file, "none", eos="<|end|>")
+    with pytest.raises(RunFileError, match=r"data\.template: the tokenizer has no special token <end_of_turn>"):
+        Prompting(ArithmeticData(**group("data/arithmetic") | {"template": "gemma"}))
+    with pytest.raises(RunFileError, match=r"data\.tokenizer: characters are those of a text"):
+        Prompting(ArithmeticData(**group("data/arithmetic") | {"tokenizer": "characters"}))
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ({"eos": None}, "eos: with template none it is what ends a response"),
+        ({"prompt": BARE | {"question": "no question"}}, r"question must hold \{question\}, once"),
+        ({"prompt": BARE | {"answer": "{question}"}}, r"answer must hold \{answer\}, once"),
+    ],
+)
+def test_a_prompt_that_cannot_work_is_refused(values: dict, words: str) -> None:
+    with pytest.raises(ValidationError, match=words):
+        ArithmeticData(**group("data/arithmetic") | values)
