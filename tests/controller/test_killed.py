@@ -1,91 +1,115 @@
-"""kill -9 of the controller between any two requests of an `up`: the next `up` converges.
+"""kill -9 of the controller before any request of an `up`, Google's and the workers': the next `up` converges.
 
-By default some points, spread over the whole; with SLIPWAY_KILL_POINTS=all every one, with a number so many.
+By default before each request that may change something: between two of them everything is as it was before the first.
+With SLIPWAY_KILL_POINTS=all before every one; with a number before so many, spread over the whole.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from controller import emulator
-from tests.controller.conftest import Slipway
+from controller.localcloud import lifecycle
 
 pytestmark = pytest.mark.e2e
-WORDS = ["tpu=v5litepod_8", 'program.command=[sh,-c,"echo once >> $SLIPWAY_RUN_DIR/starts; echo hello"]']
-DIES = """
-import os, signal, sys
-from controller import cli, google
-made, last, once = 0, int(sys.argv[1]), google.Google._once
-def counted(self, *request):
-    global made
-    made += 1
-    if made > last:
-        os.kill(os.getpid(), signal.SIGKILL)
-    return once(self, *request)
-google.Google._once = counted
-code = cli.run(sys.argv[2:])
-print("requests:", made)
-sys.exit(code)
-"""
-"""`slipway`, dead after so many requests of its own; those of other threads may be under way."""
-DEFAULT_POINTS = 3
+PARTS = 4
+"""So many tests share the points, so that several processes can run them."""
+READS = re.compile(
+    r"\.(get|list|getIamPolicy|batchGet|get_media|wait|getGuestAttributes|getBillingInfo)$|agent (observe|state|watch)$"
+)
+"""Requests that change nothing."""
 
 
-def killed_after(slipway: Slipway, requests: int) -> int | None:
-    """How many requests it made in all; None where it was killed."""
-    command = [sys.executable, "-c", DIES, str(requests), "up", *WORDS, *slipway.base]
+@dataclass
+class Killer:
+    """`up` of an echo program from nothing, again and again, each time on an emulated cloud of its own."""
+
+    folder: Path
+    orders: Any = None
+    homes: list[Path] = field(default_factory=list)
+
+    def fresh(self) -> Path:
+        """The home of an emulated cloud that runs and holds nothing."""
+        home = self.folder / str(len(self.homes))
+        self.homes.append(home)
+        home.mkdir()
+        self._order(serve=str(emulator.state_folder(str(home))))
+        while lifecycle.endpoint(emulator.state_folder(str(home))) is None:
+            assert self.orders.poll() is None
+        return home
+
+    def up(self, home: Path, before: str | None = None, log: Path | None = None) -> int:
+        """Its exit code, or -9."""
+        program = f'program.command=[sh,-c,"echo once >> {home}/starts; echo hello"]'
+        words = ["tpu=v5litepod_8", "cloud=local", "program=command", "env.packages=image", "cloud.operation_seconds=0"]
+        argv = ["up", program, *words]
+        return self._order(home=str(home), argv=argv, before=before, log=log and str(log))["code"]
+
+    def left_behind(self, home: Path) -> dict[str, Any]:
+        """What an `up` leaves, without the names that differ from run to run; and the cloud is gone."""
+        state = emulator.state_folder(str(home))
+        found = json.loads(lifecycle.ask(lifecycle.running(state), "GET", "state"))
+        lifecycle.wipe(state)
+        names = [name for names in found["objects"].values() for name in names if not name.startswith("pods/")]
+        plain = [re.sub(r"(?<=-)[0-9a-f]{8}(?=/)|[0-9a-f]{12}(-\d+)?(?=\.json)", "ID", name) for name in names]
+        kinds = {kind: sorted(found[kind]) for kind in ("node", "queued", "worker", "serviceAccount", "bucket")}
+        starts = (home / "starts").read_text().split()
+        return {**kinds, "compute": sorted(found["compute"]), "objects": sorted(plain), "starts": starts}
+
+    def _order(self, **order: Any) -> Any:
+        self.orders.stdin.write(json.dumps(order) + "\n")
+        self.orders.stdin.flush()
+        return json.loads(self.orders.stdout.readline())
+
+
+@pytest.fixture
+def killer(tmp_path: Path) -> Iterator[Killer]:
+    repository = tmp_path / "repository"
+    repository.mkdir()
+    (repository / "hello.txt").write_text("hello\n")
+    made = Killer(tmp_path)
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
-    assert done.returncode in (0, -signal.SIGKILL), done.stderr
-    return None if done.returncode else int(done.stdout.split()[-1])
+    command = [sys.executable, "-m", "tests.controller.killing"]
+    pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    with subprocess.Popen(command, env=environment, cwd=repository, **pipes) as made.orders:
+        yield made
+        for home in made.homes:
+            lifecycle.wipe(emulator.state_folder(str(home)))
+        made.orders.stdin.close()
 
 
-def left_behind(slipway: Slipway) -> dict[str, Any]:
-    """What an `up` leaves, without the names that differ from run to run."""
-    state = slipway.cloud().get("state")
-    kinds = ("node", "queued", "worker", "serviceAccount", "bucket")
-    objects = {
-        re.sub(r"/[0-9a-f]{12}(-\d+)?\.json", "/ID.json", name) for names in state["objects"].values() for name in names
-    }
-    runs = {name for name in objects if not name.startswith("pods/")}
-    return {
-        **{kind: sorted(state[kind]) for kind in kinds},
-        "compute": sorted(state["compute"]),
-        "objects": sorted(runs),
-    }
-
-
-def points(total: int) -> list[int]:
-    wanted = os.environ.get("SLIPWAY_KILL_POINTS", str(DEFAULT_POINTS))
+def points(requests: list[str]) -> list[str]:
+    """The requests before which it is killed."""
+    wanted = os.environ.get("SLIPWAY_KILL_POINTS", "changes")
+    if wanted == "changes":
+        return [request for request in requests if not READS.search(request.rpartition(" ")[0])]
     if wanted == "all":
-        return list(range(total))
-    return [round(total * (i + 0.5) / int(wanted)) for i in range(int(wanted))]
+        return requests
+    return [requests[round(len(requests) * (i + 0.5) / int(wanted))] for i in range(int(wanted))]
 
 
-def test_killed_between_any_two_requests_up_again_converges(slipway: Slipway) -> None:
-    total = killed_after(slipway, 10_000)
-    assert total is not None
-    undisturbed = left_behind(slipway)
-    for point in points(total):
-        wipe(slipway)
-        if killed_after(slipway, point) is not None:
-            assert point > 0.9 * total  # how often something is polled differs a little
-            continue
-        code, out, err = slipway("up", *WORDS)
-        assert (code, err) == (0, ""), (point, out)
-        assert slipway.json("status", *WORDS)["run"]["attempts"] == 1, point
-        found = left_behind(slipway)
-        assert {kind: found[kind] for kind in found if found[kind] != undisturbed[kind]} == {}, point
-
-
-def wipe(slipway: Slipway) -> None:
-    status, words = emulator.command(["wipe"], emulator.state_folder(str(slipway.home)))
-    assert status == 0, words
+@pytest.mark.parametrize("part", range(PARTS))
+def test_killed_before_any_request_up_again_converges(killer: Killer, part: int) -> None:
+    home, log = killer.fresh(), killer.folder / "requests"
+    assert killer.up(home, log=log) == 0
+    undisturbed = killer.left_behind(home)
+    for request in points(log.read_text().splitlines())[part::PARTS]:
+        home = killer.fresh()
+        code = killer.up(home, before=request)
+        assert code == -signal.SIGKILL or READS.search(request.rpartition(" ")[0]), (
+            request
+        )  # how often it polls differs
+        assert killer.up(home) == 0, (request, (home / "words").read_text())
+        found = killer.left_behind(home)
+        assert {kind: found[kind] for kind in found if found[kind] != undisturbed[kind]} == {}, request
