@@ -83,6 +83,10 @@ class Recovery(Strict):
         description="time without a step or a word that is a hang; null: ten times the longest wait for a step yet, at "
         "least 900",
     )
+    notice: Literal["SIGTERM", "SIGINT", "SIGUSR1", "SIGUSR2"] | None = Field(
+        description="the signal that all processes of your own program get when Google says that their VM goes away; "
+        "null: none. The bundled trainer gets SIGTERM"
+    )
     response: Responses
 
 

@@ -74,6 +74,7 @@ def _start(plan: Plan, ledger: Ledger, fleet: Fleet, attempt: int) -> None:
             "log_object": ledger.log_object(worker, attempt),
             "exit_object": ledger.exit_object(worker, attempt),
             "secrets": plan.vault.values(),
+            "notice": plan.notice,
         }
         for worker in range(plan.node.workers)
     ]

@@ -13,11 +13,12 @@ however its holder dies.
       venv/<fingerprint>/       slipway.json in it: it is complete, and what was installed
       devices.json, peers.json  what a probe found; counts for the boot that it names
       tidy.json                 what could not be tidied; the same
+      maintenance.json          a program has been told of it; the same
       runs/<run id>/            $SLIPWAY_RUN_DIR: run.yaml, env, and the program's metrics.jsonl and summary.json
         secrets, netrc          while the program lives
         setup.json, setup.log   what prepared it, once
         work/                   the program's working directory: a copy of the code, kept between attempts
-        attempt-<n>/            pid.json, log, exit.json, supervisor.log
+        attempt-<n>/            pid.json, log, notice.json, exit.json, supervisor.log
 """
 
 from .tree import tree_hash

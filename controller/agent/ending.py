@@ -11,6 +11,7 @@ from typing import Any
 
 from .attempt import situation, state
 from .files import attempt_folder, locked, read_json, wait_until, write_json
+from .notice import noticed
 from .process import alive, boot_id, marked, send, wall_time
 from .secrets import Mask, forget
 from .storage import TransferError, upload, upload_file, with_retries
@@ -63,7 +64,8 @@ def settle(folder: Path, how: dict[str, Any], before_masking: Callable[[], None]
     """Put the end on record, take the secrets away, upload log and record, and put on record how that went."""
     begun, path = read_json(folder / "pid.json"), folder / "exit.json"
     bucket = begun["bucket"]
-    record = {**how, "started": begun["started"], "upload": "pending" if bucket else "none", "upload_error": None}
+    record = {**how, "notice": noticed(folder), "started": begun["started"]}
+    record |= {"upload": "pending" if bucket else "none", "upload_error": None}
     write_json(path, record)
     before_masking()
     mask = Mask.of(folder.parent)

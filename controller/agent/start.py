@@ -18,6 +18,7 @@ from .code import check_out
 from .config import checked_env, run_environment
 from .ending import kill_marked, settle
 from .files import AgentError, attempt_folder, free_gb, locked, size_of, wait_until, write_json
+from .notice import SHUTDOWN, listen, put_on_record
 from .packages import venv_state
 from .process import boot_id, oom_kills, send, this_process, wall_time
 from .secrets import Mask, environment, keep
@@ -38,6 +39,7 @@ def start(
     log_object: str = "",
     exit_object: str = "",
     secrets: dict[str, str] | None = None,
+    notice: str | None = None,
 ) -> dict[str, Any]:
     """Start the program under a supervisor that outlives this session; if this attempt was started before, just report.
 
@@ -50,6 +52,7 @@ def start(
         env: variables of the program, on top of those of `write_config`.
         secrets: further variables of the program, which count more and are gone once it has ended.
         bucket: where the log and exit.json go, as `log_object` and `exit_object`; None: nowhere.
+        notice: the signal that tells the program that this VM will go away, such as SIGTERM; None: it is not told.
 
     Returns:
         What `state` says.
@@ -58,6 +61,7 @@ def start(
         raise AgentError(f"this is no command: {argv!r}")
     order = {"run_id": run_id, "attempt": attempt, "argv": argv, "code": code, "venv": venv}
     order |= {"env": checked_env(env or {}), "bucket": bucket, "log_object": log_object, "exit_object": exit_object}
+    order["notice"] = signal.Signals[notice].name if notice else None
     folder = attempt_folder(run_id, attempt)
     with locked("start") as lock:
         if situation(folder)["state"] == "absent":
@@ -94,6 +98,7 @@ def supervise(
     bucket: str | None,
     log_object: str,
     exit_object: str,
+    notice: str | None,
     lock: int,
 ) -> dict[str, Any]:
     """What `start` leaves behind, and nobody else calls: runs the program, waits for it, uploads its log."""
@@ -106,8 +111,15 @@ def supervise(
     begun |= {"bucket": bucket, "log_object": log_object, "exit_object": exit_object, "oom_kills": oom_kills()}
     program = _launch(folder, argv, environment, begun)
     os.close(lock)
+
+    def tell(kind: str, number: int | None) -> None:
+        put_on_record(folder, kind)
+        if number is not None:
+            send(os.killpg, program, number)
+
     # When the VM shuts down, everyone gets a SIGTERM: the program may save something, and its end is still recorded.
-    signal.signal(signal.SIGTERM, lambda *_: send(os.killpg, program, signal.SIGTERM))
+    signal.signal(signal.SIGTERM, lambda *_: tell(SHUTDOWN, signal.SIGTERM))
+    listen(lambda kind: tell(kind, signal.Signals[notice] if notice else None))
     ended = threading.Event()
     uploads = threading.Thread(target=_keep_uploading, args=(folder, begun, ended), daemon=True)
     uploads.start()

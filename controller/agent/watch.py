@@ -11,6 +11,7 @@ from typing import Any
 from .attempt import situation, state
 from .ending import finish_lost
 from .files import AgentError, attempt_folder, attempt_of, free_gb, read_from, read_json, size_of
+from .notice import noticed
 from .process import alive, group_of, wall_time
 from .secrets import Mask
 from .tree import CHUNK
@@ -26,14 +27,15 @@ def watch(
 
     Without `follow`: until what is there now has been told. The lines: {"log": text, "offset"},
     {"metrics": {…}, "offset"}, {"heartbeat": time, "stopped": has a signal stopped it?, "free_gb"} every 5 s,
-    {"warning": words}, {"exited": state} once it has ended, and as the last {"end": state}.
+    {"warning": words}, {"notice": kind} of one that the VM will go away, {"exited": state} once it has ended, and as
+    the last {"end": state}.
     Offsets are bytes; given back, they resume the stream without loss or repetition. A negative one counts from the
     end, back to the beginning of its line: -1 begins with the last line.
     """
     folder = attempt_folder(run_id, attempt)
     log_offset = _from_the_end(folder / "log", log_offset)
     metrics_offset = _from_the_end(folder.parent / "metrics.jsonl", metrics_offset)
-    beat, exited = time.monotonic(), False
+    beat, exited, notice = time.monotonic(), False, None
     while True:
         now = situation(folder)
         if now["state"] == "absent":
@@ -44,6 +46,8 @@ def watch(
         last = not follow or (now["state"] == "exited" and not now.get("uploading"))
         log_offset = _tell_log(folder / "log", log_offset, last, mask)
         metrics_offset = _tell_metrics(folder.parent / "metrics.jsonl", metrics_offset)
+        if notice is None and (notice := noticed(folder)):
+            _tell({"notice": notice})
         if follow and not exited and now["state"] == "exited":  # the upload may take its time
             exited = True
             _tell({"exited": state(run_id, attempt_of(folder))})

@@ -77,13 +77,19 @@ class _Lasting(Spec):
     seconds: float = Field(gt=0)
 
 
-class Preempted(_Blow):
+class _Noticed(_Blow):
+    notice_seconds: float | None = Field(
+        None, gt=0, description="so long before, the VMs' metadata servers say that it will come; null: they do not"
+    )
+
+
+class Preempted(_Noticed):
     """All READY nodes are taken back."""
 
     kind: Literal["preempted"]  # pyright: ignore[reportIncompatibleVariableOverride]
 
 
-class Maintenance(_Blow):
+class Maintenance(_Noticed):
     """They are REPAIRING for so many seconds, and then READY again, their VMs rebooted."""
 
     kind: Literal["maintenance"]  # pyright: ignore[reportIncompatibleVariableOverride]

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
+import hashlib
+import time
 from typing import Any
 
 from aiohttp import web
@@ -14,6 +17,7 @@ from controller.localcloud.workers import Workers
 PREFIX = "computeMetadata/v1/"
 _HEADERS = {"Metadata-Flavor": "Google", "Server": "Metadata Server for VM"}
 _TOKEN_SECONDS = 3600
+_LOOK_SECONDS = 0.25
 
 
 class Metadata:
@@ -24,10 +28,24 @@ class Metadata:
         self._workers = workers
         self._token = token
 
-    def answer(self, request: web.Request, path: str, uid: str, index: int) -> web.Response:
-        """`path` is what follows the worker's URL; 403 without the Metadata-Flavor header, 404 for an unknown key."""
+    async def answer(self, request: web.Request, path: str, uid: str, index: int) -> web.Response:
+        """`path` is what follows the worker's URL; 403 without the Metadata-Flavor header, 404 for an unknown key.
+
+        With `wait_for_change` it answers once the value is another one than that of `last_etag`, or than it was, or
+        after `timeout_sec`: https://cloud.google.com/compute/docs/metadata/querying-metadata#waitforchange
+        """
         if request.headers.get("Metadata-Flavor") != "Google":
             return web.Response(status=403, text="Missing Metadata-Flavor:Google header.", headers=_HEADERS)
+        answer = self._now(request, path, uid, index)
+        if request.query.get("wait_for_change", "").lower() == "true":
+            known = request.query.get("last_etag", answer.headers.get("ETag"))
+            late = time.monotonic() + float(request.query.get("timeout_sec", "inf"))
+            while answer.headers.get("ETag") == known and time.monotonic() < late:
+                await asyncio.sleep(_LOOK_SECONDS)
+                answer = self._now(request, path, uid, index)
+        return answer
+
+    def _now(self, request: web.Request, path: str, uid: str, index: int) -> web.Response:
         workers = {worker.index: worker for worker in self._workers.of_node(uid)}
         node = next((node for _, node in self._store.items("node") if node["id"] == uid), None)
         if node is None or index not in workers:
@@ -38,15 +56,17 @@ class Metadata:
             if not isinstance(value, dict) or key not in value:
                 return web.Response(status=404, text=f"{path} was not found", headers=_HEADERS)
             value = value[key]
+        headers = {**_HEADERS, "ETag": hashlib.sha256(repr(value).encode()).hexdigest()[:16]}
         if not isinstance(value, dict):
-            return web.Response(text=str(value), headers=_HEADERS)
+            return web.Response(text=str(value), headers=headers)
         if request.query.get("recursive", "").lower() == "true" or (keys and keys[-1] == "token"):
-            return web.json_response(value, headers=_HEADERS)
+            return web.json_response(value, headers=headers)
         listing = "".join(f"{key}/\n" if isinstance(child, dict) else f"{key}\n" for key, child in value.items())
-        return web.Response(text=listing, headers=_HEADERS)
+        return web.Response(text=listing, headers=headers)
 
     def _tree(self, node: Document, worker: Worker) -> dict[str, Any]:
         zone = node["name"].split("/")[3]
+        notice = (self._store.get("notice", node["id"]) or {}).get("kind")
         token = {
             "access_token": f"{self._token}.{worker.uid}.{worker.index}",
             "expires_in": _TOKEN_SECONDS,
@@ -66,8 +86,8 @@ class Metadata:
                 "name": vm_name(worker),
                 "hostname": f"{vm_name(worker)}.{zone}.c.{PROJECT}.internal",
                 "zone": f"projects/{PROJECT_NUMBER}/zones/{zone}",
-                "preempted": "TRUE" if node["state"] == "PREEMPTED" else "FALSE",
-                "maintenance-event": "NONE",
+                "preempted": "TRUE" if node["state"] == "PREEMPTED" or notice == "preempted" else "FALSE",
+                "maintenance-event": "TERMINATE_ON_HOST_MAINTENANCE" if notice == "maintenance" else "NONE",
                 "attributes": {
                     **node.get("metadata", {}),
                     "accelerator-type": node["acceleratorType"],

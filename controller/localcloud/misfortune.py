@@ -27,7 +27,7 @@ class Misfortune:
     def acts(self) -> dict[str, Act]:
         """By the kind of the fault; each is given the fault's spec."""
         return {
-            "preempted": lambda _: self._nodes.preempt_all(),
+            "preempted": self._preempt,
             "maintenance": self._maintain,
             "unhealthy": self._fall_ill,
             "killed": self._kill,
@@ -37,10 +37,28 @@ class Misfortune:
             "disk_full": self._fill_disk,
         }
 
+    async def _preempt(self, spec: Document) -> None:
+        """Google takes the VMs back; the nodes stay, PREEMPTED, until they are deleted."""
+        await self._nodes.preempt(await self._after_notice("preempted", spec["notice_seconds"]))
+
+    async def _after_notice(self, kind: str, seconds: float | None) -> list[str]:
+        """Have the metadata servers say what will come, and wait; the ids of the nodes that it will come to."""
+        uids = [node["id"] for _, node in self._ready()]
+        if seconds is not None:
+            for uid in uids:
+                self._store.put("notice", uid, {"kind": kind})
+            await asyncio.sleep(seconds)
+            for uid in uids:
+                self._store.delete("notice", uid)
+        return uids
+
     async def _maintain(self, spec: Document) -> None:
         """The VMs go down and come back after a while, as themselves but rebooted."""
-        names = [name for name, _ in self._ready()]
+        uids = await self._after_notice("maintenance", spec["notice_seconds"])
+        names = [name for name, node in self._ready() if node["id"] in uids]
         for name, node in self._ready():
+            if name not in names:
+                continue
             at_work = {"maintenanceStatus": "ONGOING", "type": "UNSCHEDULED", "windowStartTime": timestamp(time.time())}
             self._store.put("node", name, {**node, "state": "REPAIRING", "upcomingMaintenance": at_work})
             await self._workers.halt(node["id"])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Awaitable, Mapping
+from collections.abc import Awaitable, Collection, Mapping
 from typing import Any
 
 from controller.localcloud.call import PROJECT, PROJECT_NUMBER, Call, Handler, check_project, page, timestamp
@@ -158,9 +158,10 @@ class Nodes:
             self._store.delete("node", name)
             self._store.delete("boot", name)
 
-    async def preempt_all(self) -> None:
-        """Google takes the VMs of every READY node back; the nodes stay, PREEMPTED, until they are deleted."""
-        taken = [(name, node) for name, node in self._store.items("node") if node["state"] == "READY"]
+    async def preempt(self, uids: Collection[str]) -> None:
+        """Google takes the VMs of these nodes, where they are READY, back; the nodes stay, PREEMPTED."""
+        ready = [(name, node) for name, node in self._store.items("node") if node["state"] == "READY"]
+        taken = [(name, node) for name, node in ready if node["id"] in uids]
         with self._store.transaction():
             for name, node in taken:
                 self._store.put("node", name, {**node, "state": "PREEMPTED"})

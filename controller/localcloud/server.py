@@ -87,7 +87,7 @@ class Server:
                 return await self._admin.answer(request, path.removeprefix("emulator/"))
             if path.startswith(METADATA):
                 uid, _, index = admitted.client.partition("/")
-                return self._metadata.answer(request, path, uid, int(index or -1))
+                return await self._metadata.answer(request, path, uid, int(index or -1))
             if path == IAP:
                 return await self._iap.answer(request, admitted.client)
             if path.startswith("batch"):

@@ -69,6 +69,11 @@ class Plan:
             return ["python", "-m", "trainer", "../run.yaml"]
         return list(self.places.fill_all(self.config.program.command, "program.command"))
 
+    @property
+    def notice(self) -> str | None:
+        """The signal that tells the program that its VM will go away."""
+        return "SIGTERM" if self.config.program.kind == "trainer" else self.config.recovery.notice
+
     def of_scope(self, *scopes: str) -> list[Resource]:
         return [r for r in self.resources if r.scope in scopes]
 

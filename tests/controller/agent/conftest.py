@@ -58,6 +58,7 @@ class Worker:
             "PATH": path,
             "SLIPWAY_STORAGE_ROOT": self.bucket.url,
             "SLIPWAY_BOOT_ID": self.boot,
+            "GCE_METADATA_HOST": "127.0.0.1:1",  # where nobody answers
         }
         return own | self.extra
 
