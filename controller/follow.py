@@ -59,6 +59,7 @@ class _Stream:
     exited: dict[str, Any] | None = None
     ended: bool = False
     told_to_stop: bool = False
+    notice: str = ""
 
     def seen(self, now: float, since: float) -> WorkerSeen:
         """What the verdict is told. Silence counts from when the network was last known to be fine."""
@@ -77,6 +78,7 @@ class _Stream:
             oom_kills=end.get("oom_kills") or 0,
             free_gb=end.get("free_gb"),
             stopped_seconds=0.0 if self.stopped_since is None else now - self.stopped_since,
+            notice=self.notice,
         )
 
 
@@ -163,7 +165,8 @@ class Follower:
         verdict = self._judge(streams, pod, steps)
         if verdict.kind in (Kind.RUNNING, Kind.FINISHED) or self._waits_for(verdict) or self._stopping.is_set():
             return None
-        if verdict.kind not in AT_ONCE and verdict.kind is not Kind.HUNG and not verdict.whole_pod:
+        at_once = verdict.kind in AT_ONCE and not verdict.noticed
+        if not at_once and verdict.kind is not Kind.HUNG and not verdict.whole_pod:
             verdict = self._end_the_others(verdict, streams, pod, steps)
             if self._waits_for(verdict):
                 return None
@@ -242,7 +245,11 @@ class Follower:
             while True:
                 steps.told(line, worker, self.world.clock.now())
                 self._tell(worker, line)
-                if "exited" in line:
+                if "notice" in line:
+                    if not any(stream.notice for stream in streams):
+                        self.world.events.emit("note", self.run_id, f"worker {worker} has notice of {line['notice']}")
+                    streams[worker].notice = line["notice"]
+                elif "exited" in line:
                     streams[worker].exited = line["exited"]
                 elif "end" in line:
                     streams[worker].exited, streams[worker].ended = line["end"], True
@@ -256,6 +263,10 @@ class Follower:
             self.world.events.emit("metrics", self.run_id, metrics=line["metrics"])
         elif "log" in line:
             self.world.events.emit("log", self.run_id, line["log"], worker=worker)
+        elif "notice" in line:
+            self.world.events.emit(
+                "note", self.run_id, f"worker {worker}: a notice ({line['notice']}); the VM goes away"
+            )
         elif "warning" in line or "lost" in line:
             self.world.events.emit("note", self.run_id, f"worker {worker}: {line.get('warning') or line['lost']}")
 

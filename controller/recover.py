@@ -204,7 +204,8 @@ class Recovery:
 
     def _possible(self, verdict: Verdict) -> Possible:
         node = self.plan.node
-        if verdict.kind in (Kind.PREEMPTED, Kind.NETWORK_LOST):  # whose pod it is, the reconciler sees
+        gone = verdict.kind is Kind.PREEMPTED and not verdict.noticed
+        if gone or verdict.kind is Kind.NETWORK_LOST:  # whose pod it is, the reconciler sees
             return Possible(places=len(node.places))
         try:
             seen = node.observe(self.world, {})

@@ -87,6 +87,8 @@ class WorkerSeen:
     free_gb: float | None = None
     stopped_seconds: float = 0.0
     """How long its program has been stopped by a signal."""
+    notice: str = ""
+    """Of what will come to its VM: preemption, maintenance or shutdown."""
 
 
 @dataclass(frozen=True)
@@ -122,6 +124,8 @@ class Verdict:
     whole_pod: bool = False
     """Does no worker answer?"""
     certain: bool = True
+    noticed: bool = False
+    """Is it known only from a notice to its VM? Then everything is still there."""
 
     @property
     def words(self) -> str:
@@ -144,6 +148,14 @@ ILL = frozenset({"TIMEOUT", "UNHEALTHY_TENSORFLOW"})
 ILL_SYMPTOMS = frozenset({"MESH_BUILD_FAIL", "EXECUTE_TIMED_OUT"})
 EXIT_CODES = {3: Kind.DEVICE_MISMATCH, 4: Kind.WORKERS_DISAGREE}
 """By which the bundled trainer, and any program that likes, says what is wrong."""
+SAVED = 75
+"""The exit code of a program that was told to go and has saved what it had, as the bundled trainer does."""
+TOLD = {
+    "": "its program was told to end",
+    "preemption": "its program was told that the VM is being taken away",
+    "maintenance": "its program was told of maintenance",
+    "shutdown": "its program was told that the VM shuts down",
+}
 FROM_OUTSIDE = frozenset({"SIGKILL", "SIGTERM", "SIGHUP"})
 
 
@@ -190,6 +202,18 @@ def _taken(seen: Observed) -> Verdict | None:
     if pod.state in UNDER_REPAIR:
         return Verdict(Kind.MAINTENANCE, (f"the node is {_plain(pod.state)}",))
     return None
+
+
+def _told(seen: Observed) -> Verdict | None:
+    """A VM was told that it is being taken away, and programs have ended there: Google's API says so later."""
+    told = [i for i, w in enumerate(seen.workers) if w.notice == "preemption"]
+    ended = [i for i, w in enumerate(seen.workers) if w.ended and w.code != 0]
+    if not told or not ended:
+        return None
+    saved = all(seen.workers[i].code == SAVED for i in ended)
+    how = "its program saved what it had, and ended" if saved else _how(seen.workers[ended[0]])
+    words = (f"worker {told[0]} was told that its VM is being taken away", how)
+    return Verdict(Kind.PREEMPTED, words, told[0], certain=all(w.ended for w in seen.workers), noticed=True)
 
 
 def _cut_off(seen: Observed) -> Verdict | None:
@@ -249,6 +273,10 @@ def _why(worker: int, end: WorkerSeen) -> Verdict:
         return Verdict(EXIT_CODES[end.code], words, worker)
     if end.error:
         return Verdict(Kind.WORKER_LOST, (f"worker {worker}: {end.error}",), worker)
+    if end.code == SAVED:
+        return Verdict(
+            Kind.WORKER_LOST, (f"worker {worker}: {TOLD[end.notice]}; it saved what it had, and ended",), worker
+        )
     if end.signal == "SIGKILL" and end.oom_kills:
         return Verdict(Kind.OUT_OF_RAM, (how, "its kernel killed a process for want of memory"), worker)
     if found == Clue.DISK or (end.free_gb is not None and end.free_gb < NEARLY_FULL_GB):
@@ -291,7 +319,7 @@ def _hung(seen: Observed) -> Verdict | None:
 
 
 RULES: tuple[Callable[[Observed], Verdict | None], ...] = (
-    _finished, _ordered, _taken, _cut_off, _not_ready, _failed, _silent, _hung,
+    _finished, _ordered, _taken, _told, _cut_off, _not_ready, _failed, _silent, _hung,
 )  # fmt: skip
 UNEXPLAINED = frozenset({Kind.WORKER_LOST, Kind.PROGRAM_ERROR, Kind.HUNG, Kind.SETUP_FAILURE})
 """What shows on workers, and may have its cause in the pod."""

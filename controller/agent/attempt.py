@@ -51,7 +51,7 @@ def state(run_id: str, attempt: int | None = None, tail_bytes: int = 16384) -> d
         upload: "none" | "pending" | "done" | "failed", upload_error: words | None,
         oom_kills: processes that the kernel killed meanwhile for want of memory | None,
         free_gb: on the disk of the home folder at the end | None,
-        notice: that the VM would go away, if there was one: "preempted" | "maintenance" | "shutdown" | None,
+        notice: that the VM would go away, if there was one: "preemption" | "maintenance" | "shutdown" | None,
         log_size: bytes, log_tail: str, summary: dict | None}
     """
     folder = attempt_folder(run_id, attempt)

@@ -19,8 +19,8 @@ from .files import read_json, root, write_json
 from .process import boot_id, wall_time
 from .storage import open_url
 
-PREEMPTED, MAINTENANCE, SHUTDOWN = "preempted", "maintenance", "shutdown"
-MEANT = {PREEMPTED: ("preempted", "TRUE"), MAINTENANCE: ("maintenance-event", "TERMINATE_ON_HOST_MAINTENANCE")}
+PREEMPTION, MAINTENANCE, SHUTDOWN = "preemption", "maintenance", "shutdown"
+MEANT = {PREEMPTION: ("preempted", "TRUE"), MAINTENANCE: ("maintenance-event", "TERMINATE_ON_HOST_MAINTENANCE")}
 """By kind of notice: the key of the metadata server, and the value that means that this VM goes away."""
 WAIT_SECONDS = 30
 PAUSE_SECONDS = 5.0

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import pytest
 
@@ -93,6 +93,34 @@ CASES = [
         "halted",
         worker=0,
     ),
+    # a notice
+    Case(
+        "told that it is taken away, and saved",
+        (failed(75, "", 11, notice="preemption"), failed(75, "", 10)),
+        K.PREEMPTED,
+        "worker 0 was told that its VM is being taken away; its program saved what it had",
+        worker=0,
+    ),
+    Case(
+        "told that it is taken away, and did not listen",
+        (killed("SIGTERM", notice="preemption"), OK),
+        K.PREEMPTED,
+        "ended by SIGTERM",
+        worker=0,
+    ),
+    Case("told, and it went", (killed(notice="preemption"),), K.PREEMPTED, "is preempted", PodSeen("PREEMPTED")),
+    Case("told, and it goes on", (WorkerSeen(notice="preemption"), OK), K.RUNNING),
+    Case("told, and done", (replace(DONE, notice="preemption"), DONE), K.FINISHED),
+    Case("told of maintenance", (failed(75, "", notice="maintenance"),), K.WORKER_LOST, "maintenance; it saved"),
+    Case(
+        "maintenance has come",
+        (failed(75, "", notice="maintenance"),),
+        K.MAINTENANCE,
+        "at work",
+        PodSeen(maintenance="ONGOING"),
+    ),
+    Case("shut down from inside", (failed(75, "", notice="shutdown"), OK), K.WORKER_LOST, "shuts down; it saved"),
+    Case("told to end by somebody", (failed(75, ""), OK), K.WORKER_LOST, "was told to end; it saved", worker=0),
     # the network
     Case("nothing is reachable", (silent(40), silent(50)), K.NETWORK_LOST, "Google's API", None),
     Case("nothing was ever reachable", (WorkerSeen(unreachable=True),), K.NETWORK_LOST, pod=None),
@@ -222,6 +250,12 @@ def test_case(case: Case) -> None:
 
 def test_every_verdict_has_a_case() -> None:
     assert {case.kind for case in CASES} == set(K)
+
+
+def test_while_a_program_still_saves_a_preemption_that_was_announced_is_not_certain() -> None:
+    verdict = judge(Observed(READY, (failed(75, "", notice="preemption"), OK)))
+    assert (verdict.kind, verdict.noticed, verdict.certain) == (K.PREEMPTED, True, False)
+    assert judge(Observed(READY, (failed(75, "", notice="preemption"), failed(75, "")))).certain
 
 
 def test_who_lost_its_peers_may_not_be_the_last_to_speak() -> None:

@@ -135,3 +135,30 @@ def test_the_controller_is_killed(fresh_cloud: Cloud, tmp_path: Path) -> None:
     assert client.wait(30) == -9
     until(lambda: faults(fresh_cloud)[0]["struck"], "it is on record")
     assert faults(fresh_cloud)[0]["struck"][0] <= time.time()
+
+
+def test_a_preemption_is_announced_to_the_vms_and_takes_those_nodes_alone(fresh_cloud: Cloud) -> None:
+    fresh_cloud.network("net")
+    node = fresh_cloud.node("pod", "net")
+    key = f"w/{fresh_cloud.endpoint['token']}/{node['id']}/0/computeMetadata/v1/instance/preempted"
+    ask = {"Authorization": "", "Metadata-Flavor": "Google"}
+    _, value, headers = fresh_cloud.send("GET", f"{key}?wait_for_change=true&last_etag=0", headers=ask)
+    assert value == b"FALSE"
+    script(fresh_cloud, {"kind": "preempted", "after_seconds": 0, "notice_seconds": 1.5})
+    changed = f"{key}?wait_for_change=true&timeout_sec=60&last_etag={headers['ETag']}"
+    assert fresh_cloud.send("GET", changed, headers=ask)[1] == b"TRUE"
+    assert fresh_cloud.ok("GET", f"{NODES}/pod")["state"] == "READY"
+    fresh_cloud.act("DELETE", f"{NODES}/pod")
+    fresh_cloud.node("pod", "net")
+    until(lambda: not fresh_cloud.ok("GET", "emulator/state").get("notice"), "the time of the notice is over")
+    assert fresh_cloud.ok("GET", f"{NODES}/pod")["state"] == "READY"
+
+
+def test_maintenance_is_announced(fresh_cloud: Cloud) -> None:
+    fresh_cloud.network("net")
+    node = fresh_cloud.node("pod", "net")
+    key = f"w/{fresh_cloud.endpoint['token']}/{node['id']}/0/computeMetadata/v1/instance/maintenance-event"
+    ask = {"Authorization": "", "Metadata-Flavor": "Google"}
+    script(fresh_cloud, {"kind": "maintenance", "seconds": 0.1, "after_seconds": 0, "notice_seconds": 0.5})
+    until(lambda: b"TERMINATE" in fresh_cloud.send("GET", key, headers=ask)[1], "it is announced")
+    until(lambda: fresh_cloud.send("GET", key, headers=ask)[1] == b"NONE", "it is over")

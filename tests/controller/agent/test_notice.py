@@ -1,0 +1,127 @@
+"""A notice that the VM goes away: heard of the metadata server, passed on to the program, put on record."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+from urllib.parse import parse_qs, urlsplit
+
+import pytest
+
+from tests.controller.agent.conftest import Run, eventually
+
+LISTENS = """
+import signal, sys, time
+signal.signal(signal.SIGTERM, lambda *_: sys.exit(75))
+print("ready", flush=True)
+time.sleep(600)
+"""
+WAITS = "import os, time\nprint('ready', flush=True)\nwhile not os.path.exists('../go'): time.sleep(0.02)"
+
+
+@dataclass
+class MetadataServer:
+    """Hands out the keys of an instance; who waits for a change waits."""
+
+    keys: dict[str, str] = field(default_factory=lambda: {"preempted": "FALSE", "maintenance-event": "NONE"})
+    changed: threading.Condition = field(default_factory=threading.Condition)
+    closed: bool = False
+
+    def set(self, key: str, value: str) -> None:
+        with self.changed:
+            self.keys[key] = value
+            self.changed.notify_all()
+
+
+def handler(server: MetadataServer) -> type[BaseHTTPRequestHandler]:
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            assert self.headers["Metadata-Flavor"] == "Google"
+            path, query = urlsplit(self.path).path, parse_qs(urlsplit(self.path).query)
+            key = path.removeprefix("/computeMetadata/v1/instance/")
+            with server.changed:
+                server.changed.wait_for(lambda: server.closed or server.keys[key] != query["last_etag"][0])
+                content = server.keys[key]
+            self.send_response(200)
+            self.send_header("ETag", content)
+            self.send_header("Content-Length", str(len(content)))
+            self.end_headers()
+            self.wfile.write(content.encode())
+
+        def log_message(self, *_: Any) -> None:
+            """Nothing."""
+
+    return Handler
+
+
+@pytest.fixture
+def metadata(run: Run) -> Iterator[MetadataServer]:
+    made = MetadataServer()
+    server = ThreadingHTTPServer(("127.0.0.1", 0), handler(made))
+    server.daemon_threads = True
+    threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}).start()
+    run.worker.extra["GCE_METADATA_HOST"] = f"127.0.0.1:{server.server_port}"
+    yield made
+    with made.changed:
+        made.closed = True
+        made.changed.notify_all()
+    server.shutdown()
+    server.server_close()
+
+
+def start(run: Run, script: str, **more: Any) -> None:
+    run.start(script, **more)
+    attempt = more.get("attempt", 1)
+    eventually(lambda: "ready" in run.state(attempt)["log_tail"])
+
+
+def noticed(run: Run, attempt: int = 1) -> Any:
+    path = run.folder / f"attempt-{attempt}/notice.json"
+    return path.exists() and json.loads(path.read_bytes())["kind"]
+
+
+def test_the_program_is_told_of_a_preemption_and_its_end_says_so(run: Run, metadata: MetadataServer) -> None:
+    start(run, LISTENS, notice="SIGTERM")
+    metadata.set("preempted", "TRUE")
+    ended = run.ended()
+    assert (ended["code"], ended["notice"]) == (75, "preemption")
+    assert {"notice": "preemption"} in run.worker.watch(run_id="run-1")
+
+
+def test_a_program_that_did_not_ask_is_not_told(run: Run, metadata: MetadataServer) -> None:
+    start(run, WAITS)
+    metadata.set("preempted", "TRUE")
+    eventually(lambda: noticed(run))
+    (run.folder / "go").touch()
+    assert (run.ended()["code"], run.state()["notice"]) == (0, "preemption")
+
+
+def test_of_one_maintenance_one_program_hears(run: Run, metadata: MetadataServer) -> None:
+    start(run, LISTENS, notice="SIGTERM")
+    metadata.set("maintenance-event", "TERMINATE_ON_HOST_MAINTENANCE")
+    assert run.ended()["notice"] == "maintenance"
+    start(run, WAITS, notice="SIGTERM", attempt=2)
+    metadata.set("maintenance-event", "NONE")
+    eventually(lambda: not (run.worker.root / "maintenance.json").exists())
+    assert not noticed(run, 2)
+    metadata.set("maintenance-event", "TERMINATE_ON_HOST_MAINTENANCE")
+    assert run.ended(2)["notice"] == "maintenance"
+
+
+def test_a_vm_that_shuts_down_tells_everybody(run: Run, metadata: MetadataServer) -> None:
+    start(run, LISTENS)
+    record = json.loads((run.folder / "attempt-1/pid.json").read_bytes())
+    os.kill(record["supervisor"]["pid"], signal.SIGTERM)
+    ended = run.ended()
+    assert (ended["code"], ended["notice"]) == (75, "shutdown")
+
+
+def test_a_metadata_server_that_does_not_answer_harms_nothing(run: Run) -> None:
+    run.start("print('done')", notice="SIGTERM")
+    assert (run.ended()["code"], run.state()["notice"]) == (0, None)
