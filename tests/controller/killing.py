@@ -12,6 +12,7 @@ import signal
 import sys
 import threading
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -91,21 +92,16 @@ def _count(before: str | None, log: int) -> None:
                 os.kill(os.getpid(), signal.SIGKILL)
             os.write(log, f"{request}\n".encode())
 
-    once, says, run = Google._once, Link._agent_says, Link.run
+    def counted(method: Any, kind: Callable[..., str]) -> Any:
+        def act(self: Any, *arguments: Any, **more: Any) -> Any:
+            about_to(kind(*arguments))
+            return method(self, *arguments, **more)
 
-    def counted_once(self: Any, api: str, method: str, parameters: dict[str, Any]) -> Any:
-        about_to(f"{api} {method}")
-        return once(self, api, method, parameters)
+        return act
 
-    def counted_says(self: Any, command: str, *arguments: Any) -> Any:
-        about_to(f"agent {command}")
-        return says(self, command, *arguments)
-
-    def counted_run(self: Any, *arguments: Any, **more: Any) -> Any:
-        about_to("shell")
-        return run(self, *arguments, **more)
-
-    Google._once, Link._agent_says, Link.run = counted_once, counted_says, counted_run
+    Google._once = counted(Google._once, lambda api, method, *_: f"{api} {method}")
+    Link._agent_says = counted(Link._agent_says, lambda command, *_: f"agent {command}")
+    Link.run = counted(Link.run, lambda *_: "shell")
 
 
 if __name__ == "__main__":
