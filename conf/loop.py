@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field, ValidationInfo, field_validator, model_validator
 
+from conf.sampler import Sampling
 from conf.strict import Strict
 
 
@@ -115,6 +116,7 @@ class GrpoLoop(Strict):
     prompt_length: int = Field(ge=1, le=1_048_576, description="tokens of the longest prompt")
     response_length: int = Field(ge=1, le=1_048_576, description="tokens after which a response is cut off")
     temperature: float = Field(gt=0, le=100, description="of sampling; 1: the policy as it is")
+    sampler: Sampling
     loss: Literal["grpo", "token_mean", "dr_grpo", "dapo", "gspo", "rloo"] = Field(
         description="whether tokens or responses have a ratio, and what the mean is over"
     )

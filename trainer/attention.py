@@ -66,14 +66,6 @@ def attend(
             return masked(query, key, value, mask, cfg.attention_softcap)
 
 
-def attend_cached(
-    query: jax.Array, keys: jax.Array, values: jax.Array, positions: jax.Array, window: int | None, cfg: Model
-) -> jax.Array:
-    """Tokens at `positions` [B, T] attend to the slots [B, S, kv_heads, head_dim] of a cache up to their own."""
-    distance = positions[:, :, None] - jnp.arange(keys.shape[1])
-    return masked(query, keys, values, _within(distance, window), cfg.attention_softcap)
-
-
 def masked(query: jax.Array, key: jax.Array, value: jax.Array, mask: jax.Array, cap: float | None) -> jax.Array:
     """Softmax attention in plain einsums, in float32 between the two products: the reference.
 

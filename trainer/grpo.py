@@ -43,7 +43,7 @@ def logprobs(
     """Log-probability of each token but the first given those before it, and the entropy there: two [B, T - 1]."""
     tokens = batch["tokens"]
     positions = jnp.broadcast_to(jnp.arange(tokens.shape[1]), tokens.shape)
-    hidden, _ = model.forward(params, cfg, tokens, positions)
+    hidden = model.forward(params, cfg, tokens, positions)
     logprobs, entropy = chunked.token_logprobs(hidden, params, jnp.roll(tokens, -1, axis=1), cfg, temperature)
     return logprobs[:, :-1], entropy[:, :-1]
 

@@ -62,5 +62,4 @@ def _hidden(params: Params, cfg: Model, batch: update.Batch) -> jax.Array:
     positions = batch.get("positions")
     if positions is None:
         positions = jnp.broadcast_to(jnp.arange(tokens.shape[1]), tokens.shape)
-    hidden, _ = model.forward(params, cfg, tokens, positions, batch.get("segments"))
-    return hidden
+    return model.forward(params, cfg, tokens, positions, batch.get("segments"))

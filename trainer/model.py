@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -16,7 +15,7 @@ from jax.ad_checkpoint import checkpoint_name
 
 from conf.decoder import Model
 from trainer import mesh as meshes
-from trainer.attention import attend, attend_cached, soft_cap
+from trainer.attention import attend, soft_cap
 from trainer.layers import in_chunks, inverse_frequencies, mlp, norm, product, rotate
 from trainer.weights import Params
 
@@ -33,53 +32,22 @@ arrays, several times as wide as the residual stream, are the largest of all. By
 weights for each chunk takes, with 4096, a quarter (v5e) to half (v6e) of the time of the products, and may hide."""
 
 
-class Cache(NamedTuple):
-    """Keys and values of the tokens seen so far, one array [B, length, kv_heads, head_dim] per layer.
-
-    A token at position p lives in slot p. A query at position p sees slots 0 to p and no others: the caller feeds
-    positions 0, 1, 2, ... of each row in order, and what padding to the right of a prompt has left in later slots is
-    overwritten before anyone may look. Positions outside the cache are not stored.
-    """
-
-    keys: tuple[jax.Array, ...]
-    values: tuple[jax.Array, ...]
-
-
 Attention = Callable[[jax.Array, jax.Array, jax.Array, int | None], jax.Array]
 """(query, key, value, window) to what the tokens see, [B, T, heads, head_dim]."""
 
 
-def init_cache(cfg: Model, batch: int, length: int) -> Cache:
-    """An empty cache for `batch` sequences of up to `length` tokens, in the type of the activations."""
-    shape = (batch, length, cfg.kv_heads, cfg.head_dim)
-    empty = tuple(jnp.zeros(shape, cfg.activation_dtype) for _ in range(cfg.layers))
-    return Cache(keys=empty, values=empty)
-
-
 def forward(
-    params: Params,
-    cfg: Model,
-    tokens: jax.Array,
-    positions: jax.Array,
-    segments: jax.Array | None = None,
-    cache: Cache | None = None,
-) -> tuple[jax.Array, Cache | None]:
+    params: Params, cfg: Model, tokens: jax.Array, positions: jax.Array, segments: jax.Array | None = None
+) -> jax.Array:
     """Hidden states after the last norm: [B, T, D], in the type of the activations.
 
-    tokens, positions: [B, T] integers; positions count from 0 in each document.
-    Without a cache (training), a token sees the earlier ones of its row that have the same number in `segments` [B, T];
-    None: the whole row is one document. Give padding a number of its own, 0, or put it to the right; ignore its output.
-    With a cache (prefill of many tokens, decoding of one), a token sees the slots up to its own position, as `Cache`
-    tells; `segments` must be None. Returns the cache with the new tokens in it.
+    tokens, positions: [B, T] integers; positions count from 0 in each document. A token sees the earlier ones of its
+    row that have the same number in `segments` [B, T]; None: the whole row is one document. Give padding a number of
+    its own, 0, or put it to the right; ignore its output.
     """
-    x = _embed(params, cfg, tokens, positions)
-    if cache is None:
-        x = _train_layers(params["layers"], cfg, x, positions, segments)
-    elif segments is not None:
-        raise ValueError("segments and a cache exclude each other: a cached row is one document")
-    else:
-        x, cache = _cached_layers(params["layers"], cfg, x, positions, cache)
-    return norm(x, params, "final_norm", cfg), cache
+    x = embed(params, cfg, tokens, positions)
+    x = _train_layers(params["layers"], cfg, x, positions, segments)
+    return norm(x, params, "final_norm", cfg)
 
 
 def unembed(params: Params, cfg: Model, hidden: jax.Array) -> jax.Array:
@@ -104,7 +72,8 @@ def is_local(cfg: Model, layer: int) -> bool:
     return cfg.pattern[layer % len(cfg.pattern)] == "L"
 
 
-def _embed(params: Params, cfg: Model, tokens: jax.Array, positions: jax.Array) -> jax.Array:
+def embed(params: Params, cfg: Model, tokens: jax.Array, positions: jax.Array) -> jax.Array:
+    """What the first layer is given, [B, T, D], of tokens and positions [B, T]."""
     with jax.named_scope("embed"):
         # each device looks up its columns for the rows of all: the table is never gathered, nor its gradient
         table = meshes.constrain(params["embedding"].astype(cfg.activation_dtype), "vocab", "embed")
@@ -127,15 +96,15 @@ def _train_layers(
     def attention(query: jax.Array, key: jax.Array, value: jax.Array, window: int | None) -> jax.Array:
         return attend(query, key, value, segments, window, cfg)
 
-    def layer(i: int, x: jax.Array, weights: Params) -> jax.Array:
+    def computed(i: int, x: jax.Array, weights: Params) -> jax.Array:
         def compute(x: jax.Array, first: jax.Array, weights: Params) -> jax.Array:
-            return _layer(x, first, weights, cfg, positions, is_local(cfg, i), attention)
+            return layer(x, first, weights, cfg, positions, is_local(cfg, i), attention)
 
         return _rematerialized(compute, cfg)(x, first, weights)
 
     if not cfg.scan_layers:
         for i, weights in enumerate(_unstack(layers, cfg.layers)):
-            x = layer(i, x, weights)
+            x = computed(i, x, weights)
         return x
     period = len(cfg.pattern)
     whole = cfg.layers // period * period
@@ -143,13 +112,13 @@ def _train_layers(
 
     def step(x: jax.Array, group: Params) -> tuple[jax.Array, None]:
         for i, weights in enumerate(_unstack(group, period)):
-            x = layer(i, x, weights)
+            x = computed(i, x, weights)
         return x, None
 
     if whole:
         x, _ = lax.scan(step, x, jax.tree.map(lambda w: w.reshape(whole // period, period, *w.shape[1:]), scanned))
     for i, weights in enumerate(_unstack(rest, cfg.layers - whole)):
-        x = layer(whole + i, x, weights)
+        x = computed(whole + i, x, weights)
     return x
 
 
@@ -160,30 +129,13 @@ def _rematerialized(compute: Callable[..., jax.Array], cfg: Model) -> Callable[.
     return jax.checkpoint(compute, policy=jax.checkpoint_policies.save_only_these_names(*KEPT[cfg.remat]))
 
 
-def _cached_layers(
-    layers: Params, cfg: Model, x: jax.Array, positions: jax.Array, cache: Cache
-) -> tuple[jax.Array, Cache]:
-    """Always unrolled: a scan would copy every layer's cache at each token."""
-    store = jax.vmap(lambda slots, at, new: slots.at[at].set(new, mode="drop"))
-    first = x
-    keys, values = list(cache.keys), list(cache.values)
-    for i, weights in enumerate(_unstack(layers, cfg.layers)):
-
-        def attention(query: jax.Array, key: jax.Array, value: jax.Array, window: int | None, i: int = i) -> jax.Array:
-            keys[i], values[i] = store(keys[i], positions, key), store(values[i], positions, value)
-            return attend_cached(query, keys[i], values[i], positions, window, cfg)
-
-        x = _layer(x, first, weights, cfg, positions, is_local(cfg, i), attention)
-    return x, Cache(tuple(keys), tuple(values))
-
-
 def _unstack(layers: Params, count: int) -> list[Params]:
     """One tree per layer. Split, not indexed: the gradient is then one concatenation instead of a padded sum."""
     parts = jax.tree.map(lambda w: [p.squeeze(0) for p in lax.split(w, (1,) * count)] if count else [], layers)
     return [{name: pieces[i] for name, pieces in parts.items()} for i in range(count)]
 
 
-def _layer(
+def layer(
     x: jax.Array,
     first: jax.Array,
     weights: Params,
@@ -192,7 +144,8 @@ def _layer(
     local: bool,
     attention: Attention,
 ) -> jax.Array:
-    """The residual stream [B, T, D] after one layer; `first` is what it was before all of them."""
+    """The residual stream [B, T, D] after one layer; `first` is what it was before all of them, `weights` the layer's
+    own."""
     if cfg.residual_scalars:
         scales = (weights[name].astype(x.dtype) for name in ("residual_scale", "embedding_scale"))
         x = next(scales) * x + next(scales) * first

@@ -1,8 +1,8 @@
 """Questions in, scored responses out: what the host does around the sampler.
 
-Every process draws the same questions, and decodes and scores the rows that its own devices hold. Arrays have a value
-for every row of the batch, right only where the row is this process's own: `place_batch` takes no others. A group never
-spans devices.
+Every process has all responses, and scores those whose rows its own devices train on. Scores have a value for every
+row of the batch, right only where the row is this process's own: `place_batch` takes no others. A group never spans
+devices.
 """
 
 from __future__ import annotations
@@ -11,17 +11,17 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
+from conf.decoder import Model
 from conf.loop import GrpoLoop
 from trainer import advantage
+from trainer import mesh as meshes
 from trainer.data.problem import Question
 from trainer.data.prompting import Prompting
-from trainer.distributed import place_batch
 from trainer.rewards.pool import Pool
-from trainer.sampler import Prompts, Sampler
+from trainer.sampler import Sampler, Settings, Stops
 from trainer.weights import Params
 
 PAD = 0
@@ -31,11 +31,13 @@ PAD = 0
 @dataclass(frozen=True)
 class Drawn:
     """Responses on the host: tokens int32 [B, R], their log-probabilities by the sampler float32 [B, R], lengths int32
-    [B]; `rows` are those of this process; `decode` gives the text of tokens."""
+    [B], whether something but its length ended each, bool [B]; `rows` are those that this process scores; `decode`
+    gives the text of tokens."""
 
     tokens: np.ndarray
     logprobs: np.ndarray
     lengths: np.ndarray
+    ended: np.ndarray
     rows: list[int]
     decode: Callable[[Sequence[int]], str]
 
@@ -44,37 +46,53 @@ class Drawn:
 
 
 def rows_per_rollout(loop: GrpoLoop) -> int:
-    """Samples drawn with one policy; an evaluation answers as many questions at a time, with the same program."""
+    """Samples drawn with one policy."""
     return loop.prompts * loop.updates_per_rollout * loop.samples
+
+
+def build_sampler(cfg: Model, loop: GrpoLoop, mesh: Mesh, prompting: Prompting) -> Sampler:
+    """Of rollouts, and of evaluations with the same programs."""
+    return Sampler(cfg, settings(loop), mesh, Stops(prompting.ends, loop.sampler.stop, prompting.decode))
+
+
+def settings(loop: GrpoLoop) -> Settings:
+    """Those of the loop's sampler."""
+    return Settings.of(loop.sampler, loop.prompt_length, loop.response_length, rows_per_rollout(loop))
 
 
 def draw(
     sampler: Sampler,
-    params: Params,
+    copy: Params,
     problems: Sequence[Question],
+    samples: int,
     loop: GrpoLoop,
     mesh: Mesh,
     key: jax.Array,
     heat: float,
     prompting: Prompting,
 ) -> Drawn:
-    """One response to each of the problems, as many as the sampler has rows."""
-    responses = sampler(params, place_prompts(problems, loop, mesh), key, jnp.float32(heat))
-    tokens = np.full((len(problems), loop.response_length), PAD, np.int32)
+    """`samples` responses to each of the problems, those of a problem in a row."""
+    count = len(problems) * samples
+    tokens = np.full((count, loop.response_length), PAD, np.int32)
     logprobs = np.zeros(tokens.shape, np.float32)
-    lengths = np.zeros(len(problems), np.int32)
-    rows: set[int] = set()
-    pairs = ((responses.tokens, tokens), (responses.logprobs, logprobs), (responses.lengths, lengths))
-    for theirs, ours in pairs:
-        for shard in theirs.addressable_shards:
-            ours[shard.index] = np.asarray(shard.data)
-            rows.update(range(*shard.index[0].indices(len(problems))))
-    return Drawn(tokens, logprobs, lengths, sorted(rows), prompting.decode)
+    lengths, ended = np.zeros(count, np.int32), np.zeros(count, bool)
+    for found in sampler.draw(copy, [p.tokens for p in problems], samples, key, heat):
+        lengths[found.row], ended[found.row] = len(found.tokens), found.ended
+        tokens[found.row, : len(found.tokens)] = found.tokens
+        logprobs[found.row, : len(found.tokens)] = found.logprobs
+    return Drawn(tokens, logprobs, lengths, ended, own_rows(mesh, count), prompting.decode)
 
 
-def scored(
-    drawn: Drawn, problems: Sequence[Question], loop: GrpoLoop, checks: Pool, ends: Sequence[int]
-) -> dict[str, np.ndarray]:
+def own_rows(mesh: Mesh, count: int) -> list[int]:
+    """Of so many rows, filled up to what the devices share evenly, those that devices of this process hold."""
+    shards = meshes.shards(mesh, "batch")
+    filled = -(-count // shards) * shards
+    held = meshes.named(mesh, "batch").addressable_devices_indices_map((filled,))
+    rows = {row for index in held.values() if index for row in range(*index[0].indices(filled))}
+    return sorted(row for row in rows if row < count)
+
+
+def scored(drawn: Drawn, problems: Sequence[Question], loop: GrpoLoop, checks: Pool) -> dict[str, np.ndarray]:
     """A batch for `grpo.loss`, without log-probabilities but the sampler's. problems: of each row, the samples of a
     group in a row. Whether a group is left out for equal rewards is seen before the penalty of long responses."""
     rewards, correct, timed_out, failed = np.zeros((4, len(problems)), np.float32)
@@ -88,8 +106,7 @@ def scored(
     equal = _equal(rewards, loop)
     rewards = rewards + advantage.overlong_penalty(drawn.lengths, loop)
     groups = rewards.reshape(-1, loop.samples)
-    last = np.take_along_axis(drawn.tokens, np.maximum(drawn.lengths - 1, 0)[:, None], axis=1)[:, 0]
-    truncated = (~np.isin(last, ends)).astype(np.float32)
+    truncated = (~drawn.ended).astype(np.float32)
     tokens, mask = sequences(
         [p.tokens for p in problems],
         [drawn.tokens[row, : drawn.lengths[row]].tolist() for row in range(len(problems))],
@@ -161,13 +178,3 @@ def split(
     order = np.stack([random.permutation(count // shards) for _ in range(shards)])
     order += np.arange(shards)[:, None] * (count // shards)
     return [{k: v[chosen.reshape(-1)] for k, v in batch.items()} for chosen in np.split(order, parts, axis=1)]
-
-
-def place_prompts(problems: Sequence[Question], loop: GrpoLoop, mesh: Mesh) -> Prompts:
-    """The prompts on the devices."""
-    encoded = [p.tokens for p in problems]
-    lengths = np.array([len(e) for e in encoded], np.int32)
-    tokens = np.full((len(problems), loop.prompt_length), PAD, np.int32)
-    for row, ids in enumerate(encoded):
-        tokens[row, : len(ids)] = ids
-    return place_batch(Prompts(tokens, lengths, np.arange(len(problems), dtype=np.int32)), mesh)

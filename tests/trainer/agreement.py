@@ -50,7 +50,7 @@ def loss_of(cfg: Model) -> update.Loss:
     def loss(params: weights.Params, batch: update.Batch) -> update.Sums:
         tokens = batch["tokens"]
         positions = jnp.broadcast_to(jnp.arange(tokens.shape[1]), tokens.shape)
-        hidden, _ = model.forward(params, cfg, tokens, positions)
+        hidden = model.forward(params, cfg, tokens, positions)
         total = chunked.cross_entropy(hidden, params, batch["targets"], batch["weights"], cfg)
         return {"loss": (total, batch["weights"].sum())}
 

@@ -66,7 +66,7 @@ def test_weights_are_placed_on_a_mesh(imported):
         tokens = jnp.array(expected["tokens"])
         positions = jnp.broadcast_to(jnp.arange(tokens.shape[1]), tokens.shape)
         with jax.set_mesh(mesh):
-            hidden, _ = jax.jit(model.forward, static_argnums=1)(placed, cfg, tokens, positions)
+            hidden = jax.jit(model.forward, static_argnums=1)(placed, cfg, tokens, positions)
             logits = model.unembed(placed, cfg, hidden)
         np.testing.assert_allclose(logits, expected["logits"], rtol=0, atol=1e-5)
 

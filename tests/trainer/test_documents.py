@@ -46,7 +46,7 @@ def packed() -> dict[str, np.ndarray]:
 
 def loss(params: weights.Params, cfg: Model, batch: dict[str, jax.Array]) -> tuple[jax.Array, jax.Array]:
     """And the hidden states."""
-    hidden, _ = model.forward(params, cfg, batch["tokens"], batch["positions"], batch.get("segments"))
+    hidden = model.forward(params, cfg, batch["tokens"], batch["positions"], batch.get("segments"))
     return chunked.cross_entropy(hidden, params, batch["targets"], batch["weights"], cfg), hidden
 
 

@@ -92,7 +92,7 @@ def test_logprobs_are_those_of_the_next_token(small, case):
 
     @jax.jit
     def all_scores(params):
-        hidden, _ = model.forward(params, small, tokens, jnp.broadcast_to(jnp.arange(WIDTH), tokens.shape))
+        hidden = model.forward(params, small, tokens, jnp.broadcast_to(jnp.arange(WIDTH), tokens.shape))
         return jax.nn.log_softmax(model.unembed(params, small, hidden) / 0.7)
 
     scores = np.asarray(all_scores(params))[:, :-1]

@@ -1,5 +1,4 @@
-"""The decoder against transformers through its checkpoints, nanochat against torch, with and without a cache; its
-weight table."""
+"""The decoder against transformers through its checkpoints, nanochat against torch; its weight table."""
 
 from pathlib import Path
 
@@ -14,8 +13,7 @@ from conf.decoder import Model
 from conf.runfile import RunFileError
 from conf.training import Mesh
 from tests.trainer import nanochat
-from tests.trainer.conftest import mesh_of
-from trainer import chunked, huggingface, mesh, model, pretrained, sampler, weights
+from trainer import chunked, huggingface, mesh, model, pretrained, weights
 
 FAMILIES = ("gemma2", "gemma3", "llama3", "qwen2", "qwen3", "gpt2", "nanochat")
 FIXTURES = Path(__file__).with_name("fixtures")
@@ -62,7 +60,7 @@ def positions_of(tokens: jax.Array) -> jax.Array:
 
 def test_logits_equal_the_reference(expected, params, cfg):
     tokens = jnp.array(expected["tokens"])
-    hidden, _ = forward(params, cfg, tokens, positions_of(tokens))
+    hidden = forward(params, cfg, tokens, positions_of(tokens))
     np.testing.assert_allclose(unembed(params, cfg, hidden), expected["logits"], rtol=0, atol=1e-5)
 
 
@@ -72,7 +70,7 @@ def test_loss_and_gradient_norm_equal_the_reference(expected, params, cfg):
 
     @jax.value_and_grad
     def loss(params: weights.Params) -> jax.Array:
-        hidden, _ = forward(params, cfg, tokens, positions_of(tokens))
+        hidden = forward(params, cfg, tokens, positions_of(tokens))
         total = chunked.cross_entropy(hidden, params, jnp.roll(tokens, -1, axis=1), counted, cfg)
         return total / counted.sum()
 
@@ -86,55 +84,20 @@ def test_loss_and_gradient_norm_equal_the_reference(expected, params, cfg):
             np.testing.assert_allclose(found, expected[f"{theirs}_gradient"], rtol=0, atol=1e-5)
 
 
-def test_cached_decoding_equals_uncached(expected, params, cfg):
-    """Prompts of unlike length, padded on the right and prefilled at once; then one token at a time."""
-    tokens = jnp.array(expected["tokens"])
-    prompts, total = jnp.array([9, 14]), tokens.shape[1]
-    prefill = tokens[:, :14].at[0, 9:].set(50)  # padding that must leave no trace
-    hidden, cache = forward(params, cfg, prefill, positions_of(prefill), cache=model.init_cache(cfg, 2, total))
-    for row in range(2):
-        seen = unembed(params, cfg, hidden[row, : prompts[row]])
-        np.testing.assert_allclose(seen, expected["logits"][row, : prompts[row]], rtol=0, atol=1e-5)
-    for i in range(total - 14):
-        at = (prompts + i)[:, None]
-        token = jnp.take_along_axis(tokens, at, axis=1)
-        hidden, cache = forward(params, cfg, token, at, cache=cache)
-        logits = unembed(params, cfg, hidden[:, 0])
-        np.testing.assert_allclose(logits, expected["logits"][jnp.arange(2), at[:, 0]], rtol=0, atol=1e-5)
-
-
-def test_greedy_replies_equal_the_reference(expected, params, cfg):
-    """Prompts of eight lengths in one batch; the reference answered each alone."""
-    rows, longest = expected["prompts"].shape
-    lengths = expected["prompt_lengths"]
-    padded = np.where(np.arange(longest) < lengths[:, None], expected["prompts"], 0)
-    draw = sampler.build(cfg, expected["generated"].shape[1], mesh_of(1, 1, 1))
-    prompts = sampler.Prompts(padded, lengths, np.arange(rows, dtype=np.int32))
-    found = draw(params, prompts, jax.random.key(0), jnp.float32(0))
-    assert len(np.unique(expected["generated"])) > 4  # replies that change on the way
-    np.testing.assert_array_equal(found.tokens, expected["generated"])
-
-
 def test_documents_in_one_row_do_not_see_each_other(tiny):
     params = jax.jit(weights.init, static_argnums=0)(tiny, jax.random.key(0))
     tokens = jax.random.randint(jax.random.key(1), (1, 20), 0, tiny.vocab)
     positions = jnp.concatenate([jnp.arange(12), jnp.arange(8)])[None]
-    packed, _ = forward(params, tiny, tokens, positions, segments=(jnp.arange(20) >= 12)[None].astype(int))
-    first, _ = forward(params, tiny, tokens[:, :12], positions[:, :12])
-    second, _ = forward(params, tiny, tokens[:, 12:], positions[:, 12:])
+    packed = forward(params, tiny, tokens, positions, segments=(jnp.arange(20) >= 12)[None].astype(int))
+    first = forward(params, tiny, tokens[:, :12], positions[:, :12])
+    second = forward(params, tiny, tokens[:, 12:], positions[:, 12:])
     np.testing.assert_allclose(packed, jnp.concatenate([first, second], axis=1), atol=1e-5)
-
-
-def test_a_cache_takes_no_segments(tiny):
-    tokens = jnp.zeros((1, 2), int)
-    with pytest.raises(ValueError, match="segments and a cache exclude each other"):
-        forward({"embedding": jnp.zeros((512, 64))}, tiny, tokens, tokens, tokens, model.init_cache(tiny, 1, 2))
 
 
 def test_bfloat16_activations_stay_close(expected, params, cfg):
     tokens = jnp.array(expected["tokens"])
     low = cfg.model_copy(update={"activation_dtype": "bfloat16"})
-    hidden, _ = forward(params, low, tokens, positions_of(tokens))
+    hidden = forward(params, low, tokens, positions_of(tokens))
     assert hidden.dtype == jnp.bfloat16
     assert jnp.abs(unembed(params, cfg, hidden) - expected["logits"]).mean() < 0.05
 
@@ -144,7 +107,7 @@ def test_gradients_equal_finite_differences(tiny):
     tokens = jax.random.randint(jax.random.key(1), (2, 7), 0, 11)
 
     def loss(params: weights.Params) -> jax.Array:
-        hidden, _ = forward(params, small, tokens, positions_of(tokens))
+        hidden = forward(params, small, tokens, positions_of(tokens))
         logprobs, entropy = chunked.token_logprobs(hidden, params, tokens, small, temperature=0.7)
         return logprobs.mean() + 0.1 * entropy.mean()
 

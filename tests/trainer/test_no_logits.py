@@ -40,9 +40,9 @@ def test_logits_exist_for_a_chunk_of_positions(experiment, sizes):
                 continue
             compiled.add(program.function)
             found = of_vocabulary(program.function.lower(*program.arguments).compile().as_text())
-            if program.name != "decode":
+            if program.name in ("update", "warm_start", "logprob", "eval"):
                 assert chunk in found, program.name  # the search sees what it should
-            assert max(found) <= max(chunk, table) < ROWS * LENGTH * VOCAB // devices, program.name
+            assert max(found, default=0) <= max(chunk, table) < ROWS * LENGTH * VOCAB // devices, program.name
 
 
 def of_vocabulary(hlo: str) -> set[int]:

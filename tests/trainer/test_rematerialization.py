@@ -16,7 +16,7 @@ BATCH, LENGTH = 4, 22
 def gradient_of(cfg):
     def loss(params, tokens):
         positions = jnp.broadcast_to(jnp.arange(LENGTH), tokens.shape)
-        hidden, _ = model.forward(params, cfg, tokens, positions)
+        hidden = model.forward(params, cfg, tokens, positions)
         return chunked.cross_entropy(hidden, params, tokens, jnp.ones(tokens.shape), cfg)
 
     return jax.jit(jax.value_and_grad(loss))

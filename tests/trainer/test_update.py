@@ -16,7 +16,7 @@ from trainer.distributed import place_batch
 def loss_of(cfg):
     def loss(params, batch):
         positions = jnp.broadcast_to(jnp.arange(12), batch["tokens"].shape)
-        hidden, _ = model.forward(params, cfg, batch["tokens"], positions)
+        hidden = model.forward(params, cfg, batch["tokens"], positions)
         logprobs, entropy = chunked.token_logprobs(hidden, params, batch["targets"], cfg)
         count = batch["weights"].sum()
         return {

@@ -17,7 +17,7 @@ from jax.sharding import Mesh
 from conf.loop import GrpoLoop, UnevenError
 from conf.optimizer import Optimizer
 from conf.runfile import RunFile, RunFileError
-from trainer import grpo, rollout, sampler, update, weights
+from trainer import grpo, rollout, update, weights
 from trainer import mesh as meshes
 from trainer.checkpoint import Checkpoints
 from trainer.data import questions
@@ -54,9 +54,9 @@ class Run:
         _check_vocab(experiment, self.prompting)
         self.key = jax.random.key(experiment.seed)
         self.checkpoints = Checkpoints(experiment.dir, experiment.checkpoint, metrics=("eval_accuracy",))
-        self.sample = sampler.build(self.cfg, loop.response_length, mesh, self.prompting.ends[0])
+        self.sampler = rollout.build_sampler(self.cfg, loop, mesh, self.prompting)
         held_out = self.problems.held_out(loop.eval_prompts)
-        evaluation = Evaluation(held_out, self.prompting, loop, mesh, self.sample, checks)
+        evaluation = Evaluation(held_out, self.prompting, loop, mesh, self.sampler, checks)
         self.journal = Journal(experiment, loop, log, self.checkpoints, evaluation)
 
     def run(self) -> None:
@@ -140,10 +140,13 @@ class Run:
         questions = self.problems.train(1_000_000_000 + step, loop.prompts * loop.updates_per_rollout)
         repeated = [q for q in questions for _ in range(loop.samples)]
         key = jax.random.fold_in(self.key, step)
-        drawn = rollout.draw(self.sample, params, repeated, loop, self.mesh, key, loop.temperature, self.prompting)
+        copy = self.sampler.load(params)
+        drawn = rollout.draw(
+            self.sampler, copy, questions, loop.samples, loop, self.mesh, key, loop.temperature, self.prompting
+        )
         random = np.random.default_rng((self.experiment.seed, step))
         parts = loop.updates_per_rollout
-        scored = rollout.scored(drawn, repeated, loop, self.checks, self.prompting.ends)
+        scored = rollout.scored(drawn, repeated, loop, self.checks)
         return rollout.split(scored, parts, meshes.shards(self.mesh, "batch"), random)
 
 

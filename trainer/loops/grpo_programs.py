@@ -11,9 +11,10 @@ from jax.sharding import Mesh
 from conf.loop import GrpoLoop
 from conf.optimizer import Optimizer
 from conf.runfile import RunFile
-from trainer import grpo, rollout, sampler, update, weights
+from trainer import grpo, rollout, update, weights
 from trainer import mesh as meshes
 from trainer.program import Program, abstract_rows
+from trainer.sampler.programs import Programs
 
 Logprobs = Callable[[weights.Params, weights.Params, dict[str, jax.Array]], tuple[jax.Array, jax.Array]]
 """(policy, reference, batch) to the log-probabilities of the batch's tokens under each, [B, T - 1]."""
@@ -41,8 +42,7 @@ def programs(experiment: RunFile, mesh: Mesh) -> Iterator[Program]:
     cfg, loop, opt = experiment.model, experiment.loop, experiment.optimizer
     assert isinstance(loop, GrpoLoop)
     state, reference = update.abstract_state(cfg, opt, mesh), abstract_params(cfg, mesh)
-    drawn = rollout.rows_per_rollout(loop)
-    rows, width = drawn // loop.updates_per_rollout, loop.prompt_length + loop.response_length
+    rows, width = loop.rows, loop.prompt_length + loop.response_length
     score = {"tokens": abstract_rows(mesh, (rows, width), "int32")}
     score["mask"] = abstract_rows(mesh, (rows, width - 1), "float32")
     scored = score | {name: abstract_rows(mesh, (rows,), "float32") for name in grpo.ROW_FIELDS}
@@ -57,17 +57,17 @@ def programs(experiment: RunFile, mesh: Mesh) -> Iterator[Program]:
         (state.params, reference, scored),
         beside=state.optimizer,
     )
-    prompts = sampler.Prompts(
-        abstract_rows(mesh, (drawn, loop.prompt_length), "int32"),
-        abstract_rows(mesh, (drawn,), "int32"),
-        abstract_rows(mesh, (drawn,), "int32"),
-    )
-    key, temperature = jax.eval_shape(lambda: jax.random.key(0)), jax.ShapeDtypeStruct((), "float32")
-    sample = sampler.build(cfg, loop.response_length, mesh)
-    for name in ("decode", "eval"):  # one program: evaluations draw at temperature 0
-        arguments = (state.params, prompts, key, temperature)
-        yield Program(name, sample, arguments, beside=(state.optimizer, reference), turns=loop.response_length)
+    yield from _sampler(experiment, loop, mesh, state, reference)
     yield Program("resident", None, beside=(state, reference))
+
+
+def _sampler(experiment: RunFile, loop: GrpoLoop, mesh: Mesh, state: update.State, reference: Any) -> Iterator[Program]:
+    """What draws responses, beside all that a run holds; evaluations draw with the same programs."""
+    sampler = Programs(experiment.model, rollout.settings(loop), mesh, ends=(0,))
+    yield Program("reshard", sampler.reshard, (state.params,), beside=(state.optimizer, reference))
+    beside = (state, reference)
+    for name, function, arguments, others in sampler.listed(loop.samples):
+        yield Program(name, function, arguments, beside=(beside, others), turns=loop.sampler.chunk)
 
 
 def logprobs(experiment: RunFile, loop: GrpoLoop, mesh: Mesh) -> Logprobs:

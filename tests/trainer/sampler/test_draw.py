@@ -1,0 +1,147 @@
+"""Responses against decoding without a cache, against the trainer's log-probabilities, and drawn in other ways."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from conf.runfile import RunFileError
+from conf.training import Mesh
+from tests.trainer.conftest import mesh_of
+from trainer import chunked, model, weights
+from trainer.sampler import Drawn, Sampler, Settings, Stops
+from trainer.tokenizer import EOS, PAD, decode
+
+RESPONSE, SAMPLES = 10, 2
+LENGTHS = (3, 7, 5, 8, 1, 8, 2, 6)
+PROMPTS = [np.random.default_rng(n).integers(0, 256, length).tolist() for n, length in enumerate(LENGTHS)]
+ROWS = len(PROMPTS) * SAMPLES
+OFTEN = tuple(range(0, 512, 6))
+"""Tokens that end a response, so many that its length is as good as geometric."""
+
+initial = jax.jit(weights.init, static_argnums=0)
+forward = jax.jit(model.forward, static_argnums=1)
+
+
+def params_of(cfg):
+    return initial(cfg, jax.random.key(0))
+
+
+def drawn(cfg, *, sizes=(1, 1, 1), temperature=1.0, seed=0, ends=(EOS,), texts=(), prompts=PROMPTS, **changes):
+    """By row."""
+    mesh = mesh_of(*sizes)
+    settings = Settings(**{"prompt_length": 8, "response_length": RESPONSE, "slots": ROWS, "chunk": 64} | changes)
+    with jax.set_mesh(mesh):
+        sampler = Sampler(cfg, settings, mesh, Stops(ends, texts, decode))
+        copy = sampler.load(jax.device_put(params_of(cfg), weights.shardings(cfg, mesh)))
+        found = list(sampler.draw(copy, prompts, SAMPLES, jax.random.key(seed), temperature))
+    assert sorted(response.row for response in found) == list(range(len(prompts) * SAMPLES))
+    return sorted(found, key=lambda response: response.row)
+
+
+def assert_same(some: list[Drawn], others: list[Drawn], atol: float = 1e-5) -> None:
+    for one, other in zip(some, others, strict=True):
+        np.testing.assert_array_equal(one.tokens, other.tokens, err_msg=f"row {one.row}")
+        np.testing.assert_allclose(one.logprobs, other.logprobs, rtol=0, atol=atol)
+        assert one.ended == other.ended
+
+
+def trainers(cfg, params, found: list[Drawn], temperature=1.0) -> list[tuple[np.ndarray, np.ndarray]]:
+    """What the trainer says of each response: likeliest tokens, log-probabilities of those drawn; no cache anywhere."""
+    rows = np.full((ROWS, 8 + RESPONSE), PAD, np.int32)
+    for response in found:
+        whole = [*PROMPTS[response.row // SAMPLES], *response.tokens]
+        rows[response.row, : len(whole)] = whole
+    hidden = forward(params, cfg, jnp.array(rows), jnp.broadcast_to(jnp.arange(rows.shape[1]), rows.shape))
+    logprob, _ = chunked.token_logprobs(hidden, params, jnp.array(np.roll(rows, -1, axis=1)), cfg, temperature)
+    likeliest = np.asarray(jnp.argmax(model.unembed(params, cfg, hidden), axis=-1))
+    parts = [slice(len(PROMPTS[r.row // SAMPLES]) - 1, None) for r in found]
+    return [
+        (likeliest[r.row, part][: len(r.tokens)], np.asarray(logprob)[r.row, part][: len(r.tokens)])
+        for r, part in zip(found, parts, strict=True)
+    ]
+
+
+def test_greedy_equals_decoding_without_a_cache(tiny):
+    found = drawn(tiny, temperature=0.0)
+    for response, (likeliest, _) in zip(found, trainers(tiny, params_of(tiny), found), strict=True):
+        np.testing.assert_array_equal(response.tokens, likeliest)
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+def test_logprobs_are_those_of_the_trainer(tiny, temperature):
+    found = drawn(tiny, temperature=temperature)
+    for response, (_, logprobs) in zip(found, trainers(tiny, params_of(tiny), found, temperature), strict=True):
+        np.testing.assert_allclose(response.logprobs, logprobs, rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"chunk": 3},
+        {"slots": 5, "chunk": 2},
+        {"slots": 1, "chunk": 7},
+        {"sizes": (8, 1, 1)},
+        {"sizes": (4, 1, 1), "slots": 8, "chunk": 3},
+        {"sizes": (2, 2, 2)},
+        {"sizes": (1, 8, 1), "mesh": Mesh(data=-1, fsdp=1, tensor=2), "slots": 8, "chunk": 4},
+    ],
+    ids=str,
+)
+def test_the_same_tokens_however_they_are_drawn(tiny, changes):
+    """Rows of unlike length: some end early, and others take their slots."""
+    found = drawn(tiny, ends=OFTEN)
+    assert len({len(response.tokens) for response in found}) > 3
+    assert_same(found, drawn(tiny, ends=OFTEN, **changes))
+
+
+def test_a_row_does_not_depend_on_the_rows_beside_it(tiny):
+    alone = drawn(tiny, prompts=PROMPTS[:1])
+    assert_same(drawn(tiny)[:SAMPLES], alone)
+
+
+def test_keys_and_samples_differ(tiny):
+    found = drawn(tiny)
+    assert not np.array_equal(found[0].tokens, found[1].tokens)
+    assert not np.array_equal(found[0].tokens, drawn(tiny, seed=1)[0].tokens)
+
+
+def test_a_row_ends_at_a_token_or_is_cut_off(tiny):
+    found = drawn(tiny, ends=OFTEN)
+    assert {response.ended for response in found} == {True, False}
+    for response in found:
+        assert not set(response.tokens[:-1]) & set(OFTEN)
+        assert (response.tokens[-1] in OFTEN) == response.ended
+        assert response.ended or len(response.tokens) == RESPONSE
+
+
+def test_a_row_ends_at_a_text_wherever_the_chunks_do(tiny):
+    free = drawn(tiny)
+    said = [decode(response.tokens) for response in free]
+    stop = next(text[2] for text in said if text[2:3].isprintable() and text[2:3] not in ("", "�"))
+    expected = {n: text.index(stop) for n, text in enumerate(said) if stop in text}
+    for changes in ({}, {"slots": 4, "chunk": 3}):
+        found = drawn(tiny, texts=(stop,), **changes)
+        for response, before in zip(found, free, strict=True):
+            length = len(response.tokens)
+            np.testing.assert_array_equal(response.tokens, before.tokens[:length])
+            assert response.ended == (before.ended or response.row in expected)
+            assert decode(response.tokens).endswith(stop) == (response.row in expected)
+            assert stop not in decode(response.tokens[:-1])
+
+
+def test_a_prompt_that_does_not_fit_is_refused(tiny):
+    with pytest.raises(RunFileError, match=r"loop\.prompt_length: a prompt has 9 tokens, more than 8"):
+        drawn(tiny, prompts=[[1] * 9])
+
+
+@pytest.mark.parametrize(
+    ("mesh", "words"),
+    [
+        (Mesh(data=1, fsdp=1, tensor=4), r"loop\.sampler\.mesh: data 1 x fsdp 1 x tensor 4 does not make 8 devices"),
+        (Mesh(data=-1, fsdp=1, tensor=4), r"loop\.sampler\.mesh\.tensor: 4 devices cannot split the 2 kv_heads"),
+    ],
+)
+def test_a_mesh_that_does_not_suit_is_refused(tiny, mesh, words):
+    with pytest.raises(RunFileError, match=words):
+        drawn(tiny, sizes=(8, 1, 1), mesh=mesh)

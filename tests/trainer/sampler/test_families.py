@@ -1,0 +1,38 @@
+"""Greedy replies of each family of models, against transformers' `generate` and nanochat's own program."""
+
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from etils import epath
+
+from tests.trainer import nanochat
+from tests.trainer.conftest import mesh_of
+from trainer import huggingface, pretrained
+from trainer.sampler import Sampler, Settings, Stops
+
+FIXTURES = Path(__file__).parents[1] / "fixtures"
+
+
+@pytest.mark.parametrize("family", ["gemma2", "gemma3", "llama3", "qwen2", "qwen3", "gpt2", "nanochat"])
+def test_greedy_replies_equal_the_reference(family):
+    """Prompts of eight lengths, some longer than the window of local layers; the reference answered each alone."""
+    with np.load(FIXTURES / family / "expected.npz") as file:
+        expected = dict(file)
+    computed = {"scan_layers": True, "remat": "full", "activation_dtype": "float32"}
+    if family == "nanochat":
+        cfg, params = nanochat.cfg(**computed), nanochat.params()
+    else:
+        folder = epath.Path(FIXTURES / family)
+        cfg = huggingface.model_from(pretrained.read_config(folder), **computed)
+        params = pretrained.read(folder, cfg)
+    lengths, count = expected["prompt_lengths"], expected["generated"].shape[1]
+    prompts = [row[:length].tolist() for row, length in zip(expected["prompts"], lengths, strict=True)]
+    settings = Settings(max(lengths), count, slots=3, chunk=4)  # so that rows follow each other
+    sampler = Sampler(cfg, settings, mesh_of(1, 1, 1), Stops(()))
+    copy = sampler.load(jax.tree.map(jnp.asarray, params))
+    found = {drawn.row: drawn.tokens for drawn in sampler.draw(copy, prompts, 1, jax.random.key(0), 0.0)}
+    assert len(np.unique(expected["generated"])) > 4  # replies that change on the way
+    np.testing.assert_array_equal([found[row] for row in range(len(prompts))], expected["generated"])

@@ -1,0 +1,54 @@
+"""A token from a row of logits: temperature, then the k likeliest, then the nucleus; and its log-probability."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+NOTHING = -1e30
+"""Logit of a token that may not be drawn: its probability is exactly 0."""
+
+
+def choose(
+    logits: jax.Array,
+    keys: jax.Array,
+    at: jax.Array,
+    temperature: jax.Array,
+    top_k: int | None = None,
+    top_p: float | None = None,
+) -> tuple[jax.Array, jax.Array]:
+    """A token for each row of logits [B, V], int32 [B], and its log-probability in the distribution it was drawn from,
+    float32 [B].
+
+    keys: [B], each row's own; at: int32 [B], the number of the token within its row: another token, other randomness.
+    Temperature 0 takes the likeliest token; its log-probability is then that at temperature 1. Gumbel's way: the
+    largest of the logits, each with noise of its own, has the probabilities of the softmax.
+    """
+    scaled = truncated(logits / jnp.where(temperature > 0, temperature, 1.0), top_k, top_p)
+
+    def noise() -> jax.Array:
+        return jax.vmap(lambda key, i: jax.random.gumbel(jax.random.fold_in(key, i), logits.shape[1:]))(keys, at)
+
+    drawn = scaled + lax.cond(temperature > 0, noise, lambda: jnp.zeros_like(scaled))
+    token = jnp.argmax(drawn, axis=-1).astype(jnp.int32)
+    chosen = jnp.take_along_axis(scaled, token[:, None], axis=-1)[:, 0]
+    return token, chosen - jax.nn.logsumexp(scaled, axis=-1)
+
+
+def truncated(logits: jax.Array, top_k: int | None, top_p: float | None) -> jax.Array:
+    """Logits [B, V] with NOTHING in the place of those that may not be drawn; equal logits go together.
+
+    top_p (https://arxiv.org/abs/1904.09751): the fewest likeliest tokens whose probability is at least that, among
+    those that top_k has left.
+    """
+    if top_k is not None and top_k < logits.shape[-1]:
+        least = lax.top_k(logits, top_k)[0][:, -1:]
+        logits = jnp.where(logits >= least, logits, NOTHING)
+    if top_p is not None and top_p < 1:
+        ordered = jnp.sort(logits, axis=-1, descending=True)
+        probabilities = jax.nn.softmax(ordered, axis=-1)
+        kept = jnp.cumsum(probabilities, axis=-1) - probabilities < top_p  # the likelier ones do not suffice
+        least = jnp.min(jnp.where(kept, ordered, jnp.inf), axis=-1, keepdims=True)
+        logits = jnp.where(logits >= least, logits, NOTHING)
+    return logits

@@ -1,0 +1,135 @@
+"""Rows in slots: how they begin, and a chunk of tokens for each."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from conf.decoder import Model
+from trainer import model
+from trainer.layers import norm
+from trainer.sampler import cache as caches
+from trainer.sampler.cache import Cache
+from trainer.sampler.choose import choose
+from trainer.sampler.prefill import Prefilled
+from trainer.sampler.settings import Settings
+from trainer.weights import Params
+
+NO_TOKEN = -1
+"""In the place of a token where a row had ended."""
+
+
+class Slots(NamedTuple):
+    """Rows in flight: arrays, or in their place their partitions."""
+
+    hidden: Any  # [slots, D] of the newest token
+    position: Any  # int32 [slots], of the token to come
+    drawn: Any  # int32 [slots]: tokens of the response so far
+    row: Any  # int32 [slots]: the row's number gives it its randomness
+    active: Any  # bool [slots]
+    step: Any  # int32: tokens decoded since the beginning, by any row
+    cache: Cache
+
+
+def empty(cfg: Model, slots: int, length: int) -> Slots:
+    """Nobody is there yet. length: tokens of the longest row, prompt and response."""
+    none = jnp.zeros(slots, jnp.int32)
+    hidden = jnp.zeros((slots, cfg.dim), cfg.activation_dtype)
+    return Slots(hidden, none, none, none, none > 0, jnp.int32(0), caches.empty(cfg, slots, length))
+
+
+def admit(slots: Slots, prompts: Prefilled, source: jax.Array, lengths: jax.Array, rows: jax.Array) -> Slots:
+    """The slots with new rows in some of them.
+
+    source: int32 [slots], the prompt of each slot's new row, below 0 where there is none; lengths, rows: int32 [slots],
+    of the new rows.
+    """
+    new = source >= 0
+    return Slots(
+        jnp.where(new[:, None], prompts.hidden[jnp.maximum(source, 0)], slots.hidden),
+        jnp.where(new, lengths, slots.position),
+        jnp.where(new, 0, slots.drawn),
+        jnp.where(new, rows, slots.row),
+        new | slots.active,
+        slots.step,
+        caches.admit(slots.cache, prompts.cache, source, lengths, slots.step),
+    )
+
+
+class _Loop(NamedTuple):
+    """What changes from token to token."""
+
+    t: jax.Array
+    slots: Slots
+    tokens: jax.Array  # int32 [slots, chunk]
+    logprobs: jax.Array  # float32 [slots, chunk]
+
+
+def decode(
+    copy: Params,
+    cfg: Model,
+    settings: Settings,
+    ends: tuple[int, ...],
+    slots: Slots,
+    wanted: jax.Array,
+    key: jax.Array,
+    temperature: jax.Array,
+) -> tuple[Slots, jax.Array]:
+    """Up to `settings.chunk` tokens for each row; fewer once all have ended.
+
+    ends: tokens that end a row; wanted: bool [slots], False where the host has seen that a row has ended. Returns the
+    slots and int32 [2, slots, chunk]: the tokens, NO_TOKEN after the end, and the bits of their float32
+    log-probabilities in the distribution they were drawn from.
+    """
+    count, chunk = slots.row.shape[0], settings.chunk
+    keys = jax.vmap(lambda row: jax.random.fold_in(key, row))(slots.row)
+
+    def not_ended(loop: _Loop) -> jax.Array:
+        return (loop.t < chunk) & jnp.any(loop.slots.active)
+
+    def next_token(loop: _Loop) -> _Loop:
+        now = loop.slots
+        logits = model.unembed(copy, cfg, now.hidden)
+        token, logprob = choose(logits, keys, now.drawn, temperature, settings.top_k, settings.top_p)
+        told = jnp.where(now.active, token, NO_TOKEN)
+        logprob = jnp.where(now.active, logprob, 0.0)
+        lasts = now.drawn + 1 >= settings.response_length
+        lasts |= jnp.isin(token, jnp.array(ends, jnp.int32))
+        hidden, cache = _through(copy, cfg, token, now)
+        moved = now.active.astype(jnp.int32)
+        later = now._replace(
+            hidden=hidden,
+            position=now.position + moved,
+            drawn=now.drawn + moved,
+            active=now.active & ~lasts,
+            step=now.step + 1,
+            cache=cache,
+        )
+        write = lambda into, new: lax.dynamic_update_slice_in_dim(into, new[:, None], loop.t, axis=1)  # noqa: E731
+        return _Loop(loop.t + 1, later, write(loop.tokens, told), write(loop.logprobs, logprob))
+
+    tokens = jnp.full((count, chunk), NO_TOKEN, jnp.int32)
+    start = _Loop(jnp.int32(0), slots._replace(active=slots.active & wanted), tokens, jnp.zeros((count, chunk)))
+    ended = lax.while_loop(not_ended, next_token, start)
+    bits = lax.bitcast_convert_type(ended.logprobs, jnp.int32)
+    # rows that begin next count from here, on whichever device, however early all rows of this one had ended
+    return ended.slots._replace(step=slots.step + chunk), jnp.stack([ended.tokens, bits])
+
+
+def _through(copy: Params, cfg: Model, token: jax.Array, slots: Slots) -> tuple[jax.Array, Cache]:
+    """Hidden states [slots, D] of one more token in each slot, and the cache with it."""
+    keys, values = list(slots.cache.keys), list(slots.cache.values)
+    positions = slots.position[:, None]
+    first = x = model.embed(copy, cfg, token[:, None], positions)
+    for i, weights in enumerate(copy["layers"]):
+
+        def attend(query: jax.Array, key: jax.Array, value: jax.Array, window: int | None, i: int = i) -> jax.Array:
+            rings = (keys[i], values[i])
+            mixed, (keys[i], values[i]) = caches.attend(query, key, value, rings, slots.position, slots.step, cfg)
+            return mixed
+
+        x = model.layer(x, first, weights, cfg, positions, model.is_local(cfg, i), attend)
+    return norm(x[:, 0], copy, "final_norm", cfg), Cache(tuple(keys), tuple(values))

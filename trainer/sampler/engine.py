@@ -1,0 +1,162 @@
+"""The sampler: its programs, and the host's part of a rollout."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import jax
+import numpy as np
+from jax.sharding import Mesh
+
+from conf.decoder import Model
+from conf.runfile import RunFileError
+from trainer.sampler import decode
+from trainer.sampler.programs import Programs
+from trainer.sampler.settings import Settings
+from trainer.sampler.stops import Stops
+from trainer.weights import Params
+
+
+class Drawn(NamedTuple):
+    """A response. row: prompt * samples + sample; tokens: int32 [n], the one that ended it included; logprobs: float32
+    [n], in the distribution each was drawn from; ended: a stop ended it, not its length."""
+
+    row: int
+    tokens: np.ndarray
+    logprobs: np.ndarray
+    ended: bool
+
+
+@dataclass
+class _Row:
+    """A row in a slot."""
+
+    number: int
+    tokens: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+
+
+class Sampler:
+    """Draws responses with copies of the weights of a model.
+
+    Raises RunFileError where `loop.sampler.mesh` does not suit the model or the devices.
+    """
+
+    def __init__(self, cfg: Model, settings: Settings, mesh: Mesh, stops: Stops) -> None:
+        self.settings, self.stops = settings, stops
+        self.programs = Programs(cfg, settings, mesh, stops.tokens)
+        self.slots = self.programs.slots
+
+    def load(self, params: Params) -> Params:
+        """The copy of the weights to draw with."""
+        return self.programs.reshard(params)
+
+    def draw(
+        self,
+        copy: Params,
+        prompts: Sequence[Sequence[int]],
+        samples: int,
+        key: jax.Array,
+        temperature: float,
+        between: Callable[[], None] = lambda: None,
+    ) -> Iterator[Drawn]:
+        """`samples` responses to each prompt, as they end: the same in the same order on every process.
+
+        Meanwhile the devices decode the next chunk. between: called before each chunk; what it raises ends the draw.
+        Raises RunFileError where a prompt is longer than `prompt_length`.
+        """
+        longest = max(len(prompt) for prompt in prompts)
+        if longest > self.settings.prompt_length:
+            raise RunFileError(
+                f"loop.prompt_length: a prompt has {longest} tokens, more than {self.settings.prompt_length}"
+            )
+        return _Draw(self, copy, prompts, samples, key, temperature).run(between)
+
+
+class _Draw:
+    """One call of `Sampler.draw`."""
+
+    def __init__(
+        self,
+        sampler: Sampler,
+        copy: Params,
+        prompts: Sequence[Sequence[int]],
+        samples: int,
+        key: jax.Array,
+        temperature: float,
+    ) -> None:
+        self.copy, self.prompts, self.samples, self.stops = copy, prompts, samples, sampler.stops
+        self.settings, self.programs = sampler.settings, sampler.programs
+        self.bucket = self.settings.bucket(max(len(prompt) for prompt in prompts))
+        self.at_a_time = self.programs.prompts_at_a_time(samples, self.bucket)
+        self.given = self.programs.whole((jax.device_get(jax.random.key_data(key)), np.array(temperature, np.float32)))
+        self.held: list[_Row | None] = [None] * sampler.slots
+        self.next = 0  # row
+        self.group, self.prefilled = -1, None
+
+    def run(self, between: Callable[[], None]) -> Iterator[Drawn]:
+        slots = self.programs.empty(self.bucket)
+        ended: list[Drawn] = []
+        while True:
+            slots = self._filled(slots)
+            if not any(self.held):
+                break
+            between()
+            wanted = self.programs.whole(np.array([row is not None for row in self.held]))
+            slots, told = self.programs.decode(self.copy, slots, wanted, *self.given)
+            yield from ended  # while the devices decode
+            ended = self._taken(jax.device_get(told))
+        yield from ended
+
+    def _filled(self, slots: decode.Slots) -> decode.Slots:
+        """Rows that wait take the slots that are free."""
+        free = [slot for slot, row in enumerate(self.held) if row is None]
+        while free and self.next < len(self.prompts) * self.samples:
+            first = self._group_of(self.next)
+            last = min(first + self.at_a_time, len(self.prompts)) * self.samples
+            sources = np.full((3, len(self.held)), -1, np.int32)
+            for slot in free[: last - self.next]:
+                prompt = self.next // self.samples
+                sources[:, slot] = prompt - first, len(self.prompts[prompt]), self.next
+                self.held[slot] = _Row(self.next)
+                self.next += 1
+            free = [slot for slot in free if self.held[slot] is None]
+            slots = self.programs.admit(slots, self.prefilled, self.programs.whole(sources))
+        if self.next >= len(self.prompts) * self.samples:
+            self.prefilled = None
+        return slots
+
+    def _group_of(self, row: int) -> int:
+        """The first of the prompts that are computed together with that of a row; they are, if need be."""
+        first = row // self.samples // self.at_a_time * self.at_a_time
+        if first != self.group:
+            lengths = np.ones(self.at_a_time, np.int32)
+            tokens = np.zeros((self.at_a_time, self.bucket), np.int32)
+            for i, prompt in enumerate(self.prompts[first : first + self.at_a_time]):
+                lengths[i], tokens[i, : len(prompt)] = len(prompt), prompt
+            self.prefilled = None  # one group at a time lies on the devices
+            self.group = first
+            self.prefilled = self.programs.prefill(self.copy, *self.programs.rows((tokens, lengths)))
+        return first
+
+    def _taken(self, told: np.ndarray) -> list[Drawn]:
+        """What a chunk [2, slots, chunk] has brought; the rows that have ended leave their slots."""
+        tokens, logprobs = told[0], told[1].view(np.float32)
+        counts = (tokens != decode.NO_TOKEN).sum(axis=1)
+        ended = []
+        for slot, row in enumerate(self.held):
+            if row is None:
+                continue
+            seen, count = len(row.tokens), int(counts[slot])
+            row.tokens += tokens[slot, :count].tolist()
+            row.logprobs += logprobs[slot, :count].tolist()
+            stop = self.stops.end(row.tokens, seen)
+            length = len(row.tokens) if stop is None else stop
+            by_token = stop is None and row.tokens[-1] in self.stops.tokens
+            if stop is not None or by_token or length >= self.settings.response_length:
+                kept = np.array(row.tokens[:length], np.int32), np.array(row.logprobs[:length], np.float32)
+                ended.append(Drawn(row.number, *kept, stop is not None or by_token))
+                self.held[slot] = None
+        return ended

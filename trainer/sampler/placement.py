@@ -1,0 +1,87 @@
+"""The copy of the weights that decoding reads: its type, its mesh, and the program that makes it.
+
+Every token reads all weights. Split over the devices that share a row's heads (`tensor`) each device reads its part, at
+two small sums per layer; split as for training (`fsdp`) they would all be gathered for each token.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.sharding import AxisType, Mesh
+
+from conf.decoder import Model
+from conf.runfile import RunFileError
+from trainer import mesh as meshes
+from trainer import weights
+from trainer.sampler.settings import Settings
+from trainer.weights import Params
+
+SMALL_BYTES = 512 << 20
+"""A device reads as much in less time than the sums of a token take (v5e: 0.6 ms): no need to split it further."""
+
+
+def decoder(cfg: Model, settings: Settings) -> Model:
+    """The model as the sampler computes it."""
+    changes = {"activation_dtype": settings.dtype or cfg.activation_dtype, "remat": "none"}
+    return cfg.model_copy(update=changes)
+
+
+def mesh_of(cfg: Model, settings: Settings, mesh: Mesh) -> Mesh:
+    """The sampler's mesh over the devices of the trainer's, in the same order.
+
+    Where `settings.mesh` is None, tensor is the least that makes the copy small on each device, among the sizes that
+    divide heads, feed-forward width, vocabulary and devices; if none does, the largest of them. Raises RunFileError.
+    """
+    devices = math.prod(mesh.shape.values())
+    if settings.mesh is not None:
+        try:
+            sizes = meshes.resolve(settings.mesh, devices)
+        except RunFileError as error:
+            raise RunFileError(f"loop.sampler.{error}") from None
+        tensor = sizes["tensor"]
+    else:
+        common = math.gcd(devices, cfg.kv_heads, cfg.heads, cfg.hidden, cfg.vocab)
+        size = weights.count(cfg) * jnp.dtype(decoder(cfg, settings).activation_dtype).itemsize
+        possible = [n for n in range(1, common + 1) if common % n == 0]
+        tensor = next((n for n in possible if size // n <= SMALL_BYTES), possible[-1])
+    assert mesh.devices is not None, "a mesh of devices"
+    arranged = mesh.devices.reshape(devices // tensor, 1, tensor)
+    found = Mesh(arranged, meshes.AXES, axis_types=(AxisType.Auto,) * len(meshes.AXES))
+    try:
+        weights.shardings(cfg, found)
+    except RunFileError as error:
+        raise RunFileError(f"loop.sampler.{error}") from None
+    return found
+
+
+def copied(params: Params, cfg: Model) -> Params:
+    """The tree of weights with a list of layers in the place of stacked ones, so that no token cuts them out; in the
+    types that the model would compute with anyway."""
+
+    def typed(path: Any, weight: jax.Array) -> jax.Array:
+        in_float32 = "norm" in path[-1].key
+        return weight if in_float32 else weight.astype(cfg.activation_dtype)
+
+    copy = jax.tree.map_with_path(typed, params)
+    parts = jax.tree.map(lambda w: lax.split(w, (1,) * cfg.layers), copy["layers"])
+    layers = [{name: pieces[i].squeeze(0) for name, pieces in parts.items()} for i in range(cfg.layers)]
+    return copy | {"layers": layers}
+
+
+def shardings(cfg: Model, mesh: Mesh) -> Params:
+    """Of the copy, on the sampler's mesh."""
+    table = weights.weight_table(cfg)
+    layer = {name: meshes.named(mesh, *weight.axes[1:]) for name, weight in table["layers"].items()}
+    rest = {name: meshes.named(mesh, *weight.axes) for name, weight in table.items() if name != "layers"}
+    return rest | {"layers": [layer] * cfg.layers}
+
+
+def abstract(cfg: Model, mesh: Mesh) -> Params:
+    """Shapes, types and shardings of the copy."""
+    shapes = jax.eval_shape(lambda p: copied(p, cfg), weights.abstract(cfg))
+    return jax.tree.map(lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), shapes, shardings(cfg, mesh))

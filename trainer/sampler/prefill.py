@@ -1,0 +1,39 @@
+"""Prompts through the model, once for all of their samples."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from conf.decoder import Model
+from trainer import attention, model
+from trainer.layers import norm
+from trainer.sampler.cache import Cache
+from trainer.weights import Params
+
+
+class Prefilled(NamedTuple):
+    """Prompts that wait for slots: arrays, or in their place their partitions."""
+
+    hidden: Any  # [P, D] of each prompt's last token
+    cache: Cache  # arrays [P, kv_heads, bucket, head_dim], by position
+
+
+def prefill(cfg: Model, copy: Params, tokens: jax.Array, lengths: jax.Array) -> Prefilled:
+    """tokens: int32 [P, bucket], padded to the right with anything; lengths: int32 [P]."""
+    positions = jnp.broadcast_to(jnp.arange(tokens.shape[1]), tokens.shape)
+    keys: list[jax.Array] = []
+    values: list[jax.Array] = []
+
+    def attend(query: jax.Array, key: jax.Array, value: jax.Array, window: int | None) -> jax.Array:
+        keys.append(key.swapaxes(1, 2))
+        values.append(value.swapaxes(1, 2))
+        return attention.attend(query, key, value, None, window, cfg)
+
+    first = x = model.embed(copy, cfg, tokens, positions)
+    for i, weights in enumerate(copy["layers"]):
+        x = model.layer(x, first, weights, cfg, positions, model.is_local(cfg, i), attend)
+    last = jnp.take_along_axis(x, (lengths - 1)[:, None, None], axis=1)
+    return Prefilled(norm(last, copy, "final_norm", cfg)[:, 0], Cache(tuple(keys), tuple(values)))

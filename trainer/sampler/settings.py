@@ -1,0 +1,49 @@
+"""What a sampler is built for."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from conf.sampler import Sampling
+from conf.training import Mesh
+
+SHORTEST_BUCKET = 128
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Sizes and distribution; see `conf.sampler.Sampling`.
+
+    Attributes:
+        prompt_length: tokens of the longest prompt.
+        response_length: tokens after which a response is cut off.
+        slots: rows in flight; rounded up to what the devices share evenly.
+    """
+
+    prompt_length: int
+    response_length: int
+    slots: int
+    chunk: int
+    top_k: int | None = None
+    top_p: float | None = None
+    dtype: str | None = None
+    mesh: Mesh | None = None
+
+    @classmethod
+    def of(cls, sampling: Sampling, prompt_length: int, response_length: int, rows: int) -> Settings:
+        """Those of a loop that draws `rows` responses with one policy."""
+        given = sampling.model_dump(include={"chunk", "top_k", "top_p", "dtype"})
+        slots = min(rows, sampling.slots or rows)
+        return cls(prompt_length, response_length, slots, **given, mesh=sampling.mesh)
+
+    @property
+    def buckets(self) -> list[int]:
+        """Lengths that prompts are padded to, each with programs of its own: the longest, its half, its quarter, ..."""
+        found = [self.prompt_length]
+        while found[-1] >= 2 * SHORTEST_BUCKET:
+            found.append(-(-found[-1] // 2))
+        return sorted(found)
+
+    def bucket(self, longest: int) -> int:
+        """The shortest that holds a prompt of `longest` tokens."""
+        return next(size for size in self.buckets if size >= longest)
