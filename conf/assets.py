@@ -10,11 +10,11 @@ from pydantic import Field, StringConstraints, model_validator
 from conf.strict import VOLATILE, Name, Strict
 
 Kind = Literal["dataset", "model", "tokenizer"]
-FileName = Annotated[str, StringConstraints(pattern=r"^[^/\\\n]+(/[^/\\\n]+)*$")]
+FileName = Annotated[str, StringConstraints(pattern=r"^[^/\\\x00-\x1f\x7f]+(/[^/\\\x00-\x1f\x7f]+)*$")]
 
 
 class RemoteFile(Strict):
-    url: Annotated[str, StringConstraints(pattern=r"^https?://")]
+    url: Annotated[str, StringConstraints(pattern=r"^https?://[^\s/]\S*$")]
     sha256: Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")] = Field(description="refused if it differs")
     token: str | None = Field(
         default=None,

@@ -11,9 +11,13 @@ from conf.network import Cidr
 from conf.strict import Strict
 
 Account = Annotated[
-    str, StringConstraints(pattern=r"^([a-z]([-a-z0-9]{0,61}[a-z0-9])?|[^@\s]+@[^@\s]+\.gserviceaccount\.com)$")
+    str, StringConstraints(pattern=r"^([a-z]([-a-z0-9]{0,61}[a-z0-9])?|[a-z0-9-]+@[a-z0-9.-]+\.gserviceaccount\.com)$")
 ]
 """An account id of the project, `default`, or the full address of a service account."""
+PROJECT = r"^([a-z0-9][a-z0-9.-]*:)?[a-z0-9][a-z0-9-]{0,62}$"
+"""A project id, `my-project` or `example.com:my-project`: it becomes part of URLs and of folders of ours."""
+Project = Annotated[str, StringConstraints(pattern=PROJECT)]
+Service = Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9.-]*$")]
 Role = Annotated[str, StringConstraints(pattern=r"^(roles|projects/[^/\s]+/roles|organizations/\d+/roles)/[\w.]+$")]
 Location = Annotated[str, StringConstraints(pattern=r"^[a-z]+(-[a-z]+\d+)?$")]
 """A region, `us-central1`, or a multi-region, `us`."""
@@ -23,8 +27,10 @@ class GcpCloud(Strict):
     """Google Cloud."""
 
     kind: Literal["gcp"]
-    project: str | None = Field(description="project id; null: GOOGLE_CLOUD_PROJECT or gcloud's active configuration")
-    apis: tuple[str, ...] = Field(description="services to enable; never disabled again")
+    project: Project | None = Field(
+        description="project id; null: GOOGLE_CLOUD_PROJECT or gcloud's active configuration"
+    )
+    apis: tuple[Service, ...] = Field(description="services to enable; never disabled again")
     service_account: Account = Field(
         description="whom the workers run as: an account id (created on first use), `default` (the project's Compute "
         "account) or a full address; roles are bound only to one that slipway made"

@@ -13,7 +13,7 @@ SecretSource = Annotated[
     str,
     StringConstraints(
         pattern=r"^(env|env:[A-Za-z_][A-Za-z0-9_]*|file:.+|"
-        r"secretmanager:projects/[^/]+/secrets/[A-Za-z0-9_-]+(/versions/[A-Za-z0-9_-]+)?)$"
+        r"secretmanager:projects/[a-z0-9.:-]+/secrets/[A-Za-z0-9_-]+(/versions/[A-Za-z0-9_-]+)?)$"
     ),
 ]
 """Where a secret is; never the secret itself, since a config is recorded."""

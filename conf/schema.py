@@ -9,6 +9,7 @@ import difflib
 import hashlib
 import json
 import shlex
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Annotated, Any, get_args, get_origin
 
@@ -84,12 +85,19 @@ class Config(Strict):
         return f"{self.run.name}-{digest([essential(self), code_sha256, data_sha256])[:8]}"
 
 
+LONGEST_SHOWN = 200
+"""Characters of a value that a message shows."""
+
+
 def digest(value: Any) -> str:
     """SHA-256 of the canonical JSON of `value`, in hex."""
     return hashlib.sha256(json.dumps(value, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
 
 
 SHAPES = {
+    "project": "a project looks like my-project, or example.com:my-project",
+    "apis": "a service looks like tpu.googleapis.com",
+    "url": "a URL begins with http:// or https:// and holds no space",
     "zone": "a zone looks like us-central1-a; conf/tpu_types.yaml lists those with TPUs",
     "name": "a name has 1 to 63 of a-z, 0-9 and -, a letter first",
     "python": "a version looks like 3.11",
@@ -117,6 +125,8 @@ def judge(raw: dict[str, Any]) -> tuple[Config | None, list[Problem]]:
     A config whose only faults are unknown keys is also validated without them, so that the caller can go on to the
     rules between sections and report those in the same breath.
     """
+    if nul := [*_nul(raw)]:
+        return None, [Problem(key, "holds a NUL character, which no argument, variable or path can") for key in nul]
     try:
         return Config.model_validate(raw), []
     except ValidationError as error:
@@ -146,9 +156,24 @@ def _problem(raw: dict[str, Any], error: Any) -> Problem:
         words = ", ".join(shlex.split(error["input"], posix=False))
         return Problem(key, f"is a list of words, not one string: '{key}=[{words}]'")
     if error["type"] == "string_pattern_mismatch" and path[-1] in SHAPES:
-        return Problem(key, f"{error['input']!r} does not fit: {SHAPES[path[-1]]}")
+        return Problem(key, f"{_shown(error['input'])} does not fit: {SHAPES[path[-1]]}")
     words = error["msg"].removeprefix("Value error, ")
-    return Problem(key, f"{words[0].lower()}{words[1:]} (got {error['input']!r})")
+    return Problem(key, f"{words[0].lower()}{words[1:]} (got {_shown(error['input'])})")
+
+
+def _shown(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= LONGEST_SHOWN else f"{text[:LONGEST_SHOWN]}… ({len(text)} characters)"
+
+
+def _nul(value: Any, key: str = "") -> Iterator[str]:
+    """Keys whose text, or whose own name, holds a NUL; text to learn from may."""
+    if isinstance(value, str) and "\0" in value and not key.startswith("data."):
+        yield key
+    items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list | tuple) else ()
+    for name, child in items:
+        inner = f"{key}.{name}".lstrip(".")
+        yield from (ascii(inner),) if "\0" in str(name) else _nul(child, inner)
 
 
 def _path(raw: dict[str, Any], loc: tuple[int | str, ...]) -> list[str]:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 
 
 def main() -> int:
+    os.umask(0o077)  # keys, tokens, logs and records are nobody else's on this machine
     _leave_out_the_working_directory()
     from controller.cli import run  # not before: it imports `conf`, and the folder one stands in may have its own
 

@@ -21,6 +21,7 @@ from controller.compose import OVERRIDE, compose, groups, laid_over
 from controller.errors import ConfigError, SlipwayError
 from controller.finding import Finding
 from controller.preflight import preflight
+from controller.printing import only_showing
 from controller.records.planfile import planned
 
 VERBS = {
@@ -232,6 +233,11 @@ def _with_recalled(command: Command) -> Command:
 
 def run(argv: Sequence[str]) -> int:
     """Parse and act; returns the exit code. Errors of ours are words on stderr, never a traceback."""
+    with only_showing():
+        return _run(argv)
+
+
+def _run(argv: Sequence[str]) -> int:
     try:
         command = _with_recalled(parse(argv))
         verb: Any = importlib.import_module(f"controller.verbs.{command.verb}")  # only this verb's imports are paid for

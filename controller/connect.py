@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from functools import cache
 from pathlib import Path
 
-from conf.cloud import LocalCloud
+from conf.cloud import PROJECT, LocalCloud
 from conf.schema import Config
 from controller.clock import Clock
 from controller.credentials import application_default, default_project
@@ -29,8 +30,16 @@ LOOPBACK = "127.0.0.1"
 
 
 def project_of(config: Config) -> str:
-    """The project, or `your-project` where nothing names one (which `up` refuses)."""
-    return config.cloud.project or default_project() or NO_PROJECT
+    """The project, or `your-project` where nothing names one (which `up` refuses).
+
+    Raises:
+        ConfigError: what the environment or gcloud names is no project.
+    """
+    found = config.cloud.project or default_project() or NO_PROJECT
+    if not re.fullmatch(PROJECT, found):
+        words = "comes from GOOGLE_CLOUD_PROJECT or gcloud's configuration, and is no project id; set cloud.project"
+        raise ConfigError(f"cloud.project: {found!r} {words}")
+    return found
 
 
 @contextmanager

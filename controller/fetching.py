@@ -24,7 +24,8 @@ TAIL_LINES = 20
 
 def token_for(source: Source, secrets: Mapping[str, str]) -> str | None:
     """What is sent along as bearer token."""
-    if source.token is None and urlsplit(source.url or "").hostname == HUGGING_FACE:
+    place = urlsplit(source.url or "")
+    if source.token is None and (place.scheme, place.hostname) == ("https", HUGGING_FACE):
         return secrets.get("HF_TOKEN")
     return secrets.get(source.token or "")
 

@@ -31,6 +31,7 @@ STOP_SECONDS = 20.0
 """How long workers that were told to stop may take until we go on without their last words."""
 SECOND_LOOK_SECONDS = 5.0
 """How long Google may take to say whether the pod was taken away, before a verdict on its workers counts."""
+LARGEST_STEP = 1e15
 TAIL_BYTES = 2000
 """Of each log, what is shown of a run that was running before."""
 AT_ONCE = frozenset({Kind.PREEMPTED, Kind.OVER_BUDGET, Kind.CANCELLED})
@@ -94,7 +95,8 @@ class _Steps:
     def told(self, line: dict[str, Any], worker: int, now: float) -> None:
         if "log" in line or "metrics" in line:  # an evaluation may take long, and may speak
             self.at = now
-        if worker == 0 and isinstance(step := line.get("metrics", {}).get("step"), int | float):
+        step = line.get("metrics", {}).get("step")
+        if worker == 0 and isinstance(step, int | float) and abs(step) < LARGEST_STEP:  # JSON knows NaN and infinity
             if self.last is not None and step > self.last:
                 self.intervals = sorted([*self.intervals, now - self.step_at])[-3:]  # the longest ones
             self.last, self.step_at = int(step), now

@@ -5,6 +5,7 @@ They are kept in OpenSSH's own format (`worker-3 ssh-ed25519 AAAA…`), below a 
 
 from __future__ import annotations
 
+import re
 import tempfile
 import threading
 from collections.abc import Callable, Sequence
@@ -13,6 +14,7 @@ from pathlib import Path
 Keys = dict[str, str]
 """Of one worker, by type: base64."""
 _HEADER = "# incarnation "
+KEY = re.compile(r"((?:ssh-ed25519|ecdsa-|ssh-rsa)\S*) +([A-Za-z0-9+/]+=*)( .*)?")
 
 
 class HostKeys:
@@ -86,5 +88,6 @@ class HostKeys:
 
 
 def _parse(lines: str) -> Keys:
-    pairs = [line.split()[:2] for line in lines.splitlines()]
-    return {kind: text for kind, text in pairs if kind.startswith(("ssh-ed25519", "ecdsa-", "ssh-rsa"))}
+    """What can be checked of it; a program on a worker may publish anything as such."""
+    found = map(KEY.fullmatch, lines.splitlines())
+    return {match[1]: match[2] for match in found if match}

@@ -28,6 +28,7 @@ SECONDS = {
 }
 """How long a command may take; the others have 60 s. A worker that is gone is noticed much earlier."""
 CHUNK = 1 << 16
+LARGEST_ANSWER = 64 << 20
 BY_SIGNAL = 128
 """Stands for the exit code of what a signal has ended."""
 PLACE = """
@@ -69,7 +70,9 @@ class Link:
         Raises:
             WorkerError: of any kind.
         """
-        output = b"".join(self._agent_says(command, payload, SECONDS.get(command, 60.0)))
+        output = bytearray()
+        for chunk in self._agent_says(command, payload, SECONDS.get(command, 60.0)):
+            output += self._bounded(command, chunk, len(output))
         return self._parse(command, output)
 
     def stream(self, command: str, payload: dict[str, Any]) -> Iterator[dict[str, Any]]:
@@ -83,6 +86,7 @@ class Link:
             *lines, rest = (rest + chunk).split(b"\n")
             for line in lines:
                 yield self._parse(command, line)
+            self._bounded(command, b"", len(rest))
 
     def run(self, shell: str, stdin: bytes = b"", seconds: float = math.inf) -> Ran:
         """Run a command of the user's shell, as it is.
@@ -144,10 +148,16 @@ class Link:
         if ran.exit_code:
             raise self._error("agent", f"the agent could not be placed: {ran.output.strip()[-300:]}", ran.output)
 
-    def _parse(self, command: str, line: bytes) -> dict[str, Any]:
+    def _bounded(self, command: str, chunk: bytes, before: int) -> bytes:
+        """The chunk, unless a worker that says no end of it would fill our memory."""
+        if before + len(chunk) > LARGEST_ANSWER:
+            raise self._error("agent", f"`{command}` answered more than {LARGEST_ANSWER >> 20} MiB")
+        return chunk
+
+    def _parse(self, command: str, line: bytes | bytearray) -> dict[str, Any]:
         try:
-            answer = json.loads(line)
-        except ValueError:
+            answer = dict(json.loads(line))
+        except (ValueError, TypeError, RecursionError):
             raise self._error("agent", f"`{command}` did not answer in JSON", line.decode(errors="replace")) from None
         if "error" in answer and "detail" in answer:
             raise self._error("agent", answer["error"], answer["detail"])

@@ -48,7 +48,9 @@ def clone(url: str, ref: str | None, folder: Path, key: str) -> str:
         ConfigError: naming `key`; an UnreachableError where the server could not be asked.
     """
     words = f"{key}: {without_password(url)}"
-    for argv in (["init", "--quiet"], ["remote", "add", "origin", url]):
+    if ref and ref.startswith("-"):  # git would take it for an option, and some of them run programs
+        raise ConfigError(f"{words} can have no branch, tag or commit called {ref!r}")
+    for argv in (["init", "--quiet"], ["remote", "add", "--", "origin", url]):
         _git(argv, folder)
     one = _git(["fetch", "--quiet", "--depth=1", "origin", ref or "HEAD"], folder)
     if one.returncode and ref:  # a server may refuse to send a commit that no branch ends with

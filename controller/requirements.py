@@ -54,13 +54,15 @@ def read(root: Path, name: str) -> Requirements:
     Raises:
         ConfigError: it is not there, or holds a line that means nothing on a worker.
     """
-    lines = list(_lines(root / name, f"env.requirements: {name}", frozenset()))
+    lines = list(_lines(root, root / name, f"env.requirements: {name}", frozenset()))
     git = tuple(found for line in lines if (found := _git_line(line)))
     gone = {g.line for g in git}
     return Requirements("".join(f"{line}\n" for line in lines if line not in gone), git)
 
 
-def _lines(path: Path, what: str, inside: frozenset[Path]) -> Iterator[str]:
+def _lines(root: Path, path: Path, what: str, inside: frozenset[Path]) -> Iterator[str]:
+    if not path.resolve().is_relative_to(root.resolve()):  # it may be somebody else's repository
+        raise ConfigError(f"{what} includes {path}, which is not in the repository")
     try:
         text = path.read_text()
     except (OSError, UnicodeDecodeError) as error:
@@ -72,7 +74,7 @@ def _lines(path: Path, what: str, inside: frozenset[Path]) -> Iterator[str]:
         if not line:
             continue
         if include := INCLUDE.match(line):
-            yield from _lines(path.parent / include["file"], what, inside | {path.resolve()})
+            yield from _lines(root, path.parent / include["file"], what, inside | {path.resolve()})
         elif LOCAL.search(line):
             raise ConfigError(
                 f"{what}: {line!r} is a local folder, which a worker does not have; the shipped code is installed by "
@@ -92,11 +94,14 @@ def _git_line(line: str) -> GitLine | None:
     scheme, _, rest = match["place"].partition("://")
     host, _, path = rest.partition("/")
     path, _, ref = path.partition("@")
+    subdirectory = fragment.get("subdirectory", [""])[0]
+    if subdirectory.startswith("/") or ".." in subdirectory.split("/"):
+        raise ConfigError(f"env.requirements: {line!r}: subdirectory leads out of the repository")
     return GitLine(
         line=line,
         url=f"{scheme}://{host}/{path}",
         ref=ref or None,
-        subdirectory=fragment.get("subdirectory", [""])[0],
+        subdirectory=subdirectory,
         extras=match["extras"] or "",
         marker=match["marker"] or "",
     )

@@ -14,7 +14,10 @@ from typing import Any, Self
 from controller.events import Event
 from controller.ledger import Result
 from controller.plan import Plan
+from controller.printing import drawable, printable
 
+LARGEST = 1e15
+"""What counts steps and seconds is below; numbers of JSON have no end."""
 PLAIN_SECONDS = 10.0
 """How often the training line is printed where it cannot be redrawn."""
 SHOWN = ("loss", "accuracy", "reward_mean", "pass_at_k", "entropy", "kl")
@@ -28,7 +31,8 @@ class View:
         from rich.console import Console
 
         self._plan, self._json = plan, json_lines
-        self._console = Console(stderr=json_lines, highlight=False, soft_wrap=True)
+        screen = drawable(sys.stderr if json_lines else sys.stdout)
+        self._console = Console(file=screen, highlight=False, soft_wrap=True)
         self._live: Any = None
         self._under_way: dict[str, tuple[float, str]] = {}
         self._training = ""
@@ -43,7 +47,7 @@ class View:
             self._live = Live(console=self._console, refresh_per_second=4, transient=True, get_renderable=self._moving)
             self._live.__enter__()
         where = "the emulated cloud" if self._plan.config.cloud.kind == "local" else self._plan.project
-        self._print(f"[bold]{self._plan.run_id}[/] on {self._plan.node.name} ({where})")
+        self._print(f"[bold]{self._plan.run_id}[/] on {self._plan.node.name} ({_plain(where)})")
         return self
 
     def __exit__(
@@ -113,7 +117,7 @@ class View:
         if again:
             self._print(f"{result.run_id} has finished already; nothing was changed")
         for name, value in result.summary.items():
-            self._print(f"  {name:<24} {_number(value)}")
+            self._print(f"  {_plain(name):<24} {_plain(_number(value))}")
         where = f"gs://{self._plan.bucket}/runs/{result.run_id}"
         attempts = f" in {result.attempts} attempts" if result.attempts > 1 else ""
         spent = f"; {cost}" if cost else ""
@@ -132,7 +136,7 @@ class View:
         metrics = event.data["metrics"]
         if metrics.get("phase") == "eval":
             found = [f"{k} {_number(v)}" for k, v in metrics.items() if k.startswith("eval_") and k != "eval_time"]
-            self._print(f"  [bold]eval[/] step {metrics.get('step')}  {_plain('  '.join(found))}")
+            self._print(f"  [bold]eval[/] step {_counted(metrics.get('step'))}  {_plain('  '.join(found))}")
             return
         line = training_line(metrics)
         if line is None or "steps_total" not in metrics:
@@ -149,10 +153,11 @@ class View:
 
         now = time.time()
         steps = [
-            Spinner("dots", f" {title}  {now - began:.0f} s", style="cyan") for began, title in self._under_way.values()
+            Spinner("dots", Text(printable(f" {title}  {now - began:.0f} s"), style="cyan"), style="cyan")
+            for began, title in self._under_way.values()
         ]
         last = self._training or self._said
-        return Group(*steps, *([Text(f"  {last}", overflow="ellipsis", no_wrap=True)] if last else []))
+        return Group(*steps, *([Text(printable(f"  {last}"), overflow="ellipsis", no_wrap=True)] if last else []))
 
     def _print(self, line: str) -> None:
         self._console.print(line)
@@ -160,17 +165,22 @@ class View:
 
 def training_line(metrics: dict[str, Any]) -> str | None:
     """`step 120/700  loss 0.12  accuracy 0.61  1.2k tok/s  ETA 1:32`; None for a line without a step."""
-    step = metrics.get("step")
+    metrics = {name: value for name, value in metrics.items() if isinstance(value, str | int | float)}
+    step, total, seconds = (_counted(metrics.get(name)) for name in ("step", "steps_total", "step_time"))
     if step is None:
         return None
-    total = metrics.get("steps_total")
     words = [f"{metrics.get('phase', '')} step {step}{f'/{total:.0f}' if total else ''}".strip()]
     words += [f"{name} {_number(metrics[name])}" for name in SHOWN if metrics.get(name) is not None]
-    if metrics.get("tokens_per_second"):
+    if _counted(metrics.get("tokens_per_second")):
         words.append(f"{_number(metrics['tokens_per_second'])} tok/s")
-    if total and metrics.get("step_time"):
-        words.append(f"ETA {_clock(max(0.0, total - step) * metrics['step_time'])}")
+    if total and seconds:
+        words.append(f"ETA {_clock(max(0.0, total - step) * seconds)}")
     return "  ".join(words)
+
+
+def _counted(value: Any) -> int | float | None:
+    """The value where it is a number: a program may write anything as its metrics."""
+    return value if isinstance(value, int | float) and abs(value) < LARGEST else None
 
 
 def _number(value: Any) -> str:
@@ -187,4 +197,4 @@ def _clock(seconds: float) -> str:
 def _plain(text: str) -> str:
     from rich.markup import escape
 
-    return escape(text)
+    return escape(printable(text))

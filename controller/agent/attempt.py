@@ -9,6 +9,8 @@ from .files import attempt_folder, attempt_of, read_from, read_json, root, size_
 from .process import alive, boot_id
 from .secrets import Mask
 
+LARGEST_SUMMARY = 1 << 20
+
 
 def situation(folder: Path) -> dict[str, Any]:
     """Whether an attempt is absent, running or exited, and how it ended.
@@ -79,7 +81,12 @@ def _tail(log: Path, size: int, tail_bytes: int, mask: Mask) -> bytes:
 
 
 def _summary(run: Path) -> dict[str, Any] | None:
+    """It is the program's file and may hold anything, or not end."""
+    path = run / "summary.json"
+    if size_of(path) > LARGEST_SUMMARY:
+        return {"error": f"summary.json has more than {LARGEST_SUMMARY} bytes"}
     try:
-        return read_json(run / "summary.json")
-    except ValueError as error:  # it is the program's file and may hold anything
+        found = read_json(path)
+    except (ValueError, RecursionError) as error:
         return {"error": f"summary.json is not JSON: {error}"}
+    return found if found is None or isinstance(found, dict) else {"error": "summary.json holds no JSON object"}

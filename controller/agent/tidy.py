@@ -49,7 +49,7 @@ def put_in_order() -> dict[str, Any]:
     if _huge_pages() == "off" and _given_up() is None:
         path = _sysfs() / THP
         try:
-            _as_root(["sh", "-c", f"echo always > {path}"], lambda: path.write_text("always"))
+            _as_root(["sh", "-c", 'echo always > "$0"', str(path)], lambda: path.write_text("always"))
             done.append("transparent huge pages: always")
         except AgentError:
             write_json(root() / "tidy.json", {"boot_id": boot_id(), "huge_pages": "refused"})

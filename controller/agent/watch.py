@@ -101,7 +101,7 @@ def _tell_metrics(path: Path, offset: int) -> int:
             offset += len(line)
             try:
                 _tell({"metrics": dict(json.loads(line)), "offset": offset})
-            except (ValueError, TypeError):
+            except (ValueError, TypeError, RecursionError):
                 words = line[:200].decode(errors="replace")
                 _tell({"warning": f"metrics.jsonl: the line before byte {offset} is not a JSON object: {words}"})
     return offset

@@ -8,12 +8,18 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from conf.schema import Config
+from controller.checks.names import strings
 from controller.finding import Finding
 from controller.placeholders import PLACEHOLDER
 
 OPTIONAL = ("HF_TOKEN", "WANDB_API_KEY", "NETRC")
 """Passed on by default where they are set; who has none needs none."""
 SECRET_NAME = re.compile(r"(TOKEN|SECRET|PASSWORD|PASSWD|API_?KEY|CREDENTIALS?)$", re.IGNORECASE)
+SECRET_VARIABLE = re.compile(r"(TOKEN|SECRET|PASSWORD|PASSWD|PASSPHRASE|(API|ACCESS|SECRET|PRIVATE)_?KEY)$")
+SHORTEST_SECRET = 8
+"""Characters; shorter values are in many texts by chance."""
+LONGEST_WORD = 131_000
+"""Bytes of an argument, or of a variable with its name: a little less than 32 pages."""
 OLDEST_PYTHON = (3, 11)
 
 
@@ -69,6 +75,28 @@ def no_secrets_in_variables(config: Config) -> Iterator[Finding]:
             yield Finding("secret_in_vars", "warning", f"env.vars.{name}", words)
 
 
+def no_secret_is_in_the_config(config: Config) -> Iterator[Finding]:
+    """A config is recorded: in the bucket, in the state folder, on the terminal. A shell puts what `$HF_TOKEN` holds
+    into it without a word, and so does `${oc.env:HF_TOKEN}`."""
+    sources = {name: (source or "").removeprefix("env:") for name, source in config.env.secrets.items()}
+    named = {name if source == "env" else source for name, source in sources.items()} - {"NETRC"}
+    kept = {n: value for n, value in os.environ.items() if n in named or SECRET_VARIABLE.search(n)}
+    for key, text in strings(config.model_dump(mode="json"), ""):
+        for name, value in kept.items():
+            if len(value) >= SHORTEST_SECRET and value in text and not key.startswith("env.secrets."):
+                words = f"holds the value of your variable {name}, which would be recorded; env.secrets passes it on"
+                yield Finding("secret_value", "error", key, words)
+
+
+def words_fit_a_process(config: Config) -> Iterator[Finding]:
+    """Linux starts no program with a longer word or variable: https://man7.org/linux/man-pages/man2/execve.2.html"""
+    plain = config.model_dump(mode="json", include={"env": {"vars"}, "program": {"command", "setup"}})
+    for key, text in strings(plain, ""):
+        if len(text.encode()) > LONGEST_WORD:
+            words = f"has {len(text.encode())} bytes, and a program is given at most {LONGEST_WORD}; put it into a file"
+            yield Finding("long_word", "error", key, words)
+
+
 def variables_are_told_once(config: Config) -> Iterator[Finding]:
     """A secret counts more than a variable of the same name, and what slipway sets counts more than both."""
     for name in config.env.vars:
@@ -99,6 +127,8 @@ CHECKS = (
     trainer_has_jax,
     secrets_are_there,
     no_secrets_in_variables,
+    no_secret_is_in_the_config,
+    words_fit_a_process,
     variables_are_told_once,
     placeholders_name_assets,
 )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import logging
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,6 +15,7 @@ from controller.localcloud import lifecycle
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Exit codes: 0 done, 2 it cannot be done (one line on stderr says why)."""
+    os.umask(0o077)  # the state holds a token, host keys and what workers keep secret
     options = _parser().parse_args(arguments)
     state: Path = options.state
     try:

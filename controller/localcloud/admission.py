@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import hmac
+import ipaddress
+import re
 from dataclasses import dataclass
 
 from aiohttp import web
@@ -29,8 +31,8 @@ def admit(request: web.Request, token: str, url: str) -> Admitted:
     Paths: /t/TOKEN/... from the laptop, /w/TOKEN/UID/INDEX/... from a worker. The Host and Origin checks keep web
     pages out (DNS rebinding, cross-site requests). CloudError 401, 403.
     """
-    host = request.headers.get("Host", "").rpartition(":")[0] or request.headers.get("Host", "")
-    if not (host in ("localhost", "[::1]") or host.startswith("127.")):
+    host = request.headers.get("Host", "")
+    if not _is_loopback(host):
         raise CloudError(403, f"Host {host!r} is not a loopback address")
     if request.headers.get("Origin", IAP_CLIENT) != IAP_CLIENT:
         raise CloudError(403, "Requests from web pages are refused")
@@ -49,5 +51,14 @@ def admit(request: web.Request, token: str, url: str) -> Admitted:
     raise CloudError(401, "Request is missing a valid token (endpoint.json in the state folder holds it)")
 
 
+def _is_loopback(host: str) -> bool:
+    """Of an address with or without a port. A name like 127.example.com is anybody's, and may lead here."""
+    name = re.sub(r":\d*$", "", host)
+    try:
+        return name == "localhost" or ipaddress.ip_address(name.removeprefix("[").removesuffix("]")).is_loopback
+    except ValueError:
+        return False
+
+
 def _same(given: str, token: str) -> bool:
-    return hmac.compare_digest(given.encode(), token.encode())
+    return hmac.compare_digest(given.encode(errors="surrogateescape"), token.encode())

@@ -47,6 +47,12 @@ def check_project(name: str) -> None:
         raise CloudError(403, f"The caller does not have permission on project '{name}' (here it is '{PROJECT}')")
 
 
+def without_secrets(query: Mapping[str, str]) -> dict[str, str]:
+    """Query parameters as the log may hold them."""
+    secret = ("access_token", "oauth_token", "key", "upload_id")
+    return {name: "..." if name in secret else value for name, value in query.items()}
+
+
 def timestamp(seconds: float) -> str:
     """RFC 3339 in UTC, as Google writes times."""
     return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 from aiohttp import WSMsgType, web
 
-from controller.localcloud.call import PROJECT
+from controller.localcloud.call import PROJECT, without_secrets
 from controller.localcloud.faults import Faults
 from controller.localcloud.image import Worker
 from controller.localcloud.store import Store
@@ -45,7 +45,7 @@ class Iap:
     async def answer(self, request: web.Request, client: str) -> web.StreamResponse:
         """A tunnel until either side closes it. Refusals are close codes, as IAP gives them."""
         entry = {"time": time.time(), "method": "GET", "path": f"/{PREFIX}", "client": client, "api": "iap"}
-        entry |= {"call": "connect", "query": dict(request.query), "mutating": False, "body": None}
+        entry |= {"call": "connect", "query": without_secrets(request.query), "mutating": False, "body": None}
         self._store.log({**entry, "status": 101, "seconds": 0.0})
         tunnel = web.WebSocketResponse(protocols=(_SUBPROTOCOL,), autoping=True, compress=False)
         await tunnel.prepare(request)

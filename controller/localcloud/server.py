@@ -16,7 +16,7 @@ from aiohttp import web
 from controller.localcloud.admin import Admin
 from controller.localcloud.admission import LAPTOP, Admitted, admit
 from controller.localcloud.batch import parse_batch, render_batch
-from controller.localcloud.call import PROJECT_NUMBER, Call, Handlers
+from controller.localcloud.call import PROJECT_NUMBER, Call, Handlers, without_secrets
 from controller.localcloud.discovery import Discovery, Method
 from controller.localcloud.errors import CloudError
 from controller.localcloud.faults import Broken, Faults
@@ -121,7 +121,7 @@ class Server:
         surface: str = "",
     ) -> web.StreamResponse:
         entry = {"time": time.time(), "method": request.method if request else http, "path": f"/{surface}{path}"}
-        entry |= {"client": admitted.client, "query": _without_secrets(query), "api": None, "call": None}
+        entry |= {"client": admitted.client, "query": without_secrets(query), "api": None, "call": None}
         entry |= {"mutating": http not in ("GET", "HEAD"), "body": _redacted(body)}
         started = time.perf_counter()
         status = 500
@@ -224,11 +224,6 @@ def _refuse(refusal: CloudError) -> web.Response:
         return web.Response(status=304)
     headers = {} if refusal.retry_after is None else {"Retry-After": str(refusal.retry_after)}
     return web.json_response(refusal.body(), status=refusal.code, headers=headers)
-
-
-def _without_secrets(query: Mapping[str, str]) -> dict[str, str]:
-    secret = ("access_token", "oauth_token", "key", "upload_id")
-    return {name: "..." if name in secret else value for name, value in query.items()}
 
 
 def _redacted(body: Any) -> Any:

@@ -5,13 +5,15 @@ One word is a line for the worker's shell; several are a command and its argumen
 
 from __future__ import annotations
 
+import codecs
 import json
 import shlex
 import sys
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING
+from functools import partial
+from typing import TYPE_CHECKING, BinaryIO, TextIO
 
 from controller.dial import WorkerError
 from controller.errors import ConfigError
@@ -103,14 +105,14 @@ class _Lines:
             self.write(b"\n")
 
 
-def _to(stream: object) -> Write:
-    buffer = stream.buffer if hasattr(stream, "buffer") else None  # pyright: ignore[reportAttributeAccessIssue]
+def _to(stream: TextIO) -> Write:
+    """Bytes as they are into a file or a pipe; as text on a terminal, which shows it and takes no orders from it."""
+    if not stream.isatty() and hasattr(stream, "buffer"):
+        return partial(_write, stream.buffer)
+    decoder = codecs.getincrementaldecoder("utf-8")("replace")
+    return lambda data: print(decoder.decode(data), end="", file=stream, flush=True)
 
-    def write(data: bytes) -> None:
-        if buffer is None:
-            print(data.decode(errors="replace"), end="", file=stream)  # pyright: ignore[reportArgumentType]
-        else:
-            buffer.write(data)
-            buffer.flush()
 
-    return write
+def _write(buffer: BinaryIO, data: bytes) -> None:
+    buffer.write(data)
+    buffer.flush()

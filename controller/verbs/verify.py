@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import json
+import sys
 from typing import TYPE_CHECKING, Any
 
 from controller.errors import ConfigError
 from controller.plan import Plan
+from controller.printing import drawable, printable
 from controller.resources.workers import peer_payloads
 from controller.session import session
 
@@ -84,10 +86,13 @@ def _compare(found: str | None, wanted: str) -> str:
 def _show(rows: list[dict[str, Any]]) -> None:
     from rich.console import Console
     from rich.table import Table
+    from rich.text import Text
 
     table = Table(box=None, pad_edge=False)
     for heading in ("worker", *COLUMNS):
         table.add_column(heading)
     for row in rows:
-        table.add_row(str(row["worker"]), *(row[name] for name in COLUMNS), style="red" if row["wrong"] else None)
-    Console(soft_wrap=True).print(table)
+        table.add_row(
+            str(row["worker"]), *(Text(printable(row[name])) for name in COLUMNS), style="red" if row["wrong"] else None
+        )
+    Console(file=drawable(sys.stdout), soft_wrap=True).print(table)

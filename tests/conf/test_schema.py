@@ -107,6 +107,21 @@ def test_an_unknown_type_suggests_the_nearest() -> None:
         topology("v5litpod-16")
 
 
+def test_a_nul_is_refused_and_named() -> None:
+    config, problems = judge(
+        raw(["program=command", "program.command=[a]"]) | {"env": {"vars": {"A\0": "b", "C": "d\0"}}}
+    )
+    assert config is None
+    assert [p.key for p in problems] == [r"'env.vars.A\x00'", "env.vars.C"]
+    assert "NUL" in problems[0].words
+
+
+def test_a_long_value_is_shown_in_part() -> None:
+    [problem] = judge(raw(["program=command", "program.command=[a]"]) | {"code": "x" * 100_000})[1]
+    assert len(str(problem)) < 400
+    assert "(100002 characters)" in problem.words
+
+
 def test_a_python_that_is_a_number_asks_for_quotes() -> None:
     [said] = words("env.python=3.10")
     assert said.startswith("env.python: is a number, in which 3.10 is 3.1; quote it")

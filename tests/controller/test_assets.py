@@ -154,6 +154,9 @@ def test_hugging_face_gets_its_token_unasked(tmp_path: Path) -> None:
     files = {"w": {"url": "https://huggingface.co/org/model/resolve/main/w", "sha256": SHA256}}
     [source] = held(tmp_path, files=files).files
     assert token_for(source, {"HF_TOKEN": "t"}) == "t"
+    files["w"]["url"] = files["w"]["url"].replace("https", "http")
+    [source] = held(tmp_path, files=files).files
+    assert token_for(source, {"HF_TOKEN": "t"}) is None, "it would be sent in the clear"
 
 
 def test_nothing_there_names_the_key(tmp_path: Path) -> None:

@@ -39,5 +39,11 @@ def test_they_outlive_the_process_but_not_the_pod(tmp_path: Path) -> None:
     assert HostKeys(lambda: ["ssh-ed25519 B"], file, "two").of(0) == B
 
 
+def test_what_a_program_publishes_as_a_key_and_is_none_is_left_out(tmp_path: Path) -> None:
+    hostile = "ssh-ed25519\nssh-ed25519 \nssh-ed25519\n../x y\n\nssh-ed25519 A\tB\nssh-rsa R\x1b[2J\n# incarnation one"
+    assert HostKeys(lambda: [f"{hostile}\nssh-ed25519 A"], tmp_path / "kept", "one").of(0) == A
+    assert HostKeys(list, tmp_path / "kept", "one").kept(0) == A
+
+
 def test_kinds_that_cannot_be_checked_are_left_out() -> None:
     assert HostKeys(lambda: ["ssh-dss D\nssh-ed25519 A a comment"]).of(0) == A

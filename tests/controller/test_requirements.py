@@ -90,6 +90,37 @@ def test_what_cannot_be_had_or_built_is_told(tmp_path: Path) -> None:
         build_wheel(line(f"file://{tmp_path}/repository", "main"), tmp_path / "c", PYTHON)
 
 
+def test_a_line_cannot_give_git_an_option(tmp_path: Path) -> None:
+    """`git fetch origin --upload-pack=PROGRAM` would run the program on this machine."""
+    package_repository(tmp_path / "repository", "private_thing")
+    text = f"git+file://{tmp_path}/repository@--upload-pack=touch\t{tmp_path}/canary;git-upload-pack\n".replace(
+        "\t", "${IFS}"
+    )
+    [hostile] = read(written(tmp_path, text), "requirements.txt").git
+    with pytest.raises(ConfigError, match=r"env\.requirements: .* no branch, tag or commit called '--upload-pack"):
+        build_wheel(hostile, tmp_path / "a", PYTHON)
+    assert not (tmp_path / "canary").exists()
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("git+https://h/r#subdirectory=../../x\n", "leads out of the repository"),
+        ("git+https://h/r#subdirectory=/x\n", "leads out of the repository"),
+        ("-r ../outside.txt\n", "is not in the repository"),
+        ("-r /etc/hostname\n", "is not in the repository"),
+        ("-r link.txt\n", "is not in the repository"),
+    ],
+)
+def test_a_file_of_somebody_else_reads_nothing_of_this_machine(tmp_path: Path, text: str, words: str) -> None:
+    (tmp_path / "outside.txt").write_text("secret\n")
+    (repository := tmp_path / "repository").mkdir()
+    (repository / "link.txt").symlink_to(tmp_path / "outside.txt")
+    with pytest.raises(ConfigError, match=words) as caught:
+        read(written(repository, text), "requirements.txt")
+    assert "secret" not in str(caught.value)
+
+
 def test_a_wheel_for_another_machine_is_refused(tmp_path: Path) -> None:
     package_repository(tmp_path / "repository", "private_thing")
     backend = tmp_path / "repository/backend.py"

@@ -1,5 +1,6 @@
 """The connections to a pod's workers, against real SSH servers that behave badly on demand."""
 
+import itertools
 import socket
 import subprocess
 import sys
@@ -83,6 +84,28 @@ def test_what_the_agent_cannot_do_is_told_in_its_words(pod_of) -> None:
     with pytest.raises(WorkerError, match="TypeError") as caught:
         fleet.call(0, "observe", {"nonsense": 1})
     assert "Traceback" in caught.value.detail
+
+
+@pytest.mark.parametrize("answer", ["[1]", "1", "null", "[" * 100_000, "nonsense"])
+def test_an_answer_that_is_none_is_an_error_of_that_worker(pod_of, answer: str) -> None:
+    """Whoever can replace the agent there, as the experiment's code can, may answer anything."""
+    pod, fleet = pod_of()
+    fleet.call(0, "observe", {})
+    (pod.workers[0].home / ".slipway" / bundle().name).write_text(f"print({answer!r})")
+    with pytest.raises(WorkerError, match="did not answer in JSON"):
+        fleet.call(0, "observe", {})
+    with pytest.raises(WorkerError, match="did not answer in JSON"):
+        list(fleet.stream(0, "watch", {}))
+
+
+def test_an_answer_without_end_is_cut_off(pod_of, monkeypatch: pytest.MonkeyPatch) -> None:
+    _, fleet = pod_of()
+    monkeypatch.setattr(link, "LARGEST_ANSWER", 1 << 20)
+    monkeypatch.setattr(link.Link, "_agent_says", lambda *_: itertools.repeat(b"x" * link.CHUNK))
+    with pytest.raises(WorkerError, match="answered more than 1 MiB"):
+        fleet.call(0, "observe", {})
+    with pytest.raises(WorkerError, match="answered more than 1 MiB"):
+        list(fleet.stream(0, "watch", {}))
 
 
 def test_all_are_asked_at_the_same_time_and_answer_in_order(pod_of) -> None:

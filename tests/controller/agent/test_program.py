@@ -319,3 +319,6 @@ def test_a_summary_comes_with_the_state(run: Run) -> None:
     assert run.ended()["summary"] == {"accuracy_after": 0.9}
     (run.folder / "summary.json").write_text("{half")
     assert "not JSON" in run.state()["summary"]["error"]
+    for text, words in (("[1]", "no JSON object"), ("[" * 5000, "not JSON"), (" " * (1 << 20) + "{}", "more than")):
+        (run.folder / "summary.json").write_text(text)
+        assert words in run.state()["summary"]["error"]

@@ -91,11 +91,11 @@ def test_the_end_waits_for_the_upload(run: Run) -> None:
 def test_lines_that_are_no_metrics_are_told_as_such(run: Run) -> None:
     run.start("pass")
     run.ended()
-    (run.folder / "metrics.jsonl").write_text('{"step": 1}\nnonsense\n[1]\n{')
+    (run.folder / "metrics.jsonl").write_text('{"step": 1}\nnonsense\n[1]\n' + "[" * 5000 + "\n{")
     lines = run.worker.watch(run_id="run-1")
     assert steps(lines) == [1]
     warnings = [line["warning"] for line in lines if "warning" in line]
-    assert [w.rpartition(" ")[2].strip() for w in warnings] == ["nonsense", "[1]"]
+    assert [w.rpartition(" ")[2].strip() for w in warnings] == ["nonsense", "[1]", "[" * 200]
 
 
 def test_metrics_that_were_written_anew_are_told_anew(run: Run) -> None:

@@ -46,6 +46,30 @@ def test_nothing_is_said_of_what_is_right(tmp_path: Path, monkeypatch: pytest.Mo
     assert words(*right) == []
 
 
+def test_the_value_of_a_secret_is_refused_and_not_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`env.vars.X=$HF_TOKEN` in a shell, or an interpolation of OmegaConf's in a file."""
+    monkeypatch.setenv("HF_TOKEN", "hf_planted0123456789")
+    monkeypatch.setenv("KEY", "another planted")
+    for override in (
+        "env.vars.X=hf_planted0123456789",
+        "env.vars.X=${oc.env:HF_TOKEN}",
+        "run.state_dir=/${oc.env:HF_TOKEN}",
+    ):
+        [said] = words(override)
+        assert "secret_value: error" in said
+        assert "your variable HF_TOKEN" in said
+        assert "planted" not in said
+    [said] = words("env.vars.X=${oc.env:KEY}", "env.secrets.MINE=env:KEY")
+    assert "your variable KEY" in said
+    assert words("env.vars.X=${oc.env:KEY}") == [], "it is no secret"
+
+
+def test_a_word_that_no_program_can_be_given(tmp_path: Path) -> None:
+    (tmp_path / "x").write_text("")
+    [said] = words(f"env.vars.X='{'é' * 70_000}'")
+    assert said.startswith("long_word: error env.vars.X: has 140000 bytes")
+
+
 @pytest.mark.parametrize(
     ("overrides", "said"),
     [

@@ -19,8 +19,15 @@ NETWORKS = f"{COMPUTE}/global/networks"
         ({"Authorization": "Bearer wrong"}, 401),
         ({"Authorization": "Basic x"}, 401),
         ({"Host": "evil.example:80"}, 403),
+        ({"Host": "127.evil.example:80"}, 403),
+        ({"Host": "127.0.0.1.evil.example"}, 403),
+        ({"Host": "localhost.evil.example"}, 403),
         ({"Host": "localhost:1"}, 200),
+        ({"Host": "[::1]:1"}, 200),
+        ({"Host": "127.1.2.3"}, 200),
+        ({"Authorization": "Bearer \xff"}, 401),
         ({"Origin": "http://127.0.0.1"}, 403),
+        ({"Origin": "null"}, 403),
     ],
 )
 def test_only_programs_of_this_machine_with_the_token(cloud: Cloud, headers: dict[str, str], status: int) -> None:
