@@ -7,7 +7,7 @@ from typing import Annotated
 
 from pydantic import Field, StringConstraints
 
-from conf.strict import Strict
+from conf.strict import Strict, Zone
 
 BillingAccount = Annotated[str, StringConstraints(pattern=r"^[0-9A-F]{6}-[0-9A-F]{6}-[0-9A-F]{6}$")]
 
@@ -25,7 +25,7 @@ class Budget(Strict):
 class Trc(Strict):
     """TPUs granted by the TPU Research Cloud: https://sites.research.google/trc. Only TPUs are free, and only there."""
 
-    zones: tuple[str, ...] = Field(min_length=1, description="zones of the grant, from the mail")
+    zones: tuple[Zone, ...] = Field(min_length=1, description="zones of the grant, from the mail")
     free_until: date = Field(description="last day of the grant, e.g. 2026-12-31")
 
 

@@ -37,7 +37,7 @@ class Program(Strict):
 class Repository(Strict):
     """Another git repository that is shipped, instead of the one you stand in."""
 
-    url: Annotated[str, StringConstraints(pattern=r"^(https?://|ssh://|git@|file://|/)\S+$")]
+    url: Annotated[str, StringConstraints(pattern=r"^(https?://|ssh://|git@|file://|/)[^\s-]\S*$")]
     commit: Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{40}$")] = Field(
         description="the full commit id, so that the same config ships the same code tomorrow"
     )

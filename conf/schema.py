@@ -85,8 +85,8 @@ class Config(Strict):
         return f"{self.run.name}-{digest([essential(self), code_sha256, data_sha256])[:8]}"
 
 
-LONGEST_SHOWN = 200
-"""Characters of a value that a message shows."""
+LONGEST_SHOWN = 600
+"""Characters of a message, or of a value in it."""
 
 
 def digest(value: Any) -> str:
@@ -116,7 +116,7 @@ class Problem:
     words: str
 
     def __str__(self) -> str:
-        return f"{self.key}: {self.words}"
+        return one_line(f"{self.key}: {self.words}")
 
 
 def judge(raw: dict[str, Any]) -> tuple[Config | None, list[Problem]]:
@@ -125,8 +125,8 @@ def judge(raw: dict[str, Any]) -> tuple[Config | None, list[Problem]]:
     A config whose only faults are unknown keys is also validated without them, so that the caller can go on to the
     rules between sections and report those in the same breath.
     """
-    if nul := [*_nul(raw)]:
-        return None, [Problem(key, "holds a NUL character, which no argument, variable or path can") for key in nul]
+    if problems := [*_no_text(raw)]:
+        return None, problems
     try:
         return Config.model_validate(raw), []
     except ValidationError as error:
@@ -156,24 +156,29 @@ def _problem(raw: dict[str, Any], error: Any) -> Problem:
         words = ", ".join(shlex.split(error["input"], posix=False))
         return Problem(key, f"is a list of words, not one string: '{key}=[{words}]'")
     if error["type"] == "string_pattern_mismatch" and path[-1] in SHAPES:
-        return Problem(key, f"{_shown(error['input'])} does not fit: {SHAPES[path[-1]]}")
+        return Problem(key, f"{one_line(repr(error['input']))} does not fit: {SHAPES[path[-1]]}")
     words = error["msg"].removeprefix("Value error, ")
-    return Problem(key, f"{words[0].lower()}{words[1:]} (got {_shown(error['input'])})")
+    return Problem(key, f"{words[0].lower()}{words[1:]} (got {one_line(repr(error['input']))})")
 
 
-def _shown(value: object) -> str:
-    text = repr(value)
-    return text if len(text) <= LONGEST_SHOWN else f"{text[:LONGEST_SHOWN]}… ({len(text)} characters)"
+def one_line(text: str) -> str:
+    """A message about text that may be anything: newlines and what does not show are escaped, too much is left out."""
+    if len(text) > LONGEST_SHOWN:
+        text = f"{text[: LONGEST_SHOWN // 2]}… ({len(text)} characters) …{text[-LONGEST_SHOWN // 2 :]}"
+    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
 
 
-def _nul(value: Any, key: str = "") -> Iterator[str]:
-    """Keys whose text, or whose own name, holds a NUL; text to learn from may."""
-    if isinstance(value, str) and "\0" in value and not key.startswith("data."):
-        yield key
+def _no_text(value: Any, key: str = "") -> Iterator[Problem]:
+    """Keys and values that no file, argument or variable can hold; a text to learn from may hold a NUL."""
+    if isinstance(value, str) and not key.startswith("data.") and "\0" in value:
+        yield Problem(key, "holds a NUL character, which no argument, variable or path can")
+    if isinstance(value, str) and any("\ud800" <= sign <= "\udfff" for sign in value):
+        yield Problem(key, "holds half a character (a surrogate), which no file can")
     items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list | tuple) else ()
     for name, child in items:
         inner = f"{key}.{name}".lstrip(".")
-        yield from (ascii(inner),) if "\0" in str(name) else _nul(child, inner)
+        yield from _no_text(str(name), inner)
+        yield from _no_text(child, inner)
 
 
 def _path(raw: dict[str, Any], loc: tuple[int | str, ...]) -> list[str]:

@@ -24,6 +24,7 @@ VOLATILE = Volatile()
 
 Name = Annotated[str, StringConstraints(pattern=r"^[a-z]([-a-z0-9]{0,61}[a-z0-9])?$")]
 """A name as Google's resources take it (RFC 1035 label)."""
+Zone = Annotated[str, StringConstraints(pattern=r"^[a-z]+-[a-z]+\d+-[a-z0-9]+$")]
 
 
 def essential(section: BaseModel) -> dict[str, Any]:

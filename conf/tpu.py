@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, StringConstraints, field_validator
+from pydantic import BeforeValidator, Field, field_validator
 
-from conf.strict import VOLATILE, Name, Strict
+from conf.strict import VOLATILE, Name, Strict, Zone
 from conf.topology import UnknownType, topology
 
-Zone = Annotated[str, StringConstraints(pattern=r"^[a-z]+-[a-z]+\d+-[a-z0-9]+$")]
 Tier = Literal["on_demand", "spot", "preemptible", "reserved", "flex_start"]
 NODE_GENERATIONS = frozenset({"v2", "v3"})
 """What provisioner=auto makes as plain nodes; every later generation is queued for."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from conf.assets import Asset, Kind
-from conf.schema import Config, digest
+from conf.schema import Config, digest, one_line
 from controller.errors import ConfigError
 from controller.hashes import Hashes
 
@@ -92,9 +92,13 @@ def content(kind: Kind, name: str, asset: Asset, root: Path, state: Path, hashes
         items = sorted(asset.files.items())
         files = tuple(Source(k, cache / f.sha256, f.sha256, f.url, f.token) for k, f in items)
     else:
-        files = local_files(Path(asset.path or "").expanduser(), hashes)
+        try:
+            files = local_files(Path(asset.path or "").expanduser(), hashes)
+        except OSError as error:
+            raise ConfigError(one_line(f"{key}.path: {error.filename} cannot be read: {error.strerror}")) from None
         if not files:
-            raise ConfigError(f"{key}.path: no file at {asset.path}; set it to the file or folder with the data")
+            words = f"{key}.path: no file at {asset.path}; set it to the file or folder with the data"
+            raise ConfigError(one_line(words))
     return Content(kind, name, hashlib.sha256(manifest(files).encode()).hexdigest(), files)
 
 
@@ -107,15 +111,23 @@ def local_files(path: Path, hashes: Hashes) -> tuple[Source, ...]:
     return tuple(Source(p.relative_to(path).as_posix(), p, known[p].sha256) for p in found)
 
 
+def is_there(path: Path) -> bool:
+    """Is there such a file? None is, where the name is too long for one."""
+    try:
+        return path.exists()
+    except OSError:
+        return False
+
+
 def _identity(asset: Asset, root: Path, hashes: Hashes, key: str) -> str:
     """Of what a build makes: its words, and every file that they or `inputs` name. It need not have run for that."""
     argv = asset.build or ()
     read: dict[str, str] = {}
     for word in dict.fromkeys([*argv, *asset.inputs]):
         path = root / word
-        inside = word and path.exists() and path.resolve() != root.resolve()
-        if word in asset.inputs and not path.exists():
-            raise ConfigError(f"{key}.inputs: no file at {path}")
+        inside = word and is_there(path) and path.resolve() != root.resolve()
+        if word in asset.inputs and not is_there(path):
+            raise ConfigError(one_line(f"{key}.inputs: no file at {path}"))
         if inside or word in asset.inputs:
             read |= {f"{word}:{f.name}": f.sha256 for f in local_files(path, hashes)}
     return digest([argv, read])

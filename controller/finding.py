@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from conf.schema import one_line
+
 
 @dataclass(frozen=True)
 class Finding:
@@ -16,4 +18,4 @@ class Finding:
     words: str
 
     def __str__(self) -> str:
-        return f"{self.key}: {self.words}"
+        return one_line(f"{self.key}: {self.words}")

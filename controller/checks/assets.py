@@ -9,13 +9,14 @@ from urllib.parse import urlsplit
 
 from conf.assets import RemoteFile
 from conf.schema import Config
+from controller.assets import is_there
 from controller.finding import Finding
 
 
 def local_files_are_here(config: Config) -> Iterator[Finding]:
     """What is missing here would be missing on a TPU that is billed."""
     for kind, name, asset in config.assets.each():
-        if asset.path is not None and not Path(asset.path).expanduser().exists():
+        if asset.path is not None and not is_there(Path(asset.path).expanduser()):
             words = f"no file at {asset.path}; set it to the file or folder with the data"
             yield Finding("asset_here", "error", f"assets.{kind}s.{name}.path", words)
 

@@ -112,13 +112,13 @@ def test_a_nul_is_refused_and_named() -> None:
         raw(["program=command", "program.command=[a]"]) | {"env": {"vars": {"A\0": "b", "C": "d\0"}}}
     )
     assert config is None
-    assert [p.key for p in problems] == [r"'env.vars.A\x00'", "env.vars.C"]
+    assert [p.key for p in problems] == ["env.vars.A\0", "env.vars.C"]
     assert "NUL" in problems[0].words
 
 
 def test_a_long_value_is_shown_in_part() -> None:
     [problem] = judge(raw(["program=command", "program.command=[a]"]) | {"code": "x" * 100_000})[1]
-    assert len(str(problem)) < 400
+    assert len(str(problem)) < 1000
     assert "(100002 characters)" in problem.words
 
 
