@@ -37,7 +37,7 @@ KINDS = ("datasets", "models", "tokenizers")
 BASES: dict[str, list[str]] = {
     "grpo": ["+experiment=quickstart", "cloud.faults=[{kind: preempted}]", "model.weights=gs://b/w"],
     "gsm8k": ["cloud=local", "loop=grpo", "model=tiny", "optimizer=nanochat", "data=gsm8k", "data.path=gs://a",
-              "data.eval_path=gs://b"],
+              "data.eval_path=gs://b", "data.prompt.shots=[{question: a, answer: b}]"],
     "lm": ["cloud=local", "loop=lm", "model=tiny", "optimizer=adamw", "data=text", "data.path=gs://a",
            "checkpoint.best={metric: eval_loss, mode: min}"],
     "table": ["cloud=local", "loop=lm", "model=tiny", "optimizer=adamw", "data=jsonl", "data.path=gs://a",
