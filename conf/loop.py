@@ -99,15 +99,35 @@ def _reward(name: str) -> str:
     return name
 
 
+class Alerts(Strict):
+    """What the log and TensorBoard warn of, once each in a run; null, or false: not watched."""
+
+    zero_learning_rate: bool = Field(description="the learning rate is 0 before the last update")
+    entropy_below: float | None = Field(gt=0, description="nats; the policy's entropy is less: it has collapsed")
+    zero_accuracy_updates: int | None = Field(ge=1, description="so many updates in a row without a right answer")
+    equal_groups_updates: int | None = Field(
+        ge=1, description="so many updates in a row in which every group has equal rewards: there is nothing to learn"
+    )
+
+
 class GrpoLoop(Strict):
     """Group relative policy optimization (https://arxiv.org/abs/2402.03300) and its relatives, after a supervised warm
     start. The losses are told apart in `trainer/grpo.py` and docs/grpo.md."""
 
     kind: Literal["grpo"]
-    steps: int = Field(ge=1, le=100_000_000, description="rollouts, each followed by updates_per_rollout updates")
+    steps: int = Field(ge=1, le=100_000_000, description="optimizer updates; a multiple of updates_per_rollout")
     prompts: int = Field(ge=1, le=65536, description="prompts per update, over all devices")
     samples: int = Field(ge=2, le=1024, description="responses drawn per prompt: the group")
     updates_per_rollout: int = Field(ge=1, le=64, description="updates that share the samples of one rollout")
+    async_depth: Literal[0, 1] = Field(
+        description="rollouts that are drawn ahead, with the policy before the updates of the last one; the ratio "
+        "is to that policy"
+    )
+    length_buckets: tuple[Annotated[int, Field(ge=2)], ...] = Field(
+        max_length=16,
+        description="tokens of prompt and response that an update is padded to, the smallest that holds its samples; "
+        "prompt_length + response_length is always one of them, longer ones are not",
+    )
     device_batch: int | None = Field(
         ge=1,
         le=1_048_576,
@@ -139,6 +159,9 @@ class GrpoLoop(Strict):
     drop_equal_groups: bool = Field(
         description="dynamic sampling: groups whose rewards are all equal do not count in the loss"
     )
+    redraws: int = Field(
+        ge=0, le=100, description="further draws per rollout, at most, in place of groups that do not count"
+    )
     overlong: Literal["keep", "drop", "penalize"] = Field(
         description="responses that are cut off: as others; not in the loss; the longest ones lose up to 1 of reward"
     )
@@ -156,7 +179,8 @@ class GrpoLoop(Strict):
     warm_start_until: float = Field(gt=0, le=1, description="held-out accuracy at which the warm start ends early")
     warm_start_lr: float = Field(gt=0, le=10, description="learning rate of the warm start, constant")
     warm_start_eval_every: int = Field(ge=1, description="updates between evaluations in the warm start")
-    eval_every: int = Field(ge=1, description="steps between evaluations; one more follows the last step")
+    alerts: Alerts
+    eval_every: int = Field(ge=1, description="updates between evaluations; one more follows the last update")
     eval_prompts: int = Field(ge=1, description="held-out prompts of an evaluation, answered greedily")
 
     @field_validator("advantage_std", "drop_equal_groups", "clip_high", mode="after")
@@ -172,6 +196,22 @@ class GrpoLoop(Strict):
         if info.field_name == "clip_high" and loss == "dapo" and isinstance(value, float) and value <= low:
             raise ValueError("dapo has it above clip_low: take 0.28, or loss: token_mean")
         return value
+
+    @model_validator(mode="after")
+    def _consistent(self) -> "GrpoLoop":
+        if self.steps % self.updates_per_rollout:
+            near = " or ".join(str(n) for n in _near(self.steps, self.updates_per_rollout))
+            words = f"steps ({self.steps}) must be a multiple of updates_per_rollout ({self.updates_per_rollout})"
+            raise ValueError(f"{words}: {near}")
+        if self.redraws and not self.drop_equal_groups:
+            raise ValueError("redraws: only groups that do not count are drawn anew: set drop_equal_groups, or take 0")
+        return self
+
+    @property
+    def widths(self) -> list[int]:
+        """Tokens of a row of an update's batch, from the smallest bucket to the largest, which holds every sample."""
+        longest = self.prompt_length + self.response_length
+        return sorted({*(n for n in self.length_buckets if n < longest), longest})
 
     @property
     def rows(self) -> int:

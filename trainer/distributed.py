@@ -97,6 +97,15 @@ def place_batch(batch: Any, mesh: Mesh) -> Any:
     return jax.tree.map(lambda x: jax.make_array_from_callback(x.shape, rows, lambda index: x[index]), batch)
 
 
+def fetch_batch(x: jax.Array) -> np.ndarray:
+    """An array that `place_batch` spread over the mesh, or one like it, whole; all processes must call it."""
+    if jax.process_count() == 1:
+        return np.asarray(x)
+    from jax.experimental.multihost_utils import process_allgather
+
+    return np.asarray(process_allgather(x, tiled=True))
+
+
 def leave(code: int) -> NoReturn:
     """End this process together with the others, which leave with a code of their own choice."""
     if jax.distributed.is_initialized():

@@ -23,13 +23,7 @@ from conf.decoder import Model
 from conf.loop import GrpoLoop
 from trainer import chunked, model, update, weights
 
-FACTS = (
-    *("reward_mean", "reward_std", "accuracy", "pass_at_k", "response_length", "truncated", "zero_variance_groups"),
-    *("filtered_equal", "filtered_overlong", "checks_timed_out", "checks_failed"),
-)
-"""Facts about each sample, float32 [B], known on the host; their means go through the update's one all-reduce."""
-
-ROW_FIELDS = ("advantage", "weight", *FACTS)
+ROW_FIELDS = ("advantage", "weight")
 """Of a batch, float32 [B]. weight: 0 where a sample is filtered out of the loss, else 1."""
 
 TOKEN_FIELDS = ("old", "reference", "sampler")
@@ -54,10 +48,7 @@ def loss(cfg: Model, loop: GrpoLoop) -> update.Loss:
 
     def sums(params: weights.Params, batch: dict[str, Any]) -> update.Sums:
         logprob, entropy = logprobs(params, cfg, batch, loop.temperature)
-        rows = jnp.float32(batch["mask"].shape[0])
-        facts: update.Sums = {name: (batch[name].sum(), rows) for name in FACTS}
-        facts["response_length_max"] = update.Largest(batch["response_length"].max())
-        return facts | policy_sums(logprob, entropy, batch, loop)
+        return policy_sums(logprob, entropy, batch, loop)
 
     return sums
 
@@ -80,7 +71,7 @@ def policy_sums(logprob: jax.Array, entropy: jax.Array, batch: dict[str, Any], l
         importance = jnp.exp((old - batch["sampler"]) * mask)
         surrogate = surrogate * jnp.minimum(importance, loop.importance_cap)
         found["importance_capped"] = (((importance > loop.importance_cap) * mask).sum(), mask.sum())
-    kl = _kl(batch["reference"] - logprob, loop.kl_estimator)
+    kl = _kl((batch["reference"] - logprob) * every, loop.kl_estimator)
     penalty = loop.kl * (kl * jnp.exp(log_ratio) if loop.kl_unbiased else kl) - loop.entropy_bonus * entropy
     if loop.loss == "rloo":
         penalty = penalty * lengths  # summed over the response, as its reward is
@@ -135,23 +126,6 @@ def _reduced(
             return terms.sum(), weight.sum() * loop.response_length
         case _:
             return (terms / lengths).sum(), weight.sum()
-
-
-def of_all_updates(told: list[dict[str, Any]]) -> dict[str, Any]:
-    """The metrics of a step, from those of its updates, which have as many samples each.
-
-    Means of means, so that every sample of the rollout is counted; extremes; and of the optimizer's the newest.
-    """
-    found = dict(told[-1])
-    for name in found:
-        values = [metrics[name] for metrics in told]
-        if name.endswith("_min"):
-            found[name] = min(values)
-        elif name.endswith("_max"):
-            found[name] = max(values)
-        elif name not in ("learning_rate", "skipped", "finite"):
-            found[name] = sum(values) / len(values)
-    return found
 
 
 def supervised_loss(cfg: Model) -> update.Loss:

@@ -33,6 +33,11 @@ class Program:
     turns: int = 1
 
     @property
+    def bytes_of_arguments(self) -> int:
+        """Bytes per device of its arguments."""
+        return sum(_bytes_on_a_device(x) for x in jax.tree.leaves(self.arguments))
+
+    @property
     def bytes_beside(self) -> int:
         """Bytes per device of what else lies there."""
         return sum(_bytes_on_a_device(x) for x in jax.tree.leaves(self.beside))

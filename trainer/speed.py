@@ -19,15 +19,15 @@ GIB = 2**30
 
 
 class Stopwatch:
-    """Seconds per update since the last lap, those that the host waited for data or transfers apart."""
+    """Seconds per update since the last lap, those that the host spent on some things apart, by name."""
 
-    def __init__(self) -> None:
-        self._spent = {"data_time": 0.0, "transfer_time": 0.0}
+    def __init__(self, *names: str) -> None:
+        self._spent = dict.fromkeys(names, 0.0)
         self._began, self._apart = time.perf_counter(), 0.0
 
     @contextmanager
     def spending(self, name: str) -> Iterator[None]:
-        """Time on `data_time` or `transfer_time`, while the devices compute."""
+        """Time on one of the names."""
         began = time.perf_counter()
         yield
         self._spent[name] += time.perf_counter() - began

@@ -128,8 +128,6 @@ def axes(config: Config) -> dict[str, int] | None:
 
 def updates(config: Config) -> int:
     """Optimizer updates of the whole run, without a warm start."""
-    if isinstance(config.loop, GrpoLoop):
-        return config.loop.steps * config.loop.updates_per_rollout
     return config.loop.steps if config.loop else 0
 
 

@@ -84,7 +84,7 @@ def lm_run(tmp_path: Path) -> dict[str, Any]:
 
 @pytest.fixture
 def grpo_run(lm_run: dict[str, Any]) -> dict[str, Any]:
-    """Three supervised updates, then four GRPO steps of two updates each."""
+    """Three supervised updates, then two rollouts with two updates each."""
     loop = {
         "steps": 4,
         "prompts": 8,

@@ -148,11 +148,3 @@ def test_metrics_by_hand():
     np.testing.assert_allclose(found["sampler_trainer_logp_diff_max"].value, apart.max(), rtol=1e-5)
     capped = np.exp(GIVEN["old"] - GIVEN["sampler"])[mask] > 1.2
     np.testing.assert_allclose(found["importance_capped"], [capped.sum(), mask.sum()])
-
-
-def test_the_metrics_of_a_step_are_those_of_all_its_updates():
-    first = {"loss": 1.0, "ratio_min": 0.9, "ratio_max": 1.2, "learning_rate": 2.0, "skipped": 0.0, "finite": 1.0}
-    second = {"loss": 3.0, "ratio_min": 0.8, "ratio_max": 1.1, "learning_rate": 1.0, "skipped": 1.0, "finite": 0.0}
-    both = {"loss": 2.0, "ratio_min": 0.8, "ratio_max": 1.2, "learning_rate": 1.0, "skipped": 1.0, "finite": 0.0}
-    assert grpo.of_all_updates([first, second]) == both
-    assert grpo.of_all_updates([first]) == first

@@ -40,7 +40,7 @@ def test_utilization_counts_chips_not_devices():
 def test_a_lap_holds_what_was_waited_for_and_leaves_out_what_is_apart(monkeypatch):
     clock = iter([0.0, 1.0, 3.0, 10.0, 14.0, 20.0])
     monkeypatch.setattr(time, "perf_counter", lambda: next(clock))
-    watch = speed.Stopwatch()
+    watch = speed.Stopwatch("data_time", "transfer_time")
     with watch.spending("data_time"):
         pass
     with watch.apart():

@@ -1,30 +1,39 @@
-"""What both phases of the GRPO loop leave behind: lines of metrics, evaluations, checkpoints."""
+"""What the GRPO loop leaves behind: lines of metrics, evaluations, alerts, checkpoints; and how it hears of its end."""
 
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import jax
 import numpy as np
+from jax.sharding import Mesh
 
 from conf.loop import GrpoLoop
 from conf.runfile import RunFile
-from trainer import update
-from trainer.checkpoint import Checkpoints
+from trainer import first_minutes, speed, update
+from trainer.alerts import Alerts
+from trainer.checkpoint import Checkpoints, Resumed
 from trainer.diverged import check_finite
 from trainer.evaluation import Evaluation
+from trainer.loops.grpo_rollouts import Rollout
 from trainer.metrics import Metrics
+from trainer.notice import Notice, NoticedError
+from trainer.window import Window
+
+BASELINE_QUESTIONS = 64
 
 
 @dataclass
 class Position:
-    """Where the run is, apart from the arrays: what a checkpoint keeps as JSON."""
+    """Where the run is, apart from arrays and rollouts."""
 
     phase: str = "warm_start"
     warm_steps: int = 0  # supervised updates done
-    steps: int = 0  # GRPO steps done
+    steps: int = 0  # GRPO updates done
     accuracy_start: float = 0.0
     accuracy_before: float = 0.0  # of the newest evaluation before GRPO
 
@@ -34,60 +43,177 @@ class Position:
         return self.warm_steps + self.steps
 
 
+@dataclass
+class Standing:
+    """All that a checkpoint keeps. ready: rollouts that are drawn and not learnt from yet, the oldest first."""
+
+    state: update.State
+    position: Position
+    ready: deque[Rollout]
+
+
+@dataclass(frozen=True)
+class _Update:
+    """One that is under way, and what its line will tell."""
+
+    position: Position
+    metrics: dict[str, jax.Array]
+    batch: dict[str, np.ndarray]
+    facts: dict[str, float]
+
+
 class Journal:
-    """Of one process's part of a run."""
+    """Of one process's part of a run; all processes call every method, in the same order."""
 
     def __init__(
-        self, experiment: RunFile, loop: GrpoLoop, log: Metrics, checkpoints: Checkpoints, evaluation: Evaluation
+        self,
+        experiment: RunFile,
+        loop: GrpoLoop,
+        log: Metrics,
+        checkpoints: Checkpoints,
+        notice: Notice,
+        evaluation: Evaluation,
     ) -> None:
         self._experiment, self._loop, self._log = experiment, loop, log
-        self._checkpoints, self._evaluation = checkpoints, evaluation
-        self._unseen: tuple[int, Any, Any] | None = None
-        self.compile_seconds = 0.0
+        self._checkpoints, self._notice, self._evaluation = checkpoints, notice, evaluation
+        self._window, self._alerts = Window(), Alerts(loop.alerts, loop.steps)
+        self._unseen: _Update | None = None
+        self._first = self._logged = 0
+        self._paced = False
+        self.watch = speed.Stopwatch("rollout_time", "reward_time", "score_time", "update_time")
+        self.tokens = {"rollout": 0, "update": 0}
+        self.costs: dict[str, float] = {}
 
-    def evaluate(self, state: update.State, position: Position, phase: str, words: str) -> float:
-        """The accuracy on the held-out questions, written down. phase: eval, or warm_start."""
-        began = time.perf_counter()
-        accuracy = self._evaluation.accuracy(update.for_evaluation(state))
-        self._log.log(position.total, phase, eval_accuracy=accuracy, eval_time=time.perf_counter() - began)
-        if phase == "eval":
-            self._checkpoints.score(position.total, eval_accuracy=accuracy)
-        if jax.process_index() == 0 and phase == "eval":
-            prompts = len(self._evaluation.held_out)
-            print(f"{words}: {accuracy:.3f} on {prompts} held-out prompts (step {position.total})", flush=True)
-        return accuracy
+    def restored(self, resumed: Resumed, mesh: Mesh) -> Standing:
+        """Where a checkpoint stands; the journal goes on as it was then."""
+        saved = resumed.position
+        self._window, self._alerts.remembered = Window(**saved["window"]), saved["alerts"]
+        ready = deque(Rollout.restored(rollout, mesh) for rollout in saved["ready"])
+        return Standing(resumed.state, Position(**saved["position"]), ready)
 
-    def line(self, phase: str, position: Position, metrics: Any, seconds: float, tokens: float) -> None:
-        """A line of metrics. seconds: of the step, without compilation; tokens: drawn or trained on in them."""
-        self.look()
-        values = {name: float(value) for name, value in jax.device_get(metrics).items()}
-        left = self._loop.warm_start_steps - position.warm_steps if phase == "warm_start" else 0
-        speed = {"step_time": seconds, "tokens_per_second": tokens / seconds}
-        if self.compile_seconds:
-            speed["compile_time"], self.compile_seconds = self.compile_seconds, 0.0
-        total = position.total + left + self._loop.steps - position.steps
-        self._log.log(position.total, phase, **values, **speed, steps_total=total)
+    def resume(self, at: Standing) -> None:
+        """Go on after the updates that are done."""
+        self._first = self._logged = at.position.total
+        self._log.resume(at.position.total)
+        self.restart_clock()
 
-    def note(self, step: int, metrics: Any, drawn: dict[str, np.ndarray]) -> None:
-        """An update, to be looked at when the next one is under way; until then the devices need not be waited for."""
-        self.look()
-        self._unseen = (step, metrics, drawn)
+    def restart_clock(self) -> None:
+        """What went before is no part of the next line's times."""
+        self.watch.lap(1)
 
-    def look(self) -> None:
-        """See that the last update noted went well. Raises DivergedError where the run is to stop."""
-        if self._unseen:
-            check_finite(*self._unseen, self._experiment)
-        self._unseen = None
-
-    def timed(self, train: Any, state: update.State, batch: Any) -> tuple[update.State, dict[str, jax.Array]]:
-        """A first update, whose compilation is counted apart."""
-        began = time.perf_counter()
-        train.lower(state, batch).compile()
-        self.compile_seconds += time.perf_counter() - began
-        return train(state, batch)
-
-    def save(self, state: update.State, position: Position) -> None:
+    def save(self, at: Standing) -> None:
         """Metrics first: a resume at this step reads them."""
         self.look()
-        self._log.upload()
-        self._checkpoints.save(position.total, state, vars(position).copy())
+        with self.watch.apart():
+            self._log.upload()
+            told: dict[str, Any] = {
+                "position": asdict(at.position),
+                "window": self._window.saved(),
+                "alerts": self._alerts.remembered,
+            }
+            told["ready"] = [rollout.saved() for rollout in at.ready]
+            self._checkpoints.save(at.position.total, at.state, told if jax.process_index() == 0 else {})
+
+    def heed(self, at: Standing) -> None:
+        """Where the VM is about to go: save, and end on all processes. Raises NoticedError."""
+        if self._notice.agreed(at.position.total):
+            if at.position.total > self._first:
+                self.save(at)
+            raise NoticedError
+
+    def verify(self, at: Standing) -> None:
+        """Compare the copies of the state, if this is the turn. Raises DisagreementError."""
+        with self.watch.apart():
+            self._checkpoints.verify(at.position.total, at.state)
+
+    def evaluate(self, at: Standing, phase: str, words: str) -> float:
+        """The accuracy on the held-out questions, written down. phase: eval, or warm_start."""
+        self.look()
+        with self.watch.apart():
+            began, step = time.perf_counter(), at.position.total
+            between = (lambda: self.heed(at)) if phase == "eval" else lambda: None
+            accuracy = self._evaluation.accuracy(update.for_evaluation(at.state), between=between)
+            self._log.log(step, phase, eval_accuracy=accuracy, eval_time=time.perf_counter() - began)
+        if phase == "eval":
+            self._checkpoints.score(step, eval_accuracy=accuracy)
+            self.tell([f"{words}: {accuracy:.3f} on {self._loop.eval_prompts} held-out prompts (step {step})"])
+        return accuracy
+
+    def note(
+        self, at: Standing, metrics: dict[str, jax.Array], batch: dict[str, np.ndarray], facts: dict[str, float]
+    ) -> None:
+        """An update, to be looked at when the next one is under way; until then the devices need not be waited for.
+
+        facts: of its rollout; none in the warm start.
+        """
+        self.look()
+        self._unseen = _Update(Position(**asdict(at.position)), metrics, batch, facts)
+
+    def look(self) -> None:
+        """Wait for the last update noted, and tell of it. Raises DivergedError where the run is to stop."""
+        if self._unseen is None:
+            return
+        last, self._unseen = self._unseen, None
+        step, every = last.position.total, self._experiment.logging.every
+        check_finite(step, last.metrics, last.batch, self._experiment)
+        values = {name: float(value) for name, value in jax.device_get(last.metrics).items()} | last.facts
+        self._window.add(values)
+        self.tokens["update"] += int(last.batch["mask"].sum())
+        if last.facts:
+            self._alert(last.position.steps, values)
+        if last.position.steps == 1:
+            self.tell(first_minutes.first_update(values, self._loop))
+        if step % every == 0 or last.position.steps == self._loop.steps:
+            self._line(last.position)
+
+    def _alert(self, step: int, values: dict[str, float]) -> None:
+        if said := self._alerts.look(step, values):
+            self.tell(said)
+            self._log.text(step, "alerts", "\n\n".join(said))
+
+    def _line(self, position: Position) -> None:
+        """The updates since the line before."""
+        count, self._logged = position.total - self._logged, position.total
+        times = self.watch.lap(count)
+        times["other_time"] = 2 * times["step_time"] - sum(times.values())
+        spent = {"rollout": times["rollout_time"], "update": times["update_time"]}
+        rates = {
+            f"{name.replace('update', 'train')}_tokens_per_second": tokens / count / spent[name]
+            for name, tokens in self.tokens.items()
+            if spent[name]
+        }
+        rates["tokens_per_second"] = self.tokens["update"] / count / times["step_time"]
+        self.tokens = dict.fromkeys(self.tokens, 0)
+        left = self._loop.warm_start_steps - position.warm_steps if position.phase == "warm_start" else 0
+        total = position.total + left + self._loop.steps - position.steps
+        values = self._window.take() | times | rates | speed.memory() | self.costs
+        self.costs = {}
+        self._log.log(position.total, position.phase, **values, steps_total=total)
+        if position.phase == "grpo" and not self._paced:
+            self._paced = True
+            self.tell([first_minutes.pace(values, self._loop.steps - position.steps)])
+
+    def tell_baseline(self, at: Standing) -> None:
+        """How often the policy is right before anything is learnt, on a few questions."""
+        with self.watch.apart():
+            count = min(BASELINE_QUESTIONS, self._loop.eval_prompts)
+            accuracy = self._evaluation.accuracy(update.for_evaluation(at.state), count)
+        self.tell([f"baseline: {accuracy:.3f} of {count} held-out questions answered rightly"])
+
+    def tell(self, lines: Iterable[str]) -> None:
+        """Words for the log of the first process."""
+        if jax.process_index() == 0:
+            for line in lines:
+                print(line, flush=True)
+
+    def summarize(self, at: Standing, **facts: float) -> None:
+        """The last evaluation, and the results of the run."""
+        after = self.evaluate(at, "eval", "accuracy after GRPO")
+        self._log.summarize(
+            accuracy_before=at.position.accuracy_before,
+            accuracy_after=after,
+            eval_prompts=self._loop.eval_prompts,
+            warm_start_steps=at.position.warm_steps,
+            steps=at.position.steps,
+            **facts,
+        )

@@ -1,4 +1,4 @@
-"""The compiled programs of the GRPO loop: updates, the scores of a drawn batch, and the list of all for `fit`."""
+"""The compiled programs of the GRPO loop: updates, the scores of a drawn batch, and the list of all of them."""
 
 from __future__ import annotations
 
@@ -14,10 +14,87 @@ from conf.runfile import RunFile
 from trainer import grpo, rollout, update, weights
 from trainer import mesh as meshes
 from trainer.program import Program, abstract_rows
-from trainer.sampler.programs import Programs
+from trainer.sampler.programs import Programs as Sampling
 
 Logprobs = Callable[[weights.Params, weights.Params, dict[str, jax.Array]], tuple[jax.Array, jax.Array]]
-"""(policy, reference, batch) to the log-probabilities of the batch's tokens under each, [B, T - 1]."""
+"""(policy, reference, batch) to the log-probabilities of the batch's responses under each, [B, T - 1]; 0 elsewhere."""
+
+
+class Programs:
+    """Those that have been compiled. A batch is as wide as one of `loop.widths`, and each has its own."""
+
+    def __init__(self, loop: GrpoLoop, compiled: dict[str, Any]) -> None:
+        """compiled: by the names of `all_programs`."""
+        self._loop, self._compiled = loop, compiled
+
+    def update(self, state: update.State, batch: dict[str, jax.Array]) -> tuple[update.State, dict[str, jax.Array]]:
+        """As `update.build`."""
+        return self._of("update", batch)(state, batch)
+
+    def score(self, params: weights.Params, reference: weights.Params, batch: dict[str, jax.Array]) -> Any:
+        """As `logprobs`."""
+        given = {name: batch[name] for name in ("tokens", "mask")}
+        return self._of("logprob", batch)(params, reference, given)
+
+    def warm_start(self, state: update.State, batch: dict[str, jax.Array]) -> tuple[update.State, dict[str, jax.Array]]:
+        """The supervised update."""
+        return self._compiled["warm_start"](state, batch)
+
+    def _of(self, name: str, batch: dict[str, jax.Array]) -> Any:
+        return self._compiled[_named(name, self._loop, batch["tokens"].shape[1])]
+
+
+def programs(experiment: RunFile, mesh: Mesh) -> Iterator[Program]:
+    """What decides whether a run fits: of updates and scores, those of the longest samples."""
+    loop = experiment.loop
+    assert isinstance(loop, GrpoLoop)
+    state, reference = _resident(experiment, mesh)
+    yield from _training(experiment, loop, mesh, loop.widths[-1:])
+    yield from _sampling(experiment, loop, mesh, Sampling(experiment.model, rollout.settings(loop), mesh, ends=(0,)))
+    yield Program("resident", None, beside=(state, reference))
+
+
+def all_programs(experiment: RunFile, loop: GrpoLoop, mesh: Mesh, sampler: Sampling) -> Iterator[Program]:
+    """What a run compiles before its first step. sampler: its functions are the ones that the run calls."""
+    yield from _sampling(experiment, loop, mesh, sampler)
+    yield from _training(experiment, loop, mesh, loop.widths)
+
+
+def _training(experiment: RunFile, loop: GrpoLoop, mesh: Mesh, widths: list[int]) -> Iterator[Program]:
+    cfg, opt = experiment.model, experiment.optimizer
+    state, reference = _resident(experiment, mesh)
+    train, score = updater(grpo.loss(cfg, loop), experiment, opt, mesh), logprobs(experiment, loop, mesh)
+    for width in reversed(widths):
+        drawn = _drawn(loop, mesh, width)
+        batch = drawn | dict.fromkeys(grpo.TOKEN_FIELDS, drawn["mask"])
+        batch |= {name: abstract_rows(mesh, (loop.rows,), "float32") for name in grpo.ROW_FIELDS}
+        yield Program(_named("update", loop, width), train, (state, batch), beside=reference)
+        yield Program(_named("logprob", loop, width), score, (state.params, reference, drawn), beside=state.optimizer)
+    if loop.warm_start_steps:
+        supervised = updater(grpo.supervised_loss(cfg), experiment, warm_optimizer(opt, loop), mesh)
+        yield Program("warm_start", supervised, (state, _drawn(loop, mesh, loop.widths[-1])))
+
+
+def _sampling(experiment: RunFile, loop: GrpoLoop, mesh: Mesh, sampler: Sampling) -> Iterator[Program]:
+    """What draws responses, beside all that a run holds; evaluations draw with the same programs."""
+    state, reference = _resident(experiment, mesh)
+    yield Program("reshard", sampler.reshard, (state.params,), beside=(state.optimizer, reference))
+    for name, function, arguments, others in sampler.listed(loop.samples):
+        yield Program(name, function, arguments, beside=(state, reference, others), turns=loop.sampler.chunk)
+
+
+def _resident(experiment: RunFile, mesh: Mesh) -> tuple[update.State, weights.Params]:
+    """State and reference, which lie on the devices all the time."""
+    return update.abstract_state(experiment.model, experiment.optimizer, mesh), abstract_params(experiment, mesh)
+
+
+def _drawn(loop: GrpoLoop, mesh: Mesh, width: int) -> dict[str, jax.ShapeDtypeStruct]:
+    mask = abstract_rows(mesh, (loop.rows, width - 1), "float32")
+    return {"tokens": abstract_rows(mesh, (loop.rows, width), "int32"), "mask": mask}
+
+
+def _named(name: str, loop: GrpoLoop, width: int) -> str:
+    return name if width == loop.widths[-1] else f"{name}_{width}"
 
 
 def updater(loss: update.Loss, experiment: RunFile, opt: Optimizer, mesh: Mesh) -> jax.stages.Wrapped:
@@ -37,45 +114,13 @@ def updater(loss: update.Loss, experiment: RunFile, opt: Optimizer, mesh: Mesh) 
     return jax.jit(lambda state, batch: step(state, jax.tree.map(dealt, batch)), donate_argnums=0)
 
 
-def programs(experiment: RunFile, mesh: Mesh) -> Iterator[Program]:
-    """What a run compiles, with its arguments as shapes."""
-    cfg, loop, opt = experiment.model, experiment.loop, experiment.optimizer
-    assert isinstance(loop, GrpoLoop)
-    state, reference = update.abstract_state(cfg, opt, mesh), abstract_params(cfg, mesh)
-    rows, width = loop.rows, loop.prompt_length + loop.response_length
-    score = {"tokens": abstract_rows(mesh, (rows, width), "int32")}
-    score["mask"] = abstract_rows(mesh, (rows, width - 1), "float32")
-    scored = score | {name: abstract_rows(mesh, (rows,), "float32") for name in grpo.ROW_FIELDS}
-    scored["sampler"] = score["mask"]
-    batch = scored | dict.fromkeys(grpo.TOKEN_FIELDS, score["mask"])
-    yield Program("update", updater(grpo.loss(cfg, loop), experiment, opt, mesh), (state, batch), beside=reference)
-    if loop.warm_start_steps:
-        yield Program("warm_start", updater(grpo.supervised_loss(cfg), experiment, opt, mesh), (state, score))
-    yield Program(
-        "logprob",
-        logprobs(experiment, loop, mesh),
-        (state.params, reference, scored),
-        beside=state.optimizer,
-    )
-    yield from _sampler(experiment, loop, mesh, state, reference)
-    yield Program("resident", None, beside=(state, reference))
-
-
-def _sampler(experiment: RunFile, loop: GrpoLoop, mesh: Mesh, state: update.State, reference: Any) -> Iterator[Program]:
-    """What draws responses, beside all that a run holds; evaluations draw with the same programs."""
-    sampler = Programs(experiment.model, rollout.settings(loop), mesh, ends=(0,))
-    yield Program("reshard", sampler.reshard, (state.params,), beside=(state.optimizer, reference))
-    beside = (state, reference)
-    for name, function, arguments, others in sampler.listed(loop.samples):
-        yield Program(name, function, arguments, beside=(beside, others), turns=loop.sampler.chunk)
-
-
 def logprobs(experiment: RunFile, loop: GrpoLoop, mesh: Mesh) -> Logprobs:
     """The jitted program that scores a batch under the policy that drew it and under the reference."""
     cfg = experiment.model
 
     def score(params: weights.Params, reference: weights.Params, batch: dict[str, Any]) -> tuple[jax.Array, jax.Array]:
-        return tuple(grpo.logprobs(p, cfg, batch, loop.temperature)[0] for p in (params, reference))  # pyright: ignore[reportReturnType]
+        policy, frozen = (grpo.logprobs(p, cfg, batch, loop.temperature)[0] for p in (params, reference))
+        return policy * batch["mask"], frozen * batch["mask"]
 
     if meshes.is_data_parallel(mesh):
         whole, rows = jax.sharding.PartitionSpec(), meshes.spec("batch")
@@ -83,6 +128,13 @@ def logprobs(experiment: RunFile, loop: GrpoLoop, mesh: Mesh) -> Logprobs:
     return jax.jit(score, out_shardings=meshes.named(mesh, "batch"))
 
 
-def abstract_params(cfg: Any, mesh: Mesh) -> weights.Params:
+def warm_optimizer(opt: Optimizer, loop: GrpoLoop) -> Optimizer:
+    """The optimizer of the warm start."""
+    return opt.constant(loop.warm_start_lr)
+
+
+def abstract_params(experiment: RunFile, mesh: Mesh) -> weights.Params:
+    """Shape, type and sharding of every weight."""
+    cfg = experiment.model
     placed = weights.shardings(cfg, mesh)
     return jax.tree.map(lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), weights.abstract(cfg), placed)

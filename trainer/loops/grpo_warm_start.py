@@ -2,63 +2,48 @@
 
 from __future__ import annotations
 
-import time
-
-import jax
 from jax.sharding import Mesh
 
 from conf.loop import GrpoLoop
-from conf.optimizer import Optimizer
 from conf.runfile import RunFile
-from trainer import grpo, rollout, update
+from trainer import rollout
 from trainer.data.questions import Asked
 from trainer.distributed import place_batch
-from trainer.loops.grpo_journal import Journal, Position
-from trainer.loops.grpo_programs import updater
+from trainer.loops.grpo_journal import Journal, Standing
+from trainer.loops.grpo_programs import Programs
 
 
-def optimizer(opt: Optimizer, loop: GrpoLoop) -> Optimizer:
-    """The optimizer of the warm start."""
-    return opt.constant(loop.warm_start_lr)
+class WarmStart:
+    """The phase, from wherever a run stands in it to its end."""
 
+    def __init__(
+        self,
+        experiment: RunFile,
+        loop: GrpoLoop,
+        mesh: Mesh,
+        asked: Asked,
+        programs: Programs,
+        journal: Journal,
+    ) -> None:
+        self._experiment, self._loop, self._mesh = experiment, loop, mesh
+        self._asked, self._programs, self._journal = asked, programs, journal
 
-def warm_start(
-    experiment: RunFile,
-    loop: GrpoLoop,
-    mesh: Mesh,
-    problems: Asked,
-    journal: Journal,
-    state: update.State,
-    position: Position,
-) -> update.State:
-    """From where the position is to the end of the phase; the position goes along."""
-    train = updater(grpo.supervised_loss(experiment.model), experiment, optimizer(experiment.optimizer, loop), mesh)
-    rows = rollout.rows_per_rollout(loop) // loop.updates_per_rollout
-    last = loop.warm_start_steps
-    if position.warm_steps == 0:
-        position.accuracy_start = journal.evaluate(state, position, "warm_start", "accuracy at the start")
-        position.accuracy_before = position.accuracy_start
-    while position.accuracy_before < loop.warm_start_until and position.warm_steps < last:
-        done = position.warm_steps
-        logged = (done + 1) % experiment.logging.every == 0
-        if logged:
-            jax.block_until_ready(state)  # so that the time of this step is its own
-        began = time.perf_counter()
-        drawn = rollout.supervised(problems.train(done, rows), loop)
-        batch = place_batch(drawn, mesh)
-        state, metrics = journal.timed(train, state, batch) if done == 0 else train(state, batch)
-        position.warm_steps += 1
-        journal.note(position.total, metrics, drawn)
-        if logged:
-            metrics = jax.device_get(metrics)
-            journal.line("warm_start", position, metrics, time.perf_counter() - began, float(batch["mask"].size))
-        if position.warm_steps % loop.warm_start_eval_every == 0 or position.warm_steps == last:
-            words = "accuracy in the warm start"
-            position.accuracy_before = journal.evaluate(state, position, "warm_start", words)
-        if position.total % experiment.checkpoint.every == 0:
-            journal.save(state, position)
-    position.phase = "grpo"
-    if jax.process_index() == 0:
-        words = f"{position.accuracy_before:.3f} on {loop.eval_prompts} held-out prompts"
-        print(f"accuracy before GRPO: {words}", flush=True)
-    return state
+    def run(self, at: Standing) -> None:
+        loop, journal, position = self._loop, self._journal, at.position
+        if position.warm_steps == 0:
+            position.accuracy_start = journal.evaluate(at, "warm_start", "accuracy at the start")
+            position.accuracy_before = position.accuracy_start
+        while position.accuracy_before < loop.warm_start_until and position.warm_steps < loop.warm_start_steps:
+            journal.heed(at)
+            with journal.watch.spending("update_time"):
+                drawn = rollout.supervised(self._asked.train(position.warm_steps, loop.rows), loop)
+                at.state, metrics = self._programs.warm_start(at.state, place_batch(drawn, self._mesh))
+                position.warm_steps += 1
+                journal.note(at, metrics, drawn, facts={})
+            if position.warm_steps % loop.warm_start_eval_every == 0 or position.warm_steps == loop.warm_start_steps:
+                position.accuracy_before = journal.evaluate(at, "warm_start", "accuracy in the warm start")
+            if position.total % self._experiment.checkpoint.every == 0:
+                journal.save(at)
+        journal.look()
+        position.phase = "grpo"
+        journal.tell([f"accuracy before GRPO: {position.accuracy_before:.3f} on {loop.eval_prompts} held-out prompts"])

@@ -89,7 +89,7 @@ class Training:
     ) -> None:
         self.experiment, self.loop, self.split, self.stream = experiment, loop, split, stream
         self.checkpoints, self.log, self.notice, self.compiled = checkpoints, log, notice, compiled
-        self.watch, self.costs = speed.Stopwatch(), {"compile_time": compiled.seconds}
+        self.watch, self.costs = speed.Stopwatch("data_time", "transfer_time"), {"compile_time": compiled.seconds}
         self.flops = speed.model_flops(experiment.model, loop.total_batch_tokens, loop.sequence)
         self.first = self.logged = 0
         self.unseen: tuple[int, dict[str, jax.Array], batches.Batch] | None = None

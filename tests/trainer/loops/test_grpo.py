@@ -18,6 +18,7 @@ from trainer.checkpoint import Checkpoints
 from trainer.distributed import place_batch
 from trainer.grpo import supervised_loss
 from trainer.loops.grpo_programs import updater
+from trainer.notice import Notice, NoticedError
 
 
 class KilledError(Exception):
@@ -55,20 +56,48 @@ def run_until(raw, folder: Path, last_save: int, monkeypatch) -> None:
             train(raw, folder)
 
 
-def test_both_phases_are_told_and_summed_up(grpo_run, tmp_path) -> None:
+FIRST_MINUTES = (
+    "bucket: written to and restored from ",
+    "memory per device, GiB, without temporaries: reshard ",
+    "compiled reshard in ",
+    "compiled update in ",
+    "baseline: 0.",
+    "accuracy before GRPO: ",
+    "--- prompt",
+    "--- response",
+    "--- its answer: ",
+    "update 1: KL ",
+    "truncated ",
+    "time of an update: ",
+)
+
+
+def test_both_phases_are_told_and_summed_up(grpo_run, tmp_path, capfd) -> None:
     lines = train(grpo_run, tmp_path / "a")
+    told = capfd.readouterr().out.splitlines()
+    places = [next(i for i, line in enumerate(told) if line.startswith(words)) for words in FIRST_MINUTES]
+    assert places == sorted(places)
+    assert sum(line.startswith("--- its answer: ") for line in told) == 2
+    assert any(line.endswith("; 0 to go") for line in told)
+    update_1 = told[places[-3]].split()
+    assert float(update_1[3].rstrip(",")) == pytest.approx(0, abs=1e-6)
+    assert (update_1[5], update_1[7]) == ("1", "1;")
     assert [line["step"] for line in lines if line["phase"] == "grpo"] == [4, 5, 6, 7]
     last = [line for line in lines if line["phase"] == "grpo"][-1]
-    told = ("loss", "accuracy", "pass_at_k", "entropy", "learning_rate", "tokens_per_second", "step_time", "kl")
+    names = ("loss", "accuracy", "pass_at_k", "entropy", "learning_rate", "tokens_per_second", "step_time", "kl")
     ratios = ("clip_fraction", "ratio_min", "ratio_mean", "ratio_max", "sampler_trainer_logp_diff")
     rewards = ("reward_mean", "reward_std", "zero_variance_groups", "filtered_equal", "checks_failed", "truncated")
-    for name in told + ratios + rewards:
+    for name in names + ratios + rewards:
         assert np.isfinite(last[name])
+    split = ("rollout_time", "reward_time", "score_time", "update_time", "other_time")
+    first = next(line for line in lines if line["phase"] == "grpo")
+    assert sum(first[name] for name in split) == pytest.approx(first["step_time"])
+    assert {"rollout_tokens_per_second", "train_tokens_per_second"} <= first.keys()
     assert last["ratio_min"] <= last["ratio_mean"] <= last["ratio_max"]
     assert last["response_length"] <= last["response_length_max"] <= grpo_run["loop"]["response_length"]
     assert last["sampler_trainer_logp_diff_max"] < 1e-4
     assert last["steps_total"] == 7
-    assert next(line for line in lines if line["phase"] == "grpo")["compile_time"] > 0
+    assert next(line for line in lines if "step_time" in line)["compile_time"] > 0
     summary = json.loads((tmp_path / "a/summary.json").read_text())
     assert summary.keys() >= {"accuracy_before", "accuracy_after", "eval_prompts", "steps"}
     assert (summary["eval_prompts"], summary["warm_start_steps"], summary["steps"]) == (40, 3, 4)
@@ -78,16 +107,23 @@ def test_both_phases_are_told_and_summed_up(grpo_run, tmp_path) -> None:
     assert list((remote / "tb").glob("events.out.tfevents.*"))
 
 
-@pytest.mark.parametrize("sizes", [(8, 1, 1), (2, 2, 2)])
-def test_a_run_that_is_killed_in_either_phase_equals_an_uninterrupted_one(grpo_run, tmp_path, monkeypatch, sizes):
+@pytest.mark.parametrize(("sizes", "depth"), [((8, 1, 1), 0), ((2, 2, 2), 1)])
+def test_a_run_that_is_killed_after_any_update_equals_an_uninterrupted_one(
+    grpo_run, tmp_path, monkeypatch, sizes, depth
+):
     """Bit for bit in weights, optimizer and position; the same numbers, each once, in metrics.jsonl."""
-    axes = {"mesh": dict(zip(meshes.AXES, sizes, strict=True))}
-    whole, cut = (grpo_run | axes | {"dir": str(tmp_path / name)} for name in ("whole", "cut"))
+    changes = {
+        "mesh": dict(zip(meshes.AXES, sizes, strict=True)),
+        "loop": grpo_run["loop"] | {"async_depth": depth, "length_buckets": [32]},
+        "checkpoint": grpo_run["checkpoint"] | {"every": 1},
+        "logging": grpo_run["logging"] | {"every": 2},
+    }
+    whole, cut = (grpo_run | changes | {"dir": str(tmp_path / name)} for name in ("whole", "cut"))
     expected = train(whole, tmp_path / "whole-local")
-    for life, killed_at in enumerate([2, 4, 6]):  # in the warm start, after the first step of GRPO, amid the steps
+    for life, killed_at in enumerate([2, 4, 5, 6]):  # in the warm start; after each update of two rollouts
         run_until(cut, tmp_path / f"life-{life}", killed_at, monkeypatch)
     lines = train(cut, tmp_path / "last-life")
-    for step in (2, 4, 6, 7):
+    for step in range(1, 8):
         (state, position), (state_whole, position_whole) = saved(cut, step), saved(whole, step)
         assert position == position_whole
         for a, b in zip(jax.tree.leaves(state), jax.tree.leaves(state_whole), strict=True):
@@ -95,6 +131,28 @@ def test_a_run_that_is_killed_in_either_phase_equals_an_uninterrupted_one(grpo_r
     assert results(lines) == results(expected)
     summaries = [json.loads((tmp_path / name / "summary.json").read_text()) for name in ("whole", "cut")]
     assert summaries[0] == summaries[1]
+
+
+def test_a_notice_amid_a_draw_costs_no_update(grpo_run, tmp_path, monkeypatch):
+    """Saved is what was there before the draw, with the rollout that is ready; the next life draws anew."""
+    changes = {"loop": grpo_run["loop"] | {"async_depth": 1}, "checkpoint": grpo_run["checkpoint"] | {"every": 100}}
+    whole, cut = (grpo_run | changes | {"dir": str(tmp_path / name)} for name in ("whole", "cut"))
+    expected = train(whole, tmp_path / "whole-local")
+    asked = []
+
+    def told(self, step: int) -> bool:
+        asked.append(step)
+        return asked == [*range(4), 3, 3]  # before updates, and before the chunk of the first and second draw
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Notice, "agreed", told)
+        with pytest.raises(NoticedError):
+            train(cut, tmp_path / "life")
+    assert len(saved(cut, 3)[1]["ready"]) == 1
+    lines = train(cut, tmp_path / "last-life")
+    assert results(lines) == results(expected)
+    for a, b in zip(jax.tree.leaves(saved(cut, 7)[0]), jax.tree.leaves(saved(whole, 7)[0]), strict=True):
+        np.testing.assert_array_equal(a, b)
 
 
 @pytest.mark.parametrize(

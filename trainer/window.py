@@ -1,0 +1,51 @@
+"""The updates since the last line of metrics, told of as one."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+NEWEST = ("learning_rate", "skipped", "finite")
+"""Told as they are after the newest update."""
+
+
+class Window:
+    """Means over updates, so that every sample counts; extremes, by their names; and the newest of some.
+
+    What it holds goes through a checkpoint, so that a resumed run writes the same lines.
+    """
+
+    def __init__(self, count: int = 0, values: dict[str, float] | None = None) -> None:
+        self._count, self._values = count, values or {}
+
+    def add(self, values: dict[str, float]) -> None:
+        """One update's. Of one that was left out, since its loss is no number, only the newest count."""
+        left_out = not (math.isfinite(values["loss"]) and math.isfinite(values["grad_norm"]))
+        self._count += not left_out
+        for name, value in values.items():
+            if name in NEWEST:
+                self._values[name] = value
+            elif not left_out:
+                self._values[name] = self._joined(name, value)
+
+    def _joined(self, name: str, value: float) -> float:
+        known = self._values.get(name)
+        if known is None:
+            return value
+        if name.endswith("_min"):
+            return min(known, value)
+        return max(known, value) if name.endswith("_max") else known + value
+
+    def take(self) -> dict[str, float]:
+        """What is to be told; begin anew."""
+        whole = (*NEWEST,)
+        found = {
+            name: value if name in whole or name.endswith(("_min", "_max")) else value / self._count
+            for name, value in self._values.items()
+        }
+        self._count, self._values = 0, {}
+        return found
+
+    def saved(self) -> dict[str, Any]:
+        """The arguments of one that goes on from here."""
+        return {"count": self._count, "values": dict(self._values)}
