@@ -40,8 +40,8 @@ def test_two_workers_train_and_leave_results(pair, tmp_path, compile_cache):
 
 
 def test_grpo_on_two_workers_has_the_numbers_of_one(grpo_run, tmp_path, compile_cache):
-    """Each worker scores the rows of its own devices; the sums are of all."""
-    loop = {"prompts": 16, "samples": 4, "updates_per_rollout": 1, "warm_start_steps": 0, "steps": 1}
+    """Each worker checks its share of the responses; both train on all, in two updates of a rollout."""
+    loop = {"prompts": 8, "samples": 4, "updates_per_rollout": 2, "warm_start_steps": 0, "steps": 2}
     alone = grpo_run | {"loop": grpo_run["loop"] | loop, "dir": str(tmp_path / "alone")}
     pair = alone | {"pod": grpo_run["pod"] | {"workers": 2, "devices": 4}, "dir": str(tmp_path / "bucket")}
     for ended in finish(start(pair, tmp_path / "run", compile_cache, {}, {})):
@@ -51,7 +51,9 @@ def test_grpo_on_two_workers_has_the_numbers_of_one(grpo_run, tmp_path, compile_
         results([json.loads(line) for line in (tmp_path / name / "metrics.jsonl").read_text().splitlines()])
         for name in ("alone", "bucket")
     )
-    assert [line["phase"] for line in one] == [line["phase"] for line in two] == ["warm_start", "grpo", "eval"]
+    assert [line["phase"] for line in one] == [line["phase"] for line in two] == [
+        *("warm_start", "grpo", "grpo", "eval")
+    ]
     assert 0 < one[1]["accuracy"] < 1
     for a, b in zip(one, two, strict=True):
         phase = a.pop("phase")
