@@ -51,9 +51,8 @@ def test_grpo_on_two_workers_has_the_numbers_of_one(grpo_run, tmp_path, compile_
         results([json.loads(line) for line in (tmp_path / name / "metrics.jsonl").read_text().splitlines()])
         for name in ("alone", "bucket")
     )
-    assert [line["phase"] for line in one] == [line["phase"] for line in two] == [
-        *("warm_start", "grpo", "grpo", "eval")
-    ]
+    phases = ["warm_start", "grpo", "grpo", "eval"]
+    assert [line["phase"] for line in one] == [line["phase"] for line in two] == phases
     assert 0 < one[1]["accuracy"] < 1
     for a, b in zip(one, two, strict=True):
         phase = a.pop("phase")
