@@ -46,6 +46,12 @@ def found(config: Config) -> dict[str, Any] | None:
         return None
 
 
+def fix(config: Config) -> str:
+    """With which overrides it fits, as far as that is known; empty where it is not."""
+    known = found(config)
+    return " ".join(known["fix"]["overrides"]) if known and known["fix"] else ""
+
+
 def _shapes(value: Any) -> Any:
     if isinstance(value, dict):
         return {name: _shapes(v) for name, v in value.items() if name not in WITHOUT_SHAPE}

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
+from controller import fits
 from controller.errors import BudgetSpent, ProgramFailed, SlipwayError, WorkersDisagree, WrongDevices
 from controller.follow import Outcome
 from controller.google import GoogleError, NotFound
@@ -166,7 +167,7 @@ class Recovery:
         ends = dict(outcome.ends)
         if verdict.worker in ends:
             said.append(last_words(ends[verdict.worker]["log_tail"]))
-        if fix := FIXES.get(verdict.kind):
+        if fix := self._fix(verdict.kind):
             said.append(f"what helps: {fix}")
         said.append(f"logs: gs://{self.plan.bucket}/{self.ledger.prefix}/logs/; an edited line and `up` start anew")
         raise EXITS.get(verdict.kind, ProgramFailed)("\n".join(said))
@@ -178,6 +179,11 @@ class Recovery:
         others = [f"worker {w} {_how(e)}" for w, e in outcome.ends if w != verdict.worker and e["code"] != 0]
         first = f"{verdict.kind.words}: worker {verdict.worker} {_how(ends[verdict.worker])}; it failed first"
         return "\n".join([first, *(["; ".join(others)] if others else [])])
+
+    def _fix(self, kind: Kind) -> str:
+        """What helps, as far as that can be said; of HBM what the compiler has found, if it was asked."""
+        found = fits.fix(self.plan.config) if kind is Kind.OUT_OF_HBM else ""
+        return f"it fits with {found}, as `slipway fit` found" if found else FIXES.get(kind, "")
 
     def _keep_stacks(self, attempt: int, verdict: Verdict) -> None:
         """Have all workers say where they are, while they still are; the words go to the bucket."""

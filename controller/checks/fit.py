@@ -24,7 +24,7 @@ def fits_the_chips(config: Config) -> Iterator[Finding]:
     short = [program for program in stored["programs"] if not program["fits"]] if stored else []
     if stored and short:
         worst = max(short, key=lambda program: program["peak_gib"])
-        fix = f"it fits with {' '.join(stored['fix']['overrides'])}" if stored["fix"] else "slipway fit tells more"
+        fix = f"it fits with {found}" if (found := fits.fix(config)) else "slipway fit tells more"
         words = (
             f"{worst['name']} needs {worst['peak_gib']:.2f} GiB of a chip and may use {stored['usable_gib']:.2f}; {fix}"
         )

@@ -26,6 +26,7 @@ from controller.google import NotFound
 from controller.ledger import Ledger, Result
 from controller.records import gitref, index
 from controller.resources.venv import Venv
+from controller.resources.workers import raise_failures
 
 if TYPE_CHECKING:
     from controller.plan import Plan
@@ -193,9 +194,14 @@ def machine_of(state: Path) -> str:
 
 
 def _worker_0(plan: Plan, fleet: Fleet) -> Document:
-    """Packages, devices and Python as worker 0 has them; the launch has made sure that the others have the same."""
+    """Packages, devices and Python as worker 0 has them; the launch has made sure that the others have the same.
+
+    Raises WorkersFailed: it does not answer.
+    """
     venv = next(r for r in plan.resources if isinstance(r, Venv))
-    seen = fleet.call(0, "observe", {"venv": venv.name})
+    answers = fleet.call_all("observe", {"venv": venv.name}, workers=[0])
+    raise_failures(answers, "look at worker 0")
+    seen: Any = answers[0]
     devices = {key: seen["devices"][key] for key in ("backend", "devices", "kind")} if seen["devices"] else None
     return {
         "packages": (seen["venv"] or {}).get("versions", {}),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
@@ -44,6 +45,7 @@ def look(now: Session) -> dict[str, Any]:
         "id": now.plan.run_id,
         "state": result.outcome if result else _unfinished(now, workers, launches[-1].attempt if launches else 0),
         "attempts": len(launches),
+        "verdicts": now.ledger.episodes(),
         "summary": result.summary if result else {},
         "results": f"gs://{now.plan.bucket}/{now.ledger.prefix}",
     }
@@ -103,6 +105,13 @@ def _workers(now: Session) -> list[dict[str, Any]]:
     return rows
 
 
+def _episode(episode: dict[str, Any]) -> str:
+    """How one attempt ended that did not end well, and what was done about it."""
+    when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(episode["time"]))
+    which = f"attempt {episode['attempt']}" if episode["attempt"] else "before an attempt"
+    return f"{when}  {which}: {episode['words']}; {episode['response'].replace('_', ' ')}"
+
+
 def _cost_line(cost: dict[str, Any]) -> str:
     usd = f", about ${cost['usd']:.2f}" if cost["usd"] is not None else ""
     price = f" at ${cost['usd_per_hour']:.2f} per hour ({cost['price']})" if cost["usd_per_hour"] is not None else ""
@@ -118,6 +127,7 @@ def as_lines(document: dict[str, Any]) -> list[str]:
         f", {run['attempts']} attempt{'s' if run['attempts'] != 1 else ''}" if run["attempts"] else ", never launched"
     )
     lines.append(f"run  {run['id']}: {run['state']}{tries}")
+    lines += [f"     {_episode(episode)}" for episode in run["verdicts"]]
     lines += [f"     {name}: {value}" for name, value in run["summary"].items()]
     lines.append(f"     {run['results']}")
     lines.append(f"cost {_cost_line(document['cost'])}")

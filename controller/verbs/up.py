@@ -127,12 +127,12 @@ class Up:
                 self.spending.begin(node)
                 self._tell_watchdog(node)
                 started, was_running = launch(plan, self.ledger, node, fleet, world.clock)
+            if not (was_running and self.ledger.has(RECORD)):  # a controller may have been killed before that
+                self.recorder.begin(fleet)
         except (WorkersFailed, WrongDevices, GoogleError) as error:
             if isinstance(error, GoogleError) and not error.passes:
                 raise
             return Outcome(self.recovery.setup_verdict(error)), 0, error
-        if not (was_running and self.ledger.has(RECORD)):  # a controller may have been killed before that
-            self.recorder.begin(fleet)
         verb = "re-attached to" if was_running else "launched"
         self._note(f"{verb} attempt {started.attempt} on {counted(plan.node.workers, 'worker')}")
         if self.command.flags.detach:

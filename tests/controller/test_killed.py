@@ -23,10 +23,11 @@ from controller import emulator
 from controller.localcloud import lifecycle
 
 pytestmark = pytest.mark.e2e
-PARTS = 4
+PARTS = 2
 """So many tests share the points, so that several processes can run them."""
 READS = re.compile(
-    r"\.(get|list|getIamPolicy|batchGet|get_media|wait|getGuestAttributes|getBillingInfo)$|agent (observe|state|watch)$"
+    r"\.(get|list|getIamPolicy|batchGet|get_media|wait|getGuestAttributes|getBillingInfo)$|"
+    r"agent (observe|state|watch|guard_state)$"
 )
 """Requests that change nothing."""
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
 import pytest
 
+from controller import cli, fits
 from tests.controller.conftest import Slipway
 
 pytestmark = pytest.mark.e2e
@@ -37,6 +39,18 @@ print("done in attempt", attempt)
 """
 """Waits, as good as for ever, in its first attempt, as JAX does in a collective, and ends in its second. Worker 2 is
 the last to begin, so that no fault strikes while a worker is still being told to."""
+SAVES = """
+import os, signal, sys, time
+from urllib.request import Request, urlopen
+
+signal.signal(signal.SIGUSR1, lambda *_: sys.exit(75))
+host, bucket = os.environ["STORAGE_EMULATOR_HOST"], os.environ["SLIPWAY_BUCKET"].removeprefix("gs://")
+url = f"{host}/upload/storage/v1/b/{bucket}/o?uploadType=media&name=begun"
+urlopen(Request(url, data=b"x", method="POST")).read()
+while os.environ["SLIPWAY_ATTEMPT"] == "1":
+    time.sleep(0.1)
+print("done in attempt", os.environ["SLIPWAY_ATTEMPT"])
+"""
 RUN = ("program.command=[python,train.py]", "env.packages=image")
 
 
@@ -127,7 +141,41 @@ def test_a_worker_that_does_not_answer_is_lost_and_its_node_replaced(slipway: Sl
 def test_a_preempted_node_is_noticed(slipway: Slipway) -> None:
     found = up(slipway, "kind: preempted")
     assert (found.code, found.err) == (0, "")
+    past = slipway.json("status", *RUN)["run"]["verdicts"]
+    assert [(episode["kind"], episode["response"]) for episode in past] == [("preempted", "replace_node")]
+    assert re.search(
+        r"\d\d:\d\d:\d\d  .*: preempted: the node is preempted; replace node\n", slipway("status", *RUN)[1]
+    )
     print("\npreempted:", found.after("preempted: the node is preempted"), found.after("launched attempt 2"))
+
+
+def test_an_own_program_is_told_of_a_preemption_if_it_asks_for_it(slipway: Slipway) -> None:
+    """The node goes much later: what is seen is that its program says that it has saved."""
+    words = ("recovery.notice=SIGUSR1", "tpu=v5litepod_8", "cloud.operation_seconds=0")
+    (slipway.repository / "train.py").write_text(SAVES)
+    fault = "cloud.faults=[{kind: preempted, after_object: begun, notice_seconds: 600}]"
+    code, out, err = slipway("up", *RUN, *words, fault)
+    assert (code, err) == (0, "")
+    assert "worker 0 has notice of preemption" in out
+    assert (
+        "preempted: worker 0 was told that its VM is being taken away; its program saved what it had, and ended; "
+        "replacing it and going on from the last checkpoint"
+    ) in out
+    assert "done in attempt 2" in out
+    assert deletions(slipway) == 2
+
+
+def test_out_of_hbm_says_what_fits_if_that_was_asked_before(slipway: Slipway) -> None:
+    (slipway.repository / "train.py").write_text(
+        "raise RuntimeError('RESOURCE_EXHAUSTED: Ran out of memory in memory space hbm. Used 20.8G of 15.7G')"
+    )
+    file = fits.file(cli.parse(["plan", *RUN, *slipway.base, "tpu=v5litepod_8"]).config()[0])
+    file.parent.mkdir(parents=True)
+    file.write_text(json.dumps({"programs": [], "fix": {"overrides": ["loop.device_batch=1", "model.remat=full"]}}))
+    code, _, err = slipway("up", *RUN, "tpu=v5litepod_8")
+    assert code == 5
+    assert "out of hbm: worker 0 ended with code 1; it failed first" in err
+    assert "what helps: it fits with loop.device_batch=1 model.remat=full, as `slipway fit` found" in err
 
 
 def test_a_crash_loop_ends_and_an_own_error_is_tried_again_if_wanted(slipway: Slipway) -> None:
