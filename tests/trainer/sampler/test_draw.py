@@ -145,3 +145,37 @@ def test_a_prompt_that_does_not_fit_is_refused(tiny):
 def test_a_mesh_that_does_not_suit_is_refused(tiny, mesh, words):
     with pytest.raises(RunFileError, match=words):
         drawn(tiny, sizes=(8, 1, 1), mesh=mesh)
+
+
+def test_logprobs_in_bfloat16_stay_near_the_trainers(tiny):
+    """Those of the trainer in bfloat16: docs/grpo.md states the bound."""
+    low = tiny.model_copy(update={"activation_dtype": "bfloat16"})
+    found = drawn(low)
+    theirs = trainers(low, params_of(low), found)
+    apart = np.abs(np.concatenate([r.logprobs - logprobs for r, (_, logprobs) in zip(found, theirs, strict=True)]))
+    assert apart.max() < 0.05
+    assert apart.mean() < 0.01
+
+
+def test_a_window_holds_what_a_whole_cache_shows_of_it(tiny):
+    """Prompts and responses longer than the window: the ring has overwritten what the trainer masks."""
+    local = tiny.model_copy(update={"pattern": "L", "window": 3})
+    found = drawn(local, slots=3, chunk=4)
+    for response, (_, logprobs) in zip(found, trainers(local, params_of(local), found), strict=True):
+        np.testing.assert_allclose(response.logprobs, logprobs, rtol=0, atol=1e-4)
+
+
+def test_what_is_asked_between_chunks_may_end_the_draw(tiny):
+    """A notice of preemption, say: it is heard after at most a chunk."""
+    asked = []
+
+    def between():
+        asked.append(None)
+        if len(asked) == 3:
+            raise InterruptedError
+
+    settings, mesh = Settings(8, RESPONSE, ROWS, chunk=2), mesh_of(1, 1, 1)
+    sampler = Sampler(tiny, settings, mesh, Stops(()))
+    with pytest.raises(InterruptedError):
+        list(sampler.draw(sampler.load(params_of(tiny)), PROMPTS, SAMPLES, jax.random.key(0), 1.0, between))
+    assert len(asked) == 3

@@ -1,0 +1,136 @@
+"""Seconds of a whole step of GRPO on CPU, and of its rollout with and without what the sampler does to be fast.
+
+    python -m tests.bench.grpo [--steps 40] [--rounds 5] [--cores 0,1]
+
+4 prompts x 8 samples, 64 + 64 tokens, a Gemma-2-style decoder of 4 layers x 128, vocabulary 512. The step is that of
+`python -m trainer`: rollout, rewards, log-probabilities of policy and reference, update. Linux only: taskset.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+ROOT = Path(__file__).parents[2]
+MODEL = ["model=tiny", "model.layers=4", "model.dim=128", "model.heads=4", "model.kv_heads=2", "model.head_dim=32",
+         "model.hidden=512", "model.vocab=512"]  # fmt: skip
+LOOP = ["loop=grpo", "loop.prompts=4", "loop.samples=8", "loop.prompt_length=64", "loop.response_length=64"]
+TAIL = 256
+"""Tokens after which a response is cut off where lengths have a long tail; they are then 32 on average."""
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--steps", type=int, default=40)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--cores", default="0,1")
+    parser.add_argument("--rollouts", action="store_true", help=argparse.SUPPRESS)  # the part that taskset starts
+    options = parser.parse_args()
+    if options.rollouts:
+        rollouts(options.rounds)
+        return
+    print(f"load {os.getloadavg()[0]:.1f}", flush=True)
+    with tempfile.TemporaryDirectory() as folder:
+        lines = steps(options.steps, options.cores, Path(folder))
+    seconds = sorted(line["step_time"] for line in lines[5:])
+    print(f"{'whole step, median':<44}{statistics.median(seconds):8.3f} s")
+    print(f"{'whole step, fastest tenth':<44}{seconds[len(seconds) // 10]:8.3f} s", flush=True)
+    command = [sys.executable, "-m", "tests.bench.grpo", "--rollouts", "--rounds", str(options.rounds)]
+    subprocess.run(["taskset", "-c", options.cores, *command], env=environment(), cwd=ROOT, check=True)
+
+
+def environment() -> dict[str, str]:
+    return os.environ | {"PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu"}
+
+
+def steps(count: int, cores: str, folder: Path) -> list[dict[str, Any]]:
+    """Lines of metrics of the trainer, as it runs on a worker with one device, one for each step."""
+    (folder / "run.yaml").write_text(yaml.safe_dump(run_file(count, folder)))
+    env = environment() | {"SLIPWAY_RUN_DIR": str(folder / "local")}
+    command = ["taskset", "-c", cores, sys.executable, "-m", "trainer", str(folder / "run.yaml")]
+    subprocess.run(command, env=env, cwd=folder, check=True, stdout=subprocess.DEVNULL)
+    lines = [json.loads(line) for line in (folder / "local/metrics.jsonl").read_text().splitlines()]
+    return [line for line in lines if line["phase"] == "grpo"]
+
+
+def run_file(count: int, folder: Path) -> dict[str, Any]:
+    """run.yaml on one CPU device."""
+    from controller.compose import compose
+    from controller.runfile import render
+
+    words = ["program=trainer", "cloud=local", "tpu=v5litepod_1", "data=arithmetic", "optimizer=adamw", *MODEL, *LOOP]
+    words += [f"loop.steps={count}", "loop.eval_prompts=1", "loop.eval_every=1000", "loop.warm_start_steps=1"]
+    config, problems = compose([*words, "logging.every=1", "checkpoint.every=1000"])
+    assert config is not None, problems
+    raw = yaml.safe_load(render(config, "bench", "bucket", {}))
+    pod = {"accelerator_type": "v5litepod-1", "workers": 1, "devices": 1, "backend": "cpu"}
+    return raw | {"dir": str(folder / "run"), "pod": raw["pod"] | pod}
+
+
+def rollouts(rounds: int) -> None:
+    """In turns, so that whatever else the machine does meets all of them."""
+    import jax
+    import numpy as np
+
+    from conf.decoder import Model
+    from tests.groups import group
+    from trainer import mesh, weights
+    from trainer.sampler import Sampler, Settings, Stops
+
+    sizes = dict(word.removeprefix("model.").split("=") for word in MODEL[1:])
+    cfg = Model(**group("model/tiny") | {name: int(size) for name, size in sizes.items()})
+    devices = jax.make_mesh((1, 1, 1), mesh.AXES, axis_types=(jax.sharding.AxisType.Auto,) * 3)
+    params, key = jax.jit(weights.init, static_argnums=0)(cfg, jax.random.key(0)), jax.random.key(1)
+    random = np.random.default_rng(0)
+    prompts = random.integers(0, 512, (16, 64)).tolist()
+
+    def drawing(response: int, ends: tuple[int, ...], chunk: int) -> Callable[..., None]:
+        sampler = Sampler(cfg, Settings(64, response, slots=32, chunk=chunk), devices, Stops(ends))
+        copy = sampler.load(params)
+        return lambda asked, samples: [None for _ in sampler.draw(copy, asked, samples, key, 1.0)]
+
+    plain = drawing(64, (), 64)
+    tail = drawing(TAIL, tuple(range(16)), 16)  # 16 of 512 tokens end a response
+    each = [prompt for prompt in prompts[:4] for _ in range(8)]
+    found = timed(
+        {
+            "rollout of 32 rows, prompts shared": lambda: plain(prompts[:4], 8),
+            "rollout of 32 rows, each its own prompt": lambda: plain(each, 1),
+            "128 rows of long-tailed length, refilled": lambda: tail(prompts, 8),
+            "the same, 32 at a time": lambda: [tail(prompts[i : i + 4], 8) for i in range(0, 16, 4)],
+        },
+        rounds,
+    )
+    for name, seconds in found.items():
+        print(f"{name:<44}{statistics.median(seconds):8.3f} s")
+    shared, own, refilled, batches = found.values()
+    for name, slow, fast in (("shared prompts", own, shared), ("refilled slots", batches, refilled)):
+        ratio = statistics.median(a / b for a, b in zip(slow, fast, strict=True))
+        print(f"{f'{name}: times as fast':<44}{ratio:8.2f}")
+
+
+def timed(works: dict[str, Callable[[], object]], rounds: int) -> dict[str, list[float]]:
+    """Seconds of each work in each round, after one that compiles."""
+    found: dict[str, list[float]] = {name: [] for name in works}
+    for turn in range(rounds + 1):
+        for name, work in works.items():
+            began = time.perf_counter()
+            work()
+            if turn:
+                found[name].append(time.perf_counter() - began)
+    return found
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,52 @@
+"""Responses drawn on eight devices by each of several processes, which are started with
+
+python -m tests.trainer.sampler.processes PROCESSES RESULT.npz
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import jax
+import numpy as np
+from jax.sharding import AxisType
+
+from conf.decoder import Model
+from conf.runfile import PodFacts
+from tests.groups import group
+from trainer import distributed, weights
+from trainer.mesh import AXES
+from trainer.sampler import Sampler, Settings, Stops
+
+PROMPTS = [np.random.default_rng(n).integers(0, 512, 3 + n).tolist() for n in range(5)]
+SAMPLES, RESPONSE = 3, 12
+ENDS = tuple(range(0, 512, 8))
+"""So many tokens end a response that rows end at different times, and others take their slots."""
+
+
+def drawn() -> dict[str, np.ndarray]:
+    """Rows in the order in which they ended, with their tokens and log-probabilities end to end."""
+    cfg = Model(**group("model/tiny") | {"dim": 32, "hidden": 64, "window": 5})
+    mesh = jax.make_mesh((4, 2, 1), AXES, axis_types=(AxisType.Auto,) * len(AXES))
+    sampler = Sampler(cfg, Settings(8, RESPONSE, slots=8, chunk=4), mesh, Stops(ENDS))
+    placed = weights.shardings(cfg, mesh)
+    params = jax.jit(lambda key: weights.init(cfg, key), out_shardings=placed)(jax.random.key(0))
+    found = list(sampler.draw(sampler.load(params), PROMPTS, SAMPLES, jax.random.key(1), 1.0))
+    return {
+        "rows": np.array([response.row for response in found]),
+        "tokens": np.concatenate([response.tokens for response in found]),
+        "logprobs": np.concatenate([response.logprobs for response in found]),
+    }
+
+
+def main(processes: int, result: Path) -> None:
+    """Each process leaves its own file."""
+    facts = {"accelerator_type": "v5litepod-8", "workers": processes, "devices": 8, "backend": "cpu"}
+    distributed.join(PodFacts(**facts, hbm_bytes_per_chip=None, bf16_flops_per_chip=None), timeout_seconds=60)
+    np.savez(result.with_stem(f"{result.stem}-{jax.process_index()}"), **drawn())
+    distributed.leave(0)
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), Path(sys.argv[2]))

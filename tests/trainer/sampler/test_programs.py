@@ -1,0 +1,80 @@
+"""What is compiled: no weight is gathered for a token, no logits but a token's, caches of local layers hold windows."""
+
+import math
+import re
+
+import jax
+import pytest
+
+from conf.decoder import Model
+from conf.training import Mesh
+from tests.groups import group
+from tests.trainer.conftest import mesh_of
+from trainer import weights
+from trainer.sampler import Settings, decode, placement
+from trainer.sampler.programs import Programs
+
+SLOTS, PROMPT, RESPONSE = 16, 24, 40
+VOCAB = 2 * 127
+"""What has 127 as a factor is the vocabulary, or a device's part of it."""
+
+
+def model_of(**changes: object) -> Model:
+    sizes = {"dim": 40, "hidden": 88, "heads": 4, "kv_heads": 2, "head_dim": 12, "vocab": VOCAB, "window": 5}
+    return Model(**group("model/tiny") | sizes | changes)
+
+
+@pytest.fixture(scope="module", params=[1, 2])
+def compiled(request: pytest.FixtureRequest) -> tuple[int, str]:
+    """The decoding program on eight devices, over which the trainer splits all weights; by the sampler's `tensor`."""
+    mesh = Mesh(data=-1, fsdp=1, tensor=request.param)
+    settings = Settings(PROMPT, RESPONSE, SLOTS, chunk=8, dtype="float32", mesh=mesh)
+    programs = Programs(model_of(), settings, mesh_of(1, 8, 1), ends=(1,))
+    function, arguments = next(f for name, *f, _ in programs.listed(samples=4) if name == "decode")
+    return request.param, function.lower(*arguments).compile().as_text()
+
+
+def shapes_of(hlo: str) -> set[tuple[int, ...]]:
+    return {tuple(map(int, shape.split(","))) for shape in re.findall(r"\b\w*\d+\[([\d,]+)\]", hlo)}
+
+
+def test_no_token_gathers_weights(compiled):
+    """What is gathered at all is smaller than a device's part of any matrix."""
+    tensor, hlo = compiled
+    table = jax.tree.leaves(weights.weight_table(model_of())["layers"])
+    least = min(math.prod(w.shape[1:]) for w in table if len(w.shape) > 2) // tensor
+    gathers = [m[1] for m in re.finditer(r" = (.*?) all-gather(?:-start)?\(", hlo)]
+    assert gathers  # the chunk's tokens, which every process is told
+    assert max(math.prod(shape) for found in gathers for shape in shapes_of(found)) < least, gathers
+
+
+def test_devices_that_hold_all_weights_do_not_wait_for_each_other(compiled):
+    """Within a chunk; the partitioner's program sums the products of the heads' and the hidden parts."""
+    tensor, hlo = compiled
+    assert ("all-reduce" in hlo) == (tensor > 1)
+
+
+def test_logits_are_those_of_one_token_of_each_row(compiled):
+    tensor, hlo = compiled
+    rows = SLOTS // (8 // tensor)
+    over_vocabulary = {shape for shape in shapes_of(hlo) if any(size % 127 == 0 for size in shape)}
+    table = VOCAB * model_of().dim
+    assert max(math.prod(shape) for shape in over_vocabulary) <= max(table, rows * VOCAB)
+    assert {shape for shape in over_vocabulary if rows in shape}
+
+
+def test_local_layers_hold_their_window_only():
+    cfg = model_of(layers=3, pattern="LLG")
+    slots = jax.eval_shape(lambda: decode.empty(cfg, SLOTS, PROMPT + RESPONSE))
+    assert [ring.shape for ring in slots.cache.keys] == [(SLOTS, 2, n, 12) for n in (5, 5, 64)]
+
+
+@pytest.mark.parametrize(
+    ("model", "tensor"),
+    [("gemma2_2b", 4), ("gemma2_9b", 8), ("gemma3_1b", 1), ("llama3_8b", 8), ("tiny", 1)],
+)
+def test_the_mesh_is_derived_from_weights_and_heads(model, tensor):
+    """As large as makes the copy small, as the key heads allow; gemma3_1b has one."""
+    settings = Settings(PROMPT, RESPONSE, SLOTS, chunk=8)
+    found = placement.mesh_of(Model(**group(f"model/{model}")), settings, mesh_of(1, 8, 1))
+    assert dict(found.shape) == {"data": 8 // tensor, "fsdp": 1, "tensor": tensor}
