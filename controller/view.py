@@ -39,6 +39,8 @@ class View:
         self._said = ""
         self._last_plain = 0.0
         self._last_moved: dict[str, float] = {}
+        self.usd_per_hour: float | None = None
+        """Of the run's pod, once it is there."""
 
     def __enter__(self) -> Self:
         if self._console.is_terminal and not self._json:
@@ -138,7 +140,7 @@ class View:
             found = [f"{k} {_number(v)}" for k, v in metrics.items() if k.startswith("eval_") and k != "eval_time"]
             self._print(f"  [bold]eval[/] step {_counted(metrics.get('step'))}  {_plain('  '.join(found))}")
             return
-        line = training_line(metrics)
+        line = training_line(metrics, self.usd_per_hour)
         if line is None or "steps_total" not in metrics:
             return
         self._training = line
@@ -163,8 +165,11 @@ class View:
         self._console.print(line)
 
 
-def training_line(metrics: dict[str, Any]) -> str | None:
-    """`step 120/700  loss 0.12  accuracy 0.61  1.2k tok/s  ETA 1:32`; None for a line without a step."""
+def training_line(metrics: dict[str, Any], usd_per_hour: float | None = None) -> str | None:
+    """`step 120/700  loss 0.12  accuracy 0.61  1.2k tok/s  ETA 1:32, $0.65`; None for a line without a step.
+
+    The dollars are those that are still to come, where an hour of the pod has a price.
+    """
     metrics = {name: value for name, value in metrics.items() if isinstance(value, str | int | float)}
     step, total, seconds = (_counted(metrics.get(name)) for name in ("step", "steps_total", "step_time"))
     if step is None:
@@ -174,7 +179,9 @@ def training_line(metrics: dict[str, Any]) -> str | None:
     if _counted(metrics.get("tokens_per_second")):
         words.append(f"{_number(metrics['tokens_per_second'])} tok/s")
     if total and seconds:
-        words.append(f"ETA {_clock(max(0.0, total - step) * seconds)}")
+        left = max(0.0, total - step) * seconds
+        dollars = f", ${left / 3600 * usd_per_hour:,.2f}" if usd_per_hour else ""
+        words.append(f"ETA {_clock(left)}{dollars}")
     return "  ".join(words)
 
 

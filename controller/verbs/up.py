@@ -125,6 +125,7 @@ class Up:
             fleet = world.fleet(node)
             with self._turn(fleet):
                 self.spending.begin(node)
+                self.view.usd_per_hour = self.spending.rate(node).total
                 self._tell_watchdog(node)
                 started, was_running = launch(plan, self.ledger, node, fleet, world.clock)
             if not (was_running and self.ledger.has(RECORD)):  # a controller may have been killed before that

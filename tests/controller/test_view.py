@@ -19,6 +19,7 @@ def test_the_training_line() -> None:
     }
     line = training_line(metrics)
     assert line == "grpo step 120/700  loss 0.1235  accuracy 0.5  12,346 tok/s  ETA 4:50"
+    assert training_line(metrics, usd_per_hour=19.2) == f"{line}, $1.55"  # 290 seconds of it
 
 
 @pytest.mark.parametrize(
