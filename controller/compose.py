@@ -39,10 +39,11 @@ def raw(overrides: Sequence[str], *, extra_dir: Path | None = None) -> dict[str,
     from hydra.errors import HydraException
     from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException
+    from yaml import YAMLError
 
     wanted = [normalize(o) for o in overrides]
     if extra_dir is not None and extra_dir.is_dir():
-        wanted.append(f"hydra.searchpath=[file://{extra_dir.resolve()}]")
+        wanted.append(f"hydra.searchpath=[{_quoted(f'file://{extra_dir.resolve()}')}]")
     OmegaConf.register_new_resolver("installed", _installed, replace=True)
     try:
         with initialize_config_dir(str(CONFIG_DIR), version_base="1.3"):
@@ -50,6 +51,8 @@ def raw(overrides: Sequence[str], *, extra_dir: Path | None = None) -> dict[str,
         data = OmegaConf.to_container(composed, resolve=True)
     except (HydraException, OmegaConfBaseException) as error:
         raise ConfigError(_in_our_words(error, wanted, extra_dir)) from None
+    except YAMLError as error:  # of a file of the user's; a tag that would make an object is one
+        raise ConfigError(" ".join(f"the config cannot be composed: {error}".split())) from None
     assert isinstance(data, dict)
     return {str(key): value for key, value in data.items()}
 
@@ -92,6 +95,13 @@ def groups(extra_dir: Path | None = None) -> dict[str, list[str]]:
         for file in sorted(root.glob("*/*.yaml")):
             found.setdefault(file.parent.name, set()).add(file.stem)
     return {group: sorted(names) for group, names in sorted(found.items())}
+
+
+def _quoted(text: str) -> str:
+    """A word of Hydra's grammar that means just this text, whatever a folder is called."""
+    escaped = re.sub(r"(\\*)'", r"\1\1\\'", text)
+    escaped = re.sub(r"(\\+)$", r"\1\1", escaped)
+    return f"'{escaped}'"
 
 
 def _installed(path: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -73,6 +74,10 @@ def _state_folder(config: Config) -> Path:
         state.mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError as error:
         raise ConfigError(f"run.state_dir: {state} cannot be written: {error.strerror}") from None
+    found = state.stat()
+    if found.st_mode & 0o022 or (os.getuid() and found.st_uid != os.getuid()):
+        words = "belongs to another user, or others may write there, and it holds keys"
+        raise ConfigError(f"run.state_dir: {state} {words}; `chmod go-w` it, or choose another folder")
     return state
 
 

@@ -29,11 +29,8 @@ def rows(state: Path) -> list[Row]:
     file = file_of(state)
     found: dict[str, Row] = {}
     for line in file.read_bytes().splitlines() if file.is_file() else ():
-        try:
-            row = json.loads(line)
-        except ValueError:
-            continue
-        found[row["run"]] = {**found.get(row["run"], {}), **row}
+        if row := _row(line):
+            found[row["run"]] = {**found.get(row["run"], {}), **row}
     return sorted(found.values(), key=lambda row: row.get("created", 0.0))
 
 
@@ -66,4 +63,14 @@ def published(google: Google, bucket: str) -> list[Row]:
         items = list(google.pages("storage", "objects.list", "items", **where))
     except NotFound:
         return []
-    return [json.loads(item["metadata"]["row"]) for item in items if "row" in item.get("metadata", {})]
+    found = [_row(item["metadata"]["row"]) for item in items if "row" in item.get("metadata", {})]
+    return [row for row in found if row]
+
+
+def _row(text: str | bytes) -> Row | None:
+    """None where somebody wrote something else; so is a line that was cut short by a crash."""
+    try:
+        row = json.loads(text)
+    except ValueError:
+        return None
+    return row if isinstance(row, dict) and isinstance(row.get("run"), str) else None

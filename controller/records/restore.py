@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -158,7 +159,7 @@ def _next(google: Google, bucket: str, run_id: str) -> str:
 
 def _code(google: Google, document: Document, state: Path) -> Snapshot:
     """The recorded code as files on this machine, checked against its hash."""
-    sha256, bucket = document["code_sha256"], document["bucket"]
+    sha256, bucket = _hash(document, document["code_sha256"]), document["bucket"]
     where = f"gs://{bucket}/code/{sha256}.tar.gz"
     try:
         packed = google.download(bucket, f"code/{sha256}.tar.gz")
@@ -171,6 +172,8 @@ def _code(google: Google, document: Document, state: Path) -> Snapshot:
         try:
             (draft / "archive").write_bytes(packed)
             unpack(draft / "archive", draft / "tree")
+            if tree_hash(draft / "tree") != sha256:
+                raise ConfigError(f"--run {document['run']}: {where} holds other code than the record says")
             if not folder.is_dir():
                 os.replace(draft / "tree", folder)  # noqa: PTH105 - of a folder
         finally:
@@ -181,6 +184,13 @@ def _code(google: Google, document: Document, state: Path) -> Snapshot:
     return Unpacked(folder, files, packed)
 
 
+def _hash(document: Document, text: str) -> str:
+    """What names a file of this machine; others can write to the bucket that the record is from."""
+    if not re.fullmatch(r"[0-9a-f]{64}", str(text)):
+        raise ConfigError(f"--run {document['run']}: its record holds {text!r} as a SHA-256")
+    return text
+
+
 def _recorded(google: Google, document: Document, run_id: str, state: Path) -> Recorded:
     bucket = document["bucket"]
     run_yaml = document["run_yaml"]
@@ -189,7 +199,8 @@ def _recorded(google: Google, document: Document, run_id: str, state: Path) -> R
         run_yaml = yaml.safe_dump(content, sort_keys=False)
     held: dict[str, Content] = {}
     for asset in document["assets"]:
-        files = tuple(Source(n, state / "downloads" / sha, sha) for n, sha in asset["files"].items())
+        hashes = {name: _hash(document, sha) for name, sha in asset["files"].items()}
+        files = tuple(Source(name, state / "downloads" / sha, sha) for name, sha in hashes.items())
         content = Content(asset["kind"], asset["name"], asset["identity"], files)
         held[content.path] = content
         try:
