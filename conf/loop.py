@@ -182,6 +182,11 @@ class GrpoLoop(Strict):
     alerts: Alerts
     eval_every: int = Field(ge=1, description="updates between evaluations; one more follows the last update")
     eval_prompts: int = Field(ge=1, description="held-out prompts of an evaluation, answered greedily")
+    test_samples: int | None = Field(
+        ge=1, le=1024, description="answers drawn to each question of the test before and after GRPO; null: no test"
+    )
+    test_prompts: int | None = Field(ge=1, description="questions of the test; null: the whole test set")
+    transcripts: int = Field(ge=0, le=1000, description="questions of an evaluation whose answers are written down")
 
     @field_validator("advantage_std", "drop_equal_groups", "clip_high", mode="after")
     @classmethod

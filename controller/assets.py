@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -62,7 +63,10 @@ def manifest(files: tuple[Source, ...]) -> str:
 
 
 def contents(config: Config, root: Path) -> dict[str, Content]:
-    """Every asset of the config, by `datasets.NAME` and so on; local files are hashed, at most once per change.
+    """Every asset that is wanted, by `datasets.NAME` and so on; local files are hashed, at most once per change.
+
+    The bundled trainer knows assets by the keys that name them: one that no key names is left alone, such as the weights
+    of an experiment whose `model.weights` now says gs://….
 
     Args:
         root: of the code; builds run there.
@@ -72,8 +76,18 @@ def contents(config: Config, root: Path) -> dict[str, Content]:
     """
     state = Path(config.run.state_dir).expanduser()
     with Hashes(state / "hashes.json") as hashes:
-        found = [content(kind, name, asset, root, state, hashes) for kind, name, asset in config.assets.each()]
+        found = [
+            content(kind, name, asset, root, state, hashes)
+            for kind, name, asset in config.assets.each()
+            if config.program.kind != "trainer" or is_named(config, kind, name)
+        ]
     return {c.path: c for c in found}
+
+
+def is_named(config: Config, kind: Kind, name: str) -> bool:
+    """Does any key name this asset, as assets://NAME or {assets.models.NAME}?"""
+    words = config.model_dump_json(exclude={"assets"})
+    return bool(re.search(rf"assets://{name}(?![-a-z0-9])", words)) or f"{{assets.{kind}s.{name}}}" in words
 
 
 def content(kind: Kind, name: str, asset: Asset, root: Path, state: Path, hashes: Hashes) -> Content:

@@ -1,4 +1,4 @@
-"""Numbers of the run: metrics.jsonl, TensorBoard event files, summary.json.
+"""Numbers and words of the run: metrics.jsonl, transcripts.jsonl, TensorBoard event files, summary.json.
 
 Everything is written to a local folder and uploaded whole: event files appended to on gs:// lose data.
 """
@@ -12,19 +12,24 @@ import json
 import math
 import os
 import time
+from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from etils import epath
 
 from conf.training import Profile
+from trainer import transcripts
 from trainer.profiler import Profiler
+from trainer.transcripts import Transcript
 
 if TYPE_CHECKING:
     from tensorboard.compat.proto.event_pb2 import Event
 
 METRICS = "metrics.jsonl"
 SUMMARY = "summary.json"
+TRANSCRIPTS = "transcripts.jsonl"
 
 
 class Metrics:
@@ -43,6 +48,7 @@ class Metrics:
 
         local.mkdir(parents=True, exist_ok=True)
         self._lines = (local / METRICS).open("a")
+        self._transcripts = (local / TRANSCRIPTS).open("a")
         self._events = EventFileWriter(str(local / "tb"), filename_suffix=f".{time.time_ns()}")
 
     def resume(self, step: int) -> None:
@@ -53,12 +59,15 @@ class Metrics:
         """
         if not self._writes:
             return
-        local, remote = self._local / METRICS, self._remote / METRICS
         self._lines.close()
-        source = local if local.stat().st_size or not remote.exists() else remote
-        kept = [line for line in source.read_text().splitlines() if _is_before(line, step)]
-        local.write_text("".join(f"{line}\n" for line in kept))
-        self._lines = local.open("a")
+        self._transcripts.close()
+        for name in (METRICS, TRANSCRIPTS):
+            local, remote = self._local / name, self._remote / name
+            source = local if local.stat().st_size or not remote.exists() else remote
+            kept = [line for line in source.read_bytes().splitlines(keepends=True) if _is_before(line, step)]
+            local.write_bytes(b"".join(kept))
+        self._lines = (self._local / METRICS).open("a")
+        self._transcripts = (self._local / TRANSCRIPTS).open("a")
         self._events.add_event(_session_start(step + 1))
 
     def log(self, step: int, phase: str, **values: float) -> None:
@@ -76,6 +85,15 @@ class Metrics:
         if self._writes:
             self._events.add_event(_text(step, time.time(), name, words))
 
+    def transcripts(self, step: int, phase: str, rows: Sequence[Transcript]) -> None:
+        """What was asked and answered: a JSON line each, and a table for TensorBoard."""
+        if not self._writes or not rows:
+            return
+        for row in rows:
+            self._transcripts.write(json.dumps({"step": step, "phase": phase} | asdict(row)) + "\n")
+        self._transcripts.flush()
+        self.text(step, f"transcripts/{phase}", transcripts.table(rows))
+
     def profiler(self, settings: Profile | None) -> Profiler:
         """Its traces lie beside the event files."""
         return Profiler(settings, self._local / "tb", self._writes)
@@ -92,8 +110,11 @@ class Metrics:
         if not self._writes:
             return
         self._events.flush()
-        for path in [self._local / METRICS, self._local / SUMMARY, *(self._local / "tb").rglob("*")]:
-            if path.is_file():
+        for path in [
+            *(self._local / name for name in (METRICS, SUMMARY, TRANSCRIPTS)),
+            *(self._local / "tb").rglob("*"),
+        ]:
+            if path.is_file() and path.stat().st_size:
                 target = self._remote / path.relative_to(self._local)
                 target.parent.mkdir(parents=True, exist_ok=True)
                 target.write_bytes(path.read_bytes())
@@ -104,6 +125,7 @@ class Metrics:
             self.upload()
             self._events.close()
             self._lines.close()
+            self._transcripts.close()
 
 
 def run_folder(run_file: Path, run_id: str) -> Path:
@@ -112,13 +134,13 @@ def run_folder(run_file: Path, run_id: str) -> Path:
     return Path(given) if given else run_file.resolve().parent / run_id
 
 
-def _is_before(line: str, step: int) -> bool:
+def _is_before(line: bytes, step: int) -> bool:
     """Was it written before the checkpoint of this step? Step 0 has none; a line that was cut short does not count."""
     try:
         values = json.loads(line)
     except json.JSONDecodeError:
         return False
-    return values["step"] < step or (0 < values["step"] == step and values["phase"] != "eval")
+    return values["step"] < step or (0 < values["step"] == step and values["phase"] not in ("eval", "test"))
 
 
 def _scalars(step: int, now: float, values: dict[str, float]) -> Event:

@@ -8,6 +8,7 @@ import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from trainer.metrics import Metrics, run_folder
+from trainer.transcripts import Transcript
 
 
 def lines(folder):
@@ -104,3 +105,29 @@ def test_run_folder(tmp_path, monkeypatch):
     assert run_folder(tmp_path / "run.yaml", "r-1") == tmp_path / "r-1"
     monkeypatch.setenv("SLIPWAY_RUN_DIR", "/elsewhere")
     assert str(run_folder(tmp_path / "run.yaml", "r-1")) == "/elsewhere"
+
+
+def test_transcripts_are_lines_and_a_table_and_go_on_after_a_cut(folders):
+    def say(log, step, phase):
+        log.transcripts(step, phase, [Transcript("2+2?", "4", "\u2028four\n#### 4", "4", 1.0)])
+
+    log = write(folders, 0, 4)
+    for step in (0, 2, 4):
+        say(log, step, "eval")
+    log.transcripts(4, "eval", [])
+    log.close()
+    log = write((folders[0].with_name("other"), folders[1]), 4, 4)
+    say(log, 4, "test")
+    log.close()
+    rows = [json.loads(line) for line in (folders[1] / "transcripts.jsonl").read_text().splitlines()]
+    assert [(row["step"], row["phase"]) for row in rows] == [(0, "eval"), (2, "eval"), (4, "test")]
+    assert rows[2]["response"] == "\u2028four\n#### 4"
+    events = EventAccumulator(str(folders[1] / "tb"))
+    events.Reload()
+    assert events.Tags()["tensors"] == ["transcripts/eval", "transcripts/test"]
+    assert b"<br>#### 4 | 4 | 4 | 1 |" in events.Tensors("transcripts/test")[0].tensor_proto.string_val[0]
+
+
+def test_a_loop_without_transcripts_leaves_no_file(folders):
+    write(folders, 0, 2).close()
+    assert not (folders[1] / "transcripts.jsonl").exists()

@@ -60,6 +60,14 @@ def same(given: str, right: str) -> bool:
     return symbolic.same(TEXT.sub("", left), TEXT.sub("", gold))
 
 
+def canonical(answer: str) -> str | None:
+    """The same text for answers that say the same number or the same words; None for what is no answer."""
+    if len(answer) > LONGEST_ANSWER or not (text := plain(answer)):
+        return None
+    value = number(text)
+    return _words(text) if value is None else str(value)
+
+
 def plain(text: str) -> str:
     """The answer without what is around it and without the typography of TeX."""
     for pattern, by in REPLACED:

@@ -5,7 +5,7 @@ from fractions import Fraction
 import pytest
 
 from trainer.rewards import answer_match, boxed, length
-from trainer.rewards.equal import LONGEST_ANSWER, number, same
+from trainer.rewards.equal import LONGEST_ANSWER, canonical, number, same
 from trainer.rewards.extract import LONGEST_RESPONSE
 
 
@@ -114,6 +114,15 @@ def test_others_apart(given: str, right: str) -> None:
 def test_number_wants_exactly_one() -> None:
     assert number("about 3 or 4") is None
     assert number("$1,234.50 in all") == number("1234.5") == Fraction(2469, 2)
+
+
+def test_equal_answers_are_written_alike() -> None:
+    assert canonical("$1,800.00") == canonical(r"\frac{3600}{2}") == canonical("1800 dollars") == "1800"
+    assert canonical("0.5") == canonical(r"\frac{1}{2}") == "1/2"
+    assert canonical(" Paris. ") == canonical(r"\text{paris}") == "paris"
+    assert canonical("18") != canonical("18 or 19")
+    assert canonical("") is canonical("9" * (LONGEST_ANSWER + 1)) is None
+    assert canonical("1e999 trillion") is not None
 
 
 def test_a_box_must_hold_the_answer_that_is_to_be_boxed() -> None:

@@ -1,0 +1,78 @@
+"""Questions answered by the policy, and the answers checked: each process checks its share of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import jax
+
+from trainer import distributed
+from trainer.data.problem import Question
+from trainer.data.prompting import Prompting
+from trainer.transcripts import Transcript
+from trainer.rewards import answer_match, extract
+from trainer.rewards.equal import canonical
+from trainer.rewards.pool import Pool
+from trainer.sampler import Sampler
+from trainer.weights import Params
+
+
+@dataclass(frozen=True)
+class Answers:
+    """Of every question, of each of its samples. right: is the answer right; canonical: the answer, the same for equal
+    numbers and words; None: there is none. transcripts: of the first questions' first samples, on process 0."""
+
+    right: list[list[bool]]
+    canonical: list[list[str | None]]
+    transcripts: list[Transcript]
+
+
+class Answering:
+    """What answers and checks questions. All processes must do the same with it, and all get the same answers."""
+
+    def __init__(self, sampler: Sampler, prompting: Prompting, checks: Pool) -> None:
+        self._sampler, self._prompting, self._checks = sampler, prompting, checks
+
+    def answers(
+        self,
+        copy: Params,
+        questions: Sequence[Question],
+        samples: int,
+        key: jax.Array,
+        temperature: float,
+        transcripts: int,
+        between: Callable[[], None] = lambda: None,
+    ) -> Answers:
+        """copy: of the weights, by `Sampler.load`; transcripts: so many questions are written down.
+
+        The sampler has no more rows in flight than in training: the others wait for a slot. between: as `Sampler.draw`.
+        """
+        prompts = [question.tokens for question in questions]
+        process, processes = jax.process_index(), jax.process_count()
+        waiting, texts = {}, {}
+        for drawn in self._sampler.draw(copy, prompts, samples, key, temperature, between):
+            question, sample = divmod(drawn.row, samples)
+            is_kept = process == 0 and sample == 0 and question < transcripts
+            if drawn.row % processes == process or is_kept:
+                text = self._prompting.decode(drawn.tokens.tolist())
+                if is_kept:
+                    texts[question] = text
+                if drawn.row % processes == process:
+                    answer = questions[question].answer
+                    check = self._checks.submit([answer_match.__name__], text, answer)
+                    waiting[drawn.row] = check, extract(text)
+        own = {
+            str(row): [check.result().scores[answer_match.__name__], said and canonical(said)]
+            for row, (check, said) in waiting.items()
+        }
+        every = distributed.gather_tree(own)
+        rows = [[every[str(q * samples + i)] for i in range(samples)] for q in range(len(questions))]
+        return Answers(
+            [[score == 1.0 for score, _ in row] for row in rows],
+            [[said for _, said in row] for row in rows],
+            [
+                Transcript(questions[q].text, questions[q].answer, text, extract(text), rows[q][0][0])
+                for q, text in sorted(texts.items())
+            ],
+        )

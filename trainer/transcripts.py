@@ -1,0 +1,38 @@
+"""What was asked and answered, for people to read: a table in TensorBoard, and JSON lines."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+LONGEST_CELL = 2000
+"""Characters of a cell of the table; the lines hold everything."""
+
+
+@dataclass(frozen=True)
+class Transcript:
+    """One response. answer: the right one; extracted: what the response was taken to answer; None: nothing."""
+
+    prompt: str
+    answer: str
+    response: str
+    extracted: str | None
+    reward: float
+
+
+def table(transcripts: Sequence[Transcript]) -> str:
+    """As Markdown."""
+    rows = [
+        f"| {_cell(t.prompt)} | {_cell(t.response)} | {_cell(t.extracted or '(none)')} | {_cell(t.answer)} | {t.reward:g} |"
+        for t in transcripts
+    ]
+    return "\n".join(["| prompt | response | extracted | right | reward |", "|---|---|---|---|---|", *rows])
+
+
+def _cell(text: str) -> str:
+    """Nothing in a text may end its cell or become HTML."""
+    if len(text) > LONGEST_CELL:
+        text = text[:LONGEST_CELL] + " …"
+    for mark, written in (("&", "&amp;"), ("<", "&lt;"), (">", "&gt;"), ("|", "&#124;"), ("\r", ""), ("\n", "<br>")):
+        text = text.replace(mark, written)
+    return text
