@@ -22,11 +22,11 @@ class Transcript:
 
 def table(transcripts: Sequence[Transcript]) -> str:
     """As Markdown."""
-    rows = [
-        f"| {_cell(t.prompt)} | {_cell(t.response)} | {_cell(t.extracted or '(none)')} | {_cell(t.answer)} | {t.reward:g} |"
-        for t in transcripts
-    ]
-    return "\n".join(["| prompt | response | extracted | right | reward |", "|---|---|---|---|---|", *rows])
+    rows = [["prompt", "response", "extracted", "right", "reward"], ["---"] * 5]
+    for t in transcripts:
+        texts = (t.prompt, t.response, t.extracted or "(none)", t.answer, f"{t.reward:g}")
+        rows.append([_cell(text) for text in texts])
+    return "\n".join(f"| {' | '.join(row)} |" for row in rows)
 
 
 def _cell(text: str) -> str:

@@ -3,29 +3,32 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import jax
 
 from conf.loop import GrpoLoop
+from trainer.data.problem import Question
 from trainer.data.questions import Asked
 from trainer.evaluation import statistics
 from trainer.evaluation.answering import Answering, Answers
-from trainer.transcripts import Transcript
 from trainer.rewards.pool import Pool
 from trainer.sampler import Sampler
+from trainer.transcripts import Transcript
 from trainer.weights import Params
 
 KEY_OF_TESTS = 2_000_000_000
-"""Folded into the run's key: no step has that number. Both tests draw with the same randomness."""
+"""Folded into the run's key: no rollout has that number. All tests draw with the same randomness."""
 
 
 @dataclass(frozen=True)
 class Result:
-    """values: by the names of the metrics; accuracy: the share of right answers; transcripts: on process 0."""
+    """accuracy: the share of right answers; interval: what it may be of all such questions, with 95 %; values: by the
+    names of the metrics; transcripts: on process 0."""
 
     accuracy: float
+    interval: tuple[float, float]
     values: dict[str, float]
     transcripts: list[Transcript]
 
@@ -33,47 +36,53 @@ class Result:
 class Evaluation:
     """The fixed questions of a run, and what answers and checks them."""
 
-    def __init__(self, loop: GrpoLoop, asked: Asked, sampler: Sampler, checks: Pool, key: jax.Array) -> None:
+    def __init__(self, loop: GrpoLoop, asked: Asked, sampler: Sampler, checks: Pool, seed: int) -> None:
         """Raises RunFileError where there are not as many questions."""
         self._loop, self._sampler = loop, sampler
         self._answering = Answering(sampler, asked.prompting, checks)
-        self.held_out = asked.held_out(loop.eval_prompts)
+        self._held_out = asked.held_out(loop.eval_prompts)
         self._test = [] if loop.test_samples is None else asked.held_out(loop.test_prompts)
-        self._key = jax.random.fold_in(key, KEY_OF_TESTS)
+        self._key = jax.random.fold_in(jax.random.key(seed), KEY_OF_TESTS)
 
-    def greedy(self, params: Params, between: Callable[[], None] = lambda: None) -> Result:
-        """The likeliest tokens as the answer to each of `loop.eval_prompts` questions."""
-        began, copy = time.perf_counter(), self._sampler.load(params)
-        found = self._answering.answers(copy, self.held_out, 1, self._key, 0.0, self._loop.transcripts, between)
+    def greedy(self, params: Params, count: int | None = None, between: Callable[[], None] = lambda: None) -> Result:
+        """The likeliest tokens as the answer to each of the first `count` held-out questions, or of all.
+
+        between: called between chunks of decoding; what it raises ends the evaluation.
+        """
+        began, asked = time.perf_counter(), self._held_out[:count]
+        found = self._answers(params, asked, 1, 0.0, between)
         right = sum(answer for (answer,) in found.right)
-        low, high = statistics.wilson(right, len(self.held_out))
-        accuracy = right / len(self.held_out)
-        values = {"eval_accuracy": accuracy, "eval_accuracy_low": low, "eval_accuracy_high": high}
-        return Result(accuracy, values | {"eval_time": time.perf_counter() - began}, found.transcripts)
+        accuracy, interval = right / len(asked), statistics.wilson(right, len(asked))
+        values = {"eval_accuracy": accuracy, "eval_accuracy_low": interval[0], "eval_accuracy_high": interval[1]}
+        return Result(accuracy, interval, values | {"eval_time": time.perf_counter() - began}, found.transcripts)
 
     def test(self, params: Params, between: Callable[[], None] = lambda: None) -> Result | None:
         """`loop.test_samples` drawn answers to each of `loop.test_prompts` questions; None where that is null."""
-        loop = self._loop
-        if loop.test_samples is None:
+        samples = self._loop.test_samples
+        if samples is None:
             return None
-        began, copy = time.perf_counter(), self._sampler.load(params)
-        found = self._answering.answers(
-            copy, self._test, loop.test_samples, self._key, loop.temperature, loop.transcripts, between
-        )
-        values = tested(found, loop.test_samples)
-        return Result(
-            values["test_accuracy"], values | {"test_time": time.perf_counter() - began}, found.transcripts
-        )
+        began = time.perf_counter()
+        found = self._answers(params, self._test, samples, self._loop.temperature, between)
+        means = [sum(answers) / samples for answers in found.right]
+        accuracy, interval = sum(means) / len(means), statistics.clustered(means)
+        values = {"test_accuracy": accuracy, "test_accuracy_low": interval[0], "test_accuracy_high": interval[1]}
+        values |= of_several(found, samples) | {"test_time": time.perf_counter() - began}
+        return Result(accuracy, interval, values, found.transcripts)
+
+    def _answers(
+        self, params: Params, asked: Sequence[Question], samples: int, temperature: float, between: Callable[[], None]
+    ) -> Answers:
+        copy, kept = self._sampler.load(params), self._loop.transcripts
+        return self._answering.answers(copy, asked, samples, self._key, temperature, kept, between)
 
 
-def tested(found: Answers, samples: int) -> dict[str, float]:
-    """Metrics of a test: accuracy with its interval, pass@k, majority@samples."""
+def of_several(found: Answers, samples: int) -> dict[str, float]:
+    """pass@k for several k, and majority@samples: means over the questions."""
     counts = [sum(answers) for answers in found.right]
-    means = [count / samples for count in counts]
-    low, high = statistics.clustered(means)
-    values = {"test_accuracy": sum(means) / len(means), "test_accuracy_low": low, "test_accuracy_high": high}
-    for k in statistics.ks(samples):
-        values[f"test_pass_at_{k}"] = sum(statistics.pass_at_k(samples, count, k) for count in counts) / len(counts)
+    values = {
+        f"test_pass_at_{k}": sum(statistics.pass_at_k(samples, count, k) for count in counts) / len(counts)
+        for k in statistics.ks(samples)
+    }
     votes = zip(found.canonical, found.right, strict=True)
     values[f"test_majority_at_{samples}"] = sum(statistics.majority(*vote) for vote in votes) / len(counts)
     return values

@@ -10,11 +10,11 @@ import jax
 from trainer import distributed
 from trainer.data.problem import Question
 from trainer.data.prompting import Prompting
-from trainer.transcripts import Transcript
 from trainer.rewards import answer_match, extract
 from trainer.rewards.equal import canonical
 from trainer.rewards.pool import Pool
 from trainer.sampler import Sampler
+from trainer.transcripts import Transcript
 from trainer.weights import Params
 
 

@@ -43,7 +43,7 @@ def pass_at_k(samples: int, right: int, k: int) -> float:
 
 
 def majority(answers: Sequence[str | None], right: Sequence[bool]) -> float:
-    """Is the most frequent answer right? Of equally frequent ones, the share that is: what a toss would give on average.
+    """Is the most frequent answer right? Of equally frequent ones, the share that is: what a toss gives on average.
 
     None is no answer, and has no vote. Wang et al., https://arxiv.org/abs/2203.11171.
     """

@@ -64,7 +64,7 @@ class Run:
         prompting = self.asked.prompting
         _check_vocab(experiment, prompting)
         self.sampler = rollout.build_sampler(experiment.model, loop, mesh, prompting)
-        evaluation = Evaluation(self.asked.held_out(loop.eval_prompts), prompting, self.sampler, checks)
+        evaluation = Evaluation(loop, self.asked, self.sampler, checks, experiment.seed)
         self.journal = Journal(experiment, loop, log, checkpoints, notice, evaluation)
         listed = list(all_programs(experiment, loop, mesh, self.sampler.programs))
         first_minutes.probe_bucket(experiment.dir, mesh)
@@ -96,6 +96,8 @@ class Run:
     def _learn(self, at: Standing, reference: Params) -> None:
         """The updates of GRPO that are to come."""
         loop, journal, position = self.loop, self.journal, at.position
+        if position.steps == 0:
+            position.test_before = journal.test(at, "before")
         while position.steps < loop.steps:
             journal.heed(at)
             evaluates = position.steps % loop.eval_every == 0

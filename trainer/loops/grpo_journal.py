@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import time
 from collections import deque
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import jax
@@ -18,7 +17,7 @@ from trainer import first_minutes, speed, update
 from trainer.alerts import Alerts
 from trainer.checkpoint import Checkpoints, Resumed
 from trainer.diverged import check_finite
-from trainer.evaluation import Evaluation
+from trainer.evaluation import Evaluation, Result
 from trainer.loops.grpo_rollouts import Rollout
 from trainer.metrics import Metrics
 from trainer.notice import Notice, NoticedError
@@ -36,6 +35,7 @@ class Position:
     steps: int = 0  # GRPO updates done
     accuracy_start: float = 0.0
     accuracy_before: float = 0.0  # of the newest evaluation before GRPO
+    test_before: dict[str, float] = field(default_factory=dict)  # metrics of the test before GRPO
 
     @property
     def total(self) -> int:
@@ -130,14 +130,28 @@ class Journal:
         """The accuracy on the held-out questions, written down. phase: eval, or warm_start."""
         self.look()
         with self.watch.apart():
-            began, step = time.perf_counter(), at.position.total
+            step = at.position.total
             between = (lambda: self.heed(at)) if phase == "eval" else lambda: None
-            accuracy = self._evaluation.accuracy(update.for_evaluation(at.state), between=between)
-            self._log.log(step, phase, eval_accuracy=accuracy, eval_time=time.perf_counter() - began)
+            found = self._evaluation.greedy(update.for_evaluation(at.state), between=between)
+            self._log.log(step, phase, **found.values)
         if phase == "eval":
-            self._checkpoints.score(step, eval_accuracy=accuracy)
-            self.tell([f"{words}: {accuracy:.3f} on {self._loop.eval_prompts} held-out prompts (step {step})"])
-        return accuracy
+            self._log.transcripts(step, phase, found.transcripts)
+            self._checkpoints.score(step, eval_accuracy=found.accuracy)
+            self.tell([f"{words}: {_share(found)} on {self._loop.eval_prompts} held-out prompts (step {step})"])
+        return found.accuracy
+
+    def test(self, at: Standing, when: str) -> dict[str, float]:
+        """The metrics of the test, written down; none where `loop.test_samples` is null. when: before, or after."""
+        self.look()
+        with self.watch.apart():
+            found = self._evaluation.test(update.for_evaluation(at.state), lambda: self.heed(at))
+            if found is None:
+                return {}
+            self._log.log(at.position.total, "test", **found.values)
+            self._log.transcripts(at.position.total, "test", found.transcripts)
+        more = [f"{name.removeprefix('test_')} {v:.3f}" for name, v in found.values.items() if "_at_" in name]
+        self.tell([f"test {when} GRPO: {_share(found)}, {', '.join(more)}"])
+        return {name: value for name, value in found.values.items() if name != "test_time"}
 
     def note(
         self, at: Standing, metrics: dict[str, jax.Array], batch: dict[str, np.ndarray], facts: dict[str, float]
@@ -197,8 +211,8 @@ class Journal:
         """How often the policy is right before anything is learnt, on a few questions."""
         with self.watch.apart():
             count = min(BASELINE_QUESTIONS, self._loop.eval_prompts)
-            accuracy = self._evaluation.accuracy(update.for_evaluation(at.state), count)
-        self.tell([f"baseline: {accuracy:.3f} of {count} held-out questions answered rightly"])
+            found = self._evaluation.greedy(update.for_evaluation(at.state), count)
+        self.tell([f"baseline: {_share(found)} of {count} held-out questions answered rightly"])
 
     def tell(self, lines: Iterable[str]) -> None:
         """Words for the log of the first process."""
@@ -209,6 +223,7 @@ class Journal:
     def summarize(self, at: Standing, **facts: float) -> None:
         """The last evaluation, and the results of the run."""
         after = self.evaluate(at, "eval", "accuracy after GRPO")
+        tests = {"before": at.position.test_before, "after": self.test(at, "after")}
         self._log.summarize(
             accuracy_before=at.position.accuracy_before,
             accuracy_after=after,
@@ -216,4 +231,10 @@ class Journal:
             warm_start_steps=at.position.warm_steps,
             steps=at.position.steps,
             **facts,
+            **{f"{name}_{when}": value for when, values in tests.items() for name, value in values.items()},
         )
+
+
+def _share(found: Result) -> str:
+    low, high = found.interval
+    return f"{found.accuracy:.3f} ({low:.3f} to {high:.3f})"

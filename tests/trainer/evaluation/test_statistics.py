@@ -44,9 +44,7 @@ def test_pass_at_k_is_the_mean_over_all_choices(samples) -> None:
 def test_pass_at_k_has_no_bias() -> None:
     """Its expectation over 5 answers that are right with probability p is that one of k such is."""
     for p, k in itertools.product((0.1, 0.5, 0.9), range(1, 6)):
-        expected = sum(
-            math.comb(5, c) * p**c * (1 - p) ** (5 - c) * statistics.pass_at_k(5, c, k) for c in range(6)
-        )
+        expected = sum(math.comb(5, c) * p**c * (1 - p) ** (5 - c) * statistics.pass_at_k(5, c, k) for c in range(6))
         assert expected == pytest.approx(1 - (1 - p) ** k)
 
 

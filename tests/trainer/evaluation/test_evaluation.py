@@ -1,0 +1,109 @@
+"""Evaluations with a sampler that says what it is told: what is counted, and that processes share the work."""
+
+import jax
+import numpy as np
+import pytest
+
+from conf.loop import GrpoLoop
+from conf.questions import ArithmeticData
+from tests.groups import group
+from trainer import distributed
+from trainer.data.questions import Asked
+from trainer.evaluation import Evaluation
+from trainer.rewards.pool import Pool
+from trainer.sampler import Drawn
+from trainer.tokenizer import encode
+
+
+class Parrot:
+    """Answers rightly as often as `right` says of each sample; rows come in an odd order."""
+
+    def __init__(self, asked: Asked, right: list[float]) -> None:
+        self.answers = {tuple(q.tokens): q.answer for q in asked.held_out(None)}
+        self.right, self.most = right, 0
+
+    def load(self, params):
+        return params
+
+    def draw(self, copy, prompts, samples, key, temperature, between):
+        count = len(prompts) * samples
+        for row in np.random.default_rng(0).permutation(count).tolist():
+            between()
+            question, sample = divmod(row, samples)
+            answer = self.answers[tuple(prompts[question])]
+            said = answer if question < self.right[sample] * len(prompts) else str(100 + sample)
+            text = f"so #### {said}" if sample < 3 else f"so {said}.0 apples"
+            tokens = np.array(encode(text), np.int32)
+            yield Drawn(row, tokens, np.zeros(len(tokens), np.float32), True)
+
+
+@pytest.fixture(scope="module")
+def checks():
+    with Pool(2, 5.0) as pool:
+        yield pool
+
+
+def evaluation(checks: Pool, right: list[float]) -> Evaluation:
+    sizes = {"prompt_length": 28, "eval_prompts": 20, "test_samples": 4, "test_prompts": 8, "transcripts": 3}
+    loop = GrpoLoop(**group("loop/grpo") | sizes)
+    asked = Asked(ArithmeticData(**group("data/arithmetic")), loop, 0)
+    return Evaluation(loop, asked, Parrot(asked, right), checks, 0)  # pyright: ignore[reportArgumentType]
+
+
+def test_greedy_counts_right_answers_and_keeps_the_first_transcripts(checks) -> None:
+    asked = 0
+
+    def between():
+        nonlocal asked
+        asked += 1
+
+    found = evaluation(checks, [0.25]).greedy({}, between=between)
+    assert found.accuracy == found.values["eval_accuracy"] == 0.25
+    assert found.interval == (found.values["eval_accuracy_low"], found.values["eval_accuracy_high"])
+    assert 0.1 < found.interval[0] < 0.25 < found.interval[1] < 0.5
+    assert asked == 20
+    assert [row.reward for row in found.transcripts] == [1.0, 1.0, 1.0]
+    first = found.transcripts[0]
+    assert first.response == f"so #### {first.answer}"
+    assert (first.extracted, first.prompt.endswith(". ")) == (first.answer, True)
+    assert evaluation(checks, [0.25]).greedy({}, count=10).accuracy == 0.3  # of 10, those below 2.5
+
+
+def test_a_test_tells_of_several_answers_to_each_question(checks) -> None:
+    """Of 8 questions: 2 are answered rightly by all four samples, 2 by two of them, 4 by none."""
+    values = evaluation(checks, [0.25, 0.25, 0.5, 0.5]).test({}).values
+    assert values["test_accuracy"] == values["test_pass_at_1"] == pytest.approx(3 / 8)
+    assert values["test_pass_at_2"] == pytest.approx((2 + 2 * (1 - 1 / 6)) / 8)
+    assert values["test_pass_at_4"] == pytest.approx(4 / 8)
+    assert values["test_majority_at_4"] == pytest.approx(4 / 8)  # 7 and 7.0 are one answer, wrong ones all differ
+    assert values["test_accuracy_low"] < 3 / 8 < values["test_accuracy_high"]
+
+
+def test_processes_share_the_checks_and_agree_with_one(checks, monkeypatch) -> None:
+    whole = evaluation(checks, [0.25, 0.25, 0.5, 0.5]).test({})
+    parts: list[dict] = []
+    monkeypatch.setattr(jax, "process_count", lambda: 3)
+    for learn in (True, False):  # first what each has to say, then what they make of it
+        for process in range(3):
+            monkeypatch.setattr(jax, "process_index", lambda process=process: process)
+            if learn:
+                monkeypatch.setattr(distributed, "gather_tree", lambda own: parts.append(own) or _filled(own, 32))
+            else:
+                monkeypatch.setattr(distributed, "gather_tree", lambda own: parts[0] | parts[1] | parts[2])
+            found = evaluation(checks, [0.25, 0.25, 0.5, 0.5]).test({})
+            if not learn:
+                clocks = {"test_time": 0.0}
+                assert found.values | clocks == whole.values | clocks
+                assert found.transcripts == (whole.transcripts if process == 0 else [])
+    assert sorted(int(row) for part in parts for row in part) == list(range(32))
+    assert {len(part) for part in parts} == {10, 11}
+
+
+def _filled(own: dict, count: int) -> dict:
+    return {str(row): own.get(str(row), [0.0, None]) for row in range(count)}
+
+
+def test_no_test_where_none_is_wanted(checks) -> None:
+    loop = GrpoLoop(**group("loop/grpo") | {"prompt_length": 28})
+    asked = Asked(ArithmeticData(**group("data/arithmetic")), loop, 0)
+    assert Evaluation(loop, asked, Parrot(asked, []), checks, 0).test({}) is None  # pyright: ignore[reportArgumentType]
