@@ -65,8 +65,8 @@ def manifest(files: tuple[Source, ...]) -> str:
 def contents(config: Config, root: Path) -> dict[str, Content]:
     """Every asset that is wanted, by `datasets.NAME` and so on; local files are hashed, at most once per change.
 
-    The bundled trainer knows assets by the keys that name them: one that no key names is left alone, such as the weights
-    of an experiment whose `model.weights` now says gs://….
+    The bundled trainer knows assets by the keys that name them. One that no key names is left alone, such as the
+    weights of an experiment whose `model.weights` now says gs://….
 
     Args:
         root: of the code; builds run there.

@@ -1,4 +1,4 @@
-"""Does GRPO learn, and what do its parts do? Held-out accuracy of `+experiment=arithmetic`, several seeds of each variant.
+"""Does GRPO learn, and what do its parts do? Held-out accuracy of `+experiment=arithmetic`, some seeds of each variant.
 
     python -m tests.bench.learning FOLDER [--seeds 5] [--cores 0,1] [--only NAME ...] [key=value ...]
 

@@ -96,6 +96,9 @@ def grpo_run(lm_run: dict[str, Any]) -> dict[str, Any]:
         "warm_start_eval_every": 2,
         "eval_every": 3,
         "eval_prompts": 40,
+        "test_samples": 2,
+        "test_prompts": 5,
+        "transcripts": 3,
     }
     return lm_run | {
         "model": group("model/tiny") | {"vocab": 260, "dim": 32, "hidden": 64},

@@ -101,6 +101,17 @@ def test_both_phases_are_told_and_summed_up(grpo_run, tmp_path, capfd) -> None:
     summary = json.loads((tmp_path / "a/summary.json").read_text())
     assert summary.keys() >= {"accuracy_before", "accuracy_after", "eval_prompts", "steps"}
     assert (summary["eval_prompts"], summary["warm_start_steps"], summary["steps"]) == (40, 3, 4)
+    tests = [line for line in lines if line["phase"] == "test"]
+    assert [line["step"] for line in tests] == [3, 7]
+    for line, when in zip(tests, ("before", "after"), strict=True):
+        for name in ("test_accuracy", "test_accuracy_low", "test_pass_at_1", "test_pass_at_2", "test_majority_at_2"):
+            assert 0 <= line[name] == summary[f"{name}_{when}"] <= 1
+    assert any(line.startswith("test before GRPO: 0.") for line in told)
+    rows = [json.loads(line) for line in (Path(grpo_run["dir"]) / "transcripts.jsonl").read_text().splitlines()]
+    assert [(row["step"], row["phase"]) for row in rows] == [
+        *((step, phase) for step, phase in ((3, "test"), (6, "eval"), (7, "eval"), (7, "test")) for _ in range(3))
+    ]
+    assert rows[0].keys() == {"step", "phase", "prompt", "answer", "response", "extracted", "reward"}
     remote = Path(grpo_run["dir"])
     assert (remote / "summary.json").exists()
     assert (remote / "reference").is_dir()
