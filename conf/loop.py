@@ -143,6 +143,9 @@ class GrpoLoop(Strict):
     clip_low: float | None = Field(gt=0, lt=1, description="no gain from a ratio below 1 - clip_low; null: no bound")
     clip_high: float | None = Field(gt=0, description="no gain from a ratio above 1 + clip_high; null: no bound")
     kl: float = Field(ge=0, description="weight of the KL penalty to the frozen reference policy")
+    reference_dtype: Literal["float32", "bfloat16"] | None = Field(
+        description="type in which the weights of the reference are held; null: that of the policy's"
+    )
     kl_estimator: Literal["k1", "k2", "k3"] = Field(description="of the KL of a token")
     kl_unbiased: bool = Field(description="weigh the KL of a token by its ratio, gradient included")
     entropy_bonus: float = Field(ge=0, description="weight of the policy's entropy, in nats, which is rewarded")

@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections import deque
 
 import jax
-import jax.numpy as jnp
 from jax.sharding import Mesh
 
 from conf.loop import GrpoLoop, UnevenError
@@ -23,7 +22,14 @@ from trainer.data import questions
 from trainer.data.prompting import Prompting
 from trainer.evaluation import Evaluation
 from trainer.loops.grpo_journal import Journal, Position, Standing
-from trainer.loops.grpo_programs import Programs, abstract_params, all_programs, programs, warm_optimizer
+from trainer.loops.grpo_programs import (
+    Programs,
+    abstract_reference,
+    all_programs,
+    frozen,
+    programs,
+    warm_optimizer,
+)
 from trainer.loops.grpo_rollouts import Rollouts
 from trainer.loops.grpo_warm_start import WarmStart
 from trainer.metrics import Metrics
@@ -83,12 +89,12 @@ class Run:
             self.journal.tell_baseline(at)
         if at.position.phase == "warm_start":
             WarmStart(self.experiment, self.loop, self.mesh, self.asked, self.programs, self.journal).run(at)
-            self.checkpoints.save_reference(at.state.params)
+            reference = frozen(at.state.params, self.experiment, self.mesh)
+            self.checkpoints.save_reference(reference)
             at.state = self._renewed(at.state)
-            reference = jax.tree.map(jnp.copy, at.state.params)  # the policy's buffers are given up at each update
             self.journal.restart_clock()
         else:
-            reference = self.checkpoints.restore_reference(abstract_params(self.experiment, self.mesh))
+            reference = self.checkpoints.restore_reference(abstract_reference(self.experiment, self.mesh))
         self._learn(at, reference)
         self.journal.save(at)
         self.journal.summarize(at, questions_left_out=self.asked.too_long)

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from jax.sharding import Mesh
 
 from conf.loop import GrpoLoop
@@ -85,7 +86,7 @@ def _sampling(experiment: RunFile, loop: GrpoLoop, mesh: Mesh, sampler: Sampling
 
 def _resident(experiment: RunFile, mesh: Mesh) -> tuple[update.State, weights.Params]:
     """State and reference, which lie on the devices all the time."""
-    return update.abstract_state(experiment.model, experiment.optimizer, mesh), abstract_params(experiment, mesh)
+    return update.abstract_state(experiment.model, experiment.optimizer, mesh), abstract_reference(experiment, mesh)
 
 
 def _drawn(loop: GrpoLoop, mesh: Mesh, width: int) -> dict[str, jax.ShapeDtypeStruct]:
@@ -133,8 +134,18 @@ def warm_optimizer(opt: Optimizer, loop: GrpoLoop) -> Optimizer:
     return opt.constant(loop.warm_start_lr)
 
 
-def abstract_params(experiment: RunFile, mesh: Mesh) -> weights.Params:
-    """Shape, type and sharding of every weight."""
-    cfg = experiment.model
-    placed = weights.shardings(cfg, mesh)
-    return jax.tree.map(lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), weights.abstract(cfg), placed)
+def frozen(params: weights.Params, experiment: RunFile, mesh: Mesh) -> weights.Params:
+    """A copy of the policy to hold on to as the reference: its own buffers are given up at each update."""
+    wanted = abstract_reference(experiment, mesh)
+    return jax.tree.map(lambda x, like: jnp.array(x, like.dtype, copy=True), params, wanted)
+
+
+def abstract_reference(experiment: RunFile, mesh: Mesh) -> weights.Params:
+    """Shapes, types and shardings of the reference."""
+    assert isinstance(experiment.loop, GrpoLoop)
+    kind, placed = experiment.loop.reference_dtype, weights.shardings(experiment.model, mesh)
+    return jax.tree.map(
+        lambda x, s: jax.ShapeDtypeStruct(x.shape, kind or x.dtype, sharding=s),
+        weights.abstract(experiment.model),
+        placed,
+    )

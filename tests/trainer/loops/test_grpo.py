@@ -17,7 +17,7 @@ from trainer import mesh as meshes
 from trainer.checkpoint import Checkpoints
 from trainer.distributed import place_batch
 from trainer.grpo import supervised_loss
-from trainer.loops.grpo_programs import updater
+from trainer.loops.grpo_programs import abstract_reference, frozen, updater
 from trainer.notice import Notice, NoticedError
 
 
@@ -204,3 +204,19 @@ def test_an_update_in_parts_is_that_of_the_whole_batch(grpo_run):
         states.append(jax.device_get((state, metrics)))
     for a, b in zip(*(jax.tree.leaves(s) for s in states), strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(("dtype", "expected"), [(None, "float32"), ("bfloat16", "bfloat16")])
+def test_the_reference_is_a_copy_of_the_type_that_is_wanted(grpo_run, dtype, expected):
+    """It outlives the policy's buffers, lies where they do, and is what a checkpoint is restored into."""
+    experiment = RunFile.model_validate(grpo_run | {"loop": grpo_run["loop"] | {"reference_dtype": dtype}})
+    mesh = mesh_of(1, 2, 2)
+    state = update.init_state(experiment.model, experiment.optimizer, mesh, jax.random.key(0))
+    before = jax.device_get(state.params)
+    reference = frozen(state.params, experiment, mesh)
+    wanted = abstract_reference(experiment, mesh)
+    jax.tree.map(lambda x: x.delete(), state.params)
+    for found, like, was in zip(*(jax.tree.leaves(t) for t in (reference, wanted, before)), strict=True):
+        assert found.dtype == like.dtype == expected
+        assert found.sharding.is_equivalent_to(like.sharding, found.ndim)
+        np.testing.assert_array_equal(found, was.astype(expected))
