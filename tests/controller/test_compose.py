@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
 from controller.compose import CONFIG_DIR, compose, groups, normalize, raw
 from controller.errors import ConfigError
+from tests.groups import group
 
 
 @pytest.mark.parametrize(
@@ -78,10 +78,8 @@ def leaves(tree: Any, path: str = "") -> Iterator[tuple[str, Any]]:
 @pytest.mark.parametrize("experiment", groups()["experiment"])
 def test_every_line_of_a_scale_wins_over_the_experiment(experiment: str) -> None:
     text = (CONFIG_DIR / "experiment" / f"{experiment}.yaml").read_text()
-    text += (CONFIG_DIR / "experiment" / "quickstart.yaml").read_text() if "- quickstart\n" in text else ""
-    text += (
-        (CONFIG_DIR / "experiment" / "nanochat_d16_v5e8.yaml").read_text() if "- nanochat_d16_v5e8\n" in text else ""
-    )
+    for base in ("quickstart", "nanochat_d16_v5e8", "gemma2b_gsm8k"):
+        text += (CONFIG_DIR / "experiment" / f"{base}.yaml").read_text() if f"- {base}\n" in text else ""
     chosen = dict(re.findall(r"override /(\w+): (\w+)", text))
     files = [
         f"tiny_{chosen.get('program', 'trainer')}",
@@ -92,8 +90,8 @@ def test_every_line_of_a_scale_wins_over_the_experiment(experiment: str) -> None
     lines = [
         (key, value)
         for name in ["tiny", *files]
-        if (file := CONFIG_DIR / "scale" / f"{name}.yaml").exists()
-        for key, value in leaves(yaml.safe_load(file.read_text()))
+        if (CONFIG_DIR / "scale" / f"{name}.yaml").exists()
+        for key, value in leaves(group(f"scale/{name}"))
     ]
     assert len(lines) >= 4
     for key, value in lines:
