@@ -22,6 +22,11 @@ class Clock:
         """Seconds since the epoch."""
         return time.time()
 
+    def steady(self) -> float:
+        """Seconds since some moment: for how long things take. It does not jump when somebody sets the clock, and it
+        stands still while the machine sleeps."""
+        return time.monotonic()
+
     def sleep(self, seconds: float) -> None:
         """Sleep.
 
@@ -36,8 +41,8 @@ class Clock:
 
     def deadline(self, seconds: float) -> Callable[[], bool]:
         """A function that says whether that many seconds have passed."""
-        end = self.now() + seconds
-        return lambda: self.now() >= end
+        end = self.steady() + seconds
+        return lambda: self.steady() >= end
 
 
 def iso(seconds: float) -> str:

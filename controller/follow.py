@@ -126,12 +126,13 @@ class Follower:
 
     def follow(self) -> Outcome | None:
         """Block until the attempt has ended, however it ends; None: Ctrl-C was pressed, and the run goes on."""
-        offsets, now = (-TAIL_BYTES, -1) if self.begun else (0, 0), self.world.clock.now()
+        offsets, now = (-TAIL_BYTES, -1) if self.begun else (0, 0), self.world.clock.steady()
         streams = [_Stream(*offsets, heard=now, opened=now) for _ in self.node.endpoints]
         for worker, stream in enumerate(streams):
             reading = threading.Thread(target=self._read, args=(worker, stream), daemon=True, name=f"follow-{worker}")
             reading.start()
-        pod = PodWatch(lambda: self.node.seen(self.world, since=now), self.world.clock, self.poll_seconds)
+        since = self.world.clock.now()
+        pod = PodWatch(lambda: self.node.seen(self.world, since=since), self.world.clock, self.poll_seconds)
         try:
             with _ctrl_c_sets(self._stopping):
                 return self._wait(streams, pod, _Steps(now))
@@ -161,7 +162,7 @@ class Follower:
         it was a false alarm.
         """
         clock = self.world.clock
-        began, late = clock.now(), clock.deadline(SECOND_LOOK_SECONDS)
+        began, late = clock.steady(), clock.deadline(SECOND_LOOK_SECONDS)
         while not pod.asked_after(began) and not late() and verdict.kind is not Kind.NETWORK_LOST:
             self._listen(streams, steps)
         verdict = self._judge(streams, pod, steps)
@@ -209,7 +210,7 @@ class Follower:
     def _judge(self, streams: list[_Stream], pod: PodWatch, steps: _Steps) -> Verdict:
         if pod.error is not None:
             raise pod.error
-        now, recovery = self.world.clock.now(), self.recovery
+        now, recovery = self.world.clock.steady(), self.recovery
         return judge(
             Observed(
                 pod=pod.now(),
@@ -227,7 +228,7 @@ class Follower:
         if getattr(self.recovery.response, verdict.kind, "") != "wait":
             self._waiting_since = None
             return False
-        now = self.world.clock.now()
+        now = self.world.clock.steady()
         self._waiting_since = self._waiting_since or now
         return verdict.kind is Kind.NETWORK_LOST or now - self._waiting_since < self.node.create_seconds
 
@@ -245,7 +246,7 @@ class Follower:
         try:
             worker, line = self._queue.get(timeout=min(self.poll_seconds, 0.5))
             while True:
-                steps.told(line, worker, self.world.clock.now())
+                steps.told(line, worker, self.world.clock.steady())
                 self._tell(worker, line)
                 if "notice" in line:
                     if not any(stream.notice for stream in streams):
@@ -284,7 +285,7 @@ class Follower:
             }
             try:
                 for line in self.fleet.stream(worker, "watch", payload):
-                    stream.heard = clock.now()
+                    stream.heard = clock.steady()
                     if stream.trouble:
                         stream.trouble, stream.opened = "", stream.heard
                     if "log" in line:

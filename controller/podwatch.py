@@ -23,7 +23,7 @@ class PodWatch:
         self._wake, self._closed = threading.Event(), threading.Event()
         self._seen: PodSeen | None = None
         self._asked = self._answered = 0.0
-        self.since = clock.now()
+        self.since = clock.steady()
         """Since when the API has been answering without a gap."""
         self.error: BaseException | None = None
         """What no later answer will mend: we may not look, say."""
@@ -31,7 +31,7 @@ class PodWatch:
 
     def now(self) -> PodSeen | None:
         """The newest answer; None where there is none that is new enough."""
-        return self._seen if self._clock.now() - self._answered <= self._stale else None
+        return self._seen if self._clock.steady() - self._answered <= self._stale else None
 
     def asked_after(self, time: float) -> bool:
         """Was the newest answer asked for after that time? If not, it is asked for at once."""
@@ -46,7 +46,7 @@ class PodWatch:
     def _watch(self) -> None:
         while not self._closed.is_set():
             self._wake.clear()
-            asked = self._clock.now()
+            asked = self._clock.steady()
             try:
                 seen = self._look()
             except Interrupted:
@@ -59,7 +59,7 @@ class PodWatch:
                 self.error = error
                 return
             else:
-                now = self._clock.now()
+                now = self._clock.steady()
                 if now - self._answered > self._stale:
                     self.since = now
                 self._seen, self._asked, self._answered = seen, asked, now

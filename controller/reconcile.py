@@ -73,7 +73,7 @@ def reconcile(resources: Sequence[Resource], world: World) -> dict[str, Any]:
 
 def settle(resource: Resource, world: World, have: dict[str, Any]) -> Any:
     """Bring one resource to what is wanted; returns it as observed."""
-    began = world.clock.now()
+    began = world.clock.steady()
     late = world.clock.deadline(resource.patience)
     acts: list[Diff] = []
     announced = False
@@ -95,7 +95,7 @@ def settle(resource: Resource, world: World, have: dict[str, Any]) -> Any:
                 for finding in resource.findings(seen):
                     world.events.emit("note", resource.id, str(finding))
                 action = acts[0].action if acts else "none"
-                seconds = round(world.clock.now() - began, 3)
+                seconds = round(world.clock.steady() - began, 3)
                 world.events.emit("step_done", resource.id, title=resource.title, action=action, seconds=seconds)
                 return seen
             if len(acts) >= MAX_ACTS:
@@ -123,12 +123,12 @@ def _look(resource: Resource, world: World, have: dict[str, Any]) -> Any:
 def destroy(resources: Sequence[Resource], world: World) -> None:
     """Remove resources, dependents first."""
     for resource in reversed(ordered(resources)):
-        began = world.clock.now()
+        began = world.clock.steady()
         world.events.emit("step_started", resource.id, "delete", title=resource.title)
         try:
             resource.destroy(world)
         except Exception as error:
             world.events.emit("step_failed", resource.id, str(error), title=resource.title)
             raise
-        seconds = round(world.clock.now() - began, 3)
+        seconds = round(world.clock.steady() - began, 3)
         world.events.emit("step_done", resource.id, title=resource.title, action="delete", seconds=seconds)

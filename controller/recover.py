@@ -131,7 +131,7 @@ class Recovery:
 
     def _waited_enough(self) -> bool:
         """For as long as a new pod may take to be made."""
-        now = self.world.clock.now()
+        now = self.world.clock.steady()
         self._waiting_since = self._waiting_since or now
         return now - self._waiting_since >= self.plan.node.create_seconds
 

@@ -28,6 +28,9 @@ class FakeClock(Clock):
     def now(self) -> float:
         return self._time
 
+    def steady(self) -> float:
+        return self._time
+
     def sleep(self, seconds: float) -> None:
         self._time += seconds
 
