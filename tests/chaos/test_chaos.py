@@ -1,0 +1,58 @@
+"""Seeded schedules of misfortune: whatever happens, the run ends with the same numbers, and nothing is left behind.
+
+`pytest tests/chaos --chaos 60:560` tries others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from controller.chaos import Spec, Stage, schedule
+from tests.chaos.counter import STEPS
+from tests.chaos.harness import Ended, Stand
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
+COUNTER = ("program=command", "program.command=[python,counter.py]", "env.packages=image")
+PATIENT = ("recovery.max_program_failures=8", "recovery.max_without_progress=8", "recovery.lost_seconds=6")
+PODS = {1: "tpu=v5litepod_8", 2: "tpu.accelerator_type=v4-16"}
+"""By how many workers they have; of the second kind nodes are had through Google's queue."""
+JUMPING = 5
+"""The clock of the controller jumps in every schedule whose seed is a multiple of this."""
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if "seed" in metafunc.fixturenames:
+        first, _, last = metafunc.config.getoption("--chaos").rpartition(":")
+        metafunc.parametrize("seed", range(int(first or 0), int(last)))
+
+
+def of_counter(seed: int) -> tuple[int, tuple[Spec, ...]]:
+    """How many workers a seed has, and its schedule."""
+    workers = 1 + seed % 2
+    objects = [f"beats/{step:02d}-" for step in range(STEPS + 1)] + ["checkpoints/2/", "checkpoints/4/done", "final/"]
+    return workers, schedule(seed, Stage(workers, objects, seconds=1.5, blink=3.0, kills_controller=True))
+
+
+def counting(stand_of: Callable[..., Stand], workers: int) -> tuple[Stand, Ended]:
+    """The stand for a pod of so many workers, and its undisturbed run."""
+    zone = ["tpu.zone=us-central2-b"] if workers == 2 else []
+    stand = stand_of(*COUNTER, *PATIENT, PODS[workers], *zone, keep=("/final/",))
+    if stand.undisturbed is None:
+        stand.undisturbed = stand.run(())
+    return stand, stand.undisturbed
+
+
+def test_a_schedule_ends_with_the_same_numbers_and_leaves_nothing(seed: int, stand_of: Callable[..., Stand]) -> None:
+    workers, faults = of_counter(seed)
+    stand, undisturbed = counting(stand_of, workers)
+    ended = stand.run(faults, jump=seed * (seed % JUMPING == 0))
+    assert stand.kept(ended) == stand.kept(undisturbed), ended.said
+    assert ended.state == undisturbed.state, ended.said
+
+
+def test_a_seed_means_the_same_schedule_everywhere() -> None:
+    assert of_counter(7) == of_counter(7)
+    kinds = {fault["kind"] for seed in range(200) for fault in of_counter(seed)[1]}
+    assert len(kinds) == 16
