@@ -33,15 +33,9 @@ class Stage:
 def schedule(seed: int, stage: Stage) -> tuple[Spec, ...]:
     """The faults of a seed, as `cloud.faults` takes them."""
     draw = random.Random(f"slipway chaos {seed}")  # noqa: S311 - the same for the same seed
-    kinds = (
-        [*KINDS.items()] if stage.kills_controller else [(k, v) for k, v in KINDS.items() if k != "controller_killed"]
-    )
-    weights = [weight for _, (weight, _) in kinds]
-    faults: list[Spec] = []
-    for _ in range(draw.choice(HOW_MANY)):
-        name, (_, make) = draw.choices(kinds, weights)[0]
-        faults.append({"kind": name, **make(draw, stage), "seed": draw.randrange(1000)})
-    return tuple(faults)
+    kinds = [kind for kind in KINDS if stage.kills_controller or kind != "controller_killed"]
+    drawn = draw.choices(kinds, [KINDS[kind][0] for kind in kinds], k=draw.choice(HOW_MANY))
+    return tuple({"kind": kind, **KINDS[kind][1](draw, stage), "seed": draw.randrange(1000)} for kind in drawn)
 
 
 def _while_it_runs(draw: random.Random, stage: Stage) -> Spec:

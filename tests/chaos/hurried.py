@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from unittest import mock
 
@@ -50,7 +51,7 @@ def hurried(jump: int) -> Iterator[None]:
         return content.replace(b"HEARTBEAT_SECONDS = 5.0", b"HEARTBEAT_SECONDS = 0.5")
 
     with (
-        mock.patch("controller.connect.Clock", lambda: Hurried(jump)),
+        mock.patch("controller.connect.Clock", partial(Hurried, jump)),
         mock.patch("controller.connect.LOCAL_PACE_SECONDS", 0.5),
         mock.patch("controller.follow.STRAGGLER_SECONDS", 0.3),
         mock.patch("controller.follow.ORIGIN_SECONDS", 1.0),
