@@ -100,11 +100,11 @@ class Stand:
             assert code in {0, KILLED, *GIVES_UP}, said
             assert len(codes) <= TRIES, said
         state = cloud.get("state")
+        self.forget_faults(cloud)  # what still lasts is not to meet us as well
         results = {name: self.read(cloud, bucket, name) for bucket, all_ in state["objects"].items() for name in all_}
         requests = [r for r in cloud.requests() if r["seq"] > self.seen]
         self.seen = max((r["seq"] for r in requests), default=self.seen)
         met = [{**fault["spec"], "struck": fault["struck"]} for fault in state["fault"].values()]
-        self.forget_faults(cloud)
         nothing_is_alive(cloud, said)
         assert not {**state["node"], **state["queued"]}, said
         at_most_one_attempt_at_a_time(requests, said)

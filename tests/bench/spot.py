@@ -1,0 +1,228 @@
+"""A day on a simulated spot market: what share of the paid time goes into steps that count; for docs/performance.md.
+
+    python -m tests.bench.spot [--seeds 9] [--hours 24] [--minutes-between 40] [--longest-drought 3]
+
+Slipway's own `up`, recovery, response, verdict, search, reconciler, ledger and account run on a simulated clock against
+a simulated Google; only how the program is followed and how workers are set up are stood in for. Beside it: the retry
+loop of a published guide (a bastion with a bash script), on the same market.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import random
+import statistics
+import tempfile
+from collections.abc import Callable
+from contextlib import chdir
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, ClassVar, cast
+from unittest import mock
+
+from controller.compose import compose
+from controller.dial import WorkerError
+from controller.errors import SlipwayError
+from controller.events import Event, Events
+from controller.follow import Outcome
+from controller.ledger import Ledger
+from controller.plan import Plan, build
+from controller.resource import Absent, Diff, Have, Resource, Scope
+from controller.resources.node import Node
+from controller.ssh import WorkersFailed
+from controller.verbs import up
+from controller.verdict import Observed, WorkerSeen, judge
+from controller.world import World
+from tests.bench.market import Fleet, Google, Market, Over, Simulated, draw_market
+
+WORDS = (
+    "cloud=gcp", "cloud.project=a-project", "tpu=v5litepod_16", "program=command", "program.command=[train]",
+    "recovery.max_preemptions=1000",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Costs:
+    """Seconds that things take. `setup`: from READY until the program is told to start; `start`: until its first new
+    step (imports, restoring, compiling); `notices`: until a lost pod is seen to be lost."""
+
+    create: float
+    delete: float
+    setup: float
+    start: float
+    checkpoint: float
+    notices: float = 0.0
+
+
+SLIPWAY = Costs(create=120, delete=30, setup=75, start=45, checkpoint=120)
+"""Wheels of the lock file by uv, all workers at once; compiled programs come from the bucket (`run.compile_cache`)."""
+GUIDE = Costs(create=120, delete=30, setup=200, start=90, checkpoint=120, notices=90)
+"""apt, a PPA and pip, after a warm-up worker by worker; ssh gives up after three silent intervals of 30 s."""
+RETRY_SECONDS, CREATE_FAILS_SECONDS = 60.0, 10.0
+
+
+@dataclass
+class Day:
+    """How a day went, seconds. `ended`: when nobody tried any more."""
+
+    useful: float = 0.0
+    paid: float = 0.0
+    ended: float = 0.0
+    pods: int = 0
+    usd: float | None = None
+
+    @property
+    def goodput(self) -> float:
+        return self.useful / self.paid if self.paid else 0.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Setup(Resource):
+    """All that is done on the workers before the program starts."""
+
+    kind: ClassVar[str] = "venv"
+    scope: ClassVar[Scope] = "pod"
+    google: Google = field(compare=False)
+    seconds: float = field(compare=False)
+
+    def observe(self, world: World, have: Have) -> Any:
+        pod = self.google.pod
+        return self if pod and pod.set_up else Absent()
+
+    def apply(self, world: World, have: Have, diff: Diff) -> None:
+        clock, pod = self.google.clock, self.google.pod
+        assert pod is not None, "what it needs is there"
+        done = clock.elapsed + self.seconds
+        clock.until(min(done, pod.lost))
+        if pod.lost < done:
+            silent = [WorkerError(i, "10.0.0.2", "dropped", "the connection broke off") for i in range(4)]
+            raise WorkersFailed("no worker answers", silent)
+        pod.set_up = True
+
+    def destroy(self, world: World) -> None:
+        raise NotImplementedError
+
+
+def on_slipway(market: Market, costs: Costs, tell: Callable[[Event], None] = lambda _: None) -> Day:
+    """The day as Slipway spends it."""
+    clock, day = Simulated(market.seconds), Day()
+    google = Google(market, clock, costs.create, costs.delete)
+    with tempfile.TemporaryDirectory() as folder, chdir(folder), mock.patch.dict(os.environ, {"SLIPWAY_HOME": folder}):
+        Path("train.py").write_text("steps = 1\n")
+        plan = planned(google, costs)
+        events = Events(clock)
+        events.listen(tell)
+        make: Any = lambda _, node: Fleet(google.pods[-1], len(node.endpoints))  # noqa: E731
+        world = World(
+            "a-project", cast(Any, google), clock, events, Path(folder), "me", 5.0, make, draw=random.Random(0).random
+        )
+        ledger = Ledger(cast(Any, google), plan.bucket, plan.run_id)
+        command: Any = SimpleNamespace(flags=SimpleNamespace(detach=False, queue=False, yes=True), overrides=WORDS)
+
+        def follower(**given: Any) -> Any:
+            return SimpleNamespace(follow=lambda: followed(google, costs, day, plan, given))
+
+        run = up.Up(command, plan, world, ledger, cast(Any, SimpleNamespace(detached=lambda: None)))
+        with mock.patch.object(up, "Follower", follower), mock.patch.object(up, "record", return_value=({}, "")):
+            try:
+                run.run()
+            except (Over, SlipwayError) as end:
+                tell(Event(clock.now(), "note", plan.run_id, f"{type(end).__name__}: {end}"))
+        day.usd = run.spending.spent().usd
+    day.ended, day.paid, day.pods = clock.elapsed, google.paid(), len(google.pods)
+    return day
+
+
+def planned(google: Google, costs: Costs) -> Plan:
+    """The plan of an ordinary run, of which only the pod and the set-up of its workers are left to be made."""
+    config, problems = compose(WORDS)
+    assert config is not None, problems
+    plan = build(config, "a-project", Path.cwd())
+    setup = Setup(name="image", needs=(plan.node.id,), google=google, seconds=costs.setup)
+    return replace(plan, resources=(replace(plan.node, needs=()), setup))
+
+
+def followed(google: Google, costs: Costs, day: Day, plan: Plan, given: dict[str, Any]) -> Outcome:
+    """The program runs until the pod is lost; what was computed after the last checkpoint is lost with it."""
+    clock, pod, node = google.clock, google.pods[-1], cast(Node, given["node"])
+    begins = clock.elapsed + costs.start
+    try:
+        clock.until(pod.lost)
+    except Over:
+        day.useful += max(0.0, clock.elapsed - begins)
+        raise
+    kept = max(0.0, pod.lost - begins) // costs.checkpoint * costs.checkpoint
+    day.useful += kept
+    if kept:
+        google.objects[f"runs/{plan.run_id}/checkpoints/{day.useful:.0f}/done"] = b""
+    clock.sleep(given["poll_seconds"])  # Google's API is asked so often: at worst it has just been
+    workers = tuple(WorkerSeen(silent_seconds=given["poll_seconds"], unreachable=True) for _ in node.endpoints)
+    return Outcome(judge(Observed(pod=node.seen(given["world"]), workers=workers)), step=int(day.useful))
+
+
+def in_a_loop(market: Market, costs: Costs, attempts: float) -> Day:
+    """The day as the guide's script spends it: create, set up, run over ssh, delete, and again after a minute."""
+    day, time, made = Day(), 0.0, 0
+    while time < market.seconds and made < attempts:
+        made += 1
+        if market.room_from(time) > time:  # a stock-out is an attempt like any other
+            time += CREATE_FAILS_SECONDS + RETRY_SECONDS
+            continue
+        ready = time + costs.create
+        lost = min(market.next_loss(ready), market.seconds)
+        ran = max(0.0, lost - ready - costs.setup - costs.start)
+        day.useful += ran if lost == market.seconds else ran // costs.checkpoint * costs.checkpoint
+        day.paid += max(0.0, lost - ready)
+        day.pods += 1
+        time = lost + costs.notices + costs.delete + RETRY_SECONDS
+    day.ended = min(time, market.seconds)
+    return day
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--seeds", type=int, default=9)
+    parser.add_argument("--hours", type=float, default=24)
+    parser.add_argument("--minutes-between", type=float, default=40)
+    parser.add_argument("--longest-drought", type=float, default=3)
+    parser.add_argument("--drought-chance", type=float, default=0.1)
+    parser.add_argument("--verbose", action="store_true")
+    options = parser.parse_args()
+    given = (options.hours, options.minutes_between, options.longest_drought, options.drought_chance)
+    markets = [draw_market(seed, *given) for seed in range(options.seeds)]
+    tell = (
+        (lambda event: print(f"{event.kind:12} {event.subject} {event.words}")) if options.verbose else lambda _: None
+    )
+    ways: dict[str, Callable[[Market], Day]] = {
+        "`slipway up`": lambda market: on_slipway(market, SLIPWAY, tell),
+        "the guide's loop, as written (10 attempts)": lambda market: in_a_loop(market, GUIDE, 10),
+        "the same without an end": lambda market: in_a_loop(market, GUIDE, float("inf")),
+        "the same, set up as fast as Slipway": lambda market: in_a_loop(
+            market, replace(SLIPWAY, notices=GUIDE.notices), float("inf")
+        ),
+        "`slipway up`, set up as slowly as the guide": lambda market: on_slipway(market, GUIDE, tell),
+    }
+    print(f"median (lowest, highest) of {options.seeds} days of {options.hours:g} h\n")
+    print("| | goodput: useful / paid | useful hours | paid hours | pods | USD | went on for |")
+    print("| --- | --- | --- | --- | --- | --- | --- |")
+    for name, way in ways.items():
+        print(row(name, [way(market) for market in markets]))
+
+
+def row(name: str, days: list[Day]) -> str:
+    goodput = [100 * day.goodput for day in days]
+    usd = [day.usd for day in days if day.usd is not None]
+    cells = [
+        f"{statistics.median(goodput):.1f}% ({min(goodput):.1f}, {max(goodput):.1f})",
+        *(f"{statistics.median(getattr(day, key) / 3600 for day in days):.1f}" for key in ("useful", "paid")),
+        f"{statistics.median(day.pods for day in days):g}",
+        f"{statistics.median(usd):.2f}" if usd else "–",
+        f"{statistics.median(day.ended / 3600 for day in days):.1f} h",
+    ]
+    return f"| {name} | {' | '.join(cells)} |"
+
+
+if __name__ == "__main__":
+    main()
