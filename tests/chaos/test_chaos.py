@@ -30,7 +30,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 def of_counter(seed: int) -> tuple[int, tuple[Spec, ...]]:
     """How many workers a seed has, and its schedule."""
-    workers = 1 + seed % 2
+    workers = 2 if seed % 3 == 0 else 1
     objects = [f"beats/{step:02d}-" for step in range(STEPS + 1)] + ["checkpoints/2/", "checkpoints/4/done", "final/"]
     return workers, schedule(seed, Stage(workers, objects, seconds=1.5, blink=3.0, kills_controller=True))
 
