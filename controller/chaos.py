@@ -16,6 +16,8 @@ HOW_MANY = (1, 1, 2, 2, 2, 3, 3, 4)
 REQUESTS = 90
 """About as many requests does an undisturbed run make of few steps."""
 UPLOADS = "POST /upload/"
+KILLS = ("controller_killed",)
+REPLACES = ("preempted", "maintenance", "unhealthy", "stockout", "failure")
 
 
 @dataclass(frozen=True)
@@ -28,12 +30,15 @@ class Stage:
     seconds: float
     blink: float
     kills_controller: bool = False
+    adopted: bool = False
+    """May the pod not be replaced? Then it is not taken away either."""
 
 
 def schedule(seed: int, stage: Stage) -> tuple[Spec, ...]:
     """The faults of a seed, as `cloud.faults` takes them."""
     draw = random.Random(f"slipway chaos {seed}")  # noqa: S311 - the same for the same seed
-    kinds = [kind for kind in KINDS if stage.kills_controller or kind != "controller_killed"]
+    out = (() if stage.kills_controller else KILLS) + (REPLACES if stage.adopted else ())
+    kinds = [kind for kind in KINDS if kind not in out]
     drawn = draw.choices(kinds, [KINDS[kind][0] for kind in kinds], k=draw.choice(HOW_MANY))
     return tuple({"kind": kind, **KINDS[kind][1](draw, stage), "seed": draw.randrange(1000)} for kind in drawn)
 
@@ -91,9 +96,14 @@ def _ssh(draw: random.Random, stage: Stage) -> Spec:
     return {**_lasting(draw, stage), **_of_worker(draw, stage)}
 
 
+def _noticed(draw: random.Random, stage: Stage) -> Spec:
+    """Google announces it, or does not."""
+    return {**_while_it_runs(draw, stage), "notice_seconds": draw.choice([None, None, round(stage.blink / 3, 3)])}
+
+
 KINDS: dict[str, tuple[int, Callable[[random.Random, Stage], Spec]]] = {
-    "preempted": (6, _while_it_runs),
-    "maintenance": (2, lambda d, s: {"seconds": round(d.uniform(0.1, 1.0) * s.blink, 3), **_while_it_runs(d, s)}),
+    "preempted": (6, _noticed),
+    "maintenance": (2, lambda d, s: {"seconds": round(d.uniform(0.1, 1.0) * s.blink, 3), **_noticed(d, s)}),
     "unhealthy": (1, lambda d, s: {**_while_it_runs(d, s), "symptom": d.choice([None, "MESH_BUILD_FAIL"])}),
     "killed": (4, _of_program),
     "frozen": (1, _of_program),

@@ -35,6 +35,8 @@ TRIES = 6
 """How often `up` may give up, as documented, and be told to go on."""
 GIVES_UP = frozenset({2, 5, 6})
 """Google refuses or cannot be reached when it begins; a budget is spent."""
+REFUSED = re.compile("An internal error|UNREACHABLE|Too many requests|currently unavailable|Scripted fault")
+"""What the schedule has Google say; any other reason to refuse is a mistake of ours."""
 KILLED = -9
 
 
@@ -107,8 +109,8 @@ class Stand:
             code, words = self.slipway("up", jump=jump, apart=apart)
             codes.append(code)
             said += f"\n=== up: {code}\n{words}"
-            assert "Traceback" not in re.sub(r"Traceback.*?(?=\n\S)", "", words) or code in GIVES_UP, said
             assert code in {0, KILLED, *GIVES_UP}, said
+            assert code != 2 or REFUSED.search(words), said
             assert len(codes) <= TRIES, said
         state = cloud.get("state")
         self.forget_faults(cloud)  # what still lasts is not to meet us as well
