@@ -206,6 +206,8 @@ def _parser(verb: str) -> _Parser:
         parser.add_argument("--all", action="store_true", help="also the network, the bucket and the service account")
     if verb == "orphans":
         parser.add_argument("--delete", action="store_true", help="delete them, after asking")
+    if verb == "rehearse":
+        parser.add_argument("--chaos", type=int, metavar="SEED", help="a schedule of misfortune drawn from a seed")
     if verb == "init":
         parser.add_argument("--zone", help="a zone from the list, instead of being asked")
         parser.add_argument("--no-bucket", action="store_true", help="do not make the bucket now")

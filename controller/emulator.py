@@ -43,6 +43,9 @@ class Emulator:
         """A request to the emulator itself, which no real cloud has."""
         return json.loads(self._ask(name, json.dumps(body).encode()))
 
+    def delete(self, name: str) -> None:
+        self._ask(name, None, "DELETE")
+
     def get(self, name: str) -> dict[str, Any]:
         return json.loads(self._ask(name, None))
 
@@ -63,9 +66,9 @@ class Emulator:
             if not any(self.get("state")[kind] for kind in ("node", "queued")):
                 command(["stop"], self.state)
 
-    def _ask(self, name: str, body: bytes | None) -> str:
+    def _ask(self, name: str, body: bytes | None, method: str | None = None) -> str:
         headers = {"Authorization": f"Bearer {self.token}", "Content-Type": "application/json"}
-        request = urllib.request.Request(f"{self.url}/emulator/{name}", data=body, headers=headers)  # noqa: S310 - loopback
+        request = urllib.request.Request(f"{self.url}/emulator/{name}", data=body, headers=headers, method=method)  # noqa: S310 - loopback
         try:
             with urllib.request.urlopen(request, timeout=30) as answer:  # noqa: S310
                 return answer.read().decode()

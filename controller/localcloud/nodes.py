@@ -157,6 +157,7 @@ class Nodes:
             await self._workers.remove(node["id"])
             self._store.delete("node", name)
             self._store.delete("boot", name)
+            self._store.delete("notice", node["id"])
 
     async def preempt(self, uids: Collection[str]) -> None:
         """Google takes the VMs of these nodes, where they are READY, back; the nodes stay, PREEMPTED."""

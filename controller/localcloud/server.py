@@ -81,10 +81,10 @@ class Server:
         try:
             admitted = admit(request, self._token, self._url)
             path = admitted.path
-            if admitted.client == LAPTOP and request.transport is not None:
-                self.peers.append(request.transport.get_extra_info("peername")[1])
             if path.startswith("emulator/"):
                 return await self._admin.answer(request, path.removeprefix("emulator/"))
+            if admitted.client == LAPTOP and request.transport is not None:
+                self.peers.append(request.transport.get_extra_info("peername")[1])
             if path.startswith(METADATA):
                 uid, _, index = admitted.client.partition("/")
                 return await self._metadata.answer(request, path, uid, int(index or -1))

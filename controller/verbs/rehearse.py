@@ -19,10 +19,12 @@ from typing import TYPE_CHECKING, Any
 from conf.cloud import LocalCloud
 from conf.schema import Config
 from controller import emulator as emulated
+from controller.chaos import schedule
 from controller.connect import connected, project_of
 from controller.emulator import Emulator
 from controller.errors import ConfigError
 from controller.ledger import Ledger, Result
+from controller.ordeal import Watched, cost, described, stage_of, timeline, undergo
 from controller.plan import Plan, build
 from controller.preview import preview
 from controller.reconcile import reconcile
@@ -49,8 +51,10 @@ class Fact:
 
 
 def run(command: Command) -> int:
-    config, folder = _scaled(command)
+    config, folder, words = _scaled(command)
     plan = build(config, project_of(config), Path.cwd())
+    if command.flags.chaos is not None:
+        return _chaos(command, plan, folder, words)
     flags = Namespace(json=command.flags.json, yes=True, detach=False, queue=False)
     _wipe(folder)
     with connected(config, keep_awake=True) as (world, emulator):
@@ -68,17 +72,53 @@ def run(command: Command) -> int:
     return 0 if all(fact.proven for fact in facts) else 2
 
 
-def _scaled(command: Command) -> tuple[Config, Path]:
-    """The config of the rehearsal, and the folder where its emulated cloud lives."""
+def _chaos(command: Command, plan: Plan, folder: Path, words: Sequence[str]) -> int:
+    """Under a schedule drawn from a seed: whatever happens, it comes to its end, and it is told what that took."""
+    config, show = plan.config, not command.flags.json
+    assert isinstance(config.cloud, LocalCloud)
+    if config.cloud.faults:
+        raise ConfigError("cloud.faults: --chaos draws the faults itself; leave one of the two out")
+    faults = schedule(command.flags.chaos, stage_of(config, plan.node.workers))
+    _wipe(folder)
+    with connected(config, keep_awake=True) as (world, emulator):
+        assert emulator is not None, "a rehearsal is on the emulated cloud"
+        if config.tpu.adopt:
+            _make_beforehand(config, world)
+        emulator.post("faults", {"key": "chaos", "faults": list(faults)})
+        watched = Watched(world.clock.now())
+        if show:
+            print(f"seed {command.flags.chaos}: {'; '.join(described(fault) for fault in faults)}", flush=True)
+        try:
+            undergo([*words, f"run.state_dir={folder}"], watched, show)
+        except BaseException:
+            print(_how_to_look(command, folder), file=sys.stderr)
+            raise
+        met = list(emulator.get("state")["fault"].values())
+        emulator.delete("faults")  # what still lasts is not to meet us as well
+        ledger = Ledger(world.google, plan.bucket, plan.run_id)
+        facts = list(_facts(plan, world, emulator, ledger.result()))
+        told, took = list(timeline(watched, ledger, met)), cost(watched, ledger)
+    _wipe(folder)
+    if show:
+        print("\n".join(["", *told, took]))
+    _show(command, plan, facts, chaos={"seed": command.flags.chaos, "faults": met, "timeline": told, "cost": took})
+    return 0 if all(fact.proven for fact in facts) else 2
+
+
+def _scaled(command: Command) -> tuple[Config, Path, Sequence[str]]:
+    """The config of the rehearsal, the folder where its emulated cloud lives, and the words that mean the config."""
     words = [word for word in command.overrides if word.lstrip("+").partition("=")[0] not in OURS]
     given = {word.lstrip("+").partition("=")[0] for word in words}
     ours = [word for word in DEFAULTS if word.partition("=")[0] not in given]
-    config = replace(command, overrides=(*words, "cloud=local", *ours)).checked_config()
+    words = (*words, "cloud=local", *ours)
+    config = replace(command, overrides=words).checked_config()
     assert isinstance(config.cloud, LocalCloud)
     folder = Path(config.run.state_dir).expanduser() / "rehearsals" / config.run.name
-    cloud = config.cloud.model_copy(update={"faults": config.cloud.faults or misfortune(config)})
     run = config.run.model_copy(update={"state_dir": str(folder)})
-    return config.model_copy(update={"cloud": cloud, "run": run}), folder
+    if command.flags.chaos is not None:
+        return config.model_copy(update={"run": run}), folder, words
+    cloud = config.cloud.model_copy(update={"faults": config.cloud.faults or misfortune(config)})
+    return config.model_copy(update={"cloud": cloud, "run": run}), folder, words
 
 
 def _make_beforehand(config: Config, world: World) -> None:
@@ -149,10 +189,10 @@ def _overcome(plan: Plan, ledger: Ledger, state: dict[str, Any]) -> Sequence[Fac
     return facts
 
 
-def _show(command: Command, plan: Plan, facts: Sequence[Fact]) -> None:
+def _show(command: Command, plan: Plan, facts: Sequence[Fact], **more: Any) -> None:
     if command.flags.json:
         rows = [{"proven": fact.proven, "words": fact.words} for fact in facts]
-        print(json.dumps({"rehearsed": plan.run_id, "facts": rows}))
+        print(json.dumps({"rehearsed": plan.run_id, "facts": rows, **more}))
         return
     print(f"rehearsed {plan.config.run.name}:")
     for fact in facts:

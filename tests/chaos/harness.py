@@ -113,7 +113,7 @@ class Stand:
             assert code != 2 or REFUSED.search(words), said
             assert len(codes) <= TRIES, said
         state = cloud.get("state")
-        self.forget_faults(cloud)  # what still lasts is not to meet us as well
+        cloud.delete("faults")  # what still lasts is not to meet us as well
         results = {name: self.read(cloud, bucket, name) for bucket, all_ in state["objects"].items() for name in all_}
         requests = [r for r in cloud.requests() if r["seq"] > self.seen]
         self.seen = max((r["seq"] for r in requests), default=self.seen)
@@ -128,13 +128,6 @@ class Stand:
     def kept(self, ended: Ended) -> dict[str, bytes]:
         """The final parameters."""
         return {name: content for name, content in ended.results.items() if any(part in name for part in self.keep)}
-
-    @staticmethod
-    def forget_faults(cloud: Emulator) -> None:
-        headers = {"Authorization": f"Bearer {cloud.token}"}
-        urllib.request.urlopen(
-            urllib.request.Request(f"{cloud.url}/emulator/faults", headers=headers, method="DELETE")
-        ).close()
 
     @staticmethod
     def read(cloud: Emulator, bucket: str, name: str) -> bytes:
