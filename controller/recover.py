@@ -30,7 +30,7 @@ from controller.response import (
     words,
 )
 from controller.spending import Spending, watchdogs_word
-from controller.ssh import Fleet, WorkersFailed
+from controller.ssh import Fleet, WorkerError
 from controller.verdict import Kind, Observed, PodSeen, Verdict, WorkerSeen, judge
 from controller.world import World
 
@@ -118,7 +118,9 @@ class Recovery:
         """What it means that the workers could not be made ready."""
         if isinstance(error, GoogleError):
             return Verdict(Kind.NETWORK_LOST, ("Google's API does not answer", str(error)))
-        failed = error.errors if isinstance(error, WorkersFailed) else ()
+        failed = (
+            error.errors if isinstance(error, WorkersFailed) else (error,) if isinstance(error, WorkerError) else ()
+        )
         of = {e.worker: e for e in failed}
         agent_spoke = {worker for worker, e in of.items() if e.kind in ("agent", "auth", "denied", "host_key")}
         workers = tuple(

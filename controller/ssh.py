@@ -114,11 +114,16 @@ class Fleet:
             return past.answers
         return self.call_all("observe", payload)
 
-    def warm_up(self) -> list[Answer]:
-        """Wait until every worker, which may just have been created, lets us in; what each then observes."""
+    def warm_up(self, in_vain: Callable[[], bool] = lambda: False) -> list[Answer]:
+        """Wait until every worker, which may just have been created, lets us in; what each then observes.
+
+        Args:
+            in_vain: asked between attempts: is there nothing left to wait for?
+        """
 
         def late(state: RetryCallState) -> bool:
-            return max(state.idle_for, state.seconds_since_start or 0.0) >= self._access.warm_up_seconds
+            waited = max(state.idle_for, state.seconds_since_start or 0.0)
+            return waited >= self._access.warm_up_seconds or in_vain()
 
         return self._at_once(
             [

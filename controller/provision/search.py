@@ -109,6 +109,8 @@ class Search:
                 return None  # it came into being meanwhile; the next look says whose it is
             refusal = Refusal(kind, error.message)
         except GoogleError as error:
+            if error.passes and classify(error.reason, error.message) == "unknown":
+                raise  # nobody has refused anything: Google, or the way there, has an outage
             refusal = Refusal(classify(error.reason, error.message), error.message)
             if error.status == 0:  # it was begun and may have left something
                 maker.delete(world, order.name, place.zone)

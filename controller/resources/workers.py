@@ -9,9 +9,11 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from controller.errors import WrongDevices
+from controller.google import GoogleError
 from controller.resource import Absent, Diff, Have, Resource, Scope
 from controller.resources.code import CodeArchive
 from controller.ssh import Answer, WorkersFailed, failures
@@ -22,6 +24,8 @@ if TYPE_CHECKING:
     from controller.ssh import Fleet
     from controller.world import World
 
+LOOK_SECONDS = 5.0
+"""While workers do not answer, Google is asked so often whether the pod is still there."""
 PEER_PORT = 8476
 """Where worker 0 listens while the others try to reach it; the port `jax.distributed` uses by default on TPU."""
 
@@ -90,12 +94,25 @@ class SshAccess(OnWorkers):
 
     def apply(self, world: World, have: Have, diff: Diff) -> None:
         self.let_in(world, have[self.node])
-        raise_failures(self.fleet(world, have).warm_up(), self.title)
+        raise_failures(self.fleet(world, have).warm_up(partial(_has_gone, world, have[self.node], [])), self.title)
 
     def let_in(self, world: World, node: Node) -> None:
         """Make our key known on the workers of a pod that someone else may have made."""
         if not world.lets_us_in(node):
             world.let_us_in(node)
+
+
+def _has_gone(world: World, node: Node, looks: list[float]) -> bool:
+    """Is the pod not READY any more, so that its workers need not be waited for? `looks`: when Google was asked."""
+    now = world.clock.steady()
+    if looks and now - looks[-1] < LOOK_SECONDS:
+        return False
+    looks.append(now)
+    try:
+        seen = node.seen(world)
+    except GoogleError:
+        return False
+    return seen.replaced or seen.state != "READY"
 
 
 @dataclass(frozen=True, kw_only=True)

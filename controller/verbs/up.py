@@ -34,7 +34,7 @@ from controller.resources.node import Node
 from controller.resources.watchdog import Watchdog
 from controller.session import opened
 from controller.spending import Spending
-from controller.ssh import Fleet, WorkersFailed
+from controller.ssh import Fleet, WorkerError, WorkersFailed
 from controller.turns import Turns
 from controller.verdict import Kind
 from controller.view import View
@@ -130,7 +130,7 @@ class Up:
                 started, was_running = launch(plan, self.ledger, node, fleet, world.clock)
             if not (was_running and self.ledger.has(RECORD)):  # a controller may have been killed before that
                 self.recorder.begin(fleet)
-        except (WorkersFailed, WrongDevices, GoogleError) as error:
+        except (WorkersFailed, WorkerError, WrongDevices, GoogleError) as error:
             if isinstance(error, GoogleError) and not error.passes:
                 raise
             return Outcome(self.recovery.setup_verdict(error)), 0, error
