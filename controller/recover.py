@@ -118,9 +118,7 @@ class Recovery:
         """What it means that the workers could not be made ready."""
         if isinstance(error, GoogleError):
             return Verdict(Kind.NETWORK_LOST, ("Google's API does not answer", str(error)))
-        failed = (
-            error.errors if isinstance(error, WorkersFailed) else (error,) if isinstance(error, WorkerError) else ()
-        )
+        failed = (error,) if isinstance(error, WorkerError) else getattr(error, "errors", ())
         of = {e.worker: e for e in failed}
         agent_spoke = {worker for worker, e in of.items() if e.kind in ("agent", "auth", "denied", "host_key")}
         workers = tuple(
