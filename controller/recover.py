@@ -116,6 +116,9 @@ class Recovery:
 
     def setup_verdict(self, error: SlipwayError) -> Verdict:
         """What it means that the workers could not be made ready."""
+        if isinstance(error, GoogleError) and not error.passes:  # what is asked of a pod that has been taken away
+            pod = self._pod()
+            return judge(Observed(pod if pod and pod.state != "ABSENT" else PodSeen(), (), setup=f"{error}"))
         if isinstance(error, GoogleError):
             return Verdict(Kind.NETWORK_LOST, ("Google's API does not answer", str(error)))
         failed = (error,) if isinstance(error, WorkerError) else getattr(error, "errors", ())

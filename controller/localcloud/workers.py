@@ -111,7 +111,7 @@ class Workers:
         await self.halt(uid)
         disks = self._state / "nodes" / uid
         if disks.exists():
-            await asyncio.to_thread(shutil.rmtree, disks)
+            await asyncio.to_thread(shutil.rmtree, disks, ignore_errors=True)  # a second deletion may be at it
         with self._store.transaction():
             for worker in self.of_node(uid):
                 self._store.delete("worker", worker.name)

@@ -118,6 +118,11 @@ class Node(Resource):
             return Pending(f"{words} in {found.zone}" if found.queued else words)
         return self._read(found)
 
+    def there(self, world: World) -> Self | None:
+        """What there is, settled or not."""
+        found = self._look(world)
+        return None if found is None else self._read(found)
+
     def apply(self, world: World, have: Have, diff: Diff) -> None:
         """Search for room, or make room for that by deleting what is there, if it is ours; or start it again."""
         found = self._look(world)

@@ -131,9 +131,10 @@ class Up:
             if not (was_running and self.ledger.has(RECORD)):  # a controller may have been killed before that
                 self.recorder.begin(fleet)
         except (WorkersFailed, WorkerError, WrongDevices, GoogleError) as error:
-            if isinstance(error, GoogleError) and not error.passes:
+            verdict = self.recovery.setup_verdict(error)
+            if isinstance(error, GoogleError) and not error.passes and verdict.kind is Kind.SETUP_FAILURE:
                 raise
-            return Outcome(self.recovery.setup_verdict(error)), 0, error
+            return Outcome(verdict), 0, error
         verb = "re-attached to" if was_running else "launched"
         self._note(f"{verb} attempt {started.attempt} on {counted(plan.node.workers, 'worker')}")
         if self.command.flags.detach:
@@ -173,8 +174,8 @@ class Up:
 
     def _end_over_budget(self, why: str) -> NoReturn:
         """End the program and delete the pod, if the run has one; what was saved stays, and so does an adopted pod."""
-        seen = self.plan.node.observe(self.world, {})
-        if isinstance(seen, Node) and seen.uid in {life.uid for life in self.spending.lives() if life.ended is None}:
+        seen = self.plan.node.there(self.world)
+        if seen is not None and seen.uid in {life.uid for life in self.spending.lives() if life.ended is None}:
             self._note(f"over budget: {why}; ending the run and its pod")
             self.ledger.cancel()
             if seen.state == "READY":
@@ -233,8 +234,8 @@ class Up:
         """Let the pod of a finished run go if that was the policy and it is still this run's; says whether it was."""
         if result.cleanup != "delete":
             return False
-        seen = self.plan.node.observe(self.world, {})
-        if not isinstance(seen, Node) or seen.uid not in {life.uid for life in self.spending.lives() if not life.ended}:
+        seen = self.plan.node.there(self.world)  # it may be under repair just now
+        if seen is None or seen.uid not in {life.uid for life in self.spending.lives() if not life.ended}:
             return False
         if next_runs := self.turns.waiting():
             self._note(f"the pod stays: {', '.join(next_runs)} waits for it")
