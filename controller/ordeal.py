@@ -23,7 +23,7 @@ from controller.response import Episode
 TRIES = 6
 """How often a run that was given up is started again, as its user would."""
 BLINK_SECONDS = 6.0
-SECONDS = 20.0
+SECONDS = 10.0
 LAUNCHED = re.compile(r"launched attempt (\d+) ")
 KILLED = -9
 AGAIN = frozenset({KILLED, 2, 5, 6})

@@ -31,7 +31,7 @@ from tests.controller.state import comparable
 
 ROOT = Path(__file__).parents[2]
 LOCAL = ("cloud=local", "cloud.operation_seconds=0")
-TRIES = 6
+TRIES = 12
 """How often `up` may give up, as documented, and be told to go on."""
 GIVES_UP = frozenset({2, 5, 6})
 """Google refuses or cannot be reached when it begins; a budget is spent."""
