@@ -124,8 +124,9 @@ def on_slipway(market: Market, costs: Costs, tell: Callable[[Event], None] = lam
         def follower(**given: Any) -> Any:
             return SimpleNamespace(follow=lambda: followed(google, costs, day, plan, given))
 
-        run = up.Up(command, plan, world, ledger, cast(Any, SimpleNamespace(detached=lambda: None)))
-        with mock.patch.object(up, "Follower", follower), mock.patch.object(up, "record", return_value=({}, "")):
+        view: Any = SimpleNamespace(detached=lambda: None)
+        run = up.Up(command, plan, world, ledger, view, mock.MagicMock())
+        with mock.patch.object(up, "Follower", follower):
             try:
                 run.run()
             except (Over, SlipwayError) as end:
