@@ -153,8 +153,8 @@ def test_logprobs_in_bfloat16_stay_near_the_trainers(tiny):
     found = drawn(low)
     theirs = trainers(low, params_of(low), found)
     apart = np.abs(np.concatenate([r.logprobs - logprobs for r, (_, logprobs) in zip(found, theirs, strict=True)]))
-    assert apart.max() < 0.05
-    assert apart.mean() < 0.01
+    assert apart.max() < 0.03
+    assert apart.mean() < 0.005
 
 
 def test_a_window_holds_what_a_whole_cache_shows_of_it(tiny):
