@@ -216,6 +216,11 @@ class GrpoLoop(Strict):
         return self
 
     @property
+    def on_policy(self) -> bool:
+        """Does the very policy that drew a sample learn from it? What the update computes is then the old one too."""
+        return self.updates_per_rollout == 1 and self.async_depth == 0
+
+    @property
     def widths(self) -> list[int]:
         """Tokens of a row of an update's batch, from the smallest bucket to the largest, which holds every sample."""
         longest = self.prompt_length + self.response_length

@@ -18,6 +18,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax import lax
 
 from conf.decoder import Model
 from conf.loop import GrpoLoop
@@ -44,10 +45,12 @@ def logprobs(
 
 def loss(cfg: Model, loop: GrpoLoop) -> update.Loss:
     """The loss of `update.build` on batches with, per row, tokens [T], mask [T - 1] (1 where the next token is of the
-    response), TOKEN_FIELDS and ROW_FIELDS."""
+    response), TOKEN_FIELDS and ROW_FIELDS. Where `loop.on_policy`, `old` is what is computed here."""
 
     def sums(params: weights.Params, batch: dict[str, Any]) -> update.Sums:
         logprob, entropy = logprobs(params, cfg, batch, loop.temperature)
+        if loop.on_policy:
+            batch = batch | {"old": lax.stop_gradient(logprob)}
         return policy_sums(logprob, entropy, batch, loop)
 
     return sums

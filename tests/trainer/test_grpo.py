@@ -7,9 +7,12 @@ import pytest
 
 from conf.decoder import Model
 from conf.loop import GrpoLoop
+from conf.runfile import RunFile
 from tests.groups import group
 from tests.trainer.conftest import mesh_of
 from trainer import grpo, model, update, weights
+from trainer.distributed import place_batch
+from trainer.loops import grpo_programs
 
 ROWS, WIDTH = 6, 9
 
@@ -18,7 +21,7 @@ logprobs = jax.jit(grpo.logprobs, static_argnums=1)
 
 @pytest.fixture(scope="module")
 def loop() -> GrpoLoop:
-    return GrpoLoop(**group("loop/grpo") | {"kl": 0.3, "temperature": 0.7})
+    return GrpoLoop(**group("loop/grpo") | {"kl": 0.3, "temperature": 0.7, "updates_per_rollout": 2})
 
 
 @pytest.fixture(scope="module")
@@ -61,6 +64,40 @@ def test_loss_is_that_of_the_log_probabilities(small, loop, case):
     gradient = jax.jit(jax.grad(lambda p: grpo.loss(small, loop)(p, batch)["loss"][0]))(params)
     for ours, theirs in zip(jax.tree.leaves(gradient), jax.tree.leaves(expected), strict=True):
         np.testing.assert_allclose(ours, theirs, atol=1e-5)
+
+
+def test_the_policy_that_drew_is_the_one_that_learns_where_each_rollout_has_one_update(small, loop, case):
+    """`old` is then what the update computes: the gradient is that of a batch that has it from the policy itself."""
+    params, batch, now = case
+    once = loop.model_copy(update={"updates_per_rollout": 1})
+
+    def gradient(loop, batch):
+        return jax.jit(jax.value_and_grad(lambda p: grpo.loss(small, loop)(p, batch)["loss"][0]))(params)
+
+    for ours, theirs in zip(
+        jax.tree.leaves(gradient(once, batch)), jax.tree.leaves(gradient(loop, batch | {"old": now})), strict=True
+    ):
+        np.testing.assert_allclose(ours, theirs, atol=1e-5)
+
+
+@pytest.mark.parametrize("sizes", [(2, 1, 1), (1, 2, 1)])
+def test_then_the_reference_alone_is_scored(grpo_run, sizes):
+    found = []
+    for updates in (1, 2):
+        experiment = RunFile.model_validate(grpo_run | {"loop": grpo_run["loop"] | {"updates_per_rollout": updates}})
+        mesh = mesh_of(*sizes)
+        tokens = np.random.default_rng(0).integers(0, 256, (16, 20), dtype=np.int32)
+        mask = np.ones((16, 19), np.float32)
+        with jax.set_mesh(mesh):
+            params = jax.jit(weights.init, static_argnums=0, out_shardings=weights.shardings(experiment.model, mesh))(
+                experiment.model, jax.random.key(0)
+            )
+            score = grpo_programs.logprobs(experiment, experiment.loop, mesh)
+            found.append(jax.device_get(score(params, params, place_batch({"tokens": tokens, "mask": mask}, mesh))))
+    (none, reference), (old, same) = found
+    assert not none.any()
+    assert old.any()
+    np.testing.assert_allclose(reference, same, rtol=1e-5)
 
 
 def test_what_lies_outside_the_response_changes_nothing(small, loop, case):

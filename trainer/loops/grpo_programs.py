@@ -116,12 +116,15 @@ def updater(loss: update.Loss, experiment: RunFile, opt: Optimizer, mesh: Mesh) 
 
 
 def logprobs(experiment: RunFile, loop: GrpoLoop, mesh: Mesh) -> Logprobs:
-    """The jitted program that scores a batch under the policy that drew it and under the reference."""
+    """The jitted program that scores a batch under the policy that drew it and under the reference. Where
+    `loop.on_policy` the first is 0: the update computes it anyway."""
     cfg = experiment.model
 
     def score(params: weights.Params, reference: weights.Params, batch: dict[str, Any]) -> tuple[jax.Array, jax.Array]:
-        policy, frozen = (grpo.logprobs(p, cfg, batch, loop.temperature)[0] for p in (params, reference))
-        return policy * batch["mask"], frozen * batch["mask"]
+        def under(policy: weights.Params) -> jax.Array:
+            return grpo.logprobs(policy, cfg, batch, loop.temperature)[0] * batch["mask"]
+
+        return jnp.zeros_like(batch["mask"]) if loop.on_policy else under(params), under(reference)
 
     if meshes.is_data_parallel(mesh):
         whole, rows = jax.sharding.PartitionSpec(), meshes.spec("batch")
