@@ -266,10 +266,6 @@ class Follower:
             self.world.events.emit("metrics", self.run_id, metrics=line["metrics"])
         elif "log" in line:
             self.world.events.emit("log", self.run_id, line["log"], worker=worker)
-        elif "notice" in line:
-            self.world.events.emit(
-                "note", self.run_id, f"worker {worker}: a notice ({line['notice']}); the VM goes away"
-            )
         elif "warning" in line or "lost" in line:
             self.world.events.emit("note", self.run_id, f"worker {worker}: {line.get('warning') or line['lost']}")
 

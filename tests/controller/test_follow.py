@@ -160,6 +160,16 @@ def test_a_node_that_is_lost_is_a_preemption_and_no_failure(seen: Any, words: st
     assert (outcome.verdict.kind, outcome.verdict.words) == (Kind.PREEMPTED, words)
 
 
+def test_a_preemption_that_was_announced_counts_once_all_have_saved() -> None:
+    told: list[Any] = [{"notice": "preemption"}]
+    fleet = FakeFleet([[*told, end(75, ended=3.0)]], [[*told, "pause", "pause", end(75, ended=3.1)]])
+    outcome, events = follow(fleet)
+    assert (outcome.verdict.kind, outcome.verdict.noticed) == (Kind.PREEMPTED, True)
+    assert fleet.told_to_stop == []
+    assert [worker for worker, _ in outcome.ends] == [0, 1]
+    assert len([e for e in events if e.kind == "note" and "has notice of preemption" in e.words]) == 1
+
+
 def test_what_was_ended_on_purpose_is_cancelled() -> None:
     outcome, _ = follow(
         FakeFleet([[end(None, signal="SIGTERM")]], [[end(None, signal="SIGTERM")]]), cancelled=lambda: True

@@ -1,4 +1,4 @@
-"""A preemption that is announced, real JAX on two workers: they save, nothing is computed twice, nothing changes."""
+"""Real JAX on two workers: a preemption that is announced, and a worker that dies, change nothing of what is learnt."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def up(*words: str) -> tuple[list[str], list[int], dict[int, float]]:
     return notes, [line["step"] for line in train], {line["step"]: line["loss"] for line in train}
 
 
-def test_with_notice_nothing_is_computed_twice(homes: Any) -> None:
+def test_with_notice_nothing_is_computed_twice_and_without_it_one_dead_worker_restarts_all(homes: Any) -> None:
     quiet = homes("quiet")
     _, steps, losses = up()
     assert steps == list(range(1, STEPS + 1))
@@ -60,4 +60,10 @@ def test_with_notice_nothing_is_computed_twice(homes: Any) -> None:
         note for note in notes if "is being taken away; its program saved what it had, and ended; replacing" in note
     ]
     found = weights(folder_of(cut))
+    assert all(np.array_equal(found[name], undisturbed[name]) for name in undisturbed)
+    torn = homes("torn")
+    notes, steps, again = up("cloud.faults=[{kind: killed, worker: 1, after_object: checkpoints/5/commit_success}]")
+    assert again == losses
+    assert "worker lost: worker 1: its program was ended by SIGKILL from outside; " in " ".join(notes)
+    found = weights(folder_of(torn))
     assert all(np.array_equal(found[name], undisturbed[name]) for name in undisturbed)
