@@ -16,7 +16,8 @@ from .process import tool
 from .secrets import handed_to_a_tool
 
 NO_VENV = "none"
-UV = "uv==0.13.8"  # used only where the image has no uv
+UV = "uv==0.13.8 --hash=sha256:e18a57b8b352eb7c8feb317b9f6f533c8f0ad9673fd6cf34bbe3cf1a9f6a8984\n"
+"""A line of a requirements file: of Linux on x86-64, as TPU VMs are; used only where the image has no uv."""
 
 
 def versions_in(folders: Iterable[Path]) -> dict[str, str]:
@@ -198,7 +199,9 @@ def uv() -> str:
     with locked("uv"):
         draft = root() / ".uv"
         remove(draft)
-        tool([sys.executable, "-m", "pip", "install", "--quiet", "--target", str(draft), UV])
+        write_atomic(root() / "uv.txt", UV.encode())
+        install = ["install", "--quiet", "--require-hashes", "--only-binary=:all:", f"--requirement={root()}/uv.txt"]
+        tool([sys.executable, "-m", "pip", *install, "--target", str(draft)])
         remove(own)
         draft.rename(own)
     return str(own / "bin" / "uv")

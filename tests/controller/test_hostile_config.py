@@ -37,7 +37,8 @@ KINDS = ("datasets", "models", "tokenizers")
 BASES: dict[str, list[str]] = {
     "grpo": ["+experiment=quickstart", "cloud.faults=[{kind: preempted}]", "model.weights=gs://b/w"],
     "gsm8k": ["cloud=local", "loop=grpo", "model=tiny", "optimizer=nanochat", "data=gsm8k", "data.path=gs://a",
-              "data.eval_path=gs://b", "data.prompt.shots=[{question: a, answer: b}]"],
+              "data.eval_path=gs://b", "data.prompt.shots=[{question: a, answer: b}]",
+              "loop.sampler.stop=[a]"],
     "lm": ["cloud=local", "loop=lm", "model=tiny", "optimizer=adamw", "data=text", "data.path=gs://a",
            "checkpoint.best={metric: eval_loss, mode: min}"],
     "table": ["cloud=local", "loop=lm", "model=tiny", "optimizer=adamw", "data=jsonl", "data.path=gs://a",
@@ -57,6 +58,15 @@ BASES: dict[str, list[str]] = {
                    "code.exclude=[x]"],
 }  # fmt: skip
 """Configs that are right, and hold together every string that a config can hold."""
+
+FILLED = {
+    "sweep": {
+        "params": {"run.seed": "0,1"},
+        "cases": {"a": ["run.seed=1"]},
+        "search": {"method": "random", "trials": 2, "metric": "a", "mode": "min", "prune": False, "seed": 0},
+    }
+}
+"""What sections hold that are empty in all of them."""
 
 
 @dataclass(frozen=True)
@@ -134,7 +144,11 @@ def desk(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Desk]:
         # A path of an asset may be any of this machine's, and a repository anywhere.
         patch.setattr(assets, "local_files", lambda path, hashes: (assets.Source("f", path, SHA),))
         patch.setattr(snapshots, "checked_out", lambda *_: folder)
-        yield Desk(folder, {name: raw(words) for name, words in BASES.items()})
+        configs = {name: raw(words) for name, words in BASES.items()}
+        for data in configs.values():
+            for section, filled in FILLED.items():
+                data |= {section: {**data[section], **filled}} if section in data else {}
+        yield Desk(folder, configs)
 
 
 def test_the_configs_are_right_and_reach_every_string(desk: Desk) -> None:

@@ -1,5 +1,6 @@
 import hashlib
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -172,5 +173,6 @@ def test_uv_is_installed_beside_the_venvs_where_the_image_has_none(worker: Worke
         (tools / name).symlink_to(shutil.which(name) or pytest.fail(f"no {name}"))
     worker.extra = {"PATH": str(tools), "PYTHONPATH": str(fake.parent)}
     assert worker.ask("install_venv", packages="image", fingerprint="image")["ok"]
-    assert "uv==" in (worker.home / "pip").read_text()
+    assert "--require-hashes" in (worker.home / "pip").read_text()
+    assert re.match(r"uv==\S+ --hash=sha256:[0-9a-f]{64}$", (worker.root / "uv.txt").read_text().strip())
     assert json.loads((next((worker.root / "venv").iterdir()) / "slipway.json").read_text())
