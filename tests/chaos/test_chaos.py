@@ -52,6 +52,52 @@ def test_a_schedule_ends_with_the_same_numbers_and_leaves_nothing(seed: int, sta
     assert ended.state == undisturbed.state, ended.said
 
 
+FOUND: dict[str, tuple[int, tuple[Spec, ...]]] = {
+    "maintenance between set-up and launch": (
+        2,
+        (
+            {"kind": "cut", "match": "GET ", "at": "answer", "times": 3, "after_object": "beats/00-"},
+            {"kind": "maintenance", "seconds": 1.6, "after_object": "beats/00-", "delay_seconds": 0.115},
+        ),
+    ),
+    "the network goes while a pod is asked for": (
+        1,
+        (
+            {"kind": "partition", "seconds": 2.7, "after_requests": 63, "client": "laptop"},
+            {"kind": "stockout", "times": 3, "at": "request"},
+        ),
+    ),
+    "taken away before its host keys are known": (
+        1,
+        (
+            {"kind": "ssh_refused", "seconds": 1.5, "after_seconds": 0.0},
+            {"kind": "preempted", "after_seconds": 0.1},
+        ),
+    ),
+    "under repair when its run has finished": (
+        2,
+        (
+            {"kind": "maintenance", "seconds": 3.0, "after_object": "final/1"},
+            {"kind": "ssh_frozen", "seconds": 0.5, "after_object": "final/0"},
+        ),
+    ),
+    "its deletion is asked for twice": (
+        1,
+        ({"kind": "cut", "match": "DELETE ", "at": "answer", "times": 1, "after_requests": 22},),
+    ),
+}
+"""Schedules under which something went wrong once."""
+
+
+@pytest.mark.parametrize("what", FOUND)
+def test_what_went_wrong_once(what: str, stand_of: Callable[..., Stand]) -> None:
+    workers, faults = FOUND[what]
+    stand, undisturbed = counting(stand_of, workers)
+    ended = stand.run(faults)
+    assert stand.kept(ended) == stand.kept(undisturbed), ended.said
+    assert ended.state == undisturbed.state, ended.said
+
+
 def test_a_seed_means_the_same_schedule_everywhere() -> None:
     assert of_counter(7) == of_counter(7)
     kinds = {fault["kind"] for seed in range(200) for fault in of_counter(seed)[1]}

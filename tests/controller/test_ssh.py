@@ -309,6 +309,14 @@ def test_a_worker_that_never_comes_is_given_up(pod_of) -> None:
     assert pauses == sorted(pauses)
 
 
+def test_a_worker_of_a_pod_that_has_gone_is_not_waited_for(pod_of) -> None:
+    pauses: list[float] = []
+    pod, fleet = pod_of(2, sleep=pauses.append, warm_up_seconds=1e6)
+    pod.do(pod.workers[0].hang_up())
+    assert only(fleet.warm_up(lambda: len(pauses) >= 3)).kind == "refused"
+    assert len(pauses) == 3
+
+
 def test_a_dropped_connection_is_made_anew(pod_of) -> None:
     pod, fleet = pod_of()
     fleet.call(0, "observe", {})
