@@ -200,8 +200,8 @@ def uv() -> str:
         draft = root() / ".uv"
         remove(draft)
         write_atomic(root() / "uv.txt", UV.encode())
-        install = ["install", "--quiet", "--require-hashes", "--only-binary=:all:", f"--requirement={root()}/uv.txt"]
-        tool([sys.executable, "-m", "pip", *install, "--target", str(draft)])
+        pip = [sys.executable, "-m", "pip", "install", "--quiet", "--require-hashes", "--only-binary=:all:"]
+        tool([*pip, f"--requirement={root()}/uv.txt", "--target", str(draft)])
         remove(own)
         draft.rename(own)
     return str(own / "bin" / "uv")
