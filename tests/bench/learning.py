@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import resource
 import statistics
 import subprocess
 import sys
@@ -53,24 +54,26 @@ def main() -> None:
 
 
 def curve(name: str, seed: int, options: argparse.Namespace, folder: Path) -> dict[str, Any]:
-    """Steps of GRPO and accuracies [n] of a run, and its seconds from start to end."""
-    done = folder / "seconds"
+    """Updates of GRPO and accuracies [n] of a run; its seconds from start to end, and those of a core that it took."""
+    done = folder / "done.json"
     if not done.exists():
         folder.mkdir(parents=True, exist_ok=True)
         words = ["+experiment=arithmetic", f"run.seed={seed}", *VARIANTS[name], *options.words]
         (folder / "run.yaml").write_text(yaml.safe_dump(run_file(words, folder)))
         env = os.environ | {"PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu", "SLIPWAY_RUN_DIR": str(folder / "local")}
         command = ["taskset", "-c", options.cores, sys.executable, "-m", "trainer", str(folder / "run.yaml")]
-        began = time.perf_counter()
+        began, before = time.perf_counter(), resource.getrusage(resource.RUSAGE_CHILDREN)
         with (folder / "log").open("w") as log:
             subprocess.run(command, env=env, cwd=folder, check=True, stdout=log, stderr=log)
-        done.write_text(str(time.perf_counter() - began))
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        cpu = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+        done.write_text(json.dumps({"seconds": time.perf_counter() - began, "cpu_seconds": cpu}))
     lines = [json.loads(line) for line in (folder / "local/metrics.jsonl").read_text().splitlines()]
     summary = json.loads((folder / "local/summary.json").read_text())
     warm = summary["warm_start_steps"]
     evaluated = [(line["step"] - warm, line["eval_accuracy"]) for line in lines if line["phase"] == "eval"]
     points = [(0, summary["accuracy_before"]), *(point for point in evaluated if point[0] > 0)]
-    return {"points": points, "seconds": float(done.read_text())}
+    return {"points": points} | json.loads(done.read_text())
 
 
 def run_file(words: list[str], folder: Path) -> dict[str, Any]:
@@ -86,17 +89,19 @@ def run_file(words: list[str], folder: Path) -> dict[str, Any]:
 def told(name: str, seed: int, found: dict[str, Any]) -> str:
     """One run, as a line."""
     accuracies = [f"{accuracy:.3f}" for _, accuracy in found["points"]]
-    return f"{name}, seed {seed}: {' '.join(accuracies)} in {found['seconds']:.0f} s"
+    seconds = f"{found['seconds']:.0f} s ({found['cpu_seconds']:.0f} of a core)"
+    return f"{name}, seed {seed}: {' '.join(accuracies)} in {seconds}"
 
 
 def table(curves: dict[str, list[dict[str, Any]]]) -> str:
     """Medians over the seeds, as Markdown."""
-    rows = ["| variant | before | after | least | seconds |", "| --- | --- | --- | --- | --- |"]
+    rows = ["| variant | before | after | least | seconds | of a core |", "| --- | --- | --- | --- | --- | --- |"]
     for name, runs in curves.items():
         before = statistics.median(run["points"][0][1] for run in runs)
         after = [run["points"][-1][1] for run in runs]
-        seconds = statistics.median(run["seconds"] for run in runs)
-        rows.append(f"| {name} | {before:.3f} | {statistics.median(after):.3f} | {min(after):.3f} | {seconds:.0f} |")
+        seconds, cpu = (statistics.median(run[key] for run in runs) for key in ("seconds", "cpu_seconds"))
+        told = f"{before:.3f} | {statistics.median(after):.3f} | {min(after):.3f} | {seconds:.0f} | {cpu:.0f}"
+        rows.append(f"| {name} | {told} |")
     return "\n".join(rows)
 
 
