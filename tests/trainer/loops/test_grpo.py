@@ -20,6 +20,9 @@ from trainer.grpo import supervised_loss
 from trainer.loops.grpo_programs import abstract_reference, frozen, updater
 from trainer.notice import Notice, NoticedError
 
+MOVING = {"rewards": {"tests.trainer.variety:variety": 1.0}}
+"""Without a right answer there would be nothing to learn, and every resume would be exact."""
+
 
 class KilledError(Exception):
     """Stands for whatever ends a process."""
@@ -125,7 +128,7 @@ def test_a_run_that_is_killed_after_any_update_equals_an_uninterrupted_one(
     """Bit for bit in weights, optimizer and position; the same numbers, each once, in metrics.jsonl."""
     changes = {
         "mesh": dict(zip(meshes.AXES, sizes, strict=True)),
-        "loop": grpo_run["loop"] | {"async_depth": depth, "length_buckets": [32]},
+        "loop": grpo_run["loop"] | MOVING | {"async_depth": depth, "length_buckets": [32]},
         "checkpoint": grpo_run["checkpoint"] | {"every": 1},
         "logging": grpo_run["logging"] | {"every": 2},
     }
@@ -139,6 +142,8 @@ def test_a_run_that_is_killed_after_any_update_equals_an_uninterrupted_one(
         assert position == position_whole
         for a, b in zip(jax.tree.leaves(state), jax.tree.leaves(state_whole), strict=True):
             np.testing.assert_array_equal(a, b)
+    moved = np.abs(saved(whole, 4)[0].params["embedding"] - saved(whole, 7)[0].params["embedding"]).max()
+    assert moved > 1e-4
     assert results(lines) == results(expected)
     summaries = [json.loads((tmp_path / name / "summary.json").read_text()) for name in ("whole", "cut")]
     assert summaries[0] == summaries[1]
@@ -146,7 +151,10 @@ def test_a_run_that_is_killed_after_any_update_equals_an_uninterrupted_one(
 
 def test_a_notice_amid_a_draw_costs_no_update(grpo_run, tmp_path, monkeypatch):
     """Saved is what was there before the draw, with the rollout that is ready; the next life draws anew."""
-    changes = {"loop": grpo_run["loop"] | {"async_depth": 1}, "checkpoint": grpo_run["checkpoint"] | {"every": 100}}
+    changes = {
+        "loop": grpo_run["loop"] | MOVING | {"async_depth": 1},
+        "checkpoint": grpo_run["checkpoint"] | {"every": 100},
+    }
     whole, cut = (grpo_run | changes | {"dir": str(tmp_path / name)} for name in ("whole", "cut"))
     expected = train(whole, tmp_path / "whole-local")
     asked = []
@@ -160,6 +168,9 @@ def test_a_notice_amid_a_draw_costs_no_update(grpo_run, tmp_path, monkeypatch):
         with pytest.raises(NoticedError):
             train(cut, tmp_path / "life")
     assert len(saved(cut, 3)[1]["ready"]) == 1
+    ratios = {line["step"]: line["ratio_max"] - 1 for line in expected if line["phase"] == "grpo"}
+    assert ratios[4] == pytest.approx(0, abs=1e-4)
+    assert ratios[6] > 1e-3  # the second rollout was drawn before the updates of the first, and the ratio tells
     lines = train(cut, tmp_path / "last-life")
     assert results(lines) == results(expected)
     for a, b in zip(jax.tree.leaves(saved(cut, 7)[0]), jax.tree.leaves(saved(whole, 7)[0]), strict=True):
