@@ -38,13 +38,17 @@ class Window:
 
     def take(self) -> dict[str, float]:
         """What is to be told; begin anew."""
-        whole = (*NEWEST,)
         found = {
-            name: value if name in whole or name.endswith(("_min", "_max")) else value / self._count
+            name: value if name in NEWEST or name.endswith(("_min", "_max")) else value / self._count
             for name, value in self._values.items()
         }
         self._count, self._values = 0, {}
         return found
+
+    @property
+    def empty(self) -> bool:
+        """Is there nothing to be told?"""
+        return not self._values
 
     def saved(self) -> dict[str, Any]:
         """The arguments of one that goes on from here."""

@@ -180,6 +180,12 @@ class Journal:
         if step % every == 0 or last.position.steps == self._loop.steps:
             self._line(last.position)
 
+    def end_phase(self, at: Standing) -> None:
+        """A last line of the warm start: its numbers and GRPO's are not of one kind."""
+        self.look()
+        if not self._window.empty:
+            self._line(at.position)
+
     def _alert(self, step: int, values: dict[str, float]) -> None:
         if said := self._alerts.look(step, values):
             self.tell(said)
@@ -187,7 +193,7 @@ class Journal:
 
     def _line(self, position: Position) -> None:
         """The updates since the line before."""
-        count, self._logged = position.total - self._logged, position.total
+        count, self._logged = max(1, position.total - self._logged), position.total
         times = self.watch.lap(count)
         times["other_time"] = 2 * times["step_time"] - sum(times.values())
         spent = {"rollout": times["rollout_time"], "update": times["update_time"]}

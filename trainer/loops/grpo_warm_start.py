@@ -9,7 +9,7 @@ from conf.runfile import RunFile
 from trainer import rollout
 from trainer.data.questions import Asked
 from trainer.distributed import place_batch
-from trainer.loops.grpo_journal import Journal, Standing
+from trainer.loops.grpo_journal import Journal, Position, Standing
 from trainer.loops.grpo_programs import Programs
 
 
@@ -33,7 +33,7 @@ class WarmStart:
         if position.warm_steps == 0:
             position.accuracy_start = journal.evaluate(at, "warm_start", "accuracy at the start")
             position.accuracy_before = position.accuracy_start
-        while position.accuracy_before < loop.warm_start_until and position.warm_steps < loop.warm_start_steps:
+        while not self._over(position):
             journal.heed(at)
             with journal.watch.spending("update_time"):
                 drawn = rollout.supervised(self._asked.train(position.warm_steps, loop.rows), loop)
@@ -42,8 +42,13 @@ class WarmStart:
                 journal.note(at, metrics, drawn, facts={})
             if position.warm_steps % loop.warm_start_eval_every == 0 or position.warm_steps == loop.warm_start_steps:
                 position.accuracy_before = journal.evaluate(at, "warm_start", "accuracy in the warm start")
+            if self._over(position):
+                journal.end_phase(at)
             if position.total % self._experiment.checkpoint.every == 0:
                 journal.save(at)
-        journal.look()
         position.phase = "grpo"
         journal.tell([f"accuracy before GRPO: {position.accuracy_before:.3f} on {loop.eval_prompts} held-out prompts"])
+
+    def _over(self, position: Position) -> bool:
+        loop = self._loop
+        return position.accuracy_before >= loop.warm_start_until or position.warm_steps >= loop.warm_start_steps

@@ -134,7 +134,7 @@ def test_a_run_that_is_killed_after_any_update_equals_an_uninterrupted_one(
     }
     whole, cut = (grpo_run | changes | {"dir": str(tmp_path / name)} for name in ("whole", "cut"))
     expected = train(whole, tmp_path / "whole-local")
-    for life, killed_at in enumerate([2, 4, 5]):  # in the warm start; after each update of a rollout
+    for life, killed_at in enumerate([3, 4, 5]):  # at the end of the warm start; after each update of a rollout
         run_until(cut, tmp_path / f"life-{life}", killed_at, monkeypatch)
     lines = train(cut, tmp_path / "last-life")
     for step in range(1, 8):
