@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from controller.verbs import up
+from controller import session
 from tests.controller.conftest import ECHO, Slipway
 from tests.controller.test_up import until, workers_home
 
@@ -110,16 +110,16 @@ def test_a_pod_without_a_controller_ends_with_the_budget(slipway: Slipway) -> No
 @contextmanager
 def billed(config: Any) -> Iterator[Any]:
     """The emulated cloud, as if it were Google's."""
-    with up_connected(config) as (world, emulator):
+    with really_connected(config) as (world, emulator):
         world.billed = True
         yield world, emulator
 
 
-up_connected = up.connected
+really_connected = session.connected
 
 
 def test_nothing_billed_is_made_unasked(slipway: Slipway, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(up, "connected", billed)
+    monkeypatch.setattr(session, "connected", billed)
     price = "budget.usd_per_hour=3"
     code, _, err = slipway("up", ECHO, *ONE, price)  # no terminal to ask on
     assert code == 2
