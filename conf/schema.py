@@ -26,6 +26,7 @@ from conf.optimizer import Optimizer
 from conf.program import Code, Env, Program
 from conf.run import Cleanup, Recovery, Run, Ssh
 from conf.strict import VOLATILE, Strict, essential
+from conf.sweep import Sweep
 from conf.topology import Topology, region, topology
 from conf.tpu import Tpu
 from conf.training import Checkpoint, Logging, Mesh
@@ -53,6 +54,7 @@ class Config(Strict):
     recovery: Annotated[Recovery, VOLATILE]
     cleanup: Annotated[Cleanup, VOLATILE]
     budget: Annotated[Budget, VOLATILE]
+    sweep: Annotated[Sweep, VOLATILE]
 
     @property
     def topology(self) -> Topology:

@@ -43,11 +43,14 @@ VERBS = {
     "init": "first use: find credentials, project and a zone with quota; write slipway/cloud/mine.yaml",
     "localcloud": "the emulated cloud by hand: start, stop, wipe, env, requests",
 }
+MULTIRUN = frozenset({"up", "plan", "status", "down"})
+"""What can be done with all runs of a sweep."""
 EXAMPLES = """examples:
   slipway +experiment=quickstart                       GRPO on an emulated v5litepod-16, on this machine
   slipway plan +experiment=gemma2b_gsm8k               what would be created, and its price
   slipway rehearse +experiment=gemma2b_gsm8k           all of it on this machine, scaled down, with a preemption
   slipway +experiment=gemma2b_gsm8k tpu.zone=us-west4-a optimizer.lr=1e-6
+  slipway -m +experiment=quickstart optimizer.lr=1e-4,7e-4 run.seed=0,1,2 sweep.pods=2
   slipway logs --worker 3 --follow +experiment=gemma2b_gsm8k
   slipway exec --worker all -- free -g
   slipway down +experiment=gemma2b_gsm8k
@@ -175,6 +178,8 @@ def _parser(verb: str) -> _Parser:
     parser.add_argument(
         "--json", action="store_true", help="one JSON document (or JSON lines while following) on stdout"
     )
+    if verb in MULTIRUN:
+        parser.add_argument("-m", "--multirun", action="store_true", help="a sweep: all runs of a=1,2 b=range(0,3) …")
     if verb == "up" or verb in recall.OF_A_RUN:
         how = "repeat, or go on with," if verb == "up" else "mean"
         parser.add_argument("--run", metavar="ID", help=f"{how} the run of this id as it is on record, code included")
@@ -242,6 +247,8 @@ def run(argv: Sequence[str]) -> int:
 def _run(argv: Sequence[str]) -> int:
     try:
         command = _with_recalled(parse(argv))
+        if getattr(command.flags, "multirun", False):
+            return importlib.import_module("controller.sweep.verbs").VERBS[command.verb](command)
         verb: Any = importlib.import_module(f"controller.verbs.{command.verb}")  # only this verb's imports are paid for
         return verb.run(command)
     except SlipwayError as error:

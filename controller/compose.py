@@ -5,9 +5,10 @@ Hydra composes plain data; `conf.schema` judges it. Hydra's own complaints are t
 
 from __future__ import annotations
 
+import copy
 import difflib
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +35,50 @@ def compose(overrides: Sequence[str], *, extra_dir: Path | None = None) -> tuple
 
 def raw(overrides: Sequence[str], *, extra_dir: Path | None = None) -> dict[str, Any]:
     """The composed data before the schema sees it, interpolations resolved."""
+    return _resolved(_unresolved(overrides, extra_dir), overrides, extra_dir)
+
+
+def compose_each(
+    variants: Iterable[Sequence[str]], *, extra_dir: Path | None = None
+) -> Iterator[tuple[Config | None, list[Problem]]]:
+    """`compose` of many lists of words that share most of them: groups are composed once, single values laid over.
+
+    Hydra does the same within one composition: the values of the command line come last, before interpolations.
+    """
+    composed: dict[tuple[str, ...], Any] = {}
+    for words in variants:
+        heads = tuple(word for word in words if not _is_value(word))
+        if heads not in composed:
+            composed[heads] = _unresolved(heads, extra_dir)
+        made = copy.deepcopy(composed[heads])
+        _lay_over(made, [word for word in words if _is_value(word)])
+        yield judge(_resolved(made, words, extra_dir))
+
+
+def _is_value(word: str) -> bool:
+    """Is it `a.b=value`, which chooses no file?"""
+    key = word.partition("=")[0]
+    return "." in key and "@" not in key and not key.startswith(("~", "hydra"))
+
+
+def _lay_over(made: Any, words: Sequence[str]) -> None:
+    """Set single values of what is composed.
+
+    Raises:
+        ConfigError: a word that cannot be read.
+    """
+    from hydra.core.override_parser.overrides_parser import OverridesParser
+    from hydra.errors import HydraException
+    from omegaconf import OmegaConf
+
+    try:
+        for override in OverridesParser.create().parse_overrides([normalize(word) for word in words]):
+            OmegaConf.update(made, override.key_or_group, override.value(), force_add=True)
+    except HydraException as error:
+        raise ConfigError(_in_our_words(error, words, None)) from None
+
+
+def _unresolved(overrides: Sequence[str], extra_dir: Path | None) -> Any:
     from hydra import compose as hydra_compose
     from hydra import initialize_config_dir
     from hydra.errors import HydraException
@@ -47,12 +92,21 @@ def raw(overrides: Sequence[str], *, extra_dir: Path | None = None) -> dict[str,
     OmegaConf.register_new_resolver("installed", _installed, replace=True)
     try:
         with initialize_config_dir(str(CONFIG_DIR), version_base="1.3"):
-            composed = hydra_compose("config", overrides=wanted)
-        data = OmegaConf.to_container(composed, resolve=True)
+            return hydra_compose("config", overrides=wanted)
     except (HydraException, OmegaConfBaseException) as error:
         raise ConfigError(_in_our_words(error, wanted, extra_dir)) from None
     except YAMLError as error:  # of a file of the user's; a tag that would make an object is one
         raise ConfigError(" ".join(f"the config cannot be composed: {error}".split())) from None
+
+
+def _resolved(composed: Any, overrides: Sequence[str], extra_dir: Path | None) -> dict[str, Any]:
+    from omegaconf import OmegaConf
+    from omegaconf.errors import OmegaConfBaseException
+
+    try:
+        data = OmegaConf.to_container(composed, resolve=True)
+    except OmegaConfBaseException as error:
+        raise ConfigError(_in_our_words(error, [normalize(o) for o in overrides], extra_dir)) from None
     assert isinstance(data, dict)
     return {str(key): value for key, value in data.items()}
 
@@ -73,16 +127,10 @@ def laid_over(data: dict[str, Any], words: Sequence[str]) -> dict[str, Any]:
     Raises:
         ConfigError: a word that cannot be read.
     """
-    from hydra.core.override_parser.overrides_parser import OverridesParser
-    from hydra.errors import HydraException
     from omegaconf import OmegaConf
 
     made = OmegaConf.create(data)
-    try:
-        for override in OverridesParser.create().parse_overrides([normalize(word) for word in words]):
-            OmegaConf.update(made, override.key_or_group, override.value(), force_add=True)
-    except HydraException as error:
-        raise ConfigError(_in_our_words(error, words, None)) from None
+    _lay_over(made, words)
     plain = OmegaConf.to_container(made)
     assert isinstance(plain, dict)
     return {str(key): value for key, value in plain.items()}

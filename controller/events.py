@@ -48,6 +48,11 @@ class Events:
     def listen(self, listener: Callable[[Event], None]) -> None:
         self._listeners.append(listener)
 
+    def unlisten(self, listener: Callable[[Event], None]) -> None:
+        """Hand that listener nothing more."""
+        with self._lock:
+            self._listeners.remove(listener)
+
     def emit(self, kind: Kind, subject: str, words: str = "", **data: Any) -> None:
         event = Event(self._clock.now(), kind, subject, words, data)
         with self._lock:

@@ -103,6 +103,10 @@ class Google:
         """
         self._listeners.append(listener)
 
+    def unlisten(self, listener: Callable[[dict[str, Any]], None]) -> None:
+        """Tell that listener no more."""
+        self._listeners.remove(listener)
+
     @property
     def signed_in(self) -> bool:
         """Is there somebody to act as?"""

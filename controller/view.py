@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 import time
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Protocol, Self
 
 from controller.events import Event
 from controller.ledger import Result
@@ -22,6 +22,16 @@ PLAIN_SECONDS = 10.0
 """How often the training line is printed where it cannot be redrawn."""
 SHOWN = ("loss", "accuracy", "reward_mean", "pass_at_k", "entropy", "kl")
 DONE = {"create": "created", "update": "updated", "replace": "replaced", "delete": "deleted", "none": "as wanted"}
+
+
+class Screen(Protocol):
+    """Where a run is shown, and its user asked."""
+
+    def ask(self, question: str, yes: bool) -> bool: ...
+
+    def detached(self) -> None: ...
+
+    def finished(self, result: Result, *, again: bool = False, cost: str = "") -> None: ...
 
 
 class View:

@@ -11,6 +11,7 @@ import pytest
 
 from controller import cli, recall
 from controller.compose import groups
+from controller.sweep.study import study
 
 ROOT = Path(__file__).parents[1]
 PAGES = sorted([ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").glob("*.md")])
@@ -45,7 +46,9 @@ def test_commands_are_understood(words: str) -> None:
         command = replace(command, overrides=(*command.overrides, "cloud=local"))
     if command.verb in recall.VERBS and not command.overrides and not command.run:
         command = replace(command, overrides=("+experiment=quickstart",))  # they mean the last run
-    if command.verb in ("orphans", "init", "runs") or command.run:
+    if getattr(command.flags, "multirun", False):
+        assert study(command.overrides, ROOT).jobs
+    elif command.verb in ("orphans", "init", "runs") or command.run:
         assert command.bare_config()
     elif command.verb != "localcloud":
         _, findings = command.config()

@@ -11,7 +11,8 @@ from __future__ import annotations
 import json
 import re
 import uuid
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict
 from importlib.metadata import version
 from pathlib import Path
@@ -46,17 +47,24 @@ class Recorder:
         self._overrides, self._sweep = list(overrides), sweep
         self.folder = folder_of(world.state, plan.run_id)
 
-    def listen(self) -> None:
-        """From now on events and requests go to files of this machine."""
-        self._world.events.listen(record_to(self.folder / "events.jsonl"))
-        requests = self.folder / "requests.jsonl"
-
-        def write(call: Document) -> None:
-            with requests.open("a") as out:
-                out.write(json.dumps(call) + "\n")
-
+    @contextmanager
+    def listening(self) -> Iterator[None]:
+        """For as long as this lasts events and requests go to files of this machine."""
         self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        self._world.google.listen(write)
+        events = record_to(self.folder / "events.jsonl")
+        with (self.folder / "requests.jsonl").open("a", buffering=1) as out:
+
+            def write(call: Document) -> None:
+                if not out.closed:
+                    out.write(json.dumps(call) + "\n")
+
+            self._world.events.listen(events)
+            self._world.google.listen(write)
+            try:
+                yield
+            finally:
+                self._world.events.unlisten(events)
+                self._world.google.unlisten(write)
 
     def begin(self, fleet: Fleet) -> None:
         """Write down what makes the run; what is on record stays as it is. record.json comes last."""
@@ -85,6 +93,11 @@ class Recorder:
         self._tell({"state": result.outcome, **numbers, "metrics": result.summary, **_cost(spending)})
         self._upload()
 
+    def catch_up(self, result: Result, spending: Spending) -> None:
+        """The same where the controller was killed between the end of the run and that."""
+        if not (self.folder / "result.json").is_file() and self._known() is not None:
+            self.end(result, spending)
+
     def stopped(self, state: str, why: str, spending: Spending) -> None:
         """The run has ended otherwise, for now: failed, cancelled."""
         if self._known() is not None:
@@ -106,6 +119,7 @@ class Recorder:
         if not file.is_file():
             if (content := self._ledger.read(RECORD)) is None:
                 return None
+            self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             file.write_bytes(content)
         return json.loads(file.read_bytes())
 

@@ -35,6 +35,22 @@ SIGNS = {"none": "=", "create": "+", "update": "~", "replace": "Â±", "wait": "â€
 
 
 def run(command: Command) -> int:
+    plan, rows, findings, price, now = gather(command)
+    if command.flags.save:
+        print(f"saved {save(plan, command.overrides, Path.cwd())}", file=sys.stderr)
+    if command.flags.json:
+        print(json.dumps(as_document(plan, rows, findings, price, now), indent=1))
+    else:
+        print("\n".join(as_lines(plan, rows, findings, price, now)))
+    return 2 if any(f.severity == "error" for f in findings) else 0
+
+
+def gather(command: Command) -> tuple[Plan, list[Row], list[Finding], Rate, str]:
+    """The plan, what is there of it, every finding, the price, and what the pod is doing already.
+
+    Raises:
+        ConfigError: the config is unusable.
+    """
     config, findings = command.config()
     try:
         plan = build(config, project_of(config), Path.cwd())
@@ -52,14 +68,7 @@ def run(command: Command) -> int:
         price = rate(config, world.clock.now())
         now = _now(plan, rows, world)
     seen = [finding for row in rows for finding in row.resource.findings(row.seen)]
-    findings = by_severity([*findings, *asked, *seen])
-    if command.flags.save:
-        print(f"saved {save(plan, command.overrides, Path.cwd())}", file=sys.stderr)
-    if command.flags.json:
-        print(json.dumps(as_document(plan, rows, findings, price, now), indent=1))
-    else:
-        print("\n".join(as_lines(plan, rows, findings, price, now)))
-    return 2 if any(f.severity == "error" for f in findings) else 0
+    return plan, rows, by_severity([*findings, *asked, *seen]), price, now
 
 
 def _faults(config: Config, emulator: Emulator | None) -> list[Finding]:

@@ -37,7 +37,7 @@ from controller.spending import Spending
 from controller.ssh import Fleet, WorkerError, WorkersFailed
 from controller.turns import Turns
 from controller.verdict import Kind
-from controller.view import View
+from controller.view import Screen, View
 from controller.words import counted
 from controller.world import World
 
@@ -47,6 +47,12 @@ if TYPE_CHECKING:
 
 
 def run(command: Command) -> int:
+    bring_about(command)
+    return 0
+
+
+def bring_about(command: Command) -> str:
+    """Carry out what the command names; returns the run's id."""
     with opened(command, repeat=True) as (plan, world, emulator):
         if plan.project == NO_PROJECT:
             raise ConfigError(
@@ -54,23 +60,34 @@ def run(command: Command) -> int:
             )
         remember(command.overrides, Path.cwd(), plan.run_id if command.run else "")
         carry_out(command, plan, world, emulator)
-    return 0
+    return plan.run_id
 
 
 def carry_out(command: Command, plan: Plan, world: World, emulator: Emulator | None) -> Result | None:
     """Bring the run to its end, whatever happens; the result, or None where it goes on or was cancelled."""
     with View(plan, json_lines=command.flags.json) as view:
-        ledger = Ledger(world.google, plan.bucket, plan.run_id)
         world.events.listen(view)
-        result = ledger.result()
-        if result is not None:
-            recorder = Recorder(plan, world, ledger, command.overrides)
-            left = Up(command, plan, world, ledger, view, recorder).clean_up(result)
-            view.finished(result, again=not left)
-            return result
-        _before_it_bills(command, plan, world, view)
-        recorder = Recorder(plan, world, ledger, command.overrides)
-        recorder.listen()
+        return carry_on(command, plan, world, emulator, view)
+
+
+def carry_on(
+    command: Command, plan: Plan, world: World, emulator: Emulator | None, view: Screen, sweep: str = ""
+) -> Result | None:
+    """The same where somebody else shows it.
+
+    Args:
+        sweep: the sweep that the run belongs to.
+    """
+    ledger = Ledger(world.google, plan.bucket, plan.run_id)
+    recorder = Recorder(plan, world, ledger, command.overrides, sweep)
+    if (result := ledger.result()) is not None:
+        up = Up(command, plan, world, ledger, view, recorder)
+        left = up.clean_up(result)
+        recorder.catch_up(result, up.spending)
+        view.finished(result, again=not left)
+        return result
+    _before_it_bills(command, plan, world, view)
+    with recorder.listening():
         if emulator is not None:
             _script_faults(emulator, plan)
         up = Up(command, plan, world, ledger, view, recorder)
@@ -89,7 +106,7 @@ class Up:
     """One `up` of one run."""
 
     def __init__(
-        self, command: Command, plan: Plan, world: World, ledger: Ledger, view: View, recorder: Recorder
+        self, command: Command, plan: Plan, world: World, ledger: Ledger, view: Screen, recorder: Recorder
     ) -> None:
         self.command, self.plan, self.world, self.ledger, self.view = command, plan, world, ledger, view
         self.recorder = recorder
@@ -257,7 +274,7 @@ class Up:
         self.world.events.emit("note", self.plan.run_id, words)
 
 
-def _before_it_bills(command: Command, plan: Plan, world: World, view: View) -> None:
+def _before_it_bills(command: Command, plan: Plan, world: World, view: Screen) -> None:
     """Ask Google, then the user, before the first thing that is billed; a pod that is there already is paid for.
 
     Raises:

@@ -1,0 +1,1 @@
+"""Many runs of one config on a pool of pods: `-m`."""

@@ -1,0 +1,109 @@
+"""The runs of a sweep: Hydra's own grammar on the command line and in `sweep.params`, times the named cases.
+
+The words are taken apart by Hydra's parser, and multiplied in the order of its basic sweeper: the last moves fastest.
+https://hydra.cc/docs/tutorials/basic/running_your_app/multi-run/
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from conf.sweep import Sweep
+from controller.compose import groups, normalize
+from controller.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class Variant:
+    """One run of a sweep: its words, those that all runs share first, and its case, empty where there are none."""
+
+    words: tuple[str, ...]
+    own: tuple[str, ...]
+    case: str = ""
+
+    @property
+    def title(self) -> str:
+        return " ".join(filter(None, [self.case, *self.own])) or "(no words of its own)"
+
+
+@dataclass(frozen=True)
+class Space:
+    """What a search draws from: by word prefix `key=` the choices, or an interval of Hydra's."""
+
+    choices: dict[str, tuple[str, ...]]
+    intervals: dict[str, tuple[float, float, bool, bool]]
+    """Start, end, is it of whole numbers, is it drawn on a log scale."""
+
+
+def split(words: Sequence[str], folder: Path) -> tuple[tuple[str, ...], Space]:
+    """The words that are the same in every run, and what the others range over.
+
+    Raises:
+        ConfigError: a word that Hydra cannot read, or a glob that fits nothing.
+    """
+    from hydra.core.override_parser.overrides_parser import OverridesParser
+    from hydra.errors import HydraException
+
+    parser = OverridesParser.create()
+    same: list[str] = []
+    choices: dict[str, tuple[str, ...]] = {}
+    intervals: dict[str, tuple[float, float, bool, bool]] = {}
+    for word in words:
+        try:
+            override = parser.parse_override(normalize(word))
+        except HydraException:
+            key, _, value = word.partition("=")
+            raise ConfigError(f"{key}: {value!r} cannot be read; quote what holds commas: '{key}=\"…\"'") from None
+        prefix = f"{word.partition('=')[0]}="
+        if not override.is_sweep_override():
+            same.append(word)
+        elif override.is_interval_sweep():
+            intervals[prefix] = _interval(override.value())
+        else:
+            choices[prefix] = _choices(override, word, folder)
+    return tuple(same), Space(choices, intervals)
+
+
+def grid(words: Sequence[str], sweep: Sweep, folder: Path) -> list[Variant]:
+    """Every run of the sweep, cases slowest.
+
+    Args:
+        words: as typed.
+        folder: where the user stands, for the groups of the user's own that a glob may mean.
+
+    Raises:
+        ConfigError: as `split`; or an interval, of which a grid has no points.
+    """
+    given = {word.lstrip("+").partition("=")[0] for word in words}
+    further = [f"{key}={value}" for key, value in sweep.params.items() if key not in given]
+    same, space = split([*words, *further], folder)
+    if space.intervals:
+        key = next(iter(space.intervals)).rstrip("=")
+        raise ConfigError(f"{key}: an interval has no points of a grid; give values, or set sweep.search")
+    axes = [[f"{prefix}{value}" for value in values] for prefix, values in space.choices.items()]
+    cases = sweep.cases or {"": ()}
+    return [
+        Variant((*same, *case, *own), own, name) for name, case in cases.items() for own in itertools.product(*axes)
+    ]
+
+
+def _choices(override: Any, word: str, folder: Path) -> tuple[str, ...]:
+    from hydra.core.override_parser.types import Glob
+
+    value = override.value()
+    if not isinstance(value, Glob):
+        return tuple(override.sweep_string_iterator())
+    key = word.lstrip("+").partition("=")[0]
+    known = groups(folder / "slipway").get(key, [])
+    if not (found := tuple(value.filter(known))):
+        raise ConfigError(f"{word}: fits no {key}; choices: {', '.join(known) or 'there is no such group'}")
+    return found
+
+
+def _interval(sweep: Any) -> tuple[float, float, bool, bool]:
+    whole = isinstance(sweep.start, int) and isinstance(sweep.end, int)
+    return sweep.start, sweep.end, whole, "log" in sweep.tags

@@ -1,0 +1,113 @@
+"""Sweeps end to end on the emulated cloud, with programs that echo."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from controller import cli
+from controller.cost import rate
+from controller.records import index
+from controller.sweep.board import Line, sparkline, table
+from controller.sweep.pool import Listed
+from controller.sweep.study import estimate, study
+from tests.controller.conftest import Slipway
+from tests.controller.test_up import until
+
+SMALL = ["tpu.accelerator_type=v5litepod-1", "sweep.pods=2"]
+
+
+def states(slipway: Slipway) -> dict[str, str]:
+    return {" ".join(w for w in row["overrides"] if "seed" in w): row["state"] for row in index.rows(slipway.home)}
+
+
+def launches(slipway: Slipway) -> list[str]:
+    objects = slipway.cloud().get("state")["objects"]
+    return sorted(name for names in objects.values() for name in names if "/launches/" in name)
+
+
+@pytest.mark.e2e
+def test_killed_and_preempted_a_sweep_does_what_is_missing_and_leaves_no_pod(slipway: Slipway) -> None:
+    go = slipway.home / "go"
+    program = f'program.command=[sh,-c,"while [ ! -e {go} ]; do sleep 0.1; done"]'
+    words = ["-m", *SMALL, *slipway.base, program, "run.seed=0,1,2,3,4"]
+
+    def start() -> subprocess.Popen[str]:
+        argv = [sys.executable, "-m", "controller", *words]
+        return subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+
+    slipway.home.mkdir()
+    first = start()
+    try:
+        until(lambda: sum(state == "running" for state in states(slipway).values()) == 2)
+        os.kill(first.pid, signal.SIGKILL)
+        first.communicate()
+        before = launches(slipway)
+        second = start()
+        until(lambda: slipway.cloud().get("state")["node"] != {})
+        slipway.cloud().post("faults", {"key": "p", "faults": [{"kind": "preempted", "after_seconds": 0}]})
+        go.touch()
+        out, _ = second.communicate(timeout=300)
+    finally:
+        first.kill()
+    assert second.returncode == 0, out
+    assert set(states(slipway).values()) == {"finished"}
+    assert len(states(slipway)) == 5
+    assert before == [name for name in launches(slipway) if name in before]
+    held = {name.split("/")[1] for name in before}
+    assert {name.split("/")[1] for name in launches(slipway) if not name.endswith("0001.json")} <= held
+    assert slipway.cloud().get("state")["node"] == {}
+    assert cli.run(words) == 0
+    assert "5 runs, 5 finished, 0 to do" in slipway.capsys.readouterr().out
+    assert cli.run(["status", "--json", *words]) == 0
+    assert {run["state"] for run in json.loads(slipway.capsys.readouterr().out)["runs"]} == {"finished"}
+
+
+@pytest.mark.e2e
+def test_what_fails_is_tried_again_and_told(slipway: Slipway) -> None:
+    fails = 'program.command=[sh,-c,"test $SEED != 1 && test $SLIPWAY_ATTEMPT$SEED != 12"]'
+    words = ["-m", *SMALL, *slipway.base, fails, "env.vars.SEED='0','1','2'"]
+    assert cli.run(words) == 5
+    out, err = slipway.capsys.readouterr()
+    assert "1 of 3 runs failed; the same command tries them again" in err
+    assert "2 finished, 1 failed" in out
+    assert out.count("; once more") == 2
+    assert cli.run(["plan", "--json", *words]) == 0
+    document = json.loads(slipway.capsys.readouterr().out)
+    assert sorted(run["state"] for run in document["runs"]) == ["failed", "finished", "finished"]
+    assert cli.run(["down", *words]) == 0
+    assert "deleted: nothing" in slipway.capsys.readouterr().out
+
+
+def test_a_pod_goes_on_with_the_run_that_it_had(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SLIPWAY_HOME", str(tmp_path))
+    jobs = study(["+experiment=quickstart", "run.seed=0,1,2"], tmp_path).jobs
+    ids = [job.run_id for job in jobs]
+    source = Listed(jobs, {2: ids[0], 3: "finished long ago"})
+    taken = [source.take(pod) for pod in (1, 2, 1, 2)]
+    assert [job.run_id if job else None for job in taken] == [ids[1], ids[0], ids[2], None]
+
+
+def test_the_estimate_is_by_runs_of_the_same_name(tmp_path: Path) -> None:
+    config = cli.parse(["plan", "+experiment=quickstart", "tpu=v6e_8", "cloud=gcp"]).bare_config()
+    assert estimate(config, 12, 2, tmp_path, 0.0).hours is None
+    row = {"name": "quickstart", "type": config.tpu.accelerator_type, "state": "finished", "metrics": {}}
+    index.add(tmp_path, [{**row, "run": str(i), "seconds": seconds} for i, seconds in enumerate((90.0, 100.0, 500.0))])
+    guess = estimate(config, 12, 5, tmp_path, 0.0)
+    assert (guess.seconds_each, guess.hours) == (100.0, 300 / 3600)
+    assert guess.usd == pytest.approx(12 * 100 / 3600 * (rate(config, 0.0).total or 0.0))
+
+
+def test_a_line_per_run() -> None:
+    assert sparkline([0, 1, 2, 3]) == "▁▃▅█"
+    assert sparkline([]) == ""
+    steps = {"step": 5, "steps_total": 10, "step_time": 2.0}
+    line = Line("q-1", "seed=1", "running", 2, 100.0, metric="loss", values=[2.0, 1.0], **steps)
+    shown = table([line], 160.0)[1]
+    assert shown.split() == ["q-1", "seed=1", "2", "running", "60", "s", "5/10", "loss", "1", "█▁", "0:10"]

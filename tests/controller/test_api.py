@@ -1,0 +1,33 @@
+"""The Python interface gives what the command line gives."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from controller import api
+from tests.controller.conftest import Slipway
+
+
+@pytest.mark.e2e
+def test_from_a_config_to_rows_metrics_and_the_record(slipway: Slipway) -> None:
+    lines = [{"step": 1, "phase": "train", "loss": 2.0}, {"step": 1, "phase": "eval", "eval_loss": 1.5}]
+    wanted = "; ".join(f"echo '{json.dumps(line)}' >> $SLIPWAY_RUN_DIR/metrics.jsonl" for line in lines)
+    (slipway.repository / "run.sh").write_text(f"{wanted}\necho '{{\"acc\": 0.5}}' > $SLIPWAY_RUN_DIR/summary.json\n")
+    words = [*slipway.base, "tpu.accelerator_type=v5litepod-1", "program.command=[sh,run.sh]"]
+    assert api.compose(*words).run.seed == 0
+    planned = api.plan(*words)
+    assert "create" in {resource["action"] for resource in planned["resources"]}
+    row = api.up(*words)
+    assert (row["run"], row["state"], row["metrics.acc"]) == (planned["run"], "finished", 0.5)
+    assert api.runs("state=finished") == [row]
+    assert api.record(row["run"])["config"]["run"]["seed"] == 0
+    assert api.up(run=row["run"])["run"] == f"{row['run']}-r1"
+    rows = api.sweep(*words, "run.seed=0,1")
+    assert rows[0]["run"] == row["run"]
+    assert {r["state"] for r in rows} == {"finished"}
+    with pytest.raises(api.ConfigError, match="no metrics of it"):
+        api.metrics("nobody-1")
+    with pytest.raises(api.ConfigError, match="did you mean run.seed"):
+        api.compose("run.sead=1")
