@@ -104,6 +104,8 @@ def study(words: Sequence[str], folder: Path) -> Study:
         ConfigError: a word, or a run, is wrong; the runs do not fit on the same pods.
     """
     base = base_of(words, folder)
+    if base.sweep.search is not None:
+        raise ConfigError("sweep.search: is not there yet; null runs the whole grid")
     jobs = {job.run_id: job for job in Builder(folder).jobs(grid(words, base.sweep, folder))}
     pods = {job.config.pod_name for job in jobs.values()}
     if len(pods) > 1:
