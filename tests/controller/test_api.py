@@ -29,5 +29,5 @@ def test_from_a_config_to_rows_metrics_and_the_record(slipway: Slipway) -> None:
     assert {r["state"] for r in rows} == {"finished"}
     with pytest.raises(api.ConfigError, match="no metrics of it"):
         api.metrics("nobody-1")
-    with pytest.raises(api.ConfigError, match="did you mean run.seed"):
+    with pytest.raises(api.ConfigError, match="did you mean run"):
         api.compose("run.sead=1")
