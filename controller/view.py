@@ -27,6 +27,8 @@ DONE = {"create": "created", "update": "updated", "replace": "replaced", "delete
 class Screen(Protocol):
     """Where a run is shown, and its user asked."""
 
+    usd_per_hour: float | None
+
     def ask(self, question: str, yes: bool) -> bool: ...
 
     def detached(self) -> None: ...

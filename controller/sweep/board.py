@@ -107,7 +107,7 @@ class Screen:
 
     def __init__(self, board: Board, run: str, clock: Clock) -> None:
         self._board, self._run, self._clock = board, run, clock
-        self.cost = ""
+        self.usd_per_hour: float | None = None
 
     def __call__(self, event: Event) -> None:
         self._board.tell(self._run, event)
