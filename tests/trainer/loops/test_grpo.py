@@ -152,7 +152,7 @@ def test_a_run_that_is_killed_after_any_update_equals_an_uninterrupted_one(
 def test_a_notice_amid_a_draw_costs_no_update(grpo_run, tmp_path, monkeypatch):
     """Saved is what was there before the draw, with the rollout that is ready; the next life draws anew."""
     changes = {
-        "loop": grpo_run["loop"] | MOVING | {"async_depth": 1},
+        "loop": grpo_run["loop"] | MOVING | {"async_depth": 1, "test_samples": None},
         "checkpoint": grpo_run["checkpoint"] | {"every": 100},
     }
     whole, cut = (grpo_run | changes | {"dir": str(tmp_path / name)} for name in ("whole", "cut"))
