@@ -147,13 +147,22 @@ class Follower:
             if verdict.kind is Kind.RUNNING or self._waits_for(verdict):
                 self._remark(verdict)
                 continue
-            if verdict.kind is Kind.FINISHED and not all(s.ended for s in streams):
+            if verdict.kind is Kind.FINISHED and not self._have_said_all(streams, pod):
                 continue  # logs are being uploaded
             if verdict.kind not in (Kind.FINISHED, Kind.OVER_BUDGET):
                 verdict = self._second_look(verdict, streams, pod, steps)
             if verdict is not None and not self._stopping.is_set():
                 return Outcome(verdict, tuple(self._ends), steps.last)
         return None
+
+    def _have_said_all(self, streams: list[_Stream], pod: PodWatch) -> bool:
+        """Is nothing more to be heard of programs that have ended well? Of a pod that was taken away nothing is."""
+        silent = [i for i, stream in enumerate(streams) if not stream.ended]
+        seen = pod.now()
+        if not silent or seen is None or (seen.state == "READY" and not seen.replaced):
+            return not silent
+        self._ends += [(i, exited) for i in silent if (exited := streams[i].exited) is not None]
+        return True
 
     def _second_look(self, verdict: Verdict, streams: list[_Stream], pod: PodWatch, steps: _Steps) -> Verdict | None:
         """The verdict once Google has been asked again and, where it matters, all others have ended as well.

@@ -110,6 +110,13 @@ def test_all_zero_is_finished() -> None:
     assert [e.data["metrics"] for e in events if e.kind == "metrics"] == [{"step": 1, "kind": "x"}]
 
 
+def test_a_run_that_ended_well_is_finished_though_its_pod_is_taken_away_before_the_last_log() -> None:
+    exited = {"exited": end(0, summary={"loss": 1})["end"]}
+    outcome, _ = follow(FakeFleet([[exited, "hang for good"]], [[end(0)]]), PodSeen("PREEMPTED"))
+    assert outcome.verdict.kind is Kind.FINISHED
+    assert dict(outcome.ends)[0]["summary"] == {"loss": 1}
+
+
 def test_the_first_failure_is_by_the_workers_clocks() -> None:
     outcome, _ = follow(FakeFleet([[end(1, ended=5.0)]], [[end(7, ended=3.0)]]))
     assert (outcome.verdict.kind, outcome.verdict.worker) == (Kind.PROGRAM_ERROR, 1)
