@@ -47,6 +47,14 @@ class GcpCloud(Strict):
     noncurrent_days: int = Field(ge=1, description="days after which a bucket of ours drops replaced versions")
     unfinished_upload_days: int = Field(ge=1, description="days after which it drops unfinished uploads")
     ssh_source_ranges: tuple[Cidr, ...] = Field(description="who may reach port 22 of a worker")
+    driver_account: Account = Field(
+        description="whom the bastion of recovery.driver=bastion runs as; as service_account, and best another one"
+    )
+    driver_roles: tuple[Role, ...] = Field(
+        description="roles of that account in the project; on the bucket it has bucket_roles, on the workers' account "
+        "iam.serviceAccountUser, on the bastion alone compute.instanceAdmin.v1"
+    )
+    driver_machine: str = Field(min_length=1, description="machine type of the bastion")
     trc: Trc | None = Field(description="a grant of free TPUs; null: none")
     billing_budget: BillingBudget | None = Field(description="a budget on the billing account; null: none")
 

@@ -62,6 +62,12 @@ class Responses(Strict):
 
 
 class Recovery(Strict):
+    driver: Literal["laptop", "bastion"] = Field(
+        description="who sees the run through: the machine of `up`, or a small VM that `up` makes beside the pod"
+    )
+    lease_seconds: float = Field(
+        ge=2, description="silence of the controller that acts on a pod after which another one may"
+    )
     max_preemptions: int = Field(
         ge=0, description="go on at most this often after the pod or a part of it was lost, or hung, in one run"
     )

@@ -75,6 +75,7 @@ class Config(Strict):
         if self.tpu.name:
             return self.tpu.name
         lasting = {"faults", "operation_seconds", "port", "trc", "billing_budget"}  # these do not say where the pod is
+        lasting |= {"driver_account", "driver_roles", "driver_machine"}
         identity = {
             "cloud": self.cloud.model_dump(mode="json", exclude=lasting),
             "tpu": self.tpu.model_dump(mode="json", exclude={"create_minutes", "valid_until_hours"}),

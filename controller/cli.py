@@ -188,6 +188,7 @@ def _parser(verb: str) -> _Parser:
     if verb == "up":
         parser.add_argument("--detach", action="store_true", help="return once the program has started")
         parser.add_argument("--queue", action="store_true", help="wait while another run has the pod")
+        parser.add_argument("--take-over", action="store_true", help="act in place of the controller that does")
     if verb in ("logs", "ssh", "forward"):
         parser.add_argument("--worker", default="0", metavar="N", help="which worker (default 0)")
     if verb == "exec":

@@ -27,6 +27,10 @@ class Clock:
         stands still while the machine sleeps."""
         return time.monotonic()
 
+    def since_boot(self) -> float:
+        """The same, with the time in which this machine slept."""
+        return time.clock_gettime(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))  # macOS has but the latter
+
     def sleep(self, seconds: float) -> None:
         """Sleep.
 

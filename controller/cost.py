@@ -14,6 +14,8 @@ import conf
 from conf.schema import Config
 
 HOURS_PER_MONTH = 730.0
+BASTION_DISK_GB = 10
+"""What Google gives an instance of its Debian image where nothing else is said."""
 SPOT = frozenset({"spot", "preemptible"})
 
 
@@ -24,6 +26,7 @@ class Rate:
     tpu: float | None
     network: float
     source: str
+    beside: str = "NAT and addresses"
 
     @property
     def total(self) -> float | None:
@@ -32,7 +35,7 @@ class Rate:
     def __str__(self) -> str:
         if self.tpu is None:
             return "not known for this zone"
-        beside = f", and ${self.network:.2f} for NAT and addresses" if self.network >= 0.005 else ""
+        beside = f", and ${self.network:.2f} for {self.beside}" if self.network >= 0.005 else ""
         return f"${self.tpu:.2f} per hour ({self.source}){beside}"
 
 
@@ -56,20 +59,32 @@ def rate(config: Config, now: float, zone: str | None = None, capacity: str | No
     if config.cloud.kind == "local":
         return Rate(None, 0.0, "the cloud is emulated on this machine")
     if trc is not None and zone in trc.zones and datetime.fromtimestamp(now, UTC).date() <= trc.free_until:
-        return Rate(0.0, _network(config), f"free under the TRC grant until {trc.free_until}")
+        return Rate(0.0, _network(config), f"free under the TRC grant until {trc.free_until}", _beside(config))
     tpu = config.topology.usd_per_hour(zone, spot=capacity in SPOT)
-    return Rate(tpu, _network(config), "list price of 2026")
+    return Rate(tpu, _network(config), "list price of 2026", _beside(config))
+
+
+def _beside(config: Config) -> str:
+    return "NAT, addresses and the bastion" if config.recovery.driver == "bastion" else "NAT and addresses"
 
 
 def _network(config: Config) -> float:
-    """NAT and external addresses of the workers; traffic not counted."""
+    """NAT and external addresses of the workers, and the bastion; traffic not counted."""
     table, workers = prices(), config.topology.workers
+    bastion = 0.0
+    if config.recovery.driver == "bastion":
+        disk = BASTION_DISK_GB * table["disk"]["usd_per_gb_month"]["pd-standard"] / HOURS_PER_MONTH
+        bastion = table["vm"]["usd_per_hour"].get(config.cloud.driver_machine, 0.0) + disk
     if config.tpu.external_ip:
-        return workers * table["external_ip"]["usd_per_hour"]
+        return bastion + workers * table["external_ip"]["usd_per_hour"]
     if not config.network.nat:
-        return 0.0
+        return bastion
     nat = table["nat"]
-    return min(workers * nat["usd_per_vm_hour"], nat["usd_per_hour_at_most"]) + table["external_ip"]["usd_per_hour"]
+    return (
+        bastion
+        + min(workers * nat["usd_per_vm_hour"], nat["usd_per_hour_at_most"])
+        + table["external_ip"]["usd_per_hour"]
+    )
 
 
 def most(config: Config, hourly: Rate) -> str:

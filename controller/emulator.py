@@ -63,7 +63,8 @@ class Emulator:
                 fcntl.flock(users, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 return
-            if not any(self.get("state")[kind] for kind in ("node", "queued")):
+            state = self.get("state")
+            if not (state["node"] or state["queued"] or any("/instances/" in path for path in state["compute"])):
                 command(["stop"], self.state)
 
     def _ask(self, name: str, body: bytes | None, method: str | None = None) -> str:

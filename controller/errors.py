@@ -59,3 +59,9 @@ class CloudError(SlipwayError):
     """The cloud refused or could not do what was asked, and asking again would not help."""
 
     exit_code = 2
+
+
+class Fenced(SlipwayError):
+    """Another controller acts on the pod now. Nothing more was touched."""
+
+    exit_code = 8

@@ -11,6 +11,7 @@ import re
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from email.utils import parsedate_to_datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -39,6 +40,8 @@ LASTING = re.compile(r"quota limit|quota '[^']*' exhausted|no more capacity", re
 """Words of a 429 that sending the same request again in a moment does not change: its caller decides."""
 NAMES = frozenset({"bucket", "name", "network", "object", "parent", "prefix", "project", "projectId", "region", "zone"})
 """Parameters of requests that say what they are about; no other goes on record."""
+UNGUARDED = frozenset({"getGuestAttributes", "patch"})
+"""Methods of the TPU API that change nothing, or nothing that matters to others: who adds a key lets himself in."""
 CHUNK = 16 << 20
 """Bytes of a chunk of an upload; what is lost when one is cut off."""
 NO_CREDENTIALS = "no Google credentials: run `gcloud auth application-default login`, or use cloud=local"
@@ -94,6 +97,8 @@ class Google:
         self._lock = threading.Lock()
         self._idle: list[Any] = []
         self._listeners: list[Callable[[dict[str, Any]], None]] = []
+        self.guard: Callable[[], object] = lambda: None
+        """Asked right before each request that changes a TPU; raises where another controller acts on the pod."""
 
     def listen(self, listener: Callable[[dict[str, Any]], None]) -> None:
         """Tell of every request from now on, those that are sent again included: never of a body or an answer.
@@ -139,6 +144,16 @@ class Google:
         """The content of an object; NotFound if there is none."""
         content = self._send("storage", "objects.get_media", {"bucket": bucket, "object": name})
         return content if isinstance(content, bytes) else str(content).encode()
+
+    def metadata(self, bucket: str, name: str) -> tuple[dict[str, Any], float]:
+        """An object's metadata, and what time the server has: seconds since the epoch, the fraction cut off.
+
+        Raises:
+            NotFound: there is no such object.
+        """
+        dates: list[str] = []
+        answer = self._retried(self._once, "storage", "objects.get", {"bucket": bucket, "object": name}, dates)
+        return answer, parsedate_to_datetime(dates[-1]).timestamp()
 
     def upload(
         self,
@@ -240,13 +255,17 @@ class Google:
         )
         return retrying(act, *arguments)
 
-    def _once(self, api: str, method: str, parameters: dict[str, Any]) -> Any:
+    def _once(self, api: str, method: str, parameters: dict[str, Any], dates: list[str] | None = None) -> Any:
         with self._told(api, method, parameters), _told_apart(f"{api} {method}"):
             node = self._service(api)
             *parents, leaf = method.split(".")
             for parent in parents:
                 node = getattr(node, parent)()
             request = getattr(node, leaf)(**parameters)
+            if dates is not None:
+                request.add_response_callback(lambda answer: dates.append(answer["date"]))
+            if api == "tpu" and request.method != "GET" and leaf not in UNGUARDED:
+                self.guard()
             with self._connection() as http:
                 return request.execute(http=http)
 

@@ -6,6 +6,8 @@ the workers. Killed anywhere in between, the next `up` reads the record and fini
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from controller.clock import Clock
 from controller.errors import ConfigError
 from controller.ledger import Launch, Ledger
@@ -15,7 +17,9 @@ from controller.resources.workers import raise_failures
 from controller.ssh import Fleet
 
 
-def launch(plan: Plan, ledger: Ledger, node: Node, fleet: Fleet, clock: Clock) -> tuple[Launch, bool]:
+def launch(
+    plan: Plan, ledger: Ledger, node: Node, fleet: Fleet, clock: Clock, guard: Callable[[], int]
+) -> tuple[Launch, bool]:
     """Make sure that an attempt of the run is started on this pod; returns it, and whether it was running already.
 
     A new attempt is made where there is none, where the last one belongs to a pod that is gone, or where it has ended
@@ -34,7 +38,8 @@ def launch(plan: Plan, ledger: Ledger, node: Node, fleet: Fleet, clock: Clock) -
                 return last, True
             if any(s["state"] == "running" for s in states):
                 stop(fleet, plan.run_id)  # what is left of an attempt that has failed elsewhere
-        fresh = Launch(attempt=last.attempt + 1 if last else 1, node_uid=node.uid, time=clock.now())
+        number = last.attempt + 1 if last else 1
+        fresh = Launch(attempt=number, node_uid=node.uid, time=clock.now(), lease=guard())
         if ledger.record(fresh):
             _start(plan, ledger, fleet, fresh.attempt)
             return fresh, False

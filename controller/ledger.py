@@ -15,11 +15,12 @@ from controller.google import Conflict, Google, NotFound
 
 @dataclass(frozen=True)
 class Launch:
-    """One start of the program on one incarnation of the pod."""
+    """One start of the program on one incarnation of the pod, by the controller with that number of the lease."""
 
     attempt: int
     node_uid: str
     time: float
+    lease: int = 0
 
 
 @dataclass(frozen=True)

@@ -9,12 +9,14 @@ from typing import TYPE_CHECKING, Any
 from conf.topology import UnknownType, region, topology
 from controller.cost import HOURS_PER_MONTH, SPOT, prices
 from controller.google import Forbidden, NotFound, ServiceDisabled
+from controller.leasefile import InBucket
 from controller.ledger import Ledger
 from controller.operations import wait_compute
 from controller.provision import node as nodes
 from controller.provision.interface import WAITING
 from controller.provision.node import NodeProvisioner, seconds
 from controller.provision.queued import QueuedProvisioner
+from controller.resources.bastion import POD_LABEL, RUN_LABEL
 from controller.resources.bucket import LABEL
 from controller.resources.compute import is_marked, leaf
 from controller.spending import claim_of
@@ -54,7 +56,7 @@ def things(world: World, buckets: list[str]) -> list[Thing]:
     places = list(dict.fromkeys([*_buckets(world), *buckets]))
     pods = [*_pods(world, places)]
     in_use = {region(pod.place) for pod in pods if pod.use}
-    found = [*pods, *_disks(world, pods), *_machines(world, in_use), *_network(world, in_use)]
+    found = [*pods, *_disks(world, pods), *_machines(world, places, in_use), *_network(world, in_use)]
     return sorted(found, key=lambda thing: bool(thing.use))
 
 
@@ -168,13 +170,28 @@ def _disks(world: World, pods: list[Thing]) -> Iterator[Thing]:
         yield Thing("disk", item["name"], zone, usd, use, f"{item.get('sizeGb')} GB, attached to nothing")
 
 
-def _machines(world: World, in_use: set[str]) -> Iterator[Thing]:
+def _machines(world: World, buckets: list[str], in_use: set[str]) -> Iterator[Thing]:
     """VMs that carry our label: bastions."""
     for zone, item in _all(world, "instances", lambda item: LABEL.items() <= item.get("labels", {}).items()):
         usd = prices()["vm"]["usd_per_hour"].get(leaf(item.get("machineType", "")))
         stopped = item.get("status") in ("TERMINATED", "STOPPED", "SUSPENDED")
-        use = "there is a pod in its region" if region(zone) in in_use else ""
-        yield Thing("VM", item["name"], zone, 0.0 if stopped else usd, use, "no pod in its region")
+        run_id, pod = item.get("labels", {}).get(RUN_LABEL, ""), item.get("labels", {}).get(POD_LABEL, "")
+        use, why = "there is a pod in its region" if region(zone) in in_use else "", "no pod in its region"
+        if run_id:
+            age = world.clock.now() - seconds(item.get("creationTimestamp"))
+            drives = any(_drives(world, bucket, pod, run_id) for bucket in buckets)
+            use = f"it sees {run_id} through" if drives or age < YOUNG_SECONDS else ""
+            why = f"{run_id} has ended, or nobody sees it through"
+        yield Thing("VM", item["name"], zone, 0.0 if stopped else usd, "" if stopped else use, why)
+
+
+def _drives(world: World, bucket: str, pod: str, run_id: str) -> bool:
+    """Does a bastion act on that pod for that run?"""
+    try:
+        seen = InBucket(world.google, bucket, pod).read()
+    except Forbidden:
+        return False
+    return seen is not None and seen.term.run_id == run_id and seen.term.driver == "bastion" and not seen.free(False)
 
 
 def _network(world: World, in_use: set[str]) -> Iterator[Thing]:

@@ -15,6 +15,8 @@ from controller.google import ServiceDisabled
 from controller.resource import Absent, Diff, Pending, Resource, Unknown
 from controller.world import World
 
+GUARDED = frozenset({"run", "pod"})
+"""Scopes of which one controller at a time brings things about; what pods share comes to the same whoever makes it."""
 MAX_ACTS = 8
 """A resource that still differs after this many acts does not converge: something else keeps changing it."""
 
@@ -104,6 +106,8 @@ def settle(resource: Resource, world: World, have: dict[str, Any]) -> Any:
             words = diff.action if isinstance(seen, Absent) else "; ".join(map(str, diff.changes))
             world.events.emit("step_started", resource.id, words, title=resource.title)
             acts.append(diff)
+            if resource.scope in GUARDED:
+                world.guard()
             resource.apply(world, have, diff)
     except Interrupted:
         raise

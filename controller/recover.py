@@ -93,6 +93,7 @@ class Recovery:
             self._note(f"{verdict}; waiting")
             self.world.clock.sleep(PAUSES * self.poll_seconds)
             return
+        self.world.guard()
         past, progress = self._episodes(), self._progress(outcome.step)
         past = past[:-1] if self._recorded else past
         decision = decide(verdict, past, progress, self.plan.config.recovery, self._possible(verdict))

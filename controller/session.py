@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from controller.connect import connected, project_of
 from controller.errors import ConfigError
+from controller.google import Forbidden
 from controller.ledger import Ledger
 from controller.plan import Plan, build
 from controller.records.restore import restored
@@ -40,7 +41,11 @@ class Session:
     def fleet(self) -> Fleet | None:
         """SSH to the pod's workers, or None while there is no pod that is READY."""
         node = self.node()
-        return self.world.fleet(node) if isinstance(node, Node) and node.state == "READY" else None
+        if not isinstance(node, Node) or node.state != "READY":
+            return None
+        with suppress(Forbidden):  # then the workers say so
+            self._access.let_in(self.world, node)  # a controller elsewhere may have made it
+        return self.world.fleet(node)
 
     def workers(self) -> Fleet:
         """SSH to the pod's workers, our key being known there.
@@ -54,9 +59,12 @@ class Session:
                 "absent" if isinstance(node, Absent) else node.why if isinstance(node, Pending) else node.state.lower()
             )
             raise ConfigError(f"the pod {self.plan.node.name} is {how}; `slipway up` makes it ready")
-        access = next(r for r in self.plan.resources if isinstance(r, SshAccess))
-        access.let_in(self.world, node)
+        self._access.let_in(self.world, node)
         return self.world.fleet(node)
+
+    @property
+    def _access(self) -> SshAccess:
+        return next(r for r in self.plan.resources if isinstance(r, SshAccess))
 
     def worker(self, text: str | int) -> int:
         """The worker that `--worker` names.

@@ -27,6 +27,10 @@ PASSING_WHILE_FRESH: frozenset[Kind] = frozenset({"refused", "dropped", "timeout
 """What a VM does that has just been created, and learns of its users only after a while."""
 LOOKS = frozenset({"observe", "state", "guard_state"})
 """The agent commands that change nothing."""
+FENCED = frozenset(
+    {"install_code", "install_venv", "write_config", "tidy", "run_setup", "fetch_asset", "start", "stop"}
+)
+"""Those that only the controller which has the lease may send; they carry its token."""
 SURVEY_SECONDS = 10.0
 
 
@@ -63,6 +67,8 @@ class Fleet:
         """
         self._access, self._sleep = access, sleep
         self._survey: _Survey | None = None
+        self.guard: Callable[[], tuple[str, int]] = lambda: ("", 0)
+        """Gives our lease, its place and its token, 0 for none; raises where another controller acts."""
         dialer, agent = Dialer(access), bundle()
         self._links = [Link(access, worker, dialer, agent) for worker in range(len(access.addresses))]
 
@@ -77,6 +83,8 @@ class Fleet:
         """
         if command not in LOOKS:
             self._survey = None
+        if command in FENCED and (lease := self.guard())[1]:
+            payload = {**payload, "lease": lease}
         return self._retrying(worker, _attempts, PASSING)(self._links[worker].call, command, payload)
 
     def call_all(

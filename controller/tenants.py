@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from controller.google import ServiceDisabled
 from controller.resource import Resource
 from controller.resources.accounts import ServiceAccount
+from controller.resources.bastion import Bastion
 from controller.resources.compute import is_marked, leaf
 from controller.resources.firewall import Firewall
 from controller.resources.nat import Router
@@ -60,7 +61,10 @@ def tenants(world: World, node: Node, doomed: list[Resource]) -> list[str]:
         found += _in_network(world, network, ids)
     networks = {r.name for r in doomed if isinstance(r, Network)}
     accounts = {r.email(world) for r in doomed if isinstance(r, ServiceAccount)}
+    ours = {f"instance {r.name} in {r.zone}" for r in doomed if isinstance(r, Bastion)}
     for title, network, place, account in _machines(world, node):
+        if title in ours:
+            continue
         if network in networks or place in subnets:
             found.append(f"{title} is in network {network}")
         elif account in accounts:

@@ -43,6 +43,12 @@ class World:
     """Where Google's Identity-Aware Proxy is."""
     os_login: bool | None = False
     """Are logins managed by Google? None: if the project says so."""
+    guard: Callable[[], int] = lambda: 0
+    """Asked before each act on the pod: gives the token of our lease, raises where another controller acts."""
+    guests: tuple[str, ...] = ()
+    """Further lines of `ssh-keys` that a node gets when it is made: who handed over to us may look on."""
+    leased_at: str = ""
+    """Where that lease lies."""
     denied: set[str] = field(default_factory=set)
     """Ids of resources that the caller may not bring about but can do without; nobody tries again."""
     _fleets: dict[str, Fleet] = field(default_factory=dict)
@@ -130,6 +136,7 @@ class World:
                 for uid in list(self._fleets):
                     self._fleets.pop(uid).close()
                 self._fleets[node.uid] = self.make_fleet(self, node)
+                self._fleets[node.uid].guard = lambda: (self.leased_at, self.guard())
             return self._fleets[node.uid]
 
     def close(self) -> None:

@@ -7,7 +7,7 @@ import os
 import sys
 from importlib import import_module
 
-from .files import AgentError
+from .files import AgentError, locked, read_json, root, write_json
 
 COMMANDS = {
     "observe": "observe",
@@ -32,13 +32,26 @@ COMMANDS = {
 """The module that holds the function of that name; only this one is loaded."""
 
 
+def _refuse_older(place: str, token: int) -> None:
+    """Refuse what a controller sends that another one has followed; `place` is where they agree on that."""
+    with locked("lease"):
+        known = read_json(root() / "lease.json") or {}
+        if known.get("place") == place and known["token"] > token:
+            raise AgentError(f"another controller acts on this pod (lease {known['token']}; this came with {token})")
+        if known != (wanted := {"place": place, "token": token}):
+            write_json(root() / "lease.json", wanted)
+
+
 def main() -> int:
     os.umask(0o077)
     code, answer = 0, None
     try:
         name = sys.argv[1]
         command = getattr(import_module(f".{COMMANDS[name]}", __package__), name)
-        answer = command(**json.loads(sys.stdin.buffer.read() or b"{}"))
+        payload = json.loads(sys.stdin.buffer.read() or b"{}")
+        if lease := payload.pop("lease", None):
+            _refuse_older(*lease)
+        answer = command(**payload)
     except AgentError as error:
         code, answer = 1, {"error": str(error), "detail": error.detail}
     except BrokenPipeError:  # who watched has gone

@@ -26,6 +26,7 @@ from controller.localcloud.compute import Compute
 from controller.localcloud.discovery import Discovery
 from controller.localcloud.faults import Faults
 from controller.localcloud.iap import Iap
+from controller.localcloud.machines import Machines
 from controller.localcloud.media import Media
 from controller.localcloud.metadata import Metadata
 from controller.localcloud.misfortune import Misfortune
@@ -111,8 +112,9 @@ def assemble(store: Store, state: Path, url: str, token: str, seconds: float, st
     workers = Workers(store, networks, faults, state, url, token)
     nodes = Nodes(store, operations, networks, catalog, workers, faults)
     queued = Queued(store, operations, nodes, catalog, faults)
-    compute = Compute(store, operations, networks, catalog, url, workers.changed)
     policies = Policies(store)
+    machines = Machines(store, state, url, token)
+    compute = Compute(store, operations, networks, catalog, url, workers.changed, machines, policies)
     blobs = Blobs(state / "blobs")
     objects = Objects(store, blobs, faults.object_finalized)
     projects = Projects(store, operations, policies)
@@ -132,11 +134,11 @@ def assemble(store: Store, state: Path, url: str, token: str, seconds: float, st
         discovery=Discovery(),
         handlers={key: handler for api in apis for key, handler in api.handlers().items()},
         media=Media(store, objects, blobs),
-        metadata=Metadata(store, workers, token),
+        metadata=Metadata(store, workers, machines, token),
         iap=Iap(store, workers, faults),
         admin=Admin(store=store, operations=operations, objects=objects, nodes=nodes, faults=faults, stopped=stopped),
         faults=faults,
-        permissions=Permissions(store, policies),
+        permissions=Permissions(store, policies, machines),
         url=url,
         token=token,
     )
@@ -164,7 +166,13 @@ async def serve(options: Options) -> None:
     await runner.setup()
     await web.SockSite(runner, listener).start()
     _publish(state, url, token)
-    await _until(stopped, options.idle_exit, lambda: cloud.server.last_request, lambda: bool(store.items("node")))
+    machines = Machines(store, state, url, token)
+    await _until(
+        stopped,
+        options.idle_exit,
+        lambda: cloud.server.last_request,
+        lambda: bool(store.items("node")) or machines.any(),
+    )
     (state / "endpoint.json").unlink(missing_ok=True)
     await runner.cleanup()
     await cloud.close()

@@ -24,12 +24,15 @@ from controller.localcloud.call import (
 )
 from controller.localcloud.catalog import Catalog
 from controller.localcloud.errors import CloudError, already_exists, not_found
+from controller.localcloud.machines import Machines
 from controller.localcloud.networks import KIND, Networks, check_name
 from controller.localcloud.operations import Effect, Operations
 from controller.localcloud.oslogin import METADATA
+from controller.localcloud.projects import Policies
 from controller.localcloud.store import Document, Store
 
 _OUTPUT_ONLY = ("id", "kind", "selfLink", "selfLinkWithId", "creationTimestamp", "fingerprint", "region", "subnetworks")
+_ON_THE_WAY = {"insert": "PROVISIONING", "delete": "STOPPING"}
 _WAIT_SECONDS = 120.0  # as documented for operations.wait
 
 
@@ -77,7 +80,11 @@ class Compute:
         catalog: Catalog,
         url: str,
         changed: Callable[[], None],
+        machines: Machines,
+        policies: Policies,
     ) -> None:
+        self._machines = machines
+        self._policies = policies
         self._store = store
         self._operations = operations
         self._networks = networks
@@ -96,6 +103,8 @@ class Compute:
             "regions.list": partial(self._places, "region"),
             "subnetworks.setPrivateIpGoogleAccess": partial(self._change, COLLECTIONS[1]),
             "instances.getSerialPortOutput": self._serial_port,
+            "instances.getIamPolicy": self._get_policy,
+            "instances.setIamPolicy": self._set_policy,
         }
         for collection in COLLECTIONS:
             table |= {
@@ -117,7 +126,7 @@ class Compute:
 
     def effects(self) -> dict[str, Effect]:
         """What operations do when they end."""
-        return {"compute.delete": self._deleted}
+        return {"compute.delete": self._deleted, "compute.boot": self._machines.boot}
 
     def _insert(self, collection: Collection, call: Call) -> Document:
         self._check_place(call)
@@ -131,7 +140,9 @@ class Compute:
         if resource.get("autoCreateSubnetworks"):
             for other, subnetwork in self._networks.automatic_subnetworks(path):
                 self._put(other, subnetwork)
-        return self._begin(collection, call, "insert", path)
+        return self._begin(
+            collection, call, "insert", path, "compute.boot" if collection is COLLECTIONS[4] else None
+        )  # fmt: skip
 
     def _put(self, path: str, resource: Document) -> None:
         now = time.time()
@@ -150,9 +161,9 @@ class Compute:
         if self._operations.pending(path):
             raise CloudError(400, f"The resource '{path}' is not ready", reason="resourceNotReady")
 
-    def _find(self, collection: Collection, call: Call) -> tuple[str, Document]:
+    def _find(self, collection: Collection, call: Call, argument: str = "") -> tuple[str, Document]:
         self._check_place(call)
-        path = collection.path(call, call.path[collection.singular])
+        path = collection.path(call, call.path[argument or collection.singular])
         resource = self._store.get(KIND, path)
         if resource is None:
             raise not_found(path)
@@ -207,12 +218,15 @@ class Compute:
         if resource.get("autoCreateSubnetworks"):
             for subnetwork, _ in self._networks.of_network(path, "subnetworks"):
                 self._store.delete(KIND, subnetwork)
+        await self._machines.remove(path)
         self._store.delete(KIND, path)
         self._changed()
 
     def _render(self, collection: Collection, path: str, resource: Document) -> Document:
         shown = {"kind": f"compute#{collection.singular}", "selfLink": self._root + path, **resource}
         digest = hashlib.sha256(json.dumps(resource, sort_keys=True).encode()).digest()
+        if collection.plural == "instances" and (verb := self._operations.under_way(path)) in _ON_THE_WAY:
+            shown["status"] = _ON_THE_WAY[verb]
         if "network" in resource:
             shown["network"] = self._root + resource["network"]
         if collection.scope != "global":
@@ -267,9 +281,23 @@ class Compute:
 
     def _serial_port(self, call: Call) -> Document:
         path, _ = self._find(COLLECTIONS[4], call)
+        start = int(call.query.get("start", "0"))
+        text, end = self._machines.serial(path, start)
         link = f"{self._root}{path}/serialPort"
-        # No instance boots here: there is a machine, and it has nothing to say.
-        return {"kind": "compute#serialPortOutput", "selfLink": link, "contents": "", "start": "0", "next": "0"}
+        return {
+            "kind": "compute#serialPortOutput",
+            "selfLink": link,
+            "contents": text,
+            "start": str(start),
+            "next": str(end),
+        }
+
+    def _get_policy(self, call: Call) -> Document:
+        return self._policies.get(self._find(COLLECTIONS[4], call, "resource")[0])
+
+    def _set_policy(self, call: Call) -> Document:
+        path, _ = self._find(COLLECTIONS[4], call, "resource")
+        return self._policies.set(path, call.body.get("policy", {}), conflict=412)
 
     def _operation_parent(self, call: Call) -> str:
         self._check_place(call)

@@ -50,19 +50,9 @@ def environment(
     worker: Worker, hostnames: Sequence[str], *, home: Path, user: str, state: Path, url: str, token: str
 ) -> dict[str, str]:
     """The variables of a session. `hostnames[i]` is where this worker finds worker i; `url` is the server's root."""
-    # Requests without an Authorization header carry the token, and who sends them, in the path.
-    root = f"{url}w/{token}/{worker.uid}/{worker.index}/"
-    metadata = root.removeprefix("http://").rstrip("/")
-    bin_folders = [str(Path(sys.executable).parent), sysconfig.get_path("scripts")]
-    path = [*dict.fromkeys(bin_folders), "/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin", "/sbin", "/bin"]
+    root = _root(url, token, worker.uid, worker.index)
     return {
-        "HOME": str(home),
-        "USER": user,
-        "LOGNAME": user,
-        "SHELL": "/bin/bash",
-        "LANG": "C.UTF-8",
-        "PATH": os.pathsep.join(path),
-        "TMPDIR": str(home.parent / "tmp"),
+        **_session(home, user, root),
         "JAX_PLATFORMS": "cpu",
         "JAX_NUM_CPU_DEVICES": str(worker.devices),
         "JAX_FORCE_TPU_INIT": "1",
@@ -76,15 +66,40 @@ def environment(
         "STORAGE_EMULATOR_HOST": root.rstrip("/"),
         "TENSORSTORE_GCS_HTTP_URL": root.rstrip("/"),
         "GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT": "false",
-        "NO_GCE_CHECK": "true",
-        "GCE_METADATA_HOST": metadata,
-        "GCE_METADATA_IP": metadata,
-        "GCE_METADATA_ROOT": metadata,
         "SLIPWAY_BOOT_ID": worker.boot_id,
         "SLIPWAY_VMSTAT": str(home.parent / "vmstat"),
         "SLIPWAY_CLOCK": str(home.parent / CLOCK),
         "SLIPWAY_FREE_GB": str(home.parent / DISK),
         "SLIPWAY_SYSFS": str(home.parent / "sys"),  # a kernel setting of this machine is none of a worker's business
-        "SLIPWAY_STORAGE_ROOT": root,
         MARKER: marker(state, worker),
+    }
+
+
+def environment_of_vm(uid: str, home: Path, url: str, token: str) -> dict[str, str]:
+    """The variables of the startup script of an instance that is no TPU worker."""
+    return _session(home, "root", _root(url, token, uid, 0))
+
+
+def _root(url: str, token: str, uid: str, index: int) -> str:
+    """Where a VM finds the server: requests without an Authorization header carry the token, and who sends them."""
+    return f"{url}w/{token}/{uid}/{index}/"
+
+
+def _session(home: Path, user: str, root: str) -> dict[str, str]:
+    metadata = root.removeprefix("http://").rstrip("/")
+    bin_folders = [str(Path(sys.executable).parent), sysconfig.get_path("scripts")]
+    path = [*dict.fromkeys(bin_folders), "/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin", "/sbin", "/bin"]
+    return {
+        "HOME": str(home),
+        "USER": user,
+        "LOGNAME": user,
+        "SHELL": "/bin/bash",
+        "LANG": "C.UTF-8",
+        "PATH": os.pathsep.join(path),
+        "TMPDIR": str(home.parent / "tmp"),
+        "NO_GCE_CHECK": "true",
+        "GCE_METADATA_HOST": metadata,
+        "GCE_METADATA_IP": metadata,
+        "GCE_METADATA_ROOT": metadata,
+        "SLIPWAY_STORAGE_ROOT": root,
     }

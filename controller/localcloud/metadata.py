@@ -11,6 +11,7 @@ from aiohttp import web
 
 from controller.localcloud.call import PROJECT, PROJECT_NUMBER
 from controller.localcloud.image import Worker, vm_name
+from controller.localcloud.machines import Machines
 from controller.localcloud.store import Document, Store
 from controller.localcloud.workers import Workers
 
@@ -23,8 +24,9 @@ _LOOK_SECONDS = 0.25
 class Metadata:
     """Answers what programs on a VM ask about it; each worker has its own URL."""
 
-    def __init__(self, store: Store, workers: Workers, token: str) -> None:
+    def __init__(self, store: Store, workers: Workers, machines: Machines, token: str) -> None:
         self._store = store
+        self._machines = machines
         self._workers = workers
         self._token = token
 
@@ -48,9 +50,11 @@ class Metadata:
     def _now(self, request: web.Request, path: str, uid: str, index: int) -> web.Response:
         workers = {worker.index: worker for worker in self._workers.of_node(uid)}
         node = next((node for _, node in self._store.items("node") if node["id"] == uid), None)
-        if node is None or index not in workers:
+        value: Any = self._machines.metadata(uid)
+        if value is None and node is not None and index in workers:
+            value = self._tree(node, workers[index])
+        if value is None:
             return web.Response(status=404, text="no such worker", headers=_HEADERS)
-        value: Any = self._tree(node, workers[index])
         keys = [key for key in path.removeprefix(PREFIX).split("/") if key]
         for key in keys:
             if not isinstance(value, dict) or key not in value:

@@ -70,6 +70,10 @@ class Operations:
         """Whether an operation on this very resource is under way."""
         return any(operation["target"] == target for operation in self._unfinished())
 
+    def under_way(self, target: str) -> str:
+        """What is being done to this very resource: `insert`, `delete`; empty for nothing."""
+        return next((operation["verb"] for operation in self._unfinished() if operation["target"] == target), "")
+
     def cancel_for(self, target: str) -> None:
         """Cancels whatever is under way on a resource (it is being deleted)."""
         for operation in self._unfinished():

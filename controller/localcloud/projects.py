@@ -98,6 +98,8 @@ class Projects:
             "iam.v1:projects.serviceAccounts.get": self._get_account,
             "iam.v1:projects.serviceAccounts.list": self._list_accounts,
             "iam.v1:projects.serviceAccounts.delete": self._delete_account,
+            "iam.v1:projects.serviceAccounts.getIamPolicy": self._get_account_policy,
+            "iam.v1:projects.serviceAccounts.setIamPolicy": self._set_account_policy,
         }
         for version in ("v1", "v3"):
             table |= {
@@ -226,6 +228,12 @@ class Projects:
     def _list_accounts(self, call: Call) -> Document:
         check_project(_project(call))
         return page(call, list(self._accounts().values()), "accounts")
+
+    def _get_account_policy(self, call: Call) -> Document:
+        return self._policies.get(self._account(call)["name"])
+
+    def _set_account_policy(self, call: Call) -> Document:
+        return self._policies.set(self._account(call)["name"], call.body.get("policy", {}), conflict=409)
 
     def _delete_account(self, call: Call) -> Document:
         self._store.delete("serviceAccount", self._account(call)["email"])

@@ -9,6 +9,7 @@ from pathlib import Path
 from conf.schema import Config
 from controller.assets import Content, contents
 from controller.placeholders import Places
+from controller.plan.bastion import bastion_resources
 from controller.plan.pod import node_resource
 from controller.plan.shared import bucket_name, shared_resources
 from controller.plan.workers import Prepared, fetched_on_pod, requirements_of, worker_resources
@@ -113,6 +114,8 @@ def build(
     archive = next(r for r in early if isinstance(r, CodeArchive))
     wheels = next((r for r in early if isinstance(r, Wheels)), None)
     prepared = Prepared(config, node, archive, run_id, run_yaml, places, vault, requirements, wheels, held)
+    if config.recovery.driver == "bastion":
+        early = (*early, *bastion_resources(config, bucket, run_id, [r.id for r in early]))
     resources = (*early, node, *worker_resources(prepared))
     return Plan(config, project, run_id, bucket, code, run_yaml, places, vault, tuple(held.values()), resources)
 

@@ -87,7 +87,7 @@ def path(world: World, name: str, zone: str) -> str:
 
 def body(world: World, order: Order, place: Place) -> dict[str, Any]:
     """The node as create is sent it, but for the tier; what `gcloud compute tpus tpu-vm create` sends."""
-    metadata = {"ssh-keys": world.ssh_key_line()}
+    metadata = {"ssh-keys": "\n".join([world.ssh_key_line(), *world.guests])}
     node: dict[str, Any] = {
         "acceleratorType": order.accelerator_type,
         "runtimeVersion": order.runtime_version,

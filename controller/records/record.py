@@ -42,7 +42,21 @@ Document = dict[str, Any]
 class Recorder:
     """Keeps the record of one run while one `up` drives it."""
 
-    def __init__(self, plan: Plan, world: World, ledger: Ledger, overrides: Sequence[str], sweep: str = "") -> None:
+    def __init__(
+        self,
+        plan: Plan,
+        world: World,
+        ledger: Ledger,
+        overrides: Sequence[str],
+        sweep: str = "",
+        known: Document | None = None,
+    ) -> None:
+        """Nothing is written yet.
+
+        Args:
+            known: what the machine that handed the run over has written down: where the code is from, say.
+        """
+        self._handed_over = known
         self._plan, self._world, self._ledger = plan, world, ledger
         self._overrides, self._sweep = list(overrides), sweep
         self.folder = folder_of(world.state, plan.run_id)
@@ -72,7 +86,7 @@ class Recorder:
         if (known := ledger.read(RECORD)) is None:
             document = describe(plan, self._overrides) | {"worker_0": _worker_0(plan, fleet)}
             document |= {"created": self._world.clock.now(), "prices": self._prices(), "sweep": self._sweep}
-            document |= self._origin() or self._keep_code()
+            document |= self._handed_on() or self._origin() or self._keep_code()
             ledger.write("plan.yaml", yaml.safe_dump(_for_people(document), sort_keys=False))
             ledger.write("run.yaml", plan.run_yaml)
             known = json.dumps(document, indent=1).encode()
@@ -129,6 +143,16 @@ class Recorder:
         for name in ("events", "requests"):
             if (file := self.folder / f"{name}.jsonl").is_file():
                 self._ledger.write(f"{name}/{machine}.jsonl", file.read_text())
+
+    def to_hand_over(self) -> Document:
+        """What another machine needs to see the run through, and to keep its record as this one would."""
+        document = describe(self._plan, self._overrides)
+        return document | (self._origin() or self._keep_code())
+
+    def _handed_on(self) -> Document:
+        """Where the code is from, as whoever had it wrote it down; empty where this machine has it."""
+        known = self._handed_over or {}
+        return {key: known[key] for key in ("git", "slipway") if key in known}
 
     def _origin(self) -> Document:
         """What a repetition has from the record of the run that it repeats: the words, and where the code is from."""

@@ -83,6 +83,16 @@ def restored(
         )
 
 
+def plan_of(document: Document, config: Config, google: Google, state: Path) -> Plan:
+    """The plan of a record, for another machine than the one that made it.
+
+    Raises:
+        ConfigError: its code or data has gone.
+    """
+    code = _code(google, document, state)
+    return build(config, document["project"], state, code, _recorded(google, document, document["run"], state))
+
+
 def _judged(words: Sequence[str], folder: Path) -> Config:
     config, problems = compose(words, extra_dir=folder / "slipway")
     if config is None or problems:

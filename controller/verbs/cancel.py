@@ -1,10 +1,15 @@
-"""`slipway cancel`: end the run on every worker. The pod stays, and so does what the run has saved."""
+"""`slipway cancel`: end the run on every worker. The pod stays, and so does what the run has saved.
+
+Whoever sees to the run learns of it through the bucket: by the record of the cancelled attempt, or, where nothing was
+started yet, by being asked for the lease.
+"""
 
 from __future__ import annotations
 
 import json
 from typing import TYPE_CHECKING
 
+from controller.hold import lease_of
 from controller.launch import alive, stop
 from controller.session import session
 
@@ -20,6 +25,12 @@ def run(command: Command) -> int:
         if fleet is not None and cancelled:
             now.ledger.cancel()
             stop(fleet, run_id)
+        else:
+            lease = lease_of(now.plan, now.world)
+            other = lease.look()
+            if other is not None and other.term.run_id == run_id:
+                lease.ask("cancelled")
+                cancelled = True
     if command.flags.json:
         print(json.dumps({"run": run_id, "cancelled": cancelled, "running": sorted(running)}))
     elif cancelled:

@@ -8,10 +8,12 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from controller.errors import ConfigError
+from controller.hold import lease_of
 from controller.ledger import Ledger
 from controller.preview import Row, preview
 from controller.reconcile import destroy
 from controller.resource import Absent, Pending, Resource, Unknown
+from controller.resources.bastion import Bastion
 from controller.resources.bucket import LABEL, Bucket
 from controller.resources.node import Node
 from controller.resources.services import Services
@@ -29,20 +31,26 @@ def run(command: Command) -> int:
         everything = command.flags.all
         rows = [row for row in _look(now, everything) if _is_there(row)]
         present = [row.resource for row in rows if _is_doomed(row, everything)]
-        running = _running(now) if present else set()
+        running = _running(now)
         if everything:
             _refuse_if_used(now, present)
-        if present and (everything or running) and not _sure(command, present, running):
+        if (present or running) and (everything or running) and not _sure(command, present, running):
             names = f"{', '.join(sorted(running))} is running there; " if running else ""
             raise ConfigError(f"nothing was deleted; {names}say --yes to go on without being asked")
         for run_id in running:  # whoever follows it must not take this for a preemption
             Ledger(now.world.google, now.plan.bucket, run_id).cancel()
-        for row in rows:
-            if isinstance(row.seen, Node) and row.resource in present:
-                let_go(now.world.google, now.world.clock, now.plan.bucket, now.plan.config, row.seen, "deleted by down")
-        with View(now.plan, json_lines=command.flags.json) as view:
+        lease = lease_of(now.plan, now.world)
+        with View(now.plan, json_lines=command.flags.json) as view, lease.kept():
             now.world.events.listen(view)
+            driver = lease.look()
+            if driver is not None or any(row.resource in present for row in rows if isinstance(row.seen, Node)):
+                lease.take_over("deleted", lambda words: now.world.events.emit("note", now.plan.run_id, words))
+            for row in rows:
+                if isinstance(row.seen, Node) and row.resource in present:
+                    google, clock = now.world.google, now.world.clock
+                    let_go(google, clock, now.plan.bucket, now.plan.config, row.seen, "deleted by down")
             destroy(_with_needs_among(present), now.world)
+            lease.release("deleted by down", 0)
         kept = [row for row in rows if row.resource not in present and row.resource.scope == "shared"]
         others = _other_buckets(now) if everything else []
         undo = next(r for r in now.plan.resources if isinstance(r, Services)).undo(now.world)
@@ -57,7 +65,9 @@ def run(command: Command) -> int:
 
 def _look(now: Session, everything: bool) -> list[Row]:
     """The pod and what pods share, as they are now; each is looked at by itself."""
-    wanted = [r for r in now.plan.resources if r.id == now.plan.node.id or r.scope == "shared"]
+    wanted = [
+        r for r in now.plan.resources if r.id == now.plan.node.id or r.scope == "shared" or isinstance(r, Bastion)
+    ]
     rows = preview(tuple(replace(r, needs=()) for r in wanted), now.world)
     rows = [replace(row, resource=resource) for row, resource in zip(rows, wanted, strict=True)]
     if not everything:
@@ -127,12 +137,14 @@ def _words_on_buckets(names: list[str]) -> list[str]:
 
 
 def _running(now: Session) -> set[str]:
-    """The runs that this would end."""
+    """The runs that this would end: what runs on the pod, and what is being seen to, though it may have no pod yet."""
+    driver = lease_of(now.plan, now.world).look()
+    found = set() if driver is None else {driver.term.run_id}
     fleet = now.fleet()
     if fleet is None:
-        return set()
+        return found
     answers = fleet.call_all("observe", {})  # a worker that does not answer has nothing to say against it
-    return {a["active"]["run_id"] for a in answers if isinstance(a, dict) and a["active"]}
+    return found | {a["active"]["run_id"] for a in answers if isinstance(a, dict) and a["active"]}
 
 
 def _sure(command: Command, present: list[Resource], running: set[str]) -> bool:

@@ -55,7 +55,7 @@ def run(command: Command) -> int:
     plan = build(config, project_of(config), Path.cwd())
     if command.flags.chaos is not None:
         return _chaos(command, plan, folder, words)
-    flags = Namespace(json=command.flags.json, yes=True, detach=False, queue=False)
+    flags = Namespace(json=command.flags.json, yes=True, detach=False, queue=False, take_over=False)
     _wipe(folder)
     with connected(config, keep_awake=True) as (world, emulator):
         assert emulator is not None, "a rehearsal is on the emulated cloud"

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from controller.cost import stored
 from controller.google import NotFound
+from controller.hold import lease_of
 from controller.resource import Absent, Pending
 from controller.resources.node import Node
 from controller.session import Session, session
@@ -40,6 +41,8 @@ def look(now: Session) -> dict[str, Any]:
     else:
         pod |= {"state": node.state.lower(), "accelerator_type": node.accelerator_type, "workers": len(node.endpoints)}
         pod |= {"zone": node.zone, "capacity": node.capacity}
+    driver = lease_of(now.plan, now.world).look()
+    pod["driver"] = str(driver.term) if driver else None
     workers, launches = _workers(now), now.ledger.launches()
     run = {
         "id": now.plan.run_id,
@@ -123,6 +126,8 @@ def as_lines(document: dict[str, Any]) -> list[str]:
     """The document for people."""
     pod, run = document["pod"], document["run"]
     lines = [f"pod  {pod['name']}: {pod['state']}" if pod["state"] != "absent" else f"pod  {pod['name']}: no node"]
+    if pod["driver"]:
+        lines.append(f"     {pod['driver']} acts on it")
     tries = (
         f", {run['attempts']} attempt{'s' if run['attempts'] != 1 else ''}" if run["attempts"] else ", never launched"
     )

@@ -6,6 +6,7 @@ import json
 from typing import TYPE_CHECKING
 
 from controller.errors import ConfigError
+from controller.hold import lease_of
 from controller.launch import alive
 from controller.ledger import Ledger
 from controller.resources.node import Node
@@ -29,7 +30,11 @@ def run(command: Command) -> int:
         stopped = node.state == "READY"
         if stopped:
             _end_runs(command, now)
-            node.stop(now.world)
+            lease = lease_of(now.plan, now.world)
+            with lease.kept():
+                lease.take_over("stopped")
+                node.stop(now.world)
+                lease.release("stopped", 0)
             let_go(now.world.google, now.world.clock, now.plan.bucket, now.plan.config, node, "stopped")
     if command.flags.json:
         print(json.dumps({"pod": name, "stopped": stopped}))

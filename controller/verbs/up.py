@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import partial
@@ -16,12 +16,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from conf.cloud import LocalCloud
+from controller.bastion.handover import Handover
+from controller.beside import Beside, Ended, Left
+from controller.clock import Interrupted
 from controller.connect import NO_PROJECT
 from controller.cost import most, rate
-from controller.errors import ConfigError, OverBudget, SlipwayError, WrongDevices
+from controller.errors import ConfigError, Fenced, OverBudget, SlipwayError, WrongDevices
 from controller.follow import Follower, Outcome
 from controller.google import GoogleError, ServiceDisabled
+from controller.hold import lease_of, work_under
 from controller.launch import alive, launch, stop
+from controller.lease import Asked, Held
+from controller.leasefile import Seen
 from controller.ledger import Ledger, Result
 from controller.plan import Plan
 from controller.preflight import probe
@@ -63,36 +69,53 @@ def bring_about(command: Command) -> str:
     return plan.run_id
 
 
-def carry_out(command: Command, plan: Plan, world: World, emulator: Emulator | None) -> Result | None:
-    """Bring the run to its end, whatever happens; the result, or None where it goes on or was cancelled."""
+def carry_out(
+    command: Command,
+    plan: Plan,
+    world: World,
+    emulator: Emulator | None,
+    handed_over: dict[str, Any] | None = None,
+) -> Result | None:
+    """Bring the run to its end, whatever happens; the result, or None where it goes on or was cancelled.
+
+    Args:
+        handed_over: on a bastion, what the machine that handed the run over has written down.
+    """
     with View(plan, json_lines=command.flags.json) as view:
         world.events.listen(view)
-        return carry_on(command, plan, world, emulator, view)
+        return carry_on(command, plan, world, emulator, view, handed_over=handed_over)
 
 
 def carry_on(
-    command: Command, plan: Plan, world: World, emulator: Emulator | None, view: Screen, sweep: str = ""
+    command: Command,
+    plan: Plan,
+    world: World,
+    emulator: Emulator | None,
+    view: Screen,
+    sweep: str = "",
+    handed_over: dict[str, Any] | None = None,
 ) -> Result | None:
     """The same where somebody else shows it.
 
     Args:
         sweep: the sweep that the run belongs to.
+        handed_over: see `carry_out`.
     """
     ledger = Ledger(world.google, plan.bucket, plan.run_id)
-    recorder = Recorder(plan, world, ledger, command.overrides, sweep)
+    recorder = Recorder(plan, world, ledger, command.overrides, sweep, handed_over)
+    up = Up(command, plan, world, ledger, view, recorder, emulator, on_bastion=handed_over is not None)
     if (result := ledger.result()) is not None:
-        up = Up(command, plan, world, ledger, view, recorder)
-        left = up.clean_up(result)
+        left = up.clean_up_after(result)
         recorder.catch_up(result, up.spending)
         view.finished(result, again=not left)
         return result
-    _before_it_bills(command, plan, world, view)
     with recorder.listening():
         if emulator is not None:
             _script_faults(emulator, plan)
-        up = Up(command, plan, world, ledger, view, recorder)
         try:
             result = up.run()
+        except (Fenced, Ended):
+            raise  # another controller keeps the record
         except SlipwayError as error:
             recorder.stopped("failed", str(error), up.spending)
             raise
@@ -106,16 +129,102 @@ class Up:
     """One `up` of one run."""
 
     def __init__(
-        self, command: Command, plan: Plan, world: World, ledger: Ledger, view: Screen, recorder: Recorder
+        self,
+        command: Command,
+        plan: Plan,
+        world: World,
+        ledger: Ledger,
+        view: Screen,
+        recorder: Recorder,
+        emulator: Emulator | None = None,
+        *,
+        on_bastion: bool = False,
     ) -> None:
         self.command, self.plan, self.world, self.ledger, self.view = command, plan, world, ledger, view
         self.recorder = recorder
         self.spending = Spending(world.google, world.clock, plan.bucket, plan.run_id, plan.config)
         self.turns = Turns(world.google, world.clock, plan.bucket, plan.node.name)
         self.recovery = Recovery(plan, world, ledger, self.spending, self._poll_seconds, self._delete_pod)
+        self.lease = lease_of(plan, world, "bastion" if on_bastion else "laptop")
+        self._emulator = emulator
+        self._hands_over = plan.config.recovery.driver == "bastion" and not on_bastion
+        self._asked_about_costs = on_bastion
+        self._take_over: bool = command.flags.take_over
 
     def run(self) -> Result | None:
-        """Returns the result, or None when detached from a run that goes on."""
+        """Returns the result, or None when detached from a run that goes on.
+
+        Raises:
+            Fenced: another controller acts on the pod, by mishap or on demand.
+        """
+        work_under(self.lease, self.plan, self.world)
+        try:
+            with self.lease.kept():
+                try:
+                    return self._in_turns()
+                except Interrupted:
+                    self.lease.check()  # who fences us wakes us up
+                    raise
+        except Asked as asked:
+            if not asked.ends:
+                raise
+            self._note(str(asked))
+            return None
+
+    def _in_turns(self) -> Result | None:
+        """Act while nobody else does; else watch, wait or replace the other one, as the user wants it."""
+        while True:
+            if (other := self.lease.look()) is not None:
+                left = self._beside(other)
+                if left is not Left.FREE:
+                    return left if isinstance(left, Result) else None
+            try:
+                if not self._asked_about_costs:
+                    _before_it_bills(self.command, self.plan, self.world, self.view)
+                    self._asked_about_costs = True
+                if not self._hands_over:
+                    return self._act()
+                driver = self._hand_over()
+            except Held:
+                self._note("another controller was faster")
+                continue
+            left = self._beside(driver)
+            if left is not Left.FREE:
+                return left if isinstance(left, Result) else None
+
+    def _hand_over(self) -> Seen:
+        """Make what the run needs before its pod, then the bastion, and wait until that one acts."""
+        handover = Handover(self.plan, self.world, self.ledger, self.lease, self._emulator, self._poll_seconds)
+        with self._in_line():
+            mine = {"yes": self.command.flags.yes, "ssh_key": self.world.ssh_key_line()}
+            token = handover.make(lambda: self.recorder.to_hand_over() | mine)
+            self._note(f"{handover.bastion.title} is there; waiting until it acts")
+            driver = handover.wait(token)
+        self._note("the bastion sees the run through: this machine may leave, and the same command looks on again")
+        return driver
+
+    def _beside(self, other: Seen) -> Result | Left:
+        """What to do while another controller acts on the pod."""
+        flags, run_id = self.command.flags, other.term.run_id
+        take_over, self._take_over = self._take_over, False
+        if run_id == self.plan.run_id and not take_over:
+            if flags.detach:
+                self._note(f"{other.term} acts on this pod; the run goes on")
+                return Left.DETACHED
+            beside = Beside(self.plan, self.world, self.ledger, self.lease, self.view, self._poll_seconds)
+            return beside.watch(other)
+        if flags.queue:
+            return Left.FREE  # in line behind it
+        question = f"{other.term} acts on this pod. Stop that and start {self.plan.run_id}?"
+        if not take_over and not self.view.ask(question, flags.yes):
+            raise ConfigError(
+                f"the pod is busy with {run_id}; --queue waits for it, --yes replaces it, `slipway cancel` ends it: "
+                f"{other.term} acts on it"
+            )
+        self.lease.take_over("taken over", self._note)
+        return Left.FREE
+
+    def _act(self) -> Result | None:
         while True:
             if over := self.spending.over():
                 self._end_over_budget(over)
@@ -127,7 +236,9 @@ class Up:
                     return self._finish(outcome, attempt)
                 case Kind.CANCELLED:
                     self.recorder.stopped("cancelled", "", self.spending)
-                    self._note("cancelled; the same command starts it again from its last checkpoint")
+                    words = "cancelled; the same command starts it again from its last checkpoint"
+                    self._note(words)
+                    self.lease.release(words, 0)
                     return None
                 case Kind.OVER_BUDGET:
                     self._end_over_budget(outcome.verdict.words)
@@ -138,13 +249,14 @@ class Up:
         """Reconcile, launch and follow once: how it ended (None: detached), and why it did not come to an attempt."""
         plan, world = self.plan, self.world
         try:
-            node: Node = self._made()
-            fleet = world.fleet(node)
-            with self._turn(fleet):
+            with self._in_line():
+                node: Node = self._made()
+                fleet = world.fleet(node)
+                self._make_room(fleet)
                 self.spending.begin(node)
                 self.view.usd_per_hour = self.spending.rate(node).total
                 self._tell_watchdog(node)
-                started, was_running = launch(plan, self.ledger, node, fleet, world.clock)
+                started, was_running = launch(plan, self.ledger, node, fleet, world.clock, self.lease.hold)
             if not (was_running and self.ledger.has(RECORD)):  # a controller may have been killed before that
                 self.recorder.begin(fleet)
         except (WorkersFailed, WorkerError, WrongDevices, GoogleError) as error:
@@ -156,6 +268,7 @@ class Up:
         self._note(f"{verb} attempt {started.attempt} on {counted(plan.node.workers, 'worker')}")
         if self.command.flags.detach:
             return None, started.attempt, None
+        self.lease.hold()  # whoever follows answers for it
         outcome = Follower(
             world=world,
             node=node,
@@ -167,6 +280,7 @@ class Up:
             begun=was_running,
             over=self.spending.over,
             cancelled=partial(self.ledger.cancelled, started.attempt),
+            glance=self.lease.check,
         ).follow()
         if outcome is None:
             self.view.detached()
@@ -176,6 +290,8 @@ class Up:
         """The pod, and all that the program needs there. A pod that was made and cannot be used has cost as well."""
         try:
             return reconcile(self.plan.resources, self.world)[self.plan.node.id]
+        except (Fenced, Held):
+            raise
         except SlipwayError:
             with suppress(SlipwayError):
                 seen = self.plan.node.observe(self.world, {})
@@ -191,6 +307,7 @@ class Up:
 
     def _end_over_budget(self, why: str) -> NoReturn:
         """End the program and delete the pod, if the run has one; what was saved stays, and so does an adopted pod."""
+        self.lease.hold()
         seen = self.plan.node.there(self.world)
         if seen is not None and seen.uid in {life.uid for life in self.spending.lives() if life.ended is None}:
             self._note(f"over budget: {why}; ending the run and its pod")
@@ -205,13 +322,35 @@ class Up:
         )
 
     @contextmanager
-    def _turn(self, fleet: Fleet) -> Iterator[None]:
-        """One program at a time: with --queue wait for the others, else stop one that runs here if the user says so."""
-        if self.command.flags.queue and alive(fleet) != {self.plan.run_id}:
-            with self.turns.joined(self.plan.run_id) as refresh:
-                self._wait(fleet, refresh)
-                yield
+    def _in_line(self) -> Iterator[None]:
+        """With --queue: begins when our turn has come, and nobody is before us until it ends."""
+        if not self.command.flags.queue or self.lease.held:
+            yield
             return
+        with self.turns.joined(self.plan.run_id) as refresh:
+            told: list[str] = []
+            while ahead := self._ahead():
+                if ahead != told:
+                    self._note(f"waiting for {', '.join(ahead)}")
+                    told = ahead
+                self.world.clock.sleep(self._poll_seconds)
+                refresh()
+            yield
+
+    def _ahead(self) -> list[str]:
+        """The runs that come before ours: what runs on the pod or is being seen to there, and who waits longer."""
+        node = self.plan.node.observe(self.world, {})
+        running = set[str]()
+        if isinstance(node, Node) and node.state == "READY" and self.world.lets_us_in(node):
+            running = alive(self.world.fleet(node))
+        if (other := self.lease.look()) is not None:
+            running.add(other.term.run_id)
+        if self.plan.run_id in running:
+            return []
+        return [*sorted(running), *self._earlier()]
+
+    def _make_room(self, fleet: Fleet) -> None:
+        """One program at a time: stop one that runs here and is no one's to see to, if the user says so."""
         for other in alive(fleet) - {self.plan.run_id}:
             question = f"{other} is running on this pod. Stop it and start {self.plan.run_id}?"
             if not self.view.ask(question, self.command.flags.yes):
@@ -220,17 +359,6 @@ class Up:
                 )
             stop(fleet, other)
             self._note(f"stopped {other}")
-        yield
-
-    def _wait(self, fleet: Fleet, refresh: Callable[[], None]) -> None:
-        """Until nothing else runs here and nobody who came earlier still waits."""
-        told: list[str] = []
-        while ahead := [*sorted(alive(fleet) - {self.plan.run_id}), *self._earlier()]:
-            if ahead != told:
-                self._note(f"waiting for {', '.join(ahead)}")
-                told = ahead
-            self.world.clock.sleep(self._poll_seconds)
-            refresh()
 
     def _earlier(self) -> list[str]:
         line = self.turns.waiting()
@@ -238,6 +366,7 @@ class Up:
 
     def _finish(self, outcome: Outcome, attempt: int) -> Result:
         """Record the result, then let the pod go if the policy says so."""
+        self.lease.hold()
         now = self.world.clock.now()
         started = self.ledger.launches()[0].time
         summary: dict[str, Any] = next((e["summary"] for w, e in sorted(outcome.ends) if e["summary"]), {})
@@ -245,7 +374,14 @@ class Up:
         result = Result(self.plan.run_id, "finished", attempt, now, round(now - started, 1), summary, cleanup)
         self.ledger.finish(result)
         self.clean_up(result)
+        self.lease.release("finished", 0)
         return result
+
+    def clean_up_after(self, result: Result) -> bool:
+        """Of a controller that was killed before it had cleaned up; one that still lives does it itself."""
+        work_under(self.lease, self.plan, self.world)
+        with self.lease.kept():
+            return self.lease.look() is None and self.clean_up(result)
 
     def clean_up(self, result: Result) -> bool:
         """Let the pod of a finished run go if that was the policy and it is still this run's; says whether it was."""

@@ -119,13 +119,18 @@ def on_slipway(market: Market, costs: Costs, tell: Callable[[Event], None] = lam
             "a-project", cast(Any, google), clock, events, Path(folder), "me", 5.0, make, draw=random.Random(0).random
         )
         ledger = Ledger(cast(Any, google), plan.bucket, plan.run_id)
-        command: Any = SimpleNamespace(flags=SimpleNamespace(detach=False, queue=False, yes=True), overrides=WORDS)
+        flags = SimpleNamespace(detach=False, queue=False, yes=True, take_over=False)
+        command: Any = SimpleNamespace(flags=flags, overrides=WORDS)
 
         def follower(**given: Any) -> Any:
             return SimpleNamespace(follow=lambda: followed(google, costs, day, plan, given))
 
         view: Any = SimpleNamespace(detached=lambda: None)
         run = up.Up(command, plan, world, ledger, view, mock.MagicMock())
+        run.lease = mock.MagicMock()  # nobody else is there
+        run.lease.look.return_value, run.lease.hold.return_value = None, 1
+        run.lease.kept.return_value.__exit__.return_value = False
+        run._asked_about_costs = True
         with mock.patch.object(up, "Follower", follower):
             try:
                 run.run()

@@ -1,0 +1,167 @@
+#!/usr/bin/env python3
+"""The startup script of a bastion: fetch Slipway from the bucket, install what it needs, let it drive, delete the VM.
+
+It is sent as it is, so nothing of a config ever meets a shell: what it is to do is JSON in the VM's metadata attribute
+`slipway`. Standard library only, for the Python of the image. It runs at every boot; what it prints is on the serial
+port, and at the end in the bucket.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import subprocess
+import sys
+import tarfile
+import time
+from collections.abc import Callable
+from pathlib import Path, PurePosixPath
+from typing import Any
+from urllib.parse import quote
+from urllib.request import ProxyHandler, Request, build_opener
+
+ATTRIBUTES = "instance/attributes/slipway"
+TOKEN = "instance/service-accounts/default/token"  # noqa: S105 - a path
+PAUSES = (5.0, 20.0, 60.0)
+"""Seconds before something that failed is tried again."""
+CRASHES = 5
+"""A driver that died from a signal or a bug of ours is started again so often."""
+LOG_BYTES = 4 << 20
+
+
+def main() -> int:
+    orders = json.loads(ask(metadata(ATTRIBUTES)))
+    log = Path(orders["home"]).expanduser() / "bastion.log"
+    log.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    code = 1
+    try:
+        python, environment = patiently(lambda: prepare(orders, log.parent))
+        for _ in range(CRASHES):
+            code = drive(python, environment, orders, log)
+            if 0 <= code != 1:
+                break
+            time.sleep(PAUSES[0])
+    except Exception as error:
+        say(log, f"the bastion cannot begin: {error!r}")
+    finally:
+        for leave in (lambda: keep(orders, log), lambda: delete_me(orders)):
+            try:
+                patiently(leave)
+            except Exception as error:
+                print(repr(error), flush=True)
+    return code
+
+
+def prepare(orders: dict[str, Any], home: Path) -> tuple[str, dict[str, str]]:
+    """Slipway's source, checked and unpacked, and a Python with what it needs; returns that and its environment."""
+    source = home / f"slipway-{orders['sha256'][:12]}"
+    if not source.is_dir():
+        packed = ask(storage(orders, f"storage/v1/b/{quote(orders['bucket'])}/o/{quote(orders['package'], safe='')}"
+                                     "?alt=media"), token())  # fmt: skip
+        if (found := hashlib.sha256(packed).hexdigest()) != orders["sha256"]:
+            raise ValueError(f"{orders['package']} has the SHA-256 {found}, not {orders['sha256']}")
+        archive, draft = home / "slipway.tar.gz", home / f".slipway-{os.getpid()}"
+        archive.write_bytes(packed)
+        unpack(archive, draft)
+        about = draft / f"slipway-{orders['version']}.dist-info"
+        about.mkdir()
+        (about / "METADATA").write_text(f"Metadata-Version: 2.1\nName: slipway\nVersion: {orders['version']}\n")
+        draft.rename(source)
+    python = sys.executable
+    if orders["install"]:
+        venv = home / "venv"
+        python = str(venv / "bin" / "python")
+        if not (venv / "complete").exists():
+            run("apt-get", "update", "--quiet")
+            run("apt-get", "install", "--quiet", "--yes", "python3-venv")
+            run(sys.executable, "-m", "venv", "--clear", str(venv))
+            run(python, "-m", "pip", "install", "--quiet", "--require-hashes", "-r", str(source / "conf/driver.txt"))
+            (venv / "complete").touch()
+    return python, {**os.environ, "PYTHONPATH": str(source), "PYTHONUNBUFFERED": "1", "SLIPWAY_HOME": str(home)}
+
+
+def unpack(archive: Path, folder: Path) -> None:
+    """Plain files alone, none of which leads out of the folder."""
+    with tarfile.open(archive) as tar:
+        for member in tar:
+            parts = PurePosixPath(member.name).parts
+            if member.name.startswith("/") or ".." in parts or not member.isfile():
+                raise ValueError(f"the archive holds {member.name!r}")
+            path = folder.joinpath(*parts)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            content = tar.extractfile(member)
+            path.write_bytes(content.read() if content else b"")
+
+
+def drive(python: str, environment: dict[str, str], orders: dict[str, Any], log: Path) -> int:
+    """Let the controller see the run through; its exit code, negative for a signal."""
+    command = [python, "-P", "-m", "controller.bastion.drive"]
+    with subprocess.Popen(
+        command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    ) as driver:
+        assert driver.stdin is not None
+        assert driver.stdout is not None
+        driver.stdin.write(json.dumps(orders))
+        driver.stdin.close()
+        for line in driver.stdout:
+            say(log, line.rstrip("\n"))
+        return driver.wait()
+
+
+def say(log: Path, line: str) -> None:
+    print(line, flush=True)
+    with log.open("a") as file:
+        file.write(f"{line}\n")
+
+
+def keep(orders: dict[str, Any], log: Path) -> None:
+    """The log, in the bucket."""
+    name = quote(orders["log"], safe="")
+    place = f"upload/storage/v1/b/{quote(orders['bucket'])}/o?uploadType=media&name={name}"
+    ask(storage(orders, place), {**token(), "Content-Type": "text/plain"}, log.read_bytes()[-LOG_BYTES:])
+
+
+def delete_me(orders: dict[str, Any]) -> None:
+    """Ask for the deletion of this VM; its account may delete this one and no other."""
+    root = orders["roots"].get("compute", "https://compute.googleapis.com/")
+    ask(f"{root}compute/v1/{orders['instance']}", token(), method="DELETE")
+
+
+def run(*command: str) -> None:
+    subprocess.run(command, check=True, env={**os.environ, "DEBIAN_FRONTEND": "noninteractive"})
+
+
+def patiently(act: Callable[[], Any]) -> Any:
+    for pause in PAUSES:
+        try:
+            return act()
+        except Exception as error:
+            print(repr(error), flush=True)
+        time.sleep(pause)
+    return act()
+
+
+def metadata(path: str) -> str:
+    return f"http://{os.environ.get('GCE_METADATA_HOST', 'metadata.google.internal')}/computeMetadata/v1/{path}"
+
+
+def storage(orders: dict[str, Any], path: str) -> str:
+    return f"{orders['roots'].get('storage', 'https://storage.googleapis.com/')}{path}"
+
+
+def token() -> dict[str, str]:
+    """https://cloud.google.com/compute/docs/access/authenticate-workloads"""
+    return {"Authorization": f"Bearer {json.loads(ask(metadata(TOKEN)))['access_token']}"}
+
+
+def ask(url: str, headers: dict[str, str] | None = None, data: bytes | None = None, method: str | None = None) -> bytes:
+    """Google is reached directly, never by a proxy."""
+    wanted = {"Metadata-Flavor": "Google"} if "/computeMetadata/" in url else headers or {}
+    request = Request(url, data=data, headers=wanted, method=method)  # noqa: S310 - the scheme is ours
+    with build_opener(ProxyHandler({})).open(request, timeout=120) as answer:
+        return answer.read()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

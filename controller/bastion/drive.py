@@ -1,0 +1,106 @@
+"""What runs on a bastion: `up` of the run that was handed over, in the name of the VM's service account.
+
+The orders come as JSON on stdin, the plan from the record in the bucket. What pods share has been made by whoever
+handed over; here only the pod is made, kept and deleted, so that the account needs no right beyond that.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from argparse import Namespace
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from conf.schema import Config, judge
+from controller.cli import Command
+from controller.clock import Clock
+from controller.credentials import SCOPES
+from controller.errors import ConfigError, SlipwayError
+from controller.events import Events
+from controller.google import Google
+from controller.iap import ENDPOINT
+from controller.plan import Plan
+from controller.records.restore import plan_of
+from controller.resources.bastion import Bastion, BastionRoles, Package
+from controller.resources.services import Services
+from controller.route import fleet
+from controller.verbs.up import carry_out
+from controller.world import World
+
+PACE_SECONDS = 5.0
+
+
+def main() -> int:
+    orders = json.load(sys.stdin)
+    try:
+        drive(orders)
+    except SlipwayError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return error.exit_code
+    return 0
+
+
+def drive(orders: dict[str, Any]) -> None:
+    """See the run through, whatever happens.
+
+    Raises:
+        SlipwayError: it was given up; its words are in the lease for whoever watches.
+    """
+    from google.auth import compute_engine
+
+    clock = Clock()
+    google = Google(compute_engine.Credentials(scopes=list(SCOPES)), clock, orders["roots"])
+    document = json.loads(google.download(orders["bucket"], orders["handover"]))
+    home = Path(orders["home"]).expanduser()
+    config = here(document["config"], home)
+    emulated = config.cloud.kind == "local"
+    ssh_config = Path(orders["ssh_config"]) if orders["ssh_config"] else None
+    world = World(
+        project=document["project"],
+        google=google,
+        clock=clock,
+        events=Events(clock),
+        state=home,
+        ssh_user=config.ssh.user,
+        pace=orders["pace"] if emulated else PACE_SECONDS,
+        make_fleet=lambda world, node: fleet(world, node, config, ssh_config),
+        billed=not emulated,
+        guests=(document["ssh_key"],),
+        iap=orders["iap"] or ENDPOINT,
+        os_login=None if config.ssh.os_login == "auto" else config.ssh.os_login,
+    )
+    flags = Namespace(json=False, yes=document["yes"], detach=False, queue=False, take_over=False)
+    command = Command("up", flags, tuple(document["overrides"]))
+    try:
+        carry_out(command, pod_of(plan_of(document, config, google, home)), world, None, handed_over=document)
+    finally:
+        world.close()
+
+
+def here(recorded: dict[str, Any], home: Path) -> Config:
+    """The config for this machine: its own folder, and, where one subnet holds all, the workers' internal addresses.
+
+    Raises:
+        ConfigError: it is of another version of slipway.
+    """
+    config, problems = judge(recorded)
+    if config is None or problems:
+        raise ConfigError(problems)
+    changed: dict[str, Any] = {"run": config.run.model_copy(update={"state_dir": str(home)})}
+    if config.ssh.method == "auto" and len(config.regions) == 1:
+        changed["ssh"] = config.ssh.model_copy(update={"method": "internal"})
+    return config.model_copy(update=changed)
+
+
+def pod_of(plan: Plan) -> Plan:
+    """The plan without what pods share, and without the bastion itself."""
+    theirs = Services | Package | Bastion | BastionRoles
+    kept = [r for r in plan.resources if r.scope != "shared" and not isinstance(r, theirs)]
+    ids = {r.id for r in kept}
+    return replace(plan, resources=tuple(replace(r, needs=tuple(n for n in r.needs if n in ids)) for r in kept))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,30 @@
+"""The lease that a verb works under: who asks, how often it is renewed, and that every act of this process minds it."""
+
+from __future__ import annotations
+
+from controller.lease import Lease
+from controller.leasefile import InBucket, Me
+from controller.plan import Plan
+from controller.world import World
+
+RENEW_SECONDS = 10.0
+"""How soon a holder learns at the latest that it is asked to let go."""
+LOCAL_RENEW_SECONDS = 1.0
+
+
+def lease_of(plan: Plan, world: World, driver: str = "laptop") -> Lease:
+    """The lease of the plan's pod, which nobody has taken yet."""
+    return Lease(
+        InBucket(world.google, plan.bucket, plan.node.name),
+        world.clock,
+        Me(driver, plan.run_id),
+        plan.config.recovery.lease_seconds,
+        RENEW_SECONDS if world.billed else LOCAL_RENEW_SECONDS,
+        world.clock.interrupt,
+    )
+
+
+def work_under(lease: Lease, plan: Plan, world: World) -> None:
+    """From now on every act on the pod takes the lease, or makes sure of it."""
+    world.guard = world.google.guard = lease.hold
+    world.leased_at = f"{plan.bucket}/{plan.node.name}"

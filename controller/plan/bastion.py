@@ -1,0 +1,77 @@
+"""What `recovery.driver=bastion` adds to a plan: an account of its own, slipway itself in the bucket, and the VM."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import conf
+import controller.bastion
+from conf.schema import Config
+from controller.resource import Resource
+from controller.resources.accounts import ServiceAccount
+from controller.resources.bastion import AccountRoles, Bastion, BastionRoles, Package
+from controller.resources.bucket import Bucket
+from controller.resources.policies import BucketRoles, ProjectRoles
+from controller.resources.services import Services
+from controller.snapshot import Snapshot
+
+SUFFIX = "-driver"
+DELETES_ITSELF = ("roles/compute.instanceAdmin.v1",)
+USES_ACCOUNT = ("roles/iam.serviceAccountUser",)
+MAKES_DISKS = "roles/compute.storageAdmin"
+
+
+def package() -> Snapshot:
+    """The source of this very installation, without the emulated cloud and without what runs on the pod."""
+    root = Path(conf.__file__).parents[1]
+    found = [p for name in ("conf", "controller") for p in (root / name).rglob("*") if _is_shipped(p, root)]
+    return Snapshot(root, tuple(sorted(p.relative_to(root).as_posix() for p in found)))
+
+
+def _is_shipped(path: Path, root: Path) -> bool:
+    parts = path.relative_to(root).parts
+    return path.is_file() and "__pycache__" not in parts and parts[:2] != ("controller", "localcloud")
+
+
+def bastion_resources(config: Config, bucket: str, run_id: str, needs: Sequence[str]) -> Iterator[Resource]:
+    """In the order in which they come about.
+
+    Args:
+        needs: what the controller on the bastion takes for granted.
+    """
+    cloud, after = config.cloud, (f"{Services.kind}/apis", f"{Bucket.kind}/{bucket}")
+    account = ServiceAccount(name=cloud.driver_account, needs=after[:1])
+    workers = ServiceAccount(name=cloud.service_account)
+    roles = (*cloud.driver_roles, *((MAKES_DISKS,) if config.tpu.data_disk_gb else ()))
+    yield account
+    yield ProjectRoles(name=account.name, account=account, roles=roles, needs=(account.id,))
+    objects = BucketRoles(
+        name=account.name, account=account, bucket=bucket, roles=cloud.bucket_roles, needs=(account.id, after[1])
+    )
+    yield objects
+    works = [account.id, objects.id]
+    if not config.tpu.adopt and cloud.service_account != cloud.driver_account:
+        uses = AccountRoles(
+            name=account.name, account=account, on=workers, roles=USES_ACCOUNT, needs=(account.id, workers.id)
+        )
+        yield uses
+        works.append(uses.id)
+    source = package()
+    shipped = Package(name=source.sha256, bucket=bucket, snapshot=source, needs=after[1:])
+    yield shipped
+    machine = Bastion(
+        name=f"{config.pod_name[: 63 - len(SUFFIX)]}{SUFFIX}",
+        zone=config.tpu.zone,
+        machine_type=cloud.driver_machine,
+        pod=config.pod_name,
+        network=config.network.name,
+        subnetwork=config.network.subnet_in(config.region),
+        external_ip=not config.network.nat,
+        account=account,
+        script=Path(controller.bastion.__file__).with_name("boot.py").read_text(),
+        run_id=run_id,
+        needs=(*needs, *works, shipped.id),
+    )
+    yield machine
+    yield BastionRoles(name=account.name, account=account, bastion=machine, roles=DELETES_ITSELF, needs=(machine.id,))
