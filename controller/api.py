@@ -57,7 +57,7 @@ def up(*words: str, yes: bool = False, queue: bool = False, run: str | None = No
     """
     from controller.verbs.up import bring_about
 
-    flags = Namespace(json=False, yes=yes, detach=False, queue=queue, run=run, plan=None)
+    flags = Namespace(json=False, yes=yes, detach=False, queue=queue, take_over=False, run=run, plan=None)
     return _row(_state(words), bring_about(Command("up", flags, words)))
 
 

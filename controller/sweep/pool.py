@@ -193,7 +193,7 @@ class Pool:
                 stop(world.fleet(node), run_id)
 
         world.events.listen(watch)
-        flags = Namespace(json=False, yes=True, detach=False, queue=True, run=None)
+        flags = Namespace(json=False, yes=True, detach=False, queue=True, take_over=False, run=None)
         command = Command("up", flags, job.variant.words)
         return carry_on(command, plan, world, emulator, screen, self.sweep_id)  # pyright: ignore[reportArgumentType]
 
