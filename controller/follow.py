@@ -203,21 +203,25 @@ class Follower:
         def left() -> list[int]:
             return [i for i, s in enumerate(streams) if not s.ended and i not in verdict.unreachable]
 
-        def wait(seconds: float) -> None:
+        def able() -> list[int]:
+            """Those that may yet end by themselves: not one that a signal holds still."""
+            return [i for i in left() if streams[i].stopped_since is None]
+
+        def wait(seconds: float, whom: Callable[[], list[int]]) -> None:
             late = self.world.clock.deadline(seconds)
-            while left() and not late() and not self._stopping.is_set():
+            while whom() and not late() and not self._stopping.is_set():
                 self._listen(streams, steps)
 
         if left():
             self.world.events.emit("note", self.run_id, f"{verdict.evidence[0]}; ending the others")
-        wait(STRAGGLER_SECONDS if verdict.certain else ORIGIN_SECONDS)
+        wait(STRAGGLER_SECONDS if verdict.certain else ORIGIN_SECONDS, able)
         running = [i for i in left() if streams[i].exited is None]
         if running and not self._stopping.is_set():
             for worker in running:
                 streams[worker].told_to_stop = True
             payload = {"run_id": self.run_id, "attempt": self.attempt, "grace_seconds": 5.0}
             self.fleet.call_all("stop", payload, workers=running)
-        wait(STOP_SECONDS)
+        wait(STOP_SECONDS, left)
         final = self._judge(streams, pod, steps)
         return verdict if final.kind in (Kind.RUNNING, Kind.FINISHED, Kind.NETWORK_LOST) else final
 

@@ -200,6 +200,16 @@ def test_a_stopped_program_is_hung(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (outcome.verdict.kind, outcome.verdict.worker) == (Kind.HUNG, 0)
 
 
+def test_nobody_waits_for_a_stopped_program_to_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its peers died of its silence, which is no cause: they say that they lost somebody."""
+    monkeypatch.setattr("controller.follow.ORIGIN_SECONDS", 1e9)
+    lost = end(1, ended=3.0, log_tail="The tasks have crashed: heartbeat timeout")
+    fleet = FakeFleet([[lost]], [[{"heartbeat": 1.0, "stopped": True}, "hang", end(None, signal="SIGKILL")]])
+    outcome, _ = follow(fleet)
+    assert fleet.told_to_stop == [1]
+    assert [worker for worker, _ in outcome.ends] == [0, 1]
+
+
 def test_while_nothing_is_reachable_it_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     """Never taken for a preemption, nor for a failure of the workers."""
     broken = WorkerError(0, "10.0.0.2", "timeout", "no answer")
