@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 from controller.lease import Lease
 from controller.leasefile import InBucket, Me
 from controller.plan import Plan
@@ -24,7 +27,13 @@ def lease_of(plan: Plan, world: World, driver: str = "laptop") -> Lease:
     )
 
 
-def work_under(lease: Lease, plan: Plan, world: World) -> None:
-    """From now on every act on the pod takes the lease, or makes sure of it."""
-    world.guard = world.google.guard = lease.hold
+@contextmanager
+def working_under(lease: Lease, plan: Plan, world: World) -> Iterator[None]:
+    """While this lasts every act on the pod takes the lease, or makes sure of it; at its end it is let go."""
     world.leased_at = f"{plan.bucket}/{plan.node.name}"
+    world.guard = world.google.guard = lease.hold
+    try:
+        with lease.kept():
+            yield
+    finally:
+        world.guard = world.google.guard = lambda: 0

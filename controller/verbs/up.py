@@ -24,7 +24,7 @@ from controller.cost import most, rate
 from controller.errors import ConfigError, Fenced, OverBudget, SlipwayError, WrongDevices
 from controller.follow import Follower, Outcome
 from controller.google import GoogleError, ServiceDisabled
-from controller.hold import lease_of, work_under
+from controller.hold import lease_of, working_under
 from controller.launch import alive, launch, stop
 from controller.lease import Asked, Held
 from controller.leasefile import Seen
@@ -157,9 +157,8 @@ class Up:
         Raises:
             Fenced: another controller acts on the pod, by mishap or on demand.
         """
-        work_under(self.lease, self.plan, self.world)
         try:
-            with self.lease.kept():
+            with working_under(self.lease, self.plan, self.world):
                 try:
                     return self._in_turns()
                 except Interrupted:
@@ -379,8 +378,7 @@ class Up:
 
     def clean_up_after(self, result: Result) -> bool:
         """Of a controller that was killed before it had cleaned up; one that still lives does it itself."""
-        work_under(self.lease, self.plan, self.world)
-        with self.lease.kept():
+        with working_under(self.lease, self.plan, self.world):
             return self.lease.look() is None and self.clean_up(result)
 
     def clean_up(self, result: Result) -> bool:

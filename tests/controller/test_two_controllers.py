@@ -13,11 +13,13 @@ from contextlib import contextmanager
 
 import pytest
 
-from tests.controller.conftest import Slipway
+from tests.controller.conftest import ECHO, Slipway
 from tests.controller.test_up import SLOW, let_go, until
 
 pytestmark = pytest.mark.e2e
-POD = ["tpu=v5litepod_8", "recovery.lease_seconds=4"]
+POD = ["tpu=v5litepod_8"]
+SHORT = "recovery.lease_seconds=4"
+"""For a term that is to pass; elsewhere a controller that gets no processor for a while must not lose its lease."""
 
 
 class Controller:
@@ -95,7 +97,7 @@ def test_of_two_that_start_together_one_acts_and_when_it_is_killed_the_other_goe
 
 
 def test_a_controller_that_slept_past_its_lease_is_fenced_and_touches_nothing(slipway: Slipway) -> None:
-    both = ["up", SLOW, *POD]
+    both = ["up", SLOW, *POD, SHORT]
     with controllers(slipway, both) as (asleep,):
         asleep.hears("launched attempt 1")
         asleep.process.send_signal(signal.SIGSTOP)
@@ -110,3 +112,29 @@ def test_a_controller_that_slept_past_its_lease_is_fenced_and_touches_nothing(sl
             let_go(slipway)
             assert awake.ends() == 0, awake.said
     assert len(launches(slipway)) == 1
+
+
+def test_another_run_is_told_who_is_there_and_cancel_and_down_reach_the_holder(slipway: Slipway) -> None:
+    stockout = "cloud.faults=[{kind: stockout, times: 99, at: request}]"
+    with controllers(slipway, ["up", SLOW, *POD, stockout]) as (holder,):
+        holder.hears("no capacity")
+        code, _, err = slipway("up", ECHO, *POD)
+        assert code == 2
+        assert "the pod is busy with run-" in err
+        assert "(laptop) for run-" in err
+        code, out, err = slipway("cancel", SLOW, *POD)
+        assert code == 0, err
+        assert "is cancelled" in out
+        assert holder.ends() == 0, holder.said
+        assert "cancelled by" in holder.said
+    with controllers(slipway, ["up", SLOW, *POD, stockout]) as (holder,):
+        holder.hears("no capacity")
+        with controllers(slipway, ["up", SLOW, *POD, stockout]) as (viewer,):
+            viewer.hears("acts on this pod; watching")
+            assert slipway("down", SLOW, *POD)[0] == 2  # it would end a run
+            code, out, err = slipway("down", "--yes", SLOW, *POD)
+            assert code == 0, err
+            assert holder.ends() == 0, holder.said
+            assert viewer.ends() == 0, viewer.said
+            assert "deleted by" in viewer.said
+    assert slipway.cloud().get("state")["node"] == {}
