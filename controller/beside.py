@@ -75,11 +75,11 @@ class Beside:
         self._note(f"{other.term} acts on this pod; watching, and taking over should that one be gone")
         try:
             while True:
-                seen = self.lease.look()
+                seen = self.lease.last()
                 if result := self.ledger.result():
                     return result
-                if seen is None:
-                    return self._after()
+                if seen is None or not self.lease.is_others(seen):
+                    return self._after(seen)
                 if seen.term.run_id != self.plan.run_id:
                     return Left.FREE  # of this run; whoever asks is told of the other
                 if self._holder.term.id != seen.term.id:
@@ -92,8 +92,8 @@ class Beside:
             self.view.detached()
             return Left.DETACHED
 
-    def _after(self) -> Left:
-        last = self.lease.last()
+    def _after(self, last: Seen | None) -> Left:
+        """What becomes of us now that nobody has the lease, by what its last holder has left there."""
         term = last.term if last else None
         if term is None or self._holder is None or term.run_id != self.plan.run_id:
             return Left.FREE

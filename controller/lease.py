@@ -77,7 +77,11 @@ class Lease:
     def look(self) -> Seen | None:
         """Who has it, this controller excepted; None if it is to be had."""
         seen = self._file.read()
-        return None if seen is None or seen.term.id == self.me.id or self._is_free(seen) else seen
+        return seen if self.is_others(seen) else None
+
+    def is_others(self, seen: Seen | None) -> bool:
+        """Does what was read say that another controller has it?"""
+        return seen is not None and seen.term.id != self.me.id and not self._is_free(seen)
 
     def last(self) -> Seen | None:
         """What lies there, whoever left it."""

@@ -279,3 +279,17 @@ def test_no_order_of_steps_lets_two_act(steps: list[object], offs: tuple[float, 
         finally:
             file.lose_answer = False
     assert tokens == sorted(tokens), "what was done under an older token came later"
+
+
+def test_what_is_read_once_says_who_had_it_and_whether_it_is_to_be_had() -> None:
+    """Read twice, a holder's last words and its successor's term might be taken for each other."""
+    time = Time()
+    file = FakeFile(time)
+    first, second = lease(file, time, "anna"), lease(file, time, "ben")
+    assert not second.is_others(second.last())
+    first.hold()
+    held = second.last()
+    assert second.is_others(held)
+    assert not first.is_others(held)
+    first.release("cancelled", 0)
+    assert not second.is_others(second.last())
