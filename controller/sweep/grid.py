@@ -83,7 +83,7 @@ def grid(words: Sequence[str], sweep: Sweep, folder: Path) -> list[Variant]:
     same, space = split([*words, *further], folder)
     if space.intervals:
         key = next(iter(space.intervals)).rstrip("=")
-        raise ConfigError(f"{key}: an interval has no points of a grid; give values")
+        raise ConfigError(f"{key}: an interval has no points of a grid; give values, or set sweep.search")
     axes = [[f"{prefix}{value}" for value in values] for prefix, values in space.choices.items()]
     cases = sweep.cases or {"": ()}
     return [

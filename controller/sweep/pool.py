@@ -25,7 +25,7 @@ from controller.ledger import Result
 from controller.reconcile import destroy
 from controller.resources.node import Node
 from controller.spending import let_go
-from controller.sweep.board import Board, Screen
+from controller.sweep.board import Board, Line, Screen
 from controller.sweep.study import Builder, Job, on_pod
 from controller.verbs.up import carry_on
 from controller.world import World
@@ -145,6 +145,7 @@ class Pool:
     def _carry(self, job: Job, pod: int, world: World, emulator: object) -> None:
         """One run, as often as the policy says."""
         tries = 1 + (self.retries if self.on_failure == "retry" else 0)
+        self.board.add(Line(job.run_id, job.variant.title))
         for attempt in range(tries):
             self.board.state(job.run_id, "running", pod=pod, began=world.clock.now(), why="")
             try:

@@ -21,7 +21,7 @@ from controller.plan import Plan, build
 from controller.preflight import preflight
 from controller.records import index
 from controller.snapshot import Snapshot, snapshot
-from controller.sweep.grid import Variant, grid, split
+from controller.sweep.grid import Space, Variant, grid, split
 
 if TYPE_CHECKING:
     from controller.world import World
@@ -38,11 +38,14 @@ class Job:
 
 @dataclass(frozen=True)
 class Study:
-    """All runs of a grid, in order. `base` is the config without what they range over."""
+    """All runs of a grid, in order; of a search, which draws them later, none. `base` is the config that all share."""
 
     base: Config
     jobs: tuple[Job, ...]
     folder: Path
+    same: tuple[str, ...] = ()
+    space: Space | None = None
+    """What a search draws from."""
 
     @property
     def sweep(self) -> Sweep:
@@ -51,6 +54,9 @@ class Study:
     @property
     def id(self) -> str:
         """The same runs are the same sweep, on however many pods."""
+        if self.space is not None:
+            what = [self.same, self.space.choices, self.space.intervals, self.sweep.model_dump(exclude={"pods"})]
+            return f"{self.base.run.name}-{digest(what)[:8]}"
         return f"{self.base.run.name}-{digest(sorted(job.run_id for job in self.jobs))[:8]}"
 
 
@@ -105,7 +111,9 @@ def study(words: Sequence[str], folder: Path) -> Study:
     """
     base = base_of(words, folder)
     if base.sweep.search is not None:
-        raise ConfigError("sweep.search: is not there yet; null runs the whole grid")
+        same, space = split(words, folder)
+        essential = tuple(word for word in same if not word.lstrip("+").startswith("sweep.pods="))
+        return Study(base, (), folder, essential, space)
     jobs = {job.run_id: job for job in Builder(folder).jobs(grid(words, base.sweep, folder))}
     pods = {job.config.pod_name for job in jobs.values()}
     if len(pods) > 1:

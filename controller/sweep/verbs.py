@@ -26,6 +26,7 @@ from controller.words import counted
 
 if TYPE_CHECKING:
     from controller.cli import Command
+    from controller.sweep.search import Searched
     from controller.sweep.study import Estimate
     from controller.world import World
 
@@ -46,6 +47,10 @@ class Opened:
 
     @property
     def left(self) -> int:
+        """Runs to do; of a search those that are not among the lines that the last controller left."""
+        if (search := self.study.sweep.search) is not None:
+            ended = sum(line.state not in ("waiting", "running") for line in saved(self.file).values())
+            return max(0, search.trials - ended)
         return sum(job.run_id not in self.done for job in self.study.jobs)
 
     def estimate(self) -> Estimate:
@@ -79,18 +84,18 @@ def up(command: Command) -> int:
         board = Board(_lines(now), now.file, now.world.clock, json_lines=command.flags.json)
         jobs = [job for job in now.study.jobs if job.run_id not in now.done]
         builder = Builder(now.study.folder)
-        if jobs:  # what all pods share is made once, before they all look for it
-            first = builder.plan(on_pod(jobs[0].config, 1))
+        if now.left:  # what all pods share is made once, before they all look for it
+            first = builder.plan(on_pod(base, 1))
             reconcile(first.resources[: first.resources.index(first.node)], now.world)
-        source = Listed(jobs, now.had)
+        source = _source(now, builder) or Listed(jobs, now.had)
         pool = Pool(
             sweep_id=now.study.id,
             bucket=now.bucket,
             source=source,
             builder=builder,
             board=board,
-            any_config=now.study.jobs[0].config,
-            pods=min(base.sweep.pods, max(1, len(jobs))),
+            any_config=base,
+            pods=min(base.sweep.pods, max(1, now.left)),
             on_failure=base.sweep.on_failure,
             retries=base.sweep.retries,
             delete_pods=base.cleanup.on_success == "delete",
@@ -103,8 +108,9 @@ def up(command: Command) -> int:
 def plan(command: Command) -> int:
     with opened(command) as now:
         if command.flags.json:
-            runs = [{"run": line.run, "case": job.variant.case, "words": job.variant.own, "state": line.state}
-                    for line, job in zip(_lines(now), now.study.jobs, strict=True)]  # fmt: skip
+            lines = {line.run: line for line in _lines(now)}
+            runs = [{"run": job.run_id, "case": job.variant.case, "words": job.variant.own,
+                     "state": lines[job.run_id].state} for job in now.study.jobs]  # fmt: skip
             document = {"sweep": now.study.id, "runs": runs, "pods": now.study.sweep.pods}
             print(json.dumps(document | {"estimate": asdict(now.estimate())}, indent=1))
             return 0
@@ -132,7 +138,7 @@ def down(command: Command) -> int:
     with opened(command) as now:
         builder, names = Builder(now.study.folder), []
         for pod in sorted({*range(1, now.study.sweep.pods + 1), *now.had}):
-            plan = builder.plan(on_pod(now.study.jobs[0].config, pod))
+            plan = builder.plan(on_pod(now.study.base, pod))
             seen = plan.node.observe(now.world, {})
             if isinstance(seen, Node) and seen.ours and not plan.node.adopt:
                 names.append(plan.node.name)
@@ -145,9 +151,20 @@ def down(command: Command) -> int:
 VERBS = {"up": up, "plan": plan, "status": status, "down": down}
 
 
+def _source(now: Opened, builder: Builder) -> Searched | None:
+    """What draws the runs of a search; None of a grid."""
+    if now.study.space is None or (search := now.study.sweep.search) is None:
+        return None
+    from controller.sweep.search import Searched
+
+    return Searched(search, now.study.same, now.study.space, builder, now.file.with_suffix(".journal"), now.had)
+
+
 def _lines(now: Opened) -> list[Line]:
     """Every run as the last controller left it, and as the bucket knows it."""
     known, rows = saved(now.file), {row["run"]: row for row in index.rows(now.world.state)}
+    if now.study.space is not None:
+        return list(known.values())
     found = []
     for job in now.study.jobs:
         line = known.get(job.run_id) or Line(job.run_id, job.variant.title)
@@ -167,7 +184,7 @@ def _head(now: Opened) -> list[str]:
     sweep, guess = now.study.sweep, now.estimate()
     tpu = now.study.base.tpu.accelerator_type
     lines = [
-        f"sweep    {now.study.id}: {counted(len(now.study.jobs), 'run')}, {len(now.done)} finished, {now.left} to do",
+        f"sweep    {now.study.id}: {_runs(now)}, {now.left} to do",
         f"pods     {counted(sweep.pods, 'pod')} of {tpu}; a run that fails: {sweep.on_failure}",
     ]
     hours = "not known" if guess.hours is None else f"about {guess.hours:.2f} h"
@@ -177,6 +194,13 @@ def _head(now: Opened) -> list[str]:
         cost = "not known" if guess.usd is None else f"about ${guess.usd:.2f}"
         return [*lines, f"cost     {cost}; {price} and pod"]
     return [*lines, "cost     nothing: the cloud is emulated on this machine"]
+
+
+def _runs(now: Opened) -> str:
+    if (search := now.study.sweep.search) is not None:
+        pruned = ", pruned by the median" if search.prune and search.method == "optuna" else ""
+        return f"{search.trials} runs by {search.method} for the {search.mode} of {search.metric}{pruned}"
+    return f"{counted(len(now.study.jobs), 'run')}, {len(now.done)} finished"
 
 
 def _ask(command: Command, now: Opened) -> None:

@@ -1,0 +1,123 @@
+"""Values drawn one after the other, by optuna's ask and tell: random draws, or TPE with pruning by the median.
+
+hydra-optuna-sweeper waits for whole batches and pins optuna below 3; here each pod asks as soon as it is free. The
+study is a journal in the state folder, so that a search that is started again knows all trials, and goes on with those
+under way.
+https://optuna.readthedocs.io/en/stable/tutorial/20_recipes/009_ask_and_tell.html
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from conf.sweep import Search
+from controller.errors import ConfigError
+from controller.events import Event
+from controller.ledger import Result
+from controller.sweep.grid import Space, Variant
+from controller.sweep.study import Builder, Job
+
+
+class Searched:
+    """The runs of a search; threads ask it one at a time."""
+
+    def __init__(
+        self, search: Search, same: tuple[str, ...], space: Space, builder: Builder, file: Path, held: dict[int, str]
+    ) -> None:
+        """Open the study, or begin it.
+
+        Args:
+            same: the words that all runs share.
+            file: of the journal.
+            held: by pod the run that it had when the last controller ended.
+
+        Raises:
+            ConfigError: optuna is not installed, or the words leave nothing to draw.
+        """
+        try:
+            import optuna
+            from optuna.storages import JournalStorage
+            from optuna.storages.journal import JournalFileBackend
+        except ImportError:
+            raise ConfigError("sweep.search: needs optuna: pip install 'slipway[search]'") from None
+        if not space.choices and not space.intervals:
+            raise ConfigError("sweep.search: nothing to draw; give a=interval(0,1), a=tag(log,interval(1,9)) or a=1,2")
+        optuna.logging.set_verbosity(optuna.logging.ERROR)
+        self._search, self._same, self._space, self._builder = search, same, space, builder
+        self._trials: dict[str, Any] = {}
+        self._state: Any = optuna.trial.TrialState
+        file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self.study = optuna.create_study(
+            storage=JournalStorage(JournalFileBackend(str(file))),
+            study_name=file.stem,
+            direction="minimize" if search.mode == "min" else "maximize",
+            pruner=optuna.pruners.MedianPruner() if search.prune else optuna.pruners.NopPruner(),
+            load_if_exists=True,
+        )
+        samplers = {"random": optuna.samplers.RandomSampler, "optuna": optuna.samplers.TPESampler}
+        # draws after a restart are others than those before it
+        self.study.sampler = samplers[search.method](seed=search.seed + len(self.study.get_trials(deepcopy=False)))
+        under_way = self.study.get_trials(deepcopy=False, states=(self._state.RUNNING,))
+        self._held = held
+        self._resumed = {
+            trial.user_attrs.get("run", str(trial.number)): optuna.trial.Trial(self.study, trial._trial_id)
+            for trial in under_way
+        }
+
+    def take(self, pod: int) -> Job | None:
+        """The next trial; those that an earlier controller began come first, each on the pod that had it.
+
+        A trial that means a run which is under way is given up: two programs of one run would write to the same place.
+        """
+        while trial := self._next(pod):
+            job = self._job(trial)
+            if job.run_id in self._trials:
+                self.study.tell(trial, state=self._state.FAIL)
+                continue
+            self._trials[job.run_id] = trial
+            trial.set_user_attr("run", job.run_id)
+            return job
+        return None
+
+    def _next(self, pod: int) -> Any:
+        free = [run for run in self._resumed if run not in self._held.values()]
+        for run in [self._held.get(pod, ""), *free]:
+            if run in self._resumed:
+                return self._resumed.pop(run)
+        return self.study.ask() if len(self.study.get_trials(deepcopy=False)) < self._search.trials else None
+
+    def ended(self, job: Job, result: Result | None) -> None:
+        """Tell what came of it: the metric, or that it has failed; one that was pruned has been told of already."""
+        trial = self._trials.pop(job.run_id, None)
+        if trial is None:
+            return
+        value = None if result is None else result.summary.get(self._search.metric)
+        if isinstance(value, int | float):
+            self.study.tell(trial, float(value))
+        else:
+            self.study.tell(trial, state=self._state.FAIL)
+
+    def metrics(self, job: Job, event: Event) -> bool:
+        """Report a line; is the run worse than the others were at that step?"""
+        line, trial = event.data["metrics"], self._trials.get(job.run_id)
+        value, step = line.get(self._search.metric), line.get("step")
+        if trial is None or not isinstance(value, int | float) or not isinstance(step, int | float):
+            return False
+        trial.report(float(value), int(step))
+        if not self._search.prune or not trial.should_prune():
+            return False
+        self.study.tell(self._trials.pop(job.run_id), state=self._state.PRUNED)
+        return True
+
+    def _job(self, trial: Any) -> Job:
+        own = tuple(f"{prefix}{self._draw(trial, prefix)}" for prefix in [*self._space.choices, *self._space.intervals])
+        [job] = self._builder.jobs([Variant((*self._same, *own), own)])
+        return job
+
+    def _draw(self, trial: Any, prefix: str) -> Any:
+        name = prefix.lstrip("+").rstrip("=")
+        if prefix in self._space.choices:
+            return trial.suggest_categorical(name, self._space.choices[prefix])
+        low, high, whole, log = self._space.intervals[prefix]
+        return trial.suggest_int(name, low, high, log=log) if whole else trial.suggest_float(name, low, high, log=log)

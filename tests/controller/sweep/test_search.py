@@ -1,0 +1,80 @@
+"""A search by optuna's ask and tell: of a toy whose best value is known, with programs that are only told of."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import pytest
+
+from conf.sweep import Search
+from controller.errors import ConfigError
+from controller.events import Event
+from controller.ledger import Result
+from controller.sweep.grid import split
+from controller.sweep.search import Searched
+from controller.sweep.study import Builder, Job
+
+pytest.importorskip("optuna")
+WORDS = ["+experiment=quickstart", "optimizer.lr=tag(log,interval(1e-6,1e-1))"]
+
+
+def search(folder: Path, method: str = "optuna", trials: int = 20, words: list[str] = WORDS, **held: str) -> Searched:
+    same, space = split(words, folder)
+    pods = {int(pod[-1]): run for pod, run in held.items()}
+    plain = {"method": method, "trials": trials, "metric": "loss", "mode": "min", "prune": True, "seed": 0}
+    return Searched(Search.model_validate(plain), same, space, Builder(folder), folder / "study.journal", pods)
+
+
+def loss(job: Job, step: int) -> float:
+    """Smallest at a learning rate of 1e-3."""
+    assert job.config.optimizer is not None
+    return abs(math.log10(job.config.optimizer.lr) + 3) + 1 / step
+
+
+def carry(source: Searched, job: Job) -> bool:
+    """Run the toy; says whether it was pruned."""
+    for step in range(1, 6):
+        line = {"step": step, "phase": "train", "loss": loss(job, step)}
+        if source.metrics(job, Event(0.0, "metrics", job.run_id, data={"metrics": line})):
+            source.ended(job, None)
+            return True
+    source.ended(job, Result(job.run_id, "finished", 1, 0.0, 0.0, {"loss": loss(job, 5)}))
+    return False
+
+
+@pytest.fixture(autouse=True)
+def _home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SLIPWAY_HOME", str(tmp_path / "home"))
+
+
+def test_twenty_trials_find_the_better_rate_and_prune_bad_ones(tmp_path: Path) -> None:
+    source, pruned = search(tmp_path), 0
+    while job := source.take(1):
+        pruned += carry(source, job)
+    assert len(source.study.trials) == 20
+    assert pruned >= 3
+    assert abs(math.log10(source.study.best_params["optimizer.lr"]) + 3) < 0.5
+
+
+def test_a_search_that_is_started_again_goes_on_with_what_was_under_way(tmp_path: Path) -> None:
+    first = search(tmp_path, trials=4)
+    done, cut_off = first.take(1), first.take(2)
+    assert done is not None
+    assert cut_off is not None
+    first.ended(done, Result(done.run_id, "finished", 1, 0.0, 0.0, {"loss": 1.0}))
+    again = search(tmp_path, trials=4, pod2=cut_off.run_id)
+    taken = [again.take(pod) for pod in (2, 1, 1, 1)]
+    assert taken[0] is not None
+    assert taken[0].run_id == cut_off.run_id
+    assert len({job.run_id for job in taken if job} | {done.run_id}) == 4
+    assert taken[3] is None
+
+
+def test_random_draws_of_choices_and_a_failed_run(tmp_path: Path) -> None:
+    source = search(tmp_path, "random", 3, ["+experiment=quickstart", "run.seed=1,2,3"])
+    while job := source.take(1):
+        source.ended(job, None)
+    assert {trial.state.name for trial in source.study.trials} == {"FAIL"}
+    with pytest.raises(ConfigError, match="nothing to draw"):
+        search(tmp_path, "random", 3, ["+experiment=quickstart"])
