@@ -102,6 +102,8 @@ def snapshot(config: Config, folder: Path) -> Snapshot:
         other = config.code.repository
         root = checked_out(other, state) if other else _repository(folder)
         found = _included(root, _listed(root, tracked_only=other is not None), config.code.exclude)
+        if other is None:  # whose clone lies there
+            found = [path for path in found if not path.is_relative_to(state.resolve())]
     files = tuple(sorted(p.relative_to(root).as_posix() for p in found))
     if not files:
         raise ConfigError(f"program: {root} holds no files to ship; run from your repository, or use program=trainer")

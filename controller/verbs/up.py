@@ -8,34 +8,32 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from conf.cloud import LocalCloud
+from controller.approval import before_it_bills
 from controller.bastion.handover import Handover
 from controller.beside import Beside, Ended, Left
 from controller.clock import Interrupted
 from controller.connect import NO_PROJECT
-from controller.cost import most, rate
 from controller.errors import ConfigError, Fenced, OverBudget, SlipwayError, WrongDevices
 from controller.follow import Follower, Outcome
-from controller.google import GoogleError, ServiceDisabled
+from controller.google import GoogleError
 from controller.hold import lease_of, working_under
 from controller.launch import alive, launch, stop
 from controller.lease import Asked, Held
 from controller.leasefile import Seen
 from controller.ledger import Ledger, Result
+from controller.line import Line
 from controller.plan import Plan
-from controller.preflight import probe
 from controller.recall import remember
 from controller.reconcile import destroy, reconcile
 from controller.records.record import RECORD, Recorder
 from controller.recover import Recovery
-from controller.resource import Absent
 from controller.resources.node import Node
 from controller.resources.watchdog import Watchdog
 from controller.session import opened
@@ -179,7 +177,7 @@ class Up:
                     return left if isinstance(left, Result) else None
             try:
                 if not self._asked_about_costs:
-                    _before_it_bills(self.command, self.plan, self.world, self.view)
+                    before_it_bills(self.plan, self.world, self.view, yes=self.command.flags.yes)
                     self._asked_about_costs = True
                 if not self._hands_over:
                     return self._act()
@@ -194,7 +192,7 @@ class Up:
     def _hand_over(self) -> Seen:
         """Make what the run needs before its pod, then the bastion, and wait until that one acts."""
         handover = Handover(self.plan, self.world, self.ledger, self.lease, self._emulator, self._poll_seconds)
-        with self._in_line():
+        with self._turn():
             mine = {"yes": self.command.flags.yes, "ssh_key": self.world.ssh_key_line()}
             token = handover.make(lambda: self.recorder.to_hand_over() | mine)
             self._note(f"{handover.bastion.title} is there; waiting until it acts")
@@ -248,7 +246,7 @@ class Up:
         """Reconcile, launch and follow once: how it ended (None: detached), and why it did not come to an attempt."""
         plan, world = self.plan, self.world
         try:
-            with self._in_line():
+            with self._turn():
                 node: Node = self._made()
                 fleet = world.fleet(node)
                 self._make_room(fleet)
@@ -320,33 +318,11 @@ class Up:
             f"command goes on from the last checkpoint; results: gs://{self.plan.bucket}/{self.ledger.prefix}"
         )
 
-    @contextmanager
-    def _in_line(self) -> Iterator[None]:
+    def _turn(self) -> AbstractContextManager[None]:
         """With --queue: begins when our turn has come, and nobody is before us until it ends."""
-        if not self.command.flags.queue or self.lease.held:
-            yield
-            return
-        with self.turns.joined(self.plan.run_id) as refresh:
-            told: list[str] = []
-            while ahead := self._ahead():
-                if ahead != told:
-                    self._note(f"waiting for {', '.join(ahead)}")
-                    told = ahead
-                self.world.clock.sleep(self._poll_seconds)
-                refresh()
-            yield
-
-    def _ahead(self) -> list[str]:
-        """The runs that come before ours: what runs on the pod or is being seen to there, and who waits longer."""
-        node = self.plan.node.observe(self.world, {})
-        running = set[str]()
-        if isinstance(node, Node) and node.state == "READY" and self.world.lets_us_in(node):
-            running = alive(self.world.fleet(node))
-        if (other := self.lease.look()) is not None:
-            running.add(other.term.run_id)
-        if self.plan.run_id in running:
-            return []
-        return [*sorted(running), *self._earlier()]
+        if not self.command.flags.queue:
+            return nullcontext()
+        return Line(self.plan, self.world, self.turns, self.lease, self._poll_seconds, self._note).joined()
 
     def _make_room(self, fleet: Fleet) -> None:
         """One program at a time: stop one that runs here and is no one's to see to, if the user says so."""
@@ -358,10 +334,6 @@ class Up:
                 )
             stop(fleet, other)
             self._note(f"stopped {other}")
-
-    def _earlier(self) -> list[str]:
-        line = self.turns.waiting()
-        return line[: line.index(self.plan.run_id)] if self.plan.run_id in line else line
 
     def _finish(self, outcome: Outcome, attempt: int) -> Result:
         """Record the result, then let the pod go if the policy says so."""
@@ -406,32 +378,6 @@ class Up:
 
     def _note(self, words: str) -> None:
         self.world.events.emit("note", self.plan.run_id, words)
-
-
-def _before_it_bills(command: Command, plan: Plan, world: World, view: Screen) -> None:
-    """Ask Google, then the user, before the first thing that is billed; a pod that is there already is paid for.
-
-    Raises:
-        ConfigError: a live check found an error, or the user does not want it.
-    """
-    try:
-        seen = plan.node.observe(world, {})
-    except ServiceDisabled:
-        seen = Absent()
-    if not isinstance(seen, Absent):
-        return
-    findings = probe(plan.config, world)
-    if errors := [finding for finding in findings if finding.severity == "error"]:
-        raise ConfigError(errors)
-    for finding in findings:
-        world.events.emit("note", plan.run_id, f"{finding.severity}: {finding}")
-    if not world.billed or plan.node.adopt:
-        return
-    price = rate(plan.config, world.clock.now())
-    cost = "a price that is not known" if price.tpu is None else price
-    question = f"Create {plan.node.title} for {cost}? The run costs {most(plan.config, price)}."
-    if not view.ask(question, command.flags.yes):
-        raise ConfigError("nothing was created; say --yes to go on without being asked")
 
 
 def _script_faults(emulator: Emulator, plan: Plan) -> None:

@@ -42,7 +42,7 @@ def main() -> None:
     parser.add_argument("--cores", default="0,1")
     parser.add_argument("--only", action="append", choices=VARIANTS)
     parser.add_argument("words", nargs="*")
-    options = parser.parse_args()
+    options = parser.parse_intermixed_args()
     curves: dict[str, list[dict[str, Any]]] = {}
     for name in options.only or VARIANTS:
         for seed in range(options.seeds):

@@ -34,6 +34,12 @@ def test_secrets_and_what_is_excluded_stay_here(tmp_path: Path) -> None:
     )  # fmt: skip
 
 
+def test_the_state_folder_is_no_code(tmp_path: Path) -> None:
+    """It may lie in the repository, and changes while it is shipped."""
+    git_repository(tmp_path / "r", {"train.py": "", "home/runs/r/events.jsonl": ""})
+    assert snapshot(config(tmp_path, f"run.state_dir={tmp_path}/r/home"), tmp_path / "r").files == ("train.py",)
+
+
 def test_too_much_names_the_largest(tmp_path: Path) -> None:
     git_repository(tmp_path / "r", {"train.py": "", "weights.bin": "w" * 2_000_000})
     with pytest.raises(ConfigError, match=r"code\.max_mb: 2\.0 MB .* largest: weights\.bin \(2\.0 MB\).*code\.exclude"):
