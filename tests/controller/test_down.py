@@ -204,7 +204,7 @@ def test_a_bucket_of_ones_own_keeps_what_runs_wrote(slipway: Slipway, cloud: Clo
     assert f"what runs wrote to gs://{bucket} stays there, under assets/, code/, pods/ and runs/" in out
     after = state(slipway)
     kept = after.pop("objects")[bucket]
-    assert {name.partition("/")[0] for name in kept} <= {"assets", "code", "pods", "runs"}
+    assert {name.partition("/")[0] for name in kept} <= {"assets", "code", "index", "pods", "runs"}
     assert before.pop("objects") == {bucket: []}
     assert after == before
 
