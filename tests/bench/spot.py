@@ -109,7 +109,8 @@ def on_slipway(market: Market, costs: Costs, tell: Callable[[Event], None] = lam
     """The day as Slipway spends it."""
     clock, day = Simulated(market.seconds), Day()
     google = Google(market, clock, costs.create, costs.delete)
-    with tempfile.TemporaryDirectory() as folder, chdir(folder), mock.patch.dict(os.environ, {"SLIPWAY_HOME": folder}):
+    with tempfile.TemporaryDirectory() as folder, chdir(folder), mock.patch.dict(os.environ):
+        os.environ["SLIPWAY_HOME"] = f"{folder}/home"
         Path("train.py").write_text("steps = 1\n")
         plan = planned(google, costs)
         events = Events(clock)
