@@ -49,7 +49,7 @@ def test_small_models_and_the_emulated_cloud_are_not_commented_on(state):
 def test_what_fits_is_not_commented_on(state):
     store(document(12.0), *LARGE, state)
     assert said(*LARGE, state) == []
-    assert said(*LARGE, state, "optimizer.lr=3e-6", "loop.steps=7", "model.weights=/weights") == []  # as large
+    assert said(*LARGE, state, "optimizer.lr=3e-6", "loop.steps=8", "model.weights=/weights") == []  # as large
 
 
 def test_what_does_not_fit_is_an_error_and_says_what_helps(state):
@@ -76,7 +76,7 @@ def test_a_broken_file_counts_as_none(state):
 
 @pytest.mark.parametrize(("model", "billions"), [("gemma2_2b", 2.61), ("llama3_8b", 8.03), ("qwen3_0_6b", 0.6)])
 def test_the_number_of_weights_is_about_right(state, model, billions):
-    found = config(*LARGE, state, f"model={model}").model
+    found = config("+experiment=nanochat_d16", state, f"model={model}").model
     assert found is not None
     assert weights(found) == pytest.approx(billions * 1e9, rel=0.02)
 
