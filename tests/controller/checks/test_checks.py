@@ -67,7 +67,10 @@ def test_what_is_right_is_not_commented_on() -> None:
             "schedule: warning optimizer.schedule.horizon_steps: the learning rate falls to 1% over exactly the 150",
         ),
         ([*GRPO, "tpu.capacity=spot", "checkpoint.every=120"], "checkpoints: warning checkpoint.every: no checkpoint"),
-        (["+experiment=gemma2b_gsm8k", "model.weights=null"], "random_weights: warning model.weights: the policy starts from random"),
+        (
+            ["+experiment=gemma2b_gsm8k", "model.weights=null"],
+            "random_weights: warning model.weights: the policy starts from random",
+        ),
         ([*GCP, "cloud.bucket=your-bucket-name"], "placeholder: error cloud.bucket: 'your-bucket' in"),
         ([*GCP, 'env.vars={DATA: "gs://my-bucket/data"}'], "placeholder: error env.vars.DATA: 'my-bucket' in"),
         (
