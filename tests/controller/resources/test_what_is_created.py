@@ -5,12 +5,22 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+from controller.compose import compose
+from controller.plan.bastion import bastion_resources
+from controller.resource import Resource
 from tests.controller.gcloud.project import wanted
 
 PAGE = Path(__file__).parents[3] / "docs" / "what-is-created.md"
 
 
-ALL = wanted("cloud.billing_budget={account: 012345-6789AB-CDEF01, usd: 10, thresholds: [0.5]}")
+def driven() -> list[Resource]:
+    """What a run has besides with recovery.driver=bastion."""
+    config, problems = compose(["cloud=local", "program=command", "recovery.driver=bastion"])
+    assert config is not None, problems
+    return list(bastion_resources(config, "a-bucket", "a-run", ()))
+
+
+ALL = [*wanted("cloud.billing_budget={account: 012345-6789AB-CDEF01, usd: 10, thresholds: [0.5]}"), *driven()]
 
 
 def test_every_kind_has_a_row_and_every_row_a_kind() -> None:
