@@ -57,7 +57,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
             ["program.command=python train.py"],
             "program.command: is a list of words, not one string: 'program.command=[",
         ),
-        (["seed=1"], "seed: no such group; did you mean run.seed=1?"),
+        (["seed=1"], "seed: no such group; did you mean run.seed=1 or sweep.search.seed=1?"),
         (["lr=1e-3"], "lr: no such group; did you mean optimizer.lr=1e-3 or optimizer.adamw.lr=1e-3?"),
         (
             ["optimizer.groups=[{match: '*', lrs: 1}]"],
