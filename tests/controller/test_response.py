@@ -124,4 +124,5 @@ def test_the_page_shows_every_verdict_and_its_response() -> None:
     responses = recovery().response.model_dump()
     assert {name: row[2].strip("`") for name, row in verdicts.items() if row[2] != "–"} == responses
     seen = rest.partition("\n## ")[0]
-    assert [kind.value for kind in Kind if f"`{kind.value}`" not in seen] == []
+    shown = [kind for kind in Kind if f"`{kind.value}`" in seen]
+    assert shown == [kind for kind in Kind if kind not in (Kind.RUNNING, Kind.FINISHED)]
