@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import os
 import time
+from collections.abc import Iterator
+from typing import Any
 
 import psutil
 
@@ -40,8 +42,8 @@ def signal_programs(worker: str, number: int) -> int:
     """
     struck = [
         process
-        for process in psutil.process_iter(["environ"])
-        if (environ := process.info["environ"] or {}).get(MARKER) == worker and "SLIPWAY_ATTEMPT" in environ
+        for process, info in _listed("environ")
+        if (environ := info["environ"] or {}).get(MARKER) == worker and "SLIPWAY_ATTEMPT" in environ
     ]
     for process in struck:
         with contextlib.suppress(psutil.NoSuchProcess):
@@ -86,13 +88,29 @@ def wait_ended(process: psutil.Process, seconds: float) -> bool:
 
 def _find(prefix: str) -> list[psutil.Process]:
     """The marked processes and their descendants, which may have been started with another environment."""
-    processes = {process.pid: process for process in psutil.process_iter(["ppid", "status", "environ"])}
+    processes = {process.pid: (process, info) for process, info in _listed("ppid", "status", "environ")}
     # Another user's environment reads as None: not ours.
     ours = {
         pid
-        for pid, process in processes.items()
-        if pid != os.getpid() and (process.info["environ"] or {}).get(MARKER, "").startswith(prefix)
+        for pid, (_, info) in processes.items()
+        if pid != os.getpid() and (info["environ"] or {}).get(MARKER, "").startswith(prefix)
     }
-    while more := {pid for pid, process in processes.items() if process.info["ppid"] in ours} - ours:
+    while more := {pid for pid, (_, info) in processes.items() if info["ppid"] in ours} - ours:
         ours |= more
-    return [processes[pid] for pid in ours if processes[pid].info["status"] != psutil.STATUS_ZOMBIE]
+    return [
+        process for pid, (process, info) in processes.items() if pid in ours and info["status"] != psutil.STATUS_ZOMBIE
+    ]
+
+
+def _listed(*attributes: str) -> Iterator[tuple[psutil.Process, dict[str, Any]]]:
+    """Every process with what is asked of it; None for what may not be known.
+
+    `psutil.process_iter` gives the same objects to every thread, and with them the answers to another's questions.
+    """
+    for pid in psutil.pids():
+        try:
+            process = psutil.Process(pid)
+            answers = process.as_dict(attributes)
+        except psutil.NoSuchProcess:
+            continue
+        yield process, answers

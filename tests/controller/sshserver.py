@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import signal
 import sys
@@ -163,7 +164,8 @@ class Pod:
     async def _finish(self) -> None:
         for program in [program for worker in self.workers for program in worker.programs]:
             if program.returncode is None:
-                os.killpg(program.pid, signal.SIGKILL)
+                with contextlib.suppress(ProcessLookupError):  # it ended just now
+                    os.killpg(program.pid, signal.SIGKILL)
                 await program.wait()
         others = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
         for task in others:
