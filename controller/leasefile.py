@@ -11,10 +11,12 @@ import json
 import os
 import socket
 import uuid
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field
 from datetime import datetime
 from pathlib import Path
-from typing import Protocol, Self
+from typing import Annotated, Protocol, Self
+
+from pydantic import Field, TypeAdapter, ValidationError
 
 from controller.agent.process import boot_id, start_time
 from controller.errors import CloudError
@@ -22,6 +24,8 @@ from controller.google import Google, NotFound
 
 KEY = "lease"
 """Of the object's own metadata, in which the lease can be read with the object's age in one request."""
+LATEST = 2e11
+"""Of what a calendar can say, in seconds since the epoch."""
 
 
 @dataclass(frozen=True)
@@ -40,18 +44,18 @@ class Term:
         said, exit_code: its last words, where what it did has come to an end; None where the run goes on.
     """
 
-    token: int
+    token: Annotated[int, Field(ge=1)]
     id: str
     holder: str
     driver: str
     run_id: str
-    process: str
-    since: float
-    seconds: float
+    process: Annotated[str, Field(pattern=r"^(.*:\d{1,10}/.*)?$")]
+    since: Annotated[float, Field(ge=0, le=LATEST)]
+    seconds: Annotated[float, Field(ge=0, allow_inf_nan=False)]
     asked: str = ""
     released: bool = False
     said: str = ""
-    exit_code: int | None = None
+    exit_code: Annotated[int, Field(ge=0, le=255)] | None = None
 
     def __str__(self) -> str:
         since = datetime.fromtimestamp(self.since).astimezone().strftime("%Y-%m-%d %H:%M:%S %Z")
@@ -104,11 +108,14 @@ class InBucket:
             answer, now = self.google.metadata(self.bucket, self.name)
         except NotFound:
             return None
-        try:
-            said = json.loads(answer["metadata"][KEY])
-            term = Term(**{f.name: said[f.name] for f in fields(Term) if f.name in said})  # others: a later version's
-        except (KeyError, TypeError, ValueError):
-            raise CloudError(f"gs://{self.bucket}/{self.name} is no lease of slipway's; delete it") from None
+        try:  # keys that are not known are a later version's
+            term = TypeAdapter(Term).validate_json(answer.get("metadata", {}).get(KEY, ""))
+        except ValidationError:  # whoever can write to the bucket can write anything there
+            where = f"gs://{self.bucket}/{self.name}"
+            raise CloudError(
+                f"{where} is no lease that slipway wrote; once no controller acts on the pod, delete it "
+                f"(`gcloud storage rm {where}`) and then the pod (`slipway down`), whose workers remember the lease"
+            ) from None
         return Seen(term, int(answer["generation"]), now - datetime.fromisoformat(answer["updated"]).timestamp())
 
     def write(self, term: Term, generation: int) -> int:
