@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import math
 import re
 import shlex
 from collections.abc import Callable, Iterable, Sequence
@@ -26,6 +27,8 @@ SIGNS: dict[str, Callable[[Any, Any], bool]] = {
 PLAIN = ("run", "state", "created", "seconds", "type", "attempts", "usd")
 """The columns for people, before overrides and metrics."""
 MOST_METRICS = 4
+FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n")
+"""What a text begins with that a spreadsheet computes."""
 
 
 def flat(value: dict[str, Any], prefix: str = "") -> dict[str, Any]:
@@ -57,10 +60,10 @@ def chosen(rows: Iterable[Row], conditions: Sequence[str], sort: str | None, las
 def as_csv(rows: Sequence[Row]) -> str:
     """All keys of all rows as columns; a list is its words as a shell would read them."""
     out = io.StringIO()
-    writer = csv.DictWriter(out, list(dict.fromkeys(key for row in rows for key in row if key != "pods")), restval="")
-    writer.writeheader()
-    for row in rows:
-        writer.writerow({key: _cell(value) for key, value in row.items() if key != "pods"})
+    writer = csv.writer(out)
+    keys = list(dict.fromkeys(key for row in rows for key in row if key != "pods"))
+    writer.writerow(map(_cell, keys))
+    writer.writerows([_cell(row.get(key)) for key in keys] for row in rows)
     return out.getvalue()
 
 
@@ -103,13 +106,23 @@ def _number(text: str) -> float | str:
 
 
 def _order(value: Any) -> tuple[int, float, str]:
-    if isinstance(value, int | float):
-        return 1, float(value), ""
-    return (0, 0.0, "") if value is None else (2, 0.0, str(value))
+    if value is None or (isinstance(value, float) and math.isnan(value)):
+        return 0, 0.0, ""
+    return (1, float(value), "") if isinstance(value, int | float) else (2, 0.0, str(value))
 
 
 def _cell(value: Any) -> Any:
-    return shlex.join(map(str, value)) if isinstance(value, list) else value
+    """A text that a spreadsheet would compute stands in quotes: what workers say is in the table too.
+
+    https://owasp.org/www-community/attacks/CSV_Injection
+    """
+    text = shlex.join(map(str, value)) if isinstance(value, list) else value
+    if not isinstance(text, str) or not text.startswith(FORMULA):
+        return text
+    if not isinstance(value, list):
+        return f"'{text}"
+    first, space, others = text.partition(" ")  # to a shell the same words
+    return f"'{first}'{space}{others}"
 
 
 def _shown(key: str, value: Any) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import shlex
 from pathlib import Path
 
 import pytest
@@ -47,6 +48,21 @@ def test_exports_hold_every_key_and_the_table_leaves_out_shared_words() -> None:
     lines = as_lines(rows)
     assert lines[1].endswith("x=1")
     assert not any("experiment" in line for line in lines)
+
+
+def test_no_cell_is_a_formula_and_a_shell_reads_the_same_words() -> None:
+    row = {"run": "a-1", "why": "=HYPERLINK(1)", "overrides": ["+experiment=q", "a=b c"], "metrics": {"acc": -0.5}}
+    [read] = csv.DictReader(io.StringIO(as_csv(chosen([row], [], None, None))))
+    assert read["why"] == "'=HYPERLINK(1)"
+    assert read["overrides"] == "'+experiment=q' 'a=b c'"
+    assert shlex.split(read["overrides"]) == row["overrides"]
+    assert read["metrics.acc"] == "-0.5"
+    assert as_csv([{"=x": 1}]).startswith("'=x")
+
+
+def test_runs_without_a_number_come_first() -> None:
+    rows = [{"run": name, "loss": loss} for name, loss in [("a", 2.0), ("b", float("nan")), ("c", 1.0), ("d", None)]]
+    assert [row["run"] for row in chosen(rows, [], "loss", None)] == ["b", "d", "c", "a"]
 
 
 def test_the_last_row_of_a_run_counts_and_a_torn_line_does_not(tmp_path: Path) -> None:
