@@ -115,8 +115,8 @@ class Run:
             batch, placed = at.ready[0].take()
             with journal.watch.spending("update_time"):
                 at.state, metrics = self.programs.update(at.state, placed)
-                position.steps += 1
-                journal.note(at, metrics, batch, at.ready[0].facts)
+            position.steps += 1
+            journal.note(at, metrics, batch, at.ready[0].facts)
             if not at.ready[0].batches:
                 at.ready.popleft()
                 journal.look()

@@ -169,8 +169,9 @@ class Journal:
             return
         last, self._unseen = self._unseen, None
         step, every = last.position.total, self._experiment.logging.every
-        check_finite(step, last.metrics, last.batch, self._experiment)
-        values = {name: float(value) for name, value in jax.device_get(last.metrics).items()} | last.facts
+        with self.watch.spending("update_time"):
+            check_finite(step, last.metrics, last.batch, self._experiment)
+            values = {name: float(value) for name, value in jax.device_get(last.metrics).items()} | last.facts
         self._window.add(values)
         self.tokens["update"] += int(last.batch["mask"].sum())
         if last.facts:

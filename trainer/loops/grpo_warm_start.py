@@ -38,8 +38,8 @@ class WarmStart:
             with journal.watch.spending("update_time"):
                 drawn = rollout.supervised(self._asked.train(position.warm_steps, loop.rows), loop)
                 at.state, metrics = self._programs.warm_start(at.state, place_batch(drawn, self._mesh))
-                position.warm_steps += 1
-                journal.note(at, metrics, drawn, facts={})
+            position.warm_steps += 1
+            journal.note(at, metrics, drawn, facts={})
             if position.warm_steps % loop.warm_start_eval_every == 0 or position.warm_steps == loop.warm_start_steps:
                 position.accuracy_before = journal.evaluate(at, "warm_start", "accuracy in the warm start")
             if self._over(position):

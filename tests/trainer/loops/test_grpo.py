@@ -2,7 +2,9 @@
 
 import copy
 import json
+import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import jax
 import numpy as np
@@ -12,11 +14,12 @@ from conf.runfile import RunFile, RunFileError
 from tests.groups import group
 from tests.trainer.conftest import mesh_of
 from tests.trainer.processes import results
-from trainer import main, update
+from trainer import main, speed, update
 from trainer import mesh as meshes
 from trainer.checkpoint import Checkpoints
 from trainer.distributed import place_batch
 from trainer.grpo import supervised_loss
+from trainer.loops import grpo_journal
 from trainer.loops.grpo_programs import abstract_reference, frozen, updater
 from trainer.notice import Notice, NoticedError
 
@@ -75,7 +78,20 @@ FIRST_MINUTES = (
 )
 
 
-def test_both_phases_are_told_and_summed_up(grpo_run, tmp_path, capfd) -> None:
+def slow_updates(monkeypatch, seconds: float) -> None:
+    """Make the loop wait that long for each update."""
+    check, read, waited = grpo_journal.check_finite, time.perf_counter, [0.0]
+
+    def wait(*arguments) -> None:
+        waited[0] += seconds
+        check(*arguments)
+
+    monkeypatch.setattr(grpo_journal, "check_finite", wait)
+    monkeypatch.setattr(speed, "time", SimpleNamespace(perf_counter=lambda: read() + waited[0]))
+
+
+def test_both_phases_are_told_and_summed_up(grpo_run, tmp_path, capfd, monkeypatch) -> None:
+    slow_updates(monkeypatch, 1e6)
     lines = train(grpo_run, tmp_path / "a")
     told = capfd.readouterr().out.splitlines()
     places = [next(i for i, line in enumerate(told) if line.startswith(words)) for words in FIRST_MINUTES]
@@ -96,6 +112,10 @@ def test_both_phases_are_told_and_summed_up(grpo_run, tmp_path, capfd) -> None:
     first = next(line for line in lines if line["phase"] == "grpo")
     assert sum(first[name] for name in split) == pytest.approx(first["step_time"])
     assert {"rollout_tokens_per_second", "train_tokens_per_second"} <= first.keys()
+    for line in lines:
+        if "update_time" in line:
+            assert round(line["update_time"] / 1e6) == 1
+            assert line["other_time"] < 1e5
     assert last["ratio_min"] <= last["ratio_mean"] <= last["ratio_max"]
     assert last["response_length"] <= last["response_length_max"] <= grpo_run["loop"]["response_length"]
     assert last["sampler_trainer_logp_diff_max"] < 1e-4
