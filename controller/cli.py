@@ -13,16 +13,16 @@ import sys
 from collections.abc import Sequence, Set
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
-from conf.schema import Config, Problem, judge
 from controller import recall
 from controller.compose import OVERRIDE, compose, groups, laid_over
 from controller.errors import ConfigError, SlipwayError
-from controller.finding import Finding
-from controller.preflight import preflight
 from controller.printing import only_showing
-from controller.records.planfile import planned
+
+if TYPE_CHECKING:  # a verb that composes nothing need not wait for the schema
+    from conf.schema import Config, Problem
+    from controller.finding import Finding
 
 VERBS = {
     "up": "make the plan true, launch the program and follow it (the default)",
@@ -79,6 +79,8 @@ class Command:
         Raises:
             ConfigError: the config is unusable; every problem at once, those between sections included.
         """
+        from controller.preflight import preflight
+
         config, problems = self._judged()
         findings = preflight(config) if config else []
         if config is None or problems:
@@ -99,6 +101,9 @@ class Command:
     def _judged(self) -> tuple[Config | None, list[Problem]]:
         """What the words mean; with --plan what the file says, with the words laid over it."""
         if file := getattr(self.flags, "plan", None):
+            from conf.schema import judge
+            from controller.records.planfile import planned
+
             return judge(laid_over(planned(Path(file)), self.overrides))
         return compose(self.overrides, extra_dir=Path.cwd() / "slipway")
 

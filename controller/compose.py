@@ -10,11 +10,13 @@ import difflib
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import conf
-from conf.schema import Config, Problem, judge, keys_called
 from controller.errors import ConfigError
+
+if TYPE_CHECKING:
+    from conf.schema import Config, Problem
 
 CONFIG_DIR = Path(conf.__file__).parent
 OVERRIDE = re.compile(r"^(?P<sign>\+{0,2}|~)(?P<key>[A-Za-z_][\w./@-]*)(?P<value>=.*)?$", re.DOTALL)
@@ -30,6 +32,8 @@ def compose(overrides: Sequence[str], *, extra_dir: Path | None = None) -> tuple
     Raises:
         ConfigError: what Hydra could not compose.
     """
+    from conf.schema import judge
+
     return judge(raw(overrides, extra_dir=extra_dir))
 
 
@@ -45,6 +49,8 @@ def compose_each(
 
     Hydra does the same within one composition: the values of the command line come last, before interpolations.
     """
+    from conf.schema import judge
+
     composed: dict[tuple[str, ...], Any] = {}
     for words in variants:
         heads = tuple(word for word in words if not _is_value(word))
@@ -170,6 +176,8 @@ def _parses(override: str) -> bool:
 
 def _in_our_words(error: Exception, overrides: Sequence[str], extra_dir: Path | None) -> str:
     """Name the override that is wrong and its choices; Hydra's sentence only where we know no better one."""
+    from conf.schema import keys_called
+
     choices = groups(extra_dir)
     for override in overrides:
         key, equals, value = override.lstrip("+~").partition("=")

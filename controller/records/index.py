@@ -11,9 +11,10 @@ import fcntl
 import json
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from controller.google import Google, NotFound
+if TYPE_CHECKING:
+    from controller.google import Google
 
 Row = dict[str, Any]
 LARGEST = 7000
@@ -58,6 +59,8 @@ def publish(google: Google, bucket: str, row: Row) -> None:
 
 def published(google: Google, bucket: str) -> list[Row]:
     """Every row of a bucket."""
+    from controller.google import NotFound
+
     where: Mapping[str, Any] = {"bucket": bucket, "prefix": "index/", "fields": "items(metadata),nextPageToken"}
     try:
         items = list(google.pages("storage", "objects.list", "items", **where))

@@ -35,7 +35,10 @@ def flat(value: dict[str, Any], prefix: str = "") -> dict[str, Any]:
     """`{"metrics": {"loss": 1}}` as `{"metrics.loss": 1}`; lists stay whole."""
     found: dict[str, Any] = {}
     for key, item in value.items():
-        found |= flat(item, f"{prefix}{key}.") if isinstance(item, dict) else {f"{prefix}{key}": item}
+        if isinstance(item, dict):
+            found.update(flat(item, f"{prefix}{key}."))
+        else:
+            found[f"{prefix}{key}"] = item
     return found
 
 

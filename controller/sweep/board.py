@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 import threading
 import time
 from collections.abc import Iterable, Sequence
@@ -79,9 +78,11 @@ class Board:
                 "state": line.state,
                 "words": words,
             }
-            print(json.dumps(document), flush=True)
+            text = json.dumps(document)
         else:
-            print(f"  {pod:<6} {line.run}  {line.title}  {words}", file=sys.stdout, flush=True)
+            text = f"  {pod:<6} {line.run}  {line.title}  {words}"
+        with self._lock:  # `print` writes a line and its end apart, and threads come between them
+            print(text, flush=True)
 
     def tell(self, run: str, event: Event) -> None:
         """An event of a run: its metrics are kept, its notes said."""

@@ -9,8 +9,6 @@ from typing import TYPE_CHECKING
 
 from controller.errors import ConfigError
 from controller.records import index
-from controller.records.difference import as_lines as difference_lines
-from controller.records.difference import difference
 from controller.records.table import as_csv, as_lines, chosen
 
 if TYPE_CHECKING:
@@ -24,15 +22,21 @@ def run(command: Command) -> int:
     if flags.refresh:
         refresh(command, state)
     if flags.diff:
-        old, new = flags.diff
-        found = difference(_record(command, state, old), _record(command, state, new))
-        print(json.dumps(found, indent=1) if flags.json else "\n".join(difference_lines(old, new, found, Path.cwd())))
-        return 0
+        return _diff(command, state)
     rows = chosen(index.rows(state), flags.where, flags.sort, flags.last)
     if flags.csv:
         print(as_csv(rows), end="")
     else:
         print(json.dumps(rows, indent=1) if flags.json else "\n".join(as_lines(rows)))
+    return 0
+
+
+def _diff(command: Command, state: Path) -> int:
+    from controller.records.difference import as_lines, difference
+
+    old, new = command.flags.diff
+    found = difference(_record(command, state, old), _record(command, state, new))
+    print(json.dumps(found, indent=1) if command.flags.json else "\n".join(as_lines(old, new, found, Path.cwd())))
     return 0
 
 
