@@ -5,57 +5,27 @@
 
 from __future__ import annotations
 
-import argparse
 import difflib
 import importlib
 import shlex
 import sys
+from argparse import Namespace
 from collections.abc import Sequence, Set
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
 from controller import recall
 from controller.compose import OVERRIDE, compose, groups, laid_over
 from controller.errors import ConfigError, SlipwayError
+from controller.flags import HELP, VERBS, parser
 from controller.printing import only_showing
 
 if TYPE_CHECKING:  # a verb that composes nothing need not wait for the schema
     from conf.schema import Config, Problem
     from controller.finding import Finding
 
-VERBS = {
-    "up": "make the plan true, launch the program and follow it (the default)",
-    "plan": "show what would change, what it costs and what is wrong; changes nothing",
-    "fit": "does it fit? the TPU compiler on this machine, per program: memory, FLOPs",
-    "rehearse": "the same plan, scaled down, on an emulated cloud of its own, a preemption included",
-    "status": "the pod, the run and its workers",
-    "runs": "the table of runs: filter, sort, export; what differs between two",
-    "logs": "what the program prints",
-    "ssh": "a shell on one worker",
-    "exec": "run a command on one worker or all: slipway exec --worker all -- nproc",
-    "forward": "reach a port of a worker on this machine: slipway forward 8888",
-    "verify": "compare code, packages, config, devices and network of all workers",
-    "cancel": "end the run; the pod stays",
-    "stop": "stop a pod of one VM; the next up starts it",
-    "down": "delete the pod; --all: the network, the bucket and the rest too",
-    "orphans": "what of ours is billed and no run uses; --delete removes it",
-    "init": "first use: find credentials, project and a zone with quota; write slipway/cloud/mine.yaml",
-    "localcloud": "the emulated cloud by hand: start, stop, wipe, env, requests",
-}
-MULTIRUN = frozenset({"up", "plan", "status", "down"})
-"""What can be done with all runs of a sweep."""
-EXAMPLES = """examples:
-  slipway +experiment=quickstart                       GRPO on an emulated v5litepod-16, on this machine
-  slipway plan +experiment=gemma2b_gsm8k               what would be created, and its price
-  slipway rehearse +experiment=gemma2b_gsm8k           all of it on this machine, scaled down, with a preemption
-  slipway +experiment=gemma2b_gsm8k tpu.zone=us-west4-a optimizer.lr=1e-6
-  slipway -m +experiment=quickstart optimizer.lr=1e-4,7e-4 run.seed=0,1,2 sweep.pods=2
-  slipway logs --worker 3 --follow +experiment=gemma2b_gsm8k
-  slipway exec --worker all -- free -g
-  slipway down +experiment=gemma2b_gsm8k
-  slipway runs --where state=finished --sort metrics.accuracy_after
-"""
+HELP_WORDS = {*HELP.names}
 
 
 @dataclass(frozen=True)
@@ -63,7 +33,7 @@ class Command:
     """A parsed command line."""
 
     verb: str
-    flags: argparse.Namespace
+    flags: Namespace
     overrides: tuple[str, ...]
     rest: tuple[str, ...] = ()
     """What stands behind `--`: a command for the workers."""
@@ -125,13 +95,6 @@ class Command:
         return config
 
 
-class _Parser(argparse.ArgumentParser):
-    """argparse, but a mistake is our kind of error."""
-
-    def error(self, message: str) -> NoReturn:
-        raise ConfigError(f"{message}; see slipway --help")
-
-
 def parse(argv: Sequence[str]) -> Command:
     """Split a command line into verb, flags and overrides.
 
@@ -142,20 +105,26 @@ def parse(argv: Sequence[str]) -> Command:
     are = [_is_override(word, before) for word, before in zip(argv, ["", *argv], strict=False)]
     overrides = tuple(word for word, is_override in zip(argv, are, strict=True) if is_override)
     words = [word for word, is_override in zip(argv, are, strict=True) if not is_override]
-    verb = next((w for w in words if not w.startswith("-")), "up")
-    if words and not words[0].startswith("-"):
-        words = words[1:]
-    else:
-        verb = "up"
-    if verb not in VERBS:
-        near = difflib.get_close_matches(verb, VERBS, n=1)
-        hint = f"did you mean {near[0]!r}? " if near else ""
-        if verb in groups(Path.cwd() / "slipway")["experiment"]:
-            hint = f"did you mean +experiment={verb}? "
-        raise ConfigError(f"{verb!r} is no verb; {hint}verbs: {', '.join(VERBS)} (config is key=value)")
+    verb = words.pop(0) if words and not words[0].startswith("-") else ""
+    if HELP_WORDS & set(words):
+        return Command("help", Namespace(topic=_known(verb) if verb else None, json="--json" in words), ())
+    verb = _known(verb or "up")
     if rest and verb not in ("ssh", "exec"):
         raise ConfigError(f"{verb} takes nothing behind --; only ssh and exec run a command")
-    return Command(verb, _parser(verb).parse_args(words), overrides, rest)
+    if overrides and not VERBS[verb].config:
+        raise ConfigError(f"{verb} takes no config words; see slipway {verb} --help")
+    return Command(verb, parser(verb).parse_args(words), overrides, rest)
+
+
+def _known(verb: str) -> str:
+    """The verb, if it is one."""
+    if verb in VERBS:
+        return verb
+    near = difflib.get_close_matches(verb, VERBS, n=1)
+    hint = f"did you mean {near[0]!r}? " if near else ""
+    if verb in groups(Path.cwd() / "slipway")["experiment"]:
+        hint = f"did you mean +experiment={verb}? "
+    raise ConfigError(f"{verb!r} is no verb; {hint}verbs: {', '.join(VERBS)} (config is key=value)")
 
 
 def _is_override(word: str, before: str) -> bool:
@@ -168,63 +137,6 @@ def _split(argv: Sequence[str]) -> tuple[Sequence[str], tuple[str, ...]]:
     """What is ours, and what stands behind `--`."""
     at = list(argv).index("--") if "--" in argv else len(argv)
     return argv[:at], tuple(argv[at + 1 :])
-
-
-def _parser(verb: str) -> _Parser:
-    listing = "\n".join(f"  {name:<12}{words}" for name, words in VERBS.items())
-    parser = _Parser(
-        prog=f"slipway {verb}" if verb != "up" else "slipway",
-        usage=f"slipway {'[VERB]' if verb == 'up' else verb} [--flags] [+experiment=NAME] [key=value ...]",
-        description=f"{VERBS[verb]}\n\nverbs:\n{listing}",
-        epilog=EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
-    parser.add_argument(
-        "--json", action="store_true", help="one JSON document (or JSON lines while following) on stdout"
-    )
-    if verb in MULTIRUN:
-        parser.add_argument("-m", "--multirun", action="store_true", help="a sweep: all runs of a=1,2 b=range(0,3) …")
-    if verb == "up" or verb in recall.OF_A_RUN:
-        how = "repeat, or go on with," if verb == "up" else "mean"
-        parser.add_argument("--run", metavar="ID", help=f"{how} the run of this id as it is on record, code included")
-    if verb in ("up", "down", "cancel", "stop", "orphans", "init"):
-        parser.add_argument("--yes", action="store_true", help="do not ask")
-    if verb == "up":
-        parser.add_argument("--detach", action="store_true", help="return once the program has started")
-        parser.add_argument("--queue", action="store_true", help="wait while another run has the pod")
-        parser.add_argument("--take-over", action="store_true", help="act in place of the controller that does")
-    if verb in ("logs", "ssh", "forward"):
-        parser.add_argument("--worker", default="0", metavar="N", help="which worker (default 0)")
-    if verb == "exec":
-        parser.add_argument("--worker", default="all", metavar="N|all", help="which worker (default all)")
-    if verb == "forward":
-        parser.add_argument("port", metavar="PORT[:REMOTE]", help="here, and on the worker if that is another")
-    if verb == "logs":
-        parser.add_argument("--follow", action="store_true", help="go on until the program ends")
-    if verb in ("up", "plan"):
-        parser.add_argument("--plan", metavar="FILE", help="the config of a file that plan --save has written")
-    if verb == "plan":
-        parser.add_argument("--save", action="store_true", help="write the config to plans/<run id>.yaml")
-    if verb == "runs":
-        parser.add_argument("--where", action="append", default=[], metavar="COND", help="such as metrics.loss<0.5")
-        parser.add_argument("--sort", metavar="KEY", help="such as metrics.accuracy_after; the largest comes last")
-        parser.add_argument("--last", type=int, metavar="N", help="only so many, from the end")
-        parser.add_argument("--csv", action="store_true", help="comma-separated values, every key a column")
-        parser.add_argument("--diff", nargs=2, metavar=("A", "B"), help="what differs between two runs")
-        parser.add_argument("--refresh", action="store_true", help="read the bucket, for runs of other machines")
-    if verb == "down":
-        parser.add_argument("--all", action="store_true", help="also the network, the bucket and the service account")
-    if verb == "orphans":
-        parser.add_argument("--delete", action="store_true", help="delete them, after asking")
-    if verb == "rehearse":
-        parser.add_argument("--chaos", type=int, metavar="SEED", help="a schedule of misfortune drawn from a seed")
-    if verb == "init":
-        parser.add_argument("--zone", help="a zone from the list, instead of being asked")
-        parser.add_argument("--no-bucket", action="store_true", help="do not make the bucket now")
-    if verb == "localcloud":
-        parser.add_argument("action", choices=["start", "stop", "wipe", "env", "requests"])
-    return parser
 
 
 def _with_recalled(command: Command) -> Command:

@@ -51,7 +51,7 @@ def test_commands_are_understood(words: str) -> None:
         assert found.jobs or found.space  # a search draws its runs later
     elif command.verb in ("orphans", "init", "runs") or command.run:
         assert command.bare_config()
-    elif command.verb != "localcloud":
+    elif command.verb not in ("localcloud", "help"):
         _, findings = command.config()
         assert [str(f) for f in findings if f.severity == "error"] == []
 
