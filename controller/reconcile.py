@@ -77,6 +77,7 @@ def settle(resource: Resource, world: World, have: dict[str, Any]) -> Any:
     """Bring one resource to what is wanted; returns it as observed."""
     began = world.clock.steady()
     late = world.clock.deadline(resource.patience)
+    pending, stuck = None, late
     acts: list[Diff] = []
     announced = False
     try:
@@ -88,10 +89,13 @@ def settle(resource: Resource, world: World, have: dict[str, Any]) -> Any:
                 if not announced:
                     announced = True
                     world.events.emit("step_started", resource.id, seen.why, title=resource.title)
-                if late():
-                    raise CloudError(f"{resource.title}: still not settled after {resource.patience:.0f} s: {seen.why}")
+                if seen != pending:
+                    pending, stuck = seen, world.clock.deadline(seen.seconds)
+                if stuck() or late():
+                    raise CloudError(_never_settles(resource, seen, world.clock.steady() - began))
                 world.clock.sleep(world.pace)
                 continue
+            pending = None
             diff = resource.diff(seen)
             if not diff:
                 for finding in resource.findings(seen):
@@ -114,6 +118,11 @@ def settle(resource: Resource, world: World, have: dict[str, Any]) -> Any:
     except Exception as error:
         world.events.emit("step_failed", resource.id, str(error), title=resource.title)
         raise
+
+
+def _never_settles(resource: Resource, seen: Pending, seconds: float) -> str:
+    advice = f"; {seen.advice}" if seen.advice else ""
+    return f"{resource.title}: still not settled after {seconds:.0f} s: {seen.why}{advice}"
 
 
 def _look(resource: Resource, world: World, have: dict[str, Any]) -> Any:

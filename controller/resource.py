@@ -30,6 +30,10 @@ class Pending:
     """Something is under way; it is waited for, never acted on."""
 
     why: str
+    seconds: float = float("inf")
+    """How long this very state may last; the resource's own patience counts as well."""
+    advice: str = ""
+    """What the user can do when it has lasted that long."""
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,8 @@ from controller.localcloud.objects import Objects
 from controller.localcloud.operations import Operations
 from controller.localcloud.store import Store
 
-_SHOWN = ("node", "queued", "worker", "compute", "service", "serviceAccount", "policy", "bucket", "operation", "fault")
+_SHOWN = ("node", "queued", "worker", "compute", "service", "serviceAccount", "policy", "bucket", "operation", "fault",
+          "mistake")  # fmt: skip
 _HIDDEN = frozenset(
     {"boot", "counter", "faults", "hostkey", "secretPayload", "setting", "upload"}
 )  # how the emulator works, not what is

@@ -91,7 +91,7 @@ class Cloud:
     async def resume(self) -> None:
         """Takes up what a former process left: SSH servers, unfinished operations, triggered faults."""
         await self.workers.resume()
-        self.operations.resume(self.effects)
+        self.operations.resume(self.effects, self.workers.changed)
         misfortune = Misfortune(self.store, self.nodes, self.workers, lambda: list(self.server.peers))
         self.faults.resume(misfortune.acts(), self.workers.changed)
 

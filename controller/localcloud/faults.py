@@ -12,8 +12,10 @@ import re
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
+from controller.localcloud import mistakes
 from controller.localcloud.errors import CloudError
 from controller.localcloud.faultspec import BLOWS, CREATION, LASTING, parse
 from controller.localcloud.store import Document, Store
@@ -206,9 +208,10 @@ class Faults:
 
     def _set_clock(self, name: str, fault: Document) -> None:
         if fault["spec"]["kind"] in (*BLOWS, *LASTING):
-            timer = asyncio.get_running_loop().create_task(self._strike(name, fault))
+            timer = asyncio.get_running_loop().create_task(self._strike(name, fault), name=f"fault {name}")
             self._timers.add(timer)
             timer.add_done_callback(self._timers.discard)
+            timer.add_done_callback(partial(mistakes.record_of, self._store))
 
     async def _strike(self, name: str, fault: Document) -> None:
         spec = fault["spec"]

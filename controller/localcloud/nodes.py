@@ -12,7 +12,7 @@ from controller.localcloud.disks import check_attached
 from controller.localcloud.errors import CloudError
 from controller.localcloud.faults import Faults
 from controller.localcloud.networks import Networks
-from controller.localcloud.operations import Effect, Operations, longrunning
+from controller.localcloud.operations import Effect, Former, Operations, longrunning
 from controller.localcloud.store import Document, Store
 from controller.localcloud.workers import Workers
 
@@ -154,7 +154,11 @@ class Nodes:
         node = self._store.get("node", name)
         if node is not None:
             self._store.put("node", name, {**node, "state": "DELETING"})
-            await self._workers.remove(node["id"])
+            try:
+                await self._workers.remove(node["id"])
+            except Exception:
+                self._store.put("node", name, node)
+                raise
             self._store.delete("node", name)
             self._store.delete("boot", name)
             self._store.delete("notice", node["id"])
@@ -192,8 +196,11 @@ class Nodes:
         node = self.add(location, call.required("nodeId"), call.body)
         return self._begin(call, "create", node["name"], "node.ready")
 
-    def _begin(self, call: Call, verb: str, name: str, effect: str | None = None) -> Document:
-        return longrunning(self._operations.begin(self.location(call), verb, name, effect))
+    def _begin(
+        self, call: Call, verb: str, name: str, effect: str | None = None, before: Document | None = None
+    ) -> Document:
+        former: Former | None = ("node", before) if before else None
+        return longrunning(self._operations.begin(self.location(call), verb, name, effect, former))
 
     def _get(self, call: Call) -> Document:
         return self._find(self._name(call))
@@ -212,7 +219,7 @@ class Nodes:
         self._operations.cancel_for(name)
         self._store.put("node", name, {**node, "state": "DELETING"})
         self._workers.changed()
-        return self._begin(call, "delete", name, "node.gone")
+        return self._begin(call, "delete", name, "node.gone", node)
 
     def _patch(self, call: Call) -> Document:
         name = self._name(call)
@@ -250,13 +257,13 @@ class Nodes:
                 400, f"Cannot {verb} {name} in state {node['state']}: it must be {state}", status="FAILED_PRECONDITION"
             )
         self._store.put("node", name, {**node, "state": during})
-        return self._begin(call, verb, name, effect)
+        return self._begin(call, verb, name, effect, node)
 
     async def _become_ready(self, name: str) -> None:
         try:
             await self.make(name)
-        except CloudError:
-            self._store.delete("node", name)
+        except Exception:
+            await self.remove(name)
             raise
 
     async def _become_started(self, name: str) -> None:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
+from controller.localcloud import mistakes
 from controller.localcloud.call import timestamp
 from controller.localcloud.errors import CloudError
 from controller.localcloud.store import Document, Store
@@ -15,6 +15,9 @@ from controller.localcloud.store import Document, Store
 # What an operation does when its time has come. It is given the target's name and must be idempotent: a killed
 # emulator runs it again. Returns the seconds after which it wants to be tried again, or None when done.
 Effect = Callable[[str], Awaitable[float | None]]
+
+# The kind and the document of what an operation changes.
+Former = tuple[str, Document]
 
 _KEPT_SECONDS = 24 * 3600.0
 
@@ -26,19 +29,29 @@ class Operations:
         self._store = store
         self.seconds = seconds
         self._effects: Mapping[str, Effect] = {}
+        self._undone: Callable[[], None] = lambda: None
         self._tasks: dict[str, asyncio.Task[None]] = {}
 
-    def resume(self, effects: Mapping[str, Effect]) -> None:
-        """Takes the effects by name, schedules what a former process left unfinished and forgets what is old."""
+    def resume(self, effects: Mapping[str, Effect], undone: Callable[[], None]) -> None:
+        """Takes the effects by name, schedules what a former process left unfinished and forgets what is old.
+
+        `undone` is called when a target has been given back the state it was in before an operation.
+        """
         self._effects = effects
+        self._undone = undone
         for name, operation in self._store.items("operation"):
             if not operation["done"]:
                 self._schedule(name, operation["due"])
             elif operation["ended"] < time.time() - _KEPT_SECONDS:
                 self._store.delete("operation", name)
 
-    def begin(self, parent: str, verb: str, target: str, effect: str | None = None) -> Document:
-        """Starts an operation on `target`; `effect` happens at its end. Returns the stored document."""
+    def begin(
+        self, parent: str, verb: str, target: str, effect: str | None = None, before: Former | None = None
+    ) -> Document:
+        """Starts an operation on `target`; `effect` happens at its end. Returns the stored document.
+
+        `before` is what the target was: so it is again should the effect fail by a mistake of the emulator.
+        """
         now = time.time()
         number = self._store.counter("operation", 10**6)
         operation = {
@@ -47,6 +60,7 @@ class Operations:
             "verb": verb,
             "target": target,
             "effect": effect,
+            "before": before,
             "created": now,
             "due": now + self.seconds,
             "done": False,
@@ -118,9 +132,13 @@ class Operations:
                 operation = self.get(name)
         except CloudError as refusal:
             error = refusal.rpc()
-        except Exception as fault:
-            logging.exception("operation %s failed", name)
-            error = CloudError(500, f"Internal error: {fault}").rpc()
+        except Exception as mistake:
+            mistakes.record(self._store, name, mistake)
+            if operation["before"]:
+                kind, document = operation["before"]
+                self._store.put(kind, operation["target"], document)
+                self._undone()
+            error = mistakes.answer(mistake).rpc()
         self._finish(name, error)
 
     def _finish(self, name: str, error: Document | None) -> None:

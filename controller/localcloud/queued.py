@@ -6,6 +6,7 @@ import time
 from collections.abc import Awaitable, Mapping
 from typing import Any
 
+from controller.localcloud import mistakes
 from controller.localcloud.call import PROJECT, Call, Handler, check_project, page, timestamp
 from controller.localcloud.catalog import Catalog
 from controller.localcloud.errors import CloudError
@@ -99,9 +100,12 @@ class Queued:
                 names.append((node or self._nodes.add(location, node_id, body, queued=name))["name"])
             for node_name in names:
                 await self._nodes.make(node_name)
-        except CloudError as refusal:
+        except Exception as refusal:
             for node_name in names:
                 await self._nodes.remove(node_name)
+            if not isinstance(refusal, CloudError):
+                self._fail(queued, mistakes.answer(refusal))
+                raise
             waiting = refusal.status == "RESOURCE_EXHAUSTED"
             if not waiting or "Quota limit" in refusal.message:
                 self._fail(queued, refusal)
@@ -144,7 +148,8 @@ class Queued:
             )
         self._operations.cancel_for(name)
         self._store.put("queued", name, {**queued, "state": _state("DELETING")})
-        return longrunning(self._operations.begin(self._nodes.location(call), "delete", name, "queued.gone"))
+        location = self._nodes.location(call)
+        return longrunning(self._operations.begin(location, "delete", name, "queued.gone", ("queued", queued)))
 
     def _live_nodes(self, queued: str) -> list[str]:
         return [name for name, node in self._store.items("node") if node.get("queuedResource") == queued]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import inspect
 import json
-import logging
 import time
 from collections import deque
 from collections.abc import Mapping
@@ -13,6 +12,7 @@ from typing import Any, NoReturn
 
 from aiohttp import web
 
+from controller.localcloud import mistakes
 from controller.localcloud.admin import Admin
 from controller.localcloud.admission import LAPTOP, Admitted, admit
 from controller.localcloud.batch import parse_batch, render_batch
@@ -97,9 +97,10 @@ class Server:
             return _refuse(refusal)
         except ConnectionResetError:
             raise  # the client has gone
-        except Exception:
-            logging.exception("%s /%s", request.method, path)  # without the prefix that holds the token
-            return _refuse(CloudError(500, "Internal error of the emulated cloud; see server.log in its state folder"))
+        except Exception as mistake:
+            # the path without the prefix that holds the token
+            mistakes.record(self._store, f"{request.method} /{path}", mistake)
+            return _refuse(mistakes.answer(mistake))
 
     async def _api(self, request: web.Request, admitted: Admitted) -> web.StreamResponse:
         """One call of one API, from its log entry to its answer."""

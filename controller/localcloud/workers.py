@@ -10,13 +10,14 @@ import shutil
 import socket
 import uuid
 from collections.abc import Coroutine
+from functools import partial
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
 import asyncssh
 
-from controller.localcloud import oslogin
+from controller.localcloud import mistakes, oslogin
 from controller.localcloud.errors import CloudError
 from controller.localcloud.faults import Faults
 from controller.localcloud.firewall import ANY_PORT, IAP_RANGE, LAPTOP, admits
@@ -108,6 +109,8 @@ class Workers:
 
     async def remove(self, uid: str) -> None:
         """Halts the VMs of a node and deletes their disks and addresses."""
+        if not self.of_node(uid):
+            return  # refused before its first boot
         await self.halt(uid)
         disks = self._state / "nodes" / uid
         if disks.exists():
@@ -123,9 +126,10 @@ class Workers:
         self._start(self.settle())
 
     def _start(self, work: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.get_running_loop().create_task(work)
+        task = asyncio.get_running_loop().create_task(work, name=work.__qualname__)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(partial(mistakes.record_of, self._store))
 
     async def settle(self) -> None:
         """As `changed`, but returns when it is done."""

@@ -14,7 +14,7 @@ from controller.finding import Finding
 from controller.google import GoogleError
 from controller.provision import disk
 from controller.provision.interface import WAITING, Endpoint, Order, Place, Provisioner, Slice
-from controller.provision.node import TAG, NodeProvisioner, path
+from controller.provision.node import DELETE_SECONDS, TAG, NodeProvisioner, path
 from controller.provision.queued import QueuedProvisioner
 from controller.provision.refusals import classify
 from controller.provision.search import Search
@@ -25,6 +25,8 @@ from controller.words import counted
 
 if TYPE_CHECKING:
     from controller.world import World
+
+_UNDELETED = "it is Google that does not finish: run this again later, or set tpu.name to another"
 
 __all__ = ["TAG", "Endpoint", "Node", "Place"]
 
@@ -115,7 +117,8 @@ class Node(Resource):
             return Absent()
         if found.pending and (self.adopt or self._is_ours(found)) and not self._waited_enough(world, found):
             words = found.state.lower().replace("_", " ")
-            return Pending(f"{words} in {found.zone}" if found.queued else words)
+            why = f"{words} in {found.zone}" if found.queued else words
+            return Pending(why, DELETE_SECONDS, _UNDELETED) if found.state == "DELETING" else Pending(why)
         return self._read(found)
 
     def there(self, world: World) -> Self | None:

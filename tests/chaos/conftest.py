@@ -1,33 +1,37 @@
-"""The stands on which schedules are tried: an emulated cloud each, shared by all tests of a process."""
+"""The stands on which schedules are tried: an emulated cloud each, shared by all tests of a process that pass."""
 
 from __future__ import annotations
 
-import shutil
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack
-from pathlib import Path
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
+from typing import Protocol
 
 import pytest
 
-from controller import emulator
 from tests.chaos.harness import Stand
 
 
+class StandOf(Protocol):
+    """Lends a stand for a command."""
+
+    def __call__(self, *words: str, keep: tuple[str, ...]) -> AbstractContextManager[Stand]: ...
+
+
 @pytest.fixture(scope="session")
-def stand_of(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., Stand]]:
-    """Makes a stand for a command, once for the same words."""
-    made: dict[tuple[str, ...], Stand] = {}
-    with ExitStack() as stack:
+def stand_of(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StandOf]:
+    """The same stand for the same words, until something has gone wrong on it: what is left there is no one's basis."""
+    free: dict[tuple[str, ...], Stand] = {}
 
-        def make(*words: str, keep: tuple[str, ...]) -> Stand:
-            if words not in made:
-                folder = tmp_path_factory.mktemp("stand")
-                (folder / "repository").mkdir()
-                shutil.copy(Path(__file__).with_name("counter.py"), folder / "repository")
-                cloud = emulator.state_folder(str(folder / "home"))
-                stack.callback(emulator.command, ["wipe"], cloud)
-                stack.enter_context(emulator.in_use(cloud))  # so that no `up` puts it to sleep
-                made[words] = Stand(folder, words, keep)
-            return made[words]
+    @contextmanager
+    def lend(*words: str, keep: tuple[str, ...]) -> Iterator[Stand]:
+        stand = free.pop(words, None) or Stand(tmp_path_factory.mktemp("stand"), words, keep)
+        try:
+            yield stand
+        except BaseException:
+            stand.close()
+            raise
+        free[words] = stand
 
-        yield make
+    yield lend
+    for stand in free.values():
+        stand.close()

@@ -7,12 +7,13 @@ import io
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 import urllib.request
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -63,9 +64,24 @@ class Stand:
     words: Sequence[str]
     keep: Sequence[str]
     """Parts of the names of objects that must be the same as in an undisturbed run."""
-    undisturbed: Ended | None = None
     seen: int = 0
     _cloud: Emulator | None = None
+
+    def __post_init__(self) -> None:
+        self._repository = self.folder / "repository"
+        self._repository.mkdir()
+        shutil.copy(Path(__file__).with_name("counter.py"), self._repository)
+        self._awake = contextlib.ExitStack()
+        self._awake.enter_context(emulator.in_use(self.state))  # so that no `up` puts it to sleep
+
+    @property
+    def state(self) -> Path:
+        return emulator.state_folder(str(self.folder / "home"))
+
+    def close(self) -> None:
+        """Whatever runs there ends."""
+        self._awake.close()
+        emulator.command(["wipe"], self.state)
 
     def slipway(self, verb: str, *more: str, jump: int = 0, apart: bool = False) -> tuple[int, str]:
         """Exit code, and stdout and stderr together; `apart`: in a process of its own, which may be killed."""
@@ -73,7 +89,7 @@ class Stand:
         environment = {**os.environ, "PYTHONPATH": str(ROOT), "SLIPWAY_HOME": str(self.folder / "home")}
         if apart:
             command = [sys.executable, "-m", "tests.chaos.hurried", str(jump), *words]
-            where: Any = {"cwd": self.folder / "repository", "env": environment}
+            where: Any = {"cwd": self._repository, "env": environment}
             done = subprocess.run(command, **where, capture_output=True, text=True, timeout=300, check=False)
             return done.returncode, done.stdout + done.stderr
         with (
@@ -81,7 +97,7 @@ class Stand:
             mock.patch("controller.connect.ensure_running", return_value=self.cloud()),
             mock.patch("controller.cli.compose", _composed),
             mock.patch.dict(os.environ, environment),
-            contextlib.chdir(self.folder / "repository"),
+            contextlib.chdir(self._repository),
             contextlib.redirect_stdout(said),
             contextlib.redirect_stderr(said),
         ):
@@ -98,6 +114,11 @@ class Stand:
         config = compose(["program=command", "program.command=[ls]", *LOCAL])[0]
         assert config is not None
         return emulator.ensure_running(config.cloud, str(self.folder / "home"))  # pyright: ignore[reportArgumentType]
+
+    @cached_property
+    def undisturbed(self) -> Ended:
+        """With what schedules are compared."""
+        return self.run(())
 
     def run(self, faults: Sequence[Spec], jump: int = 0) -> Ended:
         """The schedule, to its end; the cloud is as empty afterwards as before, or this fails."""
@@ -118,7 +139,8 @@ class Stand:
         requests = [r for r in cloud.requests() if r["seq"] > self.seen]
         self.seen = max((r["seq"] for r in requests), default=self.seen)
         met = [{**fault["spec"], "struck": fault["struck"]} for fault in state["fault"].values()]
-        nothing_is_alive(cloud, said)
+        assert not state["mistake"], said
+        assert alive(cloud.state) == [], said
         assert not {**state["node"], **state["queued"]}, said
         at_most_one_attempt_at_a_time(requests, said)
         code, words = self.slipway("down", "--all", "--yes")
@@ -146,15 +168,14 @@ def _composed_once(words: tuple[str, ...], extra_dir: Path) -> tuple[Config | No
     return compose(words, extra_dir=extra_dir)
 
 
-def nothing_is_alive(cloud: Emulator, said: str) -> None:
-    """No process of any worker is left."""
-    ours = f"{cloud.state}:"
-    left = [
+def alive(cloud: Path) -> list[str]:
+    """The processes of all workers of an emulated cloud."""
+    ours = f"{cloud}:"
+    return [
         " ".join(p.info["cmdline"] or [])
         for p in psutil.process_iter(["environ", "cmdline", "status"])
         if (p.info["environ"] or {}).get(MARKER, "").startswith(ours) and p.info["status"] != psutil.STATUS_ZOMBIE
     ]
-    assert left == [], said
 
 
 def at_most_one_attempt_at_a_time(requests: Sequence[dict[str, Any]], said: str) -> None:

@@ -5,13 +5,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Sequence
 
 import pytest
 
 from controller.chaos import Spec, Stage, schedule
+from tests.chaos.conftest import StandOf
 from tests.chaos.counter import STEPS
-from tests.chaos.harness import Ended, Stand
+from tests.chaos.harness import Stand
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
 COUNTER = ("program=command", "program.command=[python,counter.py]", "env.packages=image")
@@ -35,21 +36,17 @@ def of_counter(seed: int) -> tuple[int, tuple[Spec, ...]]:
     return workers, schedule(seed, Stage(workers, objects, seconds=1.5, blink=3.0, kills_controller=True))
 
 
-def counting(stand_of: Callable[..., Stand], workers: int) -> tuple[Stand, Ended]:
-    """The stand for a pod of so many workers, and its undisturbed run."""
+def survives(stand_of: StandOf, workers: int, faults: Sequence[Spec], jump: int = 0) -> None:
+    """A run on a pod of so many workers comes to the same."""
     zone = ["tpu.zone=us-central2-b"] if workers == 2 else []
-    stand = stand_of(*COUNTER, *PATIENT, PODS[workers], *zone, keep=("/final/",))
-    if stand.undisturbed is None:
-        stand.undisturbed = stand.run(())
-    return stand, stand.undisturbed
+    with stand_of(*COUNTER, *PATIENT, PODS[workers], *zone, keep=("/final/",)) as stand:
+        undisturbed, ended = stand.undisturbed, stand.run(faults, jump)
+        assert stand.kept(ended) == stand.kept(undisturbed), ended.said
+        assert ended.state == undisturbed.state, ended.said
 
 
-def test_a_schedule_ends_with_the_same_numbers_and_leaves_nothing(seed: int, stand_of: Callable[..., Stand]) -> None:
-    workers, faults = of_counter(seed)
-    stand, undisturbed = counting(stand_of, workers)
-    ended = stand.run(faults, jump=seed * (seed % JUMPING == 0))
-    assert stand.kept(ended) == stand.kept(undisturbed), ended.said
-    assert ended.state == undisturbed.state, ended.said
+def test_a_schedule_ends_with_the_same_numbers_and_leaves_nothing(seed: int, stand_of: StandOf) -> None:
+    survives(stand_of, *of_counter(seed), jump=seed * (seed % JUMPING == 0))
 
 
 FOUND: dict[str, tuple[int, tuple[Spec, ...]]] = {
@@ -90,12 +87,23 @@ FOUND: dict[str, tuple[int, tuple[Spec, ...]]] = {
 
 
 @pytest.mark.parametrize("what", FOUND)
-def test_what_went_wrong_once(what: str, stand_of: Callable[..., Stand]) -> None:
-    workers, faults = FOUND[what]
-    stand, undisturbed = counting(stand_of, workers)
-    ended = stand.run(faults)
-    assert stand.kept(ended) == stand.kept(undisturbed), ended.said
-    assert ended.state == undisturbed.state, ended.said
+def test_what_went_wrong_once(what: str, stand_of: StandOf) -> None:
+    survives(stand_of, *FOUND[what])
+
+
+def test_a_stand_on_which_something_failed_is_thrown_away(stand_of: StandOf) -> None:
+    def use(fails: bool = False) -> Stand:
+        with stand_of("program=command", keep=()) as stand:
+            stand.cloud()
+            used.append(stand)
+            assert not fails
+        return stand
+
+    used: list[Stand] = []
+    with pytest.raises(AssertionError):
+        use(fails=True)
+    assert use() is use() is not used[0]
+    assert not used[0].state.exists()
 
 
 def test_a_seed_means_the_same_schedule_everywhere() -> None:

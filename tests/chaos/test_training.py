@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +10,8 @@ import numpy as np
 import pytest
 
 from controller.chaos import Spec, Stage, schedule
-from tests.chaos.harness import Ended, Stand
+from tests.chaos.conftest import StandOf
+from tests.chaos.harness import Ended
 from tests.controller.test_quickstart import weights
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
@@ -43,15 +43,13 @@ def parameters(ended: Ended, folder: Path) -> dict[str, np.ndarray[Any, Any]]:
     return weights(folder)
 
 
-def test_training_ends_with_the_same_weights(seed: int, stand_of: Callable[..., Stand], tmp_path: Path) -> None:
-    stand = stand_of(*TRAINING, keep=())
-    if stand.undisturbed is None:
-        stand.undisturbed = stand.run(())
-    ended = stand.run(of_training(seed))
-    assert ended.state == stand.undisturbed.state, ended.said
-    one, other = parameters(stand.undisturbed, tmp_path / "one"), parameters(ended, tmp_path / "other")
-    assert one.keys() == other.keys()
-    assert all(np.array_equal(one[name], other[name]) for name in one), ended.said
-    metrics = next(content for name, content in ended.results.items() if name.endswith("/metrics.jsonl"))
-    steps = [row["step"] for row in map(json.loads, metrics.decode().splitlines()) if "loss" in row]
-    assert steps == sorted(set(steps)), ended.said
+def test_training_ends_with_the_same_weights(seed: int, stand_of: StandOf, tmp_path: Path) -> None:
+    with stand_of(*TRAINING, keep=()) as stand:
+        undisturbed, ended = stand.undisturbed, stand.run(of_training(seed))
+        assert ended.state == undisturbed.state, ended.said
+        one, other = parameters(undisturbed, tmp_path / "one"), parameters(ended, tmp_path / "other")
+        assert one.keys() == other.keys()
+        assert all(np.array_equal(one[name], other[name]) for name in one), ended.said
+        metrics = next(content for name, content in ended.results.items() if name.endswith("/metrics.jsonl"))
+        steps = [row["step"] for row in map(json.loads, metrics.decode().splitlines()) if "loss" in row]
+        assert steps == sorted(set(steps)), ended.said

@@ -16,6 +16,7 @@ from controller import cli, emulator
 from controller.emulator import Emulator
 from controller.ssh import Fleet
 from tests.controller.sshserver import Pod
+from tests.controller.state import mistakes_of
 
 ECHO = 'program.command=[sh,-c,"echo hello from worker $TPU_WORKER_ID"]'
 
@@ -64,8 +65,11 @@ def slipway(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capt
     monkeypatch.chdir(repository)
     monkeypatch.setenv("SLIPWAY_HOME", str(home))
     yield Slipway(home, repository, capsys, {**os.environ})
-    status, words = emulator.command(["wipe"], emulator.state_folder(str(home)))
+    cloud = emulator.state_folder(str(home))
+    mistakes = mistakes_of(cloud)
+    status, words = emulator.command(["wipe"], cloud)
     assert status == 0, words
+    assert mistakes == []
 
 
 @pytest.fixture

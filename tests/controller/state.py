@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
+
+from controller.localcloud import mistakes
+from controller.localcloud.store import Store
 
 PASSING = frozenset({"operation", "fault", "settings", "service"})
 """What may differ: the record of what was done, and the APIs, which stay enabled by design."""
@@ -14,4 +18,14 @@ def comparable(state: dict[str, Any]) -> dict[str, Any]:
     found["policy"] = {
         name: {**policy, "etag": None} for name, policy in state["policy"].items() if policy.get("bindings")
     }
+    return found
+
+
+def mistakes_of(folder: Path) -> list[str]:
+    """What the emulated cloud of that state folder, awake or not, has done wrong itself."""
+    if not (folder / "state.db").exists():
+        return []
+    store = Store(folder / "state.db")
+    found = [f"{name}\n{mistake['traceback']}" for name, mistake in store.items(mistakes.KIND)]
+    store.close()
     return found

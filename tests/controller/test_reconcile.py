@@ -118,6 +118,16 @@ def test_pending_for_ever_is_an_error(world: World) -> None:
         reconcile([replace(thing, script=[Pending("creating")] * 10_000)], world)
 
 
+def test_a_state_may_have_less_time_than_the_resource(world: World) -> None:
+    store, _, [thing] = things(a=())
+    deleting = Pending("deleting", 30, "run it again later")
+    script = [Pending("creating")] * 100 + [deleting] * 20 + [thing]
+    store["a"] = thing
+    reconcile([replace(thing, script=script)], world)
+    with pytest.raises(CloudError, match="still not settled after 50 s: deleting; run it again later"):
+        reconcile([replace(thing, script=[Pending("creating")] * 20 + [deleting] * 100)], world)
+
+
 def test_a_fixed_field_means_replace_and_others_update(world: World) -> None:
     store, log, [thing] = things(a=())
     store["a"] = replace(thing, make="old")

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.controller.localcloud.harness import Cloud, localcloud
+from tests.controller.state import mistakes_of
 
 FAST = "--operation-seconds=0.02"
 
@@ -18,7 +19,9 @@ def cloud(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cloud]:
     made = Cloud(tmp_path_factory.mktemp("cloud") / "state")
     made.start(FAST)
     yield made
+    mistakes = mistakes_of(made.state)
     localcloud("wipe", made.state)
+    assert mistakes == []
 
 
 @pytest.fixture
@@ -27,4 +30,6 @@ def fresh_cloud(tmp_path: Path) -> Iterator[Cloud]:
     made = Cloud(tmp_path / "state")
     made.start(FAST)
     yield made
+    mistakes = mistakes_of(made.state)
     localcloud("wipe", made.state)
+    assert mistakes == []

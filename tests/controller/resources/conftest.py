@@ -22,7 +22,7 @@ from controller.reconcile import reconcile
 from controller.resource import Resource
 from controller.world import World
 from tests.controller.localcloud.harness import Cloud, localcloud
-from tests.controller.state import comparable
+from tests.controller.state import comparable, mistakes_of
 
 
 class QuickClock(Clock):
@@ -97,7 +97,9 @@ def emulated(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cloud]:
     made = Cloud(tmp_path_factory.mktemp("cloud") / "state")
     made.start("--operation-seconds=0")
     yield made
+    mistakes = mistakes_of(made.state)
     localcloud("wipe", made.state)
+    assert mistakes == []
 
 
 @pytest.fixture
