@@ -1,4 +1,4 @@
-"""Hydra's part: command-line overrides and YAML groups in, one validated `Config` out. The only file that knows Hydra.
+"""Hydra's part: command-line overrides and YAML groups in, one validated `Config` out.
 
 Hydra composes plain data; `conf.schema` judges it. Hydra's own complaints are turned into ours.
 """
@@ -88,14 +88,11 @@ def _unresolved(overrides: Sequence[str], extra_dir: Path | None) -> Any:
     from hydra import compose as hydra_compose
     from hydra import initialize_config_dir
     from hydra.errors import HydraException
-    from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException
     from yaml import YAMLError
 
-    wanted = [normalize(o) for o in overrides]
-    if extra_dir is not None and extra_dir.is_dir():
-        wanted.append(f"hydra.searchpath=[{_quoted(f'file://{extra_dir.resolve()}')}]")
-    OmegaConf.register_new_resolver("installed", _installed, replace=True)
+    wanted = [*(normalize(o) for o in overrides), *searched(extra_dir)]
+    with_resolver()
     try:
         with initialize_config_dir(str(CONFIG_DIR), version_base="1.3"):
             return hydra_compose("config", overrides=wanted)
@@ -103,6 +100,20 @@ def _unresolved(overrides: Sequence[str], extra_dir: Path | None) -> Any:
         raise ConfigError(_in_our_words(error, wanted, extra_dir)) from None
     except YAMLError as error:  # of a file of the user's; a tag that would make an object is one
         raise ConfigError(" ".join(f"the config cannot be composed: {error}".split())) from None
+
+
+def searched(extra_dir: Path | None) -> list[str]:
+    """The word that makes Hydra look into a folder of the user's own, if there is one."""
+    if extra_dir is None or not extra_dir.is_dir():
+        return []
+    return [f"hydra.searchpath=[{_quoted(f'file://{extra_dir.resolve()}')}]"]
+
+
+def with_resolver() -> None:
+    """`${installed:PATH}` can be composed from now on."""
+    from omegaconf import OmegaConf
+
+    OmegaConf.register_new_resolver("installed", _installed, replace=True)
 
 
 def _resolved(composed: Any, overrides: Sequence[str], extra_dir: Path | None) -> dict[str, Any]:

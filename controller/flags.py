@@ -62,6 +62,8 @@ WORKER = _flag("--worker", "which worker (default 0)", default="0", metavar="N")
 JSON = _flag("--json", "one JSON document (or JSON lines while following) on stdout", action="store_true")
 HELP = _flag("-h --help", "this page", action="store_true")
 
+ASKED = "query"
+"""What shells ask `slipway completion`; nobody types it."""
 QUICK = "+experiment=quickstart"
 FLAGSHIP = "+experiment=gemma2b_gsm8k"
 VERBS: dict[str, Verb] = {
@@ -141,8 +143,15 @@ VERBS: dict[str, Verb] = {
         ("localcloud start", "localcloud requests"),
         (_flag("action", "what to do", choices=["start", "stop", "wipe", "env", "requests"]),),
     ),
+    "completion": Verb(
+        "Tab completion of bash, zsh or fish", "set up", "cli.md",
+        ("completion install", "completion install zsh", "completion bash"),
+        (_flag("action", "install it, take it back, or print the script of a shell",
+               choices=["install", "uninstall", "bash", "zsh", "fish", ASKED]),
+         _flag("shell", "which shell; by default yours", nargs="?", metavar="SHELL")), config=False,
+    ),
     "help": Verb(
-        "this page, or that of a verb", "set up", "configuration.md", ("help", "help plan", "plan --help"),
+        "this page, or that of a verb", "set up", "cli.md", ("help", "help plan", "plan --help"),
         (_flag("topic", "a verb", "verb", nargs="?", metavar="VERB"),), config=False,
     ),
 }  # fmt: skip

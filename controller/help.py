@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from controller.compose import CONFIG_DIR, groups
-from controller.flags import GROUPS, HELP, VERBS, Flag, flags
+from controller.flags import ASKED, GROUPS, HELP, VERBS, Flag, flags
 from controller.printing import drawable
 
 PLAIN_WIDTH = 110
@@ -107,7 +107,7 @@ def _named(flag: Flag) -> str:
     """`--run ID`, `-m, --multirun`, `[VERB]`."""
     metavar = flag.more.get("metavar")
     if not flag.names[0].startswith("-"):
-        name = str(metavar or "|".join(flag.more.get("choices", ())) or flag.names[0])
+        name = str(metavar or "|".join(each for each in flag.more.get("choices", ()) if each != ASKED) or flag.names[0])
         return f"[{name}]" if flag.more.get("nargs") == "?" else name
     takes = "" if flag.more.get("action") == "store_true" else metavar or flag.names[-1].lstrip("-").upper()
     return f"{', '.join(flag.names)} {' '.join(takes) if isinstance(takes, tuple) else takes}".rstrip()

@@ -1,0 +1,32 @@
+"""`slipway completion`: install it, print a shell's script, or (the shells' question) say what may stand next."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from controller.completion.answers import answers
+from controller.completion.shells import SHELLS, install, shell_of, uninstall
+from controller.flags import ASKED
+
+if TYPE_CHECKING:
+    from controller.cli import Command
+
+
+def run(command: Command) -> int:
+    action, state = command.flags.action, Path(os.environ.get("SLIPWAY_HOME") or "~/.slipway").expanduser()
+    if action == ASKED:
+        found = answers(os.environ.get("COMP_LINE", ""), Path.cwd())
+        print(
+            json.dumps(found) if command.flags.json else "\n".join(f"{word}\t{about}" for word, about in found.items())
+        )
+        return 0
+    if action in SHELLS:
+        print(SHELLS[action].script, end="")
+        return 0
+    act = install if action == "install" else uninstall
+    done = act(shell_of(command.flags.shell), state)
+    print(json.dumps({"done": done}) if command.flags.json else "\n".join(done))
+    return 0
