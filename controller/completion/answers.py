@@ -71,7 +71,7 @@ def _positional(verb: str, before: Sequence[str]) -> Answers:
     for flag in VERBS[verb].flags:
         if not flag.names[0].startswith("-") and before:
             choices = [each for each in flag.more.get("choices", ()) if each != ASKED]
-            found |= {each: "" for each in choices} if len(before) == 1 else {}
+            found |= dict.fromkeys(choices, "") if len(before) == 1 else {}
             found |= {name: each.words for name, each in VERBS.items()} if flag.values == "verb" else {}
     return found
 
@@ -88,9 +88,9 @@ def _ids(pattern: re.Pattern[bytes]) -> Answers:
     """Of the runs or sweeps that this machine knows, the newest first."""
     home = Path(os.environ.get("SLIPWAY_HOME") or "~/.slipway").expanduser()
     file = home / "runs" / "index.jsonl"
-    found: dict[str, str] = {}
+    found: Answers = {}
     if file.is_file():
         with file.open("rb") as rows:
             rows.seek(max(0, file.stat().st_size - TAIL))
-            found = dict.fromkeys(each.decode() for each in reversed(pattern.findall(rows.read())) if each)
-    return found | (dict.fromkeys((each.stem for each in home.glob("sweeps/*.json")), "") if pattern is SWEEP else {})
+            found = dict.fromkeys((each.decode() for each in reversed(pattern.findall(rows.read()))), "")
+    return found | dict.fromkeys((each.stem for each in home.glob("sweeps/*.json") if pattern is SWEEP), "")
