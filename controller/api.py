@@ -70,7 +70,7 @@ def sweep(*words: str, yes: bool = False) -> list[Row]:
     from controller.sweep.study import base_of, study
     from controller.sweep.verbs import up as carry_through
 
-    carry_through(Command("up", Namespace(json=False, yes=yes), words))
+    carry_through(Command("up", Namespace(json=False, yes=yes, take_over=False), words))
     state = Path(base_of(words, Path.cwd()).run.state_dir).expanduser()
     return [_row(state, job.run_id) for job in study(words, Path.cwd()).jobs]
 

@@ -40,6 +40,11 @@ class Clock:
         if self._stop.wait(seconds):
             raise Interrupted
 
+    def check(self) -> None:
+        """Raises Interrupted if `interrupt` was called; for whoever waits by other means than `sleep`."""
+        if self._stop.is_set():
+            raise Interrupted
+
     def interrupt(self) -> None:
         self._stop.set()
 

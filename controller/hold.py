@@ -27,6 +27,22 @@ def lease_of(plan: Plan, world: World, driver: str = "laptop") -> Lease:
     )
 
 
+def sweep_lease(world: World, bucket: str, sweep_id: str, seconds: float) -> Lease:
+    """The lease of a sweep, which nobody has taken yet: who has it gives the runs to the pods.
+
+    Args:
+        seconds: the term.
+    """
+    return Lease(
+        InBucket(world.google, bucket, sweep_id, "sweeps"),
+        world.clock,
+        Me("laptop", sweep_id),
+        seconds,
+        RENEW_SECONDS if world.billed else LOCAL_RENEW_SECONDS,
+        lambda: None,
+    )
+
+
 @contextmanager
 def working_under(lease: Lease, plan: Plan, world: World) -> Iterator[None]:
     """While this lasts every act on the pod takes the lease, or makes sure of it; at its end it is let go."""

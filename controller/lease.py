@@ -43,7 +43,7 @@ class Asked(Fenced):
     def __init__(self, term: Term) -> None:
         self.ends = term.asked.startswith(ENDINGS)
         again = "cancelled; the same command starts it again from its last checkpoint"
-        what = again if self.ends else "this controller let go of the pod and touches nothing more"
+        what = again if self.ends else "this controller let go and touches nothing more"
         super().__init__(f"{term.asked}: {what}")
 
 
@@ -192,7 +192,7 @@ class Lease:
             if seen is None:
                 raise self._lose(Fenced("the lease is gone, and its bucket with it; this controller stopped"))
             if (seen.term.id, seen.term.token) != (self._mine.id, self._mine.token):
-                words = "acts on this pod now; this controller stopped and touches nothing more"
+                words = "acts now; this controller stopped and touches nothing more"
                 raise self._lose(Fenced(f"{seen.term} {words}"))
             self._generation = seen.generation
             if seen.term.asked:

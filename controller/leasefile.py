@@ -14,7 +14,7 @@ import uuid
 from dataclasses import asdict, dataclass, field
 from datetime import datetime
 from pathlib import Path
-from typing import Annotated, Protocol, Self
+from typing import Annotated, Literal, Protocol, Self
 
 from pydantic import Field, TypeAdapter, ValidationError
 
@@ -93,15 +93,16 @@ class LeaseFile(Protocol):
 
 @dataclass(frozen=True)
 class InBucket:
-    """`pods/NAME/lease.json`."""
+    """`pods/NAME/lease.json`, or `sweeps/ID/lease.json`."""
 
     google: Google
     bucket: str
-    pod: str
+    of: str
+    among: Literal["pods", "sweeps"] = "pods"
 
     @property
     def name(self) -> str:
-        return f"pods/{self.pod}/lease.json"
+        return f"{self.among}/{self.of}/lease.json"
 
     def read(self) -> Seen | None:
         try:

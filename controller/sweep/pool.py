@@ -7,28 +7,30 @@ under way there still, and two programs of one run would write to the same place
 
 from __future__ import annotations
 
-import json
 import threading
+import time
 from argparse import Namespace
 from collections import deque
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from conf.schema import Config
 from controller.cli import Command
 from controller.connect import connected
-from controller.errors import SlipwayError
+from controller.errors import Fenced, SlipwayError
 from controller.events import Event, Events
-from controller.google import Google, NotFound
+from controller.lease import Lease
 from controller.ledger import Result
-from controller.reconcile import destroy
 from controller.resources.node import Node
-from controller.spending import let_go
 from controller.sweep.board import Board, Line, Screen
+from controller.sweep.pods import delete_unused, record
 from controller.sweep.study import Builder, Job, on_pod
 from controller.verbs.up import carry_on
 from controller.world import World
+
+LEAVE_SECONDS = 10.0
+"""For the threads to let go of their pods after Ctrl-C; a worker may be slow to answer."""
 
 
 class Source(Protocol):
@@ -81,19 +83,22 @@ class Pool:
 
     sweep_id: str
     bucket: str
+    lease: Lease
+    """Of the sweep, which we hold: who loses it gives out no further run."""
     source: Source
     builder: Builder
     board: Board
     any_config: Config
     pods: int
-    on_failure: str
-    retries: int
-    delete_pods: bool
     failed: dict[str, str] = field(default_factory=dict)
-    _stop: threading.Event = field(default_factory=threading.Event)
+    _no_more: bool = False
+    """A run has failed, and by the policy no further one is begun."""
+    _left: threading.Event = field(default_factory=threading.Event)
+    """This controller goes; what is under way goes on without it."""
     _lock: threading.Lock = field(default_factory=threading.Lock)
     _worlds: list[World] = field(default_factory=list)
     _broken: list[BaseException] = field(default_factory=list)
+    _fenced: list[Fenced] = field(default_factory=list)
 
     def run(self, further_pods: Iterable[int] = ()) -> None:
         """Until nothing is left to run.
@@ -103,6 +108,7 @@ class Pool:
 
         Raises:
             KeyboardInterrupt: what is under way goes on without us.
+            Fenced: so it does, and another controller has the sweep, or one of its pods.
         """
         numbers = sorted({*range(1, self.pods + 1), *further_pods})
         threads = [threading.Thread(target=self._work, args=(n,), daemon=True, name=f"pod-{n}") for n in numbers]
@@ -111,62 +117,85 @@ class Pool:
         try:
             for thread in threads:
                 while thread.is_alive():
+                    self.lease.check()
                     thread.join(0.2)
-        except KeyboardInterrupt:
-            self._stop.set()
-            for world in self._worlds:
-                world.clock.interrupt()
+            self.lease.check()
+        except (KeyboardInterrupt, Fenced):
+            self._leave(threads)
             raise
         if self._broken:
             raise self._broken[0]
+        if self._fenced:
+            raise self._fenced[0]
+
+    def _leave(self, threads: Iterable[threading.Thread]) -> None:
+        """Let each pod's thread let go of its lease; one that cannot within a moment ends with the process."""
+        with self._lock:
+            self._left.set()
+            worlds = list(self._worlds)
+        for world in worlds:
+            world.clock.interrupt()
+        late = time.monotonic() + LEAVE_SECONDS
+        for thread in threads:
+            thread.join(max(0.0, late - time.monotonic()))
 
     def _work(self, pod: int) -> None:
+        cleanup = self.any_config.cleanup
         try:
             job = self._take(pod)
-            if job is None and not self.delete_pods:
+            if job is None and cleanup.on_success != "delete":
                 return
             with connected(on_pod(self.any_config, pod), keep_awake=True) as (world, emulator):
-                self._worlds.append(world)
+                with self._lock:
+                    self._worlds.append(world)
+                    if self._left.is_set():
+                        return
                 while job is not None:
                     record(world.google, self.bucket, self.sweep_id, pod, job.run_id)
-                    self._carry(job, pod, world, emulator)
+                    if not self._carry(job, pod, world, emulator):
+                        return
                     job = self._take(pod)
-                if self.delete_pods and not self._stop.is_set():
+                if cleanup.on_success == "delete":
                     self._let_go(pod, world)
         except BaseException as error:  # it is raised where the sweep was started
-            if not self._stop.is_set():
+            if not self._left.is_set():
                 self._broken.append(error)
-                self._stop.set()
+                self._no_more = True
 
     def _take(self, pod: int) -> Job | None:
+        self.lease.hold()
         with self._lock:
-            return None if self._stop.is_set() else self.source.take(pod)
+            return None if self._no_more or self._left.is_set() else self.source.take(pod)
 
-    def _carry(self, job: Job, pod: int, world: World, emulator: object) -> None:
-        """One run, as often as the policy says."""
-        tries = 1 + (self.retries if self.on_failure == "retry" else 0)
+    def _carry(self, job: Job, pod: int, world: World, emulator: object) -> bool:
+        """One run, as often as the policy says; is the pod to be used any further?"""
+        sweep = self.any_config.sweep
+        tries = 1 + (sweep.retries if sweep.on_failure == "retry" else 0)
         self.board.add(Line(job.run_id, job.variant.title))
         for attempt in range(tries):
             self.board.state(job.run_id, "running", pod=pod, began=world.clock.now(), why="")
             try:
                 result = self._once(job, pod, world, emulator)
+            except Fenced as error:
+                self.board.state(job.run_id, "left to another controller", str(error))
+                self._fenced.append(error)
+                return False
             except SlipwayError as error:
                 why = str(error).partition("\n")[0]
                 again = "; once more" if attempt + 1 < tries else ""
                 self.board.state(job.run_id, "failed", f"{why}{again}", why=why)
                 self.failed[job.run_id] = why
-                if self.on_failure == "stop":
-                    self._stop.set()
-                    return
             else:
                 self.failed.pop(job.run_id, None)
                 if result is None:
                     self.board.state(job.run_id, "ended early", why="pruned or cancelled")
                 with self._lock:
                     self.source.ended(job, result)
-                return
+                return True
         with self._lock:
             self.source.ended(job, None)
+            self._no_more = self._no_more or sweep.on_failure == "stop"
+        return sweep.on_failure != "stop" or self.any_config.cleanup.on_failure == "delete"
 
     def _once(self, job: Job, pod: int, world: World, emulator: object) -> Result | None:
         plan = self.builder.plan(on_pod(job.config, pod))
@@ -201,24 +230,5 @@ class Pool:
     def _let_go(self, pod: int, world: World) -> None:
         """Nothing is left for this pod; an earlier controller may have left it without coming to that."""
         plan = self.builder.plan(on_pod(self.any_config, pod))
-        seen = plan.node.observe(world, {})
-        if isinstance(seen, Node) and seen.ours and not plan.node.adopt:
-            let_go(world.google, world.clock, self.bucket, plan.config, seen, "the sweep has no more runs")
-            world.events = Events(world.clock)
-            destroy([replace(plan.node, needs=())], world)
-
-
-def record(google: Google, bucket: str, sweep_id: str, pod: int, run_id: str) -> None:
-    """The pod has this run from now on."""
-    google.upload(bucket, f"sweeps/{sweep_id}/pods/{pod}.json", json.dumps({"pod": pod, "run": run_id}).encode())
-
-
-def recorded(google: Google, bucket: str, sweep_id: str, still: Callable[[str], bool]) -> dict[int, str]:
-    """By pod the run that it had last, of those that `still` matter."""
-    where = {"bucket": bucket, "prefix": f"sweeps/{sweep_id}/pods/"}
-    try:
-        items = list(google.pages("storage", "objects.list", "items", **where))
-    except NotFound:
-        return {}
-    found = [json.loads(google.download(bucket, item["name"])) for item in items]
-    return {entry["pod"]: entry["run"] for entry in found if still(entry["run"])}
+        world.events = Events(world.clock)
+        delete_unused(plan, world, "the sweep has no more runs")

@@ -12,15 +12,18 @@ from typing import TYPE_CHECKING, Any
 
 from controller.connect import NO_PROJECT, connected, project_of
 from controller.cost import rate
-from controller.errors import ConfigError, ProgramFailed
+from controller.errors import ConfigError, Fenced, ProgramFailed
+from controller.hold import sweep_lease
+from controller.lease import Asked, Held, Lease
+from controller.leasefile import Seen
+from controller.plan import Plan
 from controller.plan.shared import bucket_name
 from controller.preflight import probe
-from controller.reconcile import destroy, reconcile
+from controller.reconcile import reconcile
 from controller.records import index
-from controller.resources.node import Node
-from controller.spending import let_go
 from controller.sweep.board import Board, Line, saved, table
-from controller.sweep.pool import Listed, Pool, recorded
+from controller.sweep.pods import delete_used, own, recorded, runs_on
+from controller.sweep.pool import Listed, Pool
 from controller.sweep.study import Builder, Study, estimate, finished, on_pod, study
 from controller.words import counted
 
@@ -53,6 +56,21 @@ class Opened:
             return max(0, search.trials - ended)
         return sum(job.run_id not in self.done for job in self.study.jobs)
 
+    def lease(self) -> Lease:
+        """Of the sweep; nobody has taken it yet."""
+        return sweep_lease(self.world, self.bucket, self.study.id, self.study.base.recovery.lease_seconds)
+
+    def again(self) -> Opened:
+        """What there is of it now."""
+        done = finished(self.study.jobs, self.world, self.bucket)
+        return replace(self, done=done, had=recorded(self.world.google, self.bucket, self.study.id))
+
+    def plans(self) -> list[Plan]:
+        """One for each pod, those of an earlier controller included."""
+        builder = Builder(self.study.folder)
+        numbers = sorted({*range(1, self.study.sweep.pods + 1), *self.had})
+        return [builder.plan(on_pod(self.study.base, pod)) for pod in numbers]
+
     def estimate(self) -> Estimate:
         now = self.world.clock.now()
         return estimate(self.study.base, self.left, self.study.sweep.pods, self.world.state, now)
@@ -67,9 +85,7 @@ def opened(command: Command) -> Iterator[Opened]:
         raise ConfigError("sweep.pods: an adopted pod is one; set sweep.pods=1, or tpu.adopt=false")
     bucket = bucket_name(base, project_of(base))
     with connected(base) as (world, _):
-        done = finished(found.jobs, world, bucket)
-        had = recorded(world.google, bucket, found.id, lambda _: True)
-        yield Opened(found, world, bucket, done, had)
+        yield Opened(found, world, bucket, set(), {}).again()
 
 
 def up(command: Command) -> int:
@@ -77,32 +93,58 @@ def up(command: Command) -> int:
         base = now.study.base
         if project_of(base) == NO_PROJECT:
             raise ConfigError("cloud.project: is not set; set it, or run `gcloud config set project ID`")
+        lease = now.lease()
+        other = lease.look()
+        if other is not None and not command.flags.take_over:
+            raise Fenced(_by_another(other))
         if not command.flags.json:
             print("\n".join(_head(now)))
         _ask(command, now)
-        now.file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        board = Board(_lines(now), now.file, now.world.clock, json_lines=command.flags.json)
-        jobs = [job for job in now.study.jobs if job.run_id not in now.done]
         builder = Builder(now.study.folder)
-        if now.left:  # what all pods share is made once, before they all look for it
+        if now.left:  # what all pods share is made once, before they all look for it; the bucket of the lease too
             first = builder.plan(on_pod(base, 1))
             reconcile(first.resources[: first.resources.index(first.node)], now.world)
-        source = _source(now, builder) or Listed(jobs, now.had)
-        pool = Pool(
-            sweep_id=now.study.id,
-            bucket=now.bucket,
-            source=source,
-            builder=builder,
-            board=board,
-            any_config=base,
-            pods=min(base.sweep.pods, max(1, now.left)),
-            on_failure=base.sweep.on_failure,
-            retries=base.sweep.retries,
-            delete_pods=base.cleanup.on_success == "delete",
-        )
-        pool.run(now.had)
-    _close(pool, board, command)
+        elif not now.had:
+            return 0  # no pod of it is left either
+        try:
+            with lease.kept():
+                lease.take_over("taken over", lambda words: print(words, file=sys.stderr))
+                _carry_through(command, now.again(), builder, lease)
+        except Held as held:
+            raise Fenced(_by_another(held.seen)) from None
+        except Asked as asked:
+            if not asked.ends:
+                raise
+            print(asked, file=sys.stderr)
+        except KeyboardInterrupt:
+            words = "runs that are under way go on, no further one begins; `slipway down -m …` ends them"
+            print(f"detached: {words}", file=sys.stderr)
+            raise
     return 0
+
+
+def _carry_through(command: Command, now: Opened, builder: Builder, lease: Lease) -> None:
+    """All runs, by who has the lease.
+
+    Raises:
+        ProgramFailed: some runs were given up.
+    """
+    base = now.study.base
+    now.file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    board = Board(_lines(now), now.file, now.world.clock, json_lines=command.flags.json)
+    jobs = [job for job in now.study.jobs if job.run_id not in now.done]
+    pool = Pool(
+        sweep_id=now.study.id,
+        bucket=now.bucket,
+        lease=lease,
+        source=_source(now, builder) or Listed(jobs, now.had),
+        builder=builder,
+        board=board,
+        any_config=base,
+        pods=min(base.sweep.pods, max(1, now.left)),
+    )
+    pool.run(now.had)
+    _close(pool, board, command)
 
 
 def plan(command: Command) -> int:
@@ -125,10 +167,14 @@ def status(command: Command) -> int:
     with opened(command) as now:
         lines = _lines(now)
         clock = now.world.clock.now()
+        seen = now.lease().look()
+        driver = None if seen is None else str(seen.term)
     if command.flags.json:
-        print(json.dumps({"sweep": now.study.id, "runs": [asdict(line) for line in lines]}, indent=1))
+        document = {"sweep": now.study.id, "driver": driver, "runs": [asdict(line) for line in lines]}
+        print(json.dumps(document, indent=1))
     else:
-        print("\n".join([f"sweep {now.study.id}: {_counts(lines)}", *table(lines, clock)]))
+        driven = [] if driver is None else [f"seen to by {driver}"]
+        print("\n".join([f"sweep {now.study.id}: {_counts(lines)}", *driven, *table(lines, clock)]))
     return 0
 
 
@@ -136,16 +182,38 @@ def down(command: Command) -> int:
     if command.flags.all:
         raise ConfigError("down -m deletes the pods of the sweep; `down --all` without -m the rest")
     with opened(command) as now:
-        builder, names = Builder(now.study.folder), []
-        for pod in sorted({*range(1, now.study.sweep.pods + 1), *now.had}):
-            plan = builder.plan(on_pod(now.study.base, pod))
-            seen = plan.node.observe(now.world, {})
-            if isinstance(seen, Node) and seen.ours and not plan.node.adopt:
-                names.append(plan.node.name)
-                let_go(now.world.google, now.world.clock, now.bucket, plan.config, seen, "deleted by down")
-                destroy([replace(plan.node, needs=())], now.world)
+        plans = now.plans()
+        nodes = {plan.node.name: node for plan in plans if (node := own(plan, now.world)) is not None}
+        lease = now.lease()
+        other = lease.look()
+        running = sorted(set().union(*(runs_on(node, now.world) for node in nodes.values())))
+        if (running or other is not None) and not _sure(command, running, other):
+            who = [f"{', '.join(running)} is running there"] if running else []
+            who += [f"{other.term} sees to it"] if other is not None else []
+            raise ConfigError(f"nothing was deleted; {'; '.join(who)}; say --yes to go on without being asked")
+        with lease.kept():
+            if nodes or other is not None:
+                lease.take_over("deleted", lambda words: print(words, file=sys.stderr))
+            for plan in plans:
+                if (node := nodes.get(plan.node.name)) is not None:
+                    delete_used(plan, now.world, node)
+    names = list(nodes)
     print(json.dumps({"deleted": names}) if command.flags.json else f"deleted: {', '.join(names) or 'nothing'}")
     return 0
+
+
+def _sure(command: Command, running: list[str], other: Seen | None) -> bool:
+    if command.flags.yes or not sys.stdin.isatty():
+        return command.flags.yes
+    print("This ends", ", ".join(running) or f"what {other.term if other else 'nobody'} does")
+    return input("Go on? [y/N] ").strip().lower() in ("y", "yes")
+
+
+def _by_another(seen: Seen) -> str:
+    """Who sees to the sweep, and how long that counts."""
+    heard = f"heard of {max(0.0, seen.age):.0f} s ago, gone after {seen.term.seconds:.0f} s of silence"
+    how = "`slipway status -m …` shows it, --take-over acts in its place"
+    return f"{seen.term} sees to this sweep ({heard}); nothing was changed: {how}"
 
 
 VERBS = {"up": up, "plan": plan, "status": status, "down": down}

@@ -277,11 +277,16 @@ class Up:
             begun=was_running,
             over=self.spending.over,
             cancelled=partial(self.ledger.cancelled, started.attempt),
-            glance=self.lease.check,
+            glance=self._glance,
         ).follow()
         if outcome is None:
             self.view.detached()
         return outcome, started.attempt, None
+
+    def _glance(self) -> None:
+        """Many times a second while the run is followed: are we to go on? In a sweep no signal reaches this thread."""
+        self.lease.check()
+        self.world.clock.check()
 
     def _made(self) -> Node:
         """The pod, and all that the program needs there. A pod that was made and cannot be used has cost as well."""

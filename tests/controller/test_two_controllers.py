@@ -83,7 +83,7 @@ def test_of_two_that_start_together_one_acts_and_when_it_is_killed_the_other_goe
         until(lambda: "launched attempt 1" in one.said + other.said, 120)
         actor, viewer = (one, other) if "launched" in one.said else (other, one)
         viewer.hears("acts on this pod; watching, and taking over should that one be gone")
-        viewer.hears("worker")  # it sees the run
+        viewer.hears("    up\n")  # it sees what the run says
         assert len(creations(slipway)) == 1
         assert slipway.json("status", SLOW, *POD)["pod"]["driver"].count("(laptop) for run-") == 1
         actor.process.kill()
@@ -106,7 +106,7 @@ def test_a_controller_that_slept_past_its_lease_is_fenced_and_touches_nothing(sl
             before = slipway.cloud().requests()[-1]["seq"]
             asleep.process.send_signal(signal.SIGCONT)
             assert asleep.ends() == 8, asleep.said
-            assert "acts on this pod now; this controller stopped and touches nothing more" in asleep.said
+            assert "acts now; this controller stopped and touches nothing more" in asleep.said
             changed = [r for r in slipway.cloud().requests() if r["seq"] > before and r["mutating"]]
             assert {r["query"].get("name", r["path"]).rpartition("/")[2] for r in changed} <= {"lease.json"}
             let_go(slipway)

@@ -1,0 +1,76 @@
+"""The pods of a sweep: which run each has, on record in the bucket, and how they go."""
+
+from __future__ import annotations
+
+import json
+from contextlib import suppress
+from dataclasses import replace
+
+from controller.google import Google, NotFound
+from controller.hold import lease_of, working_under
+from controller.lease import Held, Lease
+from controller.ledger import Ledger
+from controller.plan import Plan
+from controller.reconcile import destroy
+from controller.resources.node import Node
+from controller.spending import let_go
+from controller.turns import Turns
+from controller.world import World
+
+
+def record(google: Google, bucket: str, sweep_id: str, pod: int, run_id: str) -> None:
+    """The pod has this run from now on."""
+    google.upload(bucket, f"sweeps/{sweep_id}/pods/{pod}.json", json.dumps({"pod": pod, "run": run_id}).encode())
+
+
+def recorded(google: Google, bucket: str, sweep_id: str) -> dict[int, str]:
+    """By pod the run that it had last."""
+    where = {"bucket": bucket, "prefix": f"sweeps/{sweep_id}/pods/"}
+    try:
+        items = list(google.pages("storage", "objects.list", "items", **where))
+    except NotFound:
+        return {}
+    found = [json.loads(google.download(bucket, item["name"])) for item in items]
+    return {entry["pod"]: entry["run"] for entry in found}
+
+
+def own(plan: Plan, world: World) -> Node | None:
+    """The pod if it is there and slipway has made it."""
+    seen = plan.node.observe(world, {})
+    return seen if isinstance(seen, Node) and seen.ours and not plan.node.adopt else None
+
+
+def runs_on(node: Node, world: World) -> set[str]:
+    """The runs whose program is alive there, as far as its workers can be asked."""
+    if node.state != "READY" or not world.lets_us_in(node):
+        return set()
+    answers = world.fleet(node).call_all("observe", {})
+    return {a["active"]["run_id"] for a in answers if isinstance(a, dict) and a["active"]}
+
+
+def delete_unused(plan: Plan, world: World, why: str) -> None:
+    """Delete the pod, unless somebody else uses it, or waits for it."""
+    if Turns(world.google, world.clock, plan.bucket, plan.node.name).waiting():
+        return
+    lease = lease_of(plan, world)
+    with suppress(Held), working_under(lease, plan, world):
+        if (seen := own(plan, world)) is not None and lease.look() is None and not runs_on(seen, world):
+            _delete(plan, seen, world, lease, why)
+
+
+def delete_used(plan: Plan, world: World, node: Node) -> None:
+    """Delete the pod whatever happens there: whoever sees to it lets go first."""
+    for run_id in runs_on(node, world):  # whoever follows it must not take this for a preemption
+        Ledger(world.google, plan.bucket, run_id).cancel()
+    lease = lease_of(plan, world)
+    with working_under(lease, plan, world):
+        lease.take_over("deleted")
+        _delete(plan, node, world, lease, "deleted by down")
+        lease.release("deleted by down", 0)
+
+
+def _delete(plan: Plan, node: Node, world: World, lease: Lease, why: str) -> None:
+    """Under its lease, and the account of its costs with it."""
+    lease.hold()
+    let_go(world.google, world.clock, plan.bucket, plan.config, node, why)
+    destroy([replace(plan.node, needs=())], world)

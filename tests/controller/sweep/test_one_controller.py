@@ -1,0 +1,105 @@
+"""One controller per sweep, and per pod of it: others are told, or take its place; what is under way is begun once."""
+
+from __future__ import annotations
+
+import signal
+
+import pytest
+
+from controller import cli
+from controller.records import index
+from tests.controller.conftest import ECHO, Slipway
+from tests.controller.sweep.test_pool import SMALL, launches
+from tests.controller.test_two_controllers import controllers
+from tests.controller.test_up import until
+
+pytestmark = pytest.mark.e2e
+
+
+def waiting(slipway: Slipway, seeds: str = "0,1,2") -> list[str]:
+    """A sweep whose programs end once `go` is there."""
+    go = slipway.home / "go"
+    return ["-m", *SMALL, f'program.command=[sh,-c,"while [ ! -e {go} ]; do sleep 0.1; done"]', f"run.seed={seeds}"]
+
+
+def run_when(slipway: Slipway, number: int) -> None:
+    until(lambda: [row["state"] for row in index.rows(slipway.home)].count("running") == number, 120)
+
+
+def test_a_second_controller_is_told_takes_over_and_ctrl_c_lets_go(slipway: Slipway) -> None:
+    words = waiting(slipway)
+    with controllers(slipway, words) as (first,):
+        run_when(slipway, 2)
+        code, _, err = slipway(*words)
+        assert code == 8
+        assert "(laptop) for run-" in err
+        assert "sees to this sweep (heard of" in err
+        assert slipway("status", *words)[1].splitlines()[1].startswith("seen to by ")
+        begun = launches(slipway)
+        assert len(begun) == 2
+        with controllers(slipway, [*words, "--take-over"]) as (second,):
+            assert first.ends() == 8, first.said
+            assert "taken over by" in first.said
+            until(lambda: second.said.count("re-attached to attempt 1") == 2, 120)
+            second.process.send_signal(signal.SIGINT)
+            assert second.ends() == 130, second.said
+            assert "detached: runs that are under way go on, no further one begins" in second.said
+            assert "Traceback" not in second.said
+    assert launches(slipway) == begun
+    (slipway.home / "go").touch()
+    code, out, err = slipway(*words)
+    assert (code, err) == (0, "")
+    assert "3 finished" in out
+    assert len(launches(slipway)) == 3
+    assert slipway.cloud().get("state")["node"] == {}
+
+
+def test_down_asks_before_it_ends_runs_and_the_controller_ends_well(slipway: Slipway) -> None:
+    words = waiting(slipway, "0,1")
+    with controllers(slipway, words) as (sweep,):
+        run_when(slipway, 2)
+        code, _, err = slipway("down", *words)
+        assert code == 2
+        assert "is running there; " in err
+        assert "say --yes" in err
+        code, out, err = slipway("down", "--yes", *words)
+        assert code == 0, err
+        assert out.count("-1") + out.count("-2") >= 2
+        assert sweep.ends() == 0, sweep.said
+        assert "deleted by" in sweep.said
+    assert slipway.cloud().get("state")["node"] == {}
+
+
+def test_a_single_run_on_a_pod_of_a_sweep_is_told_and_may_replace_what_runs_there(slipway: Slipway) -> None:
+    words = [*waiting(slipway, "0,1"), "sweep.pods=1"]
+    with controllers(slipway, words) as (sweep,):
+        run_when(slipway, 1)
+        [pod] = slipway.cloud().get("state")["node"].values()
+        alone = ["up", ECHO, SMALL[0], f"tpu.name={pod['name'].rpartition('/')[2]}"]
+        code, _, err = slipway(*alone)
+        assert code == 2
+        assert "the pod is busy with run-" in err
+        assert slipway(*alone, "--yes")[0] == 0
+        assert sweep.ends() == 8, sweep.said
+        assert "taken over by" in sweep.said
+        (slipway.home / "go").touch()
+    assert slipway(*words)[0] == 0
+
+
+def test_by_the_policy_stop_what_runs_is_let_end_and_nothing_further_begins(slipway: Slipway) -> None:
+    home, go = slipway.home, slipway.home / "go"
+    fails = f"while [ ! -e {home}/other ]; do sleep 0.1; done; exit 7"
+    ends = f"touch {home}/other; while [ ! -e {go} ]; do sleep 0.1; done"
+    program = f'program.command=[sh,-c,"if test $SEED = 0; then {fails}; else {ends}; fi"]'
+    words = ["-m", *SMALL, program, "env.vars.SEED='0','1','2','3'", "sweep.on_failure=stop"]
+    with controllers(slipway, words) as (sweep,):
+        sweep.hears("failed: ")
+        run_when(slipway, 1)
+        go.touch()
+        assert sweep.ends() == 5, sweep.said
+    assert "1 of 4 runs failed; the same command tries them again" in sweep.said
+    assert "1 failed, 1 finished, 2 waiting" in sweep.said
+    assert len(launches(slipway)) == 2
+    [kept] = slipway.cloud().get("state")["node"].values()  # of the run that failed, for a look
+    assert cli.run(["down", *words, *slipway.base]) == 0
+    assert kept["name"].rpartition("/")[2] in slipway.capsys.readouterr().out
