@@ -26,7 +26,7 @@ class Tpu(Strict):
     zones: Annotated[tuple[Zone, ...], VOLATILE] = Field(description="further zones, tried in order")
     name: Annotated[Name | None, VOLATILE] = Field(description="node name; null: derived from cloud, tpu and network")
     runtime_version: str | None = Field(description="VM image; null: the one Google documents for the generation")
-    capacity: Annotated[tuple[Tier, ...], BeforeValidator(_one_or_many), VOLATILE] = Field(
+    capacity: Annotated[tuple[Tier, ...], BeforeValidator(_one_or_many, Tier | tuple[Tier, ...]), VOLATILE] = Field(
         description="one word or an ordered list, tried in order; spot is cheaper and may be taken away"
     )
     provisioner: Annotated[Literal["auto", "node", "queued"], VOLATILE] = Field(

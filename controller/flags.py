@@ -144,10 +144,10 @@ VERBS: dict[str, Verb] = {
         (_flag("action", "what to do", choices=["start", "stop", "wipe", "env", "requests"]),),
     ),
     "completion": Verb(
-        "Tab completion of bash, zsh or fish", "set up", "cli.md",
+        "Tab completion for bash, zsh or fish, and for YAML in editors", "set up", "cli.md",
         ("completion install", "completion install zsh", "completion bash"),
-        (_flag("action", "install it, take it back, or print the script of a shell",
-               choices=["install", "uninstall", "bash", "zsh", "fish", ASKED]),
+        (_flag("action", "install it, take it back, or print what a shell or the editor needs",
+               choices=["install", "uninstall", "bash", "zsh", "fish", "vscode", ASKED]),
          _flag("shell", "which shell; by default yours", nargs="?", metavar="SHELL")), config=False,
     ),
     "help": Verb(

@@ -16,6 +16,7 @@ from hydra.plugins.completion_plugin import DefaultCompletionPlugin
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
+from controller.completion.values import values_of
 from controller.compose import CONFIG_DIR, OVERRIDE, normalize, searched, with_resolver
 
 HYDRAS_OWN = "hydra"
@@ -57,9 +58,11 @@ class _Completion(DefaultCompletionPlugin):
 
         try:
             composed: Any = self.config_loader.load_configuration("config", files, RunMode.RUN)
-            return self._get_matches(composed, word)
+            found = self._get_matches(composed, word)
         except (HydraException, OmegaConfBaseException, YAMLError, AttributeError, AssertionError):
             return []  # a word on the left is wrong, or there is no such section
+        key, equals, _ = word.partition("=")
+        return [*found, *(f"{key}={each}" for each in values_of(key) if equals)]
 
 
 def _chosen_file(word: str) -> str | None:

@@ -1,4 +1,4 @@
-"""`slipway completion`: install it, print a shell's script, or (the shells' question) say what may stand next."""
+"""`slipway completion`: for shells, which ask what may stand next, and for editors."""
 
 from __future__ import annotations
 
@@ -22,6 +22,11 @@ def run(command: Command) -> int:
         print(
             json.dumps(found) if command.flags.json else "\n".join(f"{word}\t{about}" for word, about in found.items())
         )
+        return 0
+    if action == "vscode":
+        from controller.editor import FOLDER, settings
+
+        print(json.dumps(settings(FOLDER), indent=1))
         return 0
     if action in SHELLS:
         print(SHELLS[action].script, end="")

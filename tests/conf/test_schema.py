@@ -10,6 +10,7 @@ import pytest
 from conf.schema import Config, judge
 from conf.topology import TABLE, UnknownType, table, topology
 from controller.compose import compose, raw
+from controller.editor import texts
 
 TINY = ["cloud=local", "loop=grpo", "model=tiny", "optimizer=adamw", "data=arithmetic"]
 
@@ -126,3 +127,8 @@ def test_a_python_that_is_a_number_asks_for_quotes() -> None:
     [said] = words("env.python=3.10")
     assert said.startswith("env.python: is a number, in which 3.10 is 3.1; quote it")
     assert config('env.python="3.12"').env.python == "3.12"
+
+
+def test_the_schemas_for_editors_are_those_of_the_models() -> None:
+    """If not: python -m controller.editor"""
+    assert [str(file) for file, text in texts().items() if not file.is_file() or file.read_text() != text] == []
