@@ -221,6 +221,11 @@ class GrpoLoop(Strict):
         return self.updates_per_rollout == 1 and self.async_depth == 0
 
     @property
+    def whole_groups(self) -> bool:
+        """Do all samples of a prompt go into one update, and are computed at the same time?"""
+        return self.updates_per_rollout == 1 and self.device_batch is None
+
+    @property
     def widths(self) -> list[int]:
         """Tokens of a row of an update's batch, from the smallest bucket to the largest, which holds every sample."""
         longest = self.prompt_length + self.response_length

@@ -60,7 +60,7 @@ def attend(
             )
         case _:
             index = jnp.arange(query.shape[1])
-            mask = _within((index[:, None] - index[None, :])[None], window)
+            mask = within((index[:, None] - index[None, :])[None], window)
             if segments is not None:
                 mask = mask & (segments[:, :, None] == segments[:, None, :])
             return masked(query, key, value, mask, cfg.attention_softcap)
@@ -79,7 +79,8 @@ def masked(query: jax.Array, key: jax.Array, value: jax.Array, mask: jax.Array, 
     return jnp.einsum("bkgts,bskh->btkgh", weights, value).reshape(query.shape)
 
 
-def _within(distance: jax.Array, window: int | None) -> jax.Array:
+def within(distance: jax.Array, window: int | None) -> jax.Array:
+    """May a token look at another one that is so many places before it?"""
     return distance >= 0 if window is None else (distance >= 0) & (distance < window)
 
 

@@ -93,16 +93,17 @@ def transcripts(examples: Iterable[tuple[Any, float]]) -> list[str]:
 
 def first_update(values: dict[str, float], loop: GrpoLoop) -> list[str]:
     """Is update 1 what it must be? Where not, what that means."""
+    kl = values.get("kl", 0.0)  # without `loop.kl` it is not known
     lines = [
-        f"update 1: KL {values['kl']:.2g}, ratio {values['ratio_min']:.6g} to {values['ratio_max']:.6g}; sampler and "
-        f"trainer differ by {values['sampler_trainer_logp_diff']:.2g} nats per token, at most "
+        f"update 1: {f'KL {kl:.2g}, ' if loop.kl else ''}ratio {values['ratio_min']:.6g} to {values['ratio_max']:.6g}; "
+        f"sampler and trainer differ by {values['sampler_trainer_logp_diff']:.2g} nats per token, at most "
         f"{values['sampler_trainer_logp_diff_max']:.2g}",
         f"truncated {values['truncated']:.1%}, groups of equal rewards {values['zero_variance_groups']:.1%}",
     ]
-    if abs(values["kl"]) > KL_OFF:
+    if abs(kl) > KL_OFF:
         lines.append(
-            f"WARNING: the KL to the reference is {values['kl']:.2g}, not 0: policy and reference do not begin as the "
-            "same weights, or are computed differently"
+            f"WARNING: the KL to the reference is {kl:.2g}, not 0: policy and reference do not begin as the same "
+            "weights, or are computed differently"
         )
     off = max(abs(values["ratio_min"] - 1), abs(values["ratio_max"] - 1))
     if off > RATIO_OFF and loop.old_logprobs == "trainer":

@@ -23,6 +23,7 @@ from jax import lax
 from conf.decoder import Model
 from conf.loop import GrpoLoop
 from trainer import chunked, model, update, weights
+from trainer.groups import Group, group_of, hidden_states, in_place
 
 ROW_FIELDS = ("advantage", "weight")
 """Of a batch, float32 [B]. weight: 0 where a sample is filtered out of the loss, else 1."""
@@ -33,22 +34,36 @@ reference; under the policy that drew the sample, by the sampler."""
 
 
 def logprobs(
-    params: weights.Params, cfg: Model, batch: dict[str, jax.Array], temperature: float
+    params: weights.Params, cfg: Model, batch: dict[str, jax.Array], temperature: float, group: Group | None = None
 ) -> tuple[jax.Array, jax.Array]:
-    """Log-probability of each token but the first given those before it, and the entropy there: two [B, T - 1]."""
+    """Log-probability of each token but the first given those before it, and the entropy there: two [B, T - 1].
+
+    group: rows stand in such groups, each of one prompt, which is computed once; what is known is then of the
+    responses' tokens alone, and 0 elsewhere.
+    """
     tokens = batch["tokens"]
+    if group is not None:
+        starts = jnp.argmax(batch["mask"], axis=1) + 1
+        hidden, targets = hidden_states(params, cfg, tokens, starts, group)
+        found = chunked.token_logprobs(hidden, params, targets, cfg, temperature)
+        logprobs, entropy = (in_place(values, starts, tokens.shape[1]) for values in found)
+        return logprobs, entropy
     positions = jnp.broadcast_to(jnp.arange(tokens.shape[1]), tokens.shape)
     hidden = model.forward(params, cfg, tokens, positions)
     logprobs, entropy = chunked.token_logprobs(hidden, params, jnp.roll(tokens, -1, axis=1), cfg, temperature)
     return logprobs[:, :-1], entropy[:, :-1]
 
 
-def loss(cfg: Model, loop: GrpoLoop) -> update.Loss:
+def loss(cfg: Model, loop: GrpoLoop, *, grouped: bool = False) -> update.Loss:
     """The loss of `update.build` on batches with, per row, tokens [T], mask [T - 1] (1 where the next token is of the
-    response), TOKEN_FIELDS and ROW_FIELDS. Where `loop.on_policy`, `old` is what is computed here."""
+    response), TOKEN_FIELDS and ROW_FIELDS. Where `loop.on_policy`, `old` is what is computed here.
+
+    grouped: the rows stand group by group, each of `loop.samples` with the same prompt.
+    """
 
     def sums(params: weights.Params, batch: dict[str, Any]) -> update.Sums:
-        logprob, entropy = logprobs(params, cfg, batch, loop.temperature)
+        group = group_of(cfg, loop, batch["tokens"].shape[1]) if grouped else None
+        logprob, entropy = logprobs(params, cfg, batch, loop.temperature, group)
         if loop.on_policy:
             batch = batch | {"old": lax.stop_gradient(logprob)}
         return policy_sums(logprob, entropy, batch, loop)
@@ -74,15 +89,19 @@ def policy_sums(logprob: jax.Array, entropy: jax.Array, batch: dict[str, Any], l
         importance = jnp.exp((old - batch["sampler"]) * mask)
         surrogate = surrogate * jnp.minimum(importance, loop.importance_cap)
         found["importance_capped"] = (((importance > loop.importance_cap) * mask).sum(), mask.sum())
-    kl = _kl((batch["reference"] - logprob) * every, loop.kl_estimator)
-    penalty = loop.kl * (kl * jnp.exp(log_ratio) if loop.kl_unbiased else kl) - loop.entropy_bonus * entropy
+    penalty = jnp.zeros_like(logprob)  # what has no weight is not there, and has no gradient to compute
+    if loop.entropy_bonus:
+        penalty -= loop.entropy_bonus * entropy
+    if loop.kl:
+        kl = _kl((batch["reference"] - logprob) * every, loop.kl_estimator)
+        penalty += loop.kl * (kl * jnp.exp(log_ratio) if loop.kl_unbiased else kl)
+        found["kl"] = ((kl * every).sum(), every.sum())
     if loop.loss == "rloo":
         penalty = penalty * lengths  # summed over the response, as its reward is
 
     found["loss"] = _reduced((penalty - surrogate) * mask, lengths, mask, weight, loop)
     apart = jnp.abs(batch["old"] - batch["sampler"]) * every
     return found | {
-        "kl": ((kl * every).sum(), every.sum()),
         "entropy": ((entropy * every).sum(), every.sum()),
         "sampler_trainer_logp_diff": (apart.sum(), every.sum()),
         "sampler_trainer_logp_diff_max": update.Largest(apart.max()),

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -37,16 +38,23 @@ Attention = Callable[[jax.Array, jax.Array, jax.Array, int | None], jax.Array]
 
 
 def forward(
-    params: Params, cfg: Model, tokens: jax.Array, positions: jax.Array, segments: jax.Array | None = None
+    params: Params,
+    cfg: Model,
+    tokens: jax.Array,
+    positions: jax.Array,
+    segments: jax.Array | None = None,
+    attention: Attention | None = None,
 ) -> jax.Array:
     """Hidden states after the last norm: [B, T, D], in the type of the activations.
 
     tokens, positions: [B, T] integers; positions count from 0 in each document. A token sees the earlier ones of its
     row that have the same number in `segments` [B, T]; None: the whole row is one document. Give padding a number of
-    its own, 0, or put it to the right; ignore its output.
+    its own, 0, or put it to the right; ignore its output. attention: another rule of what sees what, in their place.
     """
+    if attention is None:
+        attention = partial(_causal, segments=segments, cfg=cfg)
     x = embed(params, cfg, tokens, positions)
-    x = _train_layers(params["layers"], cfg, x, positions, segments)
+    x = _train_layers(params["layers"], cfg, x, positions, attention)
     return norm(x, params, "final_norm", cfg)
 
 
@@ -87,14 +95,15 @@ def embed(params: Params, cfg: Model, tokens: jax.Array, positions: jax.Array) -
         return meshes.constrain(x, "batch", None, None)
 
 
-def _train_layers(
-    layers: Params, cfg: Model, x: jax.Array, positions: jax.Array, segments: jax.Array | None
+def _causal(
+    query: jax.Array, key: jax.Array, value: jax.Array, window: int | None, *, segments: jax.Array | None, cfg: Model
 ) -> jax.Array:
+    return attend(query, key, value, segments, window, cfg)
+
+
+def _train_layers(layers: Params, cfg: Model, x: jax.Array, positions: jax.Array, attention: Attention) -> jax.Array:
     """All layers on whole sequences. Scanned by periods of the pattern, so that each window is a constant."""
     first = x
-
-    def attention(query: jax.Array, key: jax.Array, value: jax.Array, window: int | None) -> jax.Array:
-        return attend(query, key, value, segments, window, cfg)
 
     def computed(i: int, x: jax.Array, weights: Params) -> jax.Array:
         def compute(x: jax.Array, first: jax.Array, weights: Params) -> jax.Array:

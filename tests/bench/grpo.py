@@ -45,7 +45,10 @@ def main() -> None:
         lines = steps(options.steps, options.cores, Path(folder))
     seconds = sorted(line["step_time"] for line in lines[5:])
     print(f"{'whole step, median':<44}{statistics.median(seconds):8.3f} s")
-    print(f"{'whole step, fastest tenth':<44}{seconds[len(seconds) // 10]:8.3f} s", flush=True)
+    print(f"{'whole step, fastest tenth':<44}{seconds[len(seconds) // 10]:8.3f} s")
+    for name in ("rollout", "reward", "score", "update", "other"):
+        print(f"{f'  {name}, median':<44}{statistics.median(line[f'{name}_time'] for line in lines[5:]):8.3f} s")
+    sys.stdout.flush()
     command = [sys.executable, "-m", "tests.bench.grpo", "--rollouts", "--rounds", str(options.rounds)]
     subprocess.run(["taskset", "-c", options.cores, *command], env=environment(), cwd=ROOT, check=True)
 

@@ -31,6 +31,12 @@ def test_a_first_update_as_it_must_be_is_told_without_a_warning() -> None:
     ]
 
 
+def test_where_no_reference_is_scored_no_kl_is_told() -> None:
+    loop = GrpoLoop(**group("loop/grpo") | {"kl": 0.0})
+    known = {name: value for name, value in WELL.items() if name != "kl"}
+    assert first_minutes.first_update(known, loop)[0].startswith("update 1: ratio 1 to 1; sampler")
+
+
 @pytest.mark.parametrize(
     ("loss", "changes", "words"),
     [

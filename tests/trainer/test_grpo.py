@@ -100,6 +100,20 @@ def test_then_the_reference_alone_is_scored(grpo_run, sizes):
     np.testing.assert_allclose(reference, same, rtol=1e-5)
 
 
+def test_without_a_weight_of_the_kl_no_reference_is_held_or_scored(grpo_run):
+    loop = grpo_run["loop"] | {"kl": 0.0}
+    experiment, mesh = RunFile.model_validate(grpo_run | {"loop": loop}), mesh_of(2, 1, 1)
+    batch = {"tokens": np.zeros((16, 20), np.int32), "mask": np.ones((16, 19), np.float32)}
+    with jax.set_mesh(mesh):
+        params = jax.jit(weights.init, static_argnums=0)(experiment.model, jax.random.key(0))
+        reference = grpo_programs.frozen(params, experiment, mesh)
+        score = grpo_programs.logprobs(experiment, experiment.loop, mesh)
+        old, none = jax.device_get(score(params, reference, place_batch(batch, mesh)))
+    assert reference == grpo_programs.abstract_reference(experiment, mesh) == {}
+    assert old.any()
+    assert not none.any()
+
+
 def test_what_lies_outside_the_response_changes_nothing(small, loop, case):
     params, batch, _ = case
     outside = batch["mask"] == 0

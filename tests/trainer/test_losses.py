@@ -129,9 +129,16 @@ def test_samples_that_are_left_out_are_as_if_they_were_not_there(name):
 def test_on_policy_the_ratio_is_1_and_nothing_is_clipped():
     fields = batch() | {"old": np.float32(NOW), "sampler": np.float32(NOW), "reference": np.float32(NOW)}
     for name in ("grpo", "token_mean", "dr_grpo", "dapo", "gspo", "rloo"):
-        found = grpo.policy_sums(np.float32(NOW), ENTROPY, fields, loop(**group(f"loop/{name}")))
+        found = grpo.policy_sums(np.float32(NOW), ENTROPY, fields, loop(**group(f"loop/{name}") | {"kl": 0.1}))
         assert found["clip_fraction"][0] == found["kl"][0] == found["sampler_trainer_logp_diff"][0] == 0
         assert found["ratio_min"].value == found["ratio_max"].value == 1
+
+
+def test_without_a_weight_of_the_kl_nobody_asks_for_the_reference():
+    fields = {name: value for name, value in batch().items() if name != "reference"}
+    found = grpo.policy_sums(NOW, ENTROPY, fields, loop(kl=0.0))
+    assert "kl" not in found
+    np.testing.assert_array_equal(found["loss"], grpo.policy_sums(NOW, ENTROPY, batch(), loop(kl=0.0))["loss"])
 
 
 def test_metrics_by_hand():

@@ -90,11 +90,13 @@ class Run:
         if at.position.phase == "warm_start":
             WarmStart(self.experiment, self.loop, self.mesh, self.asked, self.programs, self.journal).run(at)
             reference = frozen(at.state.params, self.experiment, self.mesh)
-            self.checkpoints.save_reference(reference)
+            if reference:
+                self.checkpoints.save_reference(reference)
             at.state = self._renewed(at.state)
             self.journal.restart_clock()
         else:
-            reference = self.checkpoints.restore_reference(abstract_reference(self.experiment, self.mesh))
+            wanted = abstract_reference(self.experiment, self.mesh)
+            reference = self.checkpoints.restore_reference(wanted) if wanted else wanted
         self._learn(at, reference)
         self.journal.save(at)
         self.journal.summarize(at, questions_left_out=self.asked.too_long)

@@ -14,6 +14,7 @@ from conf.optimizer import Optimizer
 from conf.runfile import RunFile
 from trainer import grpo, rollout, update, weights
 from trainer import mesh as meshes
+from trainer.groups import group_of
 from trainer.program import Program, abstract_rows
 from trainer.sampler.programs import Programs as Sampling
 
@@ -64,7 +65,8 @@ def all_programs(experiment: RunFile, loop: GrpoLoop, mesh: Mesh, sampler: Sampl
 def _training(experiment: RunFile, loop: GrpoLoop, mesh: Mesh, widths: list[int]) -> Iterator[Program]:
     cfg, opt = experiment.model, experiment.optimizer
     state, reference = _resident(experiment, mesh)
-    train, score = updater(grpo.loss(cfg, loop), experiment, opt, mesh), logprobs(experiment, loop, mesh)
+    train = updater(grpo.loss(cfg, loop, grouped=loop.whole_groups), experiment, opt, mesh)
+    score = logprobs(experiment, loop, mesh)
     for width in reversed(widths):
         drawn = _drawn(loop, mesh, width)
         batch = drawn | dict.fromkeys(grpo.TOKEN_FIELDS, drawn["mask"])
@@ -117,14 +119,17 @@ def updater(loss: update.Loss, experiment: RunFile, opt: Optimizer, mesh: Mesh) 
 
 def logprobs(experiment: RunFile, loop: GrpoLoop, mesh: Mesh) -> Logprobs:
     """The jitted program that scores a batch under the policy that drew it and under the reference. Where
-    `loop.on_policy` the first is 0: the update computes it anyway."""
+    `loop.on_policy` the first is 0: the update computes it anyway. Without `loop.kl` the second is: nobody asks."""
     cfg = experiment.model
 
     def score(params: weights.Params, reference: weights.Params, batch: dict[str, Any]) -> tuple[jax.Array, jax.Array]:
-        def under(policy: weights.Params) -> jax.Array:
-            return grpo.logprobs(policy, cfg, batch, loop.temperature)[0] * batch["mask"]
+        group = group_of(cfg, loop, batch["tokens"].shape[1]) if loop.whole_groups else None
 
-        return jnp.zeros_like(batch["mask"]) if loop.on_policy else under(params), under(reference)
+        def under(policy: weights.Params) -> jax.Array:
+            return grpo.logprobs(policy, cfg, batch, loop.temperature, group)[0] * batch["mask"]
+
+        nothing = jnp.zeros_like(batch["mask"])
+        return nothing if loop.on_policy else under(params), under(reference) if loop.kl else nothing
 
     if meshes.is_data_parallel(mesh):
         whole, rows = jax.sharding.PartitionSpec(), meshes.spec("batch")
@@ -138,14 +143,19 @@ def warm_optimizer(opt: Optimizer, loop: GrpoLoop) -> Optimizer:
 
 
 def frozen(params: weights.Params, experiment: RunFile, mesh: Mesh) -> weights.Params:
-    """A copy of the policy to hold on to as the reference: its own buffers are given up at each update."""
+    """A copy of the policy to hold on to as the reference: its own buffers are given up at each update. Empty where
+    `loop.kl` is 0."""
     wanted = abstract_reference(experiment, mesh)
+    if not wanted:
+        return wanted
     return jax.tree.map(lambda x, like: jnp.array(x, like.dtype, copy=True), params, wanted)
 
 
 def abstract_reference(experiment: RunFile, mesh: Mesh) -> weights.Params:
-    """Shapes, types and shardings of the reference."""
+    """Shapes, types and shardings of the reference; none where `loop.kl` is 0."""
     assert isinstance(experiment.loop, GrpoLoop)
+    if not experiment.loop.kl:
+        return {}
     kind, placed = experiment.loop.reference_dtype, weights.shardings(experiment.model, mesh)
     return jax.tree.map(
         lambda x, s: jax.ShapeDtypeStruct(x.shape, kind or x.dtype, sharding=s),

@@ -144,8 +144,9 @@ class Rollouts:
                 if not equal[chosen].any():
                     break
         rows = (chosen[:, None] * loop.samples + np.arange(loop.samples)).reshape(-1)
-        shuffled = np.random.default_rng((self._seed, number)).permutation(rows)
-        dealt = np.split(shuffled, loop.updates_per_rollout)
+        if not loop.whole_groups:
+            rows = np.random.default_rng((self._seed, number)).permutation(rows)
+        dealt = np.split(rows, loop.updates_per_rollout)
         batches = [batch_of([samples[row] for row in part], loop) for part in dealt]
         with self._watch.spending("score_time"):
             placed = [place_batch(batch, self._mesh) for batch in batches]

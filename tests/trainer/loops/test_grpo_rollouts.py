@@ -119,6 +119,15 @@ def test_the_samplers_log_probabilities_stand_where_the_mask_does(checks) -> Non
         assert tokens[places + 1].tolist() == [*encode(["2", "", "55", "     5"][row]), EOS][:LENGTH]
 
 
+def test_the_groups_of_one_update_stand_together(checks) -> None:
+    """Their prompts are then computed once."""
+    rollout, _, _ = drawn(checks, ["2", "3", "5", "6"])
+    (batch,) = rollout.batches
+    rows = zip(batch["tokens"], batch["mask"], strict=True)
+    prompts = [tokens[: int(mask.argmax()) + 1].tolist() for tokens, mask in rows]
+    assert prompts == [question.tokens for question in QUESTIONS for _ in range(2)]
+
+
 def test_what_does_not_count_is_counted(checks) -> None:
     """A group of equal rewards, and a response that was cut off in another."""
     rollout, _, _ = drawn(checks, ["2", "2", "     4", "5"], drop_equal_groups=True, overlong="drop")
