@@ -3,6 +3,11 @@
 from __future__ import annotations
 
 import pytest
+from hypothesis import settings
+
+
+def pytest_configure() -> None:
+    settings.load_profile("ci")  # hypothesis' own: no deadlines, which a busy machine misses, and the same examples
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -53,10 +53,13 @@ class Machines:
         (folder / "booted").touch()
         variables = environment_of_vm(instance["id"], home, self._url, self._token)
         with (folder / "serial").open("ab") as serial:
-            subprocess.Popen(
-                [str(program)], cwd=home, stdin=subprocess.DEVNULL, stdout=serial, stderr=serial,
-                start_new_session=True, env=variables | {MARKER: self._marker(instance)},
-            )  # fmt: skip
+            try:
+                subprocess.Popen(
+                    [str(program)], cwd=home, stdin=subprocess.DEVNULL, stdout=serial, stderr=serial,
+                    start_new_session=True, env=variables | {MARKER: self._marker(instance)},
+                )  # fmt: skip
+            except OSError as error:  # it has no #! line, or names what is not there
+                serial.write(f"{SCRIPT} cannot be run: {error.strerror}\n".encode())
 
     async def remove(self, path: str) -> None:
         """End what runs there and delete its disk."""

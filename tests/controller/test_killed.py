@@ -53,7 +53,8 @@ class Killer:
     def up(self, home: Path, before: str | None = None, log: Path | None = None) -> int:
         """Its exit code, or -9."""
         program = f'program.command=[sh,-c,"echo once >> {home}/starts; echo hello"]'
-        words = ["tpu=v5litepod_8", "cloud=local", "program=command", "env.packages=image", "cloud.operation_seconds=0"]
+        words = ["tpu=v5litepod_8", "cloud=local", "program=command", "env.packages=image", "cloud.operation_seconds=0",
+                 "recovery.lease_seconds=3600"]  # fmt: skip
         argv = ["up", program, *words]
         return self._order(home=str(home), argv=argv, before=before, log=log and str(log))["code"]
 

@@ -16,6 +16,8 @@ from typing import Any
 import pytest
 
 from controller.reconcile import destroy, reconcile
+from controller.resources.accounts import ServiceAccount
+from controller.resources.bastion import Bastion
 from tests.controller.gcloud.project import wanted, world_on
 from tests.controller.localcloud.harness import COMPUTE, Cloud, localcloud
 
@@ -68,6 +70,7 @@ SAME = {
     "us-central1": REGION,
     "v5litepod-8": "v4-8",
     "v2-alpha-tpuv5-lite": "tpu-ubuntu2204-base",
+    '"email": "default"': '"email": "sa-runner@slipway-local.iam.gserviceaccount.com"',
     '["p1"]': '["slipway-local"]',
 }
 """gcloud's words in the recording, and ours for the same thing. The longest is put in first."""
@@ -77,6 +80,7 @@ WHOLE = "gcloud sends the router back as it read it; PATCH takes the fields that
 ETAG = "whatever was read"
 TIER = "the tier that was asked for: of a flex-start node the API does not tell it"
 LEAST = "icmp is not needed for SSH"
+FAMILY = "gcloud asks for the view of a family of images; the API takes the family's own name too"
 
 
 @dataclass(frozen=True)
@@ -136,6 +140,14 @@ CASES = (
     Case("gcloud storage buckets add-iam-policy-binding gs://bk1", "PUT", "/b/bk1/iam", {
         "body.etag": ETAG, "body.resourceId": "output only; the policy is sent back as it came",
     }),
+    Case("gcloud compute instances create i1", "POST", "instances", {
+        "body.description": MARK, "body.labels.managed-by": MARK,
+        "body.labels.slipway-run": "whose bastion it is", "body.labels.slipway-pod": "as above",
+        "body.disks[0].initializeParams.sourceImage": FAMILY,
+    }),
+    Case("gcloud compute instances create i1", "GET", "instances/i1"),
+    Case("gcloud compute instances get-serial-port-output i1", "GET", "instances/i1/serialPort"),
+    Case("gcloud compute instances delete i1", "DELETE", "instances/i1"),
     Case("gcloud compute tpus tpu-vm create n1 --accelerator-type=v4-8 --version=tpu-ubuntu2204-base --spot", "POST",
          "nodes", {
         "body.labels.x": "the recorded command's own", "body.labels.managed-by": MARK,
@@ -198,9 +210,21 @@ def sent(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[dict[str, An
     # A subnet made by hand, whose private access was left off.
     cloud.act("POST", f"{COMPUTE}/global/networks", {"name": "default"})
     reconcile(wanted(*DEFAULT)[:-1], world)
+    machine = bastion()
+    reconcile([machine], world)
+    machine.printed(world)
+    destroy([machine], world)
     yield cloud.log()
     world.close()
     localcloud("wipe", cloud.state)
+
+
+def bastion() -> Bastion:
+    """The machine that the recorded command makes."""
+    return Bastion(
+        name="i1", zone=ZONE, machine_type="e2-small", pod="n1", network="default", subnetwork="default",
+        external_ip=False, account=ServiceAccount(name="sa-runner"), script="#!/bin/true", orders="{}", run_id="run-1",
+    )  # fmt: skip
 
 
 @pytest.mark.parametrize("case", [*CASES, ON_DEMAND], ids=str)
@@ -251,7 +275,7 @@ def _fields(name: str, value: Any) -> Iterator[tuple[str, str]]:
         for index, one in enumerate(value):
             yield from _fields(f"{name}[{index}]", one)
     elif value not in ({}, None):  # an empty message says nothing
-        named = re.search(r"(\.network|\.subnetwork|\.scope\[\d+\])$", name)
+        named = re.search(r"(\.network|\.subnetwork|\.machineType|\.scope\[\d+\])$", name)
         text = str(value).lower()
         yield name, text.rpartition("/")[2] if named else text
 

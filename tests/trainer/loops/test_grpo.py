@@ -14,7 +14,7 @@ from conf.runfile import RunFile, RunFileError
 from tests.groups import group
 from tests.trainer.conftest import mesh_of
 from tests.trainer.processes import results
-from trainer import main, speed, update
+from trainer import first_minutes, main, speed, update
 from trainer import mesh as meshes
 from trainer.checkpoint import Checkpoints
 from trainer.distributed import place_batch
@@ -36,14 +36,28 @@ def train(raw, folder: Path) -> list[dict]:
     return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
 
 
-def saved(raw, step: int) -> tuple[update.State, dict]:
-    """State and position of one of its checkpoints."""
+def saved(raw, *steps: int) -> list[tuple[update.State, dict]]:
+    """State and position of some of its checkpoints."""
     experiment = RunFile.model_validate(raw)
     checkpoints = Checkpoints(experiment.dir, experiment.checkpoint)
     abstract = update.abstract_state(experiment.model, experiment.optimizer, meshes.build(experiment.mesh))
-    found = checkpoints.restore(step, abstract)
+    found = [checkpoints.restore(step, abstract) for step in steps]
     checkpoints.close()
     return found
+
+
+@pytest.fixture
+def compiled_once(monkeypatch) -> None:
+    """All lives of a test are of one config: what its programs are compiled to is made in the first."""
+    compile_all, ready = first_minutes.compile_all, {}
+
+    def remembered(programs, costs):
+        if not ready:
+            ready.update(compile_all(programs, costs))
+        costs.setdefault("compile_time", 0.0)
+        return ready
+
+    monkeypatch.setattr(first_minutes, "compile_all", remembered)
 
 
 def run_until(raw, folder: Path, last_save: int, monkeypatch) -> None:
@@ -143,7 +157,7 @@ def test_both_phases_are_told_and_summed_up(grpo_run, tmp_path, capfd, monkeypat
 
 @pytest.mark.parametrize(("sizes", "depth"), [((8, 1, 1), 0), ((2, 2, 2), 1)])
 def test_a_run_that_is_killed_after_any_update_equals_an_uninterrupted_one(
-    grpo_run, tmp_path, monkeypatch, sizes, depth
+    grpo_run, tmp_path, monkeypatch, compiled_once, sizes, depth
 ):
     """Bit for bit in weights, optimizer and position; the same numbers, each once, in metrics.jsonl."""
     changes = {
@@ -157,19 +171,19 @@ def test_a_run_that_is_killed_after_any_update_equals_an_uninterrupted_one(
     for life, killed_at in enumerate([3, 4, 5]):  # at the end of the warm start; after each update of a rollout
         run_until(cut, tmp_path / f"life-{life}", killed_at, monkeypatch)
     lines = train(cut, tmp_path / "last-life")
-    for step in range(1, 8):
-        (state, position), (state_whole, position_whole) = saved(cut, step), saved(whole, step)
+    saved_whole = saved(whole, *range(1, 8))
+    for (state, position), (state_whole, position_whole) in zip(saved(cut, *range(1, 8)), saved_whole, strict=True):
         assert position == position_whole
         for a, b in zip(jax.tree.leaves(state), jax.tree.leaves(state_whole), strict=True):
             np.testing.assert_array_equal(a, b)
-    moved = np.abs(saved(whole, 4)[0].params["embedding"] - saved(whole, 7)[0].params["embedding"]).max()
+    moved = np.abs(saved_whole[3][0].params["embedding"] - saved_whole[6][0].params["embedding"]).max()
     assert moved > 1e-4
     assert results(lines) == results(expected)
     summaries = [json.loads((tmp_path / name / "summary.json").read_text()) for name in ("whole", "cut")]
     assert summaries[0] == summaries[1]
 
 
-def test_a_notice_amid_a_draw_costs_no_update(grpo_run, tmp_path, monkeypatch):
+def test_a_notice_amid_a_draw_costs_no_update(grpo_run, tmp_path, monkeypatch, compiled_once):
     """Saved is what was there before the draw, with the rollout that is ready; the next life draws anew."""
     changes = {
         "loop": grpo_run["loop"] | MOVING | {"async_depth": 1, "test_samples": None},
@@ -187,13 +201,15 @@ def test_a_notice_amid_a_draw_costs_no_update(grpo_run, tmp_path, monkeypatch):
         patch.setattr(Notice, "agreed", told)
         with pytest.raises(NoticedError):
             train(cut, tmp_path / "life")
-    assert len(saved(cut, 3)[1]["ready"]) == 1
+    [(_, position)] = saved(cut, 3)
+    assert len(position["ready"]) == 1
     ratios = {line["step"]: line["ratio_max"] - 1 for line in expected if line["phase"] == "grpo"}
     assert ratios[4] == pytest.approx(0, abs=1e-4)
     assert ratios[6] > 1e-3  # the second rollout was drawn before the updates of the first, and the ratio tells
     lines = train(cut, tmp_path / "last-life")
     assert results(lines) == results(expected)
-    for a, b in zip(jax.tree.leaves(saved(cut, 7)[0]), jax.tree.leaves(saved(whole, 7)[0]), strict=True):
+    [(state, _)], [(state_whole, _)] = saved(cut, 7), saved(whole, 7)
+    for a, b in zip(jax.tree.leaves(state), jax.tree.leaves(state_whole), strict=True):
         np.testing.assert_array_equal(a, b)
 
 
