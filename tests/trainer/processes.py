@@ -60,8 +60,8 @@ def launch(module: list[str], folder: Path, cache: str, *environments: dict[str,
     return started
 
 
-def finish(started: list[subprocess.Popen[str]], seconds: float = 120) -> list[Ended]:
-    """Wait for all of them; whatever happens, none is left behind."""
+def finish(started: list[subprocess.Popen[str]], seconds: float = 540) -> list[Ended]:
+    """Wait for all of them; whatever happens, none is left behind. seconds: after which one hangs."""
     ended = []
     try:
         for process in started:

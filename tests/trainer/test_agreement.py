@@ -46,7 +46,7 @@ def test_fifty_updates_in_four_processes(alone, tmp_path, compile_cache):
     """Two devices each, weights, moments and batch spread over all eight."""
     result = tmp_path / "result.npz"
     module = ["tests.trainer.agreement", str(result)]
-    for ended in finish(launch(module, tmp_path, compile_cache, {}, {}, {}, {}), seconds=300):
+    for ended in finish(launch(module, tmp_path, compile_cache, {}, {}, {}, {})):
         assert ended.code == 0, ended.stderr
     for process in range(4):
         with np.load(tmp_path / f"result-{process}.npz") as file:

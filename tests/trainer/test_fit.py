@@ -24,7 +24,7 @@ def run(raw: dict, folder: Path, *flags: str) -> subprocess.CompletedProcess[str
     file.write_text(yaml.safe_dump(raw))
     command = [sys.executable, "-m", "trainer.fit", str(file), *flags]
     env = {name: value for name, value in os.environ.items() if name != "XLA_FLAGS"}  # those are for CPU tests
-    return subprocess.run(command, capture_output=True, text=True, timeout=300, check=False, env=env)
+    return subprocess.run(command, capture_output=True, text=True, timeout=540, check=False, env=env)
 
 
 def on(raw: dict, accelerator_type: str, devices: int, mesh: dict, **model: object) -> dict:

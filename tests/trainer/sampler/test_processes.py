@@ -21,7 +21,7 @@ def test_rows_end_at_different_times(alone):
 def test_the_same_responses_in_several_processes(alone, tmp_path, compile_cache, count):
     module = ["tests.trainer.sampler.processes", str(count), str(tmp_path / "result.npz")]
     own = [{"JAX_NUM_CPU_DEVICES": str(8 // count)}] * count
-    for ended in finish(launch(module, tmp_path, compile_cache, *own), seconds=300):
+    for ended in finish(launch(module, tmp_path, compile_cache, *own)):
         assert ended.code == 0, ended.stderr
     for process in range(count):
         with np.load(tmp_path / f"result-{process}.npz") as found:
