@@ -4,8 +4,8 @@
 
 4 settings x 3 seeds over 2 emulated pods. Pods are taken back at random moments, and the controller is killed twice
 (SIGKILL) and started again by the same words. Meanwhile each run is made alone, on an emulated cloud of its own. Then
-one run is repeated from its record (`up --run`), from a clean clone of this repository at another commit, whose trainer is
-another one. Compared is every array of the last checkpoint, those of the optimizer included. Takes 10 to 40 minutes.
+one run is repeated from its record (`up --run`), from a clean clone of this repository at another commit, whose trainer
+is another one. Compared is every array of the last checkpoint, those of the optimizer included. 10 to 40 minutes.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         study = Study(Path(options.keep or folder), (*WORDS, f"tpu.accelerator_type={options.type}"))
         try:
-            print(json.dumps(study.carry_out(random.Random(options.seed), options.preemptions), indent=1))  # noqa: S311
+            print(json.dumps(study.carry_out(random.Random(options.seed), options.preemptions), indent=1))
         finally:
             study.wipe()
 
@@ -77,7 +77,7 @@ class Study:
         alone.join()
         lone = {run: arrays_of(self.alone, self.words, run) for run in finished(self.alone)}
         equal = [run for run in arrays if arrays[run] == lone.get(run)]
-        attempts = {row["run"]: row.get("attempts") for row in index.rows(self.swept)}
+        attempts = {row["run"]: row.get("attempts", 0) for row in index.rows(self.swept)}
         return {
             "runs": len(arrays),
             "exit codes of the controllers": codes,

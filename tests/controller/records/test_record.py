@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 from pathlib import Path
 
 import pytest
@@ -75,6 +76,34 @@ def test_what_is_computed_cannot_be_changed_in_a_repetition(slipway: Slipway) ->
     assert "no such run on this machine, nor in gs://" in err
     (slipway.home / "runs" / row["run"] / "record.json").unlink()  # another machine knows it from the bucket
     assert slipway.json("status", "--run", row["run"])["run"]["state"] == "finished"
+
+
+def test_another_machine_reads_the_table_from_the_bucket_and_what_differs(slipway: Slipway) -> None:
+    summary = "echo '{\"acc\": %s}' > $SLIPWAY_RUN_DIR/summary.json\n"
+    words = ["program.command=[sh,run.sh]", "tpu.accelerator_type=v5litepod-1", "cleanup.on_success=keep"]
+    runs = []
+    for acc, seed in ((0.5, 1), (0.75, 2)):
+        (slipway.repository / "run.sh").write_text(summary % acc)
+        assert slipway("up", *words, f"run.seed={seed}")[0] == 0
+        runs.append(index.rows(slipway.home)[-1]["run"])
+    shutil.rmtree(slipway.home / "runs")
+    assert slipway("runs")[1] == "no runs\n"
+    code, out, err = slipway("runs", "--refresh", "--sort", "metrics.acc", "--json")
+    assert (code, err) == (0, "")
+    rows = json.loads(out)
+    assert [(row["run"], row["state"], row["metrics.acc"]) for row in rows] == [
+        (runs[0], "finished", 0.5), (runs[1], "finished", 0.75)
+    ]  # fmt: skip
+    assert slipway.json("runs", "--refresh", "--last", "1")[0] == rows[1]  # nothing is added twice
+    found = slipway.json("runs", "--diff", *runs)
+    assert found["config"] == {"run.seed": [1, 2]}
+    assert set(found["code"]) == {"sha256"}
+    assert found["result"]["metrics.acc"] == [0.5, 0.75]
+    code, out, _ = slipway("runs", "--diff", *runs)
+    assert out.startswith(f"- {runs[0]}\n+ {runs[1]}\n\nconfig\n  run.seed: 1 -> 2\n")
+    code, _, err = slipway("runs", "--diff", runs[0], "nobody-00000000")
+    assert code == 2
+    assert "no such run on this machine, nor in gs://" in err
 
 
 def test_a_failed_run_of_code_without_git_is_on_record_all_the_same(slipway: Slipway) -> None:
