@@ -141,7 +141,7 @@ def _split(argv: Sequence[str]) -> tuple[Sequence[str], tuple[str, ...]]:
 
 def _with_recalled(command: Command) -> Command:
     """A verb that looks at a run means, without config words, the one last started from this folder."""
-    if command.overrides or command.run or command.verb not in recall.VERBS:
+    if command.overrides or command.run or getattr(command.flags, "sweep", None) or command.verb not in recall.VERBS:
         return command
     words, run = recall.recall(Path.cwd())
     if not words and not run and command.verb in recall.OF_THE_PROJECT:

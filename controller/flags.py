@@ -90,8 +90,10 @@ VERBS: dict[str, Verb] = {
         (_flag("--chaos", "a schedule of misfortune drawn from a seed", type=int, metavar="SEED"),),
     ),
     "status": Verb(
-        "the pod, the run and its workers", "look", "recovery.md",
-        ("status", f"status {QUICK}", f"status -m {QUICK} run.seed=0,1,2"), (MANY, RUN),
+        "the pod, the run and its workers; or the runs of a sweep", "look", "recovery.md",
+        ("status", f"status {QUICK}", f"status -m {QUICK} run.seed=0,1,2", "status --sweep quickstart-5f0c --follow"),
+        (MANY, RUN, _flag("--sweep", "the runs of this sweep, as this machine knows them", "sweep", metavar="ID"),
+         _flag("--follow", "with --sweep: until it is over, redrawn in place on a terminal", action="store_true")),
     ),
     "runs": Verb(
         "the table of runs: filter, sort, export; what differs between two", "look", "runs.md",

@@ -1,18 +1,20 @@
-"""What each run of a sweep is doing: for the terminal, and for `status -m` in another process."""
+"""What each run of a sweep is doing: for who shows it (`live.py`), and for `status` in another process."""
 
 from __future__ import annotations
 
 import json
 import threading
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from controller.clock import Clock
 from controller.events import Event
 from controller.ledger import Result
+from controller.spending import Spent
 from controller.view import SHOWN
 
 BARS = "▁▂▃▄▅▆▇█"
@@ -37,17 +39,22 @@ class Line:
     metric: str = ""
     values: list[float] = field(default_factory=list)
     cost: str = ""
+    """Once it has ended; before that see `cost`."""
     why: str = ""
+    before: float = 0.0
+    """Seconds on pods before `began`: of tries that failed, and under an earlier controller."""
+    usd_per_hour: float | None = None
 
 
 class Board:
-    """The lines of a sweep; threads tell it what happens."""
+    """The lines of a sweep; threads tell it what happens. `out` is where a line for people goes."""
 
     def __init__(self, lines: Iterable[Line], file: Path, clock: Clock, *, json_lines: bool) -> None:
         self._lines = {line.run: line for line in lines}
-        self._file, self._clock, self._json = file, clock, json_lines
-        self._lock = threading.Lock()
+        self._file, self._clock, self.json_lines = file, clock, json_lines
+        self._lock, self._saying = threading.Lock(), threading.Lock()
         self._saved = 0.0
+        self.out: Callable[[str], None] = partial(print, flush=True)
 
     def add(self, line: Line) -> None:
         with self._lock:
@@ -61,6 +68,8 @@ class Board:
         """A run has come to another state, which is said."""
         with self._lock:
             line = self._lines[run]
+            if line.state == "running" and line.began is not None:
+                line.before += self._clock.now() - line.began
             line.state = state
             for key, value in values.items():
                 setattr(line, key, value)
@@ -70,7 +79,7 @@ class Board:
     def say(self, line: Line, words: str) -> None:
         """A line for people, or for programs."""
         pod = f"pod {line.pod}" if line.pod is not None else ""
-        if self._json:
+        if self.json_lines:
             document = {
                 "time": self._clock.now(),
                 "run": line.run,
@@ -81,8 +90,8 @@ class Board:
             text = json.dumps(document)
         else:
             text = f"  {pod:<6} {line.run}  {line.title}  {words}"
-        with self._lock:  # `print` writes a line and its end apart, and threads come between them
-            print(text, flush=True)
+        with self._saying:  # `print` writes a line and its end apart, and threads come between them
+            self.out(text)
 
     def tell(self, run: str, event: Event) -> None:
         """An event of a run: its metrics are kept, its notes said."""
@@ -94,12 +103,23 @@ class Board:
         elif event.kind == "note" and not event.words.startswith("launched attempt 1 "):
             self.say(line, event.words)
 
-    def _save(self, *, always: bool = False) -> None:
+    def price(self, run: str, usd_per_hour: float | None) -> None:
+        """What an hour of the run's pod costs is known."""
+        with self._lock:
+            self._lines[run].usd_per_hour = usd_per_hour
+
+    def close(self) -> None:
+        """Nothing further happens: who looks at the file need not wait."""
+        with self._lock:
+            self._save(always=True, over=True)
+
+    def _save(self, *, always: bool = False, over: bool = False) -> None:
         now = time.monotonic()
         if always or now - self._saved >= SAVE_SECONDS:
             self._saved = now
+            lines = [asdict(line) for line in self._lines.values()]
             draft = self._file.with_suffix(".draft")
-            draft.write_text(json.dumps([asdict(line) for line in self._lines.values()]))
+            draft.write_text(json.dumps({"time": self._clock.now(), "over": over, "lines": lines}))
             draft.replace(self._file)
 
 
@@ -108,7 +128,14 @@ class Screen:
 
     def __init__(self, board: Board, run: str, clock: Clock) -> None:
         self._board, self._run, self._clock = board, run, clock
-        self.usd_per_hour: float | None = None
+
+    @property
+    def usd_per_hour(self) -> float | None:
+        return None
+
+    @usd_per_hour.setter
+    def usd_per_hour(self, price: float | None) -> None:
+        self._board.price(self._run, price)
 
     def __call__(self, event: Event) -> None:
         self._board.tell(self._run, event)
@@ -125,25 +152,57 @@ class Screen:
         self._board.state(self._run, "finished", words, seconds=result.seconds, cost=cost)
 
 
-def saved(file: Path) -> dict[str, Line]:
-    """The lines that a controller on this machine has left, by run."""
+@dataclass(frozen=True)
+class Saved:
+    """A board that a controller of this machine has left, or writes now. `over`: nothing further happens."""
+
+    time: float = 0.0
+    over: bool = False
+    lines: dict[str, Line] = field(default_factory=dict)
+
+
+def saved(file: Path) -> Saved:
+    """What is in the file; an empty board if there is none."""
     if not file.is_file():
-        return {}
-    return {line["run"]: Line(**line) for line in json.loads(file.read_bytes())}
+        return Saved()
+    document = json.loads(file.read_bytes())
+    if isinstance(document, list):  # of an earlier version
+        document = {"time": 0.0, "over": True, "lines": document}
+    return Saved(document["time"], document["over"], {line["run"]: Line(**line) for line in document["lines"]})
+
+
+HEAD = ("run", "words", "pod", "state", "step", "metric", "", "ETA", "cost")
+
+
+def cells(line: Line, now: float) -> list[str]:
+    """One run under HEAD."""
+    step = "" if line.step is None else f"{line.step}{f'/{line.steps_total}' if line.steps_total else ''}"
+    metric = f"{line.metric} {line.values[-1]:.4g}" if line.values else ""
+    pod = "" if line.pod is None else str(line.pod)
+    state = f"{line.state} {now - line.began:.0f} s" if line.state == "running" and line.began else line.state
+    return [line.run, line.title, pod, state, step, metric, sparkline(line.values), eta(line), cost(line, now)]
 
 
 def table(lines: Sequence[Line], now: float) -> list[str]:
     """One line per run: id, words, pod, state, step, sparkline, time to go, cost."""
-    head = ["run", "words", "pod", "state", "step", "metric", "", "ETA", "cost"]
-    rows = [head]
-    for line in lines:
-        step = "" if line.step is None else f"{line.step}{f'/{line.steps_total}' if line.steps_total else ''}"
-        metric = f"{line.metric} {line.values[-1]:.4g}" if line.values else ""
-        pod = "" if line.pod is None else str(line.pod)
-        state = f"{line.state} {now - line.began:.0f} s" if line.state == "running" and line.began else line.state
-        rows.append([line.run, line.title, pod, state, step, metric, sparkline(line.values), eta(line), line.cost])
-    widths = [max(len(row[i]) for row in rows) for i in range(len(head))]
+    rows = [list(HEAD), *(cells(line, now) for line in lines)]
+    widths = [max(len(row[i]) for row in rows) for i in range(len(HEAD))]
     return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+
+
+def counts(lines: Iterable[Line]) -> str:
+    """`2 running, 3 finished`."""
+    states = [line.state for line in lines]
+    return ", ".join(f"{states.count(state)} {state}" for state in dict.fromkeys(states)) or "no runs yet"
+
+
+def cost(line: Line, now: float) -> str:
+    """Of a run that has ended as it is on record; so far, where it runs."""
+    if line.cost or (line.state != "running" and not line.before):
+        return line.cost
+    since = now - line.began if line.state == "running" and line.began is not None else 0.0
+    hours = (line.before + since) / 3600
+    return str(Spent(hours, None if line.usd_per_hour is None else hours * line.usd_per_hour))
 
 
 def sparkline(values: Sequence[float]) -> str:

@@ -21,10 +21,12 @@ from controller.plan.shared import bucket_name
 from controller.preflight import probe
 from controller.reconcile import reconcile
 from controller.records import index
-from controller.sweep.board import Board, Line, saved, table
+from controller.sweep.board import Board, Line, counts, saved, table
+from controller.sweep.live import shown
 from controller.sweep.pods import delete_used, own, recorded, runs_on
 from controller.sweep.pool import Listed, Pool
 from controller.sweep.study import Builder, Study, estimate, finished, on_pod, study
+from controller.sweep.watch import show
 from controller.words import counted
 
 if TYPE_CHECKING:
@@ -52,7 +54,7 @@ class Opened:
     def left(self) -> int:
         """Runs to do; of a search those that are not among the lines that the last controller left."""
         if (search := self.study.sweep.search) is not None:
-            ended = sum(line.state not in ("waiting", "running") for line in saved(self.file).values())
+            ended = sum(line.state not in ("waiting", "running") for line in saved(self.file).lines.values())
             return max(0, search.trials - ended)
         return sum(job.run_id not in self.done for job in self.study.jobs)
 
@@ -143,7 +145,11 @@ def _carry_through(command: Command, now: Opened, builder: Builder, lease: Lease
         any_config=base,
         pods=min(base.sweep.pods, max(1, now.left)),
     )
-    pool.run(now.had)
+    try:
+        with shown(board, now.world.clock):
+            pool.run(now.had)
+    finally:
+        board.close()
     _close(pool, board, command)
 
 
@@ -169,12 +175,15 @@ def status(command: Command) -> int:
         clock = now.world.clock.now()
         seen = now.lease().look()
         driver = None if seen is None else str(seen.term)
+        if command.flags.follow:
+            show(now.world.state, now.study.id, now.world.clock, command.flags)
+            return 0
     if command.flags.json:
         document = {"sweep": now.study.id, "driver": driver, "runs": [asdict(line) for line in lines]}
         print(json.dumps(document, indent=1))
     else:
         driven = [] if driver is None else [f"seen to by {driver}"]
-        print("\n".join([f"sweep {now.study.id}: {_counts(lines)}", *driven, *table(lines, clock)]))
+        print("\n".join([f"sweep {now.study.id}: {counts(lines)}", *driven, *table(lines, clock)]))
     return 0
 
 
@@ -230,7 +239,7 @@ def _source(now: Opened, builder: Builder) -> Searched | None:
 
 def _lines(now: Opened) -> list[Line]:
     """Every run as the last controller left it, and as the bucket knows it."""
-    known, rows = saved(now.file), {row["run"]: row for row in index.rows(now.world.state)}
+    known, rows = saved(now.file).lines, {row["run"]: row for row in index.rows(now.world.state)}
     if now.study.space is not None:
         return list(known.values())
     found = []
@@ -288,12 +297,7 @@ def _close(pool: Pool, board: Board, command: Command) -> None:
     """
     lines = board.lines()
     if not command.flags.json:
-        print(f"sweep {pool.sweep_id}: {_counts(lines)}; `slipway runs --where sweep={pool.sweep_id}` lists them")
+        print(f"sweep {pool.sweep_id}: {counts(lines)}; `slipway runs --where sweep={pool.sweep_id}` lists them")
     if pool.failed:
         said = [f"{len(pool.failed)} of {len(lines)} runs failed; the same command tries them again:"]
         raise ProgramFailed("\n".join([*said, *(f"  {run}: {why}" for run, why in pool.failed.items())]))
-
-
-def _counts(lines: list[Line]) -> str:
-    states = [line.state for line in lines]
-    return ", ".join(f"{states.count(state)} {state}" for state in dict.fromkeys(states))

@@ -8,6 +8,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from controller.cost import stored
+from controller.errors import ConfigError
 from controller.google import NotFound
 from controller.hold import lease_of
 from controller.resource import Absent, Pending
@@ -20,6 +21,14 @@ if TYPE_CHECKING:
 
 
 def run(command: Command) -> int:
+    if command.flags.sweep:
+        from controller.sweep import watch
+
+        return watch.run(command)
+    if command.flags.follow:
+        raise ConfigError(
+            "--follow: of which sweep? `slipway status --sweep ID --follow`; `slipway logs --follow` is of a run"
+        )
     with session(command) as now:
         document = look(now)
     if command.flags.json:

@@ -1,0 +1,70 @@
+"""The runs of a sweep while they run: redrawn in place on a terminal, plain lines elsewhere."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from controller.clock import Clock
+from controller.printing import drawable, printable
+from controller.sweep.board import HEAD, Board, Line, cells, counts, table
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+FIRST = ("running", "failed", "ended early", "waiting", "finished")
+"""The order in which runs are shown where there is no room for all."""
+REST = 4
+"""Lines of the terminal that are not for runs: the head, the sum, the line of the shell."""
+STYLES = {"running": "cyan", "failed": "red", "finished": "green", "ended early": "yellow", "waiting": "dim"}
+
+
+@contextmanager
+def shown(board: Board, clock: Clock) -> Iterator[None]:
+    """For as long as this lasts the board stands at the end of the terminal, what is said above it; at last it stays."""
+    if board.json_lines or not sys.stdout.isatty():
+        yield
+        return
+    with drawing(lambda height: drawn(board.lines(), clock.now(), height)) as console:
+        before, board.out = board.out, lambda text: console.print(printable(text), markup=False)
+        try:
+            yield
+        finally:
+            board.out = before
+    print("\n".join(table(board.lines(), clock.now())))
+
+
+@contextmanager
+def drawing(draw: Any) -> Iterator[Console]:
+    """Redraw `draw(height)` a few times a second until this ends; nothing of it stays."""
+    from rich.console import Console
+    from rich.live import Live
+
+    console = Console(file=drawable(sys.stdout), highlight=False, soft_wrap=True)
+    with Live(
+        console=console, refresh_per_second=4, transient=True, get_renderable=lambda: draw(console.height - REST)
+    ):
+        yield console
+
+
+def drawn(lines: Sequence[Line], now: float, height: int) -> Any:
+    """A table of as many runs as there is room for, and what the others do."""
+    from rich.console import Group
+    from rich.table import Table
+    from rich.text import Text
+
+    room = max(1, height)
+    seen = list(lines)
+    if len(seen) > room:
+        seen = sorted(seen, key=lambda line: FIRST.index(line.state) if line.state in FIRST else 0)[:room]
+    made = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
+    for name in HEAD:
+        made.add_column(name, no_wrap=True, overflow="ellipsis", ratio=1 if name == "words" else None)
+    for line in seen:
+        style = STYLES.get(line.state, "")
+        made.add_row(*(Text(printable(cell), style=style if i == 3 else "") for i, cell in enumerate(cells(line, now))))
+    hidden = [line for line in lines if line not in seen]
+    rest = f"; not shown: {counts(hidden)}" if hidden else ""
+    return Group(made, Text(f"{counts(lines)}{rest}", style="bold"))

@@ -1,0 +1,185 @@
+"""A line per run: on a terminal, in a file, and from another process."""
+
+from __future__ import annotations
+
+import io
+import json
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from controller import cli
+from controller.clock import Clock
+from controller.events import Event
+from controller.records import index
+from controller.sweep import watch
+from controller.sweep.board import Board, Line, Screen, cost, saved
+from controller.sweep.live import drawn, shown
+
+
+class Still(Clock):
+    """A clock that stands where it is put; who sleeps is told to `then`."""
+
+    def __init__(self, then: Any = None) -> None:
+        super().__init__()
+        self.at, self.then = 1000.0, then
+
+    def now(self) -> float:
+        return self.at
+
+    def sleep(self, seconds: float) -> None:
+        self.at += 100.0
+        self.then()
+
+
+class Glass(io.StringIO):
+    """A terminal."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+def board(file: Path, *lines: Line, clock: Clock | None = None, json_lines: bool = False) -> Board:
+    file.parent.mkdir(exist_ok=True)
+    return Board(lines, file, clock or Still(), json_lines=json_lines)
+
+
+def text(lines: list[Line], height: int = 20) -> str:
+    console = Console(width=140, record=True, file=io.StringIO())
+    console.print(drawn(lines, 1060.0, height))
+    return console.export_text()
+
+
+STEPS: dict[str, Any] = {"step": 5, "steps_total": 10, "step_time": 2.0, "metric": "loss", "values": [2.0, 1.0]}
+
+
+def test_what_a_line_shows() -> None:
+    line = Line("q-1", "seed=1", "running", 2, 1000.0, usd_per_hour=60.0, **STEPS)
+    row = text([line, Line("q-2", "seed=2")]).splitlines()[1].split()
+    assert row == ["q-1", "seed=1", "2", "running", "60", "s", "5/10", "loss", "1", "█▁", "0:10", "1.0", "pod",
+                   "minutes,", "about", "$1.00"]  # fmt: skip
+    assert "1 running, 1 waiting" in text([line, Line("q-2", "seed=2")])
+
+
+def test_where_there_is_no_room_for_all_those_that_run_come_first() -> None:
+    lines = [*(Line(f"w-{i}", "") for i in range(50)), *(Line(f"r-{i}", "", "running") for i in range(3))]
+    shown = text(lines, height=5)
+    assert all(f"r-{i}" in shown for i in range(3))
+    assert shown.count("w-") == 2
+    assert "50 waiting, 3 running; not shown: 48 waiting" in shown
+
+
+def test_the_cost_counts_every_try(tmp_path: Path) -> None:
+    clock = Still()
+    made = board(tmp_path / "s.json", Line("q-1", ""), clock=clock)
+    made.state("q-1", "running", began=clock.at)
+    Screen(made, "q-1", clock).usd_per_hour = 36.0
+    clock.at += 100
+    made.state("q-1", "failed")
+    clock.at += 5000  # nobody pays for that
+    [line] = made.lines()
+    assert cost(line, clock.at) == "1.7 pod minutes, about $1.00"
+    made.state("q-1", "running", began=clock.at)
+    clock.at += 100
+    assert cost(line, clock.at) == "3.3 pod minutes, about $2.00"
+
+
+def test_on_a_terminal_it_is_redrawn_and_what_is_said_stands_above(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    glass = Glass()
+    monkeypatch.setattr(sys, "stdout", glass)
+    monkeypatch.setenv("TERM", "xterm")
+    made = board(tmp_path / "s.json", *(Line(f"q-{i}", f"seed={i}") for i in range(4)))
+    with shown(made, Still()):
+        threads = [threading.Thread(target=made.state, args=(f"q-{i}", "running", "\x1b[2J")) for i in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(60)
+        assert not any(thread.is_alive() for thread in threads)  # who draws and who speaks do not wait for each other
+        Screen(made, "q-1", Still())(Event(0.0, "metrics", "q-1", data={"metrics": {"step": 7, "loss": 0.5}}))
+    said = glass.getvalue()
+    assert said.count("running: \\x1b[2J") == 4
+    assert "\x1b[2J" not in said
+    assert "4 running" in said
+    made.say(Line("q-9", ""), "afterwards")
+    assert glass.getvalue().endswith("q-9    afterwards\n")
+
+
+@pytest.fixture
+def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("SLIPWAY_HOME", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def status(*words: str) -> int:
+    return cli.run(["status", *words])
+
+
+def test_status_of_a_sweep_by_its_name(state: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    made = board(state / "sweeps" / "q-abc.json", Line("q-1", "seed=1"), Line("q-2", "seed=2"))
+    made.state("q-1", "running", pod=2, began=0.0)
+    capsys.readouterr()
+    assert status("--sweep", "q-") == 0
+    out = capsys.readouterr().out
+    assert out.startswith("sweep q-abc: 1 running, 1 waiting\nrun")
+    assert status("--sweep", "q-abc", "--json") == 0
+    document = json.loads(capsys.readouterr().out)
+    assert [(run["run"], run["state"], run["pod"]) for run in document["runs"]] == [
+        ("q-1", "running", 2),
+        ("q-2", "waiting", None),
+    ]
+    assert not document["over"]
+
+
+def test_a_sweep_of_another_machine_is_known_from_the_table(state: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rows = [{"run": f"q-{i}", "sweep": "q-abc", "state": "finished", "usd": 1.5, "metrics": {"loss": 0.25},
+             "overrides": ["+experiment=q", f"run.seed={i}"]} for i in range(2)]  # fmt: skip
+    index.add(state, [*rows, {"run": "x-1", "sweep": "q-xyz", "state": "failed"}])
+    assert status("--sweep", "q-abc", "--follow") == 0
+    out = capsys.readouterr().out.splitlines()
+    assert len(out) == 6  # each once, then the table
+    assert out[-1].split() == ["q-1", "run.seed=1", "finished", "loss", "0.25", "▁", "about", "$1.50"]
+    assert [status("--sweep", "q-"), status("--sweep", "nothing"), status("--follow", "run.seed=1")] == [2, 2, 2]
+    err = capsys.readouterr().err
+    assert "--sweep q-: may be q-abc, q-xyz" in err
+    assert "there is no such sweep; the last ones are q-abc, q-xyz" in err
+    assert "slipway status --sweep ID --follow" in err
+
+
+def test_following_says_what_changes_until_it_is_over(state: Path) -> None:
+    file = state / "sweeps" / "q-abc.json"
+    made = board(file, Line("q-1", ""), Line("q-2", ""))
+
+    def moved(step: int) -> None:
+        made.tell("q-1", Event(0.0, "metrics", "q-1", data={"metrics": {"step": step}}))
+
+    acts = [
+        lambda: made.state("q-1", "running", pod=1),
+        lambda: made.state("q-2", "running", pod=2),
+        lambda: (moved(1), made.state("q-2", "finished")),
+        made.close,
+    ]
+    made.state("q-1", "waiting")
+    clock = Still(then=lambda: acts.pop(0)())
+    seen = [(line.run, line.state, line.step) for line in watch.news(state, "q-abc", clock)]
+    assert seen == [
+        ("q-1", "waiting", None),
+        ("q-2", "waiting", None),
+        ("q-1", "running", None),
+        ("q-2", "running", None),
+        ("q-1", "running", 1),
+        ("q-2", "finished", None),
+    ]
+    assert saved(file).over
+
+
+def test_a_file_of_an_earlier_version_is_read(tmp_path: Path) -> None:
+    (tmp_path / "s.json").write_text(json.dumps([{"run": "q-1", "title": "", "state": "finished"}]))
+    assert saved(tmp_path / "s.json").lines["q-1"].state == "finished"
