@@ -23,7 +23,7 @@ STYLES = {"running": "cyan", "failed": "red", "finished": "green", "ended early"
 
 @contextmanager
 def shown(board: Board, clock: Clock) -> Iterator[None]:
-    """For as long as this lasts the board stands at the end of the terminal, what is said above it; at last it stays."""
+    """For as long as this lasts the board stands at the end of the terminal, what is said above it; then it stays."""
     if board.json_lines or not sys.stdout.isatty():
         yield
         return
