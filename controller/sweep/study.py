@@ -22,6 +22,7 @@ from controller.preflight import preflight
 from controller.records import index
 from controller.snapshot import Snapshot, snapshot
 from controller.sweep.grid import Space, Variant, grid, split
+from controller.sweep.launcher import launched
 
 if TYPE_CHECKING:
     from controller.world import World
@@ -96,7 +97,7 @@ def base_of(words: Sequence[str], folder: Path) -> Config:
     Raises:
         ConfigError: it is unusable.
     """
-    same, _ = split(words, folder)
+    same, _ = split(launched(words), folder)
     config, problems = compose(same, extra_dir=folder / "slipway")
     if config is None or problems:
         raise ConfigError(problems)
@@ -109,6 +110,7 @@ def study(words: Sequence[str], folder: Path) -> Study:
     Raises:
         ConfigError: a word, or a run, is wrong; the runs do not fit on the same pods.
     """
+    words = launched(words)
     base = base_of(words, folder)
     if base.sweep.search is not None:
         same, space = split(words, folder)

@@ -110,4 +110,19 @@ def test_a_line_per_run() -> None:
     steps = {"step": 5, "steps_total": 10, "step_time": 2.0}
     line = Line("q-1", "seed=1", "running", 2, 100.0, metric="loss", values=[2.0, 1.0], **steps)
     shown = table([line], 160.0)[1]
-    assert shown.split() == ["q-1", "seed=1", "2", "running", "60", "s", "5/10", "loss", "1", "█▁", "0:10"]
+    assert shown.split() == [
+        "q-1",
+        "seed=1",
+        "2",
+        "running",
+        "60",
+        "s",
+        "5/10",
+        "loss",
+        "1",
+        "█▁",
+        "0:10",
+        "1.0",
+        "pod",
+        "minutes",
+    ]
