@@ -94,12 +94,12 @@ def test_a_killed_worker_ends_the_other(pair, tmp_path, compile_cache):
     }
     processes = start(endless, tmp_path / "run", compile_cache, {}, {})
     metrics = tmp_path / "run/worker-0/metrics.jsonl"
-    deadline = time.monotonic() + 90
+    deadline = time.monotonic() + 400
     while not (metrics.exists() and '"step": 20,' in metrics.read_text()):
         assert time.monotonic() < deadline
         time.sleep(0.05)
     processes[1].send_signal(signal.SIGKILL)
-    first, second = finish(processes, seconds=20)
+    first, second = finish(processes)
     assert second.code == -signal.SIGKILL
     # by the collective's error or, where XLA waits on, by the missing heartbeat
     assert first.code in (1, -signal.SIGABRT)
