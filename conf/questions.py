@@ -55,9 +55,11 @@ class Questions(Strict):
 
 
 class ArithmeticData(Questions):
-    """Synthetic one-digit word problems, made on the spot."""
+    """Synthetic word problems of sums and differences, made on the spot."""
 
     kind: Literal["arithmetic"]
+    largest_first: int = Field(ge=2, le=90, description="what someone has at first: 1 to this")
+    largest_second: int = Field(ge=2, le=9, description="what is added or taken away: 1 to this")
 
 
 class Gsm8kData(Questions):

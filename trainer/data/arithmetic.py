@@ -1,4 +1,4 @@
-"""Word problems with one-digit operands, made on the spot; the worked response counts its way to the answer.
+"""Word problems of sums and differences, made on the spot; the worked response counts its way to the answer.
 
     Kim has figs: 7, gets 2.  ->  +2:07+1:08+0:09
 
@@ -11,20 +11,21 @@ import itertools
 import random
 from functools import cached_property
 
+from conf.questions import ArithmeticData
 from conf.runfile import RunFileError
 from trainer.data.problem import Problem
 
 NAMES = ("Ann", "Bob", "Eve", "Ian", "Joe", "Kim", "Lea", "Max", "Sam", "Tom")
 THINGS = ("pens", "nuts", "figs", "caps", "eggs", "toys")
 VERBS = {"+": "gets", "-": "uses"}
-LARGEST_FIRST, LARGEST_SECOND = 9, 9
 HELD_OUT_SHARE = 0.2
 
 
 class Arithmetic:
-    """Problems of one seed; see `data.problem.Problems`."""
+    """Problems of one seed, with operands up to those of `data`; see `data.problem.Problems`."""
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, data: ArithmeticData, seed: int) -> None:
+        self._firsts, self._seconds = range(1, data.largest_first + 1), range(1, data.largest_second + 1)
         self._seed = seed
 
     def train(self, step: int, count: int) -> list[Problem]:
@@ -42,22 +43,20 @@ class Arithmetic:
     @cached_property
     def held_out_pairs(self) -> frozenset[tuple[int, int]]:
         """Unordered pairs, the smaller number first."""
-        firsts, seconds = range(1, LARGEST_FIRST + 1), range(1, LARGEST_SECOND + 1)
-        pairs = sorted({(min(p), max(p)) for p in itertools.product(firsts, seconds)})
+        pairs = sorted({(min(p), max(p)) for p in itertools.product(self._firsts, self._seconds)})
         return frozenset(random.Random(f"{self._seed} pairs").sample(pairs, round(HELD_OUT_SHARE * len(pairs))))  # noqa: S311
 
     @cached_property
     def _training(self) -> list[tuple[str, int, int]]:
-        return [s for s in _sums() if (min(s[1:]), max(s[1:])) not in self.held_out_pairs]
+        return [s for s in self._sums() if (min(s[1:]), max(s[1:])) not in self.held_out_pairs]
 
     @cached_property
     def _held_out(self) -> list[tuple[str, int, int]]:
-        return [s for s in _sums() if (min(s[1:]), max(s[1:])) in self.held_out_pairs]
+        return [s for s in self._sums() if (min(s[1:]), max(s[1:])) in self.held_out_pairs]
 
-
-def _sums() -> list[tuple[str, int, int]]:
-    firsts, seconds = range(1, LARGEST_FIRST + 1), range(1, LARGEST_SECOND + 1)
-    return [(op, x, y) for op, x, y in itertools.product(VERBS, firsts, seconds) if op == "+" or x >= y]
+    def _sums(self) -> list[tuple[str, int, int]]:
+        every = itertools.product(VERBS, self._firsts, self._seconds)
+        return [(operator, x, y) for operator, x, y in every if operator == "+" or x >= y]
 
 
 def _problem(operator: str, first: int, second: int, name: str, thing: str) -> Problem:

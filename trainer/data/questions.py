@@ -26,7 +26,7 @@ class Asked:
             self._problems, self.too_long = rows, rows.too_long
         else:
             assert isinstance(data, ArithmeticData)
-            self._problems: Problems = Arithmetic(seed)
+            self._problems: Problems = Arithmetic(data, seed)
 
     def train(self, step: int, count: int) -> list[Question]:
         """As `data.problem.Problems.train`."""
