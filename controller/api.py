@@ -62,7 +62,7 @@ def up(*words: str, yes: bool = False, queue: bool = False, run: str | None = No
 
 
 def sweep(*words: str, yes: bool = False) -> list[Row]:
-    """Bring all runs of a sweep to their end; their rows, in the order of the grid.
+    """Bring all runs of a sweep to their end; their rows, in the order of the grid; of a search as they began.
 
     Raises:
         ProgramFailed: some runs were given up; the others have finished.
@@ -72,7 +72,10 @@ def sweep(*words: str, yes: bool = False) -> list[Row]:
 
     carry_through(Command("up", Namespace(json=False, yes=yes, take_over=False), words))
     state = Path(base_of(words, Path.cwd()).run.state_dir).expanduser()
-    return [_row(state, job.run_id) for job in study(words, Path.cwd()).jobs]
+    found = study(words, Path.cwd())
+    if found.space is not None:
+        return chosen(index.rows(state), [f"sweep={found.id}"], None, None)
+    return [_row(state, job.run_id) for job in found.jobs]
 
 
 def runs(*conditions: str, sort: str | None = None, last: int | None = None, state: Path | None = None) -> list[Row]:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 
 from controller import api
+from controller.records import index
+from controller.sweep.study import study
 from tests.controller.conftest import Slipway
 
 
@@ -31,3 +34,13 @@ def test_from_a_config_to_rows_metrics_and_the_record(slipway: Slipway) -> None:
         api.metrics("nobody-1")
     with pytest.raises(api.ConfigError, match="did you mean run"):
         api.compose("run.sead=1")
+
+
+def test_the_rows_of_a_search_are_those_that_it_drew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SLIPWAY_HOME", str(tmp_path))
+    search = "sweep.search={method: random, trials: 2, metric: loss, mode: min, prune: false, seed: 0}"
+    words = ["+experiment=quickstart", "optimizer.lr=interval(1e-5,1e-3)", search]
+    made_by = study(words, Path.cwd()).id
+    rows = [{"run": name, "created": at, "sweep": made_by} for at, name in ((2.0, "late"), (1.0, "early"))]
+    monkeypatch.setattr("controller.sweep.verbs.up", lambda command: index.add(tmp_path, [*rows, {"run": "other"}]))
+    assert [row["run"] for row in api.sweep(*words)] == ["early", "late"]
