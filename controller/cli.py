@@ -128,9 +128,9 @@ def _known(verb: str) -> str:
 
 
 def _is_override(word: str, before: str) -> bool:
-    """Is it `key=value` or `~key` of the config? Behind --where it is a condition."""
+    """Is it `key=value` or `~key` of the config? Behind --where it is a condition, behind --baseline a setting."""
     looks = not word.startswith("-") and OVERRIDE.match(word) is not None and ("=" in word or word[0] == "~")
-    return looks and before != "--where"
+    return looks and before not in ("--where", "--baseline")
 
 
 def _split(argv: Sequence[str]) -> tuple[Sequence[str], tuple[str, ...]]:

@@ -62,6 +62,17 @@ WORKER = _flag("--worker", "which worker (default 0)", default="0", metavar="N")
 JSON = _flag("--json", "one JSON document (or JSON lines while following) on stdout", action="store_true")
 HELP = _flag("-h --help", "this page", action="store_true")
 
+WHERE = _flag("--where", "such as metrics.loss<0.5", "condition", action="append", default=[], metavar="COND")
+SORT = _flag("--sort", "such as metrics.accuracy_after; the largest comes last", "word", metavar="KEY")
+LAST = _flag("--last", "only so many, from the end", "number", type=int, metavar="N")
+REFRESH = _flag("--refresh", "read the bucket, for runs of other machines", action="store_true")
+CHOSEN = (
+    _flag("runs", "their ids (default: the last sweep, or run)", "run", nargs="*", metavar="RUN"),
+    _flag("--sweep", "all runs of a sweep, by its id or its name", "sweep", default="", metavar="ID"),
+    WHERE, SORT, LAST, REFRESH,
+)  # fmt: skip
+"""Which runs."""
+
 ASKED = "query"
 """What shells ask `slipway completion`; nobody types it."""
 QUICK = "+experiment=quickstart"
@@ -99,12 +110,20 @@ VERBS: dict[str, Verb] = {
         "the table of runs: filter, sort, export; what differs between two", "look", "runs.md",
         ("runs --where state=finished --sort metrics.accuracy_after", "runs --csv",
          "runs --diff quickstart-f9ce2387 quickstart-0b1c2d3e"),
-        (_flag("--where", "such as metrics.loss<0.5", "condition", action="append", default=[], metavar="COND"),
-         _flag("--sort", "such as metrics.accuracy_after; the largest comes last", "word", metavar="KEY"),
-         _flag("--last", "only so many, from the end", "number", type=int, metavar="N"),
+        (WHERE, SORT, LAST,
          _flag("--csv", "comma-separated values, every key a column", action="store_true"),
-         _flag("--diff", "what differs between two runs", "run", nargs=2, metavar=("A", "B")),
-         _flag("--refresh", "read the bucket, for runs of other machines", action="store_true")),
+         _flag("--diff", "what differs between two runs", "run", nargs=2, metavar=("A", "B")), REFRESH),
+    ),
+    "report": Verb(
+        "one HTML page about runs or a sweep: curves, settings compared, time, cost, transcripts", "look", "report.md",
+        ("report", "report --sweep quickstart", "report --where state=finished --last 12 -o last.html"),
+        (*CHOSEN, _flag("-o --output", "where the page goes (default: NAME.html here)", "file", metavar="FILE"),
+         _flag("--baseline", "the setting that others are compared with", "word", default="", metavar="WORDS")),
+    ),
+    "tensorboard": Verb(
+        "the curves of runs or of a sweep from the bucket, in TensorBoard", "look", "report.md",
+        ("tensorboard --sweep quickstart", "tensorboard --port 6007 --where state=running"),
+        (*CHOSEN, _flag("--port", "of this machine (default 6006)", "number", type=int, default=6006, metavar="N")),
     ),
     "logs": Verb(
         "what the program prints", "look", "recovery.md", ("logs", f"logs --worker 3 --follow {FLAGSHIP}"),

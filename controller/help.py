@@ -108,7 +108,7 @@ def _named(flag: Flag) -> str:
     metavar = flag.more.get("metavar")
     if not flag.names[0].startswith("-"):
         name = str(metavar or "|".join(each for each in flag.more.get("choices", ()) if each != ASKED) or flag.names[0])
-        return f"[{name}]" if flag.more.get("nargs") == "?" else name
+        return {"?": f"[{name}]", "*": f"[{name} …]"}.get(str(flag.more.get("nargs")), name)
     takes = "" if flag.more.get("action") == "store_true" else metavar or flag.names[-1].lstrip("-").upper()
     return f"{', '.join(flag.names)} {' '.join(takes) if isinstance(takes, tuple) else takes}".rstrip()
 

@@ -112,7 +112,7 @@ class Recovery:
             self._give_up(outcome, decision, error)
         self._say_why_it_went()
         if not self.spending.over():
-            self._note(f"{verdict}; {words(response, verdict)}")
+            self._note(f"{verdict}; {words(response, verdict)}", attempt=attempt, verdict=verdict.kind.value)
         self._act(response, verdict)
 
     def setup_verdict(self, error: SlipwayError) -> Verdict:
@@ -271,8 +271,8 @@ class Recovery:
     def _fleet(self) -> Fleet:
         return self.world.fleet(self._node())
 
-    def _note(self, words: str) -> None:
-        self.world.events.emit("note", self.plan.run_id, words)
+    def _note(self, words: str, **data: Any) -> None:
+        self.world.events.emit("note", self.plan.run_id, words, **data)
 
 
 def where(answer: dict[str, Any]) -> str:

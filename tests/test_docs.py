@@ -50,7 +50,11 @@ def test_commands_are_understood(words: str) -> None:
     if getattr(command.flags, "multirun", False):
         found = study(command.overrides, ROOT)
         assert found.jobs or found.space  # a search draws its runs later
-    elif command.verb in ("orphans", "init", "runs") or command.run or getattr(command.flags, "sweep", None):
+    elif (
+        command.verb in ("orphans", "init", "runs", "report", "tensorboard")
+        or command.run
+        or getattr(command.flags, "sweep", None)
+    ):
         assert command.bare_config()
     elif command.verb != "localcloud" and VERBS[command.verb].config:
         _, findings = command.config()

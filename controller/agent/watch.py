@@ -45,7 +45,7 @@ def watch(
         mask = Mask.of(folder.parent)
         last = not follow or (now["state"] == "exited" and not now.get("uploading"))
         log_offset = _tell_log(folder / "log", log_offset, last, mask)
-        metrics_offset = _tell_metrics(folder.parent / "metrics.jsonl", metrics_offset)
+        metrics_offset = _tell_metrics(folder.parent / "metrics.jsonl", metrics_offset, mask)
         if notice is None and (notice := noticed(folder)):
             _tell({"notice": notice})
         if follow and not exited and now["state"] == "exited":  # the upload may take its time
@@ -93,10 +93,10 @@ def _tell_log(path: Path, offset: int, last: bool, mask: Mask) -> int:
     return offset
 
 
-def _tell_metrics(path: Path, offset: int) -> int:
+def _tell_metrics(path: Path, offset: int, mask: Mask) -> int:
     """Tell the new whole lines; all of them again where a resumed program has cut the file."""
     offset = 0 if size_of(path) < offset else offset
-    while end := (data := read_from(path, offset, CHUNK)).rfind(b"\n") + 1:
+    while end := (data := mask.masked(read_from(path, offset, CHUNK))).rfind(b"\n") + 1:
         for line in data[:end].splitlines(keepends=True):
             offset += len(line)
             try:

@@ -21,9 +21,8 @@ from typing import TYPE_CHECKING, Any
 import yaml
 
 from controller.assets import Content
-from controller.events import record_to
+from controller.events import Event, record_to
 from controller.gitrecord import record as git_record
-from controller.google import NotFound
 from controller.ledger import Ledger, Result
 from controller.records import gitref, index
 from controller.resources.venv import Venv
@@ -35,6 +34,8 @@ if TYPE_CHECKING:
     from controller.world import World
 
 RECORD = "record.json"
+TOLD = "told.jsonl"
+"""The lines of metrics.jsonl as they came: all that is left of them where the program does not upload the file."""
 SUFFIX = re.compile(r"-r(\d+)$")
 Document = dict[str, Any]
 
@@ -63,21 +64,30 @@ class Recorder:
 
     @contextmanager
     def listening(self) -> Iterator[None]:
-        """For as long as this lasts events and requests go to files of this machine."""
+        """For as long as this lasts events, metrics and requests go to files of this machine."""
         self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         events = record_to(self.folder / "events.jsonl")
-        with (self.folder / "requests.jsonl").open("a", buffering=1) as out:
+        with (
+            (self.folder / "requests.jsonl").open("a", buffering=1) as out,
+            (self.folder / TOLD).open("a", buffering=1) as told,
+        ):
 
             def write(call: Document) -> None:
                 if not out.closed:
                     out.write(json.dumps(call) + "\n")
 
+            def keep(event: Event) -> None:
+                if event.kind == "metrics":
+                    told.write(json.dumps({"time": round(event.time, 3)} | event.data["metrics"]) + "\n")
+
             self._world.events.listen(events)
+            self._world.events.listen(keep)
             self._world.google.listen(write)
             try:
                 yield
             finally:
                 self._world.events.unlisten(events)
+                self._world.events.unlisten(keep)
                 self._world.google.unlisten(write)
 
     def begin(self, fleet: Fleet) -> None:
@@ -98,11 +108,12 @@ class Recorder:
     def end(self, result: Result, spending: Spending) -> None:
         """The run has finished: keep its numbers on this machine, and all that this machine knows in the bucket."""
         (self.folder / "result.json").write_text(json.dumps(asdict(result), indent=1))
-        try:
-            lines = self._world.google.download(self._ledger.bucket, f"{self._ledger.prefix}/metrics.jsonl")
-            (self.folder / "metrics.jsonl").write_bytes(lines)
-        except NotFound:
-            pass  # a program of the user's own need not write any
+        told = self.folder / TOLD
+        if told.is_file() and told.stat().st_size and not self._ledger.has("metrics.jsonl"):
+            self._ledger.create("metrics.jsonl", told.read_text())  # of a program that has left it on its worker
+        for name in ("metrics.jsonl", "transcripts.jsonl"):  # a program of the user's own need not write any
+            if (lines := self._ledger.read(name)) is not None:
+                (self.folder / name).write_bytes(lines)
         numbers = {"ended": result.ended, "seconds": result.seconds, "attempts": result.attempts}
         self._tell({"state": result.outcome, **numbers, "metrics": result.summary, **_cost(spending)})
         self._upload()

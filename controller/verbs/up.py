@@ -262,7 +262,8 @@ class Up:
                 raise
             return Outcome(verdict), 0, error
         verb = "re-attached to" if was_running else "launched"
-        self._note(f"{verb} attempt {started.attempt} on {counted(plan.node.workers, 'worker')}")
+        words = f"{verb} attempt {started.attempt} on {counted(plan.node.workers, 'worker')}"
+        self._note(words, attempt=started.attempt)
         if self.command.flags.detach:
             return None, started.attempt, None
         self.lease.hold()  # whoever follows answers for it
@@ -381,8 +382,8 @@ class Up:
         if not self.plan.node.adopt:
             destroy([replace(self.plan.node, needs=())], self.world)
 
-    def _note(self, words: str) -> None:
-        self.world.events.emit("note", self.plan.run_id, words)
+    def _note(self, words: str, **data: Any) -> None:
+        self.world.events.emit("note", self.plan.run_id, words, **data)
 
 
 def _script_faults(emulator: Emulator, plan: Plan) -> None:

@@ -46,6 +46,19 @@ def test_while_it_lives_they_are_in_one_private_file_and_the_stream_is_masked(ru
     assert run.ended()["code"] == 0
 
 
+def test_metrics_are_masked_as_they_are_told(run: Run) -> None:
+    line = "json.dumps({'step': 1, 'x': os.environ['HF_TOKEN']})"
+    run.start(
+        f"import json, os; print({line}, file=open('../metrics.jsonl', 'w'), flush=True)\n{WAIT}",
+        secrets={"HF_TOKEN": SECRET},
+    )
+    eventually(lambda: (run.folder / "metrics.jsonl").exists() and (run.folder / "metrics.jsonl").read_bytes())
+    said = [line["metrics"] for line in run.worker.watch(run_id=run.run_id, follow=False) if "metrics" in line]
+    assert said == [{"step": 1, "x": "*" * len(SECRET)}]
+    (run.folder / "go").touch()
+    assert run.ended()["code"] == 0
+
+
 def test_the_files_that_slipway_reads_are_masked_too(run: Run) -> None:
     script = "import json, os; json.dump({'x': os.environ['HF_TOKEN']}, open('../summary.json', 'w'))"
     run.start(script, secrets={"HF_TOKEN": SECRET})

@@ -1,0 +1,68 @@
+"""Which runs a verb means: ids, a sweep, conditions on the table, or else what was run last."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Sequence
+
+from controller.errors import ConfigError
+from controller.records.index import Row
+from controller.records.table import chosen
+
+ID = re.compile(r"[A-Za-z0-9][\w.-]{0,199}", re.ASCII)
+"""Of a run or a sweep. It becomes part of a path, and others can write to the bucket that rows are from."""
+
+
+def selected(
+    rows: Sequence[Row],
+    runs: Sequence[str] = (),
+    sweep: str = "",
+    where: Sequence[str] = (),
+    sort: str | None = None,
+    last: int | None = None,
+) -> tuple[str, list[Row]]:
+    """The rows that fulfil all that is asked, oldest first, and a name for them together.
+
+    Args:
+        rows: the table of runs, oldest first.
+        runs: ids.
+        sweep: the id of one, or its name: the newest `-m sweep=NAME`, else the newest sweep of runs of that name.
+        where, sort, last: as `slipway runs` takes them.
+
+    Raises:
+        ConfigError: there is no such run or sweep, or none is left.
+    """
+    known = {row["run"]: row for row in rows if ID.fullmatch(row["run"])}
+    if not known:
+        raise ConfigError("no run is on record here; `--refresh cloud=…` reads the table of the bucket")
+    if unknown := [run for run in runs if run not in known]:
+        near = difflib.get_close_matches(unknown[0], known, n=1, cutoff=0.5)
+        hint = f"did you mean {near[0]}? " if near else ""
+        raise ConfigError(f"{unknown[0]}: no such run; {hint}`slipway runs` lists them, --refresh reads the bucket's")
+    name = sweep or (runs[0] if len(runs) == 1 else "runs")
+    if not (runs or sweep or where or sort or last):
+        newest = next(reversed(known.values()))
+        name = sweep = str(newest.get("sweep") or "")
+        if not sweep:
+            name, runs = newest["run"], [newest["run"]]
+    kept = [row for row in known.values() if not runs or row["run"] in runs]
+    if sweep:
+        name = _sweep_of(sweep, kept)
+        kept = [row for row in kept if row.get("sweep") == name]
+    names = {row["run"] for row in chosen(kept, where, sort, last)}
+    if not names:
+        raise ConfigError("no run is like that; `slipway runs` takes the same conditions and shows the table")
+    return name if ID.fullmatch(name) else "runs", [row for row in kept if row["run"] in names]
+
+
+def _sweep_of(name: str, rows: Sequence[Row]) -> str:
+    """The id that a word for a sweep means."""
+    of_a_sweep = [row for row in rows if row.get("sweep")]
+    if any(row["sweep"] == name for row in of_a_sweep):
+        return name
+    called = [row for row in of_a_sweep if f"sweep={name}" in (str(w).lstrip("+") for w in row.get("overrides") or ())]
+    for row in reversed(called or [row for row in of_a_sweep if row.get("name") == name]):
+        return str(row["sweep"])
+    there = list(dict.fromkeys(str(row["sweep"]) for row in reversed(of_a_sweep)))[:5]
+    raise ConfigError(f"--sweep {name}: no such sweep; the newest: {', '.join(there) or 'none'}")

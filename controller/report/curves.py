@@ -1,0 +1,83 @@
+"""Learning curves across runs: for each metric and setting the mean over its seeds, the lowest and the highest."""
+
+from __future__ import annotations
+
+import statistics
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from controller.report.gather import RESULT, Metric
+from controller.report.settings import Setting
+
+FIRST = (
+    ("eval", "eval_accuracy"), ("test", "test_accuracy"), ("eval", "eval_loss"), ("", "accuracy"), ("", "loss"),
+    ("", "reward_mean"),
+)  # fmt: skip
+"""What is looked at first, where a run has it; the phase of the last ones is any."""
+MOST_METRICS = 100
+MOST_POINTS, FEWEST_POINTS = 200, 20
+MOST_NUMBERS = 200_000
+"""Of all curves together: about 1.5 MB."""
+
+
+@dataclass(frozen=True)
+class Curve:
+    """By step; None where no run has a finite number."""
+
+    steps: tuple[float, ...]
+    mean: tuple[float | None, ...]
+    low: tuple[float | None, ...]
+    high: tuple[float | None, ...]
+
+
+def metrics_of(settings: Sequence[Setting], wanted: str = "") -> tuple[list[Metric], int]:
+    """The metrics of the runs, those first that are looked at first, and how many more there are.
+
+    Left out are first those that the fewest runs have.
+
+    Args:
+        wanted: the name of one that is above all others.
+    """
+    found = Counter(metric for setting in settings for run in setting.counted for metric in run.curves)
+
+    def rank(metric: Metric) -> int:
+        phase, name = metric
+        like = [i for i, (p, n) in enumerate(FIRST) if n == name and p in ("", phase) and phase != RESULT]
+        return -1 if name == wanted else min(like, default=len(FIRST)) + (phase == RESULT)
+
+    most = min(MOST_METRICS, max(1, MOST_NUMBERS // (3 * FEWEST_POINTS * max(1, len(settings)))))
+    kept = sorted(found, key=lambda metric: (rank(metric), -found[metric], metric))[:most]
+    return sorted(kept, key=lambda metric: (rank(metric), metric)), len(found) - len(kept)
+
+
+def points_of(metrics: Sequence[Metric], settings: Sequence[Setting]) -> int:
+    """How many points a curve may have, that all together stay small."""
+    share = MOST_NUMBERS // (3 * max(1, len(metrics)) * max(1, len(settings)))
+    return min(MOST_POINTS, max(FEWEST_POINTS, share))
+
+
+def curve(setting: Setting, metric: Metric, points: int = MOST_POINTS) -> Curve | None:
+    """The curve of one setting, thinned to every k-th step, the last one included; None where it has none.
+
+    At a step that only some of the runs have told the others do not count; steps that all of them have told win.
+    """
+    known = [run.curves[metric] for run in setting.counted if metric in run.curves]
+    if not known or metric[0] == RESULT:
+        return None
+    steps = sorted(set.intersection(*map(set, known)) or set.union(*map(set, known)))
+    steps = _thinned(steps, points)
+    values = [[value for one in known if (value := one.get(step)) is not None] for step in steps]
+    mean = tuple(statistics.fmean(found) if found else None for found in values)
+    low, high = ([edge(found) if found else None for found in values] for edge in (min, max))
+    return Curve(tuple(steps), mean, tuple(low), tuple(high))
+
+
+def _thinned(steps: Sequence[float], points: int) -> list[float]:
+    every = -(-len(steps) // points) if points else 1
+    return [step for i, step in enumerate(reversed(steps)) if i % max(1, every) == 0][::-1]
+
+
+def rounded(values: Iterable[float | None]) -> list[float | None]:
+    """Five digits, which is more than a screen shows."""
+    return [None if value is None else float(f"{value:.5g}") for value in values]

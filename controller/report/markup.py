@@ -1,0 +1,34 @@
+"""HTML as a tree: a text cannot become markup, for xml.etree escapes it, and what would not show is written out."""
+
+from __future__ import annotations
+
+from typing import Any
+from xml.etree.ElementTree import Element, SubElement, tostring
+
+from controller.printing import printable
+
+RAW = ("script", "style")
+"""What is in them is not escaped: they take our own files, and JSON in which nothing can end them."""
+
+
+def add(parent: Element, tag: str, text: object = "", **attributes: object) -> Element:
+    """A new last child. `class_` is the attribute class, `aria_label` aria-label; None and False leave one out."""
+    given = {name.rstrip("_").replace("_", "-"): value for name, value in attributes.items()}
+    child = SubElement(parent, tag, {k: _value(v) for k, v in given.items() if v is not None and v is not False})
+    if text != "":
+        child.text = str(text) if tag in RAW else shown(text)
+    return child
+
+
+def shown(text: object) -> str:
+    """The text as it can stand on a page: control characters and half characters written out."""
+    return printable(str(text)).encode("utf-8", "backslashreplace").decode()
+
+
+def page(root: Element) -> str:
+    """The whole document."""
+    return "<!DOCTYPE html>\n" + tostring(root, encoding="unicode", method="html") + "\n"
+
+
+def _value(value: Any) -> str:
+    return "" if value is True else f"{value:.2f}".rstrip("0").rstrip(".") if isinstance(value, float) else shown(value)

@@ -1,0 +1,123 @@
+"""Runs that differ only in the seed are one setting: what it is called, and which of them is the baseline."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from conf.schema import digest, judge
+from conf.strict import essential
+from controller.errors import ConfigError
+from controller.records.table import flat
+from controller.report.gather import Run
+
+
+@dataclass(frozen=True)
+class Setting:
+    """`runs` has one per seed; `left_out` are those that a later run with the same seed stands for."""
+
+    label: str
+    runs: tuple[Run, ...]
+    left_out: tuple[Run, ...] = ()
+
+    @cached_property
+    def counted(self) -> tuple[Run, ...]:
+        """Those whose numbers are told: the finished ones, or all while none has finished."""
+        return tuple(run for run in self.runs if run.state == "finished") or self.runs
+
+
+def settings(runs: Sequence[Run], baseline: str = "") -> list[Setting]:
+    """The settings, the baseline first.
+
+    Args:
+        baseline: words that only one of them has; empty: the one with the fewest words of its own, and of those the
+            oldest.
+
+    Raises:
+        ConfigError: there is no such setting, or more than one.
+    """
+    groups: dict[str, list[Run]] = {}
+    for run in runs:
+        groups.setdefault(_what(run), []).append(run)
+    found = list(groups.values())
+    own = _own_words([group[0] for group in found])
+    labels = _labels(found, _short(own))
+    if baseline:
+        wanted = set(baseline.split())
+        chosen = [i for i, words in enumerate(own) if labels[i] == baseline or wanted <= set(words)]
+        if len(chosen) != 1:
+            said = "no setting has" if not chosen else f"{len(chosen)} settings have"
+            raise ConfigError(f"--baseline {baseline}: {said} these words; there are: {'; '.join(labels)}")
+    else:
+        chosen = [min(range(len(found)), key=lambda i: (len(own[i]), i))] if found else []
+    order = [*chosen, *(i for i in range(len(found)) if i not in chosen)]
+    return [Setting(labels[i], *_one_per_seed(found[i])) for i in order]
+
+
+def _what(run: Run) -> str:
+    """What is computed, but for the seed; of a run whose record cannot be read what its words say."""
+    config = judge(run.record["config"])[0] if run.record and isinstance(run.record.get("config"), dict) else None
+    if run.record is None or config is None:
+        return digest([word for word in run.words if not _is_of_no_matter(word)])
+    plain = essential(config)
+    del plain["run"]["seed"]
+    data = [asset.get("identity") for asset in run.record.get("assets", ()) if isinstance(asset, dict)]
+    return digest([plain, run.record.get("code_sha256"), data])
+
+
+def _is_of_no_matter(word: str) -> bool:
+    """Does it say the seed, or how the sweep is run?"""
+    return word.lstrip("+").startswith(("run.seed=", "sweep.", "sweep="))
+
+
+def _own_words(runs: Sequence[Run]) -> list[tuple[str, ...]]:
+    """Of each the words that not all have."""
+    shared = set.intersection(*(set(run.words) for run in runs)) if runs else set()
+    return [tuple(word for word in run.words if word not in shared and not _is_of_no_matter(word)) for run in runs]
+
+
+def _short(own: Sequence[Sequence[str]]) -> list[list[str]]:
+    """`optimizer.lr=0.1` as `lr=0.1`, where no other key ends like that."""
+    keys = {word.partition("=")[0].lstrip("+") for words in own for word in words}
+    ends = [key.rpartition(".")[2] for key in keys]
+
+    def short(word: str) -> str:
+        key, sign, value = word.partition("=")
+        end = key.lstrip("+").rpartition(".")[2]
+        return f"{end}{sign}{value}" if ends.count(end) == 1 else word
+
+    return [[short(word) for word in words] for words in own]
+
+
+def _labels(groups: Sequence[Sequence[Run]], own: Sequence[Sequence[str]]) -> list[str]:
+    """The words, else the name; where that is not enough, also what else differs."""
+    labels = [" ".join(w) or str(g[0].row.get("name") or g[0].id) for g, w in zip(groups, own, strict=True)]
+    for label in {label for label in labels if labels.count(label) > 1}:
+        alike = [i for i, other in enumerate(labels) if other == label]
+        for i, more in zip(alike, _differences([groups[i][0] for i in alike]), strict=True):
+            labels[i] = f"{label} ({more})"
+    return labels
+
+
+def _differences(runs: Sequence[Run]) -> list[str]:
+    """What tells apart runs of the same words: keys of the config, else the code, else the id."""
+    configs = [flat((run.record or {}).get("config") or {}) for run in runs]
+    away = ("run.seed", "tpu.name", "run.state_dir")
+    keys = [k for k in configs[0] if k not in away and any(c.get(k) != configs[0][k] for c in configs)]
+    if keys:
+        return [", ".join(f"{key}={config.get(key)}" for key in keys[:3]) for config in configs]
+    codes = [str(run.row.get("code", ""))[:12] for run in runs]
+    return [f"code {code}" for code in codes] if len(set(codes)) == len(codes) else [run.id for run in runs]
+
+
+def _one_per_seed(runs: Sequence[Run]) -> tuple[tuple[Run, ...], tuple[Run, ...]]:
+    """For each seed the last run, a finished one if there is any; and the others."""
+    best: dict[Any, Run] = {}
+    for run in runs:
+        key = run.id if run.seed is None else digest([run.seed])
+        if key not in best or run.state == "finished" or best[key].state != "finished":
+            best[key] = run
+    kept = {run.id for run in best.values()}
+    return tuple(run for run in runs if run.id in kept), tuple(run for run in runs if run.id not in kept)

@@ -1,0 +1,67 @@
+"""Differences between settings, with confidence intervals: Student's t of pairs with the same seed, else Welch's t.
+
+Welch, B. L. (1947), Biometrika 34, 28-35; that few seeds call for it: Colas, Sigaud, Oudeyer (2019), A Hitchhiker's
+Guide to Statistical Comparisons of Reinforcement Learning Algorithms, https://arxiv.org/abs/1904.06979.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+CONFIDENCE = 0.95
+
+
+@dataclass(frozen=True)
+class Compared:
+    """One setting beside the baseline. `n`: runs with a number; `pairs`: seeds that both have.
+
+    What cannot be said is None: a spread of one run, an interval of one pair, or of differences that are all the same.
+    """
+
+    n: int
+    mean: float | None
+    deviation: float | None
+    difference: float | None = None
+    low: float | None = None
+    high: float | None = None
+    how: str = ""
+    pairs: int = 0
+
+    @property
+    def differs(self) -> bool:
+        """Is 0 outside of the interval?"""
+        return self.low is not None and self.high is not None and not self.low <= 0 <= self.high
+
+
+def alone(values: Mapping[Any, float]) -> Compared:
+    """A setting by itself; values by seed."""
+    found = list(values.values())
+    deviation = statistics.stdev(found) if len(found) > 1 else None
+    return Compared(len(found), statistics.fmean(found) if found else None, deviation)
+
+
+def compared(values: Mapping[Any, float], baseline: Mapping[Any, float]) -> Compared:
+    """A setting beside the baseline: values minus baseline, by seed where at least two seeds are in both."""
+    from scipy import stats  # half a second of imports
+
+    one = alone(values)
+    seeds = [seed for seed in values if seed in baseline]
+    if not values or not baseline:
+        return one
+    if len(seeds) > 1:
+        differences = [values[seed] - baseline[seed] for seed in seeds]
+        mean, how, bounds = statistics.fmean(differences), "paired", ()
+        if len(set(differences)) > 1:
+            bounds = stats.t.interval(CONFIDENCE, len(seeds) - 1, mean, stats.sem(differences))
+    else:
+        a, b = list(values.values()), list(baseline.values())
+        mean, how, bounds = statistics.fmean(a) - statistics.fmean(b), "too few seeds", ()
+        if min(len(a), len(b)) > 1:
+            how = "Welch"
+            if len(set(a)) > 1 or len(set(b)) > 1:
+                bounds = stats.ttest_ind(a, b, equal_var=False).confidence_interval(CONFIDENCE)
+    low, high = (float(bound) for bound in bounds) if bounds else (None, None)
+    return Compared(one.n, one.mean, one.deviation, mean, low, high, how, len(seeds))

@@ -1,0 +1,149 @@
+"""Where the time of a run went, told from its events and its metrics: one row of spans that follow each other."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from controller.report.gather import Line, Run
+
+KINDS: Mapping[str, str] = {
+    "provisioning": "pod, set-up of the workers, launch",
+    "starting": "start and compile: from the launch to the first update",
+    "training": "updates and evaluations that count",
+    "lost": "after the last update that was kept, until the loss of the attempt was acted on",
+    "recovery": "until the next attempt is launched",
+    "closing": "last evaluation and upload, until the end is on record",
+    "running": "a program that tells no steps",
+}
+
+
+AFTER = {"finished": "closing", "running": "training"}
+"""What follows the last line of an attempt, by the state of the run whose last one it is."""
+
+
+@dataclass(frozen=True)
+class Span:
+    """Seconds since the epoch."""
+
+    kind: str
+    began: float
+    ended: float
+
+    @property
+    def seconds(self) -> float:
+        return self.ended - self.began
+
+
+@dataclass(frozen=True)
+class Mark:
+    """Something that interrupted a run."""
+
+    time: float
+    words: str
+
+
+@dataclass(frozen=True)
+class Timeline:
+    """`pod_hours` and `usd` are those on record when the run ended; None where they are not known."""
+
+    spans: tuple[Span, ...]
+    marks: tuple[Mark, ...]
+    attempts: int
+    pod_hours: float | None
+    usd: float | None
+
+    @property
+    def began(self) -> float:
+        return self.spans[0].began if self.spans else 0.0
+
+    @property
+    def seconds(self) -> float:
+        return sum(span.seconds for span in self.spans)
+
+    def of(self, kind: str) -> float:
+        """Seconds in all."""
+        return sum(span.seconds for span in self.spans if span.kind == kind)
+
+    @property
+    def goodput(self) -> float | None:
+        """Training that counts by the time that its pods were there; None where the program tells no steps."""
+        paid = 3600 * self.pod_hours if self.pod_hours else self.seconds
+        return min(1.0, self.of("training") / paid) if paid and self.of("training") else None
+
+
+@dataclass
+class _Attempt:
+    launched: float
+    ended: float | None = None
+
+
+def timeline(run: Run) -> Timeline:
+    """Of one run; empty where nothing was recorded."""
+    attempts, marks = _attempts(run.events)
+    began, ended = _bounds(run)
+    created = run.row.get("created")
+    if not attempts and isinstance(created, int | float):  # the record is made at the first launch
+        attempts = [_Attempt(created)]
+    row = {key: run.row.get(key) for key in ("pod_hours", "usd")}
+    cost = [value if isinstance(value, int | float) else None for value in row.values()]
+    spans: list[Span] = []
+    at, step = began, 0.0
+    for i, attempt in enumerate(attempts):
+        following = attempts[i + 1].launched if i + 1 < len(attempts) else None
+        start = min(max(attempt.launched, at), ended)
+        spans.append(Span("recovery" if i else "provisioning", at, start))
+        end = min(max(attempt.ended or following or ended, start), ended)
+        found = [line for line in run.lines if start <= line.time <= end]
+        state = run.state if following is None and attempt.ended is None else "lost"
+        spans += (
+            _of_attempt(found, start, end, step, AFTER.get(state, "lost"))
+            if run.lines
+            else [Span("running", start, end)]
+        )
+        at, step = end, max([step, *(line.step for line in found)])
+    if at < ended:
+        spans.append(Span("recovery" if attempts else "provisioning", at, ended))
+    kept = tuple(span for span in spans if span.seconds > 0)
+    return Timeline(kept, tuple(marks), len(attempts) or int(run.row.get("attempts") or 0), *cost)
+
+
+def _of_attempt(lines: Sequence[Line], start: float, end: float, step: float, after: str) -> list[Span]:
+    """The spans of one attempt, which began after the update `step`; a line tells of updates that lie before it."""
+    if not lines:
+        return [Span("lost" if after == "lost" else "starting", start, end)]
+    first = lines[0]
+    updates = max(1.0, first.step - step)
+    trains = max(start, first.time - (first.step_time * updates if first.step_time else 0.0))
+    last = lines[-1].time
+    return [Span("starting", start, trains), Span("training", trains, last), Span(after, last, end)]
+
+
+def _attempts(events: Sequence[dict[str, Any]]) -> tuple[list[_Attempt], list[Mark]]:
+    """When each attempt was launched and lost, and what interrupted the run."""
+    found: dict[int, _Attempt] = {}
+    marks = []
+    for event in events:
+        number = event.get("attempt")
+        if event.get("kind") != "note" or not isinstance(number, int):
+            continue
+        if "verdict" in event:
+            marks.append(Mark(event["time"], str(event.get("words", ""))))
+            if number in found:
+                found[number].ended = event["time"]
+        else:
+            found.setdefault(number, _Attempt(event["time"]))
+    return [found[number] for number in sorted(found)], marks
+
+
+def _bounds(run: Run) -> tuple[float, float]:
+    """From the first pod, or the first thing that happened, to the end on record, or the last thing that happened."""
+    times = [event["time"] for event in run.events] + [line.time for line in run.lines]
+    pods = run.row.get("pods")
+    lives = [pod.get("began") for pod in pods if isinstance(pod, dict)] if isinstance(pods, list) else []
+    starts = [life for life in lives if isinstance(life, int | float)] or times
+    ended = run.row.get("ended")
+    ends = [ended] if isinstance(ended, int | float) and run.state != "running" else times
+    began = min(starts, default=0.0)
+    return began, max([began, *ends])

@@ -1,0 +1,56 @@
+"""`slipway report`: one HTML page about runs, a sweep or a single one. docs/report.md"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from controller.clock import Clock
+from controller.errors import ConfigError
+from controller.records import index
+from controller.records.selection import selected
+from controller.report.gather import Read, from_bucket, from_here, gathered
+from controller.report.page import render
+from controller.report.study import study
+from controller.verbs.runs import refresh, state_of
+
+if TYPE_CHECKING:
+    from controller.cli import Command
+
+
+def run(command: Command) -> int:
+    flags = command.flags
+    state = state_of(command)
+    if flags.refresh:
+        refresh(command, state)
+    name, rows = selected(index.rows(state), flags.runs, flags.sweep, flags.where, flags.sort, flags.last)
+    with _reading(command, state) as read:
+        found = study(name, gathered(rows, read), flags.baseline)
+    file = Path(flags.output or f"{name}.html")
+    try:
+        file.write_text(render(found, Clock().now()), encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"-o {file}: cannot be written: {error.strerror}") from None
+    if flags.json:
+        print(json.dumps({"file": str(file), **found.as_document()}, indent=1))
+    else:
+        size = f"{file.stat().st_size / 1e6:.1f} MB"
+        print(f"{file}: {len(found.settings)} settings, {len(found.runs)} runs, {size}; open it in a browser")
+    return 0
+
+
+@contextmanager
+def _reading(command: Command, state: Path) -> Iterator[Read]:
+    """Files of this machine; with --refresh what the bucket has, for runs that go on, or went elsewhere."""
+    if not command.flags.refresh:
+        yield from_here(state)
+        return
+    from controller.connect import connected, project_of
+    from controller.plan.shared import bucket_name
+
+    config = command.bare_config()
+    with connected(config) as (world, _):
+        yield from_bucket(world.google, bucket_name(config, project_of(config)), from_here(state))

@@ -1,0 +1,37 @@
+"""Which runs a verb means."""
+
+from __future__ import annotations
+
+import pytest
+
+from controller.errors import ConfigError
+from controller.records.selection import selected
+
+ROWS = [
+    {"run": "q-1", "sweep": "q-aaaa", "name": "q", "overrides": ["sweep=seeds"]},
+    {"run": "q-2", "sweep": "q-bbbb", "name": "q", "overrides": ["++sweep=seeds"]},
+    {"run": "q-3", "sweep": "q-cccc", "name": "q", "overrides": []},
+    {"run": "../../etc", "sweep": "../q", "name": "q", "overrides": []},
+]
+
+
+def names(**asked: object) -> tuple[str, list[str]]:
+    name, rows = selected(ROWS, **asked)  # pyright: ignore[reportArgumentType]
+    return name, [row["run"] for row in rows]
+
+
+def test_by_id_by_name_and_the_newest() -> None:
+    assert names(sweep="q-aaaa") == ("q-aaaa", ["q-1"])
+    assert names(sweep="seeds") == ("q-bbbb", ["q-2"])
+    assert names(sweep="q") == ("q-cccc", ["q-3"])
+    assert names() == ("q-cccc", ["q-3"])
+    assert names(runs=["q-2", "q-1"]) == ("runs", ["q-1", "q-2"])
+    assert names(runs=["q-2"]) == ("q-2", ["q-2"])
+    assert names(where=["name=q"], last=2) == ("runs", ["q-2", "q-3"])
+
+
+def test_what_is_no_id_is_no_run() -> None:
+    with pytest.raises(ConfigError, match="no such run"):
+        selected(ROWS, ["../../etc"])
+    with pytest.raises(ConfigError, match="no such sweep"):
+        selected(ROWS, sweep="../q")

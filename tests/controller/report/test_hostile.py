@@ -1,0 +1,101 @@
+"""Names, words, metrics and transcripts are somebody else's: on the page they are text, whatever they say."""
+
+from __future__ import annotations
+
+import json
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+from controller.records import index
+from controller.report.gather import from_here, gathered
+from controller.report.page import render
+from controller.report.study import study
+from tests.controller.report.recorded import recorded
+from tests.hostile import STRINGS
+
+MARKUP = (
+    "</script><script>document.title='taken'</script>", "<img src=x onerror=alert(1)>", "</td></tr></table><h1>taken",
+    '" onfocus="alert(1)" autofocus="', "' style='position:fixed", "<!-- ", "]]>", "</title><svg onload=alert(1)>",
+    "&lt;b&gt;", "javascript:alert(1)", "</style><style>*{display:none}", "<a href=//evil.example>x</a>",
+    "\u2028</script >",
+)  # fmt: skip
+WORDS = tuple(word[:300] for word in (*MARKUP, *STRINGS))
+
+
+class Seen(HTMLParser):
+    """Tags with their attributes, and texts, as a browser takes them."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__(convert_charrefs=True)
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.texts: list[str] = []
+        self.feed(page)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+
+    def handle_data(self, data: str) -> None:
+        self.texts.append(data)
+
+
+def page_of(home: Path) -> str:
+    return render(study("sweep-1", gathered(index.rows(home), from_here(home))), 1e9)
+
+
+def with_words(home: Path, words: tuple[str, ...]) -> Path:
+    """Six runs in which every text is one of them."""
+    some = list(words)
+    for i in range(6):
+        word = some[i % len(some)]
+        names = {name: 1.0 + i for name in some if name not in ("step", "phase", "time")}
+        lines = [{"step": 1, "phase": word, **names}, {"step": 2, "phase": "x", "a": 1.0}]
+        run = recorded(home, (f"loop.kl={i / 10}",), i, 1000.0 + i, lines)
+        row = {"overrides": ["+experiment=q", f"a={word}", f"b={i}"], "seed": word, "name": word, "code": word}
+        index.add(home, [{"run": run, **row, "commit": word, "metrics": dict.fromkeys(some, 1.0), "state": word}])
+        folder = home / "runs" / run
+        asked = [
+            {"step": word, "phase": word, "prompt": w, "response": w, "answer": w, "extracted": w, "reward": w}
+            for w in some
+        ]
+        (folder / "transcripts.jsonl").write_text("".join(json.dumps(line) + "\n" for line in asked))
+        note = {"time": "2026-01-01T00:00:00Z", "kind": "note", "subject": run, "words": word, "attempt": 1}
+        (folder / "events.jsonl").write_text(
+            "".join(json.dumps(note | more) + "\n" for more in ({}, {"verdict": word}))
+        )
+    return home
+
+
+def test_no_text_becomes_markup(tmp_path: Path) -> None:
+    """As many tags, with the same attributes, as a page of plain words has, and none that could ask for something."""
+    plain = Seen(page_of(with_words(tmp_path / "plain", tuple(f"word{i}" for i in range(len(WORDS))))))
+    hostile = Seen(page_of(with_words(tmp_path / "hostile", WORDS)))
+
+    def shape(seen: Seen) -> set[tuple[str, tuple[str, ...]]]:
+        return {(tag, tuple(sorted(attributes))) for tag, attributes in seen.tags}
+
+    assert shape(hostile) <= shape(plain)
+    count = {tag for tag, _ in hostile.tags}
+    for tag in ("script", "style", "link", "title", "h1", "meta", "main"):
+        assert sum(t == tag for t, _ in hostile.tags) == sum(t == tag for t, _ in plain.tags), tag
+    assert not count & {"img", "iframe", "object", "embed", "form", "base", "use", "image", "foreignobject"}
+    for tag, attributes in hostile.tags:
+        assert not [name for name in attributes if name.startswith("on") or name in ("style", "src", "srcset")], tag
+        link = attributes.get("href") or ""
+        assert link.startswith("#") or link in ("", "data:,", "https://arxiv.org/abs/1904.06979")
+    assert "".join(hostile.texts).count("document.title='taken'") > 10
+
+
+def test_the_data_of_the_script_is_json_whatever_is_in_it(tmp_path: Path) -> None:
+    page = page_of(with_words(tmp_path, WORDS))
+    text = page.partition('id="data">')[2].partition("</script>")[0]
+    assert not set("<>&\u2028") & set(text)
+    data: dict[str, Any] = json.loads(text)
+    assert len(data["metrics"]) > len(MARKUP)
+
+
+def test_control_characters_are_written_out(tmp_path: Path) -> None:
+    page = page_of(with_words(tmp_path, ("a\x1b[2Jb\u202ec\x00d\ud800e", "x")))
+    assert not {"\x1b", "\u202e", "\x00"} & set(page)
+    assert r"\x1b[2Jb\u202ec\x00d\ud800e" in page
+    page.encode()

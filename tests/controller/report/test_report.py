@@ -1,0 +1,219 @@
+"""The numbers of a report, against a few lines of their own; which runs it is about; what the verb says."""
+
+from __future__ import annotations
+
+import json
+import statistics
+from pathlib import Path
+from typing import Any
+
+import pytest
+from scipy import stats as reference
+
+from controller import cli
+from controller.records import index
+from controller.report.curves import curve, metrics_of, points_of
+from controller.report.gather import Run, from_here, gathered
+from controller.report.settings import settings
+from controller.report.stats import alone, compared
+from controller.report.study import study
+from tests.controller.report.recorded import CASES, SWEEP, curves, recorded, sweep
+
+ACCURACY = ("eval", "eval_accuracy")
+
+
+@pytest.fixture
+def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("SLIPWAY_HOME", str(tmp_path / "home"))
+    monkeypatch.chdir(tmp_path)
+    return tmp_path / "home"
+
+
+def report(capsys: pytest.CaptureFixture[str], *words: str) -> dict[str, Any]:
+    assert cli.run(["report", "--json", *words]) == 0
+    return json.loads(capsys.readouterr().out)
+
+
+def runs_of(state: Path) -> list[Run]:
+    return gathered(index.rows(state), from_here(state))
+
+
+def test_the_table_equals_a_few_lines_from_metrics_jsonl(state: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    ids = sweep(state)
+    document = report(capsys)
+    [told] = [metric for metric in document["metrics"] if (metric["phase"], metric["name"]) == ACCURACY]
+    last = {}
+    for run in ids:
+        lines = [json.loads(line) for line in (state / "runs" / run / "metrics.jsonl").read_text().splitlines()]
+        last[run] = [line["eval_accuracy"] for line in lines if line["phase"] == "eval"][-1]
+    baseline = [last[run] for run in ids[:3]]
+    assert [row["mean"] for row in told["settings"]] == [
+        pytest.approx(statistics.mean(last[run] for run in ids[i : i + 3])) for i in (0, 3, 6, 9)
+    ]
+    for i, row in enumerate(told["settings"][1:], 1):
+        differences = [last[run] - base for run, base in zip(ids[3 * i : 3 * i + 3], baseline, strict=True)]
+        half = (
+            4.302652729911275 * statistics.stdev(differences) / 3**0.5
+        )  # Student's t of 0.975 with 2 degrees of freedom
+        mean = statistics.mean(differences)
+        assert (row["difference"], row["low"], row["high"]) == pytest.approx((mean, mean - half, mean + half))
+        assert (row["n"], row["pairs"], row["how"]) == (3, 3, "paired")
+    assert (state.parent / document["file"]).stat().st_size < 3_000_000
+
+
+def test_paired_where_seeds_are_shared_else_two_samples() -> None:
+    a, b = {0: 1.0, 1: 2.0, 2: 4.0}, {0: 0.5, 1: 1.9, 2: 3.0}
+    one = compared(a, b)
+    expected = reference.ttest_rel([*a.values()], [*b.values()]).confidence_interval(0.95)
+    assert (one.low, one.high) == pytest.approx((expected.low, expected.high))
+    other = compared(a, {7: 0.5, 8: 1.9, 0: 3.0})
+    expected = reference.ttest_ind([1.0, 2.0, 4.0], [0.5, 1.9, 3.0], equal_var=False).confidence_interval(0.95)
+    assert (other.how, other.low, other.high) == ("Welch", *(pytest.approx(bound) for bound in expected))
+    some = compared(a, {1: 1.0, 2: 1.0})
+    assert (some.how, some.pairs, some.difference, some.n) == ("paired", 2, 2.0, 3)
+
+
+def test_what_cannot_be_told_is_not() -> None:
+    assert compared({0: 1.0}, {0: 0.5}).how == "too few seeds"
+    assert compared({0: 1.0}, {0: 0.5}).low is None
+    same = compared({0: 1.0, 1: 2.0}, {0: 0.5, 1: 1.5})
+    assert (same.difference, same.low, same.differs) == (0.5, None, False)
+    assert compared({}, {0: 1.0}).difference is None
+    assert compared({0: 1.0, 1: 1.0}, {2: 1.0, 3: 1.0}).low is None
+    assert (alone({}).mean, alone({0: 3.0}).deviation) == (None, None)
+
+
+def test_runs_that_differ_only_in_the_seed_are_one_setting(state: Path) -> None:
+    sweep(state)
+    found = settings(runs_of(state))
+    assert [s.label for s in found] == ["lr=0.0001 kl=0", "lr=0.0001 kl=0.001", "lr=0.0007 kl=0", "lr=0.0007 kl=0.001"]
+    assert [[run.seed for run in s.runs] for s in found] == [[0, 1, 2]] * 4
+    assert settings(runs_of(state), "optimizer.lr=0.0007 loop.kl=0")[0].label == "lr=0.0007 kl=0"
+    assert settings(runs_of(state), "lr=0.0007 kl=0.001")[0].label == "lr=0.0007 kl=0.001"
+
+
+def test_a_repeated_seed_counts_once_and_another_pod_is_the_same_setting(state: Path) -> None:
+    lines = curves(CASES[0], 0, 20, 5)
+    recorded(state, CASES[0], 0, 1000.0, lines)
+    recorded(state, (*CASES[0], "tpu.zone=us-west4-a", "sweep.pods=7"), 0, 2000.0, lines)
+    recorded(state, (*CASES[0], "tpu.name=other"), 0, 3000.0, lines, state="failed")
+    [setting] = settings(runs_of(state))
+    assert [run.row["created"] for run in setting.runs] == [2012.0]
+    assert len(setting.left_out) == 2
+
+
+def test_the_same_words_with_other_code_are_another_setting(state: Path) -> None:
+    first, second = (recorded(state, CASES[0], seed, 1000.0 + seed, []) for seed in (0, 1))
+    record = state / "runs" / second / "record.json"
+    document = json.loads(record.read_text())
+    record.write_text(json.dumps(document | {"code_sha256": "beef" * 16}))
+    index.add(state, [{"run": second, "code": "beef" * 16}])
+    assert [s.label for s in settings(runs_of(state))] == [
+        "quickstart (code c0dec0dec0de)", "quickstart (code beefbeefbeef)",
+    ]  # fmt: skip
+    (state / "runs" / first / "record.json").unlink()
+    (state / "runs" / second / "record.json").write_text("no JSON")
+    assert [s.label for s in settings(runs_of(state))] == ["quickstart"]  # by words: nothing else is known
+
+
+def test_a_value_that_is_not_finite_is_missing_and_so_is_an_unfinished_run(state: Path) -> None:
+    for seed, value in enumerate((0.5, float("nan"), 0.7)):
+        lines = [{"step": step, "phase": "x", "a": a} for step, a in ((1, 0.1), (2, value))]
+        recorded(state, CASES[0], seed, 1000.0 + seed, lines)
+    recorded(state, CASES[0], 3, 2000.0, [{"step": 2, "phase": "x", "a": 9.0}], state="failed")
+    found = study("s", runs_of(state))
+    [row] = found.table(("x", "a"))
+    assert (row.n, row.mean) == (2, 0.6)
+    line = curve(found.settings[0], ("x", "a"))
+    assert line is not None
+    assert (line.steps, line.low, line.high) == ((1.0, 2.0), (0.1, 0.5), (0.1, 0.7))
+    assert line.mean == pytest.approx((0.1, 0.6))
+
+
+def test_long_curves_are_thinned_and_keep_their_end(state: Path) -> None:
+    recorded(state, CASES[0], 0, 1000.0, [{"step": i, "phase": "x", "a": i / 7} for i in range(10_001)])
+    [setting] = settings(runs_of(state))
+    line = curve(setting, ("x", "a"), 200)
+    assert line is not None
+    assert len(line.steps) <= 200
+    assert (line.steps[-1], line.mean[-1]) == (10_000, 10_000 / 7)
+    many = [setting] * 500
+    metrics, _ = metrics_of(many)
+    assert points_of(metrics, many) * len(metrics) * len(many) * 3 <= 250_000
+
+
+def test_of_too_many_metrics_those_stay_that_most_runs_have(state: Path) -> None:
+    for seed in (0, 1):
+        odd = {f"a{seed}{i}": 1.0 for i in range(300)}
+        recorded(state, CASES[0], seed, 1000.0 + seed, [{"step": 1, "phase": "x", **odd, "zeal": 1.0}])
+    found = study("s", runs_of(state))
+    assert (len(found.metrics), found.further_metrics) == (100, 501)
+    assert ("x", "zeal") in found.metrics
+
+
+def test_the_metric_that_was_sought_comes_first(state: Path) -> None:
+    lines = [{"step": 1, "phase": "x", "zeal": 1.0, "loss": 2.0, "accuracy": 0.5}]
+    recorded(state, CASES[0], 0, 1000.0, lines)
+    found = runs_of(state)
+    assert study("s", found).metrics[0] == ("x", "accuracy")
+    search = "sweep.search={method: random, trials: 2, metric: zeal, mode: max, prune: false, seed: 0}"
+    recorded(state, (*CASES[0], search), 1, 2000.0, lines)
+    assert study("s", runs_of(state)).metrics[0] == ("x", "zeal")
+
+
+def test_lines_that_no_program_should_write_are_passed_over(state: Path) -> None:
+    run = recorded(state, CASES[0], 0, 1000.0, [{"step": 1, "phase": "x", "a": 1.0}])
+    folder = state / "runs" / run
+    odd = ['{"step": 2, "phase": ["x"], "a": 1e999}', "[1]", "null", "{", '{"a": 1}', '{"step": "2", "a": 3}',
+           f'{{"step": 3, "a": {10**400}}}', '{"step": true, "a": 4}', "[" * 3000,
+           '{"step": 5, "phase": "x", "time": "now", "b": true}']  # fmt: skip
+    for name in ("metrics.jsonl", "events.jsonl", "transcripts.jsonl"):
+        with (folder / name).open("a") as out:
+            out.write("\n".join(odd) + "\n")
+    index.add(
+        state, [{"run": run, "pods": "none", "ended": "never", "metrics": [1], "created": "?", "overrides": None}]
+    )
+    [found] = runs_of(state)
+    assert {metric: dict(values) for metric, values in found.curves.items()} == {("x", "a"): {1.0: 1.0}}
+    assert cli.run(["report"]) == 0
+
+
+def test_a_run_that_goes_on_is_reported_by_what_it_has_told(state: Path) -> None:
+    run = recorded(state, CASES[0], 0, 1000.0, [{"step": 1, "phase": "x", "a": 1.0}], state="running")
+    (state / "runs" / run / "metrics.jsonl").rename(state / "runs" / run / "told.jsonl")
+    [found] = runs_of(state)
+    assert found.last(("x", "a")) == 1.0
+
+
+def test_which_runs(state: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    ids = sweep(state, seeds=(0, 1))
+    alone = recorded(state, ("loop.kl=0.5",), 0, 1.0, [], sweep="")
+    assert len(report(capsys)["runs"]) == 8
+    assert [run["run"] for run in report(capsys, ids[0], alone, "-o", "two.html")["runs"]] == [alone, ids[0]]
+    assert len(report(capsys, "--sweep", "quickstart", "--where", "seed=1")["runs"]) == 4
+    index.add(state, [{"run": alone, "created": 1e10}])
+    document = report(capsys)
+    assert (document["file"], [run["run"] for run in document["runs"]]) == (f"{alone}.html", [alone])
+    assert sorted(path.name for path in state.parent.glob("*.html")) == [f"{SWEEP}.html", f"{alone}.html", "two.html"]
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["quickstart-0"], "quickstart-0: no such run; did you mean quickstart-"),
+        (["--sweep", "other"], f"--sweep other: no such sweep; the newest: {SWEEP}"),
+        (["--where", "seed=9"], "no run is like that"),
+        (["--baseline", "lr=3"], "--baseline lr=3: no setting has these words; there are: lr=0.0001 kl=0; "),
+        (["--baseline", "optimizer.lr=0.0001"], "2 settings have these words"),
+        (["-o", "no/such/folder.html"], "-o no/such/folder.html: cannot be written"),
+    ],
+)
+def test_mistakes(state: Path, capsys: pytest.CaptureFixture[str], words: list[str], said: str) -> None:
+    sweep(state, seeds=(0,))
+    assert cli.run(["report", *words]) == 2
+    assert said in capsys.readouterr().err
+
+
+def test_nothing_on_record(state: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.run(["report"]) == 2
+    assert "no run is on record here; `--refresh cloud=…`" in capsys.readouterr().err
