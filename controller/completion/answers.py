@@ -72,7 +72,7 @@ def _positional(verb: str, before: Sequence[str]) -> Answers:
         if not flag.names[0].startswith("-") and before:
             choices = [each for each in flag.more.get("choices", ()) if each != ASKED]
             found |= dict.fromkeys(choices, "") if len(before) == 1 else {}
-            found |= {name: each.words for name, each in VERBS.items()} if flag.values == "verb" else {}
+            found |= {name: each.words for name, each in VERBS.items()} if flag.values == "verb" else _values(flag)
     return found
 
 
