@@ -27,7 +27,8 @@ def selected(
     Args:
         rows: the table of runs, oldest first.
         runs: ids.
-        sweep: the id of one, or its name: the newest `-m sweep=NAME`, else the newest sweep of runs of that name.
+        sweep: the id of one, or its name: the newest `-m sweep=NAME`, else the newest of runs of that name, or whose id
+            begins like that.
         where, sort, last: as `slipway runs` takes them.
 
     Raises:
@@ -62,7 +63,8 @@ def _sweep_of(name: str, rows: Sequence[Row]) -> str:
     if any(row["sweep"] == name for row in of_a_sweep):
         return name
     called = [row for row in of_a_sweep if f"sweep={name}" in (str(w).lstrip("+") for w in row.get("overrides") or ())]
-    for row in reversed(called or [row for row in of_a_sweep if row.get("name") == name]):
+    like = [row for row in of_a_sweep if row.get("name") == name or str(row["sweep"]).startswith(name)]
+    for row in reversed(called or like):
         return str(row["sweep"])
     there = list(dict.fromkeys(str(row["sweep"]) for row in reversed(of_a_sweep)))[:5]
     raise ConfigError(f"--sweep {name}: no such sweep; the newest: {', '.join(there) or 'none'}")
