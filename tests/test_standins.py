@@ -37,7 +37,7 @@ def start(folder: Path, *words: str, worker: int = 0, hosts: str = "127.0.0.1", 
 
 
 def finish(process: subprocess.Popen[str]) -> tuple[int, str]:
-    said, _ = process.communicate(timeout=60)
+    said, _ = process.communicate(timeout=300)
     return process.returncode, said
 
 

@@ -35,17 +35,17 @@ def test_the_bastion_sees_a_run_through_a_preemption_while_nobody_looks(slipway:
     assert "the bastion sees the run through: this machine may leave" in out
     [bastion] = instances(slipway)
     assert bastion.endswith("-driver")
-    until(lambda: "/launches/0002" in json.dumps(slipway.cloud().get("state")["objects"]), 240)
+    until(lambda: "/launches/0002" in json.dumps(slipway.cloud().get("state")["objects"]), 300)
     status = slipway.json("status", WAITS, *POD)
     assert re.search(r"\(bastion\) for run-\w+ since", status["pod"]["driver"])
-    until(lambda: slipway("logs", WAITS, *POD)[1] == "attempt 2\n", 120)
+    until(lambda: slipway("logs", WAITS, *POD)[1] == "attempt 2\n", 300)
     with controllers(slipway, ["up", WAITS, *POD]) as (looker,):
         looker.hears("(bastion) for run-")
         looker.hears("attempt 2")
         go(slipway, 2)
         assert looker.ends() == 0, looker.said
         assert "finished after" in looker.said
-    until(lambda: not instances(slipway), 120)
+    until(lambda: not instances(slipway), 300)
     state = slipway.cloud().get("state")
     assert (state["node"], state["queued"]) == ({}, {})
     objects = json.dumps(state["objects"])
@@ -56,13 +56,13 @@ def test_the_bastion_sees_a_run_through_a_preemption_while_nobody_looks(slipway:
 
 def test_cancel_and_down_from_this_machine(slipway: Slipway) -> None:
     assert slipway("up", "--detach", WAITS, *POD)[0] == 0
-    until(lambda: "/launches/0001" in json.dumps(slipway.cloud().get("state")["objects"]), 240)
-    until(lambda: slipway("cancel", WAITS, *POD)[1].find("is cancelled") >= 0, 60)
-    until(lambda: not instances(slipway), 120)  # the pod stays, for a look
+    until(lambda: "/launches/0001" in json.dumps(slipway.cloud().get("state")["objects"]), 300)
+    until(lambda: slipway("cancel", WAITS, *POD)[1].find("is cancelled") >= 0, 300)
+    until(lambda: not instances(slipway), 300)  # the pod stays, for a look
     assert slipway.json("status", WAITS, *POD)["run"]["state"] == "cancelled"
     assert len(slipway.cloud().get("state")["node"]) == 1
     assert slipway("up", "--detach", WAITS, *POD)[0] == 0
-    until(lambda: "/launches/0002" in json.dumps(slipway.cloud().get("state")["objects"]), 240)
+    until(lambda: "/launches/0002" in json.dumps(slipway.cloud().get("state")["objects"]), 300)
     code, out, err = slipway("down", "--all", "--yes", WAITS, *POD)
     assert code == 0, err + out
     state = slipway.cloud().get("state")

@@ -156,7 +156,7 @@ def test_without_a_pod_there_is_nothing_to_reach(slipway: Slipway) -> None:
 
 def test_a_shell_fed_from_a_pipe(here) -> None:
     process = slipway("ssh", "--worker", "1", stdin=subprocess.PIPE)
-    out, err = process.communicate("echo I am $TPU_WORKER_ID\necho err >&2\nexit 7\n", timeout=60)
+    out, err = process.communicate("echo I am $TPU_WORKER_ID\necho err >&2\nexit 7\n", timeout=300)
     assert (process.returncode, out) == (7, "I am 1\n")
     assert "err\n" in err
 
@@ -240,7 +240,7 @@ def test_a_port_of_a_worker_is_reached_on_this_machine(here, website: int) -> No
     end = time.monotonic() + 30
     while True:
         try:
-            with urllib.request.urlopen(url, timeout=30) as page:
+            with urllib.request.urlopen(url, timeout=120) as page:
                 assert page.read() == b"from the worker"
             break
         except OSError:  # the website is not up yet
@@ -251,7 +251,7 @@ def test_a_port_of_a_worker_is_reached_on_this_machine(here, website: int) -> No
     for thread in threads:
         thread.join()
     process.send_signal(signal.SIGINT)
-    _, err = process.communicate(timeout=30)
+    _, err = process.communicate(timeout=120)
     assert process.returncode == 0, err
     with pytest.raises(OSError, match="refused"):
         socket.create_connection(("127.0.0.1", opened["port"]), timeout=5)
@@ -263,10 +263,10 @@ def test_a_port_where_nothing_listens_is_told_of(here) -> None:
     process = slipway("forward", f"0:{closed}", "--json")
     assert process.stdout
     port = json.loads(process.stdout.readline())["port"]
-    with socket.create_connection(("127.0.0.1", port), timeout=30) as connection:
+    with socket.create_connection(("127.0.0.1", port), timeout=120) as connection:
         assert connection.recv(1) == b""
     process.send_signal(signal.SIGINT)
-    _, err = process.communicate(timeout=30)
+    _, err = process.communicate(timeout=120)
     assert f"no way to port {closed} there" in err
 
 

@@ -41,13 +41,13 @@ class Controller:
             self.said += line
 
     def hears(self, words: str) -> None:
-        end = time.monotonic() + 120
+        end = time.monotonic() + 300
         while words not in self.said and self.process.poll() is None and time.monotonic() < end:
             time.sleep(0.05)
         assert words in self.said, self.said
 
     def ends(self) -> int:
-        code = self.process.wait(timeout=120)
+        code = self.process.wait(timeout=300)
         self._thread.join()
         assert self.process.stdout is not None
         self.process.stdout.close()
@@ -80,7 +80,7 @@ def launches(slipway: Slipway) -> list[str]:
 def test_of_two_that_start_together_one_acts_and_when_it_is_killed_the_other_goes_on(slipway: Slipway) -> None:
     both = ["up", SLOW, *POD]
     with controllers(slipway, both, both) as (one, other):
-        until(lambda: "launched attempt 1" in one.said + other.said, 120)
+        until(lambda: "launched attempt 1" in one.said + other.said, 300)
         actor, viewer = (one, other) if "launched" in one.said else (other, one)
         viewer.hears("acts on this pod; watching, and taking over should that one be gone")
         viewer.hears("    up\n")  # it sees what the run says

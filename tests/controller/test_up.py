@@ -22,7 +22,7 @@ KEEP = "cleanup.on_success=keep"
 SLOW = 'program.command=[sh,-c,"echo up; while [ ! -e ../go ]; do sleep 0.1; done"]'
 
 
-def until(true: Callable[[], bool], seconds: float = 60) -> None:
+def until(true: Callable[[], bool], seconds: float = 240) -> None:
     """Wait for something that must come; how long it takes does not matter."""
     end = time.monotonic() + seconds
     while not true():
@@ -114,7 +114,7 @@ def test_a_busy_pod_queues_the_next_run(slipway: Slipway) -> None:
         assert both[0].stdout is not None
         next(line for line in both[0].stdout if "re-attached" in line)
         let_go(slipway)
-        said = [one.communicate(timeout=120)[0] for one in both]
+        said = [one.communicate(timeout=300)[0] for one in both]
     finally:
         for one in both:
             one.kill()
@@ -248,7 +248,7 @@ def followed(slipway: Slipway) -> subprocess.Popen[str]:
 def test_what_is_ended_on_purpose_is_not_started_again(slipway: Slipway, verb: tuple[str, ...]) -> None:
     following = followed(slipway)
     assert slipway(*verb, SLOW)[0] == 0
-    rest, _ = following.communicate(timeout=120)
+    rest, _ = following.communicate(timeout=300)
     assert following.returncode == 0, rest
     assert "cancelled; the same command starts it again" in rest
     status = slipway.json("status", SLOW)
@@ -276,7 +276,7 @@ def test_ctrl_c_detaches_and_the_run_goes_on(slipway: Slipway) -> None:
         if line.strip() == "up":
             break
     running.send_signal(signal.SIGINT)
-    rest, _ = running.communicate(timeout=60)
+    rest, _ = running.communicate(timeout=300)
     assert running.returncode == 0
     assert "the run goes on" in rest
     workers = slipway.json("status", SLOW)["workers"]

@@ -86,7 +86,7 @@ def trained(cfg: Model, devices: Mesh) -> dict[str, np.ndarray]:
 def main(result: Path) -> None:
     """All meshes of eight devices, in processes that find each other as on a pod; each leaves its own file."""
     facts = {"accelerator_type": "v5litepod-8", "workers": 4, "devices": 8, "backend": "cpu"}
-    distributed.join(PodFacts(**facts, hbm_bytes_per_chip=None, bf16_flops_per_chip=None), timeout_seconds=60)
+    distributed.join(PodFacts(**facts, hbm_bytes_per_chip=None, bf16_flops_per_chip=None), timeout_seconds=300)
     found = {}
     for sizes in MESHES[1:]:
         devices = jax.make_mesh(sizes, AXES, axis_types=(AxisType.Auto,) * len(AXES))

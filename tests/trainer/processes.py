@@ -71,6 +71,8 @@ def finish(started: list[subprocess.Popen[str]], seconds: float = 540) -> list[E
         for process in started:
             process.kill()
             process.wait()
+            if process.stderr is not None:
+                process.stderr.close()  # else a later test is told of it
     return ended
 
 

@@ -87,9 +87,11 @@ def wait_for_write(bucket: Bucket, processes: list[subprocess.Popen[str]], step:
     """Until an object of that checkpoint is there whose name holds `part`."""
     prefix = f"{FOLDER}/checkpoints/{step}/"
     try:
-        until(lambda: any(part in name for name in bucket.sizes(prefix)), "a write has begun", 90)
+        until(lambda: any(part in name for name in bucket.sizes(prefix)), "a write has begun", 300)
     except BaseException:
-        finish(processes, seconds=0)
+        for process in processes:
+            process.kill()
+        finish(processes)
         raise
 
 

@@ -59,13 +59,16 @@ def live(run: dict[str, Any], workers: int, folder: Path, cache: str, until: Any
     if until is None:
         assert [(ended.code, ended.stderr if ended.code else "") for ended in finish(processes)] == [(0, "")] * workers
         return
-    deadline = time.monotonic() + 90
-    while not until() and all(process.poll() is None for process in processes):
-        assert time.monotonic() < deadline
-        time.sleep(0.001)
-    for process in processes:
-        process.kill()
-    assert [ended.code for ended in finish(processes)] == [-9] * workers
+    deadline = time.monotonic() + 300
+    try:
+        while not until() and all(process.poll() is None for process in processes):
+            assert time.monotonic() < deadline
+            time.sleep(0.001)
+    finally:
+        for process in processes:
+            process.kill()
+        ended = finish(processes)
+    assert [one.code for one in ended] == [-9] * workers
 
 
 def moments(folder: Path, chance: random.Random) -> list[Any]:

@@ -24,7 +24,7 @@ from tests.controller.agent.bucket import Bucket
 from tests.controller.agent.programs import end_programs
 
 
-def eventually(true: Callable[[], Any], seconds: float = 60) -> Any:
+def eventually(true: Callable[[], Any], seconds: float = 240) -> Any:
     """Wait until something holds, and give it; a test never depends on how long that takes."""
     end = time.monotonic() + seconds
     while not (value := true()):
@@ -76,7 +76,7 @@ class Worker:
         return process
 
     def finish(self, process: subprocess.Popen[bytes]) -> tuple[int, list[dict[str, Any]]]:
-        out, err = process.communicate(timeout=120)
+        out, err = process.communicate(timeout=300)
         assert err == b"", err.decode()
         return process.returncode, [json.loads(line) for line in out.splitlines()]
 

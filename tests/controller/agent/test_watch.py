@@ -125,7 +125,7 @@ def test_a_watch_ends_with_who_watches(run: Run) -> None:
     watching.stdout.read(1)
     watching.stdout.close()
     watching.stdout = None
-    assert watching.communicate(timeout=60)[1] == b""
+    assert watching.communicate(timeout=300)[1] == b""
     assert watching.returncode == 0
 
 

@@ -74,7 +74,7 @@ class Shell:
         """A command line in bash; its errors are among what it prints."""
         return subprocess.run(
             ["/bin/bash", "-c", command], env=self.environment(variables), cwd=self.home / "work", input="exit\n",
-            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=90,
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=300,
         )  # fmt: skip
 
 

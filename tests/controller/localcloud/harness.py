@@ -32,10 +32,10 @@ Answer = tuple[int, Any]
 def localcloud(command: str, state: Path, *flags: str) -> subprocess.CompletedProcess[str]:
     """Runs the command line of the emulated cloud."""
     words = [sys.executable, "-m", "controller.localcloud", command, "--state", str(state), *flags]
-    return subprocess.run(words, capture_output=True, text=True, timeout=60)
+    return subprocess.run(words, capture_output=True, text=True, timeout=300)
 
 
-def until(condition: Callable[[], Any], what: str, seconds: float = 20.0) -> Any:
+def until(condition: Callable[[], Any], what: str, seconds: float = 120.0) -> Any:
     """The first true value of `condition`; fails the test when none comes."""
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
@@ -86,7 +86,7 @@ class Cloud:
         url = path if path.startswith("http") else endpoint["url"] + path
         request = urllib.request.Request(url, data=body, method=method, headers=all_headers)
         try:
-            with urllib.request.urlopen(request, timeout=30) as response:
+            with urllib.request.urlopen(request, timeout=120) as response:
                 return response.status, response.read(), response.headers
         except urllib.error.HTTPError as error:
             with error:

@@ -27,7 +27,7 @@ def gcloud(cloud: Cloud, tmp_path: Path) -> Gcloud:
 
     def run(command: str) -> str:
         words = ["gcloud", *command.split()]
-        done = subprocess.run(words, env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=60)
+        done = subprocess.run(words, env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=300)
         assert done.returncode == 0, f"gcloud {command}\n{done.stdout}\n{done.stderr}"
         return done.stdout
 

@@ -83,7 +83,7 @@ def test_it_starts_wherever_it_is_called_from(tmp_path: Path) -> None:
     (tmp_path / "conf").mkdir()
     (tmp_path / "conf" / "__init__.py").write_text("raise ImportError('a user has a folder of that name')")
     words = [sys.executable, "-P", "-m", "controller.localcloud", "start", "--state", "state"]
-    done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     assert localcloud("wipe", tmp_path / "state").returncode == 0
 

@@ -20,7 +20,7 @@ async def run_everywhere(cloud: Cloud, node: dict[str, object], script: Path, ar
         connection = await cloud.connect(node, worker)
         try:
             await asyncssh.scp(script, (connection, script.name))
-            return await connection.run(f"python3 {script.name} {arguments}", timeout=120)
+            return await connection.run(f"python3 {script.name} {arguments}", timeout=300)
         finally:
             connection.close()
             await connection.wait_closed()

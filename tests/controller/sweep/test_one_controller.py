@@ -23,7 +23,7 @@ def waiting(slipway: Slipway, seeds: str = "0,1,2") -> list[str]:
 
 
 def run_when(slipway: Slipway, number: int) -> None:
-    until(lambda: [row["state"] for row in index.rows(slipway.home)].count("running") == number, 120)
+    until(lambda: [row["state"] for row in index.rows(slipway.home)].count("running") == number, 300)
 
 
 def test_a_second_controller_is_told_takes_over_and_ctrl_c_lets_go(slipway: Slipway) -> None:
@@ -40,7 +40,7 @@ def test_a_second_controller_is_told_takes_over_and_ctrl_c_lets_go(slipway: Slip
         with controllers(slipway, [*words, "--take-over"]) as (second,):
             assert first.ends() == 8, first.said
             assert "taken over by" in first.said
-            until(lambda: second.said.count("re-attached to attempt 1") == 2, 120)
+            until(lambda: second.said.count("re-attached to attempt 1") == 2, 300)
             second.process.send_signal(signal.SIGINT)
             assert second.ends() == 130, second.said
             assert "detached: runs that are under way go on, no further one begins" in second.said

@@ -173,7 +173,7 @@ def test_real_processes_make_the_same_rows(tmp_path):
     started = [subprocess.Popen(c, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) for c in commands]
     here = made(data, range(ROWS), 5)[-1]["tokens"]
     for first, process in zip((0, 4), started, strict=True):
-        out, err = process.communicate(timeout=120)
+        out, err = process.communicate(timeout=300)
         assert (process.returncode, err) == (0, "")
         assert out.strip() == hashlib.sha256(here[first : first + 4].tobytes()).hexdigest()
 

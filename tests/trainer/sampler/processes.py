@@ -43,7 +43,7 @@ def drawn() -> dict[str, np.ndarray]:
 def main(processes: int, result: Path) -> None:
     """Each process leaves its own file."""
     facts = {"accelerator_type": "v5litepod-8", "workers": processes, "devices": 8, "backend": "cpu"}
-    distributed.join(PodFacts(**facts, hbm_bytes_per_chip=None, bf16_flops_per_chip=None), timeout_seconds=60)
+    distributed.join(PodFacts(**facts, hbm_bytes_per_chip=None, bf16_flops_per_chip=None), timeout_seconds=300)
     np.savez(result.with_stem(f"{result.stem}-{jax.process_index()}"), **drawn())
     distributed.leave(0)
 
