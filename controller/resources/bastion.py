@@ -154,14 +154,14 @@ class BastionRoles(Roles):
         return f"{self.kind} {self.name} on {self.bastion.name}"
 
     def read(self, world: World) -> Policy:
-        where = {"project": world.project, "zone": self.bastion.zone, "resource": self.bastion.name}
-        return world.google.call(
-            "compute", "instances.getIamPolicy", **where, optionsRequestedPolicyVersion=POLICY_VERSION
-        )
+        return self._ask(world, "getIamPolicy", optionsRequestedPolicyVersion=POLICY_VERSION)
 
     def write(self, world: World, policy: Policy) -> None:
+        self._ask(world, "setIamPolicy", body={"policy": policy})
+
+    def _ask(self, world: World, verb: str, **more: Any) -> Any:
         where = {"project": world.project, "zone": self.bastion.zone, "resource": self.bastion.name}
-        world.google.call("compute", "instances.setIamPolicy", **where, body={"policy": policy})
+        return world.google.call("compute", f"instances.{verb}", **where, **more)
 
     def command(self, world: World, role: str) -> str:
         return (

@@ -132,7 +132,7 @@ class Google:
                 return {"name": "operation", "done": True}
             case "objects.list":
                 return self._list(given["prefix"], given.get("delimiter", ""))
-        raise NotImplementedError(f"{api} {method}")
+        raise AssertionError(f"this cloud knows no {api} {method}")
 
     def pages(self, api: str, method: str, items: str, **given: Any) -> Iterator[dict[str, Any]]:
         yield from self.call(api, method, **given)[items]

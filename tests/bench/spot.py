@@ -102,7 +102,7 @@ class Setup(Resource):
         pod.set_up = True
 
     def destroy(self, world: World) -> None:
-        raise NotImplementedError
+        raise AssertionError("what is on the workers goes with the pod")
 
 
 def on_slipway(market: Market, costs: Costs, tell: Callable[[Event], None] = lambda _: None) -> Day:

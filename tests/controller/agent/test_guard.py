@@ -92,6 +92,7 @@ def test_a_pod_whose_time_is_up_deletes_itself_though_a_program_runs(run: Run, a
     run.start("import time; time.sleep(600)")
     run.worker.ask("guard", **order(apis, seconds_left=0.0))
     eventually(lambda: NODE in apis.deleted())
+    assert apis.deleted()[:2] == [QUEUED, NODE]
 
 
 def test_a_pod_with_a_program_is_not_idle(run: Run, apis: Apis) -> None:

@@ -1,86 +1,16 @@
-"""The pod's life on the emulated cloud: made, searched for, refused, lost, adopted, stopped, deleted."""
+"""The pod's life on the emulated cloud: made, lost, adopted, stopped, deleted."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import replace
 
 import pytest
 
-from controller.clock import Interrupted
-from controller.errors import BudgetSpent, CloudError
-from controller.plan.pod import node_resource
-from controller.reconcile import destroy, reconcile
-from controller.resource import Absent, Diff, Pending
-from controller.resources.node import Node
-from controller.verdict import PodSeen
+from controller.errors import CloudError
+from controller.resource import Absent
 from tests.controller.localcloud.harness import until
 from tests.controller.resources.conftest import Project
-
-A, B = "us-central1-a", "us-east1-b"
-TWO_ZONES = (f"tpu.zones=[{B}]", "cloud.bucket_location=us")
-
-
-@dataclass
-class Pod:
-    """One pod of a project whose shared parts exist."""
-
-    project: Project
-    node: Node
-
-    def up(self) -> Node:
-        return reconcile([self.node], self.project.world)[self.node.id]
-
-    def down(self) -> None:
-        destroy([self.node], self.project.world)
-
-    def look(self) -> Any:
-        return self.node.observe(self.project.world, {})
-
-    def asked(self) -> list[str]:
-        """Zone and tier of every request for a pod of ours."""
-        return [f"{r['path'].split('/')[6]} {_tier(r['body'])}" for r in self.creations()]
-
-    def creations(self) -> list[dict[str, Any]]:
-        log = self.project.cloud.log()
-        name = self.node.name
-        return [
-            r
-            for r in log
-            if r["method"] == "POST" and name in (r["query"].get("nodeId"), r["query"].get("queuedResourceId"))
-        ]
-
-    def left(self) -> list[str]:
-        """What of this pod exists: nodes, queued resources, disks."""
-        state = self.project.cloud.ok("GET", "emulator/state")
-        names = [*state["node"], *state["queued"], *(name for name in state["compute"] if "/disks/" in name)]
-        return sorted(name.partition("/locations/")[2] or name for name in names if self.node.name in name)
-
-    @property
-    def notes(self) -> str:
-        return "\n".join(self.project.notes)
-
-
-def _tier(body: dict[str, Any]) -> str:
-    for word in ("spot", "guaranteed", "reservationName", "provisioningModel"):
-        if word in body:
-            return word
-    found = [word for word, true in body["schedulingConfig"].items() if true]
-    return found[0] if found else "on_demand"
-
-
-def pod(project: Project, *overrides: str, **changes: Any) -> Pod:
-    (project.folder / "keys").mkdir(exist_ok=True)
-    project.world.draw = lambda: 0.0
-    one = ("tpu=v5litepod_8", f"tpu.zone={A}", f"tpu.name={project.tag}-pod")
-    words = (*one, *overrides)
-    project.cloud.ok("DELETE", "emulator/faults")
-    project.settle(*(word for word in words if word != "tpu.adopt=true"))  # the network is there in any case
-    node = node_resource(project.config(*words), ())
-    return Pod(project, replace(node, **changes))
-
-
-WAYS = pytest.mark.parametrize("way", ["node", "queued"])
+from tests.controller.resources.pod import TWO_ZONES, WAYS, A, B, Pod, pod
 
 
 @WAYS
@@ -95,167 +25,6 @@ def test_a_pod_is_made_once_and_deleted(project: Project, way: str) -> None:
     made.down()
     assert made.left() == []
     assert isinstance(made.look(), Absent)
-
-
-@WAYS
-def test_a_stock_out_is_asked_again(project: Project, way: str) -> None:
-    made = pod(project, f"tpu.provisioner={way}")
-    project.fault(kind="stockout", times=2, at="request")
-    assert made.up().state == "READY"
-    assert len(made.creations()) == 3
-    assert "no capacity in us-central1-a (spot) (attempt 1)" in made.notes
-    assert "asking again in" in made.notes
-    made.down()
-
-
-def test_pauses_double_and_are_spread(project: Project) -> None:
-    made = pod(project, "tpu.provisioner=node", max_create_attempts=4)
-    project.world.draw = lambda: 1.0
-    project.clock.slept.clear()
-    project.fault(kind="stockout", times=4, at="request")
-    with pytest.raises(BudgetSpent, match=r"after 4 attempts; add zones to tpu\.zones"):
-        made.up()
-    assert project.clock.slept == [pytest.approx(0.01 * factor) for factor in (2, 4, 8)]
-    assert made.left() == []
-
-
-@WAYS
-def test_a_quota_is_not_asked_again(project: Project, way: str) -> None:
-    made = pod(project, f"tpu.provisioner={way}")
-    project.fault(kind="quota")
-    with pytest.raises(CloudError, match=r"Quota limit .* Limit: 0 in zone us-central1-a.*request quota at") as refused:
-        made.up()
-    assert not isinstance(refused.value, BudgetSpent)
-    assert len(made.creations()) == 1
-    assert made.left() == []
-
-
-def test_a_quota_that_turns_up_late_is_a_quota(project: Project) -> None:
-    made = pod(project, "tpu.provisioner=queued")
-    project.fault(kind="quota", at="operation")
-    with pytest.raises(CloudError, match="no quota for v5litepod-8"):
-        made.up()
-    assert made.left() == []
-
-
-@WAYS
-def test_permission_is_not_asked_again(project: Project, way: str) -> None:
-    made = pod(project, f"tpu.provisioner={way}", *TWO_ZONES)
-    project.fault(kind="permission")
-    with pytest.raises(CloudError, match=r"denied on .*three causes: you lack roles/tpu\.admin, cloud\.project"):
-        made.up()
-    assert made.asked() == [f"{A} spot"]
-
-
-@WAYS
-def test_an_unsupported_runtime_names_the_key(project: Project, way: str) -> None:
-    made = pod(project, f"tpu.provisioner={way}", "tpu.runtime_version=v2-alpha")
-    with pytest.raises(CloudError, match=r'Runtime version "v2-alpha" unknown.*set tpu\.runtime_version to null'):
-        made.up()
-    assert len(made.creations()) == 1
-
-
-@WAYS
-def test_an_operation_that_fails_late_leaves_nothing(project: Project, way: str) -> None:
-    made = pod(project, f"tpu.provisioner={way}")
-    project.fault(kind="failure", message="Something broke in the data centre")
-    with pytest.raises(CloudError, match="Something broke in the data centre"):
-        made.up()
-    assert made.left() == []
-
-
-@WAYS
-def test_the_next_zone_is_asked_at_once(project: Project, way: str) -> None:
-    made = pod(project, f"tpu.provisioner={way}", *TWO_ZONES)
-    project.fault(kind="stockout", times=9, zone=A, at="request")
-    assert made.up().zone == B
-    assert made.asked() == [f"{A} spot", f"{B} spot"]
-    assert f"asking for v5litepod-8 in {B} (spot)" in made.notes
-    assert "asking again" not in made.notes
-    assert made.up().zone == B  # found there, and left there
-    assert made.node.seen(project.world) == PodSeen("READY", health="HEALTHY")
-    made.down()
-    assert made.left() == []
-
-
-def test_the_next_tier_is_asked_at_once(project: Project) -> None:
-    made = pod(project, "tpu.provisioner=node", "tpu.capacity=[on_demand,spot]", *TWO_ZONES)
-    project.fault(kind="stockout", times=9, capacity="on_demand", at="request")
-    assert made.up().capacity == "spot"
-    assert made.asked() == [f"{A} on_demand", f"{A} spot"]
-    assert made.up().capacity == "spot"
-    made.down()
-
-
-def test_a_quota_rules_its_place_out(project: Project) -> None:
-    made = pod(project, "tpu.provisioner=queued", *TWO_ZONES)
-    project.fault(kind="quota", zone=A, times=9)
-    project.fault(kind="stockout", zone=B, times=1, at="request")
-    assert made.up().zone == B
-    assert made.asked() == [f"{A} spot", f"{B} spot", f"{B} spot"]
-    made.down()
-
-
-def test_a_request_that_waits_too_long_gives_way_to_the_next_zone(project: Project) -> None:
-    made = pod(project, "tpu.provisioner=queued", "tpu.create_minutes=0.005", *TWO_ZONES)
-    project.fault(kind="stockout", times=1000, zone=A)
-    assert made.up().zone == B
-    assert "still waiting for resources after" in made.notes
-    assert made.left() == [f"{B}/nodes/{made.node.name}", f"{B}/queuedResources/{made.node.name}"]
-    made.down()
-
-
-def test_another_controller_goes_on_waiting_and_then_elsewhere(project: Project) -> None:
-    made = pod(project, "tpu.provisioner=queued", "tpu.create_minutes=0.01", *TWO_ZONES)
-    project.fault(kind="stockout", times=1000, zone=A)
-    place = made.node.places[0]
-    search = made.node._search(project.world)  # as one that was killed while it waited
-    search.makers[True].create(project.world, search.order, place)
-    assert isinstance(made.look(), Pending)
-    assert made.up().zone == B
-    made.down()
-
-
-@pytest.mark.parametrize("state", ["SUSPENDED", "FAILED"])
-def test_a_dead_request_is_deleted_and_made_again(project: Project, state: str) -> None:
-    made = pod(project, "tpu.provisioner=queued")
-    project.fault(kind="queued", state=state, message="There is no more capacity")
-    search = made.node._search(project.world)
-    search.makers[True].create(project.world, search.order, made.node.places[0])
-    until(lambda: getattr(made.look(), "state", "") == state, f"the request is {state}")
-    assert made.up().state == "READY"
-    assert f"the node is {state.lower()}: deleting and creating it again" in made.notes
-    made.down()
-
-
-def test_an_expired_request_is_deleted(project: Project) -> None:
-    made = pod(project, "tpu.provisioner=queued", valid_until_seconds=0.2, max_create_attempts=2)
-    project.fault(kind="stockout", times=100000)
-    with pytest.raises(BudgetSpent, match="no capacity"):
-        made.up()
-    assert len(made.creations()) == 2
-    assert made.left() == []
-
-
-def test_what_still_waits_is_deleted_with_the_pod(project: Project) -> None:
-    made = pod(project, "tpu.provisioner=queued")
-    project.fault(kind="stockout", times=100000)
-    search = made.node._search(project.world)
-    search.makers[True].create(project.world, search.order, made.node.places[0])
-    assert isinstance(made.look(), Pending)
-    made.down()
-    assert made.left() == []
-
-
-def test_whoever_stops_waiting_is_told_that_the_request_stays(project: Project) -> None:
-    made = pod(project, "tpu.provisioner=queued")
-    project.fault(kind="stockout", times=100000)
-    project.clock.interrupt_at = 3
-    with pytest.raises(Interrupted):
-        made.node.apply(project.world, {}, Diff("create"))
-    assert "the request stays in the queue: `slipway up` goes on waiting, `slipway down` takes it back" in made.notes
-    assert isinstance(made.look(), Pending)
-    made.down()
 
 
 @WAYS
@@ -382,17 +151,6 @@ def test_a_data_disk_outlives_a_preemption_and_no_vain_attempt(project: Project)
     project.fault(kind="stockout", zone=A, at="request")
     made.up()
     assert [name for name in made.left() if "/disks/" in name] == disks
-    made.down()
-    assert made.left() == []
-
-
-def test_flex_start_is_asked_for_through_the_newer_api(project: Project) -> None:
-    made = pod(project, "tpu.capacity=flex_start")
-    assert made.up().capacity == "flex_start"
-    [creation] = made.creations()
-    assert "/v2alpha1/" in creation["path"]
-    assert creation["body"]["provisioningModel"] == "FLEX_START"
-    assert made.up().state == "READY"
     made.down()
     assert made.left() == []
 
