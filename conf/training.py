@@ -63,8 +63,23 @@ class Profile(Strict):
     updates: int = Field(ge=1, le=1000, description="updates that are traced")
 
 
+WANDB_NAME = r"^[^/\\#?%:\s]+$"
+"""What W&B takes as the name of a project or a team."""
+
+
+class Wandb(Strict):
+    """Config and metrics to Weights & Biases as well: one run there for each run here. https://docs.wandb.ai"""
+
+    project: str = Field(max_length=128, pattern=WANDB_NAME, description="made if it is not there")
+    entity: str | None = Field(max_length=128, pattern=WANDB_NAME, description="team or user; null: the key's own")
+    mode: Literal["online", "offline"] = Field(
+        description="offline: into files beside the results, for `wandb sync`; no key is needed"
+    )
+
+
 class Logging(Strict):
-    """Metrics to metrics.jsonl and TensorBoard."""
+    """Metrics to metrics.jsonl and TensorBoard, and to Weights & Biases if wanted."""
 
     every: int = Field(ge=1, description="updates between metric lines")
     profile: Annotated[Profile | None, VOLATILE] = Field(description="of the lm loop's updates; null: none")
+    wandb: Annotated[Wandb | None, VOLATILE] = Field(description="null: nothing goes there; docs/runs.md")

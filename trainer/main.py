@@ -17,7 +17,7 @@ from pathlib import Path
 import jax
 
 from conf.runfile import OwnError, RunFile, RunFileError, load
-from trainer import distributed, loops, remat, startup, storage
+from trainer import distributed, loops, remat, startup, storage, wandb_run
 from trainer import mesh as meshes
 from trainer.checksums import DisagreementError
 from trainer.compilation import CompileCache
@@ -74,7 +74,7 @@ def train(experiment: RunFile, folder: Path) -> None:
     mesh = meshes.build(experiment.mesh)
     first = jax.process_index() == 0
     cache = CompileCache(folder, experiment.dir, experiment.pod, writes=first) if experiment.compile_cache else None
-    log = Metrics(folder, experiment.dir, writes=first)
+    log = Metrics(folder, experiment.dir, writes=first, there=wandb_run.start(experiment, folder) if first else None)
     try:
         with jax.set_mesh(mesh):
             loops.module(experiment.loop.kind).run(remat.resolved(experiment, mesh), mesh, log)

@@ -1,4 +1,4 @@
-"""Numbers and words of the run: metrics.jsonl, transcripts.jsonl, TensorBoard event files, summary.json.
+"""Numbers and words of the run: metrics.jsonl, transcripts.jsonl, TensorBoard event files, summary.json, perhaps W&B.
 
 Everything is written to a local folder and uploaded whole: event files appended to on gs:// lose data.
 """
@@ -27,6 +27,8 @@ from trainer.transcripts import Transcript
 if TYPE_CHECKING:
     from tensorboard.compat.proto.event_pb2 import Event
 
+    from trainer.wandb_run import WandbRun
+
 METRICS = "metrics.jsonl"
 SUMMARY = "summary.json"
 TRANSCRIPTS = "transcripts.jsonl"
@@ -35,11 +37,11 @@ TRANSCRIPTS = "transcripts.jsonl"
 class Metrics:
     """Written by process 0; on the others every method is a no-op.
 
-    local: the folder the program writes to; remote: the run's folder, local or gs://.
+    local: the folder the program writes to; remote: the run's folder, local or gs://; there: the run at W&B, if any.
     """
 
-    def __init__(self, local: Path, remote: str, writes: bool) -> None:
-        self._writes = writes
+    def __init__(self, local: Path, remote: str, writes: bool, there: WandbRun | None = None) -> None:
+        self._writes, self._there = writes, there
         self._local, self._remote = local, epath.Path(remote)
         if not writes:
             return
@@ -79,6 +81,8 @@ class Metrics:
         self._lines.write(json.dumps({"step": step, "phase": phase, "time": round(now, 3)} | finite) + "\n")
         self._lines.flush()
         self._events.add_event(_scalars(step, now, values))
+        if self._there:
+            self._there.log(step, finite)
 
     def text(self, step: int, name: str, words: str) -> None:
         """A text (Markdown) for TensorBoard."""
@@ -104,6 +108,8 @@ class Metrics:
             partial = self._local / f"{SUMMARY}.partial"
             partial.write_text(json.dumps(values, indent=1) + "\n")
             partial.replace(self._local / SUMMARY)
+            if self._there:
+                self._there.summarize(values)
 
     def upload(self) -> None:
         """Copy all files to the run's folder, whole. Call it before a checkpoint, whose resume reads the lines."""
@@ -113,6 +119,7 @@ class Metrics:
         for path in [
             *(self._local / name for name in (METRICS, SUMMARY, TRANSCRIPTS)),
             *(self._local / "tb").rglob("*"),
+            *(self._local / "wandb").glob("offline-run-*/*.wandb"),
         ]:
             if path.is_file() and path.stat().st_size:
                 target = self._remote / path.relative_to(self._local)
@@ -122,6 +129,8 @@ class Metrics:
     def close(self) -> None:
         """Upload, then close the files."""
         if self._writes:
+            if self._there:
+                self._there.finish()
             self.upload()
             self._events.close()
             self._lines.close()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 
 from conf.schema import Config
@@ -12,7 +13,8 @@ from controller.checks.names import strings
 from controller.finding import Finding
 from controller.placeholders import PLACEHOLDER
 
-OPTIONAL = ("HF_TOKEN", "WANDB_API_KEY", "NETRC")
+WANDB_KEY = "WANDB_API_KEY"
+OPTIONAL = ("HF_TOKEN", WANDB_KEY, "NETRC")
 """Passed on by default where they are set; who has none needs none."""
 SECRET_NAME = re.compile(r"(TOKEN|SECRET|PASSWORD|PASSWD|API_?KEY|CREDENTIALS?)$", re.IGNORECASE)
 SECRET_VARIABLE = re.compile(r"(TOKEN|SECRET|PASSWORD|PASSWD|PASSPHRASE|(API|ACCESS|SECRET|PRIVATE)_?KEY)$")
@@ -65,6 +67,26 @@ def secrets_are_there(config: Config) -> Iterator[Finding]:
             yield Finding("secret", "error", key, f"the environment variable {rest} is not set; set it, or say null")
         elif kind == "file" and not Path(rest).expanduser().is_file():
             yield Finding("secret", "error", key, f"there is no file {rest}; name another, or say null")
+
+
+def wandb_is_possible(config: Config) -> Iterator[Finding]:
+    """W&B takes a package on the workers and, online, a key; without them it would be known once the pod is billed."""
+    wanted, key = config.logging.wandb, "logging.wandb"
+    if wanted is None:
+        return
+    if config.program.kind != "trainer":
+        words = "is of the bundled trainer; a program of yours speaks to W&B itself: say null"
+        yield Finding("wandb", "error", key, words)
+        return
+    here = config.env.packages == "image" and config.cloud.kind == "local"
+    if here and find_spec("wandb") is None:
+        words = "the package is not installed here, where the workers have theirs from: pip install 'slipway[wandb]'"
+        yield Finding("wandb", "error", key, words)
+    source = config.env.secrets.get(WANDB_KEY)
+    if wanted.mode == "online" and (not source or (source == "env" and not os.environ.get(WANDB_KEY))):
+        words = f"{WANDB_KEY} is not set; set it (https://wandb.ai/authorize), name a file or Secret Manager in "
+        words += f"env.secrets.{WANDB_KEY}, or say mode: offline"
+        yield Finding("wandb", "error", key, words)
 
 
 def no_secrets_in_variables(config: Config) -> Iterator[Finding]:
@@ -126,6 +148,7 @@ CHECKS = (
     python_is_new_enough,
     trainer_has_jax,
     secrets_are_there,
+    wandb_is_possible,
     no_secrets_in_variables,
     no_secret_is_in_the_config,
     words_fit_a_process,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,6 +28,9 @@ from controller.secrets import Vault
 from controller.snapshot import Snapshot, Unfetched
 
 LOCK = Path(conf.__file__).with_name("requirements.txt")
+WANDB = Path(conf.__file__).with_name("wandb.txt")
+PIN = re.compile(r"^(?P<name>[\w.-]+)(\[.*?\])?==.*?(?=^\S|\Z)", re.MULTILINE | re.DOTALL)
+"""One package of a lock, with its hashes."""
 
 
 def requirements_of(config: Config, code: Snapshot) -> Requirements:
@@ -36,7 +40,7 @@ def requirements_of(config: Config, code: Snapshot) -> Requirements:
         ConfigError: the requirements file is not in what is shipped, or cannot be used.
     """
     if config.env.packages == "lock":
-        return Requirements(LOCK.read_text())
+        return Requirements(_lock(config))
     if config.env.packages != "requirements" or config.env.requirements is None:
         return Requirements("")
     if isinstance(code, Unfetched):
@@ -45,6 +49,15 @@ def requirements_of(config: Config, code: Snapshot) -> Requirements:
     if name not in code.files:
         raise ConfigError(f"env.requirements: {name} is not among the files that are shipped from {code.root}")
     return read(code.root, name)
+
+
+def _lock(config: Config) -> str:
+    """The pinned packages, and those that logging.wandb needs besides."""
+    text = LOCK.read_text()
+    if config.program.kind != "trainer" or config.logging.wandb is None:
+        return text
+    there = {match["name"] for match in PIN.finditer(text)}
+    return text + "".join(match[0] for match in PIN.finditer(WANDB.read_text()) if match["name"] not in there)
 
 
 def guarded(config: Config) -> bool:

@@ -30,7 +30,7 @@ def raw() -> dict:
         },
         "data": group("data/text") | {"path": "input.txt"},
         "checkpoint": {"every": 100, "keep": 3, "best": None, "verify_every": 0},
-        "logging": {"every": 10, "profile": None},
+        "logging": {"every": 10, "profile": None, "wandb": None},
     } | {name: group(f"{name}/{file}") for name, file in groups.items()}
 
 

@@ -40,7 +40,7 @@ BASES: dict[str, list[str]] = {
               "data.eval_path=gs://b", "data.prompt.shots=[{question: a, answer: b}]",
               "loop.sampler.stop=[a]"],
     "lm": ["cloud=local", "loop=lm", "model=tiny", "optimizer=adamw", "data=text", "data.path=gs://a",
-           "checkpoint.best={metric: eval_loss, mode: min}"],
+           "checkpoint.best={metric: eval_loss, mode: min}", "logging.wandb={project: a, entity: b, mode: offline}"],
     "table": ["cloud=local", "loop=lm", "model=tiny", "optimizer=adamw", "data=jsonl", "data.path=gs://a",
               "data.column=null", "data.template={prompt: '{q}', answer: '{a}', remove: x}", "data.eos='<eos>'"],
     "command": ["cloud=gcp", "cloud.project=acme", *COMMAND, "env.packages=none",
@@ -132,7 +132,7 @@ class Desk:
         (file := self.folder / "run.yaml").write_text(plan.run_yaml)
         if config.program.kind == "trainer":
             sent = load(file)
-            for section in ("model", "data", "loop", "optimizer", "checkpoint"):
+            for section in ("model", "data", "loop", "optimizer", "checkpoint", "logging"):
                 assert getattr(sent, section) == getattr(config, section)
         told = [w for w in (*config.program.command, *config.env.vars.values()) if not PLACEHOLDER.search(w)]
         given = [*plan.argv, *plan.places.variables(config.env.vars).values()]

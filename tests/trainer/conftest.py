@@ -76,7 +76,7 @@ def lm_run(tmp_path: Path) -> dict[str, Any]:
         "optimizer": group("optimizer/adamw"),
         "mesh": group("mesh/data"),
         "checkpoint": {"every": 2, "keep": 2, "best": None, "verify_every": 3},
-        "logging": {"every": 1, "profile": None},
+        "logging": {"every": 1, "profile": None, "wandb": None},
     }
     RunFile.model_validate(raw)
     return raw

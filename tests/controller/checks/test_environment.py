@@ -9,6 +9,8 @@ import pytest
 from conf.schema import Config
 from controller.checks import assets, code, environment
 from controller.compose import compose
+from controller.plan.workers import PIN, requirements_of
+from controller.snapshot import snapshot
 
 COMMAND = ["cloud=local", "program=command", "program.command=[python,train.py]"]
 SHA = "a" * 64
@@ -118,3 +120,41 @@ def test_what_is_wrong_is_said_in_one_line(overrides: list[str], said: str) -> N
     found = words(*overrides)
     assert len(found) == 1, found
     assert found[0].startswith(said)
+
+
+TRAINER = ["+experiment=quickstart", "logging.wandb={project: p, entity: null, mode: online}"]
+
+
+def test_wandb_wants_a_package_and_a_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    def said(*overrides: str) -> list[str]:
+        config, problems = compose([*TRAINER, *overrides])
+        assert not problems
+        assert config is not None
+        return [str(finding) for finding in environment.wandb_is_possible(config)]
+
+    monkeypatch.setattr(environment, "find_spec", lambda name: None)
+    package, key = said()
+    assert package.startswith("logging.wandb: the package is not installed here")
+    assert key.startswith("logging.wandb: WANDB_API_KEY is not set; set it (https://wandb.ai/authorize)")
+    monkeypatch.setattr(environment, "find_spec", lambda name: name)
+    assert said("logging.wandb.mode=offline") == []
+    assert said("env.secrets.WANDB_API_KEY=file:/a/key") == []
+    monkeypatch.setenv("WANDB_API_KEY", "k" * 40)
+    assert said() == []
+    assert len(said("env.secrets.WANDB_API_KEY=null")) == 1
+    assert said("logging.wandb=null", "env.secrets.WANDB_API_KEY=null") == []
+    assert "a program of yours speaks to W&B itself" in said("program=command", "program.command=[x]")[0]
+
+
+def test_the_lock_has_wandb_where_it_is_wanted_and_every_package_once() -> None:
+    for words, there in (
+        ([*TRAINER, "env.packages=lock"], True),
+        (["+experiment=quickstart", "env.packages=lock"], False),
+    ):
+        config, _ = compose(words)
+        assert config is not None
+        text = requirements_of(config, snapshot(config, Path.cwd())).text
+        names = [match["name"] for match in PIN.finditer(text)]
+        assert len(names) == len(set(names))
+        assert ("wandb" in names) == there
+        assert text.count("--hash=sha256:") > len(names)
