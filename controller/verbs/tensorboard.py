@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -44,6 +45,7 @@ def run(command: Command) -> int:
         print(json.dumps(said) if flags.json else f"{counted(len(folders), 'run')} in {folder}; Ctrl-C ends it")
         argv = [sys.executable, "-P", "-m", "tensorboard.main", "--logdir", str(folder), "--port", str(flags.port)]
         board = subprocess.Popen([*argv, "--host", "localhost", "--reload_interval", "10"])
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # it is not left behind
         try:
             while board.poll() is None:
                 if live:
