@@ -117,7 +117,7 @@ VERBS: dict[str, Verb] = {
     "report": Verb(
         "one HTML page about runs or a sweep: curves, settings compared, time, cost, transcripts", "look", "report.md",
         ("report", "report --sweep quickstart", "report --where state=finished --last 12 -o last.html"),
-        (*CHOSEN, _flag("-o --output", "where the page goes (default: NAME.html here)", "file", metavar="FILE"),
+        (*CHOSEN, _flag("-o --output", "where the page goes (default: ~/.slipway/reports)", "file", metavar="FILE"),
          _flag("--baseline", "the setting that others are compared with", "word", default="", metavar="WORDS")),
     ),
     "tensorboard": Verb(

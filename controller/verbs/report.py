@@ -16,6 +16,7 @@ from controller.report.gather import Read, from_bucket, from_here, gathered
 from controller.report.page import render
 from controller.report.study import study
 from controller.verbs.runs import refresh, state_of
+from controller.words import counted
 
 if TYPE_CHECKING:
     from controller.cli import Command
@@ -29,16 +30,19 @@ def run(command: Command) -> int:
     name, rows = selected(index.rows(state), flags.runs, flags.sweep, flags.where, flags.sort, flags.last)
     with _reading(command, state) as read:
         found = study(name, gathered(rows, read), flags.baseline)
-    file = Path(flags.output or f"{name}.html")
+    # by default not in the folder of the user's code: there the page would be shipped, and make every run a new one
+    file = Path(flags.output or state / "reports" / f"{name}.html")
     try:
+        if not flags.output:
+            file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         file.write_text(render(found, Clock().now()), encoding="utf-8")
     except OSError as error:
-        raise ConfigError(f"-o {file}: cannot be written: {error.strerror}") from None
+        raise ConfigError(f"{file}: cannot be written: {error.strerror}; -o FILE takes another place") from None
     if flags.json:
         print(json.dumps({"file": str(file), **found.as_document()}, indent=1))
     else:
-        size = f"{file.stat().st_size / 1e6:.1f} MB"
-        print(f"{file}: {len(found.settings)} settings, {len(found.runs)} runs, {size}; open it in a browser")
+        what = f"{counted(len(found.settings), 'setting')}, {counted(len(found.runs), 'run')}"
+        print(f"{file}: {what}, {file.stat().st_size / 1e6:.1f} MB; open it in a browser")
     return 0
 
 

@@ -193,8 +193,11 @@ def test_which_runs(state: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert len(report(capsys, "--sweep", "quickstart", "--where", "seed=1")["runs"]) == 4
     index.add(state, [{"run": alone, "created": 1e10}])
     document = report(capsys)
-    assert (document["file"], [run["run"] for run in document["runs"]]) == (f"{alone}.html", [alone])
-    assert sorted(path.name for path in state.parent.glob("*.html")) == [f"{SWEEP}.html", f"{alone}.html", "two.html"]
+    assert [run["run"] for run in document["runs"]] == [alone]
+    pages = state / "reports"
+    assert Path(document["file"]) == pages / f"{alone}.html"
+    assert {path.name for path in pages.iterdir()} == {f"{SWEEP}.html", f"{alone}.html"}
+    assert [path.name for path in state.parent.iterdir() if path.is_file()] == ["two.html"]  # no new file of the code
 
 
 @pytest.mark.parametrize(
@@ -205,7 +208,7 @@ def test_which_runs(state: Path, capsys: pytest.CaptureFixture[str]) -> None:
         (["--where", "seed=9"], "no run is like that"),
         (["--baseline", "lr=3"], "--baseline lr=3: no setting has these words; there are: lr=0.0001 kl=0; "),
         (["--baseline", "optimizer.lr=0.0001"], "2 settings have these words"),
-        (["-o", "no/such/folder.html"], "-o no/such/folder.html: cannot be written"),
+        (["-o", "no/such/folder.html"], "no/such/folder.html: cannot be written"),
     ],
 )
 def test_mistakes(state: Path, capsys: pytest.CaptureFixture[str], words: list[str], said: str) -> None:
