@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 import jax
 from jax.sharding import Mesh
 
+from conf.loop import GrpoLoop
 from conf.runfile import RunFile
 from trainer.program import Program
 from trainer.remat import USABLE, fits, programs, with_model
@@ -77,9 +78,9 @@ def compiled(program: Program, experiment: RunFile, mesh: Mesh) -> Verdict:
         except jax.errors.JaxRuntimeError as error:
             peak += wanted_gib(str(error))
     seconds = time.perf_counter() - began
-    flops, least = _flops(program.name, experiment, mesh), 0.0
+    flops, least = flops_of(program.name, experiment, mesh), 0.0
     if program.name == "update" and experiment.model.remat != "none":
-        least = _flops(program.name, with_model(experiment, remat="none"), mesh)
+        least = flops_of(program.name, with_model(experiment, remat="none"), mesh)
     hbm = (experiment.pod.hbm_bytes_per_chip or 0) / GIB
     is_small = fits(peak * GIB, experiment)
     return Verdict(
@@ -108,8 +109,11 @@ def wanted_gib(words: str) -> float:
     return float(amount) * {"G": 1.0, "M": 2**-10, "K": 2**-20}[unit]
 
 
-def _flops(name: str, experiment: RunFile, mesh: Mesh) -> float:
-    """Counted on the plain attention: what happens inside a kernel cannot be seen."""
+def flops_of(name: str, experiment: RunFile, mesh: Mesh) -> float:
+    """Operations of a program over all chips, counted on the plain attention: what a kernel does cannot be seen."""
     plain = with_model(experiment, attention="plain")
+    if experiment.model.attention != "plain" and isinstance(plain.loop, GrpoLoop) and plain.loop.whole_groups:
+        apart = plain.loop.model_copy(update={"device_batch": plain.loop.rows})  # kernels share no prompt
+        plain = plain.model_copy(update={"loop": apart})
     with jax.sharding.use_abstract_mesh(mesh.abstract_mesh):
         return next(p for p in programs(plain, mesh) if p.name == name).flops()

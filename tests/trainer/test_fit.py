@@ -12,6 +12,7 @@ import yaml
 
 from conf.runfile import RunFile
 from tests.groups import group
+from tests.trainer.conftest import mesh_of
 from trainer import fit, fixes, verdict
 from trainer.remat import USABLE, fits
 from trainer.topologies import CannotTellError
@@ -61,6 +62,15 @@ def test_the_programs_of_grpo_compile_for_a_slice(grpo_run, tmp_path, accelerato
         assert 0 <= found["peak_gib"] < found["hbm_gib"] == 16.019
         assert found["peak_gib"] > 0 or name in ("resident", "reshard")  # weights of less than half a MiB per chip
     assert verdicts["update"]["recomputed_flops"] > 0
+
+
+def test_operations_are_those_of_rows_by_themselves_where_a_kernel_computes_them(grpo_run):
+    def counted(attention: str, device_batch: int | None) -> float:
+        loop = grpo_run["loop"] | {"prompts": 2, "samples": 8, "updates_per_rollout": 1, "device_batch": device_batch}
+        raw = grpo_run | {"loop": loop, "model": grpo_run["model"] | {"attention": attention}}
+        return verdict.flops_of("logprob", RunFile.model_validate(raw), mesh_of(1, 1, 1))
+
+    assert counted("splash", None) == counted("plain", 16) > 2 * counted("plain", None)
 
 
 @needs_compiler
