@@ -48,7 +48,7 @@ class Asked(Fenced):
 
 
 class Lease:
-    """What one controller knows of the lease of one pod. Threads may share it."""
+    """What one controller knows of the lease of one pod, or of one sweep. Threads may share it."""
 
     def __init__(
         self, file: LeaseFile, clock: Clock, me: Me, seconds: float, every: float, fenced: Callable[[], None]

@@ -113,9 +113,10 @@ class InBucket:
             term = TypeAdapter(Term).validate_json(answer.get("metadata", {}).get(KEY, ""))
         except ValidationError:  # whoever can write to the bucket can write anything there
             where = f"gs://{self.bucket}/{self.name}"
+            pod = " and then the pod (`slipway down`), whose workers remember the lease" if self.among == "pods" else ""
             raise CloudError(
-                f"{where} is no lease that slipway wrote; once no controller acts on the pod, delete it "
-                f"(`gcloud storage rm {where}`) and then the pod (`slipway down`), whose workers remember the lease"
+                f"{where} is no lease that slipway wrote; once no controller acts there any more, delete it "
+                f"(`gcloud storage rm {where}`){pod}"
             ) from None
         return Seen(term, int(answer["generation"]), now - datetime.fromisoformat(answer["updated"]).timestamp())
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 
@@ -22,7 +22,7 @@ class Bucket:
         self.metadata_of_it = metadata
 
     def metadata(self, bucket: str, name: str) -> tuple[dict[str, Any], float]:
-        assert (bucket, name) == ("b", "pods/pod/lease.json")
+        assert (bucket, name) in (("b", "pods/pod/lease.json"), ("b", "sweeps/pod/lease.json"))
         kept = {} if self.metadata_of_it is None else {"metadata": self.metadata_of_it}
         return {"generation": "12", "updated": "1970-01-01T00:01:40Z", **kept}, 105.0
 
@@ -32,8 +32,8 @@ class Empty:
         raise NotFound("objects.get", 404, "notFound", "no such object")
 
 
-def read(google: Any) -> Seen | None:
-    return InBucket(google, "b", "pod").read()
+def read(google: Any, among: Literal["pods", "sweeps"] = "pods") -> Seen | None:
+    return InBucket(google, "b", "pod", among).read()
 
 
 def test_a_lease_is_read_with_its_age_and_a_later_versions_keys_are_left_out() -> None:
@@ -72,6 +72,13 @@ def test_what_is_no_lease_is_one_clear_error(text: str) -> None:
     assert "gs://b/pods/pod/lease.json is no lease that slipway wrote" in said
     assert "`gcloud storage rm gs://b/pods/pod/lease.json`" in said
     assert "\n" not in said
+
+
+@pytest.mark.parametrize(("among", "is_said"), [("pods", True), ("sweeps", False)])
+def test_no_worker_remembers_the_lease_of_a_sweep(among: Literal["pods", "sweeps"], is_said: bool) -> None:
+    with pytest.raises(CloudError, match=f"gcloud storage rm gs://b/{among}/pod/lease.json") as error:
+        read(Bucket({}), among)
+    assert ("slipway down" in str(error.value)) is is_said
 
 
 def test_an_object_of_somebody_else_is_the_same_error() -> None:
