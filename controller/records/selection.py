@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
+from types import MappingProxyType
 
 from controller.errors import ConfigError
 from controller.records.index import Row
@@ -21,6 +22,7 @@ def selected(
     where: Sequence[str] = (),
     sort: str | None = None,
     last: int | None = None,
+    boards: Mapping[str, Collection[str]] = MappingProxyType({}),
 ) -> tuple[str, list[Row]]:
     """The rows that fulfil all that is asked, oldest first, and a name for them together.
 
@@ -30,6 +32,8 @@ def selected(
         sweep: the id of one, or its name: the newest `-m sweep=NAME`, else the newest of runs of that name, or whose id
             begins like that.
         where, sort, last: as `slipway runs` takes them.
+        boards: ids of all runs of sweeps, as this machine knows them. The table has a run under the sweep that made it;
+            a later sweep has it too, and does not make it again.
 
     Raises:
         ConfigError: there is no such run or sweep, or none is left.
@@ -49,18 +53,18 @@ def selected(
             name, runs = newest["run"], [newest["run"]]
     kept = [row for row in known.values() if not runs or row["run"] in runs]
     if sweep:
-        name = _sweep_of(sweep, kept)
-        kept = [row for row in kept if row.get("sweep") == name]
+        name = _sweep_of(sweep, kept, boards)
+        kept = [row for row in kept if row.get("sweep") == name or row["run"] in boards.get(name, ())]
     names = {row["run"] for row in chosen(kept, where, sort, last)}
     if not names:
         raise ConfigError("no run is like that; `slipway runs` takes the same conditions and shows the table")
     return name if ID.fullmatch(name) else "runs", [row for row in kept if row["run"] in names]
 
 
-def _sweep_of(name: str, rows: Sequence[Row]) -> str:
+def _sweep_of(name: str, rows: Sequence[Row], boards: Mapping[str, Collection[str]]) -> str:
     """The id that a word for a sweep means."""
     of_a_sweep = [row for row in rows if row.get("sweep")]
-    if any(row["sweep"] == name for row in of_a_sweep):
+    if name in boards or any(row["sweep"] == name for row in of_a_sweep):
         return name
     called = [row for row in of_a_sweep if f"sweep={name}" in (str(w).lstrip("+") for w in row.get("overrides") or ())]
     like = [row for row in of_a_sweep if row.get("name") == name or str(row["sweep"]).startswith(name)]

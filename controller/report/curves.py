@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from controller.report.gather import RESULT, Metric
@@ -60,17 +60,35 @@ def points_of(metrics: Sequence[Metric], settings: Sequence[Setting]) -> int:
 def curve(setting: Setting, metric: Metric, points: int = MOST_POINTS) -> Curve | None:
     """The curve of one setting, thinned to every k-th step, the last one included; None where it has none.
 
-    At a step that only some of the runs have told the others do not count; steps that all of them have told win.
+    It is over the steps that all runs have told. Runs that told other steps than each other, as after warm starts of
+    different lengths, are joined by straight lines over the steps that all of them span.
     """
     known = [run.curves[metric] for run in setting.counted if metric in run.curves]
     if not known or metric[0] == RESULT:
         return None
-    steps = sorted(set.intersection(*map(set, known)) or set.union(*map(set, known)))
-    steps = _thinned(steps, points)
+    shared, every = set.intersection(*map(set, known)), set.union(*map(set, known))
+    if 2 * len(shared) < min(map(len, known)):
+        first, last = max(map(min, known)), min(map(max, known))
+        known = [_joined(one, every) for one in known]
+        shared = {step for step in every if first <= step <= last}
+    steps = _thinned(sorted(shared or every), points)
     values = [[value for one in known if (value := one.get(step)) is not None] for step in steps]
     mean = tuple(statistics.fmean(found) if found else None for found in values)
     low, high = ([edge(found) if found else None for found in values] for edge in (min, max))
     return Curve(tuple(steps), mean, tuple(low), tuple(high))
+
+
+def _joined(told: Mapping[float, float | None], steps: Iterable[float]) -> dict[float, float | None]:
+    """What one run has told, and between that straight lines; of steps before and after it, nothing."""
+    import numpy as np
+
+    there = sorted(step for step, value in told.items() if value is not None)
+    if not there:
+        return {}
+    within = [step for step in steps if there[0] <= step <= there[-1]]
+    values = np.interp(within, there, np.array([told[step] for step in there], float))
+    joined = dict(zip(within, map(float, values), strict=True))
+    return joined | {step: None for step, value in told.items() if value is None}
 
 
 def _thinned(steps: Sequence[float], points: int) -> list[float]:

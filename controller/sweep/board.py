@@ -171,6 +171,11 @@ def saved(file: Path) -> Saved:
     return Saved(document["time"], document["over"], {line["run"]: Line(**line) for line in document["lines"]})
 
 
+def runs_of_sweeps(state: Path) -> dict[str, list[str]]:
+    """Ids of all runs of each sweep whose board is on this machine, those too that it found finished."""
+    return {file.stem: list(saved(file).lines) for file in sorted((state / "sweeps").glob("*.json"))}
+
+
 HEAD = ("run", "words", "pod", "state", "step", "metric", "", "ETA", "cost")
 
 

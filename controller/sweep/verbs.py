@@ -297,7 +297,7 @@ def _close(pool: Pool, board: Board, command: Command) -> None:
     """
     lines = board.lines()
     if not command.flags.json:
-        print(f"sweep {pool.sweep_id}: {counts(lines)}; `slipway runs --where sweep={pool.sweep_id}` lists them")
+        print(f"sweep {pool.sweep_id}: {counts(lines)}; `slipway report --sweep {pool.sweep_id}` compares them")
     if pool.failed:
         said = [f"{len(pool.failed)} of {len(lines)} runs failed; the same command tries them again:"]
         raise ProgramFailed("\n".join([*said, *(f"  {run}: {why}" for run, why in pool.failed.items())]))

@@ -15,6 +15,7 @@ from controller.records.selection import selected
 from controller.report.gather import Read, from_bucket, from_here, gathered
 from controller.report.page import render
 from controller.report.study import study
+from controller.sweep.board import runs_of_sweeps
 from controller.verbs.runs import refresh, state_of
 from controller.words import counted
 
@@ -27,7 +28,8 @@ def run(command: Command) -> int:
     state = state_of(command)
     if flags.refresh:
         refresh(command, state)
-    name, rows = selected(index.rows(state), flags.runs, flags.sweep, flags.where, flags.sort, flags.last)
+    asked = (flags.runs, flags.sweep, flags.where, flags.sort, flags.last)
+    name, rows = selected(index.rows(state), *asked, boards=runs_of_sweeps(state))
     with _reading(command, state) as read:
         found = study(name, gathered(rows, read), flags.baseline)
     # by default not in the folder of the user's code: there the page would be shipped, and make every run a new one

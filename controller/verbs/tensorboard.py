@@ -19,6 +19,7 @@ from controller.records.index import Row
 from controller.records.selection import selected
 from controller.report.gather import from_here, gathered
 from controller.report.settings import settings
+from controller.sweep.board import runs_of_sweeps
 from controller.verbs.runs import refresh, state_of
 from controller.words import counted
 
@@ -32,7 +33,8 @@ def run(command: Command) -> int:
     flags, state = command.flags, state_of(command)
     if flags.refresh:
         refresh(command, state)
-    name, rows = selected(index.rows(state), flags.runs, flags.sweep, flags.where, flags.sort, flags.last)
+    asked = (flags.runs, flags.sweep, flags.where, flags.sort, flags.last)
+    name, rows = selected(index.rows(state), *asked, boards=runs_of_sweeps(state))
     folder = state / "tensorboard" / name
     folders = {run: folder / called for run, called in names(rows, state).items()}
     live = {row["run"] for row in rows if row.get("state") != "finished"}

@@ -30,6 +30,12 @@ def test_by_id_by_name_and_the_newest() -> None:
     assert names(where=["name=q"], last=2) == ("runs", ["q-2", "q-3"])
 
 
+def test_a_sweep_has_runs_that_an_earlier_one_made() -> None:
+    boards = {"q-dddd": ["q-1", "q-3", "q-9"]}
+    assert names(sweep="q-dddd", boards=boards) == ("q-dddd", ["q-1", "q-3"])
+    assert names(sweep="q-aaaa", boards=boards) == ("q-aaaa", ["q-1"])
+
+
 def test_what_is_no_id_is_no_run() -> None:
     with pytest.raises(ConfigError, match="no such run"):
         selected(ROWS, ["../../etc"])

@@ -130,6 +130,17 @@ def test_a_value_that_is_not_finite_is_missing_and_so_is_an_unfinished_run(state
     assert line.mean == pytest.approx((0.1, 0.6))
 
 
+def test_runs_that_told_other_steps_are_joined_where_all_of_them_went() -> None:
+    """A warm start of another length shifts all steps of a run."""
+    first, second = {10.0: 0.0, 50.0: 0.4, 90.0: 0.8}, {20.0: 0.5, 60.0: 0.5, 100.0: None, 140.0: 1.0}
+    runs = [Run({"run": str(i), "seed": i}, None, {("x", "a"): told}) for i, told in enumerate((first, second))]
+    line = curve(settings(runs)[0], ("x", "a"))
+    assert line is not None
+    assert line.steps == (20.0, 50.0, 60.0, 90.0)
+    assert line.mean == pytest.approx((0.3, 0.45, 0.5, (0.8 + 0.5 + 0.5 * 30 / 80) / 2))
+    assert line.low[:2] == pytest.approx((0.1, 0.4))
+
+
 def test_long_curves_are_thinned_and_keep_their_end(state: Path) -> None:
     recorded(state, CASES[0], 0, 1000.0, [{"step": i, "phase": "x", "a": i / 7} for i in range(10_001)])
     [setting] = settings(runs_of(state))

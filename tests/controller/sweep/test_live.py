@@ -17,7 +17,7 @@ from controller.clock import Clock
 from controller.events import Event
 from controller.records import index
 from controller.sweep import watch
-from controller.sweep.board import Board, Line, Screen, cost, saved
+from controller.sweep.board import Board, Line, Screen, cost, runs_of_sweeps, saved
 from controller.sweep.live import drawn, shown
 
 
@@ -183,3 +183,10 @@ def test_following_says_what_changes_until_it_is_over(state: Path) -> None:
 def test_a_file_of_an_earlier_version_is_read(tmp_path: Path) -> None:
     (tmp_path / "s.json").write_text(json.dumps([{"run": "q-1", "title": "", "state": "finished"}]))
     assert saved(tmp_path / "s.json").lines["q-1"].state == "finished"
+
+
+def test_the_runs_of_each_sweep_are_known_from_its_board(tmp_path: Path) -> None:
+    assert runs_of_sweeps(tmp_path) == {}
+    (tmp_path / "sweeps").mkdir()
+    board(tmp_path / "sweeps/q-1.json", Line("a", "lr=1", "finished"), Line("b", "lr=2", "waiting")).close()
+    assert runs_of_sweeps(tmp_path) == {"q-1": ["a", "b"]}
