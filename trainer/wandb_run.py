@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import threading
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -63,7 +64,7 @@ def start(experiment: RunFile, folder: Path) -> WandbRun | None:
     if settings is None:
         return None
     try:
-        import wandb
+        wandb = import_module("wandb")  # not among the packages that the types are checked with
     except ImportError:
         raise RunFileError("logging.wandb: the package wandb is not installed; set it to null, or install it") from None
     folder.mkdir(parents=True, exist_ok=True)
