@@ -10,13 +10,10 @@ from typing import TYPE_CHECKING
 
 from controller.clock import Clock
 from controller.errors import ConfigError
-from controller.records import index
-from controller.records.selection import selected
 from controller.report.gather import Read, from_bucket, from_here, gathered
 from controller.report.page import render
 from controller.report.study import study
-from controller.sweep.board import runs_of_sweeps
-from controller.verbs.runs import refresh, state_of
+from controller.verbs.runs import asked_for
 from controller.words import counted
 
 if TYPE_CHECKING:
@@ -25,11 +22,7 @@ if TYPE_CHECKING:
 
 def run(command: Command) -> int:
     flags = command.flags
-    state = state_of(command)
-    if flags.refresh:
-        refresh(command, state)
-    asked = (flags.runs, flags.sweep, flags.where, flags.sort, flags.last)
-    name, rows = selected(index.rows(state), *asked, boards=runs_of_sweeps(state))
+    state, name, rows = asked_for(command)
     with _reading(command, state) as read:
         found = study(name, gathered(rows, read), flags.baseline)
     # by default not in the folder of the user's code: there the page would be shipped, and make every run a new one

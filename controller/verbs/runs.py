@@ -47,6 +47,18 @@ def state_of(command: Command) -> Path:
     return Path(os.environ.get("SLIPWAY_HOME") or "~/.slipway").expanduser()
 
 
+def asked_for(command: Command) -> tuple[Path, str, list[index.Row]]:
+    """The state folder, and the runs that a verb with the flags of `report` means, with a name for them together."""
+    from controller.records.selection import selected
+    from controller.sweep.board import runs_of_sweeps
+
+    flags, state = command.flags, state_of(command)
+    if flags.refresh:
+        refresh(command, state)
+    words = (flags.runs, flags.sweep, flags.where, flags.sort, flags.last)
+    return state, *selected(index.rows(state), *words, boards=runs_of_sweeps(state))
+
+
 def refresh(command: Command, state: Path) -> None:
     """Add what other machines have put into the bucket."""
     from controller.connect import connected, project_of

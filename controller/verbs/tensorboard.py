@@ -14,13 +14,10 @@ from controller.compose import compose
 from controller.connect import connected
 from controller.errors import ConfigError
 from controller.mirror import Mirror, folder_name
-from controller.records import index
 from controller.records.index import Row
-from controller.records.selection import selected
 from controller.report.gather import from_here, gathered
 from controller.report.settings import settings
-from controller.sweep.board import runs_of_sweeps
-from controller.verbs.runs import refresh, state_of
+from controller.verbs.runs import asked_for
 from controller.words import counted
 
 if TYPE_CHECKING:
@@ -30,11 +27,8 @@ EVERY_SECONDS = 15.0
 
 
 def run(command: Command) -> int:
-    flags, state = command.flags, state_of(command)
-    if flags.refresh:
-        refresh(command, state)
-    asked = (flags.runs, flags.sweep, flags.where, flags.sort, flags.last)
-    name, rows = selected(index.rows(state), *asked, boards=runs_of_sweeps(state))
+    flags = command.flags
+    state, name, rows = asked_for(command)
     folder = state / "tensorboard" / name
     folders = {run: folder / called for run, called in names(rows, state).items()}
     live = {row["run"] for row in rows if row.get("state") != "finished"}
