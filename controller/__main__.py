@@ -10,7 +10,7 @@ from pathlib import Path
 def main() -> int:
     os.umask(0o077)  # keys, tokens, logs and records are nobody else's on this machine
     _leave_out_the_working_directory()
-    from controller.cli import run  # not before: it imports `conf`, and the folder one stands in may have its own
+    from controller.cli.main import run  # not before: it imports `conf`, and the folder one stands in may have its own
 
     return run(sys.argv[1:])
 

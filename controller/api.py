@@ -1,7 +1,7 @@
 """For notebooks and scripts: `from controller import api`. What the command line does, as plain Python values.
 
 Words are those of the command line: `api.up("+experiment=quickstart", "run.seed=1")`. Errors are those of
-`controller.errors`, in words. docs/api.md
+`controller.core.errors`, in words. docs/api.md
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from conf.schema import Config
-from controller.cli import Command, parse
-from controller.errors import ConfigError, SlipwayError
+from conf.schema.config import Config
+from controller.cli.main import Command, parse
+from controller.core.errors import ConfigError, SlipwayError
 from controller.records import index
-from controller.records.record import folder_of
+from controller.records.recorder import folder_of
 from controller.records.table import chosen
 
 __all__ = ["Config", "ConfigError", "SlipwayError", "compose", "metrics", "plan", "record", "runs", "sweep", "up"]
@@ -39,7 +39,7 @@ def plan(*words: str) -> dict[str, Any]:
     Raises:
         ConfigError: the config is unusable.
     """
-    from controller.verbs.plan import as_document, gather
+    from controller.cli.verbs.run.plan import as_document, gather
 
     return as_document(*gather(_command("plan", words)))
 
@@ -55,7 +55,7 @@ def up(*words: str, yes: bool = False, queue: bool = False, run: str | None = No
     Raises:
         SlipwayError: it failed; its class says how, as the exit code does.
     """
-    from controller.verbs.up import bring_about
+    from controller.cli.verbs.run.up import bring_about
 
     flags = Namespace(json=False, yes=yes, detach=False, queue=queue, take_over=False, run=run, plan=None)
     return _row(_state(words), bring_about(Command("up", flags, words)))
@@ -67,8 +67,8 @@ def sweep(*words: str, yes: bool = False) -> list[Row]:
     Raises:
         ProgramFailed: some runs were given up; the others have finished.
     """
-    from controller.sweep.study import base_of, study
-    from controller.sweep.verbs import up as carry_through
+    from controller.cli.verbs.run.sweep import up as carry_through
+    from controller.sweep.definition import base_of, study
 
     carry_through(Command("up", Namespace(json=False, yes=yes, take_over=False), words))
     state = Path(base_of(words, Path.cwd()).run.state_dir).expanduser()
@@ -113,7 +113,7 @@ def record(run: str, *, state: Path | None = None) -> dict[str, Any]:
     Raises:
         ConfigError: this machine has no record of it.
     """
-    from controller.records.record import read
+    from controller.records.recorder import read
 
     found = read(state or _state(()), run)
     if found is None:
@@ -126,7 +126,7 @@ def _command(verb: str, words: Sequence[str]) -> Command:
 
 
 def _state(words: Sequence[str]) -> Path:
-    from controller.verbs.runs import state_of
+    from controller.cli.verbs.look.runs import state_of
 
     return state_of(_command("runs", words))
 

@@ -6,7 +6,7 @@ import threading
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from controller.world import World
+    from controller.context import World
 
 EVERY_SECONDS = 1.0
 

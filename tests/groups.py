@@ -7,7 +7,9 @@ from typing import Any
 
 import yaml
 
-CONF = Path(__file__).parents[1] / "conf"
+from tests.paths import ROOT
+
+CONF = ROOT / "conf"
 
 
 def group(path: str) -> dict[str, Any]:

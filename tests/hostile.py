@@ -9,7 +9,7 @@ from typing import Annotated, Any, get_args, get_origin
 from hypothesis import strategies as st
 from pydantic import BaseModel
 
-from conf.schema import Config
+from conf.schema.config import Config
 
 CANARY = "canary-of-the-tests"
 """A file that appears where a string was taken for a shell command."""

@@ -18,9 +18,9 @@ import yaml
 from etils import epath
 from pydantic import ValidationError
 
-from conf.decoder import Model
-from trainer import deepmind, huggingface, pretrained, store
-from trainer.pretrained import CheckpointError
+from conf.schema.training.model import Model
+from trainer.pretrained import gemma_orbax, hf_families, hf_files, store
+from trainer.pretrained.hf_files import CheckpointError
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -40,21 +40,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
             store.write(options.target, params, cfg)
         else:
             cfg = store.describe(options.source)
-            config = huggingface.config_for(cfg)
-            pretrained.write(options.target, store.read(options.source, cfg), cfg, config)
-    except (CheckpointError, huggingface.UnknownArchitectureError, store.StoreError) as error:
+            config = hf_families.config_for(cfg)
+            hf_files.write(options.target, store.read(options.source, cfg), cfg, config)
+    except (CheckpointError, hf_families.UnknownArchitectureError, store.StoreError) as error:
         print(error, file=sys.stderr)
         return 2
     return 0
 
 
-def _import(source: epath.Path, described: epath.Path | None) -> tuple[Model, pretrained.Params]:
+def _import(source: epath.Path, described: epath.Path | None) -> tuple[Model, hf_files.Params]:
     if not source.exists():
         raise CheckpointError(f"{source}: there is no such folder")
     if (source / "config.json").exists():
-        cfg = huggingface.model_from(pretrained.read_config(source))
-        return cfg, pretrained.read(source, cfg)
-    if not deepmind.is_checkpoint(source):
+        cfg = hf_families.model_from(hf_files.read_config(source))
+        return cfg, hf_files.read(source, cfg)
+    if not gemma_orbax.is_checkpoint(source):
         raise CheckpointError(f"{source}: is neither a Hugging Face model (config.json) nor an Orbax checkpoint")
     if described is None:
         raise CheckpointError(f"{source}: does not say what model it is; give --model with its section as YAML")
@@ -62,7 +62,7 @@ def _import(source: epath.Path, described: epath.Path | None) -> tuple[Model, pr
         cfg = Model.model_validate(yaml.safe_load(described.read_text()))
     except (OSError, ValidationError, yaml.YAMLError) as error:
         raise CheckpointError(f"{described}: is no description of a model: {error}") from None
-    return cfg, deepmind.read(source, cfg)
+    return cfg, gemma_orbax.read(source, cfg)
 
 
 if __name__ == "__main__":

@@ -16,14 +16,18 @@ from pathlib import Path
 
 import jax
 
-from conf.runfile import OwnError, RunFile, RunFileError, load
-from trainer import distributed, loops, remat, startup, storage, wandb_run
-from trainer import mesh as meshes
-from trainer.checksums import DisagreementError
-from trainer.compilation import CompileCache
-from trainer.diverged import DivergedError
-from trainer.metrics import Metrics, run_folder
-from trainer.notice import SAVED, NoticedError
+from conf.schema.training.run_yaml import OwnError, RunFile, RunFileError, load
+from trainer import loops
+from trainer.checkpoint import gcs_retry
+from trainer.distributed import agreement, runtime
+from trainer.distributed import mesh as meshes
+from trainer.distributed.checksums import DisagreementError
+from trainer.distributed.preemption import SAVED, NoticedError
+from trainer.fit import remat
+from trainer.step.compile_cache import CompileCache
+from trainer.step.nan_check import DivergedError
+from trainer.telemetry import wandb
+from trainer.telemetry.metrics import Metrics, run_folder
 
 JOIN_SECONDS = 300
 """How long a worker waits for the others: their VMs may have become ready minutes apart."""
@@ -42,19 +46,19 @@ def main() -> None:
         print(error, file=sys.stderr)
         sys.exit(2)
     try:
-        distributed.spare_threads(experiment.pod)
-        distributed.join(experiment.pod, JOIN_SECONDS)
-        storage.be_patient()
-        startup.check_devices(experiment.pod)
-        startup.check_agreement(path, experiment)
+        runtime.spare_threads(experiment.pod)
+        runtime.join(experiment.pod, JOIN_SECONDS)
+        gcs_retry.be_patient()
+        agreement.check_devices(experiment.pod)
+        agreement.check_agreement(path, experiment)
         train(experiment, run_folder(path, experiment.id))
         code = 0
     except OwnError as error:
         print(error, file=sys.stderr)
-        distributed.abandon(2)
-    except (RunFileError, startup.WrongDevicesError, DisagreementError) as error:
+        runtime.abandon(2)
+    except (RunFileError, agreement.WrongDevicesError, DisagreementError) as error:
         print(error, file=sys.stderr)
-        code = {startup.WrongDevicesError: 3, DisagreementError: 4}.get(type(error), 2)
+        code = {agreement.WrongDevicesError: 3, DisagreementError: 4}.get(type(error), 2)
     except NoticedError:
         code = SAVED
     except DivergedError as error:
@@ -62,8 +66,8 @@ def main() -> None:
         code = 1
     except BaseException:  # whatever ended this worker, the others must not wait for it
         traceback.print_exc()
-        distributed.abandon(1)
-    distributed.leave(code)
+        runtime.abandon(1)
+    runtime.leave(code)
 
 
 def train(experiment: RunFile, folder: Path) -> None:
@@ -74,7 +78,7 @@ def train(experiment: RunFile, folder: Path) -> None:
     mesh = meshes.build(experiment.mesh)
     first = jax.process_index() == 0
     cache = CompileCache(folder, experiment.dir, experiment.pod, writes=first) if experiment.compile_cache else None
-    log = Metrics(folder, experiment.dir, writes=first, there=wandb_run.start(experiment, folder) if first else None)
+    log = Metrics(folder, experiment.dir, writes=first, there=wandb.start(experiment, folder) if first else None)
     try:
         with jax.set_mesh(mesh):
             loops.module(experiment.loop.kind).run(remat.resolved(experiment, mesh), mesh, log)

@@ -21,6 +21,6 @@ however its holder dies.
         attempt-<n>/            pid.json, log, notice.json, exit.json, supervisor.log
 """
 
-from .tree import tree_hash
+from .tree_hash import tree_hash
 
 __all__ = ["tree_hash"]

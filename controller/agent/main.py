@@ -7,27 +7,27 @@ import os
 import sys
 from importlib import import_module
 
-from .files import AgentError, locked, read_json, root, write_json
+from .fs import AgentError, locked, read_json, root, write_json
 
 COMMANDS = {
-    "observe": "observe",
-    "install_code": "code",
-    "install_venv": "packages",
-    "write_config": "config",
-    "tidy": "tidy",
-    "run_setup": "setup",
-    "fetch_asset": "fetch",
-    "probe_devices": "probe",
-    "probe_peers": "probe",
-    "start": "start",
-    "supervise": "start",
-    "stop": "ending",
-    "state": "attempt",
-    "stacks": "stacks",
-    "watch": "watch",
-    "guard": "guard",
-    "guard_state": "guard",
-    "stand_guard": "guard",
+    "observe": "commands.observe",
+    "install_code": "commands.code",
+    "install_venv": "commands.venv",
+    "write_config": "commands.config",
+    "tidy": "commands.tidy",
+    "run_setup": "commands.setup",
+    "fetch_asset": "commands.asset",
+    "probe_devices": "commands.probe",
+    "probe_peers": "commands.probe",
+    "start": "program.supervisor",
+    "supervise": "program.supervisor",
+    "stop": "program.stop",
+    "state": "program.state",
+    "stacks": "commands.stack_dump",
+    "watch": "program.stream",
+    "guard": "watchdog",
+    "guard_state": "watchdog",
+    "stand_guard": "watchdog",
 }
 """The module that holds the function of that name; only this one is loaded."""
 

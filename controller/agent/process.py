@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from .files import AgentError, attempt_of
+from .fs import AgentError, attempt_of
 
 
 def boot_id() -> str:

@@ -12,8 +12,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from .files import AgentError, read_json, root, size_of, write_atomic, write_json
-from .tree import CHUNK
+from .fs import AgentError, read_json, root, size_of, write_atomic, write_json
+from .tree_hash import CHUNK
 
 SHORTEST = 6
 """Masking what is shorter would hide half of the log and protect nothing."""

@@ -15,8 +15,8 @@ from urllib.error import HTTPError
 from urllib.parse import quote
 from urllib.request import ProxyHandler, Request, build_opener
 
-from .files import AgentError, size_of
-from .tree import CHUNK
+from .fs import AgentError, size_of
+from .tree_hash import CHUNK
 
 RETRY_SECONDS = (0.5, 1.0, 2.0, 4.0)
 

@@ -13,21 +13,21 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from conf.schema import Config, judge
-from controller.cli import Command
-from controller.clock import Clock
-from controller.credentials import SCOPES
-from controller.errors import ConfigError, SlipwayError
-from controller.events import Events
-from controller.google import Google
-from controller.iap import ENDPOINT
-from controller.plan import Plan
+from conf.schema.config import Config, judge
+from controller.cli.main import Command
+from controller.cli.verbs.run.up import carry_out
+from controller.context import World
+from controller.core.clock import Clock
+from controller.core.errors import ConfigError, SlipwayError
+from controller.core.events import Events
+from controller.gcp.client import Google
+from controller.gcp.credentials import SCOPES
+from controller.plan.build import Plan
 from controller.records.restore import plan_of
-from controller.resources.bastion import Bastion, BastionRoles, Package
-from controller.resources.services import Services
-from controller.route import fleet
-from controller.verbs.up import carry_out
-from controller.world import World
+from controller.resources.bastion.vm import Bastion, BastionRoles, Package
+from controller.resources.project.services import Services
+from controller.ssh.iap import ENDPOINT
+from controller.ssh.route import fleet
 
 PACE_SECONDS = 5.0
 

@@ -7,10 +7,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from conf.assets import RemoteFile
-from conf.schema import Config
-from controller.assets import is_there
-from controller.finding import Finding
+from conf.schema.config import Config
+from conf.schema.infra.assets import RemoteFile
+from controller.core.finding import Finding
+from controller.inputs.assets import is_there
 
 
 def local_files_are_here(config: Config) -> Iterator[Finding]:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from conf.schema import Config
-from controller.agent.code import MAX_BYTES
-from controller.finding import Finding
-from controller.repositories import without_password
+from conf.schema.config import Config
+from controller.agent.commands.code import MAX_BYTES
+from controller.core.finding import Finding
+from controller.inputs.git import without_password
 
 
 def repository_is_shipped(config: Config) -> Iterator[Finding]:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 
-from conf.schema import Config
-from controller.finding import Finding
-from controller.secrets import MANAGER
+from conf.schema.config import Config
+from controller.core.finding import Finding
+from controller.inputs.secrets import MANAGER
 
 
 def bastion_has_secrets(config: Config) -> Iterator[Finding]:

@@ -8,10 +8,10 @@ from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
 
-from conf.schema import Config
+from conf.schema.config import Config
 from controller.checks.names import strings
-from controller.finding import Finding
-from controller.placeholders import PLACEHOLDER
+from controller.config.placeholders import PLACEHOLDER
+from controller.core.finding import Finding
 
 WANDB_KEY = "WANDB_API_KEY"
 OPTIONAL = ("HF_TOKEN", WANDB_KEY, "NETRC")

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from conf.decoder import Model
-from conf.schema import Config
-from controller import fits
-from controller.finding import Finding
+from conf.schema.config import Config
+from conf.schema.training.model import Model
+from controller.checks import fit_cache
+from controller.core.finding import Finding
 
 SMALL = 100_000_000
 """Weights of a model that fits in any case."""
@@ -18,13 +18,13 @@ def fits_the_chips(config: Config) -> Iterator[Finding]:
     model = config.model
     if config.program.kind != "trainer" or model is None or config.cloud.kind == "local":
         return
-    stored = fits.found(config)
+    stored = fit_cache.found(config)
     if stored is None and weights(model) > SMALL:
         yield Finding("fit", "note", "model", "nobody has asked yet whether it fits the chips: slipway fit")
     short = [program for program in stored["programs"] if not program["fits"]] if stored else []
     if stored and short:
         worst = max(short, key=lambda program: program["peak_gib"])
-        fix = f"it fits with {found}" if (found := fits.fix(config)) else "slipway fit tells more"
+        fix = f"it fits with {found}" if (found := fit_cache.fix(config)) else "slipway fit tells more"
         words = (
             f"{worst['name']} needs {worst['peak_gib']:.2f} GiB of a chip and may use {stored['usable_gib']:.2f}; {fix}"
         )

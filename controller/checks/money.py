@@ -6,12 +6,12 @@ from collections.abc import Iterator
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
-from conf.schema import Config
-from controller.cost import SPOT
-from controller.finding import Finding
+from conf.schema.config import Config
+from controller.core.finding import Finding
+from controller.gcp.prices import SPOT
 
 if TYPE_CHECKING:
-    from controller.world import World
+    from controller.context import World
 
 
 def price_is_known(config: Config) -> Iterator[Finding]:

@@ -6,14 +6,14 @@ import re
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from conf.regions import covers
-from conf.schema import Config
-from controller.finding import Finding
-from controller.google import Forbidden, NotFound
-from controller.plan.shared import bucket_name
+from conf.schema.config import Config
+from conf.schema.infra.regions import covers
+from controller.core.finding import Finding
+from controller.gcp.client import Forbidden, NotFound
+from controller.plan.project import bucket_name
 
 if TYPE_CHECKING:
-    from controller.world import World
+    from controller.context import World
 
 PLACEHOLDER = re.compile(
     r"\?\?\?|\b(your|my)[-_](actual[-_])?(project|bucket|zone|key|token|account|name)|<[A-Z_-]+>", re.I

@@ -5,9 +5,9 @@ from __future__ import annotations
 import ipaddress
 from collections.abc import Iterator
 
-from conf.network import IAP_RANGE, WORLD
-from conf.schema import Config
-from controller.finding import Finding
+from conf.schema.config import Config
+from conf.schema.infra.network import IAP_RANGE, WORLD
+from controller.core.finding import Finding
 
 
 def way_out(config: Config) -> Iterator[Finding]:

@@ -6,11 +6,11 @@ import difflib
 from collections.abc import Iterator, Set
 from typing import TYPE_CHECKING
 
-from conf.schema import Config
-from controller.finding import Finding
+from conf.schema.config import Config
+from controller.core.finding import Finding
 
 if TYPE_CHECKING:
-    from controller.world import World
+    from controller.context import World
 
 
 def offered_types(config: Config, world: World) -> Iterator[Finding]:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from conf.regions import subnet_range
-from conf.schema import Config
-from conf.topology import region, table
-from controller.finding import Finding
+from conf.schema.config import Config
+from conf.schema.infra.regions import subnet_range
+from conf.schema.infra.topology import region, table
+from controller.core.finding import Finding
 
 
 def zone_has_type(config: Config) -> Iterator[Finding]:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from conf.schema import Config
-from controller.finding import Finding
+from conf.schema.config import Config
+from controller.core.finding import Finding
 
 
 def trainer_is_complete(config: Config) -> Iterator[Finding]:

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from conf.schema import Config
-from controller.finding import Finding
-from controller.google import Forbidden, ServiceDisabled
+from conf.schema.config import Config
+from controller.core.finding import Finding
+from controller.gcp.client import Forbidden, ServiceDisabled
 
 if TYPE_CHECKING:
-    from controller.world import World
+    from controller.context import World
 
 METRICS = {
     "v4": ("tpu-v4", "tpu-v4s"),

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from conf.regions import covers, subnet_range
-from conf.schema import Config
-from controller.finding import Finding
+from conf.schema.config import Config
+from conf.schema.infra.regions import covers, subnet_range
+from controller.core.finding import Finding
 
 
 def subnet_has_a_range(config: Config) -> Iterator[Finding]:

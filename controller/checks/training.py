@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from conf.data import JsonlData, ParquetData, TextData
-from conf.loop import GrpoLoop, LmLoop, UnevenError
-from conf.schedule import DecaySchedule, PiecewiseSchedule, WarmupStableDecaySchedule
-from conf.schema import Config
-from controller.finding import Finding
+from conf.schema.config import Config
+from conf.schema.training.data import JsonlData, ParquetData, TextData
+from conf.schema.training.loop import GrpoLoop, LmLoop, UnevenError
+from conf.schema.training.schedule import DecaySchedule, PiecewiseSchedule, WarmupStableDecaySchedule
+from controller.core.finding import Finding
 
 STREAMED = TextData | JsonlData | ParquetData
 

@@ -17,32 +17,32 @@ from typing import IO, Any
 
 from aiohttp import web
 
-from controller.localcloud.admin import Admin
-from controller.localcloud.billing import Billing
-from controller.localcloud.blobs import Blobs
-from controller.localcloud.call import PROJECT, PROJECT_NUMBER
-from controller.localcloud.catalog import load_catalog
-from controller.localcloud.compute import Compute
-from controller.localcloud.discovery import Discovery
-from controller.localcloud.faults import Faults
-from controller.localcloud.iap import Iap
-from controller.localcloud.machines import Machines
-from controller.localcloud.media import Media
-from controller.localcloud.metadata import Metadata
-from controller.localcloud.misfortune import Misfortune
-from controller.localcloud.networks import Networks
-from controller.localcloud.nodes import Nodes
-from controller.localcloud.objects import Objects
-from controller.localcloud.operations import Effect, Operations
-from controller.localcloud.oslogin import OsLogin
-from controller.localcloud.permissions import Permissions
-from controller.localcloud.projects import Policies, Projects
-from controller.localcloud.queued import Queued
-from controller.localcloud.secretmanager import SecretManager
-from controller.localcloud.server import Server
-from controller.localcloud.storage import Storage
+from controller.localcloud.apis.billing import Billing
+from controller.localcloud.apis.catalog import load_catalog
+from controller.localcloud.apis.compute import Compute
+from controller.localcloud.apis.iap import Iap
+from controller.localcloud.apis.metadata import Metadata
+from controller.localcloud.apis.networks import Networks
+from controller.localcloud.apis.operations import Effect, Operations
+from controller.localcloud.apis.oslogin import OsLogin
+from controller.localcloud.apis.projects import Policies, Projects
+from controller.localcloud.apis.secretmanager import SecretManager
+from controller.localcloud.apis.storage.blobs import Blobs
+from controller.localcloud.apis.storage.buckets import Storage
+from controller.localcloud.apis.storage.objects import Objects
+from controller.localcloud.apis.tpu.nodes import Nodes
+from controller.localcloud.apis.tpu.queued import Queued
+from controller.localcloud.faults.effects import Misfortune
+from controller.localcloud.faults.faults import Faults
+from controller.localcloud.http.admin import Admin
+from controller.localcloud.http.call import PROJECT, PROJECT_NUMBER
+from controller.localcloud.http.discovery import Discovery
+from controller.localcloud.http.media import Media
+from controller.localcloud.http.permissions import Permissions
+from controller.localcloud.http.server import Server
 from controller.localcloud.store import Store
-from controller.localcloud.workers import Workers
+from controller.localcloud.vms.machines import Machines
+from controller.localcloud.vms.workers import Workers
 
 # What each API's discovery document is given as its rootUrl.
 _ROOTS = {

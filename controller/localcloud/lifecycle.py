@@ -16,8 +16,8 @@ from typing import Any
 
 import psutil
 
-from controller.localcloud.image import marker
-from controller.localcloud.processes import kill_marked, wait_ended
+from controller.localcloud.vms.image import marker
+from controller.localcloud.vms.processes import kill_marked, wait_ended
 
 _START_SECONDS = 60.0
 _STOP_SECONDS = 15.0

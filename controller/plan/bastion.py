@@ -6,15 +6,15 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import conf
-import controller.bastion
-from conf.schema import Config
-from controller.resource import Resource
-from controller.resources.accounts import ServiceAccount
-from controller.resources.bastion import AccountRoles, Bastion, BastionRoles, Package
-from controller.resources.bucket import Bucket
-from controller.resources.policies import BucketRoles, ProjectRoles
-from controller.resources.services import Services
-from controller.snapshot import Snapshot
+import controller.resources.bastion
+from conf.schema.config import Config
+from controller.inputs.code import Snapshot
+from controller.reconcile.resource import Resource
+from controller.resources.bastion.vm import AccountRoles, Bastion, BastionRoles, Package
+from controller.resources.project.accounts import ServiceAccount
+from controller.resources.project.bucket import Bucket
+from controller.resources.project.roles import BucketRoles, ProjectRoles
+from controller.resources.project.services import Services
 
 SUFFIX = "-driver"
 DELETES_ITSELF = ("roles/compute.instanceAdmin.v1",)
@@ -69,7 +69,7 @@ def bastion_resources(config: Config, bucket: str, run_id: str, needs: Sequence[
         subnetwork=config.network.subnet_in(config.region),
         external_ip=not config.network.nat,
         account=account,
-        script=Path(controller.bastion.__file__).with_name("boot.py").read_text(),
+        script=Path(controller.resources.bastion.__file__).with_name("boot.py").read_text(),
         run_id=run_id,
         needs=(*needs, *works, shipped.id),
     )

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from itertools import product
 
-from conf.schema import Config
-from conf.topology import region
-from controller.provision.disk import disk_type
-from controller.resources.node import Node, Place
+from conf.schema.config import Config
+from conf.schema.infra.topology import region
+from controller.resources.pod.data_disk import disk_type
+from controller.resources.pod.node import Node, Place
 
 
 def node_resource(config: Config, needs: tuple[str, ...]) -> Node:

@@ -9,23 +9,23 @@ from pathlib import Path
 from typing import Any
 
 import conf
-from conf.schema import Config
-from controller.assets import Content
-from controller.errors import ConfigError
-from controller.placeholders import Places
-from controller.requirements import Requirements, read
-from controller.resource import Resource
-from controller.resources.assets import PodAsset
-from controller.resources.code import CodeArchive
-from controller.resources.node import Node
-from controller.resources.setup import Setup
-from controller.resources.tidied import Tidied
-from controller.resources.venv import Venv
-from controller.resources.watchdog import Watchdog
-from controller.resources.wheels import Wheels
-from controller.resources.workers import RunConfig, SshAccess, Verified, WorkerCode
-from controller.secrets import Vault
-from controller.snapshot import Snapshot, Unfetched
+from conf.schema.config import Config
+from controller.config.placeholders import Places
+from controller.core.errors import ConfigError
+from controller.inputs.assets import Content
+from controller.inputs.code import Snapshot, Unfetched
+from controller.inputs.requirements import Requirements, read
+from controller.inputs.secrets import Vault
+from controller.reconcile.resource import Resource
+from controller.resources.pod.node import Node
+from controller.resources.uploads.assets import PodAsset
+from controller.resources.uploads.code import CodeArchive
+from controller.resources.uploads.wheels import Wheels
+from controller.resources.workers.base import RunConfig, SshAccess, Verified, WorkerCode
+from controller.resources.workers.setup import Setup
+from controller.resources.workers.tidy import Tidied
+from controller.resources.workers.venv import Venv
+from controller.resources.workers.watchdog import Watchdog
 
 LOCK = Path(conf.__file__).with_name("requirements.txt")
 WANDB = Path(conf.__file__).with_name("wandb.txt")

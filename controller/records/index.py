@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from controller.google import Google
+    from controller.gcp.client import Google
 
 Row = dict[str, Any]
 LARGEST = 7000
@@ -59,7 +59,7 @@ def publish(google: Google, bucket: str, row: Row) -> None:
 
 def published(google: Google, bucket: str) -> list[Row]:
     """Every row of a bucket."""
-    from controller.google import NotFound
+    from controller.gcp.client import NotFound
 
     where: Mapping[str, Any] = {"bucket": bucket, "prefix": "index/", "fields": "items(metadata),nextPageToken"}
     try:

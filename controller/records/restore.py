@@ -20,26 +20,26 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
-from conf.schema import Config, judge
-from conf.strict import essential
+from conf.schema.base import essential
+from conf.schema.config import Config, judge
 from controller.agent import tree_hash
-from controller.agent.code import unpack
-from controller.assets import Content, Source
-from controller.compose import compose, laid_over, raw
-from controller.connect import connected, project_of
-from controller.errors import ConfigError
-from controller.google import NotFound
-from controller.ledger import Ledger
-from controller.plan import Plan, Recorded, build
-from controller.plan.shared import bucket_name
-from controller.records import record
-from controller.records.record import RECORD, SUFFIX, Document
-from controller.snapshot import Snapshot
+from controller.agent.commands.code import unpack
+from controller.cloud.connect import connected, project_of
+from controller.config.compose import compose, laid_over, raw
+from controller.core.errors import ConfigError
+from controller.gcp.client import NotFound
+from controller.inputs.assets import Content, Source
+from controller.inputs.code import Snapshot
+from controller.plan.build import Plan, Recorded, build
+from controller.plan.project import bucket_name
+from controller.records import recorder
+from controller.records.ledger import Ledger
+from controller.records.recorder import RECORD, SUFFIX, Document
 
 if TYPE_CHECKING:
-    from controller.emulator import Emulator
-    from controller.google import Google
-    from controller.world import World
+    from controller.cloud.emulator import Emulator
+    from controller.context import World
+    from controller.gcp.client import Google
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,7 @@ def restored(
     groups = [word for word in words if "." not in word.partition("=")[0]]
     here = _judged(groups, folder)
     state = Path(here.run.state_dir).expanduser()
-    document = record.read(state, run_id) or _from_bucket(here, run_id)
+    document = recorder.read(state, run_id) or _from_bucket(here, run_id)
     config = _config(document, [word for word in words if word not in groups], here, folder)
     with connected(config) as (world, emulator):
         google = world.google

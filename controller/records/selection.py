@@ -7,7 +7,7 @@ import re
 from collections.abc import Collection, Mapping, Sequence
 from types import MappingProxyType
 
-from controller.errors import ConfigError
+from controller.core.errors import ConfigError
 from controller.records.index import Row
 from controller.records.table import chosen
 

@@ -13,9 +13,9 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from controller.google import Google, NotFound
+from controller.gcp.client import Google, NotFound
 from controller.records.index import Row
-from controller.records.record import RECORD, TOLD, folder_of
+from controller.records.recorder import RECORD, TOLD, folder_of
 
 Metric = tuple[str, str]
 """Phase and name: `("eval", "eval_accuracy")`; phase `result` is what the program left in summary.json."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 from xml.etree.ElementTree import Element, SubElement, tostring
 
-from controller.printing import printable
+from controller.core.printable import printable
 
 RAW = ("script", "style")
 """What is in them is not escaped: they take our own files, and JSON in which nothing can end them."""

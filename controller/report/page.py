@@ -16,7 +16,7 @@ from xml.etree.ElementTree import Element
 from controller.report import sections
 from controller.report.curves import curve, points_of, rounded
 from controller.report.markup import add, page, shown
-from controller.report.study import Study
+from controller.report.model import Study
 
 PARTS = (
     ("curves", "Curves", sections.curves),

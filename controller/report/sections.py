@@ -7,12 +7,12 @@ from datetime import UTC, datetime
 from typing import Any
 from xml.etree.ElementTree import Element
 
+from controller.core.text import counted
 from controller.report.drawing import COLOURS, bar, length, number, square, swatch, whisker
 from controller.report.gather import RESULT, Metric, Run
 from controller.report.markup import add, shown
-from controller.report.study import Study
+from controller.report.model import Study
 from controller.report.timeline import KINDS, Timeline
-from controller.words import counted
 
 MOST_RUNS_OF_TRANSCRIPTS, MOST_TRANSCRIPTS, LONGEST_TEXT = 24, 4, 700
 TRANSCRIPT = ("prompt", "response", "extracted", "answer", "reward")

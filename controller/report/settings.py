@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from conf.schema import digest, judge
-from conf.strict import essential
-from controller.errors import ConfigError
+from conf.schema.base import essential
+from conf.schema.config import digest, judge
+from controller.core.errors import ConfigError
 from controller.records.table import flat
 from controller.report.gather import Run
 

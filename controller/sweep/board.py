@@ -11,11 +11,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from controller.clock import Clock
-from controller.events import Event
-from controller.ledger import Result
-from controller.spending import Spent
-from controller.view import SHOWN
+from controller.cli.view import SHOWN
+from controller.core.clock import Clock
+from controller.core.events import Event
+from controller.records.ledger import Result
+from controller.records.spending import Spent
 
 BARS = "▁▂▃▄▅▆▇█"
 POINTS = 24

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from conf.sweep import Sweep
-from controller.compose import groups, normalize
-from controller.errors import ConfigError
+from conf.schema.run.sweep import Sweep
+from controller.config.compose import groups, normalize
+from controller.core.errors import ConfigError
 
 
 @dataclass(frozen=True)

@@ -7,8 +7,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from controller.clock import Clock
-from controller.printing import drawable, printable
+from controller.core.clock import Clock
+from controller.core.printable import drawable, printable
 from controller.sweep.board import HEAD, Board, Line, cells, counts, table
 
 if TYPE_CHECKING:

@@ -6,16 +6,16 @@ import json
 from contextlib import suppress
 from dataclasses import replace
 
-from controller.google import Google, NotFound
-from controller.hold import lease_of, working_under
-from controller.lease import Held, Lease
-from controller.ledger import Ledger
-from controller.plan import Plan
-from controller.reconcile import destroy
-from controller.resources.node import Node
-from controller.spending import let_go
-from controller.turns import Turns
-from controller.world import World
+from controller.context import World
+from controller.gcp.client import Google, NotFound
+from controller.lease.lease import Held, Lease
+from controller.lease.scope import lease_of, working_under
+from controller.plan.build import Plan
+from controller.reconcile.reconciler import destroy
+from controller.records.ledger import Ledger
+from controller.records.spending import let_go
+from controller.resources.pod.node import Node
+from controller.run.queue import Turns
 
 
 def record(google: Google, bucket: str, sweep_id: str, pod: int, run_id: str) -> None:

@@ -15,19 +15,19 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from conf.schema import Config
-from controller.cli import Command
-from controller.connect import connected
-from controller.errors import Fenced, SlipwayError
-from controller.events import Event, Events
-from controller.lease import Lease
-from controller.ledger import Result
-from controller.resources.node import Node
+from conf.schema.config import Config
+from controller.cli.main import Command
+from controller.cli.verbs.run.up import carry_on
+from controller.cloud.connect import connected
+from controller.context import World
+from controller.core.errors import Fenced, SlipwayError
+from controller.core.events import Event, Events
+from controller.lease.lease import Lease
+from controller.records.ledger import Result
+from controller.resources.pod.node import Node
 from controller.sweep.board import Board, Line, Screen
+from controller.sweep.definition import Builder, Job, on_pod
 from controller.sweep.pods import delete_unused, record
-from controller.sweep.study import Builder, Job, on_pod
-from controller.verbs.up import carry_on
-from controller.world import World
 
 LEAVE_SECONDS = 10.0
 """For the threads to let go of their pods after Ctrl-C; a worker may be slow to answer."""
@@ -214,8 +214,8 @@ class Pool:
                 end_now(plan.run_id)
 
         def end_now(run_id: str) -> None:
-            from controller.launch import stop
-            from controller.ledger import Ledger
+            from controller.records.ledger import Ledger
+            from controller.run.launch import stop
 
             Ledger(world.google, self.bucket, run_id).cancel()
             node = plan.node.observe(world, {})

@@ -11,12 +11,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from conf.sweep import Search
-from controller.errors import ConfigError
-from controller.events import Event
-from controller.ledger import Result
+from conf.schema.run.sweep import Search
+from controller.core.errors import ConfigError
+from controller.core.events import Event
+from controller.records.ledger import Result
+from controller.sweep.definition import Builder, Job
 from controller.sweep.grid import Space, Variant
-from controller.sweep.study import Builder, Job
 
 
 class Searched:

@@ -18,8 +18,8 @@ from pathlib import Path
 
 import numpy as np
 
-from conf.data import ParquetData
-from conf.loop import LmLoop
+from conf.schema.training.data import ParquetData
+from conf.schema.training.loop import LmLoop
 from tests.groups import group
 from trainer.data import batches
 

@@ -21,11 +21,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from controller import cli
-from controller.connect import connected, project_of
-from controller.emulator import command, state_folder
-from controller.plan import build
-from controller.reconcile import reconcile
+from controller.cli import main as cli
+from controller.cloud.connect import connected, project_of
+from controller.cloud.emulator import command, state_folder
+from controller.plan.build import build
+from controller.reconcile.reconciler import reconcile
 
 ECHO = 'program.command=[sh,-c,"echo hello"]'
 

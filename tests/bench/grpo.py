@@ -22,7 +22,8 @@ from typing import Any
 
 import yaml
 
-ROOT = Path(__file__).parents[2]
+from tests.paths import ROOT
+
 MODEL = ["model=tiny", "model.layers=4", "model.dim=128", "model.heads=4", "model.kv_heads=2", "model.head_dim=32",
          "model.hidden=512", "model.vocab=512"]  # fmt: skip
 LOOP = ["loop=grpo", "loop.prompts=4", "loop.samples=8", "loop.prompt_length=64", "loop.response_length=64"]
@@ -69,8 +70,8 @@ def steps(count: int, cores: str, folder: Path) -> list[dict[str, Any]]:
 
 def run_file(count: int, folder: Path) -> dict[str, Any]:
     """run.yaml on one CPU device."""
-    from controller.compose import compose
-    from controller.runfile import render
+    from controller.config.compose import compose
+    from controller.config.run_yaml import render
 
     words = ["program=trainer", "cloud=local", "tpu=v5litepod_1", "data=arithmetic", "optimizer=adamw", *MODEL, *LOOP]
     words += [f"loop.steps={count}", "loop.eval_prompts=1", "loop.eval_every=1000", "loop.warm_start_steps=1"]
@@ -86,9 +87,10 @@ def rollouts(rounds: int) -> None:
     import jax
     import numpy as np
 
-    from conf.decoder import Model
+    from conf.schema.training.model import Model
     from tests.groups import group
-    from trainer import mesh, weights
+    from trainer.distributed import mesh
+    from trainer.models import weights
     from trainer.sampler import Sampler, Settings, Stops
 
     sizes = dict(word.removeprefix("model.").split("=") for word in MODEL[1:])

@@ -22,7 +22,8 @@ from typing import Any
 
 import yaml
 
-ROOT = Path(__file__).parents[2]
+from tests.paths import ROOT
+
 VARIANTS = {
     "grpo": (),
     "no KL": ("loop.kl=0.0",),
@@ -78,8 +79,8 @@ def curve(name: str, seed: int, options: argparse.Namespace, folder: Path) -> di
 
 def run_file(words: list[str], folder: Path) -> dict[str, Any]:
     """The experiment's run.yaml, on this machine's CPU."""
-    from controller.compose import compose
-    from controller.runfile import render
+    from controller.config.compose import compose
+    from controller.config.run_yaml import render
 
     config, problems = compose(words)
     assert config is not None, problems

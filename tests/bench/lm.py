@@ -20,8 +20,9 @@ from typing import Any
 
 import yaml
 
+from tests.paths import ROOT
+
 NANOGPT = Path(__file__).with_name("nanogpt.py")
-ROOT = Path(__file__).parents[2]
 
 
 def main() -> None:
@@ -79,8 +80,8 @@ def ours(text: Path, steps: int, cores: str, folder: Path) -> tuple[list[dict[st
 
 def run_file(text: Path, steps: int, folder: Path) -> dict[str, Any]:
     """The experiment's run.yaml, on this machine's CPU."""
-    from controller.compose import compose
-    from controller.runfile import render
+    from controller.config.compose import compose
+    from controller.config.run_yaml import render
 
     words = ["+experiment=lm_tinyshakespeare", f"loop.steps={steps}", f"data.path={text.resolve()}"]
     words += ["loop.samples.every=null", "logging.every=20", "checkpoint.every=100000"]

@@ -11,8 +11,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from controller.clock import Clock, iso
-from controller.google import Conflict, NotFound
+from controller.core.clock import Clock, iso
+from controller.gcp.client import Conflict, NotFound
 
 EPOCH = 1_790_000_000.0
 """When simulations begin, seconds since the epoch."""
@@ -97,7 +97,7 @@ class Pod:
 
 
 class Google:
-    """Queued resources and nodes on a market, and a bucket; in the place of `controller.google.Google`."""
+    """Queued resources and nodes on a market, and a bucket; in the place of `controller.gcp.client.Google`."""
 
     def __init__(self, market: Market, clock: Simulated, create_seconds: float, delete_seconds: float) -> None:
         self.market, self.clock = market, clock

@@ -21,9 +21,9 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from controller.emulator import command, state_folder
+from controller.cloud.emulator import command, state_folder
 from tests.bench.fleet import table
-from tests.controller.test_noticed import SHORT
+from tests.scenarios.recovery.test_noticed import SHORT
 
 WORDS = [*SHORT, "loop.steps=100000", "checkpoint.every=20"]
 FAULTS = {

@@ -22,19 +22,19 @@ from types import SimpleNamespace
 from typing import Any, ClassVar, cast
 from unittest import mock
 
-from controller.compose import compose
-from controller.dial import WorkerError
-from controller.errors import SlipwayError
-from controller.events import Event, Events
-from controller.follow import Outcome
-from controller.ledger import Ledger
-from controller.plan import Plan, build
-from controller.resource import Absent, Diff, Have, Resource, Scope
-from controller.resources.node import Node
-from controller.ssh import WorkersFailed
-from controller.verbs import up
-from controller.verdict import Observed, WorkerSeen, judge
-from controller.world import World
+from controller.cli.verbs.run import up
+from controller.config.compose import compose
+from controller.context import World
+from controller.core.errors import SlipwayError
+from controller.core.events import Event, Events
+from controller.plan.build import Plan, build
+from controller.reconcile.resource import Absent, Diff, Have, Resource, Scope
+from controller.records.ledger import Ledger
+from controller.recovery.diagnosis import Observed, WorkerSeen, judge
+from controller.resources.pod.node import Node
+from controller.run.follow import Outcome
+from controller.ssh.connect import WorkerError
+from controller.ssh.fleet import WorkersFailed
 from tests.bench.market import Fleet, Google, Market, Over, Simulated, draw_market
 
 WORDS = (

@@ -23,11 +23,12 @@ import time
 from pathlib import Path
 from typing import Any
 
-from controller import cli, emulator
+from controller.cli import main as cli
+from controller.cloud import emulator
 from controller.records import index
-from tests.controller.test_quickstart import client, weights
+from tests.paths import ROOT
+from tests.scenarios.experiments.test_quickstart import client, weights
 
-ROOT = Path(__file__).parents[2]
 WORDS = ("+experiment=quickstart", "scale=tiny")
 SETTINGS = ("optimizer.lr=1e-3,7e-3", "loop.entropy_bonus=0.01,0.05", "run.seed=0,1,2")
 """Without a bonus the scaled-down policy, which is never right, would learn nothing, and all would end alike."""

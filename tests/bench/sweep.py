@@ -28,7 +28,7 @@ from typing import Any
 
 import psutil
 
-from controller import emulator
+from controller.cloud import emulator
 
 
 def main() -> None:

@@ -12,10 +12,11 @@ from typing import Any
 
 import pytest
 
-from controller import cli, emulator
-from controller.emulator import Emulator
-from controller.ssh import Fleet
-from tests.controller.sshserver import Pod
+from controller.cli import main
+from controller.cloud import emulator
+from controller.cloud.emulator import Emulator
+from controller.ssh.fleet import Fleet
+from tests.controller.ssh.sshserver import Pod
 from tests.controller.state import mistakes_of
 
 ECHO = 'program.command=[sh,-c,"echo hello from worker $TPU_WORKER_ID"]'
@@ -33,7 +34,7 @@ class Slipway:
 
     def __call__(self, *words: str) -> tuple[int, str, str]:
         """Exit code, stdout, stderr."""
-        code = cli.run([*words, *self.base])
+        code = main.run([*words, *self.base])
         out, err = self.capsys.readouterr()
         return code, out, err
 
@@ -48,7 +49,7 @@ class Slipway:
 
     def cloud(self) -> Emulator:
         """The emulated cloud, awake."""
-        config = cli.parse(["plan", ECHO, *self.base]).config()[0]
+        config = main.parse(["plan", ECHO, *self.base]).config()[0]
         assert config.cloud.kind == "local"
         return emulator.ensure_running(config.cloud, str(self.home))  # pyright: ignore[reportArgumentType]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from controller.localcloud import mistakes
+from controller.localcloud.http import internal_errors
 from controller.localcloud.store import Store
 
 PASSING = frozenset({"operation", "fault", "settings", "service"})
@@ -26,6 +26,6 @@ def mistakes_of(folder: Path) -> list[str]:
     if not (folder / "state.db").exists():
         return []
     store = Store(folder / "state.db")
-    found = [f"{name}\n{mistake['traceback']}" for name, mistake in store.items(mistakes.KIND)]
+    found = [f"{name}\n{mistake['traceback']}" for name, mistake in store.items(internal_errors.KIND)]
     store.close()
     return found

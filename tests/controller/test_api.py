@@ -9,7 +9,7 @@ import pytest
 
 from controller import api
 from controller.records import index
-from controller.sweep.study import study
+from controller.sweep.definition import study
 from tests.controller.conftest import Slipway
 
 
@@ -42,5 +42,7 @@ def test_the_rows_of_a_search_are_those_that_it_drew(tmp_path: Path, monkeypatch
     words = ["+experiment=quickstart", "optimizer.lr=interval(1e-5,1e-3)", search]
     made_by = study(words, Path.cwd()).id
     rows = [{"run": name, "created": at, "sweep": made_by} for at, name in ((2.0, "late"), (1.0, "early"))]
-    monkeypatch.setattr("controller.sweep.verbs.up", lambda command: index.add(tmp_path, [*rows, {"run": "other"}]))
+    monkeypatch.setattr(
+        "controller.cli.verbs.run.sweep.up", lambda command: index.add(tmp_path, [*rows, {"run": "other"}])
+    )
     assert [row["run"] for row in api.sweep(*words)] == ["early", "late"]

@@ -5,8 +5,8 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any, cast
 
-from controller.clock import Clock
-from controller.events import Event, Events
+from controller.core.clock import Clock
+from controller.core.events import Event, Events
 from controller.progress import Progress, size_words
 
 

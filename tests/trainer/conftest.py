@@ -7,7 +7,9 @@ from typing import Any
 
 os.environ["JAX_PLATFORMS"] = "cpu"
 os.environ["JAX_NUM_CPU_DEVICES"] = "8"
-os.environ.setdefault("PJRT_NPROC", "16")  # a thread per waiting device, as trainer.distributed.spare_threads says
+os.environ.setdefault(
+    "PJRT_NPROC", "16"
+)  # a thread per waiting device, as trainer.distributed.runtime.spare_threads says
 # compiling is what these tests spend their time on
 os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitters=false")
 
@@ -15,11 +17,11 @@ import jax
 import pytest
 from jax.sharding import AxisType, Mesh
 
-from conf.decoder import Model
-from conf.optimizer import Adamw
-from conf.runfile import RunFile
+from conf.schema.training.model import Model
+from conf.schema.training.optimizer import Adamw
+from conf.schema.training.run_yaml import RunFile
 from tests.groups import group
-from trainer.mesh import AXES
+from trainer.distributed.mesh import AXES
 
 
 @pytest.fixture(scope="session", autouse=True)

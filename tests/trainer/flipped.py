@@ -6,7 +6,7 @@ import jax
 import numpy as np
 
 from trainer import main
-from trainer.checkpoint import Checkpoints
+from trainer.checkpoint.manager import Checkpoints
 
 verify = Checkpoints.verify
 

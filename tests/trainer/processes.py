@@ -10,7 +10,8 @@ from typing import Any
 
 import yaml
 
-ROOT = Path(__file__).parents[2]
+from tests.paths import ROOT
+
 CODE = "c0de" * 16
 
 

@@ -14,11 +14,13 @@ import pytest
 import yaml
 from etils import epath
 
-from conf import families
-from conf.decoder import Model
-from conf.runfile import RunFileError
+from conf.schema.training import families
+from conf.schema.training.model import Model
+from conf.schema.training.run_yaml import RunFileError
 from tests.trainer.conftest import mesh_of
-from trainer import convert, huggingface, model, pretrained, store, weights
+from trainer import convert
+from trainer.models import decoder, weights
+from trainer.pretrained import hf_families, hf_files, store
 
 FIXTURES = Path(__file__).with_name("fixtures")
 
@@ -36,24 +38,24 @@ def imported(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
 
 
 def tensors_of(folder: Path) -> dict[str, np.ndarray]:
-    return dict(pretrained.stored(epath.Path(folder)))
+    return dict(hf_files.stored(epath.Path(folder)))
 
 
 @pytest.mark.parametrize("shard_bytes", [2 << 30, 50_000], ids=["one-file", "shards"])
 def test_export_writes_what_was_imported(imported, tmp_path, monkeypatch, shard_bytes):
     """fixtures/check_exports.py has shown that transformers loads this config.json with these tensors."""
     family, folder = imported
-    monkeypatch.setattr(pretrained, "SHARD_BYTES", shard_bytes)
+    monkeypatch.setattr(hf_files, "SHARD_BYTES", shard_bytes)
     assert run("export", folder, tmp_path / "out") == 0
-    assert (tmp_path / "out" / pretrained.INDEX).exists() == (shard_bytes < 2 << 30)
+    assert (tmp_path / "out" / hf_files.INDEX).exists() == (shard_bytes < 2 << 30)
     before, after = tensors_of(FIXTURES / family), tensors_of(tmp_path / "out")
     assert before.keys() == after.keys()
     for name, array in before.items():
         np.testing.assert_array_equal(array, after[name])
     exported = (FIXTURES / family / "exported_config.json").read_text()
     assert (tmp_path / "out/config.json").read_text() == exported
-    theirs, ours = (pretrained.read_config(epath.Path(f)) for f in (FIXTURES / family, tmp_path / "out"))
-    assert huggingface.model_from(theirs) == huggingface.model_from(ours)
+    theirs, ours = (hf_files.read_config(epath.Path(f)) for f in (FIXTURES / family, tmp_path / "out"))
+    assert hf_families.model_from(theirs) == hf_families.model_from(ours)
 
 
 def test_weights_are_placed_on_a_mesh(imported):
@@ -66,8 +68,8 @@ def test_weights_are_placed_on_a_mesh(imported):
         tokens = jnp.array(expected["tokens"])
         positions = jnp.broadcast_to(jnp.arange(tokens.shape[1]), tokens.shape)
         with jax.set_mesh(mesh):
-            hidden = jax.jit(model.forward, static_argnums=1)(placed, cfg, tokens, positions)
-            logits = model.unembed(placed, cfg, hidden)
+            hidden = jax.jit(decoder.forward, static_argnums=1)(placed, cfg, tokens, positions)
+            logits = decoder.unembed(placed, cfg, hidden)
         np.testing.assert_allclose(logits, expected["logits"], rtol=0, atol=1e-5)
 
 
@@ -94,8 +96,8 @@ def test_low_precision_is_kept_in_the_folder_and_widened_on_the_mesh(tmp_path, t
 def test_deepminds_gemma(tmp_path, family, nested):
     """Its layout, written out by its einsums, holds the same model: heads first, both gates in one array."""
     folder = epath.Path(FIXTURES / family)
-    cfg = huggingface.model_from(pretrained.read_config(folder))
-    ours = pretrained.read(folder, cfg)
+    cfg = hf_families.model_from(hf_files.read_config(folder))
+    ours = hf_files.read(folder, cfg)
     flat = {"embedder/input_embedding": ours["embedding"], "final_norm/scale": ours["final_norm"]}
     for i in range(cfg.layers):
         w = {name: array[i] for name, array in ours["layers"].items()}
@@ -161,8 +163,8 @@ def truncate(folder: Path) -> None:
             lambda f: (f / "config.json").write_text('{"model_type": "gpt2", "n_embd": 8, "n_head": 2}'),
             "config.json: there is no 'n_layer' of gpt2",
         ),
-        (lambda f: (f / pretrained.INDEX).write_text("[]"), "model.safetensors.index.json: is no index of shards"),
-        (lambda f: (f / pretrained.INDEX).unlink(), "there is neither model.safetensors nor model.safetensors.index"),
+        (lambda f: (f / hf_files.INDEX).write_text("[]"), "model.safetensors.index.json: is no index of shards"),
+        (lambda f: (f / hf_files.INDEX).unlink(), "there is neither model.safetensors nor model.safetensors.index"),
         (lambda f: (f / "config.json").write_text("{"), "config.json: is no JSON"),
         (lambda f: (f / "config.json").unlink(), "is neither a Hugging Face model (config.json) nor an Orbax"),
     ],
@@ -253,13 +255,13 @@ def test_weights_of_another_model_are_refused(imported):
 @pytest.fixture(scope="module")
 def large(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, int]:
     """Hugging Face's folder of a model of 11 MB in ten shards, and the bytes of its weights."""
-    config = pretrained.read_config(epath.Path(FIXTURES / "qwen3"))
-    cfg = huggingface.model_from(config).model_copy(update={"dim": 256, "hidden": 1024, "vocab": 512, "tied": True})
+    config = hf_files.read_config(epath.Path(FIXTURES / "qwen3"))
+    cfg = hf_families.model_from(config).model_copy(update={"dim": 256, "hidden": 1024, "vocab": 512, "tied": True})
     params = jax.tree.map(lambda w: np.full(w.shape, 0.01, np.float32), weights.weight_table(cfg))
     folder = tmp_path_factory.mktemp("large")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(pretrained, "SHARD_BYTES", 2_000_000)
-        pretrained.write(epath.Path(folder), params, cfg, huggingface.config_for(cfg))
+        patch.setattr(hf_files, "SHARD_BYTES", 2_000_000)
+        hf_files.write(epath.Path(folder), params, cfg, hf_families.config_for(cfg))
     assert len(list(folder.glob("model-*.safetensors"))) == 10
     return folder, 4 * weights.count(cfg)
 

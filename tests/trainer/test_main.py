@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import yaml
 
-from conf.runfile import RunFile
+from conf.schema.training.run_yaml import RunFile
 from tests.groups import group
 from tests.trainer.processes import CODE, ROOT, finish, launch, results, start
 from trainer.main import train

@@ -11,8 +11,8 @@ import itertools
 import random
 from functools import cached_property
 
-from conf.questions import ArithmeticData
-from conf.runfile import RunFileError
+from conf.schema.training.prompts import ArithmeticData
+from conf.schema.training.run_yaml import RunFileError
 from trainer.data.problem import Problem
 
 NAMES = ("Ann", "Bob", "Eve", "Ian", "Joe", "Kim", "Lea", "Max", "Sam", "Tom")

@@ -12,9 +12,9 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from conf.data import ArithmeticData, Data, Gsm8kData, JsonlData, ParquetData, TextData
-from conf.loop import LmLoop
-from conf.runfile import RunFileError
+from conf.schema.training.data import ArithmeticData, Data, Gsm8kData, JsonlData, ParquetData, TextData
+from conf.schema.training.loop import LmLoop
+from conf.schema.training.run_yaml import RunFileError
 from trainer.data import windows
 from trainer.tokenizer import loading
 from trainer.tokenizer.characters import Characters

@@ -16,7 +16,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from conf.questions import Prompt
+from conf.schema.training.prompts import Prompt
 
 
 class Special(NamedTuple):

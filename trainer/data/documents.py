@@ -16,7 +16,7 @@ from typing import Any
 import grain
 import numpy as np
 
-from conf.runfile import RunFileError
+from conf.schema.training.run_yaml import RunFileError
 from trainer.data.encoding import Encoder
 from trainer.data.source import Cached, Group, Source
 

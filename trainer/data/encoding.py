@@ -7,8 +7,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from conf.data import Corpus, Table, TextData
-from conf.runfile import RunFileError
+from conf.schema.training.data import Corpus, Table, TextData
+from conf.schema.training.run_yaml import RunFileError
 from trainer.data.source import Row
 from trainer.tokenizer.loading import Tokenizer
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import IO
 
-from conf.runfile import RunFileError
+from conf.schema.training.run_yaml import RunFileError
 
 
 def expand(pattern: str, key: str) -> list[str]:

@@ -12,8 +12,8 @@ from collections.abc import Callable
 
 from etils import epath
 
-from conf.questions import Gsm8kData
-from conf.runfile import RunFileError
+from conf.schema.training.prompts import Gsm8kData
+from conf.schema.training.run_yaml import RunFileError
 from trainer.data.problem import Problem
 
 CALCULATION = re.compile(r"<<.*?>>")

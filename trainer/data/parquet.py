@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from conf.runfile import RunFileError
+from conf.schema.training.run_yaml import RunFileError
 from trainer.data import files
 from trainer.data.source import Group, Row
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from conf.questions import Questions
-from conf.runfile import RunFileError
+from conf.schema.training.prompts import Questions
+from conf.schema.training.run_yaml import RunFileError
 from trainer.data import chat
 from trainer.data.chat import Piece, Special
 from trainer.data.problem import Problem, Question

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from conf.loop import GrpoLoop
-from conf.questions import ArithmeticData, Gsm8kData, Questions
-from conf.runfile import RunFile, RunFileError
+from conf.schema.training.loop import GrpoLoop
+from conf.schema.training.prompts import ArithmeticData, Gsm8kData, Questions
+from conf.schema.training.run_yaml import RunFile, RunFileError
 from trainer.data.arithmetic import Arithmetic
 from trainer.data.gsm8k import Gsm8k
 from trainer.data.problem import Problem, Problems, Question

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from threading import Lock
 from typing import IO, NamedTuple, Protocol
 
-from conf.data import Corpus, ParquetData, Table, TextData
-from conf.runfile import RunFileError
+from conf.schema.training.data import Corpus, ParquetData, Table, TextData
+from conf.schema.training.run_yaml import RunFileError
 from trainer.data import files
 
 GROUP_BYTES = 4 * 2**20

@@ -10,9 +10,9 @@ import grain
 import numpy as np
 from grain.experimental import ThreadPrefetchDatasetIterator
 
-from conf.data import JsonlData, ParquetData, TextData
-from conf.loop import LmLoop
-from conf.runfile import OwnError, RunFileError
+from conf.schema.training.data import JsonlData, ParquetData, TextData
+from conf.schema.training.loop import LmLoop
+from conf.schema.training.run_yaml import OwnError, RunFileError
 from trainer.data import packing
 from trainer.data.documents import Documents, Part
 from trainer.data.encoding import Encoder

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from conf.data import TextData
-from conf.runfile import RunFileError
+from conf.schema.training.data import TextData
+from conf.schema.training.run_yaml import RunFileError
 from trainer.data import files
 from trainer.tokenizer.loading import Bytes, Tokenizer
 

@@ -7,15 +7,15 @@ from dataclasses import dataclass
 
 import jax
 
-from trainer import distributed
 from trainer.data.problem import Question
 from trainer.data.prompting import Prompting
+from trainer.distributed import runtime
+from trainer.models.weights import Params
 from trainer.rewards import answer_match, extract
 from trainer.rewards.equal import canonical
 from trainer.rewards.pool import Pool
 from trainer.sampler import Sampler
-from trainer.transcripts import Transcript
-from trainer.weights import Params
+from trainer.telemetry.transcripts import Transcript
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ class Answering:
             str(row): [check.result().scores[answer_match.__name__], said and canonical(said)]
             for row, (check, said) in waiting.items()
         }
-        every = distributed.gather_tree(own)
+        every = runtime.gather_tree(own)
         rows = [[every[str(q * samples + i)] for i in range(samples)] for q in range(len(questions))]
         return Answers(
             [[score == 1.0 for score, _ in row] for row in rows],

@@ -13,30 +13,25 @@ from collections import deque
 import jax
 from jax.sharding import Mesh
 
-from conf.loop import GrpoLoop, UnevenError
-from conf.runfile import RunFile, RunFileError
-from trainer import first_minutes, rollout, update
-from trainer import mesh as meshes
-from trainer.checkpoint import Checkpoints
+from conf.schema.training.loop import GrpoLoop, UnevenError
+from conf.schema.training.run_yaml import RunFile, RunFileError
+from trainer.checkpoint.manager import Checkpoints
 from trainer.data import questions
 from trainer.data.prompting import Prompting
-from trainer.evaluation import Evaluation
-from trainer.loops.grpo_journal import Journal, Position, Standing
-from trainer.loops.grpo_programs import (
-    Programs,
-    abstract_reference,
-    all_programs,
-    frozen,
-    programs,
-    warm_optimizer,
-)
-from trainer.loops.grpo_rollouts import Rollouts
-from trainer.loops.grpo_warm_start import WarmStart
-from trainer.metrics import Metrics
-from trainer.notice import Notice
+from trainer.distributed import mesh as meshes
+from trainer.distributed.preemption import Notice
+from trainer.evaluation.accuracy import Evaluation
+from trainer.models.weights import Params
 from trainer.rewards import resolve
 from trainer.rewards.pool import Pool
-from trainer.weights import Params
+from trainer.rl import batching
+from trainer.rl.journal import Journal, Position, Standing
+from trainer.rl.programs import Programs, abstract_reference, all_programs, frozen, programs, warm_optimizer
+from trainer.rl.rollouts import Rollouts
+from trainer.rl.warm_start import WarmStart
+from trainer.step import train_step
+from trainer.telemetry import startup_report
+from trainer.telemetry.metrics import Metrics
 
 __all__ = ["programs", "run"]
 
@@ -69,13 +64,13 @@ class Run:
         self.asked = questions.of(experiment, loop)
         prompting = self.asked.prompting
         _check_vocab(experiment, prompting)
-        self.sampler = rollout.build_sampler(experiment.model, loop, mesh, prompting)
+        self.sampler = batching.build_sampler(experiment.model, loop, mesh, prompting)
         evaluation = Evaluation(loop, self.asked, self.sampler, checks, experiment.seed)
         self.journal = Journal(experiment, loop, log, checkpoints, notice, evaluation)
         listed = list(all_programs(experiment, loop, mesh, self.sampler.programs))
-        first_minutes.probe_bucket(experiment.dir, mesh)
-        first_minutes.tell_memory(listed, experiment.pod)
-        self.programs = Programs(loop, first_minutes.compile_all(listed, self.journal.costs))
+        startup_report.probe_bucket(experiment.dir, mesh)
+        startup_report.tell_memory(listed, experiment.pod)
+        self.programs = Programs(loop, startup_report.compile_all(listed, self.journal.costs))
         self.rollouts = Rollouts(
             loop, mesh, experiment.seed, self.asked, self.sampler, self.programs, checks, self.journal.watch
         )
@@ -136,22 +131,22 @@ class Run:
             self.journal.tokens["rollout"] += drawn.tokens
         at.ready[0].finish()
         if at.position.steps == 0:
-            self.journal.tell(first_minutes.transcripts(at.ready[0].examples))
+            self.journal.tell(startup_report.transcripts(at.ready[0].examples))
 
     def _start(self) -> Standing:
         """Where the newest checkpoint stands, else a new run."""
         cfg, opt = self.experiment.model, self.experiment.optimizer
-        resumed = self.checkpoints.resume(update.abstract_state(cfg, opt, self.mesh))
+        resumed = self.checkpoints.resume(train_step.abstract_state(cfg, opt, self.mesh))
         if resumed is None:
             warm, key = warm_optimizer(opt, self.loop), jax.random.key(self.experiment.seed)
-            return Standing(update.init_state(cfg, warm, self.mesh, key), Position(), deque())
+            return Standing(train_step.init_state(cfg, warm, self.mesh, key), Position(), deque())
         return self.journal.restored(resumed, self.mesh)
 
-    def _renewed(self, state: update.State) -> update.State:
+    def _renewed(self, state: train_step.State) -> train_step.State:
         """The same weights, with an optimizer that has seen nothing."""
         cfg, opt = self.experiment.model, self.experiment.optimizer
-        shardings = update.state_shardings(cfg, opt, self.mesh)
-        make = jax.jit(lambda p: update.fresh(p, cfg, opt), out_shardings=shardings, donate_argnums=0)
+        shardings = train_step.state_shardings(cfg, opt, self.mesh)
+        make = jax.jit(lambda p: train_step.fresh(p, cfg, opt), out_shardings=shardings, donate_argnums=0)
         return make(state.params)
 
 

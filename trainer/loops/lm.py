@@ -17,23 +17,27 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
-from conf.loop import LmLoop
-from conf.runfile import RunFile, RunFileError
-from trainer import lm, share, speed, update, weights
-from trainer.checkpoint import Checkpoints
+from conf.schema.training.loop import LmLoop
+from conf.schema.training.run_yaml import RunFile, RunFileError
+from trainer.checkpoint.manager import Checkpoints
 from trainer.data import batches
-from trainer.diverged import check_finite
-from trainer.metrics import Metrics
-from trainer.notice import Notice, NoticedError
-from trainer.program import Program
-from trainer.samples import Continuations
+from trainer.distributed import batch_sharding
+from trainer.distributed.preemption import Notice, NoticedError
+from trainer.losses import lm
+from trainer.models import weights
+from trainer.step import train_step
+from trainer.step.nan_check import check_finite
+from trainer.step.program import Program
+from trainer.telemetry import throughput
+from trainer.telemetry.metrics import Metrics
+from trainer.telemetry.text_samples import Continuations
 
 
 def run(experiment: RunFile, mesh: Mesh, log: Metrics) -> None:
     """Train from the newest checkpoint, or from the seed, to the last step. Raises RunFileError before any work."""
     data = batches.Dataset(experiment.data)
     loop = _checked(experiment, data)
-    split = share.deal(loop, mesh)
+    split = batch_sharding.deal(loop, mesh)
     stream = data.training(loop, experiment.seed, split.rows)
     metrics = ("eval_loss", "eval_bits_per_byte")
     with (
@@ -52,12 +56,12 @@ def programs(experiment: RunFile, mesh: Mesh) -> Iterator[Program]:
     """What a run compiles, with its arguments as shapes."""
     cfg, loop, opt = experiment.model, experiment.loop, experiment.optimizer
     assert isinstance(loop, LmLoop)
-    split = share.deal(loop, mesh)
-    state, batch = update.abstract_state(cfg, opt, mesh), _abstract_batch(experiment, loop, split)
-    yield Program("update", update.build(lm.loss(cfg), cfg, opt, mesh, split.accumulation), (state, batch))
-    token_bytes = jax.ShapeDtypeStruct((cfg.vocab,), "int32", sharding=share.whole(mesh))
+    split = batch_sharding.deal(loop, mesh)
+    state, batch = train_step.abstract_state(cfg, opt, mesh), _abstract_batch(experiment, loop, split)
+    yield Program("update", train_step.build(lm.loss(cfg), cfg, opt, mesh, split.accumulation), (state, batch))
+    token_bytes = jax.ShapeDtypeStruct((cfg.vocab,), "int32", sharding=batch_sharding.whole(mesh))
     evaluate = jax.jit(lm.evaluation(cfg, split.accumulation))
-    evaluated = update.for_evaluation(state)
+    evaluated = train_step.for_evaluation(state)
     beside = (state.optimizer, () if evaluated is state.params else state.params)
     yield Program("eval", evaluate, (evaluated, token_bytes, batch), beside=beside)
     yield Program("resident", None, beside=state)
@@ -67,7 +71,7 @@ def programs(experiment: RunFile, mesh: Mesh) -> Iterator[Program]:
 class Compiled:
     """The programs of a run, ready to be called, and how long that took."""
 
-    update: Callable[[update.State, Any], tuple[update.State, dict[str, jax.Array]]]
+    update: Callable[[train_step.State, Any], tuple[train_step.State, dict[str, jax.Array]]]
     evaluate: Callable[[weights.Params, Callable[[], None]], dict[str, float]]
     samples: Continuations | None
     seconds: float
@@ -80,7 +84,7 @@ class Training:
         self,
         experiment: RunFile,
         loop: LmLoop,
-        split: share.Share,
+        split: batch_sharding.Share,
         stream: batches.Batches,
         checkpoints: Checkpoints,
         log: Metrics,
@@ -89,12 +93,12 @@ class Training:
     ) -> None:
         self.experiment, self.loop, self.split, self.stream = experiment, loop, split, stream
         self.checkpoints, self.log, self.notice, self.compiled = checkpoints, log, notice, compiled
-        self.watch, self.costs = speed.Stopwatch("data_time", "transfer_time"), {"compile_time": compiled.seconds}
-        self.flops = speed.model_flops(experiment.model, loop.total_batch_tokens, loop.sequence)
+        self.watch, self.costs = throughput.Stopwatch("data_time", "transfer_time"), {"compile_time": compiled.seconds}
+        self.flops = throughput.model_flops(experiment.model, loop.total_batch_tokens, loop.sequence)
         self.first = self.logged = 0
         self.unseen: tuple[int, dict[str, jax.Array], batches.Batch] | None = None
 
-    def run(self, state: update.State, first: int) -> None:
+    def run(self, state: train_step.State, first: int) -> None:
         """All updates after the `first` ones, then what ends a run."""
         loop, profiler = self.loop, self.log.profiler(self.experiment.logging.profile)
         self.first = self.logged = first
@@ -129,16 +133,16 @@ class Training:
         every = self.loop.samples.every
         return every is not None and done % every == 0
 
-    def _between(self, step: int, state: update.State) -> None:
+    def _between(self, step: int, state: train_step.State) -> None:
         """What comes after the checkpoint of a step, and again when a run is resumed there."""
         if step and step % self.loop.eval_every == 0:
             self._evaluate(step, state)
         if self.compiled.samples and step and self._samples_follow(step):
-            texts = self.compiled.samples.texts(update.for_evaluation(state))
+            texts = self.compiled.samples.texts(train_step.for_evaluation(state))
             self.log.text(step, "samples", "\n\n---\n\n".join(texts))
         self.checkpoints.verify(step, state)
 
-    def _heed(self, step: int, state: update.State) -> None:
+    def _heed(self, step: int, state: train_step.State) -> None:
         """Where the VM is about to go: save, and end on all processes. Raises NoticedError."""
         if self.notice.agreed(step):
             self._look()
@@ -160,19 +164,19 @@ class Training:
         self.logged = step
         seconds = times["step_time"]
         rates = {"tokens_per_second": self.loop.total_batch_tokens / seconds}
-        rates |= speed.utilization(self.flops, seconds, self.experiment.pod) | speed.memory()
+        rates |= throughput.utilization(self.flops, seconds, self.experiment.pod) | throughput.memory()
         self.log.log(step, "train", **values, **times, **rates, **self.costs, steps_total=self.loop.steps)
         self.costs = {}
 
-    def _save(self, step: int, state: update.State) -> None:
+    def _save(self, step: int, state: train_step.State) -> None:
         """Before it is evaluated, so that an evaluation that fails costs nothing."""
         if step == self.loop.steps or self.checkpoints.due(step, evaluates=step % self.loop.eval_every == 0):
             self.log.upload()
             self.checkpoints.save(step, state, {"data": self.stream.position()})
 
-    def _evaluate(self, step: int, state: update.State) -> dict[str, float]:
+    def _evaluate(self, step: int, state: train_step.State) -> dict[str, float]:
         began = time.perf_counter()
-        results = self.compiled.evaluate(update.for_evaluation(state), lambda: self._heed(step, state))
+        results = self.compiled.evaluate(train_step.for_evaluation(state), lambda: self._heed(step, state))
         self.log.log(step, "eval", **results, eval_time=time.perf_counter() - began)
         self.checkpoints.score(step, **results)
         return results
@@ -192,17 +196,17 @@ def _checked(experiment: RunFile, data: batches.Dataset) -> LmLoop:
 
 def _start(
     experiment: RunFile, mesh: Mesh, checkpoints: Checkpoints, stream: batches.Batches
-) -> tuple[int, update.State]:
+) -> tuple[int, train_step.State]:
     """Updates done, and the state after them; the data stand where they stood then."""
-    abstract = update.abstract_state(experiment.model, experiment.optimizer, mesh)
+    abstract = train_step.abstract_state(experiment.model, experiment.optimizer, mesh)
     if resumed := checkpoints.resume(abstract):
         stream.restore(resumed.position["data"])
         return resumed.step, resumed.state
-    return 0, update.init_state(experiment.model, experiment.optimizer, mesh, jax.random.key(experiment.seed))
+    return 0, train_step.init_state(experiment.model, experiment.optimizer, mesh, jax.random.key(experiment.seed))
 
 
 def _compile(
-    experiment: RunFile, loop: LmLoop, data: batches.Dataset, split: share.Share, state: update.State
+    experiment: RunFile, loop: LmLoop, data: batches.Dataset, split: batch_sharding.Share, state: train_step.State
 ) -> Compiled:
     """Everything that runs between the first and the last update. Nothing is compiled after that."""
     began = time.perf_counter()
@@ -214,7 +218,7 @@ def _compile(
     known = data.token_bytes()
     token_bytes = np.zeros(experiment.model.vocab, np.int32)
     token_bytes[: len(known)] = known
-    on_devices = jax.device_put(token_bytes, share.whole(split.mesh))
+    on_devices = jax.device_put(token_bytes, batch_sharding.whole(split.mesh))
     held_out = data.validation(loop, split.rows)
 
     def evaluate(params: weights.Params, between: Callable[[], None]) -> dict[str, float]:
@@ -228,7 +232,7 @@ def _compile(
     return Compiled(ready["update"], evaluate, samples, time.perf_counter() - began)
 
 
-def _abstract_batch(experiment: RunFile, loop: LmLoop, split: share.Share) -> dict[str, jax.ShapeDtypeStruct]:
+def _abstract_batch(experiment: RunFile, loop: LmLoop, split: batch_sharding.Share) -> dict[str, jax.ShapeDtypeStruct]:
     shape, sharding = split.shape(loop.sequence), split.sharding
     types = batches.Dataset(experiment.data).fields
     return {name: jax.ShapeDtypeStruct(shape, dtype, sharding=sharding) for name, dtype in types.items()}

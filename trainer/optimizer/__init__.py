@@ -9,8 +9,8 @@ from collections.abc import Hashable
 
 import optax
 
-from conf.decoder import Model
-from conf.optimizer import Adafactor, Adamw, Muon, Optimizer
+from conf.schema.training.model import Model
+from conf.schema.training.optimizer import Adafactor, Adamw, Muon, Optimizer
 from trainer.optimizer import adafactor, muon
 from trainer.optimizer.descent import descend
 from trainer.optimizer.rules import Rule, named, rules

@@ -7,8 +7,8 @@ from typing import Any
 import jax
 import optax
 
-from conf.decoder import Model
-from conf.optimizer import Adafactor
+from conf.schema.training.model import Model
+from conf.schema.training.optimizer import Adafactor
 from trainer.optimizer.matrices import views
 from trainer.optimizer.rules import named
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 import jax
 
-from conf.decoder import Model
-from trainer.weights import weight_table
+from conf.schema.training.model import Model
+from trainer.models.weights import weight_table
 
 
 @dataclass(frozen=True)

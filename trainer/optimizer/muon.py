@@ -11,9 +11,9 @@ import optax
 from jax import lax
 from jax.sharding import PartitionSpec
 
-from conf.decoder import Model
-from conf.optimizer import Muon
-from trainer import mesh as meshes
+from conf.schema.training.model import Model
+from conf.schema.training.optimizer import Muon
+from trainer.distributed import mesh as meshes
 from trainer.optimizer.matrices import View, views
 from trainer.optimizer.rules import named
 from trainer.optimizer.schedules import share

@@ -8,10 +8,10 @@ import jax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jax.tree_util import DictKey, keystr
 
-from conf.decoder import Model
-from trainer import mesh as meshes
+from conf.schema.training.model import Model
+from trainer.distributed import mesh as meshes
+from trainer.models.weights import weight_table
 from trainer.optimizer.matrices import View, views
-from trainer.weights import weight_table
 
 
 def shardings(state: Any, cfg: Model, mesh: Mesh) -> Any:

@@ -9,9 +9,9 @@ from typing import Any
 
 import jax
 
-from conf.decoder import Model
-from conf.optimizer import Adafactor, Group, Muon, MuonGroup, Optimizer
-from conf.runfile import RunFileError
+from conf.schema.training.model import Model
+from conf.schema.training.optimizer import Adafactor, Group, Muon, MuonGroup, Optimizer
+from conf.schema.training.run_yaml import RunFileError
 from trainer.optimizer.matrices import View, views
 
 

@@ -9,7 +9,13 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from conf.schedule import ConstantSchedule, DecaySchedule, PiecewiseSchedule, Schedule, WarmupStableDecaySchedule
+from conf.schema.training.schedule import (
+    ConstantSchedule,
+    DecaySchedule,
+    PiecewiseSchedule,
+    Schedule,
+    WarmupStableDecaySchedule,
+)
 
 Share = Callable[[Any], jax.Array]
 """Number of updates done before to the share of the peak, float32."""

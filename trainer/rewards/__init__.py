@@ -9,7 +9,7 @@ from __future__ import annotations
 import importlib
 from collections.abc import Callable
 
-from conf.runfile import RunFileError
+from conf.schema.training.run_yaml import RunFileError
 from trainer.rewards.equal import same
 from trainer.rewards.extract import LONGEST_RESPONSE, extract, extract_boxed, is_marked
 

@@ -14,10 +14,10 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from conf.decoder import Model
-from trainer import mesh as meshes
-from trainer.attention import soft_cap
-from trainer.model import is_local
+from conf.schema.training.model import Model
+from trainer.distributed import mesh as meshes
+from trainer.models.attention import soft_cap
+from trainer.models.decoder import is_local
 
 AXES = ("batch", "kv_heads", None, None)
 PREFILLED = (None, "kv_heads", None, None)

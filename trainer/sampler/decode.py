@@ -8,15 +8,15 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from conf.decoder import Model
-from trainer import model
-from trainer.layers import norm
+from conf.schema.training.model import Model
+from trainer.models import decoder
+from trainer.models.layers import norm
+from trainer.models.weights import Params
 from trainer.sampler import cache as caches
 from trainer.sampler.cache import Cache
 from trainer.sampler.choose import choose
 from trainer.sampler.prefill import Prefilled
 from trainer.sampler.settings import Settings
-from trainer.weights import Params
 
 NO_TOKEN = -1
 """In the place of a token where a row had ended."""
@@ -92,7 +92,7 @@ def decode(
 
     def next_token(loop: _Loop) -> _Loop:
         now = loop.slots
-        logits = model.unembed(copy, cfg, now.hidden)
+        logits = decoder.unembed(copy, cfg, now.hidden)
         token, logprob = choose(logits, keys, now.drawn, temperature, settings.top_k, settings.top_p)
         told = jnp.where(now.active, token, NO_TOKEN)
         logprob = jnp.where(now.active, logprob, 0.0)
@@ -123,7 +123,7 @@ def _through(copy: Params, cfg: Model, token: jax.Array, slots: Slots) -> tuple[
     """Hidden states [slots, D] of one more token in each slot, and the cache with it."""
     keys, values = list(slots.cache.keys), list(slots.cache.values)
     positions = slots.position[:, None]
-    first = x = model.embed(copy, cfg, token[:, None], positions)
+    first = x = decoder.embed(copy, cfg, token[:, None], positions)
     for i, weights in enumerate(copy["layers"]):
 
         def attend(query: jax.Array, key: jax.Array, value: jax.Array, window: int | None, i: int = i) -> jax.Array:
@@ -131,5 +131,5 @@ def _through(copy: Params, cfg: Model, token: jax.Array, slots: Slots) -> tuple[
             mixed, (keys[i], values[i]) = caches.attend(query, key, value, rings, slots.position, slots.step, cfg)
             return mixed
 
-        x = model.layer(x, first, weights, cfg, positions, model.is_local(cfg, i), attend)
+        x = decoder.layer(x, first, weights, cfg, positions, decoder.is_local(cfg, i), attend)
     return norm(x[:, 0], copy, "final_norm", cfg), Cache(tuple(keys), tuple(values))

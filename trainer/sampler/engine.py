@@ -10,13 +10,13 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
-from conf.decoder import Model
-from conf.runfile import RunFileError
+from conf.schema.training.model import Model
+from conf.schema.training.run_yaml import RunFileError
+from trainer.models.weights import Params
 from trainer.sampler import decode
 from trainer.sampler.programs import Programs
 from trainer.sampler.settings import Settings
 from trainer.sampler.stops import Stops
-from trainer.weights import Params
 
 
 class Drawn(NamedTuple):

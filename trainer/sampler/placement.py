@@ -14,12 +14,12 @@ import jax.numpy as jnp
 from jax import lax
 from jax.sharding import AxisType, Mesh
 
-from conf.decoder import Model
-from conf.runfile import RunFileError
-from trainer import mesh as meshes
-from trainer import weights
+from conf.schema.training.model import Model
+from conf.schema.training.run_yaml import RunFileError
+from trainer.distributed import mesh as meshes
+from trainer.models import weights
+from trainer.models.weights import Params
 from trainer.sampler.settings import Settings
-from trainer.weights import Params
 
 SMALL_BYTES = 512 << 20
 """A device reads as much in less time than the sums of a token take (v5e: 0.6 ms): no need to split it further."""

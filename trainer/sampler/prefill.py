@@ -7,11 +7,11 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from conf.decoder import Model
-from trainer import attention, model
-from trainer.layers import norm
+from conf.schema.training.model import Model
+from trainer.models import attention, decoder
+from trainer.models.layers import norm
+from trainer.models.weights import Params
 from trainer.sampler.cache import Cache
-from trainer.weights import Params
 
 
 class Prefilled(NamedTuple):
@@ -32,8 +32,8 @@ def prefill(cfg: Model, copy: Params, tokens: jax.Array, lengths: jax.Array) -> 
         values.append(value.swapaxes(1, 2))
         return attention.attend(query, key, value, None, window, cfg)
 
-    first = x = model.embed(copy, cfg, tokens, positions)
+    first = x = decoder.embed(copy, cfg, tokens, positions)
     for i, weights in enumerate(copy["layers"]):
-        x = model.layer(x, first, weights, cfg, positions, model.is_local(cfg, i), attend)
+        x = decoder.layer(x, first, weights, cfg, positions, decoder.is_local(cfg, i), attend)
     last = jnp.take_along_axis(x, (lengths - 1)[:, None, None], axis=1)
     return Prefilled(norm(last, copy, "final_norm", cfg)[:, 0], Cache(tuple(keys), tuple(values)))

@@ -14,8 +14,8 @@ import jax
 import numpy as np
 from jax.sharding import Mesh, PartitionSpec
 
-from conf.decoder import Model
-from trainer import mesh as meshes
+from conf.schema.training.model import Model
+from trainer.distributed import mesh as meshes
 from trainer.sampler import decode, placement
 from trainer.sampler.cache import AXES, PREFILLED, Cache
 from trainer.sampler.decode import Slots

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from conf.sampler import Sampling
-from conf.training import Mesh
+from conf.schema.training.sampler import Sampling
+from conf.schema.training.settings import Mesh
 
 SHORTEST_BUCKET = 128
 
 
 @dataclass(frozen=True)
 class Settings:
-    """Sizes and distribution; see `conf.sampler.Sampling`.
+    """Sizes and distribution; see `conf.schema.training.sampler.Sampling`.
 
     Attributes:
         prompt_length: tokens of the longest prompt.

@@ -16,7 +16,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 from etils import epath
 
-from conf.runfile import RunFileError
+from conf.schema.training.run_yaml import RunFileError
 from trainer.data import files
 from trainer.data.parquet import Parquet
 from trainer.data.source import Ranges, Source, json_rows, text_rows

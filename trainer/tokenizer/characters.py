@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from conf.runfile import RunFileError
+from conf.schema.training.run_yaml import RunFileError
 
 
 class Characters:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
-from conf.runfile import RunFileError
+from conf.schema.training.run_yaml import RunFileError
 from trainer import tokenizer as byte_level
 
 if TYPE_CHECKING:

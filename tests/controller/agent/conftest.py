@@ -19,7 +19,7 @@ import pytest
 
 from controller.agent import tree_hash
 from controller.agent.process import alive
-from controller.bundle import bundle
+from controller.ssh.agent_bundle import bundle
 from tests.controller.agent.bucket import Bucket
 from tests.controller.agent.programs import end_programs
 

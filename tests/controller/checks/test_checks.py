@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from conf.schedule import PiecewiseSchedule
-from conf.schema import Config
+from conf.schema.config import Config
+from conf.schema.training.schedule import PiecewiseSchedule
+from controller.checks.preflight import preflight
 from controller.checks.training import schedule_ends_late
-from controller.compose import compose
-from controller.preflight import preflight
+from controller.config.compose import compose
 
 GCP = ["cloud.project=acme", "program=command", "program.command=[python,train.py]"]
 GRPO = ["+experiment=quickstart", "cloud=gcp", "cloud.project=acme", "tpu.capacity=on_demand"]

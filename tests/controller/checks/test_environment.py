@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from conf.schema import Config
+from conf.schema.config import Config
 from controller.checks import assets, code, environment
-from controller.compose import compose
+from controller.config.compose import compose
+from controller.inputs.code import snapshot
 from controller.plan.workers import PIN, requirements_of
-from controller.snapshot import snapshot
 
 COMMAND = ["cloud=local", "program=command", "program.command=[python,train.py]"]
 SHA = "a" * 64

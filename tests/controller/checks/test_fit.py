@@ -9,9 +9,10 @@ from typing import Any
 
 import pytest
 
-from controller import cli, fits
+from controller.checks import fit_cache
 from controller.checks.fit import weights
-from controller.preflight import preflight
+from controller.checks.preflight import preflight
+from controller.cli import main
 from tests.controller.checks.test_checks import config
 
 LARGE = ["+experiment=gemma2b_gsm8k", "cloud.project=acme"]
@@ -32,7 +33,7 @@ def document(peak: float, fix: list[str] | None = None) -> dict[str, Any]:
 
 
 def store(found: dict[str, Any], *overrides: str) -> None:
-    file = fits.file(config(*overrides))
+    file = fit_cache.file(config(*overrides))
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text(json.dumps(found))
 
@@ -70,7 +71,7 @@ def test_another_size_is_another_question(state, change):
 
 def test_a_broken_file_counts_as_none(state):
     store(document(18.3), *LARGE, state)
-    fits.file(config(*LARGE, state)).write_text("{")
+    fit_cache.file(config(*LARGE, state)).write_text("{")
     assert said(*LARGE, state)[0].startswith("note")
 
 
@@ -90,6 +91,6 @@ def test_slipway_fit_keeps_what_it_was_told(state, monkeypatch, capsys):
 
     monkeypatch.setattr(subprocess, "run", answer)
     for _ in range(2):
-        assert cli.run(["fit", *LARGE, state]) == 2
+        assert main.run(["fit", *LARGE, state]) == 2
     assert "nobody has asked" not in capsys.readouterr().err
     assert said(*LARGE, state)[0].startswith("error")

@@ -8,11 +8,11 @@ from typing import Any, cast
 
 import pytest
 
-from conf.schema import Config
+from conf.schema.config import Config
 from controller.checks.offered import PROBES, lacking
-from controller.compose import compose
-from controller.finding import Finding
-from controller.world import World
+from controller.config.compose import compose
+from controller.context import World
+from controller.core.finding import Finding
 
 
 class FakeGoogle:

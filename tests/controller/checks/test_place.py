@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from controller.checks import place
-from controller.compose import compose
+from controller.config.compose import compose
 
 
 def findings(*overrides: str) -> list[str]:

@@ -8,13 +8,13 @@ from typing import Any, cast
 
 import pytest
 
-from conf.schema import Config
-from controller.clock import Clock
-from controller.compose import compose
-from controller.events import Events
-from controller.google import Forbidden, NotFound, ServiceDisabled
-from controller.preflight import probe
-from controller.world import World
+from conf.schema.config import Config
+from controller.checks.preflight import probe
+from controller.config.compose import compose
+from controller.context import World
+from controller.core.clock import Clock
+from controller.core.events import Events
+from controller.gcp.client import Forbidden, NotFound, ServiceDisabled
 from tests.controller.conftest import ECHO, Slipway
 
 

@@ -7,10 +7,10 @@ import itertools
 
 import pytest
 
-from conf import regions, topology
-from conf.schema import Config
+from conf.schema.config import Config
+from conf.schema.infra import regions, topology
 from controller.checks.regions import CHECKS
-from controller.compose import compose
+from controller.config.compose import compose
 
 
 def config(*overrides: str, zones: tuple[str, ...] = ()) -> Config:

@@ -7,15 +7,15 @@ from typing import Any, cast
 
 from google.oauth2.credentials import Credentials
 
-from controller.clock import Clock
-from controller.compose import compose
-from controller.events import Events
-from controller.google import Google
+from controller.config.compose import compose
+from controller.context import World
+from controller.core.clock import Clock
+from controller.core.events import Events
+from controller.gcp.client import Google
 from controller.plan.pod import node_resource
-from controller.plan.shared import bucket_name, shared_resources
-from controller.preview import preview
-from controller.resource import Resource
-from controller.world import World
+from controller.plan.preview import preview
+from controller.plan.project import bucket_name, shared_resources
+from controller.reconcile.resource import Resource
 from tests.controller.localcloud.harness import Cloud
 
 

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from controller.reconcile import reconcile
-from controller.resources.compute import ComputeResource
-from controller.resources.services import Services
+from controller.reconcile.reconciler import reconcile
+from controller.resources.network.base import ComputeResource
+from controller.resources.project.services import Services
 from tests.controller.gcloud.conftest import Shell
 from tests.controller.gcloud.project import actions, wanted, world_on
 from tests.controller.localcloud.harness import REGION, ZONE, Cloud

@@ -24,9 +24,10 @@ import yaml
 from tests.controller.gcloud.conftest import STAND_INS, Shell
 from tests.controller.gcloud.project import actions, world_on
 from tests.controller.localcloud.harness import Cloud
+from tests.paths import SHARED
 
 SCENES: list[dict[str, Any]] = yaml.safe_load(Path(__file__).with_name("guides.yaml").read_text())
-GUIDES = Path(__file__).parents[4] / "shared" / "guides"
+GUIDES = SHARED / "guides"
 SUBSTITUTED = {
     "alpine-aspect-459819-m4": "slipway-local",
     "YOUR_BILLING_ACCOUNT_ID": "$BILLING_ACCOUNT",

@@ -10,18 +10,18 @@ import json
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from controller.reconcile import destroy, reconcile
-from controller.resources.accounts import ServiceAccount
-from controller.resources.bastion import Bastion
+from controller.reconcile.reconciler import destroy, reconcile
+from controller.resources.bastion.vm import Bastion
+from controller.resources.project.accounts import ServiceAccount
 from tests.controller.gcloud.project import wanted, world_on
 from tests.controller.localcloud.harness import COMPUTE, Cloud, localcloud
+from tests.paths import ROOT
 
-FIXTURES = Path(__file__).parents[2] / "fixtures"
+FIXTURES = ROOT / "tests" / "fixtures"
 RECORDED: list[dict[str, Any]] = [
     json.loads(line)
     for name in ("gcloud_requests.jsonl", "gcloud_requests_here.jsonl")

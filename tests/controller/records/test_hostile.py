@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from controller.errors import ConfigError
+from controller.core.errors import ConfigError
 from controller.records import restore
 
 

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from controller import cli
-from controller.errors import ConfigError
+from controller.cli import main
+from controller.core.errors import ConfigError
 from controller.records import index
-from controller.records.difference import difference
+from controller.records.diff import difference
 from controller.records.table import as_csv, as_lines, chosen
 
 ROWS = [
@@ -77,11 +77,11 @@ def test_the_last_row_of_a_run_counts_and_a_torn_line_does_not(tmp_path: Path) -
 def test_the_verb(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setenv("SLIPWAY_HOME", str(tmp_path))
     index.add(tmp_path, ROWS)
-    assert cli.run(["runs", "--where", "state=finished", "--sort", "metrics.acc", "--json"]) == 0
+    assert main.run(["runs", "--where", "state=finished", "--sort", "metrics.acc", "--json"]) == 0
     assert [row["run"] for row in json.loads(capsys.readouterr().out)] == ["b-3", "a-1"]
-    assert cli.run(["runs", "--csv", "--where=run=a-1"]) == 0
+    assert main.run(["runs", "--csv", "--where=run=a-1"]) == 0
     assert capsys.readouterr().out.splitlines()[1].startswith("a-1,")
-    assert cli.run(["runs", "--where", "oops"]) == 2
+    assert main.run(["runs", "--where", "oops"]) == 2
     assert "is KEY SIGN VALUE" in capsys.readouterr().err
 
 

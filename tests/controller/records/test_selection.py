@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from controller.errors import ConfigError
+from controller.core.errors import ConfigError
 from controller.records.selection import selected
 
 ROWS = [

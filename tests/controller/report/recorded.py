@@ -13,7 +13,7 @@ from typing import Any
 
 import yaml
 
-from controller.cli import parse
+from controller.cli.main import parse
 from controller.records import index
 
 SWEEP = "quickstart-00c0ffee"

@@ -9,8 +9,8 @@ import pytest
 
 from controller.records import index
 from controller.report.gather import from_here, gathered
+from controller.report.model import study
 from controller.report.page import render
-from controller.report.study import study
 from tests.controller.report.browser import FOUND, Tab, browser
 from tests.controller.report.recorded import sweep
 from tests.controller.report.test_hostile import MARKUP, with_words

@@ -9,8 +9,8 @@ from typing import Any
 
 from controller.records import index
 from controller.report.gather import from_here, gathered
+from controller.report.model import study
 from controller.report.page import render
-from controller.report.study import study
 from tests.controller.report.recorded import recorded
 from tests.hostile import STRINGS
 

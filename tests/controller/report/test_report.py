@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 from scipy import stats as reference
 
-from controller import cli
+from controller.cli import main
 from controller.records import index
 from controller.report.curves import curve, metrics_of, points_of
 from controller.report.gather import Run, from_here, gathered
+from controller.report.model import study
 from controller.report.settings import settings
 from controller.report.stats import alone, compared
-from controller.report.study import study
 from tests.controller.report.recorded import CASES, SWEEP, curves, recorded, sweep
 
 ACCURACY = ("eval", "eval_accuracy")
@@ -30,7 +30,7 @@ def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def report(capsys: pytest.CaptureFixture[str], *words: str) -> dict[str, Any]:
-    assert cli.run(["report", "--json", *words]) == 0
+    assert main.run(["report", "--json", *words]) == 0
     return json.loads(capsys.readouterr().out)
 
 
@@ -186,7 +186,7 @@ def test_lines_that_no_program_should_write_are_passed_over(state: Path) -> None
     )
     [found] = runs_of(state)
     assert {metric: dict(values) for metric, values in found.curves.items()} == {("x", "a"): {1.0: 1.0}}
-    assert cli.run(["report"]) == 0
+    assert main.run(["report"]) == 0
 
 
 def test_a_run_that_goes_on_is_reported_by_what_it_has_told(state: Path) -> None:
@@ -224,10 +224,10 @@ def test_which_runs(state: Path, capsys: pytest.CaptureFixture[str]) -> None:
 )
 def test_mistakes(state: Path, capsys: pytest.CaptureFixture[str], words: list[str], said: str) -> None:
     sweep(state, seeds=(0,))
-    assert cli.run(["report", *words]) == 2
+    assert main.run(["report", *words]) == 2
     assert said in capsys.readouterr().err
 
 
 def test_nothing_on_record(state: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.run(["report"]) == 2
+    assert main.run(["report"]) == 2
     assert "no run is on record here; `--refresh cloud=…`" in capsys.readouterr().err

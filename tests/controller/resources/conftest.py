@@ -11,16 +11,16 @@ from typing import Any, cast
 import pytest
 from google.oauth2.credentials import Credentials
 
-from conf.schema import Config
-from controller.clock import Clock, Interrupted
-from controller.compose import compose
-from controller.events import Events
-from controller.google import Google
-from controller.plan.shared import bucket_name, shared_resources
-from controller.preview import preview
-from controller.reconcile import reconcile
-from controller.resource import Resource
-from controller.world import World
+from conf.schema.config import Config
+from controller.config.compose import compose
+from controller.context import World
+from controller.core.clock import Clock, Interrupted
+from controller.core.events import Events
+from controller.gcp.client import Google
+from controller.plan.preview import preview
+from controller.plan.project import bucket_name, shared_resources
+from controller.reconcile.reconciler import reconcile
+from controller.reconcile.resource import Resource
 from tests.controller.localcloud.harness import Cloud, localcloud
 from tests.controller.state import comparable, mistakes_of
 

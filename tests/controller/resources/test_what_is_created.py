@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
 
-from controller.compose import compose
+from controller.config.compose import compose
 from controller.plan.bastion import bastion_resources
-from controller.resource import Resource
+from controller.reconcile.resource import Resource
 from tests.controller.gcloud.project import wanted
+from tests.paths import ROOT
 
-PAGE = Path(__file__).parents[3] / "docs" / "what-is-created.md"
+PAGE = ROOT / "docs" / "what-is-created.md"
 
 
 def driven() -> list[Resource]:

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from conf.sweep import Sweep
-from controller.compose import compose, compose_each
-from controller.errors import ConfigError
+from conf.schema.run.sweep import Sweep
+from controller.config.compose import compose, compose_each
+from controller.core.errors import ConfigError
+from controller.sweep.definition import study
 from controller.sweep.grid import grid, split
-from controller.sweep.study import study
 
 HERE = Path(__file__).parent
 

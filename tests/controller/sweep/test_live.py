@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from controller import cli
-from controller.clock import Clock
-from controller.events import Event
+from controller.cli import main
+from controller.cli.verbs.look import sweep_status
+from controller.core.clock import Clock
+from controller.core.events import Event
 from controller.records import index
-from controller.sweep import watch
 from controller.sweep.board import Board, Line, Screen, cost, runs_of_sweeps, saved
 from controller.sweep.live import drawn, shown
 
@@ -119,7 +119,7 @@ def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def status(*words: str) -> int:
-    return cli.run(["status", *words])
+    return main.run(["status", *words])
 
 
 def test_status_of_a_sweep_by_its_name(state: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -168,7 +168,7 @@ def test_following_says_what_changes_until_it_is_over(state: Path) -> None:
     ]
     made.state("q-1", "waiting")
     clock = Still(then=lambda: acts.pop(0)())
-    seen = [(line.run, line.state, line.step) for line in watch.news(state, "q-abc", clock)]
+    seen = [(line.run, line.state, line.step) for line in sweep_status.news(state, "q-abc", clock)]
     assert seen == [
         ("q-1", "waiting", None),
         ("q-2", "waiting", None),

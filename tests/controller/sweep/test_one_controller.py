@@ -6,12 +6,12 @@ import signal
 
 import pytest
 
-from controller import cli
+from controller.cli import main
 from controller.records import index
+from tests.controller.cli.verbs.run.test_up import until
 from tests.controller.conftest import ECHO, Slipway
 from tests.controller.sweep.test_pool import SMALL, launches
-from tests.controller.test_two_controllers import controllers
-from tests.controller.test_up import until
+from tests.scenarios.unattended.test_two_controllers import controllers
 
 pytestmark = pytest.mark.e2e
 
@@ -101,5 +101,5 @@ def test_by_the_policy_stop_what_runs_is_let_end_and_nothing_further_begins(slip
     assert "1 failed, 1 finished, 2 waiting" in sweep.said
     assert len(launches(slipway)) == 2
     [kept] = slipway.cloud().get("state")["node"].values()  # of the run that failed, for a look
-    assert cli.run(["down", *words, *slipway.base]) == 0
+    assert main.run(["down", *words, *slipway.base]) == 0
     assert kept["name"].rpartition("/")[2] in slipway.capsys.readouterr().out

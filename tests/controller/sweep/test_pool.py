@@ -11,14 +11,14 @@ from pathlib import Path
 
 import pytest
 
-from controller import cli
-from controller.cost import rate
+from controller.cli import main
+from controller.gcp.prices import rate
 from controller.records import index
 from controller.sweep.board import Line, sparkline, table
+from controller.sweep.definition import estimate, study
 from controller.sweep.pool import Listed
-from controller.sweep.study import estimate, study
+from tests.controller.cli.verbs.run.test_up import until
 from tests.controller.conftest import Slipway
-from tests.controller.test_up import until
 
 SMALL = ["tpu.accelerator_type=v5litepod-1", "sweep.pods=2"]
 
@@ -63,9 +63,9 @@ def test_killed_and_preempted_a_sweep_does_what_is_missing_and_leaves_no_pod(sli
     held = {name.split("/")[1] for name in before}
     assert {name.split("/")[1] for name in launches(slipway) if not name.endswith("0001.json")} <= held
     assert slipway.cloud().get("state")["node"] == {}
-    assert cli.run(words) == 0
+    assert main.run(words) == 0
     assert "5 runs, 5 finished, 0 to do" in slipway.capsys.readouterr().out
-    assert cli.run(["status", "--json", *words]) == 0
+    assert main.run(["status", "--json", *words]) == 0
     assert {run["state"] for run in json.loads(slipway.capsys.readouterr().out)["runs"]} == {"finished"}
 
 
@@ -73,15 +73,15 @@ def test_killed_and_preempted_a_sweep_does_what_is_missing_and_leaves_no_pod(sli
 def test_what_fails_is_tried_again_and_told(slipway: Slipway) -> None:
     fails = 'program.command=[sh,-c,"test $SEED != 1 && test $SLIPWAY_ATTEMPT$SEED != 12"]'
     words = ["-m", *SMALL, *slipway.base, fails, "env.vars.SEED='0','1','2'"]
-    assert cli.run(words) == 5
+    assert main.run(words) == 5
     out, err = slipway.capsys.readouterr()
     assert "1 of 3 runs failed; the same command tries them again" in err
     assert "2 finished, 1 failed" in out
     assert out.count("; once more") == 2
-    assert cli.run(["plan", "--json", *words]) == 0
+    assert main.run(["plan", "--json", *words]) == 0
     document = json.loads(slipway.capsys.readouterr().out)
     assert sorted(run["state"] for run in document["runs"]) == ["failed", "finished", "finished"]
-    assert cli.run(["down", *words]) == 0
+    assert main.run(["down", *words]) == 0
     assert "deleted: nothing" in slipway.capsys.readouterr().out
 
 
@@ -95,7 +95,7 @@ def test_a_pod_goes_on_with_the_run_that_it_had(tmp_path: Path, monkeypatch: pyt
 
 
 def test_the_estimate_is_by_runs_of_the_same_name(tmp_path: Path) -> None:
-    config = cli.parse(["plan", "+experiment=quickstart", "tpu=v6e_8", "cloud=gcp"]).bare_config()
+    config = main.parse(["plan", "+experiment=quickstart", "tpu=v6e_8", "cloud=gcp"]).bare_config()
     assert estimate(config, 12, 2, tmp_path, 0.0).hours is None
     row = {"name": "quickstart", "type": config.tpu.accelerator_type, "state": "finished", "metrics": {}}
     index.add(tmp_path, [{**row, "run": str(i), "seconds": seconds} for i, seconds in enumerate((90.0, 100.0, 500.0))])

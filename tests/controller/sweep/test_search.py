@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from conf.sweep import Search
-from controller.errors import ConfigError
-from controller.events import Event
-from controller.ledger import Result
+from conf.schema.run.sweep import Search
+from controller.core.errors import ConfigError
+from controller.core.events import Event
+from controller.records.ledger import Result
+from controller.sweep.definition import Builder, Job
 from controller.sweep.grid import split
 from controller.sweep.search import Searched
-from controller.sweep.study import Builder, Job
 
 pytest.importorskip("optuna")
 WORDS = ["+experiment=quickstart", "optimizer.lr=tag(log,interval(1e-6,1e-1))"]

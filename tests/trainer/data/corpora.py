@@ -7,8 +7,8 @@ import random
 from pathlib import Path
 from typing import Any
 
-from conf.data import JsonlData, ParquetData, TextData
-from conf.loop import LmLoop
+from conf.schema.training.data import JsonlData, ParquetData, TextData
+from conf.schema.training.loop import LmLoop
 from tests.groups import group
 
 

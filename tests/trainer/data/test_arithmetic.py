@@ -4,8 +4,8 @@ import re
 
 import pytest
 
-from conf.questions import ArithmeticData
-from conf.runfile import RunFileError
+from conf.schema.training.prompts import ArithmeticData
+from conf.schema.training.run_yaml import RunFileError
 from tests.groups import group
 from trainer.data.arithmetic import Arithmetic
 from trainer.rewards import answer_match

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from conf.data import TextData
-from conf.loop import LmLoop
+from conf.schema.training.data import TextData
+from conf.schema.training.loop import LmLoop
 from tests.groups import group
 from trainer.data import batches
 

@@ -5,16 +5,17 @@ from pathlib import Path
 
 import pytest
 
-from conf.loop import GrpoLoop
-from conf.questions import Gsm8kData
-from conf.runfile import RunFileError
+from conf.schema.training.loop import GrpoLoop
+from conf.schema.training.prompts import Gsm8kData
+from conf.schema.training.run_yaml import RunFileError
 from tests.groups import group
+from tests.paths import SHARED
 from trainer.data.gsm8k import read
 from trainer.data.problem import Question
 from trainer.data.questions import Asked
 from trainer.rewards import answer_match
 
-PUBLISHED = Path(__file__).parents[3].parent / "shared" / "data" / "gsm8k" / "test.jsonl"
+PUBLISHED = SHARED / "data" / "gsm8k" / "test.jsonl"
 
 ROWS = [
     {"question": "Two and two?", "answer": "2+2=<<2+2=4>>4\n#### 4"},

@@ -7,15 +7,16 @@ import pytest
 from pydantic import ValidationError
 from tokenizers import Tokenizer
 
-from conf.questions import ArithmeticData, Gsm8kData, Prompt
-from conf.runfile import RunFileError
+from conf.schema.training.prompts import ArithmeticData, Gsm8kData, Prompt
+from conf.schema.training.run_yaml import RunFileError
 from tests.groups import CONF, group
+from tests.paths import ROOT
 from trainer.data import chat
 from trainer.data.problem import Problem
 from trainer.data.prompting import Prompting
 from trainer.tokenizer import BOS, EOS, training
 
-RENDERED = json.loads((Path(__file__).parents[1] / "fixtures" / "templates.json").read_text())
+RENDERED = json.loads((ROOT / "tests" / "trainer" / "fixtures" / "templates.json").read_text())
 SPECIAL = [
     *("<bos>", "<eos>", "<start_of_turn>", "<end_of_turn>", "<|begin_of_text|>", "<|start_header_id|>"),
     *("<|end_header_id|>", "<|eot_id|>", "<|im_start|>", "<|im_end|>"),

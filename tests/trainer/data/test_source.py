@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from conf.data import JsonlData
-from conf.runfile import RunFileError
+from conf.schema.training.data import JsonlData
+from conf.schema.training.run_yaml import RunFileError
 from tests.trainer.data.corpora import as_jsonl, as_parquet, lm_loop, stories
 from trainer.data import batches, files, source
 from trainer.data.parquet import Parquet

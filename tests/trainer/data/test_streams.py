@@ -12,8 +12,8 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from conf.data import Corpus
-from conf.runfile import RunFileError
+from conf.schema.training.data import Corpus
+from conf.schema.training.run_yaml import RunFileError
 from tests.trainer.data.corpora import as_jsonl, as_parquet, as_text, lm_loop, stories
 from trainer import tokenizer
 from trainer.data import batches
@@ -163,7 +163,7 @@ def test_a_position_restores_the_next_batch_on_any_number_of_processes(corpus, p
 def test_real_processes_make_the_same_rows(tmp_path):
     data = as_jsonl(tmp_path / "a.jsonl", texts(), streams=STREAMS, packing="documents")
     program = (
-        "import sys, hashlib; from conf.data import JsonlData; from trainer.data import batches;"
+        "import sys, hashlib; from conf.schema.training.data import JsonlData; from trainer.data import batches;"
         "from tests.trainer.data.corpora import lm_loop; first = int(sys.argv[2]);"
         f"b = batches.Dataset(JsonlData.model_validate_json(sys.argv[1])).training(lm_loop({ROWS}, {SEQUENCE}), 5,"
         "range(first, first + 4));"

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 from pydantic import TypeAdapter
 
-from conf.data import Data
-from conf.loop import LmLoop
+from conf.schema.training.data import Data
+from conf.schema.training.loop import LmLoop
 from tests.groups import CONF, group
+from tests.paths import ROOT
 from trainer.data import batches
 
-STAND_INS = Path(__file__).parents[3] / "standins" / "assets"
+STAND_INS = ROOT / "controller" / "rehearsal" / "standins" / "assets"
 
 
 def tiny(name: str) -> Any:

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from conf.data import TextData
-from conf.runfile import RunFileError
+from conf.schema.training.data import TextData
+from conf.schema.training.run_yaml import RunFileError
 from tests.groups import group
 from trainer.data import windows
 from trainer.tokenizer.loading import Bytes

@@ -4,12 +4,12 @@ import jax
 import numpy as np
 import pytest
 
-from conf.loop import GrpoLoop
-from conf.questions import ArithmeticData
+from conf.schema.training.loop import GrpoLoop
+from conf.schema.training.prompts import ArithmeticData
 from tests.groups import group
-from trainer import distributed
 from trainer.data.questions import Asked
-from trainer.evaluation import Evaluation
+from trainer.distributed import runtime
+from trainer.evaluation.accuracy import Evaluation
 from trainer.rewards.pool import Pool
 from trainer.sampler import Drawn
 from trainer.tokenizer import encode
@@ -87,9 +87,9 @@ def test_processes_share_the_checks_and_agree_with_one(checks, monkeypatch) -> N
         for process in range(3):
             monkeypatch.setattr(jax, "process_index", lambda process=process: process)
             if learn:
-                monkeypatch.setattr(distributed, "gather_tree", lambda own: parts.append(own) or _filled(own, 32))
+                monkeypatch.setattr(runtime, "gather_tree", lambda own: parts.append(own) or _filled(own, 32))
             else:
-                monkeypatch.setattr(distributed, "gather_tree", lambda own: parts[0] | parts[1] | parts[2])
+                monkeypatch.setattr(runtime, "gather_tree", lambda own: parts[0] | parts[1] | parts[2])
             found = evaluation(checks, [0.25, 0.25, 0.5, 0.5]).test({})
             if not learn:
                 clocks = {"test_time": 0.0}

@@ -10,18 +10,20 @@ import jax
 import numpy as np
 import pytest
 
-from conf.runfile import RunFile, RunFileError
+from conf.schema.training.run_yaml import RunFile, RunFileError
 from tests.groups import group
 from tests.trainer.conftest import mesh_of
 from tests.trainer.processes import results
-from trainer import first_minutes, main, speed, update
-from trainer import mesh as meshes
-from trainer.checkpoint import Checkpoints
-from trainer.distributed import place_batch
-from trainer.grpo import supervised_loss
-from trainer.loops import grpo_journal
-from trainer.loops.grpo_programs import abstract_reference, frozen, updater
-from trainer.notice import Notice, NoticedError
+from trainer import main
+from trainer.checkpoint.manager import Checkpoints
+from trainer.distributed import mesh as meshes
+from trainer.distributed.preemption import Notice, NoticedError
+from trainer.distributed.runtime import place_batch
+from trainer.losses.grpo import supervised_loss
+from trainer.rl import journal
+from trainer.rl.programs import abstract_reference, frozen, updater
+from trainer.step import train_step
+from trainer.telemetry import startup_report, throughput
 
 MOVING = {"rewards": {"tests.trainer.variety:variety": 1.0}}
 """Without a right answer there would be nothing to learn, and every resume would be exact."""
@@ -36,11 +38,11 @@ def train(raw, folder: Path) -> list[dict]:
     return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
 
 
-def saved(raw, *steps: int) -> list[tuple[update.State, dict]]:
+def saved(raw, *steps: int) -> list[tuple[train_step.State, dict]]:
     """State and position of some of its checkpoints."""
     experiment = RunFile.model_validate(raw)
     checkpoints = Checkpoints(experiment.dir, experiment.checkpoint)
-    abstract = update.abstract_state(experiment.model, experiment.optimizer, meshes.build(experiment.mesh))
+    abstract = train_step.abstract_state(experiment.model, experiment.optimizer, meshes.build(experiment.mesh))
     found = [checkpoints.restore(step, abstract) for step in steps]
     checkpoints.close()
     return found
@@ -49,7 +51,7 @@ def saved(raw, *steps: int) -> list[tuple[update.State, dict]]:
 @pytest.fixture
 def compiled_once(monkeypatch) -> None:
     """All lives of a test are of one config: what its programs are compiled to is made in the first."""
-    compile_all, ready = first_minutes.compile_all, {}
+    compile_all, ready = startup_report.compile_all, {}
 
     def remembered(programs, costs):
         if not ready:
@@ -57,7 +59,7 @@ def compiled_once(monkeypatch) -> None:
         costs.setdefault("compile_time", 0.0)
         return ready
 
-    monkeypatch.setattr(first_minutes, "compile_all", remembered)
+    monkeypatch.setattr(startup_report, "compile_all", remembered)
 
 
 def run_until(raw, folder: Path, last_save: int, monkeypatch) -> None:
@@ -94,14 +96,14 @@ FIRST_MINUTES = (
 
 def slow_updates(monkeypatch, seconds: float) -> None:
     """Make the loop wait that long for each update."""
-    check, read, waited = grpo_journal.check_finite, time.perf_counter, [0.0]
+    check, read, waited = journal.check_finite, time.perf_counter, [0.0]
 
     def wait(*arguments) -> None:
         waited[0] += seconds
         check(*arguments)
 
-    monkeypatch.setattr(grpo_journal, "check_finite", wait)
-    monkeypatch.setattr(speed, "time", SimpleNamespace(perf_counter=lambda: read() + waited[0]))
+    monkeypatch.setattr(journal, "check_finite", wait)
+    monkeypatch.setattr(throughput, "time", SimpleNamespace(perf_counter=lambda: read() + waited[0]))
 
 
 def test_both_phases_are_told_and_summed_up(grpo_run, tmp_path, capfd, monkeypatch) -> None:
@@ -245,7 +247,7 @@ def test_an_update_in_parts_is_that_of_the_whole_batch(grpo_run):
         tokens = random.integers(0, 256, (16, 40), dtype=np.int32)
         mask = (np.arange(39) < random.integers(1, 40, (16, 1))).astype(np.float32)
         with jax.set_mesh(mesh):
-            state = update.init_state(experiment.model, opt, mesh, jax.random.key(0))
+            state = train_step.init_state(experiment.model, opt, mesh, jax.random.key(0))
             train = updater(supervised_loss(experiment.model), experiment, opt, mesh)
             state, metrics = train(state, place_batch({"tokens": tokens, "mask": mask}, mesh))
         states.append(jax.device_get((state, metrics)))
@@ -258,7 +260,7 @@ def test_the_reference_is_a_copy_of_the_type_that_is_wanted(grpo_run, dtype, exp
     """It outlives the policy's buffers, lies where they do, and is what a checkpoint is restored into."""
     experiment = RunFile.model_validate(grpo_run | {"loop": grpo_run["loop"] | {"reference_dtype": dtype}})
     mesh = mesh_of(1, 2, 2)
-    state = update.init_state(experiment.model, experiment.optimizer, mesh, jax.random.key(0))
+    state = train_step.init_state(experiment.model, experiment.optimizer, mesh, jax.random.key(0))
     before = jax.device_get(state.params)
     reference = frozen(state.params, experiment, mesh)
     wanted = abstract_reference(experiment, mesh)

@@ -8,11 +8,12 @@ import jax
 import numpy as np
 import pytest
 
-from conf.runfile import RunFile, RunFileError
-from trainer import main, update
-from trainer import mesh as meshes
-from trainer.checkpoint import Checkpoints
-from trainer.diverged import DivergedError
+from conf.schema.training.run_yaml import RunFile, RunFileError
+from trainer import main
+from trainer.checkpoint.manager import Checkpoints
+from trainer.distributed import mesh as meshes
+from trainer.step import train_step
+from trainer.step.nan_check import DivergedError
 
 
 def train(raw, folder: Path) -> list[dict]:
@@ -21,10 +22,10 @@ def train(raw, folder: Path) -> list[dict]:
     return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
 
 
-def final_state(raw) -> update.State:
+def final_state(raw) -> train_step.State:
     experiment = RunFile.model_validate(raw)
     checkpoints = Checkpoints(experiment.dir, experiment.checkpoint)
-    abstract = update.abstract_state(experiment.model, experiment.optimizer, meshes.build(experiment.mesh))
+    abstract = train_step.abstract_state(experiment.model, experiment.optimizer, meshes.build(experiment.mesh))
     state, _ = checkpoints.restore(checkpoints.latest(), abstract)
     checkpoints.close()
     return state

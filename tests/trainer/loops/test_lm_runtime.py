@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from conf.runfile import RunFile, RunFileError
+from conf.schema.training.run_yaml import RunFile, RunFileError
 from tests.groups import group
 from tests.trainer.conftest import mesh_of
 from trainer import main
 from trainer.loops import lm
-from trainer.metrics import Metrics
+from trainer.telemetry.metrics import Metrics
 from trainer.tokenizer import loading, training
 
 COMPILES = "/jax/core/compile/backend_compile_duration"

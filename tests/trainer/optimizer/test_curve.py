@@ -3,12 +3,14 @@
 import jax
 import numpy as np
 
-from conf.decoder import Model
-from conf.loop import LmLoop
-from conf.optimizer import Muon
+from conf.schema.training.loop import LmLoop
+from conf.schema.training.model import Model
+from conf.schema.training.optimizer import Muon
 from tests.groups import group
 from tests.trainer.conftest import mesh_of
-from trainer import lm, share, update
+from trainer.distributed import batch_sharding
+from trainer.losses import lm
+from trainer.step import train_step
 
 SIZES = {"layers": 4, "dim": 256, "heads": 2, "kv_heads": 2, "hidden": 1024, "vocab": 128, "window": 17}
 UPDATES = 5
@@ -30,13 +32,13 @@ def test_the_curve_is_the_same_on_eight_and_on_four_devices():
 def curve(cfg: Model, opt: Muon, loop: LmLoop, devices: int) -> np.ndarray:
     """The loss at each update, [updates]."""
     mesh = mesh_of(devices, 1, 1)
-    split = share.deal(loop, mesh)
+    split = batch_sharding.deal(loop, mesh)
     assert split.accumulation == 8 // devices
     random = np.random.default_rng(0)
     found = []
     with jax.set_mesh(mesh):
-        state = update.init_state(cfg, opt, mesh, jax.random.key(5))
-        step = update.build(lm.loss(cfg), cfg, opt, mesh, split.accumulation)
+        state = train_step.init_state(cfg, opt, mesh, jax.random.key(5))
+        step = train_step.build(lm.loss(cfg), cfg, opt, mesh, split.accumulation)
         for _ in range(UPDATES):
             tokens = random.zipf(1.5, (16, 33)).clip(max=127).astype(np.int32)
             batch = {"tokens": tokens[:, :-1], "targets": tokens[:, 1:], "weights": np.ones((16, 32), np.float32)}

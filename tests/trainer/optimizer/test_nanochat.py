@@ -5,11 +5,12 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from conf.decoder import Model
-from conf.optimizer import Muon
+from conf.schema.training.model import Model
+from conf.schema.training.optimizer import Muon
 from tests.groups import group
 from tests.trainer.optimizer import written_out
-from trainer import optimizer, weights
+from trainer import optimizer
+from trainer.models import weights
 from trainer.optimizer.rules import named
 
 SIZES = {"layers": 4, "dim": 24, "heads": 3, "kv_heads": 3, "head_dim": 6, "hidden": 40, "vocab": 50}

@@ -1,20 +1,20 @@
 """Updates of each kind against those that torch and transformers computed: fixtures/make_optimizers.py."""
 
-from pathlib import Path
-
 import jax
 import numpy as np
 import optax
 import pytest
 from pydantic import TypeAdapter
 
-from conf.decoder import Model
-from conf.optimizer import Optimizer
+from conf.schema.training.model import Model
+from conf.schema.training.optimizer import Optimizer
 from tests.groups import group
-from trainer import optimizer, weights
+from tests.paths import ROOT
+from trainer import optimizer
+from trainer.models import weights
 from trainer.optimizer.rules import named
 
-KNOWN = Path(__file__).parents[1] / "fixtures" / "optimizers.npz"
+KNOWN = ROOT / "tests" / "trainer" / "fixtures" / "optimizers.npz"
 SIZES = {"layers": 2, "dim": 12, "heads": 2, "kv_heads": 2, "head_dim": 4, "hidden": 20, "vocab": 16, "tied": True}
 PLAIN = {"schedule": {"kind": "constant", "warmup_steps": 0}, "clip_norm": None}
 REST = {"lr": 0.01, "b1": 0.9, "b2": 0.95, "epsilon": 1e-8, "weight_decay": 0.0}

@@ -6,11 +6,12 @@ import optax
 import pytest
 from pydantic import TypeAdapter
 
-from conf.decoder import Model
-from conf.optimizer import Adamw, Optimizer
-from conf.runfile import RunFileError
+from conf.schema.training.model import Model
+from conf.schema.training.optimizer import Adamw, Optimizer
+from conf.schema.training.run_yaml import RunFileError
 from tests.groups import group
-from trainer import optimizer, weights
+from trainer import optimizer
+from trainer.models import weights
 from trainer.optimizer.rules import rules
 
 SMALL = {"layers": 2, "dim": 8, "heads": 2, "kv_heads": 1, "head_dim": 6, "hidden": 18, "vocab": 10}

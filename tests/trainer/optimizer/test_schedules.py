@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from pydantic import TypeAdapter, ValidationError
 
-from conf.schedule import Schedule
+from conf.schema.training.schedule import Schedule
 from trainer.optimizer.schedules import share
 
 

@@ -6,12 +6,13 @@ import pytest
 from jax.sharding import Mesh
 from pydantic import TypeAdapter
 
-from conf.decoder import Model
-from conf.optimizer import Optimizer
+from conf.schema.training.model import Model
+from conf.schema.training.optimizer import Optimizer
 from tests.groups import group
 from tests.trainer.conftest import mesh_of
-from trainer import lm, update
-from trainer.distributed import place_batch
+from trainer.distributed.runtime import place_batch
+from trainer.losses import lm
+from trainer.step import train_step
 
 SIZES = {"layers": 3, "dim": 32, "heads": 4, "kv_heads": 4, "head_dim": 4, "hidden": 64, "vocab": 64}
 PLAIN = {"activation_dtype": "float32", "scan_layers": False, "remat": "none", "logit_chunk": 16}
@@ -40,10 +41,10 @@ MUON = read("nanochat", orthogonalization_dtype="float32", ema=0.5, adamw=GENTLE
 ADAFACTOR = read("adafactor", b1=0.9, ema=0.5, clip_norm=1.0)
 
 
-def trained(cfg: Model, opt, devices: Mesh, batch, updates: int = 2) -> update.State:
+def trained(cfg: Model, opt, devices: Mesh, batch, updates: int = 2) -> train_step.State:
     with jax.set_mesh(devices):
-        state = update.init_state(cfg, opt, devices, jax.random.key(5))
-        step = update.build(lm.loss(cfg), cfg, opt, devices)
+        state = train_step.init_state(cfg, opt, devices, jax.random.key(5))
+        step = train_step.build(lm.loss(cfg), cfg, opt, devices)
         for _ in range(updates):
             state, _ = step(state, place_batch(batch, devices))
     return state
@@ -71,8 +72,8 @@ def test_many_devices_equal_one(cfg, batch, opt, meshes):
 def test_each_device_holds_its_part_of_the_state(cfg, opt, sizes):
     """What lies there is what `abstract_state` says, and its bytes are those counted by hand."""
     devices = mesh_of(*sizes)
-    state = update.init_state(cfg, opt, devices, jax.random.key(5))
-    abstract = update.abstract_state(cfg, opt, devices)
+    state = train_step.init_state(cfg, opt, devices, jax.random.key(5))
+    abstract = train_step.abstract_state(cfg, opt, devices)
     jax.tree.map(lambda a, b: np.testing.assert_equal((a.shape, a.sharding), (b.shape, b.sharding)), state, abstract)
     held = dict.fromkeys(devices.devices.flat, 0)
     for array in jax.tree.leaves(state.optimizer):

@@ -1,13 +1,13 @@
 """The 1,319 right answers of GSM8K's test set: each is itself in every form, and no perturbed number is."""
 
 import json
-from pathlib import Path
 
 import pytest
 
+from tests.paths import SHARED
 from trainer.rewards import answer_match
 
-GSM8K = Path(__file__).parents[3].parent / "shared" / "data" / "gsm8k" / "test.jsonl"
+GSM8K = SHARED / "data" / "gsm8k" / "test.jsonl"
 pytestmark = pytest.mark.skipif(not GSM8K.exists(), reason="needs GSM8K")
 
 FORMS = [

@@ -6,8 +6,8 @@ import time
 
 import pytest
 
-from conf import loop
-from conf.runfile import RunFileError
+from conf.schema.training import loop
+from conf.schema.training.run_yaml import RunFileError
 from trainer.rewards import REWARDS, answer_match, resolve
 from trainer.rewards.pool import Checked, Pool
 

@@ -12,11 +12,12 @@ import jax
 import numpy as np
 from jax.sharding import AxisType
 
-from conf.decoder import Model
-from conf.runfile import PodFacts
+from conf.schema.training.model import Model
+from conf.schema.training.run_yaml import PodFacts
 from tests.groups import group
-from trainer import distributed, weights
-from trainer.mesh import AXES
+from trainer.distributed import runtime
+from trainer.distributed.mesh import AXES
+from trainer.models import weights
 from trainer.sampler import Sampler, Settings, Stops
 
 PROMPTS = [np.random.default_rng(n).integers(0, 512, 3 + n).tolist() for n in range(5)]
@@ -43,9 +44,9 @@ def drawn() -> dict[str, np.ndarray]:
 def main(processes: int, result: Path) -> None:
     """Each process leaves its own file."""
     facts = {"accelerator_type": "v5litepod-8", "workers": processes, "devices": 8, "backend": "cpu"}
-    distributed.join(PodFacts(**facts, hbm_bytes_per_chip=None, bf16_flops_per_chip=None), timeout_seconds=300)
+    runtime.join(PodFacts(**facts, hbm_bytes_per_chip=None, bf16_flops_per_chip=None), timeout_seconds=300)
     np.savez(result.with_stem(f"{result.stem}-{jax.process_index()}"), **drawn())
-    distributed.leave(0)
+    runtime.leave(0)
 
 
 if __name__ == "__main__":

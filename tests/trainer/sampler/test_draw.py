@@ -5,10 +5,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from conf.runfile import RunFileError
-from conf.training import Mesh
+from conf.schema.training.run_yaml import RunFileError
+from conf.schema.training.settings import Mesh
 from tests.trainer.conftest import mesh_of
-from trainer import chunked, model, weights
+from trainer.losses import token_logprobs
+from trainer.models import decoder, weights
 from trainer.sampler import Drawn, Sampler, Settings, Stops
 from trainer.tokenizer import EOS, PAD, decode
 
@@ -20,7 +21,7 @@ OFTEN = tuple(range(0, 512, 6))
 """Tokens that end a response, so many that its length is as good as geometric."""
 
 initial = jax.jit(weights.init, static_argnums=0)
-forward = jax.jit(model.forward, static_argnums=1)
+forward = jax.jit(decoder.forward, static_argnums=1)
 
 
 def params_of(cfg):
@@ -53,8 +54,8 @@ def trainers(cfg, params, found: list[Drawn], temperature=1.0) -> list[tuple[np.
         whole = [*PROMPTS[response.row // SAMPLES], *response.tokens]
         rows[response.row, : len(whole)] = whole
     hidden = forward(params, cfg, jnp.array(rows), jnp.broadcast_to(jnp.arange(rows.shape[1]), rows.shape))
-    logprob, _ = chunked.token_logprobs(hidden, params, jnp.array(np.roll(rows, -1, axis=1)), cfg, temperature)
-    likeliest = np.asarray(jnp.argmax(model.unembed(params, cfg, hidden), axis=-1))
+    logprob, _ = token_logprobs.token_logprobs(hidden, params, jnp.array(np.roll(rows, -1, axis=1)), cfg, temperature)
+    likeliest = np.asarray(jnp.argmax(decoder.unembed(params, cfg, hidden), axis=-1))
     parts = [slice(len(PROMPTS[r.row // SAMPLES]) - 1, None) for r in found]
     return [
         (likeliest[r.row, part][: len(r.tokens)], np.asarray(logprob)[r.row, part][: len(r.tokens)])

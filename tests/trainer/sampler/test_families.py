@@ -1,19 +1,18 @@
 """Greedy replies of each family of models, against transformers' `generate` and nanochat's own program."""
 
-from pathlib import Path
-
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from etils import epath
 
-from tests.trainer import nanochat
+from tests.paths import ROOT
 from tests.trainer.conftest import mesh_of
-from trainer import huggingface, pretrained
+from tests.trainer.models import nanochat
+from trainer.pretrained import hf_families, hf_files
 from trainer.sampler import Sampler, Settings, Stops
 
-FIXTURES = Path(__file__).parents[1] / "fixtures"
+FIXTURES = ROOT / "tests" / "trainer" / "fixtures"
 
 
 @pytest.mark.parametrize("family", ["gemma2", "gemma3", "llama3", "qwen2", "qwen3", "gpt2", "nanochat"])
@@ -26,8 +25,8 @@ def test_greedy_replies_equal_the_reference(family):
         cfg, params = nanochat.cfg(**computed), nanochat.params()
     else:
         folder = epath.Path(FIXTURES / family)
-        cfg = huggingface.model_from(pretrained.read_config(folder), **computed)
-        params = pretrained.read(folder, cfg)
+        cfg = hf_families.model_from(hf_files.read_config(folder), **computed)
+        params = hf_files.read(folder, cfg)
     lengths, count = expected["prompt_lengths"], expected["generated"].shape[1]
     prompts = [row[:length].tolist() for row, length in zip(expected["prompts"], lengths, strict=True)]
     settings = Settings(max(lengths), count, slots=3, chunk=4)  # so that rows follow each other

@@ -6,11 +6,11 @@ import re
 import jax
 import pytest
 
-from conf.decoder import Model
-from conf.training import Mesh
+from conf.schema.training.model import Model
+from conf.schema.training.settings import Mesh
 from tests.groups import group
 from tests.trainer.conftest import mesh_of
-from trainer import weights
+from trainer.models import weights
 from trainer.sampler import Settings, decode, placement
 from trainer.sampler.programs import Programs
 

@@ -1,8 +1,8 @@
 import numpy as np
 import pytest
 
-from conf.data import JsonlData, TextData
-from conf.runfile import RunFileError
+from conf.schema.training.data import JsonlData, TextData
+from conf.schema.training.run_yaml import RunFileError
 from tests.groups import group
 from trainer.data import batches
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from conf.runfile import RunFileError
+from conf.schema.training.run_yaml import RunFileError
 from tests.trainer.data.corpora import as_jsonl, as_parquet, lm_loop, stories
 from trainer.data import batches
 from trainer.tokenizer import loading, training

@@ -1,0 +1,91 @@
+"""What an accelerator type is: the facts of `tpu_types.yaml` as one typed record.
+
+Hosts, devices, region, runtime and price derive from here and are never typed twice.
+"""
+
+from __future__ import annotations
+
+import difflib
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import yaml
+
+import conf
+
+TABLE = Path(conf.__file__).with_name("tpu_types.yaml")
+YamlLoader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # the C loader is ten times faster where libyaml is present
+
+
+class UnknownType(ValueError):
+    """An accelerator type that the table does not hold; the words suggest the nearest ones."""
+
+
+@dataclass(frozen=True)
+class Topology:
+    """One row: `v5litepod-16` is 16 chips on 4 VMs, wired 4x4.
+
+    Memory in bytes, compute in FLOP/s, prices in USD per chip-hour.
+    """
+
+    accelerator_type: str
+    generation: str
+    chips: int
+    workers: int
+    devices: int
+    shape: str | None  # None: one chip
+    hbm_bytes_per_chip: int
+    bf16_flops_per_chip: float
+    runtime_version: str
+    zones: tuple[str, ...]
+    usd_per_chip_hour: MappingProxyType[str, tuple[float | None, float | None]]  # zone: (on demand, spot)
+
+    @property
+    def devices_per_worker(self) -> int:
+        return self.devices // self.workers
+
+    def usd_per_hour(self, zone: str, *, spot: bool) -> float | None:
+        """List price of the whole slice, or None where the table knows none. Dated: see the table's header."""
+        price = self.usd_per_chip_hour.get(zone, (None, None))[1 if spot else 0]
+        return None if price is None else price * self.chips
+
+
+@cache
+def table() -> dict[str, Any]:
+    """The parsed `tpu_types.yaml`."""
+    return yaml.load(TABLE.read_text(), Loader=YamlLoader)  # noqa: S506 - CSafeLoader is a safe loader
+
+
+def topology(accelerator_type: str) -> Topology:
+    """Look up an accelerator type.
+
+    Raises:
+        UnknownType: with the nearest names.
+    """
+    types = table()["types"]
+    if accelerator_type not in types:
+        near = difflib.get_close_matches(accelerator_type, types, n=4, cutoff=0.5)
+        raise UnknownType(f"unknown type {accelerator_type!r}; nearest: {', '.join(near) or 'none'}")
+    name, chips, vms, _, shape = types[accelerator_type]
+    generation = table()["generations"][name]
+    return Topology(
+        accelerator_type=accelerator_type,
+        generation=name,
+        chips=chips,
+        workers=vms,
+        devices=chips * generation["devices_per_chip"],
+        shape=shape,
+        hbm_bytes_per_chip=generation["hbm_bytes_per_chip"],
+        bf16_flops_per_chip=generation["bf16_flops_per_chip"],
+        runtime_version=generation["runtime_version"],
+        zones=tuple(generation["zones"]),
+        usd_per_chip_hour=MappingProxyType({z: (p[0], p[1]) for z, p in generation["usd_per_chip_hour"].items()}),
+    )
+
+
+def region(zone: str) -> str:
+    """`us-central1-a` is in `us-central1`."""
+    return zone.rpartition("-")[0]

@@ -1,0 +1,28 @@
+"""The families of models, for who reads a model from elsewhere: the switches of conf/model/family/, without Hydra."""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+import conf
+
+FOLDER = Path(conf.__file__).with_name("model") / "family"
+
+
+def names() -> list[str]:
+    """gemma2, gemma3, gpt2, llama3, nanochat, qwen2, qwen3."""
+    return sorted(file.stem for file in FOLDER.glob("*.yaml"))
+
+
+def switches(name: str) -> dict[str, Any]:
+    """All keys of `conf.schema.training.model.Model` but the sizes."""
+    return dict(_read(name))
+
+
+@cache
+def _read(name: str) -> dict[str, Any]:
+    return yaml.safe_load((FOLDER / f"{name}.yaml").read_text())

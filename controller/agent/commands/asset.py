@@ -1,0 +1,101 @@
+"""Assets that a worker downloads and copies to the bucket: it has the bandwidth, and may have the only way to them."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from http.client import HTTPException
+from pathlib import Path
+from typing import Any
+from urllib.error import HTTPError
+from urllib.request import Request, urlopen
+
+from ..fs import AgentError, inside, locked, root, size_of
+from ..storage import TransferError, exists, upload, upload_file, with_retries
+from ..tree_hash import CHUNK, file_hash
+
+THREADS = 4
+
+
+def fetch_asset(
+    bucket: str, prefix: str, files: dict[str, dict[str, str]], manifest: str, tokens: dict[str, str] | None = None
+) -> None:
+    """Bring files from their URLs to the bucket, then the manifest. What is there is not fetched again.
+
+    Tells {"bytes": so far} now and then, at the end {"done": true}.
+
+    Args:
+        files: {url, sha256} by the name below `prefix`.
+        tokens: by the same names, what is sent as bearer token.
+
+    Raises:
+        AgentError: one cannot be had, or has another content than its sha256 says.
+    """
+    telling = _Telling()
+    with locked(f"fetch-{hashlib.sha256(prefix.encode()).hexdigest()[:16]}"):
+        with ThreadPoolExecutor(max_workers=THREADS) as pool:
+            jobs = [
+                pool.submit(_one, bucket, f"{prefix}/{name}", name, file, (tokens or {}).get(name), telling)
+                for name, file in sorted(files.items())
+            ]
+        for job in jobs:
+            job.result()
+        text = manifest.encode()
+        with_retries(lambda: upload([text], len(text), bucket, f"{prefix}/manifest.json"))
+    telling.say({"done": True})
+
+
+class _Telling:
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._bytes = self._told = 0
+
+    def moved(self, size: int) -> None:
+        with self._lock:
+            self._bytes += size
+            if self._bytes - self._told >= 16 * CHUNK:
+                self._told = self._bytes
+                self.say({"bytes": self._bytes})
+
+    def say(self, line: dict[str, Any]) -> None:
+        print(json.dumps(line), flush=True)
+
+
+def _one(bucket: str, target: str, name: str, file: dict[str, str], token: str | None, telling: _Telling) -> None:
+    if exists(bucket, target):
+        return  # it was checked before it was put there
+    (root() / "fetched").mkdir(mode=0o700, parents=True, exist_ok=True)
+    part = inside("fetched", file["sha256"])
+    with_retries(lambda: _download(name, file["url"], part, token, telling))
+    if (found := file_hash(part)) != file["sha256"]:
+        part.unlink()
+        raise AgentError(f"{name}: {file['url']} has SHA-256 {found[:12]}…, the config says {file['sha256'][:12]}…")
+    with_retries(lambda: upload_file(part, bucket, target))
+    part.unlink()
+
+
+def _download(name: str, url: str, part: Path, token: str | None, telling: _Telling) -> None:
+    """Go on where the last attempt stopped. Redirects lead to storage that must not see the token."""
+    have = size_of(part)
+    request = Request(url, headers={"Range": f"bytes={have}-"} if have else {})  # noqa: S310 (http(s) by schema)
+    if token:
+        request.add_unredirected_header("Authorization", f"Bearer {token}")
+    try:
+        with urlopen(request, timeout=60) as answer, part.open("ab" if answer.status == 206 else "wb") as out:  # noqa: S310
+            expected = answer.headers.get("Content-Length")
+            begin = out.tell()
+            while chunk := answer.read(CHUNK):
+                out.write(chunk)
+                telling.moved(len(chunk))
+            if expected is not None and out.tell() - begin != int(expected):
+                raise TransferError(f"{name}: {url} broke off after {out.tell()} bytes")
+    except HTTPError as error:
+        if error.code == 416:  # nothing is left to send
+            return
+        why = "; it wants a token" if error.code in (401, 403) and not token else ""
+        lasting = error.code < 500 and error.code not in (408, 429)
+        raise TransferError(f"{name}: {url} is refused with HTTP {error.code}{why}", lasting) from error
+    except (OSError, HTTPException) as error:
+        raise TransferError(f"{name}: {url} cannot be fetched: {error}") from error

@@ -1,0 +1,95 @@
+"""The code on a worker: brought from the bucket, checked, and copied for each run."""
+
+from __future__ import annotations
+
+import shutil
+import tarfile
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from ..fs import AgentError, inside, locked, remove
+from ..tree_hash import tree_files, tree_hash, tree_now
+
+MAX_BYTES = 1 << 30
+MAX_FILES = 100_000
+
+
+def install_code(bucket: str, object: str, sha256: str, tree: str) -> dict[str, Any]:
+    """Bring a tree from the bucket, unless it is here and unaltered.
+
+    Args:
+        bucket, object: a tar archive of plain files, compressed or not.
+        sha256: of the archive.
+        tree: `tree_hash` of what is in it.
+
+    Returns:
+        {"tree": str, "changed": bool}
+    """
+    from ..storage import download, with_retries  # HTTP takes a third of the time that `observe` takes to start
+
+    folder = inside("code", tree)
+    with locked(f"code-{tree}"):
+        if tree_now(folder) == tree:
+            return {"tree": tree, "changed": False}
+        archive, fresh, old = (folder.with_name(f".{tree}.{word}") for word in ("archive", "new", "old"))
+        archive.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with_retries(lambda: download(bucket, object, sha256, archive))
+        remove(fresh)
+        try:
+            unpack(archive, fresh)
+        except (tarfile.TarError, OSError, EOFError) as error:
+            raise AgentError(f"gs://{bucket}/{object} cannot be unpacked: {error}") from error
+        if (found := tree_hash(fresh)) != tree:
+            raise AgentError(f"gs://{bucket}/{object} holds the tree {found}, not {tree}")
+        remove(old)
+        if folder.exists():
+            folder.rename(old)
+        fresh.rename(folder)
+        remove(old)
+        archive.unlink()
+    return {"tree": tree, "changed": True}
+
+
+def unpack(archive: Path, folder: Path) -> None:
+    """Unpack an archive of plain files and folders into a new folder.
+
+    Raises:
+        AgentError: it holds links, devices, paths that lead out, or more than MAX_FILES or MAX_BYTES.
+    """
+    files = total = 0
+    folder.mkdir(parents=True)
+    with tarfile.open(archive) as tar:
+        for member in tar:
+            parts = PurePosixPath(member.name).parts
+            files, total = files + 1, total + member.size
+            if member.name.startswith("/") or ".." in parts:
+                raise AgentError(f"the archive holds {member.name!r}, which leads out of it")
+            if not (member.isfile() or member.isdir()):
+                raise AgentError(f"the archive holds {member.name!r}, which is neither a file nor a folder")
+            if files > MAX_FILES or total > MAX_BYTES:
+                raise AgentError(f"the archive holds more than {MAX_FILES} files or {MAX_BYTES >> 20} MiB")
+            path = folder.joinpath(*parts)
+            (path if member.isdir() else path.parent).mkdir(parents=True, exist_ok=True)
+            content = tar.extractfile(member)
+            if content:
+                with content, path.open("xb") as file:
+                    shutil.copyfileobj(content, file)
+                path.chmod(0o700 if member.mode & 0o100 else 0o600)
+
+
+def check_out(code: str, work: Path) -> str:
+    """Copy the code into the working directory of a run, and give the hash of what is there now.
+
+    A program may write beside its code, which would look like altered code, and be found there by other runs.
+    """
+    source = inside("code", code)
+    if not source.is_dir():
+        raise AgentError(f"the code {code} is not on this worker: install it first")
+    work.mkdir(mode=0o700, parents=True, exist_ok=True)
+    names = tree_files(source)
+    for name in names:
+        target = work / name
+        target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        target.unlink(missing_ok=True)
+        shutil.copy(source / name, target, follow_symlinks=False)
+    return tree_hash(work, names)

@@ -1,0 +1,39 @@
+"""What a run is given: its run.yaml and its environment."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+from ..fs import AgentError, inside, read_json, write_atomic, write_json
+from ..tree_hash import file_hash
+from .venv import program_env
+
+
+def write_config(run_id: str, text: str, env: dict[str, str] | None = None) -> dict[str, Any]:
+    """Place run.yaml, and the variables that every attempt of the run shall see.
+
+    Returns:
+        {"path": str, "sha256": str}: where run.yaml is, and its hash.
+    """
+    folder = inside("runs", run_id)
+    write_json(folder / "env", checked_env(env or {}))
+    write_atomic(folder / "run.yaml", text.encode())
+    return {"path": str(folder / "run.yaml"), "sha256": file_hash(folder / "run.yaml")}
+
+
+def checked_env(env: dict[str, str]) -> dict[str, str]:
+    for name, value in env.items():
+        if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
+            raise AgentError(f"no environment variable can be called {name!r}")
+        if not isinstance(value, str) or "\0" in value:
+            raise AgentError(f"no environment variable can hold what {name} is to hold")
+    return env
+
+
+def run_environment(run: Path, venv: str, env: dict[str, str], own: dict[str, str]) -> dict[str, str]:
+    """What a program of the run sees: `env` counts more than the variables of `write_config`, `own` more than both."""
+    own = {"SLIPWAY_RUN_DIR": str(run), "SLIPWAY_RUN_ID": run.name, **own}
+    usual = {"PYTHONFAULTHANDLER": "1"}  # a Python program that is aborted says where it was: see stacks.py
+    return program_env(venv, {**usual, **(read_json(run / "env") or {}), **env, **own})

@@ -1,0 +1,93 @@
+"""What only trying tells: the devices that JAX finds, and whether worker 0 is within reach."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import time
+from typing import Any
+
+from ..fs import AgentError, locked, read_json, root, write_json
+from ..process import boot_id, tool
+from ..program.state import active
+from .venv import NO_VENV, program_env, venv_folder
+
+ASK_JAX = """
+import json, jax
+local = jax.local_devices()
+kind = ", ".join(sorted({device.device_kind for device in local}))
+backend, everywhere = jax.default_backend(), jax.device_count()
+print(json.dumps({"backend": backend, "local_devices": len(local), "devices": everywhere, "kind": kind}))
+"""
+
+
+def probe_devices(venv: str, timeout_seconds: float = 120.0, env: dict[str, str] | None = None) -> dict[str, Any]:
+    """What JAX sees from this worker, asked once per boot. On a pod it answers only when all workers are asked at once.
+
+    Returns:
+        {boot_id, backend, local_devices, devices: on all workers as far as JAX sees them, kind}
+    """
+    path, boot = root() / "devices.json", boot_id()
+    with locked("devices"):
+        known = read_json(path)
+        if known and known["boot_id"] == boot:
+            return known
+        if holder := active():
+            raise AgentError(f"run {holder['run_id']} holds the devices")
+        python = "python3" if venv == NO_VENV else f"{venv_folder(venv)}/bin/python"
+        printed = tool([python, "-c", ASK_JAX], timeout=timeout_seconds, env=program_env(venv, env or {}))
+        found = {"boot_id": boot, **json.loads(printed.splitlines()[-1])}
+        write_json(path, found)
+    return found
+
+
+def probe_peers(index: int, addresses: list[str], port: int, timeout_seconds: float = 5.0) -> dict[str, Any]:
+    """Whether worker 0 is within reach of the others, who are all to be asked at the same time: it listens, they call.
+
+    Args:
+        index: which worker this is.
+        addresses: of all workers; TPU_WORKER_HOSTNAMES counts more where it is set, as it does for `jax.distributed`.
+        port: any port of worker 0 that is free.
+
+    Returns:
+        {boot_id, reachable: bool, detail: why not}; of worker 0: whether all the others have called.
+    """
+    if hostnames := os.environ.get("TPU_WORKER_HOSTNAMES"):
+        addresses = hostnames.split(",")
+    end = time.monotonic() + timeout_seconds
+    words = _call(addresses[0], port, index, end) if index else _listen(addresses, port, end)
+    found = {"boot_id": boot_id(), "reachable": not words, "detail": words}
+    write_json(root() / "peers.json", found)
+    return found
+
+
+def _listen(addresses: list[str], port: int, end: float) -> str:
+    missing = set(range(1, len(addresses)))
+    try:
+        server = socket.create_server((addresses[0], port), backlog=len(addresses))
+    except OSError as error:
+        return f"worker 0 cannot listen on {addresses[0]}:{port}: {error}"
+    with server:
+        while missing and (left := end - time.monotonic()) > 0:
+            server.settimeout(left)
+            try:
+                peer, _ = server.accept()
+                with peer:
+                    peer.settimeout(1.0)
+                    missing.discard(int(peer.recv(16) or b"0"))
+            except (OSError, ValueError):
+                continue  # time is up, or a stranger called
+    return f"worker 0 has not heard of worker {', '.join(map(str, sorted(missing)))}" if missing else ""
+
+
+def _call(address: str, port: int, index: int, end: float) -> str:
+    while True:
+        try:
+            with socket.create_connection((address, port), timeout=max(0.1, end - time.monotonic())) as peer:
+                peer.sendall(b"%d" % index)
+                return ""
+        except OSError as error:  # it may not listen yet
+            if time.monotonic() > end:
+                return f"worker 0 does not answer at {address}:{port}: {error}"
+        time.sleep(0.05)

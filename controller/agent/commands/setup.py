@@ -1,0 +1,74 @@
+"""What the user wants done once on each worker before the program starts."""
+
+from __future__ import annotations
+
+import shlex
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+from ..fs import AgentError, inside, locked, read_from, size_of, write_json
+from ..secrets import Mask, forget, keep
+from ..secrets import environment as secrets_of
+from .code import check_out
+from .config import checked_env, run_environment
+from .venv import accept_changes, setup_state, venv_state
+
+TAIL_BYTES = 4000
+
+
+def run_setup(
+    run_id: str, key: str, commands: list[list[str]], code: str, venv: str, secrets: dict[str, str] | None = None
+) -> dict[str, Any]:
+    """Run the commands in turn, in the venv and the run's copy of the code, unless those of this key have run here.
+
+    Args:
+        key: hash of everything that the result depends on.
+        code, venv: what was installed before.
+        secrets: variables, on top of those of `write_config`, which are not kept, and masked in what is printed.
+
+    Returns:
+        {"changed": bool}
+
+    Raises:
+        AgentError: a command failed; the detail is the end of its output.
+    """
+    run = inside("runs", run_id)
+    with locked(f"setup-{run_id}"):
+        if setup_state(run_id, venv) == key:
+            return {"changed": False}
+        now = venv_state(venv)
+        if not now:
+            raise AgentError(f"the venv {venv} is not on this worker: install it first")
+        (run / "setup.log").unlink(missing_ok=True)
+        keep(run, checked_env(secrets or {}))
+        try:
+            own = {"SLIPWAY_CODE_SHA256": check_out(code, run / "work")}
+            environment = run_environment(run, venv, secrets_of(run), own)
+            for argv in commands:
+                _command(run, argv, environment, Mask.of(run))
+        finally:
+            forget(run)
+        accept_changes(venv)
+        write_json(run / "setup.json", {"key": key, "venv": now["id"]})
+    return {"changed": True}
+
+
+def _command(run: Path, argv: list[str], environment: dict[str, str], mask: Mask) -> None:
+    path = run / "setup.log"
+    with path.open("ab") as log:
+        log.write(f"$ {shlex.join(argv)}\n".encode())
+        log.flush()
+        program = shutil.which(argv[0], path=environment["PATH"]) or argv[0]  # else our own PATH would count
+        try:
+            code = subprocess.run(
+                [program, *argv[1:]], stdin=subprocess.DEVNULL, stdout=log, stderr=log, cwd=run / "work",
+                env=environment, check=False,
+            ).returncode  # fmt: skip
+        except OSError as error:
+            raise AgentError(f"setup command `{shlex.join(argv)}` cannot be started: {error}") from error
+    mask.cover(path)
+    if code:
+        tail = read_from(path, max(0, size_of(path) - TAIL_BYTES), TAIL_BYTES).decode(errors="replace")
+        raise AgentError(f"setup command `{shlex.join(argv)}` ended with code {code}", tail)

@@ -1,0 +1,126 @@
+"""A worker that is fit for the next program: no stale lock of the TPU, nothing left of earlier attempts, huge pages."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+from ..fs import AgentError, locked, read_json, root, wait_until, write_json
+from ..process import alive, boot_id, marked_of, send, tool
+from ..program.state import active, situation
+
+THP = "kernel/mm/transparent_hugepage/enabled"
+"""https://docs.kernel.org/admin-guide/mm/transhuge.html; JAX warns on TPU VMs where it is not `always`."""
+
+
+def untidy() -> list[str]:
+    """What there is to tidy, in words; nothing of it while a program of ours runs. Reads some small files only."""
+    if active():
+        return []
+    found = [f"stale {_lockfile()}"] if _lockfile().exists() and not _holders(_lockfile()) else []
+    found += [f"process {pid} of {folder.parent.name}, {folder.name}" for folder, pids in _left() for pid in pids]
+    if _huge_pages() == "off" and _given_up() is None:
+        found.append("transparent huge pages are off")
+    return found
+
+
+def tidy() -> dict[str, Any]:
+    """Do what `untidy` names; what this user may not do is put on record, once per boot.
+
+    Returns:
+        {"done": words of what was done, "not_done": words of what was not}
+    """
+    with locked("start"):
+        return {"done": [], "not_done": []} if active() else put_in_order()
+
+
+def put_in_order() -> dict[str, Any]:
+    """`tidy`, for who holds the lock of starts and knows that nothing of ours runs."""
+    done: list[str] = []
+    refused: list[str] = []
+    if _lockfile().exists() and not _holders(_lockfile()):
+        _as_root(["rm", "-f", str(_lockfile())], lambda: _lockfile().unlink())
+        done.append(f"removed the stale {_lockfile()}")
+    for folder, pids in _left():
+        _end(folder, pids)
+        done.append(f"ended what was left of {folder.parent.name}, {folder.name}")
+    if _huge_pages() == "off" and _given_up() is None:
+        path = _sysfs() / THP
+        try:
+            _as_root(["sh", "-c", 'echo always > "$0"', str(path)], lambda: path.write_text("always"))
+            done.append("transparent huge pages: always")
+        except AgentError:
+            write_json(root() / "tidy.json", {"boot_id": boot_id(), "huge_pages": "refused"})
+            refused.append("transparent huge pages stay off: this user has no sudo")
+    return {"done": done, "not_done": refused}
+
+
+def _lockfile() -> Path:
+    """What libtpu holds while a process has the TPU, and a process that was killed leaves behind."""
+    return Path(os.environ.get("TMPDIR", "/tmp")) / "libtpu_lockfile"  # noqa: S108 - libtpu's own place
+
+
+def _holders(path: Path) -> list[int]:
+    """Processes that have the file open, as far as this user may see (Linux only)."""
+    found = []
+    for link in Path("/proc").glob("[0-9]*/fd/*"):
+        try:
+            if os.readlink(link) == str(path):  # noqa: PTH115 - a Path would lose what the kernel appends
+                found.append(int(link.parts[2]))
+        except OSError:
+            continue  # it ended meanwhile, or is someone else's
+    return found
+
+
+def _left() -> list[tuple[Path, list[int]]]:
+    """Processes of attempts that have ended: on record, or marked by the environment that they were given."""
+    folders = [path.parent for path in sorted(root().glob("runs/*/attempt-*/pid.json"))]
+    begun = {folder: read_json(folder / "pid.json") for folder in folders}
+    now = boot_id()
+    here = [folder for folder in folders if begun[folder]["boot_id"] == now]
+    ended = [f for f in here if (s := situation(f))["state"] == "exited" and not s.get("uploading")]
+    marks = marked_of(ended)
+    alive_of = {f: [begun[f]["program"]["pid"]] if alive(begun[f]["program"]) else [] for f in ended}
+    return [(f, pids) for f in ended if (pids := sorted({*alive_of[f], *marks[f]}))]
+
+
+def _end(folder: Path, pids: list[int]) -> None:
+    program = read_json(folder / "pid.json")["program"]
+    if alive(program):
+        send(os.killpg, program["pid"], signal.SIGKILL)
+    for pid in pids:
+        send(os.kill, pid, signal.SIGKILL)
+    wait_until(lambda: folder not in dict(_left()), 10.0)
+
+
+def _sysfs() -> Path:
+    """An emulated worker has a place of its own."""
+    return Path(os.environ.get("SLIPWAY_SYSFS", "/sys"))
+
+
+def _huge_pages() -> str:
+    """on, off, or none where the kernel has no such thing."""
+    try:
+        text = (_sysfs() / THP).read_text()
+    except OSError:
+        return "none"
+    return "on" if "[always]" in text or text.strip() == "always" else "off"
+
+
+def _given_up() -> Any:
+    known = read_json(root() / "tidy.json")
+    return known if known and known["boot_id"] == boot_id() else None
+
+
+def _as_root(argv: list[str], directly: Any) -> None:
+    """Do it as this user, else by sudo where that asks for no password.
+
+    Raises:
+        AgentError: neither is possible.
+    """
+    try:
+        directly()
+    except PermissionError:
+        tool(["sudo", "-n", *argv])

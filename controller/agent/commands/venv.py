@@ -1,0 +1,221 @@
+"""Virtual environments: made by uv from a lock, or of what the image has; and what is installed in them now."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from ..fs import AgentError, inside, locked, read_json, remove, root, write_atomic, write_json
+from ..process import tool
+from ..secrets import handed_to_a_tool
+
+NO_VENV = "none"
+UV = "uv==0.13.8 --hash=sha256:e18a57b8b352eb7c8feb317b9f6f533c8f0ad9673fd6cf34bbe3cf1a9f6a8984\n"
+"""A line of a requirements file: of Linux on x86-64, as TPU VMs are; used only where the image has no uv."""
+
+
+def versions_in(folders: Iterable[Path]) -> dict[str, str]:
+    """Version by name of the distributions in these folders, read off the names of their metadata, which is fast."""
+    found: dict[str, str] = {}
+    for path in (path for folder in folders for path in folder.iterdir()):
+        if match := re.fullmatch(r"(.+?)-([0-9][^-]*)(-py[0-9.]+)?\.(dist|egg)-info", path.name):
+            found.setdefault(match[1].lower().replace("_", "-"), match[2])
+    return found
+
+
+def image() -> dict[str, Any]:
+    """The image's own Python, which runs this, and its packages: {python, fingerprint, versions, folders}."""
+    places = (Path(path) for path in sys.path)
+    folders = [path for path in places if path.name in ("site-packages", "dist-packages") and path.is_dir()]
+    python, versions = ".".join(map(str, sys.version_info[:3])), versions_in(folders)
+    fingerprint = hashlib.sha256(json.dumps([python, sorted(versions.items())]).encode()).hexdigest()
+    return {"python": python, "fingerprint": fingerprint, "versions": versions, "folders": [*map(str, folders)]}
+
+
+def venv_folder(venv: str) -> Path:
+    """`venv`: a fingerprint; or "image", "image-<hash of a setup>" for one made of what is installed here now."""
+    kind, dash, setup = venv.partition("-")
+    return inside("venv", f"{image()['fingerprint']}{dash}{setup}" if kind == "image" else venv)
+
+
+def venv_state(venv: str) -> dict[str, Any] | None:
+    """{fingerprint, ok, versions, installed, id}: not ok if packages have changed since it was made or set up.
+
+    `installed` is what there was before the setup of a program, `id` tells this making of it from another. None without
+    a complete one; "none" is the image's Python as it is.
+    """
+    if venv == NO_VENV:
+        versions = image()["versions"]
+        return {"fingerprint": venv, "ok": True, "versions": versions, "installed": versions, "id": venv}
+    folder = venv_folder(venv)
+    mark = read_json(folder / "slipway.json")
+    if mark is None:
+        return None
+    versions = _visible(folder, mark["folders"])
+    return {
+        "fingerprint": folder.name,
+        "ok": (folder / "bin" / "python").exists() and versions == mark["versions"],
+        "versions": versions,
+        "installed": mark["installed"],
+        "id": mark["id"],
+    }
+
+
+def install_venv(
+    packages: str,
+    fingerprint: str,
+    python: str | None = None,
+    requirements: str = "",
+    index: str | None = None,
+    constraints: dict[str, str] | None = None,
+    wheels: list[dict[str, str]] | None = None,
+    secrets: dict[str, str] | None = None,
+) -> dict[str, Any]:
+    """Make a virtual environment, unless it is here and unaltered.
+
+    It is made in place, for paths inside it are absolute, and counts only from when it is marked.
+
+    Args:
+        packages: "lock" installs `requirements` (pins with hashes) for Python `python`, "requirements" what is in such
+            a file without hashes; "image" downloads nothing and makes visible what is installed for the image's own
+            Python.
+        fingerprint: the name of the venv; for "image" it may be "image".
+        index: for "lock", a package index other than the default one: a URL, or a folder of wheels on the worker.
+        constraints: for "requirements", the version by name that everything must have; a venv with others is made anew.
+        wheels: for "requirements", {bucket, object, sha256, name, before, after} of wheels that are installed too:
+            their requirement reads BEFORE @ file://… AFTER.
+        secrets: for "requirements", variables of the installer, so that it gets into a private index; not kept.
+
+    Returns:
+        What `venv_state` says, and {"changed": bool}.
+    """
+    folder = venv_folder(fingerprint)
+    with locked(f"venv-{folder.name}"):
+        now = venv_state(folder.name)
+        if now and now["ok"] and constraints in (None, now["installed"]):
+            return {**now, "changed": False}
+        remove(folder)
+        folders: list[str] = []
+        if packages == "image":
+            folders = _make_from_image(folder)
+        elif packages == "lock":
+            _make_from_lock(folder, python or "3.11", requirements, index)
+        elif packages == "requirements":
+            fetched = "".join(f"{_bring(folder.name, wheel)}\n" for wheel in wheels or [])
+            with handed_to_a_tool(secrets or {}) as env:
+                _make_from_requirements(folder, python or "3.11", requirements + fetched, constraints or {}, env)
+        else:
+            raise AgentError(f"packages is {packages!r}; it can be lock, requirements or image")
+        versions = _visible(folder, folders)
+        mark = {"folders": folders, "versions": versions, "installed": versions, "id": os.urandom(8).hex()}
+        write_json(folder / "slipway.json", mark)
+        return {**(venv_state(folder.name) or {}), "changed": True}
+
+
+def setup_state(run_id: str, venv: str) -> str | None:
+    """The key of the setup that this run had here, None without one, or if its venv was made anew since."""
+    done, now = read_json(inside("runs", run_id) / "setup.json"), venv_state(venv)
+    return done["key"] if done and now and done["venv"] == now["id"] else None
+
+
+def accept_changes(venv: str) -> None:
+    """Take the packages that a setup has just installed or removed for what belongs in the venv."""
+    if venv != NO_VENV:
+        folder = venv_folder(venv)
+        mark: dict[str, Any] = read_json(folder / "slipway.json")
+        write_json(folder / "slipway.json", {**mark, "versions": _visible(folder, mark["folders"])})
+
+
+def _make_from_image(folder: Path) -> list[str]:
+    here = image()
+    if folder.name.partition("-")[0] != here["fingerprint"]:
+        raise AgentError(f"the packages of this image have the fingerprint {here['fingerprint']}, not {folder.name}")
+    _make(folder, sys.executable)
+    for own in _own(folder):
+        (own / "slipway.pth").write_text("".join(f"{path}\n" for path in here["folders"]))
+    return here["folders"]
+
+
+def _make_from_lock(folder: Path, python: str, requirements: str, index: str | None) -> None:
+    _make(folder, python)
+    lock = folder / "requirements.txt"
+    write_atomic(lock, requirements.encode())
+    source = []
+    if index:
+        source = [f"--index-url={index}"] if re.match("https?://", index) else ["--no-index", f"--find-links={index}"]
+    tool([uv(), "pip", "sync", "--quiet", "--require-hashes", f"--python={folder}/bin/python", *source, str(lock)])
+
+
+def _make_from_requirements(
+    folder: Path, python: str, requirements: str, constraints: dict[str, str], env: dict[str, str]
+) -> None:
+    _make(folder, python)
+    wanted, exact = folder / "requirements.txt", folder / "constraints.txt"
+    write_atomic(wanted, requirements.encode())
+    # What comes as a wheel of a local folder cannot be constrained too.
+    own = re.sub(r"\[[^\]]*\]", "", requirements.lower().replace("_", "-"))
+    pins = [f"{name}=={version}\n" for name, version in constraints.items() if f"{name} @ " not in own]
+    write_atomic(exact, "".join(pins).encode())
+    argv = [uv(), "pip", "install", "--quiet", f"--python={folder}/bin/python", f"--constraint={exact}", f"-r{wanted}"]
+    tool(argv, env={**os.environ, **env})
+
+
+def _bring(venv: str, wheel: dict[str, str]) -> str:
+    """Download a wheel, and give the line by which a requirements file names it."""
+    from ..storage import download, with_retries  # HTTP takes a third of the time that `observe` takes to start
+
+    folder = inside("wheels", venv)
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    target = folder / Path(wheel["name"]).name
+    with_retries(lambda: download(wheel["bucket"], wheel["object"], wheel["sha256"], target))
+    return f"{wheel['before']} @ {target.as_uri()}{wheel['after']}"
+
+
+def _make(folder: Path, python: str) -> None:
+    tool([uv(), "venv", "--quiet", "--no-project", f"--python={python}", str(folder)])
+
+
+def _own(folder: Path) -> list[Path]:
+    return [*folder.glob("lib/python*/site-packages")]
+
+
+def _visible(folder: Path, others: list[str]) -> dict[str, str]:
+    return versions_in([*_own(folder), *filter(Path.is_dir, map(Path, others))])
+
+
+def uv() -> str:
+    """uv of the image, else one of our own beside the venvs."""
+    import shutil
+
+    own = root() / "uv"
+    if found := shutil.which("uv", path=f"{os.environ.get('PATH', '')}:{Path.home()}/.local/bin:{own}/bin"):
+        return found
+    with locked("uv"):
+        draft = root() / ".uv"
+        remove(draft)
+        write_atomic(root() / "uv.txt", UV.encode())
+        pip = [sys.executable, "-m", "pip", "install", "--quiet", "--require-hashes", "--only-binary=:all:"]
+        tool([*pip, f"--requirement={root()}/uv.txt", "--target", str(draft)])
+        remove(own)
+        draft.rename(own)
+    return str(own / "bin" / "uv")
+
+
+def program_env(venv: str, env: dict[str, str]) -> dict[str, str]:
+    """The environment of a program that runs in a venv: that of this session, then `env`, then the venv.
+
+    `uv` is found by a setup that calls it: images of TPU VMs have none, and what we install there is in no PATH.
+    """
+    merged = {**os.environ, "PYTHONUNBUFFERED": "1", **env}
+    merged["PATH"] = f"{merged.get('PATH', os.defpath)}:{Path.home()}/.local/bin:{root()}/uv/bin"
+    if venv == NO_VENV:
+        return merged
+    folder = venv_folder(venv)
+    merged.pop("PYTHONHOME", None)
+    return {**merged, "VIRTUAL_ENV": str(folder), "PATH": f"{folder}/bin:{merged['PATH']}"}

@@ -1,0 +1,85 @@
+"""How an attempt ends: stopped or by itself, and always on record."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from ..fs import attempt_folder, locked, read_json, wait_until, write_json
+from ..process import alive, boot_id, marked, send, wall_time
+from ..secrets import Mask, forget
+from ..storage import TransferError, upload, upload_file, with_retries
+from .notice import noticed
+from .state import situation, state
+
+SUPERVISOR_SECONDS = 60.0
+"""How long a supervisor may take, after its program, to upload and go."""
+
+
+def stop(run_id: str, attempt: int | None = None, grace_seconds: float = 30.0) -> dict[str, Any]:
+    """End an attempt (by default the latest): SIGTERM to its processes, and after the grace SIGKILL.
+
+    Returns:
+        What `state` says afterwards.
+    """
+    folder = attempt_folder(run_id, attempt)
+    with locked("start"):  # a start that is under way has put its program on record by now
+        begun = read_json(folder / "pid.json")
+    if begun and begun["boot_id"] == boot_id():
+        _signal_group(begun["program"], signal.SIGTERM, grace_seconds)
+        _signal_group(begun["program"], signal.SIGKILL, SUPERVISOR_SECONDS)
+        wait_until(lambda: not alive(begun["supervisor"]), SUPERVISOR_SECONDS)
+    finish_lost(folder)
+    return state(run_id, attempt)
+
+
+def _signal_group(leader: dict[str, Any], signum: int, seconds: float) -> None:
+    """Signal a group and wait for its leader to go. Once that has gone, its number may be someone else's: no signal."""
+    if alive(leader):
+        send(os.killpg, leader["pid"], signum)
+        wait_until(lambda: not alive(leader), seconds)
+
+
+def kill_marked(folder: Path) -> None:
+    """End what is left of an attempt, wherever it went."""
+    for pid in marked(folder):
+        send(os.kill, pid, signal.SIGKILL)
+
+
+def finish_lost(folder: Path) -> None:
+    """Do what a lost supervisor left undone."""
+    with locked("ending"):
+        now = situation(folder)
+        if now.get("lost"):
+            kill_marked(folder)
+            known = {key: now[key] for key in ("code", "signal", "error", "ended") if key in now}
+            settle(folder, {"code": None, "signal": None, "error": None, "ended": wall_time(), **known})
+
+
+def settle(folder: Path, how: dict[str, Any], before_masking: Callable[[], None] = lambda: None) -> dict[str, Any]:
+    """Put the end on record, take the secrets away, upload log and record, and put on record how that went."""
+    begun, path = read_json(folder / "pid.json"), folder / "exit.json"
+    bucket = begun["bucket"]
+    record = {**how, "notice": noticed(folder), "started": begun["started"]}
+    record |= {"upload": "pending" if bucket else "none", "upload_error": None}
+    write_json(path, record)
+    before_masking()
+    mask = Mask.of(folder.parent)
+    for shown in (folder / "log", folder.parent / "metrics.jsonl", folder.parent / "summary.json"):
+        mask.cover(shown)
+    forget(folder.parent)
+    if bucket:
+        done = {**record, "upload": "done"}
+        words = json.dumps(done).encode()
+        try:
+            with_retries(lambda: upload_file(folder / "log", bucket, begun["log_object"]))
+            with_retries(lambda: upload([words], len(words), bucket, begun["exit_object"]))
+            record = done
+        except TransferError as error:
+            record = {**record, "upload": "failed", "upload_error": str(error)}
+        write_json(path, record)
+    return record

@@ -1,0 +1,176 @@
+"""Starting a program so that it outlives the session, runs once, and is never lost sight of."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+from ..commands.code import check_out
+from ..commands.config import checked_env, run_environment
+from ..commands.tidy import put_in_order
+from ..commands.venv import venv_state
+from ..fs import AgentError, attempt_folder, free_gb, locked, size_of, wait_until, write_json
+from ..process import boot_id, oom_kills, send, this_process, wall_time
+from ..secrets import Mask, environment, keep
+from ..storage import TransferError, upload_file
+from .notice import SHUTDOWN, listen, put_on_record
+from .state import active, situation, state
+from .stop import kill_marked, settle
+
+LOG_UPLOAD_SECONDS = 30.0
+
+
+def start(
+    run_id: str,
+    attempt: int,
+    argv: list[str],
+    code: str,
+    venv: str,
+    env: dict[str, str] | None = None,
+    bucket: str | None = None,
+    log_object: str = "",
+    exit_object: str = "",
+    secrets: dict[str, str] | None = None,
+    notice: str | None = None,
+) -> dict[str, Any]:
+    """Start the program under a supervisor that outlives this session; if this attempt was started before, just report.
+
+    The lock is handed down until the program has become itself (exec closes it) with its pid on record, so that
+    no interruption leaves a program that nobody knows of, and no two starts overlap.
+
+    Args:
+        argv: the command, run without a shell; its first word is looked up in the venv, then in PATH.
+        code, venv: what was installed before. The program runs in a copy of the code.
+        env: variables of the program, on top of those of `write_config`.
+        secrets: further variables of the program, which count more and are gone once it has ended.
+        bucket: where the log and exit.json go, as `log_object` and `exit_object`; None: nowhere.
+        notice: the signal that tells the program that this VM will go away, such as SIGTERM; None: it is not told.
+
+    Returns:
+        What `state` says.
+    """
+    if not argv or not all(isinstance(word, str) and "\0" not in word for word in argv):
+        raise AgentError(f"this is no command: {argv!r}")
+    order = {"run_id": run_id, "attempt": attempt, "argv": argv, "code": code, "venv": venv}
+    order |= {"env": checked_env(env or {}), "bucket": bucket, "log_object": log_object, "exit_object": exit_object}
+    order["notice"] = signal.Signals[notice].name if notice else None
+    folder = attempt_folder(run_id, attempt)
+    with locked("start") as lock:
+        if situation(folder)["state"] == "absent":
+            if other := active():
+                raise AgentError(f"run {other['run_id']}, attempt {other['attempt']}, is alive on this worker")
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            put_in_order()
+            keep(folder.parent, checked_env(secrets or {}))
+            _spawn_supervisor(folder, order, lock.fileno())
+    return state(run_id, attempt)
+
+
+def _spawn_supervisor(folder: Path, order: dict[str, Any], lock: int) -> None:
+    command = [sys.executable, str(Path(sys.argv[0]).resolve()), "supervise"]
+    with (folder / "supervisor.log").open("ab") as words, tempfile.TemporaryFile() as stdin:
+        stdin.write(json.dumps({**order, "lock": lock}).encode())
+        stdin.seek(0)
+        supervisor = subprocess.Popen(
+            command, stdin=stdin, stdout=words, stderr=words, start_new_session=True, pass_fds=[lock]
+        )
+    wait_until(lambda: (folder / "pid.json").exists() or supervisor.poll() is not None, 60)
+    if not (folder / "pid.json").exists():
+        said = (folder / "supervisor.log").read_text(errors="replace").strip()
+        raise AgentError("the program was not started", said[-4000:])
+
+
+def supervise(
+    run_id: str,
+    attempt: int,
+    argv: list[str],
+    code: str,
+    venv: str,
+    env: dict[str, str],
+    bucket: str | None,
+    log_object: str,
+    exit_object: str,
+    notice: str | None,
+    lock: int,
+) -> dict[str, Any]:
+    """What `start` leaves behind, and nobody else calls: runs the program, waits for it, uploads its log."""
+    os.set_inheritable(lock, False)
+    folder = attempt_folder(run_id, attempt)
+    if not venv_state(venv):
+        raise AgentError(f"the venv {venv} is not on this worker: install it first")
+    environment = _environment(folder, venv, env, check_out(code, folder.parent / "work"))
+    begun = {"boot_id": boot_id(), "started": wall_time(), "supervisor": this_process()}
+    begun |= {"bucket": bucket, "log_object": log_object, "exit_object": exit_object, "oom_kills": oom_kills()}
+    program = _launch(folder, argv, environment, begun)
+    os.close(lock)
+
+    def tell(kind: str, number: int | None) -> None:
+        put_on_record(folder, kind)
+        if number is not None:
+            send(os.killpg, program, number)
+
+    # When the VM shuts down, everyone gets a SIGTERM: the program may save something, and its end is still recorded.
+    signal.signal(signal.SIGTERM, lambda *_: tell(SHUTDOWN, signal.SIGTERM))
+    listen(lambda kind: tell(kind, signal.Signals[notice] if notice else None))
+    ended = threading.Event()
+    uploads = threading.Thread(target=_keep_uploading, args=(folder, begun, ended), daemon=True)
+    uploads.start()
+    status = os.waitstatus_to_exitcode(os.waitpid(program, 0)[1])
+    finish, starved = wall_time(), oom_kills() - begun["oom_kills"]
+    send(os.killpg, program, signal.SIGKILL)
+    kill_marked(folder)
+    ended.set()
+    how = {"code": status, "signal": None} if status >= 0 else {"code": None, "signal": signal.Signals(-status).name}
+    how |= {"error": None, "ended": finish, "oom_kills": starved, "free_gb": round(free_gb(), 3)}
+    return settle(folder, how, before_masking=uploads.join)
+
+
+def _environment(folder: Path, venv: str, env: dict[str, str], code_sha256: str) -> dict[str, str]:
+    attempt = {"SLIPWAY_ATTEMPT": folder.name.partition("-")[2]}
+    given = {**env, **environment(folder.parent)}
+    return run_environment(folder.parent, venv, given, {**attempt, "SLIPWAY_CODE_SHA256": code_sha256})
+
+
+def _launch(folder: Path, argv: list[str], environment: dict[str, str], begun: dict[str, Any]) -> int:
+    """Fork; the child puts its own pid on record, and then becomes the program: what runs is always on record."""
+    pid = os.fork()
+    if pid:
+        return pid
+    try:
+        os.setsid()
+        write_json(folder / "pid.json", {**begun, "program": this_process()})
+        os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+        log = os.open(folder / "log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        os.dup2(log, 1)
+        os.dup2(log, 2)
+        os.chdir(folder.parent / "work")
+        os.umask(0o022)
+        signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+        os.execvpe(argv[0], argv, environment)  # noqa: S606 (no shell is what we want)
+    except (OSError, ValueError) as error:
+        os.write(2, f"slipway: cannot start {argv[0]!r}: {error}\n".encode())
+    finally:
+        os._exit(127)
+
+
+def _keep_uploading(folder: Path, begun: dict[str, Any], ended: threading.Event) -> None:
+    """Upload the log now and then while it grows, spending at most about a tenth of the time on it."""
+    seen, pause, log, mask = 0, LOG_UPLOAD_SECONDS, folder / "log", Mask.of(folder.parent)
+    while begun["bucket"] and not ended.wait(pause):
+        if size_of(log) == seen:
+            continue
+        before, size = time.monotonic(), mask.cover(log, seen)
+        try:
+            upload_file(log, begun["bucket"], begun["log_object"], size)
+            seen = size
+        except TransferError as error:  # the upload after the end is the one that counts
+            print(f"the log was not uploaded: {error}", file=sys.stderr, flush=True)
+        pause = max(LOG_UPLOAD_SECONDS, 10 * (time.monotonic() - before))

@@ -1,0 +1,174 @@
+"""The watchdog: deletes the pod from inside once nobody uses it or its time is up, though every controller is gone.
+
+It runs on worker 0 and asks the TPU API in the name of the VM's service account, with a token of the metadata server.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from http.client import HTTPException
+from pathlib import Path
+from typing import Any
+from urllib.error import HTTPError
+from urllib.parse import quote
+
+from .fs import AgentError, locked, read_json, root, write_json
+from .process import alive, boot_id, start_time, wall_time
+from .program.state import active
+from .storage import TransferError, access_token, open_url, upload
+
+LONGEST_PAUSE = 15.0
+"""Seconds between two looks."""
+AFTER_A_REFUSAL = 60.0
+"""Seconds until a deletion that was refused is asked for again."""
+PERMISSION = "tpu.nodes.delete"
+
+
+def guard(
+    project: str,
+    deletes: list[str],
+    tpu_api: str,
+    projects_api: str,
+    idle_seconds: float | None = None,
+    seconds_left: float | None = None,
+    bucket: str | None = None,
+    note_object: str = "",
+) -> dict[str, Any]:
+    """Stand guard from now on, or under these orders if someone does already; the idle time begins anew.
+
+    Args:
+        deletes: what to delete, in order, each as a path and query below `tpu_api`; what does not exist is passed over.
+        idle_seconds: so long without a program or an SSH session, and the pod is deleted; None: never for that.
+        seconds_left: so long from now the pod is deleted, whatever runs; None: never for that.
+        bucket: where `note_object` will say why it was deleted; None: nowhere.
+
+    Returns:
+        What `guard_state` says, and "allowed": whether the service account may delete TPUs, None where nobody says.
+    """
+    now = wall_time()
+    order = {
+        "deletes": deletes,
+        "tpu_api": tpu_api,
+        "idle_seconds": idle_seconds,
+        "until": None if seconds_left is None else now + seconds_left,
+        "bucket": bucket,
+        "note_object": note_object,
+        "asked": now,
+        "agent": Path(sys.argv[0]).name,
+    }
+    with locked("guard"):
+        write_json(_order(), order)
+        if not _standing():
+            _spawn()
+    return {**guard_state(), "allowed": _allowed(projects_api, project)}
+
+
+def guard_state() -> dict[str, Any]:
+    """{standing, idle_seconds, seconds_left, refused: why a deletion failed | None}"""
+    order = read_json(_order())
+    if order is None or not _standing():
+        return {"standing": False, "idle_seconds": None, "seconds_left": None, "refused": None}
+    left = None if order["until"] is None else order["until"] - wall_time()
+    refused = read_json(root() / "guard-refused.json")
+    return {"standing": True, "idle_seconds": order["idle_seconds"], "seconds_left": left, "refused": refused}
+
+
+def stand_guard() -> None:
+    """What `guard` leaves behind, and nobody else calls: looks now and then, and deletes the pod when it is time."""
+    mine, used = Path(sys.argv[0]).name, wall_time()
+    while (order := read_json(_order())) and order["agent"] == mine:
+        now = wall_time()
+        if in_use():
+            used = now
+        pause = min(LONGEST_PAUSE, (order["idle_seconds"] or LONGEST_PAUSE) / 4)
+        if why := reason(order, now, max(used, order["asked"])):
+            refused = _delete(order, why)
+            write_json(root() / "guard-refused.json", refused)
+            if refused:
+                print(f"{wall_time():.0f} {refused}", file=sys.stderr, flush=True)
+            pause = AFTER_A_REFUSAL if refused else LONGEST_PAUSE
+        time.sleep(pause)
+
+
+def reason(order: dict[str, Any], now: float, used: float) -> str:
+    """Why the pod should go now, empty while it should not. Pure."""
+    if order["until"] is not None and now >= order["until"]:
+        return "the budget of the run is spent"
+    if order["idle_seconds"] is not None and now - used >= order["idle_seconds"]:
+        return f"no program and no SSH session for {order['idle_seconds'] / 60:g} minutes"
+    return ""
+
+
+def in_use() -> bool:
+    """Is a program alive here, or somebody logged in?"""
+    return active() is not None or bool(logged_in(Path("/proc")))
+
+
+def logged_in(proc: Path) -> list[str]:
+    """Titles of the SSH sessions of users, as OpenSSH names its processes: `sshd: me@pts/0`, `sshd: me@notty`."""
+    found = []
+    for path in proc.glob("[0-9]*/cmdline"):
+        try:
+            title = path.read_bytes().split(b"\0")[0].decode(errors="replace")
+        except OSError:
+            continue  # it ended meanwhile, or is someone else's
+        if title.startswith(("sshd: ", "sshd-session: ")) and "@" in title:
+            found.append(title)
+    return found
+
+
+def _order() -> Path:
+    return root() / "guard.json"
+
+
+def _standing() -> bool:
+    """Does someone of this agent's version stand guard since this boot?"""
+    who = read_json(root() / "guard-pid.json")
+    return bool(who and who["boot_id"] == boot_id() and who["agent"] == Path(sys.argv[0]).name and alive(who))
+
+
+def _spawn() -> None:
+    command = [sys.executable, str(Path(sys.argv[0]).resolve()), "stand_guard"]
+    with (root() / "guard.log").open("ab") as log:
+        guardian = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True)
+    who = {"pid": guardian.pid, "start_time": start_time(guardian.pid)}
+    write_json(root() / "guard-pid.json", {**who, "boot_id": boot_id(), "agent": command[1].rpartition("/")[2]})
+
+
+def _delete(order: dict[str, Any], why: str) -> str | None:
+    """Delete what there is, having said why; the reason of a refusal, or None."""
+    if order["bucket"]:
+        words = json.dumps({"time": wall_time(), "why": why}).encode()
+        try:
+            upload([words], len(words), order["bucket"], order["note_object"])
+        except TransferError as error:  # to say why is a courtesy; to delete is the point
+            print(error, file=sys.stderr, flush=True)
+    refusals = []
+    for place in order["deletes"]:
+        try:
+            _ask(f"{order['tpu_api']}v2/{place}", "DELETE")
+            return None
+        except HTTPError as error:
+            if error.code != 404:
+                refusals.append(f"HTTP {error.code}: {error.read(500).decode(errors='replace')}")
+        except (HTTPException, OSError, ValueError, KeyError) as error:
+            refusals.append(repr(error))
+    return "; ".join(refusals) or None
+
+
+def _allowed(projects_api: str, project: str) -> bool | None:
+    body = json.dumps({"permissions": [PERMISSION]}).encode()
+    try:
+        answer = _ask(f"{projects_api}v1/projects/{quote(project)}:testIamPermissions", "POST", body)
+        return PERMISSION in answer.get("permissions", [])
+    except (AgentError, HTTPException, OSError, ValueError, KeyError):
+        return None
+
+
+def _ask(url: str, method: str, body: bytes | None = None) -> dict[str, Any]:
+    headers = {"Authorization": f"Bearer {access_token()}", "Content-Type": "application/json"}
+    with open_url(url, headers, [body] if body else None, method) as answer:
+        return json.loads(answer.read() or b"{}")

@@ -1,0 +1,58 @@
+"""What `slipway fit` has found, kept in the state folder so that `plan` and `up` need not ask the compiler."""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import json
+from pathlib import Path
+from typing import Any
+
+from conf.schema.config import Config, digest
+
+WITHOUT_SHAPE = frozenset(
+    {"weights", "steps", "every", "eval_every", "eval_batches", "eval_prompts", "warmup_steps", "horizon_steps"}
+)
+"""Keys that say when something happens or where it lies; another value compiles to a program of the same size."""
+
+
+def key(config: Config) -> str:
+    """Names all that decides what is compiled: model, loop, optimizer, mesh and slice, without rates and counts, and
+    the trainer's own code."""
+    sections = config.model_dump(mode="json", include={"model", "loop", "optimizer", "mesh"})
+    return digest([_shapes(sections), config.tpu.accelerator_type, _trainer()])[:16]
+
+
+@functools.cache
+def _trainer() -> str:
+    """Hash of the trainer's source. It is looked up, not imported: the controller knows no JAX."""
+    spec = importlib.util.find_spec("trainer")
+    assert spec is not None
+    assert spec.origin is not None
+    files = sorted(Path(spec.origin).parent.rglob("*.py"))
+    return digest([file.read_text() for file in files])
+
+
+def file(config: Config) -> Path:
+    """Where the document of `python -m trainer.fit --json` for this config is, or would be."""
+    return Path(config.run.state_dir).expanduser() / "fit" / f"{key(config)}.json"
+
+
+def found(config: Config) -> dict[str, Any] | None:
+    """The stored document; None where nobody has asked yet, or where it cannot be read."""
+    try:
+        return json.loads(file(config).read_text())
+    except (OSError, ValueError):
+        return None
+
+
+def fix(config: Config) -> str:
+    """With which overrides it fits, as far as that is known; empty where it is not."""
+    known = found(config)
+    return " ".join(known["fix"]["overrides"]) if known and known["fix"] else ""
+
+
+def _shapes(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _shapes(v) for name, v in value.items() if name not in WITHOUT_SHAPE}
+    return "a number" if isinstance(value, float) else value

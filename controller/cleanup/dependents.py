@@ -1,0 +1,152 @@
+"""Who else lives in what pods share: asked first, so that it is refused whole or deleted whole."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from controller.gcp.client import ServiceDisabled
+from controller.reconcile.resource import Resource
+from controller.resources.bastion.vm import Bastion
+from controller.resources.network.base import is_marked, leaf
+from controller.resources.network.firewall import Firewall
+from controller.resources.network.nat import Router
+from controller.resources.network.vpc import RECORD, Network, PrivateAccess, Subnet
+from controller.resources.project.accounts import ServiceAccount
+
+if TYPE_CHECKING:
+    from controller.context import World
+    from controller.resources.pod.node import Node
+
+Item = dict[str, Any]
+
+
+def elsewhere(world: World, network: str, known: set[str]) -> list[Resource]:
+    """What earlier plans made in the network and this one does not name: its parts in other regions.
+
+    Args:
+        known: ids of the plan's own resources.
+    """
+    found: list[Resource] = []
+    needs = (f"{Network.kind}/{network}",)
+    for region, item in _regional(world, "subnetworks", network):
+        if is_marked(item):
+            cidr = item["ipCidrRange"]
+            subnet = Subnet(name=item["name"], region=region, network=network, block=cidr, cidr=cidr, needs=needs)
+            found.append(subnet)
+    for region, item in _regional(world, "routers", network):
+        if is_marked(item):
+            router = Router(name=item["name"], region=region, network=network, subnet="", needs=needs)
+            found.append(router)
+    for item in _rules(world, network):
+        if not is_marked(item):
+            continue
+        rule = Firewall(
+            name=item["name"], network=network, allowed=(), source_ranges=(), target_tags=(), needs=needs
+        )  # fmt: skip
+        found.append(rule)
+        _, recorded, subnet_name = item["description"].partition(f"{RECORD} ")
+        if recorded:
+            region = item["name"].removeprefix(f"{network}-allow-internal-")
+            found.append(PrivateAccess(name=subnet_name, region=region, rule=rule.name, needs=(rule.id,)))
+    return [resource for resource in found if resource.id not in known]
+
+
+def tenants(world: World, node: Node, doomed: list[Resource]) -> list[str]:
+    """What uses the things that are to be deleted and is not to be deleted itself, in words for people."""
+    found: list[str] = []
+    ids = {r.id for r in doomed}
+    subnets = {(r.region, r.name) for r in doomed if isinstance(r, Subnet)}
+    for network in (r for r in doomed if isinstance(r, Network)):
+        found += _in_network(world, network, ids)
+    networks = {r.name for r in doomed if isinstance(r, Network)}
+    accounts = {r.email(world) for r in doomed if isinstance(r, ServiceAccount)}
+    ours = {f"instance {r.name} in {r.zone}" for r in doomed if isinstance(r, Bastion)}
+    for title, network, place, account in _machines(world, node):
+        if title in ours:
+            continue
+        if network in networks or place in subnets:
+            found.append(f"{title} is in network {network}")
+        elif account in accounts:
+            found.append(f"{title} runs as {account}")
+    return list(dict.fromkeys(found))
+
+
+def _in_network(world: World, network: Network, doomed: set[str]) -> Iterator[str]:
+    answer = world.google.call("compute", "networks.get", project=world.project, network=network.name)
+    for peering in answer.get("peerings", []):
+        yield f"network {network.name} is peered by {peering.get('name')}"
+    for region, item in _regional(world, "subnetworks", network.name):
+        of_google = answer.get("autoCreateSubnetworks", False) and item["name"] == network.name
+        if not of_google and f"{Subnet.kind}/{region}/{item['name']}" not in doomed:
+            yield f"subnet {item['name']} in {region} is in network {network.name}"
+    for region, item in _regional(world, "routers", network.name):
+        if f"{Router.kind}/{region}/{item['name']}" not in doomed:
+            yield f"router {item['name']} in {region} is in network {network.name}"
+    for item in _rules(world, network.name):
+        if f"{Firewall.kind}/{item['name']}" not in doomed:
+            yield f"firewall rule {item['name']} is in network {network.name}"
+
+
+def _machines(world: World, node: Node) -> Iterator[tuple[str, str, tuple[str, str], str]]:
+    """Every TPU, queued TPU and instance of the project but for our pod: title, network, (region, subnet), account."""
+    parent = f"projects/{world.project}/locations/-"
+    mine = node.paths(world)
+    try:
+        for item in world.google.pages("tpu", "projects.locations.nodes.list", "nodes", parent=parent):
+            if item["name"] not in mine:
+                yield f"TPU {leaf(item['name'])} in {_zone(item['name'])}", *_of_node(item, _zone(item["name"]))
+        queued = world.google.pages("tpu", "projects.locations.queuedResources.list", "queuedResources", parent=parent)
+        for item in queued:
+            for spec in item.get("tpu", {}).get("nodeSpec", []):
+                zone = _zone(item["name"])
+                if f"{spec.get('parent', '')}/nodes/{spec.get('nodeId')}" not in mine:
+                    yield f"queued resource {leaf(item['name'])} in {zone}", *_of_node(spec.get("node", {}), zone)
+    except ServiceDisabled:
+        pass  # where the API is off there are none
+    for scope, item in aggregated(world, "instances"):
+        account = next((a.get("email", "") for a in item.get("serviceAccounts", [])), "")
+        for card in item.get("networkInterfaces", []):
+            place = (_region(scope), leaf(card.get("subnetwork", "")))
+            yield f"instance {item['name']} in {scope}", leaf(card.get("network", "")), place, account
+
+
+def _of_node(item: Item, zone: str) -> tuple[str, tuple[str, str], str]:
+    config = item.get("networkConfig", {})
+    network = leaf(config.get("network") or "default")
+    subnet = leaf(config.get("subnetwork") or network)
+    return network, (_region(zone), subnet), item.get("serviceAccount", {}).get("email", "")
+
+
+def _regional(world: World, collection: str, network: str) -> Iterator[tuple[str, Item]]:
+    for scope, item in aggregated(world, collection):
+        if leaf(item.get("network", "")) == network:
+            yield scope, item
+
+
+def aggregated(world: World, collection: str) -> Iterator[tuple[str, Item]]:
+    """Every item of a collection with the name of its zone or region."""
+    parameters: dict[str, Any] = {"project": world.project}
+    while True:
+        answer = world.google.call("compute", f"{collection}.aggregatedList", **parameters)
+        for scope, listed in answer.get("items", {}).items():
+            for item in listed.get(collection, []):
+                yield leaf(scope), item
+        if not answer.get("nextPageToken"):
+            return
+        parameters["pageToken"] = answer["nextPageToken"]
+
+
+def _rules(world: World, network: str) -> Iterator[Item]:
+    for item in world.google.pages("compute", "firewalls.list", "items", project=world.project):
+        if leaf(item.get("network", "")) == network:
+            yield item
+
+
+def _zone(name: str) -> str:
+    """`projects/p/locations/ZONE/nodes/n`"""
+    return name.split("/")[3]
+
+
+def _region(zone: str) -> str:
+    return zone.rpartition("-")[0]

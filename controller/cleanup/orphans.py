@@ -1,0 +1,228 @@
+"""What of ours is billed, in all zones and regions, and whether a run uses it; found by labels and descriptions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from conf.schema.infra.topology import UnknownType, region, topology
+from controller.cleanup.dependents import aggregated
+from controller.gcp.client import Forbidden, NotFound, ServiceDisabled
+from controller.gcp.operations import wait_compute
+from controller.gcp.prices import HOURS_PER_MONTH, SPOT, prices
+from controller.lease.store import InBucket
+from controller.records.ledger import Ledger
+from controller.records.spending import claim_of
+from controller.resources.bastion.vm import POD_LABEL, RUN_LABEL
+from controller.resources.network.base import is_marked, leaf
+from controller.resources.pod import node_api as nodes
+from controller.resources.pod.node_api import NodeProvisioner, seconds
+from controller.resources.pod.provisioner import WAITING
+from controller.resources.pod.queued_api import QueuedProvisioner
+from controller.resources.project.bucket import LABEL
+from controller.run.queue import Turns
+
+if TYPE_CHECKING:
+    from controller.context import World
+
+YOUNG_SECONDS = 1800.0
+"""A pod without a run that is no older may be one that a controller is setting up right now."""
+STOPPED = frozenset({"STOPPED", "TERMINATED", "PREEMPTED", "SUSPENDED", "FAILED", "GONE"})
+
+
+@dataclass(frozen=True)
+class Thing:
+    """One thing of ours. `use` says who uses it, empty for an orphan; then `why` says why nobody does."""
+
+    kind: str
+    name: str
+    place: str
+    usd_per_hour: float | None
+    use: str
+    why: str
+
+    @property
+    def title(self) -> str:
+        return f"{self.kind} {self.name} in {self.place}"
+
+
+def things(world: World, buckets: list[str]) -> list[Thing]:
+    """Everything of ours that is billed or counts against a quota, orphans first.
+
+    Args:
+        buckets: where runs may have left their records, besides the buckets that carry our label.
+    """
+    places = list(dict.fromkeys([*_buckets(world), *buckets]))
+    pods = [*_pods(world, places)]
+    in_use = {region(pod.place) for pod in pods if pod.use}
+    found = [*pods, *_disks(world, pods), *_machines(world, places, in_use), *_network(world, in_use)]
+    return sorted(found, key=lambda thing: bool(thing.use))
+
+
+def delete(world: World, thing: Thing) -> None:
+    """Delete one of them; no error when it is gone already."""
+    where = {"project": world.project}
+    match thing.kind:
+        case "TPU":
+            QueuedProvisioner(YOUNG_SECONDS).delete(world, thing.name, thing.place)
+            NodeProvisioner(YOUNG_SECONDS).delete(world, thing.name, thing.place)
+            return
+        case "queued TPU":
+            QueuedProvisioner(YOUNG_SECONDS).delete(world, thing.name, thing.place)
+            return
+        case "disk":
+            method, where = "disks.delete", where | {"zone": thing.place, "disk": thing.name}
+        case "VM":
+            method, where = "instances.delete", where | {"zone": thing.place, "instance": thing.name}
+        case "address":
+            method, where = "addresses.delete", where | {"region": thing.place, "address": thing.name}
+        case _:
+            method, where = "routers.delete", where | {"region": thing.place, "router": thing.name}
+    try:
+        wait_compute(world, world.google.call("compute", method, **where))
+    except NotFound:
+        return
+
+
+def _buckets(world: World) -> Iterator[str]:
+    """Buckets that slipway made."""
+    try:
+        for item in world.google.pages("storage", "buckets.list", "items", project=world.project):
+            if LABEL.items() <= item.get("labels", {}).items():
+                yield item["name"]
+    except (Forbidden, ServiceDisabled):
+        return
+
+
+def _pods(world: World, buckets: list[str]) -> Iterator[Thing]:
+    """Nodes, and queued requests without one."""
+    parent, seen = f"projects/{world.project}/locations/-", set[tuple[str, str]]()
+    try:
+        for answer in world.google.pages("tpu", "projects.locations.nodes.list", "nodes", parent=parent):
+            name, zone = leaf(answer["name"]), answer["name"].split("/")[3]
+            seen.add((zone, name))
+            if LABEL.items() <= answer.get("labels", {}).items():
+                yield _pod(world, buckets, name, answer)
+        queued = world.google.pages("tpu", "projects.locations.queuedResources.list", "queuedResources", parent=parent)
+        for request in queued:
+            name, zone = leaf(request["name"]), request["name"].split("/")[3]
+            specs = [spec.get("node", {}) for spec in request.get("tpu", {}).get("nodeSpec", [])]
+            ours = any(LABEL.items() <= spec.get("labels", {}).items() for spec in specs)
+            if not ours or (zone, name) in seen:
+                continue
+            state = request.get("state", {}).get("state", "")
+            waits = state in WAITING or state in ("PROVISIONING", "CREATING")
+            use = f"{state.lower()}, not billed before it has a node" if waits else ""
+            yield Thing("queued TPU", name, zone, 0.0, use, f"{state.lower()}: it counts against the quota")
+    except ServiceDisabled:
+        return  # where the API is off there are none
+
+
+def _pod(world: World, buckets: list[str], name: str, answer: dict[str, Any]) -> Thing:
+    slice_ = nodes.read(answer)
+    usd = _price(slice_.accelerator_type, slice_.zone, slice_.capacity) if slice_.state not in STOPPED else 0.0
+    use, why = "", f"{slice_.state.lower()}, and no run is known that used it"
+    if slice_.state in STOPPED:
+        why = f"{slice_.state.lower()}: its disks may be billed, and it counts against the quota"
+        return Thing("TPU", name, slice_.zone, usd, "", why)
+    for bucket in buckets:
+        try:
+            if waiting := Turns(world.google, world.clock, bucket, name).waiting():
+                use = f"{waiting[0]} waits for it"
+            elif claim := claim_of(world.google, bucket, name, slice_.uid):
+                use, why = _of_run(world, bucket, claim["latest"], slice_.uid)
+            else:
+                continue
+            break
+        except Forbidden:
+            continue
+    else:
+        age = world.clock.now() - seconds(answer.get("createTime"))
+        use = "just created, no run has begun there yet" if age < YOUNG_SECONDS else ""
+    return Thing("TPU", name, slice_.zone, usd, use, why)
+
+
+def _of_run(world: World, bucket: str, run_id: str, uid: str) -> tuple[str, str]:
+    """Whether the run is alive on the pod, as far as its record says: (use, why not)."""
+    ledger = Ledger(world.google, bucket, run_id)
+    if ledger.result() is not None:
+        return "", f"{run_id} has finished"
+    launches = [launch for launch in ledger.launches() if launch.node_uid == uid]
+    if not launches:
+        return f"{run_id} is being set up", ""
+    attempt = launches[-1].attempt
+    if ledger.cancelled(attempt):
+        return "", f"{run_id} was cancelled"
+    how = ledger.ending(0, attempt)
+    if how is None:
+        return f"{run_id} runs there", ""
+    return "", f"{run_id} has ended with {how}"
+
+
+def _disks(world: World, pods: list[Thing]) -> Iterator[Thing]:
+    table = prices()["disk"]["usd_per_gb_month"]
+    used = {(pod.place, f"{pod.name[:58]}-data") for pod in pods if pod.use}
+    for zone, item in _all(world, "disks", lambda item: LABEL.items() <= item.get("labels", {}).items()):
+        price = table.get(leaf(item.get("type", "")))
+        usd = None if price is None else price * float(item.get("sizeGb", 0)) / HOURS_PER_MONTH
+        use = "attached" if item.get("users") or (zone, item["name"]) in used else ""
+        yield Thing("disk", item["name"], zone, usd, use, f"{item.get('sizeGb')} GB, attached to nothing")
+
+
+def _machines(world: World, buckets: list[str], in_use: set[str]) -> Iterator[Thing]:
+    """VMs that carry our label: bastions."""
+    for zone, item in _all(world, "instances", lambda item: LABEL.items() <= item.get("labels", {}).items()):
+        usd = prices()["vm"]["usd_per_hour"].get(leaf(item.get("machineType", "")))
+        stopped = item.get("status") in ("TERMINATED", "STOPPED", "SUSPENDED")
+        run_id, pod = item.get("labels", {}).get(RUN_LABEL, ""), item.get("labels", {}).get(POD_LABEL, "")
+        use, why = "there is a pod in its region" if region(zone) in in_use else "", "no pod in its region"
+        if run_id:
+            age = world.clock.now() - seconds(item.get("creationTimestamp"))
+            drives = any(_drives(world, bucket, pod, run_id) for bucket in buckets)
+            use = f"it sees {run_id} through" if drives or age < YOUNG_SECONDS else ""
+            why = f"{run_id} has ended, or nobody sees it through"
+        yield Thing("VM", item["name"], zone, 0.0 if stopped else usd, "" if stopped else use, why)
+
+
+def _drives(world: World, bucket: str, pod: str, run_id: str) -> bool:
+    """Does a bastion act on that pod for that run?"""
+    try:
+        seen = InBucket(world.google, bucket, pod).read()
+    except Forbidden:
+        return False
+    return seen is not None and seen.term.run_id == run_id and seen.term.driver == "bastion" and not seen.free(False)
+
+
+def _network(world: World, in_use: set[str]) -> Iterator[Thing]:
+    """Addresses that are reserved, and NATs; both serve a region."""
+    table = prices()
+    idle, used = table["external_ip"]["usd_per_hour_unused"], table["external_ip"]["usd_per_hour"]
+
+    def ours(item: dict[str, Any]) -> bool:
+        return is_marked(item) or LABEL.items() <= item.get("labels", {}).items()
+
+    for place, item in _all(world, "addresses", ours):
+        busy = bool(item.get("users")) and place in in_use
+        use = "there is a pod in its region" if busy else ""
+        yield Thing("address", item["name"], place, used if item.get("users") else idle, use, "reserved for nothing")
+    for place, item in _all(world, "routers", ours):
+        usd = table["nat"]["usd_per_vm_hour"] + used if item.get("nats") else 0.0
+        use = "there is a pod in its region" if place in in_use else ""
+        yield Thing("router", item["name"], place, usd, use, "no pod in its region" if usd else "without a NAT")
+
+
+def _all(world: World, collection: str, ours: Callable[[dict[str, Any]], bool]) -> Iterator[tuple[str, dict[str, Any]]]:
+    try:
+        for place, item in aggregated(world, collection):
+            if ours(item):
+                yield place, item
+    except ServiceDisabled:
+        return
+
+
+def _price(accelerator_type: str, zone: str, capacity: str) -> float | None:
+    try:
+        return topology(accelerator_type).usd_per_hour(zone, spot=capacity in SPOT)
+    except UnknownType:
+        return None

@@ -1,0 +1,96 @@
+"""What may stand next on a command line: verbs, flags, runs and sweeps, and then Hydra's groups, choices and keys."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from controller.cli.flags import ASKED, HELP, VERBS, Flag, flags
+
+TAIL = 400_000
+"""Bytes of the table of runs that are looked at, its end: some thousand runs."""
+RUN = re.compile(rb'"run": ?"([\w.-]+)"')
+SWEEP = re.compile(rb'"sweep": ?"([\w.-]+)"')
+
+Answers = dict[str, str]
+"""Whole words that may take the place of the one under the cursor, each with a few words about it."""
+
+
+def answers(line: str, folder: Path) -> Answers:
+    """Of a line up to the cursor, the program's name first."""
+    words = _split(line)[1:]
+    if not words or "--" in words[:-1]:
+        return {}
+    *before, word = words
+    verb = before[0] if before and before[0] in VERBS else "up"
+    flag = _waiting(flags(verb), before)
+    if flag is not None:
+        found = _values(flag)
+    elif word.startswith("-"):
+        found = {name: flag.words for flag in (*flags(verb), HELP) for name in flag.names if name.startswith("--")}
+        found = {name: about for name, about in found.items() if name not in before or name == "--where"}
+    else:
+        found = {} if before else {name: each.words for name, each in VERBS.items()}
+        found |= _positional(verb, before)
+        if VERBS[verb].config and (before or word):
+            from controller.cli.completion.hydra import config_words
+
+            found |= dict.fromkeys(config_words(word, before, folder), "")
+        elif not before:
+            found["+experiment="] = "a run: another word for `up +experiment=`"
+    return {each: about for each, about in found.items() if each.startswith(word)}
+
+
+def _split(line: str) -> list[str]:
+    """The words as a shell takes them, the last one under the cursor, perhaps empty; a quote may still be open."""
+    for closing in ("", "'", '"'):
+        try:
+            words = shlex.split(f"{line}{closing}")
+        except ValueError:
+            continue
+        return [*words, ""] if not closing and line[-1:].isspace() else words
+    return []
+
+
+def _waiting(known: Iterable[Flag], before: Sequence[str]) -> Flag | None:
+    """The flag whose value the cursor is on."""
+    for flag in known:
+        count = 0 if flag.more.get("action") == "store_true" else flag.more.get("nargs") or 1
+        for back in range(1, (count if isinstance(count, int) else 0) + 1):
+            if flag.names[0].startswith("-") and len(before) >= back and before[-back] in flag.names:
+                return flag
+    return None
+
+
+def _positional(verb: str, before: Sequence[str]) -> Answers:
+    """What a verb takes beside config, as long as it is not there."""
+    found: Answers = {}
+    for flag in VERBS[verb].flags:
+        if not flag.names[0].startswith("-") and before:
+            choices = [each for each in flag.more.get("choices", ()) if each != ASKED]
+            found |= dict.fromkeys(choices, "") if len(before) == 1 else {}
+            found |= {name: each.words for name, each in VERBS.items()} if flag.values == "verb" else _values(flag)
+    return found
+
+
+def _values(flag: Flag) -> Answers:
+    if flag.values == "run":
+        return _ids(RUN)
+    if flag.values == "sweep":
+        return _ids(SWEEP)
+    return {}
+
+
+def _ids(pattern: re.Pattern[bytes]) -> Answers:
+    """Of the runs or sweeps that this machine knows, the newest first."""
+    home = Path(os.environ.get("SLIPWAY_HOME") or "~/.slipway").expanduser()
+    file = home / "runs" / "index.jsonl"
+    found: Answers = {}
+    if file.is_file():
+        with file.open("rb") as rows:
+            rows.seek(max(0, file.stat().st_size - TAIL))
+            found = dict.fromkeys((each.decode() for each in reversed(pattern.findall(rows.read()))), "")
+    return found | dict.fromkeys((each.stem for each in home.glob("sweeps/*.json") if pattern is SWEEP), "")

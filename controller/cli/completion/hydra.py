@@ -1,0 +1,73 @@
+"""Groups, choices and keys, as Hydra's own completion knows them.
+
+https://hydra.cc/docs/tutorials/basic/running_your_app/tab_completion/
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from hydra import initialize_config_dir
+from hydra.core.global_hydra import GlobalHydra
+from hydra.errors import HydraException
+from hydra.plugins.completion_plugin import DefaultCompletionPlugin
+from omegaconf.errors import OmegaConfBaseException
+from yaml import YAMLError
+
+from controller.cli.completion.values import values_of
+from controller.config.compose import CONFIG_DIR, OVERRIDE, normalize, searched, with_resolver
+
+HYDRAS_OWN = "hydra"
+
+
+def config_words(word: str, before: Sequence[str], folder: Path) -> list[str]:
+    """What the word under the cursor may become; a key is followed by `=` or `.`.
+
+    Args:
+        word: as typed so far, `+exp`, `loop=gr`, `optimizer.lr=`.
+        before: the words on its left; only the files that they choose matter.
+        folder: where the user stands.
+    """
+    with_resolver()
+    with initialize_config_dir(str(CONFIG_DIR), version_base="1.3"):
+        completion = _Completion(GlobalHydra.instance().hydra.config_loader)  # pyright: ignore[reportOptionalMemberAccess]
+        files = [*filter(None, map(_chosen_file, before)), *searched(folder / "slipway")]
+        return completion.of(word, files)
+
+
+class _Completion(DefaultCompletionPlugin):
+    """Hydra's `_query` takes the line apart at every space, and gives up where one value is wrong; this does not."""
+
+    def of(self, word: str, files: list[str]) -> list[str]:
+        first, comma, last = word.rpartition(",") if "=" in word else ("", "", word)
+        if comma:  # further values of a sweep
+            key = first.partition("=")[0]
+            choices, _ = self._query_config_groups(f"{key}={last}", "config", files)
+            return [f"{first},{choice.partition('=')[2]}" for choice in choices]
+        sign = "+" * (len(word) - len(word.lstrip("+")))
+        bare = word[len(sign) :]
+        found, is_group = self._query_config_groups(bare, "config", files)
+        if not is_group:
+            found = [*found, *self._keys(bare, files)]
+        return sorted({f"{sign}{each}" for each in found if not each.startswith(HYDRAS_OWN)})
+
+    def _keys(self, word: str, files: list[str]) -> list[str]:
+        from hydra.types import RunMode
+
+        try:
+            composed: Any = self.config_loader.load_configuration("config", files, RunMode.RUN)
+            found = self._get_matches(composed, word)
+        except (HydraException, OmegaConfBaseException, YAMLError, AttributeError, AssertionError):
+            return []  # a word on the left is wrong, or there is no such section
+        key, equals, _ = word.partition("=")
+        return [*found, *(f"{key}={each}" for each in values_of(key) if equals)]
+
+
+def _chosen_file(word: str) -> str | None:
+    """`group=choice` of a word, of several choices the first; values do not matter for what keys there are."""
+    match = OVERRIDE.match(word)
+    if match is None or not match["value"] or "." in match["key"] or match["sign"] == "~":
+        return None
+    return normalize(word).partition(",")[0]

@@ -1,0 +1,145 @@
+"""How bash, zsh and fish ask, and what is written so that they do."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from controller.cli.flags import ASKED
+from controller.core.errors import ConfigError
+
+ASK = f"completion {ASKED}"
+MARK = "# slipway completion"
+
+BASH = f"""\
+# Tab completion of slipway. https://www.gnu.org/software/bash/manual/html_node/Programmable-Completion.html
+_slipway() {{
+    local line="${{COMP_LINE:0:COMP_POINT}}" answer
+    local typed="${{line##*[[:space:]]}}"
+    local kept="${{typed%"$2"}}"   # readline ends a word at = and : as well, and replaces what follows only
+    COMPREPLY=()
+    while IFS=$'\\t' read -r answer _; do
+        [[ "$answer" == "$typed"* ]] && COMPREPLY+=("${{answer#"$kept"}}")
+    done < <(COMP_LINE="$line" "$1" {ASK} 2>/dev/null)
+    if [[ ${{#COMPREPLY[@]}} -eq 1 && "${{COMPREPLY[0]}}" == *[=.] ]]; then
+        compopt -o nospace 2>/dev/null   # bash 3.2, of macOS, has none
+    fi
+}}
+complete -o default -o nosort -F _slipway slipway 2>/dev/null || complete -o default -F _slipway slipway
+"""
+ZSH = f"""\
+# Tab completion of slipway. https://zsh.sourceforge.io/Doc/Release/Completion-System.html
+(( $+functions[compdef] )) || {{ autoload -Uz compinit && compinit; }}
+_slipway() {{
+    local -a whole open about_whole about_open
+    local answer about
+    while IFS=$'\\t' read -r answer about; do
+        if [[ "$answer" == *[=.] ]]; then
+            open+=("$answer"); about_open+=("$answer${{about:+  -- $about}}")
+        else
+            whole+=("$answer"); about_whole+=("$answer${{about:+  -- $about}}")
+        fi
+    done < <(COMP_LINE="${{(j: :)words[1,CURRENT-1]}} $PREFIX" "${{words[1]}}" {ASK} 2>/dev/null)
+    (( $#open + $#whole )) || {{ _default; return; }}
+    (( $#open )) && compadd -Q -S '' -l -d about_open -a open
+    (( $#whole )) && compadd -Q -l -d about_whole -a whole
+    return 0
+}}
+compdef _slipway slipway
+"""
+FISH = f"""\
+# Tab completion of slipway. https://fishshell.com/docs/current/completions.html
+function __slipway_answers
+    set -lx COMP_LINE (commandline --current-process --cut-at-cursor)
+    set -l program (commandline --current-process --tokenize)[1]
+    $program {ASK} 2>/dev/null
+end
+complete --command slipway --no-files --keep-order --arguments '(__slipway_answers)'
+complete --command slipway --condition 'string match -qr -- "--plan [^ ]*\\$" (commandline -pc)' --force-files
+"""
+
+
+@dataclass(frozen=True)
+class Shell:
+    """`file` is where the script goes; `start` the file that reads it at each start, None where the shell finds it."""
+
+    script: str
+    file: Callable[[Path], Path]
+    start: Callable[[], Path] | None
+
+
+def _home(*parts: str) -> Path:
+    return Path.home().joinpath(*parts)
+
+
+SHELLS = {
+    "bash": Shell(BASH, lambda state: state / "completion" / "slipway.bash", lambda: _home(".bashrc")),
+    "zsh": Shell(
+        ZSH,
+        lambda state: state / "completion" / "slipway.zsh",
+        lambda: Path(os.environ.get("ZDOTDIR") or Path.home()) / ".zshrc",
+    ),
+    "fish": Shell(
+        FISH,
+        lambda state: Path(os.environ.get("XDG_CONFIG_HOME") or _home(".config")) / "fish/completions/slipway.fish",
+        None,
+    ),
+}
+
+
+def shell_of(name: str | None) -> str:
+    """The shell that is meant, by default the user's own.
+
+    Raises:
+        ConfigError: neither is one of ours.
+    """
+    found = name or Path(os.environ.get("SHELL", "")).name
+    if found not in SHELLS:
+        said = f"$SHELL is {found!r}" if found else "$SHELL is not set"
+        words = f"{name!r} is not known" if name else f"{said}; say which: slipway completion install bash"
+        raise ConfigError(f"completion: {words}; shells: {', '.join(SHELLS)}")
+    return found
+
+
+def install(name: str, state: Path) -> list[str]:
+    """Write the script, and the line that reads it; what was done, in words. Once more changes nothing."""
+    shell = SHELLS[name]
+    file = shell.file(state)
+    done = [_written(file, shell.script)]
+    if shell.start is not None:
+        start = shell.start()
+        line = f"[ -f {shlex.quote(str(file))} ] && . {shlex.quote(str(file))}  {MARK}"
+        done.append(_written(start, _without_line(start) + f"{line}\n"))
+    done.append(f"open a new {name}, or read it now: . {shlex.quote(str(file))}")
+    return done
+
+
+def uninstall(name: str, state: Path) -> list[str]:
+    """Take back what `install` has done."""
+    shell = SHELLS[name]
+    file = shell.file(state)
+    done = [f"deleted {file}" if file.is_file() else f"{file} is not there"]
+    file.unlink(missing_ok=True)
+    if shell.start is not None and (start := shell.start()).is_file():
+        done.append(_written(start, _without_line(start)))
+    return done
+
+
+def _without_line(start: Path) -> str:
+    """A start file without our line, a newline at its end."""
+    text = start.read_text() if start.is_file() else ""
+    text = re.sub(rf"^.*{re.escape(MARK)}$\n?", "", text, flags=re.MULTILINE)
+    return text if not text or text.endswith("\n") else f"{text}\n"
+
+
+def _written(file: Path, text: str) -> str:
+    if file.is_file() and file.read_text() == text:
+        return f"{file} is as it should be"
+    file.parent.mkdir(parents=True, exist_ok=True)
+    there = file.exists()
+    file.write_text(text)
+    return f"{'changed' if there else 'wrote'} {file}"

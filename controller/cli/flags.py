@@ -1,0 +1,206 @@
+"""Every verb of the command line with its flags, as data: the parser, the help and the completion read it.
+
+Nothing heavy is imported here: a Tab must be answered at once.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, NoReturn
+
+from controller.core.errors import ConfigError
+
+GROUPS = {
+    "run": "run",
+    "look": "look and touch",
+    "end": "end and clean up",
+    "setup": "set up",
+}
+"""Headings under which the verbs are listed."""
+
+
+@dataclass(frozen=True)
+class Flag:
+    """One option of a verb, or a word that it takes (`name` without dashes)."""
+
+    names: tuple[str, ...]
+    words: str
+    more: Mapping[str, Any] = field(default_factory=dict)
+    """As argparse takes it; empty: a switch."""
+    values: str = ""
+    """What it takes, for the completion: run, sweep, file, or words."""
+
+
+@dataclass(frozen=True)
+class Verb:
+    """What stands first on a command line."""
+
+    words: str
+    group: str
+    page: str
+    """Of docs/, where there is more."""
+    examples: tuple[str, ...]
+    flags: tuple[Flag, ...] = ()
+    config: bool = True
+    """Does it take config words?"""
+
+
+def _flag(name: str, words: str, values: str = "", **more: Any) -> Flag:
+    return Flag(tuple(name.split()), words, more, values)
+
+
+YES = _flag("--yes", "do not ask", action="store_true")
+MANY = _flag("-m --multirun", "a sweep: all runs of a=1,2 b=range(0,3) …", action="store_true")
+RUN = _flag("--run", "mean the run of this id as it is on record, code included", "run", metavar="ID")
+REPEAT = _flag(
+    "--run", "repeat, or go on with, the run of this id as it is on record, code included", "run", metavar="ID"
+)
+PLAN = _flag("--plan", "the config of a file that plan --save has written", "file", metavar="FILE")
+WORKER = _flag("--worker", "which worker (default 0)", default="0", metavar="N")
+JSON = _flag("--json", "one JSON document (or JSON lines while following) on stdout", action="store_true")
+HELP = _flag("-h --help", "this page", action="store_true")
+
+WHERE = _flag("--where", "such as metrics.loss<0.5", "condition", action="append", default=[], metavar="COND")
+SORT = _flag("--sort", "such as metrics.accuracy_after; the largest comes last", "word", metavar="KEY")
+LAST = _flag("--last", "only so many, from the end", "number", type=int, metavar="N")
+REFRESH = _flag("--refresh", "read the bucket, for runs of other machines", action="store_true")
+CHOSEN = (
+    _flag("runs", "their ids (default: the last sweep, or run)", "run", nargs="*", metavar="RUN"),
+    _flag("--sweep", "all runs of a sweep, by its id or its name", "sweep", default="", metavar="ID"),
+    WHERE, SORT, LAST, REFRESH,
+)  # fmt: skip
+"""Which runs."""
+
+ASKED = "query"
+"""What shells ask `slipway completion`; nobody types it."""
+QUICK = "+experiment=quickstart"
+FLAGSHIP = "+experiment=gemma2b_gsm8k"
+VERBS: dict[str, Verb] = {
+    "up": Verb(
+        "make the plan true, launch the program and follow it (the default)", "run", "recovery.md",
+        (QUICK, f"{FLAGSHIP} tpu.zone=us-west4-a optimizer.lr=1e-6",
+         f"-m {QUICK} optimizer.lr=1e-4,7e-4 run.seed=0,1,2 sweep.pods=2", "up --run quickstart-f9ce2387"),
+        (MANY, REPEAT, YES, _flag("--detach", "return once the program has started", action="store_true"),
+         _flag("--queue", "wait while another run has the pod", action="store_true"),
+         _flag("--take-over", "act in place of the controller that does", action="store_true"), PLAN),
+    ),
+    "plan": Verb(
+        "show what would change, what it costs and what is wrong; changes nothing", "run", "checks.md",
+        (f"plan {FLAGSHIP}", f"plan -m {QUICK} run.seed=0,1,2", f"plan --save {QUICK}"),
+        (MANY, PLAN, _flag("--save", "write the config to plans/<run id>.yaml", action="store_true")),
+    ),
+    "fit": Verb(
+        "does it fit? the TPU compiler on this machine, per program: memory, FLOPs", "run", "models.md",
+        (f"fit {FLAGSHIP}",),
+    ),
+    "rehearse": Verb(
+        "the same plan, scaled down, on an emulated cloud of its own, a preemption included", "run", "guides.md",
+        (f"rehearse {FLAGSHIP}", f"rehearse --chaos 7 {QUICK}"),
+        (_flag("--chaos", "a schedule of misfortune drawn from a seed", type=int, metavar="SEED"),),
+    ),
+    "status": Verb(
+        "the pod, the run and its workers; or the runs of a sweep", "look", "recovery.md",
+        ("status", f"status {QUICK}", f"status -m {QUICK} run.seed=0,1,2", "status --sweep quickstart-5f0c --follow"),
+        (MANY, RUN, _flag("--sweep", "the runs of this sweep, as this machine knows them", "sweep", metavar="ID"),
+         _flag("--follow", "with --sweep: until it is over, redrawn in place on a terminal", action="store_true")),
+    ),
+    "runs": Verb(
+        "the table of runs: filter, sort, export; what differs between two", "look", "runs.md",
+        ("runs --where state=finished --sort metrics.accuracy_after", "runs --csv",
+         "runs --diff quickstart-f9ce2387 quickstart-0b1c2d3e"),
+        (WHERE, SORT, LAST,
+         _flag("--csv", "comma-separated values, every key a column", action="store_true"),
+         _flag("--diff", "what differs between two runs", "run", nargs=2, metavar=("A", "B")), REFRESH),
+    ),
+    "report": Verb(
+        "one HTML page about runs or a sweep: curves, settings compared, time, cost, transcripts", "look", "report.md",
+        ("report", "report --sweep quickstart", "report --where state=finished --last 12 -o last.html"),
+        (*CHOSEN, _flag("-o --output", "where the page goes (default: ~/.slipway/reports)", "file", metavar="FILE"),
+         _flag("--baseline", "the setting that others are compared with", "word", default="", metavar="WORDS")),
+    ),
+    "tensorboard": Verb(
+        "the curves of runs or of a sweep from the bucket, in TensorBoard", "look", "report.md",
+        ("tensorboard --sweep quickstart", "tensorboard --port 6007 --where state=running"),
+        (*CHOSEN, _flag("--port", "of this machine (default 6006)", "number", type=int, default=6006, metavar="N")),
+    ),
+    "logs": Verb(
+        "what the program prints", "look", "recovery.md", ("logs", f"logs --worker 3 --follow {FLAGSHIP}"),
+        (RUN, WORKER, _flag("--follow", "go on until the program ends", action="store_true")),
+    ),
+    "ssh": Verb("a shell on one worker", "look", "access.md", ("ssh", "ssh --worker 2"), (RUN, WORKER)),
+    "exec": Verb(
+        "run a command on one worker or all", "look", "access.md",
+        ("exec --worker all -- free -g", "exec --worker 0 -- python -c 'print(1)'"),
+        (RUN, _flag("--worker", "which worker (default all)", default="all", metavar="N|all")),
+    ),
+    "forward": Verb(
+        "reach a port of a worker on this machine", "look", "access.md", ("forward 8888", "forward 6006:6007"),
+        (RUN, WORKER, _flag("port", "here, and on the worker if that is another", metavar="PORT[:REMOTE]")),
+    ),
+    "verify": Verb(
+        "compare code, packages, config, devices and network of all workers", "look", "access.md", ("verify",), (RUN,),
+    ),
+    "cancel": Verb("end the run; the pod stays", "end", "recovery.md", ("cancel",), (RUN, YES)),
+    "stop": Verb("stop a pod of one VM; the next up starts it", "end", "capacity.md", ("stop",), (RUN, YES)),
+    "down": Verb(
+        "delete the pod; --all: the network, the bucket and the rest too", "end", "what-is-created.md",
+        (f"down {FLAGSHIP}", f"down -m {QUICK} run.seed=0,1,2", f"down --all {FLAGSHIP}"),
+        (MANY, RUN, YES, _flag("--all", "also the network, the bucket and the service account", action="store_true")),
+    ),
+    "orphans": Verb(
+        "what of ours is billed and no run uses; --delete removes it", "end", "costs.md",
+        ("orphans", "orphans --delete"), (YES, _flag("--delete", "delete them, after asking", action="store_true")),
+    ),
+    "init": Verb(
+        "first use: find credentials, project and a zone with quota; write slipway/cloud/mine.yaml", "setup",
+        "first-run.md", ("init", "init --zone us-central1-a"),
+        (YES, _flag("--zone", "a zone from the list, instead of being asked", "word"),
+         _flag("--no-bucket", "do not make the bucket now", action="store_true")),
+    ),
+    "localcloud": Verb(
+        "the emulated cloud by hand: start, stop, wipe, env, requests", "setup", "emulated-cloud.md",
+        ("localcloud start", "localcloud requests"),
+        (_flag("action", "what to do", choices=["start", "stop", "wipe", "env", "requests"]),),
+    ),
+    "completion": Verb(
+        "Tab completion for bash, zsh or fish, and for YAML in editors", "setup", "cli.md",
+        ("completion install", "completion install zsh", "completion bash"),
+        (_flag("action", "install it, take it back, or print what a shell or the editor needs",
+               choices=["install", "uninstall", "bash", "zsh", "fish", "vscode", ASKED]),
+         _flag("shell", "which shell; by default yours", nargs="?", metavar="SHELL")), config=False,
+    ),
+    "help": Verb(
+        "this page, or that of a verb", "setup", "cli.md", ("help", "help plan", "plan --help"),
+        (_flag("topic", "a verb", "verb", nargs="?", metavar="VERB"),), config=False,
+    ),
+}  # fmt: skip
+"""In the order in which they are listed. What a person needs first comes first."""
+MULTIRUN = frozenset(name for name, verb in VERBS.items() if MANY in verb.flags)
+"""What can be done with all runs of a sweep."""
+
+
+def module_of(verb: str) -> str:
+    """The module that carries out a verb; it lies in the folder of the verb's group."""
+    return f"controller.cli.verbs.{VERBS[verb].group}.{verb}"
+
+
+class Parser(argparse.ArgumentParser):
+    """argparse, but a mistake is our kind of error."""
+
+    def error(self, message: str) -> NoReturn:
+        raise ConfigError(f"{message}; see {self.prog} --help")
+
+
+def parser(verb: str) -> Parser:
+    """Reads the flags of a verb, and the words that it takes beside config."""
+    made = Parser(prog="slipway" if verb == "up" else f"slipway {verb}", add_help=False, allow_abbrev=False)
+    for flag in flags(verb):
+        made.add_argument(*flag.names, **flag.more)
+    return made
+
+
+def flags(verb: str) -> tuple[Flag, ...]:
+    """All that a verb takes, its own first."""
+    return (*VERBS[verb].flags, JSON)

@@ -1,0 +1,155 @@
+"""`slipway --help` and `slipway VERB --help`: for people, laid out on a terminal and plain elsewhere; or as JSON."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from controller.cli.flags import ASKED, GROUPS, HELP, VERBS, Flag, flags
+from controller.config.compose import CONFIG_DIR, groups
+from controller.core.printable import drawable
+
+PLAIN_WIDTH = 110
+"""Columns where there is no terminal to ask."""
+ABOUT = {
+    "cloud": "where: Google's, or the emulated one on this machine",
+    "tpu": "how large a pod, in which zone",
+    "network": "addresses, NAT, firewall",
+    "assets": "what is copied to the bucket",
+    "program": "the bundled trainer, or a command of yours",
+    "data": "what is learnt",
+    "prompt": "how a question is put to the model",
+    "model": "the decoder",
+    "loop": "language modelling, or GRPO and its relatives",
+    "optimizer": "with its schedules",
+    "mesh": "how devices share model and batch",
+    "experiment": "all of the above at once, to begin with",
+    "scale": "tiny: small enough for a laptop",
+    "sweep": "which runs -m makes",
+}
+"""What each config group is, for somebody who sees it first."""
+FIRST_STEPS = (
+    ("slipway +experiment=quickstart", "train something on an emulated v5litepod-16: no account, 2 to 4 minutes"),
+    ("slipway plan +experiment=gemma2b_gsm8k", "what a real run would create, its price, every mistake"),
+    ("slipway rehearse +experiment=gemma2b_gsm8k", "all of that run on this machine, scaled down, with a preemption"),
+    ("slipway init", "first use of Google Cloud: credentials, project, a zone with quota"),
+)  # fmt: skip
+CONFIG_WORDS = (
+    ("+experiment=NAME", "a file of conf/experiment/, or of ./slipway/experiment/ of yours"),
+    ("group=choice", "another file for one section, such as tpu=v6e_8 or loop=dapo"),
+    ("key.path=value", "one value, such as optimizer.lr=3e-4; quote what holds commas or brackets"),
+)
+OF_THE_SCALE = "tiny_"
+"""What `scale=tiny` itself chooses."""
+DOCS = CONFIG_DIR.parent / "docs"
+
+Rows = Iterable[tuple[str, str]]
+
+
+def show(verb: str | None, *, as_json: bool) -> None:
+    """Print the page of a verb, or the first page (None)."""
+    if as_json:
+        print(json.dumps(_document(verb), indent=1))
+        return
+    sections = _verb_page(verb) if verb else _first_page(groups(Path.cwd() / "slipway"))
+    _draw(sections)
+
+
+def _first_page(choices: dict[str, list[str]]) -> list[tuple[str, str | Rows]]:
+    usage = "slipway [VERB] [--flags] [+experiment=NAME] [group=choice …] [key.path=value …]"
+    pages: list[tuple[str, str | Rows]] = [
+        ("", "Launch JAX experiments on Cloud TPU pods from YAML."),
+        ("usage", f"{usage}\n`python -m controller` is the same as `slipway`; without a VERB it is `up`."),
+        ("first steps", FIRST_STEPS),
+    ]
+    for group, title in GROUPS.items():
+        rows = [(name, verb.words) for name, verb in VERBS.items() if verb.group == group]
+        pages.append((f"verbs: {title}", rows))
+    in_order = [*(name for name in ABOUT if name in choices), *(name for name in choices if name not in ABOUT)]
+    pages += [
+        ("config", CONFIG_WORDS),
+        ("config groups and their choices", [(f"{name}=", _choices(name, choices[name])) for name in in_order]),
+        ("more", _more()),
+    ]
+    return pages
+
+
+def _more() -> Rows:
+    docs = f"{DOCS}" if DOCS.is_dir() else "the folder docs/ of the repository"
+    return [
+        ("slipway VERB --help", "flags and examples of a verb"),
+        ("docs", f"{docs}: first-run.md, configuration.md, sweeps.md, recovery.md, …"),
+        ("exit codes", "0 done, 2 config or preflight, 3 wrong devices, 4 workers disagree, 5 the program failed, "
+         "6 retries spent, 7 budget spent, 8 another controller acts"),
+    ]  # fmt: skip
+
+
+def _verb_page(name: str) -> list[tuple[str, str | Rows]]:
+    verb = VERBS[name]
+    takes = " [+experiment=NAME] [key.path=value …]" if verb.config else ""
+    behind = " -- COMMAND" if name == "exec" else " [-- COMMAND]" if name == "ssh" else ""
+    words = "".join(f" {_named(flag)}" for flag in verb.flags if not flag.names[0].startswith("-"))
+    called = "[up]" if name == "up" else name
+    page = f"{DOCS / verb.page}" if DOCS.is_dir() else f"docs/{verb.page}"
+    return [
+        ("", f"{verb.words[0].upper()}{verb.words[1:]}."),
+        ("usage", f"slipway {called} [--flags]{words}{takes}{behind}"),
+        ("flags", [(_named(flag), _meant(flag)) for flag in (*flags(name), HELP)]),
+        ("examples", "\n".join(f"slipway {example}" for example in verb.examples)),
+        ("more", [("docs", page), ("slipway --help", "all verbs, config groups and their choices")]),
+    ]
+
+
+def _named(flag: Flag) -> str:
+    """`--run ID`, `-m, --multirun`, `[VERB]`."""
+    metavar = flag.more.get("metavar")
+    if not flag.names[0].startswith("-"):
+        name = str(metavar or "|".join(each for each in flag.more.get("choices", ()) if each != ASKED) or flag.names[0])
+        return {"?": f"[{name}]", "*": f"[{name} …]"}.get(str(flag.more.get("nargs")), name)
+    takes = "" if flag.more.get("action") == "store_true" else metavar or flag.names[-1].lstrip("-").upper()
+    return f"{', '.join(flag.names)} {' '.join(takes) if isinstance(takes, tuple) else takes}".rstrip()
+
+
+def _meant(flag: Flag) -> str:
+    return f"{flag.words}; may be given several times" if flag.more.get("action") == "append" else flag.words
+
+
+def _choices(group: str, choices: Sequence[str]) -> str:
+    about = f"{ABOUT[group]}: " if group in ABOUT else ""
+    return f"{about}{', '.join(name for name in choices if not name.startswith(OF_THE_SCALE))}"
+
+
+def _document(verb: str | None) -> dict[str, Any]:
+    """The same for programs."""
+    if verb:
+        known = VERBS[verb]
+        options = [{"names": flag.names, "words": flag.words, "shown": _named(flag)} for flag in flags(verb)]
+        return {"verb": verb, "words": known.words, "page": f"docs/{known.page}", "flags": options,
+                "examples": [f"slipway {example}" for example in known.examples]}  # fmt: skip
+    return {"verbs": {name: known.words for name, known in VERBS.items()}, "groups": groups(Path.cwd() / "slipway")}
+
+
+def _draw(sections: Iterable[tuple[str, str | Rows]]) -> None:
+    from rich.console import Console
+    from rich.padding import Padding
+    from rich.table import Table
+    from rich.text import Text
+
+    screen = drawable(sys.stdout)
+    console = Console(file=screen, highlight=False, width=None if screen.isatty() else PLAIN_WIDTH)
+    for title, content in sections:
+        if title:
+            console.print(Text(f"\n{title}", style="bold"))
+        if isinstance(content, str):
+            lines = [f"  {line}" if title else line for line in content.splitlines()]
+            console.print(Text("\n".join(lines)), soft_wrap=True)
+            continue
+        table = Table.grid(padding=(0, 2, 0, 0), pad_edge=False)
+        table.add_column(no_wrap=True, style="cyan")
+        table.add_column(overflow="fold")
+        for left, right in content:
+            table.add_row(Text(left), Text(right))
+        console.print(Padding(table, (0, 0, 0, 2), expand=False))

@@ -1,0 +1,41 @@
+"""`slipway cancel`: end the run on every worker. The pod stays, and so does what the run has saved.
+
+Whoever sees to the run learns of it through the bucket: by the record of the cancelled attempt, or, where nothing was
+started yet, by being asked for the lease.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+from controller.lease.scope import lease_of
+from controller.run.launch import alive, stop
+from controller.run.session import session
+
+if TYPE_CHECKING:
+    from controller.cli.main import Command
+
+
+def run(command: Command) -> int:
+    with session(command) as now:
+        run_id, fleet = now.plan.run_id, now.fleet()
+        running = alive(fleet) if fleet is not None else set()
+        cancelled = run_id in running
+        if fleet is not None and cancelled:
+            now.ledger.cancel()
+            stop(fleet, run_id)
+        else:
+            lease = lease_of(now.plan, now.world)
+            other = lease.look()
+            if other is not None and other.term.run_id == run_id:
+                lease.ask("cancelled")
+                cancelled = True
+    if command.flags.json:
+        print(json.dumps({"run": run_id, "cancelled": cancelled, "running": sorted(running)}))
+    elif cancelled:
+        print(f"{run_id} is cancelled; the pod stays: `slipway up` goes on, `slipway down` deletes it")
+    else:
+        others = f"; running there: {', '.join(sorted(running))}" if running else ""
+        print(f"{run_id} is not running{others}")
+    return 0

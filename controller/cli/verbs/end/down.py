@@ -1,0 +1,156 @@
+"""`slipway down`: delete what the plan created: the pod; with --all also what pods share. Only ours is deleted."""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from controller.cleanup.dependents import elsewhere, tenants
+from controller.cli.view import View
+from controller.core.errors import ConfigError
+from controller.lease.scope import lease_of
+from controller.plan.preview import Row, preview
+from controller.reconcile.reconciler import destroy
+from controller.reconcile.resource import Absent, Pending, Resource, Unknown
+from controller.records.ledger import Ledger
+from controller.records.spending import let_go
+from controller.resources.bastion.vm import Bastion
+from controller.resources.pod.node import Node
+from controller.resources.project.bucket import LABEL, Bucket
+from controller.resources.project.services import Services
+from controller.run.session import Session, session
+
+if TYPE_CHECKING:
+    from controller.cli.main import Command
+
+
+def run(command: Command) -> int:
+    with session(command) as now:
+        everything = command.flags.all
+        rows = [row for row in _look(now, everything) if _is_there(row)]
+        present = [row.resource for row in rows if _is_doomed(row, everything)]
+        running = _running(now)
+        if everything:
+            _refuse_if_used(now, present)
+        if (present or running) and (everything or running) and not _sure(command, present, running):
+            names = f"{', '.join(sorted(running))} is running there; " if running else ""
+            raise ConfigError(f"nothing was deleted; {names}say --yes to go on without being asked")
+        for run_id in running:  # whoever follows it must not take this for a preemption
+            Ledger(now.world.google, now.plan.bucket, run_id).cancel()
+        lease = lease_of(now.plan, now.world)
+        with View(now.plan, json_lines=command.flags.json) as view, lease.kept():
+            now.world.events.listen(view)
+            driver = lease.look()
+            if driver is not None or any(row.resource in present for row in rows if isinstance(row.seen, Node)):
+                lease.take_over("deleted", lambda words: now.world.events.emit("note", now.plan.run_id, words))
+            for row in rows:
+                if isinstance(row.seen, Node) and row.resource in present:
+                    google, clock = now.world.google, now.world.clock
+                    let_go(google, clock, now.plan.bucket, now.plan.config, row.seen, "deleted by down")
+            destroy(_with_needs_among(present), now.world)
+            lease.release("deleted by down", 0)
+        kept = [row for row in rows if row.resource not in present and row.resource.scope == "shared"]
+        others = _other_buckets(now) if everything else []
+        undo = next(r for r in now.plan.resources if isinstance(r, Services)).undo(now.world)
+    if command.flags.json:
+        kept_ids = [row.resource.id for row in kept]
+        deleted = [r.id for r in present]
+        print(json.dumps({"deleted": deleted, "kept": kept_ids, "other_buckets": others, "undo": [undo]}))
+    else:
+        print("\n".join([*_words(present, kept, undo, everything), *_words_on_buckets(others)]))
+    return 0
+
+
+def _look(now: Session, everything: bool) -> list[Row]:
+    """The pod and what pods share, as they are now; each is looked at by itself."""
+    wanted = [
+        r for r in now.plan.resources if r.id == now.plan.node.id or r.scope == "shared" or isinstance(r, Bastion)
+    ]
+    rows = preview(tuple(replace(r, needs=()) for r in wanted), now.world)
+    rows = [replace(row, resource=resource) for row, resource in zip(rows, wanted, strict=True)]
+    if not everything:
+        return rows
+    network = now.plan.config.network.name
+    others = elsewhere(now.world, network, {r.id for r in wanted})
+    seen = preview(tuple(replace(r, needs=()) for r in others), now.world)
+    return rows + [replace(row, resource=resource) for row, resource in zip(seen, others, strict=True)]
+
+
+def _is_there(row: Row) -> bool:
+    return not isinstance(row.seen, Absent | Unknown)
+
+
+def _is_doomed(row: Row, everything: bool) -> bool:
+    return (everything or row.resource.scope == "pod") and (isinstance(row.seen, Pending) or row.seen.ours)
+
+
+def _with_needs_among(present: list[Resource]) -> list[Resource]:
+    """With the needs that are deleted too, so that dependents go first."""
+    ids = {r.id for r in present}
+    return [replace(r, needs=tuple(n for n in r.needs if n in ids)) for r in present]
+
+
+def _refuse_if_used(now: Session, present: list[Resource]) -> None:
+    used = tenants(now.world, now.plan.node, present)
+    if used:
+        raise ConfigError(
+            f"nothing was deleted, since something else uses it: {'; '.join(used)}. Delete that first, or "
+            "`slipway down` deletes the pod alone"
+        )
+
+
+def _words(present: list[Resource], kept: list[Row], undo: str, everything: bool) -> list[str]:
+    """What was done, what stays and why, and how to be rid of that."""
+    lines = [] if present else ["nothing of ours is there"]
+    ours = [row.resource.title for row in kept if row.seen.ours]
+    if ours and not everything:
+        lines.append(f"stays for the next run: {', '.join(ours)}; `slipway down --all` deletes it too")
+    if everything and present:
+        lines.append(f"the APIs stay enabled, which costs nothing; to undo what was not so before: {undo}")
+        gone = {r.id for r in present}
+        foreign = [row.resource for row in kept if not gone & set(row.resource.needs)]  # else it went with them
+        if foreign:
+            lines.append(f"not made by slipway, and left as it was: {', '.join(r.title for r in foreign)}")
+        lines += [
+            f"what runs wrote to gs://{r.name} stays there, under assets/, code/, pods/ and runs/"
+            for r in foreign
+            if isinstance(r, Bucket)
+        ]
+    return lines
+
+
+def _other_buckets(now: Session) -> list[str]:
+    """Our buckets that stay: runs in other regions have their own, and their results may be wanted."""
+    listed = now.world.google.pages("storage", "buckets.list", "items", project=now.world.project)
+    ours = [b["name"] for b in listed if LABEL.items() <= b.get("labels", {}).items()]
+    return sorted(name for name in ours if name != now.plan.bucket)
+
+
+def _words_on_buckets(names: list[str]) -> list[str]:
+    return [
+        f"gs://{name} stays, with the results of runs elsewhere: `down --all` with their tpu.zone or cloud.bucket "
+        "deletes it"
+        for name in names
+    ]
+
+
+def _running(now: Session) -> set[str]:
+    """The runs that this would end: what runs on the pod, and what is being seen to, though it may have no pod yet."""
+    driver = lease_of(now.plan, now.world).look()
+    found = set() if driver is None else {driver.term.run_id}
+    fleet = now.fleet()
+    if fleet is None:
+        return found
+    answers = fleet.call_all("observe", {})  # a worker that does not answer has nothing to say against it
+    return found | {a["active"]["run_id"] for a in answers if isinstance(a, dict) and a["active"]}
+
+
+def _sure(command: Command, present: list[Resource], running: set[str]) -> bool:
+    if command.flags.yes or not sys.stdin.isatty():
+        return command.flags.yes
+    if running:
+        print("This ends", ", ".join(sorted(running)))
+    print("This deletes:", *(f"  {r.title}" for r in present), sep="\n")
+    return input("Go on? [y/N] ").strip().lower() in ("y", "yes")

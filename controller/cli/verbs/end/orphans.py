@@ -1,0 +1,63 @@
+"""`slipway orphans`: everything of ours in the project that is billed and that no run uses; --delete removes it."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import sys
+from dataclasses import asdict
+from typing import TYPE_CHECKING
+
+from controller.cleanup.orphans import Thing, delete, things
+from controller.cloud.connect import NO_PROJECT, connected, project_of
+from controller.core.errors import ConfigError
+from controller.plan.project import bucket_name
+
+if TYPE_CHECKING:
+    from controller.cli.main import Command
+
+
+def run(command: Command) -> int:
+    config = command.bare_config()
+    project = project_of(config)
+    if project == NO_PROJECT:
+        raise ConfigError("cloud.project: is not set; set it, or run `gcloud config set project ID`")
+    with connected(config) as (world, _):
+        found = things(world, [bucket_name(config, project)])
+        doomed = [thing for thing in found if not thing.use] if command.flags.delete else []
+        if doomed and not _sure(command, doomed):
+            raise ConfigError("nothing was deleted; say --yes to go on without being asked")
+        for thing in doomed:
+            delete(world, thing)
+            print(f"deleted {thing.title}", file=sys.stderr)
+    if command.flags.json:
+        document = {"things": [asdict(thing) for thing in found], "deleted": [thing.title for thing in doomed]}
+        print(json.dumps(document, indent=1))
+    elif not doomed:
+        print("\n".join(as_lines(found, project, command.overrides)))
+    return 0
+
+
+def as_lines(found: list[Thing], project: str, words: tuple[str, ...]) -> list[str]:
+    """The list for people: orphans with what they cost, then what is in use."""
+    orphans, used = [t for t in found if not t.use], [t for t in found if t.use]
+    if not orphans:
+        lines = [f"no orphans: nothing of slipway's in {project} is billed for nobody"]
+    else:
+        total = sum(thing.usd_per_hour or 0.0 for thing in orphans)
+        lines = [f"  {_price(thing)}  {thing.title}: {thing.why}" for thing in orphans]
+        unknown = ", and what has no price here" if any(thing.usd_per_hour is None for thing in orphans) else ""
+        lines.append(f"  ${total:.3f} per hour, ${total * 730:.0f} per month{unknown} (list prices)")
+        lines.append(f"`{shlex.join(['slipway', 'orphans', '--delete', *words])}` deletes them")
+    return lines + [f"in use: {thing.title} {_price(thing).strip()}: {thing.use}" for thing in used]
+
+
+def _price(thing: Thing) -> str:
+    return "      ?    " if thing.usd_per_hour is None else f"{f'${thing.usd_per_hour:.3f}/h':>11}"
+
+
+def _sure(command: Command, doomed: list[Thing]) -> bool:
+    if command.flags.yes or not sys.stdin.isatty():
+        return command.flags.yes
+    print("This deletes:", *(f"  {thing.title}: {thing.why}" for thing in doomed), sep="\n")
+    return input("Go on? [y/N] ").strip().lower() in ("y", "yes")

@@ -1,0 +1,53 @@
+"""`slipway stop`: stop a pod of one VM. It is not billed then, apart from its disks, which it keeps; `up` starts it."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+from controller.core.errors import ConfigError
+from controller.lease.scope import lease_of
+from controller.records.ledger import Ledger
+from controller.records.spending import let_go
+from controller.resources.pod.node import Node
+from controller.run.launch import alive
+from controller.run.session import Session, session
+
+if TYPE_CHECKING:
+    from controller.cli.main import Command
+
+
+def run(command: Command) -> int:
+    with session(command) as now:
+        node = now.node()
+        name = now.plan.node.name
+        if not isinstance(node, Node) or node.state not in ("READY", "STOPPED"):
+            raise ConfigError(f"pod {name} is not there, so there is nothing to stop; `slipway status` shows it")
+        if now.plan.node.adopt or not node.ours:
+            raise ConfigError(f"pod {name} was not made by slipway, which therefore does not stop it")
+        if node.cannot_stop:
+            raise ConfigError(f"tpu.capacity: {node.cannot_stop}")
+        stopped = node.state == "READY"
+        if stopped:
+            _end_runs(command, now)
+            lease = lease_of(now.plan, now.world)
+            with lease.kept():
+                lease.take_over("stopped")
+                node.stop(now.world)
+                lease.release("stopped", 0)
+            let_go(now.world.google, now.world.clock, now.plan.bucket, now.plan.config, node, "stopped")
+    if command.flags.json:
+        print(json.dumps({"pod": name, "stopped": stopped}))
+    else:
+        print(f"{name} is stopped{'' if stopped else ' already'}; `slipway up` starts it, `slipway down` deletes it")
+    return 0
+
+
+def _end_runs(command: Command, now: Session) -> None:
+    """Whoever follows a run that this ends must not take it for a preemption."""
+    fleet = now.fleet()
+    running = alive(fleet) if fleet is not None else set()
+    if running and not command.flags.yes:
+        raise ConfigError(f"{', '.join(sorted(running))} is running there; --yes ends it")
+    for run_id in running:
+        Ledger(now.world.google, now.plan.bucket, run_id).cancel()

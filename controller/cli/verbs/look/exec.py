@@ -1,0 +1,118 @@
+"""`slipway exec -- COMMAND`: one command on one worker or on all at once; its exit code is ours.
+
+One word is a line for the worker's shell; several are a command and its arguments, each passed as it is.
+"""
+
+from __future__ import annotations
+
+import codecs
+import json
+import shlex
+import sys
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import TYPE_CHECKING, BinaryIO, TextIO
+
+from controller.core.errors import ConfigError
+from controller.run.session import session
+from controller.ssh.connect import WorkerError
+from controller.ssh.fleet import WorkersFailed
+
+if TYPE_CHECKING:
+    from controller.cli.main import Command
+    from controller.ssh.fleet import Fleet
+
+Write = Callable[[bytes], object]
+
+
+def run(command: Command) -> int:
+    if not command.rest:
+        raise ConfigError("what to run comes behind two dashes: slipway exec --worker all -- nproc")
+    shell = command.rest[0] if len(command.rest) == 1 else shlex.join(command.rest)
+    with session(command) as now:
+        fleet = now.workers()
+        if command.flags.worker != "all" and not command.flags.json:
+            link = fleet.link(now.worker(command.flags.worker))
+            return link.follow(shell, _to(sys.stdout), _to(sys.stderr))
+        who = range(len(fleet)) if command.flags.worker == "all" else [now.worker(command.flags.worker)]
+        return _everywhere(fleet, who, shell, as_json=command.flags.json)
+
+
+def _everywhere(fleet: Fleet, workers: range | list[int], shell: str, *, as_json: bool) -> int:
+    """Run it on several workers at once; the highest exit code.
+
+    Raises:
+        WorkersFailed: some were not reached; the others have done it.
+    """
+    lock = threading.Lock()
+    width = len(str(len(fleet) - 1))
+
+    def say(worker: int, key: str, text: str) -> None:
+        with lock:
+            if as_json:
+                print(json.dumps({"worker": worker, key: text}), flush=True)
+            else:
+                print(
+                    f"worker {worker:>{width}}| {text}", file=sys.stderr if key == "stderr" else sys.stdout, flush=True
+                )
+
+    def one(worker: int) -> int | WorkerError:
+        out, err = (_Lines(lambda text, k=k: say(worker, k, text)) for k in ("stdout", "stderr"))
+        try:
+            code = fleet.link(worker).follow(shell, out.write, err.write)
+        except WorkerError as error:
+            return error
+        finally:
+            out.end()
+            err.end()
+        if as_json:
+            with lock:
+                print(json.dumps({"worker": worker, "exit_code": code}), flush=True)
+        return code
+
+    pool = ThreadPoolExecutor(max_workers=len(workers))
+    try:
+        results = list(pool.map(one, workers))
+    except BaseException:  # an interrupt does not wait for the workers
+        fleet.close()
+        raise
+    finally:
+        pool.shutdown()
+    lost = [result for result in results if isinstance(result, WorkerError)]
+    codes = {worker: code for worker, code in zip(workers, results, strict=True) if isinstance(code, int) and code}
+    if codes and not as_json:
+        print(f"exit codes: {', '.join(f'worker {w}: {c}' for w, c in codes.items())}", file=sys.stderr)
+    if lost:
+        raise WorkersFailed("; ".join(map(str, lost)), lost)
+    return max(codes.values(), default=0)
+
+
+class _Lines:
+    """Cuts a stream of bytes into lines, so that those of several workers do not mix."""
+
+    def __init__(self, say: Callable[[str], object]) -> None:
+        self._say, self._rest = say, b""
+
+    def write(self, data: bytes) -> None:
+        *lines, self._rest = (self._rest + data).split(b"\n")
+        for line in lines:
+            self._say(line.decode(errors="replace"))
+
+    def end(self) -> None:
+        if self._rest:
+            self.write(b"\n")
+
+
+def _to(stream: TextIO) -> Write:
+    """Bytes as they are into a file or a pipe; as text on a terminal, which shows it and takes no orders from it."""
+    if not stream.isatty() and hasattr(stream, "buffer"):
+        return partial(_write, stream.buffer)
+    decoder = codecs.getincrementaldecoder("utf-8")("replace")
+    return lambda data: print(decoder.decode(data), end="", file=stream, flush=True)
+
+
+def _write(buffer: BinaryIO, data: bytes) -> None:
+    buffer.write(data)
+    buffer.flush()

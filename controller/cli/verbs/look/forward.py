@@ -1,0 +1,51 @@
+"""`slipway forward PORT[:REMOTE]`: reach a port of a worker at 127.0.0.1:PORT until Ctrl-C."""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import TYPE_CHECKING
+
+from controller.core.errors import ConfigError
+from controller.run.session import session
+from controller.ssh.port_forward import Forward
+
+if TYPE_CHECKING:
+    from controller.cli.main import Command
+
+
+def run(command: Command) -> int:
+    port, remote = ports(command.flags.port)
+    with session(command) as now:
+        worker = now.worker(command.flags.worker)
+        link = now.workers().link(worker)
+        link.run("true")  # what is wrong with the way there is told now, not at the first page
+        forward = Forward(link, port, remote, lambda words: print(f"warning: {words}", file=sys.stderr))
+        if command.flags.json:
+            print(json.dumps({"port": forward.port, "worker": worker, "remote": remote}), flush=True)
+        else:
+            where = f"http://127.0.0.1:{forward.port} is port {remote} of worker {worker}"
+            print(f"{where}; Ctrl-C ends it", flush=True)
+        try:
+            forward.serve()
+        except KeyboardInterrupt:
+            return 0
+        finally:
+            forward.close()
+    return 0
+
+
+def ports(text: str) -> tuple[int, int]:
+    """`8888` or `9999:8888` as (of this machine, of the worker).
+
+    Raises:
+        ConfigError: it is neither.
+    """
+    local, _, remote = text.partition(":")
+    try:
+        found = int(local), int(remote or local)
+    except ValueError:
+        found = (-1, -1)
+    if not (0 <= found[0] < 1 << 16 and 0 < found[1] < 1 << 16):
+        raise ConfigError(f"{text!r} is no port; say 8888, or 9999:8888 for port 9999 here and 8888 on the worker")
+    return found

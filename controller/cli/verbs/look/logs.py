@@ -1,0 +1,59 @@
+"""`slipway logs`: what the program prints on one worker: live from the worker, else from the bucket."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from controller.core.errors import ConfigError
+from controller.gcp.client import NotFound
+from controller.run.session import Session, session
+from controller.ssh.fleet import WorkerError
+
+if TYPE_CHECKING:
+    from controller.cli.main import Command
+
+
+def run(command: Command) -> int:
+    with session(command) as now:
+        worker = now.worker(command.flags.worker)
+        launches = now.ledger.launches()
+        if not launches:
+            raise ConfigError(f"{now.plan.run_id} was never launched; `slipway up` does that")
+        attempt = launches[-1].attempt
+        write = _as_json if command.flags.json else sys.stdout.write
+        if not _from_worker(now, worker, attempt, write, follow=command.flags.follow):
+            _from_bucket(now, worker, attempt, write)
+    return 0
+
+
+def _as_json(text: str) -> None:
+    print(json.dumps({"log": text}), flush=True)
+
+
+def _from_worker(now: Session, worker: int, attempt: int, write: Callable[[str], object], *, follow: bool) -> bool:
+    fleet = now.fleet()
+    if fleet is None:
+        return False
+    payload = {"run_id": now.plan.run_id, "attempt": attempt, "follow": follow}
+    told = False
+    try:
+        for line in fleet.stream(worker, "watch", payload):
+            if "log" in line:
+                told = True
+                write(line["log"])
+                sys.stdout.flush()
+    except WorkerError as error:
+        if told or error.kind != "agent":
+            raise
+    return told
+
+
+def _from_bucket(now: Session, worker: int, attempt: int, write: Callable[[str], object]) -> None:
+    try:
+        content = now.world.google.download(now.plan.bucket, now.ledger.log_object(worker, attempt))
+    except NotFound:
+        raise ConfigError(f"no log of worker {worker}, attempt {attempt}, on the pod or in the bucket") from None
+    write(content.decode(errors="replace"))

@@ -1,0 +1,55 @@
+"""`slipway report`: one HTML page about runs, a sweep or a single one. docs/report.md"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from controller.cli.verbs.look.runs import asked_for
+from controller.core.clock import Clock
+from controller.core.errors import ConfigError
+from controller.core.text import counted
+from controller.report.gather import Read, from_bucket, from_here, gathered
+from controller.report.model import study
+from controller.report.page import render
+
+if TYPE_CHECKING:
+    from controller.cli.main import Command
+
+
+def run(command: Command) -> int:
+    flags = command.flags
+    state, name, rows = asked_for(command)
+    with _reading(command, state) as read:
+        found = study(name, gathered(rows, read), flags.baseline)
+    # by default not in the folder of the user's code: there the page would be shipped, and make every run a new one
+    file = Path(flags.output or state / "reports" / f"{name}.html")
+    try:
+        if not flags.output:
+            file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        file.write_text(render(found, Clock().now()), encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"{file}: cannot be written: {error.strerror}; -o FILE takes another place") from None
+    if flags.json:
+        print(json.dumps({"file": str(file), **found.as_document()}, indent=1))
+    else:
+        what = f"{counted(len(found.settings), 'setting')}, {counted(len(found.runs), 'run')}"
+        print(f"{file}: {what}, {file.stat().st_size / 1e6:.1f} MB; open it in a browser")
+    return 0
+
+
+@contextmanager
+def _reading(command: Command, state: Path) -> Iterator[Read]:
+    """Files of this machine; with --refresh what the bucket has, for runs that go on, or went elsewhere."""
+    if not command.flags.refresh:
+        yield from_here(state)
+        return
+    from controller.cloud.connect import connected, project_of
+    from controller.plan.project import bucket_name
+
+    config = command.bare_config()
+    with connected(config) as (world, _):
+        yield from_bucket(world.google, bucket_name(config, project_of(config)), from_here(state))

@@ -1,0 +1,118 @@
+"""`status --sweep NAME`: the board of a sweep as its controller on this machine writes it, once or until it is over.
+
+Nothing of a config and no cloud is asked; the words of the sweep (`status -m …`) ask the bucket as well.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from argparse import Namespace
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from controller.cli.verbs.look.runs import state_of
+from controller.cli.view import PLAIN_SECONDS
+from controller.core.clock import Clock
+from controller.core.errors import ConfigError
+from controller.records import index
+from controller.sweep.board import Line, Saved, counts, saved, table
+from controller.sweep.live import drawing, drawn
+
+if TYPE_CHECKING:
+    from controller.cli.main import Command
+
+POLL_SECONDS = 1.0
+
+
+def run(command: Command, clock: Clock | None = None) -> int:
+    state = state_of(command)
+    show(state, meant(state, command.flags.sweep), clock or Clock(), command.flags)
+    return 0
+
+
+def show(state: Path, name: str, clock: Clock, flags: Namespace) -> None:
+    """Once, or with `flags.follow` until it is over; `flags.json`: for programs."""
+    if flags.follow and sys.stdout.isatty() and not flags.json:
+        with drawing(lambda height: drawn(list(look(state, name).lines.values()), clock.now(), height)):
+            while not look(state, name).over:
+                clock.sleep(POLL_SECONDS)
+    elif flags.follow:
+        for line in news(state, name, clock):
+            print(json.dumps(asdict(line)) if flags.json else table([line], clock.now())[1], flush=True)
+    found = look(state, name)
+    lines = list(found.lines.values())
+    if flags.json and not flags.follow:
+        document = {"sweep": name, "time": found.time, "over": found.over, "runs": [asdict(line) for line in lines]}
+        print(json.dumps(document, indent=1))
+    elif not flags.json:
+        print("\n".join([f"sweep {name}: {counts(lines)}", *table(lines, clock.now())]))
+
+
+def meant(state: Path, name: str) -> str:
+    """The sweep of this id, or the only one that begins so.
+
+    Raises:
+        ConfigError: there is none, or there are several.
+    """
+    ended = {row["sweep"]: None for row in index.rows(state) if row.get("sweep")}
+    known = list(dict.fromkeys([*ended, *(file.stem for file in sorted(state.glob("sweeps/*.json")))]))
+    found = [name] if name in known else [each for each in known if each.startswith(name)]
+    if len(found) == 1:
+        return found[0]
+    if found:
+        raise ConfigError(f"--sweep {name}: may be {', '.join(found)}")
+    listed = f"the last ones are {', '.join(known[-10:])}" if known else "this machine knows none"
+    raise ConfigError(
+        f"--sweep {name}: there is no such sweep; {listed}. `slipway runs --refresh` reads the bucket's runs"
+    )
+
+
+def look(state: Path, name: str) -> Saved:
+    """The board; where no controller of this machine has left one, what the table of runs knows."""
+    file = state / "sweeps" / f"{name}.json"
+    if file.is_file():
+        return saved(file)
+    rows = [row for row in index.rows(state) if row.get("sweep") == name]
+    shared = set.intersection(*(set(row.get("overrides") or ()) for row in rows)) if rows else set()
+    return Saved(over=True, lines={row["run"]: _line(row, shared) for row in rows})
+
+
+def news(state: Path, name: str, clock: Clock) -> Iterator[Line]:
+    """Each run whenever it has come to another state, and now and then to another step, until the sweep is over."""
+    told: dict[str, tuple[Line, float]] = {}
+    while True:
+        found = look(state, name)
+        for line in _changed(found.lines.values(), told, clock.now()):
+            told[line.run] = replace(line), clock.now()
+            yield line
+        if found.over:
+            return
+        clock.sleep(POLL_SECONDS)
+
+
+def _changed(lines: Iterable[Line], told: dict[str, tuple[Line, float]], now: float) -> Iterator[Line]:
+    for line in lines:
+        before, when = told.get(line.run, (None, 0.0))
+        if before is None:
+            yield line
+            continue
+        stepped = before.step != line.step and now - when >= PLAIN_SECONDS
+        if stepped or (before.state, before.pod) != (line.state, line.pod):
+            yield line
+
+
+def _line(row: dict[str, Any], shared: set[str]) -> Line:
+    numbers = {key: value for key, value in (row.get("metrics") or {}).items() if isinstance(value, int | float)}
+    metric, value = next(iter(numbers.items()), ("", None))
+    return Line(
+        row["run"],
+        " ".join(word for word in row.get("overrides") or () if word not in shared),
+        row.get("state", ""),
+        seconds=row.get("seconds"),
+        metric=metric,
+        values=[] if value is None else [float(value)],
+        cost="" if row.get("usd") is None else f"about ${row['usd']:.2f}",
+    )

@@ -1,0 +1,98 @@
+"""`slipway verify`: a matrix of workers and what must be the same on all of them, hashed anew."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import sys
+from typing import TYPE_CHECKING, Any
+
+from controller.core.errors import ConfigError
+from controller.core.printable import drawable, printable
+from controller.plan.build import Plan
+from controller.resources.workers.base import peer_payloads
+from controller.run.session import session
+
+if TYPE_CHECKING:
+    from controller.cli.main import Command
+
+COLUMNS = ("code", "packages", "config", "devices", "reaches worker 0", "disk")
+
+
+def run(command: Command) -> int:
+    with session(command) as now:
+        fleet = now.fleet()
+        if fleet is None:
+            raise ConfigError(f"pod {now.plan.node.name} is not there; `slipway up` creates it")
+        venv = next(r.name for r in now.plan.resources if r.kind == "venv")
+        fleet.call_all("probe_peers", peer_payloads(now.node()))  # answers come with `observe`
+        payload = {"code": now.plan.snapshot.sha256, "venv": venv, "run_id": now.plan.run_id}
+        rows = matrix(now.plan, fleet.call_all("observe", payload))
+    if command.flags.json:
+        print(json.dumps({"run": now.plan.run_id, "workers": rows}, indent=1))
+    else:
+        _show(rows)
+    wrong = [row for row in rows if row["wrong"]]
+    if any("devices" in row["wrong"] for row in wrong):
+        return 3
+    return 4 if wrong else 0
+
+
+def matrix(plan: Plan, answers: list[Any]) -> list[dict[str, Any]]:
+    """One row per worker: `ok` or what is wrong in each column, and the names of the wrong ones."""
+    config = hashlib.sha256(plan.run_yaml.encode()).hexdigest()
+    packages = [json.dumps(a["venv"]["versions"], sort_keys=True) for a in answers if isinstance(a, dict) and a["venv"]]
+    usual = max(packages, key=packages.count, default="")
+    rows = []
+    for worker, answer in enumerate(answers):
+        if isinstance(answer, dict):
+            cells = _cells(plan, answer, config, usual)
+        else:
+            cells = dict.fromkeys(COLUMNS, "?") | {"code": str(answer)}
+        rows.append({"worker": worker, **cells, "wrong": [name for name in COLUMNS if cells[name] != "ok"]})
+    return rows
+
+
+def _cells(plan: Plan, answer: dict[str, Any], config: str, usual: str) -> dict[str, str]:
+    expected = plan.config.topology.devices_per_worker
+    backend = "cpu" if plan.config.cloud.kind == "local" else "tpu"
+    devices, venv, peers = answer["devices"], answer["venv"], answer["peers"]
+    cells = {
+        "code": _compare(answer["code"], plan.snapshot.sha256),
+        "config": _compare(answer["config"], config),
+        "disk": "ok" if answer["free_gb"] >= plan.config.env.min_free_gb else f"{answer['free_gb']:.1f} GB left",
+        "reaches worker 0": "ok" if peers and peers["reachable"] else (peers or {}).get("detail") or "not probed",
+    }
+    if venv is None or not venv["ok"]:
+        cells["packages"] = "altered" if venv else "missing"
+    else:
+        cells["packages"] = "ok" if json.dumps(venv["versions"], sort_keys=True) == usual else "other versions"
+    if plan.config.program.kind != "trainer":
+        cells["devices"] = "ok"
+    elif devices is None:
+        cells["devices"] = "not probed"
+    else:
+        found = (devices["local_devices"], devices["backend"])
+        cells["devices"] = "ok" if found == (expected, backend) else f"{found[0]} {found[1]}"
+    return cells
+
+
+def _compare(found: str | None, wanted: str) -> str:
+    if found == wanted:
+        return "ok"
+    return f"{found[:8]}… not {wanted[:8]}…" if found else "missing"
+
+
+def _show(rows: list[dict[str, Any]]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=None, pad_edge=False)
+    for heading in ("worker", *COLUMNS):
+        table.add_column(heading)
+    for row in rows:
+        table.add_row(
+            str(row["worker"]), *(Text(printable(row[name])) for name in COLUMNS), style="red" if row["wrong"] else None
+        )
+    Console(file=drawable(sys.stdout), soft_wrap=True).print(table)

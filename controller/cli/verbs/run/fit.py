@@ -1,0 +1,42 @@
+"""`slipway fit`: does the run fit the slice? The TPU compiler answers, in a child process that knows JAX.
+
+What it says is kept for `plan` and `up`.
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from controller.checks import fit_cache
+from controller.config.run_yaml import render
+from controller.core.errors import ConfigError
+
+if TYPE_CHECKING:
+    from controller.cli.main import Command
+
+
+def run(command: Command) -> int:
+    config = command.checked_config(without={"fit"})
+    if config.program.kind != "trainer":
+        raise ConfigError("program: only the bundled trainer's programs are known; fit needs program=trainer")
+    # where data lies is of no account for shapes
+    anywhere = {name: name for name in re.findall(r"assets://([^/\"]+)", config.model_dump_json())}
+    with tempfile.TemporaryDirectory() as folder:
+        file, answer = Path(folder) / "run.yaml", Path(folder) / "fit.json"
+        file.write_text(render(config, config.run.name, "bucket", anywhere))
+        flags = ["--out", str(answer), *(["--json"] if command.flags.json else [])]
+        asked = [sys.executable, "-P", "-m", "trainer.fit", str(file), *flags]
+        code = subprocess.run(asked, check=False).returncode
+        if answer.is_file():
+            kept = fit_cache.file(config)
+            try:
+                kept.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+                kept.write_text(answer.read_text())
+            except OSError as error:
+                raise ConfigError(f"run.state_dir: {kept.parent} cannot be written: {error.strerror}") from None
+    return code

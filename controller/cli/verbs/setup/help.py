@@ -1,0 +1,20 @@
+"""`slipway help [VERB]`, and what --help says."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from controller.cli.flags import VERBS
+from controller.cli.help import show
+from controller.core.errors import ConfigError
+
+if TYPE_CHECKING:
+    from controller.cli.main import Command
+
+
+def run(command: Command) -> int:
+    topic = command.flags.topic
+    if topic is not None and topic not in VERBS:
+        raise ConfigError(f"{topic!r} is no verb; verbs: {', '.join(VERBS)}")
+    show(topic, as_json=command.flags.json)
+    return 0

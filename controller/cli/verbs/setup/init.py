@@ -1,0 +1,203 @@
+"""`slipway init`: the first use. Credentials, project, where there is quota; writes cloud=mine and tpu=mine."""
+
+from __future__ import annotations
+
+import json
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from conf.schema.config import Config
+from conf.schema.infra.topology import region, table, topology
+from controller.checks.project import METRICS, limit_of, quota_limits
+from controller.cloud.connect import NO_PROJECT, connected, project_of
+from controller.core.errors import ConfigError
+from controller.gcp.client import Forbidden, GoogleError, ServiceDisabled
+from controller.plan.project import bucket_name, shared_resources
+from controller.reconcile.reconciler import reconcile
+from controller.resources.project.bucket import Bucket
+from controller.resources.project.services import Services
+
+if TYPE_CHECKING:
+    from controller.cli.main import Command
+    from controller.context import World
+
+SIGN_IN = (
+    "no Google credentials. Run\n  gcloud auth login\n  gcloud auth application-default login\n"
+    "(https://cloud.google.com/sdk/docs/install has gcloud), or try cloud=local first, which needs no account"
+)
+FEW_CHIPS = 16
+"""The type that is suggested has at most so many, however large the quota."""
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A generation in a zone in a tier; `chips` is the quota, None where it could not be asked for."""
+
+    generation: str
+    zone: str
+    capacity: str
+    chips: float | None
+    usd_per_chip_hour: float | None
+
+    @property
+    def accelerator_type(self) -> str:
+        """The largest type of the generation that the quota allows, among the small ones."""
+        most = min(FEW_CHIPS, FEW_CHIPS if self.chips is None else self.chips)
+        types = [topology(name) for name, row in table()["types"].items() if row[0] == self.generation]
+        fitting = [t for t in types if t.chips <= most] or [min(types, key=lambda t: t.chips)]
+        return max(fitting, key=lambda t: t.chips).accelerator_type
+
+    def __str__(self) -> str:
+        chips = "?" if self.chips is None else "no limit" if self.chips == float("inf") else f"{self.chips:.0f}"
+        price = f"${self.usd_per_chip_hour:.2f}" if self.usd_per_chip_hour is not None else "?"
+        return f"{self.generation:<5} {self.zone:<24} {self.capacity:<10} {chips:>8} chips {price:>8} per chip-hour"
+
+
+def run(command: Command) -> int:
+    config = command.bare_config()
+    project = project_of(config)
+    if project == NO_PROJECT:
+        raise ConfigError(
+            "no project: run `gcloud config set project ID` (`gcloud projects list` has yours), or add cloud.project=ID"
+        )
+    folder = Path.cwd() / "slipway"
+    files = [folder / "cloud" / "mine.yaml", folder / "tpu" / "mine.yaml"]
+    present = [str(file) for file in files if file.exists()]
+    if present and not command.flags.yes:
+        raise ConfigError(f"{' and '.join(present)} exist already; --yes writes them anew")
+    with connected(config) as (world, _):
+        if not world.google.signed_in:
+            raise ConfigError(SIGN_IN)
+        offered, why = choices(world)
+        choice = _chosen(command, offered, why)
+        _write(files, config, project, choice)
+        bucket = _make_bucket(command, config, project, choice, world)
+    _tell(command, files, choice, bucket, offered)
+    return 0
+
+
+def choices(world: World) -> tuple[list[Choice], str]:
+    """What the project may make and where, enough before little, cheap before dear; and why no quota is known."""
+    try:
+        limits, why = quota_limits(world), ""
+    except ServiceDisabled as error:
+        limits, why = {}, f"{error.service} is not enabled yet"
+    except GoogleError as error:
+        limits, why = {}, f"you may not look ({error.message})" if isinstance(error, Forbidden) else str(error)
+    found = []
+    for generation in METRICS:
+        facts = table()["generations"][generation]
+        for zone in facts["zones"]:
+            prices = facts["usd_per_chip_hour"].get(zone, (None, None))
+            for capacity, price in zip(("on_demand", "spot"), prices, strict=True):
+                chips = limit_of(limits, generation, zone, capacity)
+                if chips is None or chips > 0:
+                    found.append(Choice(generation, zone, capacity, chips, price))
+    known = [choice for choice in found if choice.chips is not None]
+    if known:
+        return sorted(known, key=_rank), ""
+    return sorted(_offered(world, found), key=_rank), why or "Google's answer holds no TPU quota"
+
+
+def _rank(choice: Choice) -> tuple[float, float]:
+    few = FEW_CHIPS if choice.chips is None else min(choice.chips, FEW_CHIPS)
+    return -few, choice.usd_per_chip_hour if choice.usd_per_chip_hour is not None else float("inf")
+
+
+def _offered(world: World, found: list[Choice]) -> list[Choice]:
+    """Those choices whose zone offers a type of the generation, as far as it says."""
+
+    def types_in(zone: str) -> set[str] | None:
+        parent = f"projects/{world.project}/locations/{zone}"
+        try:
+            listed = world.google.pages(
+                "tpu", "projects.locations.acceleratorTypes.list", "acceleratorTypes", parent=parent
+            )
+            return {item.get("type", item["name"].rpartition("/")[2]) for item in listed}
+        except ServiceDisabled:
+            return None
+        except GoogleError:
+            return set()
+
+    zones = sorted({choice.zone for choice in found})
+    with ThreadPoolExecutor(max_workers=16) as pool:
+        types = dict(zip(zones, pool.map(types_in, zones), strict=True))
+    kinds = {name: row[0] for name, row in table()["types"].items()}
+
+    def is_there(choice: Choice) -> bool:
+        there = types[choice.zone]
+        return there is None or any(kinds.get(name) == choice.generation for name in there)
+
+    return [choice for choice in found if is_there(choice)]
+
+
+def _chosen(command: Command, offered: list[Choice], why: str) -> Choice:
+    """The zone of --zone, the user's choice, or the largest quota where there is nobody to ask."""
+    if not offered:
+        raise ConfigError(
+            "no zone has TPU quota for this project: request some (IAM & Admin > Quotas), or apply for TRC"
+        )
+    if command.flags.zone:
+        there = [choice for choice in offered if choice.zone == command.flags.zone]
+        if not there:
+            zones = ", ".join(dict.fromkeys(choice.zone for choice in offered))
+            raise ConfigError(f"--zone {command.flags.zone}: nothing to be had there; zones: {zones}")
+        return there[0]
+    if command.flags.json or not sys.stdin.isatty():
+        return offered[0]
+    shown = offered[:30]
+    if why:
+        print(f"quota could not be looked at: {why}; this is what the zones offer:")
+    for number, choice in enumerate(shown, 1):
+        print(f"{number:>3}  {choice}")
+    if len(offered) > len(shown):
+        print(f"     and {len(offered) - len(shown)} more; --zone ZONE chooses one of them")
+    answer = input(f"Which one? [1-{len(shown)}, default 1] ").strip() or "1"
+    if not answer.isdigit() or not 1 <= int(answer) <= len(shown):
+        raise ConfigError(f"{answer!r} is not one of 1 to {len(shown)}; nothing was written")
+    return shown[int(answer) - 1]
+
+
+def _write(files: list[Path], config: Config, project: str, choice: Choice) -> None:
+    head = "# Made by `slipway init`; yours to edit.\ndefaults:\n"
+    base = "local" if config.cloud.kind == "local" else "gcp"
+    texts = (
+        f"{head}  - {base}\n  - _self_\nproject: {project}\n",
+        f"{head}  - v5litepod_16\n  - _self_\naccelerator_type: {choice.accelerator_type}\nzone: {choice.zone}\n"
+        f"capacity: {choice.capacity}\n",
+    )
+    for file, text in zip(files, texts, strict=True):
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text)
+
+
+def _make_bucket(command: Command, config: Config, project: str, choice: Choice, world: World) -> str | None:
+    """The bucket of runs in the region of the zone, made now if the user wants; else `up` makes it."""
+    if command.flags.no_bucket:
+        return None
+    tpu = config.tpu.model_copy(update={"zone": choice.zone, "zones": ()})
+    placed = config.model_copy(update={"tpu": tpu})
+    name = bucket_name(placed, project)
+    if not command.flags.yes:
+        if command.flags.json or not sys.stdin.isatty():
+            return None
+        words = f"Make the bucket {name} in {placed.cloud.bucket_location or region(choice.zone)} now? [y/N] "
+        if input(words).strip().lower() not in ("y", "yes"):
+            return None
+    reconcile([r for r in shared_resources(placed, name) if isinstance(r, Services | Bucket)], world)
+    return name
+
+
+def _tell(command: Command, files: list[Path], choice: Choice, bucket: str | None, offered: list[Choice]) -> None:
+    names = [str(file.relative_to(Path.cwd())) for file in files]
+    if command.flags.json:
+        chosen = {**asdict(choice), "accelerator_type": choice.accelerator_type}
+        rows = [{**asdict(c), "chips": None if c.chips == float("inf") else c.chips} for c in offered]
+        print(json.dumps({"files": names, "chosen": chosen, "bucket": bucket, "choices": rows}, indent=1))
+        return
+    print(f"wrote {' and '.join(names)}: {choice.accelerator_type}, {choice.capacity} in {choice.zone}")
+    print(f"made the bucket {bucket}" if bucket else "the bucket is made by the first `slipway up`")
+    print("next: slipway plan +experiment=gemma2b_gsm8k cloud=mine tpu=mine")

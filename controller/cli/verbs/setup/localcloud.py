@@ -1,0 +1,29 @@
+"""`slipway localcloud start|stop|wipe|env|requests`: the emulated cloud by hand."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING
+
+from conf.schema.infra.cloud import LocalCloud
+from controller.cloud import emulator
+from controller.config.compose import compose
+from controller.core.errors import ConfigError
+
+if TYPE_CHECKING:
+    from controller.cli.main import Command
+
+
+def run(command: Command) -> int:
+    config, problems = compose([*command.overrides, "cloud=local"])
+    if config is None or problems:
+        raise ConfigError(problems)
+    assert isinstance(config.cloud, LocalCloud)
+    action = command.flags.action
+    if action == "start":
+        running = emulator.ensure_running(config.cloud, config.run.state_dir)
+        print(f"the emulated cloud is at {running.url}; `slipway localcloud env` prints the exports")
+        return 0
+    status, words = emulator.command([action], emulator.state_folder(config.run.state_dir), show=True)
+    sys.stderr.write(words)
+    return status

@@ -1,0 +1,127 @@
+"""The emulated cloud, seen from outside: started as a program of its own, then reached over HTTP like Google.
+
+The controller never imports it.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import subprocess
+import sys
+import urllib.error
+import urllib.request
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from conf.schema.infra.cloud import LocalCloud
+from controller.core.errors import ConfigError
+
+IDLE_EXIT_SECONDS = 600
+
+
+@dataclass(frozen=True)
+class Emulator:
+    """A running emulated cloud, as its `endpoint.json` describes it."""
+
+    state: Path
+    url: str
+    token: str
+    roots: dict[str, str]
+    project: str
+    ssh_config: Path
+
+    @property
+    def iap(self) -> str:
+        """Where its Identity-Aware Proxy is."""
+        return f"{self.url.replace('http', 'ws', 1)}/iap/v4"
+
+    def post(self, name: str, body: dict[str, Any]) -> dict[str, Any]:
+        """A request to the emulator itself, which no real cloud has."""
+        return json.loads(self._ask(name, json.dumps(body).encode()))
+
+    def delete(self, name: str) -> None:
+        self._ask(name, None, "DELETE")
+
+    def get(self, name: str) -> dict[str, Any]:
+        return json.loads(self._ask(name, None))
+
+    def requests(self) -> list[dict[str, Any]]:
+        """Every request that was made, oldest first."""
+        return [json.loads(line) for line in self._ask("requests", None).splitlines()]
+
+    def stop_if_empty(self) -> None:
+        """Nothing is left running on this machine once the last node is deleted; the state stays on disk.
+
+        Another controller that uses it, now or a moment later, finds it running: the last one out stops it.
+        """
+        with (self.state / "users").open("a") as users:
+            try:
+                fcntl.flock(users, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                return
+            state = self.get("state")
+            if not (state["node"] or state["queued"] or any("/instances/" in path for path in state["compute"])):
+                command(["stop"], self.state)
+
+    def _ask(self, name: str, body: bytes | None, method: str | None = None) -> str:
+        headers = {"Authorization": f"Bearer {self.token}", "Content-Type": "application/json"}
+        request = urllib.request.Request(f"{self.url}/emulator/{name}", data=body, headers=headers, method=method)  # noqa: S310 - loopback
+        try:
+            with urllib.request.urlopen(request, timeout=30) as answer:  # noqa: S310
+                return answer.read().decode()
+        except urllib.error.HTTPError as error:  # what it refuses, it refuses in words for the user
+            raise ConfigError(json.load(error)["error"]["message"]) from None
+
+
+def state_folder(state_dir: str) -> Path:
+    return Path(state_dir).expanduser() / "localcloud"
+
+
+def ensure_running(cloud: LocalCloud, state_dir: str) -> Emulator:
+    """Start the emulated cloud unless it runs already.
+
+    Raises:
+        ConfigError: in its own words, when it cannot start: port in use, state folder not writable.
+    """
+    folder = state_folder(state_dir)
+    seconds = f"--operation-seconds={cloud.operation_seconds}"
+    idle = f"--idle-exit={IDLE_EXIT_SECONDS}"
+    status, words = command(["start", f"--port={cloud.port}", seconds, idle], folder)
+    if status != 0:
+        raise ConfigError(words.strip() or f"the emulated cloud ended with code {status}; see {folder}/server.log")
+    found = json.loads((folder / "endpoint.json").read_text())
+    return Emulator(
+        folder, found["url"].rstrip("/"), found["token"], found["roots"], found["project"], Path(found["ssh_config"])
+    )
+
+
+@contextmanager
+def in_use(folder: Path) -> Iterator[None]:
+    """For as long as this lasts, no other controller stops the emulated cloud of that folder."""
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    with (folder / "users").open("a") as users:
+        fcntl.flock(users, fcntl.LOCK_SH)
+        yield
+
+
+def is_idle(folder: Path) -> bool:
+    """Does no controller use the emulated cloud of that folder at this moment?"""
+    with (folder / "users").open("a") as users:
+        try:
+            fcntl.flock(users, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+    return True
+
+
+def command(arguments: Sequence[str], folder: Path, *, show: bool = False) -> tuple[int, str]:
+    """Run `python -m controller.localcloud VERB --state FOLDER`; returns its exit code and stderr."""
+    argv = [sys.executable, "-P", "-m", "controller.localcloud", arguments[0], f"--state={folder}", *arguments[1:]]
+    done = subprocess.run(
+        argv, stdout=None if show else subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, check=False
+    )
+    return done.returncode, done.stderr

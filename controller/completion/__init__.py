@@ -1,1 +1,0 @@
-"""Tab completion: what may stand next on a command line (`answers`), and the shells that ask (`shells`)."""

@@ -1,0 +1,59 @@
+"""`{bucket}`, `{run_dir}` and `{assets.models.NAME}` in variables and commands: places that only the plan knows."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from controller.core.errors import ConfigError
+
+PLACEHOLDER = re.compile(r"\{(bucket|run_id|run_dir|assets\.(?:datasets|models|tokenizers)\.[^{}]*)\}")
+"""Other braces, of JSON say, are left alone."""
+
+
+@dataclass(frozen=True)
+class Places:
+    """`assets`: the URL of each asset by `datasets.NAME`, `models.NAME`, `tokenizers.NAME`."""
+
+    bucket: str
+    run_id: str
+    assets: Mapping[str, str]
+
+    @property
+    def run_dir(self) -> str:
+        return f"gs://{self.bucket}/runs/{self.run_id}"
+
+    def fill(self, text: str, key: str) -> str:
+        """Replace the placeholders of one value.
+
+        Raises:
+            ConfigError: there is no such asset; names `key`.
+        """
+        return PLACEHOLDER.sub(lambda match: self._place(match[1], key), text)
+
+    def fill_all(self, words: Iterable[str], key: str) -> tuple[str, ...]:
+        return tuple(self.fill(word, key) for word in words)
+
+    def variables(self, own: Mapping[str, str]) -> dict[str, str]:
+        """The environment of the program: `env.vars`, and what every program is told."""
+        nested: dict[str, dict[str, str]] = {}
+        for path, url in self.assets.items():
+            group, _, name = path.partition(".")
+            nested.setdefault(group, {})[name] = url
+        told = {
+            "SLIPWAY_BUCKET": f"gs://{self.bucket}",
+            "SLIPWAY_RUN_URL": self.run_dir,
+            "SLIPWAY_ASSETS": json.dumps(nested, sort_keys=True),
+        }
+        return told | {name: self.fill(value, f"env.vars.{name}") for name, value in own.items()}
+
+    def _place(self, word: str, key: str) -> str:
+        simple = {"bucket": f"gs://{self.bucket}", "run_id": self.run_id, "run_dir": self.run_dir}
+        if word in simple:
+            return simple[word]
+        path = word.removeprefix("assets.")
+        if path not in self.assets:
+            raise ConfigError(f"{key}: {{{word}}} names no asset; there are: {', '.join(self.assets) or 'none'}")
+        return self.assets[path]

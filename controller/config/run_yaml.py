@@ -1,0 +1,58 @@
+"""`run.yaml`: what of the config goes to the pod, with what only the controller knows filled in."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import yaml
+
+from conf.schema.config import Config
+from controller.core.errors import ConfigError
+
+ASSET = "assets://"
+
+
+def render(config: Config, run_id: str, bucket: str, prefixes: Mapping[str, str]) -> str:
+    """The text of `run.yaml`.
+
+    Args:
+        prefixes: where each asset's copy lives in the bucket; `assets://NAME/FILE` is rewritten to it.
+    """
+    topology = config.topology
+    plain = config.model_dump(mode="json")
+    content: dict[str, Any] = {
+        "id": run_id,
+        "name": config.run.name,
+        "seed": config.run.seed,
+        "dir": f"gs://{bucket}/runs/{run_id}",
+        "compile_cache": config.run.compile_cache,
+        "pod": {
+            "accelerator_type": topology.accelerator_type,
+            "workers": topology.workers,
+            "devices": topology.devices,
+            "backend": "cpu" if config.cloud.kind == "local" else "tpu",
+            "hbm_bytes_per_chip": topology.hbm_bytes_per_chip,
+            "bf16_flops_per_chip": topology.bf16_flops_per_chip,
+        },
+    }
+    sections = ("model", "data", "loop", "optimizer", "mesh", "checkpoint", "logging")
+    content |= {name: _resolve(plain[name], bucket, prefixes, name) for name in sections if plain[name] is not None}
+    return yaml.safe_dump(content, sort_keys=False)
+
+
+def _resolve(value: Any, bucket: str, prefixes: Mapping[str, str], key: str) -> Any:
+    if isinstance(value, dict):
+        return {k: _resolve(v, bucket, prefixes, f"{key}.{k}") for k, v in value.items()}
+    if isinstance(value, list):
+        return [_resolve(v, bucket, prefixes, key) for v in value]
+    if isinstance(value, str) and value.startswith(ASSET):
+        name, _, file = value.removeprefix(ASSET).partition("/")
+        if name not in prefixes:
+            choices = ", ".join(prefixes) or "none is configured"
+            raise ConfigError(
+                f"{key}: there is no asset {name!r} for {value} (assets: {choices}); set {key} to a path or gs://…, or "
+                f"give the files: assets.<datasets, models or tokenizers>.{name}.path=FOLDER"
+            )
+        return f"gs://{bucket}/{prefixes[name]}/{file}".removesuffix("/")
+    return value

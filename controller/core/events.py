@@ -1,0 +1,72 @@
+"""What happened, as it happens: one stream of events for the live view, the JSON output and the record on disk."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from controller.core.clock import Clock, iso
+
+Kind = Literal[
+    "step_started",  # a resource begins to differ, or is being waited for
+    "step_done",  # it is as wanted; data: action, seconds
+    "step_failed",
+    "note",  # something worth a line: a preemption, a retry
+    "metrics",  # data: metrics, one line of the program's metrics.jsonl
+    "progress",  # of a long transfer; data: bytes, total, bytes_per_second
+    "log",  # program output; data: worker
+]
+
+
+@dataclass(frozen=True)
+class Event:
+    """One thing that happened; `subject` is a resource id or a run id."""
+
+    time: float
+    kind: Kind
+    subject: str
+    words: str = ""
+    data: dict[str, Any] = field(default_factory=dict)
+
+    def as_json(self) -> str:
+        body = {"time": iso(self.time), "kind": self.kind, "subject": self.subject}
+        return json.dumps(body | ({"words": self.words} if self.words else {}) | self.data)
+
+
+class Events:
+    """Hands each event to every listener, one at a time, whichever thread it comes from."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._listeners: list[Callable[[Event], None]] = []
+        self._lock = threading.Lock()
+
+    def listen(self, listener: Callable[[Event], None]) -> None:
+        self._listeners.append(listener)
+
+    def unlisten(self, listener: Callable[[Event], None]) -> None:
+        """Hand that listener nothing more."""
+        with self._lock:
+            self._listeners.remove(listener)
+
+    def emit(self, kind: Kind, subject: str, words: str = "", **data: Any) -> None:
+        event = Event(self._clock.now(), kind, subject, words, data)
+        with self._lock:
+            for listener in self._listeners:
+                listener(event)
+
+
+def record_to(file: Path) -> Callable[[Event], None]:
+    """A listener that appends events to a JSON-lines file; program output is left to the logs."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+
+    def write(event: Event) -> None:
+        if event.kind not in ("log", "metrics", "progress"):
+            with file.open("a") as out:
+                out.write(event.as_json() + "\n")
+
+    return write

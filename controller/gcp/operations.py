@@ -1,0 +1,81 @@
+"""Google's long-running operations: wait for one to end, and turn its error into ours.
+
+Compute: https://cloud.google.com/compute/docs/api/how-tos/api-requests-responses; TPU and Service Usage:
+https://google.aip.dev/151.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from controller.gcp.client import GoogleError
+
+if TYPE_CHECKING:
+    from controller.context import World
+
+RPC_CODES = {
+    1: "CANCELLED",
+    3: "INVALID_ARGUMENT",
+    4: "DEADLINE_EXCEEDED",
+    5: "NOT_FOUND",
+    6: "ALREADY_EXISTS",
+    7: "PERMISSION_DENIED",
+    8: "RESOURCE_EXHAUSTED",
+    9: "FAILED_PRECONDITION",
+    10: "ABORTED",
+    13: "INTERNAL",
+    14: "UNAVAILABLE",
+}
+"""https://grpc.io/docs/guides/status-codes/"""
+
+
+class OperationFailed(GoogleError):
+    """The request was accepted, and the work then failed; `status` is 0."""
+
+
+def wait_compute(world: World, operation: dict[str, Any]) -> None:
+    """Wait for a Compute operation, global, regional or zonal.
+
+    Raises:
+        OperationFailed: with Compute's error code as the reason, e.g. RESOURCE_IN_USE_BY_ANOTHER_RESOURCE.
+    """
+    where: dict[str, str] = {"project": world.project, "operation": operation["name"]}
+    method = "globalOperations.wait"
+    for scope in ("region", "zone"):
+        if operation.get(scope):
+            where[scope] = operation[scope].rsplit("/", 1)[-1]
+            method = f"{scope}Operations.wait"
+    while operation.get("status") != "DONE":
+        operation = world.google.call("compute", method, **where)
+    errors = operation.get("error", {}).get("errors", [])
+    if errors:
+        what = f"compute {operation.get('operationType', 'operation')}"
+        raise OperationFailed(what, 0, errors[0].get("code", "ERROR"), errors[0].get("message", ""))
+
+
+def wait_rpc(
+    world: World, api: str, operation: dict[str, Any], method: str, seconds: float = float("inf")
+) -> dict[str, Any]:
+    """Wait for an operation of TPU (`projects.locations.operations.get`) or Service Usage (`operations.get`).
+
+    Args:
+        seconds: how long at most.
+
+    Returns its response.
+
+    Raises:
+        OperationFailed: with the canonical gRPC code name as the reason, e.g. RESOURCE_EXHAUSTED; DEADLINE_EXCEEDED
+            when it was not done in time.
+    """
+    late = world.clock.deadline(seconds)
+    while not operation.get("done"):
+        if late():
+            words = f"not done after {seconds:.0f} s; raise tpu.create_minutes if that is too short"
+            raise OperationFailed(f"{api} operation", 0, "DEADLINE_EXCEEDED", words)
+        world.clock.sleep(world.pace)
+        operation = world.google.call(api, method, name=operation["name"])
+    error = operation.get("error")
+    if error:
+        reason = RPC_CODES.get(error.get("code", 2), "UNKNOWN")
+        raise OperationFailed(f"{api} operation", 0, reason, error.get("message", ""))
+    return operation.get("response", {})

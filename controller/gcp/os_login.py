@@ -1,0 +1,61 @@
+"""Logins that Google manages, where a project wants that: our key goes into our profile, not into a node's metadata.
+
+https://cloud.google.com/compute/docs/oslogin
+"""
+
+from __future__ import annotations
+
+from functools import cached_property
+
+from controller.core.errors import SlipwayError
+from controller.gcp.client import Forbidden, Google, NotFound
+
+
+class OsLogin:
+    """Who we are on the VMs of a project."""
+
+    def __init__(self, google: Google, project: str) -> None:
+        self._google, self._project = google, project
+
+    @cached_property
+    def enforced(self) -> bool:
+        """Does the project's metadata say so? False where we may not look."""
+        try:
+            answer = self._google.call("compute", "projects.get", project=self._project)
+        except Forbidden:
+            return False
+        items = answer.get("commonInstanceMetadata", {}).get("items", [])
+        return any(i["key"] == "enable-oslogin" and i.get("value", "").upper() == "TRUE" for i in items)
+
+    def login(self, public_key: str) -> str | None:
+        """Our user name on the VMs, or None as long as this key is not in our profile."""
+        name = f"users/{self._email}"
+        try:
+            profile = self._google.call("oslogin", "users.getLoginProfile", name=name, projectId=self._project)
+        except NotFound:
+            return None
+        keys = [key.get("key", "").split()[:2] for key in profile.get("sshPublicKeys", {}).values()]
+        accounts = sorted(profile.get("posixAccounts", []), key=lambda account: not account.get("primary", False))
+        return accounts[0]["username"] if accounts and public_key.split()[:2] in keys else None
+
+    def add(self, public_key: str) -> None:
+        """Put a key into our profile, which also makes the account."""
+        self._google.call(
+            "oslogin",
+            "users.importSshPublicKey",
+            parent=f"users/{self._email}",
+            projectId=self._project,
+            body={"key": public_key},
+        )
+
+    @cached_property
+    def _email(self) -> str:
+        if known := self._google.service_account:
+            return known
+        email = self._google.call("oauth2", "userinfo.get").get("email")
+        if not email:
+            raise SlipwayError(
+                "OS Login needs your address, which these credentials do not tell; run "
+                "`gcloud auth application-default login` again, or set ssh.os_login=false if the project allows it"
+            )
+        return email

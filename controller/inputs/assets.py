@@ -1,0 +1,147 @@
+"""Assets before they are copied: which files, what is in them, and where the copy goes. Nothing is fetched here."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from conf.schema.config import Config, digest, one_line
+from conf.schema.infra.assets import Asset, Kind
+from controller.core.errors import ConfigError
+from controller.inputs.hash_cache import Hashes
+
+ALWAYS_SKIPPED = frozenset({".DS_Store", ".git", "__pycache__"})
+
+
+@dataclass(frozen=True)
+class Source:
+    """One file: on this machine, or still to be fetched into `local` from `url`, with `token` naming a secret."""
+
+    name: str
+    local: Path
+    sha256: str
+    url: str | None = None
+    token: str | None = None
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """A command that makes the files of an asset; `root` is where it runs, `output` the folder that it fills."""
+
+    argv: tuple[str, ...]
+    root: Path
+    output: Path
+
+
+@dataclass(frozen=True)
+class Content:
+    """What an asset holds, as far as it is known: `files`, or the recipe that will make them."""
+
+    kind: Kind
+    name: str
+    identity: str
+    files: tuple[Source, ...] = ()
+    recipe: Recipe | None = None
+
+    @property
+    def path(self) -> str:
+        """How config and programs name it: `models.gemma`."""
+        return f"{self.kind}s.{self.name}"
+
+    @property
+    def prefix(self) -> str:
+        """Its folder in the bucket, named after what is in it: a copy never changes."""
+        return f"assets/{self.name}-{self.identity[:12]}"
+
+
+def manifest(files: tuple[Source, ...]) -> str:
+    """The text of `manifest.json`: the SHA-256 by name."""
+    return json.dumps({f.name: f.sha256 for f in files}, indent=1, sort_keys=True) + "\n"
+
+
+def contents(config: Config, root: Path) -> dict[str, Content]:
+    """Every asset that is wanted, by `datasets.NAME` and so on; local files are hashed, at most once per change.
+
+    The bundled trainer knows assets by the keys that name them. One that no key names is left alone, such as the
+    weights of an experiment whose `model.weights` now says gs://….
+
+    Args:
+        root: of the code; builds run there.
+
+    Raises:
+        ConfigError: a local file is not there.
+    """
+    state = Path(config.run.state_dir).expanduser()
+    with Hashes(state / "hashes.json") as hashes:
+        found = [
+            content(kind, name, asset, root, state, hashes)
+            for kind, name, asset in config.assets.each()
+            if config.program.kind != "trainer" or is_named(config, kind, name)
+        ]
+    return {c.path: c for c in found}
+
+
+def is_named(config: Config, kind: Kind, name: str) -> bool:
+    """Does any key name this asset, as assets://NAME or {assets.models.NAME}?"""
+    words = config.model_dump_json(exclude={"assets"})
+    return bool(re.search(rf"assets://{name}(?![-a-z0-9])", words)) or f"{{assets.{kind}s.{name}}}" in words
+
+
+def content(kind: Kind, name: str, asset: Asset, root: Path, state: Path, hashes: Hashes) -> Content:
+    """One asset.
+
+    Raises:
+        ConfigError: a local path, or an input of a build, is missing or empty.
+    """
+    key = f"assets.{kind}s.{name}"
+    if asset.build:
+        identity = _identity(asset, root, hashes, key)
+        output = state / "builds" / f"{name}-{identity[:12]}"
+        return Content(kind, name, identity, recipe=Recipe(asset.build, root, output))
+    if asset.files:
+        cache = state / "downloads"
+        items = sorted(asset.files.items())
+        files = tuple(Source(k, cache / f.sha256, f.sha256, f.url, f.token) for k, f in items)
+    else:
+        try:
+            files = local_files(Path(asset.path or "").expanduser(), hashes)
+        except OSError as error:
+            raise ConfigError(one_line(f"{key}.path: {error.filename} cannot be read: {error.strerror}")) from None
+        if not files:
+            words = f"{key}.path: no file at {asset.path}; set it to the file or folder with the data"
+            raise ConfigError(one_line(words))
+    return Content(kind, name, hashlib.sha256(manifest(files).encode()).hexdigest(), files)
+
+
+def local_files(path: Path, hashes: Hashes) -> tuple[Source, ...]:
+    """The files at or below `path`, hashed; none where nothing is."""
+    if path.is_file():
+        return (Source(path.name, path, hashes.of([path])[path].sha256),)
+    found = sorted(p for p in path.rglob("*") if p.is_file() and not ALWAYS_SKIPPED & set(p.relative_to(path).parts))
+    known = hashes.of(found)
+    return tuple(Source(p.relative_to(path).as_posix(), p, known[p].sha256) for p in found)
+
+
+def is_there(path: Path) -> bool:
+    """Is there such a file? None is, where the name is too long for one."""
+    try:
+        return path.exists()
+    except OSError:
+        return False
+
+
+def _identity(asset: Asset, root: Path, hashes: Hashes, key: str) -> str:
+    """Of what a build makes: its words, and every file that they or `inputs` name. It need not have run for that."""
+    argv = asset.build or ()
+    read: dict[str, str] = {}
+    for word in dict.fromkeys([*argv, *asset.inputs]):
+        path = root / word
+        inside = word and is_there(path) and path.resolve() != root.resolve()
+        if word in asset.inputs and not is_there(path):
+            raise ConfigError(one_line(f"{key}.inputs: no file at {path}"))
+        if inside or word in asset.inputs:
+            read |= {f"{word}:{f.name}": f.sha256 for f in local_files(path, hashes)}
+    return digest([argv, read])

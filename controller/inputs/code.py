@@ -1,0 +1,156 @@
+"""The code that is shipped: which files, their hash, and one reproducible archive of them.
+
+`program=trainer` ships the bundled `trainer/` and `conf/`; `program=command` ships the git repository around the
+current folder, or `code.repository`, as `git ls-files` sees it: tracked and untracked files, ignored ones left out, and
+whatever `code.exclude` names.
+"""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import io
+import subprocess
+import tarfile
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+import conf
+from conf.schema.config import Config
+from controller.agent import tree_hash
+from controller.core.errors import ConfigError
+from controller.inputs.git import checked_out
+
+LARGEST_SHOWN = 5
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """Files below a root, by their sorted relative paths."""
+
+    root: Path
+    files: tuple[str, ...]
+
+    @property
+    def size(self) -> str:
+        """How much it is, for people."""
+        return f"{len(self.files)} file{'' if len(self.files) == 1 else 's'}"
+
+    @cached_property
+    def sha256(self) -> str:
+        """Hash of the tree: paths, executable bits and contents; what a worker's copy must hash to."""
+        return tree_hash(self.root, self.files)
+
+    @cached_property
+    def archive(self) -> bytes:
+        """A gzipped tar; the same files give the same bytes on every host."""
+        buffer = io.BytesIO()
+        with (
+            gzip.GzipFile(fileobj=buffer, mode="wb", mtime=0, compresslevel=6) as zipped,
+            tarfile.open(fileobj=zipped, mode="w", format=tarfile.PAX_FORMAT) as tar,
+        ):
+            for name in self.files:
+                path = self.root / name
+                entry = tarfile.TarInfo(name)
+                content = path.read_bytes()
+                entry.size = len(content)
+                entry.mode = 0o755 if path.stat().st_mode & 0o100 else 0o644
+                tar.addfile(entry, io.BytesIO(content))
+        return buffer.getvalue()
+
+    @cached_property
+    def archive_sha256(self) -> str:
+        return hashlib.sha256(self.archive).hexdigest()
+
+
+@dataclass(frozen=True)
+class Unfetched(Snapshot):
+    """Another repository's code that could not be had yet: enough for a plan, and for nothing else."""
+
+    commit: str
+
+    @property
+    def size(self) -> str:
+        return "not fetched yet"
+
+    @cached_property
+    def sha256(self) -> str:
+        return self.commit
+
+
+def unfetched(config: Config) -> Unfetched:
+    """What stands for `code.repository` in a plan that is made without it."""
+    assert config.code.repository is not None
+    return Unfetched(Path(config.run.state_dir).expanduser(), (), config.code.repository.commit)
+
+
+def snapshot(config: Config, folder: Path) -> Snapshot:
+    """What `config` would ship if run from `folder`.
+
+    Raises:
+        ConfigError: nothing to ship, more than code.max_mb, or a repository that cannot be had.
+    """
+    if config.program.kind == "trainer":
+        root = Path(conf.__file__).parents[1]
+        found = [p for package in ("conf", "trainer") for p in (root / package).rglob("*") if _is_source(p)]
+    elif config.code.stand_in:
+        root = Path(conf.__file__).parents[1] / "controller" / "rehearsal" / "standins"
+        found = [p for p in root.rglob("*.py") if _is_source(p)]
+    else:
+        state = Path(config.run.state_dir).expanduser()
+        other = config.code.repository
+        root = checked_out(other, state) if other else _repository(folder)
+        found = _included(root, _listed(root, tracked_only=other is not None), config.code.exclude)
+        if other is None:  # whose clone lies there
+            found = [path for path in found if not path.is_relative_to(state.resolve())]
+    files = tuple(sorted(p.relative_to(root).as_posix() for p in found))
+    if not files:
+        raise ConfigError(f"program: {root} holds no files to ship; run from your repository, or use program=trainer")
+    _refuse_large(root, files, config.code.max_mb)
+    return Snapshot(root, files)
+
+
+def _is_source(path: Path) -> bool:
+    return path.is_file() and "__pycache__" not in path.parts
+
+
+def _repository(folder: Path) -> Path:
+    git = subprocess.run(
+        ["git", "rev-parse", "--show-toplevel"], cwd=folder, capture_output=True, text=True, check=False
+    )
+    return Path(git.stdout.strip()) if git.returncode == 0 else folder
+
+
+def _listed(root: Path, *, tracked_only: bool = False) -> list[Path]:
+    """Regular files that git tracks or would add; without git every file that no .gitignore of the root names."""
+    command = ["git", "ls-files", "-z", "--cached", *(() if tracked_only else ("--others", "--exclude-standard"))]
+    git = subprocess.run(command, cwd=root, capture_output=True, text=True, check=False)
+    names = set(filter(None, git.stdout.split("\0"))) if git.returncode == 0 else _unignored(root)
+    return [root / name for name in names if (root / name).is_file() and not (root / name).is_symlink()]
+
+
+def _included(root: Path, found: list[Path], exclude: tuple[str, ...]) -> list[Path]:
+    import pathspec
+
+    spec = pathspec.GitIgnoreSpec.from_lines(exclude)
+    return [path for path in found if not spec.match_file(path.relative_to(root).as_posix())]
+
+
+def _unignored(root: Path) -> set[str]:
+    import pathspec
+
+    ignore = root / ".gitignore"
+    spec = pathspec.GitIgnoreSpec.from_lines(ignore.read_text().splitlines() if ignore.is_file() else [])
+    return set(spec.match_tree_files(root, negate=True))
+
+
+def _refuse_large(root: Path, files: tuple[str, ...], max_mb: float) -> None:
+    sizes = sorted((((root / name).stat().st_size, name) for name in files), reverse=True)
+    total = sum(size for size, _ in sizes) / 1e6
+    if total > max_mb:
+        largest = ", ".join(f"{name} ({size / 1e6:.1f} MB)" for size, name in sizes[:LARGEST_SHOWN])
+        raise ConfigError(
+            f"code.max_mb: {total:.1f} MB of code is more than {max_mb:g}; largest: {largest}; "
+            "name what is not needed in code.exclude or .gitignore"
+        )

@@ -1,0 +1,124 @@
+"""What is brought to this machine before it is copied: downloads, resumed and checked; folders that a command makes."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shlex
+import shutil
+import subprocess
+import tempfile
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from controller.core.errors import CloudError
+from controller.inputs.assets import Recipe, Source
+
+CHUNK = 1 << 20
+HUGGING_FACE = "huggingface.co"
+TAIL_LINES = 20
+
+
+def token_for(source: Source, secrets: Mapping[str, str]) -> str | None:
+    """What is sent along as bearer token."""
+    place = urlsplit(source.url or "")
+    if source.token is None and (place.scheme, place.hostname) == ("https", HUGGING_FACE):
+        return secrets.get("HF_TOKEN")
+    return secrets.get(source.token or "")
+
+
+def fetch(source: Source, token: str | None, moved: Callable[[int], None]) -> None:
+    """Download a file that is not here yet, going on where an earlier attempt stopped.
+
+    Args:
+        moved: told of the bytes that have come.
+
+    Raises:
+        CloudError: it cannot be had, or has another content than the config says: then nothing is kept.
+    """
+    if source.url is None or source.local.is_file():
+        return
+    source.local.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    part = source.local.with_suffix(".part")
+    try:
+        _download(source.url, part, token, moved)
+    except urllib.error.HTTPError as error:
+        if error.code == 416:  # nothing is left to send
+            pass
+        elif error.code in (401, 403):
+            why = (
+                "the token does not open it"
+                if token
+                else "it wants a token: set env.secrets.HF_TOKEN, or files.….token"
+            )
+            raise CloudError(f"{source.name}: {source.url} is refused ({error.code}): {why}") from None
+        else:
+            raise CloudError(f"{source.name}: {source.url} cannot be fetched: {error}") from None
+    except OSError as error:
+        raise CloudError(f"{source.name}: {source.url} cannot be fetched: {error}; `up` again goes on") from None
+    with part.open("rb") as file:
+        found = hashlib.file_digest(file, "sha256").hexdigest()
+    if found != source.sha256:
+        part.unlink()
+        raise CloudError(
+            f"{source.name}: {source.url} has SHA-256 {found[:12]}…, the config says {source.sha256[:12]}…"
+        )
+    part.replace(source.local)
+
+
+def _download(url: str, part: Path, token: str | None, moved: Callable[[int], None]) -> None:
+    request = urllib.request.Request(url)  # noqa: S310 - http(s) by schema
+    if token:  # hosts redirect to storage that must not see it
+        request.add_unredirected_header("Authorization", f"Bearer {token}")
+    have = part.stat().st_size if part.exists() else 0
+    if have:
+        request.add_header("Range", f"bytes={have}-")
+    with urllib.request.urlopen(request, timeout=60) as answer:  # noqa: S310
+        more = have and answer.status == 206
+        if more:
+            moved(have)
+        with part.open("ab" if more else "wb") as out:
+            while chunk := answer.read(CHUNK):
+                out.write(chunk)
+                moved(len(chunk))
+        expected = answer.headers.get("Content-Length")
+    got = part.stat().st_size - (have if more else 0)
+    if expected is not None and got != int(expected):
+        raise OSError(f"it broke off after {got} of {expected} bytes")
+
+
+def build(recipe: Recipe, key: str) -> Path:
+    """Run a recipe, unless it has run; returns the folder that it has filled.
+
+    Raises:
+        CloudError: it failed, or left nothing; shows the end of what it printed.
+    """
+    if recipe.output.is_dir():
+        return recipe.output
+    recipe.output.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    draft = Path(tempfile.mkdtemp(prefix=f".{recipe.output.name}-", dir=recipe.output.parent))
+    argv = [word.replace("{output}", str(draft)) for word in recipe.argv]
+    environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
+    try:
+        done = subprocess.run(
+            argv, cwd=recipe.root, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT, check=False,
+        )  # fmt: skip
+        words = f"{key}: `{shlex.join(recipe.argv)}`"
+        if done.returncode:
+            tail = "\n".join(done.stdout.decode(errors="replace").splitlines()[-TAIL_LINES:])
+            raise CloudError(f"{words} ended with code {done.returncode}:\n{tail}")
+        if not any(draft.iterdir()):
+            raise CloudError(f"{words} left no file in {{output}}")
+        draft.rename(recipe.output)
+    except FileNotFoundError:
+        raise CloudError(f"{key}: there is no program {recipe.argv[0]!r} on this machine") from None
+    except OSError:
+        if not recipe.output.is_dir():  # else another process was faster
+            raise
+    finally:
+        shutil.rmtree(draft, ignore_errors=True)
+    return recipe.output

@@ -1,0 +1,89 @@
+"""Git, as far as this machine needs it: repositories at a commit, kept in the state folder."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import subprocess
+import tempfile
+from pathlib import Path
+
+from conf.schema.run.program import Repository
+from controller.core.errors import ConfigError
+
+
+class UnreachableError(ConfigError):
+    """A repository that cannot be had now; it may be there all the same."""
+
+
+def checked_out(repository: Repository, state: Path) -> Path:
+    """The folder of a repository at its commit; cloned on first use, the same one ever after.
+
+    Raises:
+        UnreachableError: it cannot be cloned.
+        ConfigError: it has no such commit.
+    """
+    name = hashlib.sha256(repository.url.encode()).hexdigest()[:12]
+    folder = state / "repositories" / f"{name}-{repository.commit[:12]}"
+    if folder.is_dir():
+        return folder
+    folder.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    draft = Path(tempfile.mkdtemp(prefix=f".{name}-", dir=folder.parent))
+    try:
+        clone(repository.url, repository.commit, draft, "code.repository")
+        draft.rename(folder)
+    except OSError:
+        if not folder.is_dir():  # else another process was faster
+            raise
+    finally:
+        shutil.rmtree(draft, ignore_errors=True)
+    return folder
+
+
+def clone(url: str, ref: str | None, folder: Path, key: str) -> str:
+    """Clone into an empty folder at a commit, branch or tag; returns the commit. One commit alone, where it can be had.
+
+    Raises:
+        ConfigError: naming `key`; an UnreachableError where the server could not be asked.
+    """
+    words = f"{key}: {without_password(url)}"
+    if ref and ref.startswith("-"):  # git would take it for an option, and some of them run programs
+        raise ConfigError(f"{words} can have no branch, tag or commit called {ref!r}")
+    for argv in (["init", "--quiet"], ["remote", "add", "--", "origin", url]):
+        _git(argv, folder)
+    one = _git(["fetch", "--quiet", "--depth=1", "origin", ref or "HEAD"], folder)
+    if one.returncode and ref:  # a server may refuse to send a commit that no branch ends with
+        everything = ["fetch", "--quiet", "--tags", "origin", "+refs/heads/*:refs/remotes/origin/*"]
+        one = _git(everything, folder)
+    if one.returncode:
+        raise UnreachableError(f"{words} cannot be cloned: {_last(one.stderr)}")
+    for target in ("FETCH_HEAD", ref, f"origin/{ref}"):
+        commit = _git(["rev-parse", "--verify", "--quiet", f"{target}^{{commit}}"], folder).stdout.strip()
+        if commit and (ref is None or target != "FETCH_HEAD" or len(ref) != 40 or commit == ref):
+            break
+    else:
+        raise ConfigError(f"{words} has no commit {ref}")
+    if (done := _git(["checkout", "--quiet", "--detach", commit], folder)).returncode:
+        raise ConfigError(f"{words} cannot be checked out: {_last(done.stderr)}")
+    return commit
+
+
+def without_password(url: str) -> str:
+    """A URL that may be shown: whoever clones over HTTPS may have put a token into it."""
+    scheme, separator, rest = url.partition("://")
+    host, slash, path = rest.partition("/")
+    user, at, name = host.rpartition("@")
+    if not separator or not at or scheme == "ssh":
+        return url
+    return f"{scheme}://{name}{slash}{path}" if user else url
+
+
+def _git(arguments: list[str], folder: Path) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "GIT_TERMINAL_PROMPT": "0", "LC_ALL": "C"}
+    return subprocess.run(["git", *arguments], cwd=folder, env=environment, capture_output=True, text=True, check=False)
+
+
+def _last(text: str) -> str:
+    lines = [line for line in text.splitlines() if line.strip()]
+    return next((line for line in lines if line.startswith(("fatal:", "error:"))), lines[-1] if lines else "git failed")

@@ -1,0 +1,110 @@
+"""Secrets: read from where `env.secrets` says, kept in memory, sent to the workers over SSH's stdin, and nowhere else.
+
+Not in the plan, a log, an argument list, the bucket, run.yaml or a run's identity. docs/assets-and-secrets.md
+"""
+
+from __future__ import annotations
+
+import base64
+import os
+import threading
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from controller.core.errors import ConfigError
+from controller.gcp.client import Forbidden, NotFound
+
+if TYPE_CHECKING:
+    from controller.gcp.client import Google
+
+MANAGER = "secretmanager:"
+NETRC = "NETRC"
+"""Programs want it as a file: its value is the content, and on a worker the variable names the file."""
+
+
+class Vault:
+    """The secrets of one run. It has no words for what it holds, so that nothing can print them by accident."""
+
+    def __init__(self, sources: Mapping[str, str | None], environment: Mapping[str, str] | None = None) -> None:
+        """Nothing is read yet.
+
+        Args:
+            sources: by name, as in `env.secrets`.
+            environment: of this process, by default.
+        """
+        self._environment = os.environ if environment is None else environment
+        self._sources = {name: source for name, source in sources.items() if source and self._is_there(name, source)}
+        self._values: dict[str, str] = {}
+        self._lock = threading.Lock()
+
+    @property
+    def names(self) -> list[str]:
+        """Of what will be delivered, sorted."""
+        return sorted(self._sources)
+
+    @property
+    def apis(self) -> list[str]:
+        """The services that must be enabled to read them."""
+        asks = any(source.startswith(MANAGER) for source in self._sources.values())
+        return ["secretmanager.googleapis.com"] if asks else []
+
+    def open(self, google: Google) -> None:
+        """Read what has not been read yet.
+
+        Raises:
+            ConfigError: a secret is not where the config says.
+            ServiceDisabled: Secret Manager is not enabled, or not everywhere yet.
+        """
+        with self._lock:
+            for name, source in self._sources.items():
+                if name not in self._values:
+                    self._values[name] = self._read(name, source, google)
+
+    def values(self) -> dict[str, str]:
+        """What `open` has read, by name."""
+        return dict(self._values)
+
+    def _is_there(self, name: str, source: str) -> bool:
+        """A variable that is passed on under its own name is optional; everything else was asked for."""
+        value = self._environment.get(name)
+        if source != "env" or not value:
+            return source != "env"
+        return name != NETRC or Path(value).expanduser().is_file()
+
+    def _read(self, name: str, source: str, google: Google) -> str:
+        key = f"env.secrets.{name}"
+        if source.startswith(MANAGER):
+            return _from_manager(key, source.removeprefix(MANAGER), google)
+        if source.startswith("file:"):
+            return _from_file(key, source.removeprefix("file:"), name)
+        variable = source.removeprefix("env:") if source != "env" else name
+        value = self._environment.get(variable, "")
+        if not value:
+            raise ConfigError(f"{key}: the environment variable {variable} is not set; set it, or take the key out")
+        return _from_file(key, value, name) if name == NETRC else value
+
+
+def _from_file(key: str, path: str, name: str) -> str:
+    try:
+        text = Path(path).expanduser().read_text()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{key}: {path} cannot be read: {getattr(error, 'strerror', None) or 'not text'}") from None
+    return text if name == NETRC else text.strip()
+
+
+def _from_manager(key: str, name: str, google: Google) -> str:
+    """https://cloud.google.com/secret-manager/docs/reference/rest/v1/projects.secrets.versions/access"""
+    version = name if "/versions/" in name else f"{name}/versions/latest"
+    try:
+        answer = google.call("secretmanager", "projects.secrets.versions.access", name=version)
+    except NotFound:
+        words = f"there is no {version}; `gcloud secrets create` makes one, or name another"
+        raise ConfigError(f"{key}: {words}") from None
+    except Forbidden as error:
+        words = f"you may not read {version}; it takes roles/secretmanager.secretAccessor ({error.message})"
+        raise ConfigError(f"{key}: {words}") from None
+    try:
+        return base64.b64decode(answer["payload"]["data"]).decode()
+    except (KeyError, ValueError):
+        raise ConfigError(f"{key}: {version} holds no text") from None

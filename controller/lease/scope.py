@@ -1,0 +1,55 @@
+"""The lease that a verb works under: who asks, how often it is renewed, and that every act of this process minds it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from controller.context import World
+from controller.lease.lease import Lease
+from controller.lease.store import InBucket, Me
+from controller.plan.build import Plan
+
+RENEW_SECONDS = 10.0
+"""How soon a holder learns at the latest that it is asked to let go."""
+LOCAL_RENEW_SECONDS = 1.0
+
+
+def lease_of(plan: Plan, world: World, driver: str = "laptop") -> Lease:
+    """The lease of the plan's pod, which nobody has taken yet."""
+    return Lease(
+        InBucket(world.google, plan.bucket, plan.node.name),
+        world.clock,
+        Me(driver, plan.run_id),
+        plan.config.recovery.lease_seconds,
+        RENEW_SECONDS if world.billed else LOCAL_RENEW_SECONDS,
+        world.clock.interrupt,
+    )
+
+
+def sweep_lease(world: World, bucket: str, sweep_id: str, seconds: float) -> Lease:
+    """The lease of a sweep, which nobody has taken yet: who has it gives the runs to the pods.
+
+    Args:
+        seconds: the term.
+    """
+    return Lease(
+        InBucket(world.google, bucket, sweep_id, "sweeps"),
+        world.clock,
+        Me("laptop", sweep_id),
+        seconds,
+        RENEW_SECONDS if world.billed else LOCAL_RENEW_SECONDS,
+        lambda: None,
+    )
+
+
+@contextmanager
+def working_under(lease: Lease, plan: Plan, world: World) -> Iterator[None]:
+    """While this lasts every act on the pod takes the lease, or makes sure of it; at its end it is let go."""
+    world.leased_at = f"{plan.bucket}/{plan.node.name}"
+    world.guard = world.google.guard = lease.hold
+    try:
+        with lease.kept():
+            yield
+    finally:
+        world.guard = world.google.guard = lambda: 0

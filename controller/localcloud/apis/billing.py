@@ -1,0 +1,109 @@
+"""cloudbilling v1, billingbudgets v1, and the quotas of serviceusage v1beta1: what the project may spend."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from controller.localcloud.apis.catalog import Catalog
+from controller.localcloud.http.call import PROJECT, PROJECT_NUMBER, Call, Handler, check_project, merge_patch, page
+from controller.localcloud.http.errors import CloudError, not_found
+from controller.localcloud.store import Document, Store
+
+ACCOUNT = "012345-6789AB-CDEF01"
+"""The one billing account there is."""
+_METRICS = {"v4": "tpu-v4s", "v5e": "tpu-v5s-litepod", "v5p": "tpu-v5p", "v6e": "tpu-v6e"}
+_LIMIT = 4096
+_BUDGETS = "billingbudgets.v1:billingAccounts.budgets."
+
+
+class Billing:
+    """Handlers of the three. Budgets are stored by full name, kind "budget"."""
+
+    def __init__(self, store: Store, catalog: Catalog) -> None:
+        self._store = store
+        self._catalog = catalog
+
+    def handlers(self) -> dict[str, Handler]:
+        """By method key."""
+        return {
+            "cloudbilling.v1:projects.getBillingInfo": self._info,
+            "cloudbilling.v1:billingAccounts.list": lambda call: page(call, [_account()], "billingAccounts"),
+            "serviceusage.v1beta1:services.consumerQuotaMetrics.list": self._quotas,
+            f"{_BUDGETS}create": self._create,
+            f"{_BUDGETS}get": self._get,
+            f"{_BUDGETS}list": self._list,
+            f"{_BUDGETS}patch": self._patch,
+            f"{_BUDGETS}delete": self._delete,
+        }
+
+    def _info(self, call: Call) -> Document:
+        check_project(call.path["projectsId"])
+        return {
+            "name": f"projects/{PROJECT}/billingInfo",
+            "projectId": PROJECT,
+            "billingAccountName": f"billingAccounts/{ACCOUNT}",
+            "billingEnabled": True,
+        }
+
+    def _quotas(self, call: Call) -> Document:
+        """Plenty of every generation in each of its zones, on demand and preemptible."""
+        check_project(call.path["v1beta1Id1"])
+        if call.path["servicesId"] != "tpu.googleapis.com":
+            return {}
+        metrics = [
+            self._metric(f"tpu.googleapis.com/{name}{kind}", sorted(self._catalog.zones_of[generation]))
+            for generation, name in _METRICS.items()
+            for kind in ("", "-preemptible")
+        ]
+        return page(call, metrics, "metrics")
+
+    def _metric(self, metric: str, zones: list[str]) -> Document:
+        unit = "1/{project}/{zone}"
+        buckets: list[dict[str, Any]] = [{"effectiveLimit": "0", "defaultLimit": "0"}]
+        buckets += [{"effectiveLimit": str(_LIMIT), "defaultLimit": "0", "dimensions": {"zone": z}} for z in zones]
+        name = (
+            f"projects/{PROJECT_NUMBER}/services/tpu.googleapis.com/consumerQuotaMetrics/{metric.replace('/', '%2F')}"
+        )
+        limit = {"name": f"{name}/limits/%2Fproject%2Fzone", "metric": metric, "unit": unit, "quotaBuckets": buckets}
+        return {"name": name, "metric": metric, "unit": unit, "consumerQuotaLimits": [limit]}
+
+    def _create(self, call: Call) -> Document:
+        parent = self._parent(call)
+        if "amount" not in call.body:
+            raise CloudError(400, "Budget amount is required.")
+        name = f"{parent}/budgets/{self._store.counter('budget'):08d}"
+        budget = {**call.body, "name": name, "etag": "1"}
+        self._store.put("budget", name, budget)
+        return budget
+
+    def _get(self, call: Call) -> Document:
+        name = f"{self._parent(call)}/budgets/{call.path['budgetsId']}"
+        budget = self._store.get("budget", name)
+        if budget is None:
+            raise not_found(name)
+        return budget
+
+    def _list(self, call: Call) -> Document:
+        return page(call, [budget for _, budget in self._store.items("budget", f"{self._parent(call)}/")], "budgets")
+
+    def _patch(self, call: Call) -> Document:
+        budget = self._get(call)
+        mask = [name for name in call.query.get("updateMask", "").split(",") if name]
+        change = {key: value for key, value in call.body.items() if not mask or key in mask}
+        changed = merge_patch(budget, change) | {"name": budget["name"], "etag": str(int(budget["etag"]) + 1)}
+        self._store.put("budget", budget["name"], changed)
+        return changed
+
+    def _delete(self, call: Call) -> Document:
+        self._store.delete("budget", self._get(call)["name"])
+        return {}
+
+    def _parent(self, call: Call) -> str:
+        account = call.path["billingAccountsId"]
+        if account != ACCOUNT:
+            raise CloudError(403, f"The caller does not have permission on billing account '{account}'")
+        return f"billingAccounts/{account}"
+
+
+def _account() -> Document:
+    return {"name": f"billingAccounts/{ACCOUNT}", "open": True, "displayName": "Emulated", "masterBillingAccount": ""}

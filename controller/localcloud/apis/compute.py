@@ -1,0 +1,363 @@
+"""compute v1: networks, subnetworks, routers with their NATs, firewalls, instances, operations, projects, zones."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import re
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+from controller.localcloud.apis.catalog import Catalog
+from controller.localcloud.apis.networks import KIND, Networks, check_name
+from controller.localcloud.apis.operations import Effect, Operations
+from controller.localcloud.apis.oslogin import METADATA
+from controller.localcloud.apis.projects import Policies
+from controller.localcloud.http.call import (
+    PROJECT,
+    PROJECT_NUMBER,
+    Call,
+    Handler,
+    check_project,
+    merge_patch,
+    page,
+    timestamp,
+)
+from controller.localcloud.http.errors import CloudError, already_exists, not_found
+from controller.localcloud.store import Document, Store
+from controller.localcloud.vms.machines import Machines
+
+_OUTPUT_ONLY = ("id", "kind", "selfLink", "selfLinkWithId", "creationTimestamp", "fingerprint", "region", "subnetworks")
+_ON_THE_WAY = {"insert": "PROVISIONING", "delete": "STOPPING"}
+_WAIT_SECONDS = 120.0  # as documented for operations.wait
+
+
+@dataclass(frozen=True)
+class Collection:
+    """One kind of resource: `networks`, one of them a `network`; `scope` is global, region or zone."""
+
+    plural: str
+    singular: str
+    scope: str
+
+    def path(self, call: Call, name: str) -> str:
+        """The store's name of one of them."""
+        return f"{self.parent(call)}/{self.plural}/{name}"
+
+    def parent(self, call: Call) -> str:
+        """The zone, the region or the global scope that a call speaks of."""
+        place = "global" if self.scope == "global" else f"{self.scope}s/{call.path[self.scope]}"
+        return f"projects/{PROJECT}/{place}"
+
+    def prefix(self) -> str:
+        """What the names of all of them start with."""
+        return f"projects/{PROJECT}/{'global' if self.scope == 'global' else f'{self.scope}s'}/"
+
+
+COLLECTIONS = (
+    Collection("networks", "network", "global"),
+    Collection("subnetworks", "subnetwork", "region"),
+    Collection("routers", "router", "region"),
+    Collection("firewalls", "firewall", "global"),
+    Collection("instances", "instance", "zone"),
+    Collection("disks", "disk", "zone"),
+    Collection("addresses", "address", "region"),
+)
+
+
+class Compute:
+    """Handlers of the API. `changed` is called after every change of a firewall rule."""
+
+    def __init__(
+        self,
+        store: Store,
+        operations: Operations,
+        networks: Networks,
+        catalog: Catalog,
+        url: str,
+        changed: Callable[[], None],
+        machines: Machines,
+        policies: Policies,
+    ) -> None:
+        self._machines = machines
+        self._policies = policies
+        self._store = store
+        self._operations = operations
+        self._networks = networks
+        self._catalog = catalog
+        self._root = f"{url}compute/v1/"
+        self._changed = changed
+
+    def handlers(self) -> dict[str, Handler]:
+        """By method key."""
+        table: dict[str, Handler] = {
+            "projects.get": self._project,
+            "projects.setCommonInstanceMetadata": self._set_metadata,
+            "zones.get": partial(self._place, "zone"),
+            "zones.list": partial(self._places, "zone"),
+            "regions.get": partial(self._place, "region"),
+            "regions.list": partial(self._places, "region"),
+            "subnetworks.setPrivateIpGoogleAccess": partial(self._change, COLLECTIONS[1]),
+            "instances.getSerialPortOutput": self._serial_port,
+            "instances.getIamPolicy": self._get_policy,
+            "instances.setIamPolicy": self._set_policy,
+        }
+        for collection in COLLECTIONS:
+            table |= {
+                f"{collection.plural}.insert": partial(self._insert, collection),
+                f"{collection.plural}.get": partial(self._get, collection),
+                f"{collection.plural}.list": partial(self._list, collection),
+                f"{collection.plural}.patch": partial(self._change, collection),
+                f"{collection.plural}.update": partial(self._change, collection),
+                f"{collection.plural}.delete": partial(self._delete, collection),
+                f"{collection.plural}.aggregatedList": partial(self._aggregated, collection),
+            }
+        for scope in ("global", "region", "zone"):
+            table |= {
+                f"{scope}Operations.get": self._operation,
+                f"{scope}Operations.wait": self._wait,
+                f"{scope}Operations.list": self._operation_list,
+            }
+        return {f"compute.v1:{name}": handler for name, handler in table.items()}
+
+    def effects(self) -> dict[str, Effect]:
+        """What operations do when they end."""
+        return {"compute.delete": self._deleted, "compute.boot": self._machines.boot}
+
+    def _insert(self, collection: Collection, call: Call) -> Document:
+        self._check_place(call)
+        path = collection.path(call, check_name(call.body.get("name")))
+        if self._store.get(KIND, path):
+            raise already_exists(path)
+        body = {key: value for key, value in call.body.items() if key not in _OUTPUT_ONLY}
+        resource = self._networks.prepare(collection.plural, _place(call), body, path)
+        self._check_ready(resource.get("network", ""))
+        self._put(path, resource)
+        if resource.get("autoCreateSubnetworks"):
+            for other, subnetwork in self._networks.automatic_subnetworks(path):
+                self._put(other, subnetwork)
+        return self._begin(
+            collection, call, "insert", path, "compute.boot" if collection is COLLECTIONS[4] else None
+        )  # fmt: skip
+
+    def _put(self, path: str, resource: Document) -> None:
+        now = time.time()
+        resource.setdefault("id", str(self._store.counter("id", 10**18)))
+        resource.setdefault("creationTimestamp", timestamp(now))
+        self._store.put(KIND, path, resource)
+
+    def _begin(self, collection: Collection, call: Call, verb: str, path: str, effect: str | None = None) -> Document:
+        operation = self._operations.begin(collection.parent(call), verb, path, effect)
+        if collection.plural == "firewalls":
+            self._changed()
+        return self._render_operation(operation)
+
+    def _check_ready(self, path: str) -> None:
+        """A resource cannot be used while it is being made."""
+        if self._operations.pending(path):
+            raise CloudError(400, f"The resource '{path}' is not ready", reason="resourceNotReady")
+
+    def _find(self, collection: Collection, call: Call, argument: str = "") -> tuple[str, Document]:
+        self._check_place(call)
+        path = collection.path(call, call.path[argument or collection.singular])
+        resource = self._store.get(KIND, path)
+        if resource is None:
+            raise not_found(path)
+        return path, resource
+
+    def _get(self, collection: Collection, call: Call) -> Document:
+        return self._render(collection, *self._find(collection, call))
+
+    def _list(self, collection: Collection, call: Call) -> Document:
+        self._check_place(call)
+        found = self._store.items(KIND, f"{collection.parent(call)}/{collection.plural}/")
+        items = [self._render(collection, path, resource) for path, resource in found]
+        chosen = [item for item in items if _matches(call.query.get("filter", ""), item)]
+        kind = f"compute#{collection.singular}List"
+        return {"kind": kind, "id": collection.parent(call), **page(call, chosen, "items", "maxResults")}
+
+    def _aggregated(self, collection: Collection, call: Call) -> Document:
+        check_project(call.path["project"])
+        items: dict[str, Any] = {}
+        for path, resource in self._store.items(KIND, collection.prefix()):
+            if f"/{collection.plural}/" in path:
+                scope = items.setdefault("/".join(path.split("/")[2:4]), {collection.plural: []})
+                scope[collection.plural].append(self._render(collection, path, resource))
+        return {"kind": f"compute#{collection.singular}AggregatedList", "items": items}
+
+    def _change(self, collection: Collection, call: Call) -> Document:
+        path, resource = self._find(collection, call)
+        body = {key: value for key, value in call.body.items() if key not in _OUTPUT_ONLY}
+        if call.method.http == "PUT":
+            kept = {key: value for key, value in resource.items() if key in _OUTPUT_ONLY}
+            wanted = {**kept, **body}
+        else:
+            wanted = merge_patch(resource, body)
+        changed = self._networks.prepare(collection.plural, _place(call), wanted, path)
+        for fixed in ("network", "ipCidrRange", "name"):
+            if changed.get(fixed) != resource.get(fixed):
+                raise CloudError(400, f"Invalid value for field 'resource.{fixed}': it cannot be changed")
+        self._store.put(KIND, path, changed)
+        return self._begin(collection, call, "patch", path)
+
+    def _delete(self, collection: Collection, call: Call) -> Document:
+        path, _ = self._find(collection, call)
+        self._check_ready(path)
+        if users := self._networks.users(path):
+            message = f"The {collection.singular} resource '{path}' is already being used by '{users[0]}'"
+            # Google names the same refusal in two ways; the longer one appears in operations.
+            raise CloudError(400, message, status="RESOURCE_IN_USE", reason="resourceInUseByAnotherResource")
+        return self._begin(collection, call, "delete", path, "compute.delete")
+
+    async def _deleted(self, path: str) -> None:
+        resource = self._store.get(KIND, path) or {}
+        if resource.get("autoCreateSubnetworks"):
+            for subnetwork, _ in self._networks.of_network(path, "subnetworks"):
+                self._store.delete(KIND, subnetwork)
+        await self._machines.remove(path)
+        self._store.delete(KIND, path)
+        self._changed()
+
+    def _render(self, collection: Collection, path: str, resource: Document) -> Document:
+        shown = {"kind": f"compute#{collection.singular}", "selfLink": self._root + path, **resource}
+        digest = hashlib.sha256(json.dumps(resource, sort_keys=True).encode()).digest()
+        if collection.plural == "instances" and (verb := self._operations.under_way(path)) in _ON_THE_WAY:
+            shown["status"] = _ON_THE_WAY[verb]
+        if "network" in resource:
+            shown["network"] = self._root + resource["network"]
+        if collection.scope != "global":
+            shown[collection.scope] = self._root + path.partition(f"/{collection.plural}/")[0]
+        if collection.plural == "subnetworks":
+            shown["fingerprint"] = base64.b64encode(digest[:8]).decode()
+            shown.setdefault("privateIpGoogleAccess", False)
+        if collection.plural == "networks" and (mine := self._networks.of_network(path, "subnetworks")):
+            shown["subnetworks"] = [self._root + subnetwork for subnetwork, _ in mine]
+        return shown
+
+    def _check_place(self, call: Call) -> None:
+        check_project(call.path["project"])
+        for place, known in (("region", self._catalog.regions), ("zone", self._catalog.zones)):
+            if place in call.path and call.path[place] not in known:
+                raise CloudError(400, f"Invalid value for field '{place}': '{call.path[place]}'. Unknown {place}.")
+
+    def _project(self, call: Call) -> Document:
+        check_project(call.path["project"])
+        return {
+            "kind": "compute#project",
+            "id": PROJECT_NUMBER,
+            "name": PROJECT,
+            "selfLink": f"{self._root}projects/{PROJECT}",
+            "commonInstanceMetadata": {
+                "kind": "compute#metadata",
+                "fingerprint": "AAAAAAAAAAA=",
+                "items": (self._store.get("setting", METADATA) or {}).get("items", []),
+            },
+            "defaultServiceAccount": f"{PROJECT_NUMBER}-compute@developer.gserviceaccount.com",
+        }
+
+    def _set_metadata(self, call: Call) -> Document:
+        check_project(call.path["project"])
+        self._store.put("setting", METADATA, {"items": call.body.get("items", [])})
+        parent = f"projects/{PROJECT}/global"
+        return self._render_operation(self._operations.begin(parent, "setMetadata", f"projects/{PROJECT}", None))
+
+    def _place(self, kind: str, call: Call) -> Document:
+        self._check_place(call)
+        name = call.path[kind]
+        link = f"{self._root}projects/{PROJECT}/{kind}s/{name}"
+        shown = {"kind": f"compute#{kind}", "name": name, "status": "UP", "selfLink": link}
+        if kind == "zone":
+            shown["region"] = f"{self._root}projects/{PROJECT}/regions/{name.rpartition('-')[0]}"
+        return shown
+
+    def _places(self, kind: str, call: Call) -> Document:
+        names = self._catalog.zones if kind == "zone" else self._catalog.regions
+        places = [self._place(kind, replace(call, path={**call.path, kind: name})) for name in names]
+        return {"kind": f"compute#{kind}List", **page(call, places, "items", "maxResults")}
+
+    def _serial_port(self, call: Call) -> Document:
+        path, _ = self._find(COLLECTIONS[4], call)
+        start = int(call.query.get("start", "0"))
+        text, end = self._machines.serial(path, start)
+        link = f"{self._root}{path}/serialPort"
+        return {
+            "kind": "compute#serialPortOutput",
+            "selfLink": link,
+            "contents": text,
+            "start": str(start),
+            "next": str(end),
+        }
+
+    def _get_policy(self, call: Call) -> Document:
+        return self._policies.get(self._find(COLLECTIONS[4], call, "resource")[0])
+
+    def _set_policy(self, call: Call) -> Document:
+        path, _ = self._find(COLLECTIONS[4], call, "resource")
+        return self._policies.set(path, call.body.get("policy", {}), conflict=412)
+
+    def _operation_parent(self, call: Call) -> str:
+        self._check_place(call)
+        for place in ("region", "zone"):
+            if place in call.path:
+                return f"projects/{PROJECT}/{place}s/{call.path[place]}"
+        return f"projects/{PROJECT}/global"
+
+    def _operation(self, call: Call) -> Document:
+        name = f"{self._operation_parent(call)}/operations/{call.path['operation']}"
+        return self._render_operation(self._operations.get(name))
+
+    async def _wait(self, call: Call) -> Document:
+        name = f"{self._operation_parent(call)}/operations/{call.path['operation']}"
+        return self._render_operation(await self._operations.wait(name, _WAIT_SECONDS))
+
+    def _operation_list(self, call: Call) -> Document:
+        found = self._operations.under(self._operation_parent(call))
+        items = [self._render_operation(operation) for operation in found]
+        return {"kind": "compute#operationList", **page(call, items, "items", "maxResults")}
+
+    def _render_operation(self, operation: Document) -> Document:
+        started = timestamp(operation["created"])
+        parent = operation["name"].partition("/operations/")[0]
+        shown: dict[str, Any] = {
+            "kind": "compute#operation",
+            "id": str(operation["number"]),
+            "name": operation["name"].rpartition("/")[2],
+            "operationType": operation["verb"],
+            "targetLink": self._root + operation["target"],
+            "selfLink": self._root + operation["name"],
+            "status": "DONE" if operation["done"] else "RUNNING",
+            "progress": 100 if operation["done"] else 0,
+            "insertTime": started,
+            "startTime": started,
+        }
+        for scope in ("region", "zone"):
+            if f"/{scope}s/" in parent:
+                shown[scope] = self._root + parent
+        if operation["done"]:
+            shown["endTime"] = timestamp(operation["ended"])
+        if error := operation.get("error"):
+            shown["error"] = {"errors": [{"code": error["reason"], "message": error["message"]}]}
+            shown |= {"httpErrorStatusCode": error["http"], "httpErrorMessage": error["reason"]}
+        return shown
+
+
+def _place(call: Call) -> str:
+    """The region or zone of a call, or nothing."""
+    return call.path.get("region") or call.path.get("zone") or ""
+
+
+def _matches(condition: str, resource: Mapping[str, Any]) -> bool:
+    """The simple form of a list filter, `field = value` or `field eq regex`; CloudError 400 for a richer one."""
+    if not condition:
+        return True
+    parts = re.fullmatch(r"\(?(\w+)\s*(=|!=|eq|ne)\s*\"?([^\"()]*)\"?\)?", condition)
+    if parts is None:
+        raise CloudError(400, f"Invalid value for field 'filter': '{condition}'. Known here: FIELD = VALUE.")
+    field, operator, wanted = parts.groups()
+    value = str(resource.get(field, ""))
+    equal = re.fullmatch(wanted, value) is not None if operator in ("eq", "ne") else value == wanted
+    return equal == (operator in ("=", "eq"))

@@ -1,0 +1,114 @@
+"""The Identity-Aware Proxy: SSH to a worker inside a WebSocket, as gcloud and the controller open it.
+
+Messages are a tag of 2 bytes and what belongs to it: https://cloud.google.com/iap/docs/tcp-forwarding-overview
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import re
+import secrets
+import socket
+import struct
+import time
+from dataclasses import dataclass
+
+from aiohttp import WSMsgType, web
+
+from controller.localcloud.faults.faults import Faults
+from controller.localcloud.http.call import PROJECT, without_secrets
+from controller.localcloud.store import Store
+from controller.localcloud.vms.image import Worker
+from controller.localcloud.vms.workers import Workers
+
+PREFIX = "iap/v4/connect"
+_SUBPROTOCOL = "relay.tunnel.cloudproxy.app"
+_CONNECTED, _DATA, _ACK = 1, 4, 7
+_LARGEST = 16384
+_NO_BACKEND, _NOT_FOUND = 4003, 4047
+_INSTANCE = re.compile(r"t1v-n-(\d+)-w-(\d+)")
+
+
+@dataclass(frozen=True)
+class _Refusal(Exception):
+    code: int
+    words: str
+
+
+class Iap:
+    """Relays to port 22 of workers whose firewall rules admit IAP, whether or not they have an external address."""
+
+    def __init__(self, store: Store, workers: Workers, faults: Faults) -> None:
+        self._store, self._workers, self._faults = store, workers, faults
+
+    async def answer(self, request: web.Request, client: str) -> web.StreamResponse:
+        """A tunnel until either side closes it. Refusals are close codes, as IAP gives them."""
+        entry = {"time": time.time(), "method": "GET", "path": f"/{PREFIX}", "client": client, "api": "iap"}
+        entry |= {"call": "connect", "query": without_secrets(request.query), "mutating": False, "body": None}
+        self._store.log({**entry, "status": 101, "seconds": 0.0})
+        tunnel = web.WebSocketResponse(protocols=(_SUBPROTOCOL,), autoping=True, compress=False)
+        await tunnel.prepare(request)
+        try:
+            worker = self._find(request)
+        except _Refusal as refusal:
+            await tunnel.close(code=refusal.code, message=refusal.words.encode())
+            return tunnel
+        sid = secrets.token_hex(8).encode()
+        await tunnel.send_bytes(struct.pack(">HI", _CONNECTED, len(sid)) + sid)
+        ours, theirs = socket.socketpair()
+        self._workers.serve(worker, theirs)
+        await _relay(tunnel, ours)
+        return tunnel
+
+    def _find(self, request: web.Request) -> Worker:
+        query = request.query
+        found = _INSTANCE.fullmatch(query.get("instance", ""))
+        node = self._workers.node(found[1]) if found else {}
+        where = (query.get("project"), query.get("zone"))
+        if not found or node.get("state") != "READY" or where != (PROJECT, node["name"].split("/")[3]):
+            raise _Refusal(_NOT_FOUND, "Failed to lookup instance")
+        workers = {worker.index: worker for worker in self._workers.of_node(found[1])}
+        if int(found[2]) not in workers:
+            raise _Refusal(_NOT_FOUND, "Failed to lookup instance")
+        worker = workers[int(found[2])]
+        admitted = self._workers.admits_iap(node) and not self._faults.refuses_ssh(worker.index)
+        if query.get("port") != "22" or query.get("interface") != "nic0" or not admitted:
+            raise _Refusal(_NO_BACKEND, "failed to connect to backend")
+        return worker
+
+
+async def _relay(tunnel: web.WebSocketResponse, ours: socket.socket) -> None:
+    reader, writer = await asyncio.open_connection(sock=ours)
+    back = asyncio.create_task(_send(tunnel, reader))
+    received = acknowledged = 0
+    try:
+        async for message in tunnel:
+            if message.type is not WSMsgType.BINARY:
+                continue
+            (tag,) = struct.unpack_from(">H", message.data)
+            if tag != _DATA:
+                continue
+            (length,) = struct.unpack_from(">I", message.data, 2)
+            writer.write(message.data[6 : 6 + length])
+            await writer.drain()
+            received += length
+            if received - acknowledged > 2 * _LARGEST:
+                await tunnel.send_bytes(struct.pack(">HQ", _ACK, received))
+                acknowledged = received
+    except (OSError, RuntimeError):
+        pass  # one side has gone
+    finally:
+        back.cancel()
+        writer.close()
+        with contextlib.suppress(OSError):
+            await writer.wait_closed()
+
+
+async def _send(tunnel: web.WebSocketResponse, reader: asyncio.StreamReader) -> None:
+    try:
+        while data := await reader.read(_LARGEST):
+            await tunnel.send_bytes(struct.pack(">HI", _DATA, len(data)) + data)
+        await tunnel.close()
+    except (OSError, RuntimeError):
+        return  # one side has gone

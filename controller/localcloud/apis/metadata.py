@@ -1,0 +1,106 @@
+"""The metadata server of a worker: https://cloud.google.com/compute/docs/metadata/predefined-metadata-keys"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import time
+from typing import Any
+
+from aiohttp import web
+
+from controller.localcloud.http.call import PROJECT, PROJECT_NUMBER
+from controller.localcloud.store import Document, Store
+from controller.localcloud.vms.image import Worker, vm_name
+from controller.localcloud.vms.machines import Machines
+from controller.localcloud.vms.workers import Workers
+
+PREFIX = "computeMetadata/v1/"
+_HEADERS = {"Metadata-Flavor": "Google", "Server": "Metadata Server for VM"}
+_TOKEN_SECONDS = 3600
+_LOOK_SECONDS = 0.25
+
+
+class Metadata:
+    """Answers what programs on a VM ask about it; each worker has its own URL."""
+
+    def __init__(self, store: Store, workers: Workers, machines: Machines, token: str) -> None:
+        self._store = store
+        self._machines = machines
+        self._workers = workers
+        self._token = token
+
+    async def answer(self, request: web.Request, path: str, uid: str, index: int) -> web.Response:
+        """`path` is what follows the worker's URL; 403 without the Metadata-Flavor header, 404 for an unknown key.
+
+        With `wait_for_change` it answers once the value is another one than that of `last_etag`, or than it was, or
+        after `timeout_sec`: https://cloud.google.com/compute/docs/metadata/querying-metadata#waitforchange
+        """
+        if request.headers.get("Metadata-Flavor") != "Google":
+            return web.Response(status=403, text="Missing Metadata-Flavor:Google header.", headers=_HEADERS)
+        answer = self._now(request, path, uid, index)
+        if request.query.get("wait_for_change", "").lower() == "true":
+            known = request.query.get("last_etag", answer.headers.get("ETag"))
+            late = time.monotonic() + float(request.query.get("timeout_sec", "inf"))
+            while answer.headers.get("ETag") == known and time.monotonic() < late:
+                await asyncio.sleep(_LOOK_SECONDS)
+                answer = self._now(request, path, uid, index)
+        return answer
+
+    def _now(self, request: web.Request, path: str, uid: str, index: int) -> web.Response:
+        workers = {worker.index: worker for worker in self._workers.of_node(uid)}
+        node = next((node for _, node in self._store.items("node") if node["id"] == uid), None)
+        value: Any = self._machines.metadata(uid)
+        if value is None and node is not None and index in workers:
+            value = self._tree(node, workers[index])
+        if value is None:
+            return web.Response(status=404, text="no such worker", headers=_HEADERS)
+        keys = [key for key in path.removeprefix(PREFIX).split("/") if key]
+        for key in keys:
+            if not isinstance(value, dict) or key not in value:
+                return web.Response(status=404, text=f"{path} was not found", headers=_HEADERS)
+            value = value[key]
+        headers = {**_HEADERS, "ETag": hashlib.sha256(repr(value).encode()).hexdigest()[:16]}
+        if not isinstance(value, dict):
+            return web.Response(text=str(value), headers=headers)
+        if request.query.get("recursive", "").lower() == "true" or (keys and keys[-1] == "token"):
+            return web.json_response(value, headers=headers)
+        listing = "".join(f"{key}/\n" if isinstance(child, dict) else f"{key}\n" for key, child in value.items())
+        return web.Response(text=listing, headers=headers)
+
+    def _tree(self, node: Document, worker: Worker) -> dict[str, Any]:
+        zone = node["name"].split("/")[3]
+        notice = (self._store.get("notice", node["id"]) or {}).get("kind")
+        token = {
+            "access_token": f"{self._token}.{worker.uid}.{worker.index}",
+            "expires_in": _TOKEN_SECONDS,
+            "token_type": "Bearer",
+        }
+        email = node["serviceAccount"]["email"]
+        account = {
+            "aliases": "default",
+            "email": email,
+            "scopes": "https://www.googleapis.com/auth/cloud-platform",
+            "token": token,
+        }
+        peers = ",".join(f"unknown:unknown:{peer.address}" for peer in self._workers.of_node(worker.uid))
+        return {
+            "instance": {
+                "id": f"{worker.uid}{worker.index:03d}",
+                "name": vm_name(worker),
+                "hostname": f"{vm_name(worker)}.{zone}.c.{PROJECT}.internal",
+                "zone": f"projects/{PROJECT_NUMBER}/zones/{zone}",
+                "preempted": "TRUE" if node["state"] == "PREEMPTED" or notice == "preempted" else "FALSE",
+                "maintenance-event": "TERMINATE_ON_HOST_MAINTENANCE" if notice == "maintenance" else "NONE",
+                "attributes": {
+                    **node.get("metadata", {}),
+                    "accelerator-type": node["acceleratorType"],
+                    "agent-worker-number": str(worker.index),
+                    "instance-id": node["name"].rpartition("/")[2],
+                    "worker-network-endpoints": peers,
+                },
+                "service-accounts": {"default": account, email: account},
+            },
+            "project": {"project-id": PROJECT, "numeric-project-id": PROJECT_NUMBER, "attributes": {}},
+            "universe": {"universe-domain": "googleapis.com", "universe_domain": "googleapis.com"},
+        }

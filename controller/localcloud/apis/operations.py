@@ -1,0 +1,171 @@
+"""Long-running operations: they take time, survive a restart, and end with an effect or an error."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any
+
+from controller.localcloud.http import internal_errors
+from controller.localcloud.http.call import timestamp
+from controller.localcloud.http.errors import CloudError
+from controller.localcloud.store import Document, Store
+
+# What an operation does when its time has come. It is given the target's name and must be idempotent: a killed
+# emulator runs it again. Returns the seconds after which it wants to be tried again, or None when done.
+Effect = Callable[[str], Awaitable[float | None]]
+
+# The kind and the document of what an operation changes.
+Former = tuple[str, Document]
+
+_KEPT_SECONDS = 24 * 3600.0
+
+
+class Operations:
+    """All operations of all APIs, by name, e.g. `projects/p/locations/z/operations/operation-7`."""
+
+    def __init__(self, store: Store, seconds: float) -> None:
+        self._store = store
+        self.seconds = seconds
+        self._effects: Mapping[str, Effect] = {}
+        self._undone: Callable[[], None] = lambda: None
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+
+    def resume(self, effects: Mapping[str, Effect], undone: Callable[[], None]) -> None:
+        """Takes the effects by name, schedules what a former process left unfinished and forgets what is old.
+
+        `undone` is called when a target has been given back the state it was in before an operation.
+        """
+        self._effects = effects
+        self._undone = undone
+        for name, operation in self._store.items("operation"):
+            if not operation["done"]:
+                self._schedule(name, operation["due"])
+            elif operation["ended"] < time.time() - _KEPT_SECONDS:
+                self._store.delete("operation", name)
+
+    def begin(
+        self, parent: str, verb: str, target: str, effect: str | None = None, before: Former | None = None
+    ) -> Document:
+        """Starts an operation on `target`; `effect` happens at its end. Returns the stored document.
+
+        `before` is what the target was: so it is again should the effect fail by a mistake of the emulator.
+        """
+        now = time.time()
+        number = self._store.counter("operation", 10**6)
+        operation = {
+            "name": f"{parent}/operations/operation-{number}",
+            "number": number,
+            "verb": verb,
+            "target": target,
+            "effect": effect,
+            "before": before,
+            "created": now,
+            "due": now + self.seconds,
+            "done": False,
+        }
+        self._store.put("operation", operation["name"], operation)
+        self._schedule(operation["name"], operation["due"])
+        return operation
+
+    def get(self, name: str) -> Document:
+        """The stored document; CloudError 404."""
+        operation = self._store.get("operation", name)
+        if operation is None:
+            raise CloudError(404, f"Operation '{name}' was not found")
+        return operation
+
+    def under(self, parent: str) -> list[Document]:
+        """All operations of a project, region or location."""
+        return [operation for _, operation in self._store.items("operation", f"{parent}/operations/")]
+
+    def pending(self, target: str) -> bool:
+        """Whether an operation on this very resource is under way."""
+        return any(operation["target"] == target for operation in self._unfinished())
+
+    def under_way(self, target: str) -> str:
+        """What is being done to this very resource: `insert`, `delete`; empty for nothing."""
+        return next((operation["verb"] for operation in self._unfinished() if operation["target"] == target), "")
+
+    def cancel_for(self, target: str) -> None:
+        """Cancels whatever is under way on a resource (it is being deleted)."""
+        for operation in self._unfinished():
+            if operation["target"] == target:
+                self._finish(operation["name"], CloudError(499, f"Operation on {target} was cancelled").rpc())
+
+    def _unfinished(self) -> list[Document]:
+        scheduled = (self._store.get("operation", name) for name in self._tasks)
+        return [operation for operation in scheduled if operation and not operation["done"]]
+
+    async def wait(self, name: str, seconds: float) -> Document:
+        """The operation when it has ended, or as it stands after `seconds`."""
+        task = self._tasks.get(name)
+        if task is not None:
+            await asyncio.wait([task], timeout=seconds)
+        return self.get(name)
+
+    async def close(self) -> None:
+        """Stops the clocks; unfinished operations stay in the store for the next process."""
+        tasks = list(self._tasks.values())
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    def _schedule(self, name: str, due: float) -> None:
+        task = asyncio.get_running_loop().create_task(self._run(name, due))
+        self._tasks[name] = task
+        task.add_done_callback(lambda _: self._tasks.pop(name, None))
+
+    async def _run(self, name: str, due: float) -> None:
+        await asyncio.sleep(max(0.0, due - time.time()))
+        error = None
+        operation = self._store.get("operation", name)
+        if operation is None:
+            return  # the request that began it was refused in the end
+        try:
+            while not operation["done"] and operation["effect"]:
+                again = await self._effects[operation["effect"]](operation["target"])
+                if again is None:
+                    break
+                await asyncio.sleep(again)
+                operation = self.get(name)
+        except CloudError as refusal:
+            error = refusal.rpc()
+        except Exception as mistake:
+            internal_errors.record(self._store, name, mistake)
+            if operation["before"]:
+                kind, document = operation["before"]
+                self._store.put(kind, operation["target"], document)
+                self._undone()
+            error = internal_errors.answer(mistake).rpc()
+        self._finish(name, error)
+
+    def _finish(self, name: str, error: Document | None) -> None:
+        operation = self.get(name)
+        if operation["done"]:
+            return
+        operation |= {"done": True, "ended": time.time()}
+        if error:
+            operation["error"] = error
+        self._store.put("operation", name, operation)
+
+
+def longrunning(operation: Document, *, response: Document | None = None, short_name: bool = False) -> Document:
+    """As google.longrunning.Operation (tpu, serviceusage); `response` is filled in on success."""
+    metadata = {
+        "createTime": timestamp(operation["created"]),
+        "target": operation["target"],
+        "verb": operation["verb"],
+        "cancelRequested": False,
+        "apiVersion": "v2",
+    }
+    name = "operations/" + operation["name"].rpartition("/")[2] if short_name else operation["name"]
+    answer: dict[str, Any] = {"name": name, "metadata": metadata, "done": operation["done"]}
+    if operation["done"]:
+        metadata["endTime"] = timestamp(operation["ended"])
+        if "error" in operation:
+            answer["error"] = {key: operation["error"][key] for key in ("code", "message")}
+        else:
+            answer["response"] = response or {}
+    return answer

@@ -1,0 +1,69 @@
+"""oslogin v1 and who asks: https://cloud.google.com/compute/docs/oslogin/rest/v1/users"""
+
+from __future__ import annotations
+
+import hashlib
+
+from controller.localcloud.http.call import PROJECT, Call, Handler, check_project
+from controller.localcloud.http.errors import CloudError
+from controller.localcloud.store import Document, Store
+
+EMAIL = "you@example.com"  # whom the one token stands for
+_USER = "you_example_com"
+KIND = "loginProfile"
+METADATA = "project-metadata"  # of the store's kind `setting`
+
+
+def enforced(store: Store) -> bool:
+    """Whether the project's metadata turns OS Login on."""
+    items = (store.get("setting", METADATA) or {}).get("items", [])
+    return any(item["key"] == "enable-oslogin" and item["value"].upper() == "TRUE" for item in items)
+
+
+def keys_of(store: Store, user: str) -> list[str]:
+    """The keys that open a VM to that user of OS Login."""
+    profile = store.get(KIND, EMAIL) if user == _USER else None
+    return [key["key"] for key in (profile or {}).get("sshPublicKeys", {}).values()]
+
+
+class OsLogin:
+    """The profile of the one user there is."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+
+    def handlers(self) -> dict[str, Handler]:
+        """By method key."""
+        return {
+            "oauth2.v2:userinfo.get": lambda call: {"email": EMAIL, "verified_email": True},
+            "oslogin.v1:users.getLoginProfile": self._get,
+            "oslogin.v1:users.importSshPublicKey": self._import,
+        }
+
+    def _get(self, call: Call) -> Document:
+        _check_user(call)
+        return self._store.get(KIND, EMAIL) or {"name": EMAIL}
+
+    def _import(self, call: Call) -> Document:
+        _check_user(call)
+        if "projectId" in call.query:
+            check_project(call.query["projectId"])
+        key = call.body.get("key", "").strip()
+        if not key.startswith(("ssh-", "ecdsa-")):
+            raise CloudError(400, "Invalid SSH public key")
+        profile = self._store.get(KIND, EMAIL) or {"name": EMAIL, "sshPublicKeys": {}}
+        fingerprint = hashlib.sha256(key.encode()).hexdigest()
+        entry = {"key": key, "fingerprint": fingerprint, "name": f"users/{EMAIL}/sshPublicKeys/{fingerprint}"}
+        profile["sshPublicKeys"][fingerprint] = entry
+        account = {"username": _USER, "uid": "1234567890", "gid": "1234567890", "homeDirectory": f"/home/{_USER}"}
+        account |= {"primary": True, "operatingSystemType": "LINUX", "accountId": PROJECT}
+        account["name"] = f"users/{EMAIL}/projects/{PROJECT}"
+        profile["posixAccounts"] = [account]
+        self._store.put(KIND, EMAIL, profile)
+        return {"loginProfile": profile}
+
+
+def _check_user(call: Call) -> None:
+    user = call.path["usersId"]
+    if user != EMAIL:
+        raise CloudError(403, f"The caller is {EMAIL} and may not see the profile of {user}")

@@ -1,0 +1,214 @@
+"""storage v1: buckets and objects, all but their bytes. https://cloud.google.com/storage/docs/json_api/v1"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import time
+from typing import Any
+
+from controller.localcloud.apis.projects import Policies
+from controller.localcloud.apis.storage.blobs import Blobs
+from controller.localcloud.apis.storage.objects import Objects, Stored, check_conditions, resource
+from controller.localcloud.http.call import PROJECT_NUMBER, Call, Handler, check_project, merge_patch, page, timestamp
+from controller.localcloud.http.errors import CloudError
+from controller.localcloud.store import Document, Store
+
+_BUCKET_NAME = re.compile(r"[a-z0-9][-_.a-z0-9]{1,220}[a-z0-9]")
+_FIXED = ("id", "kind", "name", "selfLink", "timeCreated", "projectNumber", "metageneration", "etag", "location")
+
+
+class Storage:
+    """Handlers of the API; uploads and downloads of bytes are in `media`."""
+
+    def __init__(self, store: Store, objects: Objects, blobs: Blobs, policies: Policies) -> None:
+        self._store = store
+        self._objects = objects
+        self._blobs = blobs
+        self._policies = policies
+
+    def handlers(self) -> dict[str, Handler]:
+        """By method key."""
+        table: dict[str, Handler] = {
+            "buckets.insert": self._insert_bucket,
+            "buckets.get": lambda call: self._show_bucket(self._bucket(call), call),
+            "buckets.list": self._list_buckets,
+            "buckets.delete": self._delete_bucket,
+            "buckets.patch": self._patch_bucket,
+            "buckets.getIamPolicy": self._get_policy,
+            "buckets.setIamPolicy": self._set_policy,
+            "buckets.testIamPermissions": self._test_permissions,
+            "buckets.getStorageLayout": self._layout,
+            "managedFolders.list": self._managed_folders,
+            "objects.get": lambda call: resource(self._object(call), call.base),
+            "objects.list": self._list,
+            "objects.delete": self._delete,
+            "objects.patch": self._patch,
+            "objects.copy": self._copy,
+            "objects.rewrite": self._rewrite,
+            "objects.move": self._move,
+            "objects.compose": self._compose,
+        }
+        return {f"storage.v1:{name}": handler for name, handler in table.items()}
+
+    def _insert_bucket(self, call: Call) -> Document:
+        check_project(call.required("project"))
+        name = call.body.get("name", "")
+        if not _BUCKET_NAME.fullmatch(name):
+            raise CloudError(400, f"Invalid bucket name: '{name}'")
+        if self._store.get("bucket", name):
+            raise CloudError(409, "Your previous request to create the named bucket succeeded and you already own it.")
+        moment = timestamp(time.time())
+        location = (call.body.get("location") or "US").upper()
+        bucket: Document = {
+            "storageClass": "STANDARD",
+            "iamConfiguration": {"uniformBucketLevelAccess": {"enabled": False}},
+            **call.body,
+            "kind": "storage#bucket",
+            "id": name,
+            "projectNumber": PROJECT_NUMBER,
+            "metageneration": "1",
+            "location": location,
+            "locationType": "multi-region" if location in ("US", "EU", "ASIA") else "region",
+            "timeCreated": moment,
+            "updated": moment,
+            "etag": "CAE=",
+        }
+        self._store.put("bucket", name, bucket)
+        return self._show_bucket(bucket, call)
+
+    def _bucket(self, call: Call) -> Document:
+        bucket = self._store.get("bucket", call.path["bucket"])
+        if bucket is None:
+            raise CloudError(404, "The specified bucket does not exist.")
+        return bucket
+
+    def _show_bucket(self, bucket: Document, call: Call) -> Document:
+        return {**bucket, "selfLink": f"{call.base}storage/v1/b/{bucket['name']}"}
+
+    def _list_buckets(self, call: Call) -> Document:
+        check_project(call.required("project"))
+        found = self._store.items("bucket", call.query.get("prefix", ""))
+        shown = [self._show_bucket(bucket, call) for _, bucket in found]
+        return {"kind": "storage#buckets", **page(call, shown, "items", "maxResults")}
+
+    def _delete_bucket(self, call: Call) -> Document:
+        name = self._bucket(call)["name"]
+        if not self._objects.empty(name):
+            raise CloudError(409, "The bucket you tried to delete is not empty.")
+        self._store.delete("bucket", name)
+        self._store.delete("policy", f"buckets/{name}")
+        return {}
+
+    def _patch_bucket(self, call: Call) -> Document:
+        bucket = self._bucket(call)
+        check_conditions(Stored({**bucket, "generation": "0"}, ""), call.query)
+        change = {key: value for key, value in call.body.items() if key not in _FIXED}
+        changed = {
+            **merge_patch(bucket, change),
+            "metageneration": str(int(bucket["metageneration"]) + 1),
+            "updated": timestamp(time.time()),
+        }
+        self._store.put("bucket", bucket["name"], changed)
+        return self._show_bucket(changed, call)
+
+    def _get_policy(self, call: Call) -> Document:
+        name = f"buckets/{self._bucket(call)['name']}"
+        return {"kind": "storage#policy", "resourceId": f"projects/_/{name}", **self._policies.get(name)}
+
+    def _set_policy(self, call: Call) -> Document:
+        name = f"buckets/{self._bucket(call)['name']}"
+        policy = self._policies.set(name, dict(call.body), conflict=412)
+        return {"kind": "storage#policy", "resourceId": f"projects/_/{name}", **policy}
+
+    def _test_permissions(self, call: Call) -> Document:
+        self._bucket(call)
+        return {"kind": "storage#testIamPermissionsResponse", "permissions": call.required("permissions").split(",")}
+
+    def _layout(self, call: Call) -> Document:
+        bucket = self._bucket(call)
+        return {
+            "kind": "storage#storageLayout",
+            "bucket": bucket["name"],
+            "location": bucket["location"],
+            "locationType": bucket["locationType"],
+            "hierarchicalNamespace": {"enabled": False},
+        }
+
+    def _managed_folders(self, call: Call) -> Document:
+        self._bucket(call)
+        return {"kind": "storage#managedFolders"}
+
+    def _object(self, call: Call) -> Stored:
+        return self._objects.get(call.path["bucket"], call.path["object"], call.query)
+
+    def _list(self, call: Call) -> Document:
+        for name in ("matchGlob", "softDeleted", "filter"):
+            if name in call.query:
+                raise CloudError(501, f"The emulated cloud does not know objects.list with {name}")
+        items, prefixes, token = self._objects.list(call.path["bucket"], call.query)
+        response: dict[str, Any] = {"kind": "storage#objects"}
+        if items:
+            response["items"] = [resource(stored, call.base) for stored in items]
+        if prefixes:
+            response["prefixes"] = prefixes
+        if token:
+            response["nextPageToken"] = token
+        return response
+
+    def _delete(self, call: Call) -> Document:
+        self._objects.delete(self._object(call))
+        return {}
+
+    def _patch(self, call: Call) -> Document:
+        return resource(self._objects.patch(self._object(call), call.body), call.base)
+
+    def _duplicate(self, call: Call, bucket: str, name: str) -> Stored:
+        source = self._objects.get(call.path["sourceBucket"], call.path["sourceObject"], call.query, "ifSource")
+        # A body replaces the source's metadata; none keeps it.
+        digests = {key: source.body[key] for key in ("size", "md5Hash", "crc32c") if key in source.body}
+        said = {key: value for key, value in call.body.items() if key not in digests}
+        metadata = {**(said or source.body), **digests}
+        return self._objects.put(bucket, name, metadata, self._blobs.link(source.blob), call.query)
+
+    def _copy(self, call: Call) -> Document:
+        copied = self._duplicate(call, call.path["destinationBucket"], call.path["destinationObject"])
+        return resource(copied, call.base)
+
+    def _rewrite(self, call: Call) -> Document:
+        copied = self._duplicate(call, call.path["destinationBucket"], call.path["destinationObject"])
+        size = copied.body["size"]
+        return {
+            "kind": "storage#rewriteResponse",
+            "totalBytesRewritten": size,
+            "objectSize": size,
+            "done": True,
+            "resource": resource(copied, call.base),
+        }
+
+    def _move(self, call: Call) -> Document:
+        bucket, name = call.path["bucket"], call.path["sourceObject"]
+        source = self._objects.get(bucket, name, call.query, "ifSource")
+        moved = self._objects.put(
+            bucket, call.path["destinationObject"], source.body, self._blobs.link(source.blob), call.query
+        )
+        self._objects.delete(source)
+        return resource(moved, call.base)
+
+    async def _compose(self, call: Call) -> Document:
+        bucket = call.path["destinationBucket"]
+        sources = []
+        for part in call.body.get("sourceObjects", ()):
+            conditions = part.get("objectPreconditions", {})
+            wanted = {key: str(value) for key, value in {**conditions, "generation": part.get("generation")}.items()}
+            wanted = {key: value for key, value in wanted.items() if value != "None"}
+            sources.append(self._objects.get(bucket, part.get("name", ""), wanted))
+        if not 1 <= len(sources) <= 32:
+            raise CloudError(400, "compose takes 1 to 32 source objects")
+        blob = await asyncio.to_thread(self._blobs.join, [source.blob for source in sources])
+        digest = (await asyncio.to_thread(self._blobs.digest, blob)).fields()
+        del digest["md5Hash"]  # composite objects have none
+        metadata = {**call.body.get("destination", {}), **digest, "componentCount": len(sources)}
+        self._blobs.finish(blob)
+        stored = self._objects.put(bucket, call.path["destinationObject"], metadata, blob, call.query)
+        return resource(stored, call.base)

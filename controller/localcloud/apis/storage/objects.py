@@ -1,0 +1,225 @@
+"""The index of objects: names, generations and preconditions, in order of names."""
+
+from __future__ import annotations
+
+import base64
+import json
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import quote
+
+from controller.localcloud.apis.storage.blobs import Blobs
+from controller.localcloud.http.call import timestamp
+from controller.localcloud.http.errors import CloudError
+from controller.localcloud.store import Document, Store
+
+_SCHEMA = """
+CREATE TABLE IF NOT EXISTS objects (
+    bucket TEXT, name TEXT, generation INTEGER, blob TEXT, body TEXT, PRIMARY KEY (bucket, name)
+) WITHOUT ROWID
+"""
+_LAST = "\U0010ffff"  # sorts behind whatever follows a prefix
+_FETCH = 256
+# What a client may say about a new object; the rest is ours.
+WRITABLE = (
+    "cacheControl",
+    "contentDisposition",
+    "contentEncoding",
+    "contentLanguage",
+    "contentType",
+    "customTime",
+    "metadata",
+    "storageClass",
+)
+
+
+@dataclass(frozen=True)
+class Stored:
+    """An object's resource, without links, and the blob that holds its bytes."""
+
+    body: Document
+    blob: str
+
+    @property
+    def size(self) -> int:
+        return int(self.body["size"])
+
+
+class Objects:
+    """All objects of all buckets; one live generation each. `finalized` is told the name of every new object."""
+
+    def __init__(self, store: Store, blobs: Blobs, finalized: Callable[[str], None]) -> None:
+        self._store = store
+        self._blobs = blobs
+        self._finalized = finalized
+        store.database.execute(_SCHEMA)
+        newest = store.database.execute("SELECT MAX(generation) FROM objects").fetchone()[0]
+        self._generation: int = newest or 0
+
+    def find(self, bucket: str, name: str) -> Stored | None:
+        """The live object, or None; CloudError 404 when the bucket is not there."""
+        self._check_bucket(bucket)
+        row = self._store.database.execute(
+            "SELECT body, blob FROM objects WHERE bucket=? AND name=?", (bucket, name)
+        ).fetchone()
+        return Stored(json.loads(row[0]), row[1]) if row else None
+
+    def get(self, bucket: str, name: str, query: Mapping[str, str], prefix: str = "if") -> Stored:
+        """The live object (of `generation`, if given) when the preconditions hold; CloudError 404, 304, 412."""
+        generation = query.get("sourceGeneration" if prefix == "ifSource" else "generation")
+        stored = self.find(bucket, name)
+        if stored is None or generation not in (None, stored.body["generation"]):
+            raise CloudError(404, f"No such object: {bucket}/{name}")
+        check_conditions(stored, query, prefix)
+        return stored
+
+    def put(self, bucket: str, name: str, metadata: Mapping[str, Any], blob: str, query: Mapping[str, str]) -> Stored:
+        """Finalizes a new generation from a whole blob; CloudError 412 when a precondition fails (the blob goes)."""
+        try:
+            if not name or len(name.encode()) > 1024 or any(sign in name for sign in "\r\n"):
+                raise CloudError(400, f"Invalid object name: {name!r}")
+            with self._store.transaction():
+                old = self.find(bucket, name)
+                check_conditions(old, query)
+                body = self._describe(bucket, name, metadata)
+                self._store.database.execute(
+                    "INSERT OR REPLACE INTO objects VALUES (?, ?, ?, ?, ?)",
+                    (bucket, name, int(body["generation"]), blob, json.dumps(body, separators=(",", ":"))),
+                )
+                self._finalized(name)
+        except CloudError:
+            self._blobs.delete(blob)
+            raise
+        if old:
+            self._blobs.delete(old.blob)
+        return Stored(body, blob)
+
+    def patch(self, stored: Stored, change: Mapping[str, Any]) -> Stored:
+        """Changes metadata fields; null removes one."""
+        body = {**stored.body, "metageneration": str(int(stored.body["metageneration"]) + 1)}
+        for key in WRITABLE:
+            if key not in change:
+                continue
+            value = change[key]
+            if key == "metadata" and isinstance(value, dict):
+                merged = {**body.get("metadata", {}), **value}
+                value = {name: text for name, text in merged.items() if text is not None}
+            body.pop(key, None)
+            if value is not None:
+                body[key] = value
+        body["updated"] = timestamp(time.time())
+        self._store.database.execute(
+            "UPDATE objects SET body=? WHERE bucket=? AND name=?",
+            (json.dumps(body, separators=(",", ":")), body["bucket"], body["name"]),
+        )
+        return Stored(body, stored.blob)
+
+    def delete(self, stored: Stored) -> None:
+        """Removes an object and its bytes."""
+        self._store.database.execute(
+            "DELETE FROM objects WHERE bucket=? AND name=?", (stored.body["bucket"], stored.body["name"])
+        )
+        self._blobs.delete(stored.blob)
+
+    def empty(self, bucket: str) -> bool:
+        """Whether a bucket holds no object."""
+        found = self._store.database.execute("SELECT 1 FROM objects WHERE bucket=? LIMIT 1", (bucket,))
+        return found.fetchone() is None
+
+    def names(self, bucket: str) -> list[str]:
+        """All names in a bucket."""
+        rows = self._store.database.execute("SELECT name FROM objects WHERE bucket=? ORDER BY name", (bucket,))
+        return [name for (name,) in rows]
+
+    def list(self, bucket: str, query: Mapping[str, str]) -> tuple[list[Stored], list[str], str | None]:
+        """One page, in order of names: (objects, common prefixes, next page token)."""
+        self._check_bucket(bucket)
+        prefix = query.get("prefix", "")
+        delimiter = query.get("delimiter", "")
+        limit = min(int(query.get("maxResults") or 1000), 5000) or 1000
+        start = max(prefix, query.get("startOffset", ""), _decode(query.get("pageToken", "")))
+        end = min(prefix + _LAST, query.get("endOffset") or _LAST)
+        items: list[Stored] = []
+        prefixes: list[str] = []
+        while rows := self._store.database.execute(
+            "SELECT name, body, blob FROM objects WHERE bucket=? AND name>=? AND name<? ORDER BY name LIMIT ?",
+            (bucket, start, end, _FETCH),
+        ).fetchall():
+            for name, body, blob in rows:
+                if name < start:
+                    continue  # below a common prefix that is listed already
+                if len(items) + len(prefixes) == limit:
+                    return items, prefixes, _encode(start)
+                cut = name.find(delimiter, len(prefix)) if delimiter else -1
+                if cut < 0:
+                    items.append(Stored(json.loads(body), blob))
+                    start = name + "\0"
+                    continue
+                common = name[: cut + len(delimiter)]
+                prefixes.append(common)
+                if name == common and query.get("includeTrailingDelimiter", "").lower() == "true":
+                    items.append(Stored(json.loads(body), blob))
+                start = common + _LAST
+        return items, prefixes, None
+
+    def _check_bucket(self, bucket: str) -> None:
+        if self._store.get("bucket", bucket) is None:
+            raise CloudError(404, "The specified bucket does not exist.")
+
+    def _describe(self, bucket: str, name: str, metadata: Mapping[str, Any]) -> Document:
+        now = time.time()
+        self._generation = max(self._generation + 1, int(now * 1e6))  # monotonic, whatever the clock does
+        moment = timestamp(now)
+        etag = base64.b64encode(str(self._generation).encode()).decode()
+        return {
+            "storageClass": "STANDARD",
+            **{key: metadata[key] for key in WRITABLE if metadata.get(key) is not None},
+            **{key: metadata[key] for key in ("size", "md5Hash", "crc32c", "componentCount") if key in metadata},
+            "kind": "storage#object",
+            "name": name,
+            "bucket": bucket,
+            "generation": str(self._generation),
+            "metageneration": "1",
+            "etag": etag,
+            "timeCreated": moment,
+            "updated": moment,
+            "timeStorageClassUpdated": moment,
+            "timeFinalized": moment,
+        }
+
+
+def check_conditions(stored: Stored | None, query: Mapping[str, str], prefix: str = "if") -> None:
+    """CloudError 412 (304 for a NotMatch of what is there) unless the query's preconditions hold."""
+    for field in ("generation", "metageneration"):
+        value = stored.body[field] if stored else "0"
+        wanted = query.get(f"{prefix}{field.capitalize()}Match")
+        unwanted = query.get(f"{prefix}{field.capitalize()}NotMatch")
+        if wanted is not None and wanted != value:
+            raise CloudError(412, "At least one of the pre-conditions you specified did not hold.")
+        if unwanted is not None and unwanted == value:
+            raise CloudError(304 if stored else 412, "Not modified")
+
+
+def resource(stored: Stored, base: str) -> Document:
+    """The object's resource with the links that a client of `base` can follow."""
+    body = stored.body
+    path = f"storage/v1/b/{body['bucket']}/o/{quote(body['name'], safe='')}"
+    return {
+        **body,
+        "id": f"{body['bucket']}/{body['name']}/{body['generation']}",
+        "selfLink": f"{base}{path}",
+        "mediaLink": f"{base}download/{path}?generation={body['generation']}&alt=media",
+    }
+
+
+def _encode(cursor: str) -> str:
+    return base64.urlsafe_b64encode(cursor.encode()).decode()
+
+
+def _decode(token: str) -> str:
+    try:
+        return base64.urlsafe_b64decode(token.encode()).decode()
+    except ValueError as error:
+        raise CloudError(400, f"Invalid pageToken: {token}") from error

@@ -1,0 +1,313 @@
+"""tpu v2: nodes. https://cloud.google.com/tpu/docs/reference/rest/v2/projects.locations.nodes"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Awaitable, Collection, Mapping
+from typing import Any
+
+from controller.localcloud.apis.catalog import AcceleratorType, Catalog
+from controller.localcloud.apis.disks import check_attached
+from controller.localcloud.apis.networks import Networks
+from controller.localcloud.apis.operations import Effect, Former, Operations, longrunning
+from controller.localcloud.faults.faults import Faults
+from controller.localcloud.http.call import PROJECT, PROJECT_NUMBER, Call, Handler, check_project, page, timestamp
+from controller.localcloud.http.errors import CloudError
+from controller.localcloud.store import Document, Store
+from controller.localcloud.vms.workers import Workers
+
+_PATCHABLE = ("description", "labels", "metadata", "tags")
+_PREFIX = "projects.locations."
+_TPU_PORT = 8470
+
+
+class Nodes:
+    """Handlers of nodes, and what queued resources use to make them. Stored by full name, kind "node"."""
+
+    def __init__(
+        self,
+        store: Store,
+        operations: Operations,
+        networks: Networks,
+        catalog: Catalog,
+        workers: Workers,
+        faults: Faults,
+    ) -> None:
+        self._store = store
+        self._operations = operations
+        self._networks = networks
+        self._catalog = catalog
+        self._workers = workers
+        self._faults = faults
+
+    def handlers(self) -> dict[str, Handler]:
+        """By method key."""
+        table: dict[str, Handler] = {
+            "create": self._create,
+            "get": self._get,
+            "list": self._list,
+            "delete": self._delete,
+            "patch": self._patch,
+            "stop": self._stop,
+            "start": self._start,
+            "getGuestAttributes": self._guest_attributes,
+        }
+        return {f"tpu.v2:{_PREFIX}nodes.{name}": handler for name, handler in table.items()}
+
+    def effects(self) -> dict[str, Effect]:
+        """What operations do when they end."""
+        return {
+            "node.ready": self._become_ready,
+            "node.started": self._become_started,
+            "node.stopped": self._become_stopped,
+            "node.gone": self.remove,
+        }
+
+    def location(self, call: Call) -> str:
+        """The parent of a call, `projects/P/locations/ZONE`; CloudError 403 for an unknown one."""
+        check_project(call.path["projectsId"])
+        zone = call.path["locationsId"]
+        if zone != "-" and zone not in self._catalog.zones:
+            message = f"Permission denied on 'locations/{zone}' (or it may not exist)."
+            raise CloudError(403, message)
+        return f"projects/{PROJECT}/locations/{zone}"
+
+    def add(self, location: str, node_id: str, body: Mapping[str, Any], queued: str | None = None) -> Document:
+        """Checks and stores a node in state CREATING; CloudError 400, 404, 409."""
+        name = f"{location}/nodes/{node_id}"
+        if self._store.get("node", name):
+            raise CloudError(409, f"Resource '{name}' already exists")
+        kind = self.accelerator(location, body)
+        disks: list[Document] = body.get("dataDisks") or []
+        check_attached(self._store, location.rpartition("/")[2], disks, kind.generation, kind.vms)
+        uid = str(self._store.counter("node", 4_000_000_000))
+        node: Document = {
+            **{key: value for key, value in body.items() if value is not None},
+            "name": name,
+            "id": uid,
+            "acceleratorType": kind.name,
+            "state": "CREATING",
+            "apiVersion": "V2",
+            "createTime": timestamp(time.time()),
+            "networkConfig": self._network_config(location, body.get("networkConfig") or {}),
+            "multisliceNode": False,
+        }
+        if kind.config:
+            node["acceleratorConfig"] = kind.config
+        account = (body.get("serviceAccount") or {}).get("email") or _default_account()
+        node["serviceAccount"] = {**(body.get("serviceAccount") or {}), "email": account}
+        if account != _default_account() and self._store.get("serviceAccount", account) is None:
+            raise CloudError(400, f"Cloud TPU received a bad request. Service account {account} does not exist.")
+        if queued:
+            node["queuedResource"] = queued
+        self._store.put("node", name, node)
+        return node
+
+    def accelerator(self, location: str, body: Mapping[str, Any]) -> AcceleratorType:
+        """The offered type that a node asks for, its runtime being known too; CloudError 400."""
+        zone = location.rpartition("/")[2]
+        name = body.get("acceleratorType")
+        kind = self._catalog.types.get(name) if name else self._catalog.by_config(body.get("acceleratorConfig") or {})
+        if kind is None or kind not in self._catalog.offered(zone):
+            wanted = name or body.get("acceleratorConfig")
+            choices = ", ".join(one.name for one in self._catalog.offered(zone)[:8])
+            message = f'Accelerator type "{wanted}" was not found in {zone}: {choices}'
+            raise CloudError(400, f"Cloud TPU received a bad request. {message}")
+        runtime = body.get("runtimeVersion")
+        if runtime not in self._catalog.runtimes:
+            choices = ", ".join(sorted(self._catalog.runtimes))
+            raise CloudError(400, f'Cloud TPU received a bad request. Runtime version "{runtime}" unknown: {choices}')
+        return kind
+
+    async def make(self, name: str) -> None:
+        """Gives a CREATING node its VMs; CloudError 429 (the node stays) when there is no capacity."""
+        node = self._find(name)
+        zone = name.split("/")[3]
+        if node["state"] == "READY":
+            return  # a killed emulator had got this far
+        if refusal := self._faults.refusal("operation", zone, self.tier(node)):
+            await refusal
+        kind = self._catalog.types[node["acceleratorType"]]
+        workers = await self._workers.boot(node["id"], self._faults.vms(kind.vms), kind.devices)
+        endpoints: list[Document] = [{"ipAddress": worker.address, "port": _TPU_PORT} for worker in workers]
+        if node["networkConfig"].get("enableExternalIps"):
+            for endpoint in endpoints:
+                endpoint["accessConfig"] = {"externalIp": endpoint["ipAddress"]}
+        now = time.time()
+        with self._store.transaction():
+            node |= {"state": "READY", "health": "HEALTHY", "networkEndpoints": endpoints}
+            self._store.put("node", name, node)
+            self._store.put("boot", name, {"time": now})
+            self._faults.node_ready(now)
+        await self._workers.settle()
+
+    def tier(self, node: Mapping[str, Any]) -> str:
+        """The capacity tier that a node was asked for in."""
+        queued = self._store.get("queued", node.get("queuedResource", "")) or {}
+        if queued.get("provisioningModel") == "FLEX_START":
+            return "flex_start"
+        scheduling = node.get("schedulingConfig") or {}
+        return next((word for word in ("spot", "preemptible", "reserved") if scheduling.get(word)), "on_demand")
+
+    async def remove(self, name: str) -> None:
+        """Deletes a node and its VMs."""
+        node = self._store.get("node", name)
+        if node is not None:
+            self._store.put("node", name, {**node, "state": "DELETING"})
+            try:
+                await self._workers.remove(node["id"])
+            except Exception:
+                self._store.put("node", name, node)
+                raise
+            self._store.delete("node", name)
+            self._store.delete("boot", name)
+            self._store.delete("notice", node["id"])
+
+    async def preempt(self, uids: Collection[str]) -> None:
+        """Google takes the VMs of these nodes, where they are READY, back; the nodes stay, PREEMPTED."""
+        ready = [(name, node) for name, node in self._store.items("node") if node["state"] == "READY"]
+        taken = [(name, node) for name, node in ready if node["id"] in uids]
+        with self._store.transaction():
+            for name, node in taken:
+                self._store.put("node", name, {**node, "state": "PREEMPTED"})
+                self._store.delete("boot", name)
+                if queued := self._store.get("queued", node.get("queuedResource", "")):
+                    self._store.put("queued", queued["name"], {**queued, "state": {"state": "SUSPENDED"}})
+        for _, node in taken:
+            await self._workers.halt(node["id"])
+
+    def ready_since(self) -> float | None:
+        """When the node that is READY the longest became so."""
+        return min((boot["time"] for _, boot in self._store.items("boot")), default=None)
+
+    def _name(self, call: Call) -> str:
+        return f"{self.location(call)}/nodes/{call.path['nodesId']}"
+
+    def _find(self, name: str) -> Document:
+        node = self._store.get("node", name)
+        if node is None:
+            raise CloudError(404, f"Resource '{name}' was not found")
+        return node
+
+    def _create(self, call: Call) -> Document | Awaitable[Document]:
+        location = self.location(call)
+        if refusal := self._faults.refusal("request", location.rpartition("/")[2], self.tier(call.body)):
+            return refusal
+        node = self.add(location, call.required("nodeId"), call.body)
+        return self._begin(call, "create", node["name"], "node.ready")
+
+    def _begin(
+        self, call: Call, verb: str, name: str, effect: str | None = None, before: Document | None = None
+    ) -> Document:
+        former: Former | None = ("node", before) if before else None
+        return longrunning(self._operations.begin(self.location(call), verb, name, effect, former))
+
+    def _get(self, call: Call) -> Document:
+        return self._find(self._name(call))
+
+    def _list(self, call: Call) -> Document:
+        location = self.location(call)
+        everywhere = location.endswith("/-")
+        nodes = self._store.items("node", location[:-1] if everywhere else f"{location}/nodes/")
+        return page(call, [node for _, node in nodes], "nodes")
+
+    def _delete(self, call: Call) -> Document:
+        name = self._name(call)
+        node = self._find(name)
+        if node["state"] == "DELETING":
+            raise _busy(name)
+        self._operations.cancel_for(name)
+        self._store.put("node", name, {**node, "state": "DELETING"})
+        self._workers.changed()
+        return self._begin(call, "delete", name, "node.gone", node)
+
+    def _patch(self, call: Call) -> Document:
+        name = self._name(call)
+        node = self._find(name)
+        if node["state"] not in ("READY", "STOPPED"):
+            raise _busy(name)
+        mask = [field for field in call.query.get("updateMask", "").split(",") if field]
+        if not mask or not set(mask) <= set(_PATCHABLE):
+            raise CloudError(400, f"updateMask must name some of: {', '.join(_PATCHABLE)}; it is '{','.join(mask)}'")
+        for field in mask:
+            node.pop(field, None)
+            if field in call.body:
+                node[field] = call.body[field]
+        self._store.put("node", name, node)
+        return self._begin(call, "update", name)
+
+    def _stop(self, call: Call) -> Document:
+        return self._switch(call, "READY", "STOPPING", "stop", "node.stopped")
+
+    def _start(self, call: Call) -> Document:
+        return self._switch(call, "STOPPED", "STARTING", "start", "node.started")
+
+    def _switch(self, call: Call, state: str, during: str, verb: str, effect: str) -> Document:
+        name = self._name(call)
+        node = self._find(name)
+        if len(node.get("networkEndpoints", ())) > 1:
+            # https://cloud.google.com/tpu/docs/managing-tpus-tpu-vm: only single-host TPUs can be stopped.
+            message = f"Cannot {verb} {name}: it is a TPU slice of several VMs"
+            raise CloudError(400, message, status="FAILED_PRECONDITION")
+        if self.tier(node) in ("spot", "preemptible"):
+            message = f"Cannot {verb} {name}: it is {self.tier(node)}; such a node can only be deleted"
+            raise CloudError(400, message, status="FAILED_PRECONDITION")
+        if node["state"] != state:
+            raise CloudError(
+                400, f"Cannot {verb} {name} in state {node['state']}: it must be {state}", status="FAILED_PRECONDITION"
+            )
+        self._store.put("node", name, {**node, "state": during})
+        return self._begin(call, verb, name, effect, node)
+
+    async def _become_ready(self, name: str) -> None:
+        try:
+            await self.make(name)
+        except Exception:
+            await self.remove(name)
+            raise
+
+    async def _become_started(self, name: str) -> None:
+        try:
+            await self.make(name)
+        except CloudError:
+            self._store.put("node", name, {**self._find(name), "state": "STOPPED"})
+            raise
+
+    async def _become_stopped(self, name: str) -> None:
+        node = self._find(name)
+        await self._workers.halt(node["id"])
+        self._store.put("node", name, {**node, "state": "STOPPED"})
+        self._store.delete("boot", name)
+
+    def _guest_attributes(self, call: Call) -> Document:
+        node = self._find(self._name(call))
+        if node["state"] != "READY":
+            raise CloudError(
+                400, f"{node['name']} is {node['state']}: it has no guest attributes", status="FAILED_PRECONDITION"
+            )
+        wanted = {index for index in call.body.get("workerIds", ()) if index}
+        attributes = []
+        for worker in self._workers.of_node(node["id"]):
+            if not wanted or str(worker.index) in wanted:
+                items = self._workers.guest_attributes(worker)
+                attributes.append({"queryPath": "", "queryValue": {"items": items}})
+        return {"guestAttributes": attributes}
+
+    def _network_config(self, location: str, config: Mapping[str, Any]) -> Document:
+        """With full names; CloudError 404 for what does not exist, 400 for a missing or foreign subnetwork."""
+        region = location.rpartition("/")[2].rpartition("-")[0]
+        network, subnetwork = self._networks.attach(region, config.get("network"), config.get("subnetwork"))
+        return {
+            "enableExternalIps": bool(config.get("enableExternalIps")),
+            **config,
+            "network": network,
+            "subnetwork": subnetwork,
+        }
+
+
+def _busy(name: str) -> CloudError:
+    return CloudError(409, f"Unable to queue the operation: another one is under way on {name}", status="ABORTED")
+
+
+def _default_account() -> str:
+    return f"{PROJECT_NUMBER}-compute@developer.gserviceaccount.com"

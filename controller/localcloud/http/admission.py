@@ -1,0 +1,64 @@
+"""Who may speak to the emulated cloud: programs of this machine that know the token."""
+
+from __future__ import annotations
+
+import hmac
+import ipaddress
+import re
+from dataclasses import dataclass
+
+from aiohttp import web
+
+from controller.localcloud.http.errors import CloudError
+
+LAPTOP = "laptop"
+IAP_CLIENT = "bot:iap-tunneler"
+"""The Origin that clients of the Identity-Aware Proxy say; no web page can."""
+
+
+@dataclass(frozen=True)
+class Admitted:
+    """A request let in. `path` is without the prefix that carried the token; `base` the root the client speaks to."""
+
+    client: str  # "laptop", or "UID/INDEX" of the worker that sent it
+    path: str  # still percent-encoded, no leading slash
+    base: str
+
+
+def admit(request: web.Request, token: str, url: str) -> Admitted:
+    """Checks Host, Origin and the token, which comes as a Bearer token or in the path.
+
+    Paths: /t/TOKEN/... from the laptop, /w/TOKEN/UID/INDEX/... from a worker. The Host and Origin checks keep web
+    pages out (DNS rebinding, cross-site requests). CloudError 401, 403.
+    """
+    host = request.headers.get("Host", "")
+    if not _is_loopback(host):
+        raise CloudError(403, f"Host {host!r} is not a loopback address")
+    if request.headers.get("Origin", IAP_CLIENT) != IAP_CLIENT:
+        raise CloudError(403, "Requests from web pages are refused")
+    path = request.raw_path.partition("?")[0].lstrip("/")
+    parts = path.split("/")
+    if parts[0] == "t" and len(parts) > 2 and _same(parts[1], token):
+        return Admitted(LAPTOP, "/".join(parts[2:]), f"{url}t/{token}/")
+    if parts[0] == "w" and len(parts) > 4 and _same(parts[1], token):
+        worker = f"{parts[2]}/{parts[3]}"
+        return Admitted(worker, "/".join(parts[4:]), f"{url}w/{token}/{worker}/")
+    scheme, _, bearer = request.headers.get("Authorization", "").partition(" ")
+    # The metadata server's tokens name the worker: TOKEN.UID.INDEX
+    secret, _, worker = bearer.strip().partition(".")
+    if scheme.lower() == "bearer" and _same(secret, token):
+        return Admitted(worker.replace(".", "/") or LAPTOP, path, url)
+    raise CloudError(401, "Request is missing a valid token (endpoint.json in the state folder holds it)")
+
+
+def _is_loopback(host: str) -> bool:
+    """Of an address with or without a port. A name like 127.example.com is anybody's, and may lead here."""
+    name = re.sub(r":\d*$", "", host)
+    try:
+        return name == "localhost" or ipaddress.ip_address(name.removeprefix("[").removesuffix("]")).is_loopback
+    except ValueError:
+        return False
+
+
+def _same(given: str, token: str) -> bool:
+    return hmac.compare_digest(given.encode(errors="surrogateescape"), token.encode())

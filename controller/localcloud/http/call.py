@@ -1,0 +1,81 @@
+"""What a handler of one API method is given."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+from controller.localcloud.http.discovery import Method
+from controller.localcloud.http.errors import CloudError
+
+PROJECT = "slipway-local"
+PROJECT_NUMBER = "314159265358"
+
+
+@dataclass(frozen=True)
+class Call:
+    """One validated request: path parameters, query, JSON body; `base` is the root that the client speaks to."""
+
+    method: Method
+    path: Mapping[str, str]
+    query: Mapping[str, str]
+    body: Mapping[str, Any]
+    base: str
+
+    def flag(self, name: str) -> bool:
+        """A boolean query parameter; clients send `true` and `True`."""
+        return self.query.get(name, "").lower() == "true"
+
+    def required(self, name: str) -> str:
+        """A query parameter that must be there; CloudError 400 otherwise."""
+        value = self.query.get(name)
+        if not value:
+            raise CloudError(400, f"Required parameter: {name}", reason="required")
+        return value
+
+
+# A handler answers with the response document; only those that wait are coroutines.
+Handler = Callable[[Call], dict[str, Any] | Awaitable[dict[str, Any]]]
+Handlers = Mapping[str, Handler]  # by Method.key
+
+
+def check_project(name: str) -> None:
+    """Raises CloudError 403 for a project that is not the emulator's one, as Google does for one that is not yours."""
+    if name not in (PROJECT, PROJECT_NUMBER):
+        raise CloudError(403, f"The caller does not have permission on project '{name}' (here it is '{PROJECT}')")
+
+
+def without_secrets(query: Mapping[str, str]) -> dict[str, str]:
+    """Query parameters as the log may hold them."""
+    secret = ("access_token", "oauth_token", "key", "upload_id")
+    return {name: "..." if name in secret else value for name, value in query.items()}
+
+
+def timestamp(seconds: float) -> str:
+    """RFC 3339 in UTC, as Google writes times."""
+    return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def page(call: Call, items: list[Any], field: str, size: str = "pageSize") -> dict[str, Any]:
+    """One page of a list response; the page token is the index of its first item."""
+    start = int(call.query.get("pageToken", "0"))
+    end = start + (int(call.query.get(size, "0")) or 500)
+    response: dict[str, Any] = {field: items[start:end]} if items[start:end] else {}
+    if end < len(items):
+        response["nextPageToken"] = str(end)
+    return response
+
+
+def merge_patch(old: Mapping[str, Any], change: Mapping[str, Any]) -> dict[str, Any]:
+    """JSON merge patch (RFC 7396): objects merge, arrays and scalars replace, null removes."""
+    merged = dict(old)
+    for key, value in change.items():
+        if value is None:
+            merged.pop(key, None)
+        elif isinstance(value, Mapping):
+            merged[key] = merge_patch(merged.get(key) or {}, value)
+        else:
+            merged[key] = value
+    return merged

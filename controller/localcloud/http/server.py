@@ -1,0 +1,255 @@
+"""The HTTP side: admission, dispatch to the APIs, the request log."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import json
+import time
+from collections import deque
+from collections.abc import Mapping
+from typing import Any, NoReturn
+
+from aiohttp import web
+
+from controller.localcloud.apis.iap import PREFIX as IAP
+from controller.localcloud.apis.iap import Iap
+from controller.localcloud.apis.metadata import PREFIX as METADATA
+from controller.localcloud.apis.metadata import Metadata
+from controller.localcloud.faults.faults import Broken, Faults
+from controller.localcloud.http import internal_errors
+from controller.localcloud.http.admin import Admin
+from controller.localcloud.http.admission import LAPTOP, Admitted, admit
+from controller.localcloud.http.batch import parse_batch, render_batch
+from controller.localcloud.http.call import PROJECT_NUMBER, Call, Handlers, without_secrets
+from controller.localcloud.http.discovery import Discovery, Method
+from controller.localcloud.http.errors import CloudError
+from controller.localcloud.http.fields import keep
+from controller.localcloud.http.media import Media
+from controller.localcloud.http.permissions import Permissions
+from controller.localcloud.http.validation import Validation
+from controller.localcloud.store import Store
+
+_SURFACES = ("resumable/upload/", "upload/", "download/")  # where storage's bytes go
+# Methods that are called by POST although they change nothing.
+_READS = ("getIamPolicy", "testIamPermissions", "getGuestAttributes", "wait")
+
+
+class Server:
+    """Answers every request. `last_request` is when the last one of an API came."""
+
+    def __init__(
+        self,
+        *,
+        store: Store,
+        discovery: Discovery,
+        handlers: Handlers,
+        media: Media,
+        metadata: Metadata,
+        iap: Iap,
+        admin: Admin,
+        faults: Faults,
+        permissions: Permissions,
+        url: str,
+        token: str,
+    ) -> None:
+        self._store = store
+        self._discovery = discovery
+        self._validation = Validation(discovery)
+        self._handlers = handlers
+        self._media = media
+        self._metadata = metadata
+        self._iap = iap
+        self._admin = admin
+        self._faults = faults
+        self._permissions = permissions
+        self._url = url
+        self._token = token
+        self.last_request = time.monotonic()
+        self.peers: deque[int] = deque(maxlen=16)
+        """Ports from which the laptop's latest requests came, the newest last."""
+
+    def application(self) -> web.Application:
+        """One route for everything: the discovery documents are the router."""
+        application = web.Application(client_max_size=1 << 40)
+        application.router.add_route("*", "/{path:.*}", self._answer)
+        return application
+
+    async def _answer(self, request: web.Request) -> web.StreamResponse:
+        self.last_request = time.monotonic()
+        path = "?"
+        try:
+            admitted = admit(request, self._token, self._url)
+            path = admitted.path
+            if path.startswith("emulator/"):
+                return await self._admin.answer(request, path.removeprefix("emulator/"))
+            if admitted.client == LAPTOP and request.transport is not None:
+                self.peers.append(request.transport.get_extra_info("peername")[1])
+            if path.startswith(METADATA):
+                uid, _, index = admitted.client.partition("/")
+                return await self._metadata.answer(request, path, uid, int(index or -1))
+            if path == IAP:
+                return await self._iap.answer(request, admitted.client)
+            if path.startswith("batch"):
+                return await self._batch(request, admitted)
+            return await self._api(request, admitted)
+        except CloudError as refusal:
+            return _refuse(refusal)
+        except ConnectionResetError:
+            raise  # the client has gone
+        except Exception as mistake:
+            # the path without the prefix that holds the token
+            internal_errors.record(self._store, f"{request.method} /{path}", mistake)
+            return _refuse(internal_errors.answer(mistake))
+
+    async def _api(self, request: web.Request, admitted: Admitted) -> web.StreamResponse:
+        """One call of one API, from its log entry to its answer."""
+        surface = next((name for name in _SURFACES if admitted.path.startswith(name)), "")
+        path = admitted.path.removeprefix(surface)
+        # Chunks of an upload come by PUT and DELETE too, which the documents do not know.
+        http = "POST" if "upload" in surface else request.method
+        body = None if surface else await _json_body(request)
+        return await self._call(http, path, _query(request), body, admitted, request, surface)
+
+    async def _call(
+        self,
+        http: str,
+        path: str,
+        query: Mapping[str, str],
+        body: Any,
+        admitted: Admitted,
+        request: web.Request | None = None,
+        surface: str = "",
+    ) -> web.StreamResponse:
+        entry = {"time": time.time(), "method": request.method if request else http, "path": f"/{surface}{path}"}
+        entry |= {"client": admitted.client, "query": without_secrets(query), "api": None, "call": None}
+        entry |= {"mutating": http not in ("GET", "HEAD"), "body": _redacted(body)}
+        started = time.perf_counter()
+        status = 500
+        try:
+            self._faults.request_made()
+            named = f"?name={query['name']}" if "upload" in surface and "name" in query else ""
+            met = self._faults.meets(admitted.client == LAPTOP, http, f"/{surface}{path}{named}")
+            if isinstance(met, CloudError):
+                raise met
+            if request is not None and met and met.at != "answer":
+                await self._break(request, met)
+            found = self._discovery.match(http, path)
+            if found is None:
+                raise CloudError(404, f"No such method: {http} /{path}")
+            method, parameters = found
+            entry |= {"api": method.api, "call": method.name}
+            entry["mutating"] = entry["mutating"] and not method.name.endswith(_READS)
+            self._check_enabled(method)
+            self._permissions.check(method, admitted.client)
+            self._validation.check_query(method, query)
+            call = Call(method, parameters, query, body or {}, admitted.base)
+            if request is None or not (surface or query.get("alt") == "media"):
+                response = await self._json_call(method, call, body)
+            elif method.key == "storage.v1:objects.insert" and "upload" in surface:
+                response = await self._media.upload(request, call)
+                entry["body"] = _summary(response)
+            elif method.key == "storage.v1:objects.get" and "upload" not in surface:
+                response = await self._media.download(request, call)
+            else:
+                raise CloudError(400, f"{method.name} has no media")
+            status = response.status
+            if request is not None and met:
+                await self._break(request, met)
+            return response
+        except CloudError as refusal:
+            status = refusal.code
+            return _refuse(refusal)
+        finally:
+            seconds = round(time.perf_counter() - started, 6)
+            self._store.log({**entry, "status": status, "seconds": seconds})
+
+    async def _break(self, request: web.Request, how: Broken) -> NoReturn:
+        """The connection is gone, and who sent the request may only guess whether anything was done."""
+        await asyncio.sleep(how.stall_seconds)
+        if how.at == "upload":
+            await self._media.take_half(request)
+        if request.transport is not None:
+            request.transport.abort()
+        raise ConnectionResetError("a scripted fault")
+
+    def _check_enabled(self, method: Method) -> None:
+        """CloudError 403 for an API that was disabled by hand; one that never was asked about answers."""
+        name = f"{method.api}.googleapis.com"
+        if method.api != "serviceusage" and (self._store.get("service", name) or {}).get("state") == "DISABLED":
+            message = (
+                f"{name} has not been used in project {PROJECT_NUMBER} before or it is disabled. Enable it by visiting "
+                "the console, then retry. If you enabled this API recently, wait a few minutes."
+            )
+            info = {"@type": "type.googleapis.com/google.rpc.ErrorInfo", "reason": "SERVICE_DISABLED"}
+            info |= {"domain": "googleapis.com", "metadata": {"service": name}}
+            raise CloudError(403, message, reason="accessNotConfigured", details=[info])
+
+    async def _json_call(self, method: Method, call: Call, body: Any) -> web.Response:
+        handler = self._handlers.get(method.key)
+        if handler is None:
+            raise CloudError(501, f"The emulated cloud does not implement {method.document} {method.name}")
+        self._validation.check_body(method, body)
+        with self._store.transaction():
+            result = handler(call)
+        if inspect.isawaitable(result):
+            result = await result
+        if not method.answers:
+            return web.Response(status=204)
+        return web.json_response(keep(result, call.query["fields"]) if "fields" in call.query else result)
+
+    async def _batch(self, request: web.Request, admitted: Admitted) -> web.Response:
+        """https://cloud.google.com/storage/docs/batch: several calls in one multipart request."""
+        prefix = admitted.base.removeprefix(self._url)  # clients repeat it in every part
+        parts = parse_batch(request.headers.get("Content-Type", ""), await request.read())
+        answers: list[tuple[str, web.StreamResponse]] = []
+        for part in parts:
+            path = part.path.removeprefix(prefix)
+            answer = await self._call(part.http, path, part.query, part.body, admitted)
+            answers.append((part.content_id, answer))
+        return render_batch(answers)
+
+
+async def _json_body(request: web.Request) -> Any:
+    text = await request.read()
+    if not text or request.method in ("GET", "DELETE"):
+        return None
+    try:
+        return json.loads(text)
+    except ValueError as error:
+        raise CloudError(400, f"Invalid JSON payload received. {error}") from error
+
+
+def _refuse(refusal: CloudError) -> web.Response:
+    if refusal.code == 304:
+        return web.Response(status=304)
+    headers = {} if refusal.retry_after is None else {"Retry-After": str(refusal.retry_after)}
+    return web.json_response(refusal.body(), status=refusal.code, headers=headers)
+
+
+def _redacted(body: Any) -> Any:
+    """The body as logged: metadata (start-up scripts, say) may hold secrets; SSH keys are public."""
+    if isinstance(body, list):
+        return [_redacted(item) for item in body]
+    if not isinstance(body, dict):
+        return body
+    shown = {}
+    for key, value in body.items():
+        if key == "metadata" and isinstance(value, dict):
+            shown[key] = {name: text if name == "ssh-keys" else "..." for name, text in value.items()}
+        elif key == "payload":  # of a secret
+            shown[key] = "..."
+        else:
+            shown[key] = _redacted(value)
+    return shown
+
+
+def _summary(response: web.Response) -> dict[str, str]:
+    """What the log holds of an object's bytes, once the last of them have come."""
+    made = json.loads(response.body) if response.status == 200 and isinstance(response.body, bytes) else {}
+    return {key: made[key] for key in ("name", "size", "md5Hash") if key in made}
+
+
+def _query(request: web.Request) -> dict[str, str]:
+    """A parameter that is repeated, as lists are in REST, becomes one value with commas."""
+    return {name: ",".join(request.query.getall(name)) for name in request.query}

@@ -1,0 +1,123 @@
+"""Refuses what Google would refuse: request bodies and query parameters against the discovery documents."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from jsonschema import Draft202012Validator
+from jsonschema.exceptions import ValidationError
+from jsonschema.protocols import Validator
+
+from controller.localcloud.http.discovery import Discovery, Method
+from controller.localcloud.http.errors import CloudError
+
+_INTEGER = {"type": ["integer", "string"], "pattern": r"^-?\d+$"}  # proto3 JSON takes both
+_FORMATS: Mapping[str, dict[str, Any]] = {
+    "int64": _INTEGER,
+    "uint64": _INTEGER,
+    "byte": {"type": "string", "pattern": r"^[A-Za-z0-9+/_=-]*$"},
+    "google-duration": {"type": "string", "pattern": r"^-?\d+(\.\d+)?s$"},
+}
+# Clients send these although no document declares them.
+_UNDECLARED_QUERY = frozenset({"returnPartialSuccess", "tensorstore", "upload_id", "$alt", "upload_protocol", "key"})
+
+
+class Validation:
+    """Validators of all request schemas, compiled on first use."""
+
+    def __init__(self, discovery: Discovery) -> None:
+        self._discovery = discovery
+        self._definitions: dict[str, dict[str, Any]] = {}
+        self._validators: dict[tuple[str, str], Validator] = {}
+
+    def check_body(self, method: Method, body: Any) -> None:
+        """Raises CloudError 400 unless the body is an object of the method's request schema."""
+        if method.body is None or body is None:
+            return
+        if not isinstance(body, dict):
+            raise CloudError(400, 'Invalid JSON payload received. Root element must be a "message".')
+        error = next(self._validator(method.document, method.body).iter_errors(_without_nulls(body)), None)
+        if error is not None:
+            raise _refusal(error)
+
+    def check_query(self, method: Method, query: Mapping[str, str]) -> None:
+        """Raises CloudError 400 on an unknown parameter, or on a value that is no number, boolean or known name."""
+        for name, value in query.items():
+            parameter = method.parameters.get(name)
+            if parameter is None:
+                if name in _UNDECLARED_QUERY:
+                    continue
+                raise CloudError(
+                    400,
+                    f'Invalid JSON payload received. Unknown name "{name}": Cannot bind query parameter. '
+                    f"Field '{name}' could not be found in request message.",
+                )
+            kind = parameter.get("type")
+            fits = {
+                "integer": re.fullmatch(r"-?\d+", value) is not None,
+                "boolean": value.lower() in ("true", "false"),
+            }.get(str(kind), True)
+            if not fits or ("enum" in parameter and value not in parameter["enum"]):
+                raise CloudError(400, f"Invalid value at '{name}' ({kind}), \"{value}\"")
+
+    def _validator(self, document: str, schema: str) -> Validator:
+        key = (document, schema)
+        if key not in self._validators:
+            if document not in self._definitions:
+                schemas = self._discovery.schemas[document]
+                self._definitions[document] = {name: _convert(value) for name, value in schemas.items()}
+            whole = {"$ref": f"#/$defs/{schema}", "$defs": self._definitions[document]}
+            self._validators[key] = Draft202012Validator(whole)
+        return self._validators[key]
+
+
+def _convert(schema: Mapping[str, Any]) -> dict[str, Any]:
+    """A discovery schema (JSON Schema draft 3 with omissions) as a strict draft 2020-12 one."""
+    if "$ref" in schema:
+        return {"$ref": f"#/$defs/{schema['$ref']}"}
+    kind = schema.get("type", "any")
+    if kind == "any":
+        return {}
+    if kind == "array":
+        return {"type": "array", "items": _convert(schema.get("items", {}))}
+    if kind == "object":
+        result: dict[str, Any] = {"type": "object"}
+        if "properties" in schema:
+            result["properties"] = {name: _convert(value) for name, value in schema["properties"].items()}
+        extra = schema.get("additionalProperties")
+        result["additionalProperties"] = _convert(extra) if extra is not None else "properties" not in schema
+        return result
+    if kind == "integer":
+        return dict(_INTEGER)
+    result = dict(_FORMATS.get(schema.get("format", ""), {"type": kind}))
+    if "enum" in schema:
+        result["enum"] = schema["enum"]
+    return result
+
+
+def _without_nulls(value: Any) -> Any:
+    """proto3 JSON: null means "not set"."""
+    if isinstance(value, dict):
+        return {name: _without_nulls(item) for name, item in value.items() if item is not None}
+    if isinstance(value, list):
+        return [_without_nulls(item) for item in value]
+    return value
+
+
+def _refusal(error: ValidationError) -> CloudError:
+    where = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in error.absolute_path).lstrip(".")
+    if error.validator == "additionalProperties":
+        instance: Any = error.instance
+        known: Mapping[str, Any] = error.schema.get("properties", {}) if isinstance(error.schema, Mapping) else {}
+        names = sorted(set(instance) - set(known))
+        place = f" at '{where}'" if where else ""
+        message = "\n".join(
+            f'Invalid JSON payload received. Unknown name "{name}"{place}: Cannot find field.' for name in names
+        )
+    else:
+        message = f"Invalid value at '{where}': {error.message}"
+    violations = [{"field": where, "description": line} for line in message.splitlines()]
+    detail = {"@type": "type.googleapis.com/google.rpc.BadRequest", "fieldViolations": violations}
+    return CloudError(400, message, details=[detail])

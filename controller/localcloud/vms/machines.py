@@ -1,0 +1,128 @@
+"""Compute Engine instances: each that has a startup script runs it, as a program in a home of its own.
+
+What it prints is the serial port's. It may ask the metadata server for tokens of its service account and for its own
+attributes, and ends when the instance is deleted.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import subprocess
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from controller.localcloud.apis.networks import KIND
+from controller.localcloud.http.call import PROJECT, PROJECT_NUMBER
+from controller.localcloud.store import Document, Store
+from controller.localcloud.vms.image import environment_of_vm
+from controller.localcloud.vms.processes import MARKER, kill_marked
+
+SCRIPT = "startup-script"
+SERIAL_BYTES = 1 << 20
+"""What Google keeps of the newest output: https://cloud.google.com/compute/docs/troubleshooting/viewing-serial-port-output"""
+
+
+class Machines:
+    """All instances, by their path in the store; `ID/0` is how one calls itself in its requests."""
+
+    def __init__(self, store: Store, state: Path, url: str, token: str) -> None:
+        self._store, self._state, self._url, self._token = store, state, url, token
+
+    def any(self) -> bool:
+        """Is there one?"""
+        return any("/instances/" in path for path, _ in self._store.items(KIND))
+
+    async def boot(self, path: str) -> None:
+        """Start the script of an instance, unless it runs already."""
+        instance = self._store.get(KIND, path)
+        if instance is None:
+            return
+        folder = self._folder(instance)
+        script = _attributes(instance).get(SCRIPT)
+        if script is None or (folder / "booted").exists():
+            return
+        home = folder / "home"
+        for place in (home, folder / "tmp"):
+            place.mkdir(parents=True, exist_ok=True)
+        program = folder / SCRIPT
+        program.write_text(script)
+        program.chmod(0o700)
+        (folder / "booted").touch()
+        variables = environment_of_vm(instance["id"], home, self._url, self._token)
+        with (folder / "serial").open("ab") as serial:
+            try:
+                subprocess.Popen(
+                    [str(program)], cwd=home, stdin=subprocess.DEVNULL, stdout=serial, stderr=serial,
+                    start_new_session=True, env=variables | {MARKER: self._marker(instance)},
+                )  # fmt: skip
+            except OSError as error:  # it has no #! line, or names what is not there
+                serial.write(f"{SCRIPT} cannot be run: {error.strerror}\n".encode())
+
+    async def remove(self, path: str) -> None:
+        """End what runs there and delete its disk."""
+        instance = self._store.get(KIND, path)
+        if instance is not None:
+            await asyncio.to_thread(kill_marked, self._marker(instance))
+            await asyncio.to_thread(shutil.rmtree, self._folder(instance), ignore_errors=True)
+
+    def serial(self, path: str, start: int) -> tuple[str, int]:
+        """What the instance has printed from byte `start` on, and where that ends."""
+        instance = self._store.get(KIND, path) or {}
+        file = self._folder(instance) / "serial"
+        if not file.exists():
+            return "", 0
+        with file.open("rb") as printed:
+            size = os.fstat(printed.fileno()).st_size
+            printed.seek(min(size, max(start, size - SERIAL_BYTES)))
+            return printed.read().decode(errors="replace"), size
+
+    def find(self, uid: str) -> Document | None:
+        """The instance of that id."""
+        for path, item in self._store.items(KIND):
+            if "/instances/" in path and item["id"] == uid:
+                return item | {"path": path}
+        return None
+
+    def account(self, uid: str) -> str:
+        """The address of the service account that an instance runs as; empty without one."""
+        instance = self.find(uid)
+        return next((a["email"] for a in instance.get("serviceAccounts", ())), "") if instance else ""
+
+    def metadata(self, uid: str) -> dict[str, Any] | None:
+        """What the metadata server says to an instance; None: there is none of that id."""
+        instance = self.find(uid)
+        if instance is None:
+            return None
+        zone, email = instance["path"].split("/")[3], self.account(uid)
+        token = {"access_token": f"{self._token}.{uid}.0", "expires_in": 3600, "token_type": "Bearer"}
+        account = {
+            "aliases": "default",
+            "email": email,
+            "scopes": "https://www.googleapis.com/auth/cloud-platform",
+            "token": token,
+        }
+        return {
+            "instance": {
+                "id": uid,
+                "name": instance["name"],
+                "hostname": f"{instance['name']}.{zone}.c.{PROJECT}.internal",
+                "zone": f"projects/{PROJECT_NUMBER}/zones/{zone}",
+                "attributes": _attributes(instance),
+                "service-accounts": {"default": account, email: account} if email else {},
+            },
+            "project": {"project-id": PROJECT, "numeric-project-id": PROJECT_NUMBER, "attributes": {}},
+            "universe": {"universe-domain": "googleapis.com", "universe_domain": "googleapis.com"},
+        }
+
+    def _folder(self, instance: Mapping[str, Any]) -> Path:
+        return self._state / "machines" / str(instance.get("id", "none"))
+
+    def _marker(self, instance: Document) -> str:
+        return f"{self._state}:{instance['id']}/"
+
+
+def _attributes(instance: Document) -> dict[str, str]:
+    return {item["key"]: item.get("value", "") for item in instance.get("metadata", {}).get("items", ())}

@@ -1,0 +1,305 @@
+"""The VMs of all nodes: an SSH server, a home folder and processes each."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import logging
+import shutil
+import socket
+import uuid
+from collections.abc import Coroutine
+from functools import partial
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import asyncssh
+
+from controller.localcloud.apis import oslogin
+from controller.localcloud.apis.firewall import ANY_PORT, IAP_RANGE, LAPTOP, admits
+from controller.localcloud.apis.networks import KIND, Networks
+from controller.localcloud.faults.faults import Faults
+from controller.localcloud.http import internal_errors
+from controller.localcloud.http.errors import CloudError
+from controller.localcloud.store import Document, Store
+from controller.localcloud.vms.image import Worker, environment, marker, vm_name
+from controller.localcloud.vms.processes import kill_marked
+from controller.localcloud.vms.sessions import HomeFiles, LoginServer, authorized_keys, freeze, serve_process
+
+_SSH_PORT = 2222
+_LAST_HOST = 254
+
+
+class Workers:
+    """Boots, halts and removes VMs. `state` is the folder, `url` the server's root, `port` names the address block."""
+
+    def __init__(self, store: Store, networks: Networks, faults: Faults, state: Path, url: str, token: str) -> None:
+        self._store = store
+        self._networks = networks
+        self._faults = faults
+        self._state = self.state = state
+        self._url = url
+        self._token = token
+        self._acceptors: dict[str, asyncssh.SSHAcceptor] = {}
+        self._connections: dict[str, set[asyncssh.SSHServerConnection]] = {}
+        self._lock = asyncio.Lock()
+        self._tasks: set[asyncio.Task[None]] = set()
+        # 127.A.B.x with A.B from the HTTP port: two emulators on one machine never share an address.
+        high, low = divmod(urlsplit(url).port or 0, 256)
+        block = store.get("setting", "block") or {"prefix": f"127.{high}.{low}."}
+        store.put("setting", "block", block)
+        self._prefix: str = block["prefix"]
+        # Linux answers on all of 127.0.0.0/8; elsewhere every worker gets a port of 127.0.0.1.
+        self._own_addresses = _can_bind(f"{self._prefix}2", 0)
+        if self._own_addresses and "port" not in block:
+            block["port"] = _SSH_PORT if _can_bind(f"{self._prefix}2", _SSH_PORT) else _free_port(f"{self._prefix}2")
+            store.put("setting", "block", block)
+        self._port: int = block.get("port", 0)
+
+    async def resume(self) -> None:
+        """Brings back the SSH servers of a former process; kills what is left of VMs that are gone."""
+        ready = {node["id"] for _, node in self._store.items("node") if node["state"] == "READY"}
+        for uid in {worker.uid for worker in self._all()} - ready:
+            await asyncio.to_thread(kill_marked, f"{marker(self._state)}{uid}/")
+        await self.settle()
+
+    async def close(self) -> None:
+        """Stops serving SSH; programs keep running."""
+        for name in {*self._acceptors, *self._connections}:
+            self._disconnect(name)
+        for task in self._tasks:
+            task.cancel()
+
+    def of_node(self, uid: str) -> list[Worker]:
+        """The VMs of a node by index; empty before its first boot."""
+        return [_worker(body) for _, body in self._store.items("worker", f"{uid}/")]
+
+    def home(self, worker: Worker) -> Path:
+        """The worker's home folder."""
+        return self._state / "nodes" / worker.uid / f"worker-{worker.index}" / "home"
+
+    def host_key(self, worker: Worker) -> tuple[str, str]:
+        """The public host key: (algorithm, base64)."""
+        text = self._store.get("hostkey", worker.name)
+        assert text is not None, "a booted worker has a host key"
+        algorithm, key = text["public"].split()[:2]
+        return algorithm, key
+
+    async def boot(self, uid: str, count: int, devices: int) -> list[Worker]:
+        """Makes (once) and boots the VMs of a node; SSH opens at the next `settle` that finds the node READY."""
+        workers = self.of_node(uid)
+        with self._store.transaction():
+            for index in range(len(workers), count):
+                workers.append(self._create(uid, index, devices))
+            for worker in workers:
+                fresh = dataclasses.replace(worker, boot_id=str(uuid.uuid4()))
+                self._store.put("worker", worker.name, dataclasses.asdict(fresh))
+        for worker in workers:
+            self.home(worker).mkdir(parents=True, exist_ok=True)
+            (self.home(worker).parent / "tmp").mkdir(exist_ok=True)
+        return self.of_node(uid)
+
+    async def halt(self, uid: str) -> None:
+        """Takes the VMs of a node, READY no more, down at once: no SSH, every process killed."""
+        async with self._lock:  # lest SSH servers that are being opened stay behind
+            for worker in self.of_node(uid):
+                self._disconnect(worker.name)
+        await asyncio.to_thread(kill_marked, f"{marker(self._state)}{uid}/")
+
+    async def remove(self, uid: str) -> None:
+        """Halts the VMs of a node and deletes their disks and addresses."""
+        if not self.of_node(uid):
+            return  # refused before its first boot
+        await self.halt(uid)
+        disks = self._state / "nodes" / uid
+        if disks.exists():
+            await asyncio.to_thread(shutil.rmtree, disks, ignore_errors=True)  # a second deletion may be at it
+        with self._store.transaction():
+            for worker in self.of_node(uid):
+                self._store.delete("worker", worker.name)
+                self._store.delete("hostkey", worker.name)
+        self._write_ssh_config()
+
+    def changed(self) -> None:
+        """Opens and closes SSH servers as firewall rules, nodes and faults now say, in the background."""
+        self._start(self.settle())
+
+    def _start(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work, name=work.__qualname__)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(partial(internal_errors.record_of, self._store))
+
+    async def settle(self) -> None:
+        """As `changed`, but returns when it is done."""
+        async with self._lock:
+            self._write_ssh_config()
+            for _, node in self._store.items("node"):
+                ready = node["state"] == "READY"
+                direct, iap = ready and self._ssh_admitted(node), ready and self.admits_iap(node)
+                for worker in self.of_node(node["id"]):
+                    refused = self._faults.refuses_ssh(worker.index)
+                    if refused or not (direct or iap):
+                        self._disconnect(worker.name)
+                    elif direct and worker.name not in self._acceptors:
+                        await self._listen(worker)
+                    elif not direct and (acceptor := self._acceptors.pop(worker.name, None)):
+                        acceptor.close()  # connections that are open stay: rules are asked when one is made
+                    self._freeze(worker)
+
+    def _freeze(self, worker: Worker) -> None:
+        """Stop listening to the connections of a worker that a fault has frozen; listen again when that is over."""
+        frozen = self._faults.freezes_ssh(worker.index)
+        for connection in self._connections.get(worker.name, ()):
+            freeze(connection, frozen)
+
+    def _create(self, uid: str, index: int, devices: int) -> Worker:
+        taken = {worker.address for worker in self._all()}
+        # Addresses go round, so that a replaced VM seldom gets its predecessor's (as in the cloud).
+        for _ in range(_LAST_HOST):
+            number = self._store.counter("address", 0) % (_LAST_HOST - 1) + 2
+            address = f"{self._prefix}{number}"
+            if address in taken:
+                continue
+            host = address if self._own_addresses else "127.0.0.1"
+            port = self._port or _free_port(host)
+            worker = Worker(uid, index, address, host, port, "", devices)
+            key = asyncssh.generate_private_key("ssh-ed25519")
+            keys = {"private": key.export_private_key().decode(), "public": key.export_public_key().decode()}
+            self._store.put("hostkey", worker.name, keys)
+            self._store.put("worker", worker.name, dataclasses.asdict(worker))
+            return worker
+        message = f"There is no more capacity: the emulated cloud holds {_LAST_HOST - 1} workers"
+        raise CloudError(429, message)
+
+    async def _listen(self, worker: Worker) -> None:
+        options = self._options(worker)
+        acceptor = await asyncssh.listen(worker.host, worker.port, reuse_address=True, backlog=128, **options)
+        self._acceptors[worker.name] = acceptor
+
+    def serve(self, worker: Worker, connection: socket.socket) -> None:
+        """SSH, in the background, on a connection that has come by another way than the network."""
+        self._start(self._serve(worker, connection))
+
+    async def _serve(self, worker: Worker, connection: socket.socket) -> None:
+        with contextlib.suppress(asyncssh.Error, OSError):  # the client went before it had logged in
+            await asyncssh.run_server(connection, **self._options(worker))
+
+    def _options(self, worker: Worker) -> dict[str, Any]:
+        keys = self._store.get("hostkey", worker.name)
+        assert keys is not None, "a booted worker has a host key"
+        connections = self._connections.setdefault(worker.name, set())
+
+        async def run(process: asyncssh.SSHServerProcess[bytes]) -> None:
+            # A VM that is going starts nothing more: whatever runs has started before, and is found and killed.
+            if self.node(worker.uid).get("state") != "READY":
+                process.close()
+                return
+            await serve_process(
+                process,
+                lambda user: self._environment(worker, user),
+                lambda: self._faults.freezes_ssh(worker.index),
+                writes=not self.disk_is_full(worker),
+            )
+
+        return {
+            "server_host_keys": [asyncssh.import_private_key(keys["private"])],
+            "server_factory": lambda: LoginServer(
+                lambda user: self._keys(worker, user), connections, lambda: self._faults.freezes_ssh(worker.index)
+            ),
+            "process_factory": run,
+            "sftp_factory": lambda channel: HomeFiles(channel, self.home(worker)),
+            "allow_scp": True,
+            "encoding": None,
+            "line_editor": False,
+            "agent_forwarding": False,
+        }
+
+    def _disconnect(self, name: str) -> None:
+        """No connection any more, and none of those that came over the network; see `settle` for when it may again."""
+        if acceptor := self._acceptors.pop(name, None):
+            acceptor.close()
+        for connection in list(self._connections.pop(name, ())):
+            connection.abort()
+
+    def disk_is_full(self, worker: Worker) -> bool:
+        """Whether a fault keeps the worker from writing now."""
+        return self._faults.fills_disk(worker.index)
+
+    def admits_iap(self, node: Document) -> bool:
+        """Whether Google's Identity-Aware Proxy reaches port 22 of a node's workers."""
+        rules = self._networks.rules(node["networkConfig"]["network"])
+        return admits(rules, source=IAP_RANGE, ports=(22, 22), tags=node.get("tags", ()))
+
+    def guest_attributes(self, worker: Worker) -> list[Document]:
+        """What the worker tells about itself: its host key, and the name by which IAP knows its VM."""
+        algorithm, key = self.host_key(worker)
+        return [
+            {"namespace": "hostkeys", "key": algorithm, "value": key},
+            {"namespace": "hostname", "key": "hostname", "value": vm_name(worker)},
+        ]
+
+    def _keys(self, worker: Worker, user: str) -> list[str]:
+        if oslogin.enforced(self._store):
+            return oslogin.keys_of(self._store, user)
+        return authorized_keys(self.node(worker.uid).get("metadata", {}).get("ssh-keys", ""), user)
+
+    def node(self, uid: str) -> Document:
+        """The node of that id; empty when it is gone."""
+        return next((node for _, node in self._store.items("node") if node["id"] == uid), {})
+
+    def _environment(self, worker: Worker, user: str) -> dict[str, str]:
+        node = self.node(worker.uid)
+        reachable = self._peers_admitted(node)
+        nobody = f"{self._prefix}1"  # never given out: nothing listens there
+        hostnames = [
+            peer.host if reachable or peer.index == worker.index else nobody for peer in self.of_node(worker.uid)
+        ]
+        booted = self.of_node(worker.uid)[worker.index]
+        return environment(
+            booted, hostnames, home=self.home(worker), user=user, state=self._state, url=self._url, token=self._token
+        )
+
+    def _ssh_admitted(self, node: Document) -> bool:
+        # Every client connects over loopback, hence as the laptop.
+        rules = self._networks.rules(node["networkConfig"]["network"])
+        return admits(rules, source=LAPTOP, ports=(22, 22), tags=node.get("tags", ()))
+
+    def _peers_admitted(self, node: Document) -> bool:
+        subnetwork = self._store.get(KIND, node["networkConfig"]["subnetwork"])
+        rules = self._networks.rules(node["networkConfig"]["network"])
+        source = subnetwork["ipCidrRange"] if subnetwork else "0.0.0.0/0"
+        return admits(rules, source=source, ports=ANY_PORT, tags=node.get("tags", ()))
+
+    def _all(self) -> list[Worker]:
+        return [_worker(body) for _, body in self._store.items("worker")]
+
+    def _write_ssh_config(self) -> None:
+        blocks = [f"Host {worker.address}\n  HostName {worker.host}\n  Port {worker.port}\n" for worker in self._all()]
+        path = self._state / "ssh_config"
+        fresh = path.with_suffix(".new")
+        fresh.write_text("".join(blocks))
+        fresh.replace(path)
+
+
+def _worker(body: dict[str, Any]) -> Worker:
+    return Worker(**body)
+
+
+def _can_bind(host: str, port: int) -> bool:
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+        except OSError as error:
+            logging.info("%s:%d cannot be bound: %s", host, port, error)
+            return False
+    return True
+
+
+def _free_port(host: str) -> int:
+    with socket.socket() as probe:
+        probe.bind((host, 0))
+        return probe.getsockname()[1]

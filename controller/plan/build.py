@@ -1,0 +1,146 @@
+"""From a config to the resources that must exist before its program can start: one DAG."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from conf.schema.config import Config
+from controller.config.placeholders import Places
+from controller.config.run_yaml import render
+from controller.inputs.assets import Content, contents
+from controller.inputs.code import Snapshot, Unfetched, snapshot
+from controller.inputs.requirements import Requirements
+from controller.inputs.secrets import Vault
+from controller.plan.bastion import bastion_resources
+from controller.plan.pod import node_resource
+from controller.plan.project import bucket_name, shared_resources
+from controller.plan.workers import Prepared, fetched_on_pod, requirements_of, worker_resources
+from controller.reconcile.resource import Resource
+from controller.resources.pod.node import Node
+from controller.resources.project.bucket import Bucket
+from controller.resources.project.services import Services
+from controller.resources.uploads.assets import AssetCopy
+from controller.resources.uploads.code import CodeArchive
+from controller.resources.uploads.secrets import Secrets
+from controller.resources.uploads.wheels import Wheels
+
+UNKNOWN_HASH = "????????"
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """What is taken from the record of a run, and not decided anew: the run is to be the same.
+
+    Attributes:
+        assets: by `datasets.NAME` and so on; their copies are in the bucket.
+        lock: the text of what env.packages=lock installs.
+    """
+
+    run_id: str
+    run_yaml: str
+    assets: Mapping[str, Content]
+    lock: str
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Everything decided: what must exist, under which names, and what the program will read."""
+
+    config: Config
+    project: str
+    run_id: str
+    bucket: str
+    snapshot: Snapshot
+    run_yaml: str
+    places: Places
+    vault: Vault
+    assets: tuple[Content, ...]
+    resources: tuple[Resource, ...]
+
+    @property
+    def node(self) -> Node:
+        return next(r for r in self.resources if isinstance(r, Node))
+
+    @property
+    def argv(self) -> list[str]:
+        """The program's argument list, the same on every worker; run.yaml is in $SLIPWAY_RUN_DIR, one folder up."""
+        if self.config.program.kind == "trainer":
+            return ["python", "-m", "trainer", "../run.yaml"]
+        return list(self.places.fill_all(self.config.program.command, "program.command"))
+
+    @property
+    def notice(self) -> str | None:
+        """The signal that tells the program that its VM will go away."""
+        return "SIGTERM" if self.config.program.kind == "trainer" else self.config.recovery.notice
+
+    def of_scope(self, *scopes: str) -> list[Resource]:
+        return [r for r in self.resources if r.scope in scopes]
+
+
+def build(
+    config: Config, project: str, folder: Path, code: Snapshot | None = None, recorded: Recorded | None = None
+) -> Plan:
+    """Pure but for reading the code and the assets.
+
+    Args:
+        project: the resolved project id.
+        folder: where the user stands; `program=command` ships the repository around it.
+        code: what is shipped, where the caller knows; an Unfetched one gives a plan to look at, of a run without an id.
+        recorded: makes it the plan of a run that is on record.
+
+    Raises:
+        ConfigError: code or data that is not there.
+    """
+    code = code or snapshot(config, folder)
+    bucket = bucket_name(config, project)
+    held = contents(config, code.root) if recorded is None else recorded.assets
+    run_id = config.run_id(code.sha256, {_identity_key(c): c.identity for c in held.values()})
+    if recorded is not None:
+        run_id = recorded.run_id
+    if isinstance(code, Unfetched):
+        run_id = f"{config.run.name}-{UNKNOWN_HASH}"
+    places = Places(bucket, run_id, {path: f"gs://{bucket}/{c.prefix}" for path, c in held.items()})
+    prefixes = {c.name: c.prefix for c in held.values()}
+    run_yaml = recorded.run_yaml if recorded is not None else render(config, run_id, bucket, prefixes)
+    vault = Vault(config.env.secrets)
+    requirements = requirements_of(config, code)
+    if recorded is not None and config.env.packages == "lock":
+        requirements = Requirements(recorded.lock)
+    early = tuple(_before_the_pod(config, bucket, code, held, vault, requirements))
+    # A billed TPU never waits for an upload or a permission: everything shared comes before it.
+    node = node_resource(config, tuple(r.id for r in early))
+    archive = next(r for r in early if isinstance(r, CodeArchive))
+    wheels = next((r for r in early if isinstance(r, Wheels)), None)
+    prepared = Prepared(config, node, archive, run_id, run_yaml, places, vault, requirements, wheels, held)
+    if config.recovery.driver == "bastion":
+        early = (*early, *bastion_resources(config, bucket, run_id, [r.id for r in early]))
+    resources = (*early, node, *worker_resources(prepared))
+    return Plan(config, project, run_id, bucket, code, run_yaml, places, vault, tuple(held.values()), resources)
+
+
+def _identity_key(asset: Content) -> str:
+    return asset.name if asset.kind == "dataset" else asset.path
+
+
+def _before_the_pod(
+    config: Config,
+    bucket: str,
+    code: Snapshot,
+    held: Mapping[str, Content],
+    vault: Vault,
+    requirements: Requirements,
+) -> Iterator[Resource]:
+    yield from shared_resources(config, bucket)
+    needs = (f"{Bucket.kind}/{bucket}",)
+    if vault.names:
+        secrets = Secrets(name="env", vault=vault, needs=(f"{Services.kind}/apis",))
+        yield secrets
+        needs = (*needs, secrets.id)
+    for asset in held.values():
+        if not fetched_on_pod(config, asset):
+            yield AssetCopy(name=asset.name, bucket=bucket, content=asset, vault=vault, needs=needs)
+    yield CodeArchive(name=code.sha256, bucket=bucket, snapshot=code, needs=needs)
+    if requirements.git:
+        yield Wheels.of(requirements.git, config.env.python, bucket, needs)

@@ -1,0 +1,117 @@
+"""What all runs of a project share: services, account, bucket, network."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from conf.schema.config import Config
+from conf.schema.infra.regions import subnet_range
+from controller.inputs.secrets import Vault
+from controller.reconcile.resource import Resource
+from controller.resources.network.firewall import Firewall, InternalRule, LaptopRule
+from controller.resources.network.nat import Nat, Router
+from controller.resources.network.vpc import Network, PrivateAccess, Subnet
+from controller.resources.pod.node import TAG
+from controller.resources.project.accounts import ServiceAccount
+from controller.resources.project.bucket import Bucket
+from controller.resources.project.budget import BUDGET_APIS, BillingBudget
+from controller.resources.project.roles import BucketRoles, ProjectRoles
+from controller.resources.project.services import Services
+
+EVERYWHERE = "10.0.0.0/20"
+"""Stands for the range in a region that the table does not hold; a check refuses that before anything is made."""
+
+
+def bucket_name(config: Config, project: str) -> str:
+    """A name that nobody else is likely to have: bucket names are shared by all of Google Cloud."""
+    location = config.cloud.bucket_location or config.region
+    return config.cloud.bucket or f"{project.replace(':', '-').replace('.', '-')}-slipway-{location}"
+
+
+def shared_resources(config: Config, bucket: str) -> Iterator[Resource]:
+    cloud = config.cloud
+    wanted = (*cloud.apis, *(BUDGET_APIS if cloud.billing_budget else ()), *Vault(config.env.secrets).apis)
+    services = Services(name="apis", apis=tuple(dict.fromkeys(wanted)))
+    yield services
+    if (budget := cloud.billing_budget) is not None:
+        yield BillingBudget(
+            name="slipway", account=budget.account, usd=budget.usd, thresholds=budget.thresholds, needs=(services.id,)
+        )
+    account = ServiceAccount(name=cloud.service_account, needs=(services.id,))
+    if not config.tpu.adopt:
+        yield account
+    store = Bucket(
+        name=bucket,
+        location=cloud.bucket_location or config.region,
+        regions=config.regions,
+        soft_delete_days=cloud.soft_delete_days,
+        noncurrent_days=cloud.noncurrent_days,
+        unfinished_upload_days=cloud.unfinished_upload_days,
+        needs=(services.id,),
+    )
+    yield store
+    if config.tpu.adopt:
+        return  # the pod has its network and its account already
+    if cloud.roles:
+        yield ProjectRoles(name=account.name, account=account, roles=cloud.roles, needs=(account.id,))
+    if cloud.bucket_roles:
+        yield BucketRoles(
+            name=account.name, account=account, bucket=bucket, roles=cloud.bucket_roles, needs=(account.id, store.id)
+        )
+    yield from _network(config, services)
+
+
+def _network(config: Config, services: Services) -> Iterator[Resource]:
+    net = config.network
+    network = Network(name=net.name, auto=net.mode == "auto", mtu=net.mtu, needs=(services.id,))
+    yield network
+    yield Firewall(
+        name=f"{net.name}-allow-ssh",
+        network=net.name,
+        allowed=("tcp:22",),
+        source_ranges=net.ssh_admitted,
+        target_tags=(TAG,),
+        needs=(network.id,),
+    )
+    if net.laptop == "auto":
+        yield LaptopRule(
+            name=f"{net.name}-allow-laptop",
+            network=net.name,
+            allowed=("tcp:22",),
+            source_ranges=None,
+            target_tags=(TAG,),
+            needs=(network.id,),
+        )
+    for region in config.regions:
+        yield from _in_region(config, network, region)
+
+
+def _in_region(config: Config, network: Network, region: str) -> Iterator[Resource]:
+    """The parts of the network that each region has its own of."""
+    net = config.network
+    subnet = Subnet(
+        name=net.subnet_in(region),
+        region=region,
+        network=net.name,
+        block=net.cidr or subnet_range(region) or EVERYWHERE,
+        cidr=net.cidr,
+        needs=(network.id,),
+    )
+    yield subnet
+    inside = InternalRule(
+        name=f"{net.name}-allow-internal-{region}",
+        network=net.name,
+        subnet=subnet.name,
+        subnet_region=region,
+        allowed=("icmp", "tcp", "udp"),
+        source_ranges=None,
+        target_tags=(),
+        needs=(subnet.id,),
+    )
+    yield inside
+    yield PrivateAccess(name=subnet.name, region=region, rule=inside.name, needs=(subnet.id, inside.id))
+    if net.nat:
+        name = f"{net.name}-{region}"
+        router = Router(name=name, region=region, network=net.name, subnet=subnet.name, needs=(subnet.id,))
+        yield router
+        yield Nat(name=name, region=region, network=net.name, subnet=subnet.name, needs=(router.id,))

@@ -1,0 +1,147 @@
+"""Make the world as the plan wants it: walk the DAG, observe, act only on a difference, wait until settled.
+
+There is no state file: what exists is asked for, just before each act. Independent resources settle concurrently.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from typing import Any
+
+from controller.context import World
+from controller.core.clock import Interrupted
+from controller.core.errors import CloudError, ConfigError
+from controller.gcp.client import ServiceDisabled
+from controller.reconcile.resource import Absent, Diff, Pending, Resource, Unknown
+
+GUARDED = frozenset({"run", "pod"})
+"""Scopes of which one controller at a time brings things about; what pods share comes to the same whoever makes it."""
+MAX_ACTS = 8
+"""A resource that still differs after this many acts does not converge: something else keeps changing it."""
+
+
+def ordered(resources: Iterable[Resource]) -> list[Resource]:
+    """Topological order: each after its needs, else as given. Raises ValueError on a cycle or an unknown need."""
+    left = {r.id: r for r in resources}
+    known = set(left)
+    done: list[Resource] = []
+    placed: set[str] = set()
+    while left:
+        ready = [r for r in left.values() if set(r.needs) <= placed]
+        if not ready:
+            unknown = {n for r in left.values() for n in r.needs} - known
+            raise ValueError(f"unknown needs {sorted(unknown)}" if unknown else f"a cycle among {sorted(left)}")
+        for resource in ready:
+            del left[resource.id]
+            placed.add(resource.id)
+            done.append(resource)
+    return done
+
+
+def reconcile(resources: Sequence[Resource], world: World) -> dict[str, Any]:
+    """Settle every resource; returns what each was observed to be in the end, by id.
+
+    Raises:
+        SlipwayError: the first failure, once everything already under way has come to rest.
+        KeyboardInterrupt: passed on after the threads have stopped at their next wait.
+    """
+    waiting = ordered(resources)
+    have: dict[str, Any] = {}
+    running: dict[Future[Any], Resource] = {}
+    failure: BaseException | None = None
+    with ThreadPoolExecutor(max_workers=16, thread_name_prefix="reconcile") as pool:
+        try:
+            while running or (waiting and failure is None):
+                if failure is None:
+                    ready = [r for r in waiting if set(r.needs) <= set(have)]
+                    waiting = [r for r in waiting if r not in ready]
+                    running |= {pool.submit(settle, r, world, dict(have)): r for r in ready}
+                finished, _ = wait(running, return_when=FIRST_COMPLETED)
+                for future in finished:
+                    resource = running.pop(future)
+                    error = future.exception()
+                    if error is None:
+                        have[resource.id] = future.result()
+                    else:
+                        failure = failure or error
+        except KeyboardInterrupt:
+            world.clock.interrupt()
+            raise
+    if failure is not None:
+        raise failure
+    return have
+
+
+def settle(resource: Resource, world: World, have: dict[str, Any]) -> Any:
+    """Bring one resource to what is wanted; returns it as observed."""
+    began = world.clock.steady()
+    late = world.clock.deadline(resource.patience)
+    pending, stuck = None, late
+    acts: list[Diff] = []
+    announced = False
+    try:
+        while True:
+            seen = _look(resource, world, have)
+            if isinstance(seen, Unknown):
+                raise ConfigError(f"{resource.title}: {seen.why}")
+            if isinstance(seen, Pending):
+                if not announced:
+                    announced = True
+                    world.events.emit("step_started", resource.id, seen.why, title=resource.title)
+                if seen != pending:
+                    pending, stuck = seen, world.clock.deadline(seen.seconds)
+                if stuck() or late():
+                    raise CloudError(_never_settles(resource, seen, world.clock.steady() - began))
+                world.clock.sleep(world.pace)
+                continue
+            pending = None
+            diff = resource.diff(seen)
+            if not diff:
+                for finding in resource.findings(seen):
+                    world.events.emit("note", resource.id, str(finding))
+                action = acts[0].action if acts else "none"
+                seconds = round(world.clock.steady() - began, 3)
+                world.events.emit("step_done", resource.id, title=resource.title, action=action, seconds=seconds)
+                return seen
+            if len(acts) >= MAX_ACTS:
+                raise CloudError(f"{resource.title} does not converge: {'; '.join(map(str, diff.changes))}")
+            announced = True
+            words = diff.action if isinstance(seen, Absent) else "; ".join(map(str, diff.changes))
+            world.events.emit("step_started", resource.id, words, title=resource.title)
+            acts.append(diff)
+            if resource.scope in GUARDED:
+                world.guard()
+            resource.apply(world, have, diff)
+    except Interrupted:
+        raise
+    except Exception as error:
+        world.events.emit("step_failed", resource.id, str(error), title=resource.title)
+        raise
+
+
+def _never_settles(resource: Resource, seen: Pending, seconds: float) -> str:
+    advice = f"; {seen.advice}" if seen.advice else ""
+    return f"{resource.title}: still not settled after {seconds:.0f} s: {seen.why}{advice}"
+
+
+def _look(resource: Resource, world: World, have: dict[str, Any]) -> Any:
+    try:
+        return resource.observe(world, have)
+    except ServiceDisabled as error:
+        # Google takes some minutes to see everywhere that an API has been enabled.
+        return Pending(f"{error.service} is not enabled everywhere yet")
+
+
+def destroy(resources: Sequence[Resource], world: World) -> None:
+    """Remove resources, dependents first."""
+    for resource in reversed(ordered(resources)):
+        began = world.clock.steady()
+        world.events.emit("step_started", resource.id, "delete", title=resource.title)
+        try:
+            resource.destroy(world)
+        except Exception as error:
+            world.events.emit("step_failed", resource.id, str(error), title=resource.title)
+            raise
+        seconds = round(world.clock.steady() - began, 3)
+        world.events.emit("step_done", resource.id, title=resource.title, action="delete", seconds=seconds)

@@ -1,0 +1,61 @@
+"""What differs between two runs: config, code, packages, data, machine, and what came of it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from controller.records import gitref
+from controller.records.recorder import Document
+from controller.records.table import flat
+
+Difference = dict[str, dict[str, tuple[Any, Any]]]
+
+
+def difference(old: Document, new: Document) -> Difference:
+    """By section the keys that differ, each with both values, None where one run has none.
+
+    Args:
+        old, new: records, each with its row of the table of runs under `row`.
+    """
+    sections = {
+        "config": lambda d: flat(d["config"]),
+        "code": lambda d: {"sha256": d["code_sha256"], **_git(d)},
+        "packages": lambda d: d["worker_0"]["packages"],
+        "data": lambda d: {f"{asset['kind']} {asset['name']}": asset["identity"] for asset in d["assets"]},
+        "machine": lambda d: flat({key: d["worker_0"].get(key) for key in MACHINE}) | {"slipway": d["slipway"]},
+        "price": lambda d: d["prices"],
+        "result": lambda d: flat({key: d["row"].get(key) for key in RESULT}),
+    }
+    found = {name: _unequal(of(old), of(new)) for name, of in sections.items()}
+    return {name: unequal for name, unequal in found.items() if unequal}
+
+
+MACHINE = ("devices", "python", "image_fingerprint", "runtime_version")
+RESULT = ("state", "attempts", "seconds", "usd", "metrics")
+
+
+def as_lines(old: str, new: str, found: Difference, root: Path) -> list[str]:
+    """The difference for people; of the code also which files, where this repository has both commits."""
+    lines = [f"- {old}", f"+ {new}"]
+    for section, keys in found.items():
+        lines += ["", section]
+        for key, (a, b) in sorted(keys.items()):
+            lines.append(f"  {key}: {_words(a)} -> {_words(b)}")
+        if section == "code" and (stat := gitref.changes(root, old, new)):
+            lines += [f"  {line}" for line in stat.splitlines()]
+            lines.append(f"  (git diff {gitref.ref_of(old)} {gitref.ref_of(new)})")
+    return lines if found else [*lines, "", "nothing differs"]
+
+
+def _unequal(a: dict[str, Any], b: dict[str, Any]) -> dict[str, tuple[Any, Any]]:
+    return {key: (a.get(key), b.get(key)) for key in {**a, **b} if a.get(key) != b.get(key)}
+
+
+def _git(document: Document) -> dict[str, Any]:
+    git = document.get("git", {})
+    return {key: git.get(key) for key in ("commit", "dirty")}
+
+
+def _words(value: Any) -> str:
+    return "none" if value is None else str(value)

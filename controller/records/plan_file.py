@@ -1,0 +1,50 @@
+"""A plan as a file that can be committed: the resolved config, and planned again later by `--plan`.
+
+It is the config that is frozen, not the code: the same file with other code is another run, as the id says. A run that
+has been made is repeated by `up --run ID`, code included.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import yaml
+
+from controller.core.errors import ConfigError
+
+if TYPE_CHECKING:
+    from controller.plan.build import Plan
+
+FOLDER = "plans"
+
+
+def save(plan: Plan, overrides: Sequence[str], folder: Path) -> Path:
+    """Write `plans/<run id>.yaml` below a folder; returns the file. The state folder, this machine's own, stays out."""
+    config = plan.config.model_dump(mode="json")
+    del config["run"]["state_dir"]
+    content = {"run": plan.run_id, "overrides": list(overrides), "code_sha256": plan.snapshot.sha256, "config": config}
+    file = folder / FOLDER / f"{plan.run_id}.yaml"
+    file.parent.mkdir(exist_ok=True)
+    file.write_text(yaml.safe_dump(content, sort_keys=False))
+    return file
+
+
+def planned(file: Path) -> dict[str, Any]:
+    """The config of such a file, before the schema sees it.
+
+    Raises:
+        ConfigError: it cannot be read, or holds no config.
+    """
+    from controller.config.compose import raw
+
+    try:
+        content = yaml.safe_load(file.read_text())
+        config = dict(content["config"])
+    except (OSError, yaml.YAMLError, KeyError, TypeError, ValueError) as error:
+        why = getattr(error, "strerror", None) or "it holds no config"
+        raise ConfigError(f"--plan {file}: {why}; `slipway plan --save …` writes such a file") from None
+    state_dir = raw(())["run"]["state_dir"]
+    config["run"] = {**config["run"], "state_dir": state_dir}
+    return config

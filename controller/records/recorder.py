@@ -1,0 +1,275 @@
+"""The record of a run: what made it, written once when it is first launched, and what came of it when it ends.
+
+`runs/<id>/record.json` in the bucket and `<state>/runs/<id>/` on this machine hold the same; beside it lie run.yaml,
+plan.yaml (the same config for people), git.json with diff.patch, and of each machine that drove the run the events and
+the requests to Google. The code itself is the archive `code/<sha256>.tar.gz` of the bucket, and, where it is in a git
+repository, the commit `refs/runs/<id>`.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import uuid
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict
+from importlib.metadata import version
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import yaml
+
+from controller.core.events import Event, record_to
+from controller.inputs.assets import Content
+from controller.inputs.git_status import record as git_record
+from controller.records import gitref, index
+from controller.records.ledger import Ledger, Result
+from controller.resources.workers.venv import Venv
+
+if TYPE_CHECKING:
+    from controller.context import World
+    from controller.plan.build import Plan
+    from controller.records.spending import Spending
+    from controller.ssh.fleet import Fleet
+
+RECORD = "record.json"
+TOLD = "told.jsonl"
+"""The lines of metrics.jsonl as they came: all that is left of them where the program does not upload the file."""
+SUFFIX = re.compile(r"-r(\d+)$")
+Document = dict[str, Any]
+
+
+class Recorder:
+    """Keeps the record of one run while one `up` drives it."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        world: World,
+        ledger: Ledger,
+        overrides: Sequence[str],
+        sweep: str = "",
+        known: Document | None = None,
+    ) -> None:
+        """Nothing is written yet.
+
+        Args:
+            known: what the machine that handed the run over has written down: where the code is from, say.
+        """
+        self._handed_over = known
+        self._plan, self._world, self._ledger = plan, world, ledger
+        self._overrides, self._sweep = list(overrides), sweep
+        self.folder = folder_of(world.state, plan.run_id)
+
+    @contextmanager
+    def listening(self) -> Iterator[None]:
+        """For as long as this lasts events, metrics and requests go to files of this machine."""
+        self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        events = record_to(self.folder / "events.jsonl")
+        with (
+            (self.folder / "requests.jsonl").open("a", buffering=1) as out,
+            (self.folder / TOLD).open("a", buffering=1) as told,
+        ):
+
+            def write(call: Document) -> None:
+                if not out.closed:
+                    out.write(json.dumps(call) + "\n")
+
+            def keep(event: Event) -> None:
+                if event.kind == "metrics":
+                    told.write(json.dumps({"time": round(event.time, 3)} | event.data["metrics"]) + "\n")
+
+            self._world.events.listen(events)
+            self._world.events.listen(keep)
+            self._world.google.listen(write)
+            try:
+                yield
+            finally:
+                self._world.events.unlisten(events)
+                self._world.events.unlisten(keep)
+                self._world.google.unlisten(write)
+
+    def begin(self, fleet: Fleet) -> None:
+        """Write down what makes the run; what is on record stays as it is. record.json comes last."""
+        plan, ledger = self._plan, self._ledger
+        if (known := ledger.read(RECORD)) is None:
+            document = describe(plan, self._overrides) | {"worker_0": _worker_0(plan, fleet)}
+            document |= {"created": self._world.clock.now(), "prices": self._prices(), "sweep": self._sweep}
+            document |= self._handed_on() or self._origin() or self._keep_code()
+            ledger.write("plan.yaml", yaml.safe_dump(_for_people(document), sort_keys=False))
+            ledger.write("run.yaml", plan.run_yaml)
+            known = json.dumps(document, indent=1).encode()
+            if not ledger.create(RECORD, known.decode()):
+                known = ledger.read(RECORD) or known  # another controller was faster
+        (self.folder / RECORD).write_bytes(known)
+        self._tell(row_of(json.loads(known)) | {"state": "running"})
+
+    def end(self, result: Result, spending: Spending) -> None:
+        """The run has finished: keep its numbers on this machine, and all that this machine knows in the bucket."""
+        (self.folder / "result.json").write_text(json.dumps(asdict(result), indent=1))
+        told = self.folder / TOLD
+        if told.is_file() and told.stat().st_size and not self._ledger.has("metrics.jsonl"):
+            self._ledger.create("metrics.jsonl", told.read_text())  # of a program that has left it on its worker
+        for name in ("metrics.jsonl", "transcripts.jsonl"):  # a program of the user's own need not write any
+            if (lines := self._ledger.read(name)) is not None:
+                (self.folder / name).write_bytes(lines)
+        numbers = {"ended": result.ended, "seconds": result.seconds, "attempts": result.attempts}
+        self._tell({"state": result.outcome, **numbers, "metrics": result.summary, **_cost(spending)})
+        self._upload()
+
+    def catch_up(self, result: Result, spending: Spending) -> None:
+        """The same where the controller was killed between the end of the run and that."""
+        if not (self.folder / "result.json").is_file() and self._known() is not None:
+            self.end(result, spending)
+
+    def stopped(self, state: str, why: str, spending: Spending) -> None:
+        """The run has ended otherwise, for now: failed, cancelled."""
+        if self._known() is not None:
+            words = {"state": state, "why": why.partition("\n")[0][:500], "ended": self._world.clock.now()}
+            self._tell(words | _cost(spending))
+            self._upload()
+
+    def _tell(self, row: Document) -> None:
+        """The row of the run, here and in the bucket."""
+        known = self._known()
+        assert known is not None, "a run is on record from its first launch"
+        whole = row_of(known) | row
+        index.add(self._world.state, [whole])
+        index.publish(self._world.google, self._ledger.bucket, whole)
+
+    def _known(self) -> Document | None:
+        """The record, brought to this machine where another one began the run; None before the first launch."""
+        file = self.folder / RECORD
+        if not file.is_file():
+            if (content := self._ledger.read(RECORD)) is None:
+                return None
+            self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            file.write_bytes(content)
+        return json.loads(file.read_bytes())
+
+    def _upload(self) -> None:
+        """Events and requests of this machine; other machines have their own."""
+        machine = machine_of(self._world.state)
+        for name in ("events", "requests"):
+            if (file := self.folder / f"{name}.jsonl").is_file():
+                self._ledger.write(f"{name}/{machine}.jsonl", file.read_text())
+
+    def to_hand_over(self) -> Document:
+        """What another machine needs to see the run through, and to keep its record as this one would."""
+        document = describe(self._plan, self._overrides)
+        return document | (self._origin() or self._keep_code())
+
+    def _handed_on(self) -> Document:
+        """Where the code is from, as whoever had it wrote it down; empty where this machine has it."""
+        known = self._handed_over or {}
+        return {key: known[key] for key in ("git", "slipway") if key in known}
+
+    def _origin(self) -> Document:
+        """What a repetition has from the record of the run that it repeats: the words, and where the code is from."""
+        if (base := SUFFIX.sub("", self._plan.run_id)) == self._plan.run_id:
+            return {}
+        content = Ledger(self._world.google, self._ledger.bucket, base).read(RECORD)
+        known = {} if content is None else json.loads(content)
+        return {key: known[key] for key in ("overrides", "git") if key in known}
+
+    def _keep_code(self) -> Document:
+        """What git says of the code, with the changes as a patch and the whole as a commit."""
+        snapshot, config, secrets = self._plan.snapshot, self._plan.config, self._plan.vault.values().values()
+        document, patch = git_record(snapshot.root, config.code.exclude, secrets)
+        kept = None
+        if document["commit"] is not None or document.get("untracked"):
+            kept = gitref.keep(snapshot.root, snapshot.files, document.get("changed", ()), self._plan.run_id)
+        document["run_commit"], document["ref"] = kept, gitref.ref_of(self._plan.run_id) if kept else None
+        if patch:
+            self._ledger.write("diff.patch", patch)
+        self._ledger.write("git.json", json.dumps(document, indent=1))
+        return {"git": document}
+
+    def _prices(self) -> Document:
+        from controller.gcp.prices import rate
+
+        price = rate(self._plan.config, self._world.clock.now())
+        return {"usd_per_hour": price.tpu, "usd_per_hour_network": price.network, "source": price.source}
+
+
+def describe(plan: Plan, overrides: Sequence[str]) -> Document:
+    """What is decided before anything runs; `restore` makes the plan again of it."""
+    venv = next(r for r in plan.resources if isinstance(r, Venv))
+    return {
+        "run": plan.run_id,
+        "repeats": SUFFIX.sub("", plan.run_id) if SUFFIX.search(plan.run_id) else None,
+        "slipway": version("slipway"),
+        "project": plan.project,
+        "bucket": plan.bucket,
+        "overrides": list(overrides),
+        "code_sha256": plan.snapshot.sha256,
+        "config": plan.config.model_dump(mode="json"),
+        "run_yaml": plan.run_yaml,
+        "requirements": venv.requirements,
+        "assets": [_manifest(content) for content in plan.assets],
+    }
+
+
+def row_of(document: Document) -> Document:
+    """The row of the table of runs, as far as it is known when the run begins."""
+    config = document["config"]
+    row = {key: document.get(key) for key in ("run", "created", "project", "bucket", "sweep")}
+    pod = {"type": config["tpu"]["accelerator_type"], "zone": config["tpu"]["zone"], "cloud": config["cloud"]["kind"]}
+    commit = document.get("git", {}).get("commit")
+    name = {"name": config["run"]["name"], "seed": config["run"]["seed"], "overrides": document["overrides"]}
+    return {**row, **name, **pod, "commit": commit, "code": document["code_sha256"]}
+
+
+def folder_of(state: Path, run_id: str) -> Path:
+    return state / "runs" / run_id
+
+
+def read(state: Path, run_id: str) -> Document | None:
+    """The record on this machine."""
+    file = folder_of(state, run_id) / RECORD
+    return json.loads(file.read_bytes()) if file.is_file() else None
+
+
+def machine_of(state: Path) -> str:
+    """A name of this machine's state folder, made up on first use."""
+    file = state / "machine"
+    if not file.is_file():
+        draft = state / f".machine-{uuid.uuid4().hex}"
+        draft.write_text(uuid.uuid4().hex[:8])
+        draft.replace(file)
+    return file.read_text()
+
+
+def _worker_0(plan: Plan, fleet: Fleet) -> Document:
+    """Packages, devices and Python as worker 0 has them; the launch has made sure that the others have the same.
+
+    Where it does not answer, which is the business of who follows the run, that is not known.
+    """
+    venv = next(r for r in plan.resources if isinstance(r, Venv))
+    [seen] = fleet.call_all("observe", {"venv": venv.name}, workers=[0])
+    if not isinstance(seen, dict):
+        return {"packages": {}, "devices": None, "python": None, "runtime_version": plan.node.runtime_version}
+    devices = {key: seen["devices"][key] for key in ("backend", "devices", "kind")} if seen["devices"] else None
+    return {
+        "packages": (seen["venv"] or {}).get("versions", {}),
+        "devices": devices,
+        "python": seen["image"]["python"],
+        "image_fingerprint": seen["image"]["fingerprint"],
+        "runtime_version": plan.node.runtime_version,
+    }
+
+
+def _cost(spending: Spending) -> Document:
+    spent = spending.spent()
+    usd = None if spent.usd is None else round(spent.usd, 4)
+    return {"pod_hours": round(spent.hours, 4), "usd": usd, "pods": [asdict(life) for life in spending.lives()]}
+
+
+def _manifest(content: Content) -> Document:
+    files = {source.name: source.sha256 for source in content.files}
+    return {"kind": content.kind, "name": content.name, "identity": content.identity, "files": files}
+
+
+def _for_people(document: Document) -> Document:
+    return {key: document[key] for key in ("run", "overrides", "code_sha256", "config")}

@@ -1,0 +1,222 @@
+"""What a run has cost so far: how long each of its pods lived, on record in the bucket, times the price of an hour.
+
+A pod that was made for the run counts from its creation, one that an earlier run left from when this run took it over;
+it counts until it is deleted or stopped, or another run takes it over, idle hours included.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import asdict, dataclass, replace
+from datetime import datetime
+from typing import Any
+
+from conf.schema.config import Config
+from controller.core.clock import Clock
+from controller.gcp.client import Google, NotFound
+from controller.gcp.prices import Rate, rate
+from controller.resources.pod.node import Node
+
+
+@dataclass(frozen=True)
+class Life:
+    """One pod of a run. Times in seconds since the epoch; `ended` is None while it is used."""
+
+    uid: str
+    pod: str
+    accelerator_type: str
+    zone: str
+    capacity: str
+    usd_per_hour: float | None
+    began: float
+    ended: float | None = None
+    why: str = ""
+
+    @property
+    def key(self) -> str:
+        """Its own among the lives of all pods: a pod that was stopped begins another one."""
+        return f"{short(self.uid)}-{self.began:.0f}"
+
+    def hours(self, now: float) -> float:
+        return max(0.0, (now if self.ended is None else self.ended) - self.began) / 3600
+
+
+@dataclass(frozen=True)
+class Spent:
+    """`usd` is None where a price is not known."""
+
+    hours: float
+    usd: float | None
+
+    def __str__(self) -> str:
+        cost = f", about ${self.usd:.2f}" if self.usd is not None else ""
+        return f"{span(self.hours)}{cost}"
+
+
+def span(hours: float) -> str:
+    """`3.20 pod hours`, or minutes where that would be nearly nothing."""
+    return f"{hours:.2f} pod hours" if hours >= 0.5 else f"{60 * hours:.1f} pod minutes"
+
+
+class Spending:
+    """The account of one run."""
+
+    def __init__(self, google: Google, clock: Clock, bucket: str, run_id: str, config: Config) -> None:
+        self._google, self._clock, self._bucket = google, clock, bucket
+        self._run_id, self._config = run_id, config
+        self._lives: dict[str, Life] = {}
+        self._loaded = False
+
+    @property
+    def limited(self) -> bool:
+        budget = self._config.budget
+        return budget.max_usd is not None or budget.max_hours is not None
+
+    def rate(self, node: Node | None = None) -> Rate:
+        """What an hour of the run's pod costs; where and how it was had, once that is known."""
+        if node is None:
+            return rate(self._config, self._clock.now())
+        return rate(self._config, self._clock.now(), node.zone, node.capacity)
+
+    def lives(self) -> list[Life]:
+        """Every pod that the run has had, oldest first."""
+        if not self._loaded:
+            self._lives = {life.key: life for life in self._read_all()}
+            self._loaded = True
+        return sorted(self._lives.values(), key=lambda life: life.began)
+
+    def spent(self) -> Spent:
+        """All pods of the run until now."""
+        lives, now = self.lives(), self._clock.now()
+        known = [life.usd_per_hour for life in lives]
+        hours = sum(life.hours(now) for life in lives)
+        usd = sum(life.hours(now) * (life.usd_per_hour or 0.0) for life in lives)
+        return Spent(hours, None if None in known or not lives else usd)
+
+    def begin(self, node: Node, *, if_new: bool = False) -> None:
+        """The run has this pod from now on, or, if it is its first user, has had it since it was made.
+
+        Args:
+            if_new: only if no run has had it yet.
+        """
+        mine = [life for life in self.lives() if life.uid == node.uid]
+        if any(life.ended is None for life in mine):
+            return
+        now = self._clock.now()
+        claim = claim_of(self._google, self._bucket, node.name, node.uid)
+        if claim and if_new:
+            return
+        began = node.created if node.created and not claim else now
+        if claim and claim["latest"] != self._run_id:
+            self._of(claim["latest"]).end(f"taken over by {self._run_id}")
+        price = self.rate(node).total
+        kind = node.accelerator_type
+        self._write(Life(node.uid, node.name, kind, node.zone, node.capacity, price, min(began, now)))
+        self._claim(node, claim)
+
+    def end(self, why: str) -> None:
+        """The run uses no pod any more."""
+        for life in self.lives():
+            if life.ended is None:
+                self._write(replace(life, ended=self._clock.now(), why=why))
+
+    def close_lost(self, uid: str) -> None:
+        """Of pods that went while no controller looked, say when: as their watchdog says, or their last upload.
+
+        Nothing is written.
+
+        Args:
+            uid: the pod that is there now, empty for none.
+        """
+        for life in self.lives():
+            if life.ended is None and life.uid != uid:
+                word = watchdogs_word(self._google, self._bucket, life.pod, life.uid)
+                ended = word.get("time") or max(self._last_log(), life.began)
+                self._lives[life.key] = replace(life, ended=ended, why=word.get("why", "the pod went"))
+
+    def _last_log(self) -> float:
+        where = {"bucket": self._bucket, "prefix": f"runs/{self._run_id}/logs/"}
+        items = list(self._google.pages("storage", "objects.list", "items", **where))
+        return max((datetime.fromisoformat(item["updated"]).timestamp() for item in items), default=0.0)
+
+    def over(self) -> str:
+        """Why the run must end, empty while it need not."""
+        if not self.limited:
+            return ""
+        budget, spent = self._config.budget, self.spent()
+        if budget.max_hours is not None and spent.hours >= budget.max_hours:
+            return f"its pods have lived {spent.hours:.2f} h, and budget.max_hours is {budget.max_hours:g}"
+        if budget.max_usd is not None and spent.usd is not None and spent.usd >= budget.max_usd:
+            return f"it has cost about ${spent.usd:.2f}, and budget.max_usd is {budget.max_usd:g}"
+        return ""
+
+    def hours_left(self) -> float | None:
+        """Until the budget ends; None without one."""
+        if not self.limited:
+            return None
+        budget, spent = self._config.budget, self.spent()
+        left = [] if budget.max_hours is None else [budget.max_hours - spent.hours]
+        lives = self.lives()
+        price = lives[-1].usd_per_hour if lives else self.rate().total
+        if budget.max_usd is not None and price:
+            left.append((budget.max_usd - (spent.usd or 0.0)) / price)
+        return max(0.0, min(left)) if left else None
+
+    def _read_all(self) -> list[Life]:
+        prefix = f"runs/{self._run_id}/pods/"
+        try:
+            items = list(self._google.pages("storage", "objects.list", "items", bucket=self._bucket, prefix=prefix))
+        except NotFound:
+            return []
+        return [Life(**json.loads(self._google.download(self._bucket, item["name"]))) for item in items]
+
+    def _of(self, run_id: str) -> Spending:
+        return Spending(self._google, self._clock, self._bucket, run_id, self._config)
+
+    def _write(self, life: Life) -> None:
+        self._lives[life.key] = life
+        name = f"runs/{self._run_id}/pods/{life.key}.json"
+        self._google.upload(self._bucket, name, json.dumps(asdict(life)).encode())
+
+    def _claim(self, node: Node, claim: dict[str, Any]) -> None:
+        words = {"first": claim.get("first", self._run_id), "latest": self._run_id, "uid": node.uid}
+        self._google.upload(self._bucket, claim_name(node.name, node.uid), json.dumps(words).encode())
+
+
+def let_go(google: Google, clock: Clock, bucket: str, config: Config, node: Node, why: str) -> None:
+    """The pod is deleted or stopped: whichever run had it last pays for it no more."""
+    if claim := claim_of(google, bucket, node.name, node.uid):
+        Spending(google, clock, bucket, claim["latest"], config).end(why)
+
+
+def short(uid: str) -> str:
+    """A pod's id as part of an object's name."""
+    return hashlib.sha256(uid.encode()).hexdigest()[:12]
+
+
+def claim_name(pod: str, uid: str) -> str:
+    """The object that says which runs had a pod."""
+    return f"pods/{pod}/claims/{short(uid)}.json"
+
+
+def end_name(pod: str, uid: str) -> str:
+    """The object in which the watchdog of a pod says why it deleted it."""
+    return f"pods/{pod}/ends/{short(uid)}.json"
+
+
+def claim_of(google: Google, bucket: str, pod: str, uid: str) -> dict[str, Any]:
+    """{first, latest, uid}: the runs that had this pod first and last; empty where no run had it yet."""
+    return _json(google, bucket, claim_name(pod, uid))
+
+
+def watchdogs_word(google: Google, bucket: str, pod: str, uid: str) -> dict[str, Any]:
+    """{time, why} where the watchdog has deleted the pod, else empty."""
+    return _json(google, bucket, end_name(pod, uid))
+
+
+def _json(google: Google, bucket: str, name: str) -> dict[str, Any]:
+    try:
+        return json.loads(google.download(bucket, name))
+    except NotFound:
+        return {}

@@ -1,0 +1,142 @@
+"""What is done about a verdict: pure. The config says what, three budgets say how often, the pod what is possible."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from conf.schema.run.lifecycle import Recovery
+from controller.recovery.diagnosis import Kind, Verdict
+
+LOSSES = frozenset({Kind.PREEMPTED, Kind.MAINTENANCE, Kind.UNHEALTHY_HOST, Kind.WORKER_LOST, Kind.HUNG})
+"""Counted against max_preemptions; what else ends an attempt counts against max_program_failures."""
+PATIENT = frozenset({Kind.PREEMPTED, Kind.MAINTENANCE, Kind.NETWORK_LOST})
+"""What Google does and what the network does says nothing about the program: no sign of a crash loop."""
+WAIT, RESTART_PROGRAM, RESTART_WORKER = "wait", "restart_program", "restart_worker"
+REPLACE_NODE, MOVE_ZONE, GIVE_UP = "replace_node", "move_zone", "give_up"
+WORDS = {
+    WAIT: "waiting",
+    RESTART_PROGRAM: "starting the program again everywhere, from the last checkpoint",
+    RESTART_WORKER: "restarting its VM and going on from the last checkpoint",
+    REPLACE_NODE: "replacing it and going on from the last checkpoint",
+    MOVE_ZONE: "going on elsewhere from the last checkpoint",
+}
+
+
+@dataclass(frozen=True)
+class Episode:
+    """One end of an attempt and what was done about it, as it is on record in the bucket.
+
+    `progress` is the newest checkpoint, or the last step of a program of which no checkpoint is known.
+    """
+
+    attempt: int
+    kind: str
+    words: str
+    response: str
+    progress: int | None
+    time: float
+    evidence: tuple[str, ...] = ()
+
+    @classmethod
+    def read(cls, document: dict[str, Any]) -> Episode:
+        return cls(**{**document, "evidence": tuple(document.get("evidence", ()))})
+
+
+def words(response: str, verdict: Verdict) -> str:
+    """What is being done, for people."""
+    if response == RESTART_PROGRAM and verdict.whole_pod:
+        return "seeing to the way there; a program that is alive is joined again"
+    return WORDS[response]
+
+
+@dataclass(frozen=True)
+class Possible:
+    """What can be done with the pod. `places`: how many there are to go to; `restarts`: can a VM of it be restarted?"""
+
+    replaceable: bool = True
+    restarts: bool = False
+    places: int = 1
+
+
+@dataclass(frozen=True)
+class Decision:
+    """`why`: of giving up, in words with the key to change; empty where the config wants it so."""
+
+    response: str
+    why: str = ""
+    spent: bool = False
+    """Was it a budget of losses that is used up?"""
+
+
+def decide(
+    verdict: Verdict, past: Sequence[Episode], progress: int | None, recovery: Recovery, possible: Possible
+) -> Decision:
+    """What to do now.
+
+    Args:
+        past: the earlier episodes of the run, oldest first. A user who starts a run again that was given up gives it
+            new budgets; the successor of a controller that was killed goes on counting.
+        progress: the newest checkpoint (or step) now.
+    """
+    wanted: str = getattr(recovery.response, verdict.kind)
+    if wanted in (WAIT, GIVE_UP):
+        return Decision(wanted)
+    since = _since_given_up(past)
+    if verdict.kind in LOSSES:
+        losses = sum(episode.kind in LOSSES for episode in since)
+        if losses >= recovery.max_preemptions:
+            key = "raise recovery.max_preemptions, and `up` goes on from the last checkpoint"
+            return Decision(GIVE_UP, f"the pod was taken away more than {recovery.max_preemptions} times; {key}", True)
+    else:
+        failures = sum(_fails(episode) for episode in _since_progress(since, progress))
+        if failures >= recovery.max_program_failures:
+            key = f"recovery.max_program_failures is {recovery.max_program_failures}"
+            return Decision(GIVE_UP, key if recovery.max_program_failures else "")
+    if verdict.kind not in PATIENT:
+        in_vain = 1 + sum(Kind(e.kind) not in PATIENT for e in _since_progress(since, progress))
+        if in_vain >= recovery.max_without_progress:
+            words = f"it ended {in_vain} times in a row without a newer checkpoint (recovery.max_without_progress)"
+            return Decision(GIVE_UP, words)
+    return _possible(wanted, verdict, _since_progress(since, progress), possible)
+
+
+def _possible(wanted: str, verdict: Verdict, past: Sequence[Episode], possible: Possible) -> Decision:
+    """The next stronger thing where what is wanted cannot be done."""
+    response = wanted
+    if response == RESTART_PROGRAM and verdict.unreachable and not _way_may_be_shut(verdict, past):
+        response = RESTART_WORKER
+    if response == RESTART_WORKER and not verdict.unreachable and verdict.kind is not Kind.UNHEALTHY_HOST:
+        response = RESTART_PROGRAM
+    if response == RESTART_WORKER and not possible.restarts:
+        response = REPLACE_NODE
+    if response == MOVE_ZONE and possible.places < 2:
+        response = REPLACE_NODE
+    if response in (REPLACE_NODE, MOVE_ZONE) and not possible.replaceable:
+        return Decision(GIVE_UP, "an adopted pod is never replaced: make it anew, or set tpu.adopt=false")
+    return Decision(response)
+
+
+def _way_may_be_shut(verdict: Verdict, past: Sequence[Episode]) -> bool:
+    """Does no worker at all answer, for the first time? Then the way there is seen to first, which harms no program."""
+    return verdict.whole_pod and not (past and past[-1].kind == Kind.WORKER_LOST)
+
+
+def _since_given_up(past: Sequence[Episode]) -> list[Episode]:
+    ends = [i for i, episode in enumerate(past) if episode.response == GIVE_UP]
+    return list(past[ends[-1] + 1 :] if ends else past)
+
+
+def _since_progress(past: Sequence[Episode], progress: int | None) -> list[Episode]:
+    """The episodes at the end of `past` after which nothing newer was saved."""
+    same: list[Episode] = []
+    for episode in reversed(past):
+        if progress is not None and (episode.progress is None or episode.progress < progress):
+            break
+        same.insert(0, episode)
+    return same
+
+
+def _fails(episode: Episode) -> bool:
+    return Kind(episode.kind) not in LOSSES | PATIENT

@@ -1,0 +1,307 @@
+"""Do what `response.py` decides when an attempt has ended otherwise than well, and put it on record."""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, NoReturn
+
+from controller.checks import fit_cache
+from controller.context import World
+from controller.core.errors import BudgetSpent, ProgramFailed, SlipwayError, WorkersDisagree, WrongDevices
+from controller.gcp.client import GoogleError, NotFound
+from controller.plan.build import Plan
+from controller.reconcile.resource import Absent, Pending
+from controller.records.ledger import Ledger
+from controller.records.spending import Spending, watchdogs_word
+from controller.recovery.diagnosis import Kind, Observed, PodSeen, Verdict, WorkerSeen, judge
+from controller.recovery.policy import (
+    GIVE_UP,
+    MOVE_ZONE,
+    REPLACE_NODE,
+    RESTART_PROGRAM,
+    RESTART_WORKER,
+    WAIT,
+    Decision,
+    Episode,
+    Possible,
+    decide,
+    words,
+)
+from controller.resources.pod.node import Node
+from controller.run.follow import Outcome
+from controller.ssh.fleet import Fleet, WorkerError
+
+TAIL_LINES = 25
+PAUSES = 6
+"""While nothing is reachable it is asked for again after so many polls."""
+EXITS: dict[Kind, type[SlipwayError]] = {Kind.DEVICE_MISMATCH: WrongDevices, Kind.WORKERS_DISAGREE: WorkersDisagree}
+FIXES = {
+    Kind.OUT_OF_HBM: "`slipway fit` says what fits: try a smaller loop.device_batch, model.remat=full, a mesh that "
+    "splits the weights over more chips (mesh.fsdp), or a larger tpu.accelerator_type",
+    Kind.OUT_OF_RAM: "fewer loader processes, a smaller read-ahead, or hosts with more memory per chip",
+    Kind.DISK_FULL: "delete what the program leaves there, write to the bucket, or have a disk of your own "
+    "(tpu.data_disk_gb)",
+    Kind.DEVICE_MISMATCH: "tpu.accelerator_type, tpu.runtime_version and the program must mean the same devices",
+    Kind.WORKERS_DISAGREE: "`slipway verify` shows where code, config and packages differ",
+}
+FRAME = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+) in (?P<name>.+)')
+FATAL = re.compile(r"^Fatal Python error: ", re.MULTILINE)
+
+
+@dataclass
+class Recovery:
+    """What one `up` does to go on; the episodes of earlier ones count as its own."""
+
+    plan: Plan
+    world: World
+    ledger: Ledger
+    spending: Spending
+    poll_seconds: float
+    delete_pod: Callable[[], None]
+    _past: list[Episode] | None = field(default=None)
+    _waiting_since: float | None = None
+    _recorded: bool = False
+    """Is what is being responded to on record already?"""
+
+    def respond(self, outcome: Outcome, attempt: int, error: SlipwayError | None = None) -> None:
+        """Make the next attempt possible.
+
+        Args:
+            error: why there was no attempt, where it did not come to one.
+
+        Raises:
+            SlipwayError: it is given up, by the error itself or by one whose exit code says why.
+        """
+        self._recorded = False
+        while True:
+            try:
+                return self._respond(outcome, attempt, error)
+            except GoogleError as unreachable:  # decided without Google, it might be decided twice
+                if unreachable is error or not unreachable.passes:
+                    raise
+                self._note(f"Google's API does not answer ({unreachable.message}); waiting")
+                self.world.clock.sleep(PAUSES * self.poll_seconds)
+
+    def _respond(self, outcome: Outcome, attempt: int, error: SlipwayError | None) -> None:
+        verdict = outcome.verdict
+        if verdict.kind is Kind.NETWORK_LOST:  # nothing can be looked up, nor put on record
+            if self.plan.config.recovery.response.network_lost == GIVE_UP:
+                raise error or ProgramFailed(f"{verdict}; the run goes on without us")
+            self._note(f"{verdict}; waiting")
+            self.world.clock.sleep(PAUSES * self.poll_seconds)
+            return
+        self.world.guard()
+        past, progress = self._episodes(), self._progress(outcome.step)
+        past = past[:-1] if self._recorded else past
+        decision = decide(verdict, past, progress, self.plan.config.recovery, self._possible(verdict))
+        if decision.response == WAIT and error is not None and not self._waited_enough():
+            self._note(f"{verdict}; waiting")  # the reconciler waits for a node that is being repaired
+            self.world.clock.sleep(self.poll_seconds)
+            return
+        self._waiting_since = None
+        response = REPLACE_NODE if decision.response == WAIT else decision.response
+        self._record(Episode(
+            attempt, verdict.kind.value, str(verdict), response, progress, self.world.clock.now(), verdict.evidence
+        ))  # fmt: skip
+        if verdict.kind is Kind.HUNG:
+            self._keep_stacks(attempt, verdict)
+        if response == GIVE_UP:
+            self._give_up(outcome, decision, error)
+        self._say_why_it_went()
+        if not self.spending.over():
+            self._note(f"{verdict}; {words(response, verdict)}", attempt=attempt, verdict=verdict.kind.value)
+        self._act(response, verdict)
+
+    def setup_verdict(self, error: SlipwayError) -> Verdict:
+        """What it means that the workers could not be made ready."""
+        if isinstance(error, GoogleError) and not error.passes:  # what is asked of a pod that has been taken away
+            pod = self._pod()
+            return judge(Observed(pod if pod and pod.state != "ABSENT" else PodSeen(), (), setup=f"{error}"))
+        if isinstance(error, GoogleError):
+            return Verdict(Kind.NETWORK_LOST, ("Google's API does not answer", str(error)))
+        failed = (error,) if isinstance(error, WorkerError) else getattr(error, "errors", ())
+        of = {e.worker: e for e in failed}
+        agent_spoke = {worker for worker, e in of.items() if e.kind in ("agent", "auth", "denied", "host_key")}
+        workers = tuple(
+            WorkerSeen(unreachable=i in of and i not in agent_spoke, error=of[i].words if i in agent_spoke else "")
+            for i in range(self.plan.node.workers)
+        )
+        found = error.found if isinstance(error, WrongDevices) else ()
+        details = "".join(f"\n{e.detail}" for e in failed)
+        return judge(Observed(self._pod(), workers, setup=f"{error}", devices=found, setup_details=details))
+
+    def _waited_enough(self) -> bool:
+        """For as long as a new pod may take to be made."""
+        now = self.world.clock.steady()
+        self._waiting_since = self._waiting_since or now
+        return now - self._waiting_since >= self.plan.node.create_seconds
+
+    def _act(self, response: str, verdict: Verdict) -> None:
+        """Leave things so that `up`, from the beginning, makes the next attempt."""
+        if (pod := self._pod()) is None:
+            return  # nothing can be done now: the next attempt begins with that
+        ready = pod.state == "READY"
+        if response == MOVE_ZONE:
+            self.spending.end(verdict.words)
+            self.plan.node.discard(self.world, elsewhere=True)
+        elif response == REPLACE_NODE or not ready:  # what is not READY is replaced by the reconciler
+            self.spending.end(verdict.words)
+            if ready:
+                self.plan.node.discard(self.world)
+        elif response == RESTART_WORKER:
+            self._node().stop(self.world)
+        elif response == RESTART_PROGRAM and not verdict.whole_pod:
+            payload = {"run_id": self.plan.run_id, "grace_seconds": 5.0}
+            self._fleet().call_all("stop", payload)  # who cannot be reached is the business of the next attempt
+
+    def _give_up(self, outcome: Outcome, decision: Decision, error: SlipwayError | None) -> NoReturn:
+        """End with the worker that it is about, its last words, and the exit code that they mean."""
+        verdict = outcome.verdict
+        if self.plan.config.cleanup.on_failure == "delete":
+            self.delete_pod()
+            self.spending.end("failed")
+        if error is not None:
+            raise error
+        if decision.spent:
+            raise BudgetSpent(f"{decision.why}; the last time: {verdict}")
+        said = [self._headline(outcome), *([decision.why] if decision.why else [])]
+        ends = dict(outcome.ends)
+        if verdict.worker in ends:
+            said.append(last_words(ends[verdict.worker]["log_tail"]))
+        if fix := self._fix(verdict.kind):
+            said.append(f"what helps: {fix}")
+        said.append(f"logs: gs://{self.plan.bucket}/{self.ledger.prefix}/logs/; an edited line and `up` start anew")
+        raise EXITS.get(verdict.kind, ProgramFailed)("\n".join(said))
+
+    def _headline(self, outcome: Outcome) -> str:
+        verdict, ends = outcome.verdict, dict(outcome.ends)
+        if verdict.worker not in ends:
+            return str(verdict)
+        others = [f"worker {w} {_how(e)}" for w, e in outcome.ends if w != verdict.worker and e["code"] != 0]
+        first = f"{verdict.kind.words}: worker {verdict.worker} {_how(ends[verdict.worker])}; it failed first"
+        return "\n".join([first, *(["; ".join(others)] if others else [])])
+
+    def _fix(self, kind: Kind) -> str:
+        """What helps, as far as that can be said; of HBM what the compiler has found, if it was asked."""
+        found = fit_cache.fix(self.plan.config) if kind is Kind.OUT_OF_HBM else ""
+        return f"it fits with {found}, as `slipway fit` found" if found else FIXES.get(kind, "")
+
+    def _keep_stacks(self, attempt: int, verdict: Verdict) -> None:
+        """Have all workers say where they are, while they still are; the words go to the bucket."""
+        fleet = self._fleet()
+        who = [i for i in range(len(fleet)) if i not in verdict.unreachable]
+        answers = fleet.call_all("stacks", {"run_id": self.plan.run_id, "attempt": attempt}, workers=who)
+        places: dict[str, list[int]] = defaultdict(list)
+        for worker, answer in zip(who, answers, strict=True):
+            if not isinstance(answer, dict):
+                places[str(answer.words)].append(worker)
+                continue
+            self.ledger.write(f"stacks/attempt-{attempt}/worker-{worker}.txt", _as_text(answer))
+            places[where(answer)].append(worker)
+        for place, workers in places.items():
+            self._note(f"worker {', '.join(map(str, workers))}: {place}")
+        self._note(f"stacks: gs://{self.plan.bucket}/{self.ledger.prefix}/stacks/attempt-{attempt}/")
+
+    def _say_why_it_went(self) -> None:
+        """Of a pod that deleted itself: for want of use, or because the budget was spent."""
+        for life in self.spending.lives():
+            word = watchdogs_word(self.world.google, self.plan.bucket, life.pod, life.uid) if not life.ended else {}
+            if word:
+                self._note(f"the pod deleted itself: {word['why']}")
+
+    def _possible(self, verdict: Verdict) -> Possible:
+        node = self.plan.node
+        gone = verdict.kind is Kind.PREEMPTED and not verdict.noticed
+        if gone or verdict.kind is Kind.NETWORK_LOST:  # whose pod it is, the reconciler sees
+            return Possible(places=len(node.places))
+        try:
+            seen = node.observe(self.world, {})
+        except GoogleError:
+            return Possible(places=len(node.places))
+        restarts = isinstance(seen, Node) and seen.state == "READY" and not seen.cannot_stop
+        ours = not isinstance(seen, Node) or seen.ours
+        return Possible(ours and not node.adopt, restarts and not node.adopt, len(node.places))
+
+    def _progress(self, step: int | None) -> int | None:
+        """The newest checkpoint in the bucket; the last step that was reported, where no checkpoint is known."""
+        where: dict[str, Any] = {"bucket": self.plan.bucket, "prefix": f"{self.ledger.prefix}/checkpoints/"}
+        found: list[int] = []
+        try:
+            while True:
+                answer = self.world.google.call("storage", "objects.list", delimiter="/", **where)
+                names = [prefix.rstrip("/").rpartition("/")[2] for prefix in answer.get("prefixes", ())]
+                found += [int(number[0]) for name in names if (number := re.findall(r"\d+", name))]
+                if not (token := answer.get("nextPageToken")):
+                    break
+                where["pageToken"] = token
+        except NotFound:
+            return step
+        return max(found, default=step)
+
+    def _episodes(self) -> list[Episode]:
+        if self._past is None:
+            self._past = [Episode.read(document) for document in self.ledger.episodes()]
+        return self._past
+
+    def _record(self, episode: Episode) -> None:
+        past = self._episodes()
+        if self._recorded:
+            return
+        self.ledger.add_episode(len(past) + 1, vars(episode))
+        past.append(episode)
+        self._recorded = True
+
+    def _pod(self) -> PodSeen | None:
+        try:
+            return self.plan.node.seen(self.world)
+        except GoogleError as error:
+            if not error.passes:
+                raise
+            return None
+
+    def _node(self) -> Node:
+        seen = self.plan.node.observe(self.world, {})
+        if isinstance(seen, Absent | Pending):
+            raise ProgramFailed(f"{self.plan.node.title} has gone")
+        return seen
+
+    def _fleet(self) -> Fleet:
+        return self.world.fleet(self._node())
+
+    def _note(self, words: str, **data: Any) -> None:
+        self.world.events.emit("note", self.plan.run_id, words, **data)
+
+
+def where(answer: dict[str, Any]) -> str:
+    """Where a worker's program is, in a line: the innermost frame of its main thread, which comes last in a dump."""
+    stopped = [p for p in answer["processes"] if p["state"].startswith("T")]
+    frames = list(FRAME.finditer(answer["text"].rpartition("most recent call first")[2]))
+    file = "/".join(frames[0]["file"].split("/")[-2:]) if frames else ""
+    at = f"{frames[0]['name']} ({file}:{frames[0]['line']})" if frames else ""
+    if stopped:
+        return f"stopped by a signal{f', in {at}' if at else ''}"
+    names = ", ".join(sorted({f"{p['name']}: {p['state']}" for p in answer["processes"]}))
+    return f"in {at}" if at else names or "no program"
+
+
+def last_words(log_tail: str) -> str:
+    """The last lines of a log; of one that Python ended with the stacks of all its threads those before them."""
+    fatal = FATAL.search(log_tail)
+    lines = log_tail[: fatal.start()].splitlines() + log_tail[fatal.start() :].splitlines()[:1] if fatal else None
+    return "\n".join((lines or log_tail.splitlines())[-TAIL_LINES:])
+
+
+def _as_text(answer: dict[str, Any]) -> str:
+    rows = [
+        f"{p['pid']} {p['name']} {p['state']} {p['waits_in']} {p['signal'] or 'no signal'}" for p in answer["processes"]
+    ]
+    return "\n".join([*rows, answer["text"]])
+
+
+def _how(end: dict[str, Any]) -> str:
+    if end["signal"]:
+        return f"was ended by {end['signal']}"
+    return f"ended with code {end['code']}" if end["code"] is not None else f"was lost ({end['error']})"

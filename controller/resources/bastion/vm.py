@@ -1,0 +1,216 @@
+"""The bastion: a small VM of Compute Engine, and what its service account may do to it: delete it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, ClassVar, Self
+
+from controller.gcp.client import Conflict, GoogleError, NotFound
+from controller.gcp.operations import wait_compute
+from controller.reconcile.resource import Absent, Diff, Have, Pending, Resource, Scope
+from controller.resources.network.base import MARK
+from controller.resources.project.accounts import ServiceAccount
+from controller.resources.project.bucket import LABEL
+from controller.resources.project.roles import POLICY_VERSION, Policy, Roles
+from controller.resources.uploads.code import CodeArchive
+
+if TYPE_CHECKING:
+    from controller.context import World
+
+RUN_LABEL, POD_LABEL = "slipway-run", "slipway-pod"
+IMAGE = "projects/debian-cloud/global/images/family/debian-12"
+SCOPE = "https://www.googleapis.com/auth/cloud-platform"
+COMING = frozenset({"PROVISIONING", "STAGING", "STOPPING", "SUSPENDING", "REPAIRING"})
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bastion(Resource):
+    """https://cloud.google.com/compute/docs/reference/rest/v1/instances
+
+    One that is RUNNING for this run. Any other of ours with its name is replaced: it is of a run that has ended, or
+    could not begin.
+    """
+
+    kind: ClassVar[str] = "bastion"
+    scope: ClassVar[Scope] = "pod"
+    zone: str = field(compare=False)
+    machine_type: str = field(compare=False)
+    pod: str = field(compare=False)
+    network: str = field(compare=False)
+    subnetwork: str = field(compare=False)
+    external_ip: bool = field(compare=False)
+    account: ServiceAccount = field(compare=False)
+    script: str = field(default="", compare=False, repr=False)
+    orders: str = field(default="", compare=False, repr=False)
+    """What the script reads in the metadata attribute `slipway`: JSON."""
+    run_id: str
+    status: str = "RUNNING"
+    marked: bool = field(default=True, compare=False)
+
+    @property
+    def title(self) -> str:
+        return f"bastion {self.name} ({self.machine_type}) in {self.zone}"
+
+    @property
+    def ours(self) -> bool:
+        return self.marked
+
+    def path(self, project: str) -> str:
+        return f"projects/{project}/zones/{self.zone}/instances/{self.name}"
+
+    def observe(self, world: World, have: Have) -> Absent | Pending | Self:
+        try:
+            answer = world.google.call("compute", "instances.get", **self._where(world), instance=self.name)
+        except NotFound:
+            return Absent()
+        if answer["status"] in COMING:
+            return Pending(answer["status"].lower())
+        labels = answer.get("labels", {})
+        marked = LABEL.items() <= labels.items()
+        return replace(self, status=answer["status"], run_id=labels.get(RUN_LABEL, ""), marked=marked)
+
+    def apply(self, world: World, have: Have, diff: Diff) -> None:
+        if diff.action != "create":
+            self.destroy(world)
+        try:
+            wait_compute(
+                world, world.google.call("compute", "instances.insert", **self._where(world), body=self.body(world))
+            )  # fmt: skip
+        except Conflict:
+            return  # it came into being meanwhile; the next look decides
+
+    def destroy(self, world: World) -> None:
+        while not isinstance(seen := self.observe(world, {}), Absent):
+            if isinstance(seen, Bastion) and not seen.ours:
+                return
+            if isinstance(seen, Pending):  # on its way already: it deletes itself
+                world.clock.sleep(world.pace)
+                continue
+            try:
+                answer = world.google.call("compute", "instances.delete", **self._where(world), instance=self.name)
+                wait_compute(world, answer)
+            except NotFound:
+                return
+            except GoogleError as error:
+                if error.reason not in ("resourceNotReady", "RESOURCE_NOT_READY"):
+                    raise
+
+    def body(self, world: World) -> dict[str, Any]:
+        """What insert is sent."""
+        place = f"projects/{world.project}"
+        card: dict[str, Any] = {
+            "network": f"{place}/global/networks/{self.network}",
+            "subnetwork": f"{place}/regions/{self.zone.rpartition('-')[0]}/subnetworks/{self.subnetwork}",
+        }
+        if self.external_ip:
+            card["accessConfigs"] = [{"name": "external-nat", "type": "ONE_TO_ONE_NAT"}]
+        items = {"startup-script": self.script, "slipway": self.orders}
+        return {
+            "name": self.name,
+            "description": MARK,
+            "labels": {**LABEL, RUN_LABEL: self.run_id, POD_LABEL: self.pod},
+            "machineType": f"{place}/zones/{self.zone}/machineTypes/{self.machine_type}",
+            "canIpForward": False,
+            "deletionProtection": False,
+            "disks": [
+                {
+                    "autoDelete": True,
+                    "boot": True,
+                    "initializeParams": {"sourceImage": IMAGE},
+                    "mode": "READ_WRITE",
+                    "type": "PERSISTENT",
+                }
+            ],
+            "metadata": {"items": [{"key": key, "value": value} for key, value in items.items()]},
+            "networkInterfaces": [card],
+            "scheduling": {"automaticRestart": True},
+            "serviceAccounts": [{"email": self.account.email(world), "scopes": [SCOPE]}],
+        }
+
+    def printed(self, world: World) -> str:
+        """What it has said on its serial port; empty where that cannot be had."""
+        try:
+            answer = world.google.call(
+                "compute", "instances.getSerialPortOutput", **self._where(world), instance=self.name, port=1
+            )  # fmt: skip
+        except NotFound:
+            return ""
+        return answer.get("contents", "")
+
+    def _where(self, world: World) -> dict[str, str]:
+        return {"project": world.project, "zone": self.zone}
+
+
+@dataclass(frozen=True, kw_only=True)
+class BastionRoles(Roles):
+    """On the bastion alone, whose policy goes with it: https://cloud.google.com/compute/docs/access"""
+
+    kind: ClassVar[str] = "bastion roles of"
+    scope: ClassVar[Scope] = "pod"
+    bastion: Bastion = field(compare=False)
+
+    @property
+    def title(self) -> str:
+        return f"{self.kind} {self.name} on {self.bastion.name}"
+
+    def read(self, world: World) -> Policy:
+        return self._ask(world, "getIamPolicy", optionsRequestedPolicyVersion=POLICY_VERSION)
+
+    def write(self, world: World, policy: Policy) -> None:
+        self._ask(world, "setIamPolicy", body={"policy": policy})
+
+    def _ask(self, world: World, verb: str, **more: Any) -> Any:
+        where = {"project": world.project, "zone": self.bastion.zone, "resource": self.bastion.name}
+        return world.google.call("compute", f"instances.{verb}", **where, **more)
+
+    def command(self, world: World, role: str) -> str:
+        return (
+            f"gcloud compute instances add-iam-policy-binding {self.bastion.name} --zone={self.bastion.zone} "
+            f"--member={self._member(world)} --role={role}"
+        )
+
+    def destroy(self, world: World) -> None:
+        """Goes with the bastion."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class AccountRoles(Roles):
+    """On another service account: who makes a pod must be allowed to let it run as the workers' account.
+
+    https://cloud.google.com/iam/docs/reference/rest/v1/projects.serviceAccounts/setIamPolicy
+    """
+
+    kind: ClassVar[str] = "account roles of"
+    on: ServiceAccount = field(compare=False)
+
+    @property
+    def title(self) -> str:
+        return f"{self.kind} {self.name} on {self.on.name}"
+
+    def read(self, world: World) -> Policy:
+        wanted = {"resource": self._resource(world), "options_requestedPolicyVersion": POLICY_VERSION}
+        return world.google.call("iam", "projects.serviceAccounts.getIamPolicy", **wanted)
+
+    def write(self, world: World, policy: Policy) -> None:
+        body = {"policy": policy}
+        world.google.call("iam", "projects.serviceAccounts.setIamPolicy", resource=self._resource(world), body=body)
+
+    def command(self, world: World, role: str) -> str:
+        return (
+            f"gcloud iam service-accounts add-iam-policy-binding {self.on.email(world)} "
+            f"--member={self._member(world)} --role={role}"
+        )
+
+    def _resource(self, world: World) -> str:
+        return f"projects/{world.project}/serviceAccounts/{self.on.email(world)}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Package(CodeArchive):
+    """Slipway itself, as it runs here: what the bastion will run."""
+
+    kind: ClassVar[str] = "slipway"
+
+    @property
+    def title(self) -> str:
+        return f"slipway {self.name[:12]} in the bucket ({self.snapshot.size})"

@@ -1,0 +1,125 @@
+"""What the Compute kinds share: insert, get, delete and wait, with Google's way of marking what is ours.
+
+Networks, subnets, routers and firewall rules carry no labels; their description says who made them.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, ClassVar, Self
+
+from controller.core.errors import CloudError
+from controller.gcp.client import Conflict, Forbidden, GoogleError, NotFound
+from controller.gcp.operations import wait_compute
+from controller.reconcile.resource import Absent, Diff, Have, Resource, Scope
+
+if TYPE_CHECKING:
+    from controller.context import World
+
+MARK = "made by slipway"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ComputeResource(Resource):
+    """A global or regional thing of Compute Engine: https://cloud.google.com/compute/docs/reference/rest/v1"""
+
+    scope: ClassVar[Scope] = "shared"
+    collection: ClassVar[str]
+    argument: ClassVar[str]
+    key: ClassVar[str] = "network.name"
+    """What to set in the config where a thing of that name is in the way."""
+    region: str | None = field(default=None, compare=False)
+    marked: bool = field(default=False, compare=False)
+
+    @property
+    def id(self) -> str:
+        return f"{self.kind}/{self.region}/{self.name}" if self.region else super().id
+
+    @property
+    def title(self) -> str:
+        return f"{super().title} in {self.region}" if self.region else super().title
+
+    @property
+    def ours(self) -> bool:
+        return self.marked
+
+    @abstractmethod
+    def body(self, world: World) -> dict[str, Any]:
+        """What insert is sent, apart from name and description."""
+
+    @abstractmethod
+    def command(self, world: World) -> str:
+        """The gcloud command that makes it."""
+
+    @abstractmethod
+    def read(self, answer: dict[str, Any]) -> Self:
+        """The observed thing."""
+
+    def observe(self, world: World, have: Have) -> Absent | Self:
+        try:
+            answer = self.request(world, "get", **{self.argument: self.name})
+        except NotFound:
+            return Absent()
+        return self.read(answer)
+
+    def apply(self, world: World, have: Have, diff: Diff) -> None:
+        """Create it, or patch it if it is ours.
+
+        Raises:
+            CloudError: it is not ours and differs, or differs in what cannot be changed in place.
+        """
+        if diff.action == "create":
+            body = {"name": self.name, "description": MARK, **self.body(world)}
+            try:
+                wait_compute(world, self.request(world, "insert", body=body))
+            except Conflict:
+                return  # it came into being meanwhile; the next look decides
+            except Forbidden as error:
+                self.refused(world, error)
+            return
+        seen = self.observe(world, have)
+        words = "; ".join(map(str, diff.changes))
+        if not isinstance(seen, Absent) and not seen.ours:
+            raise CloudError(
+                f"{self.title} was not made by slipway and differs ({words}); it is left as it is: change it there, or "
+                f"set {self.key} to another"
+            )
+        if diff.action == "replace":
+            raise CloudError(f"{self.title} exists with other settings ({words}); change them there, or {self.key}")
+        self.update(world, diff)
+
+    def refused(self, world: World, error: GoogleError) -> None:
+        """The caller may not make it: who may, and how."""
+        raise CloudError(
+            f"{self.title}: you may not make it ({error.message}); ask an admin of the project for "
+            f"`{self.command(world)}`, or set {self.key} to one that is there"
+        ) from None
+
+    def update(self, world: World, diff: Diff) -> None:
+        """Patch the fields that differ."""
+        wanted = self.body(world)
+        wait_compute(world, self.request(world, "patch", body=wanted, **{self.argument: self.name}))
+
+    def destroy(self, world: World) -> None:
+        seen = self.observe(world, {})
+        if isinstance(seen, Absent) or not seen.ours:
+            return
+        try:
+            wait_compute(world, self.request(world, "delete", **{self.argument: self.name}))
+        except NotFound:
+            return  # someone was faster
+
+    def request(self, world: World, verb: str, **parameters: Any) -> dict[str, Any]:
+        where = {"project": world.project} | ({"region": self.region} if self.region else {})
+        return world.google.call("compute", f"{self.collection}.{verb}", **where, **parameters)
+
+
+def leaf(url: str) -> str:
+    """The last part of a resource URL."""
+    return url.rsplit("/", 1)[-1]
+
+
+def is_marked(answer: dict[str, Any]) -> bool:
+    """Does the description say that we made it? More words may follow."""
+    return answer.get("description", "").startswith(MARK)

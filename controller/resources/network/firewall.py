@@ -1,0 +1,172 @@
+"""Firewall rules: SSH to the workers, and everything between them.
+
+A new VPC admits no traffic at all, and `jax.distributed` needs the workers to reach each other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, ClassVar, Self
+
+from controller.core.errors import ConfigError
+from controller.core.finding import Finding
+from controller.gcp.client import GoogleError, NotFound
+from controller.gcp.firewall_rules import WORLD, admits
+from controller.reconcile.resource import Absent, Have
+from controller.resources.network.base import ComputeResource, is_marked, leaf
+
+if TYPE_CHECKING:
+    from controller.context import World
+
+
+@dataclass(frozen=True, kw_only=True)
+class Firewall(ComputeResource):
+    """An ingress rule: https://cloud.google.com/compute/docs/reference/rest/v1/firewalls
+
+    `allowed` entries read `tcp:22`, `tcp` (all ports) or `icmp`. A rule of the network that admits as much already,
+    such as Google's own `default-allow-ssh`, does the work and is left as it is.
+    """
+
+    kind: ClassVar[str] = "firewall"
+    collection: ClassVar[str] = "firewalls"
+    argument: ClassVar[str] = "firewall"
+    fixed: ClassVar[frozenset[str]] = frozenset({"network"})
+    network: str
+    allowed: tuple[str, ...]
+    source_ranges: tuple[str, ...] | None  # None: InternalRule finds them out
+    target_tags: tuple[str, ...]
+    disabled: bool = False
+    stand_in: str = field(default="", compare=False)
+    """Of an observed one: the rule that does the work, which slipway did not make."""
+    open_to_world: bool = field(default=False, compare=False)
+
+    def observe(self, world: World, have: Have) -> Absent | Self:
+        seen = super().observe(world, have)
+        if not isinstance(seen, Absent) and seen.ours:
+            return seen
+        if (other := self._stand_in(world)) is None:
+            return seen
+        open_to_world = WORLD in other.get("sourceRanges", ())
+        return replace(self, marked=False, stand_in=other["name"], open_to_world=open_to_world)
+
+    def findings(self, seen: Any) -> Iterator[Finding]:
+        if isinstance(seen, Firewall) and seen.open_to_world:
+            words = (
+                f"firewall rule {seen.stand_in} of network {seen.network}, which slipway did not make, lets the whole "
+                "internet try SSH; to close it: gcloud compute firewall-rules update "
+                f"{seen.stand_in} --source-ranges={','.join(self.source_ranges or ())}"
+            )
+            yield Finding("open_ssh", "warning", "network.ssh_source_ranges", words)
+
+    def _stand_in(self, world: World) -> dict[str, Any] | None:
+        """A rule made by someone else that admits all that this one would."""
+        if not self.source_ranges:
+            return None
+        for rule in world.google.pages("compute", "firewalls.list", "items", project=world.project):
+            if leaf(rule.get("network", "")) != self.network or is_marked(rule):
+                continue
+            if admits(rule, self.allowed, self.source_ranges, self.target_tags):
+                return rule
+        return None
+
+    def body(self, world: World) -> dict[str, Any]:
+        return {
+            "network": f"projects/{world.project}/global/networks/{self.network}",
+            "direction": "INGRESS",
+            "allowed": [_entry(rule) for rule in self.allowed],
+            "sourceRanges": list(self.source_ranges or ()),
+            "targetTags": list(self.target_tags),
+            "disabled": self.disabled,
+        }
+
+    def command(self, world: World) -> str:
+        tags = f" --target-tags={','.join(self.target_tags)}" if self.target_tags else ""
+        what = f"--allow={','.join(self.allowed)} --source-ranges={','.join(self.body(world)['sourceRanges'])}{tags}"
+        where = f"--network={self.network} --project={world.project}"
+        return f"gcloud compute firewall-rules create {self.name} {what} {where}"
+
+    def read(self, answer: dict[str, Any]) -> Self:
+        return replace(
+            self,
+            marked=is_marked(answer),
+            network=leaf(answer["network"]),
+            allowed=tuple(sorted(_text(entry) for entry in answer.get("allowed", []))),
+            source_ranges=tuple(sorted(answer.get("sourceRanges", []))),
+            target_tags=tuple(sorted(answer.get("targetTags", []))),
+            disabled=answer.get("disabled", False),
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class InternalRule(Firewall):
+    """Everything between the workers of one subnet, whose range is asked for: a subnet that is adopted has its own."""
+
+    subnet: str = field(compare=False)
+    subnet_region: str = field(compare=False)
+    covers_subnet: bool = True
+
+    def body(self, world: World) -> dict[str, Any]:
+        return replace(self, source_ranges=(self._cidr(world),))._body(world)
+
+    def observe(self, world: World, have: Have) -> Absent | Self:
+        seen = super().observe(world, have)
+        if isinstance(seen, Absent):
+            return self if self.id in world.denied else seen
+        try:
+            covered = self._cidr(world) in (seen.source_ranges or ())
+        except NotFound:
+            covered = False
+        return replace(seen, covers_subnet=covered)
+
+    def refused(self, world: World, error: GoogleError) -> None:
+        """Another rule may do as well. Where we may make our own we do, and do not depend on that one."""
+        if replace(self, source_ranges=(self._cidr(world),))._stand_in(world) is None:
+            super().refused(world, error)
+        world.denied.add(self.id)
+
+    def _body(self, world: World) -> dict[str, Any]:
+        return super().body(world)
+
+    def _cidr(self, world: World) -> str:
+        where = {"project": world.project, "region": self.subnet_region, "subnetwork": self.subnet}
+        return world.google.call("compute", "subnetworks.get", **where)["ipCidrRange"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class LaptopRule(Firewall):
+    """SSH from where this machine is now. Other machines that the rule admits stay: several people share a project."""
+
+    covers_laptop: bool = True
+
+    def body(self, world: World) -> dict[str, Any]:
+        seen = super().observe(world, {})
+        before = () if isinstance(seen, Absent) else seen.source_ranges or ()
+        return replace(self, source_ranges=tuple(sorted({*before, _here(world)})))._body(world)
+
+    def observe(self, world: World, have: Have) -> Absent | Self:
+        seen = super().observe(world, have)
+        if isinstance(seen, Absent):
+            return seen
+        return replace(seen, covers_laptop=f"{world.laptop()}/32" in (seen.source_ranges or ()))
+
+    def _body(self, world: World) -> dict[str, Any]:
+        return super().body(world)
+
+
+def _here(world: World) -> str:
+    address = world.laptop()
+    if address is None:
+        words = "nobody could say which address this machine has; set it, or null for IAP alone"
+        raise ConfigError(f"network.laptop: {words}")
+    return f"{address}/32"
+
+
+def _entry(rule: str) -> dict[str, Any]:
+    protocol, _, port = rule.partition(":")
+    return {"IPProtocol": protocol, "ports": [port]} if port else {"IPProtocol": protocol}
+
+
+def _text(entry: dict[str, Any]) -> str:
+    ports = entry.get("ports")
+    return f"{entry['IPProtocol']}:{','.join(ports)}" if ports else entry["IPProtocol"]

@@ -1,0 +1,127 @@
+"""Cloud Router and Cloud NAT: the way out for workers without an external address.
+
+Google takes one NAT for all subnets of a network in a region, so a NAT that is there already does the work, whichever
+router it is on. A router that is not ours is never patched.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, ClassVar, Self
+
+from controller.core.errors import CloudError
+from controller.gcp.client import NotFound
+from controller.gcp.operations import wait_compute
+from controller.reconcile.resource import Absent, Diff, Have
+from controller.resources.network.base import ComputeResource, is_marked, leaf
+
+if TYPE_CHECKING:
+    from controller.context import World
+
+EVERY = frozenset({"ALL_SUBNETWORKS_ALL_IP_RANGES", "ALL_SUBNETWORKS_ALL_PRIMARY_IP_RANGES"})
+
+
+@dataclass(frozen=True, kw_only=True)
+class _OnRouter(ComputeResource):
+    collection: ClassVar[str] = "routers"
+    argument: ClassVar[str] = "router"
+    network: str
+    subnet: str
+
+    def stand_in(self, world: World) -> dict[str, Any] | None:
+        """Another router of the network, in the region, whose NAT serves our subnet already."""
+        where = {"project": world.project, "region": self.region}
+        for router in world.google.pages("compute", "routers.list", "items", **where):
+            here = router["name"] != self.name and leaf(router.get("network", "")) == self.network
+            if here and any(serves(nat, self.subnet) for nat in router.get("nats", [])):
+                return router
+        return None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Router(_OnRouter):
+    """https://cloud.google.com/compute/docs/reference/rest/v1/routers"""
+
+    kind: ClassVar[str] = "router"
+    fixed: ClassVar[frozenset[str]] = frozenset({"network"})
+
+    def body(self, world: World) -> dict[str, Any]:
+        return {"network": f"projects/{world.project}/global/networks/{self.network}"}
+
+    def command(self, world: World) -> str:
+        where = f"--region={self.region} --project={world.project}"
+        nat = f"{self.name} --router={self.name} --auto-allocate-nat-external-ips --nat-all-subnet-ip-ranges {where}"
+        router = f"gcloud compute routers create {self.name} --network={self.network} {where}"
+        return f"{router} && gcloud compute routers nats create {nat}"
+
+    def read(self, answer: dict[str, Any]) -> Self:
+        return replace(self, marked=is_marked(answer), network=leaf(answer["network"]))
+
+    def observe(self, world: World, have: Have) -> Absent | Self:
+        seen = super().observe(world, have)
+        if isinstance(seen, Absent) and self.stand_in(world):
+            return replace(self, marked=False)
+        return seen
+
+
+@dataclass(frozen=True, kw_only=True)
+class Nat(_OnRouter):
+    """One NAT gateway of our router of the same name: automatic addresses, all ranges of all subnets of the region.
+
+    A NAT is no resource of its own but an entry in the router, which is read and patched as a whole; it can carry no
+    mark, so it is ours if its router is.
+    """
+
+    kind: ClassVar[str] = "nat"
+
+    def body(self, world: World) -> dict[str, Any]:
+        return {
+            "name": self.name,
+            "natIpAllocateOption": "AUTO_ONLY",
+            "sourceSubnetworkIpRangesToNat": "ALL_SUBNETWORKS_ALL_IP_RANGES",
+        }
+
+    def command(self, world: World) -> str:
+        flags = f"--router={self.name} --region={self.region} --project={world.project}"
+        ranges = "--auto-allocate-nat-external-ips --nat-all-subnet-ip-ranges"
+        return f"gcloud compute routers nats create {self.name} {flags} {ranges}"
+
+    def read(self, answer: dict[str, Any]) -> Self:
+        return replace(self, marked=is_marked(answer))
+
+    def observe(self, world: World, have: Have) -> Absent | Self:
+        try:
+            answer = self.request(world, "get", router=self.name)
+        except NotFound:
+            answer = {}
+        if any(serves(nat, self.subnet) for nat in answer.get("nats", [])):
+            return self.read(answer)
+        other = self.stand_in(world)
+        return Absent() if other is None else replace(self, marked=False)
+
+    def apply(self, world: World, have: Have, diff: Diff) -> None:
+        answer = self.request(world, "get", router=self.name)
+        if not is_marked(answer):
+            raise CloudError(
+                f"router {self.name} was not made by slipway and has no NAT for subnet {self.subnet}; add one to it, "
+                "or set network.nat=false"
+            )
+        others = [nat for nat in answer.get("nats", []) if nat.get("name") != self.name]
+        self._patch(world, [*others, self.body(world)])
+
+    def destroy(self, world: World) -> None:
+        seen = self.observe(world, {})
+        if isinstance(seen, Absent) or not seen.ours:
+            return
+        answer = self.request(world, "get", router=self.name)
+        self._patch(world, [nat for nat in answer.get("nats", []) if nat.get("name") != self.name])
+
+    def _patch(self, world: World, nats: list[dict[str, Any]]) -> None:
+        wait_compute(world, self.request(world, "patch", router=self.name, body={"nats": nats}))
+
+
+def serves(nat: dict[str, Any], subnet: str) -> bool:
+    """Does a NAT translate the primary range of the subnet?"""
+    if nat.get("sourceSubnetworkIpRangesToNat") in EVERY:
+        return True
+    return subnet in {leaf(listed.get("name", "")) for listed in nat.get("subnetworks", [])}

@@ -1,0 +1,160 @@
+"""The VPC network, its subnet in each region, and private Google access there."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, ClassVar, Self
+
+from controller.gcp.client import Forbidden, NotFound
+from controller.gcp.operations import wait_compute
+from controller.reconcile.resource import Absent, Diff, Have, Resource, Scope
+from controller.resources.network.base import MARK, ComputeResource, is_marked, leaf
+
+if TYPE_CHECKING:
+    from controller.context import World
+
+RECORD = "switched on private Google access of subnet"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Network(ComputeResource):
+    """A VPC in custom or auto mode. An existing network of that name is used as it is, whoever made it."""
+
+    kind: ClassVar[str] = "network"
+    collection: ClassVar[str] = "networks"
+    argument: ClassVar[str] = "network"
+    auto: bool = field(default=False, compare=False)
+    mtu: int | None = None
+
+    def body(self, world: World) -> dict[str, Any]:
+        return {"autoCreateSubnetworks": self.auto, "mtu": self.mtu, "routingConfig": {"routingMode": "REGIONAL"}}
+
+    def command(self, world: World) -> str:
+        mode = "auto" if self.auto else "custom"
+        mtu = f" --mtu={self.mtu}" if self.mtu else ""
+        return f"gcloud compute networks create {self.name} --subnet-mode={mode}{mtu} --project={world.project}"
+
+    def read(self, answer: dict[str, Any]) -> Self:
+        marked, mtu = is_marked(answer), answer.get("mtu", 1460)
+        return replace(
+            self, marked=marked, mtu=mtu if marked else self.mtu, auto=answer.get("autoCreateSubnetworks", False)
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Subnet(ComputeResource):
+    """The subnet in one region. `cidr` None: whatever it is; `block` is what a new one takes."""
+
+    kind: ClassVar[str] = "subnet"
+    collection: ClassVar[str] = "subnetworks"
+    argument: ClassVar[str] = "subnetwork"
+    key: ClassVar[str] = "network.subnet"
+    fixed: ClassVar[frozenset[str]] = frozenset({"cidr", "network"})
+    network: str
+    block: str = field(compare=False)
+    cidr: str | None = None
+
+    def body(self, world: World) -> dict[str, Any]:
+        return {
+            "ipCidrRange": self.block,
+            "network": f"projects/{world.project}/global/networks/{self.network}",
+            "privateIpGoogleAccess": True,
+        }
+
+    def command(self, world: World) -> str:
+        return (
+            f"gcloud compute networks subnets create {self.name} --network={self.network} --region={self.region} "
+            f"--range={self.block} --enable-private-ip-google-access --project={world.project}"
+        )
+
+    def read(self, answer: dict[str, Any]) -> Self:
+        return replace(self, marked=is_marked(answer), network=leaf(answer["network"]), cidr=answer["ipCidrRange"])
+
+
+@dataclass(frozen=True, kw_only=True)
+class PrivateAccess(Resource):
+    """Workers without external address reach Google's APIs through it: a switch of the subnet.
+
+    https://cloud.google.com/vpc/docs/private-google-access. In a subnet that is not ours it is switched on as well, and
+    off again by `down --all`. The switch can carry no mark; that it was us is written, before, into the description of
+    our firewall rule `rule` for that subnet.
+    """
+
+    kind: ClassVar[str] = "private Google access"
+    scope: ClassVar[Scope] = "shared"
+    region: str
+    rule: str = field(compare=False)
+    on: bool = True
+    recorded: bool = field(default=False, compare=False)
+
+    @property
+    def id(self) -> str:
+        return f"{self.kind}/{self.region}/{self.name}"
+
+    @property
+    def title(self) -> str:
+        return f"{self.kind} in subnet {self.name} in {self.region}"
+
+    @property
+    def ours(self) -> bool:
+        return self.recorded
+
+    def observe(self, world: World, have: Have) -> Absent | Self:
+        try:
+            answer = self._subnet(world, "get")
+        except NotFound:
+            return Absent()
+        on = answer.get("privateIpGoogleAccess", False) or self.id in world.denied
+        return replace(self, on=on, recorded=self._record() in self._rule(world).get("description", ""))
+
+    def apply(self, world: World, have: Have, diff: Diff) -> None:
+        """Switch it on; where that cannot be recorded or is not permitted, a note, since a NAT does as well."""
+        try:
+            if is_marked(self._subnet(world, "get")) or self._write_down(world):
+                self._switch(world, on=True)
+                return
+        except Forbidden:
+            pass
+        world.denied.add(self.id)
+        words = f"private Google access is off in subnet {self.name}, which slipway did not make; to switch it on"
+        world.events.emit("note", self.id, f"{words}: {self.command(world)}")
+
+    def command(self, world: World) -> str:
+        """The gcloud command that switches it on."""
+        return (
+            f"gcloud compute networks subnets update {self.name} --region={self.region} "
+            f"--enable-private-ip-google-access --project={world.project}"
+        )
+
+    def destroy(self, world: World) -> None:
+        seen = self.observe(world, {})
+        if not isinstance(seen, Absent) and seen.recorded:
+            self._switch(world, on=False)
+
+    def _switch(self, world: World, *, on: bool) -> None:
+        body = {"privateIpGoogleAccess": on}
+        wait_compute(world, self._subnet(world, "setPrivateIpGoogleAccess", body=body))
+
+    def _write_down(self, world: World) -> bool:
+        """Record that the switch was ours; False where no rule of ours could hold that."""
+        rule = self._rule(world)
+        if not is_marked(rule):
+            return False
+        if self._record() not in rule["description"]:
+            body = {"description": f"{MARK}; {self._record()}"}
+            call = world.google.call("compute", "firewalls.patch", project=world.project, firewall=self.rule, body=body)
+            wait_compute(world, call)
+        return True
+
+    def _record(self) -> str:
+        return f"{RECORD} {self.name}"
+
+    def _rule(self, world: World) -> dict[str, Any]:
+        try:
+            return world.google.call("compute", "firewalls.get", project=world.project, firewall=self.rule)
+        except NotFound:
+            return {}
+
+    def _subnet(self, world: World, verb: str, **parameters: Any) -> dict[str, Any]:
+        where = {"project": world.project, "region": self.region, "subnetwork": self.name}
+        return world.google.call("compute", f"subnetworks.{verb}", **where, **parameters)

@@ -1,0 +1,65 @@
+"""The data disk of a one-VM pod: made before the node, in its zone, and mounted by the node itself.
+
+https://cloud.google.com/tpu/docs/setup-persistent-disk: a disk is writable on one VM only; v6e takes Hyperdisk alone.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from controller.gcp.client import Conflict, NotFound
+from controller.gcp.operations import wait_compute
+from controller.resources.project.bucket import LABEL
+
+if TYPE_CHECKING:
+    from controller.context import World
+
+MOUNT_POINT = "/mnt/data"
+_SCRIPT = """\
+#!/bin/bash
+# Mounts the data disk: the one disk of its size that has no partitions. It is formatted only while it is empty.
+for disk in $(lsblk --nodeps --noheadings --paths --bytes --output NAME,SIZE,TYPE \\
+    | awk '$2 == {bytes} && $3 == "disk" {{print $1}}'); do
+  [ "$(lsblk --noheadings --output NAME "$disk" | wc -l)" = 1 ] || continue
+  blkid "$disk" > /dev/null || mkfs.ext4 -q -m 0 "$disk" || continue
+  mkdir -p {folder} && mount -o discard "$disk" {folder} && chmod 1777 {folder}
+  break
+done
+"""
+
+
+def disk_type(generation: str) -> str:
+    """https://cloud.google.com/tpu/docs/attach-durable-block-storage"""
+    return "hyperdisk-balanced" if generation == "v6e" else "pd-balanced"
+
+
+def mount_script(gigabytes: int) -> str:
+    """A start-up script of the node; runs as root at every boot."""
+    return _SCRIPT.format(bytes=gigabytes * 2**30, folder=MOUNT_POINT)
+
+
+def ensure(world: World, name: str, zone: str, gigabytes: int, kind: str) -> bool:
+    """Make the disk unless it is there; returns whether it was made just now."""
+    body = {
+        "name": name,
+        "sizeGb": str(gigabytes),
+        "type": f"projects/{world.project}/zones/{zone}/diskTypes/{kind}",
+        "labels": dict(LABEL),
+    }
+    try:
+        operation = world.google.call("compute", "disks.insert", project=world.project, zone=zone, body=body)
+    except Conflict:
+        return False
+    wait_compute(world, operation)
+    return True
+
+
+def delete(world: World, name: str, zone: str) -> None:
+    """Delete the disk if it is ours; no error when there is none."""
+    where = {"project": world.project, "zone": zone, "disk": name}
+    try:
+        found = world.google.call("compute", "disks.get", **where)
+        if set(LABEL.items()) <= set(found.get("labels", {}).items()):
+            wait_compute(world, world.google.call("compute", "disks.delete", **where))
+    except NotFound:
+        return

@@ -1,0 +1,173 @@
+"""TPU nodes, asked for at once. https://cloud.google.com/tpu/docs/reference/rest/v2/projects.locations.nodes"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime
+from typing import TYPE_CHECKING, Any
+
+from controller.core.errors import CloudError
+from controller.gcp.client import Conflict, NotFound
+from controller.gcp.operations import wait_rpc
+from controller.recovery.diagnosis import Symptom
+from controller.resources.network.base import leaf
+from controller.resources.pod.data_disk import mount_script
+from controller.resources.pod.provisioner import Endpoint, Order, Place, Slice
+from controller.resources.project.bucket import LABEL
+
+if TYPE_CHECKING:
+    from controller.context import World
+
+TAG = "slipway"
+"""Network tag of our workers, which the firewall rules aim at."""
+SCOPE = "https://www.googleapis.com/auth/cloud-platform"
+TIER_LABEL = "slipway-capacity"
+SETTLING = frozenset({"CREATING", "RESTARTING", "REIMAGING", "DELETING", "REPAIRING", "STOPPING", "STARTING",
+                      "HIDING", "UNHIDING", "UNKNOWN"})  # fmt: skip
+DELETE_SECONDS = 900.0
+API = "tpu"
+
+
+@dataclass(frozen=True)
+class NodeProvisioner:
+    """`nodes.create`, for at most `create_seconds`."""
+
+    create_seconds: float
+
+    def observe(self, world: World, name: str, zone: str) -> Slice | None:
+        try:
+            return read(world.google.call(API, "projects.locations.nodes.get", name=path(world, name, zone)))
+        except NotFound:
+            return None
+
+    def create(self, world: World, order: Order, place: Place) -> None:
+        operation = world.google.call(
+            API,
+            "projects.locations.nodes.create",
+            parent=parent(world, place.zone),
+            nodeId=order.name,
+            body={**body(world, order, place), "schedulingConfig": scheduling(place.capacity)},
+        )
+        wait_rpc(world, API, operation, "projects.locations.operations.get", self.create_seconds)
+
+    def delete(self, world: World, name: str, zone: str) -> None:
+        late = world.clock.deadline(DELETE_SECONDS)
+        while True:
+            try:
+                operation = world.google.call(API, "projects.locations.nodes.delete", name=path(world, name, zone))
+                wait_rpc(world, API, operation, "projects.locations.operations.get", DELETE_SECONDS)
+            except NotFound:
+                return
+            except Conflict:  # something else is under way on it, maybe another deletion
+                if late():
+                    raise
+                world.clock.sleep(world.pace)
+            else:
+                return
+
+    def start(self, world: World, name: str, zone: str) -> None:
+        """Start a stopped node of one VM; GoogleError if there is no room now."""
+        operation = world.google.call(API, "projects.locations.nodes.start", name=path(world, name, zone), body={})
+        wait_rpc(world, API, operation, "projects.locations.operations.get", self.create_seconds)
+
+    def stop(self, world: World, name: str, zone: str) -> None:
+        """Stop a node of one VM, which ends what it costs apart from its disks."""
+        operation = world.google.call(API, "projects.locations.nodes.stop", name=path(world, name, zone), body={})
+        wait_rpc(world, API, operation, "projects.locations.operations.get", self.create_seconds)
+
+
+def parent(world: World, zone: str) -> str:
+    return f"projects/{world.project}/locations/{zone}"
+
+
+def path(world: World, name: str, zone: str) -> str:
+    """The node's full name."""
+    return f"{parent(world, zone)}/nodes/{name}"
+
+
+def body(world: World, order: Order, place: Place) -> dict[str, Any]:
+    """The node as create is sent it, but for the tier; what `gcloud compute tpus tpu-vm create` sends."""
+    metadata = {"ssh-keys": "\n".join([world.ssh_key_line(), *world.guests])}
+    node: dict[str, Any] = {
+        "acceleratorType": order.accelerator_type,
+        "runtimeVersion": order.runtime_version,
+        "labels": {**LABEL, TIER_LABEL: place.capacity},
+        "metadata": metadata,
+        "networkConfig": {
+            "enableExternalIps": order.external_ip,
+            "network": f"projects/{world.project}/global/networks/{order.network}",
+            "subnetwork": f"projects/{world.project}/regions/{place.region}/subnetworks/{place.subnetwork}",
+        },
+        "serviceAccount": {"email": world.account_email(order.service_account), "scope": [SCOPE]},
+        "shieldedInstanceConfig": {"enableSecureBoot": False},
+        "tags": [TAG],
+    }
+    if order.data_disk is not None and order.data_disk_gb is not None:
+        disk = f"projects/{world.project}/zones/{place.zone}/disks/{order.data_disk}"
+        node["dataDisks"] = [{"sourceDisk": disk, "mode": "READ_WRITE"}]
+        metadata["startup-script"] = mount_script(order.data_disk_gb)
+    return node
+
+
+def scheduling(capacity: str) -> dict[str, bool]:
+    """A tier in the node's own words."""
+    if capacity == "flex_start":
+        raise CloudError("tpu.provisioner: flex_start is had through a queued resource only; set it to auto or queued")
+    return {
+        "preemptible": capacity == "preemptible",
+        "reserved": capacity == "reserved",
+        "spot": capacity == "spot",
+    }
+
+
+def tier(answer: dict[str, Any]) -> str:
+    """The tier of a node: what our label says was asked for, since the API does not tell all of them."""
+    said = answer.get("schedulingConfig", {})
+    found = next((word for word in ("spot", "preemptible", "reserved") if said.get(word)), "on_demand")
+    return answer.get("labels", {}).get(TIER_LABEL, found)
+
+
+def read(answer: dict[str, Any], *, queued: bool = False) -> Slice:
+    """A node as found."""
+    network = answer.get("networkConfig", {})
+    state = answer.get("state", "UNKNOWN")
+    maintenance = answer.get("upcomingMaintenance", {}).get("maintenanceStatus", "")
+    endpoints = tuple(
+        Endpoint(i, e.get("ipAddress", ""), e.get("accessConfig", {}).get("externalIp"))
+        for i, e in enumerate(answer.get("networkEndpoints", []))
+    )
+    return Slice(
+        zone=answer["name"].split("/")[3],
+        state=state,
+        pending=state in SETTLING,
+        queued=queued,
+        accelerator_type=answer.get("acceleratorType", ""),
+        runtime_version=answer.get("runtimeVersion", ""),
+        capacity=tier(answer),
+        network=leaf(network.get("network", "")),
+        subnetwork=leaf(network.get("subnetwork", "")),
+        external_ip=network.get("enableExternalIps", False),
+        uid=answer.get("id", "") + answer.get("createTime", ""),
+        created=seconds(answer.get("createTime")),
+        endpoints=endpoints,
+        ssh_keys=answer.get("metadata", {}).get("ssh-keys", ""),
+        labels=tuple(sorted(answer.get("labels", {}).items())),
+        health=answer.get("health", ""),
+        health_words=answer.get("healthDescription", ""),
+        symptoms=tuple(
+            (
+                seconds(s.get("createTime")),
+                Symptom(s.get("symptomType", ""), s.get("workerId", ""), s.get("details", "")),
+            )
+            for s in answer.get("symptoms", [])
+        ),
+        maintenance=maintenance if maintenance in ("PENDING", "ONGOING") else "",
+    )
+
+
+def seconds(timestamp: str | None) -> float:
+    """RFC 3339 as seconds since the epoch; 0 where Google says none. Nanoseconds are cut to microseconds."""
+    if not timestamp:
+        return 0.0
+    head, dot, tail = timestamp.rstrip("Z").partition(".")
+    return datetime.fromisoformat(f"{head}{dot}{tail[:6]}+00:00").timestamp()

@@ -1,0 +1,142 @@
+"""Queued resources: a request for a node that waits until there is room.
+
+https://cloud.google.com/tpu/docs/reference/rest/v2/projects.locations.queuedResources. It outlives its node and counts
+against the quota until it is deleted, also once it has expired, failed or lost its node.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from controller.core.errors import CloudError
+from controller.gcp.client import Conflict, GoogleError, NotFound
+from controller.gcp.operations import RPC_CODES, wait_rpc
+from controller.resources.pod import node_api
+from controller.resources.pod.provisioner import WAITING, Order, Place, Slice
+
+if TYPE_CHECKING:
+    from controller.context import World
+
+FLEX_API = "tpu:v2alpha1"
+"""The only API that has flex-start, as of revision 20261001 of the discovery documents."""
+FLEX_SECONDS = 7 * 24 * 3600
+"""The longest life that Google gives a flex-start slice: https://cloud.google.com/tpu/docs/about-flex-start"""
+SETTLING = WAITING | {"PROVISIONING", "DELETING", "SUSPENDING", "STATE_UNSPECIFIED"}
+
+
+@dataclass(frozen=True)
+class QueuedProvisioner:
+    """`queuedResources.create`; the request has the pod's name, as its node has."""
+
+    create_seconds: float
+
+    def observe(self, world: World, name: str, zone: str) -> Slice | None:
+        try:
+            queued = world.google.call("tpu", "projects.locations.queuedResources.get", name=path(world, name, zone))
+        except NotFound:
+            return None
+        try:
+            answer = world.google.call("tpu", "projects.locations.nodes.get", name=node_api.path(world, name, zone))
+        except NotFound:
+            answer = None
+        return read(queued, answer, world.clock.now())
+
+    def create(self, world: World, order: Order, place: Place) -> None:
+        api = FLEX_API if place.capacity == "flex_start" else "tpu"
+        operation = world.google.call(
+            api,
+            "projects.locations.queuedResources.create",
+            parent=node_api.parent(world, place.zone),
+            queuedResourceId=order.name,
+            body=body(world, order, place),
+        )
+        wait_rpc(world, "tpu", operation, "projects.locations.operations.get", self.create_seconds)
+
+    def delete(self, world: World, name: str, zone: str) -> None:
+        late = world.clock.deadline(node_api.DELETE_SECONDS)
+        while (found := self.observe(world, name, zone)) is not None:
+            if late():
+                raise CloudError(f"queued resource {name} in {zone} is still {found.state.lower()}, not deleted")
+            try:
+                if found.state != "DELETING":
+                    self._delete(world, name, zone, with_node=bool(found.uid))
+                    continue
+            except NotFound:
+                break
+            except GoogleError as error:  # a node that has just come, or something else under way on it
+                if not isinstance(error, Conflict) and error.reason not in ("FAILED_PRECONDITION", "ABORTED"):
+                    raise
+            world.clock.sleep(world.pace)
+        nodes = node_api.NodeProvisioner(self.create_seconds)
+        if nodes.observe(world, name, zone) is not None:  # one that the request has left behind
+            nodes.delete(world, name, zone)
+
+    def _delete(self, world: World, name: str, zone: str, *, with_node: bool) -> None:
+        force: dict[str, Any] = {"force": True} if with_node else {}
+        operation = world.google.call(
+            "tpu", "projects.locations.queuedResources.delete", name=path(world, name, zone), **force
+        )
+        wait_rpc(world, "tpu", operation, "projects.locations.operations.get", node_api.DELETE_SECONDS)
+
+
+def path(world: World, name: str, zone: str) -> str:
+    """The request's full name."""
+    return f"{node_api.parent(world, zone)}/queuedResources/{name}"
+
+
+def body(world: World, order: Order, place: Place) -> dict[str, Any]:
+    """What create is sent; field for field what `gcloud compute tpus queued-resources create` sends."""
+    where = node_api.parent(world, place.zone)
+    spec = {"node": node_api.body(world, order, place), "nodeId": order.name, "parent": where}
+    request: dict[str, Any] = {"tpu": {"nodeSpec": [spec]}}
+    if order.valid_until_seconds is not None:
+        request["queueingPolicy"] = {"validUntilDuration": f"{order.valid_until_seconds:.0f}s"}
+    match place.capacity:
+        case "spot":
+            request["spot"] = {}
+        case "reserved":
+            name = order.reservation or ""
+            request["reservationName"] = name if "/" in name else f"{where}/reservations/{name}"
+        case "flex_start":
+            request["provisioningModel"] = "FLEX_START"
+            request["runDuration"] = {"maxRunDuration": f"{FLEX_SECONDS}s"}
+        case _:
+            request["guaranteed"] = {}
+    return request
+
+
+def read(queued: dict[str, Any], answer: dict[str, Any] | None, now: float) -> Slice:
+    """A request and its node as one slice. The node's word counts where it has one to say that the request has not."""
+    where = queued["name"].split("/")[3]
+    specs = queued.get("tpu", {}).get("nodeSpec") or [{}]
+    wanted = {"name": f"projects/-/locations/{where}/nodes/-", **specs[0].get("node", {}), "state": "UNKNOWN"}
+    wanted.setdefault("schedulingConfig", {"spot": "spot" in queued, "reserved": "reservationName" in queued})
+    seen = node_api.read(answer or wanted, queued=True)
+    told = queued.get("state", {})
+    state = told.get("state", "STATE_UNSPECIFIED")
+    failure = told.get("failedData", {}).get("error", {})
+    if state == "ACTIVE":
+        state = seen.state if answer else "GONE"
+    elif answer and state in ("SUSPENDED", "SUSPENDING") and seen.state in ("PREEMPTED", "TERMINATED", "STOPPED"):
+        state = seen.state if state == "SUSPENDED" else state
+    elif state in WAITING and has_expired(queued, now):
+        state = "EXPIRED"
+    return replace(
+        seen,
+        state=state,
+        pending=state in SETTLING or (answer is not None and state == seen.state and seen.pending),
+        uid=seen.uid if answer else "",
+        created=node_api.seconds(queued.get("createTime")),
+        code=RPC_CODES.get(failure.get("code", 0), ""),
+        message=failure.get("message", ""),
+    )
+
+
+def has_expired(queued: dict[str, Any], now: float) -> bool:
+    """Has its time passed? Google leaves an expired request in the queue, where it will never be served."""
+    policy = queued.get("queueingPolicy", {})
+    if duration := policy.get("validUntilDuration"):
+        return now > node_api.seconds(queued.get("createTime")) + float(duration.rstrip("s"))
+    until = policy.get("validUntilTime") or policy.get("validInterval", {}).get("endTime")
+    return until is not None and now > node_api.seconds(until)

@@ -1,0 +1,185 @@
+"""Where to ask for a pod, and when to ask again.
+
+Zones and tiers are tried in order. Only a stock-out is worth asking again: at once in the next place, and after a
+pause from the first one on. A quota rules its place out. Anything else ends the search.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from controller.core.clock import Interrupted
+from controller.core.errors import BudgetSpent, CloudError
+from controller.gcp.client import Conflict, GoogleError
+from controller.resources.pod import data_disk
+from controller.resources.pod.provisioner import WAITING, Order, Place, Provisioner, Slice
+from controller.resources.pod.refusals import HINTS, Refusal, classify
+
+if TYPE_CHECKING:
+    from controller.context import World
+
+LONGEST_PAUSE = 60
+"""In units of the world's pace: five minutes on Google Cloud."""
+
+
+def pause(round_: int, pace: float, draw: float) -> float:
+    """Seconds to wait after so many rounds in vain (from 1): doubling, bounded, and spread by `draw` in [0, 1)."""
+    return pace * min(LONGEST_PAUSE, 2.0**round_) * (0.5 + draw / 2)
+
+
+@dataclass(frozen=True)
+class Search:
+    """One search for room for one pod; `disk_kind` is None where it has no data disk."""
+
+    world: World
+    subject: str
+    title: str
+    order: Order
+    places: Sequence[Place]
+    makers: Mapping[bool, Provisioner]
+    max_attempts: int
+    create_seconds: float
+    disk_kind: str | None = None
+
+    def run(self, after: Place | None = None) -> None:
+        """Ask until the pod is there.
+
+        Args:
+            after: begin with the place that follows this one, which has been waited for already.
+
+        Raises:
+            BudgetSpent: no capacity after `max_attempts`.
+            CloudError: a refusal that asking again would not change.
+        """
+        attempt, rounds = 0, 0
+        ruled_out: dict[Place, Refusal] = {}
+        places = _beginning_after(self.places, after)
+        while True:
+            for place in places:
+                if place in ruled_out:
+                    continue
+                attempt += 1
+                if attempt > self.max_attempts:
+                    self._give_up()
+                if len(self.places) > 1:
+                    self._note(f"asking for {self.order.accelerator_type} in {place}")
+                refusal = self._try(place)
+                if refusal is None:
+                    return
+                self._judge(place, refusal, ruled_out, attempt)
+            if len(ruled_out) == len(self.places):
+                words = "; ".join(f"{place}: {refusal.words}" for place, refusal in ruled_out.items())
+                raise CloudError(f"no quota for {self.order.accelerator_type}: {words}; {HINTS['quota']}")
+            places = self.places
+            rounds += 1
+            if attempt >= self.max_attempts:
+                self._give_up()
+            seconds = pause(rounds, self.world.pace, self.world.draw())
+            self._note(f"asking again in {seconds:.0f} s (attempt {attempt + 1} of {self.max_attempts})")
+            self.world.clock.sleep(seconds)
+
+    def _judge(self, place: Place, refusal: Refusal, ruled_out: dict[Place, Refusal], attempt: int) -> None:
+        if refusal.kind == "stock_out":
+            self._note(f"no capacity in {place} (attempt {attempt}): {_first(refusal.words)}")
+        elif refusal.kind == "quota":
+            ruled_out[place] = refusal
+            if len(ruled_out) < len(self.places):
+                self._note(f"no quota in {place}: {refusal.words}")
+        else:
+            raise CloudError(f"{self.order.name} in {place}: {refusal.words}; {refusal.hint}")
+
+    def _try(self, place: Place) -> Refusal | None:
+        """Ask in one place and wait for the outcome; None: it is there. Nothing of a refused request is left."""
+        world, order, maker = self.world, self.order, self.makers[place.queued]
+        fresh = False
+        try:
+            if order.data_disk is not None and order.data_disk_gb is not None and self.disk_kind is not None:
+                fresh = data_disk.ensure(world, order.data_disk, place.zone, order.data_disk_gb, self.disk_kind)
+            maker.create(world, order, place)
+            refusal = self._wait(maker, place)
+        except Interrupted:
+            if place.queued:
+                self._note("the request stays in the queue: `slipway up` goes on waiting, `slipway down` takes it back")
+            raise
+        except Conflict as error:
+            kind = classify(error.reason, error.message)
+            if kind == "name_taken":
+                return None  # it came into being meanwhile; the next look says whose it is
+            refusal = Refusal(kind, error.message)
+        except GoogleError as error:
+            if error.passes and classify(error.reason, error.message) == "unknown":
+                raise  # nobody has refused anything: Google, or the way there, has an outage
+            refusal = Refusal(classify(error.reason, error.message), error.message)
+            if error.status == 0:  # it was begun and may have left something
+                maker.delete(world, order.name, place.zone)
+        if refusal is not None and fresh and order.data_disk is not None:
+            data_disk.delete(world, order.data_disk, place.zone)
+        return refusal
+
+    def _wait(self, maker: Provisioner, place: Place) -> Refusal | None:
+        """Until what was asked for is there or has come to nothing. A sole place is waited for while its request is
+        valid, one of several for `create_seconds`."""
+        world = self.world
+        patience = self.patience
+        late, too_late = world.clock.deadline(patience), world.clock.deadline(patience + self.create_seconds)
+        told = ""
+        while True:
+            seen = maker.observe(world, self.order.name, place.zone)
+            if seen is None:
+                return Refusal("stock_out", "what was asked for has gone again")
+            if not seen.pending:
+                break
+            if too_late() or (late() and seen.state in WAITING):
+                maker.delete(world, self.order.name, place.zone)
+                return Refusal("stock_out", f"still {_plain(seen.state)} after {patience:.0f} s")
+            if seen.state != told:
+                told = seen.state
+                world.events.emit("step_started", self.subject, f"{place}: {_plain(told)}", title=self.title)
+            world.clock.sleep(world.pace)
+        if seen.state == "READY":
+            return None
+        maker.delete(world, self.order.name, place.zone)
+        return of_state(seen)
+
+    @property
+    def patience(self) -> float:
+        """Seconds for which a queued request may wait in one place."""
+        if len(self.places) > 1:
+            return self.create_seconds
+        return self.order.valid_until_seconds or float("inf")
+
+    def _give_up(self) -> None:
+        where = ", ".join(map(str, self.places))
+        raise BudgetSpent(
+            f"no capacity for {self.order.accelerator_type} in {where} after {self.max_attempts} attempts; "
+            f"{HINTS['stock_out']}"
+        )
+
+    def _note(self, words: str) -> None:
+        self.world.events.emit("note", self.subject, words)
+
+
+def of_state(seen: Slice) -> Refusal:
+    """What a request that came to nothing means."""
+    if seen.state == "FAILED" and seen.message:
+        return Refusal(classify(seen.code, seen.message), seen.message)
+    return Refusal("stock_out", f"the request is {seen.state.lower()}")
+
+
+def _plain(state: str) -> str:
+    """WAITING_FOR_RESOURCES in small letters."""
+    return state.lower().replace("_", " ")
+
+
+def _first(words: str) -> str:
+    """The part of Google's words that says something; advice and an error id follow."""
+    return words.partition(";")[0].partition(" [EID")[0]
+
+
+def _beginning_after(places: Sequence[Place], after: Place | None) -> Sequence[Place]:
+    if after is None or after not in places:
+        return places
+    at = list(places).index(after) + 1
+    return [*places[at:], *places[:at]]

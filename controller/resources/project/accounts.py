@@ -1,0 +1,78 @@
+"""The service account that the workers run as."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, ClassVar, Self
+
+from controller.core.errors import CloudError
+from controller.gcp.client import Conflict, Forbidden, NotFound
+from controller.reconcile.resource import Absent, Diff, Have, Resource, Scope, Unknown
+from controller.resources.network.base import MARK
+
+if TYPE_CHECKING:
+    from controller.context import World
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServiceAccount(Resource):
+    """https://cloud.google.com/iam/docs/reference/rest/v1/projects.serviceAccounts
+
+    Its name is an account id of the project, `default` (the project's Compute account) or a full address. Only one
+    named by its id is created, and only one that was so created is ours.
+    """
+
+    kind: ClassVar[str] = "service account"
+    scope: ClassVar[Scope] = "shared"
+    marked: bool = field(default=False, compare=False)
+
+    @property
+    def ours(self) -> bool:
+        return self.marked
+
+    def email(self, world: World) -> str:
+        return world.account_email(self.name)
+
+    def observe(self, world: World, have: Have) -> Absent | Unknown | Self:
+        email = self.email(world)
+        try:
+            answer = world.google.call(
+                "iam", "projects.serviceAccounts.get", name=f"projects/-/serviceAccounts/{email}"
+            )
+        except NotFound:
+            if self._named_by_id:
+                return Absent()
+            words = "enable the Compute Engine API, or set" if self.name == "default" else "set"
+            return Unknown(f"{email} does not exist; {words} cloud.service_account to slipway-runner")
+        except Forbidden:
+            return self  # it cannot be looked at; whether it can be used, the node will tell
+        marked = self._named_by_id and answer.get("description", "").startswith(MARK)
+        return replace(self, marked=marked)
+
+    def apply(self, world: World, have: Have, diff: Diff) -> None:
+        account = {"displayName": "Slipway TPU workers", "description": MARK}
+        body = {"accountId": self.name, "serviceAccount": account}
+        try:
+            world.google.call("iam", "projects.serviceAccounts.create", name=f"projects/{world.project}", body=body)
+        except Conflict:
+            world.clock.sleep(world.pace)  # made a moment ago, and not seen everywhere yet
+        except Forbidden as error:
+            raise CloudError(
+                f"{self.title}: you may not create it ({error.message}); ask an admin for `gcloud iam service-accounts "
+                f"create {self.name} --project={world.project}`, or set cloud.service_account to one that you may use: "
+                "`default` is the project's Compute account"
+            ) from None
+
+    def destroy(self, world: World) -> None:
+        seen = self.observe(world, {})
+        if not isinstance(seen, ServiceAccount) or not seen.ours:
+            return
+        name = f"projects/{world.project}/serviceAccounts/{self.email(world)}"
+        try:
+            world.google.call("iam", "projects.serviceAccounts.delete", name=name)
+        except NotFound:
+            return
+
+    @property
+    def _named_by_id(self) -> bool:
+        return self.name != "default" and "@" not in self.name

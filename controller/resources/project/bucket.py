@@ -1,0 +1,163 @@
+"""The bucket that holds code, assets and runs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, ClassVar, Self
+
+from conf.schema.infra.regions import covers
+from controller.core.errors import CloudError
+from controller.core.finding import Finding
+from controller.gcp.client import Conflict, Forbidden, GoogleError, NotFound
+from controller.reconcile.resource import Absent, Diff, Have, Resource, Scope
+
+if TYPE_CHECKING:
+    from controller.context import World
+
+LABEL = {"managed-by": "slipway"}
+DAY = 24 * 3600
+NEEDED = ("storage.objects.create", "storage.objects.delete", "storage.objects.get", "storage.objects.list")
+USD_PER_GB_MONTH = 0.02
+"""List price of standard storage in most regions, 2026: https://cloud.google.com/storage/pricing"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bucket(Resource):
+    """https://cloud.google.com/storage/docs/json_api/v1/buckets
+
+    One that we make is in the TPU's region, with access by IAM alone, no public access, and no soft delete: deleted
+    checkpoints would be billed for another seven days. An existing one is used as it is, if it is near the TPU.
+    """
+
+    kind: ClassVar[str] = "bucket"
+    scope: ClassVar[Scope] = "shared"
+    fixed: ClassVar[frozenset[str]] = frozenset({"location"})
+    location: str
+    regions: tuple[str, ...] = field(compare=False)
+    soft_delete_days: int
+    uniform_access: bool = True
+    public_access_prevention: str = "enforced"
+    noncurrent_days: int
+    unfinished_upload_days: int
+    marked: bool = field(default=False, compare=False)
+    kept_days: float = field(default=0.0, compare=False)
+    """Of an observed one: how long it keeps what was deleted."""
+
+    @property
+    def ours(self) -> bool:
+        return self.marked
+
+    def observe(self, world: World, have: Have) -> Absent | Self:
+        try:
+            answer = world.google.call("storage", "buckets.get", bucket=self.name, projection="noAcl")
+        except NotFound:
+            return Absent()
+        except Forbidden as error:
+            return self._seen_through_a_keyhole(world, error)
+        return self._read(answer)
+
+    def findings(self, seen: Any) -> Iterator[Finding]:
+        if isinstance(seen, Bucket) and not seen.ours and seen.kept_days:
+            terabytes, days = 3.1, seen.kept_days
+            cost = terabytes * 1000 * USD_PER_GB_MONTH * days / 30
+            words = (
+                f"{self.name} keeps what is deleted for {days:g} days and bills it (soft delete): 100 deleted "
+                f"checkpoints of 31 GB are {terabytes} TB, about ${cost:.0f}; to switch it off: gcloud storage "
+                f"buckets update gs://{self.name} --clear-soft-delete"
+            )
+            yield Finding("soft_delete", "warning", "cloud.bucket", words)
+
+    def apply(self, world: World, have: Have, diff: Diff) -> None:
+        if diff.action == "update":
+            body = {key: value for key, value in self.body().items() if key not in ("name", "location", "labels")}
+            world.google.call("storage", "buckets.patch", bucket=self.name, body=body)
+            return
+        if diff.action == "replace":
+            regions = ", ".join(self.regions)
+            raise CloudError(
+                f"bucket {self.name} is in {diff.changes[0].old}, the TPU in {regions}: traffic between them is slow "
+                "and billed; set cloud.bucket to one that is there (null: it is created), or tpu.zone to a zone there"
+            )
+        try:
+            world.google.call("storage", "buckets.insert", project=world.project, body=self.body())
+        except Conflict:
+            return  # ours from a moment ago, or someone else's: the next look decides
+
+    def body(self) -> dict[str, Any]:
+        """What insert is sent."""
+        rules = [
+            _rule("AbortIncompleteMultipartUpload", age=self.unfinished_upload_days),
+            _rule("Delete", daysSinceNoncurrentTime=self.noncurrent_days),
+        ]
+        return {
+            "name": self.name,
+            "location": self.location,
+            "labels": LABEL,
+            "iamConfiguration": {
+                "uniformBucketLevelAccess": {"enabled": self.uniform_access},
+                "publicAccessPrevention": self.public_access_prevention,
+            },
+            "softDeletePolicy": {"retentionDurationSeconds": str(self.soft_delete_days * DAY)},
+            "lifecycle": {"rule": rules},
+        }
+
+    def destroy(self, world: World) -> None:
+        """Delete every object, then the bucket."""
+        seen = self.observe(world, {})
+        if isinstance(seen, Absent) or not seen.ours:
+            return
+        listed = world.google.pages("storage", "objects.list", "items", bucket=self.name, versions=True)
+        with ThreadPoolExecutor(max_workers=16) as pool:
+            list(pool.map(lambda item: self._delete(world, item), listed))
+        world.google.call("storage", "buckets.delete", bucket=self.name)
+
+    def _delete(self, world: World, item: dict[str, Any]) -> None:
+        where = {"bucket": self.name, "object": item["name"], "generation": item["generation"]}
+        try:
+            world.google.call("storage", "objects.delete", **where)
+        except NotFound:
+            return  # someone was faster
+
+    def _read(self, answer: dict[str, Any]) -> Self:
+        location = answer["location"].lower()
+        near = all(covers(location, region) for region in self.regions)
+        marked = LABEL.items() <= answer.get("labels", {}).items()
+        kept = int(answer.get("softDeletePolicy", {}).get("retentionDurationSeconds", 0)) / DAY
+        seen = replace(self, location=self.location if near else location, marked=marked, kept_days=kept)
+        if not marked:
+            return seen  # its other settings are its owner's
+        access = answer.get("iamConfiguration", {})
+        conditions = {
+            rule["action"]["type"]: rule.get("condition", {}) for rule in answer.get("lifecycle", {}).get("rule", [])
+        }
+        return replace(
+            seen,
+            soft_delete_days=round(kept),
+            uniform_access=access.get("uniformBucketLevelAccess", {}).get("enabled", False),
+            public_access_prevention=access.get("publicAccessPrevention", "inherited"),
+            noncurrent_days=conditions.get("Delete", {}).get("daysSinceNoncurrentTime", 0),
+            unfinished_upload_days=conditions.get("AbortIncompleteMultipartUpload", {}).get("age", 0),
+        )
+
+    def _seen_through_a_keyhole(self, world: World, error: GoogleError) -> Self:
+        """We may not look at it: it is someone else's, or we may use its objects and no more."""
+        permitted: list[str] = []
+        try:
+            answer = world.google.call(
+                "storage", "buckets.testIamPermissions", bucket=self.name, permissions=list(NEEDED)
+            )
+            permitted = answer.get("permissions", [])
+        except (Forbidden, NotFound):
+            pass
+        if set(NEEDED) <= set(permitted):
+            return self
+        raise CloudError(
+            f"bucket {self.name} exists and is not yours to use ({error.message}): the names of buckets are shared by "
+            "all of Google Cloud; set cloud.bucket to another name, or ask its owner for roles/storage.objectAdmin"
+        ) from None
+
+
+def _rule(action: str, **condition: int) -> dict[str, Any]:
+    return {"action": {"type": action}, "condition": condition}

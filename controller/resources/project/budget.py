@@ -1,0 +1,92 @@
+"""A budget on the billing account, which sends mail at its thresholds. It ends nothing: `budget.max_usd` does."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, ClassVar, Self
+
+from controller.core.errors import CloudError
+from controller.gcp.client import Forbidden, NotFound
+from controller.reconcile.resource import Absent, Diff, Have, Resource, Scope
+
+if TYPE_CHECKING:
+    from controller.context import World
+
+BUDGET_APIS = ("billingbudgets.googleapis.com", "cloudbilling.googleapis.com")
+
+
+@dataclass(frozen=True, kw_only=True)
+class BillingBudget(Resource):
+    """https://cloud.google.com/billing/docs/reference/budget/rest/v1/billingAccounts.budgets
+
+    Budgets have no labels; ours is the one with our display name and this project alone.
+    """
+
+    kind: ClassVar[str] = "billing budget"
+    scope: ClassVar[Scope] = "shared"
+    account: str = field(compare=False)
+    usd: int
+    thresholds: tuple[float, ...]
+    path: str = field(default="", compare=False)
+
+    @property
+    def title(self) -> str:
+        return f"budget of ${self.usd} per month on billing account {self.account}"
+
+    def observe(self, world: World, have: Have) -> Absent | Self:
+        parent = f"billingAccounts/{self.account}"
+        try:
+            listed = list(
+                world.google.pages("billingbudgets", "billingAccounts.budgets.list", "budgets", parent=parent)
+            )
+        except Forbidden as error:
+            raise CloudError(
+                f"{self.title}: you may not see budgets there ({error.message}); ask an admin of the account for "
+                "roles/billing.costsManager, or set cloud.billing_budget=null"
+            ) from None
+        for budget in listed:
+            if budget.get("displayName") == self.display_name(world):
+                return self._read(budget)
+        return Absent()
+
+    def apply(self, world: World, have: Have, diff: Diff) -> None:
+        if diff.action == "create":
+            parent = f"billingAccounts/{self.account}"
+            world.google.call("billingbudgets", "billingAccounts.budgets.create", parent=parent, body=self.body(world))
+            return
+        seen = self.observe(world, have)
+        if not isinstance(seen, Absent):
+            mask = "amount,thresholdRules"
+            world.google.call(
+                "billingbudgets",
+                "billingAccounts.budgets.patch",
+                name=seen.path,
+                updateMask=mask,
+                body=self.body(world),
+            )
+
+    def destroy(self, world: World) -> None:
+        seen = self.observe(world, {})
+        if isinstance(seen, Absent):
+            return
+        try:
+            world.google.call("billingbudgets", "billingAccounts.budgets.delete", name=seen.path)
+        except NotFound:
+            return
+
+    def display_name(self, world: World) -> str:
+        return f"slipway {world.project}"
+
+    def body(self, world: World) -> dict[str, Any]:
+        """What create is sent."""
+        return {
+            "displayName": self.display_name(world),
+            "budgetFilter": {"projects": [f"projects/{world.project_number}"], "calendarPeriod": "MONTH"},
+            "amount": {"specifiedAmount": {"currencyCode": "USD", "units": str(self.usd)}},
+            "thresholdRules": [{"thresholdPercent": share} for share in self.thresholds],
+        }
+
+    def _read(self, budget: dict[str, Any]) -> Self:
+        amount = budget.get("amount", {}).get("specifiedAmount", {})
+        shares = tuple(rule.get("thresholdPercent", 0.0) for rule in budget.get("thresholdRules", []))
+        return replace(self, usd=int(amount.get("units", 0)), thresholds=shares, path=budget["name"])

@@ -1,0 +1,176 @@
+"""Roles of one member in an IAM policy, of the project or of the bucket: read-modify-write, guarded by the etag.
+
+https://cloud.google.com/iam/docs/reference/rest/v1/Policy. Only this member's bindings without a condition are looked
+at or touched; all others are sent back as they came.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, ClassVar, Self
+
+from controller.gcp.client import Conflict, Forbidden, GoogleError, NotFound
+from controller.reconcile.resource import Absent, Diff, Have, Resource, Scope
+from controller.resources.project.accounts import ServiceAccount
+
+if TYPE_CHECKING:
+    from controller.context import World
+
+POLICY_VERSION = 3
+ATTEMPTS = 8
+Policy = dict[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Roles(Resource):
+    """Roles of a service account that slipway made; one that it did not make is given none.
+
+    Where the caller may not look at the policy or change it, that is a note with the command for an admin, and no
+    error: the roles may be bound already, or not be needed.
+    """
+
+    scope: ClassVar[Scope] = "shared"
+    account: ServiceAccount = field(compare=False)
+    roles: tuple[str, ...]
+    given: bool = field(default=False, compare=False)
+
+    @property
+    def ours(self) -> bool:
+        return not self.given
+
+    @abstractmethod
+    def read(self, world: World) -> Policy:
+        """The policy as it is. NotFound: what it belongs to does not exist."""
+
+    @abstractmethod
+    def write(self, world: World, policy: Policy) -> None:
+        """Replace the policy. Conflict: its etag is not the current one."""
+
+    @abstractmethod
+    def command(self, world: World, role: str) -> str:
+        """The gcloud command that binds one role."""
+
+    def observe(self, world: World, have: Have) -> Absent | Self:
+        account = have.get(self.account.id) or self.account.observe(world, {})
+        if isinstance(account, ServiceAccount) and not account.ours:
+            return replace(self, given=True)
+        try:
+            policy = self.read(world)
+        except NotFound:
+            return Absent()
+        except Forbidden:
+            self._ask_admin(world, "look at")
+            return self
+        if self.id in world.denied:
+            return self
+        bound = set(roles_of(policy, self._member(world)))
+        seen = tuple(role for role in self.roles if role in bound)
+        return replace(self, roles=seen) if seen else Absent()
+
+    def apply(self, world: World, have: Have, diff: Diff) -> None:
+        try:
+            self._rewrite(world, add=set(self.roles))
+        except Forbidden:
+            world.denied.add(self.id)
+            self._ask_admin(world, "change")
+
+    def destroy(self, world: World) -> None:
+        seen = self.observe(world, {})
+        if not isinstance(seen, Absent) and seen.ours and self.id not in world.denied:
+            self._rewrite(world, add=set())
+
+    def _rewrite(self, world: World, add: set[str]) -> None:
+        """Bind the roles in `add` and unbind the rest of ours; another writer in between means: read again."""
+        member = self._member(world)
+        for attempt in range(ATTEMPTS):
+            policy = self.read(world)
+            bindings = rebound(policy.get("bindings", []), member, of=set(self.roles), to=add)
+            if bindings == policy.get("bindings", []):
+                return
+            try:
+                self.write(world, {**policy, "bindings": bindings, "version": POLICY_VERSION})
+                return
+            except GoogleError as error:
+                # An account that was made a moment ago is not known everywhere yet.
+                unknown = error.status == 400 and "does not exist" in error.message
+                if attempt == ATTEMPTS - 1 or not (isinstance(error, Conflict) or unknown):
+                    raise
+                if unknown:
+                    world.clock.sleep(world.pace)
+
+    def _ask_admin(self, world: World, verb: str) -> None:
+        commands = "\n".join(f"  {self.command(world, role)}" for role in self.roles)
+        words = f"you may not {verb} the policy; unless it is done, ask an admin of the project for:\n{commands}"
+        world.events.emit("note", self.id, f"{self.title}: {words}")
+
+    def _member(self, world: World) -> str:
+        return f"serviceAccount:{self.account.email(world)}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProjectRoles(Roles):
+    """https://cloud.google.com/resource-manager/reference/rest/v1/projects/setIamPolicy"""
+
+    kind: ClassVar[str] = "roles of"
+
+    def read(self, world: World) -> Policy:
+        body = {"options": {"requestedPolicyVersion": POLICY_VERSION}}
+        return world.google.call("cloudresourcemanager", "projects.getIamPolicy", resource=world.project, body=body)
+
+    def write(self, world: World, policy: Policy) -> None:
+        body = {"policy": policy}
+        world.google.call("cloudresourcemanager", "projects.setIamPolicy", resource=world.project, body=body)
+
+    def command(self, world: World, role: str) -> str:
+        return (
+            f"gcloud projects add-iam-policy-binding {world.project} --member={self._member(world)} --role={role} "
+            "--condition=None"
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class BucketRoles(Roles):
+    """https://cloud.google.com/storage/docs/json_api/v1/buckets/setIamPolicy"""
+
+    kind: ClassVar[str] = "bucket roles of"
+    bucket: str = field(compare=False)
+
+    @property
+    def title(self) -> str:
+        return f"{self.kind} {self.name} on {self.bucket}"
+
+    def read(self, world: World) -> Policy:
+        return world.google.call(
+            "storage", "buckets.getIamPolicy", bucket=self.bucket, optionsRequestedPolicyVersion=POLICY_VERSION
+        )
+
+    def write(self, world: World, policy: Policy) -> None:
+        world.google.call("storage", "buckets.setIamPolicy", bucket=self.bucket, body=policy)
+
+    def command(self, world: World, role: str) -> str:
+        member = f"--member={self._member(world)}"
+        return f"gcloud storage buckets add-iam-policy-binding gs://{self.bucket} {member} --role={role}"
+
+
+def roles_of(policy: Mapping[str, Any], member: str) -> list[str]:
+    """The roles bound to a member without a condition."""
+    bindings = policy.get("bindings", [])
+    return [b["role"] for b in bindings if member in b.get("members", []) and not b.get("condition")]
+
+
+def rebound(bindings: list[dict[str, Any]], member: str, *, of: set[str], to: set[str]) -> list[dict[str, Any]]:
+    """The bindings with the member in the roles `to` and in no other of the roles `of`. Pure."""
+    result, left = [], set(to)
+    for binding in bindings:
+        members = list(binding.get("members", []))
+        if binding["role"] in of and not binding.get("condition"):
+            if binding["role"] in left:
+                left.remove(binding["role"])
+                members = members if member in members else [*members, member]
+            else:
+                members = [m for m in members if m != member]
+        if members:
+            result.append({**binding, "members": members})
+    return result + [{"role": role, "members": [member]} for role in sorted(left)]

@@ -1,0 +1,72 @@
+"""The Google APIs that must be enabled in the project."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, ClassVar, Self
+
+from controller.core.errors import CloudError
+from controller.gcp.client import Forbidden
+from controller.gcp.operations import wait_rpc
+from controller.reconcile.resource import Diff, Have, Resource, Scope
+
+if TYPE_CHECKING:
+    from controller.context import World
+
+MOST = 20
+"""APIs that one request enables: https://cloud.google.com/service-usage/docs/reference/rest/v1/services/batchEnable"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Services(Resource):
+    """https://cloud.google.com/service-usage/docs/reference/rest/v1/services/batchEnable"""
+
+    kind: ClassVar[str] = "services"
+    scope: ClassVar[Scope] = "external"
+    apis: tuple[str, ...]
+
+    @property
+    def title(self) -> str:
+        return f"{len(self.apis)} Google APIs enabled"
+
+    @property
+    def ours(self) -> bool:
+        return False
+
+    def observe(self, world: World, have: Have) -> Self:
+        parent = f"projects/{world.project}"
+        on: set[str] = set()
+        for apis in _batches(self.apis):
+            names = [f"{parent}/services/{api}" for api in apis]
+            try:
+                answer = world.google.call("serviceusage", "services.batchGet", parent=parent, names=names)
+            except Forbidden:
+                return self  # it cannot be looked at; what is missing, the first request to it will tell
+            on |= {s["name"].rsplit("/", 1)[-1] for s in answer.get("services", []) if s.get("state") == "ENABLED"}
+        return replace(self, apis=tuple(api for api in self.apis if api in on))
+
+    def apply(self, world: World, have: Have, diff: Diff) -> None:
+        missing = [api for api in self.apis if api not in (diff.changes[0].old or ())]
+        parent = f"projects/{world.project}"
+        for apis in _batches(missing):
+            try:
+                operation = world.google.call(
+                    "serviceusage", "services.batchEnable", parent=parent, body={"serviceIds": list(apis)}
+                )
+            except Forbidden as error:
+                raise CloudError(
+                    f"you may not enable {', '.join(missing)} ({error.message}); ask an admin of the project for: "
+                    f"gcloud services enable {' '.join(missing)} --project={world.project}"
+                ) from None
+            wait_rpc(world, "serviceusage", operation, "operations.get")
+
+    def destroy(self, world: World) -> None:
+        """APIs stay enabled: others may use them, and an enabled API costs nothing."""
+
+    def undo(self, world: World) -> str:
+        """The command that disables them again."""
+        return f"gcloud services disable {' '.join(self.apis)} --project={world.project}"
+
+
+def _batches(apis: tuple[str, ...] | list[str]) -> list[tuple[str, ...]]:
+    return [tuple(apis[i : i + MOST]) for i in range(0, len(apis), MOST)]

@@ -1,0 +1,164 @@
+"""An asset in the bucket: copied there by this machine before a TPU is billed, or by a worker of the pod.
+
+Like rsync: objects that are there and equal are not sent, nothing is deleted, and what was cut off is gone on with.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING, Any, ClassVar, Self
+
+from controller.core.errors import CloudError
+from controller.gcp.client import NotFound
+from controller.inputs.assets import Content, Source, local_files, manifest
+from controller.inputs.download import build, fetch, token_for
+from controller.inputs.hash_cache import Digests, Hashes
+from controller.progress import Progress
+from controller.reconcile.resource import Absent, Diff, Have, Resource, Scope
+from controller.resources.workers.base import OnWorkers
+from controller.ssh.fleet import WorkerError, WorkersFailed
+
+if TYPE_CHECKING:
+    from controller.context import World
+    from controller.inputs.secrets import Vault
+
+THREADS = 8
+FETCH_ATTEMPTS = 5
+"""How often a fetch on the pod is taken up again after SSH broke off."""
+Stored = dict[str, tuple[int, str]]
+"""Size and MD5 of objects, by name."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Copied(Resource):
+    """The files, then `manifest.json`: where the manifest is, everything before it arrived."""
+
+    bucket: str = field(compare=False)
+    content: Content = field(compare=False)
+    vault: Vault = field(compare=False, repr=False)
+
+    @property
+    def id(self) -> str:
+        return f"{self.content.kind}/{self.name}"
+
+    @property
+    def title(self) -> str:
+        how = "built by a command" if self.content.recipe else f"{len(self.content.files)} files"
+        return f"{self.content.kind} {self.name} in the bucket ({how})"
+
+    @property
+    def manifest_object(self) -> str:
+        return f"{self.content.prefix}/manifest.json"
+
+    def observe(self, world: World, have: Have) -> Absent | Self:
+        try:
+            world.google.call("storage", "objects.get", bucket=self.bucket, object=self.manifest_object)
+        except NotFound:
+            return Absent()
+        return self
+
+    def destroy(self, world: World) -> None:
+        """Kept: other runs may read it; it goes with the bucket."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class AssetCopy(Copied):
+    """Copied by this machine."""
+
+    kind: ClassVar[str] = "asset"
+    scope: ClassVar[Scope] = "shared"
+
+    def apply(self, world: World, have: Have, diff: Diff) -> None:
+        key = f"assets.{self.content.path}"
+        with Hashes(world.state / "hashes.json") as hashes:
+            files = self.content.files
+            if self.content.recipe is not None:
+                files = local_files(build(self.content.recipe, key), hashes)
+            elsewhere = self._stored(world)
+            known = {f.local: d for f in files if f.url is None for d in hashes.of([f.local]).values()}
+            total = sum(f.local.stat().st_size for f in files if f.url is None)
+            progress = Progress(world, self.id, total if all(f.url is None for f in files) else 0)
+            send = partial(self._send, world, elsewhere, known, progress.moved)
+            with ThreadPoolExecutor(max_workers=THREADS, thread_name_prefix="upload") as pool:
+                list(pool.map(send, files))
+        world.google.upload(self.bucket, self.manifest_object, manifest(files).encode())
+
+    def _stored(self, world: World) -> Stored:
+        """What the bucket holds of this asset, in this version and in others."""
+        items = world.google.pages(
+            "storage", "objects.list", "items", bucket=self.bucket, prefix=f"assets/{self.name}-",
+            fields="items(name,size,md5Hash),nextPageToken",
+        )  # fmt: skip
+        return {item["name"]: (int(item["size"]), item.get("md5Hash", "")) for item in items}
+
+    def _send(
+        self, world: World, stored: Stored, known: dict[Any, Digests], moved: Callable[[int], None], source: Source
+    ) -> None:
+        """Bring one file to the bucket, in the cheapest way."""
+        fetch(source, token_for(source, self.vault.values()), moved)
+        digests = known.get(source.local)
+        if digests is None:
+            with Hashes(world.state / "hashes" / f"{source.sha256}.json") as hashes:
+                digests = hashes.of([source.local])[source.local]
+        if digests.sha256 != source.sha256:
+            raise CloudError(f"{source.local} was changed while it was being copied; run `up` again")
+        name = f"{self.content.prefix}/{source.name}"
+        size = source.local.stat().st_size
+        same = (size, digests.md5)
+        if stored.get(name) == same:
+            return
+        other = next((o for o, what in stored.items() if what == same), None)
+        if other is not None:
+            _copy_inside(world, self.bucket, other, name)
+            return
+        session = world.state / "uploads" / f"{source.sha256}-{self.content.identity[:12]}"
+        got = world.google.upload_file(self.bucket, name, source.local, session, moved)
+        if got.get("md5Hash") != digests.md5:
+            raise CloudError(
+                f"gs://{self.bucket}/{name} arrived with another MD5 than {source.local} has; run `up` again"
+            )
+
+
+def _copy_inside(world: World, bucket: str, source: str, target: str) -> None:
+    """https://cloud.google.com/storage/docs/json_api/v1/objects/rewrite; large objects take several calls."""
+    place = {
+        "sourceBucket": bucket,
+        "sourceObject": source,
+        "destinationBucket": bucket,
+        "destinationObject": target,
+        "body": {},
+    }
+    answer = world.google.call("storage", "objects.rewrite", **place)
+    while not answer.get("done", True):
+        answer = world.google.call("storage", "objects.rewrite", **place, rewriteToken=answer["rewriteToken"])
+
+
+@dataclass(frozen=True, kw_only=True)
+class PodAsset(Copied, OnWorkers):
+    """Downloaded by worker 0, which is near the bucket, and copied from there: `assets.fetch_on=pod`."""
+
+    kind: ClassVar[str] = "asset"
+
+    def apply(self, world: World, have: Have, diff: Diff) -> None:
+        files = {f.name: {"url": f.url, "sha256": f.sha256} for f in self.content.files}
+        secrets = self.vault.values()
+        tokens = {f.name: token for f in self.content.files if (token := token_for(f, secrets))}
+        payload = {"bucket": self.bucket, "prefix": self.content.prefix, "files": files, "tokens": tokens}
+        payload["manifest"] = manifest(self.content.files)
+        fleet = self.fleet(world, have)
+        for attempt in range(FETCH_ATTEMPTS):
+            progress, before = Progress(world, self.id), 0
+            try:
+                for line in fleet.stream(0, "fetch_asset", payload):
+                    if "bytes" in line:
+                        progress.moved(line["bytes"] - before)
+                        before = line["bytes"]
+            except WorkerError as error:
+                if error.kind == "agent" or attempt + 1 == FETCH_ATTEMPTS:
+                    raise WorkersFailed(f"{self.title}: {error}", [error]) from None
+                world.clock.sleep(world.pace)
+            else:
+                return

@@ -1,0 +1,47 @@
+"""The code archive in the bucket, named after what it holds."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, ClassVar, Self
+
+from controller.gcp.client import Conflict, NotFound
+from controller.inputs.code import Snapshot
+from controller.reconcile.resource import Absent, Diff, Have, Resource, Scope
+
+if TYPE_CHECKING:
+    from controller.context import World
+
+
+@dataclass(frozen=True, kw_only=True)
+class CodeArchive(Resource):
+    """An object never changes once it is there: its name is the hash of the tree inside."""
+
+    kind: ClassVar[str] = "code"
+    scope: ClassVar[Scope] = "run"
+    bucket: str = field(compare=False)
+    snapshot: Snapshot = field(compare=False)
+
+    @property
+    def title(self) -> str:
+        return f"code {self.name[:12]} in the bucket ({self.snapshot.size})"
+
+    @property
+    def object(self) -> str:
+        return f"code/{self.name}.tar.gz"
+
+    def observe(self, world: World, have: Have) -> Absent | Self:
+        try:
+            world.google.call("storage", "objects.get", bucket=self.bucket, object=self.object)
+        except NotFound:
+            return Absent()
+        return self
+
+    def apply(self, world: World, have: Have, diff: Diff) -> None:
+        try:
+            world.google.upload(self.bucket, self.object, self.snapshot.archive, generation=0)
+        except Conflict:
+            return  # the same bytes, uploaded meanwhile
+
+    def destroy(self, world: World) -> None:
+        """Kept: other runs may use the same code; it goes with the bucket."""

@@ -1,0 +1,111 @@
+"""Packages from git repositories, built into wheels on this machine: it has the keys, the workers do not."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, Self
+
+from conf.schema.config import digest
+from controller.core.errors import CloudError, ConfigError
+from controller.core.finding import Finding
+from controller.gcp.client import NotFound
+from controller.inputs.git import clone, without_password
+from controller.inputs.requirements import GitLine
+from controller.reconcile.resource import Absent, Diff, Have, Resource, Scope
+
+if TYPE_CHECKING:
+    from controller.context import World
+
+
+@dataclass(frozen=True, kw_only=True)
+class Wheels(Resource):
+    """The wheels of some lines in the bucket, then `manifest.json`; the lines name them, so each is built once."""
+
+    kind: ClassVar[str] = "wheels"
+    scope: ClassVar[Scope] = "run"
+    bucket: str = field(compare=False)
+    python: str = field(compare=False)
+    lines: tuple[GitLine, ...] = field(compare=False)
+    # observed only
+    built: tuple[dict[str, str], ...] = field(default=(), compare=False)
+
+    @classmethod
+    def of(cls, lines: tuple[GitLine, ...], python: str, bucket: str, needs: tuple[str, ...]) -> Self:
+        name = digest([[line.line for line in lines], python])[:16]
+        return cls(name=name, bucket=bucket, python=python, lines=lines, needs=needs)
+
+    @property
+    def title(self) -> str:
+        return f"wheels of {len(self.lines)} git repositories in the bucket"
+
+    def observe(self, world: World, have: Have) -> Absent | Self:
+        try:
+            content = json.loads(world.google.download(self.bucket, f"wheels/{self.name}/manifest.json"))
+        except NotFound:
+            return Absent()
+        return replace(self, built=tuple(content))
+
+    def apply(self, world: World, have: Have, diff: Diff) -> None:
+        built: list[dict[str, str]] = []
+        with tempfile.TemporaryDirectory() as folder:
+            for number, line in enumerate(self.lines):
+                place = Path(folder) / str(number)
+                wheel, commit = build_wheel(line, place, self.python)
+                entry = {
+                    "bucket": self.bucket,
+                    "object": f"wheels/{self.name}/{wheel.name}",
+                    "sha256": hashlib.sha256(wheel.read_bytes()).hexdigest(),
+                    "name": wheel.name,
+                    "before": wheel.name.partition("-")[0].replace("_", "-").lower() + line.extras,
+                    "after": line.marker,
+                    "commit": commit,
+                }
+                world.google.upload(self.bucket, entry["object"], wheel.read_bytes())
+                built.append(entry)
+        world.google.upload(self.bucket, f"wheels/{self.name}/manifest.json", json.dumps(built, indent=1).encode())
+
+    def findings(self, seen: Any) -> Iterator[Finding]:
+        for line in self.lines:
+            if not line.pinned:
+                words = f"{without_password(line.url)} is built once, then reused; end the line with @COMMIT"
+                yield Finding("git_pin", "warning", "env.requirements", words)
+
+    def destroy(self, world: World) -> None:
+        """Kept: other runs may use them; they go with the bucket."""
+
+
+def build_wheel(line: GitLine, folder: Path, python: str) -> tuple[Path, str]:
+    """Clone and build one line; returns the wheel and the commit.
+
+    Raises:
+        ConfigError: there is no such repository or commit, or the wheel only fits this machine.
+        CloudError: it cannot be built.
+    """
+    source, out = folder / "source", folder / "out"
+    source.mkdir(parents=True)
+    commit = clone(line.url, line.ref, source, "env.requirements")
+    argv = [uv(), "build", "--quiet", "--wheel", "--no-config", f"--out-dir={out}", str(source / line.subdirectory)]
+    done = subprocess.run(argv, capture_output=True, text=True, check=False)
+    if done.returncode:
+        tail = "\n".join(done.stderr.splitlines()[-12:])
+        raise CloudError(f"env.requirements: {without_password(line.url)} cannot be built into a wheel:\n{tail}")
+    [wheel] = out.glob("*.whl")
+    tags = wheel.stem.split("-")[-3:]
+    fits = tags[2] == "any" or (tags[2].endswith("linux_x86_64") and f"cp{''.join(python.split('.')[:2])}" in tags)
+    if not fits:
+        words = "install it by program.setup, from an index or from shipped code"
+        raise ConfigError(f"env.requirements: {wheel.name} holds compiled code that does not fit the workers; {words}")
+    return wheel, commit
+
+
+def uv() -> str:
+    """The uv that slipway depends on, wherever its environment keeps it."""
+    beside = Path(sys.executable).with_name("uv")
+    return str(beside) if beside.exists() else "uv"

@@ -1,0 +1,72 @@
+"""What the user wants done once on each worker before the program: `program.setup`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, ClassVar, Self
+
+from conf.schema.config import digest
+from controller.core.errors import WorkersDisagree
+from controller.core.text import counted
+from controller.reconcile.resource import Diff, Have
+from controller.resources.workers.base import OnWorkers
+from controller.ssh.fleet import WorkersFailed
+
+if TYPE_CHECKING:
+    from controller.context import World
+    from controller.inputs.secrets import Vault
+
+
+@dataclass(frozen=True, kw_only=True)
+class Setup(OnWorkers):
+    """The commands have run, with these words, this code and this venv."""
+
+    kind: ClassVar[str] = "setup"
+    commands: tuple[tuple[str, ...], ...] = field(compare=False)
+    code: str = field(compare=False)
+    venv: str = field(compare=False)
+    vault: Vault = field(compare=False, repr=False)
+    done: tuple[str, ...]
+
+    @classmethod
+    def wanted_on(cls, run_id: str, commands: Any, code: str, venv: str, workers: int, **placing: Any) -> Self:
+        key = digest([commands, code, venv])
+        return cls(name=run_id, commands=commands, code=code, venv=venv, done=(key,) * workers, **placing)
+
+    @property
+    def title(self) -> str:
+        return f"setup: {counted(len(self.commands), 'command')} on {counted(len(self.done), 'worker')}"
+
+    def observe(self, world: World, have: Have) -> Self:
+        seen = self.ask(world, have, lambda a: (a["setup"], a["venv"]), run_id=self.name, venv=self.venv)
+        done = tuple(pair[0] if isinstance(pair, tuple) else pair for pair in seen)
+        if done == self.done:
+            _refuse_differences([pair[1]["versions"] for pair in seen])
+        return replace(self, done=done)
+
+    def apply(self, world: World, have: Have, diff: Diff) -> None:
+        payload = {
+            "run_id": self.name,
+            "key": self.done[0],
+            "commands": self.commands,
+            "code": self.code,
+            "venv": self.venv,
+            "secrets": self.vault.values(),
+        }
+        try:
+            self.act(world, have, "run_setup", payload, diff, "done")
+        except WorkersFailed as failed:
+            first = failed.errors[0]
+            raise WorkersFailed(
+                f"worker {first.worker} printed:\n{first.detail.rstrip()}\n{failed}", failed.errors
+            ) from None
+
+
+def _refuse_differences(versions: list[dict[str, str]]) -> None:
+    """A setup leaves versions open; workers that got different ones would compute different things, or hang."""
+    for worker, found in enumerate(versions):
+        if found != versions[0]:
+            name = min(found.items() ^ versions[0].items())[0]
+            here, there = found.get(name, "none"), versions[0].get(name, "none")
+            words = f"{name} is {here} on worker {worker} and {there} on worker 0; name its version in program.setup"
+            raise WorkersDisagree(words)

@@ -1,0 +1,62 @@
+"""Workers that are fit for the next program: tidy, and with room on their disks."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, ClassVar, Self
+
+from controller.core.text import counted
+from controller.reconcile.resource import Diff, Have
+from controller.resources.workers.base import OnWorkers, raise_failures
+from controller.ssh.fleet import WorkersFailed
+
+if TYPE_CHECKING:
+    from controller.context import World
+
+FIT = "tidy"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tidied(OnWorkers):
+    """No stale lock of the TPU, no process of an earlier attempt, huge pages where they can be had, free disk space."""
+
+    kind: ClassVar[str] = "tidied"
+    min_free_gb: float = field(compare=False)
+    state: tuple[str, ...]
+
+    @classmethod
+    def wanted_on(cls, min_free_gb: float, workers: int, **placing: Any) -> Self:
+        return cls(min_free_gb=min_free_gb, state=(FIT,) * workers, **placing)
+
+    @property
+    def title(self) -> str:
+        return f"tidy {counted(len(self.state), 'worker')}: locks, leftovers, disk space"
+
+    def observe(self, world: World, have: Have) -> Self:
+        return replace(self, state=self.ask(world, have, self._state))
+
+    def apply(self, world: World, have: Have, diff: Diff) -> None:
+        fleet = self.fleet(world, have)
+        answers = fleet.call_all("tidy", {})
+        raise_failures(answers, self.title)
+        for worker, answer in enumerate(answers):
+            if isinstance(answer, dict):
+                for words in (*answer["done"], *answer["not_done"]):
+                    world.events.emit("note", self.id, f"worker {worker}: {words}")
+        looks = fleet.call_all("observe", {})
+        raise_failures(looks, self.title)
+        full = [(w, a["free_gb"]) for w, a in enumerate(looks) if isinstance(a, dict) and self._is_full(a)]
+        if full:
+            listed = "; ".join(f"worker {worker} has {free:.1f} GB left" for worker, free in full)
+            raise WorkersFailed(
+                f"env.min_free_gb: {listed}, and {self.min_free_gb:g} are wanted; make room, "
+                "`slipway down` for fresh disks, or lower the key"
+            )
+
+    def _state(self, answer: dict[str, Any]) -> str:
+        words = [*answer["untidy"], *([f"{answer['free_gb']:.1f} GB left"] if self._is_full(answer) else [])]
+        return "; ".join(words) or FIT
+
+    def _is_full(self, answer: dict[str, Any]) -> bool:
+        """While a program runs, its disk is its own business."""
+        return answer["active"] is None and answer["free_gb"] < self.min_free_gb

@@ -1,0 +1,112 @@
+"""The virtual environment of the workers: the same packages on every one of them, unaltered since it was made."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, ClassVar, Self
+
+from conf.schema.config import Config, digest
+from conf.schema.run.program import Program
+from controller.gcp.client import Conflict, NotFound
+from controller.reconcile.resource import Diff, Have
+from controller.resources.workers.base import OnWorkers
+
+if TYPE_CHECKING:
+    from controller.context import World
+    from controller.inputs.secrets import Vault
+
+
+@dataclass(frozen=True, kw_only=True)
+class Venv(OnWorkers):
+    """By kind: of a lock, of a requirements file, of what the image has, or none.
+
+    A requirements file leaves versions open. What the first worker got is put on record in the bucket, and everybody
+    else, now and later, gets the same.
+    """
+
+    kind: ClassVar[str] = "venv"
+    packages: str = field(compare=False)
+    python: str = field(compare=False)
+    requirements: str = field(compare=False)
+    bucket: str = field(compare=False)
+    vault: Vault = field(compare=False, repr=False)
+    wheels: str | None = field(default=None, compare=False)
+    intact: tuple[bool, ...]
+
+    @classmethod
+    def wanted_on(cls, config: Config, requirements: str, workers: int, **placing: Any) -> Self:
+        env = config.env
+        return cls(
+            name=fingerprint(env.packages, env.python, requirements, config.program, placing.get("wheels")),
+            packages=env.packages,
+            python=env.python,
+            requirements=requirements,
+            intact=(True,) * workers,
+            **placing,
+        )
+
+    @property
+    def title(self) -> str:
+        count = sum(1 for line in self.requirements.splitlines() if line[:1].isalnum())
+        kinds = {
+            "none": "no venv: the Python of the image",
+            "image": "venv: Python with the image's packages",
+            "lock": f"venv: Python with {count} packages",
+            "requirements": f"venv: Python with {count} requirements" if count else "venv: an empty one",
+        }
+        return kinds[self.packages]
+
+    def observe(self, world: World, have: Have) -> Self:
+        if self.packages == "none":
+            return self
+        frozen = self._frozen(world)
+        return replace(self, intact=self.ask(world, have, lambda a: _intact(a["venv"], frozen), venv=self.name))
+
+    def apply(self, world: World, have: Have, diff: Diff) -> None:
+        frozen = self._frozen(world)
+        payload = {
+            "packages": self.packages,
+            "fingerprint": self.name,
+            "python": self.python,
+            "requirements": self.requirements,
+            "constraints": frozen,
+            "wheels": have[self.wheels].built if self.wheels else (),
+            "secrets": self.vault.values() if self.packages == "requirements" else {},
+        }
+        made = self.act(world, have, "install_venv", payload, diff, "intact")
+        if self.packages == "requirements" and frozen is None:
+            text = json.dumps(made[0]["installed"], indent=1, sort_keys=True)
+            try:
+                world.google.upload(self.bucket, self._record, text.encode(), generation=0)
+            except Conflict:
+                return  # another controller was faster; the next look compares with what it put there
+
+    @property
+    def _record(self) -> str:
+        return f"venvs/{self.name}.json"
+
+    def _frozen(self, world: World) -> dict[str, str] | None:
+        """The version by name of what this venv must hold; None while nobody has made it, or where the lock says it."""
+        if self.packages != "requirements":
+            return None
+        try:
+            return dict(json.loads(world.google.download(self.bucket, self._record)))
+        except NotFound:
+            return None
+
+
+def fingerprint(packages: str, python: str, requirements: str, program: Program, wheels: str | None) -> str:
+    """The venv's name on a worker. Setup commands may install into it, so one with a setup is nobody else's."""
+    setup = digest(program.setup)[:12] if program.setup else ""
+    if packages == "none":
+        return "none"
+    if packages == "image":
+        return f"image-{setup}" if setup else "image"
+    further = [part for part in (wheels, setup) if part]
+    return hashlib.sha256("\n".join([python, requirements, *further]).encode()).hexdigest()
+
+
+def _intact(venv: dict[str, Any] | None, frozen: dict[str, str] | None) -> bool:
+    return venv is not None and venv["ok"] and frozen in (None, venv["installed"])

@@ -1,0 +1,38 @@
+"""The user's word before the first thing that is billed."""
+
+from __future__ import annotations
+
+from controller.checks.preflight import probe
+from controller.cli.view import Screen
+from controller.context import World
+from controller.core.errors import ConfigError
+from controller.gcp.client import ServiceDisabled
+from controller.gcp.prices import most, rate
+from controller.plan.build import Plan
+from controller.reconcile.resource import Absent
+
+
+def before_it_bills(plan: Plan, world: World, view: Screen, *, yes: bool) -> None:
+    """Ask Google, then the user, before the first thing that is billed; a pod that is there already is paid for.
+
+    Raises:
+        ConfigError: a live check found an error, or the user does not want it.
+    """
+    try:
+        seen = plan.node.observe(world, {})
+    except ServiceDisabled:
+        seen = Absent()
+    if not isinstance(seen, Absent):
+        return
+    findings = probe(plan.config, world)
+    if errors := [finding for finding in findings if finding.severity == "error"]:
+        raise ConfigError(errors)
+    for finding in findings:
+        world.events.emit("note", plan.run_id, f"{finding.severity}: {finding}")
+    if not world.billed or plan.node.adopt:
+        return
+    price = rate(plan.config, world.clock.now())
+    cost = "a price that is not known" if price.tpu is None else price
+    question = f"Create {plan.node.title} for {cost}? The run costs {most(plan.config, price)}."
+    if not view.ask(question, yes):
+        raise ConfigError("nothing was created; say --yes to go on without being asked")

@@ -1,0 +1,339 @@
+"""Follow a run that is under way: stream every worker's log and metrics, observe, and ask for the verdict.
+
+One thread per worker reads its agent's stream into a queue, one asks Google about the pod. What all that means is the
+business of `verdict.py`; here is only what follows from it at once: one worker that has ended ends the others.
+"""
+
+from __future__ import annotations
+
+import queue
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from conf.schema.run.lifecycle import Recovery
+from controller.context import World
+from controller.core.clock import Interrupted
+from controller.gcp.client import GoogleError
+from controller.recovery.diagnosis import Kind, Observed, Verdict, WorkerSeen, hang_limit, judge
+from controller.recovery.pod_watch import PodWatch
+from controller.resources.pod.node import Node
+from controller.ssh.fleet import Fleet, WorkerError
+
+STRAGGLER_SECONDS = 3.0
+"""After one worker has failed, the others are given this long to end by themselves; JAX may hang for minutes."""
+ORIGIN_SECONDS = 15.0
+"""The same where that one only lost its peers: the one that it lost may still have its last words to say."""
+STOP_SECONDS = 20.0
+"""How long workers that were told to stop may take until we go on without their last words."""
+SECOND_LOOK_SECONDS = 5.0
+"""How long Google may take to say whether the pod was taken away, before a verdict on its workers counts."""
+LARGEST_STEP = 1e15
+TAIL_BYTES = 2000
+"""Of each log, what is shown of a run that was running before."""
+AT_ONCE = frozenset({Kind.PREEMPTED, Kind.OVER_BUDGET, Kind.CANCELLED})
+"""Verdicts for which no other worker needs to be heard."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How an attempt ended. `ends` holds the last state of each worker that ended, in the order they ended."""
+
+    verdict: Verdict
+    ends: tuple[tuple[int, dict[str, Any]], ...] = ()
+    step: int | None = None
+
+
+@dataclass
+class _Stream:
+    """One worker: how far its stream has been read (negative offsets count from the end), and what it said."""
+
+    log_offset: int
+    metrics_offset: int
+    heard: float
+    opened: float
+    trouble: str = ""
+    stopped_since: float | None = None
+    exited: dict[str, Any] | None = None
+    ended: bool = False
+    told_to_stop: bool = False
+    notice: str = ""
+
+    def seen(self, now: float, since: float) -> WorkerSeen:
+        """What the verdict is told. Silence counts from when the network was last known to be fine."""
+        end = self.exited or {}
+        return WorkerSeen(
+            silent_seconds=max(0.0, now - max(self.heard, since)),
+            trouble=self.trouble,
+            unreachable=bool(self.trouble),
+            ended=self.exited is not None,
+            told_to_stop=self.told_to_stop,
+            code=end.get("code"),
+            signal=end.get("signal") or "",
+            error=end.get("error") or "",
+            ended_at=end.get("ended") or 0.0,
+            log_tail=end.get("log_tail", ""),
+            oom_kills=end.get("oom_kills") or 0,
+            free_gb=end.get("free_gb"),
+            stopped_seconds=0.0 if self.stopped_since is None else now - self.stopped_since,
+            notice=self.notice,
+        )
+
+
+@dataclass
+class _Steps:
+    """The steps that worker 0 reports, how far apart they were at most, and when anybody said anything at all."""
+
+    at: float
+    last: int | None = None
+    step_at: float = 0.0
+    intervals: list[float] = field(default_factory=list)
+
+    def told(self, line: dict[str, Any], worker: int, now: float) -> None:
+        if "log" in line or "metrics" in line:  # an evaluation may take long, and may speak
+            self.at = now
+        step = line.get("metrics", {}).get("step")
+        if worker == 0 and isinstance(step, int | float) and abs(step) < LARGEST_STEP:  # JSON knows NaN and infinity
+            if self.last is not None and step > self.last:
+                self.intervals = sorted([*self.intervals, now - self.step_at])[-3:]  # the longest ones
+            self.last, self.step_at = int(step), now
+
+
+@dataclass
+class Follower:
+    """Follows one attempt of a run on one incarnation of the pod; one that has `begun` is joined near its end."""
+
+    world: World
+    node: Node
+    fleet: Fleet
+    run_id: str
+    attempt: int
+    recovery: Recovery
+    poll_seconds: float
+    begun: bool = False
+    over: Callable[[], str] = lambda: ""
+    """Why the run must end now, empty while it need not."""
+    cancelled: Callable[[], bool] = lambda: False
+    """Was the run ended on purpose?"""
+    acting: bool = True
+    """Else the first word of an end is taken for it, and no worker is told anything."""
+    glance: Callable[[], object] = lambda: None
+    """Called many times a second; raises where there is no more to follow."""
+    _queue: queue.Queue[tuple[int, dict[str, Any]]] = field(default_factory=queue.Queue)
+    _stopping: threading.Event = field(default_factory=threading.Event)
+    _ends: list[tuple[int, dict[str, Any]]] = field(default_factory=list)
+    _told: Verdict = field(default_factory=lambda: Verdict(Kind.RUNNING))
+    _waiting_since: float | None = None
+
+    def follow(self) -> Outcome | None:
+        """Block until the attempt has ended, however it ends; None: Ctrl-C was pressed, and the run goes on."""
+        offsets, now = (-TAIL_BYTES, -1) if self.begun else (0, 0), self.world.clock.steady()
+        streams = [_Stream(*offsets, heard=now, opened=now) for _ in self.node.endpoints]
+        for worker, stream in enumerate(streams):
+            reading = threading.Thread(target=self._read, args=(worker, stream), daemon=True, name=f"follow-{worker}")
+            reading.start()
+        since = self.world.clock.now()
+        pod = PodWatch(lambda: self.node.seen(self.world, since=since), self.world.clock, self.poll_seconds)
+        try:
+            with _ctrl_c_sets(self._stopping):
+                return self._wait(streams, pod, _Steps(now))
+        finally:
+            self._stopping.set()
+            pod.close()
+
+    def _wait(self, streams: list[_Stream], pod: PodWatch, steps: _Steps) -> Outcome | None:
+        while not self._stopping.is_set():
+            self.glance()
+            self._listen(streams, steps)
+            verdict = self._judge(streams, pod, steps)
+            if verdict.kind is Kind.RUNNING or self._waits_for(verdict):
+                self._remark(verdict)
+                continue
+            if verdict.kind is Kind.FINISHED and not self._have_said_all(streams, pod):
+                continue  # logs are being uploaded
+            if self.acting and verdict.kind not in (Kind.FINISHED, Kind.OVER_BUDGET):
+                verdict = self._second_look(verdict, streams, pod, steps)
+            if verdict is not None and not self._stopping.is_set():
+                return Outcome(verdict, tuple(self._ends), steps.last)
+        return None
+
+    def _have_said_all(self, streams: list[_Stream], pod: PodWatch) -> bool:
+        """Is nothing more to be heard of programs that have ended well? Of a pod that was taken away nothing is."""
+        silent = [i for i, stream in enumerate(streams) if not stream.ended]
+        seen = pod.now()
+        if not silent or seen is None or (seen.state == "READY" and not seen.replaced):
+            return not silent
+        self._ends += [(i, exited) for i in silent if (exited := streams[i].exited) is not None]
+        return True
+
+    def _second_look(self, verdict: Verdict, streams: list[_Stream], pod: PodWatch, steps: _Steps) -> Verdict | None:
+        """The verdict once Google has been asked again and, where it matters, all others have ended as well.
+
+        A VM that is taken away kills its program first, so that the state of the pod must be newer than that. None:
+        it was a false alarm.
+        """
+        clock = self.world.clock
+        began, late = clock.steady(), clock.deadline(SECOND_LOOK_SECONDS)
+        while not pod.asked_after(began) and not late() and verdict.kind is not Kind.NETWORK_LOST:
+            self._listen(streams, steps)
+        verdict = self._judge(streams, pod, steps)
+        if verdict.kind in (Kind.RUNNING, Kind.FINISHED) or self._waits_for(verdict) or self._stopping.is_set():
+            return None
+        at_once = verdict.kind in AT_ONCE and not verdict.noticed
+        if not at_once and verdict.kind is not Kind.HUNG and not verdict.whole_pod:
+            verdict = self._end_the_others(verdict, streams, pod, steps)
+            if self._waits_for(verdict):
+                return None
+        if self._was_cancelled():
+            return judge(Observed(None, (), cancelled=True))
+        return verdict
+
+    def _was_cancelled(self) -> bool:
+        try:
+            return self.cancelled()
+        except GoogleError:  # nobody knows; what comes next will ask Google for more than that
+            return False
+
+    def _end_the_others(self, verdict: Verdict, streams: list[_Stream], pod: PodWatch, steps: _Steps) -> Verdict:
+        """One that has ended ends all. What they say meanwhile may make the verdict a better one."""
+
+        def left() -> list[int]:
+            return [i for i, s in enumerate(streams) if not s.ended and i not in verdict.unreachable]
+
+        def able() -> list[int]:
+            """Those that may yet end by themselves: not one that a signal holds still."""
+            return [i for i in left() if streams[i].stopped_since is None]
+
+        def wait(seconds: float, whom: Callable[[], list[int]]) -> None:
+            late = self.world.clock.deadline(seconds)
+            while whom() and not late() and not self._stopping.is_set():
+                self._listen(streams, steps)
+
+        if left():
+            self.world.events.emit("note", self.run_id, f"{verdict.evidence[0]}; ending the others")
+        wait(STRAGGLER_SECONDS if verdict.certain else ORIGIN_SECONDS, able)
+        running = [i for i in left() if streams[i].exited is None]
+        if running and not self._stopping.is_set():
+            for worker in running:
+                streams[worker].told_to_stop = True
+            payload = {"run_id": self.run_id, "attempt": self.attempt, "grace_seconds": 5.0}
+            self.fleet.call_all("stop", payload, workers=running)
+        wait(STOP_SECONDS, left)
+        final = self._judge(streams, pod, steps)
+        return verdict if final.kind in (Kind.RUNNING, Kind.FINISHED, Kind.NETWORK_LOST) else final
+
+    def _judge(self, streams: list[_Stream], pod: PodWatch, steps: _Steps) -> Verdict:
+        if pod.error is not None:
+            raise pod.error
+        now, recovery = self.world.clock.steady(), self.recovery
+        return judge(
+            Observed(
+                pod=pod.now(),
+                workers=tuple(stream.seen(now, pod.since) for stream in streams),
+                still_seconds=now - max(steps.at, streams[0].opened, pod.since),
+                step=steps.last,
+                hang_seconds=hang_limit(recovery.hang_seconds, steps.intervals),
+                lost_seconds=recovery.lost_seconds,
+                over_budget=self.over(),
+            )
+        )
+
+    def _waits_for(self, verdict: Verdict) -> bool:
+        """Is it to be waited for? Maintenance at most for as long as a new pod may take to be made."""
+        if getattr(self.recovery.response, verdict.kind, "") != "wait":
+            self._waiting_since = None
+            return False
+        now = self.world.clock.steady()
+        self._waiting_since = self._waiting_since or now
+        return verdict.kind is Kind.NETWORK_LOST or now - self._waiting_since < self.node.create_seconds
+
+    def _remark(self, verdict: Verdict) -> None:
+        """Say what is new about a run that goes on."""
+        before, self._told = self._told, verdict
+        if verdict.kind is before.kind and set(verdict.evidence) <= set(before.evidence):
+            return
+        if verdict.kind is not before.kind or verdict.kind is Kind.RUNNING:
+            words = f"{verdict}; waiting" if verdict.kind is not Kind.RUNNING else verdict.words or "the run goes on"
+            self.world.events.emit("note", self.run_id, words)
+
+    def _listen(self, streams: list[_Stream], steps: _Steps) -> None:
+        """Take what the workers have said; wait a moment where they have said nothing."""
+        try:
+            worker, line = self._queue.get(timeout=min(self.poll_seconds, 0.5))
+            while True:
+                steps.told(line, worker, self.world.clock.steady())
+                self._tell(worker, line)
+                if "notice" in line:
+                    if not any(stream.notice for stream in streams):
+                        self.world.events.emit("note", self.run_id, f"worker {worker} has notice of {line['notice']}")
+                    streams[worker].notice = line["notice"]
+                elif "exited" in line:
+                    streams[worker].exited = line["exited"]
+                elif "end" in line:
+                    streams[worker].exited, streams[worker].ended = line["end"], True
+                    self._ends.append((worker, line["end"]))
+                worker, line = self._queue.get_nowait()
+        except queue.Empty:
+            return
+
+    def _tell(self, worker: int, line: dict[str, Any]) -> None:
+        if "metrics" in line and worker == 0:
+            self.world.events.emit("metrics", self.run_id, metrics=line["metrics"])
+        elif "log" in line:
+            self.world.events.emit("log", self.run_id, line["log"], worker=worker)
+        elif "warning" in line or "lost" in line:
+            self.world.events.emit("note", self.run_id, f"worker {worker}: {line.get('warning') or line['lost']}")
+
+    def _read(self, worker: int, stream: _Stream) -> None:
+        """Read one worker's stream until it ends, taking it up again after every break."""
+        clock = self.world.clock
+        while not self._stopping.is_set():
+            payload = {
+                "run_id": self.run_id,
+                "attempt": self.attempt,
+                "log_offset": stream.log_offset,
+                "metrics_offset": stream.metrics_offset,
+            }
+            try:
+                for line in self.fleet.stream(worker, "watch", payload):
+                    stream.heard = clock.steady()
+                    if stream.trouble:
+                        stream.trouble, stream.opened = "", stream.heard
+                    if "log" in line:
+                        stream.log_offset = line["offset"]
+                    elif "metrics" in line:
+                        stream.metrics_offset = line["offset"]
+                    elif "heartbeat" in line:
+                        stopped = line.get("stopped", False)
+                        stream.stopped_since = (stream.stopped_since or stream.heard) if stopped else None
+                    self._queue.put((worker, line))
+                    if "end" in line or self._stopping.is_set():
+                        return
+            except WorkerError as error:
+                if not stream.trouble:
+                    self._queue.put((worker, {"lost": str(error)}))
+                stream.trouble = error.words
+            try:
+                clock.sleep(self.world.pace)
+            except Interrupted:
+                return
+
+
+@contextmanager
+def _ctrl_c_sets(event: threading.Event) -> Iterator[None]:
+    """While this lasts, Ctrl-C sets an event instead of raising wherever the program happens to be.
+
+    An exception out of nowhere may be swallowed by whatever library it hits. Left alone where Ctrl-C is ignored anyway
+    (under nohup), and outside the main thread, which alone may handle signals.
+    """
+    if threading.current_thread() is not threading.main_thread() or signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        yield
+        return
+    before = signal.signal(signal.SIGINT, lambda *_: event.set())
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)

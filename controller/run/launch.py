@@ -1,0 +1,86 @@
+"""Start the program on every worker at once, exactly once.
+
+A record in the bucket, which only one controller can create, precedes each start; the start itself is idempotent on
+the workers. Killed anywhere in between, the next `up` reads the record and finishes what was begun.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from controller.core.clock import Clock
+from controller.core.errors import ConfigError
+from controller.plan.build import Plan
+from controller.records.ledger import Launch, Ledger
+from controller.resources.pod.node import Node
+from controller.resources.workers.base import raise_failures
+from controller.ssh.fleet import Fleet
+
+
+def launch(
+    plan: Plan, ledger: Ledger, node: Node, fleet: Fleet, clock: Clock, guard: Callable[[], int]
+) -> tuple[Launch, bool]:
+    """Make sure that an attempt of the run is started on this pod; returns it, and whether it was running already.
+
+    A new attempt is made where there is none, where the last one belongs to a pod that is gone, or where it has ended
+    badly; an attempt that was recorded and not (or not everywhere) started is started.
+    """
+    while True:
+        launches = ledger.launches()
+        last = launches[-1] if launches else None
+        if last is not None and last.node_uid == node.uid:
+            states = _states(fleet, plan.run_id, last.attempt)
+            ended_badly = any(s["state"] == "exited" and s["code"] != 0 for s in states)
+            if not ended_badly:
+                if any(s["state"] == "absent" for s in states):
+                    _start(plan, ledger, fleet, last.attempt)
+                    return last, False
+                return last, True
+            if any(s["state"] == "running" for s in states):
+                stop(fleet, plan.run_id)  # what is left of an attempt that has failed elsewhere
+        number = last.attempt + 1 if last else 1
+        fresh = Launch(attempt=number, node_uid=node.uid, time=clock.now(), lease=guard())
+        if ledger.record(fresh):
+            _start(plan, ledger, fleet, fresh.attempt)
+            return fresh, False
+
+
+def alive(fleet: Fleet) -> set[str]:
+    """The runs whose program is alive on some worker of the pod: at most one, unless something went wrong."""
+    answers = fleet.call_all("observe", {})
+    raise_failures(answers, "look at the workers")
+    return {a["active"]["run_id"] for a in answers if isinstance(a, dict) and a["active"]}
+
+
+def stop(fleet: Fleet, run_id: str, grace_seconds: float = 10.0) -> None:
+    """End a run's latest attempt on every worker."""
+    answers = fleet.call_all("stop", {"run_id": run_id, "grace_seconds": grace_seconds})
+    raise_failures(answers, f"stop {run_id}")
+
+
+def _states(fleet: Fleet, run_id: str, attempt: int) -> list[dict]:
+    answers = fleet.call_all("state", {"run_id": run_id, "attempt": attempt})
+    raise_failures(answers, f"look at {run_id}")
+    return [a for a in answers if isinstance(a, dict)]
+
+
+def _start(plan: Plan, ledger: Ledger, fleet: Fleet, attempt: int) -> None:
+    if not plan.argv:
+        raise ConfigError("program.command: is empty")
+    venv = next(r.name for r in plan.resources if r.kind == "venv")
+    payloads = [
+        {
+            "run_id": plan.run_id,
+            "attempt": attempt,
+            "argv": plan.argv,
+            "code": plan.snapshot.sha256,
+            "venv": venv,
+            "bucket": ledger.bucket,
+            "log_object": ledger.log_object(worker, attempt),
+            "exit_object": ledger.exit_object(worker, attempt),
+            "secrets": plan.vault.values(),
+            "notice": plan.notice,
+        }
+        for worker in range(plan.node.workers)
+    ]
+    raise_failures(fleet.call_all("start", payloads), f"start {plan.run_id}")

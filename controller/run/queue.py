@@ -1,0 +1,72 @@
+"""The line before a busy pod: runs that wait with `up --queue`, in the order in which they came.
+
+Each waiting run is one small object in the bucket, written anew while its controller lives; one that has not been for
+a while belongs to a controller that died, and does not count.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from controller.core.clock import Clock
+from controller.gcp.client import Google, NotFound
+
+STALE_SECONDS = 120.0
+REFRESH_SECONDS = 20.0
+
+
+class Turns:
+    """The line of one pod. Times are seconds since the epoch by each controller's own clock."""
+
+    def __init__(self, google: Google, clock: Clock, bucket: str, pod: str) -> None:
+        self._google, self._clock, self._bucket = google, clock, bucket
+        self._prefix = f"pods/{pod}/waiting/"
+
+    def waiting(self) -> list[str]:
+        """The ids of the runs that wait, who came first first."""
+        found: list[tuple[float, str]] = []
+        try:
+            items = list(
+                self._google.pages("storage", "objects.list", "items", bucket=self._bucket, prefix=self._prefix)
+            )
+        except NotFound:
+            return []
+        for item in items:
+            try:
+                entry = json.loads(self._google.download(self._bucket, item["name"]))
+            except NotFound:
+                continue  # it has just left
+            if self._clock.now() - entry["seen"] < STALE_SECONDS:
+                found.append((entry["since"], entry["run_id"]))
+        return [run_id for _, run_id in sorted(found)]
+
+    @contextmanager
+    def joined(self, run_id: str) -> Iterator[Callable[[], None]]:
+        """Stand in line for as long as this lasts; what it yields is to be called now and then, to be counted."""
+        since = self._clock.now()
+        seen = 0.0
+
+        def refresh() -> None:
+            nonlocal seen
+            now = self._clock.now()
+            if now - seen >= REFRESH_SECONDS:
+                seen = now
+                entry = {"run_id": run_id, "since": since, "seen": now}
+                self._google.upload(self._bucket, self._name(run_id), json.dumps(entry).encode())
+
+        refresh()
+        try:
+            yield refresh
+        finally:
+            self._leave(run_id)
+
+    def _leave(self, run_id: str) -> None:
+        try:
+            self._google.call("storage", "objects.delete", bucket=self._bucket, object=self._name(run_id))
+        except NotFound:
+            return
+
+    def _name(self, run_id: str) -> str:
+        return f"{self._prefix}{run_id}.json"

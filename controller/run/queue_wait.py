@@ -1,0 +1,58 @@
+"""Waiting for a pod that other runs use or wait for: `up --queue`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from controller.context import World
+from controller.lease.lease import Lease
+from controller.plan.build import Plan
+from controller.resources.pod.node import Node
+from controller.run.launch import alive
+from controller.run.queue import Turns
+
+
+@dataclass(frozen=True)
+class Line:
+    """Those that come before a run on its pod."""
+
+    plan: Plan
+    world: World
+    turns: Turns
+    lease: Lease
+    poll_seconds: float
+    note: Callable[[str], None]
+
+    @contextmanager
+    def joined(self) -> Iterator[None]:
+        """Begins when our turn has come, and nobody is before us until it ends."""
+        if self.lease.held:
+            yield
+            return
+        with self.turns.joined(self.plan.run_id) as refresh:
+            told: list[str] = []
+            while ahead := self._ahead():
+                if ahead != told:
+                    self.note(f"waiting for {', '.join(ahead)}")
+                    told = ahead
+                self.world.clock.sleep(self.poll_seconds)
+                refresh()
+            yield
+
+    def _ahead(self) -> list[str]:
+        """The runs that come before ours: what runs on the pod or is being seen to there, and who waits longer."""
+        node = self.plan.node.observe(self.world, {})
+        running = set[str]()
+        if isinstance(node, Node) and node.state == "READY" and self.world.lets_us_in(node):
+            running = alive(self.world.fleet(node))
+        if (other := self.lease.look()) is not None:
+            running.add(other.term.run_id)
+        if self.plan.run_id in running:
+            return []
+        return [*sorted(running), *self._earlier()]
+
+    def _earlier(self) -> list[str]:
+        line = self.turns.waiting()
+        return line[: line.index(self.plan.run_id)] if self.plan.run_id in line else line

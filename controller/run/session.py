@@ -1,0 +1,102 @@
+"""What the verbs share: a config, its plan, an open way to the cloud, and the pod if it is there."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from controller.cloud.connect import connected, project_of
+from controller.context import World
+from controller.core.errors import ConfigError
+from controller.gcp.client import Forbidden
+from controller.plan.build import Plan, build
+from controller.reconcile.resource import Absent, Pending
+from controller.records.ledger import Ledger
+from controller.records.restore import restored
+from controller.resources.pod.node import Node
+from controller.resources.workers.base import SshAccess
+
+if TYPE_CHECKING:
+    from controller.cli.main import Command
+    from controller.cloud.emulator import Emulator
+    from controller.ssh.fleet import Fleet
+
+
+@dataclass(frozen=True)
+class Session:
+    """An opened plan."""
+
+    plan: Plan
+    world: World
+    ledger: Ledger
+    emulator: Emulator | None
+
+    def node(self) -> Absent | Pending | Node:
+        """The pod as it is now."""
+        return self.plan.node.observe(self.world, {})
+
+    def fleet(self) -> Fleet | None:
+        """SSH to the pod's workers, or None while there is no pod that is READY."""
+        node = self.node()
+        if not isinstance(node, Node) or node.state != "READY":
+            return None
+        with suppress(Forbidden):  # then the workers say so
+            self._access.let_in(self.world, node)  # a controller elsewhere may have made it
+        return self.world.fleet(node)
+
+    def workers(self) -> Fleet:
+        """SSH to the pod's workers, our key being known there.
+
+        Raises:
+            ConfigError: there is no pod, or not yet.
+        """
+        node = self.node()
+        if not isinstance(node, Node) or node.state != "READY":
+            how = (
+                "absent" if isinstance(node, Absent) else node.why if isinstance(node, Pending) else node.state.lower()
+            )
+            raise ConfigError(f"the pod {self.plan.node.name} is {how}; `slipway up` makes it ready")
+        self._access.let_in(self.world, node)
+        return self.world.fleet(node)
+
+    @property
+    def _access(self) -> SshAccess:
+        return next(r for r in self.plan.resources if isinstance(r, SshAccess))
+
+    def worker(self, text: str | int) -> int:
+        """The worker that `--worker` names.
+
+        Raises:
+            ConfigError: there is none of that number.
+        """
+        last = self.plan.node.workers - 1
+        if not str(text).isdigit() or int(text) > last:
+            raise ConfigError(f"--worker {text}: the pod has workers 0 to {last}")
+        return int(text)
+
+
+@contextmanager
+def session(command: Command) -> Iterator[Session]:
+    """Open what the command names and close it again; an emulated cloud that holds no node is put to sleep."""
+    with opened(command) as (plan, world, emulator):
+        yield Session(plan, world, Ledger(world.google, plan.bucket, plan.run_id), emulator)
+
+
+@contextmanager
+def opened(command: Command, *, repeat: bool = False) -> Iterator[tuple[Plan, World, Emulator | None]]:
+    """The plan that the command's words mean, or with --run the record, and a way to its cloud.
+
+    Args:
+        repeat: the record of a run that has finished means a new run like it.
+    """
+    if command.run:
+        with restored(command.run, command.overrides, Path.cwd(), repeat=repeat) as found:
+            yield found
+        return
+    config = command.checked_config()
+    plan = build(config, project_of(config), Path.cwd())
+    with connected(config) as (world, emulator):
+        yield plan, world, emulator

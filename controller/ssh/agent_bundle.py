@@ -1,0 +1,40 @@
+"""The worker agent as it is sent: its package in one zip file that Python runs."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import zipfile
+from dataclasses import dataclass
+from pathlib import Path
+
+import controller.agent
+
+MAIN = """import sys
+from slipway_agent.main import main
+sys.exit(main())
+"""
+
+
+@dataclass(frozen=True)
+class Bundle:
+    """`content` is what lies on a worker as `name`, which changes with it."""
+
+    name: str
+    content: bytes
+
+    @property
+    def sha256(self) -> str:
+        return hashlib.sha256(self.content).hexdigest()
+
+
+def bundle() -> Bundle:
+    """Pack the agent of this installation; the same files give the same bytes on every host."""
+    package = Path(controller.agent.__file__).parent
+    files = {f"slipway_agent/{p.relative_to(package).as_posix()}": p.read_bytes() for p in package.rglob("*.py")}
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w") as archive:
+        for name, content in sorted({**files, "__main__.py": MAIN.encode()}.items()):
+            archive.writestr(zipfile.ZipInfo(name), content)
+    content = buffer.getvalue()
+    return Bundle(f"agent-{hashlib.sha256(content).hexdigest()[:12]}.pyz", content)

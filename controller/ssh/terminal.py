@@ -1,0 +1,83 @@
+"""A shell on a worker in this terminal, or fed from a pipe."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import sys
+import termios
+import threading
+import tty
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from controller.ssh.connection import CHUNK
+
+if TYPE_CHECKING:
+    from paramiko import Channel
+
+    from controller.ssh.connection import Link
+
+
+def interact(link: Link, command: str | None) -> int:
+    """Run a shell, or a command, with our stdin, stdout and stderr until it ends; its exit code.
+
+    It has a terminal if we have one; then Ctrl-C and the like go to the worker.
+
+    Raises:
+        WorkerError: it could not be reached, or the connection broke off.
+    """
+    on_terminal = sys.stdin.isatty() and sys.stdout.isatty()
+    with link.channel() as channel:
+        if on_terminal:
+            columns, lines = os.get_terminal_size()
+            channel.get_pty(os.environ.get("TERM", "xterm"), columns, lines)
+        if command is None:
+            channel.invoke_shell()
+        else:
+            channel.exec_command(command)
+        with _raw(channel) if on_terminal else contextlib.nullcontext():
+            threading.Thread(target=_pass_input, args=(channel,), daemon=True).start()
+            errors = threading.Thread(target=_pass_errors, args=(channel,), daemon=True)
+            errors.start()
+            for data in link.chunks(channel):
+                _write(1, data)
+            errors.join()
+        return link.exit_code(channel)
+
+
+def _pass_input(channel: Channel) -> None:
+    with contextlib.suppress(OSError):  # the channel is closed: nobody reads any more
+        while data := os.read(0, CHUNK):
+            channel.sendall(data)
+        channel.shutdown_write()
+
+
+def _pass_errors(channel: Channel) -> None:
+    while data := channel.recv_stderr(CHUNK):
+        _write(2, data)
+
+
+def _write(descriptor: int, data: bytes) -> None:
+    while data:
+        data = data[os.write(descriptor, data) :]
+
+
+@contextmanager
+def _raw(channel: Channel) -> Iterator[None]:
+    """Every key goes to the worker, which is told when the window changes; as it was before, afterwards."""
+    before = termios.tcgetattr(sys.stdin)
+
+    def resized(*_: object) -> None:
+        columns, lines = os.get_terminal_size()
+        channel.resize_pty(columns, lines)
+
+    handler = signal.signal(signal.SIGWINCH, resized)
+    try:
+        tty.setraw(sys.stdin.fileno(), termios.TCSADRAIN)  # what was typed ahead counts
+        yield
+    finally:
+        signal.signal(signal.SIGWINCH, handler)
+        termios.tcsetattr(sys.stdin, termios.TCSADRAIN, before)

@@ -1,0 +1,169 @@
+"""A sweep, decided: its runs with their ids, and what of them is there already."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from conf.schema.config import Config, digest
+from conf.schema.run.sweep import Sweep
+from controller.checks.preflight import preflight
+from controller.cloud.connect import project_of
+from controller.config.compose import compose, compose_each
+from controller.core.errors import ConfigError
+from controller.gcp.prices import rate
+from controller.inputs.code import Snapshot, snapshot
+from controller.plan.build import Plan, build
+from controller.records import index
+from controller.records.ledger import Ledger
+from controller.sweep.grid import Space, Variant, grid, split
+from controller.sweep.hydra_launchers import launched
+
+if TYPE_CHECKING:
+    from controller.context import World
+
+
+@dataclass(frozen=True)
+class Job:
+    """One run of a sweep."""
+
+    variant: Variant
+    config: Config
+    run_id: str
+
+
+@dataclass(frozen=True)
+class Study:
+    """All runs of a grid, in order; of a search, which draws them later, none. `base` is the config that all share."""
+
+    base: Config
+    jobs: tuple[Job, ...]
+    folder: Path
+    same: tuple[str, ...] = ()
+    space: Space | None = None
+    """What a search draws from."""
+
+    @property
+    def sweep(self) -> Sweep:
+        return self.base.sweep
+
+    @property
+    def id(self) -> str:
+        """The same runs are the same sweep, on however many pods."""
+        if self.space is not None:
+            what = [self.same, self.space.choices, self.space.intervals, self.sweep.model_dump(exclude={"pods"})]
+            return f"{self.base.run.name}-{digest(what)[:8]}"
+        return f"{self.base.run.name}-{digest(sorted(job.run_id for job in self.jobs))[:8]}"
+
+
+class Builder:
+    """Makes runs of variants; code that several share is read once."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._code: dict[str, Snapshot] = {}
+
+    def jobs(self, variants: Sequence[Variant]) -> Iterator[Job]:
+        """Compose, check and name each.
+
+        Raises:
+            ConfigError: what is wrong with the first one that is, under its own words.
+        """
+        words = [variant.words for variant in variants]
+        for variant, (config, problems) in zip(
+            variants, compose_each(words, extra_dir=self.folder / "slipway"), strict=True
+        ):
+            errors = [f for f in preflight(config) if f.severity == "error"] if config else []
+            if config is None or problems or errors:
+                raise ConfigError([f"{variant.title}: {problem}" for problem in [*problems, *errors]])
+            yield Job(variant, config, self.plan(config).run_id)
+
+    def plan(self, config: Config) -> Plan:
+        """The plan of one run."""
+        key = digest([config.program.kind, config.code.model_dump(mode="json")])
+        if key not in self._code:
+            self._code[key] = snapshot(config, self.folder)
+        return build(config, project_of(config), self.folder, self._code[key])
+
+
+def base_of(words: Sequence[str], folder: Path) -> Config:
+    """The config of a sweep's words without what they range over: it says how the sweep is run.
+
+    Raises:
+        ConfigError: it is unusable.
+    """
+    same, _ = split(launched(words), folder)
+    config, problems = compose(same, extra_dir=folder / "slipway")
+    if config is None or problems:
+        raise ConfigError(problems)
+    return config
+
+
+def study(words: Sequence[str], folder: Path) -> Study:
+    """The grid that the words mean.
+
+    Raises:
+        ConfigError: a word, or a run, is wrong; the runs do not fit on the same pods.
+    """
+    words = launched(words)
+    base = base_of(words, folder)
+    if base.sweep.search is not None:
+        same, space = split(words, folder)
+        essential = tuple(word for word in same if not word.lstrip("+").startswith("sweep.pods="))
+        return Study(base, (), folder, essential, space)
+    jobs = {job.run_id: job for job in Builder(folder).jobs(grid(words, base.sweep, folder))}
+    pods = {job.config.pod_name for job in jobs.values()}
+    if len(pods) > 1:
+        raise ConfigError(
+            "-m: cloud, tpu and network are the same in all runs of a sweep, which take turns on its pods"
+        )
+    return Study(base, tuple(jobs.values()), folder)
+
+
+def on_pod(config: Config, pod: int) -> Config:
+    """The same run on the pod of that number, which stays for the next one."""
+    if config.tpu.adopt:
+        return config
+    tpu = config.tpu.model_copy(update={"name": f"{config.pod_name}-{pod}"})
+    cleanup = config.cleanup.model_copy(update={"on_success": "keep", "on_failure": "keep"})
+    return config.model_copy(update={"tpu": tpu, "cleanup": cleanup})
+
+
+def finished(jobs: Iterable[Job], world: World, bucket: str) -> set[str]:
+    """The ids of those that have ended well."""
+    ids = [job.run_id for job in jobs]
+    with ThreadPoolExecutor(max_workers=8, thread_name_prefix="results") as pool:
+        results = pool.map(lambda run_id: Ledger(world.google, bucket, run_id).result(), ids)
+        return {run_id for run_id, result in zip(ids, results, strict=True) if result is not None}
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """What is left of a sweep will take, judged by runs like it; None where there were none and nothing limits them."""
+
+    runs: int
+    seconds_each: float | None
+    hours: float | None
+    usd: float | None
+    why: str
+
+
+def estimate(config: Config, left: int, pods: int, state: Path, now: float) -> Estimate:
+    """Total duration and cost before anything starts."""
+    name, kind = config.run.name, config.tpu.accelerator_type
+    rows = [row for row in index.rows(state) if (row.get("name"), row.get("type")) == (name, kind)]
+    known = [row["seconds"] for row in rows if row.get("state") == "finished"]
+    if known:
+        each, why = statistics.median(known), f"as the {len(known)} runs of this name took so far"
+    elif config.budget.max_hours is not None:
+        each, why = 3600 * config.budget.max_hours, "at most, by budget.max_hours"
+    else:
+        return Estimate(left, None, None, None, "no run of this name has finished yet; budget.max_hours sets a limit")
+    hours = math.ceil(left / pods) * each / 3600
+    price = rate(config, now).total
+    return Estimate(left, each, hours, None if price is None else left * each / 3600 * price, why)

@@ -1,0 +1,47 @@
+"""Words that Hydra's launchers and sweepers are chosen by, in the keys that do the same here.
+
+There is one engine for `-m`: a pool of pods, of the emulated cloud too. `joblib` with n_jobs is that many of them,
+`basic` is one. https://hydra.cc/docs/plugins/joblib_launcher/
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from controller.core.errors import ConfigError
+
+LAUNCHER, SWEEPER = "hydra/launcher", "hydra/sweeper"
+JOBS = "hydra.launcher.n_jobs"
+LAUNCHERS = ("pods", "joblib", "basic")
+PODS = "sweep.pods"
+
+
+def launched(words: Sequence[str]) -> tuple[str, ...]:
+    """The words without those for Hydra's launcher, and with `sweep.pods` where that is what they mean.
+
+    Raises:
+        ConfigError: a launcher or a sweeper that is not known, or two numbers of pods.
+    """
+    values = {word.lstrip("+").partition("=")[0]: word.partition("=")[2] for word in words}
+    meant = {
+        key for key in values if key in (LAUNCHER, SWEEPER) or key.startswith(("hydra.launcher.", "hydra.sweeper."))
+    }
+    if not meant:
+        return tuple(words)
+    launcher = values.get(LAUNCHER, "pods")
+    if values.get(SWEEPER, "basic") != "basic" or any(key.startswith("hydra.sweeper.") for key in meant):
+        raise ConfigError(
+            f"{SWEEPER}: values are drawn by sweep.search={{method: optuna, trials: 20, …}}; docs/sweeps.md"
+        )
+    if launcher not in LAUNCHERS or meant - {LAUNCHER, SWEEPER, JOBS}:
+        raise ConfigError(
+            f"{LAUNCHER}: slipway runs a sweep itself: {PODS}=4 for four runs at a time, {PODS}=1 for one after the "
+            f"other; {', '.join(LAUNCHERS)} with {JOBS} mean the same"
+        )
+    jobs = "1" if launcher == "basic" else values.get(JOBS)
+    if jobs is not None and not (jobs.isdigit() and int(jobs)):
+        raise ConfigError(f"{JOBS}: {jobs} is no number of pods; say how many, or set {PODS}")
+    if jobs is not None and values.get(PODS, jobs) != jobs:
+        raise ConfigError(f"{PODS}: {values[PODS]}, but {LAUNCHER}={launcher} means {jobs}; leave one of them out")
+    kept = tuple(word for word in words if word.lstrip("+").partition("=")[0] not in meant)
+    return kept if jobs is None or PODS in values else (*kept, f"{PODS}={jobs}")

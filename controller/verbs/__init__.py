@@ -1,1 +1,0 @@
-"""One file per verb of the command line; each has `run(command) -> exit code`."""

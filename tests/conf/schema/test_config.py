@@ -1,0 +1,134 @@
+"""The schema judges what Hydra composed: every error at once, with key path and suggestion; identity is stable."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from conf.schema.config import Config, judge
+from conf.schema.infra.topology import TABLE, UnknownType, table, topology
+from controller.config.compose import compose, raw
+from controller.config.editor_schemas import texts
+
+TINY = ["cloud=local", "loop=grpo", "model=tiny", "optimizer=adamw", "data=arithmetic"]
+
+
+def config(*overrides: str) -> Config:
+    found, problems = compose([*TINY, *overrides])
+    assert problems == []
+    assert found is not None
+    return found
+
+
+def words(*overrides: str) -> list[str]:
+    return [str(problem) for problem in compose([*TINY, *overrides])[1]]
+
+
+def test_a_typo_names_the_right_key() -> None:
+    assert words("tpu.acelerator_type=v4-8") == ["tpu.acelerator_type: unknown key; did you mean tpu.accelerator_type?"]
+
+
+def test_a_typo_inside_a_tagged_section_names_the_right_key() -> None:
+    assert words("loop.stepz=3") == ["loop.stepz: unknown key; did you mean loop.steps?"]
+
+
+def test_every_error_comes_at_once() -> None:
+    found = words("loop.steps=-1", "run.seed=-2", "tpu.accelerator_type=v5litepod-17", "modle.dim=3")
+    assert [line.partition(":")[0] for line in found] == ["tpu.accelerator_type", "loop.steps", "run.seed", "modle"]
+    assert "v5litepod-16" in found[0]
+    assert "(got -1)" in found[1]
+
+
+def test_unknown_keys_do_not_hide_the_config() -> None:
+    found, problems = judge({**raw(TINY), "colour": "red"})
+    assert found is not None
+    assert [p.key for p in problems] == ["colour"]
+
+
+def test_the_same_config_and_code_have_the_same_id_whatever_the_place() -> None:
+    here = config()
+    there = config(
+        "tpu.zone=us-west4-a", "tpu.capacity=on_demand", "run.state_dir=/elsewhere", "cleanup.on_success=keep"
+    )
+    assert here.run_id("c0de", {}) == there.run_id("c0de", {})
+    assert here.run_id("c0de", {}).startswith("run-")
+
+
+@pytest.mark.parametrize("change", ["run.seed=1", "optimizer.lr=1e-5", "loop.steps=7", "tpu.accelerator_type=v4-32"])
+def test_what_is_computed_is_in_the_id(change: str) -> None:
+    assert config().run_id("c0de", {}) != config(change).run_id("c0de", {})
+
+
+def test_code_and_data_are_in_the_id() -> None:
+    ids = {config().run_id(code, data) for code, data in [("a", {}), ("b", {}), ("a", {"d": "1"}), ("a", {"d": "2"})]}
+    assert len(ids) == 4
+
+
+def test_the_pod_is_named_by_cloud_tpu_and_network_alone() -> None:
+    pod = config().pod_name
+    assert config("run.seed=3", "loop.steps=9", "cloud.faults=[{kind: preempted, after_seconds: 1}]").pod_name == pod
+    assert config("tpu.zone=us-west4-a").pod_name != pod
+    assert config("tpu.name=mine").pod_name == "mine"
+
+
+def test_every_type_of_the_table_reads() -> None:
+    for name in table()["types"]:
+        found = topology(name)
+        assert found.devices % found.workers == 0
+        assert found.runtime_version
+
+
+def test_the_suffix_counts_cores_on_v4_and_chips_on_v5e() -> None:
+    assert (topology("v4-32").chips, topology("v4-32").workers, topology("v4-32").devices) == (16, 4, 16)
+    assert (topology("v5litepod-16").chips, topology("v5litepod-16").workers) == (16, 4)
+    assert topology("v5litepod-8").workers == 1
+    assert topology("v3-8").devices == 8
+
+
+@pytest.mark.parametrize("file", sorted((TABLE.parent / "tpu").glob("*.yaml")), ids=lambda f: f.stem)
+def test_what_the_files_of_types_say_is_in_the_table(file: Path) -> None:
+    found = config(f"tpu={file.stem}")
+    kind = found.topology
+    assert kind.accelerator_type.replace("-", "_") == file.stem
+    assert found.tpu.zone in kind.zones
+    numbers = re.match(r"# (\d+) VMs? of (\d+) chips?.*? (\d+) JAX devices?\.", file.read_text())
+    assert numbers is not None
+    assert tuple(map(int, numbers.groups())) == (kind.workers, kind.chips // kind.workers, kind.devices)
+
+
+def test_price_is_per_slice() -> None:
+    assert topology("v5litepod-16").usd_per_hour("us-central1-a", spot=True) == pytest.approx(16 * 0.24493)
+    assert topology("v6e-8").usd_per_hour("nowhere-a", spot=False) is None
+
+
+def test_an_unknown_type_suggests_the_nearest() -> None:
+    with pytest.raises(UnknownType, match="v5litepod-16"):
+        topology("v5litpod-16")
+
+
+def test_a_nul_is_refused_and_named() -> None:
+    config, problems = judge(
+        raw(["program=command", "program.command=[a]"]) | {"env": {"vars": {"A\0": "b", "C": "d\0"}}}
+    )
+    assert config is None
+    assert [p.key for p in problems] == ["env.vars.A\0", "env.vars.C"]
+    assert "NUL" in problems[0].words
+
+
+def test_a_long_value_is_shown_in_part() -> None:
+    [problem] = judge(raw(["program=command", "program.command=[a]"]) | {"code": "x" * 100_000})[1]
+    assert len(str(problem)) < 1000
+    assert "(100002 characters)" in problem.words
+
+
+def test_a_python_that_is_a_number_asks_for_quotes() -> None:
+    [said] = words("env.python=3.10")
+    assert said.startswith("env.python: is a number, in which 3.10 is 3.1; quote it")
+    assert config('env.python="3.12"').env.python == "3.12"
+
+
+def test_the_schemas_for_editors_are_those_of_the_models() -> None:
+    """If not: python -m controller.config.editor_schemas"""
+    assert [str(file) for file, text in texts().items() if not file.is_file() or file.read_text() != text] == []

@@ -1,0 +1,81 @@
+"""Rows and accumulation follow from tokens per update, length and devices."""
+
+import pytest
+from pydantic import ValidationError
+
+from conf.schema.training.loop import REWARDS, GrpoLoop, LmLoop, UnevenError
+from tests.groups import group
+
+TOKENS, ROWS = "loop.total_batch_tokens", "loop.device_batch"
+
+
+def loop(tokens: int, sequence: int, device_batch: int | None) -> LmLoop:
+    lengths = {"total_batch_tokens": tokens, "sequence": sequence, "device_batch": device_batch}
+    return LmLoop(**group("loop/lm") | lengths)
+
+
+@pytest.mark.parametrize(
+    ("sequence", "device_batch", "devices", "accumulation"),
+    [
+        (1024, 8, 8, 8),  # nanochat on v5litepod-8
+        (2048, 8, 4, 8),  # and on v6e-4
+        (1024, None, 8, 1),
+        (1024, 8, 64, 1),
+        (1024, 8, 256, 1),  # a device has 2 rows: fewer than it may compute at a time
+    ],
+)
+def test_accumulation_of_half_a_million_tokens(sequence, device_batch, devices, accumulation):
+    assert loop(524_288, sequence, device_batch).accumulation(devices) == accumulation
+
+
+@pytest.mark.parametrize(
+    ("device_batch", "devices", "key", "words"),
+    [
+        (None, 6, TOKENS, "32 rows of 64 tokens cannot be split evenly over 6 devices; take 1920 or 2304"),
+        (None, 64, TOKENS, "32 rows of 64 tokens cannot be split evenly over 64 devices; take 4096"),
+        (3, 2, ROWS, "the 16 rows of a device cannot be computed 3 at a time; take 2 or 4"),
+    ],
+)  # fmt: skip
+def test_what_does_not_divide_names_the_key_and_the_nearest_values(device_batch, devices, key, words):
+    with pytest.raises(UnevenError) as error:
+        loop(2048, 64, device_batch).accumulation(devices)
+    assert (error.value.key, error.value.words) == (key, words)
+    assert str(error.value) == f"{key}: {words}"
+
+
+def test_rows_are_whole():
+    assert loop(2048, 64, None).rows == 32
+    with pytest.raises(ValidationError, match=r"\(100\) must be a multiple of sequence \(64\): 64 or 128"):
+        loop(100, 64, None)
+
+
+@pytest.mark.parametrize("name", ["my_rewards:brevity", "my.package.rewards:brevity", *REWARDS])
+def test_a_reward_is_one_of_ours_or_a_function_of_a_module(name):
+    assert GrpoLoop(**group("loop/grpo") | {"rewards": {name: 1.0}}).rewards == {name: 1.0}
+
+
+@pytest.mark.parametrize("name", ["answer_macth", "my_rewards", "my_rewards:", "my/rewards.py:f", "a:b:c", ""])
+def test_another_name_is_no_reward(name):
+    with pytest.raises(ValidationError, match=r"there is no reward .*: choose answer_match, boxed, format, length"):
+        GrpoLoop(**group("loop/grpo") | {"rewards": {name: 1.0}})
+
+
+@pytest.mark.parametrize("name", ["token_mean", "dr_grpo", "dapo", "gspo", "rloo"])
+def test_each_loss_has_a_file_with_its_values(name):
+    assert GrpoLoop(**group(f"loop/{name}")).loss == name
+    assert group(f"scale/loop/tiny_{name}") == group("scale/loop/tiny_grpo")
+
+
+@pytest.mark.parametrize(
+    ("values", "key"),
+    [
+        ({"loss": "dr_grpo", "advantage_std": "population"}, "advantage_std"),
+        ({"loss": "rloo", "advantage_std": "sample"}, "advantage_std"),
+        ({"loss": "dapo", "clip_high": 0.28, "drop_equal_groups": False}, "drop_equal_groups"),
+        ({"loss": "dapo", "clip_high": 0.2, "drop_equal_groups": True}, "clip_high"),
+    ],
+)
+def test_a_loss_with_a_papers_name_is_the_papers(values, key):
+    with pytest.raises(ValidationError, match="take") as error:
+        GrpoLoop(**group("loop/grpo") | values)
+    assert [e["loc"] for e in error.value.errors()] == [(key,)]

@@ -1,0 +1,109 @@
+"""run.yaml: one message that names every wrong key."""
+
+from pathlib import Path
+
+import pytest
+import yaml
+
+from conf.schema.training.run_yaml import RunFile, RunFileError, load
+from tests.groups import group
+from tests.paths import ROOT
+
+CONF = ROOT / "conf"
+
+
+@pytest.fixture
+def raw() -> dict:
+    groups = {"model": "tiny", "loop": "lm", "optimizer": "adamw", "mesh": "data"}
+    return {
+        "id": "quickstart-0a1b2c3d",
+        "name": "quickstart",
+        "seed": 0,
+        "dir": "gs://bucket/runs/quickstart-0a1b2c3d",
+        "compile_cache": False,
+        "pod": {
+            "accelerator_type": "v5litepod-16",
+            "workers": 4,
+            "devices": 16,
+            "backend": "tpu",
+            "hbm_bytes_per_chip": 17_000_000_000,
+            "bf16_flops_per_chip": 1.97e14,
+        },
+        "data": group("data/text") | {"path": "input.txt"},
+        "checkpoint": {"every": 100, "keep": 3, "best": None, "verify_every": 0},
+        "logging": {"every": 10, "profile": None, "wandb": None},
+    } | {name: group(f"{name}/{file}") for name, file in groups.items()}
+
+
+def messages(raw: dict, tmp_path: Path) -> list[str]:
+    path = tmp_path / "run.yaml"
+    path.write_text(yaml.safe_dump(raw))
+    with pytest.raises(RunFileError) as error:
+        load(path)
+    return str(error.value).splitlines()[1:]
+
+
+def test_a_written_run_file_is_read_back(raw, tmp_path):
+    path = tmp_path / "run.yaml"
+    written = RunFile.model_validate(raw)
+    path.write_text(yaml.safe_dump(written.model_dump(mode="json")))
+    assert load(path) == written
+
+
+def test_every_wrong_key_is_named(raw, tmp_path):
+    raw["optimizer"]["schedule"]["warmup_steps"] = -3
+    raw["model"]["layerz"] = 2
+    del raw["loop"]["total_batch_tokens"]
+    raw["optimizer"]["groups"] = [{"match": "*", "b1": 2.0}]
+    assert messages(raw, tmp_path) == [
+        "  model.layerz: unknown key",
+        "  loop.total_batch_tokens: missing",
+        "  optimizer.schedule.warmup_steps: Input should be greater than or equal to 0 (got -3)",
+        "  optimizer.groups.0.b1: Input should be less than 1 (got 2.0)",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("section", "values", "words"),
+    [
+        ("model", {"kv_heads": 3}, "  model: heads (4) must be a multiple of kv_heads (3)"),
+        ("mesh", {"data": -1, "fsdp": -1}, "  mesh: only one axis may be -1"),
+        ("mesh", {"tensor": 0}, "  mesh: tensor: an axis has at least 1 device, or -1 for whatever is left"),
+        (
+            "loop",
+            {"kind": "dpo"},
+            "  loop: Input tag 'dpo' found using 'kind' does not match any of the expected tags: 'lm', 'grpo'",
+        ),
+        (
+            "optimizer",
+            {"schedule": {"kind": "cosine", "warmup_steps": 5, "horizon_steps": 5, "final_fraction": 0}},
+            "  optimizer.schedule: warmup_steps (5) must be below horizon_steps (5)",
+        ),
+    ],
+)
+def test_rules_between_keys(raw, tmp_path, section, values, words):
+    raw[section] |= values
+    (message,) = messages(raw, tmp_path)
+    assert message.startswith(words)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("a: [1", "not YAML"),
+        ("- 1", "a mapping of sections is wanted, not list"),
+        (None, "cannot be read: No such file"),
+    ],
+)
+def test_what_is_no_run_file(tmp_path, text, words):
+    path = tmp_path / "run.yaml"
+    if text is not None:
+        path.write_text(text)
+    with pytest.raises(RunFileError, match=words):
+        load(path)
+
+
+@pytest.mark.parametrize("path", sorted((CONF / "model").glob("*.yaml")), ids=lambda path: path.stem)
+def test_model_groups_are_valid(raw, path):
+    values = group(f"model/{path.stem}")
+    assert RunFile.model_validate(raw | {"model": values}).model.model_dump(mode="json") == values

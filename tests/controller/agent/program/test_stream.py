@@ -1,0 +1,144 @@
+import json
+import os
+import signal
+
+import pytest
+
+from controller.agent.program import stream as module
+from controller.agent.program.stream import watch
+from tests.controller.agent.conftest import Run, eventually
+
+TALK = """
+import os, json
+for step in range(3):
+    print(f"step {step} ☃")
+    with open(os.environ["SLIPWAY_RUN_DIR"] + "/metrics.jsonl", "a") as file:
+        file.write(json.dumps({"step": step, "loss": float("nan")}) + "\\n")
+"""
+
+
+def text(lines: list[dict]) -> str:
+    return "".join(line["log"] for line in lines if "log" in line)
+
+
+def steps(lines: list[dict]) -> list[int]:
+    return [line["metrics"]["step"] for line in lines if "metrics" in line]
+
+
+def test_a_whole_program_is_told(run: Run) -> None:
+    run.start(TALK)
+    lines = run.worker.watch(run_id="run-1", attempt=1)
+    assert text(lines) == "step 0 ☃\nstep 1 ☃\nstep 2 ☃\n"
+    assert steps(lines) == [0, 1, 2]
+    assert lines[-1]["end"] == run.state()
+    assert lines[-1]["end"]["code"] == 0
+
+
+def test_it_is_taken_up_where_it_was_left(run: Run) -> None:
+    run.start(TALK)
+    run.ended()
+    whole = "step 0 ☃\nstep 1 ☃\nstep 2 ☃\n".encode()
+    lines = run.worker.watch(run_id="run-1")
+    first = next(line for line in lines if "metrics" in line)
+    for offset in (0, 11, len(whole)):
+        again = run.worker.watch(run_id="run-1", log_offset=offset, metrics_offset=first["offset"])
+        assert text(again).encode() == whole[offset:]
+        assert steps(again) == [1, 2]
+
+
+def test_it_can_begin_near_the_end(run: Run) -> None:
+    run.start(TALK)
+    run.ended()
+    for offset, told in ((-1, "step 2 ☃\n"), (-14, "step 1 ☃\nstep 2 ☃\n"), (-1000, "step 0 ☃\nstep 1 ☃\nstep 2 ☃\n")):
+        lines = run.worker.watch(run_id="run-1", log_offset=offset, metrics_offset=-1)
+        assert text(lines) == told
+        assert steps(lines) == [2]
+
+
+def test_it_tells_what_is_there_while_the_program_goes_on(run: Run) -> None:
+    script = "import os, time\nprint('one', flush=True)\nwhile not os.path.exists('go'): time.sleep(0.02)\nprint('two')"
+    run.start(script)
+    eventually(lambda: run.state()["log_size"])
+    lines = run.worker.watch(run_id="run-1", follow=False)
+    assert text(lines) == "one\n"
+    assert lines[-1]["end"]["state"] == "running"
+    watching = run.worker.begin("watch", run_id="run-1", log_offset=lines[0]["offset"])
+    assert watching.poll() is None
+    (run.folder / "work/go").write_text("")
+    code, lines = run.worker.finish(watching)
+    assert (code, text(lines), lines[-1]["end"]["code"]) == (0, "two\n", 0)
+
+
+def test_who_watches_is_not_told_half_a_character(run: Run) -> None:
+    script = (
+        "import os, sys, time\n"
+        "for byte in 'é☃🙂'.encode():\n"
+        "    os.write(1, bytes([byte]))\n"
+        "    time.sleep(0.15)\n"
+        "os.write(1, b'\\xf0\\x9f')"
+    )
+    run.start(script)
+    assert text(run.worker.watch(run_id="run-1")) == "é☃🙂\N{REPLACEMENT CHARACTER}"
+
+
+def test_the_end_waits_for_the_upload(run: Run) -> None:
+    run.worker.bucket.faults += [503, 503]
+    run.start("print('x')", bucket="b", log_object="log", exit_object="exit.json")
+    assert run.worker.watch(run_id="run-1")[-1]["end"]["upload"] == "done"
+    assert set(run.worker.bucket.objects) >= {"log", "exit.json"}
+
+
+def test_lines_that_are_no_metrics_are_told_as_such(run: Run) -> None:
+    run.start("pass")
+    run.ended()
+    (run.folder / "metrics.jsonl").write_text('{"step": 1}\nnonsense\n[1]\n' + "[" * 5000 + "\n{")
+    lines = run.worker.watch(run_id="run-1")
+    assert steps(lines) == [1]
+    warnings = [line["warning"] for line in lines if "warning" in line]
+    assert [w.rpartition(" ")[2].strip() for w in warnings] == ["nonsense", "[1]", "[" * 200]
+
+
+def test_metrics_that_were_written_anew_are_told_anew(run: Run) -> None:
+    run.start("pass")
+    run.ended()
+    (run.folder / "metrics.jsonl").write_text('{"step": 1}\n')
+    assert steps(run.worker.watch(run_id="run-1", metrics_offset=5000)) == [1]
+
+
+def test_what_never_ran_cannot_be_watched(run: Run) -> None:
+    assert "no attempt-4" in run.worker.refusal("watch", run_id="run-1", attempt=4)["error"]
+
+
+def test_a_lost_supervisor_ends_the_watch(run: Run) -> None:
+    run.start("import time; time.sleep(600)")
+    watching = run.worker.begin("watch", run_id="run-1")
+    for who in ("supervisor", "program"):
+        os.kill(json.loads((run.folder / "attempt-1/pid.json").read_bytes())[who]["pid"], signal.SIGKILL)
+    code, lines = run.worker.finish(watching)
+    assert (code, lines[-1]["end"]["error"]) == (0, "supervisor lost")
+
+
+def test_a_watch_ends_with_who_watches(run: Run) -> None:
+    run.start("import time\nwhile True: print('x' * 10000, flush=True); time.sleep(0.02)")
+    watching = run.worker.begin("watch", run_id="run-1")
+    assert watching.stdout
+    watching.stdout.read(1)
+    watching.stdout.close()
+    watching.stdout = None
+    assert watching.communicate(timeout=300)[1] == b""
+    assert watching.returncode == 0
+
+
+def test_it_gives_a_sign_of_life(run: Run, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setenv("HOME", str(run.worker.home))
+    monkeypatch.setenv("SLIPWAY_BOOT_ID", run.worker.boot)
+    monkeypatch.setattr(module, "HEARTBEAT_SECONDS", 0.0)
+    run.start("import os, time\nwhile not os.path.exists('go'): time.sleep(0.02)")
+
+    def beats(seconds: float) -> None:
+        if "heartbeat" in capsys.readouterr().out:
+            (run.folder / "work/go").write_text("")
+
+    monkeypatch.setattr(module.time, "sleep", beats)
+    watch("run-1")
+    assert json.loads(capsys.readouterr().out.splitlines()[-1])["end"]["code"] == 0

@@ -1,0 +1,140 @@
+"""The watchdog on a worker: when it deletes the pod, what it asks of whom, and that there is one of it."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from controller.agent.process import alive
+from controller.agent.watchdog import logged_in, reason
+from tests.controller.agent.conftest import Run, Worker, eventually
+
+QUEUED, NODE = "projects/p/locations/z/queuedResources/pod?force=true", "projects/p/locations/z/nodes/pod"
+
+
+class Apis:
+    """The metadata server and the two APIs that the watchdog asks, on loopback; `refuse` is the status of a DELETE."""
+
+    def __init__(self) -> None:
+        self.asked: list[tuple[str, str, str | None]] = []
+        self.refuse: dict[str, int] = {QUEUED: 404}
+        outer = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_GET(self) -> None:
+                assert self.headers["Metadata-Flavor"] == "Google"
+                self._say(200, {"access_token": "ya29.pod"})
+
+            def do_POST(self) -> None:
+                outer.asked.append(("POST", self.path, self.headers["Authorization"]))
+                self.rfile.read(int(self.headers.get("Content-Length") or 0))
+                self._say(200, {"permissions": ["tpu.nodes.delete"]})
+
+            def do_DELETE(self) -> None:
+                outer.asked.append(("DELETE", self.path, self.headers["Authorization"]))
+                self._say(outer.refuse.get(self.path.removeprefix("/v2/"), 200), {})
+
+            def _say(self, status: int, body: dict[str, Any]) -> None:
+                content = json.dumps(body).encode()
+                self.send_response(status)
+                self.send_header("Content-Length", str(len(content)))
+                self.end_headers()
+                self.wfile.write(content)
+
+            def log_message(self, format: str, *args: Any) -> None:
+                """Nothing."""
+
+        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.server.daemon_threads = True
+        self.url = f"http://127.0.0.1:{self.server.server_address[1]}/"
+        threading.Thread(target=self.server.serve_forever, daemon=True).start()
+
+    def deleted(self) -> list[str]:
+        return [path.removeprefix("/v2/") for verb, path, _ in self.asked if verb == "DELETE"]
+
+
+@pytest.fixture
+def apis(worker: Worker) -> Iterator[Apis]:
+    made = Apis()
+    worker.extra["GCE_METADATA_HOST"] = made.url.removeprefix("http://").rstrip("/")
+    yield made
+    made.server.shutdown()
+    made.server.server_close()
+    record = worker.root / "guard-pid.json"
+    if record.exists() and alive(json.loads(record.read_bytes())):
+        os.killpg(json.loads(record.read_bytes())["pid"], signal.SIGKILL)
+
+
+def order(apis: Apis, **changed: Any) -> dict[str, Any]:
+    given = {"project": "p", "deletes": [QUEUED, NODE], "tpu_api": apis.url, "projects_api": apis.url}
+    return {**given, "bucket": "b", "note_object": "pods/pod/ends/1.json", **changed}
+
+
+def test_a_pod_that_nobody_uses_deletes_itself_and_says_why(worker: Worker, apis: Apis) -> None:
+    state = worker.ask("guard", **order(apis, idle_seconds=0.4))
+    assert state == {"standing": True, "idle_seconds": 0.4, "seconds_left": None, "refused": None, "allowed": True}
+    eventually(lambda: NODE in apis.deleted())
+    assert apis.deleted()[:2] == [QUEUED, NODE]
+    assert {token for _, _, token in apis.asked} == {"Bearer ya29.pod"}
+    note = json.loads(worker.bucket.objects["pods/pod/ends/1.json"])
+    assert note["why"].startswith("no program and no SSH session for 0.00")
+
+
+def test_a_pod_whose_time_is_up_deletes_itself_though_a_program_runs(run: Run, apis: Apis) -> None:
+    run.start("import time; time.sleep(600)")
+    run.worker.ask("guard", **order(apis, seconds_left=0.0))
+    eventually(lambda: NODE in apis.deleted())
+    assert apis.deleted()[:2] == [QUEUED, NODE]
+
+
+def test_a_pod_with_a_program_is_not_idle(run: Run, apis: Apis) -> None:
+    run.start("import time, pathlib; p = pathlib.Path('../go')\nwhile not p.exists(): time.sleep(0.05)")
+    run.worker.ask("guard", **order(apis, idle_seconds=0.2))
+    run.worker.ask("stop", run_id="no-such-run")  # some time passes, and several looks
+    run.worker.ask("observe")
+    assert apis.deleted() == []
+    (run.folder / "go").touch()
+    eventually(lambda: NODE in apis.deleted())
+
+
+def test_there_is_one_and_it_takes_new_orders(worker: Worker, apis: Apis) -> None:
+    assert worker.ask("guard_state")["standing"] is False
+    worker.ask("guard", **order(apis, idle_seconds=3600.0))
+    first = (worker.root / "guard-pid.json").read_bytes()
+    state = worker.ask("guard", **order(apis, seconds_left=7200.0))
+    assert (worker.root / "guard-pid.json").read_bytes() == first
+    assert state["idle_seconds"] is None
+    assert 7100 < state["seconds_left"] <= 7200
+    worker.boot = "boot-2"
+    assert worker.ask("guard_state")["standing"] is False
+
+
+def test_a_refusal_is_on_record(worker: Worker, apis: Apis) -> None:
+    apis.refuse[NODE] = 403
+    worker.ask("guard", **order(apis, seconds_left=0.0))
+    refused = eventually(lambda: worker.ask("guard_state")["refused"])
+    assert refused.startswith("HTTP 403")
+
+
+def test_when_it_is_time() -> None:
+    order: dict[str, Any] = {"idle_seconds": 60.0, "until": 1000.0}
+    assert reason(order, 900.0, used=850.0) == ""
+    assert reason(order, 920.0, used=850.0) == "no program and no SSH session for 1 minutes"
+    assert reason(order, 1000.0, used=999.0) == "the budget of the run is spent"
+    assert reason({"idle_seconds": None, "until": None}, 1e9, used=0.0) == ""
+
+
+def test_a_login_is_use(tmp_path: Path) -> None:
+    titles = {1: "/sbin/init", 7: "sshd: /usr/sbin/sshd -D", 8: "sshd: me@pts/0", 9: "sshd-session: me@notty"}
+    for pid, title in titles.items():
+        (tmp_path / str(pid)).mkdir()
+        (tmp_path / str(pid) / "cmdline").write_bytes(title.encode() + b"\0")
+    assert sorted(logged_in(tmp_path)) == ["sshd-session: me@notty", "sshd: me@pts/0"]

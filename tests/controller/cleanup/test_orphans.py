@@ -1,0 +1,119 @@
+"""What is billed and used by nobody: found in every zone, priced, deleted; and what is in use is left alone."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from google.oauth2.credentials import Credentials
+
+from controller.core.clock import Clock
+from controller.gcp.client import Google
+from tests.controller.cli.verbs.run.test_up import KEEP, SLOW, let_go, until
+from tests.controller.conftest import ECHO, Slipway
+
+pytestmark = pytest.mark.e2e
+LABELS = {"managed-by": "slipway"}
+ONE = ["tpu.accelerator_type=v6e-1", "tpu.zone=us-east5-b"]
+
+
+def google_of(slipway: Slipway) -> Google:
+    """The emulated cloud's APIs, for things that slipway would not make by itself."""
+    cloud = slipway.cloud()
+    return Google(Credentials(token=cloud.token), Clock(), cloud.roots)
+
+
+def listed(slipway: Slipway, *words: str) -> dict[str, tuple[str, str]]:
+    """(use, why) by kind and name."""
+    things: list[dict[str, Any]] = slipway.json("orphans", *words)["things"]
+    return {f"{thing['kind']} {thing['name']}": (thing["use"], thing["why"]) for thing in things}
+
+
+def test_a_pod_in_use_is_no_orphan_and_one_left_behind_is(slipway: Slipway) -> None:
+    assert listed(slipway) == {}
+    assert "no orphans" in slipway("orphans")[1]
+    assert slipway("up", "--detach", SLOW, KEEP, *ONE)[0] == 0
+    status = slipway.json("status", SLOW, KEEP, *ONE)
+    run, pod = status["run"]["id"], status["pod"]["name"]
+    found = listed(slipway)
+    assert found[f"TPU {pod}"] == (f"{run} runs there", "")
+    assert found["router slipway-us-east5"][0] == "there is a pod in its region"
+    let_go(slipway)
+    assert slipway("up", SLOW, KEEP, *ONE)[0] == 0
+    found = listed(slipway)
+    assert found[f"TPU {pod}"] == ("", f"{run} has finished")
+    code, out, _ = slipway("orphans")
+    assert code == 0
+    assert f"TPU {pod} in us-east5-b: {run} has finished" in out
+    assert "per month (list prices)" in out
+    assert slipway("orphans", "--delete")[0] == 2  # nobody to ask
+    assert slipway.json("orphans", "--delete", "--yes")["deleted"][0] == f"TPU {pod} in us-east5-b"
+    assert listed(slipway) == {}
+    state = slipway.cloud().get("state")
+    assert (state["node"], state["queued"]) == ({}, {})
+    assert not any("/routers/" in name for name in state["compute"])
+
+
+def test_a_cancelled_run_and_a_failed_one_leave_orphans(slipway: Slipway) -> None:
+    fails = 'program.command=[sh,-c,"exit 7"]'
+    assert slipway("up", fails, *ONE)[0] == 5
+    [(use, why)] = [found for name, found in listed(slipway).items() if name.startswith("TPU")]
+    assert use == ""
+    assert why.endswith("has ended with code 7")
+    assert slipway("up", "--detach", SLOW, *ONE)[0] == 0
+    assert slipway("cancel", SLOW, *ONE)[0] == 0
+    [(use, why)] = [found for name, found in listed(slipway).items() if name.startswith("TPU")]
+    assert (use, why.partition(" ")[2]) == ("", "was cancelled")
+
+
+def test_disks_addresses_and_bastions_are_found_in_all_zones(slipway: Slipway) -> None:
+    project = {"project": "slipway-local"}
+    assert slipway("up", ECHO, *ONE)[0] == 0  # a network, for the VM
+    google = google_of(slipway)
+    kind = "projects/slipway-local/zones/us-west4-a/diskTypes/pd-balanced"
+    disk = {"name": "old-data", "sizeGb": "100", "type": kind, "labels": LABELS}
+    google.call("compute", "disks.insert", **project, zone="us-west4-a", body=disk)
+    google.call("compute", "disks.insert", **project, zone="us-west4-a", body=disk | {"name": "theirs", "labels": {}})
+    address = {"name": "old-address", "description": "made by slipway"}
+    google.call("compute", "addresses.insert", **project, region="europe-west4", body=address)
+    card = {"network": "global/networks/slipway", "subnetwork": "regions/us-east5/subnetworks/slipway-us-east5"}
+    machine = {
+        "name": "bastion",
+        "machineType": "zones/us-east5-b/machineTypes/e2-micro",
+        "labels": LABELS,
+        "networkInterfaces": [card],
+        "disks": [{"boot": True}],
+    }
+    google.call("compute", "instances.insert", **project, zone="us-east5-b", body=machine)
+    google.close()
+    things = {thing["name"]: thing for thing in slipway.json("orphans")["things"]}
+    assert set(things) == {"old-data", "old-address", "bastion", "slipway-us-east5"}
+    assert things["old-data"]["usd_per_hour"] == pytest.approx(100 * 0.10 / 730)
+    assert things["old-address"]["usd_per_hour"] == pytest.approx(0.01)
+    assert things["bastion"]["usd_per_hour"] == pytest.approx(0.0084)
+    assert slipway("orphans", "--delete", "--yes")[0] == 0
+    assert listed(slipway) == {}
+    assert any(name.endswith("/disks/theirs") for name in slipway.cloud().get("state")["compute"])
+
+
+def test_a_queued_request_that_waits_is_in_use(slipway: Slipway) -> None:
+    """It is not billed, and whoever asked for it may still wait."""
+    assert slipway("up", ECHO, *ONE)[0] == 0  # a network
+    google, place = google_of(slipway), "projects/slipway-local/locations/us-east5-b"
+    slipway.cloud().post("faults", {"key": "none", "faults": [{"kind": "stockout", "times": 1000}]})
+    network = {"network": "projects/slipway-local/global/networks/slipway"}
+    network["subnetwork"] = "projects/slipway-local/regions/us-east5/subnetworks/slipway-us-east5"
+    node = {"acceleratorType": "v6e-1", "runtimeVersion": "v2-alpha-tpuv6e", "labels": LABELS, "networkConfig": network}
+    spec = {"parent": place, "nodeId": "waits", "node": node}
+    body = {"tpu": {"nodeSpec": [spec]}, "spot": {}}
+    method = "projects.locations.queuedResources.create"
+    google.call("tpu", method, parent=place, queuedResourceId="waits", body=body)
+    google.close()
+    seen: set[str] = set()
+
+    def found() -> bool:  # now and then a node is tried for
+        seen.update(use for name, (use, _) in listed(slipway).items() if name.endswith("TPU waits"))
+        return any(use.endswith("not billed before it has a node") for use in seen)
+
+    until(found)
+    assert "" not in seen

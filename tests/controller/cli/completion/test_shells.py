@@ -1,0 +1,125 @@
+"""Real shells with the completion in them: Tab and Return are pressed, and what the shell then starts is looked at."""
+
+from __future__ import annotations
+
+import os
+import pty
+import select
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from controller.cli import main
+from controller.cli.completion.shells import MARK, SHELLS, install, uninstall
+
+PATIENCE = 120.0
+"""Seconds after which a shell that does not answer is taken for broken."""
+
+
+def needs(shell: str) -> pytest.MarkDecorator:
+    return pytest.mark.skipif(shutil.which(shell) is None, reason=f"no {shell} here")
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A home folder, and a `slipway` on the path that shows its words and answers the shells for real."""
+    program = tmp_path / "bin" / "slipway"
+    program.parent.mkdir()
+    ask = f'exec {sys.executable} -m controller "$@"'
+    program.write_text(f'#!/bin/sh\n[ "$1" = completion ] && {ask}\nprintf "got[%s]" "$@"\n')
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{program.parent}:{os.environ['PATH']}")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("TERM", "dumb")
+    monkeypatch.setenv("SLIPWAY_HOME", str(tmp_path / "state"))
+    for name in ("ZDOTDIR", "XDG_CONFIG_HOME", "INPUTRC"):
+        monkeypatch.delenv(name, raising=False)
+    (tmp_path / ".bashrc").write_text("PS1='ready> '")
+    (tmp_path / ".zshrc").write_text("PS1='ready> '\nunsetopt prompt_cr\n")
+    return tmp_path
+
+
+class Keyboard:
+    """A shell on a terminal of its own."""
+
+    def __init__(self, argv: list[str], folder: Path) -> None:
+        self.end, inner = pty.openpty()
+        self.shell = subprocess.Popen(argv, stdin=inner, stdout=inner, stderr=inner, cwd=folder, start_new_session=True)
+        os.close(inner)
+        self.shown = ""
+
+    def until(self, words: str) -> None:
+        deadline = time.monotonic() + PATIENCE
+        while words not in self.shown:
+            assert time.monotonic() < deadline, self.shown
+            if select.select([self.end], [], [], 1.0)[0]:
+                self.shown += os.read(self.end, 65536).decode(errors="replace")
+
+    def press(self, keys: str, wanted: str) -> None:
+        self.until("ready> ")
+        self.shown = ""
+        os.write(self.end, keys.encode())
+        self.until(wanted)
+
+
+@pytest.fixture(params=[pytest.param("bash", marks=needs("bash")), pytest.param("zsh", marks=needs("zsh"))])
+def keyboard(request: pytest.FixtureRequest, home: Path) -> Iterator[Keyboard]:
+    assert main.run(["completion", "install", request.param]) == 0
+    made = Keyboard([request.param, "-i"], home)
+    yield made
+    made.shell.kill()
+    made.shell.wait()
+    os.close(made.end)
+
+
+def test_tab(keyboard: Keyboard) -> None:
+    keyboard.press("slipway orph\t\r", "got[orphans]")
+    keyboard.press("slipway plan --sa\t\r", "got[plan]got[--save]")
+    keyboard.press("slipway +experiment=quicks\t\r", "got[+experiment=quickstart]")
+    keyboard.press(
+        "slipway +exper\tquicks\t loop.warm_start_st\t3\r", "got[+experiment=quickstart]got[loop.warm_start_steps=3]"
+    )
+    keyboard.press("slipway -m optimizer=adamw,muo\t\r", "got[optimizer=adamw,muon]")
+
+
+@needs("fish")
+def test_fish(home: Path) -> None:
+    assert main.run(["completion", "install", "fish"]) == 0
+    lines = ["slipway orph", "slipway +experiment=quicks", "slipway +experiment=quickstart loop.warm_start_st"]
+    script = "\n".join(f"complete -C '{line}'" for line in lines)
+    done = subprocess.run(["fish", "-c", script], cwd=home, capture_output=True, text=True, check=True)
+    found = [line.partition("\t")[0] for line in done.stdout.splitlines()]
+    assert found == ["orphans", "+experiment=quickstart", "loop.warm_start_steps="]
+
+
+@pytest.mark.parametrize("shell", SHELLS)
+def test_installing_twice_is_installing_once(shell: str, home: Path) -> None:
+    before = {file: file.read_text() for file in (home / ".bashrc", home / ".zshrc")}
+    done = install(shell, home / "state")
+    after = {file: file.read_text() for file in home.rglob("*") if file.is_file()}
+    assert any(str(SHELLS[shell].file(home / "state")) in words for words in done)
+    again = install(shell, home / "state")
+    assert {file: file.read_text() for file in home.rglob("*") if file.is_file()} == after
+    assert all("as it should be" in words or "open a new" in words for words in again)
+    assert sum(text.count(MARK) for file, text in after.items() if file in before) == (shell != "fish")
+    uninstall(shell, home / "state")
+    assert not SHELLS[shell].file(home / "state").exists()
+    assert all(file.read_text().rstrip("\n") == text.rstrip("\n") for file, text in before.items())
+
+
+def test_the_shell_is_the_users_own(
+    home: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SHELL", "/usr/bin/bash")
+    assert main.run(["completion", "install"]) == 0
+    assert f"changed {home / '.bashrc'}" in capsys.readouterr().out
+    monkeypatch.setenv("SHELL", "/bin/tcsh")
+    assert main.run(["completion", "install"]) == 2
+    assert "shells: bash, zsh, fish" in capsys.readouterr().err
+    assert main.run(["completion", "bash"]) == 0
+    assert capsys.readouterr().out == SHELLS["bash"].script

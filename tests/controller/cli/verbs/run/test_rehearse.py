@@ -1,0 +1,159 @@
+"""`rehearse`: every experiment end to end on an emulated cloud of its own, preempted once; nothing is left."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+from pathlib import Path
+
+import psutil
+import pytest
+
+from controller.cli import main
+from controller.cloud.emulator import in_use
+
+pytestmark = pytest.mark.e2e
+FAST = "cloud.operation_seconds=0"
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    (tmp_path / "repository").mkdir()
+    monkeypatch.chdir(tmp_path / "repository")
+    monkeypatch.setenv("SLIPWAY_HOME", str(tmp_path / "home"))
+    return tmp_path / "home"
+
+
+def rehearse(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, str]:
+    code = main.run(["rehearse", FAST, *words])
+    out, err = capsys.readouterr()
+    return code, out, err
+
+
+def nothing_is_left(home: Path) -> bool:
+    running = [p for p in psutil.process_iter(["cmdline"]) if str(home) in " ".join(p.info["cmdline"] or [])]
+    return not running and not list((home / "rehearsals").iterdir())
+
+
+def test_the_trainer_is_preempted_and_goes_on(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    two_workers = ["tpu.accelerator_type=v4-16", "tpu.zone=us-central2-b"]
+    code, out, err = rehearse(capsys, "+experiment=gemma2b_gsm8k", "cloud.project=my-own", *two_workers)
+    assert (code, err) == (0, "")
+    assert (
+        "✓ preempted (after_object checkpoints/2/commit_success): replaced, and the program went on: 2 attempts" in out
+    )
+    assert "shared resources made, and as wanted at a second look\n" in out
+    assert "✓ nothing billed is left" in out
+    assert "✗" not in out
+    assert nothing_is_left(home)
+
+
+@pytest.mark.parametrize(
+    "experiment",
+    [
+        "simply_gemma2_2b_gsm8k",
+        "trm_e1_1_baseline_xla",
+        "trm_stable1",
+        "nanochat_d16_v5e8",
+        "nanochat_d16_v6e4",
+        "nash_mhc_3b",
+    ],
+)
+def test_the_guides_programs(experiment: str, home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, err = rehearse(capsys, f"+experiment={experiment}")
+    assert (code, err) == (0, "")
+    assert "✗" not in out
+    if experiment == "trm_stable1":
+        assert "✓ stable-1 is still there" in out
+    else:
+        assert "replaced, and the program went on: 2 attempts" in out
+        assert re.search(r"resumed_from +[246]\b", out), out
+    assert nothing_is_left(home)
+
+
+def test_an_adopted_pod_is_made_beforehand_and_stays(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    Path("hello.txt").write_text("hello\n")
+    adopted = ["tpu=v5litepod_8", "tpu.adopt=true", "tpu.name=stable-1"]
+    code, out, err = rehearse(capsys, "program=command", "program.command=[cat,hello.txt]", *adopted)
+    assert code == 0, err
+    assert "✓ ssh_refused (seconds 2" in out
+    assert "✓ stable-1 is still there, and nothing else that is billed" in out
+    assert " deleted " not in out
+    assert nothing_is_left(home)
+
+
+def test_your_own_program_and_misfortune(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    Path("hello.txt").write_text("hello\n")
+    mine = ["program=command", "program.command=[cat,hello.txt]", "tpu=v5litepod_8"]
+    code, out, err = rehearse(capsys, *mine, "cloud.faults=[{kind: stockout, times: 1}]", "--json")
+    assert code == 0, err
+    document = json.loads(out.splitlines()[-1])
+    assert [fact["proven"] for fact in document["facts"]] == [True] * len(document["facts"])
+    assert "stockout (times 1): overcome" in [fact["words"] for fact in document["facts"]]
+    assert nothing_is_left(home)
+
+
+def test_misfortune_that_never_came_proves_nothing(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    Path("hello.txt").write_text("hello\n")
+    mine = ["program=command", "program.command=[cat,hello.txt]", "tpu=v5litepod_8"]
+    code, out, _ = rehearse(capsys, *mine, "cloud.faults=[{kind: preempted, after_object: nowhere}]")
+    assert code == 2
+    assert "✗ preempted (after_object nowhere): never came" in out
+    assert nothing_is_left(home)
+
+
+def test_a_failure_is_kept_for_a_look(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    Path("hello.txt").write_text("hello\n")
+    mine = ["program=command", "program.command=[cat,goodbye.txt]", "tpu=v5litepod_8"]
+    code, _, err = rehearse(capsys, *mine)
+    assert code == 5
+    assert "goodbye.txt" in err
+    look = re.search(r"look with `slipway (status .*)`", err)
+    assert look
+    assert main.run([*shlex.split(look[1]), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["pod"]["state"] == "ready"
+    Path("goodbye.txt").write_text("bye\n")
+    assert rehearse(capsys, *mine, "cloud.faults=[{kind: stockout}]")[0] == 0
+    assert nothing_is_left(home)
+
+
+def test_two_of_one_name_do_not_get_into_each_others_way(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    Path("hello.txt").write_text("hello\n")
+    mine = ["program=command", "program.command=[cat,hello.txt]", "tpu=v5litepod_8"]
+    with in_use(home / "rehearsals" / "run" / "localcloud"):
+        code, _, err = rehearse(capsys, *mine)
+    assert code == 2
+    assert "run.name: a rehearsal of run is under way" in err
+
+
+COUNTS = """
+import json, os, time
+for step in range(1, 31):
+    time.sleep(0.1)
+    with open(os.environ["SLIPWAY_RUN_DIR"] + "/metrics.jsonl", "a") as metrics:
+        metrics.write(json.dumps({"step": step}) + "\\n")
+"""
+
+
+def test_a_seeded_schedule_and_what_became_of_it(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The controller is killed, an answer is lost, and the program is killed if it still runs by then."""
+    Path("count.py").write_text(COUNTS)
+    mine = ["program=command", "program.command=[python,count.py]", "tpu=v5litepod_8"]
+    code, out, err = rehearse(capsys, *mine, "--chaos=26")
+    assert (code, err) == (0, "")
+    assert "seed 26: " in out
+    assert "fault: controller_killed" in out
+    assert "the controller was killed; the same command again" in out
+    assert re.search(r"\d+ s in all, \d+ s of them from a verdict to the next launch, \d attempts?; \d+ steps", out)
+    assert "✓ nothing billed is left" in out
+    assert "✗" not in out
+    assert nothing_is_left(home)
+
+
+def test_chaos_draws_the_faults_itself(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    Path("hello.txt").write_text("hello\n")
+    given = ["program=command", "program.command=[ls]", "cloud.faults=[{kind: stockout}]", "--chaos=1"]
+    code, _, err = rehearse(capsys, *given)
+    assert code == 2
+    assert "cloud.faults: --chaos draws the faults itself" in err

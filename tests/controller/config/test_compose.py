@@ -1,0 +1,129 @@
+"""Overrides and groups become one config; Hydra's complaints become ours."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from controller.config.compose import CONFIG_DIR, compose, groups, normalize, raw
+from controller.core.errors import ConfigError
+from tests.groups import group
+
+
+@pytest.mark.parametrize(
+    ("typed", "meant"),
+    [
+        ("tpu.zone=us-west4-a", "++tpu.zone=us-west4-a"),
+        ("+tpu.zone=a", "++tpu.zone=a"),
+        ("experiment=quickstart", "experiment=quickstart"),
+        ("+experiment=quickstart", "experiment=quickstart"),
+        ("hydra.verbose=true", "hydra.verbose=true"),
+        ("~data", "~data"),
+    ],
+)
+def test_normalize(typed: str, meant: str) -> None:
+    assert normalize(typed) == meant
+
+
+def test_an_unknown_experiment_lists_the_known_ones() -> None:
+    with pytest.raises(ConfigError, match=r"no experiment named 'quickstrat'; did you mean experiment=quickstart\?"):
+        compose(["+experiment=quickstrat"])
+    with pytest.raises(ConfigError, match=r"choices: .*gemma2b_gsm8k"):
+        compose(["+experiment=zzz"])
+
+
+def test_an_unknown_group_lists_the_groups() -> None:
+    with pytest.raises(ConfigError, match=r"colour: no such group; .*groups: .*tpu"):
+        compose(["colour=red"])
+
+
+def test_a_value_hydra_cannot_parse_is_one_line() -> None:
+    with pytest.raises(ConfigError) as caught:
+        compose(["tpu.zone=[1"])
+    assert "\n" not in str(caught.value)
+    assert "tpu.zone" in str(caught.value)
+
+
+@pytest.mark.parametrize("experiment", groups()["experiment"])
+def test_every_experiment_composes_and_scale_beats_it(experiment: str) -> None:
+    config, problems = compose([f"+experiment={experiment}"])
+    assert problems == []
+    assert config is not None
+    assert config.run.name == experiment
+    tiny, problems = compose([f"+experiment={experiment}", "scale=tiny"])
+    assert problems == []
+    assert tiny is not None
+    assert tiny.tpu == config.tpu  # as many workers and devices as in earnest
+    if tiny.program.kind == "trainer":
+        assert tiny.loop is not None
+        assert tiny.model is not None
+        assert (tiny.loop.steps, tiny.model.dim) == (4, 32)
+    for name, dataset in tiny.assets.datasets.items():
+        assert dataset.files is None, f"{name} would be downloaded"
+
+
+def leaves(tree: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+    """Dotted key and value; a list is a value."""
+    if isinstance(tree, dict):
+        for key, value in tree.items():
+            yield from leaves(value, f"{path}.{key}" if path else key)
+    else:
+        yield path, tree
+
+
+@pytest.mark.parametrize("experiment", groups()["experiment"])
+def test_every_line_of_a_scale_wins_over_the_experiment(experiment: str) -> None:
+    text = (CONFIG_DIR / "experiment" / f"{experiment}.yaml").read_text()
+    for base in ("quickstart", "nanochat_d16_v5e8", "gemma2b_gsm8k"):
+        text += (CONFIG_DIR / "experiment" / f"{base}.yaml").read_text() if f"- {base}\n" in text else ""
+    chosen = dict(re.findall(r"override /(\w+): (\w+)", text))
+    files = [
+        f"tiny_{chosen.get('program', 'trainer')}",
+        f"loop/tiny_{chosen.get('loop')}",
+        f"data/tiny_{chosen.get('data')}",
+    ]
+    composed = dict(leaves(raw([f"+experiment={experiment}", "scale=tiny"])))
+    lines = [
+        (key, value)
+        for name in ["tiny", *files]
+        if (CONFIG_DIR / "scale" / f"{name}.yaml").exists()
+        for key, value in leaves(group(f"scale/{name}"))
+    ]
+    assert len(lines) >= 4
+    for key, value in lines:
+        assert composed[key] == value or "${" in str(value), key
+
+
+def test_the_command_line_beats_the_scale() -> None:
+    config, _ = compose(["+experiment=quickstart", "scale=tiny", "loop.steps=9"])
+    assert config is not None
+    assert config.loop is not None
+    assert config.loop.steps == 9
+
+
+def test_scale_comes_last(tmp_path: Path) -> None:
+    (tmp_path / "experiment").mkdir()
+    (tmp_path / "experiment" / "mine.yaml").write_text("# @package _global_\nrun:\n  name: from-experiment\n")
+    (tmp_path / "scale").mkdir()
+    (tmp_path / "scale" / "mini.yaml").write_text("# @package _global_\nrun:\n  name: from-scale\n")
+    config, _ = compose(["+experiment=mine", "scale=mini", "program=command"], extra_dir=tmp_path)
+    assert config is not None
+    assert config.run.name == "from-scale"
+    (tmp_path / "scale" / "mini_command.yaml").write_text("run:\n  name: from-scale-of-program\n")
+    config, _ = compose(["+experiment=mine", "scale=mini", "program=command"], extra_dir=tmp_path)
+    assert config is not None
+    assert config.run.name == "from-scale-of-program"
+
+
+def test_the_user_has_a_folder_of_their_own(tmp_path: Path) -> None:
+    (tmp_path / "tpu").mkdir()
+    (tmp_path / "tpu" / "mine.yaml").write_text("defaults: [v5litepod_16]\nzone: europe-west4-b\n")
+    config, problems = compose(["tpu=mine", "program=command"], extra_dir=tmp_path)
+    assert problems == []
+    assert config is not None
+    assert config.tpu.zone == "europe-west4-b"
+    assert "mine" in groups(tmp_path)["tpu"]

@@ -1,0 +1,108 @@
+"""What workers print is shown, and steers nothing."""
+
+from __future__ import annotations
+
+import io
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from controller.cli import main
+from controller.cli.verbs.look import exec as exec_verb
+from controller.cli.view import View
+from controller.core.clock import Clock
+from controller.core.events import Event
+from controller.core.printable import Terminal, only_showing, printable
+from controller.plan.build import build
+from controller.records.ledger import Result
+
+HOSTILE = "\x1b]0;title\x07\x1b[2J\x9b31m\x1b[6n\u202eevil\u2066[/][bold]\x08\x7f"
+
+
+class Tty(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def harmless(text: str) -> bool:
+    return not {"\x07", "\x08", "\x7f", "\x9b", "\u202e", "\u2066"} & set(text) and not {"\x1b]", "\x1b[2J"} & {
+        part for part in ("\x1b]", "\x1b[2J", "\x1b[6n") if part in text
+    }
+
+
+def test_control_characters_are_shown_and_colours_left_out() -> None:
+    assert printable("a\tb\r\nc é 🙂 שלום") == "a\tb\r\nc é 🙂 שלום"
+    assert printable("\x1b[1;32mgreen\x1b[0m") == "green"
+    assert printable("\x1b]0;t\x07") == r"\x1b]0;t\x07"
+    assert printable("\u202e\x9b") == r"\u202e\x9b"
+    assert harmless(printable(HOSTILE))
+
+
+def test_a_terminal_shows_and_a_file_keeps(monkeypatch: pytest.MonkeyPatch) -> None:
+    tty, file = Tty(), io.StringIO()
+    monkeypatch.setattr(sys, "stdout", tty)
+    monkeypatch.setattr(sys, "stderr", file)
+    with only_showing():
+        print(HOSTILE, end="")
+        print(HOSTILE, end="", file=sys.stderr)
+    assert harmless(tty.getvalue())
+    assert (file.getvalue(), sys.stdout) == (HOSTILE, tty)
+
+
+def test_words_of_an_error_are_shown(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "stderr", tty := Tty())
+    assert (
+        main.run(["plan", "program=command", f"code.repository.url={HOSTILE.replace('[', '').replace(']', '')}"]) == 2
+    )
+    assert "error" in tty.getvalue()
+    assert harmless(tty.getvalue())
+
+
+def test_what_a_command_prints_on_a_terminal() -> None:
+    tty = Tty()
+    write = exec_verb._to(Terminal(tty))  # pyright: ignore[reportArgumentType]
+    for byte in "é\x1b[2J".encode():
+        write(bytes([byte]))
+    assert tty.getvalue() == r"é\x1b[2J"
+
+
+@pytest.mark.parametrize("on_terminal", [True, False])
+def test_the_live_view(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, on_terminal: bool) -> None:
+    """Log, notes, titles, metrics and summary come from workers; none of them is markup, and none ends `up`."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("SLIPWAY_HOME", str(tmp_path / "home"))
+    (tmp_path / "code.py").write_text("")
+    monkeypatch.setattr(sys, "stdout", screen := Tty() if on_terminal else io.StringIO())
+    words = ["plan", "cloud=local", "program=command", "program.command=[a]", "env.packages=none"]
+    plan = build(main.parse(words).config()[0], "slipway-local", tmp_path)
+    said: list[tuple[str, dict[str, Any]]] = [
+        ("log", {"worker": 0}),
+        ("note", {}),
+        ("step_started", {"title": HOSTILE}),
+        ("progress", {}),
+        ("step_failed", {"title": HOSTILE}),
+        *(("metrics", {"metrics": m}) for m in anything()),
+    ]
+    with only_showing(), View(plan, json_lines=False) as view:
+        for kind, data in said:
+            view(Event(Clock().now(), kind, HOSTILE, HOSTILE, data))  # pyright: ignore[reportArgumentType]
+        if view._live is not None:
+            view._live.refresh()
+        view.finished(Result("r", "finished", 1, 0.0, 0.0, {HOSTILE: HOSTILE, "x": [HOSTILE], "y": float("nan")}))
+    shown = screen.getvalue()
+    assert "[/][bold]" in shown
+    for sign in ("\x1b]", "\x1b[6n", "\x07", "\x08", "\x7f", "\x9b", "\u202e", "\u2066"):
+        assert sign not in shown
+
+
+def anything() -> list[dict[str, Any]]:
+    """Lines that a program may write as its metrics."""
+    odd = [HOSTILE, [1], {"a": 1}, None, True, -1, 10**400, float("nan"), float("inf"), 1e300]
+    lines = [{"step": value, "steps_total": value, "step_time": value, "loss": value, "phase": value} for value in odd]
+    lines += [{**line, "step": 3, "tokens_per_second": line["loss"]} for line in lines]
+    lines += [{**line, "phase": "eval", "eval_x": line["loss"]} for line in lines]
+    return json.loads(json.dumps(lines))

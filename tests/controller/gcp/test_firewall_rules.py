@@ -1,0 +1,95 @@
+"""Which firewall rules admit what is wanted, and so stand in for ours."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from conf.schema.infra.network import IAP_RANGE
+from controller.core.errors import ConfigError
+from controller.gcp.firewall_rules import admits
+from controller.reconcile.reconciler import destroy
+from tests.controller.localcloud.harness import COMPUTE, PROJECT
+from tests.controller.resources.conftest import Project
+
+SSH = {"IPProtocol": "tcp", "ports": ["22"]}
+
+
+@pytest.mark.parametrize(
+    ("rule", "expected"),
+    [
+        ({"allowed": [SSH], "sourceRanges": ["0.0.0.0/0"]}, True),
+        ({"allowed": [SSH, {"IPProtocol": "icmp"}], "sourceRanges": ["35.235.0.0/16", "10.0.0.0/8"]}, True),
+        ({"allowed": [{"IPProtocol": "all"}], "sourceRanges": ["35.235.240.0/20"]}, True),
+        ({"allowed": [{"IPProtocol": "tcp", "ports": ["1-1024"]}], "sourceRanges": ["35.235.240.0/20"]}, True),
+        ({"allowed": [SSH], "sourceRanges": ["35.235.240.0/20"], "targetTags": ["other", "slipway"]}, True),
+        ({"allowed": [SSH], "sourceRanges": ["35.235.240.0/20"], "targetTags": ["other"]}, False),
+        ({"allowed": [SSH], "sourceRanges": ["35.235.240.0/20"], "targetServiceAccounts": ["a@b"]}, False),
+        ({"allowed": [SSH], "sourceRanges": ["35.235.240.0/21"]}, False),
+        ({"allowed": [SSH], "sourceRanges": ["::/0"]}, False),
+        ({"allowed": [SSH], "sourceTags": ["bastion"]}, False),
+        ({"allowed": [{"IPProtocol": "tcp", "ports": ["80", "443"]}], "sourceRanges": ["0.0.0.0/0"]}, False),
+        ({"allowed": [{"IPProtocol": "udp"}], "sourceRanges": ["0.0.0.0/0"]}, False),
+        ({"denied": [SSH], "sourceRanges": ["0.0.0.0/0"]}, False),
+        ({"allowed": [SSH], "sourceRanges": ["0.0.0.0/0"], "disabled": True}, False),
+        ({"allowed": [SSH], "sourceRanges": ["0.0.0.0/0"], "direction": "EGRESS"}, False),
+    ],
+)
+def test_one_rule_admits_ssh_from_iap(rule: dict[str, Any], expected: bool) -> None:
+    assert admits(rule, ("tcp:22",), ("35.235.240.0/20",), ("slipway",)) is expected
+
+
+def test_all_ports_are_not_some() -> None:
+    rule = {"allowed": [{"IPProtocol": "tcp", "ports": ["0-65535"]}], "sourceRanges": ["10.128.0.0/9"]}
+    assert admits(rule, ("tcp",), ("10.128.0.0/20",), ())
+    assert not admits(rule | {"allowed": [SSH]}, ("tcp",), ("10.128.0.0/20",), ())
+
+
+def test_googles_own_ssh_rule_of_the_default_network_does_the_work_and_is_told(project: Project) -> None:
+    """Every new project has `default-allow-ssh` for all the world, under the very name that ours would have."""
+    project.cloud.act("POST", f"{COMPUTE}/global/networks", {"name": project.tag})
+    rule = {"name": f"{project.tag}-allow-ssh", "network": f"{PROJECT}/global/networks/{project.tag}", "allowed": [SSH]}
+    project.cloud.act("POST", f"{COMPUTE}/global/firewalls", rule | {"priority": 65534})
+    group = ["network=default", f"network.name={project.tag}", "network.nat=false"]
+    before = project.cloud.ok("GET", f"{COMPUTE}/global/firewalls/{project.tag}-allow-ssh")
+    project.settle(*group)
+    assert project.actions(*group) == {}
+    [note] = [note for note in project.notes if "whole internet" in note]
+    assert f"gcloud compute firewall-rules update {project.tag}-allow-ssh --source-ranges=127.0.0.0/8" in note
+    destroy(project.shared(*group), project.world)
+    assert project.cloud.ok("GET", f"{COMPUTE}/global/firewalls/{project.tag}-allow-ssh") == before
+
+
+def test_what_lost_its_stand_in_is_made(project: Project) -> None:
+    project.settle()
+    project.cloud.act("DELETE", f"{COMPUTE}/global/firewalls/{project.tag}-allow-ssh")
+    rule = {"name": f"{project.tag}-office", "network": f"{PROJECT}/global/networks/{project.tag}", "allowed": [SSH]}
+    project.cloud.act("POST", f"{COMPUTE}/global/firewalls", rule | {"sourceRanges": ["127.0.0.0/8", IAP_RANGE]})
+    assert project.actions() == {}
+    project.cloud.act("DELETE", f"{COMPUTE}/global/firewalls/{project.tag}-office")
+    assert project.actions() == {f"firewall/{project.tag}-allow-ssh": "create"}
+
+
+def test_this_machine_is_admitted_beside_others_when_asked_for(project: Project) -> None:
+    project.world.laptop = lambda: "8.8.4.4"
+    auto = "network.laptop=auto"
+    project.settle(auto)
+    assert project.actions(auto) == {}
+    path = f"{COMPUTE}/global/firewalls/{project.tag}-allow-laptop"
+    assert project.cloud.ok("GET", path)["sourceRanges"] == ["8.8.4.4/32"]
+    project.world.laptop = lambda: "9.9.9.9"
+    assert list(project.actions(auto).values()) == ["update"]
+    project.settle(auto)
+    assert project.cloud.ok("GET", path)["sourceRanges"] == ["8.8.4.4/32", "9.9.9.9/32"]
+    project.world.laptop = lambda: None
+    with pytest.raises(ConfigError, match=r"network\.laptop: nobody could say"):
+        project.settle(auto)
+    destroy(project.shared(auto), project.world)
+    assert project.cloud.call("GET", path)[0] == 404
+
+
+def test_a_range_of_this_machine_joins_the_rule(project: Project) -> None:
+    project.settle("network.laptop=8.8.4.0/24", "network.open_to_world=true")
+    rule = project.cloud.ok("GET", f"{COMPUTE}/global/firewalls/{project.tag}-allow-ssh")
+    assert set(rule["sourceRanges"]) == {"8.8.4.0/24", "0.0.0.0/0", "127.0.0.0/8", IAP_RANGE}

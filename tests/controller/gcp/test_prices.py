@@ -1,0 +1,197 @@
+"""What an hour costs, in which words, and how what was spent adds up."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import Any, cast
+
+import pytest
+
+from conf.schema.config import Config
+from controller.config.compose import compose
+from controller.core.clock import Clock
+from controller.gcp.client import NotFound
+from controller.gcp.prices import most, rate, stored
+from controller.records.spending import Spending, let_go
+from controller.resources.pod.node import Node
+
+NEW_YEAR = 1_767_225_600.0
+V5E = ["cloud.project=acme", "program=command", "tpu.zone=us-central1-a"]
+
+
+def config(*overrides: str) -> Config:
+    found, problems = compose([*V5E, *overrides])
+    assert found is not None, problems
+    return found
+
+
+@pytest.mark.parametrize(
+    ("overrides", "words"),
+    [
+        (["tpu.capacity=on_demand"], "$19.20 per hour (list price of 2026), and $0.02 for NAT and addresses"),
+        (["tpu.capacity=spot"], "$3.92 per hour (list price of 2026), and $0.02 for NAT and addresses"),
+        (
+            ["tpu.external_ip=false", "tpu.capacity=on_demand"],
+            "$19.20 per hour (list price of 2026), and $0.01 for NAT and addresses",
+        ),
+        (["budget.usd_per_hour=7"], "$7.00 per hour (budget.usd_per_hour)"),
+        (["tpu.zone=us-central1-f"], "not known for this zone"),
+        (
+            ["cloud.trc={zones: [us-central1-a], free_until: 2026-01-01}"],
+            "$0.00 per hour (free under the TRC grant until 2026-01-01), and $0.02 for NAT and addresses",
+        ),
+        (
+            ["cloud.trc={zones: [us-central1-a], free_until: 2025-12-31}", "tpu.capacity=spot"],
+            "$3.92 per hour (list price of 2026), and $0.02 for NAT and addresses",
+        ),
+    ],
+)
+def test_an_hour(overrides: list[str], words: str) -> None:
+    assert str(rate(config(*overrides), NEW_YEAR)) == words
+
+
+def test_a_whole_run() -> None:
+    free = config()
+    assert most(free, rate(free, NEW_YEAR)).startswith("no limit: how long its steps take is not known")
+    bound = config("budget.max_hours=10", "budget.usd_per_hour=2", "budget.max_usd=15")
+    words = (
+        "at most $15.00 (budget.max_usd) and $20.00 in 10 h (budget.max_hours), then it is ended and the pod deleted"
+    )
+    assert most(bound, rate(bound, NEW_YEAR)) == words
+
+
+def test_storage() -> None:
+    assert stored(100) == pytest.approx(2.0)
+
+
+class Hands(Clock):
+    """A clock that is set by hand."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.time = NEW_YEAR
+
+    def now(self) -> float:
+        return self.time
+
+
+@dataclass
+class Bucket:
+    """Objects by name."""
+
+    objects: dict[str, bytes] = field(default_factory=dict)
+
+    def download(self, bucket: str, name: str) -> bytes:
+        if name not in self.objects:
+            raise NotFound("x", 404, "notFound", name)
+        return self.objects[name]
+
+    def upload(self, bucket: str, name: str, content: bytes) -> None:
+        self.objects[name] = content
+
+    def pages(self, api: str, method: str, items: str, prefix: str, **_: Any) -> list[dict[str, Any]]:
+        return [
+            {"name": name, "updated": "2026-01-01T01:00:00.000Z"} for name in self.objects if name.startswith(prefix)
+        ]
+
+
+@dataclass
+class Books:
+    """The accounts of several runs in one bucket."""
+
+    bucket: Bucket = field(default_factory=Bucket)
+    clock: Hands = field(default_factory=Hands)
+
+    def of(self, run_id: str, *overrides: str) -> Spending:
+        return Spending(cast(Any, self.bucket), self.clock, "b", run_id, config(*overrides))
+
+    def pod(self, uid: str) -> Node:
+        return Node(
+            name="pod", zone="us-central1-a", workers=4, service_account="a", max_create_attempts=1, create_seconds=1.0,
+            accelerator_type="v5litepod-16", runtime_version="v", capacity="spot", network="n", subnetwork="s",
+            external_ip=True, uid=uid,
+        )  # fmt: skip
+
+    def later(self, hours: float) -> None:
+        self.clock.time += 3600 * hours
+
+
+def test_every_pod_of_a_run_counts_over_controllers() -> None:
+    books, two = Books(), "budget.usd_per_hour=2"
+    first = books.of("r", two)
+    first.begin(books.pod("one"))
+    books.later(1.5)
+    first.end("preempted")
+    books.later(5)  # no pod: nothing is billed
+    first.begin(books.pod("two"))
+    books.later(0.5)
+    again = books.of("r", two)  # another controller, later
+    again.begin(books.pod("two"))
+    books.later(1)
+    assert again.spent().hours == pytest.approx(3.0)
+    assert again.spent().usd == pytest.approx(6.0)
+    assert str(again.spent()) == "3.00 pod hours, about $6.00"
+    again.end("finished")
+    books.later(9)
+    assert books.of("r", two).spent().hours == pytest.approx(3.0)
+    assert [life.why for life in books.of("r").lives()] == ["preempted", "finished"]
+
+
+def test_a_pod_that_another_run_left_counts_from_when_it_was_taken_over() -> None:
+    books = Books()
+    books.of("first").begin(books.pod("one"))
+    books.later(3)
+    second = books.of("second")
+    second.begin(books.pod("one"), if_new=True)
+    assert second.lives() == []
+    second.begin(books.pod("one"))
+    books.later(1)
+    assert second.spent().hours == pytest.approx(1.0)
+    [life] = books.of("first").lives()
+    assert life.hours(books.clock.time) == pytest.approx(3.0)  # its idle hours are its own
+    assert life.why == "taken over by second"
+
+
+def test_a_pod_made_for_the_run_counts_from_its_creation_and_a_stopped_one_not() -> None:
+    books = Books()
+    pod = replace(books.pod("one"), created=NEW_YEAR - 1800)
+    books.of("r").begin(pod)
+    books.later(1)
+    let_go(cast(Any, books.bucket), books.clock, "b", config(), pod, "stopped")
+    books.later(20)
+    books.of("r").begin(pod)
+    books.later(1)
+    assert books.of("r").spent().hours == pytest.approx(2.5)
+    assert [life.why for life in books.of("r").lives()] == ["stopped", ""]
+
+
+def test_a_budget_ends_and_says_which() -> None:
+    books = Books()
+    run = books.of("r", "budget.max_hours=2", "budget.max_usd=3", "budget.usd_per_hour=1")
+    assert run.hours_left() == pytest.approx(2.0)
+    run.begin(books.pod("one"))
+    books.later(1)
+    assert run.over() == ""
+    assert run.hours_left() == pytest.approx(1.0)
+    books.later(1.1)
+    assert run.over() == "its pods have lived 2.10 h, and budget.max_hours is 2"
+    dear = books.of("r", "budget.max_usd=2", "budget.usd_per_hour=1")
+    assert dear.over() == "it has cost about $2.10, and budget.max_usd is 2"
+    assert dear.hours_left() == 0.0
+    assert books.of("r").over() == ""
+    assert books.of("r").hours_left() is None
+
+
+def test_a_pod_that_went_unseen_ended_when_its_watchdog_or_its_last_log_says() -> None:
+    books = Books()
+    run = books.of("r")
+    run.begin(books.pod("one"))
+    books.later(30)
+    assert run.spent().hours == pytest.approx(30.0)
+    books.bucket.objects["runs/r/logs/attempt-1/worker-0.log"] = b""
+    reader = books.of("r")
+    reader.close_lost("")
+    assert reader.spent().hours == pytest.approx(1.0)
+    kept = books.of("r")
+    kept.close_lost("one")
+    assert kept.spent().hours == pytest.approx(30.0)

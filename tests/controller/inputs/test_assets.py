@@ -1,0 +1,323 @@
+"""Assets: hashed once, fetched with their checksum, built, copied like rsync, and known by what is in them."""
+
+from __future__ import annotations
+
+import hashlib
+import http.server
+import json
+import os
+import sys
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from conf.schema.infra.assets import Asset
+from controller.core.errors import CloudError, ConfigError
+from controller.gcp.client import Google
+from controller.inputs.assets import Content, content
+from controller.inputs.download import build, fetch, token_for
+from controller.inputs.hash_cache import Hashes
+from tests.controller.conftest import ECHO, Slipway
+
+CONTENT = b"rows\n" * 400_000
+SHA256 = hashlib.sha256(CONTENT).hexdigest()
+KEEP = "cleanup.on_success=keep"
+
+
+@dataclass
+class Host:
+    """Who hands out CONTENT: `token` is wanted, and `cut` stops the next answer half-way."""
+
+    url: str = ""
+    token: str | None = None
+    cut: bool = False
+    requests: list[dict[str, Any]] = field(default_factory=list)
+
+
+@pytest.fixture
+def host() -> Iterator[Host]:
+    told = Host()
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            told.requests.append(dict(self.headers))
+            if self.path == "/moved":
+                self.send_response(302)
+                self.send_header("Location", told.url)
+                self.end_headers()
+            elif told.token and self.headers["Authorization"] != f"Bearer {told.token}" and self.path != "/storage":
+                self.send_response(401)
+                self.end_headers()
+            else:
+                begin = int((self.headers["Range"] or "bytes=0-").removeprefix("bytes=").removesuffix("-"))
+                self.send_response(206 if begin else 200)
+                self.send_header("Content-Length", str(len(CONTENT) - begin))
+                self.end_headers()
+                end = len(CONTENT) // 2 if told.cut else len(CONTENT)
+                self.wfile.write(CONTENT[begin:end])
+                told.cut = False
+
+        def log_message(self, format: str, *args: object) -> None:
+            return
+
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as listening:
+        threading.Thread(target=listening.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True).start()
+        told.url = f"http://127.0.0.1:{listening.server_address[1]}/train.jsonl"
+        yield told
+        listening.shutdown()
+
+
+def held(tmp_path: Path, root: Path | None = None, **fields: Any) -> Content:
+    with Hashes(tmp_path / "hashes.json") as hashes:
+        return content("dataset", "d", Asset.model_validate(fields), root or tmp_path, tmp_path, hashes)
+
+
+def remote(host: Host, sha256: str = SHA256, **more: Any) -> dict[str, Any]:
+    return {"train.jsonl": {"url": host.url, "sha256": sha256, **more}}
+
+
+def nothing(size: int) -> None:
+    """Progress that nobody watches."""
+
+
+def test_content_and_not_place_names_the_copy(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "x.jsonl").write_text("same")
+    one, two = (held(tmp_path, path=str(tmp_path / name)) for name in ("a", "b"))
+    assert one.prefix == two.prefix
+    assert one.path == "datasets.d"
+    (tmp_path / "b" / "x.jsonl").write_text("other")
+    assert held(tmp_path, path=str(tmp_path / "b")).prefix != one.prefix
+
+
+def test_a_file_is_hashed_anew_only_when_it_has_changed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "data").mkdir()
+    file = tmp_path / "data" / "x"
+    file.write_text("one")
+    first = held(tmp_path, path=str(file))
+    monkeypatch.setattr("controller.inputs.hash_cache.read", lambda path: pytest.fail(f"{path} was read again"))
+    assert held(tmp_path, path=str(file)) == first
+    monkeypatch.undo()
+    file.write_text("two")
+    os.utime(file, ns=(1, 1))
+    assert held(tmp_path, path=str(file)).identity != first.identity
+
+
+def test_a_download_is_checked_and_kept(tmp_path: Path, host: Host) -> None:
+    [source] = held(tmp_path, files=remote(host)).files
+    moved: list[int] = []
+    fetch(source, None, moved.append)
+    fetch(source, None, moved.append)
+    assert source.local.read_bytes() == CONTENT
+    assert sum(moved) == len(CONTENT)
+
+
+def test_a_download_that_broke_off_goes_on(tmp_path: Path, host: Host) -> None:
+    [source] = held(tmp_path, files=remote(host)).files
+    host.cut = True
+    with pytest.raises(CloudError, match="`up` again goes on"):
+        fetch(source, None, nothing)
+    fetch(source, None, nothing)
+    assert source.local.read_bytes() == CONTENT
+    assert host.requests[1]["Range"] == f"bytes={len(CONTENT) // 2}-"
+
+
+def test_another_content_than_promised_is_refused(tmp_path: Path, host: Host) -> None:
+    [source] = held(tmp_path, files=remote(host, "0" * 64)).files
+    with pytest.raises(CloudError, match=r"has SHA-256 .*, the config says 000000000000"):
+        fetch(source, None, nothing)
+    assert list(source.local.parent.iterdir()) == []
+
+
+def test_a_token_is_sent_and_does_not_follow_a_redirect(tmp_path: Path, host: Host) -> None:
+    host.token = "hf_token"
+    [source] = held(tmp_path, files=remote(host, token="MINE")).files
+    with pytest.raises(CloudError, match=r"refused \(401\): it wants a token"):
+        fetch(source, token_for(source, {}), nothing)
+    fetch(source, token_for(source, {"MINE": "hf_token"}), nothing)
+    assert source.local.read_bytes() == CONTENT
+    source.local.unlink()
+    host.requests.clear()
+    host.token = None
+    moved = type(source)(source.name, source.local, source.sha256, host.url.replace("train.jsonl", "moved"), "MINE")
+    fetch(moved, token_for(moved, {"MINE": "hf_token"}), nothing)
+    assert [r.get("Authorization") for r in host.requests] == ["Bearer hf_token", None]
+
+
+def test_hugging_face_gets_its_token_unasked(tmp_path: Path) -> None:
+    files = {"w": {"url": "https://huggingface.co/org/model/resolve/main/w", "sha256": SHA256}}
+    [source] = held(tmp_path, files=files).files
+    assert token_for(source, {"HF_TOKEN": "t"}) == "t"
+    files["w"]["url"] = files["w"]["url"].replace("https", "http")
+    [source] = held(tmp_path, files=files).files
+    assert token_for(source, {"HF_TOKEN": "t"}) is None, "it would be sent in the clear"
+
+
+def test_nothing_there_names_the_key(tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(ConfigError, match=r"assets\.datasets\.d\.path: no file at"):
+        held(tmp_path, path=str(tmp_path / "empty"))
+    with pytest.raises(ConfigError, match=r"assets\.datasets\.d\.inputs: no file at"):
+        held(tmp_path, build=["make", "{output}"], inputs=["missing"])
+
+
+def test_a_build_runs_once_per_words_and_inputs(tmp_path: Path) -> None:
+    (root := tmp_path / "code").mkdir()
+    (root / "make.py").write_text("import pathlib, sys; pathlib.Path(sys.argv[1], 'x').write_text('made')")
+    argv = [sys.executable, "make.py", "{output}"]
+    first = held(tmp_path, root, build=argv)
+    assert first.recipe is not None
+    assert (build(first.recipe, "k") / "x").read_text() == "made"
+    (first.recipe.output / "x").write_text("kept")
+    again = held(tmp_path, root, build=argv)
+    assert again == first
+    assert (build(first.recipe, "k") / "x").read_text() == "kept"
+    (root / "make.py").write_text("pass")
+    changed = held(tmp_path, root, build=argv)
+    assert changed.identity != first.identity
+    assert changed.recipe is not None
+    with pytest.raises(CloudError, match=r"left no file in \{output\}"):
+        build(changed.recipe, "k")
+    (root / "make.py").write_text("print('boom'); raise SystemExit(3)")
+    failing = held(tmp_path, root, build=argv).recipe
+    assert failing is not None
+    with pytest.raises(CloudError, match=r"ended with code 3:\nboom"):
+        build(failing, "k")
+    assert [p.name for p in first.recipe.output.parent.iterdir()] == [first.recipe.output.name]
+
+
+def uploads(slipway: Slipway, word: str) -> list[str]:
+    made = [r for r in slipway.cloud().requests() if r["mutating"] and word in json.dumps([r["query"], r["path"]])]
+    return [f"{r['method']} {r['path'].partition('/o')[0]} {r['query'].get('name', r['path'])}" for r in made]
+
+
+@pytest.mark.e2e
+def test_copies_are_in_the_bucket_before_the_tpu_and_programs_know_where(slipway: Slipway, tmp_path: Path) -> None:
+    for name in ("mine", "weights"):
+        (tmp_path / name / "sub").mkdir(parents=True)
+        (tmp_path / name / "sub/x.bin").write_bytes(CONTENT + name.encode())
+    (slipway.repository / "make.py").write_text("import pathlib, sys; pathlib.Path(sys.argv[1], 'v').write_text('v')")
+    words = [
+        "tpu.accelerator_type=v5litepod-4",
+        f"assets.datasets.mine.path={tmp_path}/mine",
+        f"assets.models.gemma.path={tmp_path}/weights",
+        f"assets.tokenizers.vocab.build=[{sys.executable},make.py,'{{output}}']",
+        "env.vars.MODELS='{assets.models.gemma}/'",
+        "env.vars.JSON='{\"a\": 1}'",
+        'program.command=[sh,-c,"echo MODELS=$MODELS; echo $SLIPWAY_ASSETS; echo $JSON","{assets.tokenizers.vocab}"]',
+    ]
+    code, out, err = slipway("up", *words, KEEP)
+    assert (code, err) == (0, "")
+    state = slipway.cloud().get("state")
+    [(bucket, objects)] = state["objects"].items()
+    prefix = next(o for o in objects if o.startswith("assets/gemma-")).split("/")[1]
+    assert f"MODELS=gs://{bucket}/assets/{prefix}/" in out
+    assert f'"models": {{"gemma": "gs://{bucket}/assets/{prefix}"}}' in out
+    assert '{"a": 1}' in out
+    assert sorted(o.rpartition("/")[2] for o in objects if o.startswith("assets/")) == [
+        "manifest.json", "manifest.json", "manifest.json", "v", "x.bin", "x.bin",
+    ]  # fmt: skip
+    log = [f"{r['method']} {r['path']} {r['query']}" for r in slipway.cloud().requests() if r["mutating"]]
+    upload = next(i for i, line in enumerate(log) if "assets/mine-" in line and "manifest.json" in line)
+    create = next(i for i, line in enumerate(log) if "/locations/" in line and line.startswith("POST"))
+    assert upload < create
+    # One more file: what is there already is copied inside the bucket, not sent again; nothing is deleted.
+    (tmp_path / "mine" / "sub/y.bin").write_text("new")
+    before = len(uploads(slipway, "assets"))
+    assert slipway("up", *words, KEEP)[0] == 0
+    sent = [line for line in uploads(slipway, "assets")[before:] if "manifest" not in line]
+    assert len(sent) == 2, sent
+    assert any("rewriteTo" in line for line in sent)
+    assert any("y.bin" in line for line in sent)
+    assert set(objects) <= set(slipway.cloud().get("state")["objects"][bucket])
+
+
+@pytest.mark.e2e
+def test_the_pod_fetches_what_it_alone_may(slipway: Slipway, host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+    host.token = "hf_planted_token"
+    monkeypatch.setenv("GATED", host.token)
+    entry = f"{{w.bin: {{url: '{host.url}', sha256: {SHA256}, token: MINE}}}}"
+    words = ["tpu.accelerator_type=v5litepod-4", "assets.fetch_on=pod", f"assets.models.gated.files={entry}"]
+    words += ["env.secrets.MINE=env:GATED", ECHO]
+    code, out, err = slipway("up", *words, KEEP)
+    assert (code, err) == (0, ""), err
+    assert "model gated in the bucket" in out
+    assert not list((slipway.home / "downloads").glob("*"))
+    objects = json.dumps(slipway.cloud().get("state")["objects"])
+    assert "assets/gated-" in objects
+    assert len(host.requests) == 1
+    (slipway.repository / "hello.txt").write_text("another run\n")
+    assert slipway("up", *words, KEEP)[0] == 0
+    assert len(host.requests) == 1
+    wrong = entry.replace(SHA256, "0" * 64)
+    code, _, err = slipway("up", *words, KEEP, f"assets.models.gated.files={wrong}")
+    assert code == 1
+    assert "w.bin: " in err
+    assert "the config says 000000000000" in err
+
+
+@pytest.mark.e2e
+def test_an_upload_goes_on_where_it_was_cut_off(
+    slipway: Slipway, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("controller.gcp.client.CHUNK", 1 << 18)
+    assert slipway("up", "tpu.accelerator_type=v5litepod-4", ECHO, KEEP)[0] == 0
+    cloud = slipway.cloud()
+    [bucket] = cloud.get("state")["bucket"]
+    (file := tmp_path / "big").write_bytes(CONTENT)
+    google, session = opened(cloud.token, cloud.roots), tmp_path / "session"
+
+    class Killed(BaseException):
+        pass
+
+    def killed(size: int) -> None:
+        if size > 0:
+            raise Killed
+
+    with pytest.raises(Killed):
+        google.upload_file(bucket, "big", file, session, killed)
+    assert session.stat().st_mode & 0o777 == 0o600
+    moved: list[int] = []
+    answer = google.upload_file(bucket, "big", file, session, moved.append)
+    assert int(answer["size"]) == len(CONTENT)
+    assert sum(moved) == len(CONTENT)
+    assert not session.exists()
+    begun = [r for r in cloud.requests() if r["query"].get("name") == "big" and "upload_id" not in r["query"]]
+    assert len(begun) == 1
+    session.write_text(f"{cloud.url}/upload/storage/v1/b/{bucket}/o?uploadType=resumable&upload_id=expired&name=big")
+    assert int(google.upload_file(bucket, "big", file, session, nothing)["size"]) == len(CONTENT)
+    google.close()
+
+
+def opened(token: str, roots: dict[str, str]) -> Google:
+    from google.oauth2.credentials import Credentials
+
+    from controller.core.clock import Clock
+
+    class Quick(Clock):
+        def sleep(self, seconds: float) -> None:
+            return
+
+    return Google(Credentials(token=token), Quick(), roots)
+
+
+def test_hashes_that_are_kept_by_several_at_once(tmp_path: Path) -> None:
+    """As when several assets are looked at side by side."""
+    files = [tmp_path / f"file-{i}" for i in range(24)]
+    for file in files:
+        file.write_text(file.name)
+
+    def look(file: Path) -> str:
+        with Hashes(tmp_path / "state" / "hashes.json") as hashes:
+            return hashes.of([file])[file].sha256
+
+    with ThreadPoolExecutor(max_workers=8) as pool:
+        found = list(pool.map(look, files))
+    assert found == [hashlib.sha256(file.name.encode()).hexdigest() for file in files]
+    assert [p.name for p in (tmp_path / "state").iterdir()] == ["hashes.json"]

@@ -1,0 +1,295 @@
+"""The lease of a pod: of two controllers one acts at a time, whatever the order of their steps and of what is lost."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from controller.core.clock import Clock
+from controller.core.errors import Fenced
+from controller.gcp.client import Conflict, GoogleError
+from controller.lease.lease import MARGIN, Asked, Held, Lease
+from controller.lease.store import Me, Seen, Term
+
+TERM = 60.0
+
+
+class Time(Clock):
+    """True time, which moves when it is told to."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.true = 0.0
+
+    def now(self) -> float:
+        return self.true
+
+    def since_boot(self) -> float:
+        return self.true
+
+    def sleep(self, seconds: float) -> None:
+        self.true += seconds
+
+
+class Skewed(Time):
+    """The clock of a machine whose date is off, as somebody set it; its stopwatch is not."""
+
+    def __init__(self, time: Time, off: float) -> None:
+        super().__init__()
+        self._time, self._off = time, off
+
+    def now(self) -> float:
+        return self._time.true + self._off
+
+    def since_boot(self) -> float:
+        return self._time.true + 1000 * self._off
+
+    def sleep(self, seconds: float) -> None:
+        self._time.sleep(seconds)
+
+
+class FakeFile:
+    """The object in a bucket. `lose_answer`: the next write arrives, and its answer does not; `down`: nothing does."""
+
+    def __init__(self, time: Time) -> None:
+        self._time = time
+        self._term: Term | None = None
+        self._generation = 0
+        self._updated = 0.0
+        self.writes = 0
+        self.lose_answer = self.down = False
+
+    def read(self) -> Seen | None:
+        if self.down:
+            raise GoogleError("get", 503, "UNREACHABLE", "no network")
+        age = float(int(self._time.true)) - self._updated
+        return None if self._term is None else Seen(self._term, self._generation, age)
+
+    def write(self, term: Term, generation: int) -> int:
+        if self.down:
+            raise GoogleError("insert", 503, "UNREACHABLE", "no network")
+        if generation != self._generation:
+            raise Conflict("insert", 412, "conditionNotMet", "another generation")
+        self._term, self._generation, self._updated = term, self._generation + 1, self._time.true
+        self.writes += 1
+        if self.lose_answer:
+            self.lose_answer = False
+            return self.write(term, generation)  # as the client does when it hears nothing
+        return self._generation
+
+
+def never() -> None:
+    raise AssertionError("fenced")
+
+
+def lease(file: FakeFile, clock: Clock, name: str = "me", fenced: Callable[[], None] = lambda: None) -> Lease:
+    me = Me("laptop", "run-1", id=name, holder=f"{name}@host", process="")
+    made = Lease(file, clock, me, TERM, 3600.0, fenced)
+    made._keep = lambda stop: None  # type: ignore[method-assign]  # renewals are steps of the test
+    return made
+
+
+def test_the_first_one_acts_and_the_second_one_is_told_who_does() -> None:
+    time = Time()
+    file = FakeFile(time)
+    first, second = lease(file, time, "anna"), lease(file, time, "ben")
+    assert first.hold() == 1
+    assert first.look() is None
+    with pytest.raises(Held, match=r"anna@host \(laptop\) for run-1 since"):
+        second.hold()
+
+
+def test_to_be_sure_of_it_costs_nothing() -> None:
+    time = Time()
+    file = FakeFile(time)
+    mine = lease(file, time)
+    for _ in range(1000):
+        mine.hold()
+    assert file.writes == 1
+
+
+def test_who_was_silent_for_a_term_is_followed_and_fenced() -> None:
+    time, woken = Time(), threading.Event()
+    file = FakeFile(time)
+    first, second = lease(file, time, "anna", woken.set), lease(file, time, "ben")
+    first.hold()
+    time.true += TERM - 1
+    with pytest.raises(Held):
+        second.hold()
+    time.true += 1
+    assert second.hold() == 2
+    with pytest.raises(Fenced, match="ben@host"):
+        first.hold()
+    assert woken.is_set()
+    time.true += 10 * TERM
+    with pytest.raises(Fenced):  # for good, though the lease is free again
+        first.hold()
+
+
+def test_who_was_silent_and_is_not_followed_goes_on() -> None:
+    time = Time()
+    file = FakeFile(time)
+    mine = lease(file, time, fenced=never)
+    mine.hold()
+    time.true += 5 * TERM
+    assert mine.hold() == 1
+
+
+def test_who_cannot_ask_does_not_act() -> None:
+    time = Time()
+    file = FakeFile(time)
+    mine = lease(file, time, fenced=never)
+    mine.hold()
+    file.down = True
+    mine.hold()  # still sure
+    time.true += TERM * (1 - MARGIN)
+    with pytest.raises(GoogleError):
+        mine.hold()
+    file.down = False
+    assert mine.hold() == 1
+
+
+def test_an_answer_that_is_lost_fences_nobody() -> None:
+    time = Time()
+    file = FakeFile(time)
+    mine = lease(file, time, fenced=never)
+    file.lose_answer = True
+    token = mine.hold()
+    time.true += TERM
+    file.lose_answer = True
+    assert mine.hold() == token
+
+
+def test_the_token_grows_over_every_holder() -> None:
+    time = Time()
+    file = FakeFile(time)
+    tokens = []
+    for name in ("anna", "ben", "anna"):
+        mine = lease(file, time, name)
+        tokens.append(mine.hold())
+        mine.release()
+    assert tokens == [1, 2, 3]
+
+
+def test_a_holder_that_is_asked_lets_go_and_says_so() -> None:
+    time = Time()
+    file = FakeFile(time)
+    first, second = lease(file, time, "anna"), lease(file, time, "ben")
+    first.hold()
+    assert second.ask("cancelled") is not None
+    with pytest.raises(Held):  # it may be in the middle of something
+        second.hold()
+    time.true += TERM - 1
+    with pytest.raises(Asked, match="cancelled by ben@host") as asked, first.kept():
+        first.hold()
+    assert asked.value.ends
+    last = second.last()
+    assert last is not None
+    assert (last.term.released, last.term.exit_code) == (True, 0)
+    assert second.hold() == 2
+
+
+def test_one_that_is_asked_and_dead_is_waited_for() -> None:
+    time = Time()
+    file = FakeFile(time)
+    first, second = lease(file, time, "anna"), lease(file, time, "ben")
+    first.hold()
+    told: list[str] = []
+    second.take_over("taken over", told.append)
+    assert "anna@host" in told[0]
+    assert time.true >= TERM
+    with pytest.raises(Fenced):
+        first.hold()
+
+
+def test_last_words_are_left_for_who_watches() -> None:
+    time = Time()
+    file = FakeFile(time)
+    mine = lease(file, time)
+    mine.hold()
+    with pytest.raises(Fenced), mine.kept():
+        raise Fenced("no more money")
+    seen = mine.last()
+    assert seen is not None
+    assert (seen.term.said, seen.term.exit_code, seen.term.released) == ("no more money", 8, True)
+
+
+def test_a_process_of_this_machine_that_is_dead_is_not_waited_for() -> None:
+    me = Me("laptop", "run-1")
+    here, _, which = me.process.rpartition(":")
+    if not here:
+        pytest.skip("no /proc here")
+    alive, dead = me.term(1, 0.0, TERM), replace(me.term(1, 0.0, TERM), process=f"{here}:{which.split('/')[0]}/0")
+    assert not me.knows_gone(alive)
+    assert me.knows_gone(dead)
+    assert not me.knows_gone(replace(dead, process=f"elsewhere:{which}"))
+    assert not me.knows_gone(replace(dead, process=""))
+
+
+STEPS = st.tuples(st.sampled_from(["anna", "ben", "cleo"]), st.sampled_from(["act", "begin", "end", "renew", "leave"]))
+
+
+@settings(max_examples=400, deadline=None)
+@given(
+    st.lists(st.one_of(STEPS, st.floats(0.1, TERM)), max_size=40),
+    st.tuples(st.floats(-1e6, 1e6), st.floats(-1e6, 1e6), st.floats(-1e6, 1e6)),
+    st.lists(st.booleans(), max_size=40),
+)
+def test_no_order_of_steps_lets_two_act(steps: list[object], offs: tuple[float, ...], lost: list[bool]) -> None:
+    """Acts of a holder that began while it was sure end before anyone else begins, though they take up to the margin.
+
+    Their clocks differ, answers are lost; each may fall asleep between any two of its steps.
+    """
+    time = Time()
+    file = FakeFile(time)
+    leases = {
+        name: lease(file, Skewed(time, off), name) for name, off in zip(("anna", "ben", "cleo"), offs, strict=True)
+    }
+    tokens: list[int] = []
+    under_way: dict[str, float] = {}
+    losses = iter(lost)
+    for step in steps:
+        if not isinstance(step, tuple):
+            time.true += float(str(step))
+            continue
+        name, what = step
+        mine = leases[name]
+        file.lose_answer = next(losses, False)
+        try:
+            if what == "leave":
+                under_way.pop(name, None)
+                mine.release()
+            elif what == "end":
+                under_way.pop(name, None)
+            elif what == "renew" and mine.held:
+                mine._renew()
+            elif what in ("act", "begin"):
+                tokens.append(mine.hold())
+                others = [n for n, end in under_way.items() if n != name and time.true < end]
+                assert others == []
+                if what == "begin":
+                    under_way[name] = time.true + TERM * MARGIN
+        except (Held, Fenced):
+            continue
+        finally:
+            file.lose_answer = False
+    assert tokens == sorted(tokens), "what was done under an older token came later"
+
+
+def test_what_is_read_once_says_who_had_it_and_whether_it_is_to_be_had() -> None:
+    """Read twice, a holder's last words and its successor's term might be taken for each other."""
+    time = Time()
+    file = FakeFile(time)
+    first, second = lease(file, time, "anna"), lease(file, time, "ben")
+    assert not second.is_others(second.last())
+    first.hold()
+    held = second.last()
+    assert second.is_others(held)
+    assert not first.is_others(held)
+    first.release("cancelled", 0)
+    assert not second.is_others(second.last())

@@ -1,0 +1,87 @@
+"""The lease as an object of a bucket that others can write to."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from typing import Any, Literal
+
+import pytest
+
+from controller.core.errors import CloudError
+from controller.gcp.client import NotFound
+from controller.lease.store import KEY, InBucket, Me, Seen
+
+TERM = asdict(Me("laptop", "run-1", holder="anna@lab", process="boot:pid[1]:7/9").term(3, 1.0, 60.0))
+
+
+class Bucket:
+    """Has one object, written five seconds before it is asked for."""
+
+    def __init__(self, metadata: dict[str, str] | None) -> None:
+        self.metadata_of_it = metadata
+
+    def metadata(self, bucket: str, name: str) -> tuple[dict[str, Any], float]:
+        assert (bucket, name) in (("b", "pods/pod/lease.json"), ("b", "sweeps/pod/lease.json"))
+        kept = {} if self.metadata_of_it is None else {"metadata": self.metadata_of_it}
+        return {"generation": "12", "updated": "1970-01-01T00:01:40Z", **kept}, 105.0
+
+
+class Empty:
+    def metadata(self, bucket: str, name: str) -> tuple[dict[str, Any], float]:
+        raise NotFound("objects.get", 404, "notFound", "no such object")
+
+
+def read(google: Any, among: Literal["pods", "sweeps"] = "pods") -> Seen | None:
+    return InBucket(google, "b", "pod", among).read()
+
+
+def test_a_lease_is_read_with_its_age_and_a_later_versions_keys_are_left_out() -> None:
+    assert read(Empty()) is None
+    seen = read(Bucket({KEY: json.dumps(TERM | {"later": [1]})}))
+    assert seen is not None
+    assert (asdict(seen.term), seen.generation, seen.age) == (TERM, 12, 5.0)
+
+
+HOSTILE: list[dict[str, Any]] = [
+    {"token": "next"},
+    {"token": 0},
+    {"token": None},
+    {"since": "yesterday"},
+    {"since": 1e300},
+    {"since": float("nan")},
+    {"seconds": float("inf")},
+    {"seconds": []},
+    {"holder": {"name": "anna"}},
+    {"process": "boot:pid[1]:seven/9"},
+    {"process": f"boot:pid[1]:{'7' * 5000}/9"},
+    {"asked": 1},
+    {"exit_code": "none"},
+    {"exit_code": 1 << 40},
+]
+BROKEN = ["", "{", "null", "7", "[]", "{}", '"lease"', "[" * 4000, "\ud800"]
+
+
+@pytest.mark.parametrize(
+    "text", [*(json.dumps(TERM | other) for other in HOSTILE), *BROKEN], ids=lambda t: ascii(t)[-40:]
+)
+def test_what_is_no_lease_is_one_clear_error(text: str) -> None:
+    with pytest.raises(CloudError) as error:
+        read(Bucket({KEY: text}))
+    said = str(error.value)
+    assert "gs://b/pods/pod/lease.json is no lease that slipway wrote" in said
+    assert "`gcloud storage rm gs://b/pods/pod/lease.json`" in said
+    assert "\n" not in said
+
+
+@pytest.mark.parametrize(("among", "is_said"), [("pods", True), ("sweeps", False)])
+def test_no_worker_remembers_the_lease_of_a_sweep(among: Literal["pods", "sweeps"], is_said: bool) -> None:
+    with pytest.raises(CloudError, match=f"gcloud storage rm gs://b/{among}/pod/lease.json") as error:
+        read(Bucket({}), among)
+    assert ("slipway down" in str(error.value)) is is_said
+
+
+def test_an_object_of_somebody_else_is_the_same_error() -> None:
+    for metadata in (None, {}, {"other": "words"}):
+        with pytest.raises(CloudError, match="is no lease that slipway wrote"):
+            read(Bucket(metadata))

@@ -1,0 +1,198 @@
+"""The engine against a world of its own: order, waiting, acting only on a difference, and failing loudly."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, ClassVar, Self, cast
+
+import pytest
+
+from controller.context import World
+from controller.core.clock import Clock
+from controller.core.errors import CloudError, ConfigError
+from controller.core.events import Event, Events
+from controller.reconcile.reconciler import destroy, ordered, reconcile
+from controller.reconcile.resource import Absent, Change, Diff, Have, Pending, Resource, Scope, Unknown
+
+
+class FakeClock(Clock):
+    """Sleeping moves the time on and does not wait."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._time = 0.0
+
+    def now(self) -> float:
+        return self._time
+
+    def steady(self) -> float:
+        return self._time
+
+    def sleep(self, seconds: float) -> None:
+        self._time += seconds
+
+
+@dataclass(frozen=True, kw_only=True)
+class Thing(Resource):
+    """A thing in a dict; `script` overrides what is seen, one look after the other."""
+
+    kind: ClassVar[str] = "thing"
+    scope: ClassVar[Scope] = "pod"
+    fixed: ClassVar[frozenset[str]] = frozenset({"make"})
+    store: dict[str, Any] = field(compare=False)
+    make: str = "a"
+    size: int | None = 1
+    script: list[Any] = field(default_factory=list, compare=False)
+    log: list[str] = field(default_factory=list, compare=False)
+    stubborn: bool = field(default=False, compare=False)
+
+    def observe(self, world: World, have: Have) -> Absent | Pending | Unknown | Self:
+        assert set(self.needs) <= set(have)
+        if self.script:
+            return self.script.pop(0)
+        return self.store.get(self.name, Absent())
+
+    def apply(self, world: World, have: Have, diff: Diff) -> None:
+        self.log.append(f"{diff.action} {self.name}")
+        if diff.action == "replace":
+            self.destroy(world)
+        elif not self.stubborn:
+            self.store[self.name] = self
+
+    def destroy(self, world: World) -> None:
+        self.log.append(f"destroy {self.name}")
+        self.store.pop(self.name, None)
+
+
+@pytest.fixture
+def world() -> World:
+    clock = FakeClock()
+    none = cast(Any, None)
+    return World("p", none, clock, Events(clock), Path("unused"), "me", 1.0, none)
+
+
+def things(**needs: tuple[str, ...]) -> tuple[dict[str, Any], list[str], list[Thing]]:
+    store: dict[str, Any] = {}
+    log: list[str] = []
+    made = [Thing(name=n, needs=tuple(f"thing/{d}" for d in ds), store=store, log=log) for n, ds in needs.items()]
+    return store, log, made
+
+
+def test_each_comes_after_its_needs_and_a_second_time_nothing_is_done(world: World) -> None:
+    store, log, made = things(c=("b",), b=("a",), a=())
+    reconcile(made, world)
+    assert log == ["create a", "create b", "create c"]
+    assert set(reconcile(made, world)) == {"thing/a", "thing/b", "thing/c"}
+    assert len(log) == 3
+    assert set(store) == {"a", "b", "c"}
+
+
+def test_independent_branches_run_at_the_same_time(world: World) -> None:
+    both = threading.Barrier(2, timeout=30)
+
+    @dataclass(frozen=True, kw_only=True)
+    class Meeting(Thing):
+        def apply(self, world: World, have: Have, diff: Diff) -> None:
+            both.wait()  # passes only if the other is here too
+            super().apply(world, have, diff)
+
+    store: dict[str, Any] = {}
+    reconcile([Meeting(name="x", store=store), Meeting(name="y", store=store)], world)
+    assert set(store) == {"x", "y"}
+
+
+def test_pending_is_waited_for_and_never_acted_on(world: World) -> None:
+    store, log, [thing] = things(a=())
+    store["a"] = thing
+    reconcile([replace(thing, script=[Pending("creating")] * 5)], world)
+    assert log == []
+    assert world.clock.now() == 5.0
+
+
+def test_pending_for_ever_is_an_error(world: World) -> None:
+    _, _, [thing] = things(a=())
+    with pytest.raises(CloudError, match="still not settled after 600 s: creating"):
+        reconcile([replace(thing, script=[Pending("creating")] * 10_000)], world)
+
+
+def test_a_state_may_have_less_time_than_the_resource(world: World) -> None:
+    store, _, [thing] = things(a=())
+    deleting = Pending("deleting", 30, "run it again later")
+    script = [Pending("creating")] * 100 + [deleting] * 20 + [thing]
+    store["a"] = thing
+    reconcile([replace(thing, script=script)], world)
+    with pytest.raises(CloudError, match="still not settled after 50 s: deleting; run it again later"):
+        reconcile([replace(thing, script=[Pending("creating")] * 20 + [deleting] * 100)], world)
+
+
+def test_a_fixed_field_means_replace_and_others_update(world: World) -> None:
+    store, log, [thing] = things(a=())
+    store["a"] = replace(thing, make="old")
+    reconcile([thing], world)
+    assert log == ["replace a", "destroy a", "create a"]
+    store["a"] = replace(thing, size=7)
+    reconcile([thing], world)
+    assert log[3:] == ["update a"]
+
+
+def test_none_means_whatever_it_is(world: World) -> None:
+    _, _, [thing] = things(a=())
+    assert replace(thing, size=None).diff(replace(thing, size=9)) == Diff("none")
+    assert thing.diff(replace(thing, size=9)) == Diff("update", (Change("size", 9, 1),))
+
+
+def test_unknown_stops(world: World) -> None:
+    _, log, [thing] = things(a=())
+    with pytest.raises(ConfigError, match="thing a: no credentials"):
+        reconcile([replace(thing, script=[Unknown("no credentials")])], world)
+    assert log == []
+
+
+def test_what_does_not_converge_is_said_so(world: World) -> None:
+    _, log, [thing] = things(a=())
+    with pytest.raises(CloudError, match="does not converge: make: None -> a; size: None -> 1"):
+        reconcile([replace(thing, stubborn=True)], world)
+    assert len(log) == 8
+
+
+def test_a_failure_stops_what_depends_on_it_and_only_that(world: World) -> None:
+    @dataclass(frozen=True, kw_only=True)
+    class Broken(Thing):
+        def apply(self, world: World, have: Have, diff: Diff) -> None:
+            raise CloudError("broken")
+
+    store: dict[str, Any] = {}
+    events: list[Event] = []
+    world.events.listen(events.append)
+    after = Thing(name="after", needs=("thing/bad",), store=store)
+    with pytest.raises(CloudError, match="broken"):
+        reconcile([Broken(name="bad", store=store), Thing(name="good", store=store), after], world)
+    assert set(store) == {"good"}
+    assert ("step_failed", "thing/bad") in {(e.kind, e.subject) for e in events}
+
+
+def test_dependents_are_destroyed_first(world: World) -> None:
+    _, log, made = things(a=(), b=("a",), c=("b",))
+    reconcile(made, world)
+    destroy(made, world)
+    assert log[3:] == ["destroy c", "destroy b", "destroy a"]
+
+
+@pytest.mark.parametrize(("needs", "words"), [({"a": ("b",), "b": ("a",)}, "cycle"), ({"a": ("x",)}, "unknown needs")])
+def test_a_plan_that_is_no_dag_is_refused(needs: dict[str, tuple[str, ...]], words: str) -> None:
+    _, _, made = things(**needs)
+    with pytest.raises(ValueError, match=words):
+        ordered(made)
+
+
+def test_events_tell_what_was_done(world: World) -> None:
+    events: list[Event] = []
+    world.events.listen(events.append)
+    collect: Callable[[], list[tuple[str, Any]]] = lambda: [(e.kind, e.data.get("action")) for e in events]  # noqa: E731
+    _, _, made = things(a=())
+    reconcile(made, world)
+    reconcile(made, world)
+    assert collect() == [("step_started", None), ("step_done", "create"), ("step_done", "none")]

@@ -1,0 +1,129 @@
+"""The record of a run, and a run from its record: on the emulated cloud, with a program that echoes."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+
+from controller.cli import main
+from controller.records import gitref, index
+from tests.controller.conftest import Slipway
+from tests.controller.inputs.wheels import git, git_repository
+
+pytestmark = pytest.mark.e2e
+SAYS = 'program.command=[sh,-c,"cat train.py new.py"]'
+
+
+def test_a_run_leads_back_to_what_made_it_and_is_repeated_from_a_clean_clone(slipway: Slipway, tmp_path: Path) -> None:
+    root = slipway.repository
+    commit = git_repository(root, {"train.py": "lr = 1\n", "old.py": "gone\n", ".gitignore": "out/\n"})
+    (root / "train.py").write_text("lr = 2\n")
+    (root / "new.py").write_text("untracked\n")
+    (root / "old.py").unlink()
+    before = git(root, "status", "--porcelain"), git(root, "rev-parse", "HEAD"), git(root, "diff", "--cached")
+    code, out, err = slipway("up", SAYS)
+    assert (code, err) == (0, "")
+    assert "lr = 2" in out
+    assert (git(root, "status", "--porcelain"), git(root, "rev-parse", "HEAD"), git(root, "diff", "--cached")) == before
+    [run] = [row["run"] for row in index.rows(slipway.home)]
+    document = json.loads((slipway.home / "runs" / run / "record.json").read_text())
+    assert document["overrides"] == [SAYS, *slipway.base]
+    assert document["git"]["commit"] == commit
+    assert document["worker_0"]["packages"]["pytest"]
+    assert git(root, "rev-parse", f"{gitref.ref_of(run)}^") == commit
+    tree = git(root, "ls-tree", "--name-only", "-r", gitref.ref_of(run)).split()
+    assert tree == [".gitignore", "hello.txt", "new.py", "train.py"]
+    assert git(root, "show", f"{gitref.ref_of(run)}:train.py") == "lr = 2"
+    requests = (slipway.home / "runs" / run / "requests.jsonl").read_text().splitlines()
+    called = {f"{call['api']} {call['method']}" for call in map(json.loads, requests)}
+    assert "tpu projects.locations.queuedResources.create" in called
+    assert not any("ssh-rsa" in line or "ssh-ed25519" in line for line in requests)
+    objects = json.dumps(slipway.cloud().get("state")["objects"])
+    for name in ("record.json", "plan.yaml", "run.yaml", "git.json", "diff.patch", "events/", "requests/"):
+        assert f"runs/{run}/{name}" in objects, name
+    finished = slipway.json("status", "--run", run)
+    assert (finished["run"]["id"], finished["run"]["state"]) == (run, "finished")
+
+    clone = tmp_path / "clone"
+    git(tmp_path, "clone", "--quiet", str(root), str(clone))
+    os.chdir(clone)
+    assert (clone / "train.py").read_text() == "lr = 1\n"
+    code, out, err = slipway("up", "--run", run)
+    assert (code, err) == (0, "")
+    assert "lr = 2\n" in out
+    assert "untracked" in out
+    again = json.loads((slipway.home / "runs" / f"{run}-r1" / "record.json").read_text())
+    assert again["repeats"] == run
+    for same in ("config", "code_sha256", "overrides", "git", "requirements"):
+        assert again[same] == document[same], same
+    code, out, _ = slipway("up", "--run", run)
+    assert code == 0
+    assert f"{run}-r1 has finished already; nothing was changed" in out
+
+
+def test_what_is_computed_cannot_be_changed_in_a_repetition(slipway: Slipway) -> None:
+    assert slipway("up", 'program.command=["true"]')[0] == 0
+    [row] = index.rows(slipway.home)
+    code, _, err = slipway("up", "--run", row["run"], "run.seed=3")
+    assert code == 2
+    assert "what is computed stays as it is on record" in err
+    code, _, err = slipway("up", "--run", "nobody-00000000")
+    assert code == 2
+    assert "no such run on this machine, nor in gs://" in err
+    (slipway.home / "runs" / row["run"] / "record.json").unlink()  # another machine knows it from the bucket
+    assert slipway.json("status", "--run", row["run"])["run"]["state"] == "finished"
+
+
+def test_another_machine_reads_the_table_from_the_bucket_and_what_differs(slipway: Slipway) -> None:
+    summary = "echo '{\"acc\": %s}' > $SLIPWAY_RUN_DIR/summary.json\n"
+    words = ["program.command=[sh,run.sh]", "tpu.accelerator_type=v5litepod-1", "cleanup.on_success=keep"]
+    runs = []
+    for acc, seed in ((0.5, 1), (0.75, 2)):
+        (slipway.repository / "run.sh").write_text(summary % acc)
+        assert slipway("up", *words, f"run.seed={seed}")[0] == 0
+        runs.append(index.rows(slipway.home)[-1]["run"])
+    shutil.rmtree(slipway.home / "runs")
+    assert slipway("runs")[1] == "no runs\n"
+    code, out, err = slipway("runs", "--refresh", "--sort", "metrics.acc", "--json")
+    assert (code, err) == (0, "")
+    rows = json.loads(out)
+    assert [(row["run"], row["state"], row["metrics.acc"]) for row in rows] == [
+        (runs[0], "finished", 0.5), (runs[1], "finished", 0.75)
+    ]  # fmt: skip
+    assert slipway.json("runs", "--refresh", "--last", "1")[0] == rows[1]  # nothing is added twice
+    found = slipway.json("runs", "--diff", *runs)
+    assert found["config"] == {"run.seed": [1, 2]}
+    assert set(found["code"]) == {"sha256"}
+    assert found["result"]["metrics.acc"] == [0.5, 0.75]
+    code, out, _ = slipway("runs", "--diff", *runs)
+    assert out.startswith(f"- {runs[0]}\n+ {runs[1]}\n\nconfig\n  run.seed: 1 -> 2\n")
+    code, _, err = slipway("runs", "--diff", runs[0], "nobody-00000000")
+    assert code == 2
+    assert "no such run on this machine, nor in gs://" in err
+
+
+def test_a_failed_run_of_code_without_git_is_on_record_all_the_same(slipway: Slipway) -> None:
+    code, _, _ = slipway("up", 'program.command=[sh,-c,"exit 7"]')
+    assert code == 5
+    [row] = index.rows(slipway.home)
+    assert row["state"] == "failed"
+    assert "worker" in row["why"]
+    assert row["commit"] is None
+
+
+def test_a_plan_is_saved_committed_and_planned_again(slipway: Slipway) -> None:
+    words = ['program.command=["true"]', "run.name=kept"]
+    planned = slipway.json("plan", "--save", *words, "run.seed=5")["run"]
+    file = slipway.repository / "plans" / f"{planned}.yaml"
+    assert str(slipway.home) not in file.read_text()
+    assert main.run(["plan", "--json", "--plan", str(file)]) == 0
+    again = json.loads(slipway.capsys.readouterr().out)
+    assert again["run"] == planned  # the file itself is not shipped
+    assert main.run(["plan", "--json", "--plan", str(file), "run.seed=6"]) == 0
+    assert json.loads(slipway.capsys.readouterr().out)["run"] != again["run"]
+    assert main.run(["plan", "--plan", "nothing.yaml"]) == 2
+    assert "--plan nothing.yaml: No such file" in slipway.capsys.readouterr().err

@@ -1,0 +1,271 @@
+"""The verdict, case by case: what is observed, what it is called, and a word of the evidence."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+
+import pytest
+
+from controller.recovery.diagnosis import Kind, Observed, PodSeen, Symptom, WorkerSeen, hang_limit, judge
+
+K = Kind
+OK = WorkerSeen()
+DONE = WorkerSeen(ended=True, code=0)
+READY = PodSeen()
+PEERLESS = "jaxlib.XlaRuntimeError: UNKNOWN: Gloo AllReduce failed: Connection reset by peer"
+
+
+def failed(code: int | None = 1, tail: str = "ValueError: x", at: float = 10.0, **more: object) -> WorkerSeen:
+    return WorkerSeen(ended=True, code=code, log_tail=tail, ended_at=at, **more)  # type: ignore[arg-type]
+
+
+def killed(signal: str = "SIGKILL", at: float = 10.0, **more: object) -> WorkerSeen:
+    return failed(None, "step 12", at, signal=signal, **more)
+
+
+def silent(seconds: float = 30.0, trouble: str = "") -> WorkerSeen:
+    return WorkerSeen(silent_seconds=seconds, trouble=trouble)
+
+
+@dataclass(frozen=True)
+class Case:
+    name: str
+    workers: tuple[WorkerSeen, ...]
+    kind: K
+    words: str = ""
+    pod: PodSeen | None = READY
+    more: dict[str, object] = field(default_factory=dict)
+    worker: int | None = None
+    unreachable: tuple[int, ...] = ()
+
+
+CASES = [
+    Case("all well", (OK, OK), K.RUNNING),
+    Case("one is done", (DONE, OK), K.RUNNING),
+    Case("all done", (DONE, DONE), K.FINISHED, "ended with 0"),
+    Case("done, and the pod went", (DONE, DONE), K.FINISHED, pod=PodSeen("PREEMPTED")),
+    Case("cancelled", (killed("SIGTERM"),), K.CANCELLED, "on purpose", more={"cancelled": True}),
+    Case("too dear", (OK,), K.OVER_BUDGET, "12 h", more={"over_budget": "12 h"}),
+    # the pod
+    Case("preempted", (OK, OK), K.PREEMPTED, "the node is preempted", PodSeen("PREEMPTED")),
+    Case("its programs die first", (killed(), OK), K.PREEMPTED, "preempted", PodSeen("PREEMPTED")),
+    Case("deleted", (OK,), K.PREEMPTED, "the node is gone", PodSeen("ABSENT")),
+    Case("being deleted", (OK,), K.PREEMPTED, "the node is deleting", PodSeen("DELETING")),
+    Case("another one", (OK,), K.PREEMPTED, "the node was replaced", PodSeen(replaced=True)),
+    Case("its request is suspended", (OK,), K.PREEMPTED, "suspending", PodSeen("SUSPENDING")),
+    Case("its request has no node", (silent(),), K.PREEMPTED, "gone", PodSeen("GONE")),
+    Case("terminated", (OK,), K.PREEMPTED, "terminated", PodSeen("TERMINATED")),
+    Case("stopped by hand", (silent(),), K.PREEMPTED, "the node is stopped", PodSeen("STOPPED")),
+    Case("under repair", (silent(),), K.MAINTENANCE, "the node is repairing", PodSeen("REPAIRING")),
+    Case("restarting", (OK,), K.MAINTENANCE, "restarting", PodSeen("RESTARTING")),
+    Case("a state nobody knows", (OK,), K.RUNNING, pod=PodSeen("STATE_UNSPECIFIED")),
+    Case("maintenance that hurts", (killed(),), K.MAINTENANCE, "at work", PodSeen(maintenance="ONGOING")),
+    Case(
+        "rescheduled", (silent(),), K.MAINTENANCE, "at work", PodSeen(health="UNHEALTHY_MAINTENANCE"), unreachable=(0,)
+    ),
+    Case("maintenance that does not", (OK,), K.RUNNING, "is ongoing", PodSeen(maintenance="ONGOING")),
+    Case("maintenance to come", (OK,), K.RUNNING, "is pending", PodSeen(maintenance="PENDING")),
+    Case("ill, and it works", (OK,), K.RUNNING, "calls the pod timeout", PodSeen(health="TIMEOUT")),
+    Case(
+        "ill",
+        (silent(), OK),
+        K.UNHEALTHY_HOST,
+        "timeout (no ping)",
+        PodSeen(health="TIMEOUT", health_words="no ping"),
+        unreachable=(0,),
+    ),
+    Case(
+        "no mesh", (failed(), OK), K.UNHEALTHY_HOST, "MESH_BUILD_FAIL", PodSeen(symptoms=(Symptom("MESH_BUILD_FAIL"),))
+    ),
+    Case(
+        "Google saw HBM run out",
+        (failed(),),
+        K.OUT_OF_HBM,
+        "HBM",
+        PodSeen(symptoms=(Symptom("HBM_OUT_OF_MEMORY", "w-1"),)),
+    ),
+    Case("Google saw RAM run out", (killed(),), K.OUT_OF_RAM, "LOW_MEMORY", PodSeen(symptoms=(Symptom("LOW_MEMORY"),))),
+    Case("a symptom that does not hurt", (OK,), K.RUNNING, "LOW_MEMORY", PodSeen(symptoms=(Symptom("LOW_MEMORY"),))),
+    Case(
+        "libtpu calls the host sick",
+        (failed(tail="FAILED_PRECONDITION: Accelerator device halted prematurely"), OK),
+        K.UNHEALTHY_HOST,
+        "halted",
+        worker=0,
+    ),
+    # a notice
+    Case(
+        "told that it is taken away, and saved",
+        (failed(75, "", 11, notice="preemption"), failed(75, "", 10)),
+        K.PREEMPTED,
+        "worker 0 was told that its VM is being taken away; its program saved what it had",
+        worker=0,
+    ),
+    Case(
+        "told that it is taken away, and did not listen",
+        (killed("SIGTERM", notice="preemption"), OK),
+        K.PREEMPTED,
+        "ended by SIGTERM",
+        worker=0,
+    ),
+    Case("told, and it went", (killed(notice="preemption"),), K.PREEMPTED, "is preempted", PodSeen("PREEMPTED")),
+    Case("told, and it goes on", (WorkerSeen(notice="preemption"), OK), K.RUNNING),
+    Case("told, and done", (replace(DONE, notice="preemption"), DONE), K.FINISHED),
+    Case("told of maintenance", (failed(75, "", notice="maintenance"),), K.WORKER_LOST, "maintenance; it saved"),
+    Case(
+        "maintenance has come",
+        (failed(75, "", notice="maintenance"),),
+        K.MAINTENANCE,
+        "at work",
+        PodSeen(maintenance="ONGOING"),
+    ),
+    Case("shut down from inside", (failed(75, "", notice="shutdown"), OK), K.WORKER_LOST, "shuts down; it saved"),
+    Case("told to end by somebody", (failed(75, ""), OK), K.WORKER_LOST, "was told to end; it saved", worker=0),
+    # the network
+    Case("nothing is reachable", (silent(40), silent(50)), K.NETWORK_LOST, "Google's API", None),
+    Case("nothing was ever reachable", (WorkerSeen(unreachable=True),), K.NETWORK_LOST, pod=None),
+    Case("only Google is away", (OK, OK), K.RUNNING, "the workers do", None),
+    Case("one worker and Google are away", (silent(40), OK), K.RUNNING, pod=None),
+    Case("it ended before Google went away", (failed(), silent(5)), K.PROGRAM_ERROR, "ValueError", None),
+    # workers
+    Case(
+        "silent",
+        (OK, silent(30, "it has not answered"), OK),
+        K.WORKER_LOST,
+        "worker 1 has not answered for 30 s",
+        worker=1,
+        unreachable=(1,),
+    ),
+    Case("silent for a moment", (OK, silent(10)), K.RUNNING),
+    Case("all silent may be the way", (silent(30), silent(30)), K.RUNNING),
+    Case("all silent for long", (silent(70), silent(61)), K.WORKER_LOST, "0, 1", unreachable=(0, 1)),
+    Case("the only one", (silent(30),), K.WORKER_LOST, unreachable=(0,)),
+    Case(
+        "one is silent, the others ended for want of it",
+        (failed(tail=PEERLESS), silent(25)),
+        K.WORKER_LOST,
+        "worker 1 has not answered",
+        worker=1,
+        unreachable=(1,),
+    ),
+    Case("killed from outside", (OK, killed()), K.WORKER_LOST, "SIGKILL from outside", worker=1),
+    Case(
+        "killed first, noticed by others",
+        (failed(tail=PEERLESS, at=9.9), killed(at=10)),
+        K.WORKER_LOST,
+        "SIGKILL",
+        worker=1,
+    ),
+    Case(
+        "restarted", (failed(None, "", error="the worker was restarted"), OK), K.WORKER_LOST, "was restarted", worker=0
+    ),
+    Case("its peers are gone, who knows why", (failed(tail=PEERLESS), OK), K.WORKER_LOST, "lost the others", worker=0),
+    Case("killed by its kernel", (killed(oom_kills=1), OK), K.OUT_OF_RAM, "want of memory", worker=0),
+    # the program
+    Case("an error", (failed(), OK), K.PROGRAM_ERROR, "code 1; ValueError: x", worker=0),
+    Case("the first one counts", (failed(tail="b", at=20), failed(7, "a", at=10)), K.PROGRAM_ERROR, "code 7", worker=1),
+    Case(
+        "an error, noticed by others before",
+        (failed(tail=PEERLESS, at=9), failed(at=10)),
+        K.PROGRAM_ERROR,
+        "ValueError",
+        worker=1,
+    ),
+    Case("a fault of its own", (killed("SIGSEGV"),), K.PROGRAM_ERROR, "SIGSEGV"),
+    Case(
+        "HBM",
+        (failed(tail="RESOURCE_EXHAUSTED: Ran out of memory in memory space hbm. Used 20.8G of 15.7G"),),
+        K.OUT_OF_HBM,
+    ),
+    Case("a quota of the bucket is no memory", (failed(tail="RESOURCE_EXHAUSTED: rate limit"),), K.PROGRAM_ERROR),
+    Case("RAM", (failed(tail="Traceback\nMemoryError"),), K.OUT_OF_RAM),
+    Case("the disk", (failed(tail="OSError: [Errno 28] No space left on device"),), K.DISK_FULL),
+    Case("the disk, so full that no log says so", (failed(tail="", free_gb=0.0),), K.DISK_FULL, "0.0 GB left"),
+    Case("devices", (failed(3), failed(3)), K.DEVICE_MISMATCH),
+    Case("workers disagree", (failed(4), failed(4)), K.WORKERS_DISAGREE),
+    # the way there
+    Case(
+        "a sick chip",
+        (OK, OK, OK),
+        K.UNHEALTHY_HOST,
+        "worker 1 has other devices",
+        worker=1,
+        more={"devices": ("4 tpu", "3 tpu", "4 tpu"), "setup": "each worker should have 4"},
+    ),
+    Case(
+        "other devices everywhere",
+        (OK, OK),
+        K.DEVICE_MISMATCH,
+        "should have",
+        more={"devices": ("8 tpu", "8 tpu"), "setup": "each worker should have 4"},
+    ),
+    Case("setup", (WorkerSeen(error="exit 1"), OK), K.SETUP_FAILURE, "pip", worker=0, more={"setup": "pip failed"}),
+    Case("setup, no room", (OK,), K.DISK_FULL, more={"setup": "OSError: [Errno 28] No space left on device"}),
+    Case(
+        "setup, not reached",
+        (WorkerSeen(unreachable=True), OK),
+        K.WORKER_LOST,
+        "timed out",
+        worker=0,
+        unreachable=(0,),
+        more={"setup": "worker 0: timed out"},
+    ),
+    Case(
+        "setup, preempted", (WorkerSeen(unreachable=True),), K.PREEMPTED, pod=PodSeen("PREEMPTED"), more={"setup": "x"}
+    ),
+    # time
+    Case("stopped", (OK, WorkerSeen(stopped_seconds=12)), K.HUNG, "stopped by a signal", worker=1),
+    Case("stopped for a moment", (OK, WorkerSeen(stopped_seconds=5)), K.RUNNING),
+    Case(
+        "no step",
+        (OK, OK),
+        K.HUNG,
+        "no step and no word for 400 s; the last step was 12",
+        more={"still_seconds": 400.0, "hang_seconds": 300.0, "step": 12},
+    ),
+    Case("a long step", (OK,), K.RUNNING, more={"still_seconds": 200.0, "hang_seconds": 300.0}),
+    Case("no step, who knows what is long", (OK,), K.RUNNING, more={"still_seconds": 9000.0}),
+    Case(
+        "no step, under maintenance",
+        (OK,),
+        K.MAINTENANCE,
+        "at work",
+        PodSeen(maintenance="ONGOING"),
+        {"still_seconds": 400.0, "hang_seconds": 300.0},
+    ),
+]
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name.replace(" ", "-"))
+def test_case(case: Case) -> None:
+    verdict = judge(Observed(case.pod, case.workers, **case.more))  # type: ignore[arg-type]
+    assert verdict.kind == case.kind, verdict
+    assert case.words in str(verdict), verdict
+    assert verdict.unreachable == case.unreachable
+    if case.worker is not None:
+        assert verdict.worker == case.worker
+    if verdict.kind is not K.RUNNING:
+        assert verdict.evidence
+
+
+def test_every_verdict_has_a_case() -> None:
+    assert {case.kind for case in CASES} == set(K)
+
+
+def test_while_a_program_still_saves_a_preemption_that_was_announced_is_not_certain() -> None:
+    verdict = judge(Observed(READY, (failed(75, "", notice="preemption"), OK)))
+    assert (verdict.kind, verdict.noticed, verdict.certain) == (K.PREEMPTED, True, False)
+    assert judge(Observed(READY, (failed(75, "", notice="preemption"), failed(75, "")))).certain
+
+
+def test_who_lost_its_peers_may_not_be_the_last_to_speak() -> None:
+    assert not judge(Observed(READY, (failed(tail=PEERLESS), OK))).certain
+    assert judge(Observed(READY, (failed(tail=PEERLESS), failed(tail=PEERLESS)))).certain
+
+
+@pytest.mark.parametrize(
+    ("setting", "intervals", "seconds"),
+    [(None, [], None), (None, [1.0] * 2, None), (None, [1.0] * 3, 900.0), (None, [120.0] * 3, 1200.0), (9.0, [], 9.0)],
+)
+def test_what_a_hang_is_follows_from_the_steps(setting: float | None, intervals: list[float], seconds: float) -> None:
+    assert hang_limit(setting, intervals) == seconds

@@ -1,0 +1,98 @@
+"""TensorBoard's files as they come from a bucket to which workers write."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tensorboard.backend.event_processing.event_multiplexer import EventMultiplexer
+from tensorboard.summary import Writer
+
+from controller.cli import main
+from controller.cli.verbs.look import tensorboard
+from controller.gcp.client import NotFound
+from controller.records import index
+from controller.report.tensorboard_mirror import Mirror, folder_name
+from tests.controller.report.recorded import sweep
+
+
+class Bucket:
+    """Objects by name, each with a generation."""
+
+    def __init__(self) -> None:
+        self.objects: dict[str, bytes] = {}
+        self.generations: dict[str, int] = {}
+
+    def put(self, name: str, content: bytes) -> None:
+        self.objects[name] = content
+        self.generations[name] = self.generations.get(name, 0) + 1
+
+    def pages(self, api: str, method: str, items: str, **where: Any) -> list[dict[str, Any]]:
+        found = [name for name in self.objects if name.startswith(where["prefix"])]
+        return [{"name": name, "generation": str(self.generations[name])} for name in found]
+
+    def download(self, bucket: str, name: str) -> bytes:
+        if name not in self.objects:
+            raise NotFound(name, 404, "notFound", "gone")
+        return self.objects[name]
+
+
+def test_each_run_is_one_of_tensorboards(tmp_path: Path) -> None:
+    bucket: Any = Bucket()
+    for run, value in (("q-1", 1.0), ("q-2", 2.0)):
+        writer = Writer(str(tmp_path / "there" / run))
+        writer.add_scalar("loss", value, 3)
+        writer.close()
+        [file] = (tmp_path / "there" / run).iterdir()
+        bucket.put(f"runs/{run}/tb/{file.name}", file.read_bytes())
+    mirror = Mirror(bucket, "b", {run: tmp_path / "here" / f"lr=1_{run}" for run in ("q-1", "q-2")})
+    assert mirror.update({"q-1", "q-2"}) == 2
+    assert mirror.update({"q-1", "q-2"}) == 0
+    found = EventMultiplexer().AddRunsFromDirectory(str(tmp_path / "here"))
+    found.Reload()
+    assert sorted(found.Runs()) == ["lr=1_q-1", "lr=1_q-2"]
+
+
+def test_a_file_that_grows_is_gone_on_with_in_place(tmp_path: Path) -> None:
+    bucket: Any = Bucket()
+    mirror, file = Mirror(bucket, "b", {"q-1": tmp_path / "q"}), tmp_path / "q" / "events.1"
+    bucket.put("runs/q-1/tb/events.1", b"one")
+    mirror.update({"q-1"})
+    with file.open("rb") as reader:
+        assert reader.read() == b"one"
+        bucket.put("runs/q-1/tb/events.1", b"one two")
+        assert mirror.update({"q-1"}) == 1
+        assert reader.read() == b" two"
+    bucket.put("runs/q-1/tb/events.1", b"other")
+    mirror.update({"q-1"})
+    assert file.read_bytes() == b"other"
+
+
+@pytest.mark.parametrize(
+    "name", ["../../planted", "a/../../planted", "/planted", "", ".ssh", "a//b", "a\nb", "a" * 300]
+)
+def test_workers_name_no_other_file(tmp_path: Path, name: str) -> None:
+    bucket: Any = Bucket()
+    bucket.put(f"runs/q-1/tb/{name}", b"x")
+    assert Mirror(bucket, "b", {"q-1": tmp_path / "a" / "b"}).update({"q-1"}) == 0
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_names_for_people_are_names_of_folders() -> None:
+    assert folder_name("lr=0.1 kl=0 seed 3", "quickstart-0123abcd") == "lr=0.1_kl=0_seed_3_0123abcd"
+    assert folder_name("../../é\x00/$(x)", "quickstart-0123abcd") == "x_0123abcd"
+    assert folder_name("..", "quickstart-0123abcd") == "quickstart-0123abcd"
+
+
+def test_which_bucket(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setenv("SLIPWAY_HOME", str(tmp_path))
+    ids = sweep(tmp_path, seeds=(0,), steps=30)
+    rows: list[Any] = [{"run": run, "cloud": "gcp", "project": "a-project", "bucket": "b"} for run in ids]
+    index.add(tmp_path, rows)
+    command = main.parse(["tensorboard", "--sweep", "quickstart"])
+    assert tensorboard.config_of(rows, command).cloud.project == "a-project"
+    assert tensorboard.names(index.rows(tmp_path), tmp_path)[ids[3]] == f"lr=0.0007_kl=0.001_seed_0_{ids[3][-8:]}"
+    index.add(tmp_path, [{"run": ids[0], "bucket": "another"}])
+    assert main.run(["tensorboard", "--sweep", "quickstart"]) == 2
+    assert "these runs are in several buckets" in capsys.readouterr().err

@@ -1,0 +1,79 @@
+"""A pod of a project, settled against the emulated cloud."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pytest
+
+from controller.plan.pod import node_resource
+from controller.reconcile.reconciler import destroy, reconcile
+from controller.resources.pod.node import Node
+from tests.controller.resources.conftest import Project
+
+A, B = "us-central1-a", "us-east1-b"
+TWO_ZONES = (f"tpu.zones=[{B}]", "cloud.bucket_location=us")
+
+
+@dataclass
+class Pod:
+    """One pod of a project whose shared parts exist."""
+
+    project: Project
+    node: Node
+
+    def up(self) -> Node:
+        return reconcile([self.node], self.project.world)[self.node.id]
+
+    def down(self) -> None:
+        destroy([self.node], self.project.world)
+
+    def look(self) -> Any:
+        return self.node.observe(self.project.world, {})
+
+    def asked(self) -> list[str]:
+        """Zone and tier of every request for a pod of ours."""
+        return [f"{r['path'].split('/')[6]} {_tier(r['body'])}" for r in self.creations()]
+
+    def creations(self) -> list[dict[str, Any]]:
+        log = self.project.cloud.log()
+        name = self.node.name
+        return [
+            r
+            for r in log
+            if r["method"] == "POST" and name in (r["query"].get("nodeId"), r["query"].get("queuedResourceId"))
+        ]
+
+    def left(self) -> list[str]:
+        """What of this pod exists: nodes, queued resources, disks."""
+        state = self.project.cloud.ok("GET", "emulator/state")
+        names = [*state["node"], *state["queued"], *(name for name in state["compute"] if "/disks/" in name)]
+        return sorted(name.partition("/locations/")[2] or name for name in names if self.node.name in name)
+
+    @property
+    def notes(self) -> str:
+        return "\n".join(self.project.notes)
+
+
+def _tier(body: dict[str, Any]) -> str:
+    for word in ("spot", "guaranteed", "reservationName", "provisioningModel"):
+        if word in body:
+            return word
+    found = [word for word, true in body["schedulingConfig"].items() if true]
+    return found[0] if found else "on_demand"
+
+
+def pod(project: Project, *overrides: str, **changes: Any) -> Pod:
+    (project.folder / "keys").mkdir(exist_ok=True)
+    project.world.draw = lambda: 0.0
+    one = ("tpu=v5litepod_8", f"tpu.zone={A}", f"tpu.name={project.tag}-pod")
+    words = (*one, *overrides)
+    project.cloud.ok("DELETE", "emulator/faults")
+    project.settle(*(word for word in words if word != "tpu.adopt=true"))  # the network is there in any case
+    node = node_resource(project.config(*words), ())
+    return Pod(project, replace(node, **changes))
+
+
+WAYS = pytest.mark.parametrize("way", ["node", "queued"])
+"""By what API a pod is asked for."""

@@ -1,0 +1,168 @@
+"""Networks, subnets, private Google access, routers and NATs: made, adopted, repaired, deleted, and never altered."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from controller.core.errors import CloudError
+from controller.reconcile.reconciler import destroy
+from tests.controller.localcloud.harness import COMPUTE, PROJECT, REGION
+from tests.controller.resources.conftest import Project
+
+REGIONAL = f"{COMPUTE}/regions/{REGION}"
+EVERY = {"natIpAllocateOption": "AUTO_ONLY", "sourceSubnetworkIpRangesToNat": "ALL_SUBNETWORKS_ALL_IP_RANGES"}
+
+
+def network(project: Project, **body: Any) -> str:
+    """A network made by hand; returns its full name."""
+    project.cloud.act("POST", f"{COMPUTE}/global/networks", {"name": project.tag, **body})
+    return f"{PROJECT}/global/networks/{project.tag}"
+
+
+def test_from_nothing_and_back(project: Project) -> None:
+    before = project.state()
+    project.settle()
+    assert project.actions() == {}
+    subnet = project.cloud.ok("GET", f"{REGIONAL}/subnetworks/{project.tag}-{REGION}")
+    assert (subnet["ipCidrRange"], subnet["privateIpGoogleAccess"]) == ("10.64.176.0/20", True)
+    inside = project.cloud.ok("GET", f"{COMPUTE}/global/firewalls/{project.tag}-allow-internal-{REGION}")
+    assert inside["sourceRanges"] == ["10.64.176.0/20"]
+    destroy(project.shared(), project.world)
+    assert project.state() == before
+
+
+def test_settling_again_changes_nothing(project: Project) -> None:
+    project.settle()
+    before = len(project.cloud.log())
+    project.settle()
+    assert [r["path"] for r in project.cloud.log()[before:] if r["mutating"]] == []
+
+
+def test_several_regions_do_not_overlap(project: Project) -> None:
+    project.settle("zones=europe-west4-b,us-west4-a")
+    found = project.cloud.ok("GET", f"{COMPUTE}/aggregated/subnetworks")["items"]
+    mine = [s for scope in found.values() for s in scope["subnetworks"] if s["network"].endswith(project.tag)]
+    assert len({s["ipCidrRange"] for s in mine}) == 3  # the emulated cloud, as Google, refuses an overlap
+    for region in (REGION, "europe-west4", "us-west4"):
+        router = project.cloud.ok("GET", f"{COMPUTE}/regions/{region}/routers/{project.tag}-{region}")
+        assert len(router["nats"]) == 1
+
+
+def test_a_half_made_network_is_adopted(project: Project) -> None:
+    made = network(project, autoCreateSubnetworks=False, mtu=1460, description="mine")
+    before = project.state()
+    project.settle()
+    assert project.actions() == {}
+    assert project.cloud.ok("GET", f"{COMPUTE}/global/networks/{project.tag}")["mtu"] == 1460
+    destroy(project.shared(), project.world)
+    assert project.state() == before
+    assert made
+
+
+def test_a_subnet_made_by_hand_keeps_its_range_and_gets_its_access_back_off(project: Project) -> None:
+    link = network(project, autoCreateSubnetworks=False)
+    body = {"name": "by-hand", "network": link, "ipCidrRange": "10.77.0.0/24"}
+    project.cloud.act("POST", f"{REGIONAL}/subnetworks", body)
+    before = project.state()
+    project.settle("network.subnet=by-hand")
+    assert project.cloud.ok("GET", f"{REGIONAL}/subnetworks/by-hand")["privateIpGoogleAccess"] is True
+    inside = project.cloud.ok("GET", f"{COMPUTE}/global/firewalls/{project.tag}-allow-internal-{REGION}")
+    assert inside["sourceRanges"] == ["10.77.0.0/24"]
+    assert project.actions("network.subnet=by-hand") == {}
+    destroy(project.shared("network.subnet=by-hand"), project.world)
+    shown = project.state()
+    for state in (before, shown):  # off, whether it says so or says nothing
+        state["compute"][f"{PROJECT}/regions/{REGION}/subnetworks/by-hand"].setdefault("privateIpGoogleAccess", False)
+    assert shown == before
+
+
+def test_a_subnet_made_by_hand_with_another_range_than_wanted_is_an_error(project: Project) -> None:
+    link = network(project, autoCreateSubnetworks=False)
+    body = {"name": f"{project.tag}-{REGION}", "network": link, "ipCidrRange": "10.77.0.0/24"}
+    project.cloud.act("POST", f"{REGIONAL}/subnetworks", body)
+    with pytest.raises(CloudError, match=r"was not made by slipway and differs \(cidr: 10.77.0.0/24 -> 10.5.0.0/20\)"):
+        project.settle("network.cidr=10.5.0.0/20")
+
+
+def test_the_default_network_of_a_project_is_used_as_the_guides_do(project: Project) -> None:
+    group = ["network=default", f"network.name={project.tag}"]
+    project.settle(*group)
+    made = project.cloud.ok("GET", f"{COMPUTE}/global/networks/{project.tag}")
+    assert made["autoCreateSubnetworks"] is True
+    subnet = project.cloud.ok("GET", f"{REGIONAL}/subnetworks/{project.tag}")
+    assert subnet["privateIpGoogleAccess"] is True
+    assert project.actions(*group) == {}
+    destroy(project.shared(*group), project.world)
+    assert project.cloud.call("GET", f"{COMPUTE}/global/networks/{project.tag}")[0] == 404
+
+
+def test_an_auto_network_made_by_hand_is_left_as_it_was(project: Project) -> None:
+    network(project)
+    group = ["network=default", f"network.name={project.tag}"]
+    before = project.state()
+    project.settle(*group)
+    destroy(project.shared(*group), project.world)
+    after = project.state()
+    for state in (before, after):
+        name = f"{PROJECT}/regions/{REGION}/subnetworks/{project.tag}"
+        state["compute"][name].setdefault("privateIpGoogleAccess", False)
+    assert after == before
+
+
+def test_a_nat_that_is_there_does_the_work_and_its_router_is_not_patched(project: Project) -> None:
+    link = network(project)
+    group = ["network=default", f"network.name={project.tag}"]
+    router = {"name": f"{project.tag}-simply", "network": link, "nats": [{"name": "simply-nat", **EVERY}]}
+    project.cloud.act("POST", f"{REGIONAL}/routers", router)
+    before = project.cloud.ok("GET", f"{REGIONAL}/routers/{project.tag}-simply")
+    project.settle(*group)
+    assert project.actions(*group) == {}
+    assert project.cloud.call("GET", f"{REGIONAL}/routers/{project.tag}-{REGION}")[0] == 404
+    destroy(project.shared(*group), project.world)
+    assert project.cloud.ok("GET", f"{REGIONAL}/routers/{project.tag}-simply") == before
+
+
+def test_a_foreign_router_without_nat_is_left_alone_beside_ours(project: Project) -> None:
+    link = network(project, autoCreateSubnetworks=False)
+    project.cloud.act("POST", f"{REGIONAL}/routers", {"name": f"{project.tag}-vpn", "network": link})
+    before = project.cloud.ok("GET", f"{REGIONAL}/routers/{project.tag}-vpn")
+    project.settle()
+    assert project.cloud.ok("GET", f"{REGIONAL}/routers/{project.tag}-vpn") == before
+    assert len(project.cloud.ok("GET", f"{REGIONAL}/routers/{project.tag}-{REGION}")["nats"]) == 1
+
+
+def test_a_foreign_router_of_our_name_is_never_patched(project: Project) -> None:
+    link = network(project, autoCreateSubnetworks=False)
+    project.cloud.act("POST", f"{REGIONAL}/routers", {"name": f"{project.tag}-{REGION}", "network": link})
+    with pytest.raises(CloudError, match="was not made by slipway and has no NAT for subnet"):
+        project.settle()
+    assert "nats" not in project.cloud.ok("GET", f"{REGIONAL}/routers/{project.tag}-{REGION}")
+
+
+def test_a_foreign_rule_that_differs_is_an_error_and_stays(project: Project) -> None:
+    link = network(project, autoCreateSubnetworks=False)
+    rule = {"name": f"{project.tag}-allow-ssh", "network": link, "allowed": [{"IPProtocol": "udp"}]}
+    project.cloud.act("POST", f"{COMPUTE}/global/firewalls", rule)
+    before = project.cloud.ok("GET", f"{COMPUTE}/global/firewalls/{project.tag}-allow-ssh")
+    with pytest.raises(CloudError, match=r"allow-ssh was not made by slipway and differs .* set network.name"):
+        project.settle()
+    assert project.cloud.ok("GET", f"{COMPUTE}/global/firewalls/{project.tag}-allow-ssh") == before
+
+
+def test_what_drifted_is_repaired(project: Project) -> None:
+    project.settle()
+    subnet = f"{REGIONAL}/subnetworks/{project.tag}-{REGION}"
+    project.cloud.act("POST", f"{subnet}/setPrivateIpGoogleAccess", {"privateIpGoogleAccess": False})
+    project.cloud.act("PATCH", f"{REGIONAL}/routers/{project.tag}-{REGION}", {"nats": []})
+    rule = f"{COMPUTE}/global/firewalls/{project.tag}-allow-internal-{REGION}"
+    project.cloud.act("PATCH", rule, {"sourceRanges": ["10.1.2.0/24"]})
+    assert sorted(project.actions().values()) == ["create", "update", "update"]
+    project.settle()
+    assert project.actions() == {}
+    assert project.cloud.ok("GET", subnet)["privateIpGoogleAccess"] is True
+
+
+def test_without_nat_there_is_no_router(project: Project) -> None:
+    assert not [r for r in project.shared("network.nat=false") if r.kind in ("router", "nat")]

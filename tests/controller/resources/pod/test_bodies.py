@@ -1,0 +1,156 @@
+"""What is sent to make a pod is what gcloud sends; `gcloud.json` holds what gcloud 530 was seen to send."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+
+from controller.context import World
+from controller.core.clock import Clock
+from controller.core.events import Events
+from controller.resources.pod import node_api, queued_api
+from controller.resources.pod.provisioner import Order, Place
+
+RECORDED: list[dict[str, Any]] = json.loads(Path(__file__).with_name("gcloud.json").read_text())
+ORDER = Order(
+    name="n1",
+    accelerator_type="v4-8",
+    runtime_version="tpu-ubuntu2204-base",
+    network="net1",
+    external_ip=False,
+    service_account="sa",
+)
+PLACE = Place("us-central2-b", "spot", "sub1", queued=False)
+OURS = {"labels", "metadata", "tags"}
+"""What is anyone's own choice: gcloud sends what --labels, --metadata and --tags say."""
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> World:
+    (tmp_path / "keys").mkdir()
+    clock = Clock()
+    return World("p1", cast(Any, None), clock, Events(clock), tmp_path, "me", 0.01, cast(Any, None))
+
+
+def recorded(*words: str) -> dict[str, Any]:
+    return next(r for r in RECORDED if all(word in r["label"] for word in words))
+
+
+def plain(value: Any, key: str = "") -> Any:
+    """With bare names instead of full ones: gcloud passes on whatever was typed."""
+    if isinstance(value, dict):
+        return {k: plain(v, k) for k, v in value.items() if k not in OURS}
+    if isinstance(value, list):
+        return [plain(v, key) for v in value]
+    return value.rpartition("/")[2].removeprefix("auth") if key in ("network", "subnetwork", "scope") else value
+
+
+def test_a_spot_node_is_asked_for_as_gcloud_does(world: World) -> None:
+    sent = {**node_api.body(world, ORDER, PLACE), "schedulingConfig": node_api.scheduling("spot")}
+    assert plain(sent) == plain(recorded("tpu-vm create", "--spot")["body"])
+
+
+def test_an_on_demand_node_too(world: World) -> None:
+    there = recorded("tpu-vm create n1 --accelerator-type=v4-8 --version=tpu-ubuntu2204-base")
+    there = next(r for r in RECORDED if r["label"].endswith("--version=tpu-ubuntu2204-base"))
+    sent = {**node_api.body(world, ORDER, PLACE), "schedulingConfig": node_api.scheduling("on_demand")}
+    assert sent["schedulingConfig"] == there["body"]["schedulingConfig"]
+    assert set(plain(there["body"])) <= set(plain(sent))
+
+
+def test_a_queued_resource_is_asked_for_as_gcloud_does(world: World) -> None:
+    there = recorded("queued-resources create", "--spot")
+    order = replace(ORDER, name="qn1", valid_until_seconds=6 * 3600.0, network="default", external_ip=True)
+    sent = queued_api.body(world, order, replace(PLACE, queued=True))
+    wanted = there["body"]
+    assert {k: v for k, v in sent.items() if k != "tpu"} == {k: v for k, v in wanted.items() if k != "tpu"}
+    [mine], [theirs] = sent["tpu"]["nodeSpec"], wanted["tpu"]["nodeSpec"]
+    assert (mine["nodeId"], mine["parent"]) == (theirs["nodeId"], theirs["parent"])
+    # gcloud was not told a subnet, an account and shielding here; the rest is the same.
+    more = {"subnetwork", "serviceAccount", "shieldedInstanceConfig"}
+    assert set(plain(mine["node"])) - set(plain(theirs["node"])) <= more
+    for key, value in plain(theirs["node"]).items():
+        found = plain(mine["node"])[key]
+        assert value == {k: v for k, v in found.items() if k in value} if isinstance(value, dict) else value == found
+
+
+def test_a_guaranteed_queued_resource_has_gclouds_tier(world: World) -> None:
+    there = recorded("queued-resources create", "--guaranteed")["body"]
+    sent = queued_api.body(world, ORDER, replace(PLACE, capacity="on_demand", queued=True))
+    assert set(sent) == set(there) == {"guaranteed", "tpu"}
+
+
+@pytest.mark.parametrize(
+    ("capacity", "fields"),
+    [
+        ("reserved", {"reservationName": "projects/p1/locations/us-central2-b/reservations/mine"}),
+        ("flex_start", {"provisioningModel": "FLEX_START", "runDuration": {"maxRunDuration": "604800s"}}),
+    ],
+)
+def test_the_other_tiers(world: World, capacity: str, fields: dict[str, Any]) -> None:
+    sent = queued_api.body(world, replace(ORDER, reservation="mine"), replace(PLACE, capacity=capacity, queued=True))
+    assert {k: v for k, v in sent.items() if k != "tpu"} == fields
+
+
+def test_a_data_disk_is_attached_and_mounted_by_the_node_itself(world: World) -> None:
+    sent = node_api.body(world, replace(ORDER, data_disk="n1-data", data_disk_gb=100), PLACE)
+    assert sent["dataDisks"] == [{"sourceDisk": "projects/p1/zones/us-central2-b/disks/n1-data", "mode": "READ_WRITE"}]
+    script = sent["metadata"]["startup-script"]
+    assert str(100 * 2**30) in script
+    assert script.index("blkid") < script.index("mkfs") < script.index("mount")
+
+
+def test_times_are_read_to_the_microsecond() -> None:
+    assert node_api.seconds("2026-11-20T23:28:17.123456789Z") == pytest.approx(1795217297.123456)
+    assert node_api.seconds("2026-11-20T23:28:17Z") == 1795217297
+    assert node_api.seconds(None) == 0
+
+
+REQUEST = {
+    "name": "projects/p/locations/us-central2-b/queuedResources/q",
+    "createTime": "2026-11-20T00:00:00Z",
+    "spot": {},
+    "queueingPolicy": {"validUntilDuration": "3600s"},
+    "tpu": {"nodeSpec": [{"node": {"acceleratorType": "v4-8", "labels": {"managed-by": "slipway"}}}]},
+}
+NODE = {"name": "projects/p/locations/us-central2-b/nodes/q", "id": "1", "acceleratorType": "v4-8"}
+CREATED = node_api.seconds("2026-11-20T00:00:00Z")
+
+
+@pytest.mark.parametrize(
+    ("state", "of_node", "later", "seen", "pending"),
+    [
+        ("ACCEPTED", None, 10, "ACCEPTED", True),
+        ("WAITING_FOR_RESOURCES", None, 10, "WAITING_FOR_RESOURCES", True),
+        ("WAITING_FOR_RESOURCES", None, 3601, "EXPIRED", False),
+        ("PROVISIONING", "CREATING", 10, "PROVISIONING", True),
+        ("ACTIVE", "READY", 9999, "READY", False),
+        ("ACTIVE", "REPAIRING", 10, "REPAIRING", True),
+        ("ACTIVE", "PREEMPTED", 10, "PREEMPTED", False),
+        ("ACTIVE", None, 10, "GONE", False),
+        ("SUSPENDING", "PREEMPTED", 10, "SUSPENDING", True),
+        ("SUSPENDED", "PREEMPTED", 10, "PREEMPTED", False),
+        ("SUSPENDED", "READY", 10, "SUSPENDED", False),
+        ("FAILED", None, 10, "FAILED", False),
+        ("DELETING", None, 10, "DELETING", True),
+    ],
+)
+def test_a_request_and_its_node_are_one_thing(
+    state: str, of_node: str | None, later: float, seen: str, pending: bool
+) -> None:
+    answer = None if of_node is None else {**NODE, "state": of_node}
+    found = queued_api.read({**REQUEST, "state": {"state": state}}, answer, CREATED + later)
+    assert (found.state, found.pending) == (seen, pending)
+    assert found.zone == "us-central2-b"
+    assert found.queued
+
+
+def test_what_a_waiting_request_wants_is_known_from_it() -> None:
+    found = queued_api.read({**REQUEST, "state": {"state": "ACCEPTED"}}, None, CREATED)
+    assert (found.accelerator_type, found.capacity) == ("v4-8", "spot")
+    assert found.labels == (("managed-by", "slipway"),)
+    assert found.uid == ""

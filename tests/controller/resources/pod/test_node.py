@@ -1,0 +1,164 @@
+"""The pod's life on the emulated cloud: made, lost, adopted, stopped, deleted."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from controller.core.errors import CloudError
+from controller.reconcile.resource import Absent
+from tests.controller.localcloud.harness import until
+from tests.controller.resources.conftest import Project
+from tests.controller.resources.fake_pod import TWO_ZONES, WAYS, A, B, Pod, pod
+
+
+@WAYS
+def test_a_pod_is_made_once_and_deleted(project: Project, way: str) -> None:
+    made = pod(project, f"tpu.provisioner={way}")
+    assert isinstance(made.look(), Absent)
+    first = made.up()
+    assert (first.state, first.zone, first.capacity, first.workers) == ("READY", A, "spot", 1)
+    assert made.up().uid == first.uid
+    assert len(made.creations()) == 1
+    assert first.ours
+    made.down()
+    assert made.left() == []
+    assert isinstance(made.look(), Absent)
+
+
+@WAYS
+def test_a_preempted_pod_is_replaced(project: Project, way: str) -> None:
+    made = pod(project, f"tpu.provisioner={way}")
+    first = made.up()
+    project.fault(kind="preempted", after_seconds=0)
+    until(lambda: made.look().state == "PREEMPTED", "the preemption")
+    assert first.seen(project.world).state == "PREEMPTED"
+    second = made.up()
+    assert second.uid != first.uid
+    assert first.seen(project.world).replaced
+    made.down()
+    assert made.left() == []
+
+
+@WAYS
+def test_another_count_of_workers_is_an_error_that_explains_itself(project: Project, way: str) -> None:
+    made = pod(project, f"tpu.provisioner={way}")
+    project.fault(kind="endpoints", endpoints=2)
+    with pytest.raises(CloudError, match=r"says that v5litepod-8 has 1 worker, Google gave 2") as refused:
+        made.up()
+    assert "tpu.accelerator_type" in str(refused.value)
+    assert len(made.creations()) == 1
+    assert [f.check for f in made.node.findings(made.look())] == ["endpoints"]
+    made.down()
+    assert made.left() == []
+
+
+def foreign(made: Pod, kind: str = "v5litepod-1") -> None:
+    """Someone else's pod of the same name."""
+    body = made.project.cloud.node_body(made.node.network, kind)
+    body["networkConfig"]["subnetwork"] = made.node.subnetwork
+    made.project.cloud.act("POST", f"tpu/v2/projects/slipway-local/locations/{A}/nodes?nodeId={made.node.name}", body)
+
+
+def test_a_name_that_is_taken_is_refused_and_left_alone(project: Project) -> None:
+    made = pod(project)
+    foreign(made)
+    with pytest.raises(CloudError, match=r"was not made by slipway and differs .*set tpu\.name to another"):
+        made.up()
+    assert len(made.creations()) == 1  # the other one's
+    made.down()
+    assert made.left() == [f"{A}/nodes/{made.node.name}"]
+
+
+def test_an_adopted_pod_is_used_and_left(project: Project) -> None:
+    made = pod(project, "tpu.adopt=true")
+    foreign(made, "v5litepod-8")
+    node = made.up()
+    assert (node.state, node.ours) == ("READY", False)
+    made.down()
+    assert made.left() == [f"{A}/nodes/{made.node.name}"]
+    assert len(made.creations()) == 1
+
+
+def test_there_must_be_something_to_adopt(project: Project) -> None:
+    made = pod(project, "tpu.adopt=true")
+    with pytest.raises(CloudError, match=r"there is no pod .* in us-central1-a; tpu\.adopt=true uses one that exists"):
+        made.up()
+    assert [f.severity for f in made.node.findings(made.look())] == ["error"]
+    assert made.creations() == []
+
+
+def test_an_adopted_pod_must_be_of_the_type(project: Project) -> None:
+    made = pod(project, "tpu.adopt=true")
+    foreign(made, "v5litepod-1")
+    with pytest.raises(CloudError, match=r"accelerator_type: v5litepod-1 -> v5litepod-8.*never changed"):
+        made.up()
+    assert made.left() == [f"{A}/nodes/{made.node.name}"]
+
+
+@WAYS
+def test_a_stopped_pod_is_started_and_keeps_its_disk(project: Project, way: str) -> None:
+    made = pod(project, f"tpu.provisioner={way}", "tpu.capacity=on_demand")
+    first = made.up()
+    assert first.cannot_stop == ""
+    first.stop(project.world)
+    assert first.seen(project.world).state == "STOPPED"
+    again = made.up()
+    assert (again.state, again.uid) == ("READY", first.uid)
+    assert "the node is stopped: starting it" in made.notes
+    made.down()
+
+
+def test_a_stopped_pod_for_which_there_is_no_room_is_made_anew(project: Project) -> None:
+    made = pod(project, "tpu.provisioner=node", "tpu.capacity=on_demand")
+    first = made.up()
+    first.stop(project.world)
+    project.fault(kind="stockout", times=1)
+    assert made.up().uid != first.uid
+    assert "no capacity to start it in us-central1-a" in made.notes
+    made.down()
+
+
+def test_spot_pods_and_slices_of_several_vms_do_not_stop(project: Project) -> None:
+    made = pod(project)
+    assert made.node.cannot_stop == "Google stops no spot pods; `slipway down` deletes it"
+    assert "pods of one VM only" in replace(made.node, workers=4, capacity="on_demand").cannot_stop
+
+
+@pytest.mark.parametrize(
+    ("kind", "zone", "disk"),
+    [("v5litepod_8", A, "pd-balanced"), ("v6e_8", "us-east5-b", "hyperdisk-balanced")],
+)
+def test_a_data_disk_is_made_attached_and_deleted(project: Project, kind: str, zone: str, disk: str) -> None:
+    made = pod(project, f"tpu={kind}", f"tpu.zone={zone}", "tpu.data_disk_gb=100")
+    made.up()
+    name = f"projects/slipway-local/zones/{zone}/disks/{made.node.name}-data"
+    found = project.cloud.ok("GET", "emulator/state")["compute"][name]
+    assert (found["sizeGb"], found["type"].rpartition("/")[2]) == ("100", disk)
+    made.down()
+    assert made.left() == []
+
+
+def test_a_data_disk_outlives_a_preemption_and_no_vain_attempt(project: Project) -> None:
+    made = pod(project, "tpu.provisioner=node", "tpu.data_disk_gb=100", *TWO_ZONES)
+    project.fault(kind="stockout", zone=A, at="request")
+    assert made.up().zone == B
+    disks = [name for name in made.left() if "/disks/" in name]
+    assert disks == [f"projects/slipway-local/zones/{B}/disks/{made.node.name}-data"]
+    project.fault(kind="preempted", after_seconds=0)
+    until(lambda: made.look().state == "PREEMPTED", "the preemption")
+    project.fault(kind="stockout", zone=A, at="request")
+    made.up()
+    assert [name for name in made.left() if "/disks/" in name] == disks
+    made.down()
+    assert made.left() == []
+
+
+def test_what_is_worth_saying_of_a_pod_that_is_there(project: Project) -> None:
+    made = pod(project)
+    found = replace(made.node, endpoints=(), labels=())
+    assert [f.check for f in made.node.findings(found)] == ["foreign_pod"]
+    ill = replace(found, labels=(("managed-by", "slipway"),), health="UNHEALTHY_TENSORFLOW")
+    [finding] = made.node.findings(ill)
+    assert str(finding).startswith("tpu.name: Google calls the pod unhealthy_tensorflow")

@@ -1,0 +1,48 @@
+"""What real answers of Google mean, and what the user is told to do."""
+
+from __future__ import annotations
+
+import pytest
+
+from controller.resources.pod.refusals import HINTS, classify
+
+
+@pytest.mark.parametrize(
+    ("kind", "code", "message"),
+    [
+        (
+            "stock_out",
+            "RESOURCE_EXHAUSTED",
+            'There is no more capacity in the zone "europe-west4-a"; you can try in another zone where Cloud TPU Nodes '
+            "are offered (see https://cloud.google.com/tpu/docs/regions) [EID: 0x1]",
+        ),
+        ("stock_out", "FAILED_PRECONDITION", "Insufficient reserved capacity. Contact customer support [EID: 0x2]"),
+        ("stock_out", "INVALID_ARGUMENT", "Bad request. update is not supported while in state PREEMPTED"),
+        ("stock_out", "UNAVAILABLE", "The service is currently unavailable"),
+        ("stock_out", "DEADLINE_EXCEEDED", "The queued resource has expired"),
+        ("stock_out", "RESOURCE_EXHAUSTED", "Quota exceeded for quota metric 'R' and limit 'R per minute'"),
+        (
+            "quota",
+            "RESOURCE_EXHAUSTED",
+            "Quota limit 'TPUV6EPreemptiblePerProjectPerRegionForTPUAPI' has been exceeded. Limit: 0 in region x.",
+        ),
+        ("quota", "RESOURCE_EXHAUSTED", "Quota 'TPUV4sPodPerProjectPerRegionForTPUAPI' exhausted. Limit 20800"),
+        ("quota", "403", "Quota 'SSD_TOTAL_GB' exceeded. Limit: 500.0 in region us-central1."),
+        ("permission", "PERMISSION_DENIED", "Permission denied on 'locations/us-central2-b' (or it may not exist)."),
+        ("permission", "PERMISSION_DENIED", "Permission 'tpu.nodes.create' denied on 'projects/p'"),
+        ("runtime", "INVALID_ARGUMENT", "Cloud TPU received a bad request. Runtime version \"v2-alpha\" unknown"),
+        ("type", "INVALID_ARGUMENT", 'Accelerator type "v4-8" was not found in us-central1-a'),
+        ("reservation", "NOT_FOUND", "Reservation projects/p/locations/z/reservations/r does not exist"),
+        ("name_taken", "ALREADY_EXISTS", "Resource 'projects/p/locations/z/nodes/n' already exists"),
+        ("bad_request", "INVALID_ARGUMENT", "Service account x@y.iam.gserviceaccount.com does not exist."),
+        ("bad_request", "NOT_FOUND", "The resource 'projects/p/global/networks/n' was not found"),
+        ("unknown", "INTERNAL", "An internal error has occurred"),
+    ],
+)  # fmt: skip
+def test_what_an_answer_means(kind: str, code: str, message: str) -> None:
+    assert classify(code, message) == kind
+
+
+def test_each_refusal_names_a_key_or_a_place_to_look() -> None:
+    for hint in HINTS.values():
+        assert "tpu." in hint or "https://" in hint or "cloud." in hint

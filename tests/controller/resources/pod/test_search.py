@@ -1,0 +1,185 @@
+"""The search for room, on the emulated cloud: refused, asked again, elsewhere, waited for, given up."""
+
+from __future__ import annotations
+
+import pytest
+
+from controller.core.clock import Interrupted
+from controller.core.errors import BudgetSpent, CloudError
+from controller.reconcile.resource import Diff, Pending
+from controller.recovery.diagnosis import PodSeen
+from tests.controller.localcloud.harness import until
+from tests.controller.resources.conftest import Project
+from tests.controller.resources.fake_pod import TWO_ZONES, WAYS, A, B, pod
+
+
+@WAYS
+def test_a_stock_out_is_asked_again(project: Project, way: str) -> None:
+    made = pod(project, f"tpu.provisioner={way}")
+    project.fault(kind="stockout", times=2, at="request")
+    assert made.up().state == "READY"
+    assert len(made.creations()) == 3
+    assert "no capacity in us-central1-a (spot) (attempt 1)" in made.notes
+    assert "asking again in" in made.notes
+    made.down()
+
+
+def test_pauses_double_and_are_spread(project: Project) -> None:
+    made = pod(project, "tpu.provisioner=node", max_create_attempts=4)
+    project.world.draw = lambda: 1.0
+    project.clock.slept.clear()
+    project.fault(kind="stockout", times=4, at="request")
+    with pytest.raises(BudgetSpent, match=r"after 4 attempts; add zones to tpu\.zones"):
+        made.up()
+    assert project.clock.slept == [pytest.approx(0.01 * factor) for factor in (2, 4, 8)]
+    assert made.left() == []
+
+
+@WAYS
+def test_a_quota_is_not_asked_again(project: Project, way: str) -> None:
+    made = pod(project, f"tpu.provisioner={way}")
+    project.fault(kind="quota")
+    with pytest.raises(CloudError, match=r"Quota limit .* Limit: 0 in zone us-central1-a.*request quota at") as refused:
+        made.up()
+    assert not isinstance(refused.value, BudgetSpent)
+    assert len(made.creations()) == 1
+    assert made.left() == []
+
+
+def test_a_quota_that_turns_up_late_is_a_quota(project: Project) -> None:
+    made = pod(project, "tpu.provisioner=queued")
+    project.fault(kind="quota", at="operation")
+    with pytest.raises(CloudError, match="no quota for v5litepod-8"):
+        made.up()
+    assert made.left() == []
+
+
+@WAYS
+def test_permission_is_not_asked_again(project: Project, way: str) -> None:
+    made = pod(project, f"tpu.provisioner={way}", *TWO_ZONES)
+    project.fault(kind="permission")
+    with pytest.raises(CloudError, match=r"denied on .*three causes: you lack roles/tpu\.admin, cloud\.project"):
+        made.up()
+    assert made.asked() == [f"{A} spot"]
+
+
+@WAYS
+def test_an_unsupported_runtime_names_the_key(project: Project, way: str) -> None:
+    made = pod(project, f"tpu.provisioner={way}", "tpu.runtime_version=v2-alpha")
+    with pytest.raises(CloudError, match=r'Runtime version "v2-alpha" unknown.*set tpu\.runtime_version to null'):
+        made.up()
+    assert len(made.creations()) == 1
+
+
+@WAYS
+def test_an_operation_that_fails_late_leaves_nothing(project: Project, way: str) -> None:
+    made = pod(project, f"tpu.provisioner={way}")
+    project.fault(kind="failure", message="Something broke in the data centre")
+    with pytest.raises(CloudError, match="Something broke in the data centre"):
+        made.up()
+    assert made.left() == []
+
+
+@WAYS
+def test_the_next_zone_is_asked_at_once(project: Project, way: str) -> None:
+    made = pod(project, f"tpu.provisioner={way}", *TWO_ZONES)
+    project.fault(kind="stockout", times=9, zone=A, at="request")
+    assert made.up().zone == B
+    assert made.asked() == [f"{A} spot", f"{B} spot"]
+    assert f"asking for v5litepod-8 in {B} (spot)" in made.notes
+    assert "asking again" not in made.notes
+    assert made.up().zone == B  # found there, and left there
+    assert made.node.seen(project.world) == PodSeen("READY", health="HEALTHY")
+    made.down()
+    assert made.left() == []
+
+
+def test_the_next_tier_is_asked_at_once(project: Project) -> None:
+    made = pod(project, "tpu.provisioner=node", "tpu.capacity=[on_demand,spot]", *TWO_ZONES)
+    project.fault(kind="stockout", times=9, capacity="on_demand", at="request")
+    assert made.up().capacity == "spot"
+    assert made.asked() == [f"{A} on_demand", f"{A} spot"]
+    assert made.up().capacity == "spot"
+    made.down()
+
+
+def test_a_quota_rules_its_place_out(project: Project) -> None:
+    made = pod(project, "tpu.provisioner=queued", *TWO_ZONES)
+    project.fault(kind="quota", zone=A, times=9)
+    project.fault(kind="stockout", zone=B, times=1, at="request")
+    assert made.up().zone == B
+    assert made.asked() == [f"{A} spot", f"{B} spot", f"{B} spot"]
+    made.down()
+
+
+def test_a_request_that_waits_too_long_gives_way_to_the_next_zone(project: Project) -> None:
+    made = pod(project, "tpu.provisioner=queued", "tpu.create_minutes=0.005", *TWO_ZONES)
+    project.fault(kind="stockout", times=1000, zone=A)
+    assert made.up().zone == B
+    assert "still waiting for resources after" in made.notes
+    assert made.left() == [f"{B}/nodes/{made.node.name}", f"{B}/queuedResources/{made.node.name}"]
+    made.down()
+
+
+def test_another_controller_goes_on_waiting_and_then_elsewhere(project: Project) -> None:
+    made = pod(project, "tpu.provisioner=queued", "tpu.create_minutes=0.01", *TWO_ZONES)
+    project.fault(kind="stockout", times=1000, zone=A)
+    place = made.node.places[0]
+    search = made.node._search(project.world)  # as one that was killed while it waited
+    search.makers[True].create(project.world, search.order, place)
+    assert isinstance(made.look(), Pending)
+    assert made.up().zone == B
+    made.down()
+
+
+@pytest.mark.parametrize("state", ["SUSPENDED", "FAILED"])
+def test_a_dead_request_is_deleted_and_made_again(project: Project, state: str) -> None:
+    made = pod(project, "tpu.provisioner=queued")
+    project.fault(kind="queued", state=state, message="There is no more capacity")
+    search = made.node._search(project.world)
+    search.makers[True].create(project.world, search.order, made.node.places[0])
+    until(lambda: getattr(made.look(), "state", "") == state, f"the request is {state}")
+    assert made.up().state == "READY"
+    assert f"the node is {state.lower()}: deleting and creating it again" in made.notes
+    made.down()
+
+
+def test_an_expired_request_is_deleted(project: Project) -> None:
+    made = pod(project, "tpu.provisioner=queued", valid_until_seconds=0.2, max_create_attempts=2)
+    project.fault(kind="stockout", times=100000)
+    with pytest.raises(BudgetSpent, match="no capacity"):
+        made.up()
+    assert len(made.creations()) == 2
+    assert made.left() == []
+
+
+def test_what_still_waits_is_deleted_with_the_pod(project: Project) -> None:
+    made = pod(project, "tpu.provisioner=queued")
+    project.fault(kind="stockout", times=100000)
+    search = made.node._search(project.world)
+    search.makers[True].create(project.world, search.order, made.node.places[0])
+    assert isinstance(made.look(), Pending)
+    made.down()
+    assert made.left() == []
+
+
+def test_whoever_stops_waiting_is_told_that_the_request_stays(project: Project) -> None:
+    made = pod(project, "tpu.provisioner=queued")
+    project.fault(kind="stockout", times=100000)
+    project.clock.interrupt_at = 3
+    with pytest.raises(Interrupted):
+        made.node.apply(project.world, {}, Diff("create"))
+    assert "the request stays in the queue: `slipway up` goes on waiting, `slipway down` takes it back" in made.notes
+    assert isinstance(made.look(), Pending)
+    made.down()
+
+
+def test_flex_start_is_asked_for_through_the_newer_api(project: Project) -> None:
+    made = pod(project, "tpu.capacity=flex_start")
+    assert made.up().capacity == "flex_start"
+    [creation] = made.creations()
+    assert "/v2alpha1/" in creation["path"]
+    assert creation["body"]["provisioningModel"] == "FLEX_START"
+    assert made.up().state == "READY"
+    made.down()
+    assert made.left() == []

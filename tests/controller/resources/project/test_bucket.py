@@ -1,0 +1,118 @@
+"""The bucket: made as it should be, adopted as it is, refused where it is far away or someone else's."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from controller.core.errors import CloudError
+from controller.reconcile.reconciler import destroy
+from tests.controller.localcloud.harness import REGION
+from tests.controller.resources.conftest import Project
+
+
+def by_hand(project: Project, **body: Any) -> dict[str, Any]:
+    made = {"name": f"{project.tag}-bucket", "location": REGION, **body}
+    return project.cloud.ok("POST", "storage/v1/b?project=slipway-local", made)
+
+
+def show(project: Project) -> dict[str, Any]:
+    return project.cloud.ok("GET", f"storage/v1/b/{project.tag}-bucket")
+
+
+def test_a_bucket_of_ours_costs_no_more_than_it_must_and_is_closed(project: Project) -> None:
+    project.settle()
+    made = show(project)
+    assert made["location"] == "US-CENTRAL1"
+    assert made["iamConfiguration"]["uniformBucketLevelAccess"]["enabled"] is True
+    assert made["iamConfiguration"]["publicAccessPrevention"] == "enforced"
+    assert made["softDeletePolicy"]["retentionDurationSeconds"] == "0"
+    rules = {rule["action"]["type"] for rule in made["lifecycle"]["rule"]}
+    assert rules == {"AbortIncompleteMultipartUpload", "Delete"}
+
+
+def test_its_settings_are_repaired(project: Project) -> None:
+    project.settle()
+    path = f"storage/v1/b/{project.tag}-bucket"
+    project.cloud.ok("PATCH", path, {"softDeletePolicy": {"retentionDurationSeconds": "604800"}, "lifecycle": None})
+    assert project.actions() == {f"bucket/{project.tag}-bucket": "update"}
+    project.settle()
+    assert project.actions() == {}
+    assert show(project)["softDeletePolicy"]["retentionDurationSeconds"] == "0"
+
+
+def test_soft_delete_is_a_choice(project: Project) -> None:
+    project.settle("cloud.soft_delete_days=7")
+    assert show(project)["softDeletePolicy"]["retentionDurationSeconds"] == "604800"
+
+
+def test_an_existing_bucket_is_used_as_it_is_and_its_soft_delete_is_told_with_the_cost(project: Project) -> None:
+    before = by_hand(project, softDeletePolicy={"retentionDurationSeconds": "604800"})
+    project.settle()
+    assert show(project) == before
+    [note] = [note for note in project.notes if "soft delete" in note]
+    assert "keeps what is deleted for 7 days and bills it" in note
+    assert "100 deleted checkpoints of 31 GB are 3.1 TB, about $14" in note
+    assert "--clear-soft-delete" in note
+    destroy(project.shared(), project.world)
+    assert show(project) == before
+
+
+def test_a_bucket_far_away_is_refused(project: Project) -> None:
+    before = by_hand(project, location="europe-west4")
+    with pytest.raises(CloudError, match=r"is in europe-west4, the TPU in us-central1: .* set cloud.bucket"):
+        project.settle()
+    assert show(project) == before
+
+
+def test_a_multi_region_serves_its_regions(project: Project) -> None:
+    by_hand(project, location="us")
+    project.settle("zones=us-west4-a")
+    assert f"bucket/{project.tag}-bucket" not in project.actions("zones=us-west4-a")
+    assert project.actions("zones=europe-west4-b")[f"bucket/{project.tag}-bucket"] == "replace"
+
+
+def test_one_that_is_made_for_several_regions(project: Project) -> None:
+    project.settle("cloud.bucket_location=us", "zones=us-west4-a")
+    assert show(project)["location"] == "US"
+
+
+def test_a_name_taken_by_someone_else(project: Project) -> None:
+    path = f"/storage/v1/b/{project.tag}-bucket"
+    project.fault(kind="http", status=403, match=f"GET {path}", times=9, message="no storage.buckets.get access")
+    with pytest.raises(CloudError, match=r"is not yours to use .* set cloud.bucket to another name"):
+        project.settle()
+
+
+def test_a_name_taken_by_someone_else_while_we_create_it(project: Project) -> None:
+    path = f"/storage/v1/b/{project.tag}-bucket"
+    project.fault(kind="http", status=404, match=f"GET {path}$")
+    project.fault(kind="http", status=409, match="POST /storage/v1/b$", message="The name is not available.")
+    project.fault(kind="http", status=403, match=f"GET {path}", times=9)
+    with pytest.raises(CloudError, match=r"set cloud.bucket to another name"):
+        project.settle()
+
+
+def test_objects_may_be_used_without_looking_at_the_bucket(project: Project) -> None:
+    by_hand(project)
+    project.fault(kind="http", status=403, match=f"GET /storage/v1/b/{project.tag}-bucket$", times=9)
+    project.settle("cloud.bucket_roles=[]")
+    assert project.cloud.call("GET", f"storage/v1/b/{project.tag}-bucket")[0] == 403  # still
+    project.world.google.upload(f"{project.tag}-bucket", "runs/x", b"x")
+    assert project.world.google.download(f"{project.tag}-bucket", "runs/x") == b"x"
+
+
+def test_all_generations_go_with_it(project: Project) -> None:
+    project.settle()
+    for number in range(40):
+        project.world.google.upload(f"{project.tag}-bucket", f"runs/x/{number}", b"x")
+    destroy(project.shared(), project.world)
+    assert project.cloud.call("GET", f"storage/v1/b/{project.tag}-bucket")[0] == 404
+
+
+def test_its_name_is_nobody_elses(project: Project) -> None:
+    names = {r.name for r in project.shared("cloud.bucket=null") if r.kind == "bucket"}
+    assert names == {"slipway-local-slipway-us-central1"}
+    names = {r.name for r in project.shared("cloud.bucket=null", "cloud.bucket_location=us") if r.kind == "bucket"}
+    assert names == {"slipway-local-slipway-us"}

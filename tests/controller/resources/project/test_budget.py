@@ -1,0 +1,53 @@
+"""The life of a budget on the billing account: made, seen, changed, deleted; off by default."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from controller.core.errors import CloudError
+from controller.plan.preview import preview
+from controller.reconcile.reconciler import destroy, reconcile
+from controller.resources.project.budget import BillingBudget
+from tests.controller.resources.conftest import Project
+
+
+def budget(usd: int = 100, account: str = "012345-6789AB-CDEF01") -> BillingBudget:
+    return BillingBudget(name="slipway", account=account, usd=usd, thresholds=(0.5, 0.9))
+
+
+def state(project: Project) -> dict[str, Any]:
+    return project.cloud.ok("GET", "emulator/state").get("budget", {})
+
+
+def test_its_life(project: Project) -> None:
+    assert preview((budget(),), project.world)[0].action == "create"
+    reconcile([budget()], project.world)
+    [made] = state(project).values()
+    assert made["displayName"] == "slipway slipway-local"
+    assert made["budgetFilter"] == {"projects": ["projects/314159265358"], "calendarPeriod": "MONTH"}
+    assert made["amount"]["specifiedAmount"] == {"currencyCode": "USD", "units": "100"}
+    assert [rule["thresholdPercent"] for rule in made["thresholdRules"]] == [0.5, 0.9]
+    assert preview((budget(),), project.world)[0].action == "none"
+    assert preview((budget(200),), project.world)[0].action == "update"
+    reconcile([budget(200)], project.world)
+    [changed] = state(project).values()
+    assert changed["amount"]["specifiedAmount"]["units"] == "200"
+    destroy([budget()], project.world)
+    assert state(project) == {}
+    destroy([budget()], project.world)
+
+
+def test_an_account_that_is_not_yours_is_explained(project: Project) -> None:
+    with pytest.raises(CloudError, match=r"roles/billing\.costsManager, or set cloud\.billing_budget=null"):
+        reconcile([budget(account="FFFFFF-000000-FFFFFF")], project.world)
+
+
+def test_it_is_part_of_the_plan_where_it_is_asked_for(project: Project) -> None:
+    wanted = "cloud.billing_budget={account: 012345-6789AB-CDEF01, usd: 50, thresholds: [1.0]}"
+    kinds = [resource.kind for resource in project.shared(wanted)]
+    assert "billing budget" in kinds
+    services = next(resource for resource in project.shared(wanted) if resource.kind == "services")
+    assert "billingbudgets.googleapis.com" in services.wanted()["apis"]
+    assert "billing budget" not in [resource.kind for resource in project.shared()]

@@ -1,0 +1,240 @@
+"""How an attempt's end is told from what the workers' streams and the node say."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from dataclasses import fields
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+
+from controller.context import World
+from controller.core.clock import Clock
+from controller.core.events import Event, Events
+from controller.gcp.client import GoogleError
+from controller.recovery.diagnosis import Kind, PodSeen
+from controller.resources.pod.node import Endpoint, Node
+from controller.run.follow import Follower, Outcome
+from controller.ssh.fleet import Fleet, WorkerError
+from tests.controller.recovery.test_policy import recovery
+
+NODE = Node(
+    name="pod",
+    zone="us-central1-a",
+    workers=2,
+    service_account="sa",
+    max_create_attempts=1,
+    create_seconds=1,
+    accelerator_type="v4-16",
+    runtime_version="r",
+    capacity="spot",
+    network="n",
+    subnetwork="s",
+    external_ip=True,
+    uid="one",
+    endpoints=(Endpoint(0, "10.0.0.2", None), Endpoint(1, "10.0.0.3", None)),
+)
+
+
+class FakeNode(Node):
+    """A node that is seen as what the test says."""
+
+    def seen(self, world: World, since: float = 0.0) -> PodSeen:
+        if isinstance(SEEN[0], Exception):
+            raise SEEN[0]
+        return SEEN[0]
+
+
+READY = PodSeen()
+SEEN: list[Any] = [READY]
+
+
+class FakeFleet:
+    """Streams of canned lines; an exception in a list breaks the stream there, and the next list follows."""
+
+    def __init__(self, *streams: list[list[Any]]) -> None:
+        self.streams = streams
+        self.asked: list[tuple[int, dict[str, Any]]] = []
+        self.stopped, self.forgotten = threading.Event(), threading.Event()
+        self.told_to_stop: list[int] = []
+
+    def stream(self, worker: int, command: str, payload: dict[str, Any]) -> Iterator[dict[str, Any]]:
+        self.asked.append((worker, payload))
+        parts = self.streams[worker]
+        for line in parts.pop(0) if len(parts) > 1 else parts[0]:
+            if isinstance(line, Exception):
+                raise line
+            if line == "hang":
+                self.stopped.wait(30)
+            elif line == "pause":
+                self.stopped.wait(0.05)
+            elif line == "hang for good":
+                self.forgotten.wait(30)
+            else:
+                yield line
+
+    def call_all(self, command: str, payload: dict[str, Any], workers: list[int]) -> list[Any]:
+        assert command == "stop"
+        self.told_to_stop = workers
+        self.stopped.set()
+        return [{} for _ in workers]
+
+
+def end(code: int | None, ended: float = 1.0, **more: Any) -> dict[str, Any]:
+    return {
+        "end": {"code": code, "signal": None, "ended": ended, "log_tail": "", "summary": None, "error": None} | more
+    }
+
+
+def follow(fleet: FakeFleet, seen: Any = READY, **settings: Any) -> tuple[Outcome, list[Event]]:
+    SEEN[0] = seen
+    clock = Clock()
+    world = World("p", cast(Any, None), clock, Events(clock), Path("unused"), "me", 0.01, cast(Any, None))
+    events: list[Event] = []
+    world.events.listen(events.append)
+    node = FakeNode(**{f.name: getattr(NODE, f.name) for f in fields(NODE)})
+    cancelled = settings.pop("cancelled", lambda: False)
+    outcome = Follower(
+        world, node, cast(Fleet, fleet), "run", 1, recovery().model_copy(update=settings), 0.05, cancelled=cancelled
+    ).follow()
+    assert outcome is not None
+    return outcome, events
+
+
+def test_all_zero_is_finished() -> None:
+    outcome, events = follow(FakeFleet([[{"metrics": {"step": 1, "kind": "x"}, "offset": 9}, end(0)]], [[end(0)]]))
+    assert outcome.verdict.kind is Kind.FINISHED
+    assert outcome.step == 1
+    assert [e.data["metrics"] for e in events if e.kind == "metrics"] == [{"step": 1, "kind": "x"}]
+
+
+def test_a_run_that_ended_well_is_finished_though_its_pod_is_taken_away_before_the_last_log() -> None:
+    exited = {"exited": end(0, summary={"loss": 1})["end"]}
+    outcome, _ = follow(FakeFleet([[exited, "hang for good"]], [[end(0)]]), PodSeen("PREEMPTED"))
+    assert outcome.verdict.kind is Kind.FINISHED
+    assert dict(outcome.ends)[0]["summary"] == {"loss": 1}
+
+
+def test_the_first_failure_is_by_the_workers_clocks() -> None:
+    outcome, _ = follow(FakeFleet([[end(1, ended=5.0)]], [[end(7, ended=3.0)]]))
+    assert (outcome.verdict.kind, outcome.verdict.worker) == (Kind.PROGRAM_ERROR, 1)
+
+
+def test_one_failure_stops_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("controller.run.follow.STRAGGLER_SECONDS", 0.05)
+    fleet = FakeFleet([[end(7, ended=3.0)]], [["hang", end(None, ended=3.1, signal="SIGTERM")]])
+    outcome, _ = follow(fleet)
+    assert fleet.told_to_stop == [1]
+    assert (outcome.verdict.kind, outcome.verdict.worker) == (Kind.PROGRAM_ERROR, 0)
+    assert [worker for worker, _ in outcome.ends] == [0, 1]
+
+
+def test_an_end_counts_before_its_log_is_uploaded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("controller.run.follow.STRAGGLER_SECONDS", 0.05)
+    exited = {"exited": end(None, ended=3.0, signal="SIGKILL")["end"]}
+    fleet = FakeFleet(
+        [[exited, "hang", end(None, ended=3.0, signal="SIGKILL")]], [["hang", end(None, signal="SIGTERM")]]
+    )
+    outcome, _ = follow(fleet)
+    assert fleet.told_to_stop == [1]
+    assert (outcome.verdict.kind, outcome.verdict.worker) == (Kind.WORKER_LOST, 0)
+
+
+def test_a_broken_stream_is_taken_up_where_it_stopped() -> None:
+    broken = WorkerError(0, "10.0.0.2", "dropped", "the connection broke off")
+    first: list[Any] = [{"log": "a", "offset": 4}, {"metrics": {"step": 1}, "offset": 9}, broken]
+    fleet = FakeFleet([first, [{"log": "b", "offset": 8}, end(0)]], [[end(0)]])
+    outcome, events = follow(fleet)
+    assert outcome.verdict.kind is Kind.FINISHED
+    resumed = [payload for worker, payload in fleet.asked if worker == 0][1]
+    assert (resumed["log_offset"], resumed["metrics_offset"]) == (4, 9)
+    assert [e.words for e in events if e.kind == "log"] == ["a", "b"]
+
+
+@pytest.mark.parametrize(
+    ("seen", "words"),
+    [
+        (PodSeen("ABSENT"), "the node is gone"),
+        (PodSeen("DELETING"), "the node is deleting"),
+        (PodSeen("PREEMPTED"), "the node is preempted"),
+        (PodSeen(replaced=True), "the node was replaced"),
+    ],
+)
+def test_a_node_that_is_lost_is_a_preemption_and_no_failure(seen: Any, words: str) -> None:
+    outcome, _ = follow(FakeFleet([[end(None, signal="SIGKILL")]], [["hang", end(1)]]), seen)
+    assert (outcome.verdict.kind, outcome.verdict.words) == (Kind.PREEMPTED, words)
+
+
+def test_a_preemption_that_was_announced_counts_once_all_have_saved() -> None:
+    told: list[Any] = [{"notice": "preemption"}]
+    fleet = FakeFleet([[*told, end(75, ended=3.0)]], [[*told, "pause", "pause", end(75, ended=3.1)]])
+    outcome, events = follow(fleet)
+    assert (outcome.verdict.kind, outcome.verdict.noticed) == (Kind.PREEMPTED, True)
+    assert fleet.told_to_stop == []
+    assert [worker for worker, _ in outcome.ends] == [0, 1]
+    assert len([e for e in events if e.kind == "note" and "has notice of preemption" in e.words]) == 1
+
+
+def test_what_was_ended_on_purpose_is_cancelled() -> None:
+    outcome, _ = follow(
+        FakeFleet([[end(None, signal="SIGTERM")]], [[end(None, signal="SIGTERM")]]), cancelled=lambda: True
+    )
+    assert outcome.verdict.kind is Kind.CANCELLED
+
+
+def test_a_worker_that_falls_silent_is_lost_and_the_others_are_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("controller.run.follow.STRAGGLER_SECONDS", 0.0)
+    speaks: list[Any] = [{"heartbeat": 1.0}, "pause"] * 400
+    fleet = FakeFleet([[*speaks, end(None, signal="SIGTERM")]], [["hang for good"]])
+    outcome, _ = follow(fleet, lost_seconds=0.5)
+    assert (outcome.verdict.kind, outcome.verdict.unreachable) == (Kind.WORKER_LOST, (1,))
+    assert fleet.told_to_stop == [0]
+
+
+def test_a_stopped_program_is_hung(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("controller.recovery.diagnosis.STOPPED_SECONDS", 0.1)
+    stopped: list[Any] = [{"heartbeat": 1.0, "stopped": True}, "pause"] * 400
+    outcome, _ = follow(FakeFleet([stopped], [["hang for good"]]))
+    assert (outcome.verdict.kind, outcome.verdict.worker) == (Kind.HUNG, 0)
+
+
+def test_nobody_waits_for_a_stopped_program_to_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its peers died of its silence, which is no cause: they say that they lost somebody."""
+    monkeypatch.setattr("controller.run.follow.ORIGIN_SECONDS", 1e9)
+    lost = end(1, ended=3.0, log_tail="The tasks have crashed: heartbeat timeout")
+    fleet = FakeFleet([[lost]], [[{"heartbeat": 1.0, "stopped": True}, "hang", end(None, signal="SIGKILL")]])
+    outcome, _ = follow(fleet)
+    assert fleet.told_to_stop == [1]
+    assert [worker for worker, _ in outcome.ends] == [0, 1]
+
+
+def test_while_nothing_is_reachable_it_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Never taken for a preemption, nor for a failure of the workers."""
+    broken = WorkerError(0, "10.0.0.2", "timeout", "no answer")
+    down, up = threading.Event(), threading.Event()
+
+    class Restored(FakeFleet):
+        def stream(self, worker: int, command: str, payload: dict[str, Any]) -> Iterator[dict[str, Any]]:
+            if not up.is_set():
+                down.set()
+                raise broken
+            yield end(0)
+
+    def restore() -> None:
+        assert down.wait(30)
+        threading.Timer(1.0, lambda: (SEEN.__setitem__(0, READY), up.set())).start()
+
+    threading.Thread(target=restore, daemon=True).start()
+    outcome, events = follow(Restored([], []), GoogleError("tpu", 503, "UNREACHABLE", "no route"))
+    assert outcome.verdict.kind is Kind.FINISHED
+    notes = [e.words for e in events if e.kind == "note"]
+    assert any(n.startswith("network lost: Google's API does not answer") and n.endswith("waiting") for n in notes), (
+        notes
+    )
+
+
+def test_what_google_refuses_for_good_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(GoogleError, match="may not"):
+        follow(FakeFleet([["hang for good"]], [["hang for good"]]), GoogleError("tpu", 403, "FORBIDDEN", "may not"))

@@ -1,0 +1,375 @@
+"""The connections to a pod's workers, against real SSH servers that behave badly on demand."""
+
+import itertools
+import socket
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import asyncssh
+import pytest
+
+from controller.core.clock import Interrupted
+from controller.ssh import connection
+from controller.ssh.agent_bundle import bundle
+from controller.ssh.client_key import private_key
+from controller.ssh.fleet import Fleet, WorkerError, failures
+from tests.controller.ssh.sshserver import Pod
+
+
+def only(answers: list) -> WorkerError:
+    [error] = failures(answers)
+    return error
+
+
+def test_nothing_heavy_is_imported_before_a_connection_is_made() -> None:
+    modules = "controller.ssh.fleet, controller.ssh.client_key, sys"
+    script = f"import {modules}; print({{'paramiko', 'cryptography'}} & set(sys.modules))"
+    assert (
+        subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout == "set()\n"
+    )
+
+
+def test_the_agent_looks_around_without_loading_http() -> None:
+    """It is started on every worker for every look."""
+    script = (
+        "import controller.agent.commands.observe, sys; "
+        "print({'http.client', 'ssl', 'urllib.request'} & set(sys.modules))"
+    )
+    argv = [sys.executable, "-S", "-c", script]
+    assert subprocess.run(argv, capture_output=True, text=True, check=True).stdout == "set()\n"
+
+
+# Asking
+
+
+def test_the_agent_is_placed_when_it_is_first_missed(pod_of) -> None:
+    pod, fleet = pod_of()
+    assert fleet.call(0, "observe", {})["home"] == str(pod.workers[0].home)
+    placed = pod.workers[0].home / ".slipway" / bundle().name
+    assert placed.read_bytes() == bundle().content
+    before = len(pod.workers[0].commands)
+    fleet.call(0, "observe", {})
+    assert pod.workers[0].commands[before:] == [f"python3 ~/.slipway/{bundle().name} observe"]
+    placed.unlink()
+    assert fleet.call(0, "observe", {})["active"] is None, "and again, when someone has removed it"
+
+
+def test_an_agent_that_arrives_incomplete_is_not_placed(pod_of) -> None:
+    pod, fleet = pod_of()
+    command = f"exec python3 -c {connection.shlex.quote(connection.PLACE)} name {bundle().sha256}"
+    ran = fleet.run(0, command, bundle().content[:-1])
+    assert (ran.exit_code, ran.output) == (1, "the agent arrived incomplete\n")
+    assert not (pod.workers[0].home / ".slipway").exists()
+
+
+def test_what_is_asked_never_passes_through_a_shell(pod_of) -> None:
+    pod, fleet = pod_of()
+    text = "; touch ~/evil # $(touch ~/evil)\n'\"`touch ~/evil`"
+    fleet.call(0, "write_config", {"run_id": "r", "text": text, "env": {"A": text}})
+    assert (pod.workers[0].home / ".slipway/runs/r/run.yaml").read_text() == text
+    assert not (pod.workers[0].home / "evil").exists()
+    assert not any("evil" in command for command in pod.workers[0].commands)
+
+
+def test_a_large_payload_arrives_whole(pod_of) -> None:
+    _, fleet = pod_of()
+    text = "x" * 8_000_000
+    assert len(fleet.call(0, "write_config", {"run_id": "r", "text": text})["sha256"]) == 64
+
+
+def test_what_the_agent_cannot_do_is_told_in_its_words(pod_of) -> None:
+    _, fleet = pod_of()
+    with pytest.raises(WorkerError, match=r"worker 0 \(10\.0\.0\.0\): not a name") as caught:
+        fleet.call(0, "observe", {"code": "../x"})
+    assert caught.value.kind == "agent"
+    with pytest.raises(WorkerError, match="TypeError") as caught:
+        fleet.call(0, "observe", {"nonsense": 1})
+    assert "Traceback" in caught.value.detail
+
+
+@pytest.mark.parametrize("answer", ["[1]", "1", "null", "[" * 100_000, "nonsense"])
+def test_an_answer_that_is_none_is_an_error_of_that_worker(pod_of, answer: str) -> None:
+    """Whoever can replace the agent there, as the experiment's code can, may answer anything."""
+    pod, fleet = pod_of()
+    fleet.call(0, "observe", {})
+    (pod.workers[0].home / ".slipway" / bundle().name).write_text(f"print({answer!r})")
+    with pytest.raises(WorkerError, match="did not answer in JSON"):
+        fleet.call(0, "observe", {})
+    with pytest.raises(WorkerError, match="did not answer in JSON"):
+        list(fleet.stream(0, "watch", {}))
+
+
+def test_an_answer_without_end_is_cut_off(pod_of, monkeypatch: pytest.MonkeyPatch) -> None:
+    _, fleet = pod_of()
+    monkeypatch.setattr(connection, "LARGEST_ANSWER", 1 << 20)
+    monkeypatch.setattr(connection.Link, "_agent_says", lambda *_: itertools.repeat(b"x" * connection.CHUNK))
+    with pytest.raises(WorkerError, match="answered more than 1 MiB"):
+        fleet.call(0, "observe", {})
+    with pytest.raises(WorkerError, match="answered more than 1 MiB"):
+        list(fleet.stream(0, "watch", {}))
+
+
+def test_all_are_asked_at_the_same_time_and_answer_in_order(pod_of) -> None:
+    """Peers find each other only if all of them are asked at once."""
+    pod, fleet = pod_of(3)
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        payload = {"addresses": ["127.0.0.1"] * 3, "port": free.getsockname()[1], "timeout_seconds": 60}
+    answers = fleet.call_all("probe_peers", [{**payload, "index": index} for index in range(3)])
+    assert [answer["reachable"] for answer in answers] == [True] * 3
+    homes = [answer["home"] for answer in fleet.call_all("observe", {}, workers=[2, 0])]
+    assert homes == [str(pod.workers[2].home), str(pod.workers[0].home)]
+    assert fleet.call_all("observe", {}, workers=[]) == []
+
+
+def test_a_worker_that_fails_is_a_value_among_the_answers(pod_of) -> None:
+    pod, fleet = pod_of(3, sleep=lambda _: None)
+    pod.do(pod.workers[1].hang_up())
+    answers = fleet.call_all("observe", {})
+    assert [isinstance(answer, dict) for answer in answers] == [True, False, True]
+    error = only(answers)
+    assert (error.worker, error.address, error.kind) == (1, "10.0.0.1", "refused")
+
+
+def test_an_interrupted_wait_interrupts(pod_of) -> None:
+    def interrupted(_: float) -> None:
+        raise Interrupted
+
+    pod, fleet = pod_of(2, sleep=interrupted)
+    pod.do(pod.workers[1].hang_up())
+    with pytest.raises(Interrupted):
+        fleet.call_all("observe", {})
+
+
+def test_a_shell_command_gives_its_output_and_exit_code(pod_of) -> None:
+    _, fleet = pod_of()
+    ran = fleet.run(0, "cat; echo err >&2; exit 3", b"in\n")
+    assert (ran.exit_code, sorted(ran.output.splitlines())) == (3, ["err", "in"])
+
+
+def test_a_command_that_takes_too_long_is_a_timeout(pod_of, monkeypatch: pytest.MonkeyPatch) -> None:
+    pod, fleet = pod_of()
+    monkeypatch.setitem(connection.SECONDS, "observe", 0.3)
+    (pod.workers[0].home / "bin").mkdir()
+    (fake := pod.workers[0].home / "bin/python3").write_text("#!/bin/sh\nsleep 5\n")
+    fake.chmod(0o700)
+    pod.workers[0].path = f"{fake.parent}:{pod.workers[0].path}"
+    with pytest.raises(WorkerError, match=r"no end after 0\.3 s") as caught:
+        fleet.call(0, "observe", {})
+    assert caught.value.kind == "timeout"
+
+
+# Who is who
+
+
+def test_another_host_key_than_the_published_one_is_refused(pod_of) -> None:
+    pod, fleet = pod_of(2)
+    stranger = asyncssh.generate_private_key("ssh-ed25519")
+    pod.workers[1].key, trusted = stranger, [w.host_key_line for w in pod.workers]
+    pod.do(pod.workers[1].hang_up())
+    pod.do(pod.workers[1].listen())
+    fleet = Fleet(pod.access(host_keys=lambda: trusted))
+    error = only(fleet.call_all("observe", {}))
+    fleet.close()
+    assert (error.worker, error.kind) == (1, "host_key")
+    assert "worker 1 of pod-a" in error.words
+    assert stranger.get_fingerprint() in error.words
+    assert pod.workers[1].commands == []
+
+
+def test_a_host_without_a_published_key_is_not_spoken_to(pod_of) -> None:
+    pod, fleet = pod_of(1, sleep=lambda _: None, host_keys=lambda: [""])
+    with pytest.raises(WorkerError, match="not published its SSH host keys yet"):
+        fleet.call(0, "observe", {})
+    assert pod.workers[0].connections == []
+
+
+def change_host_key(pod: Pod, worker: int = 0) -> asyncssh.SSHKey:
+    pod.do(pod.workers[worker].hang_up())
+    pod.workers[worker].key = asyncssh.generate_private_key("ssh-ed25519")
+    pod.do(pod.workers[worker].listen())
+    return pod.workers[worker].key
+
+
+def test_a_host_key_that_changes_in_one_life_of_the_pod_is_refused(pod_of, tmp_path: Path) -> None:
+    kept = tmp_path / "known_hosts" / "pod-a"
+    pod, fleet = pod_of(2, kept=kept, incarnation="one")
+    assert not failures(fleet.call_all("observe", {}))
+    fresh = change_host_key(pod)
+    for asked in (fleet, Fleet(pod.access(kept=kept, incarnation="one"))):
+        with pytest.raises(WorkerError, match=r"this VM was known by .* it was rebuilt, or somebody") as caught:
+            asked.call(0, "observe", {})
+        assert caught.value.kind == "host_key"
+        assert fresh.get_fingerprint() in caught.value.words
+        assert f"delete {kept}" in caught.value.words
+        assert isinstance(asked.call(1, "observe", {}), dict)
+        asked.close()
+    assert str(kept) in caught.value.words
+    kept.unlink()
+    after = Fleet(pod.access(kept=kept, incarnation="one"))
+    assert after.call(0, "observe", {})["active"] is None
+    after.close()
+
+
+def test_host_keys_are_dropped_with_the_life_of_the_pod(pod_of, tmp_path: Path) -> None:
+    kept = tmp_path / "known_hosts"
+    pod, fleet = pod_of(1, kept=kept, incarnation="one")
+    fleet.call(0, "observe", {})
+    fresh = change_host_key(pod)
+    later = Fleet(pod.access(kept=kept, incarnation="two"))
+    assert later.call(0, "observe", {})["active"] is None
+    later.close()
+    assert kept.read_text() == f"# incarnation two\nworker-0 {' '.join(pod.workers[0].host_key_line.split()[:2])}\n"
+    assert fresh.export_public_key().decode().split()[1] in kept.read_text()
+
+
+def test_the_first_host_key_can_be_pinned(pod_of, tmp_path: Path) -> None:
+    """For pods that publish none: whoever answers first is believed, and nobody else from then on."""
+    options = {"kept": tmp_path / "known_hosts", "incarnation": "one", "pin_first": True, "host_keys": lambda: []}
+    pod, fleet = pod_of(1, **options)
+    assert fleet.call(0, "observe", {})["active"] is None
+    change_host_key(pod)
+    later = Fleet(pod.access(**options))
+    with pytest.raises(WorkerError, match="but at first it was ssh-ed25519") as caught:
+        later.call(0, "observe", {})
+    later.close()
+    assert caught.value.kind == "host_key"
+
+
+def test_one_survey_answers_everyone_once(pod_of) -> None:
+    pod, fleet = pod_of(2)
+    commands = pod.workers[1].commands
+    fleet.survey({"run_id": "r", "code": None})
+    surveyed = len(commands)
+    assert [a["config"] for a in fleet.look("config", {"run_id": "r"})] == [None, None]
+    assert [a["config"] for a in fleet.look("code", {"code": None})] == [None, None]
+    assert len(commands) == surveyed
+    fleet.look("config", {"run_id": "r"})
+    assert len(commands) == surveyed + 1, "who asks again wants to know how it is now"
+    fleet.look("other", {"run_id": "other"})
+    assert len(commands) == surveyed + 2, "that was not asked"
+    fleet.survey({"run_id": "r"})
+    fleet.call_all("write_config", {"run_id": "r", "text": "x"})
+    assert fleet.look("config", {"run_id": "r"})[0]["config"], "what was changed is looked at anew"
+
+
+def test_of_several_published_keys_the_one_in_use_counts(pod_of) -> None:
+    rsa = asyncssh.generate_private_key("ssh-rsa", key_size=2048).export_public_key().decode().strip()
+    pod, fleet = pod_of()
+    fleet = Fleet(pod.access(host_keys=lambda: [f"{rsa}\n{pod.workers[0].host_key_line}"]))
+    assert fleet.call(0, "observe", {})["active"] is None
+    fleet.close()
+
+
+def test_who_does_not_know_our_key_says_so(pod_of, tmp_path: Path) -> None:
+    pod, _ = pod_of()
+    fleet = Fleet(pod.access(key=private_key(tmp_path / "other")))
+    with pytest.raises(WorkerError, match="does not let slipway in") as caught:
+        fleet.call(0, "observe", {})
+    fleet.close()
+    assert caught.value.kind == "auth"
+
+
+# Coming and going
+
+
+def test_fresh_workers_are_waited_for(pod_of, tmp_path: Path) -> None:
+    """One does not listen yet, one has not heard of our key, and none has published its own."""
+    published = ["", "", ""]
+    pod, _ = pod_of(3)
+    known = pod.workers[1].authorized
+    pod.workers[1].authorized = asyncssh.generate_private_key("ssh-ed25519").export_public_key().decode()
+    for worker in pod.workers[:2]:
+        pod.do(worker.hang_up())
+    pod.do(pod.workers[1].listen())
+    pauses: list[float] = []
+
+    def sleep(seconds: float) -> None:
+        pauses.append(seconds)
+        if len(pauses) == 6:
+            published[:] = [w.host_key_line for w in pod.workers]
+        if len(pauses) == 12:
+            pod.workers[1].authorized = known
+            pod.do(pod.workers[1].hang_up())
+            for worker in pod.workers[:2]:
+                pod.do(worker.listen())
+
+    fleet = Fleet(pod.access(host_keys=lambda: published, warm_up_seconds=1e6), sleep)
+    answers = fleet.warm_up()
+    fleet.close()
+    assert [answer["home"] for answer in answers] == [str(w.home) for w in pod.workers]
+    assert len(pauses) >= 12
+
+
+def test_a_worker_that_never_comes_is_given_up(pod_of) -> None:
+    pauses: list[float] = []
+    pod, fleet = pod_of(2, sleep=pauses.append, warm_up_seconds=60.0)
+    pod.do(pod.workers[0].hang_up())
+    error = only(fleet.warm_up())
+    assert (error.worker, error.kind) == (0, "refused")
+    assert 60 <= sum(pauses) <= 66
+    assert pauses == sorted(pauses)
+
+
+def test_a_worker_of_a_pod_that_has_gone_is_not_waited_for(pod_of) -> None:
+    pauses: list[float] = []
+    pod, fleet = pod_of(2, sleep=pauses.append, warm_up_seconds=1e6)
+    pod.do(pod.workers[0].hang_up())
+    assert only(fleet.warm_up(lambda: len(pauses) >= 3)).kind == "refused"
+    assert len(pauses) == 3
+
+
+def test_a_dropped_connection_is_made_anew(pod_of) -> None:
+    pod, fleet = pod_of()
+    fleet.call(0, "observe", {})
+    pod.do(pod.workers[0].hang_up())
+    pod.do(pod.workers[0].listen())
+    assert fleet.call(0, "observe", {})["active"] is None
+
+
+def test_a_connection_is_kept(pod_of) -> None:
+    pod, fleet = pod_of(2)
+    for _ in range(3):
+        assert not failures(fleet.call_all("observe", {}))
+    assert [len(w.connections) for w in pod.workers] == [1, 1]
+
+
+def test_a_frozen_connection_is_noticed(pod_of) -> None:
+    pod, fleet = pod_of(1, silence_seconds=0.3, connect_seconds=1.0, sleep=lambda _: None)
+    fleet.call(0, "observe", {})
+    errors: list[WorkerError] = []
+
+    def ask() -> None:
+        try:
+            fleet.run(0, "sleep 600")
+        except WorkerError as error:
+            errors.append(error)
+
+    asking = threading.Thread(target=ask)
+    asking.start()
+    while "sleep 600" not in pod.workers[0].commands:
+        time.sleep(0.02)
+    with pod.frozen():
+        asking.join(60)
+        assert [error.kind for error in errors] == ["dropped"]
+        assert only(fleet.call_all("observe", {})).kind in ("timeout", "refused", "dropped")
+    assert fleet.call(0, "observe", {})["active"] is None
+
+
+def test_a_silent_command_is_not_taken_for_a_frozen_one(pod_of) -> None:
+    _, fleet = pod_of(1, silence_seconds=0.1)
+    assert fleet.run(0, "sleep 1; echo done").output == "done\n"
+
+
+def test_a_closed_fleet_answers_no_more(pod_of) -> None:
+    _, fleet = pod_of()
+    fleet.call(0, "observe", {})
+    waiting = threading.Thread(target=fleet.call_all, args=("observe", {}))
+    waiting.start()
+    fleet.close()
+    waiting.join(60)
+    assert not waiting.is_alive()
+    with pytest.raises(WorkerError, match="closed on this side"):
+        fleet.call(0, "observe", {})

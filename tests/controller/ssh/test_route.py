@@ -1,0 +1,58 @@
+"""Which way to the workers `ssh.method=auto` takes, given the firewall rules."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from conf.schema.infra.network import IAP_RANGE
+from controller.ssh.route import choose, lets_in
+
+HERE = "8.8.4.4"
+
+
+def rule(*sources: str, deny: bool = False, **other: Any) -> dict[str, Any]:
+    speaks = [{"IPProtocol": "tcp", "ports": ["22"]}]
+    return {"sourceRanges": list(sources), "denied" if deny else "allowed": speaks, **other}
+
+
+def nobody_asks() -> str:
+    raise AssertionError("our address does not matter here")
+
+
+@pytest.mark.parametrize(
+    ("rules", "external", "laptop", "way"),
+    [
+        ([rule(IAP_RANGE), rule(f"{HERE}/32")], True, lambda: HERE, "external"),
+        ([rule(IAP_RANGE), rule("0.0.0.0/0")], True, lambda: HERE, "external"),
+        ([rule(IAP_RANGE), rule("9.9.9.0/24")], True, lambda: HERE, "iap"),
+        ([rule(IAP_RANGE), rule(f"{HERE}/32")], True, lambda: None, "iap"),
+        ([rule(IAP_RANGE), rule(f"{HERE}/32")], False, nobody_asks, "iap"),
+        ([rule(IAP_RANGE), rule("10.0.0.0/8")], True, nobody_asks, "iap"),
+        ([rule(IAP_RANGE)], True, nobody_asks, "iap"),
+        ([rule(f"{HERE}/32")], False, nobody_asks, "internal"),
+        ([rule("10.0.0.0/8")], True, nobody_asks, "internal"),
+        ([], True, nobody_asks, "internal"),
+    ],
+)
+def test_the_way(rules: list[dict[str, Any]], external: bool, laptop: Callable[[], str | None], way: str) -> None:
+    assert choose(rules, external=external, laptop=laptop) == way
+
+
+@pytest.mark.parametrize(
+    ("rules", "open_"),
+    [
+        ([rule(f"{HERE}/32")], True),
+        ([rule(f"{HERE}/32", targetTags=["slipway"])], True),
+        ([rule(f"{HERE}/32", targetTags=["other"])], False),
+        ([rule(f"{HERE}/32", disabled=True)], False),
+        ([rule(f"{HERE}/32"), rule("0.0.0.0/0", deny=True)], False),
+        ([rule(f"{HERE}/32", priority=900), rule("0.0.0.0/0", deny=True)], True),
+        ([rule(f"{HERE}/32"), rule("0.0.0.0/0", deny=True, priority=1001)], True),
+        ([rule(f"{HERE}/32"), rule("9.9.9.0/24", deny=True, priority=1)], True),
+    ],
+)
+def test_all_rules_decide_together(rules: list[dict[str, Any]], open_: bool) -> None:
+    assert lets_in(rules, f"{HERE}/32", ("slipway",)) is open_

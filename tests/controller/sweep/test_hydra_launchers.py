@@ -1,0 +1,52 @@
+"""Who is used to Hydra's launchers gets what he means, or the key to set."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from controller.core.errors import ConfigError
+from controller.sweep.definition import study
+from controller.sweep.hydra_launchers import launched
+
+GRID = ["+experiment=quickstart", "run.seed=0,1"]
+
+
+@pytest.mark.parametrize(
+    ("words", "pods"),
+    [
+        ([], 1),
+        (["hydra/launcher=pods", "sweep.pods=3"], 3),
+        (["hydra/launcher=basic"], 1),
+        (["hydra/launcher=joblib", "hydra.launcher.n_jobs=4"], 4),
+        (["hydra/launcher=joblib", "hydra.launcher.n_jobs=4", "sweep.pods=4"], 4),
+        (["hydra/launcher=joblib", "sweep.pods=2"], 2),
+        (["+hydra/launcher=joblib", "hydra/sweeper=basic"], 1),
+    ],
+)
+def test_words_of_a_launcher_are_a_number_of_pods(
+    words: list[str], pods: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SLIPWAY_HOME", str(tmp_path))
+    found = study([*GRID, *words], tmp_path)
+    assert found.sweep.pods == pods
+    assert [job.run_id for job in found.jobs] == [job.run_id for job in study(GRID, tmp_path).jobs]
+    assert not any("hydra" in word for job in found.jobs for word in job.variant.words)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["hydra/launcher=submitit_slurm"], "hydra/launcher: slipway runs a sweep itself: sweep.pods=4"),
+        (["hydra/launcher=joblib", "hydra.launcher.backend=loky"], "hydra/launcher: slipway runs a sweep itself"),
+        (["hydra/launcher=joblib", "hydra.launcher.n_jobs=-1"], "hydra.launcher.n_jobs: -1 is no number of pods"),
+        (["hydra/launcher=basic", "sweep.pods=2"], "sweep.pods: 2, but hydra/launcher=basic means 1"),
+        (["hydra/sweeper=optuna"], "hydra/sweeper: values are drawn by sweep.search="),
+        (["hydra.sweeper.n_trials=3"], "hydra/sweeper: values are drawn by sweep.search="),
+    ],
+)
+def test_what_cannot_be_meant_names_the_key(words: list[str], said: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        launched([*GRID, *words])
+    assert str(error.value).startswith(said)

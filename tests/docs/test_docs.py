@@ -1,0 +1,75 @@
+"""What the documents say exists: files, verbs, config keys and groups in their commands."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from controller.cli import last_command, main
+from controller.cli.flags import VERBS
+from controller.config.compose import groups
+from controller.sweep.definition import study
+from tests.paths import ROOT
+
+PAGES = sorted([ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").glob("*.md")])
+COMMAND = re.compile(r"^(?:\$ )?(?:slipway|python -m controller) (?P<words>[^#\n…]+?)\s*(?:#.*)?$", re.MULTILINE)
+COMMANDS = sorted({m["words"] for page in PAGES for m in COMMAND.finditer(page.read_text())})
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
+def test_links_lead_somewhere(page: Path) -> None:
+    for target in re.findall(r"\]\((?!https?:)([^)#]+)\)", page.read_text()):
+        assert (page.parent / target).exists(), target
+
+
+@pytest.fixture
+def as_after_init(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A folder in which `slipway init` has written cloud=mine and tpu=mine."""
+    for group, base in (("cloud", "gcp"), ("tpu", "v5litepod_16")):
+        file = tmp_path / "slipway" / group / "mine.yaml"
+        file.parent.mkdir(parents=True)
+        file.write_text(f"defaults: [{base}, _self_]\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("GOOGLE_CLOUD_PROJECT", "a-project")
+
+
+@pytest.mark.parametrize("words", COMMANDS)
+@pytest.mark.usefixtures("as_after_init")
+def test_commands_are_understood(words: str) -> None:
+    if "wandb" in words:
+        pytest.importorskip("wandb")
+    command = main.parse(shlex.split(words))
+    if getattr(command.flags, "plan", None):
+        return  # a file of the reader's
+    if command.verb == "rehearse":
+        command = replace(command, overrides=(*command.overrides, "cloud=local"))
+    if command.verb in last_command.VERBS and not command.overrides and not command.run:
+        command = replace(command, overrides=("+experiment=quickstart",))  # they mean the last run
+    if getattr(command.flags, "multirun", False):
+        found = study(command.overrides, ROOT)
+        assert found.jobs or found.space  # a search draws its runs later
+    elif (
+        command.verb in ("orphans", "init", "runs", "report", "tensorboard")
+        or command.run
+        or getattr(command.flags, "sweep", None)
+    ):
+        assert command.bare_config()
+    elif command.verb != "localcloud" and VERBS[command.verb].config:
+        _, findings = command.config()
+        assert [str(f) for f in findings if f.severity == "error"] == []
+
+
+def test_there_are_commands_to_check() -> None:
+    assert len(COMMANDS) >= 10
+
+
+def test_every_experiment_says_command_time_and_result() -> None:
+    for name in groups()["experiment"]:
+        header = (ROOT / "conf" / "experiment" / f"{name}.yaml").read_text()
+        assert header.startswith("# @package _global_\n")
+        for word in ("command:", "time:", "result:"):
+            assert word in header, name

@@ -1,0 +1,101 @@
+"""docs/guides.yaml covers every line of the guides, and what it names exists; the page is made of it."""
+
+from __future__ import annotations
+
+import pkgutil
+import re
+import subprocess
+import sys
+from importlib import import_module
+from typing import Any, get_args
+
+import pytest
+import yaml
+from pydantic import BaseModel
+
+import controller.resources
+from conf.schema.config import Config
+from controller.checks.page import page as checks_page
+from controller.cli.main import VERBS
+from controller.config.compose import groups
+from controller.reconcile.resource import Resource
+from tests.paths import ROOT
+
+CONTENT = yaml.safe_load((ROOT / "docs" / "guides.yaml").read_text())
+ROWS: dict[str, dict[str, Any]] = CONTENT["rows"]
+LINES = {0: 78, 1: 52, 2: 41, 3: 27, 4: 20}
+"""How many lines each guide has, and below, how many contradictions there are."""
+CONTRADICTIONS = 25
+
+
+def models(annotation: Any) -> list[type[BaseModel]]:
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return [annotation]
+    return [found for part in get_args(annotation) for found in models(part)]
+
+
+def is_key(dotted: str) -> bool:
+    at: list[type[BaseModel]] = [Config]
+    for part in dotted.split("."):
+        fields = [model.model_fields[part].annotation for model in at if part in model.model_fields]
+        if not fields:
+            return False
+        at = [found for annotation in fields for found in models(annotation)]
+    return True
+
+
+def kinds() -> set[str]:
+    for module in pkgutil.iter_modules(controller.resources.__path__, "controller.resources."):
+        import_module(module.name)
+    found, left = set(), [Resource]
+    while left:
+        left += (one := left.pop()).__subclasses__()
+        found.add(getattr(one, "kind", ""))
+    return found
+
+
+CHECKS = set(re.findall(r"^\| `(\w+)` \|", checks_page(), re.MULTILINE))
+KINDS = kinds()
+EXISTS = {
+    "key": is_key,
+    "kind": KINDS.__contains__,
+    "check": CHECKS.__contains__,
+    "verb": VERBS.__contains__,
+    "page": lambda name: (ROOT / name).is_file(),
+    "file": lambda name: (ROOT / name).is_file(),
+    **{group: groups()[group].__contains__ for group in ("experiment", "program", "scale", "tpu")},
+    "later": bool,
+    "none": bool,
+}
+
+
+def test_every_line_is_there_once_and_in_order() -> None:
+    lines = [f"{guide}.{n}" for guide, count in LINES.items() for n in range(1, count + 1)]
+    assert list(ROWS) == [*lines, *(f"C{n}" for n in range(1, CONTRADICTIONS + 1))]
+    text = (ROOT / "docs" / "guides.yaml").read_text()
+    names = re.findall(r'^  "?([\dC][\d.]*)"?:', text, re.MULTILINE)
+    assert len(names) == len(set(names)) == len(ROWS)
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_what_covers_a_line_exists(name: str) -> None:
+    row = ROWS[name]
+    assert set(row) == {"what", "by"}
+    assert row["by"]
+    for item in row["by"]:
+        sort, _, subject = item.partition(" ")
+        assert sort in EXISTS, item
+        assert EXISTS[sort](subject), item
+
+
+def test_each_guide_is_one_command() -> None:
+    from controller.cli import main
+
+    assert len(CONTENT["guides"]) == len(LINES)
+    for guide in CONTENT["guides"]:
+        assert main.parse(guide["command"].split()[1:]).verb == "up"
+
+
+def test_the_page_is_made_of_it() -> None:
+    made = subprocess.run([sys.executable, "docs/guides.py"], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert (ROOT / "docs" / "guides.md").read_text() == made.stdout, "python docs/guides.py > docs/guides.md"

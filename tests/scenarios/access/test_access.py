@@ -1,0 +1,74 @@
+"""Reaching the workers of an emulated pod when something is in the way: OS Login, faults."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from controller.cli import main
+from controller.cloud.connect import connected
+from controller.run.session import session
+from controller.ssh.fleet import WorkerError, failures
+from tests.controller.conftest import ECHO, Slipway
+
+pytestmark = pytest.mark.e2e
+KEEP = [ECHO, "cleanup.on_success=keep"]
+
+
+def fault(slipway: Slipway, **spec: object) -> None:
+    slipway.cloud().post("faults", {"key": json.dumps(spec, sort_keys=True), "faults": [spec]})
+
+
+def test_ssh_that_is_refused_for_a_while_is_waited_for(slipway: Slipway) -> None:
+    fault(slipway, kind="ssh_refused", seconds=2)
+    code, out, err = slipway("up", *KEEP)
+    assert (code, err) == (0, "")
+    assert "hello from worker 0" in out
+
+
+def test_ssh_that_stays_refused_is_told(slipway: Slipway) -> None:
+    fault(slipway, kind="ssh_refused", seconds=600, worker=2)
+    code, _, err = slipway("up", *KEEP, "ssh.warm_up_seconds=0.5")
+    assert code != 0
+    assert "worker 2: no SSH" in err
+    assert "worker 1" not in err
+
+
+def test_a_worker_that_freezes_is_noticed(slipway: Slipway) -> None:
+    assert slipway("up", *KEEP)[0] == 0
+    with session(main.parse(["status", *KEEP, *slipway.base])) as now:
+        fleet = now.workers()
+        assert not failures(fleet.call_all("observe", {}))
+        access = fleet._access
+        object.__setattr__(access, "silence_seconds", 0.3)
+        heard: list[bytes] = []
+
+        def hear(data: bytes) -> None:
+            heard.append(data)
+            if len(heard) == 1:
+                fault(slipway, kind="ssh_frozen", seconds=600, worker=1)
+
+        with pytest.raises(WorkerError, match="has not answered") as caught:
+            fleet.link(1).follow("while true; do echo; sleep 0.01; done", hear, hear)
+        assert caught.value.kind == "dropped"
+        assert fleet.link(0).run("true").exit_code == 0
+
+
+def test_os_login_where_the_project_wants_it(slipway: Slipway) -> None:
+    cloud = slipway.cloud()
+    with connected(main.parse(["plan", *KEEP, *slipway.base]).config()[0], keep_awake=True) as (world, _):
+        body = {"items": [{"key": "enable-oslogin", "value": "TRUE"}]}
+        world.google.call("compute", "projects.setCommonInstanceMetadata", project="slipway-local", body=body)
+    code, out, err = slipway("up", *KEEP)
+    assert (code, err) == (0, "")
+    assert "hello from worker 0" in out
+    assert main.run(["exec", "--worker", "3", "--", "echo $USER"]) == 0
+    assert slipway.capsys.readouterr().out == "you_example_com\n"
+    [profile] = cloud.get("state")["loginProfile"].values()
+    assert len(profile["sshPublicKeys"]) == 1
+    before = slipway.mutations()
+    assert slipway("up", *KEEP)[0] == 0
+    assert slipway.mutations() == before
+    assert main.run(["exec", *KEEP, *slipway.base, "ssh.os_login=false", "--worker", "0", "--", "true"]) != 0
+    assert "does not let slipway in" in slipway.capsys.readouterr().err

@@ -1,0 +1,285 @@
+"""`ssh`, `exec` and `forward` on a pod of the emulated cloud."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import select
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from conf.schema.infra.cloud import LocalCloud
+from controller.cli import main
+from controller.cli.verbs.look.forward import ports
+from controller.cloud.emulator import command, ensure_running, state_folder
+from controller.core.errors import ConfigError
+from tests.controller.conftest import ECHO, Slipway
+
+pytestmark = pytest.mark.e2e
+WORDS = [ECHO, "cloud=local", "program=command", "env.packages=image", "cloud.operation_seconds=0"]
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A folder whose last `up` has left a pod of four workers."""
+    place = tmp_path_factory.mktemp("reach")
+    (place / "hello.txt").write_text("hello\n")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(place)
+        patch.setenv("SLIPWAY_HOME", str(place.parent / "home"))
+        assert main.run(["up", "cleanup.on_success=keep", *WORDS]) == 0
+        yield place
+    status, words = command(["wipe"], state_folder(str(place.parent / "home")))
+    assert status == 0, words
+
+
+@pytest.fixture
+def here(
+    place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> pytest.CaptureFixture[str]:
+    monkeypatch.chdir(place)
+    monkeypatch.setenv("SLIPWAY_HOME", str(place.parent / "home"))
+    capsys.readouterr()
+    return capsys
+
+
+def slipway(*words: str, **options) -> subprocess.Popen[str]:
+    argv = [sys.executable, "-m", "controller", *words]
+    return subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **options)
+
+
+# The way there
+
+
+def tunnels(place: Path) -> int:
+    config = main.parse(["plan", *WORDS]).config()[0]
+    assert isinstance(config.cloud, LocalCloud)
+    cloud = ensure_running(config.cloud, str(place.parent / "home"))
+    return sum(request["api"] == "iap" for request in cloud.requests())
+
+
+def test_where_a_rule_admits_this_machine_the_way_is_direct(here, place: Path) -> None:
+    assert tunnels(place) == 0
+    assert main.run(["exec", *WORDS, "ssh.method=iap", "--worker=0", "--", "echo there"]) == 0
+    assert here.readouterr().out == "there\n"
+    assert tunnels(place) == 1
+
+
+def test_the_key_belongs_to_the_project_and_is_private(place: Path) -> None:
+    key = place.parent / "home" / "keys" / "slipway-local" / "id_ed25519"
+    assert key.stat().st_mode & 0o777 == 0o600
+
+
+def test_another_host_key_on_the_same_pod_is_refused(here, place: Path) -> None:
+    [kept] = (place.parent / "home" / "known_hosts" / "slipway-local").iterdir()
+    before = kept.read_text()
+    header, *lines = before.splitlines()
+    assert header.startswith("# incarnation ")
+    assert [line.split()[:2] for line in lines] == [[f"worker-{n}", "ssh-ed25519"] for n in range(4)]
+    other = lines[0].split()[2]
+    kept.write_text("\n".join([header, *lines[:2], f"worker-2 ssh-ed25519 {other}", lines[3], ""]))
+    try:
+        assert main.run(["exec", "--worker", "2", "--", "true"]) != 0
+        err = here.readouterr().err
+        assert "worker 2" in err
+        assert "publishes now, but this VM was known by" in err
+        assert f"delete {kept}" in err
+        assert main.run(["exec", "--worker", "1", "--", "true"]) == 0
+    finally:
+        kept.write_text(before)
+
+
+# exec
+
+
+def test_a_command_runs_on_all_workers_and_says_who_said_what(here) -> None:
+    assert main.run(["exec", "--", "echo", "a b", "$HOME;", "'"]) == 0
+    out = here.readouterr().out
+    assert sorted(out.splitlines()) == [f"worker {worker}| a b $HOME; '" for worker in range(4)]
+
+
+def test_one_word_is_a_line_for_the_shell(here) -> None:
+    line = "echo $TPU_WORKER_ID; printf unfinished >&2; exit $TPU_WORKER_ID"
+    assert main.run(["exec", "--worker", "all", "--", line]) == 3
+    out, err = here.readouterr()
+    assert sorted(out.splitlines()) == [f"worker {worker}| {worker}" for worker in range(4)]
+    assert err.count("| unfinished\n") == 4
+    assert "exit codes: worker 1: 1, worker 2: 2, worker 3: 3" in err
+
+
+def test_one_worker_prints_as_it_is(here) -> None:
+    assert main.run(["exec", "--worker", "2", "--", "echo $TPU_WORKER_ID; echo err >&2; exit 5"]) == 5
+    out, err = here.readouterr()
+    assert out == "2\n"
+    assert err.endswith("err\n")
+
+
+def test_exec_in_json(here) -> None:
+    assert main.run(["exec", "--json", "--worker", "1", "--", "echo one; exit 4"]) == 4
+    lines = [json.loads(line) for line in here.readouterr().out.splitlines()]
+    assert lines == [{"worker": 1, "stdout": "one"}, {"worker": 1, "exit_code": 4}]
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["exec"], "what to run comes behind two dashes"),
+        (["exec", "--worker", "4", "--", "true"], "--worker 4: the pod has workers 0 to 3"),
+        (["ssh", "--worker", "x"], "--worker x: the pod has workers 0 to 3"),
+        (["status", "--", "true"], "status takes nothing behind --"),
+        (["forward", "http"], "'http' is no port"),
+    ],
+)
+def test_what_makes_no_sense_is_said(here, words: list[str], said: str) -> None:
+    assert main.run(words) == 2
+    assert said in here.readouterr().err
+
+
+def test_without_a_pod_there_is_nothing_to_reach(slipway: Slipway) -> None:
+    assert main.run(["exec", *WORDS, "--", "true"]) == 2
+    err = slipway.capsys.readouterr().err
+    assert "is absent; `slipway up` makes it ready" in err
+
+
+# ssh
+
+
+def test_a_shell_fed_from_a_pipe(here) -> None:
+    process = slipway("ssh", "--worker", "1", stdin=subprocess.PIPE)
+    out, err = process.communicate("echo I am $TPU_WORKER_ID\necho err >&2\nexit 7\n", timeout=300)
+    assert (process.returncode, out) == (7, "I am 1\n")
+    assert "err\n" in err
+
+
+def test_a_shell_on_a_terminal(here) -> None:
+    master, slave = pty.openpty()
+    argv = [sys.executable, "-m", "controller", "ssh", "--worker", "3"]
+    process = subprocess.Popen(argv, stdin=slave, stdout=slave, stderr=slave, start_new_session=True)
+    os.close(slave)
+    os.write(master, b"test -t 0 && echo on a $TERM of worker $TPU_WORKER_ID; exit 6\n")
+    seen = _read(master, process)
+    os.close(master)
+    assert process.returncode == 6
+    assert "of worker 3\r\n" in seen
+
+
+def test_a_command_on_a_terminal_is_interrupted_there(here) -> None:
+    master, slave = pty.openpty()
+    argv = [
+        sys.executable,
+        "-m",
+        "controller",
+        "ssh",
+        "--",
+        "sh",
+        "-c",
+        # short sleeps: an interruption just before a long one would be heard only after it
+        "trap 'echo caught; exit 9' INT; echo on; while :; do sleep 0.1; done",
+    ]
+    process = subprocess.Popen(argv, stdin=slave, stdout=slave, stderr=slave, start_new_session=True)
+    os.close(slave)
+    seen = _read(master, process, until="on\r\n")
+    os.write(master, b"\x03")
+    seen += _read(master, process)
+    os.close(master)
+    assert "caught" in seen
+    assert process.returncode == 9
+
+
+def _read(master: int, process: subprocess.Popen, until: str = "") -> str:
+    """What comes out of a terminal until the process ends, or has said that."""
+    seen, end = "", time.monotonic() + 60
+    while time.monotonic() < end and not (until and until in seen):
+        ready, _, _ = select.select([master], [], [], 0.1)
+        try:
+            data = os.read(master, 4096) if ready else b""
+        except OSError:  # the other side is closed
+            data = b""
+        seen += data.decode()
+        if not data and process.poll() is not None:
+            break
+    return seen
+
+
+def test_a_command_that_a_signal_ends_has_ended(here) -> None:
+    assert main.run(["exec", "--worker", "0", "--", "kill -KILL $$"]) == 128
+
+
+# forward
+
+
+@pytest.fixture
+def website(tmp_path: Path) -> Iterator[int]:
+    """What a worker serves on its loopback, which here is ours."""
+    (tmp_path / "index.html").write_text("from the worker")
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    argv = [sys.executable, "-m", "http.server", "--bind", "127.0.0.1", "--directory", str(tmp_path), str(port)]
+    process = subprocess.Popen(argv, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    yield port
+    process.kill()
+    process.wait()
+
+
+def test_a_port_of_a_worker_is_reached_on_this_machine(here, website: int) -> None:
+    process = slipway("forward", f"0:{website}", "--json")
+    assert process.stdout
+    opened = json.loads(process.stdout.readline())
+    assert (opened["worker"], opened["remote"]) == (0, website)
+    url = f"http://127.0.0.1:{opened['port']}/"
+    end = time.monotonic() + 30
+    while True:
+        try:
+            with urllib.request.urlopen(url, timeout=120) as page:
+                assert page.read() == b"from the worker"
+            break
+        except OSError:  # the website is not up yet
+            assert time.monotonic() < end
+    threads = [threading.Thread(target=lambda: urllib.request.urlopen(url, timeout=30).close()) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=120)
+    assert process.returncode == 0, err
+    with pytest.raises(OSError, match="refused"):
+        socket.create_connection(("127.0.0.1", opened["port"]), timeout=5)
+
+
+def test_a_port_where_nothing_listens_is_told_of(here) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        closed = free.getsockname()[1]
+    process = slipway("forward", f"0:{closed}", "--json")
+    assert process.stdout
+    port = json.loads(process.stdout.readline())["port"]
+    with socket.create_connection(("127.0.0.1", port), timeout=120) as connection:
+        assert connection.recv(1) == b""
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=120)
+    assert f"no way to port {closed} there" in err
+
+
+def test_a_port_in_use_is_said(here) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        assert main.run(["forward", f"{port}:8888"]) == 2
+    assert "Address already in use; another one: `slipway forward OTHER:8888`" in here.readouterr().err
+
+
+def test_ports() -> None:
+    assert ports("8888") == (8888, 8888)
+    assert ports("9999:8888") == (9999, 8888)
+    for wrong in ("", "x", "70000", "1:0", "-1"):
+        with pytest.raises(ConfigError):
+            ports(wrong)

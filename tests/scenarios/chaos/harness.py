@@ -1,0 +1,187 @@
+"""One schedule of misfortune against the whole of Slipway, and everything that must be true afterwards."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import urllib.request
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache, cached_property
+from pathlib import Path
+from typing import Any
+from unittest import mock
+from urllib.parse import quote
+
+import psutil
+
+from conf.schema.config import Config
+from controller.cli import main
+from controller.cloud import emulator
+from controller.cloud.emulator import Emulator
+from controller.config.compose import compose
+from controller.localcloud.vms.processes import MARKER
+from controller.rehearsal.fault_schedule import Spec
+from tests.controller.state import comparable
+from tests.paths import ROOT
+from tests.scenarios.chaos.hurried import hurried
+
+LOCAL = ("cloud=local", "cloud.operation_seconds=0")
+TRIES = 12
+"""How often `up` may give up, as documented, and be told to go on."""
+GIVES_UP = frozenset({2, 5, 6})
+"""Google refuses or cannot be reached when it begins; a budget is spent."""
+REFUSED = re.compile("An internal error|UNREACHABLE|Too many requests|currently unavailable|Scripted fault")
+"""What the schedule has Google say; any other reason to refuse is a mistake of ours."""
+KILLED = -9
+
+
+@dataclass
+class Ended:
+    """How a schedule went: the exit code of each `up`, what it said, and what the run left in the bucket."""
+
+    codes: list[int]
+    said: str
+    results: dict[str, bytes]
+    state: dict[str, Any]
+    requests: list[dict[str, Any]]
+    faults: list[Spec]
+
+    def attempts(self) -> int:
+        return len([name for name in self.results if "/launches/" in name])
+
+
+@dataclass
+class Stand:
+    """Where schedules are tried: a state folder, a repository to stand in, and an emulated cloud that stays awake."""
+
+    folder: Path
+    words: Sequence[str]
+    keep: Sequence[str]
+    """Parts of the names of objects that must be the same as in an undisturbed run."""
+    seen: int = 0
+    _cloud: Emulator | None = None
+
+    def __post_init__(self) -> None:
+        self._repository = self.folder / "repository"
+        self._repository.mkdir()
+        shutil.copy(Path(__file__).with_name("counter.py"), self._repository)
+        self._awake = contextlib.ExitStack()
+        self._awake.enter_context(emulator.in_use(self.state))  # so that no `up` puts it to sleep
+
+    @property
+    def state(self) -> Path:
+        return emulator.state_folder(str(self.folder / "home"))
+
+    def close(self) -> None:
+        """Whatever runs there ends."""
+        self._awake.close()
+        emulator.command(["wipe"], self.state)
+
+    def slipway(self, verb: str, *more: str, jump: int = 0, apart: bool = False) -> tuple[int, str]:
+        """Exit code, and stdout and stderr together; `apart`: in a process of its own, which may be killed."""
+        words, said = [verb, *more, *self.words, *LOCAL], io.StringIO()
+        environment = {**os.environ, "PYTHONPATH": str(ROOT), "SLIPWAY_HOME": str(self.folder / "home")}
+        if apart:
+            command = [sys.executable, "-m", "tests.scenarios.chaos.hurried", str(jump), *words]
+            where: Any = {"cwd": self._repository, "env": environment}
+            done = subprocess.run(command, **where, capture_output=True, text=True, timeout=300, check=False)
+            return done.returncode, done.stdout + done.stderr
+        with (
+            hurried(jump),
+            mock.patch("controller.cloud.connect.ensure_running", return_value=self.cloud()),
+            mock.patch("controller.cli.main.compose", _composed),
+            mock.patch.dict(os.environ, environment),
+            contextlib.chdir(self._repository),
+            contextlib.redirect_stdout(said),
+            contextlib.redirect_stderr(said),
+        ):
+            code = main.run(words)
+        return code, said.getvalue()
+
+    def cloud(self) -> Emulator:
+        """It is started once, and again should it have ended."""
+        if self._cloud is None or not (self._cloud.state / "endpoint.json").exists():
+            self._cloud = self._start()
+        return self._cloud
+
+    def _start(self) -> Emulator:
+        config = compose(["program=command", "program.command=[ls]", *LOCAL])[0]
+        assert config is not None
+        return emulator.ensure_running(config.cloud, str(self.folder / "home"))  # pyright: ignore[reportArgumentType]
+
+    @cached_property
+    def undisturbed(self) -> Ended:
+        """With what schedules are compared."""
+        return self.run(())
+
+    def run(self, faults: Sequence[Spec], jump: int = 0) -> Ended:
+        """The schedule, to its end; the cloud is as empty afterwards as before, or this fails."""
+        cloud, apart = self.cloud(), any(fault["kind"] == "controller_killed" for fault in faults)
+        codes, said = [], ""
+        # A script is told once per run: `up` may start anew, and nothing strikes twice.
+        cloud.post("faults", {"key": json.dumps(faults), "faults": list(faults)})
+        while not codes or codes[-1] != 0:
+            code, words = self.slipway("up", jump=jump, apart=apart)
+            codes.append(code)
+            said += f"\n=== up: {code}\n{words}"
+            assert code in {0, KILLED, *GIVES_UP}, said
+            assert code != 2 or REFUSED.search(words), said
+            assert len(codes) <= TRIES, said
+        state = cloud.get("state")
+        cloud.delete("faults")  # what still lasts is not to meet us as well
+        results = {name: self.read(cloud, bucket, name) for bucket, all_ in state["objects"].items() for name in all_}
+        requests = [r for r in cloud.requests() if r["seq"] > self.seen]
+        self.seen = max((r["seq"] for r in requests), default=self.seen)
+        met = [{**fault["spec"], "struck": fault["struck"]} for fault in state["fault"].values()]
+        assert not state["mistake"], said
+        assert alive(cloud.state) == [], said
+        assert not {**state["node"], **state["queued"]}, said
+        at_most_one_attempt_at_a_time(requests, said)
+        code, words = self.slipway("down", "--all", "--yes")
+        assert code == 0, said + words
+        return Ended(codes, said, results, comparable(cloud.get("state")), requests, met)
+
+    def kept(self, ended: Ended) -> dict[str, bytes]:
+        """The final parameters."""
+        return {name: content for name, content in ended.results.items() if any(part in name for part in self.keep)}
+
+    @staticmethod
+    def read(cloud: Emulator, bucket: str, name: str) -> bytes:
+        url = f"{cloud.url}/t/{cloud.token}/storage/v1/b/{bucket}/o/{quote(name, safe='')}?alt=media"
+        with urllib.request.urlopen(url) as answer:
+            return answer.read()
+
+
+def _composed(words: tuple[str, ...], *, extra_dir: Path) -> tuple[Config | None, list[Any]]:
+    return _composed_once(words, extra_dir)
+
+
+@cache
+def _composed_once(words: tuple[str, ...], extra_dir: Path) -> tuple[Config | None, list[Any]]:
+    """The same words in the same repository mean the same config, which takes a quarter of a second to find out."""
+    return compose(words, extra_dir=extra_dir)
+
+
+def alive(cloud: Path) -> list[str]:
+    """The processes of all workers of an emulated cloud."""
+    ours = f"{cloud}:"
+    return [
+        " ".join(p.info["cmdline"] or [])
+        for p in psutil.process_iter(["environ", "cmdline", "status"])
+        if (p.info["environ"] or {}).get(MARKER, "").startswith(ours) and p.info["status"] != psutil.STATUS_ZOMBIE
+    ]
+
+
+def at_most_one_attempt_at_a_time(requests: Sequence[dict[str, Any]], said: str) -> None:
+    """By what the programs wrote: nothing of an attempt comes after a later one has begun."""
+    beats = re.compile(r"/beats/\d+-(\d+)-\d+$")
+    found = [beats.search((r["body"] or {}).get("name", "")) for r in requests if isinstance(r["body"], dict)]
+    attempts = [int(match[1]) for match in found if match]
+    assert attempts == sorted(attempts), f"{attempts}\n{said}"

@@ -1,0 +1,67 @@
+"""`slipway`, hurried: pauses are short, patience is little, heartbeats come often, and the clock may jump.
+
+Run as `python -m tests.scenarios.chaos.hurried JUMP VERB …` where the controller is to be killed.
+"""
+
+from __future__ import annotations
+
+import random
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from unittest import mock
+
+from controller.cli import main
+from controller.core.clock import Clock
+from controller.ssh import agent_bundle
+
+FASTER = 20.0
+"""What the controller sleeps is so many times shorter."""
+JUMPS = (-3600.0, 3600.0, 86400.0)
+
+
+class Hurried(Clock):
+    """Sleeps little; its wall time jumps once, at a moment drawn from `jump`, if that is not 0."""
+
+    def __init__(self, jump: int) -> None:
+        super().__init__()
+        draw = random.Random(jump)
+        self._left, self._by = (draw.randrange(200), draw.choice(JUMPS)) if jump else (0, 0.0)
+
+    def now(self) -> float:
+        self._left -= 1
+        return time.time() + (self._by if self._left < 0 else 0.0)
+
+    def sleep(self, seconds: float) -> None:
+        super().sleep(seconds / FASTER)
+
+
+@contextmanager
+def hurried(jump: int) -> Iterator[None]:
+    """While this lasts, this process is in a hurry."""
+    read = Path.read_bytes
+
+    def with_more_heartbeats(path: Path) -> bytes:
+        content = read(path)
+        if path.name != "watch.py":
+            return content
+        assert b"HEARTBEAT_SECONDS = 5.0" in content
+        return content.replace(b"HEARTBEAT_SECONDS = 5.0", b"HEARTBEAT_SECONDS = 0.5")
+
+    with (
+        mock.patch("controller.cloud.connect.Clock", partial(Hurried, jump)),
+        mock.patch("controller.cloud.connect.LOCAL_PACE_SECONDS", 0.5),
+        mock.patch("controller.run.follow.STRAGGLER_SECONDS", 0.3),
+        mock.patch("controller.run.follow.ORIGIN_SECONDS", 1.0),
+        mock.patch("controller.recovery.diagnosis.STOPPED_SECONDS", 1.0),
+        mock.patch.object(agent_bundle.Path, "read_bytes", with_more_heartbeats),
+    ):
+        yield
+
+
+if __name__ == "__main__":
+    with hurried(int(sys.argv[1])):
+        sys.exit(main.run(sys.argv[2:]))

@@ -1,0 +1,112 @@
+"""Seeded schedules of misfortune: whatever happens, the run ends with the same numbers, and nothing is left behind.
+
+`pytest tests/chaos --chaos 60:560` tries others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+
+from controller.rehearsal.fault_schedule import Spec, Stage, schedule
+from tests.scenarios.chaos.conftest import StandOf
+from tests.scenarios.chaos.counter import STEPS
+from tests.scenarios.chaos.harness import Stand
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
+COUNTER = ("program=command", "program.command=[python,counter.py]", "env.packages=image")
+PATIENT = ("recovery.max_program_failures=8", "recovery.max_without_progress=8", "recovery.lost_seconds=6")
+PODS = {1: "tpu=v5litepod_8", 2: "tpu.accelerator_type=v4-16"}
+"""By how many workers they have; of the second kind nodes are had through Google's queue."""
+JUMPING = 5
+"""The clock of the controller jumps in every schedule whose seed is a multiple of this."""
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if "seed" in metafunc.fixturenames:
+        first, _, last = metafunc.config.getoption("--chaos").rpartition(":")
+        metafunc.parametrize("seed", range(int(first or 0), int(last)))
+
+
+def of_counter(seed: int) -> tuple[int, tuple[Spec, ...]]:
+    """How many workers a seed has, and its schedule."""
+    workers = 2 if seed % 3 == 0 else 1
+    objects = [f"beats/{step:02d}-" for step in range(STEPS + 1)] + ["checkpoints/2/", "checkpoints/4/done", "final/"]
+    return workers, schedule(seed, Stage(workers, objects, seconds=1.5, blink=3.0, kills_controller=True))
+
+
+def survives(stand_of: StandOf, workers: int, faults: Sequence[Spec], jump: int = 0) -> None:
+    """A run on a pod of so many workers comes to the same."""
+    zone = ["tpu.zone=us-central2-b"] if workers == 2 else []
+    with stand_of(*COUNTER, *PATIENT, PODS[workers], *zone, keep=("/final/",)) as stand:
+        undisturbed, ended = stand.undisturbed, stand.run(faults, jump)
+        assert stand.kept(ended) == stand.kept(undisturbed), ended.said
+        assert ended.state == undisturbed.state, ended.said
+
+
+def test_a_schedule_ends_with_the_same_numbers_and_leaves_nothing(seed: int, stand_of: StandOf) -> None:
+    survives(stand_of, *of_counter(seed), jump=seed * (seed % JUMPING == 0))
+
+
+FOUND: dict[str, tuple[int, tuple[Spec, ...]]] = {
+    "maintenance between set-up and launch": (
+        2,
+        (
+            {"kind": "cut", "match": "GET ", "at": "answer", "times": 3, "after_object": "beats/00-"},
+            {"kind": "maintenance", "seconds": 1.6, "after_object": "beats/00-", "delay_seconds": 0.115},
+        ),
+    ),
+    "the network goes while a pod is asked for": (
+        1,
+        (
+            {"kind": "partition", "seconds": 2.7, "after_requests": 63, "client": "laptop"},
+            {"kind": "stockout", "times": 3, "at": "request"},
+        ),
+    ),
+    "taken away before its host keys are known": (
+        1,
+        (
+            {"kind": "ssh_refused", "seconds": 1.5, "after_seconds": 0.0},
+            {"kind": "preempted", "after_seconds": 0.1},
+        ),
+    ),
+    "under repair when its run has finished": (
+        2,
+        (
+            {"kind": "maintenance", "seconds": 3.0, "after_object": "final/1"},
+            {"kind": "ssh_frozen", "seconds": 0.5, "after_object": "final/0"},
+        ),
+    ),
+    "its deletion is asked for twice": (
+        1,
+        ({"kind": "cut", "match": "DELETE ", "at": "answer", "times": 1, "after_requests": 22},),
+    ),
+}
+"""Schedules under which something went wrong once."""
+
+
+@pytest.mark.parametrize("what", FOUND)
+def test_what_went_wrong_once(what: str, stand_of: StandOf) -> None:
+    survives(stand_of, *FOUND[what])
+
+
+def test_a_stand_on_which_something_failed_is_thrown_away(stand_of: StandOf) -> None:
+    def use(fails: bool = False) -> Stand:
+        with stand_of("program=command", keep=()) as stand:
+            stand.cloud()
+            used.append(stand)
+            assert not fails
+        return stand
+
+    used: list[Stand] = []
+    with pytest.raises(AssertionError):
+        use(fails=True)
+    assert use() is use() is not used[0]
+    assert not used[0].state.exists()
+
+
+def test_a_seed_means_the_same_schedule_everywhere() -> None:
+    assert of_counter(7) == of_counter(7)
+    kinds = {fault["kind"] for seed in range(200) for fault in of_counter(seed)[1]}
+    assert len(kinds) == 16

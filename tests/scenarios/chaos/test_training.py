@@ -1,0 +1,55 @@
+"""Schedules of misfortune against real training on two processes: the weights are the same, to the last bit."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from controller.rehearsal.fault_schedule import Spec, Stage, schedule
+from tests.scenarios.chaos.conftest import StandOf
+from tests.scenarios.chaos.harness import Ended
+from tests.scenarios.experiments.test_quickstart import weights
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
+TRAINING = (
+    "+experiment=lm_tinyshakespeare", "scale=tiny", "env.packages=image", "tpu.accelerator_type=v4-16",
+    "tpu.zone=us-central2-b", "loop.steps=6", "loop.eval_every=6", "loop.samples.every=6", "logging.every=1",
+    "recovery.max_program_failures=8", "recovery.max_without_progress=8",
+)  # fmt: skip
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if "seed" in metafunc.fixturenames:
+        first, _, last = metafunc.config.getoption("--chaos-training").rpartition(":")
+        metafunc.parametrize("seed", range(int(first or 0), int(last)))
+
+
+def of_training(seed: int) -> tuple[Spec, ...]:
+    objects = [f"checkpoints/{step}/commit_success" for step in (2, 4, 6)]
+    return schedule(seed, Stage(2, objects, seconds=8.0, blink=4.0, kills_controller=True))
+
+
+def parameters(ended: Ended, folder: Path) -> dict[str, np.ndarray[Any, Any]]:
+    """Of the last checkpoint that the run left."""
+    for name, content in ended.results.items():
+        inside = name.partition("/")[2].partition("/")[2]  # behind runs/ID/
+        if name.startswith("runs/") and inside.startswith("checkpoints/"):
+            (folder / inside).parent.mkdir(parents=True, exist_ok=True)
+            (folder / inside).write_bytes(content)
+    return weights(folder)
+
+
+def test_training_ends_with_the_same_weights(seed: int, stand_of: StandOf, tmp_path: Path) -> None:
+    with stand_of(*TRAINING, keep=()) as stand:
+        undisturbed, ended = stand.undisturbed, stand.run(of_training(seed))
+        assert ended.state == undisturbed.state, ended.said
+        one, other = parameters(undisturbed, tmp_path / "one"), parameters(ended, tmp_path / "other")
+        assert one.keys() == other.keys()
+        assert all(np.array_equal(one[name], other[name]) for name in one), ended.said
+        metrics = next(content for name, content in ended.results.items() if name.endswith("/metrics.jsonl"))
+        steps = [row["step"] for row in map(json.loads, metrics.decode().splitlines()) if "loss" in row]
+        assert steps == sorted(set(steps)), ended.said

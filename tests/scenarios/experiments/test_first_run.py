@@ -1,0 +1,60 @@
+"""docs/first-run.md, command by command in its order, on the emulated cloud: from nothing to metrics and back."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from controller.cli import main
+from controller.cloud import emulator
+from tests.paths import ROOT
+
+pytestmark = pytest.mark.e2e
+PAGE = ROOT / "docs" / "first-run.md"
+LINES = re.findall(r"^slipway (.+)$", PAGE.read_text(), re.MULTILINE)
+SHORTER = ["loop.steps=2", "loop.warm_start_steps=2", "loop.prompts=8", "loop.eval_prompts=16", "logging.every=1"]
+SHORTER += ["loop.response_length=16", "checkpoint.every=100"]
+
+
+def as_played(line: str) -> list[str]:
+    """The words of a line: on the emulated cloud, with the packages of this machine, shorter, and without questions."""
+    words = [word.replace("env.packages=lock", "env.packages=image") for word in shlex.split(line)]
+    if words[0] == "init":
+        return [*words, "cloud=local"]
+    if words[0] == "down":
+        return [*words, "--yes"]
+    return [*words, *SHORTER] if any("experiment" in word for word in words) else words
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """An empty folder to stand in, with an empty cloud."""
+    project, home = tmp_path / "project", tmp_path / "home"
+    project.mkdir()
+    monkeypatch.chdir(project)
+    monkeypatch.setenv("SLIPWAY_HOME", str(home))
+    yield project
+    status, words = emulator.command(["wipe"], emulator.state_folder(str(home)))
+    assert status == 0, words
+
+
+def test_the_first_run_is_what_the_page_says(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    said: dict[str, str] = {}
+    for line in LINES:
+        code = main.run(as_played(line))
+        out, err = capsys.readouterr()
+        assert code == 0, f"slipway {line}\n{out}{err}"
+        said[line.split()[0] + (" --all" if "--all" in line else "")] = out
+    assert len(LINES) == 10
+    assert (folder / "slipway" / "cloud" / "mine.yaml").exists()
+    assert "+ create" in said["plan"]
+    assert "error:" not in said["plan"]
+    assert "accuracy_after" in said["+experiment=quickstart"]
+    assert "finished" in said["status"]
+    assert "accuracy after GRPO" in said["logs"]
+    assert "deleted" in said["down"]
+    assert "bucket" in said["down --all"]

@@ -1,0 +1,51 @@
+"""The flagship: its settings are those that were decided on, and what it copies is what it reads."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from conf.schema.config import Config
+from controller.checks.preflight import preflight
+from controller.cli import main
+from controller.inputs.assets import contents
+
+FLAGSHIPS = {"gemma2b_gsm8k": 1e-7, "gemma2b_gsm8k_fast": 1e-6}
+
+
+def composed(name: str, *words: str) -> Config:
+    config, findings = main.parse(["plan", f"+experiment={name}", "cloud.project=a-project", *words]).config()
+    assert [str(finding) for finding in [*findings, *preflight(config)] if finding.severity == "error"] == []
+    return config
+
+
+@pytest.mark.parametrize(("name", "lr"), FLAGSHIPS.items())
+def test_settings(name: str, lr: float) -> None:
+    config = composed(name)
+    loop: Any = config.loop
+    optimizer: Any = config.optimizer
+    assert config.tpu.accelerator_type == "v5litepod-16"
+    assert (loop.steps, loop.prompts, loop.samples, loop.updates_per_rollout, loop.rows) == (2000, 16, 8, 4, 128)
+    assert (loop.prompt_length, loop.prompt_length + loop.response_length) == (1024, 2048)
+    assert (loop.loss, loop.temperature, loop.clip_low, loop.clip_high) == ("token_mean", 1.0, 0.2, 0.2)
+    assert (loop.kl, loop.kl_estimator, loop.reference_dtype) == (0.001, "k3", "bfloat16")
+    assert (loop.eval_prompts, loop.test_samples, loop.test_prompts) == (256, 8, None)
+    assert all(stop in "\n" * 3 for stop in loop.sampler.stop)
+    assert loop.sampler.slots == 128
+    assert (optimizer.lr, optimizer.b1, optimizer.b2, optimizer.clip_norm) == (lr, 0.9, 0.95, 1.0)
+    assert optimizer.schedule.model_dump() == {"kind": "constant", "warmup_steps": 1}
+    assert config.checkpoint.every == 20
+    data: Any = config.data
+    assert (data.template, data.bos, data.eos, data.tokenizer) == (
+        *("none", "<bos>", "<eos>"),
+        "assets://gemma-2-2b/tokenizer.json",
+    )
+
+
+def test_weights_that_no_key_names_are_not_fetched(tmp_path: Path) -> None:
+    place = f"run.state_dir={tmp_path}"
+    assert contents(composed("gemma2b_gsm8k", place), tmp_path).keys() == {"datasets.gsm8k", "models.gemma-2-2b"}
+    elsewhere = ("model.weights=gs://b/gemma-2-2b", "data.tokenizer=gs://b/gemma-2-2b/tokenizer.json")
+    assert contents(composed("gemma2b_gsm8k", place, *elsewhere), tmp_path).keys() == {"datasets.gsm8k"}
+    half = composed("gemma2b_gsm8k", place, elsewhere[0])
+    assert contents(half, tmp_path).keys() == {"datasets.gsm8k", "models.gemma-2-2b"}

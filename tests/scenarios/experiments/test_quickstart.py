@@ -1,0 +1,133 @@
+"""The main job with real JAX on the emulated cloud, cut short: a preempted run ends with the same weights."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from controller.cli import main
+from controller.cloud import emulator
+from controller.gcp.client import Google
+from controller.records import index
+from tests.paths import ROOT
+
+pytestmark = pytest.mark.e2e
+SHORT = [
+    "+experiment=quickstart",
+    "tpu.accelerator_type=v4-16",  # 2 workers
+    "tpu.zone=us-central2-b",
+    "loop.steps=4",
+    "loop.warm_start_steps=2",
+    "loop.prompts=8",
+    "loop.eval_prompts=32",
+    "loop.response_length=16",
+    "checkpoint.every=3",
+    "cloud.operation_seconds=0",
+    "logging.every=1",
+]
+
+
+def run(capsys: pytest.CaptureFixture[str], *words: str) -> str:
+    code = main.run(["up", *SHORT, *words])
+    out, err = capsys.readouterr()
+    assert code == 0, out + err
+    return out
+
+
+def folder_of(home: Path, run: str = "") -> Path:
+    """The bucket's objects of a run, of all by default, as files."""
+    target = home / f"copy{run}"
+    config = main.parse(["up", *SHORT]).config()[0]
+    cloud = emulator.ensure_running(config.cloud, str(home))  # pyright: ignore[reportArgumentType]
+    google = client(cloud)
+    bucket = "slipway-local-slipway-us-central2"
+    for item in google.pages("storage", "objects.list", "items", bucket=bucket, prefix=f"runs/{run}"):
+        file = target / item["name"].partition("/")[2].partition("/")[2]
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_bytes(google.download(bucket, item["name"]))
+    google.close()
+    return target
+
+
+def client(cloud: emulator.Emulator) -> Google:
+    from google.oauth2.credentials import Credentials
+
+    from controller.core.clock import Clock
+
+    return Google(Credentials(token=cloud.token), Clock(), cloud.roots)
+
+
+def weights(folder: Path) -> dict[str, np.ndarray[Any, Any]]:
+    """The parameters of the last checkpoint, read by Orbax."""
+    import jax
+    import orbax.checkpoint as ocp
+
+    steps = sorted(int(p.name) for p in (folder / "checkpoints").iterdir() if p.name.isdigit())
+    saved = (folder / "checkpoints" / str(steps[-1]) / "state").resolve()
+    with ocp.StandardCheckpointer() as checkpointer:
+        shapes = checkpointer.metadata(saved).item_metadata.tree
+        state = checkpointer.restore(saved, jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), shapes))
+    leaves = jax.tree_util.tree_leaves_with_path(state)
+    return {jax.tree_util.keystr(path): np.asarray(leaf) for path, leaf in leaves}
+
+
+@pytest.fixture
+def homes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(tmp_path)
+    made: list[Path] = []
+
+    def enter(name: str) -> Path:
+        monkeypatch.setenv("SLIPWAY_HOME", str(tmp_path / name))
+        made.append(tmp_path / name)
+        return tmp_path / name
+
+    yield enter
+    for home in made:
+        status, words = emulator.command(["wipe"], emulator.state_folder(str(home)))
+        assert status == 0, words
+
+
+def test_a_preempted_run_ends_with_the_same_weights(homes: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    quiet = homes("quiet")
+    out = run(capsys)
+    assert "accuracy_before" in out
+    assert "accuracy_after" in out
+    undisturbed = folder_of(quiet)
+    disturbed_home = homes("disturbed")
+    out = run(capsys, "cloud.faults=[{kind: preempted, after_object: checkpoints/3/commit_success}]")
+    assert "preempted: " in out
+    disturbed = folder_of(disturbed_home)
+    left, right = weights(undisturbed), weights(disturbed)
+    assert left.keys() == right.keys()
+    assert all(np.array_equal(left[name], right[name]) for name in left)
+    steps = [json.loads(line)["step"] for line in (disturbed / "metrics.jsonl").read_text().splitlines()]
+    assert steps == sorted(steps)
+    assert list((disturbed / "tb").glob("events.out.tfevents.*"))
+
+
+def test_a_run_is_repeated_bit_for_bit_by_a_slipway_with_another_trainer(
+    homes: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    home = homes("home")
+    run(capsys)
+    [row] = index.rows(home)
+    packages = ROOT
+    clone = tmp_path / "clone"
+    for name in ("conf", "controller", "trainer"):
+        shutil.copytree(packages / name, clone / name, ignore=shutil.ignore_patterns("__pycache__"))
+    (clone / "trainer" / "main.py").write_text("raise SystemExit('this is not the code of the record')\n")
+    words = [sys.executable, "-m", "controller", "up", "--run", row["run"]]
+    environment = {**os.environ, "PYTHONPATH": str(clone)}
+    done = subprocess.run(words, cwd=clone, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    first, second = (weights(folder_of(home, name)) for name in (f"{row['run']}/", f"{row['run']}-r1/"))
+    assert first.keys() == second.keys()
+    assert all(np.array_equal(first[name], second[name]) for name in first)

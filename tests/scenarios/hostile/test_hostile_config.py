@@ -1,0 +1,180 @@
+"""Hostile strings in every string of a config: refused in one clear message that names the key, or carried unchanged.
+
+`HOSTILE_EXAMPLES=100000 pytest tests/scenarios/hostile/test_hostile_config.py` looks longer, and elsewhere every time.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from conf.schema.config import judge
+from conf.schema.training.run_yaml import load
+from controller.checks.preflight import preflight
+from controller.config.compose import raw
+from controller.config.placeholders import PLACEHOLDER
+from controller.core.errors import ConfigError
+from controller.inputs import assets
+from controller.inputs import code as snapshots
+from controller.inputs.code import Snapshot, snapshot
+from controller.plan.build import Plan, build
+from tests.hostile import TRICKS, hostile, placed, string_fields
+
+SHA, COMMIT = "a" * 64, "c" * 40
+COMMAND = ["program=command", "program.command=[a, b]", "program.setup=[[a, b]]", "env.vars={A: b}"]
+FILES = f"{{w: {{url: 'https://h/w', sha256: {SHA}, token: HF_TOKEN}}}}"
+EXAMPLES = os.environ.get("HOSTILE_EXAMPLES")
+KINDS = ("datasets", "models", "tokenizers")
+BASES: dict[str, list[str]] = {
+    "grpo": ["+experiment=quickstart", "cloud.faults=[{kind: preempted}]", "model.weights=gs://b/w"],
+    "gsm8k": ["cloud=local", "loop=grpo", "model=tiny", "optimizer=nanochat", "data=gsm8k", "data.path=gs://a",
+              "data.eval_path=gs://b", "data.prompt.shots=[{question: a, answer: b}]",
+              "loop.sampler.stop=[a]"],
+    "lm": ["cloud=local", "loop=lm", "model=tiny", "optimizer=adamw", "data=text", "data.path=gs://a",
+           "checkpoint.best={metric: eval_loss, mode: min}", "logging.wandb={project: a, entity: b, mode: offline}"],
+    "table": ["cloud=local", "loop=lm", "model=tiny", "optimizer=adamw", "data=jsonl", "data.path=gs://a",
+              "data.column=null", "data.template={prompt: '{q}', answer: '{a}', remove: x}", "data.eos='<eos>'"],
+    "command": ["cloud=gcp", "cloud.project=acme", *COMMAND, "env.packages=none",
+                "cloud.trc={zones: [us-central1-a, us-central1-b], free_until: 2026-12-31}",
+                "cloud.bucket_roles=[roles/a.b]",
+                "cloud.billing_budget={account: 012345-6789AB-CDEF01, usd: 1, thresholds: [0.5]}",
+                "cloud.roles=[roles/a.b]", "network.ssh_source_ranges=[10.0.0.0/8]", "tpu.zones=[us-central1-b]",
+                f"assets.datasets={{d: {{path: data}}, f: {{files: {FILES}}}}}", "env.secrets.HF_TOKEN=env:HOME"],
+    "assets": ["cloud=local", *COMMAND, f"assets.datasets={{d: {{files: {FILES}}}}}", "env.secrets.HF_TOKEN=env:HOME",
+               f"assets.models={{m: {{files: {FILES}}}}}", f"assets.tokenizers={{t: {{files: {FILES}}}}}"],
+    "paths": ["cloud=local", *COMMAND, *(f"assets.{kind}={{n: {{path: data}}}}" for kind in KINDS)],
+    "builds": ["cloud=local", *COMMAND,
+               *(f"assets.{kind}={{n: {{build: [make, '{{output}}'], inputs: [data]}}}}" for kind in KINDS)],
+    "repository": ["cloud=local", *COMMAND, f"code.repository={{url: 'https://h/r', commit: {COMMIT}}}",
+                   "code.exclude=[x]"],
+}  # fmt: skip
+"""Configs that are right, and hold together every string that a config can hold."""
+
+FILLED = {
+    "sweep": {
+        "params": {"run.seed": "0,1"},
+        "cases": {"a": ["run.seed=1"]},
+        "search": {"method": "random", "trials": 2, "metric": "a", "mode": "min", "prune": False, "seed": 0},
+    }
+}
+"""What sections hold that are empty in all of them."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """A string of one of the configs."""
+
+    base: str
+    path: tuple[str, ...]
+
+    @property
+    def named(self) -> str:
+        """The last part of its key that is a word of the schema."""
+        return next(part for part in reversed(self.path) if part not in ("*", "<key>", "0"))
+
+
+@dataclass
+class Desk:
+    """A folder with the files that the configs name, and the configs as Hydra composed them."""
+
+    folder: Path
+    configs: dict[str, dict[str, Any]]
+
+    @cached_property
+    def trainer(self) -> Snapshot:
+        """Hashed once."""
+        config, _ = judge(self.configs["grpo"])
+        assert config is not None
+        return snapshot(config, self.folder)
+
+    @cached_property
+    def places(self) -> list[Place]:
+        paths = sorted(set(string_fields()))
+        return [Place(base, path) for base, data in self.configs.items() for path in paths if placed(data, path, "x")]
+
+    def refusal(self, place: Place, value: str) -> list[str]:
+        """What is said against a value there; nothing where it is carried to the workers unchanged."""
+        data = placed(self.configs[place.base], place.path, value)
+        assert data is not None
+        config, problems = judge(data)
+        if config is None:
+            return [str(problem) for problem in problems]
+        if errors := [str(f) for f in preflight(config) if f.severity == "error"]:
+            return errors
+        try:
+            code = self.trainer if config.program.kind == "trainer" else None
+            plan = build(config, "slipway-local", self.folder, code)
+        except ConfigError as error:
+            return error.problems
+        self.check(plan, place, value)
+        return []
+
+    def wrong_with(self, place: Place, value: str) -> list[str]:
+        """Of what is said against a value there: lines that do not print, or are too long, or none that names it."""
+        said = self.refusal(place, value)
+        wrong = [line for line in said if not line.isprintable() or len(line) >= 1000]
+        if said and not any(place.named in line for line in said):
+            wrong.append(f"{place} is not named in {said}")
+        return wrong
+
+    def check(self, plan: Plan, place: Place, value: str) -> None:
+        """What leaves this machine holds the value as it is."""
+        config = plan.config
+        (file := self.folder / "run.yaml").write_text(plan.run_yaml)
+        if config.program.kind == "trainer":
+            sent = load(file)
+            for section in ("model", "data", "loop", "optimizer", "checkpoint", "logging"):
+                assert getattr(sent, section) == getattr(config, section)
+        told = [w for w in (*config.program.command, *config.env.vars.values()) if not PLACEHOLDER.search(w)]
+        given = [*plan.argv, *plan.places.variables(config.env.vars).values()]
+        assert config.program.kind == "trainer" or set(told) <= set(given)
+        if place.path[0] in ("program", "env"):
+            json.dumps([plan.argv, plan.places.variables(config.env.vars)]).encode()  # as the agent is told
+
+
+@pytest.fixture(scope="module")
+def desk(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Desk]:
+    folder = tmp_path_factory.mktemp("repository")
+    (folder / "data").write_text("rows\n")
+    (folder / "code.py").write_text("")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        patch.setenv("SLIPWAY_HOME", str(tmp_path_factory.mktemp("home")))
+        # A path of an asset may be any of this machine's, and a repository anywhere.
+        patch.setattr(assets, "local_files", lambda path, hashes: (assets.Source("f", path, SHA),))
+        patch.setattr(snapshots, "checked_out", lambda *_: folder)
+        configs = {name: raw(words) for name, words in BASES.items()}
+        for data in configs.values():
+            for section, filled in FILLED.items():
+                data |= {section: {**data[section], **filled}} if section in data else {}
+        yield Desk(folder, configs)
+
+
+def test_the_configs_are_right_and_reach_every_string(desk: Desk) -> None:
+    for name, data in desk.configs.items():
+        config, problems = judge(data)
+        assert problems == [], name
+        assert config is not None
+        assert [f for f in preflight(config) if f.severity == "error"] == [], name
+    assert {place.path for place in desk.places} == set(string_fields())
+
+
+@pytest.mark.parametrize("value", TRICKS, ids=lambda value: ascii(value)[1:17])
+def test_every_known_trick_in_every_place(desk: Desk, value: str) -> None:
+    first = {place.path: place for place in reversed(desk.places)}
+    assert [wrong for place in first.values() for wrong in desk.wrong_with(place, value)] == []
+
+
+@settings(deadline=None, derandomize=EXAMPLES is None, max_examples=int(EXAMPLES or 400), database=None)
+@given(at=st.integers(0, 100_000), value=hostile())
+def test_any_text_in_any_place(desk: Desk, at: int, value: str) -> None:
+    assert desk.wrong_with(desk.places[at % len(desk.places)], value) == []

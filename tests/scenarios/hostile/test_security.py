@@ -1,0 +1,168 @@
+"""What docs/security.md claims of the source, of files, of sockets and of Hydra; each of its claims names a test."""
+
+from __future__ import annotations
+
+import ast
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+import yaml
+
+from conf.schema.infra.topology import YamlLoader
+from controller.cli import main
+from controller.cloud.connect import _state_folder
+from controller.config.compose import compose
+from controller.core.errors import ConfigError
+from tests.controller.conftest import Slipway
+from tests.hostile import CANARY, TOUCH
+from tests.paths import ROOT
+
+PACKAGES = ("conf", "controller", "hydra_plugins", "trainer")
+SHELLS = {"sh", "bash", "/bin/sh", "/bin/bash", "cmd"}
+SPEAK_SHELL = {
+    "controller/agent/commands/tidy.py": "as root, a constant with the path as $0",
+    "controller/localcloud/vms/sessions.py": "as sshd gives what a client sends to the shell of the user",
+}
+DANGEROUS_CALLS = {"eval", "exec", "os.system", "os.popen", "tempfile.mktemp", "yaml.unsafe_load", "yaml.full_load"}
+DANGEROUS_MODULES = {"pickle", "cPickle", "dill", "cloudpickle", "marshal", "shelve", "joblib", "torch", "telnetlib"}
+
+
+def sources() -> Iterator[tuple[str, ast.Module]]:
+    for package in PACKAGES:
+        for path in sorted((ROOT / package).rglob("*.py")):
+            yield path.relative_to(ROOT).as_posix(), ast.parse(path.read_text())
+
+
+def test_nothing_is_evaluated_and_nothing_unpickled() -> None:
+    found = []
+    for name, tree in sources():
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Import | ast.ImportFrom):
+                modules = [a.name for a in node.names] if isinstance(node, ast.Import) else [node.module or ""]
+                found += [(name, m) for m in modules if m.partition(".")[0] in DANGEROUS_MODULES]
+            if isinstance(node, ast.Call):
+                words = {k.arg: ast.unparse(k.value) for k in node.keywords}
+                called = ast.unparse(node.func)
+                unsafe = called == "yaml.load" and words.get("Loader") not in SAFE_LOADERS
+                wrong = called in DANGEROUS_CALLS or words.get("shell") == "True" or "allow_pickle" in words
+                found += [(name, ast.unparse(node))] if unsafe or wrong else []
+    assert found == []
+    assert issubclass(YamlLoader, yaml.SafeLoader | getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+
+
+SAFE_LOADERS = {"YamlLoader", "getattr(yaml, 'CSafeLoader', yaml.SafeLoader)", "yaml.SafeLoader", "yaml.CSafeLoader"}
+
+
+def test_shells_are_spoken_to_in_few_places() -> None:
+    found = set()
+    for name, tree in sources():
+        lists = (node for node in ast.walk(tree) if isinstance(node, ast.List | ast.Tuple) and node.elts)
+        if any(isinstance(node.elts[0], ast.Constant) and node.elts[0].value in SHELLS for node in lists):
+            found.add(name)
+    assert found == set(SPEAK_SHELL)
+
+
+def test_packages_of_the_pod_are_pinned_with_hashes() -> None:
+    pins = re.split(r"\n(?=\S)", re.sub(r"(?m)^\s*#.*\n?", "", (ROOT / "conf/requirements.txt").read_text()).strip())
+    assert len(pins) > 50
+    assert [
+        pin for pin in pins if not re.match(r"[a-z0-9._-]+(\[.*\])?==\S+", pin, re.I) or "--hash=sha256:" not in pin
+    ] == []
+    unhashed = []
+    for name, tree in sources():
+        lists = (ast.unparse(node) for node in ast.walk(tree) if isinstance(node, ast.List | ast.Call))
+        unhashed += [(name, text) for text in lists if INSTALL.search(text) and "--require-hashes" not in text]
+    assert [(name, text[:60]) for name, text in unhashed] == [
+        ("controller/agent/commands/venv.py", "[uv(), 'pip', 'install', '--quiet', f'--python={folder}/bin/")
+    ], "of a requirements file of the user's, who may have hashes in it"
+
+
+INSTALL = re.compile(r"'pip', '(install|sync)'")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        f'program: {{command: !!python/object/apply:os.system ["{TOUCH}"]}}',
+        f'program: !!python/object/apply:subprocess.check_output [["touch", "{CANARY}"]]',
+        f"program: {{_target_: os.system, command: ['{TOUCH}']}}",
+        f"_target_: os.system\ncommand: {TOUCH}",
+        f"env: {{vars: {{A: {{_target_: os.system, command: '{TOUCH}'}}}}}}",
+        f"run: {{name: '${{os.system:{TOUCH}}}'}}",
+        "defaults: [{override /hydra/launcher: submitit}]",
+    ],
+)
+def test_a_file_of_the_user_makes_no_object(
+    text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (folder := tmp_path / "slipway/experiment").mkdir(parents=True)
+    (folder / "own.yaml").write_text(f"# @package _global_\n{text}\n")
+    monkeypatch.chdir(tmp_path)
+    assert main.run(["plan", "+experiment=own", "cloud=local", "program=command"]) == 2
+    assert "Traceback" not in capsys.readouterr().err
+    assert [*tmp_path.rglob(CANARY)] == []
+
+
+@pytest.mark.parametrize("name", ["a, b]", "it's", "back\\", "q'\\'", "{a: b}", "é ü", "#x", "a\nb", '"'])
+def test_a_folder_may_have_any_name(name: str, tmp_path: Path) -> None:
+    (folder := tmp_path / name / "slipway/experiment").mkdir(parents=True)
+    (folder / "own.yaml").write_text("# @package _global_\nrun: {name: from-there}\n")
+    words = ["+experiment=own", "cloud=local", "program=command", "program.command=[a]"]
+    config, problems = compose(words, extra_dir=tmp_path / name / "slipway")
+    assert problems == []
+    assert config is not None
+    assert config.run.name == "from-there"
+
+
+def test_a_state_folder_that_others_may_write_to_is_refused(tmp_path: Path) -> None:
+    words = ["cloud=local", "program=command", "program.command=[a]"]
+    (tmp_path / "shared").mkdir()
+    (tmp_path / "shared").chmod(0o777)
+    config, _ = compose([*words, f"run.state_dir={tmp_path}/shared"])
+    assert config is not None
+    with pytest.raises(ConfigError, match=r"run\.state_dir: .*others may write there"):
+        _state_folder(config)
+    config, _ = compose([*words, f"run.state_dir={tmp_path}/new"])
+    assert config is not None
+    assert _state_folder(config).stat().st_mode & 0o777 == 0o700
+
+
+@pytest.mark.e2e
+def test_files_are_private_and_sockets_on_loopback(slipway: Slipway) -> None:
+    """With a umask that would let everybody in, while a program runs."""
+    words = [
+        "cleanup.idle_minutes=60",
+        "tpu.accelerator_type=v5litepod-4",
+        "program.command=[sleep,infinity]",
+        "env.packages=none",
+    ]
+    argv = [sys.executable, "-m", "controller", "up", "--detach", *words, *slipway.base, "env.packages=none"]
+    environment = {**os.environ, "SLIPWAY_HOME": str(slipway.home), "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(argv, env=environment, umask=0, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    paths = [slipway.home, *slipway.home.rglob("*")]
+    work = [
+        path for path in paths if "work" in path.relative_to(slipway.home).parts
+    ]  # the program's own, in a 0700 folder
+    assert all(path.lstat().st_mode & 0o077 == 0 for path in work[:1])
+    public = [p for p in paths if p not in work and not p.is_symlink() and p.lstat().st_mode & 0o077]
+    assert [str(path.relative_to(slipway.home)) for path in public] == []
+    mine = str(slipway.home)
+    servers, workers = [], []
+    for process in psutil.process_iter(["cmdline", "environ"]):
+        environ = process.info["environ"] or {}
+        if environ.get("SLIPWAY_LOCALCLOUD_WORKER", "").startswith(mine):
+            workers += process.net_connections()
+        elif mine in " ".join(process.info["cmdline"] or []):
+            servers += process.net_connections()
+    listening = [c.laddr.ip for c in servers if c.status == psutil.CONN_LISTEN]
+    assert listening
+    assert all(ip.startswith("127.") for ip in listening)
+    assert [c for c in workers if c.status == psutil.CONN_LISTEN] == [], "the agent takes orders over SSH alone"
+    assert any("sleep" in " ".join(p.info["cmdline"] or []) for p in psutil.process_iter(["cmdline"]))

@@ -1,0 +1,168 @@
+"""Whatever is wrong with the input: exit 2, a clear message naming the key, no traceback, nothing done."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from controller.cli import main
+from controller.cloud import emulator
+from tests.paths import ROOT
+
+TRAINER = ["+experiment=quickstart"]
+
+
+def refused(capsys: pytest.CaptureFixture[str], *words: str) -> list[str]:
+    """The error lines of a command that must end with 2."""
+    assert main.run(list(words)) == 2
+    out, err = capsys.readouterr()
+    assert "Traceback" not in err
+    assert out == ""
+    return [line.removeprefix("error: ") for line in err.splitlines() if not line.startswith(("warning: ", "note: "))]
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    monkeypatch.setenv("SLIPWAY_HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("CLOUDSDK_CONFIG", str(tmp_path / "gcloud"))
+    for name in ("GOOGLE_CLOUD_PROJECT", "CLOUDSDK_CORE_PROJECT", "GOOGLE_APPLICATION_CREDENTIALS"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.chdir(tmp_path)
+    yield tmp_path / "home"
+    emulator.command(["wipe"], tmp_path / "home" / "localcloud")
+
+
+@pytest.mark.parametrize(
+    ("typed", "words"),
+    [
+        (["tpu.acelerator_type=v4-8"], "tpu.acelerator_type: unknown key; did you mean tpu.accelerator_type?"),
+        (["loop.steps=-5"], "loop.steps: input should be greater than or equal to 1 (got -5)"),
+        (
+            ["mesh.data=3"],
+            "mesh: 3 x 1 x 1 does not make the 16 devices of v5litepod-16; choose sizes whose product is 16",
+        ),
+        (
+            ["tpu.zone=moon-base1-a", "network.cidr=10.80.0.0/20"],
+            "tpu.zone: moon-base1-a has no v5e; known zones: asia-east1-a",
+        ),
+        (["tpu.capacity=sopt"], "tpu.capacity.0: input should be 'on_demand', 'spot', 'preemptible', 'reserved' or"),
+        (["tpu.capacity=[]"], "tpu.capacity: names no tier"),
+        (["tpu.capacity=[spot,spot]"], "tpu.capacity: names a tier twice"),
+        (["tpu.zone=here"], "tpu.zone: 'here' does not fit: a zone looks like us-central1-a"),
+        (
+            ["program.command=python train.py"],
+            "program.command: is a list of words, not one string: 'program.command=[",
+        ),
+        (["seed=1"], "seed: no such group; did you mean run.seed=1 or sweep.search.seed=1?"),
+        (["lr=1e-3"], "lr: no such group; did you mean optimizer.lr=1e-3 or optimizer.adamw.lr=1e-3?"),
+        (
+            ["optimizer.groups=[{match: '*', lrs: 1}]"],
+            "optimizer.groups.0.lrs: unknown key; did you mean optimizer.groups.0.lr?",
+        ),
+        (["tpu=v5"], "tpu: no tpu named 'v5'; choices: "),
+        (["model=none"], "model: no model named 'none'"),
+        (["tpu.zone=[1"], "tpu.zone: '[1' cannot be read"),
+    ],
+)
+def test_a_wrong_value(capsys: pytest.CaptureFixture[str], typed: list[str], words: str) -> None:
+    found = refused(capsys, *TRAINER, *typed)
+    assert len(found) == 1
+    assert found[0].startswith(words)
+
+
+def test_every_mistake_is_reported_at_once(capsys: pytest.CaptureFixture[str]) -> None:
+    found = refused(capsys, *TRAINER, "tpu.zoen=x", "mesh.data=3", "network.nat=false", "tpu.external_ip=false")
+    assert sorted(line.partition(":")[0] for line in found) == ["mesh", "network.nat", "tpu.zoen"]
+
+
+def test_an_unknown_experiment_lists_the_known_ones(capsys: pytest.CaptureFixture[str]) -> None:
+    [line] = refused(capsys, "+experiment=quickstrat")
+    assert "did you mean experiment=quickstart?" in line
+    assert "gemma2b_gsm8k" in line
+
+
+def test_a_missing_dataset(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    [line] = refused(capsys, "+experiment=gsm8k_local", f"assets.datasets.gsm8k.path={tmp_path}/nowhere")
+    assert line.startswith("assets.datasets.gsm8k.path: no file at ")
+
+
+def test_a_port_in_use(capsys: pytest.CaptureFixture[str]) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        found = refused(capsys, *TRAINER, f"cloud.port={taken.getsockname()[1]}")
+    assert len(found) == 1
+    assert "cloud.port" in found[0]
+
+
+def test_a_state_folder_that_cannot_be_written(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    [line] = refused(capsys, *TRAINER, f"run.state_dir={tmp_path}/file/state")
+    assert line.startswith("run.state_dir: ")
+
+
+def test_an_unknown_fault(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main.run(["plan", *TRAINER, "cloud.faults=[{kind: meteor}]"]) == 2
+    assert "error: cloud.faults: unknown kind 'meteor'; known: preempted" in capsys.readouterr().out
+    assert main.run(["up", *TRAINER, "cloud.faults=[{kind: meteor}]"]) == 2
+    assert "cloud.faults: unknown kind 'meteor'; known: preempted" in capsys.readouterr().err
+
+
+def test_no_project(capsys: pytest.CaptureFixture[str]) -> None:
+    [line] = refused(capsys, "up", "+experiment=gemma2b_gsm8k")
+    assert line.startswith("cloud.project: is not set")
+
+
+def test_an_incomplete_trainer(capsys: pytest.CaptureFixture[str]) -> None:
+    found = refused(capsys, "up", "cloud=local")
+    assert [line.partition(":")[0] for line in found] == ["model", "data", "loop", "optimizer"]
+
+
+@pytest.mark.parametrize(
+    ("typed", "words"),
+    [
+        (["lgos"], "'lgos' is no verb; did you mean 'logs'?"),
+        (["quickstart"], "'quickstart' is no verb; did you mean +experiment=quickstart?"),
+        (["up", "--fast"], "unrecognized arguments: --fast"),
+        (["logs", "--worker", "9", *TRAINER], "--worker 9: the pod has workers 0 to 3"),
+        (["localcloud", "explode"], "argument action: invalid choice: 'explode'"),
+    ],
+)
+def test_a_wrong_command_line(capsys: pytest.CaptureFixture[str], typed: list[str], words: str) -> None:
+    [line] = refused(capsys, *typed)
+    assert line.startswith(words)
+
+
+def test_plan_needs_no_credentials(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main.run(["plan", "+experiment=gemma2b_gsm8k"]) == 0
+    first = capsys.readouterr().out
+    assert "v5litepod-16, 4 workers, 16 devices, spot in us-central1-a" in first
+    assert "? unknown  TPU v5litepod-16" in first
+    assert "unknown: no Google credentials" in first
+    assert "price    $3.92 per hour" in first
+    assert main.run(["plan", "+experiment=gemma2b_gsm8k"]) == 0
+    assert capsys.readouterr().out == first
+
+
+@pytest.mark.parametrize("module", ["conf", "trainer", "yaml"])
+def test_a_repository_may_hold_packages_of_the_same_names(tmp_path: Path, module: str) -> None:
+    (tmp_path / module).mkdir()
+    (tmp_path / module / "__init__.py").write_text("raise SystemExit('not this one')\n")
+    command = [sys.executable, "-m", "controller", "plan", "+experiment=quickstart", "run.name=x"]
+    env = {**os.environ, "SLIPWAY_HOME": str(tmp_path / "home"), "PYTHONPATH": str(ROOT)}
+    ended = subprocess.run(
+        [*command, "tpu.zone=here"], cwd=tmp_path, capture_output=True, text=True, env=env, check=False
+    )
+    assert (ended.returncode, ended.stdout) == (2, "")
+    assert ended.stderr.startswith("error: tpu.zone: ")
+
+
+def test_verbs_of_a_run_say_when_there_is_none_and_orphans_needs_none(capsys: pytest.CaptureFixture[str]) -> None:
+    [words] = refused(capsys, "status")
+    assert words.startswith("no run was started from this folder; status needs its words")
+    [words] = refused(capsys, "orphans")
+    assert words.startswith("cloud.project: is not set")

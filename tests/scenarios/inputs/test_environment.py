@@ -1,0 +1,111 @@
+"""The workers' Python end to end on the emulated cloud: requirements, private packages, setup, no venv."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.controller.conftest import ECHO, Slipway
+from tests.controller.inputs.wheels import git_repository, package_repository, write_wheel
+
+pytestmark = pytest.mark.e2e
+PYTHON = f"env.python='{sys.version_info.major}.{sys.version_info.minor}'"
+ONE = "tpu.accelerator_type=v5litepod-4"
+
+
+def test_requirements_and_private_packages_are_the_same_on_all_workers(slipway: Slipway, tmp_path: Path) -> None:
+    (wheels := tmp_path / "wheels").mkdir()
+    write_wheel(wheels, "tiny_thing", "1.2")
+    commit = package_repository(tmp_path / "private", "private_thing")
+    lines = ["--no-index", f"--find-links {wheels}", "tiny-thing", f"p @ git+file://{tmp_path}/private@{commit}"]
+    (slipway.repository / "needs.txt").write_text("\n".join(lines).replace("p @", "private_thing @"))
+    ask = 'import private_thing, tiny_thing; print("sum", private_thing.answer + tiny_thing.answer)'
+    words = [f"program.command=[python,-c,'{ask}']", "env.requirements=needs.txt", PYTHON, "cleanup.on_success=keep"]
+    slipway.packages = "requirements"
+    code, out, err = slipway("up", *words)
+    assert (code, err) == (0, "")
+    assert "sum 85" in out
+    assert "wheels of 1 git repositories" in out
+    homes = sorted((slipway.home / "localcloud" / "nodes").glob("*/worker-*/home"))
+    assert len(homes) == 4
+    found = [json.loads(next(home.glob(".slipway/venv/*/slipway.json")).read_text())["versions"] for home in homes]
+    assert found == [{"private-thing": "1.0", "tiny-thing": "1.2"}] * 4
+    # A newer version does not sneak in on the one worker whose venv has to be made anew.
+    write_wheel(wheels, "tiny_thing", "1.3")
+    next(homes[2].glob(".slipway/venv/*/slipway.json")).unlink()
+    (slipway.repository / "hello.txt").write_text("a new run\n")
+    assert slipway("up", *words)[0] == 0
+    again = json.loads(next(homes[2].glob(".slipway/venv/*/slipway.json")).read_text())["versions"]
+    assert again == found[0]
+
+
+def test_setup_runs_once_on_each_worker_and_shows_who_failed(slipway: Slipway) -> None:
+    picky = "[ $TPU_WORKER_ID != 2 ] || [ -e ../go ] || (echo no license; exit 3)"
+    setup = f'[[sh,-c,"echo once >> ../times"],[sh,-c,"{picky}"]]'
+    words = ["up", "program.command=[cat,../times]", f"program.setup={setup}", "cleanup.on_success=keep"]
+    code, _, err = slipway(*words)
+    assert code == 1
+    assert "worker 2 printed:" in err
+    assert "no license" in err
+    assert "ended with code 3" in err
+    for run in (slipway.home / "localcloud" / "nodes").glob("*/worker-2/home/.slipway/runs/*"):
+        (run / "go").touch()
+    code, out, _ = slipway(*words)
+    assert code == 0
+    assert out.count("once") == 1  # worker 0 had been done
+    assert slipway.json("logs", "--worker", "2", *words[1:]) == {"log": "once\nonce\n"}
+
+
+def test_no_venv(slipway: Slipway) -> None:
+    slipway.packages = "none"
+    code, out, _ = slipway("up", ONE, 'program.command=[sh,-c,"echo venv=$VIRTUAL_ENV."]')
+    assert code == 0
+    assert "venv=." in out
+    assert "no venv: the Python of the image" in out
+
+
+def test_requirements_must_be_shipped(slipway: Slipway) -> None:
+    slipway.packages = "requirements"
+    code, _, err = slipway("up", ONE, "program.command=[echo]", "env.requirements=other.txt")
+    assert code == 2
+    assert err.startswith("error: env.requirements: other.txt is not among the files that are shipped")
+
+
+def test_workers_are_tidied_and_a_full_disk_names_worker_and_key(slipway: Slipway) -> None:
+    keep = "cleanup.on_success=keep"
+    assert slipway("up", ONE, ECHO, keep)[0] == 0
+    [place] = (slipway.home / "localcloud" / "nodes").glob("*/worker-0")
+    (lock := place / "tmp/libtpu_lockfile").touch()
+    (slipway.repository / "hello.txt").write_text("another run\n")
+    code, out, _ = slipway("up", ONE, ECHO, keep)
+    assert code == 0
+    assert "removed the stale" in out
+    assert not lock.exists()
+    code, _, err = slipway("up", ONE, ECHO, keep, "env.min_free_gb=1e9", "run.name=other")
+    assert code == 1
+    assert "env.min_free_gb: worker 0 has " in err
+    assert slipway("verify", ONE, ECHO, keep, "env.min_free_gb=1e9")[0] == 4
+
+
+def test_git_is_on_record_beside_the_results(slipway: Slipway) -> None:
+    commit = git_repository(slipway.repository, {"train.py": "lr = 1\n"})
+    (slipway.repository / "train.py").write_text("lr = 2\n")
+    assert slipway("up", ONE, ECHO)[0] == 0
+    run = slipway.json("status", ONE, ECHO)["run"]["id"]
+    objects = json.dumps(slipway.cloud().get("state")["objects"])
+    assert f"runs/{run}/git.json" in objects
+    assert f"runs/{run}/diff.patch" in objects
+    blobs = (slipway.home / "localcloud/blobs").rglob("*")
+    assert commit.encode() in b"".join(p.read_bytes() for p in blobs if p.is_file())
+
+
+def test_a_setup_that_leaves_workers_different_is_refused(slipway: Slipway) -> None:
+    site = "$(python -c 'import sysconfig; print(sysconfig.get_path(\"purelib\"))')"
+    (slipway.repository / "install.sh").write_text(f'mkdir -p "{site}/thing-1.$TPU_WORKER_ID.dist-info"\n')
+    slipway.packages = "requirements"
+    code, _, err = slipway("up", "program.command=[echo]", "program.setup=[[sh,install.sh]]", PYTHON)
+    assert code == 4
+    assert "thing is 1.1 on worker 1 and 1.0 on worker 0; name its version in program.setup" in err

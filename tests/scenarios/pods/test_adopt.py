@@ -1,0 +1,77 @@
+"""A pod that somebody else has made, used by `up` and left by `down`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+
+from controller.context import World
+from controller.core.clock import Clock
+from controller.core.events import Events
+from controller.gcp.client import Google
+from controller.gcp.operations import wait_compute, wait_rpc
+from tests.controller.conftest import ECHO, Slipway
+from tests.controller.state import comparable
+
+ADOPT = ["tpu=v5litepod_8", "tpu.name=stable-1", "tpu.adopt=true", ECHO]
+PROJECT = "projects/slipway-local"
+
+
+@pytest.fixture
+def world(slipway: Slipway) -> Iterator[World]:
+    from google.oauth2.credentials import Credentials
+
+    cloud, clock = slipway.cloud(), Clock()
+    google = Google(Credentials(token=cloud.token), clock, cloud.roots)
+    none = cast(Any, None)
+    yield World("slipway-local", google, clock, Events(clock), Path("unused"), "me", 0.02, none)
+    google.close()
+
+
+def make_by_hand(world: World) -> None:
+    """What another tool has made: a network of its own that admits SSH, and a pod in it."""
+    network = f"{PROJECT}/global/networks/theirs"
+    subnet = {"name": "theirs", "network": network, "ipCidrRange": "10.9.0.0/24"}
+    ssh = {"name": "theirs-all", "network": network, "allowed": [{"IPProtocol": "tcp"}], "sourceRanges": ["0.0.0.0/0"]}
+    where = {"project": "slipway-local"}
+    insert = world.google.call
+    wait_compute(
+        world, insert("compute", "networks.insert", **where, body={"name": "theirs", "autoCreateSubnetworks": False})
+    )
+    wait_compute(world, insert("compute", "subnetworks.insert", **where, region="us-west4", body=subnet))
+    wait_compute(world, insert("compute", "firewalls.insert", **where, body=ssh))
+    node = {
+        "acceleratorType": "v5litepod-8",
+        "runtimeVersion": "v2-alpha-tpuv5-lite",
+        "networkConfig": {"network": "theirs", "subnetwork": "theirs", "enableExternalIps": True},
+    }
+    parent = f"{PROJECT}/locations/us-west4-a"
+    operation = insert("tpu", "projects.locations.nodes.create", parent=parent, nodeId="stable-1", body=node)
+    wait_rpc(world, "tpu", operation, "projects.locations.operations.get")
+
+
+@pytest.mark.e2e
+def test_an_adopted_pod_is_used_and_left_as_it_was(slipway: Slipway, world: World) -> None:
+    code, out, err = slipway("plan", *ADOPT)
+    assert code == 2
+    assert "there is no pod stable-1 in us-west4-a; tpu.adopt=true uses one that exists" in out + err
+    make_by_hand(world)
+    before = comparable(slipway.cloud().get("state"))
+    code, out, err = slipway("up", *ADOPT)
+    assert (code, err) == (0, "")
+    assert "hello from worker 0" in out
+    code, out, _ = slipway("down", "--all", "--yes", *ADOPT)
+    assert code == 0
+    after = comparable(slipway.cloud().get("state"))
+    for state in (before, after):
+        for node in state["node"].values():
+            node.pop("metadata", None)  # our key was let in, beside theirs
+        for kind in ("bucket", "objects"):
+            state.pop(kind)
+    assert after == before
+    code, out, err = slipway("stop", *ADOPT)
+    assert code == 2
+    assert "was not made by slipway" in err

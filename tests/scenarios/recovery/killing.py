@@ -1,0 +1,123 @@
+"""Runs `slipway` in processes that are forked, ready imported, and kill themselves before a request: see test_killed.
+
+`python -m tests.scenarios.recovery.killing`, an order in JSON per line on stdin, an answer per line on stdout.
+A request is one of Google's or one to the agent of a worker; which one is said by its kind and how many of that kind
+went before.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import sys
+import threading
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+LONG = 900.0
+IDS = re.compile(r"[0-9a-f]{8,}|\d{4,}\S*(?=\.)")
+
+
+def main() -> None:
+    """Orders: {serve: state folder} and {home, argv, before: a request | null, log: a file | null}."""
+    _import_everything()
+    served: list[int] = []
+    for line in sys.stdin:
+        order = json.loads(line)
+        if pid := os.fork():
+            code = None
+            if "serve" in order:
+                served.append(pid)
+            else:
+                code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+            print(json.dumps({"code": code}), flush=True)
+            continue
+        code = 1
+        try:
+            code = _serve(order["serve"]) if "serve" in order else _run(**order)
+            sys.stdout.flush()
+        finally:
+            os._exit(code)
+    for pid in served:
+        os.waitpid(pid, 0)
+
+
+def _import_everything() -> None:
+    """What both programs would import, so that a fork has it; nothing here starts a thread."""
+    import importlib
+
+    for name in ("controller.cli.main", "controller.cli.verbs.run.up", "controller.ssh.fleet",
+                 "controller.localcloud.cloud", "paramiko", "googleapiclient.discovery", "googleapiclient.http",
+                 "google_auth_httplib2", "rich.console", "hydra", "tenacity",
+                 "google.oauth2.service_account"):  # fmt: skip
+        importlib.import_module(name)
+    assert threading.active_count() == 1
+
+
+def _serve(state: str) -> int:
+    from controller.localcloud.__main__ import main as localcloud
+
+    os.setsid()
+    Path(state).mkdir(parents=True)
+    log = os.open(f"{state}/server.log", os.O_WRONLY | os.O_CREAT, 0o600)
+    for standard, file in ((0, os.open(os.devnull, os.O_RDONLY)), (1, log), (2, log)):
+        os.dup2(file, standard)
+    return localcloud(["serve", f"--state={state}", "--operation-seconds=0"])
+
+
+def _run(home: str, argv: list[str], before: str | None, log: str | None) -> int:
+    """The command line, dead as soon as it would make the request; all that it would make are logged otherwise."""
+    from controller.cli import main as cli
+    from controller.cloud import emulator
+    from controller.lease import scope
+
+    os.environ["SLIPWAY_HOME"] = home
+    written = os.open(log or os.devnull, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    words = os.open(f"{home}/words", os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    os.dup2(words, 1)
+    os.dup2(words, 2)
+    _count(before, written)
+    scope.LOCAL_RENEW_SECONDS = LONG  # how often the lease is renewed would depend on the machine's speed
+    emulator.command = lambda *_, **__: (0, "")  # it runs, and is stopped and wiped by who ordered it
+    return cli.run(argv)
+
+
+def _kind(api: str, method: str, parameters: dict[str, Any], *_: Any) -> str:
+    """What is written is told apart by its name, without what differs from run to run."""
+    name = parameters.get("name", "") if method == "objects.insert" else ""
+    return f"{api} {method} {re.sub(IDS, '*', name)}".rstrip()
+
+
+def _count(before: str | None, log: int) -> None:
+    from controller.gcp.client import Google
+    from controller.ssh.connection import Link
+
+    seen: Counter[str] = Counter()
+    lock = threading.Lock()
+
+    def about_to(kind: str) -> None:
+        with lock:
+            seen[kind] += 1
+            request = f"{kind} {seen[kind]}"
+            if request == before:
+                os.kill(os.getpid(), signal.SIGKILL)
+            os.write(log, f"{request}\n".encode())
+
+    def counted(method: Any, kind: Callable[..., str]) -> Any:
+        def act(self: Any, *arguments: Any, **more: Any) -> Any:
+            about_to(kind(*arguments))
+            return method(self, *arguments, **more)
+
+        return act
+
+    Google._once = counted(Google._once, _kind)
+    Link._agent_says = counted(Link._agent_says, lambda command, *_: f"agent {command}")
+    Link.run = counted(Link.run, lambda *_: "shell")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,124 @@
+"""kill -9 of the controller before any request of an `up`, Google's and the workers': the next `up` converges.
+
+By default before each request that may change something: between two of them everything is as it was before the first.
+With SLIPWAY_KILL_POINTS=all before every one; with a number before so many, spread over the whole.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from controller.cloud import emulator
+from controller.localcloud import lifecycle
+from tests.paths import ROOT
+
+pytestmark = pytest.mark.e2e
+PARTS = 2
+"""So many tests share the points, so that several processes can run them."""
+READS = re.compile(
+    r"\.(get|list|getIamPolicy|batchGet|get_media|wait|getGuestAttributes|getBillingInfo)$|"
+    r"agent (observe|state|watch|guard_state)$"
+)
+"""Requests that change nothing."""
+
+
+@dataclass
+class Killer:
+    """`up` of an echo program from nothing, again and again, each time on an emulated cloud of its own."""
+
+    folder: Path
+    orders: Any = None
+    homes: list[Path] = field(default_factory=list)
+
+    def fresh(self) -> Path:
+        """The home of an emulated cloud that runs and holds nothing."""
+        home = self.folder / str(len(self.homes))
+        self.homes.append(home)
+        home.mkdir()
+        self._order(serve=str(emulator.state_folder(str(home))))
+        while lifecycle.endpoint(emulator.state_folder(str(home))) is None:
+            assert self.orders.poll() is None
+        return home
+
+    def up(self, home: Path, before: str | None = None, log: Path | None = None) -> int:
+        """Its exit code, or -9."""
+        program = f'program.command=[sh,-c,"echo once >> {home}/starts; echo hello"]'
+        words = ["tpu=v5litepod_8", "cloud=local", "program=command", "env.packages=image", "cloud.operation_seconds=0",
+                 "recovery.lease_seconds=3600"]  # fmt: skip
+        argv = ["up", program, *words]
+        return self._order(home=str(home), argv=argv, before=before, log=log and str(log))["code"]
+
+    def left_behind(self, home: Path) -> dict[str, Any]:
+        """What an `up` leaves, without the names that differ from run to run; and the cloud is gone.
+
+        What each controller has seen and asked is its own.
+        """
+        state = emulator.state_folder(str(home))
+        found = json.loads(lifecycle.ask(lifecycle.running(state), "GET", "state"))
+        lifecycle.wipe(state)
+        names = [name for names in found["objects"].values() for name in names]
+        names = [name for name in names if not re.match("pods/|runs/[^/]*/(events|requests)/", name)]
+        plain = [re.sub(r"(?<=run-)[0-9a-f]{8}|[0-9a-f]{12}(-\d+)?(?=\.json)", "ID", name) for name in names]
+        kinds = {kind: sorted(found[kind]) for kind in ("node", "queued", "worker", "serviceAccount", "bucket")}
+        starts = (home / "starts").read_text().split()
+        return {**kinds, "compute": sorted(found["compute"]), "objects": sorted(plain), "starts": starts}
+
+    def _order(self, **order: Any) -> Any:
+        self.orders.stdin.write(json.dumps(order) + "\n")
+        self.orders.stdin.flush()
+        return json.loads(self.orders.stdout.readline())
+
+
+@pytest.fixture
+def killer(tmp_path: Path) -> Iterator[Killer]:
+    repository = tmp_path / "repository"
+    repository.mkdir()
+    (repository / "hello.txt").write_text("hello\n")
+    made = Killer(tmp_path)
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-m", "tests.scenarios.recovery.killing"]
+    pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    with subprocess.Popen(command, env=environment, cwd=repository, **pipes) as made.orders:
+        yield made
+        for home in made.homes:
+            lifecycle.wipe(emulator.state_folder(str(home)))
+        made.orders.stdin.close()
+
+
+def points(requests: list[str]) -> list[str]:
+    """The requests before which it is killed."""
+    wanted = os.environ.get("SLIPWAY_KILL_POINTS", "changes")
+    if wanted == "changes":
+        return [request for request in requests if not READS.search(request.rpartition(" ")[0])]
+    if wanted == "all":
+        return requests
+    return [requests[round(len(requests) * (i + 0.5) / int(wanted))] for i in range(int(wanted))]
+
+
+@pytest.mark.timeout(0 if "SLIPWAY_KILL_POINTS" in os.environ else 600)
+@pytest.mark.parametrize("part", range(PARTS))
+def test_killed_before_any_request_up_again_converges(killer: Killer, part: int) -> None:
+    home, log = killer.fresh(), killer.folder / "requests"
+    assert killer.up(home, log=log) == 0
+    undisturbed = killer.left_behind(home)
+    for request in points(log.read_text().splitlines())[part::PARTS]:
+        home = killer.fresh()
+        code = killer.up(home, before=request)
+        assert code == -signal.SIGKILL or READS.search(request.rpartition(" ")[0]), (
+            request
+        )  # how often it polls differs
+        assert killer.up(home) == 0, (request, (home / "words").read_text())
+        found = killer.left_behind(home)
+        differ = {kind: set(found[kind]) ^ set(undisturbed[kind]) for kind in found if found[kind] != undisturbed[kind]}
+        assert differ == {}, request

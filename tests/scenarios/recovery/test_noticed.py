@@ -1,0 +1,69 @@
+"""Real JAX on two workers: a preemption that is announced, and a worker that dies, change nothing of what is learnt."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.scenarios.experiments.test_quickstart import folder_of, homes, weights
+
+__all__ = ["homes"]
+pytestmark = pytest.mark.e2e
+STEPS = 40
+SHORT = [
+    "+experiment=lm_tinyshakespeare",
+    "scale=tiny",
+    "tpu.accelerator_type=v4-16",  # 2 workers
+    "tpu.zone=us-central2-b",
+    "data.tokenizer=bytes",
+    f"loop.steps={STEPS}",
+    "loop.total_batch_tokens=16384",
+    "loop.eval_every=1000",
+    "loop.samples.every=null",
+    "checkpoint.every=5",
+    "logging.every=1",
+    "cloud.operation_seconds=0",
+]
+
+
+def up(*words: str) -> tuple[list[str], list[int], dict[int, float]]:
+    """What was said, the steps as they were computed, and the loss of each as it was computed last."""
+    done = subprocess.run(
+        [sys.executable, "-P", "-m", "controller", "up", "--json", *SHORT, *words],
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    events = [json.loads(line) for line in done.stdout.splitlines()]
+    lines = [event["metrics"] for event in events if event["kind"] == "metrics"]
+    # a new VM tells all lines anew: those that it has from the bucket are known by their time
+    train = list({(line["step"], line["time"]): line for line in lines if line["phase"] == "train"}.values())
+    notes = [event["words"] for event in events if event["kind"] == "note"]
+    return notes, [line["step"] for line in train], {line["step"]: line["loss"] for line in train}
+
+
+def test_with_notice_nothing_is_computed_twice_and_without_it_one_dead_worker_restarts_all(homes: Any) -> None:
+    quiet = homes("quiet")
+    _, steps, losses = up()
+    assert steps == list(range(1, STEPS + 1))
+    undisturbed = weights(folder_of(quiet))
+    cut = homes("cut")
+    fault = "{kind: preempted, after_object: checkpoints/5/commit_success, notice_seconds: 120}"
+    notes, steps, again = up(f"cloud.faults=[{fault}]")
+    assert len(steps) - len(set(steps)) <= 1
+    assert again == losses
+    assert [
+        note for note in notes if "is being taken away; its program saved what it had, and ended; replacing" in note
+    ]
+    found = weights(folder_of(cut))
+    assert all(np.array_equal(found[name], undisturbed[name]) for name in undisturbed)
+    torn = homes("torn")
+    notes, steps, again = up("cloud.faults=[{kind: killed, worker: 1, after_object: checkpoints/5/commit_success}]")
+    assert again == losses
+    assert "worker lost: worker 1: its program was ended by SIGKILL from outside; " in " ".join(notes)
+    found = weights(folder_of(torn))
+    assert all(np.array_equal(found[name], undisturbed[name]) for name in undisturbed)

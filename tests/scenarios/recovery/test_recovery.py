@@ -1,0 +1,188 @@
+"""`up` on the emulated cloud while something goes wrong: what it is called, what is done, and how soon."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+import pytest
+
+from controller.checks import fit_cache
+from controller.cli import main
+from tests.controller.conftest import Slipway
+
+pytestmark = pytest.mark.e2e
+PROGRAM = """
+import json, os, time
+from urllib.request import Request, urlopen
+
+attempt, worker = os.environ["SLIPWAY_ATTEMPT"], os.environ["TPU_WORKER_ID"]
+host, bucket = os.environ["STORAGE_EMULATOR_HOST"], os.environ["SLIPWAY_BUCKET"].removeprefix("gs://")
+
+def begun():
+    return len(json.load(urlopen(f"{host}/storage/v1/b/{bucket}/o?prefix=begun/")).get("items", []))
+
+while worker == "2" and attempt == "1" and begun() < 3:
+    time.sleep(0.1)
+name = f"begun/{worker}-{attempt}"
+url = f"{host}/upload/storage/v1/b/{bucket}/o?uploadType=media&name={name}"
+urlopen(Request(url, data=b"x", method="POST")).read()
+
+def wait_for_the_others():
+    for _ in range(3000 if attempt == "1" else 0):
+        time.sleep(0.1)
+
+wait_for_the_others()
+print("done in attempt", attempt)
+"""
+"""Waits, as good as for ever, in its first attempt, as JAX does in a collective, and ends in its second. Worker 2 is
+the last to begin, so that no fault strikes while a worker is still being told to."""
+SAVES = """
+import os, signal, sys, time
+from urllib.request import Request, urlopen
+
+signal.signal(signal.SIGUSR1, lambda *_: sys.exit(75))
+host, bucket = os.environ["STORAGE_EMULATOR_HOST"], os.environ["SLIPWAY_BUCKET"].removeprefix("gs://")
+url = f"{host}/upload/storage/v1/b/{bucket}/o?uploadType=media&name=begun"
+urlopen(Request(url, data=b"x", method="POST")).read()
+while os.environ["SLIPWAY_ATTEMPT"] == "1":
+    time.sleep(0.1)
+print("done in attempt", os.environ["SLIPWAY_ATTEMPT"])
+"""
+RUN = ("program.command=[python,train.py]", "env.packages=image")
+
+
+@dataclass
+class Recovered:
+    """An `up` that met a fault; each note with the seconds since that struck."""
+
+    code: int
+    out: str
+    err: str
+    notes: list[tuple[float, str]]
+
+    def after(self, words: str) -> float:
+        found = [seconds for seconds, note in self.notes if words in note]
+        assert found, (words, self.notes, self.err)
+        return found[0]
+
+
+def up(slipway: Slipway, fault: str, *words: str) -> Recovered:
+    """A run that is struck as soon as the program of worker 2 has begun."""
+    (slipway.repository / "train.py").write_text(PROGRAM)
+    code, out, err = slipway("up", *RUN, *words, f"cloud.faults=[{{{fault}, after_object: begun/2-1}}]")
+    run = slipway.json("plan", *RUN, *words)["run"]
+    events = (slipway.home / "runs" / run / "events.jsonl").read_text().splitlines()
+    met: Any = next(iter(slipway.cloud().get("state")["fault"].values()))
+    struck = met["due"]
+    told = [(datetime.fromisoformat(e["time"]).timestamp(), e) for e in map(json.loads, events)]
+    return Recovered(code, out, err, [(time - struck, e["words"]) for time, e in told if e["kind"] == "note"])
+
+
+def deletions(slipway: Slipway) -> int:
+    """How many pods were deleted."""
+    return len([request for request in slipway.mutations() if request.startswith("DELETE /tpu/")])
+
+
+def test_one_dead_worker_ends_and_restarts_all(slipway: Slipway) -> None:
+    found = up(slipway, "kind: killed, worker: 2")
+    assert (found.code, found.err) == (0, "")
+    words = (
+        "worker lost: worker 2: its program was ended by SIGKILL from outside; starting the program again everywhere"
+    )
+    noticed = found.after("worker 2: its program was ended by SIGKILL from outside; ending the others")
+    print("\ndead worker:", noticed, found.after(words), found.after("launched attempt 2"))
+    assert "done in attempt 2" in found.out
+
+
+def test_a_frozen_program_is_hung_and_says_where(slipway: Slipway) -> None:
+    found = up(slipway, "kind: frozen, worker: 2")
+    assert (found.code, found.err) == (0, "")
+    words = "hung: worker 2: its program has been stopped by a signal for"
+    print("\nfrozen program:", found.after(words), found.after("launched attempt 2"))
+    found.after("worker 2: stopped by a signal, in wait_for_the_others (work/train.py:")
+    found.after("worker 0, 1, 3: in wait_for_the_others (work/train.py:")
+    assert "stacks/attempt-1/worker-2.txt" in json.dumps(slipway.cloud().get("state")["objects"])
+
+
+def test_a_sick_host_is_replaced(slipway: Slipway) -> None:
+    """Google calls it ill, which alone is no reason; then a program ends there."""
+    ill = "kind: unhealthy, worker: 2, symptom: MESH_BUILD_FAIL, after_object: begun/2-1"
+    found = up(slipway, f"{ill}}}, {{delay_seconds: 1, kind: killed")
+    assert (found.code, found.err) == (0, "")
+    found.after("Google calls the pod timeout (The TPU does not answer)")
+    found.after("unhealthy host: worker")
+    assert deletions(slipway) == 2
+
+
+def test_maintenance_is_waited_for(slipway: Slipway) -> None:
+    found = up(slipway, "kind: maintenance, seconds: 3")
+    assert (found.code, found.err) == (0, "")
+    found.after("maintenance: the node is repairing; waiting")
+    found.after("launched attempt 2")
+    assert deletions(slipway) == 1  # at the end
+
+
+def test_a_program_that_its_kernel_killed_is_not_started_again(slipway: Slipway) -> None:
+    found = up(slipway, "kind: killed, worker: 2, out_of_memory: true")
+    assert found.code == 5
+    assert "out of ram: worker 2 was ended by SIGKILL; it failed first" in found.err
+    assert "what helps: fewer loader processes" in found.err
+
+
+def test_a_worker_that_does_not_answer_is_lost_and_its_node_replaced(slipway: Slipway) -> None:
+    found = up(slipway, "kind: ssh_frozen, seconds: 30, worker: 1")
+    assert (found.code, found.err) == (0, "")
+    print("\nsilent worker:", found.after("worker lost: worker 1 has not answered"), found.after("launched attempt 2"))
+
+
+def test_a_preempted_node_is_noticed(slipway: Slipway) -> None:
+    found = up(slipway, "kind: preempted")
+    assert (found.code, found.err) == (0, "")
+    past = slipway.json("status", *RUN)["run"]["verdicts"]
+    assert [(episode["kind"], episode["response"]) for episode in past] == [("preempted", "replace_node")]
+    assert re.search(
+        r"\d\d:\d\d:\d\d  .*: preempted: the node is preempted; replace node\n", slipway("status", *RUN)[1]
+    )
+    print("\npreempted:", found.after("preempted: the node is preempted"), found.after("launched attempt 2"))
+
+
+def test_an_own_program_is_told_of_a_preemption_if_it_asks_for_it(slipway: Slipway) -> None:
+    """The node goes much later: what is seen is that its program says that it has saved."""
+    words = ("recovery.notice=SIGUSR1", "tpu=v5litepod_8", "cloud.operation_seconds=0")
+    (slipway.repository / "train.py").write_text(SAVES)
+    fault = "cloud.faults=[{kind: preempted, after_object: begun, notice_seconds: 600}]"
+    code, out, err = slipway("up", *RUN, *words, fault)
+    assert (code, err) == (0, "")
+    assert "worker 0 has notice of preemption" in out
+    assert (
+        "preempted: worker 0 was told that its VM is being taken away; its program saved what it had, and ended; "
+        "replacing it and going on from the last checkpoint"
+    ) in out
+    assert "done in attempt 2" in out
+    assert deletions(slipway) == 2
+
+
+def test_out_of_hbm_says_what_fits_if_that_was_asked_before(slipway: Slipway) -> None:
+    (slipway.repository / "train.py").write_text(
+        "raise RuntimeError('RESOURCE_EXHAUSTED: Ran out of memory in memory space hbm. Used 20.8G of 15.7G')"
+    )
+    file = fit_cache.file(main.parse(["plan", *RUN, *slipway.base, "tpu=v5litepod_8"]).config()[0])
+    file.parent.mkdir(parents=True)
+    file.write_text(json.dumps({"programs": [], "fix": {"overrides": ["loop.device_batch=1", "model.remat=full"]}}))
+    code, _, err = slipway("up", *RUN, "tpu=v5litepod_8")
+    assert code == 5
+    assert "out of hbm: worker 0 ended with code 1; it failed first" in err
+    assert "what helps: it fits with loop.device_batch=1 model.remat=full, as `slipway fit` found" in err
+
+
+def test_a_crash_loop_ends_and_an_own_error_is_tried_again_if_wanted(slipway: Slipway) -> None:
+    (slipway.repository / "train.py").write_text("raise ValueError('always')")
+    code, out, err = slipway("up", *RUN, "recovery.max_program_failures=9", "tpu=v5litepod_8")
+    assert code == 5
+    assert out.count("starting the program again everywhere") == 2
+    assert "it ended 3 times in a row without a newer checkpoint" in err
+    assert "ValueError: always" in err

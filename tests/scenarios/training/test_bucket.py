@@ -1,0 +1,180 @@
+"""A run on four processes whose folder is in a bucket, through refusals, a cut write, lost objects and replaced VMs."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import jax
+import numpy as np
+import pytest
+
+from conf.schema.training.run_yaml import RunFile
+from tests.controller.localcloud.conftest import cloud as cloud
+from tests.controller.localcloud.harness import Cloud, until
+from tests.trainer.conftest import mesh_of
+from tests.trainer.processes import ROOT, finish, start
+from trainer import main
+from trainer.checkpoint.manager import Checkpoints
+from trainer.step import train_step
+
+FOLDER, STEPS = "runs/lm", 14
+READ_EVENTS = """
+import json, sys
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+events = EventAccumulator(sys.argv[1], size_guidance={"scalars": 0, "tensors": 0})
+events.Reload()
+curve = {point.step: point.value for point in events.Scalars("loss")}
+texts = {point.step: point.tensor_proto.string_val[0].decode() for point in events.Tensors("samples")}
+print(json.dumps([curve, texts]))
+"""
+
+
+class Bucket:
+    """A bucket of the emulated cloud, and how programs find it."""
+
+    def __init__(self, cloud: Cloud, name: str) -> None:
+        self.cloud, self.name = cloud, name
+        cloud.ok("POST", "storage/v1/b?project=slipway-local", {"name": name})
+
+    @property
+    def variables(self) -> dict[str, str]:
+        root = f"{self.cloud.endpoint['url']}t/{self.cloud.endpoint['token']}"
+        settings = {"GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT": "false", "NO_GCE_CHECK": "true"}
+        return {"STORAGE_EMULATOR_HOST": root, "TENSORSTORE_GCS_HTTP_URL": root} | settings
+
+    def sizes(self, prefix: str) -> dict[str, int]:
+        """Objects whose names begin so, without what they begin with."""
+        path = f"storage/v1/b/{self.name}/o?maxResults=1000&prefix={quote(prefix, safe='')}"
+        found = self.cloud.ok("GET", path).get("items", [])
+        return {item["name"].removeprefix(prefix): int(item["size"]) for item in found}
+
+    def read(self, name: str) -> bytes:
+        status, data, _ = self.cloud.send("GET", f"storage/v1/b/{self.name}/o/{quote(name, safe='')}?alt=media")
+        assert status == 200
+        return data
+
+    def delete(self, name: str) -> None:
+        self.cloud.ok("DELETE", f"storage/v1/b/{self.name}/o/{quote(name, safe='')}")
+
+    def refuse(self, key: str, times: int) -> None:
+        """So many of the next uploads and downloads are answered with 503."""
+        match = f"(POST|PUT) .*upload/.*/b/{self.name}/|GET .*/b/{self.name}/o/"
+        storm = {"kind": "http", "status": 503, "match": match, "times": times}
+        self.cloud.ok("POST", "emulator/faults", {"key": key, "faults": [storm]})
+
+    def steps(self) -> list[int]:
+        """Complete checkpoints."""
+        names = [name.split("/") for name in self.sizes(f"{FOLDER}/checkpoints/")]
+        return sorted(int(name[0]) for name in names if name[1:] == ["commit_success.txt"])
+
+
+@pytest.fixture
+def run(lm_run) -> dict[str, Any]:
+    samples = {"every": 4, "prompts": ["1 and "], "length": 5, "temperature": 0.8}
+    return lm_run | {
+        "dir": f"gs://bucket/{FOLDER}",
+        "compile_cache": True,
+        "pod": lm_run["pod"] | {"workers": 4},
+        "loop": lm_run["loop"] | {"steps": STEPS, "samples": samples},
+        "checkpoint": lm_run["checkpoint"] | {"best": {"metric": "eval_loss", "mode": "max"}},
+    }
+
+
+def wait_for_write(bucket: Bucket, processes: list[subprocess.Popen[str]], step: int, part: str) -> None:
+    """Until an object of that checkpoint is there whose name holds `part`."""
+    prefix = f"{FOLDER}/checkpoints/{step}/"
+    try:
+        until(lambda: any(part in name for name in bucket.sizes(prefix)), "a write has begun", 300)
+    except BaseException:
+        for process in processes:
+            process.kill()
+        finish(processes)
+        raise
+
+
+def cut_while_writing(bucket: Bucket, processes: list[subprocess.Popen[str]], step: int) -> None:
+    """kill -9 of all, while objects of that checkpoint are there and others are not."""
+    wait_for_write(bucket, processes, step, "ocdbt.process")
+    for process in processes:
+        process.kill()
+    assert [ended.code for ended in finish(processes)] == [-9] * 4
+
+
+@pytest.mark.e2e
+def test_a_run_in_a_bucket_through_storm_cut_and_loss(cloud, run, tmp_path):
+    bucket = Bucket(cloud, "bucket")
+    workers = [bucket.variables] * 4
+
+    bucket.refuse("at the start", 4)
+    short = run | {"loop": run["loop"] | {"steps": 4}}
+    processes = start(short, tmp_path / "first", "", *workers)
+    wait_for_write(bucket, processes, 2, "")
+    bucket.refuse("amid a checkpoint", 8)
+    assert [ended.code for ended in finish(processes)] == [0] * 4
+    assert bucket.steps() == [2, 4]
+    programs = bucket.sizes(f"{FOLDER}/compile_cache/")
+    assert sum("jit_update" in name for name in programs) == 1
+
+    # the VMs are replaced: nothing but the bucket is left; then the next checkpoint but one is cut
+    processes = start(run, tmp_path / "second", "", *workers)
+    cut_while_writing(bucket, processes, 8)
+    names = [path.name for path in (tmp_path / "second/worker-0/compile_cache").rglob("jit_update*")]
+    assert [f"/{name}" in whole for whole in programs for name in names if "jit_update" in whole] == [True]
+    newest = bucket.steps()[-1]
+    assert newest in (6, 8)
+    sizes = bucket.sizes(f"{FOLDER}/checkpoints/{newest}/")
+    lost = max((name for name in sizes if "/d/" in name), key=sizes.__getitem__)
+    bucket.delete(f"{FOLDER}/checkpoints/{newest}/{lost}")
+
+    # half as many processes, another mesh
+    other = run | {"pod": run["pod"] | {"workers": 2}, "mesh": {"data": 2, "fsdp": 2, "tensor": 2}}
+    first, second = finish(start(other, tmp_path / "third", "", *[bucket.variables | {"JAX_NUM_CPU_DEVICES": "4"}] * 2))
+    assert (first.code, second.code) == (0, 0), first.stderr + second.stderr
+    warned = [line for line in (first.stderr + second.stderr).splitlines() if " root WARNING " in line]
+    words = f"checkpoint of step {newest} is broken and skipped: worker 0: ValueError: {lost} is missing"
+    assert [line.partition(" root WARNING ")[2] for line in warned] == [words]
+    assert bucket.steps() == [4, 12, 14]  # the best by its evaluation, and the last two
+    assert {"best": 4, "metric": "eval_loss"}.items() <= json.loads(bucket.read(f"{FOLDER}/scores.json")).items()
+
+    alone = run | {"dir": str(tmp_path / "alone"), "pod": run["pod"] | {"workers": 1}, "compile_cache": False}
+    main.train(RunFile.model_validate(alone), tmp_path / "local")
+    compare_states(bucket, alone, tmp_path / "copy")
+    curve, texts = events(bucket)
+    expected = [json.loads(line) for line in (tmp_path / "local/metrics.jsonl").read_text().splitlines()]
+    told = [json.loads(line) for line in bucket.read(f"{FOLDER}/metrics.jsonl").decode().splitlines()]
+    assert [(line["step"], line["phase"]) for line in told] == [(line["step"], line["phase"]) for line in expected]
+    losses = {str(line["step"]): line["loss"] for line in expected if line["phase"] == "train"}
+    assert len(losses) == STEPS
+    assert curve == pytest.approx(losses, rel=1e-4)
+    assert sorted(texts) == ["12", "4", "8"]
+    assert all("1 and " in text for text in texts.values())
+
+
+def compare_states(bucket: Bucket, alone: dict[str, Any], copy: Path) -> None:
+    """The last checkpoint in the bucket is that of the undisturbed run, but for rounding."""
+    prefix = f"{FOLDER}/checkpoints/{STEPS}/"
+    for name in bucket.sizes(prefix):
+        file = copy / "checkpoints" / str(STEPS) / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_bytes(bucket.read(prefix + name))
+    experiment = RunFile.model_validate(alone)
+    abstract = train_step.abstract_state(experiment.model, experiment.optimizer, mesh_of(8, 1, 1))
+    found = []
+    for folder in (str(copy), alone["dir"]):
+        checkpoints = Checkpoints(folder, experiment.checkpoint)
+        found.append(checkpoints.restore(STEPS, abstract))
+        checkpoints.close()
+    assert found[0][1] == found[1][1]
+    for ours, theirs in zip(jax.tree.leaves(found[0][0]), jax.tree.leaves(found[1][0]), strict=True):
+        np.testing.assert_allclose(ours, theirs, atol=1e-5)
+
+
+def events(bucket: Bucket) -> list[dict[str, Any]]:
+    """Points of the loss and texts, by step, as TensorBoard reads them from the bucket."""
+    command = [sys.executable, "-c", READ_EVENTS, f"gs://{bucket.name}/{FOLDER}/tb"]
+    env = {"PATH": os.environ["PATH"], "PYTHONPATH": str(ROOT)} | bucket.variables
+    return json.loads(subprocess.run(command, env=env, check=True, capture_output=True, text=True).stdout)

@@ -1,0 +1,124 @@
+"""kill -9 of every process of a run, at random moments: it ends with the numbers of a run that nothing befell."""
+
+import json
+import random
+import shutil
+import time
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+
+from conf.schema.training.run_yaml import RunFile
+from tests.groups import group
+from tests.trainer.conftest import mesh_of
+from tests.trainer.processes import finish, results, start
+from trainer.checkpoint.manager import Checkpoints
+from trainer.step import train_step
+
+STEPS, EVERY = 20, 3
+
+
+@pytest.fixture
+def lm(lm_run, tmp_path) -> dict[str, Any]:
+    """Documents, packed; five passes over them, so that a wrong position shows."""
+    file = tmp_path / "documents.jsonl"
+    words = [{"text": f"{i} and {i} make {2 * i}. " * (1 + i % 5)} for i in range(40)]
+    file.write_text("".join(json.dumps(row) + "\n" for row in words))
+    return lm_run | {
+        "data": group("data/jsonl") | {"path": str(file), "validation_fraction": 0.2},
+        "model": lm_run["model"] | {"vocab": 260},
+        "loop": lm_run["loop"] | {"steps": STEPS, "eval_every": 7},
+        "checkpoint": kept(lm_run),
+    }
+
+
+@pytest.fixture
+def grpo(grpo_run) -> dict[str, Any]:
+    loop = grpo_run["loop"] | {"steps": STEPS - 4, "warm_start_steps": 4}
+    return grpo_run | {"loop": loop, "checkpoint": kept(grpo_run)}
+
+
+def kept(run: dict[str, Any]) -> dict[str, Any]:
+    return run["checkpoint"] | {"every": EVERY, "keep": 100}
+
+
+def on(run: dict[str, Any], workers: int, folder: Path) -> dict[str, Any]:
+    return run | {"pod": run["pod"] | {"workers": workers}, "dir": str(folder)}
+
+
+def environments(workers: int) -> list[dict[str, str]]:
+    return [{"JAX_NUM_CPU_DEVICES": str(8 // workers)} for _ in range(workers)]
+
+
+def live(run: dict[str, Any], workers: int, folder: Path, cache: str, until: Any = None) -> None:
+    """One life of the run in `folder`: to its end, or to the moment at which `until` says true."""
+    processes = start(on(run, workers, folder / "bucket"), folder, cache, *environments(workers))
+    if until is None:
+        assert [(ended.code, ended.stderr if ended.code else "") for ended in finish(processes)] == [(0, "")] * workers
+        return
+    deadline = time.monotonic() + 300
+    try:
+        while not until() and all(process.poll() is None for process in processes):
+            assert time.monotonic() < deadline
+            time.sleep(0.001)
+    finally:
+        for process in processes:
+            process.kill()
+        ended = finish(processes)
+    assert [one.code for one in ended] == [-9] * workers
+
+
+def moments(folder: Path, chance: random.Random) -> list[Any]:
+    """While a checkpoint is written, just after one, and between two."""
+    during, after, between = sorted(chance.sample(range(EVERY, STEPS - 2 * EVERY, EVERY), 3))
+    checkpoints = folder / "bucket/checkpoints"
+    line = f'{{"step": {between + 1}, "phase": '
+    metrics = folder / "worker-0/metrics.jsonl"
+    return [
+        lambda: any(checkpoints.glob(f"{during}.orbax-checkpoint-tmp*")),
+        lambda: (checkpoints / str(after)).exists(),
+        lambda: metrics.exists() and line in metrics.read_text(),
+    ]
+
+
+def saved(run: dict[str, Any], folder: Path, step: int) -> tuple[list[np.ndarray], dict[str, Any]]:
+    """Arrays and position of a checkpoint."""
+    experiment = RunFile.model_validate(on(run, 1, folder / "bucket"))
+    checkpoints = Checkpoints(experiment.dir, experiment.checkpoint)
+    abstract = train_step.abstract_state(experiment.model, experiment.optimizer, mesh_of(8, 1, 1))
+    state, position = checkpoints.restore(step, abstract)
+    checkpoints.close()
+    return [np.asarray(leaf) for leaf in jax.tree.leaves(state)], position
+
+
+def lines(folder: Path) -> list[dict[str, Any]]:
+    return results([json.loads(line) for line in (folder / "bucket/metrics.jsonl").read_text().splitlines()])
+
+
+@pytest.mark.e2e
+@pytest.mark.parametrize(("name", "workers", "seed"), [("lm", 1, 1), ("lm", 4, 2), ("grpo", 1, 3)])
+def test_a_killed_run_ends_as_if_nothing_had_happened(request, tmp_path, compile_cache, name, workers, seed):
+    run, whole, cut = request.getfixturevalue(name), tmp_path / "whole", tmp_path / "cut"
+    live(run, workers, whole, compile_cache)
+    for life, moment in enumerate(moments(cut, random.Random(seed))):
+        live(run, workers, cut, compile_cache, until=moment)
+        if life == 1:
+            shutil.copytree(cut, tmp_path / "fewer")
+    live(run, workers, cut, compile_cache)
+    steps = [*range(EVERY, STEPS, EVERY), STEPS]
+    for step in steps:
+        (arrays, position), (expected, expected_position) = saved(run, cut, step), saved(run, whole, step)
+        assert position == expected_position
+        for array, wanted in zip(arrays, expected, strict=True):
+            np.testing.assert_array_equal(array, wanted)
+    assert lines(cut) == lines(whole)
+    if workers > 1:
+        live(run, workers // 2, tmp_path / "fewer", compile_cache)
+        arrays, position = saved(run, tmp_path / "fewer", STEPS)
+        expected, expected_position = saved(run, whole, STEPS)
+        assert position == expected_position
+        for array, wanted in zip(arrays, expected, strict=True):
+            np.testing.assert_allclose(array, wanted, atol=1e-5)

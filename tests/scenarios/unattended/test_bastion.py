@@ -1,0 +1,69 @@
+"""`recovery.driver=bastion` on the emulated cloud: a VM sees the run through, and this machine may leave."""
+
+from __future__ import annotations
+
+import json
+import re
+
+import pytest
+
+from tests.controller.cli.verbs.run.test_up import until, workers_home
+from tests.controller.conftest import Slipway
+from tests.scenarios.unattended.test_two_controllers import controllers
+
+pytestmark = pytest.mark.e2e
+POD = ["tpu=v5litepod_8", "recovery.driver=bastion", "recovery.lease_seconds=20"]
+WAITS = (
+    'program.command=[sh,-c,"echo attempt $SLIPWAY_ATTEMPT; while [ ! -e ../go$SLIPWAY_ATTEMPT ]; do sleep 0.1; done"]'
+)
+
+
+def instances(slipway: Slipway) -> list[str]:
+    return [path for path in slipway.cloud().get("state")["compute"] if "/instances/" in path]
+
+
+def go(slipway: Slipway, attempt: int) -> None:
+    for home in workers_home(slipway):
+        for run in (home / ".slipway" / "runs").iterdir():
+            (run / f"go{attempt}").touch()
+
+
+def test_the_bastion_sees_a_run_through_a_preemption_while_nobody_looks(slipway: Slipway) -> None:
+    faults = "cloud.faults=[{kind: preempted, after_object: launches/0001, delay_seconds: 1}]"
+    code, out, err = slipway("up", "--detach", WAITS, *POD, faults)
+    assert (code, err) == (0, ""), out
+    assert "the bastion sees the run through: this machine may leave" in out
+    [bastion] = instances(slipway)
+    assert bastion.endswith("-driver")
+    until(lambda: "/launches/0002" in json.dumps(slipway.cloud().get("state")["objects"]), 300)
+    status = slipway.json("status", WAITS, *POD)
+    assert re.search(r"\(bastion\) for run-\w+ since", status["pod"]["driver"])
+    until(lambda: slipway("logs", WAITS, *POD)[1] == "attempt 2\n", 300)
+    with controllers(slipway, ["up", WAITS, *POD]) as (looker,):
+        looker.hears("(bastion) for run-")
+        looker.hears("attempt 2")
+        go(slipway, 2)
+        assert looker.ends() == 0, looker.said
+        assert "finished after" in looker.said
+    until(lambda: not instances(slipway), 300)
+    state = slipway.cloud().get("state")
+    assert (state["node"], state["queued"]) == ({}, {})
+    objects = json.dumps(state["objects"])
+    assert "/bastion.log" in objects
+    assert "/launches/0003" not in objects
+    assert slipway.json("status", WAITS, *POD)["run"]["state"] == "finished"
+
+
+def test_cancel_and_down_from_this_machine(slipway: Slipway) -> None:
+    assert slipway("up", "--detach", WAITS, *POD)[0] == 0
+    until(lambda: "/launches/0001" in json.dumps(slipway.cloud().get("state")["objects"]), 300)
+    until(lambda: slipway("cancel", WAITS, *POD)[1].find("is cancelled") >= 0, 300)
+    until(lambda: not instances(slipway), 300)  # the pod stays, for a look
+    assert slipway.json("status", WAITS, *POD)["run"]["state"] == "cancelled"
+    assert len(slipway.cloud().get("state")["node"]) == 1
+    assert slipway("up", "--detach", WAITS, *POD)[0] == 0
+    until(lambda: "/launches/0002" in json.dumps(slipway.cloud().get("state")["objects"]), 300)
+    code, out, err = slipway("down", "--all", "--yes", WAITS, *POD)
+    assert code == 0, err + out
+    state = slipway.cloud().get("state")
+    assert (state["node"], state["compute"], state["serviceAccount"], state["bucket"]) == ({}, {}, {}, {})

@@ -1,0 +1,140 @@
+"""Two controllers of one pod, as processes: one acts, the other explains; who is dead or asleep is followed."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from tests.controller.cli.verbs.run.test_up import SLOW, let_go, until
+from tests.controller.conftest import ECHO, Slipway
+
+pytestmark = pytest.mark.e2e
+POD = ["tpu=v5litepod_8"]
+SHORT = "recovery.lease_seconds=4"
+"""For a term that is to pass; elsewhere a controller that gets no processor for a while must not lose its lease."""
+
+
+class Controller:
+    """`slipway up` in a process of its own; what it says is collected."""
+
+    def __init__(self, slipway: Slipway, *words: str) -> None:
+        command = [sys.executable, "-m", "controller", *words, *slipway.base]
+        environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
+        self.process = subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment
+        )
+        self.said = ""
+        self._thread = threading.Thread(target=self._read, daemon=True)
+        self._thread.start()
+
+    def _read(self) -> None:
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            self.said += line
+
+    def hears(self, words: str) -> None:
+        end = time.monotonic() + 300
+        while words not in self.said and self.process.poll() is None and time.monotonic() < end:
+            time.sleep(0.05)
+        assert words in self.said, self.said
+
+    def ends(self) -> int:
+        code = self.process.wait(timeout=300)
+        self._thread.join()
+        assert self.process.stdout is not None
+        self.process.stdout.close()
+        return code
+
+
+@contextmanager
+def controllers(slipway: Slipway, *each: list[str]) -> Iterator[list[Controller]]:
+    started = [Controller(slipway, *words) for words in each]
+    try:
+        yield started
+    finally:
+        for one in started:
+            if one.process.poll() is None:
+                one.process.kill()
+                one.process.send_signal(signal.SIGCONT)
+            one.ends()
+
+
+def creations(slipway: Slipway) -> list[str]:
+    return [m for m in slipway.mutations() if m.startswith("POST /tpu/") and m.endswith(("/nodes", "/queuedResources"))]
+
+
+def launches(slipway: Slipway) -> list[str]:
+    return [
+        name for names in slipway.cloud().get("state")["objects"].values() for name in names if "/launches/" in name
+    ]
+
+
+def test_of_two_that_start_together_one_acts_and_when_it_is_killed_the_other_goes_on(slipway: Slipway) -> None:
+    both = ["up", SLOW, *POD]
+    with controllers(slipway, both, both) as (one, other):
+        until(lambda: "launched attempt 1" in one.said + other.said, 300)
+        actor, viewer = (one, other) if "launched" in one.said else (other, one)
+        viewer.hears("acts on this pod; watching, and taking over should that one be gone")
+        viewer.hears("    up\n")  # it sees what the run says
+        assert len(creations(slipway)) == 1
+        assert slipway.json("status", SLOW, *POD)["pod"]["driver"].count("(laptop) for run-") == 1
+        actor.process.kill()
+        viewer.hears("has not been heard of any more; taking over")
+        viewer.hears("re-attached to attempt 1")
+        let_go(slipway)
+        assert viewer.ends() == 0, viewer.said
+    assert "finished after" in viewer.said
+    assert len(creations(slipway)) == 1
+    assert len(launches(slipway)) == 1
+
+
+def test_a_controller_that_slept_past_its_lease_is_fenced_and_touches_nothing(slipway: Slipway) -> None:
+    both = ["up", SLOW, *POD, SHORT]
+    with controllers(slipway, both) as (asleep,):
+        asleep.hears("launched attempt 1")
+        asleep.process.send_signal(signal.SIGSTOP)
+        with controllers(slipway, both) as (awake,):
+            awake.hears("re-attached to attempt 1")
+            before = slipway.cloud().requests()[-1]["seq"]
+            asleep.process.send_signal(signal.SIGCONT)
+            assert asleep.ends() == 8, asleep.said
+            assert "acts now; this controller stopped and touches nothing more" in asleep.said
+            changed = [r for r in slipway.cloud().requests() if r["seq"] > before and r["mutating"]]
+            assert {r["query"].get("name", r["path"]).rpartition("/")[2] for r in changed} <= {"lease.json"}
+            let_go(slipway)
+            assert awake.ends() == 0, awake.said
+    assert len(launches(slipway)) == 1
+
+
+def test_another_run_is_told_who_is_there_and_cancel_and_down_reach_the_holder(slipway: Slipway) -> None:
+    stockout = "cloud.faults=[{kind: stockout, times: 99, at: request}]"
+    with controllers(slipway, ["up", SLOW, *POD, stockout]) as (holder,):
+        holder.hears("no capacity")
+        code, _, err = slipway("up", ECHO, *POD)
+        assert code == 2
+        assert "the pod is busy with run-" in err
+        assert "(laptop) for run-" in err
+        code, out, err = slipway("cancel", SLOW, *POD)
+        assert code == 0, err
+        assert "is cancelled" in out
+        assert holder.ends() == 0, holder.said
+        assert "cancelled by" in holder.said
+    with controllers(slipway, ["up", SLOW, *POD, stockout]) as (holder,):
+        holder.hears("no capacity")
+        with controllers(slipway, ["up", SLOW, *POD, stockout]) as (viewer,):
+            viewer.hears("acts on this pod; watching")
+            assert slipway("down", SLOW, *POD)[0] == 2  # it would end a run
+            code, out, err = slipway("down", "--yes", SLOW, *POD)
+            assert code == 0, err
+            assert holder.ends() == 0, holder.said
+            assert viewer.ends() == 0, viewer.said
+            assert "deleted by" in viewer.said
+    assert slipway.cloud().get("state")["node"] == {}

@@ -1,0 +1,20 @@
+"""Object storage that refuses for a while: gcsfs as the trainer sets it goes on asking."""
+
+import gcsfs.retry
+import pytest
+
+from tests.controller.localcloud.conftest import cloud as cloud
+from trainer.checkpoint.gcs_retry import PatientFileSystem
+
+
+def test_gcsfs_outlasts_a_storm(cloud, monkeypatch):
+    cloud.ok("POST", "storage/v1/b?project=slipway-local", {"name": "storm"})
+    monkeypatch.setattr(gcsfs.retry, "min", lambda *_: 0.0, raising=False)  # of the pauses
+    endpoint = cloud.endpoint
+    files = PatientFileSystem(endpoint_url=f"{endpoint['url']}t/{endpoint['token']}", token="anon", project="p")
+    storm = {"kind": "http", "status": 503, "match": "POST /upload", "times": 100}
+    cloud.ok("POST", "emulator/faults", {"key": "storm", "faults": [storm]})
+    files.pipe("storm/object", b"bytes")
+    assert files.cat("storm/object") == b"bytes"
+    with pytest.raises(FileNotFoundError):
+        files.cat("storm/none")

@@ -1,0 +1,200 @@
+"""Checkpoints: what is saved comes back, on other meshes too; what is half written does not count."""
+
+import json
+
+import jax
+import numpy as np
+import pytest
+
+from conf.schema.training.run_yaml import RunFileError
+from conf.schema.training.settings import Checkpoint
+from tests.trainer.conftest import mesh_of
+from trainer.checkpoint import integrity
+from trainer.checkpoint.manager import BrokenCheckpointError, Checkpoints
+from trainer.step import train_step
+
+
+@pytest.fixture
+def state(tiny, adamw):
+    return train_step.init_state(tiny, adamw, mesh_of(8, 1, 1), jax.random.key(0))
+
+
+def kept(keep: int, **others) -> Checkpoint:
+    return Checkpoint(**{"every": 2, "keep": keep, "best": None, "verify_every": 0} | others)
+
+
+def assert_equal(a, b) -> None:
+    assert jax.tree.structure(a) == jax.tree.structure(b)
+    for x, y in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True):
+        np.testing.assert_array_equal(x, y)
+
+
+@pytest.mark.parametrize("sizes", [(8, 1, 1), (2, 2, 2), (1, 1, 1)])
+def test_restored_on_any_mesh(tmp_path, tiny, adamw, state, sizes):
+    written = Checkpoints(str(tmp_path), kept(1))
+    assert written.latest() is None
+    written.save(3, state, {"phase": "warm start", "drawn": [1, 2]})
+    written.close()
+    read = Checkpoints(str(tmp_path), kept(1))
+    abstract = train_step.abstract_state(tiny, adamw, mesh_of(*sizes))
+    restored, position = read.restore(read.latest(), abstract)
+    read.close()
+    assert position == {"phase": "warm start", "drawn": [1, 2]}
+    assert_equal(restored, state)
+    assert restored.params["embedding"].sharding == abstract.params["embedding"].sharding
+
+
+def test_the_newest_are_kept_and_a_half_written_one_does_not_count(tmp_path, state):
+    checkpoints = Checkpoints(str(tmp_path), kept(2))
+    for step in (1, 2, 3):
+        checkpoints.save(step, state, {"step": step})
+    checkpoints.close()
+    folder = tmp_path / "checkpoints"
+    assert sorted(path.name for path in folder.iterdir()) == ["2", "3"]
+    half = folder / "4.orbax-checkpoint-tmp-1700000000"  # as Orbax names a checkpoint until it is complete
+    (half / "state").mkdir(parents=True)
+    again = Checkpoints(str(tmp_path), kept(2))
+    assert again.latest() == 3
+    again.save(5, state, {})
+    again.close()
+    assert sorted(path.name for path in folder.iterdir()) == ["3", "5"]
+
+
+def test_the_reference_is_saved_once(tmp_path, tiny, adamw, state):
+    checkpoints = Checkpoints(str(tmp_path), kept(1))
+    checkpoints.save_reference(state.params)
+    checkpoints.save_reference(jax.tree.map(lambda x: x + 1, state.params))
+    abstract = train_step.abstract_state(tiny, adamw, mesh_of(1, 4, 2)).params
+    assert_equal(checkpoints.restore_reference(abstract), state.params)
+    checkpoints.close()
+
+
+def test_a_half_written_reference_is_written_anew(tmp_path, tiny, adamw, state, monkeypatch):
+    checkpoints = Checkpoints(str(tmp_path), kept(1))
+    checkpoints.save_reference(jax.tree.map(lambda x: x + 1, state.params))
+    # as in a bucket, where what is written lies under its last name from the start
+    monkeypatch.setattr("orbax.checkpoint.utils.is_checkpoint_finalized", lambda path: False)
+    checkpoints.save_reference(state.params)
+    abstract = train_step.abstract_state(tiny, adamw, mesh_of(8, 1, 1)).params
+    assert_equal(checkpoints.restore_reference(abstract), state.params)
+    checkpoints.close()
+
+
+def test_a_checkpoint_of_another_model_is_refused(tmp_path, tiny, adamw, state):
+    checkpoints = Checkpoints(str(tmp_path), kept(1))
+    checkpoints.save(1, state, {})
+    other = train_step.abstract_state(tiny.model_copy(update={"hidden": 128}), adamw, mesh_of(8, 1, 1))
+    with pytest.raises(
+        RunFileError, match=r"params\.layers\.down is \(2, 256, 64\) in the checkpoint of step 1, .* \(2, 128, 64\)"
+    ):
+        checkpoints.restore(1, other)
+    checkpoints.close()
+
+
+def test_the_best_stays_beside_the_newest(tmp_path, state):
+    best = {"best": {"metric": "eval_loss", "mode": "min"}}
+    checkpoints = Checkpoints(str(tmp_path), kept(2, every=3, **best), metrics=("eval_loss",))
+    assert [step for step in range(1, 8) if checkpoints.due(step, evaluates=step % 4 == 0)] == [3, 4, 6]
+    for step, loss in ((1, 3.0), (2, 1.5), (3, 1.5), (4, 2.0)):
+        checkpoints.save(step, state, {})
+        checkpoints.score(step, eval_loss=loss, other=9.0)
+    checkpoints.close()
+    again = Checkpoints(str(tmp_path), kept(2, **best))
+    for step in (5, 6):  # not evaluated, as where the run is cut short
+        again.save(step, state, {})
+    again.close()
+    assert sorted(path.name for path in (tmp_path / "checkpoints").iterdir()) == ["2", "5", "6"]
+    assert json.loads((tmp_path / "scores.json").read_text())["best"] == 2
+
+
+def test_the_best_of_what_is_not_evaluated_is_refused(tmp_path):
+    best = {"metric": "eval_los", "mode": "min"}
+    with pytest.raises(RunFileError, match=r"checkpoint\.best\.metric: eval_los .*; choices: eval_loss"):
+        Checkpoints(str(tmp_path), kept(1, best=best), metrics=("eval_loss",))
+
+
+@pytest.mark.parametrize("damage", ["deleted", "cut"])
+def test_whatever_file_is_damaged_is_noticed_or_not_needed(tmp_path, tiny, adamw, damage):
+    mesh = mesh_of(2, 2, 2)
+    state = train_step.init_state(tiny, adamw, mesh, jax.random.key(0))
+    checkpoints = Checkpoints(str(tmp_path), kept(1))
+    checkpoints.save(2, state, {"seen": 7})
+    checkpoints.close()
+    abstract, noticed = train_step.abstract_state(tiny, adamw, mesh), []
+    for path in sorted(path for path in (tmp_path / "checkpoints/2").rglob("*") if path.is_file()):
+        whole = path.read_bytes()
+        path.unlink()
+        if damage == "cut":
+            path.write_bytes(whole[: len(whole) // 2])
+        try:
+            restored, position = checkpoints.restore(2, abstract)
+        except BrokenCheckpointError:
+            noticed.append(path.name)
+        else:
+            assert position == {"seen": 7}
+            assert_equal(restored, state)
+        path.write_bytes(whole)
+    assert {"metadata", "_METADATA", "manifest.ocdbt"} <= set(noticed)
+    assert len(noticed) > 3  # and files of arrays
+
+
+def alter(folder, step: int) -> None:
+    """As if the bytes of an array were others than those that were saved."""
+    file = folder / f"checkpoints/{step}/position/metadata"
+    content = json.loads(file.read_text())
+    content["checksums"]["params.embedding"] ^= 1
+    file.write_text(json.dumps(content))
+
+
+def test_a_broken_checkpoint_is_skipped_with_one_warning_and_then_replaced(tmp_path, tiny, adamw, state, caplog):
+    written = Checkpoints(str(tmp_path), kept(2))
+    for step in (2, 4, 6):
+        written.save(step, state, {"step": step})
+    written.close()
+    alter(tmp_path, 6)
+    read = Checkpoints(str(tmp_path), kept(2))
+    step, restored, position = read.resume(train_step.abstract_state(tiny, adamw, mesh_of(8, 1, 1)))
+    assert (step, position) == (4, {"step": 4})
+    assert_equal(restored, state)
+    warnings = [record.message for record in caplog.records if record.levelname == "WARNING"]
+    assert warnings == ["checkpoint of step 6 is broken and skipped: params.embedding is not what was saved"]
+    read.save(5, state, {})  # the broken one is not one of the two that are kept
+    read.save(6, state, {"step": 6})
+    read.close()
+    assert sorted(path.name for path in (tmp_path / "checkpoints").iterdir()) == ["5", "6"]
+    again = Checkpoints(str(tmp_path), kept(2))
+    assert again.resume(train_step.abstract_state(tiny, adamw, mesh_of(8, 1, 1))).position == {"step": 6}
+    again.close()
+
+
+@pytest.mark.parametrize(("steps", "begins_anew"), [((2,), True), ((2, 4), False)])
+def test_where_all_are_broken_at_most_the_first_interval_is_lost(tmp_path, tiny, adamw, state, steps, begins_anew):
+    checkpoints = Checkpoints(str(tmp_path), kept(2, every=2))
+    for step in steps:
+        checkpoints.save(step, state, {})
+    checkpoints.close()
+    for step in steps:
+        alter(tmp_path, step)
+    abstract = train_step.abstract_state(tiny, adamw, mesh_of(8, 1, 1))
+    checkpoints = Checkpoints(str(tmp_path), kept(2, every=2))
+    if begins_anew:
+        assert checkpoints.resume(abstract) is None
+        checkpoints.save(2, state, {})
+        assert checkpoints.resume(abstract).step == 2
+    else:
+        with pytest.raises(RunFileError, match=r"dir: none of the checkpoints \(2, 4\) can be read"):
+            checkpoints.resume(abstract)
+    checkpoints.close()
+
+
+def test_a_store_that_cannot_be_reached_is_not_taken_for_a_broken_checkpoint(tmp_path, tiny, adamw, state, monkeypatch):
+    checkpoints = Checkpoints(str(tmp_path), kept(1))
+    checkpoints.save(2, state, {})
+
+    def unreachable(folder):
+        raise ValueError("UNAVAILABLE: 503")
+
+    monkeypatch.setattr(integrity, "check", unreachable)
+    with pytest.raises(ValueError, match="503"):
+        checkpoints.resume(train_step.abstract_state(tiny, adamw, mesh_of(8, 1, 1)))
+    checkpoints.close()

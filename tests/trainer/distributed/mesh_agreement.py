@@ -1,0 +1,104 @@
+"""Fifty updates of a small model on a mesh, by one process or by each of several, which are started with
+
+python -m tests.trainer.distributed.mesh_agreement RESULT.npz
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+
+from conf.schema.training.model import Model
+from conf.schema.training.optimizer import Adamw
+from conf.schema.training.run_yaml import PodFacts
+from tests.groups import group
+from trainer.distributed import runtime
+from trainer.distributed.mesh import AXES
+from trainer.distributed.runtime import place_batch
+from trainer.losses import token_logprobs
+from trainer.models import decoder, weights
+from trainer.step import train_step
+
+MESHES = ((1, 1, 1), (2, 2, 2), (1, 4, 2), (4, 1, 2))
+UPDATES = 50
+LENGTH = 12
+
+
+def model_of(**changes: object) -> Model:
+    """The tiny model with soft-caps and a window low enough to matter."""
+    low = {"attention_softcap": 2.0, "final_softcap": 3.0, "window": 5, "logit_chunk": 5, "remat": "products"}
+    return Model(**group("model/tiny") | low | changes)
+
+
+def adamw() -> Adamw:
+    """Of the YAML group, without warm-up."""
+    return Adamw(**group("optimizer/adamw") | {"schedule": {"kind": "constant", "warmup_steps": 0}})
+
+
+def rows(length: int = LENGTH) -> dict[str, np.ndarray]:
+    """Eight rows of unlike weight: a mean of the devices' means would be wrong."""
+    random = np.random.default_rng(0)
+    tokens = random.integers(0, 512, (8, length + 1), dtype=np.int32)
+    counted = (np.arange(length) < random.integers(0, length + 1, (8, 1))).astype(np.float32)
+    return {"tokens": tokens[:, :-1], "targets": tokens[:, 1:], "weights": counted}
+
+
+def loss_of(cfg: Model) -> train_step.Loss:
+    def loss(params: weights.Params, batch: train_step.Batch) -> train_step.Sums:
+        tokens = batch["tokens"]
+        positions = jnp.broadcast_to(jnp.arange(tokens.shape[1]), tokens.shape)
+        hidden = decoder.forward(params, cfg, tokens, positions)
+        total = token_logprobs.cross_entropy(hidden, params, batch["targets"], batch["weights"], cfg)
+        return {"loss": (total, batch["weights"].sum())}
+
+    return loss
+
+
+def trained(cfg: Model, devices: Mesh) -> dict[str, np.ndarray]:
+    """`curve` [UPDATES, 2]: loss and norm of the gradient; `gradient/…`: its running mean (Adam's first moment) after
+    the last update, of every weight; `held`: bytes of weights and moments on each device of this process; `table`:
+    as many as the weight table says."""
+    with jax.set_mesh(devices):
+        state = train_step.init_state(cfg, adamw(), devices, jax.random.key(5))
+        step = train_step.build(loss_of(cfg), cfg, adamw(), devices)
+        placed, found = place_batch(rows(), devices), []
+        for _ in range(UPDATES):
+            state, metrics = step(state, placed)
+            found.append([metrics["loss"], metrics["grad_norm"]])
+        whole = jax.jit(lambda tree: tree, out_shardings=NamedSharding(devices, PartitionSpec()))
+        moments = whole(optax.tree_utils.tree_get(state.optimizer, "mu"))
+    held = dict.fromkeys(devices.local_devices, 0)
+    for array in jax.tree.leaves((state.params, state.optimizer)):
+        if array.ndim:  # no counter of the optimizer's
+            for shard in array.addressable_shards:
+                held[shard.device] += shard.data.nbytes
+    by_name = {
+        f"gradient/{jax.tree_util.keystr(path, simple=True, separator='.')}": np.asarray(moment)
+        for path, moment in jax.tree.leaves_with_path(moments)
+    }
+    table = np.array(3 * weights.bytes_per_device(cfg, devices))
+    return {"curve": np.array(jax.device_get(found)), "held": np.array([*held.values()]), "table": table} | by_name
+
+
+def main(result: Path) -> None:
+    """All meshes of eight devices, in processes that find each other as on a pod; each leaves its own file."""
+    facts = {"accelerator_type": "v5litepod-8", "workers": 4, "devices": 8, "backend": "cpu"}
+    runtime.join(PodFacts(**facts, hbm_bytes_per_chip=None, bf16_flops_per_chip=None), timeout_seconds=300)
+    found = {}
+    for sizes in MESHES[1:]:
+        devices = jax.make_mesh(sizes, AXES, axis_types=(AxisType.Auto,) * len(AXES))
+        # few collectives: between processes each takes its time
+        arrays = trained(model_of(scan_layers=True, remat="none", logit_chunk=LENGTH), devices)
+        found |= {f"{'x'.join(map(str, sizes))}/{name}": array for name, array in arrays.items()}
+    np.savez(result.with_stem(f"{result.stem}-{jax.process_index()}"), **found)
+    runtime.leave(0)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

@@ -1,0 +1,84 @@
+"""Start-up checks in one process; test_main.py starts real ones."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from conf.schema.training.run_yaml import PodFacts, RunFile
+from trainer.distributed import agreement, fingerprint, runtime
+from trainer.distributed.checksums import DisagreementError
+
+
+def pod(**facts) -> PodFacts:
+    known = {"accelerator_type": "v5litepod-8", "workers": 1, "devices": 8, "backend": "cpu"}
+    return PodFacts(**known | {"hbm_bytes_per_chip": None, "bf16_flops_per_chip": None} | facts)
+
+
+def test_right_devices_pass():
+    agreement.check_devices(pod())
+
+
+@pytest.mark.parametrize("facts", [{"devices": 4}, {"backend": "tpu"}, {"workers": 2, "devices": 16}])
+def test_wrong_devices_are_shown_by_worker(facts):
+    with pytest.raises(agreement.WrongDevicesError) as error:
+        agreement.check_devices(pod(**facts))
+    title, head, first, *_ = str(error.value).splitlines()
+    assert title.startswith("v5litepod-8 has ")
+    assert head.split() == ["worker", "backend", "kind", "devices"]
+    assert first.split() == ["0", "cpu", "cpu", "8"]
+
+
+def test_a_worker_without_devices_is_in_the_table():
+    with pytest.raises(agreement.WrongDevicesError) as error:
+        agreement.check_devices(pod(workers=2, devices=16))
+    assert str(error.value).splitlines()[-1].split() == ["1", "cpu", "cpu", "0"]
+
+
+def test_differences_name_the_minority():
+    good, bad = "9f" * 32, "1a2b" * 16
+    assert agreement.differences("code", [good] * 4) == []
+    assert agreement.differences("code", [good, good, good, bad]) == [
+        "worker 3: code 1a2b1a2b1a2b… differs from 9f9f9f9f9f9f… on workers 0,1,2"
+    ]
+    assert agreement.differences("packages", ["jax=2", "jax=1", "jax=1"]) == [
+        "worker 0: packages jax=2 differs from jax=1 on workers 1,2"
+    ]
+    assert agreement.differences("code", ["a", "b"]) == ["worker 1: code b differs from a on workers 0"]
+
+
+def test_alone_there_is_nobody_to_disagree_with(tmp_path, lm_run):
+    run_file = tmp_path / "run.yaml"
+    run_file.write_text("a: 1")
+    agreement.check_agreement(run_file, RunFile.model_validate(lm_run))
+    assert runtime.gather_texts("alone") == ["alone"]
+
+
+@pytest.mark.parametrize(("facts", "threads"), [({"devices": 256}, "512"), ({"devices": 256, "workers": 4}, "128")])
+def test_virtual_devices_get_threads(monkeypatch, facts, threads):
+    monkeypatch.setattr("os.cpu_count", lambda: 2)
+    monkeypatch.delenv("PJRT_NPROC")
+    runtime.spare_threads(pod(backend="tpu"))
+    monkeypatch.setenv("PJRT_NPROC", "3")
+    runtime.spare_threads(pod(**facts))
+    import os
+
+    assert os.environ["PJRT_NPROC"] == "3"  # a choice of the user's stands
+    monkeypatch.delenv("PJRT_NPROC")
+    runtime.spare_threads(pod(**facts))
+    assert os.environ["PJRT_NPROC"] == threads
+
+
+def test_other_data_are_a_disagreement(tmp_path, lm_run, monkeypatch):
+    """What worker 1 finds on its disk is not what worker 0 finds on its own."""
+    run_file = tmp_path / "run.yaml"
+    run_file.write_text("a: 1")
+
+    def gathered(text: str) -> list[str]:
+        Path(lm_run["data"]["path"]).write_text("other")
+        other = {"data.path": fingerprint.of(lm_run["data"]["path"])}
+        return [text, json.dumps(json.loads(text) | other)]
+
+    monkeypatch.setattr(agreement, "gather_texts", gathered)
+    with pytest.raises(DisagreementError, match=r"^worker 1: data\.path .* differs from .* on workers 0$"):
+        agreement.check_agreement(run_file, RunFile.model_validate(lm_run))

@@ -1,0 +1,65 @@
+"""Every row of the global batch is on one device, and each process reads one range of rows."""
+
+from types import SimpleNamespace
+
+import jax
+import numpy as np
+import pytest
+
+from conf.schema.training.loop import LmLoop
+from conf.schema.training.run_yaml import RunFileError
+from tests.groups import group
+from tests.trainer.conftest import mesh_of
+from trainer.distributed import batch_sharding
+
+
+def loop(rows: int, device_batch: int | None) -> LmLoop:
+    return LmLoop(**group("loop/lm") | {"total_batch_tokens": rows * 3, "sequence": 3, "device_batch": device_batch})
+
+
+@pytest.mark.parametrize("sizes", [(8, 1, 1), (2, 2, 2), (1, 1, 8), (1, 1, 1)])
+@pytest.mark.parametrize("device_batch", [None, 2])
+def test_a_batch_is_on_the_devices_whole(sizes, device_batch):
+    split = batch_sharding.deal(loop(32, device_batch), mesh_of(*sizes))
+    assert split.rows == range(32)
+    tokens = np.arange(96, dtype=np.int32).reshape(32, 3)
+    with jax.transfer_guard("disallow"):
+        placed = split.place({"tokens": tokens})["tokens"]
+    assert placed.shape == split.shape(3)
+    assert placed.sharding == split.sharding
+    found = np.asarray(placed).reshape(-1, 3)
+    np.testing.assert_array_equal(found[np.argsort(found[:, 0])], tokens)
+    parts = sizes[0] * sizes[1]
+    assert split.accumulation == (1 if device_batch is None else 16 // parts)
+    assert {shard.data.size for shard in placed.addressable_shards} == {96 // parts}
+
+
+@pytest.mark.parametrize(
+    ("processes", "tensor", "ranges"),
+    [
+        ([0, 0, 1, 1], 1, [range(8), range(8, 16)]),
+        ([0, 1, 1, 0], 1, [range(8), range(8, 16)]),  # as a mesh may order devices
+        ([0, 1, 0, 1], 2, [range(16), range(16)]),  # both hold a half of each device's weights
+    ],
+)
+def test_a_process_reads_one_range_of_rows(monkeypatch, processes, tensor, ranges):
+    placed = np.array([FarDevice(process) for process in processes], object)
+    shape = {"data": 4 // tensor, "fsdp": 1, "tensor": tensor}
+    mesh = SimpleNamespace(shape=shape, devices=placed.reshape(4 // tensor, 1, tensor))
+    found = []
+    for process in (0, 1):
+        monkeypatch.setattr(jax, "process_index", lambda process=process: process)
+        found.append(batch_sharding.deal(loop(16, None), mesh).rows)
+    assert found == ranges
+
+
+class FarDevice:
+    """Stands for a device of another process."""
+
+    def __init__(self, process_index: int) -> None:
+        self.process_index = process_index
+
+
+def test_rows_that_cannot_be_split_are_refused():
+    with pytest.raises(RunFileError, match=r"loop\.total_batch_tokens: 12 rows of 3 tokens .* take 24 or 48"):
+        batch_sharding.deal(loop(12, None), mesh_of(8, 1, 1))

@@ -1,0 +1,78 @@
+"""Fifty updates have the same losses and gradients on any mesh, in one process and in four; devices hold their part."""
+
+import re
+
+import jax
+import numpy as np
+import pytest
+
+from tests.trainer.conftest import mesh_of
+from tests.trainer.distributed import mesh_agreement
+from tests.trainer.processes import finish, launch
+from trainer.distributed import mesh
+from trainer.distributed.runtime import place_batch
+from trainer.step import train_step
+
+TOLERANCE = 1e-4
+
+
+@pytest.fixture(scope="module")
+def alone() -> dict[str, np.ndarray]:
+    """On one device."""
+    return mesh_agreement.trained(mesh_agreement.model_of(scan_layers=False), mesh_of(1, 1, 1))
+
+
+def assert_agree(found: dict[str, np.ndarray], alone: dict[str, np.ndarray]) -> None:
+    """Loss and norm of the gradient at each update; every weight's gradient, beside its largest entry."""
+    np.testing.assert_allclose(found["curve"], alone["curve"], rtol=TOLERANCE)
+    assert found.keys() == alone.keys()
+    for name in found.keys() - {"curve", "held", "table"}:
+        largest = np.abs(alone[name]).max()
+        np.testing.assert_allclose(found[name], alone[name], rtol=0, atol=TOLERANCE * largest, err_msg=name)
+    assert set(found["held"]) == {int(found["table"])}
+
+
+def test_the_curves_have_something_to_disagree_on(alone):
+    assert alone["curve"].shape == (mesh_agreement.UPDATES, 2)
+    assert alone["curve"][-1, 0] < 0.7 * alone["curve"][0, 0]
+
+
+@pytest.mark.parametrize("scan", [False, True], ids=["unrolled", "scanned"])
+@pytest.mark.parametrize("sizes", mesh_agreement.MESHES)
+def test_fifty_updates_on_any_mesh(alone, sizes, scan):
+    assert_agree(mesh_agreement.trained(mesh_agreement.model_of(scan_layers=scan), mesh_of(*sizes)), alone)
+
+
+def test_fifty_updates_in_four_processes(alone, tmp_path, compile_cache):
+    """Two devices each, weights, moments and batch spread over all eight."""
+    result = tmp_path / "result.npz"
+    module = ["tests.trainer.distributed.mesh_agreement", str(result)]
+    for ended in finish(launch(module, tmp_path, compile_cache, {}, {}, {}, {})):
+        assert ended.code == 0, ended.stderr
+    for process in range(4):
+        with np.load(tmp_path / f"result-{process}.npz") as file:
+            arrays = dict(file)
+        for sizes in mesh_agreement.MESHES[1:]:
+            start = f"{'x'.join(map(str, sizes))}/"
+            found = {name.removeprefix(start): array for name, array in arrays.items() if name.startswith(start)}
+            assert len(found["held"]) == 2
+            assert_agree(found, alone)
+
+
+@pytest.mark.parametrize("sizes", mesh_agreement.MESHES)
+def test_activations_are_split_as_the_table_says(sizes):
+    """Of all arrays of the compiled update, those whose size is a multiple of the sequence's prime length."""
+    length, devices = 23, mesh_of(*sizes)
+    cfg = mesh_agreement.model_of(remat="none")
+    with jax.set_mesh(devices):
+        state = train_step.abstract_state(cfg, mesh_agreement.adamw(), devices)
+        step = train_step.build(mesh_agreement.loss_of(cfg), cfg, mesh_agreement.adamw(), devices)
+        text = step.lower(state, place_batch(mesh_agreement.rows(length), devices)).compile().as_text()
+    shapes = {tuple(map(int, shape.split(","))) for shape in re.findall(r"f32\[([\d,]+)\]", text)}
+    activations = {shape for shape in shapes if np.prod(shape) % length == 0}
+    rows, hidden, heads = (
+        size // mesh.shards(devices, axis)
+        for axis, size in (("batch", 8), ("hidden", cfg.hidden), ("heads", cfg.heads))
+    )
+    assert {(rows, length, cfg.dim), (rows, length, hidden), (rows, length, heads, cfg.head_dim)} <= activations
+    assert max(np.prod(shape) for shape in activations) == rows * length * hidden

@@ -1,0 +1,57 @@
+"""A notice that a VM goes away: what was computed is saved, and the run goes on to the same numbers."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+
+from tests.trainer.loops.test_lm import changed, final_state, train
+from trainer.distributed.preemption import Notice, NoticedError
+from trainer.loops import lm
+
+
+class Scripted(Notice):
+    """Told so at the n-th question, as by a signal that came before it."""
+
+    at: int
+
+    def agreed(self, step: int) -> bool:
+        if self._asked + 1 == self.at:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return super().agreed(step)
+
+
+@pytest.mark.parametrize(("at", "saved"), [(1, []), (4, [2, 3]), (6, [2, 4])])
+def test_a_noticed_run_saves_and_goes_on_to_the_same_numbers(lm_run, tmp_path, monkeypatch, capsys, at, saved):
+    """Before the first update; after the third, where no checkpoint is due; amid the evaluation after the fourth."""
+    whole, cut = changed(lm_run, dir=str(tmp_path / "whole")), changed(lm_run, dir=str(tmp_path / "cut"))
+    expected = train(whole, tmp_path / "whole-local")
+    monkeypatch.setattr(Scripted, "at", at, raising=False)
+    monkeypatch.setattr(lm, "Notice", Scripted)
+    with pytest.raises(NoticedError):
+        train(cut, tmp_path / "first-life")
+    step = saved[-1] if saved else 0
+    assert f"saving after update {step}, then ending" in capsys.readouterr().out
+    assert sorted(int(p.name) for p in Path(tmp_path, "cut/checkpoints").iterdir()) == saved
+    assert len((tmp_path / "first-life/metrics.jsonl").read_text().splitlines()) == step
+    monkeypatch.undo()
+    resumed = train(cut, tmp_path / "second-life")
+    same = [(line["step"], line["phase"], line.get("loss"), line.get("eval_loss")) for line in resumed]
+    assert same == [(line["step"], line["phase"], line.get("loss"), line.get("eval_loss")) for line in expected]
+    for a, b in zip(jax.tree.leaves(final_state(cut)), jax.tree.leaves(final_state(whole)), strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+def test_it_listens_only_while_it_is_entered():
+    before = signal.getsignal(signal.SIGTERM)
+    with Notice() as notice:
+        assert not notice.agreed(3)
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert notice.agreed(3)
+        assert notice.agreed(4)
+    assert signal.getsignal(signal.SIGTERM) is before

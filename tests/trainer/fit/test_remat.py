@@ -1,0 +1,67 @@
+"""What is computed again for the backward pass changes memory and time, and no number."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from tests.trainer.conftest import mesh_of
+from trainer.fit.remat import POLICIES
+from trainer.losses import token_logprobs
+from trainer.models import decoder, weights
+from trainer.step.program import Program
+
+BATCH, LENGTH = 4, 22
+
+
+def gradient_of(cfg):
+    def loss(params, tokens):
+        positions = jnp.broadcast_to(jnp.arange(LENGTH), tokens.shape)
+        hidden = decoder.forward(params, cfg, tokens, positions)
+        return token_logprobs.cross_entropy(hidden, params, tokens, jnp.ones(tokens.shape), cfg)
+
+    return jax.jit(jax.value_and_grad(loss))
+
+
+@pytest.fixture
+def tokens():
+    return jax.random.randint(jax.random.key(1), (BATCH, LENGTH), 0, 512)
+
+
+@pytest.mark.parametrize("post_norms", [False, True])
+def test_loss_and_gradients_are_those_of_no_policy(tiny, tokens, post_norms, monkeypatch):
+    """In chunks of 10 positions, where the policy computes the feed-forward block again; the last one is shorter."""
+    monkeypatch.setattr(decoder, "FEED_FORWARD_TOKENS", dict.fromkeys(decoder.FEED_FORWARD_TOKENS, 10 * BATCH))
+    tiny = tiny.model_copy(update={"post_norms": post_norms, "logit_chunk": 8})
+    params = jax.jit(weights.init, static_argnums=0)(tiny, jax.random.key(0))
+    loss, gradients = gradient_of(tiny.model_copy(update={"remat": "none"}))(params, tokens)
+    for policy in POLICIES[1:]:
+        for scan in (False, True):
+            cfg = tiny.model_copy(update={"remat": policy, "scan_layers": scan})
+            found, others = gradient_of(cfg)(params, tokens)
+            np.testing.assert_allclose(found, loss, rtol=1e-6)
+            for a, b in zip(jax.tree.leaves(others), jax.tree.leaves(gradients), strict=True):
+                np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5, err_msg=policy)
+
+
+def test_chunks_count_the_tokens_of_a_device(tiny, tokens, monkeypatch):
+    """Four rows on two devices: 12 tokens are 6 positions of each row."""
+    monkeypatch.setattr(decoder, "FEED_FORWARD_TOKENS", dict.fromkeys(decoder.FEED_FORWARD_TOKENS, 12))
+    seen = []
+    monkeypatch.setattr(decoder, "in_chunks", lambda function, size, x, keep: (seen.append(size), function(x))[1])
+    for policy, size in (("full", 6), ("none", LENGTH)):
+        cfg = tiny.model_copy(update={"remat": policy, "layers": 1})
+        with jax.set_mesh(mesh_of(1, 2, 4)):
+            gradient_of(cfg).lower(weights.abstract(cfg), tokens)
+        assert set(seen) == {size}
+        seen.clear()
+
+
+@pytest.mark.parametrize("post_norms", [False, True])
+def test_chunks_cost_no_operations(tiny, tokens, post_norms, monkeypatch):
+    cfg = tiny.model_copy(update={"post_norms": post_norms, "remat": "full"})
+    counts = []
+    for size in (LENGTH * BATCH, LENGTH * BATCH // 2):
+        monkeypatch.setattr(decoder, "FEED_FORWARD_TOKENS", dict.fromkeys(decoder.FEED_FORWARD_TOKENS, size))
+        counts.append(Program("gradient", gradient_of(cfg), (weights.abstract(cfg), tokens)).flops())
+    assert counts[0] == counts[1]

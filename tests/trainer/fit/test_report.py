@@ -1,0 +1,185 @@
+"""`python -m trainer.fit`: verdicts of the TPU compiler, where it is installed; a clear word where it is not."""
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from conf.schema.training.run_yaml import RunFile
+from tests.groups import group
+from tests.trainer.conftest import mesh_of
+from trainer.fit import memory, report, suggestions
+from trainer.fit.remat import USABLE, fits
+from trainer.fit.topologies import CannotTellError
+
+needs_compiler = pytest.mark.skipif(importlib.util.find_spec("libtpu") is None, reason="needs libtpu")
+
+
+def run(raw: dict, folder: Path, *flags: str) -> subprocess.CompletedProcess[str]:
+    file = folder / "run.yaml"
+    file.write_text(yaml.safe_dump(raw))
+    command = [sys.executable, "-m", "trainer.fit", str(file), *flags]
+    env = {name: value for name, value in os.environ.items() if name != "XLA_FLAGS"}  # those are for CPU tests
+    return subprocess.run(command, capture_output=True, text=True, timeout=540, check=False, env=env)
+
+
+def on(raw: dict, accelerator_type: str, devices: int, mesh: dict, **model: object) -> dict:
+    pod = raw["pod"] | {"accelerator_type": accelerator_type, "workers": 1, "devices": devices}
+    pod |= {"backend": "tpu", "hbm_bytes_per_chip": 17_200_000_000}
+    return raw | {"pod": pod, "mesh": mesh, "model": raw["model"] | model}
+
+
+GIB = 2**30
+PROGRAMS = {"update", "warm_start", "logprob", "reshard", "prefill", "admit", "decode", "resident"}
+SPLIT = {"data": 2, "fsdp": 2, "tensor": 2}
+CAPPED = {"activation_dtype": "bfloat16", "scan_layers": True, "remat": "full", "attention_softcap": 50.0}
+
+
+@needs_compiler
+@pytest.mark.parametrize(
+    ("accelerator_type", "devices", "mesh"),
+    [
+        ("v5litepod-8", 8, SPLIT),
+        ("v6e-8", 8, SPLIT),
+        ("v5litepod-1", 1, {"data": 1, "fsdp": 1, "tensor": 1}),
+        ("v4-16", 8, SPLIT),
+    ],
+)
+def test_the_programs_of_grpo_compile_for_a_slice(grpo_run, tmp_path, accelerator_type, devices, mesh):
+    """With the TPU's attention kernel: soft-cap, a local window, grouped queries; its gradient too."""
+    raw = on(grpo_run, accelerator_type, devices, mesh, **CAPPED, head_dim=64, window=16)
+    ended = run(raw, tmp_path, "--json")
+    assert ended.returncode == 0, ended.stderr[-2000:]
+    verdicts = {v["name"]: v for v in json.loads(ended.stdout)["programs"]}
+    assert verdicts.keys() == PROGRAMS
+    for name, found in verdicts.items():
+        assert found["fits"]
+        assert 0 <= found["peak_gib"] < found["hbm_gib"] == 16.019
+        assert found["peak_gib"] > 0 or name in ("resident", "reshard")  # weights of less than half a MiB per chip
+    assert verdicts["update"]["recomputed_flops"] > 0
+
+
+def test_operations_are_those_of_rows_by_themselves_where_a_kernel_computes_them(grpo_run):
+    def counted(attention: str, device_batch: int | None) -> float:
+        loop = grpo_run["loop"] | {"prompts": 2, "samples": 8, "updates_per_rollout": 1, "device_batch": device_batch}
+        raw = grpo_run | {"loop": loop, "model": grpo_run["model"] | {"attention": attention}}
+        return memory.flops_of("logprob", RunFile.model_validate(raw), mesh_of(1, 1, 1))
+
+    assert counted("splash", None) == counted("plain", 16) > 2 * counted("plain", None)
+
+
+@needs_compiler
+def test_what_does_not_fit_is_told_with_exit_2(lm_run, tmp_path):
+    large = group("model/gemma2_2b")  # 31 GB of weights and moments on 16
+    raw = on(lm_run, "v5litepod-1", 1, {"data": 1, "fsdp": 1, "tensor": 1}) | {"model": large}
+    raw["loop"] |= {"total_batch_tokens": 128, "sequence": 128}
+    ended = run(raw, tmp_path, "--out", str(tmp_path / "fit.json"))
+    assert ended.returncode == 2
+    assert "NO" in ended.stdout
+    assert "no other model.remat, model.logit_chunk, loop.device_batch or mesh.fsdp makes it fit" in ended.stdout
+    assert "Traceback" not in ended.stderr
+    found = json.loads((tmp_path / "fit.json").read_text())
+    assert found["fix"] is None
+    short = {v["name"]: v["short_gib"] for v in found["programs"]}
+    assert short["update"] > short["resident"] > 10
+
+
+@needs_compiler
+def test_what_helps_is_found_on_a_chip_that_is_too_small(lm_run, tmp_path):
+    """The update needs 0.34 GiB if it keeps everything and 0.19 if it keeps little, and may use 0.27."""
+    one = {"data": 1, "fsdp": 1, "tensor": 1}
+    wide = {"dim": 128, "hidden": 4096, "attention": "plain", "remat": "none", "scan_layers": True}
+    raw = on(lm_run, "v5litepod-1", 1, one, **wide)
+    raw["loop"] |= {"total_batch_tokens": 16 * 256, "sequence": 256, "device_batch": None}
+    raw["pod"]["hbm_bytes_per_chip"] = int(0.27 * GIB / USABLE)
+    ended = run(raw, tmp_path, "--json")
+    assert ended.returncode == 2, ended.stderr[-2000:]
+    found = json.loads(ended.stdout)
+    assert next(v["short_gib"] for v in found["programs"] if v["name"] == "update") > 0
+    assert "tried model.remat=full" in ended.stderr
+    assert all(v["fits"] for v in found["fix"]["programs"])
+
+
+class Compiler:
+    """Says how much an experiment needs by a formula, and counts how often it is asked."""
+
+    def __init__(self) -> None:
+        self.asked: list[str] = []
+
+    def __call__(self, experiment: RunFile, overrides: suggestions.Overrides, names: set[str]) -> list[memory.Verdict]:
+        self.asked.append(" ".join(suggestions.words(overrides)))
+        return [self.verdict(experiment, name) for name in sorted(names or {"update", "eval"})]
+
+    def verdict(self, experiment: RunFile, name: str) -> memory.Verdict:
+        rows = experiment.loop.device_batch or 4
+        needs = {"none": 8, "products": 6, "outputs": 5, "attention": 4, "full": 3}[experiment.model.remat] * rows
+        needs += experiment.model.logit_chunk / 16 + 64 / experiment.mesh.fsdp
+        peak = needs if name == "update" else 1.0
+        hbm = experiment.pod.hbm_bytes_per_chip or 0
+        is_small = fits(peak * GIB, experiment)
+        return memory.Verdict(name, is_small, peak, 0, 0, 0, 0, hbm, 0, 0, 0)
+
+
+@pytest.mark.parametrize(
+    ("usable", "helps"),
+    [
+        (97, ["model.remat=products"]),
+        (92, ["model.remat=outputs"]),
+        (84, ["model.remat=full"]),
+        (80, ["model.remat=full", "model.logit_chunk=64"]),
+        (77.5, ["model.remat=full", "model.logit_chunk=16"]),
+        (71.5, ["model.remat=full", "model.logit_chunk=16", "loop.device_batch=2"]),
+        (68.5, ["model.remat=full", "model.logit_chunk=16", "loop.device_batch=1"]),
+        (13, ["model.remat=full", "model.logit_chunk=16", "loop.device_batch=1", "mesh.data=1", "mesh.fsdp=8"]),
+        (5, None),
+    ],
+)
+def test_fixes_are_tried_in_order_and_the_first_that_helps_is_told(lm_run, usable, helps):
+    """Of 8 x 4 for the rows, 8 for the logits and 64 for the weights there are 104 GiB to begin with."""
+    raw = on(lm_run, "v5litepod-8", 8, {"data": 8, "fsdp": 1, "tensor": 1}, remat="none", logit_chunk=128)
+    raw["pod"]["hbm_bytes_per_chip"] = int(usable * GIB / USABLE) + 1
+    raw["loop"] |= {"total_batch_tokens": 32 * 20, "device_batch": None}
+    experiment, compiler = RunFile.model_validate(raw), Compiler()
+    before = compiler(experiment, {}, set())
+    found = suggestions.first_that_fits(experiment, before, compiler)
+    if helps is None:
+        assert found is None
+        assert len(compiler.asked) == 1 + 4  # the strongest of each kind, and no other
+    else:
+        assert found is not None
+        assert suggestions.words(found[0]) == helps
+        assert {v.name: v.fits for v in found[1]} == {"update": True, "eval": True}
+
+
+def test_without_the_compiler_there_is_a_clear_word(lm_run, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    file = tmp_path / "run.yaml"
+    file.write_text(yaml.safe_dump(lm_run))
+    assert report.main([str(file)]) == 2
+    assert capsys.readouterr().err.startswith("the TPU compiler is not installed: python -m pip install libtpu")
+
+
+@pytest.mark.parametrize(
+    ("words", "gib"),
+    [
+        ("RESOURCE_EXHAUSTED: Ran out of memory in memory space hbm. Used 20.82G of 15.75G hbm.", 20.82),
+        (
+            "RESOURCE_EXHAUSTED: Ran out of memory on HBM, the total memory required for HLO temporaries (30.79G) "
+            "exceeds available HBM (15.75G).",
+            30.79,
+        ),
+        ("RESOURCE_EXHAUSTED: something else", float("inf")),
+    ],
+)
+def test_what_would_have_been_needed_is_read_from_the_compilers_words(words, gib):
+    assert memory.wanted_gib(words) == gib
+
+
+def test_any_other_complaint_of_the_compiler_is_passed_on():
+    with pytest.raises(CannotTellError, match="refuses the program: INTERNAL: no such thing"):
+        memory.wanted_gib("INTERNAL: no such thing\nmore")

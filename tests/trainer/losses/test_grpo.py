@@ -1,0 +1,208 @@
+"""From weights to the loss and back, and over devices; the losses themselves are tested in test_losses.py."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from conf.schema.training.loop import GrpoLoop
+from conf.schema.training.model import Model
+from conf.schema.training.run_yaml import RunFile
+from tests.groups import group
+from tests.trainer.conftest import mesh_of
+from trainer.distributed.runtime import place_batch
+from trainer.losses import grpo
+from trainer.models import decoder, weights
+from trainer.rl import programs
+from trainer.step import train_step
+
+ROWS, WIDTH = 6, 9
+
+logprobs = jax.jit(grpo.logprobs, static_argnums=1)
+
+
+@pytest.fixture(scope="module")
+def loop() -> GrpoLoop:
+    return GrpoLoop(**group("loop/grpo") | {"kl": 0.3, "temperature": 0.7, "updates_per_rollout": 2})
+
+
+@pytest.fixture(scope="module")
+def small() -> Model:
+    sizes = {"layers": 1, "dim": 8, "head_dim": 4, "hidden": 8, "vocab": 11, "logit_chunk": 3}
+    return Model(**group("model/tiny") | sizes)
+
+
+@pytest.fixture(scope="module")
+def case(small, loop):
+    """Weights and a batch whose policy has moved: some ratios are inside the clip's bounds, some on either side."""
+    params = jax.jit(weights.init, static_argnums=0)(small, jax.random.key(0))
+    random = np.random.default_rng(1)
+    batch = {"tokens": random.integers(0, small.vocab, (ROWS, WIDTH), dtype=np.int32)}
+    now = np.asarray(logprobs(params, small, batch, loop.temperature)[0])
+    starts, ends = random.integers(0, 4, ROWS), random.integers(4, WIDTH, ROWS)
+    at = np.arange(WIDTH - 1)
+    batch |= {
+        "mask": ((at >= starts[:, None]) & (at < ends[:, None])).astype(np.float32),
+        "weight": np.ones(ROWS, np.float32),
+        "sampler": now + random.normal(0, 0.3, now.shape).astype(np.float32),
+        "old": now + random.normal(0, 0.3, now.shape).astype(np.float32),
+        "reference": now + random.normal(0, 0.5, now.shape).astype(np.float32),
+        "advantage": np.array([1.2, -0.7, 0.0, 0.4, -1.5, 0.6], np.float32),
+    }
+    return params, batch, now
+
+
+def test_loss_is_that_of_the_log_probabilities(small, loop, case):
+    """Carried through the model to the weights; the loss itself is tested in test_losses.py."""
+    params, batch, now = case
+    sums = jax.jit(grpo.loss(small, loop))(params, batch)
+    _, entropy = logprobs(params, small, batch, loop.temperature)
+    for name, entry in grpo.policy_sums(now, entropy, batch, loop).items():
+        np.testing.assert_allclose(sums[name], entry, rtol=1e-4, err_msg=name)
+
+    slope = jax.grad(lambda x: grpo.policy_sums(x, entropy, batch, loop)["loss"][0])(jnp.asarray(now))
+    expected = jax.vjp(lambda p: grpo.logprobs(p, small, batch, loop.temperature)[0], params)[1](slope)[0]
+    assert max(jnp.abs(leaf).max() for leaf in jax.tree.leaves(expected)) > 0.1
+    gradient = jax.jit(jax.grad(lambda p: grpo.loss(small, loop)(p, batch)["loss"][0]))(params)
+    for ours, theirs in zip(jax.tree.leaves(gradient), jax.tree.leaves(expected), strict=True):
+        np.testing.assert_allclose(ours, theirs, atol=1e-5)
+
+
+def test_the_policy_that_drew_is_the_one_that_learns_where_each_rollout_has_one_update(small, loop, case):
+    """`old` is then what the update computes: the gradient is that of a batch that has it from the policy itself."""
+    params, batch, now = case
+    once = loop.model_copy(update={"updates_per_rollout": 1})
+
+    def gradient(loop, batch):
+        return jax.jit(jax.value_and_grad(lambda p: grpo.loss(small, loop)(p, batch)["loss"][0]))(params)
+
+    for ours, theirs in zip(
+        jax.tree.leaves(gradient(once, batch)), jax.tree.leaves(gradient(loop, batch | {"old": now})), strict=True
+    ):
+        np.testing.assert_allclose(ours, theirs, atol=1e-5)
+
+
+@pytest.mark.parametrize("sizes", [(2, 1, 1), (1, 2, 1)])
+def test_then_the_reference_alone_is_scored(grpo_run, sizes):
+    found = []
+    for updates in (1, 2):
+        experiment = RunFile.model_validate(grpo_run | {"loop": grpo_run["loop"] | {"updates_per_rollout": updates}})
+        mesh = mesh_of(*sizes)
+        tokens = np.random.default_rng(0).integers(0, 256, (16, 20), dtype=np.int32)
+        mask = np.ones((16, 19), np.float32)
+        with jax.set_mesh(mesh):
+            params = jax.jit(weights.init, static_argnums=0, out_shardings=weights.shardings(experiment.model, mesh))(
+                experiment.model, jax.random.key(0)
+            )
+            score = programs.logprobs(experiment, experiment.loop, mesh)
+            found.append(jax.device_get(score(params, params, place_batch({"tokens": tokens, "mask": mask}, mesh))))
+    (none, reference), (old, same) = found
+    assert not none.any()
+    assert old.any()
+    np.testing.assert_allclose(reference, same, rtol=1e-5)
+
+
+def test_without_a_weight_of_the_kl_no_reference_is_held_or_scored(grpo_run):
+    loop = grpo_run["loop"] | {"kl": 0.0}
+    experiment, mesh = RunFile.model_validate(grpo_run | {"loop": loop}), mesh_of(2, 1, 1)
+    batch = {"tokens": np.zeros((16, 20), np.int32), "mask": np.ones((16, 19), np.float32)}
+    with jax.set_mesh(mesh):
+        params = jax.jit(weights.init, static_argnums=0)(experiment.model, jax.random.key(0))
+        reference = programs.frozen(params, experiment, mesh)
+        score = programs.logprobs(experiment, experiment.loop, mesh)
+        old, none = jax.device_get(score(params, reference, place_batch(batch, mesh)))
+    assert reference == programs.abstract_reference(experiment, mesh) == {}
+    assert old.any()
+    assert not none.any()
+
+
+def test_what_lies_outside_the_response_changes_nothing(small, loop, case):
+    params, batch, _ = case
+    outside = batch["mask"] == 0
+    other = batch | {name: np.where(outside, batch[name] - 1, batch[name]) for name in ("old", "reference")}
+    gradient = jax.jit(jax.grad(lambda p, b: grpo.loss(small, loop)(p, b)["loss"][0]))
+    for a, b in zip(jax.tree.leaves(gradient(params, batch)), jax.tree.leaves(gradient(params, other)), strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+def test_an_empty_response_counts_as_a_row_without_loss(small, loop, case):
+    params, batch, _ = case
+    empty = batch | {"mask": batch["mask"] * (np.arange(ROWS) != 1)[:, None].astype(np.float32)}
+    sums = jax.jit(grpo.loss(small, loop))(params, empty)
+    others = np.arange(ROWS) != 1
+    fewer = jax.jit(grpo.loss(small, loop))(params, {name: value[others] for name, value in batch.items()})
+    np.testing.assert_allclose(sums["loss"][0], fewer["loss"][0], rtol=1e-5)
+    assert sums["loss"][1] == ROWS
+
+
+@pytest.mark.parametrize("name", ["grpo", "dr_grpo", "rloo"])
+def test_a_batch_in_a_longer_bucket_is_the_same_batch(small, case, name):
+    """Loss, its count, gradient and what is told, whatever lies behind the last response."""
+    params, batch, _ = case
+    cfg = GrpoLoop(**group(f"loop/{name}") | {"kl": 0.1, "response_length": WIDTH})
+    random, padded = np.random.default_rng(3), dict(batch)
+    padded["tokens"] = np.pad(batch["tokens"], ((0, 0), (0, 5)), constant_values=7)
+    for field in ("mask", *grpo.TOKEN_FIELDS):
+        wide = random.normal(size=(ROWS, 5)).astype(np.float32) * (field != "mask")
+        padded[field] = np.concatenate([batch[field], wide], axis=1)
+
+    def total(params, batch):
+        sums = grpo.loss(small, cfg)(params, batch)
+        return sums["loss"][0], sums
+
+    compute = jax.jit(jax.value_and_grad(total, has_aux=True))
+    (_, sums), gradient = compute(params, batch)
+    (_, wide_sums), wide_gradient = compute(params, padded)
+    for a, b in zip(jax.tree.leaves((sums, gradient)), jax.tree.leaves((wide_sums, wide_gradient)), strict=True):
+        np.testing.assert_allclose(b, a, rtol=0, atol=3e-6 * max(1, np.abs(a).max()))
+
+
+def test_logprobs_are_those_of_the_next_token(small, case):
+    params, batch, _ = case
+    tokens = batch["tokens"]
+
+    @jax.jit
+    def all_scores(params):
+        hidden = decoder.forward(params, small, tokens, jnp.broadcast_to(jnp.arange(WIDTH), tokens.shape))
+        return jax.nn.log_softmax(decoder.unembed(params, small, hidden) / 0.7)
+
+    scores = np.asarray(all_scores(params))[:, :-1]
+    logprob, entropy = logprobs(params, small, batch, 0.7)
+    np.testing.assert_allclose(logprob, np.take_along_axis(scores, tokens[:, 1:, None], 2)[..., 0], atol=1e-5)
+    np.testing.assert_allclose(entropy, -(np.exp(scores) * scores).sum(-1), atol=1e-5)
+
+
+def test_supervised_loss_is_the_mean_over_response_tokens(small, case):
+    params, batch, _ = case
+    sums = jax.jit(grpo.supervised_loss(small))(params, {name: batch[name] for name in ("tokens", "mask")})
+    logprob, _ = logprobs(params, small, batch, 1.0)
+    np.testing.assert_allclose(sums["loss"][0], -(logprob * batch["mask"]).sum(), rtol=1e-5)
+    assert sums["loss"][1] == batch["mask"].sum()
+
+
+@pytest.mark.parametrize("name", ["grpo", "token_mean", "dr_grpo", "dapo", "gspo", "rloo"])
+def test_many_devices_or_parts_equal_one(small, case, name):
+    """Update and metrics, however tokens and samples that are left out fall on devices and parts."""
+    params, batch, _ = case
+    batch = {k: np.concatenate([v, v[:2]]) for k, v in batch.items()}
+    batch["weight"] = np.array([1, 0, 1, 1, 0, 0, 1, 1], np.float32)
+    cfg = GrpoLoop(**group(f"loop/{name}") | {"kl": 0.1, "response_length": WIDTH})
+
+    def updated(sizes, parts):
+        mesh = mesh_of(*sizes)
+        leaves = (
+            batch if parts == 1 else {k: v.reshape(-1, parts, *v.shape[1:]).swapaxes(0, 1) for k, v in batch.items()}
+        )
+        with jax.set_mesh(mesh):
+            gradient = jax.jit(train_step.mean_gradient(grpo.loss(small, cfg), small, mesh, parts))
+            return jax.device_get(gradient(params, leaves))
+
+    expected, told = updated((1, 1, 1), 1)
+    assert all(np.isfinite(value) for value in told.values())
+    for sizes, parts in (((4, 1, 1), 1), ((4, 1, 1), 2), ((2, 2, 1), 1)):
+        found, metrics = updated(sizes, parts)
+        for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
+            np.testing.assert_allclose(a, b, atol=2e-6)
+        assert metrics.keys() == told.keys()
+        for key, value in told.items():
+            np.testing.assert_allclose(metrics[key], value, rtol=1e-4, atol=1e-6, err_msg=key)

@@ -1,0 +1,157 @@
+"""Losses and gradients against TRL's on fixed log-probabilities; what TRL has not, against finite differences.
+
+fixtures/losses.json is made by fixtures/make_losses.py.
+"""
+
+import json
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from conf.schema.training.loop import GrpoLoop
+from tests.groups import group
+from tests.paths import ROOT
+from trainer.losses import grpo
+
+FIXTURE = json.loads((ROOT / "tests" / "trainer" / "fixtures" / "losses.json").read_text())
+GIVEN = {name: np.array(value) for name, value in FIXTURE["given"].items()}
+NOW, ENTROPY = GIVEN["now"], GIVEN["entropy"]
+
+
+def loop(**values) -> GrpoLoop:
+    return GrpoLoop(**group("loop/grpo") | {"response_length": FIXTURE["longest"]} | values)
+
+
+def batch(dtype=np.float32, weight=(1, 1, 1, 1, 1, 1)) -> dict[str, np.ndarray]:
+    fields = {name: GIVEN[name].astype(dtype) for name in ("old", "sampler", "reference", "advantage", "mask")}
+    return fields | {"weight": np.array(weight, dtype)}
+
+
+def mean(cfg: GrpoLoop, logprob, entropy, fields) -> jax.Array:
+    total, count = grpo.policy_sums(logprob, entropy, fields, cfg)["loss"]
+    return total / count
+
+
+@pytest.mark.parametrize("name", FIXTURE["cases"])
+def test_loss_and_gradient_equal_trls(name):
+    case = FIXTURE["cases"][name]
+    differentiate = jax.value_and_grad(mean, argnums=(1, 2))
+    found, slopes = differentiate(loop(**case["loop"]), jnp.float32(NOW), jnp.float32(ENTROPY), batch())
+    assert np.abs(case["slope"]).max() > 0.01
+    np.testing.assert_allclose(found, case["loss"], atol=1e-6)
+    np.testing.assert_allclose(slopes[0], case["slope"], atol=1e-6)
+    np.testing.assert_allclose(slopes[1], case["entropy_slope"], atol=1e-6)
+
+
+def test_the_fixture_has_every_loss_and_ratios_beyond_each_bound():
+    assert {case["loop"]["loss"] for case in FIXTURE["cases"].values()} == {
+        *("grpo", "token_mean", "dapo", "dr_grpo", "gspo", "rloo")
+    }
+    for name in ("grpo", "gspo", "rloo"):
+        cfg = loop(**FIXTURE["cases"][name]["loop"])
+        share, count = grpo.policy_sums(NOW, ENTROPY, batch(), cfg)["clip_fraction"]
+        assert 0 < share < count
+
+
+OTHERS = {
+    "k1": {"kl": 0.3, "kl_estimator": "k1"},
+    "k2": {"kl": 0.3, "kl_estimator": "k2"},
+    "k1 weighed": {"kl": 0.3, "kl_estimator": "k1", "kl_unbiased": True},
+    "entropy by sequence": {"entropy_bonus": 0.1},
+    "no clip": {"clip_low": None, "clip_high": None},
+    "no upper bound": {"clip_high": None},
+    "the sampler's, no cap": {"old_logprobs": "sampler"},
+    "dr_grpo, entropy and importance": {
+        **{"loss": "dr_grpo", "advantage_std": "none", "entropy_bonus": 0.1, "importance_cap": 1.2}
+    },
+    "gspo, importance": {"loss": "gspo", "kl": 0.3, "clip_low": 0.02, "clip_high": 0.03, "importance_cap": 1.2},
+    "rloo, k2 and entropy": {
+        **{"loss": "rloo", "advantage_std": "none", "kl": 0.3, "kl_estimator": "k2", "entropy_bonus": 0.1}
+    },
+    "filtered": {"loss": "dapo", "clip_high": 0.28, "drop_equal_groups": True, "kl": 0.1},
+}
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_the_gradient_equals_finite_differences(name):
+    """In float64, of a batch with samples that are left out; no ratio is within a step of a bound."""
+    cfg, step = loop(**OTHERS[name]), 1e-6
+    with jax.enable_x64(True):
+        fields = batch(np.float64, weight=(1, 1, 0, 1, 1, 0))
+        value = jax.jit(lambda logprob, entropy: mean(cfg, logprob, entropy, fields))
+        slopes = jax.grad(value, argnums=(0, 1))(NOW, ENTROPY)
+        assert np.abs(slopes[0]).max() > 0.001
+        for row, t in np.ndindex(NOW.shape):
+            moved = np.zeros(NOW.shape)
+            moved[row, t] = step
+            by_now = (value(NOW + moved, ENTROPY) - value(NOW - moved, ENTROPY)) / (2 * step)
+            by_entropy = (value(NOW, ENTROPY + moved) - value(NOW, ENTROPY - moved)) / (2 * step)
+            np.testing.assert_allclose([slopes[0][row, t], slopes[1][row, t]], [by_now, by_entropy], atol=1e-8)
+
+
+@pytest.mark.parametrize(("estimator", "expected"), [("k1", 0.5), ("k2", 0.125), ("k3", np.exp(-0.5) + 0.5 - 1)])
+def test_kl_estimators_by_hand(estimator, expected):
+    """The policy gives the token a probability e^0.5 times the reference's."""
+    cfg = loop(kl=2.0, kl_estimator=estimator)
+    one = {name: np.full((1, 1), -1.0, np.float32) for name in grpo.TOKEN_FIELDS} | {
+        "mask": np.ones((1, 1), np.float32)
+    }
+    one |= {"advantage": np.zeros(1, np.float32), "weight": np.ones(1, np.float32)}
+    one["reference"] -= 0.5
+    found = grpo.policy_sums(one["old"], one["mask"], one, cfg)
+    np.testing.assert_allclose(found["kl"], [expected, 1], rtol=1e-6)
+    np.testing.assert_allclose(found["loss"], [2 * expected, 1], rtol=1e-6)
+
+
+def test_k2_as_a_loss_has_the_gradient_of_k1_in_the_reward():
+    """REINFORCE of a reward from which the log ratio to the reference is taken, on policy: its slope is that ratio."""
+    fields = batch() | {"advantage": np.zeros(6, np.float32), "old": np.float32(NOW)}
+    cfg = loop(loss="rloo", advantage_std="none", kl=1.0, kl_estimator="k2")
+    slope = jax.grad(lambda logprob: mean(cfg, logprob, ENTROPY, fields))(jnp.float32(NOW))
+    np.testing.assert_allclose(slope, (NOW - GIVEN["reference"]) * GIVEN["mask"] / 6, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["grpo", "token_mean", "dr_grpo", "dapo", "gspo", "rloo"])
+def test_samples_that_are_left_out_are_as_if_they_were_not_there(name):
+    cfg = loop(**group(f"loop/{name}") | {"response_length": FIXTURE["longest"], "kl": 0.2})
+    kept = np.array([True, True, False, True, False, True])
+    filtered = grpo.policy_sums(NOW, ENTROPY, batch(weight=kept), cfg)
+    fewer = grpo.policy_sums(NOW[kept], ENTROPY[kept], {k: v[kept] for k, v in batch().items()}, cfg)
+    for entry in ("loss", "clip_fraction", "ratio_mean", "ratio_min", "ratio_max"):
+        np.testing.assert_allclose(filtered[entry], fewer[entry], rtol=1e-6, err_msg=entry)
+    all_tokens = grpo.policy_sums(NOW, ENTROPY, batch(), cfg)
+    for entry in ("entropy", "kl", "sampler_trainer_logp_diff"):
+        np.testing.assert_array_equal(filtered[entry], all_tokens[entry])
+
+
+def test_on_policy_the_ratio_is_1_and_nothing_is_clipped():
+    fields = batch() | {"old": np.float32(NOW), "sampler": np.float32(NOW), "reference": np.float32(NOW)}
+    for name in ("grpo", "token_mean", "dr_grpo", "dapo", "gspo", "rloo"):
+        found = grpo.policy_sums(np.float32(NOW), ENTROPY, fields, loop(**group(f"loop/{name}") | {"kl": 0.1}))
+        assert found["clip_fraction"][0] == found["kl"][0] == found["sampler_trainer_logp_diff"][0] == 0
+        assert found["ratio_min"].value == found["ratio_max"].value == 1
+
+
+def test_without_a_weight_of_the_kl_nobody_asks_for_the_reference():
+    fields = {name: value for name, value in batch().items() if name != "reference"}
+    found = grpo.policy_sums(NOW, ENTROPY, fields, loop(kl=0.0))
+    assert "kl" not in found
+    np.testing.assert_array_equal(found["loss"], grpo.policy_sums(NOW, ENTROPY, batch(), loop(kl=0.0))["loss"])
+
+
+def test_metrics_by_hand():
+    fields = batch()
+    found = grpo.policy_sums(NOW, ENTROPY, fields, loop(importance_cap=1.2))
+    mask = GIVEN["mask"] == 1
+    ratio = np.exp(NOW - GIVEN["old"])[mask]
+    apart = np.abs(GIVEN["old"] - GIVEN["sampler"])[mask]
+    np.testing.assert_allclose(
+        [found["ratio_min"].value, found["ratio_max"].value], [ratio.min(), ratio.max()], rtol=1e-5
+    )
+    np.testing.assert_allclose(found["ratio_mean"], [ratio.sum(), mask.sum()], rtol=1e-5)
+    np.testing.assert_allclose(found["sampler_trainer_logp_diff"], [apart.sum(), mask.sum()], rtol=1e-5)
+    np.testing.assert_allclose(found["sampler_trainer_logp_diff_max"].value, apart.max(), rtol=1e-5)
+    capped = np.exp(GIVEN["old"] - GIVEN["sampler"])[mask] > 1.2
+    np.testing.assert_allclose(found["importance_capped"], [capped.sum(), mask.sum()])

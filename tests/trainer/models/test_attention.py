@@ -1,0 +1,122 @@
+"""Every kernel against the plain reference: soft-cap, windows, grouped queries, padding, documents; and gradients."""
+
+import importlib.util
+import os
+import subprocess
+import sys
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from conf.schema.training.model import Model
+from tests.trainer.conftest import mesh_of
+from tests.trainer.processes import ROOT
+from trainer.models import attention
+
+
+def inputs(cfg: Model, length: int, key: int = 0) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """Query, key and value of two rows."""
+    keys = jax.random.split(jax.random.key(key), 3)
+    shapes = ((2, length, heads, cfg.head_dim) for heads in (cfg.heads, cfg.kv_heads, cfg.kv_heads))
+    return tuple(jax.random.normal(k, shape) for k, shape in zip(keys, shapes, strict=True))
+
+
+def packed(length: int) -> jax.Array:
+    """Three documents in the first row, and one and padding in the second: [2, length]."""
+    index = jnp.arange(length)
+    return jnp.stack([(index > 9).astype(int) + (index > length // 2), (index > length - 20).astype(int)])
+
+
+def plain(query, key, value, segments, window, cfg):
+    return attention.attend(query, key, value, segments, window, cfg.model_copy(update={"attention": "plain"}))
+
+
+def written_out(query, key, value, segments, window, cap):
+    """One token and one head at a time, in float64."""
+    query, key, value = (np.asarray(x, np.float64) for x in (query, key, value))
+    out = np.zeros_like(query)
+    for row, at, head in np.ndindex(query.shape[:3]):
+        kv_head = head * key.shape[2] // query.shape[2]
+        first = 0 if window is None else max(0, at - window + 1)
+        seen = [s for s in range(first, at + 1) if segments is None or segments[row, s] == segments[row, at]]
+        logits = key[row, seen, kv_head] @ query[row, at, head]
+        logits = logits if cap is None else cap * np.tanh(logits / cap)
+        weights = np.exp(logits - logits.max())
+        out[row, at, head] = weights / weights.sum() @ value[row, seen, kv_head]
+    return out
+
+
+@pytest.mark.parametrize("window", [None, 1, 7])
+@pytest.mark.parametrize("cap", [None, 2.0])
+@pytest.mark.parametrize("documents", [False, True])
+def test_plain_equals_what_is_written_out(tiny, window, cap, documents):
+    cfg = tiny.model_copy(update={"attention_softcap": cap})
+    query, key, value = inputs(cfg, 30)
+    segments = packed(30) if documents else None
+    found = plain(query, key, value, segments, window, cfg)
+    np.testing.assert_allclose(found, written_out(query, key, value, segments, window, cap), atol=2e-6)
+
+
+@pytest.mark.parametrize(
+    ("length", "window", "cap", "documents"),
+    [(128, None, None, False), (200, 33, 2.0, True), (256, None, 2.0, True), (384, 128, None, False)],
+)
+def test_splash_equals_plain(tiny, length, window, cap, documents):
+    """Interpreted, since no TPU is here."""
+    cfg = tiny.model_copy(update={"attention_softcap": cap})
+    query, key, value = inputs(cfg, length)
+    weights = jax.random.normal(jax.random.key(9), query.shape)
+    segments = packed(length) if documents else None
+
+    def total(attend):
+        return lambda *qkv: (attend(*qkv) * weights).sum()
+
+    def splash(*qkv):
+        return attention.splash(*qkv, segments, window=window, cfg=cfg, interpret=True)
+
+    def reference(*qkv):
+        return plain(*qkv, segments, window, cfg)
+
+    np.testing.assert_allclose(splash(query, key, value), reference(query, key, value), atol=2e-5)
+    found = jax.grad(total(splash), argnums=(0, 1, 2))(query, key, value)
+    wanted = jax.grad(total(reference), argnums=(0, 1, 2))(query, key, value)
+    for ours, theirs in zip(found, wanted, strict=True):
+        np.testing.assert_allclose(ours, theirs, atol=2e-4)
+
+
+@pytest.mark.skipif(importlib.util.find_spec("libtpu") is None, reason="needs libtpu")
+def test_splash_compiles_for_tpus():
+    """Three kernels each for v5e and v6e: forward, gradient of the query, gradient of key and value."""
+    env = {name: value for name, value in os.environ.items() if name != "XLA_FLAGS"}  # those are for CPU tests
+    env |= {"TPU_SKIP_MDS_QUERY": "1", "ALLOW_MULTIPLE_LIBTPU_LOAD": "1", "TPU_WORKER_HOSTNAMES": "localhost"}
+    command = [sys.executable, "-m", "tests.trainer.models.attention_on_tpu", "v5e:2x4", "v6e:2x4"]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=540, check=False, env=env, cwd=ROOT)
+    assert ended.returncode == 0, ended.stderr[-2000:]
+    lines = ended.stdout.splitlines()
+    assert len(lines) == 12
+    assert all(line.endswith(": 3") for line in lines), ended.stdout
+
+
+def test_a_kernel_runs_on_each_device_with_its_rows_and_heads(tiny):
+    """Through shard_map on a mesh of eight; a stand-in for the kernel tells what it was given."""
+    query, key, value = inputs(tiny, 16)
+    seen = []
+
+    def kernel(query, key, value, segments):
+        seen.append((query.shape, key.shape, segments.shape))
+        return plain(query, key, value, segments, None, tiny)
+
+    with jax.set_mesh(mesh_of(1, 2, 2)):
+        found = jax.jit(lambda *args: attention.on_each_device(kernel, *args))(query, key, value, packed(16))
+    assert seen == [((1, 16, 2, 16), (1, 16, 1, 16), (1, 16))]
+    np.testing.assert_allclose(found, plain(query, key, value, packed(16), None, tiny), atol=1e-6)
+
+
+def test_the_kernel_is_chosen_by_backend_and_model(tiny):
+    capped = tiny.model_copy(update={"activation_dtype": "bfloat16"})
+    free = capped.model_copy(update={"attention_softcap": None})
+    assert [attention.kernel(capped, backend) for backend in ("cpu", "tpu", "gpu")] == ["plain", "splash", "plain"]
+    assert attention.kernel(free, "gpu") == "cudnn"
+    assert attention.kernel(free.model_copy(update={"attention": "plain"}), "tpu") == "plain"

@@ -1,0 +1,131 @@
+"""The decoder against transformers through its checkpoints, nanochat against torch; its weight table."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from etils import epath
+from jax.test_util import check_grads
+
+from conf.schema.training.model import Model
+from conf.schema.training.run_yaml import RunFileError
+from conf.schema.training.settings import Mesh
+from tests.paths import ROOT
+from tests.trainer.models import nanochat
+from trainer.distributed import mesh
+from trainer.losses import token_logprobs
+from trainer.models import decoder, weights
+from trainer.pretrained import hf_families, hf_files
+
+FAMILIES = ("gemma2", "gemma3", "llama3", "qwen2", "qwen3", "gpt2", "nanochat")
+FIXTURES = ROOT / "tests" / "trainer" / "fixtures"
+
+
+@pytest.fixture(scope="module", params=FAMILIES)
+def family(request: pytest.FixtureRequest) -> str:
+    return request.param
+
+
+@pytest.fixture(scope="module")
+def expected(family: str) -> dict[str, np.ndarray]:
+    """What transformers computed; nanochat: what a program in torch did."""
+    with np.load(FIXTURES / family / "expected.npz") as file:
+        return dict(file)
+
+
+@pytest.fixture(scope="module")
+def params(family: str) -> weights.Params:
+    """Its weights in our tree."""
+    if family == "nanochat":
+        return jax.tree.map(jnp.asarray, nanochat.params())
+    folder = epath.Path(FIXTURES / family)
+    read = hf_files.read(folder, hf_families.model_from(hf_files.read_config(folder)))
+    return jax.tree.map(jnp.asarray, read)
+
+
+@pytest.fixture(scope="module", params=[False, True], ids=["unrolled", "scanned"])
+def cfg(family: str, request: pytest.FixtureRequest) -> Model:
+    remat = "full" if request.param else "none"
+    computed = {"scan_layers": request.param, "remat": remat, "logit_chunk": 7, "activation_dtype": "float32"}
+    if family == "nanochat":
+        return nanochat.cfg(**computed)
+    return hf_families.model_from(hf_files.read_config(epath.Path(FIXTURES / family)), **computed)
+
+
+forward = jax.jit(decoder.forward, static_argnums=1)
+unembed = jax.jit(decoder.unembed, static_argnums=1)
+
+
+def positions_of(tokens: jax.Array) -> jax.Array:
+    return jnp.broadcast_to(jnp.arange(tokens.shape[1]), tokens.shape)
+
+
+def test_logits_equal_the_reference(expected, params, cfg):
+    tokens = jnp.array(expected["tokens"])
+    hidden = forward(params, cfg, tokens, positions_of(tokens))
+    np.testing.assert_allclose(unembed(params, cfg, hidden), expected["logits"], rtol=0, atol=1e-5)
+
+
+def test_loss_and_gradient_norm_equal_the_reference(expected, params, cfg):
+    tokens = jnp.array(expected["tokens"])
+    counted = jnp.ones_like(tokens).at[:, -1].set(0)  # the last token has no successor
+
+    @jax.value_and_grad
+    def loss(params: weights.Params) -> jax.Array:
+        hidden = forward(params, cfg, tokens, positions_of(tokens))
+        total = token_logprobs.cross_entropy(hidden, params, jnp.roll(tokens, -1, axis=1), counted, cfg)
+        return total / counted.sum()
+
+    value, gradient = jax.jit(loss)(params)
+    norm = jnp.sqrt(sum(jnp.vdot(g, g) for g in jax.tree.leaves(gradient)))
+    np.testing.assert_allclose(value, expected["loss"], rtol=1e-6)
+    np.testing.assert_allclose(norm, expected["gradient_norm"], rtol=1e-5)
+    for ours, theirs in (("residual_scale", "resid_lambdas"), ("embedding_scale", "x0_lambdas")):
+        if cfg.residual_scalars:
+            found = gradient["layers"][ours]
+            np.testing.assert_allclose(found, expected[f"{theirs}_gradient"], rtol=0, atol=1e-5)
+
+
+def test_documents_in_one_row_do_not_see_each_other(tiny):
+    params = jax.jit(weights.init, static_argnums=0)(tiny, jax.random.key(0))
+    tokens = jax.random.randint(jax.random.key(1), (1, 20), 0, tiny.vocab)
+    positions = jnp.concatenate([jnp.arange(12), jnp.arange(8)])[None]
+    packed = forward(params, tiny, tokens, positions, segments=(jnp.arange(20) >= 12)[None].astype(int))
+    first = forward(params, tiny, tokens[:, :12], positions[:, :12])
+    second = forward(params, tiny, tokens[:, 12:], positions[:, 12:])
+    np.testing.assert_allclose(packed, jnp.concatenate([first, second], axis=1), atol=1e-5)
+
+
+def test_bfloat16_activations_stay_close(expected, params, cfg):
+    tokens = jnp.array(expected["tokens"])
+    low = cfg.model_copy(update={"activation_dtype": "bfloat16"})
+    hidden = forward(params, low, tokens, positions_of(tokens))
+    assert hidden.dtype == jnp.bfloat16
+    assert jnp.abs(unembed(params, cfg, hidden) - expected["logits"]).mean() < 0.05
+
+
+def test_gradients_equal_finite_differences(tiny):
+    small = tiny.model_copy(update={"layers": 1, "dim": 8, "head_dim": 4, "hidden": 8, "vocab": 11, "logit_chunk": 3})
+    tokens = jax.random.randint(jax.random.key(1), (2, 7), 0, 11)
+
+    def loss(params: weights.Params) -> jax.Array:
+        hidden = forward(params, small, tokens, positions_of(tokens))
+        logprobs, entropy = token_logprobs.token_logprobs(hidden, params, tokens, small, temperature=0.7)
+        return logprobs.mean() + 0.1 * entropy.mean()
+
+    params = jax.jit(weights.init, static_argnums=0)(small, jax.random.key(0))
+    check_grads(jax.jit(loss), (params,), order=1, modes=["rev"], atol=2e-2, rtol=2e-2, eps=1e-2)
+
+
+def test_table_init_and_shapes_agree(tiny):
+    params = jax.jit(lambda key: weights.init(tiny, key))(jax.random.key(3))
+    abstract = weights.abstract(tiny)
+    assert jax.tree.map(lambda x: (x.shape, x.dtype), params) == jax.tree.map(lambda x: (x.shape, x.dtype), abstract)
+    assert sum(x.size for x in jax.tree.leaves(params)) == 156_224
+    assert not params["layers"]["mlp_norm"].any()
+    np.testing.assert_allclose(params["layers"]["down"].std(), 256**-0.5, rtol=0.05)
+
+
+def test_shardings_name_what_cannot_be_split(tiny):
+    with pytest.raises(RunFileError, match=r"mesh\.tensor: 4 devices cannot split the 2 kv_heads of layers\.key"):
+        weights.shardings(tiny, mesh.build(Mesh(data=-1, fsdp=1, tensor=4)))

@@ -1,0 +1,238 @@
+"""From question to update: what is drawn, what each sample counts for, and what a checkpoint keeps of it."""
+
+from collections.abc import Callable, Iterator, Sequence
+
+import jax
+import numpy as np
+import pytest
+
+from conf.schema.training.loop import GrpoLoop
+from conf.schema.training.prompts import ArithmeticData
+from tests.groups import group
+from tests.trainer.conftest import mesh_of
+from trainer.data.problem import Problem, Question
+from trainer.data.prompting import Prompting
+from trainer.rewards.pool import Pool
+from trainer.rl.rollouts import Rollout, Rollouts
+from trainer.sampler import Drawn
+from trainer.telemetry.throughput import Stopwatch
+from trainer.tokenizer import EOS, encode
+
+LENGTH = 6
+LOOP = GrpoLoop(**group("loop/grpo") | {"prompt_length": 8, "response_length": LENGTH, "samples": 2, "prompts": 2})
+PROMPTING = Prompting(ArithmeticData(**group("data/arithmetic")))
+QUESTIONS = PROMPTING.questions([Problem("1+1=", "2", ""), Problem("2+3=", "5", "")])
+
+
+@pytest.fixture(scope="module")
+def checks() -> Iterator[Pool]:
+    with Pool(1, 5.0) as pool:
+        yield pool
+
+
+class Asked:
+    """Always the same two questions; keeps what was asked for."""
+
+    def __init__(self) -> None:
+        self.prompting = PROMPTING
+        self.steps: list[int] = []
+
+    def train(self, step: int, count: int) -> list[Question]:
+        self.steps.append(step)
+        return [QUESTIONS[i % 2] for i in range(count)]
+
+
+class Scripted:
+    """A sampler that says the given texts, draw after draw, the last row first. A text of LENGTH tokens has no end."""
+
+    def __init__(self, *draws: list[str]) -> None:
+        self.draws, self.keys = list(draws), list[list[int]]()
+
+    def load(self, params: None) -> None:
+        """No weights are needed."""
+
+    def draw(
+        self, copy: None, prompts: Sequence[Sequence[int]], samples: int, key: jax.Array, heat: float, between: Callable
+    ) -> Iterator[Drawn]:
+        self.keys.append(jax.random.key_data(key).tolist())
+        texts = self.draws.pop(0)
+        assert len(texts) == len(prompts) * samples
+        for row, text in reversed([*enumerate(texts)]):
+            between()
+            tokens = np.array([*encode(text), EOS][:LENGTH], np.int32)
+            logprobs = -(10.0 * row + np.arange(1, len(tokens) + 1, dtype=np.float32))
+            yield Drawn(row, tokens, logprobs, ended=bool(tokens[-1] == EOS))
+
+
+class Scores:
+    """Stands for the compiled program: log-probabilities that tell policies apart."""
+
+    def score(self, params: None, reference: None, batch: dict) -> tuple[jax.Array, jax.Array]:
+        return -1.5 * batch["mask"], -2.5 * batch["mask"]
+
+
+def drawn(checks: Pool, *draws: list[str], finish: bool = True, **changes) -> tuple[Rollout, Asked, Scripted]:
+    asked, sampler, loop = Asked(), Scripted(*draws), GrpoLoop(**LOOP.model_dump() | changes)
+    watch = Stopwatch("rollout_time", "reward_time", "score_time")
+    rollouts = Rollouts(loop, mesh_of(1, 1, 1), 7, asked, sampler, Scores(), checks, watch)  # pyright: ignore[reportArgumentType]
+    rollout = rollouts.draw(None, None, 3, lambda: None)  # pyright: ignore[reportArgumentType]
+    if finish:
+        rollout.finish()
+    return rollout, asked, sampler
+
+
+def by_text(rollout: Rollout, name: str) -> dict[tuple[str, str], float]:
+    """A field of every sample of all updates, by the texts of prompt and response."""
+    found = {}
+    for batch in rollout.batches:
+        for tokens, mask, value in zip(batch["tokens"], batch["mask"], batch[name], strict=True):
+            text = bytes(t for t in tokens[1:] if 0 < t < 256)
+            cut = int(mask.argmax())
+            found[text[:cut].decode(), text[cut:].decode()] = float(value)
+    return found
+
+
+def test_scores_are_by_group(checks) -> None:
+    rollout, _, _ = drawn(checks, ["2", "3", "5", "     5"])
+    facts = rollout.facts
+    assert (facts["accuracy"], facts["pass_at_k"], facts["reward_mean"]) == (0.75, 1, 0.75)
+    assert (facts["zero_variance_groups"], facts["truncated"], facts["reward_std"]) == (0.5, 0.25, 0.25)
+    assert (facts["response_length"], facts["response_length_max"], facts["samples_drawn"]) == (3, 6, 4)
+    advantages = by_text(rollout, "advantage")
+    assert advantages["1+1=", "2"] == pytest.approx(1, abs=1e-4)
+    assert advantages["1+1=", "3"] == pytest.approx(-1, abs=1e-4)
+    assert advantages["2+3=", "5"] == advantages["2+3=", "     5"] == 0
+    assert set(by_text(rollout, "weight").values()) == {1}
+
+
+def test_the_samplers_log_probabilities_stand_where_the_mask_does(checks) -> None:
+    rollout, _, _ = drawn(checks, ["2", "", "55", "     5"])
+    (batch,) = rollout.batches
+    assert batch["sampler"].shape == batch["mask"].shape == (4, 13)
+    for tokens, mask, logprobs in zip(batch["tokens"], batch["mask"], batch["sampler"], strict=True):
+        places = mask.nonzero()[0]
+        row = int(-logprobs[places[0]] // 10)
+        assert places[0] == len(QUESTIONS[0].tokens) - 1
+        assert len(places) == [2, 1, 3, 6][row]
+        assert logprobs[places].tolist() == [-(10 * row + i + 1) for i in range(len(places))]
+        assert logprobs.nonzero()[0].tolist() == places.tolist()
+        assert tokens[places + 1].tolist() == [*encode(["2", "", "55", "     5"][row]), EOS][:LENGTH]
+
+
+def test_the_groups_of_one_update_stand_together(checks) -> None:
+    """Their prompts are then computed once."""
+    rollout, _, _ = drawn(checks, ["2", "3", "5", "6"])
+    (batch,) = rollout.batches
+    rows = zip(batch["tokens"], batch["mask"], strict=True)
+    prompts = [tokens[: int(mask.argmax()) + 1].tolist() for tokens, mask in rows]
+    assert prompts == [question.tokens for question in QUESTIONS for _ in range(2)]
+
+
+def test_what_does_not_count_is_counted(checks) -> None:
+    """A group of equal rewards, and a response that was cut off in another."""
+    rollout, _, _ = drawn(checks, ["2", "2", "     4", "5"], drop_equal_groups=True, overlong="drop")
+    assert (rollout.facts["filtered_equal"], rollout.facts["filtered_overlong"]) == (0.5, 0.25)
+    weights, advantages = by_text(rollout, "weight"), by_text(rollout, "advantage")
+    assert [weight for _, weight in sorted(weights.items())] == [0, 0, 1]  # the two equal ones have the same texts
+    assert advantages["2+3=", "5"] == pytest.approx(1, abs=1e-4)  # the baseline is that of all samples
+
+
+def test_long_responses_lose_reward_but_make_no_group_unequal(checks) -> None:
+    changes = {"drop_equal_groups": True, "overlong": "penalize", "overlong_buffer": 0.5}
+    rollout, _, _ = drawn(checks, ["2", "     2", "5", "   5"], **changes)
+    assert rollout.facts["reward_mean"] == pytest.approx((1 + 0 + 1 + 1 - 2 / 3) / 4)
+    assert rollout.facts["filtered_equal"] == 1
+    assert rollout.facts["zero_variance_groups"] == 0
+
+
+def test_rewards_are_weighed_and_what_fails_is_counted(checks) -> None:
+    rewards = {"format": 0.5, "no_such_module_here:f": 1.0, "boxed": 2.0}
+    rollout, _, _ = drawn(checks, ["#### 2", "3", "####5", "5"], rewards=rewards)
+    assert rollout.facts["reward_mean"] == 0.25
+    assert rollout.facts["accuracy"] == 0.75
+    assert (rollout.facts["checks_failed"], rollout.facts["checks_timed_out"]) == (1, 0)
+
+
+def test_each_sample_goes_to_one_update(checks) -> None:
+    texts = [str(i) for i in range(8)]
+    rollout, _, _ = drawn(checks, texts, updates_per_rollout=2, steps=2)
+    assert [len(batch["tokens"]) for batch in rollout.batches] == [4, 4]
+    answers = [
+        "".join(map(chr, t[m.nonzero()[0] + 1][:-1]))
+        for b in rollout.batches
+        for t, m in zip(b["tokens"], b["mask"], strict=True)
+    ]
+    assert sorted(answers) == texts
+    assert answers != texts
+
+
+def test_batches_are_as_wide_as_the_smallest_bucket_that_holds_them(checks) -> None:
+    for texts, width in ((["2"] * 4, 7), (["2", "2", "55", "2"], 9), (["     5"] * 4, 14)):
+        rollout, _, _ = drawn(checks, texts, length_buckets=[9, 7, 2000])
+        assert rollout.batches[0]["tokens"].shape == (4, width)
+        assert rollout.placed[0]["old"].shape == (4, width - 1)
+
+
+def test_groups_that_teach_nothing_are_drawn_anew(checks) -> None:
+    """DAPO's dynamic sampling: of three draws the first and third bring one group each."""
+    draws = [["2", "3", "5", "5"], ["1", "1", "5", "5"], ["2", "2", "5", "4"]]
+    rollout, asked, sampler = drawn(checks, *draws, drop_equal_groups=True, redraws=5)
+    assert not sampler.draws
+    assert len({*map(tuple, sampler.keys)}) == len({*asked.steps}) == 3
+    assert by_text(rollout, "weight") == dict.fromkeys([("1+1=", "2"), ("1+1=", "3"), ("2+3=", "5"), ("2+3=", "4")], 1)
+    assert (rollout.facts["samples_drawn"], rollout.facts["filtered_equal"]) == (12, pytest.approx(8 / 12))
+    assert rollout.facts["accuracy"] == pytest.approx(8 / 12)  # of all that were drawn
+    again, _, _ = drawn(checks, *draws, drop_equal_groups=True, redraws=5)
+    for a, b in zip(again.batches, rollout.batches, strict=True):
+        assert all((a[name] == b[name]).all() for name in b)
+
+
+def test_after_so_many_draws_the_rest_is_left_out(checks) -> None:
+    draws = [["2", "3", "5", "5"], ["1", "1", "5", "5"]]
+    rollout, _, _ = drawn(checks, *draws, drop_equal_groups=True, redraws=1)
+    assert sorted(rollout.batches[0]["weight"].tolist()) == [0, 0, 1, 1]
+    assert rollout.facts["filtered_equal"] == 6 / 8
+
+
+def test_what_was_drawn_for_nothing_is_counted(checks) -> None:
+    draws = [["2", "3", "5", "5"], ["1", "2", "4", "5"]]
+    rollout, _, _ = drawn(checks, *draws, drop_equal_groups=True, redraws=1)
+    assert (rollout.facts["filtered_equal"], rollout.facts["unused"]) == (2 / 8, 2 / 8)
+    assert rollout.batches[0]["weight"].tolist() == [1, 1, 1, 1]
+
+
+@pytest.mark.parametrize("taken", [0, 1])
+def test_a_checkpoint_keeps_what_is_to_come_bit_for_bit(checks, taken) -> None:
+    """On another mesh, too; where rewards are still computed, it waits for them."""
+    rollout, _, _ = drawn(checks, [str(i) for i in range(8)], finish=taken > 0, updates_per_rollout=2, steps=2)
+    if taken:
+        rollout.take()
+    found = Rollout.restored(rollout.saved(), mesh_of(2, 1, 1))
+    assert found.facts == rollout.facts
+    assert len(found.batches) == len(rollout.batches) == 2 - taken
+    for a, b in zip(found.placed, rollout.placed, strict=True):
+        assert a.keys() == b.keys()
+        for name in b:
+            np.testing.assert_array_equal(a[name], b[name])
+            assert a[name].dtype == b[name].dtype
+
+
+def test_a_draw_can_be_ended(checks) -> None:
+    class EndError(Exception):
+        pass
+
+    def end() -> None:
+        raise EndError
+
+    rollouts = Rollouts(
+        LOOP,
+        mesh_of(1, 1, 1),
+        7,
+        Asked(),
+        Scripted(["2", "2", "5", "5"]),
+        Scores(),
+        checks,
+        Stopwatch("rollout_time"),  # pyright: ignore[reportArgumentType]
+    )
+    with pytest.raises(EndError):
+        rollouts.draw(None, None, 0, end)  # pyright: ignore[reportArgumentType]

@@ -1,0 +1,94 @@
+"""What a loop compiles, as shapes: the same programs as the run's, their operations and what lies beside them."""
+
+import jax
+import jax.numpy as jnp
+import pytest
+from jax import lax
+
+from conf.schema.training.run_yaml import RunFile
+from tests.trainer.conftest import mesh_of
+from trainer.fit import remat
+from trainer.models import weights
+from trainer.step import train_step
+from trainer.step.program import Program
+
+LEFT, RIGHT = jnp.ones((3, 4)), jnp.ones((4, 5))
+ONCE = 2 * 3 * 4 * 5
+
+
+def scanned(x, y):
+    return lax.scan(lambda total, _: (total + x @ y, None), jnp.zeros((3, 5)), None, length=7)[0]
+
+
+def looped(x, y):
+    return lax.fori_loop(0, x.shape[0] + jnp.int32(0), lambda _, total: total + x @ y, jnp.zeros((3, 5)))
+
+
+@pytest.mark.parametrize(
+    ("function", "turns", "flops"),
+    [
+        (lambda x, y: x @ y, 1, ONCE),
+        (scanned, 1, 7 * ONCE),
+        (looped, 11, 11 * ONCE),
+        (lambda x, y: lax.cond(x[0, 0] > 0, lambda: x @ y, lambda: jnp.zeros((3, 5))), 1, ONCE),
+        (jax.grad(lambda x, y: jnp.sum(x @ y)), 1, 2 * ONCE),  # the product itself, and its derivative
+        (jax.grad(jax.checkpoint(lambda x, y: jnp.sum(jnp.sin(x @ y)))), 1, 3 * ONCE),  # and once more
+    ],
+)
+def test_flops_of_matrix_products(function, turns, flops):
+    assert Program("test", jax.jit(function), (LEFT, RIGHT), turns=turns).flops() == flops
+
+
+def test_what_devices_do_on_their_own_counts_once_for_each():
+    mesh = mesh_of(4, 2, 1)
+    whole, rows = jax.sharding.PartitionSpec(), jax.sharding.PartitionSpec(("data", "fsdp"))
+    each = jax.shard_map(lambda x, y: x @ y, mesh=mesh, in_specs=(rows, whole), out_specs=rows)
+    assert Program("test", jax.jit(each), (jnp.ones((24, 4)), RIGHT)).flops() == 8 * ONCE
+
+
+@pytest.fixture(params=["lm", "grpo"])
+def experiment(request: pytest.FixtureRequest) -> RunFile:
+    return RunFile.model_validate(request.getfixturevalue(f"{request.param}_run"))
+
+
+def test_every_program_of_a_loop_compiles_from_its_shapes(experiment):
+    mesh = mesh_of(2, 2, 2)
+    with jax.set_mesh(mesh):
+        found = {p.name: p for p in remat.programs(experiment, mesh)}
+        assert found.pop("resident").flops() == 0
+        for name, program in found.items():
+            assert (program.flops() > 0) == (name not in ("reshard", "admit"))  # which move and copy
+            program.function.lower(*program.arguments).compile()
+    held = weights.bytes_per_device(experiment.model, mesh)
+    if experiment.loop.kind == "lm":
+        assert found.keys() == {"update", "eval"}
+        assert found["eval"].bytes_beside == 2 * held + 8  # both moments and two counters
+    else:
+        assert found.keys() == {"update", "warm_start", "logprob", "reshard", "prefill", "admit", "decode"}
+        assert found["update"].bytes_beside == held  # the reference
+        assert found["reshard"].bytes_beside == 3 * held + 8  # that and the optimizer
+        assert found["decode"].bytes_beside > 4 * held + 8  # those, the weights, and what waits for a slot
+
+
+def test_auto_keeps_as_much_as_fits(experiment, monkeypatch):
+    experiment = remat.with_model(experiment, remat="auto")
+    mesh = mesh_of(8, 1, 1)
+    assert remat.resolved(experiment, mesh).model.remat == "none"  # there is room enough here
+    tried = []
+
+    def build(loss, cfg, opt, mesh, accumulation=1):
+        tried.append(cfg.remat)
+        return Full() if cfg.remat in ("none", "products", "outputs") else jax.jit(lambda state, batch: state.step)
+
+    class Full:
+        """A device without room."""
+
+        def lower(self, *arguments):
+            return self
+
+        def compile(self):
+            raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Ran out of memory on HBM")
+
+    monkeypatch.setattr(train_step, "build", build)
+    assert remat.resolved(experiment, mesh).model.remat == "attention"
+    assert [*dict.fromkeys(tried)] == ["none", "products", "outputs", "attention"]

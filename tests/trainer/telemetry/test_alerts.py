@@ -1,0 +1,65 @@
+"""A run that goes nowhere says so, once, at a given update."""
+
+import json
+
+import conf.schema.training.loop
+from tests.groups import group
+from trainer.telemetry.alerts import Alerts
+
+WELL = {"accuracy": 0.5, "zero_variance_groups": 0.2, "learning_rate": 1e-3, "entropy": 1.0}
+
+
+def alerts(last: int = 10, **changes) -> Alerts:
+    wanted = {"zero_accuracy_updates": 3, "equal_groups_updates": 2}
+    return Alerts(conf.schema.training.loop.Alerts(**group("loop/grpo")["alerts"] | wanted | changes), last)
+
+
+def said(watch: Alerts, *updates: dict[str, float]) -> list[tuple[int, str]]:
+    """(update, words) of every alert."""
+    return [(step, words) for step, values in enumerate(updates, 1) for words in watch.look(step, WELL | values)]
+
+
+def test_nothing_is_said_of_a_run_that_is_well() -> None:
+    assert not said(alerts(), *[{}] * 10)
+
+
+def test_a_rate_of_zero_before_the_end() -> None:
+    found = said(alerts(), {"learning_rate": 0.0}, {}, {"learning_rate": 0.0}, {"learning_rate": 0.0})
+    assert [step for step, _ in found] == [3]  # a warm-up may begin at 0; and once is enough
+    assert found[0][1].startswith("ALERT after update 3: the learning rate is 0, and 7 updates are to come")
+    assert not said(alerts(last=2), {}, {"learning_rate": 0.0})
+
+
+def test_an_entropy_that_has_collapsed() -> None:
+    found = said(alerts(entropy_below=0.1), {"entropy": 0.2}, {"entropy": 0.09}, {"entropy": 0.08})
+    assert [step for step, _ in found] == [2]
+    assert "0.09 nats" in found[0][1]
+
+
+def test_so_many_updates_in_a_row_without_a_right_answer() -> None:
+    nothing = {"accuracy": 0.0}
+    found = said(alerts(), nothing, nothing, {}, nothing, nothing, nothing, nothing)
+    assert [step for step, _ in found] == [6]
+    assert "no answer was right in 3 updates" in found[0][1]
+
+
+def test_so_many_updates_in_a_row_with_nothing_to_learn_from() -> None:
+    found = said(alerts(), {"zero_variance_groups": 1.0}, {}, *[{"zero_variance_groups": 1.0}] * 3)
+    assert [step for step, _ in found] == [4]
+
+
+def test_what_is_not_watched_is_not_said() -> None:
+    off = {"zero_learning_rate": False, "entropy_below": None, "zero_accuracy_updates": None}
+    bad = {"learning_rate": 0.0, "entropy": 0.0, "accuracy": 0.0, "zero_variance_groups": 1.0}
+    assert not said(alerts(**off, equal_groups_updates=None), {}, *[bad] * 5)
+
+
+def test_a_resumed_run_says_the_same() -> None:
+    updates = [{"accuracy": 0.0}] * 5
+    for cut in range(6):
+        first, second = alerts(), alerts()
+        before = said(first, *updates[:cut])
+        second.remembered = json.loads(json.dumps(first.remembered))
+        after = [(cut + step, words[:20]) for step, words in said(second, *updates[cut:])]
+        assert len(before) + len(after) == 1
+        assert [step for step, _ in before + after] == [3]

@@ -1,0 +1,226 @@
+"""Checkpoints through Orbax: written in the background, complete or not there at all, on local folders and gs://."""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Sequence
+from typing import Any, NamedTuple, Self
+
+import jax
+import orbax.checkpoint as ocp
+from etils import epath
+from orbax.checkpoint import type_handlers
+
+from conf.schema.training.run_yaml import RunFileError
+from conf.schema.training.settings import Checkpoint
+from trainer.checkpoint import integrity
+from trainer.checkpoint.retention import Retention
+from trainer.distributed.checksums import Checksums, DisagreementError, path_of
+from trainer.distributed.preemption import NoticedError
+from trainer.distributed.runtime import gather_texts, gather_tree
+from trainer.models.weights import Params
+from trainer.step.nan_check import DivergedError
+
+SMALLEST_SLICE_BYTES = 1 << 20
+OUTAGE = re.compile(r"UNAVAILABLE|UNAUTHENTICATED|PERMISSION_DENIED|DEADLINE_EXCEEDED|RESOURCE_EXHAUSTED")
+
+ON_ALL_WORKERS = (DisagreementError, DivergedError, NoticedError)
+"""Errors that no worker raises alone."""
+
+
+class BrokenCheckpointError(RuntimeError):
+    """Files of a checkpoint are missing, cut short or altered."""
+
+
+class Resumed(NamedTuple):
+    """Where a run goes on."""
+
+    step: int  # updates done
+    state: Any
+    position: dict[str, Any]
+
+
+class Checkpoints:
+    """The checkpoints of a run: DIR/checkpoints/<step>/, and DIR/reference/, the frozen policy, saved once.
+
+    All processes call every method, in the same order. metrics: what `score` will be told, by name.
+    """
+
+    def __init__(self, folder: str, settings: Checkpoint, metrics: Sequence[str] = ()) -> None:
+        if settings.best and metrics and settings.best.metric not in metrics:
+            known = ", ".join(metrics)
+            raise RunFileError(
+                f"checkpoint.best.metric: {settings.best.metric} is not evaluated here; choices: {known}"
+            )
+        root = epath.Path(folder)
+        if not folder.startswith("gs://"):
+            root = root.resolve()
+        self._settings = settings
+        self._folder, self._reference = root / "checkpoints", root / "reference"
+        self._retention = Retention(root, settings, writes=jax.process_index() == 0)
+        self._checksums = Checksums()
+        self._manager = ocp.CheckpointManager(
+            self._folder,
+            options=ocp.CheckpointManagerOptions(preservation_policy=self._retention, cleanup_tmp_directories=True),
+            item_handlers={"state": _arrays(), "position": ocp.JsonCheckpointHandler()},
+        )
+
+    def latest(self) -> int | None:
+        """Step of the newest complete checkpoint; None: there is none. A half-written one does not count."""
+        return self._manager.latest_step()
+
+    def due(self, step: int, evaluates: bool = False) -> bool:
+        """Is a checkpoint wanted after `step` updates? evaluates: an evaluation follows.
+
+        Save first, then evaluate: an evaluation that fails costs nothing.
+        """
+        return step % self._settings.every == 0 or (evaluates and self._settings.best is not None)
+
+    def save(self, step: int, state: Any, position: dict[str, Any]) -> None:
+        """Save a pytree of arrays, and what else tells where the loop is, after `step` updates.
+
+        position: JSON. Each process gives its part; saved is the union of them, see `distributed.gather_tree`.
+        Returns once the arrays are copied; the files are written meanwhile. An earlier save is waited for. A step that
+        is saved already stays as it is. Raises DisagreementError where the copies of the state differ.
+        """
+        if step in self._manager.all_steps():
+            if step not in self._retention.broken:
+                return
+            self._manager.delete(step)
+        self._retention.broken.discard(step)
+        content = {"position": gather_tree(position), "checksums": self._checksums.of(state, f"after update {step}")}
+        items = ocp.args.Composite(state=ocp.args.PyTreeSave(state), position=ocp.args.JsonSave(content))
+        with jax.transfer_guard("allow"):
+            self._manager.save(step, args=items, force=True)
+
+    def verify(self, step: int, state: Any) -> None:
+        """Compare the copies of the state on all devices, if this is the turn. Raises DisagreementError on all."""
+        every = self._settings.verify_every
+        if every and step % every == 0:
+            self._checksums.of(state, f"after update {step}")
+
+    def score(self, step: int, **values: float) -> None:
+        """Tell what an evaluation of the weights after `step` updates gave; that decides which checkpoint is best."""
+        if self._settings.best and self._settings.best.metric in values:
+            self._retention.score(step, float(values[self._settings.best.metric]))
+
+    def resume(self, abstract: Any) -> Resumed | None:
+        """The newest checkpoint that can be read; None: there is none, the run begins.
+
+        abstract: shapes, types and shardings, as of `update.abstract_state`; other ones than it was saved with will do.
+        A broken one is skipped with a warning. Raises RunFileError where the checkpoint is of another model or
+        optimizer, or where all are broken and more than the first interval would be lost.
+        """
+        self._manager.wait_until_finished()
+        steps = sorted(self._manager.all_steps(), reverse=True)
+        for step in steps:
+            found = self._sound(step, abstract)
+            if isinstance(found, Resumed):
+                return found
+            self._retention.broken.add(step)
+            if jax.process_index() == 0:
+                logging.warning("checkpoint of step %d is broken and skipped: %s", step, found)
+        if steps and steps[0] > self._settings.every:
+            raise RunFileError(
+                f"dir: none of the checkpoints ({', '.join(map(str, reversed(steps)))}) can be read, see above; repair "
+                "or remove them, or take another dir to begin anew"
+            )
+        return None
+
+    def restore(self, step: int, abstract: Any) -> tuple[Any, dict[str, Any]]:
+        """State and position saved at `step`. Raises BrokenCheckpointError, and RunFileError as `resume`."""
+        self._manager.wait_until_finished()
+        found = self._sound(step, abstract)
+        if isinstance(found, str):
+            raise BrokenCheckpointError(found)
+        return found.state, found.position
+
+    def _sound(self, step: int, abstract: Any) -> Resumed | str:
+        """The checkpoint, as every process could read it; or what is wrong with it. All processes return the same."""
+        content, state, problem = {}, None, ""
+        try:
+            content, state = self._read(step, abstract)
+        except BrokenCheckpointError as error:
+            problem = str(error)
+        problems = [f"worker {worker}: {words}" for worker, words in enumerate(gather_texts(problem)) if words]
+        if problems:
+            return problems[0]
+        try:
+            sums = self._checksums.of(state, "as restored")
+        except DisagreementError as error:
+            return str(error)
+        altered = [name for name, value in sums.items() if content["checksums"].get(name) != value]
+        return f"{altered[0]} is not what was saved" if altered else Resumed(step, state, content["position"])
+
+    def _read(self, step: int, abstract: Any) -> tuple[dict[str, Any], Any]:
+        """What was saved as JSON, and the state. Without any waiting for other processes, which may fail elsewhere."""
+        folder = self._folder / str(step)
+        try:
+            content = ocp.JsonCheckpointHandler().restore(folder / "position")
+            # first of all, since TensorStore's failed reads end in pages of tracebacks
+            integrity.check(folder / "state")
+            saved = _shapes(_arrays().metadata(folder / "state").tree)
+        except Exception as error:
+            raise _judged(error) from error
+        for name, shape in _shapes(abstract).items():
+            if saved.get(name) != shape:
+                raise RunFileError(
+                    f"dir: {name} is {saved.get(name, 'absent')} in the checkpoint of step {step}, but {shape} by the "
+                    "config; resume with the model and optimizer that the run began with, or take another dir"
+                )
+        try:
+            state = _arrays().restore(folder / "state", args=_into(abstract))
+        except Exception as error:
+            raise _judged(error) from error
+        return dict(content), state
+
+    def save_reference(self, params: Params) -> None:
+        """Save the frozen policy, unless it is there. Returns when it is complete."""
+        if not (self._reference.exists() and ocp.utils.is_checkpoint_finalized(self._reference)):
+            with ocp.Checkpointer(_arrays()) as checkpointer:
+                # in a bucket objects of a life that was cut short may be there
+                checkpointer.save(self._reference, args=ocp.args.PyTreeSave(params), force=True)
+
+    def restore_reference(self, abstract: Params) -> Params:
+        """The frozen policy, as saved. abstract: shapes, types and shardings of the weights."""
+        with ocp.Checkpointer(_arrays()) as checkpointer:
+            return checkpointer.restore(self._reference, args=_into(abstract))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        """What is being written is finished, unless one worker's own error ends it: the others would be waited for."""
+        if kind is None or issubclass(kind, ON_ALL_WORKERS):
+            self.close()
+
+    def close(self) -> None:
+        """Wait until everything is written. Raises what the writing raised."""
+        self._manager.wait_until_finished()
+        self._manager.close()
+
+
+def _judged(error: Exception) -> Exception:
+    """A broken checkpoint, unless it is the store that cannot be reached: then it may be sound."""
+    if isinstance(error, (OSError, TimeoutError)) and not isinstance(error, FileNotFoundError):
+        return error
+    if OUTAGE.search(str(error)) or getattr(error, "code", 404) != 404:  # of TensorStore, of gcsfs
+        return error
+    return BrokenCheckpointError(f"{type(error).__name__}: {' '.join(str(error).split())[:300]}")
+
+
+def _shapes(tree: Any) -> dict[str, tuple[int, ...]]:
+    return {path_of(path): tuple(leaf.shape) for path, leaf in jax.tree.leaves_with_path(tree)}
+
+
+def _arrays() -> ocp.PyTreeCheckpointHandler:
+    """Devices that hold the same array share its writing, where it is large: each new slice costs a compilation."""
+    handler = type_handlers.ArrayHandler(min_slice_bytes_for_replica_parallel=SMALLEST_SLICE_BYTES)
+    return ocp.PyTreeCheckpointHandler(
+        type_handler_registry=type_handlers.create_type_handler_registry((jax.Array, handler))
+    )
+
+
+def _into(abstract: Any) -> ocp.args.PyTreeRestore:
+    return ocp.args.PyTreeRestore(abstract, restore_args=ocp.checkpoint_utils.construct_restore_args(abstract))

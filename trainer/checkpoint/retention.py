@@ -1,0 +1,49 @@
+"""Which checkpoints stay: the newest, and the best by a number of its evaluation."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+from etils import epath
+
+from conf.schema.training.settings import Checkpoint
+
+SCORES = "scores.json"
+
+
+class Retention:
+    """A preservation policy of Orbax. What is kept is the same on all processes, since the scores are."""
+
+    def __init__(self, folder: epath.Path, settings: Checkpoint, writes: bool) -> None:
+        self._file, self._keep, self._best, self._writes = folder / SCORES, settings.keep, settings.best, writes
+        self._scores: dict[int, float] = {}
+        self.broken: set[int] = set()
+        if self._best and self._file.exists():
+            said = json.loads(self._file.read_text())
+            if said["metric"] == self._best.metric:
+                self._scores = {int(step): value for step, value in said["scores"].items()}
+
+    def score(self, step: int, value: float) -> None:
+        """Note how good the weights after `step` updates are. Process 0 writes it to scores.json."""
+        assert self._best
+        self._scores[step] = value
+        if self._writes:
+            content = {"metric": self._best.metric, "mode": self._best.mode, "best": self.best(list(self._scores))}
+            partial = self._file.with_suffix(".partial")
+            partial.write_text(json.dumps(content | {"scores": self._scores}, indent=1) + "\n")
+            partial.replace(self._file)
+
+    def best(self, steps: Sequence[int]) -> int | None:
+        """The best of these steps, of equal ones the first; None: none has been evaluated."""
+        scored = sorted(step for step in steps if step in self._scores)
+        if not self._best or not scored:
+            return None
+        return (min if self._best.mode == "min" else max)(scored, key=self._scores.__getitem__)
+
+    def should_preserve(self, checkpoints: Sequence[Any], *, context: Any) -> list[bool]:
+        """As Orbax asks for it, of checkpoints with a `step`. Broken ones go as soon as a newer one is complete."""
+        sound = sorted(info.step for info in checkpoints if info.step not in self.broken)
+        kept = {*sound[-self._keep :], self.best(sound)}
+        return [info.step in kept for info in checkpoints]

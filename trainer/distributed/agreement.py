@@ -1,0 +1,100 @@
+"""Checks before the first step: right devices, and the same config, code, packages and data on every worker."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections import Counter
+from collections.abc import Iterator
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+import jax
+
+from conf.schema.training.run_yaml import PodFacts, RunFile
+from trainer.distributed import fingerprint
+from trainer.distributed.checksums import DisagreementError
+from trainer.distributed.runtime import gather_texts
+
+PACKAGES = ("jax", "jaxlib", "libtpu", "optax", "orbax-checkpoint", "numpy")
+
+
+class WrongDevicesError(RuntimeError):
+    """Not the backend or not the number of devices that the pod has; the message is a table of workers."""
+
+
+def check_devices(pod: PodFacts) -> None:
+    """Compare what JAX found with what the pod is. Raises WrongDevicesError.
+
+    Needs no communication: every process knows all devices, and sees the same table.
+    """
+    wanted = pod.devices // pod.workers
+    backend = jax.default_backend()
+    found = Counter(device.process_index for device in jax.devices())
+    kind = jax.devices()[0].device_kind
+    rows = [(str(worker), backend, kind, str(found[worker])) for worker in range(max(pod.workers, len(found)))]
+    if (
+        backend == pod.backend
+        and all(found[worker] == wanted for worker in range(pod.workers))
+        and len(rows) == pod.workers
+    ):
+        return
+    title = f"{pod.accelerator_type} has {pod.workers} workers with {wanted} {pod.backend} devices each; JAX found:"
+    raise WrongDevicesError("\n".join([title, *_table(("worker", "backend", "kind", "devices"), rows)]))
+
+
+def check_agreement(run_file: Path, experiment: RunFile) -> None:
+    """Compare config, code, packages and data over all workers; all must call it, and all raise DisagreementError."""
+    facts = _facts(run_file) | {key: fingerprint.of(path) for key, path in _inputs(experiment)}
+    everyone = [json.loads(text) for text in gather_texts(json.dumps(facts))]
+    complaints = [line for name in everyone[0] for line in differences(name, [facts[name] for facts in everyone])]
+    if complaints:
+        raise DisagreementError("\n".join(complaints))
+
+
+def differences(name: str, values: list[str]) -> list[str]:
+    """One line for each worker whose value is not the most common one (of equally common ones, worker 0's side)."""
+    usual = Counter(values).most_common(1)[0][0]  # insertion order decides a tie: the one that worker 0 is nearest to
+    majority = ",".join(str(worker) for worker, value in enumerate(values) if value == usual)
+    return [
+        f"worker {worker}: {name} {_short(value)} differs from {_short(usual)} on workers {majority}"
+        for worker, value in enumerate(values)
+        if value != usual
+    ]
+
+
+def _facts(run_file: Path) -> dict[str, str]:
+    return {
+        "config": hashlib.sha256(run_file.read_bytes()).hexdigest(),
+        "code": os.environ.get("SLIPWAY_CODE_SHA256", "unknown"),
+        "packages": " ".join(f"{name}={_version(name)}" for name in PACKAGES),
+    }
+
+
+def _inputs(experiment: RunFile) -> Iterator[tuple[str, str]]:
+    """Keys and values of the config that name files."""
+    if experiment.model.weights is not None:
+        yield "model.weights", experiment.model.weights
+    for name, value in experiment.data.model_dump().items():
+        if isinstance(value, str) and (name.endswith("path") or "/" in value):
+            yield f"data.{name}", value
+
+
+def _version(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return "absent"
+
+
+def _short(value: str) -> str:
+    """A hash by its first digits; anything else in full."""
+    return f"{value[:12]}…" if len(value) == 64 and " " not in value else value
+
+
+def _table(head: tuple[str, ...], rows: list[tuple[str, ...]]) -> list[str]:
+    widths = [max(len(cell) for cell in column) for column in zip(head, *rows, strict=True)]
+    return [
+        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in [head, *rows]
+    ]

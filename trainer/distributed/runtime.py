@@ -1,0 +1,125 @@
+"""Processes of one run: join, exchange a few words, leave together."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from typing import Any, NoReturn
+
+import jax
+import numpy as np
+from jax.sharding import Mesh
+
+from conf.schema.training.run_yaml import PodFacts
+from trainer.distributed import mesh as meshes
+
+SHORT_TEXT_BYTES = 4096
+"""Texts are padded to this, or to the next power of two: each length is a program of its own."""
+
+
+class JoinError(RuntimeError):
+    """The processes did not find each other in time."""
+
+
+def spare_threads(pod: PodFacts) -> None:
+    """Give XLA's CPU backend threads enough; to be called before any use of JAX, a no-op on other backends.
+
+    Each virtual device may hold a thread while it waits in a collective. With the default, a thread per core, those of
+    a worker with more devices than cores can all be waiting for a device that gets none: they then wait for ever.
+    """
+    if pod.backend == "cpu":
+        # of more threads than cores that the process may use, each piece of work would wait for the last one
+        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        os.environ.setdefault("PJRT_NPROC", str(max(cores, 2 * pod.devices // pod.workers)))
+
+
+def join(pod: PodFacts, timeout_seconds: int) -> None:
+    """Connect this process to those on the other workers; a no-op where there is one worker.
+
+    Who and where the others are is found by JAX from what a TPU VM tells. Raises JoinError after the time-out.
+    """
+    if pod.workers == 1:
+        return
+    try:
+        # A dead peer is noticed after the heartbeat's time-out, instead of JAX's 100 s.
+        jax.distributed.initialize(
+            initialization_timeout=timeout_seconds, heartbeat_timeout_seconds=10, shutdown_timeout_seconds=20
+        )
+    except (RuntimeError, ValueError) as error:
+        worker = os.environ.get("TPU_WORKER_ID", "of unknown number")
+        raise JoinError(
+            f"worker {worker} (of {pod.workers}) did not meet the others within {timeout_seconds} s. Does the program "
+            f"run on all workers, and does a firewall rule let them reach worker 0? JAX says: {error}"
+        ) from error
+
+
+def gather_texts(text: str) -> list[str]:
+    """The text of every process, in the order of the processes; all must call it. For texts of up to megabytes."""
+    if jax.process_count() == 1:
+        return [text]
+    from jax.experimental.multihost_utils import process_allgather
+
+    encoded = text.encode()
+    with jax.transfer_guard("allow"):
+        sizes = [int(size) for size in process_allgather(np.int32(len(encoded)))]
+        width = max(SHORT_TEXT_BYTES, 1 << (max(sizes) - 1).bit_length())
+        rows = np.asarray(process_allgather(np.frombuffer(encoded.ljust(width, b"\0"), np.uint8)))
+    return [row[:size].tobytes().decode() for row, size in zip(rows, sizes, strict=True)]
+
+
+def gather_tree(part: dict[str, Any]) -> dict[str, Any]:
+    """The union of every process's part of a JSON tree of dicts; all must call it, and all get the same.
+
+    Raises ValueError where two processes say different things of the same key.
+    """
+    whole: dict[str, Any] = {}
+    for text in gather_texts(json.dumps(part)):
+        _merge(whole, json.loads(text), "")
+    return whole
+
+
+def _merge(whole: dict[str, Any], part: dict[str, Any], prefix: str) -> None:
+    for key, value in part.items():
+        known = whole.setdefault(key, value)
+        if isinstance(known, dict) and isinstance(value, dict):
+            _merge(known, value, f"{prefix}{key}.")
+        elif known != value:
+            raise ValueError(f"{prefix}{key} is {known!r} on one worker and {value!r} on another")
+
+
+def place_batch(batch: Any, mesh: Mesh) -> Any:
+    """Spread a whole batch (a pytree of NumPy arrays, the same on every process) over the mesh by rows.
+
+    Each process keeps the rows of its own devices. Raises ValueError where the rows cannot be split evenly.
+    """
+    rows = meshes.named(mesh, "batch")
+    return jax.tree.map(lambda x: jax.make_array_from_callback(x.shape, rows, lambda index: x[index]), batch)
+
+
+def fetch_batch(x: jax.Array) -> np.ndarray:
+    """An array that `place_batch` spread over the mesh, or one like it, whole; all processes must call it."""
+    if jax.process_count() == 1:
+        return np.asarray(x)
+    from jax.experimental.multihost_utils import process_allgather
+
+    return np.asarray(process_allgather(x, tiled=True))
+
+
+def leave(code: int) -> NoReturn:
+    """End this process together with the others, which leave with a code of their own choice."""
+    if jax.distributed.is_initialized():
+        jax.distributed.shutdown()  # waits for the others, so that none takes the end of worker 0 for a crash
+    _exit(code)
+
+
+def abandon(code: int) -> NoReturn:
+    """End this process at once, after an error of its own or of a peer: an orderly end would wait for the others."""
+    _exit(code)
+
+
+def _exit(code: int) -> NoReturn:
+    """Without atexit handlers: JAX's would wait again, and threads of a broken collective would block them."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)

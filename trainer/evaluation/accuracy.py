@@ -1,0 +1,88 @@
+"""How often the policy is right: on a few fixed questions while it learns, on the whole test set before and after."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import jax
+
+from conf.schema.training.loop import GrpoLoop
+from trainer.data.problem import Question
+from trainer.data.questions import Asked
+from trainer.evaluation import statistics
+from trainer.evaluation.answering import Answering, Answers
+from trainer.models.weights import Params
+from trainer.rewards.pool import Pool
+from trainer.sampler import Sampler
+from trainer.telemetry.transcripts import Transcript
+
+KEY_OF_TESTS = 2_000_000_000
+"""Folded into the run's key: no rollout has that number. All tests draw with the same randomness."""
+
+
+@dataclass(frozen=True)
+class Result:
+    """accuracy: the share of right answers; interval: what it may be of all such questions, with 95 %; values: by the
+    names of the metrics; transcripts: on process 0."""
+
+    accuracy: float
+    interval: tuple[float, float]
+    values: dict[str, float]
+    transcripts: list[Transcript]
+
+
+class Evaluation:
+    """The fixed questions of a run, and what answers and checks them."""
+
+    def __init__(self, loop: GrpoLoop, asked: Asked, sampler: Sampler, checks: Pool, seed: int) -> None:
+        """Raises RunFileError where there are not as many questions."""
+        self._loop, self._sampler = loop, sampler
+        self._answering = Answering(sampler, asked.prompting, checks)
+        self._held_out = asked.held_out(loop.eval_prompts)
+        self._test = [] if loop.test_samples is None else asked.held_out(loop.test_prompts)
+        self._key = jax.random.fold_in(jax.random.key(seed), KEY_OF_TESTS)
+
+    def greedy(self, params: Params, count: int | None = None, between: Callable[[], None] = lambda: None) -> Result:
+        """The likeliest tokens as the answer to each of the first `count` held-out questions, or of all.
+
+        between: called between chunks of decoding; what it raises ends the evaluation.
+        """
+        began, asked = time.perf_counter(), self._held_out[:count]
+        found = self._answers(params, asked, 1, 0.0, between)
+        right = sum(answer for (answer,) in found.right)
+        accuracy, interval = right / len(asked), statistics.wilson(right, len(asked))
+        values = {"eval_accuracy": accuracy, "eval_accuracy_low": interval[0], "eval_accuracy_high": interval[1]}
+        return Result(accuracy, interval, values | {"eval_time": time.perf_counter() - began}, found.transcripts)
+
+    def test(self, params: Params, between: Callable[[], None] = lambda: None) -> Result | None:
+        """`loop.test_samples` drawn answers to each of `loop.test_prompts` questions; None where that is null."""
+        samples = self._loop.test_samples
+        if samples is None:
+            return None
+        began = time.perf_counter()
+        found = self._answers(params, self._test, samples, self._loop.temperature, between)
+        means = [sum(answers) / samples for answers in found.right]
+        accuracy, interval = sum(means) / len(means), statistics.clustered(means)
+        values = {"test_accuracy": accuracy, "test_accuracy_low": interval[0], "test_accuracy_high": interval[1]}
+        values |= of_several(found, samples) | {"test_time": time.perf_counter() - began}
+        return Result(accuracy, interval, values, found.transcripts)
+
+    def _answers(
+        self, params: Params, asked: Sequence[Question], samples: int, temperature: float, between: Callable[[], None]
+    ) -> Answers:
+        copy, kept = self._sampler.load(params), self._loop.transcripts
+        return self._answering.answers(copy, asked, samples, self._key, temperature, kept, between)
+
+
+def of_several(found: Answers, samples: int) -> dict[str, float]:
+    """pass@k for several k, and majority@samples: means over the questions."""
+    counts = [sum(answers) for answers in found.right]
+    values = {
+        f"test_pass_at_{k}": sum(statistics.pass_at_k(samples, count, k) for count in counts) / len(counts)
+        for k in statistics.ks(samples)
+    }
+    votes = zip(found.canonical, found.right, strict=True)
+    values[f"test_majority_at_{samples}"] = sum(statistics.majority(*vote) for vote in votes) / len(counts)
+    return values

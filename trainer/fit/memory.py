@@ -1,0 +1,119 @@
+"""What the TPU compiler says of one program: memory per chip, operations, and whether it fits."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+
+import jax
+from jax.sharding import Mesh
+
+from conf.schema.training.loop import GrpoLoop
+from conf.schema.training.run_yaml import RunFile
+from trainer.fit.remat import USABLE, fits, programs, with_model
+from trainer.fit.topologies import CannotTellError
+from trainer.step.program import Program
+
+GIB = 2**30
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """One program on one chip; memory in GiB, FLOPs over all chips, recomputed ones apart.
+
+    Attributes:
+        peak_gib: with everything that lies there.
+        short_gib: by how much the peak is above what a program may use; 0 where it fits.
+        beside_gib: of what lies there and is no argument of it.
+    """
+
+    name: str
+    fits: bool
+    peak_gib: float
+    short_gib: float
+    argument_gib: float
+    temp_gib: float
+    beside_gib: float
+    hbm_gib: float
+    flops: float
+    recomputed_flops: float
+    compile_seconds: float
+
+
+def judged(experiment: RunFile, mesh: Mesh, names: set[str], known: Iterable[Verdict] = ()) -> list[Verdict]:
+    """What the compiler says of the run's programs, or of those with some names, where it is not known already.
+
+    A function that is there under two names, as the sampler is, is compiled once.
+    """
+    verdicts: list[Verdict] = []
+    before = {v.name: v for v in known}
+    seen: dict[tuple[int, int], Verdict] = {}
+    for program in programs(experiment, mesh):
+        if names and program.name not in names:
+            continue
+        key = (id(program.function), program.bytes_beside)
+        if program.name in before:
+            verdict = before[program.name]
+        elif key in seen:
+            verdict = replace(seen[key], name=program.name, compile_seconds=0.0)
+        else:
+            verdict = seen[key] = compiled(program, experiment, mesh)
+        verdicts.append(verdict)
+    return verdicts
+
+
+def compiled(program: Program, experiment: RunFile, mesh: Mesh) -> Verdict:
+    """What the compiler says of one program. Raises CannotTellError where it refuses it, but not for its size."""
+    beside = program.bytes_beside / GIB
+    argument, temp, peak = 0.0, 0.0, beside
+    began = time.perf_counter()
+    if program.function is not None:
+        try:
+            with jax.sharding.use_abstract_mesh(mesh.abstract_mesh):
+                memory = program.function.lower(*program.arguments).compile().memory_analysis()
+            argument, temp = memory.argument_size_in_bytes / GIB, memory.temp_size_in_bytes / GIB
+            peak += memory.peak_memory_in_bytes / GIB
+        except jax.errors.JaxRuntimeError as error:
+            peak += wanted_gib(str(error))
+    seconds = time.perf_counter() - began
+    flops, least = flops_of(program.name, experiment, mesh), 0.0
+    if program.name == "update" and experiment.model.remat != "none":
+        least = flops_of(program.name, with_model(experiment, remat="none"), mesh)
+    hbm = (experiment.pod.hbm_bytes_per_chip or 0) / GIB
+    is_small = fits(peak * GIB, experiment)
+    return Verdict(
+        name=program.name,
+        fits=is_small,
+        peak_gib=round(peak, 3),
+        short_gib=0.0 if is_small else round(peak - USABLE * hbm, 3),
+        argument_gib=round(argument, 3),
+        temp_gib=round(temp, 3),
+        beside_gib=round(beside, 3),
+        hbm_gib=round(hbm, 3),
+        flops=flops,
+        recomputed_flops=flops - least if least else 0.0,
+        compile_seconds=round(seconds, 1),
+    )
+
+
+def wanted_gib(words: str) -> float:
+    """How much the compiler says it would have needed. Raises CannotTellError for any other complaint."""
+    if "RESOURCE_EXHAUSTED" not in words:
+        raise CannotTellError(f"the TPU compiler refuses the program: {words.strip().splitlines()[0]}")
+    found = re.search(r"\(([\d.]+)([GMK])\)?[^(]*exceeds available|Used ([\d.]+)([GMK]) of", words)
+    if found is None:
+        return float("inf")
+    amount, unit = (found[1], found[2]) if found[1] else (found[3], found[4])
+    return float(amount) * {"G": 1.0, "M": 2**-10, "K": 2**-20}[unit]
+
+
+def flops_of(name: str, experiment: RunFile, mesh: Mesh) -> float:
+    """Operations of a program over all chips, counted on the plain attention: what a kernel does cannot be seen."""
+    plain = with_model(experiment, attention="plain")
+    if experiment.model.attention != "plain" and isinstance(plain.loop, GrpoLoop) and plain.loop.whole_groups:
+        apart = plain.loop.model_copy(update={"device_batch": plain.loop.rows})  # kernels share no prompt
+        plain = plain.model_copy(update={"loop": apart})
+    with jax.sharding.use_abstract_mesh(mesh.abstract_mesh):
+        return next(p for p in programs(plain, mesh) if p.name == name).flops()

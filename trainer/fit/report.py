@@ -1,0 +1,122 @@
+"""Does it fit? The TPU compiler's answer, on a machine without a TPU.
+
+    python -m trainer.fit run.yaml [--json] [--only update,decode] [--out verdict.json]
+
+Compiles what the run would compile, for the slice it would run on, with libtpu, and reports per chip: arguments,
+temporaries, the peak with everything else that lies there, against the chip's memory. Where something does not fit, the
+first override that helps is looked for. Exit codes: 0 all fits, 2 not, or it cannot be told.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from jax.sharding import Mesh
+
+from conf.schema.training.run_yaml import RunFile, RunFileError, load
+from trainer.fit import suggestions, topologies
+from trainer.fit.memory import GIB, Verdict, judged
+from trainer.fit.remat import USABLE, candidates, with_model
+from trainer.models import attention
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m trainer.fit", description=__doc__)
+    parser.add_argument("run", type=Path, help="run.yaml")
+    parser.add_argument("--json", action="store_true", help="one JSON document on stdout")
+    parser.add_argument("--only", default="", help="names of programs, separated by commas; no fix is looked for")
+    parser.add_argument("--out", type=Path, help="write the JSON document there as well")
+    options = parser.parse_args(arguments)
+    only = set(filter(None, options.only.split(",")))
+    try:
+        experiment = load(options.run)
+        chosen, verdicts = judge(experiment, topologies.mesh_for(experiment), only)
+        short = [v for v in verdicts if not v.fits]
+        fix = None if only or not short else suggestions.first_that_fits(chosen, verdicts, _judge)
+    except (RunFileError, topologies.CannotTellError) as error:
+        print(error, file=sys.stderr)
+        return 2
+    found = document(experiment, chosen, verdicts, fix)
+    if options.out:
+        options.out.write_text(json.dumps(found, indent=1))
+    print(json.dumps(found, indent=1) if options.json else "\n".join(lines(chosen, verdicts)))
+    if short and not options.json:
+        print("\n".join(["", *complaints(chosen, short, fix, looked=not only)]))
+    return 2 if short else 0
+
+
+def judge(experiment: RunFile, mesh: Mesh, only: set[str]) -> tuple[RunFile, list[Verdict]]:
+    """Compile every program, or those of some names. With `model.remat: auto`, the update decides which policy all of
+    them have: the one that recomputes least among those with which it fits."""
+    chosen, known = with_model(experiment, attention=attention.kernel(experiment.model, "tpu")), list[Verdict]()
+    if experiment.model.remat == "auto":
+        for candidate in candidates(chosen):
+            chosen, known = candidate, judged(candidate, mesh, {"update"})
+            _tell(f"model.remat={candidate.model.remat}", known)
+            if known[0].fits:
+                break
+    return chosen, judged(chosen, mesh, only, known)
+
+
+def document(
+    experiment: RunFile,
+    chosen: RunFile,
+    verdicts: list[Verdict],
+    fix: tuple[suggestions.Overrides, list[Verdict]] | None,
+) -> dict[str, Any]:
+    """The verdicts for programs; `fix` is null where all fits, or where nothing helped."""
+    return {
+        "accelerator_type": experiment.pod.accelerator_type,
+        "remat": chosen.model.remat,
+        "usable_gib": round(USABLE * (experiment.pod.hbm_bytes_per_chip or 0) / GIB, 3),
+        "programs": [asdict(v) for v in verdicts],
+        "fix": fix and {"overrides": suggestions.words(fix[0]), "programs": [asdict(v) for v in fix[1]]},
+    }
+
+
+def lines(chosen: RunFile, verdicts: list[Verdict]) -> list[str]:
+    """The verdicts for people."""
+    title = f"{chosen.pod.accelerator_type}, remat {chosen.model.remat}; GiB per chip, FLOPs of all chips"
+    head = f"{'program':<12}{'fits':<6}{'peak':>8}{'of':>8}{'arguments':>11}{'temps':>8}{'beside':>8}"
+    rows = [
+        f"{v.name:<12}{'yes' if v.fits else 'NO':<6}{v.peak_gib:>8.2f}{v.hbm_gib:>8.2f}{v.argument_gib:>11.2f}"
+        f"{v.temp_gib:>8.2f}{v.beside_gib:>8.2f}{v.flops:>11.2e}{v.recomputed_flops:>12.2e}{v.compile_seconds:>7.0f} s"
+        for v in verdicts
+    ]
+    return [title, f"{head}{'FLOPs':>11}{'recomputed':>12}{'compile':>9}", *rows]
+
+
+def complaints(
+    chosen: RunFile, short: list[Verdict], fix: tuple[suggestions.Overrides, list[Verdict]] | None, *, looked: bool
+) -> list[str]:
+    """By how much it does not fit, and what helps, with the figures then."""
+    said = [f"{v.name}: {v.short_gib:.2f} GiB too much, of the {v.hbm_gib * USABLE:.2f} it may use" for v in short]
+    if fix:
+        overrides, verdicts = fix
+        return [*said, f"it fits with {' '.join(suggestions.words(overrides))}:", *lines(chosen, verdicts)]
+    if looked:
+        said.append("no other model.remat, model.logit_chunk, loop.device_batch or mesh.fsdp makes it fit; make the")
+        said.append("batch, the sequences or the model smaller, or take a larger slice")
+    return said
+
+
+def _judge(experiment: RunFile, overrides: suggestions.Overrides, names: set[str]) -> list[Verdict]:
+    verdicts = judged(experiment, topologies.mesh_for(experiment), names)
+    _tell(" ".join(suggestions.words(overrides)), verdicts)
+    return verdicts
+
+
+def _tell(what: str, verdicts: list[Verdict]) -> None:
+    """Each takes a minute with a large model: so that the wait is not silent."""
+    said = ", ".join(f"{v.name} {v.peak_gib:.2f} GiB{'' if v.fits else ', too much'}" for v in verdicts)
+    print(f"tried {what}: {said}", file=sys.stderr, flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

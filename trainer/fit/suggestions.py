@@ -1,0 +1,103 @@
+"""What to change in an experiment that does not fit: overrides in a fixed order, until all of its programs do.
+
+Order: keep less for the backward pass, smaller chunks of logits, gradients summed over parts of the batch, weights
+split over more devices. None of them changes what is computed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+from conf.schema.infra.topology import topology
+from conf.schema.training.run_yaml import RunFile
+from trainer.distributed import mesh as meshes
+from trainer.fit.memory import Verdict
+from trainer.fit.remat import POLICIES
+
+Overrides = dict[str, Any]
+"""Dotted keys and their values, as on the command line."""
+
+Judge = Callable[[RunFile, Overrides, set[str]], list[Verdict]]
+"""Verdicts on an experiment that has such overrides: on its programs of some names; no names: on all."""
+
+SMALLEST_CHUNK = 16
+
+
+def first_that_fits(
+    experiment: RunFile, verdicts: Iterable[Verdict], judge: Judge
+) -> tuple[Overrides, list[Verdict]] | None:
+    """The first overrides with which all programs fit, and the verdicts then; None where these do not help.
+
+    experiment: with a policy in `model.remat`, not auto; verdicts: what does not fit yet is asked about. Each kind of
+    fix is tried at its strongest first: where that is not enough, it stays and the next kind comes on top of it.
+    """
+    failing = {v.name for v in verdicts if not v.fits}
+
+    def verdicts_with(overrides: Overrides, names: set[str]) -> list[Verdict]:
+        return judge(with_overrides(experiment, overrides), overrides, names)
+
+    taken: Overrides = {}
+    for kind in (policies, chunks, accumulations, splits):
+        options = [taken | option for option in kind(with_overrides(experiment, taken))]
+        if not options:
+            continue
+        taken = options[-1]
+        if not _all_fit(verdicts_with(taken, failing)):
+            continue
+        for option in options:
+            if option is taken or _all_fit(verdicts_with(option, failing)):
+                found = verdicts_with(option, set())
+                if _all_fit(found):
+                    return option, found
+    return None
+
+
+def words(overrides: Overrides) -> list[str]:
+    """As on the command line."""
+    return [f"{key}={value}" for key, value in overrides.items()]
+
+
+def with_overrides(experiment: RunFile, overrides: Overrides) -> RunFile:
+    """The experiment with other values for some keys."""
+    raw = experiment.model_dump()
+    for key, value in overrides.items():
+        *sections, name = key.split(".")
+        at = raw
+        for section in sections:
+            at = at[section]
+        at[name] = value
+    return RunFile.model_validate(raw)
+
+
+def policies(experiment: RunFile) -> Iterator[Overrides]:
+    """Those that keep less than the experiment's."""
+    for policy in POLICIES[POLICIES.index(experiment.model.remat) + 1 :]:
+        yield {"model.remat": policy}
+
+
+def chunks(experiment: RunFile) -> Iterator[Overrides]:
+    """Half, a quarter, an eighth."""
+    for share in (2, 4, 8):
+        if experiment.model.logit_chunk // share >= SMALLEST_CHUNK:
+            yield {"model.logit_chunk": experiment.model.logit_chunk // share}
+
+
+def accumulations(experiment: RunFile) -> Iterator[Overrides]:
+    """Fewer rows of a device at a time, down to one."""
+    sizes = meshes.resolve(experiment.mesh, topology(experiment.pod.accelerator_type).devices)
+    rows = experiment.loop.rows // (sizes["data"] * sizes["fsdp"])
+    for size in range((experiment.loop.device_batch or rows) - 1, 0, -1):
+        if rows % size == 0:
+            yield {"loop.device_batch": size}
+
+
+def splits(experiment: RunFile) -> Iterator[Overrides]:
+    """The weights split over all devices that split the batch."""
+    sizes = meshes.resolve(experiment.mesh, topology(experiment.pod.accelerator_type).devices)
+    if sizes["data"] > 1:
+        yield {"mesh.data": 1, "mesh.fsdp": sizes["data"] * sizes["fsdp"]}
+
+
+def _all_fit(verdicts: Iterable[Verdict]) -> bool:
+    return all(v.fits for v in verdicts)

@@ -1,0 +1,162 @@
+"""Group relative policy optimization and its relatives: losses over the tokens of sampled responses.
+
+`loop.loss` chooses what the probability ratio is of, and what the mean is over:
+
+    grpo        ratio of a token; mean over each response's tokens, then over responses     arXiv 2402.03300, eq. 3
+    token_mean  ratio of a token; mean over all tokens                                      arXiv 2503.14476, eq. 12
+    dapo        as token_mean, with clip-higher and dynamic sampling                        arXiv 2503.14476, eq. 8
+    dr_grpo     ratio of a token; sum over tokens by (responses x longest response)         arXiv 2503.20783, 3.2
+    gspo        ratio of a response to the power of 1 / length; mean over responses         arXiv 2507.18071, eq. 5, 7
+    rloo        ratio of a response; mean over responses                                    arXiv 2402.14740
+
+Advantages and the weights of samples come from `trainer.losses.advantage`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from conf.schema.training.loop import GrpoLoop
+from conf.schema.training.model import Model
+from trainer.losses import token_logprobs
+from trainer.models import decoder, weights
+from trainer.models.shared_prompt import Group, group_of, hidden_states, in_place
+from trainer.step import train_step
+
+ROW_FIELDS = ("advantage", "weight")
+"""Of a batch, float32 [B]. weight: 0 where a sample is filtered out of the loss, else 1."""
+
+TOKEN_FIELDS = ("old", "reference", "sampler")
+"""Of a batch, log-probabilities [B, T - 1]: under the policy that drew the sample, by the trainer; under the frozen
+reference; under the policy that drew the sample, by the sampler."""
+
+
+def logprobs(
+    params: weights.Params, cfg: Model, batch: dict[str, jax.Array], temperature: float, group: Group | None = None
+) -> tuple[jax.Array, jax.Array]:
+    """Log-probability of each token but the first given those before it, and the entropy there: two [B, T - 1].
+
+    group: rows stand in such groups, each of one prompt, which is computed once; what is known is then of the
+    responses' tokens alone, and 0 elsewhere.
+    """
+    tokens = batch["tokens"]
+    if group is not None:
+        starts = jnp.argmax(batch["mask"], axis=1) + 1
+        hidden, targets = hidden_states(params, cfg, tokens, starts, group)
+        found = token_logprobs.token_logprobs(hidden, params, targets, cfg, temperature)
+        logprobs, entropy = (in_place(values, starts, tokens.shape[1]) for values in found)
+        return logprobs, entropy
+    positions = jnp.broadcast_to(jnp.arange(tokens.shape[1]), tokens.shape)
+    hidden = decoder.forward(params, cfg, tokens, positions)
+    logprobs, entropy = token_logprobs.token_logprobs(hidden, params, jnp.roll(tokens, -1, axis=1), cfg, temperature)
+    return logprobs[:, :-1], entropy[:, :-1]
+
+
+def loss(cfg: Model, loop: GrpoLoop, *, grouped: bool = False) -> train_step.Loss:
+    """The loss of `update.build` on batches with, per row, tokens [T], mask [T - 1] (1 where the next token is of the
+    response), TOKEN_FIELDS and ROW_FIELDS. Where `loop.on_policy`, `old` is what is computed here.
+
+    grouped: the rows stand group by group, each of `loop.samples` with the same prompt.
+    """
+
+    def sums(params: weights.Params, batch: dict[str, Any]) -> train_step.Sums:
+        group = group_of(cfg, loop, batch["tokens"].shape[1]) if grouped else None
+        logprob, entropy = logprobs(params, cfg, batch, loop.temperature, group)
+        if loop.on_policy:
+            batch = batch | {"old": lax.stop_gradient(logprob)}
+        return policy_sums(logprob, entropy, batch, loop)
+
+    return sums
+
+
+def policy_sums(logprob: jax.Array, entropy: jax.Array, batch: dict[str, Any], loop: GrpoLoop) -> train_step.Sums:
+    """The loss of the tokens' log-probabilities and entropies [B, T - 1], and what is to be known about them."""
+    every, weight = batch["mask"], batch["weight"]
+    mask = every * weight[:, None]
+    lengths = jnp.maximum(mask.sum(axis=1, keepdims=True), 1)
+    old = batch["old"] if loop.old_logprobs == "trainer" else batch["sampler"]
+    log_ratio = (logprob - old) * mask
+    ratio, where = jnp.exp(log_ratio), mask
+    if loop.loss in ("gspo", "rloo"):
+        ratio = jnp.exp(log_ratio.sum(axis=1, keepdims=True) / (lengths if loop.loss == "gspo" else 1))
+        where = weight[:, None]
+
+    surrogate, clipped = _clipped(ratio, batch["advantage"][:, None], loop)
+    found: train_step.Sums = {}
+    if loop.importance_cap is not None and loop.old_logprobs == "trainer":
+        importance = jnp.exp((old - batch["sampler"]) * mask)
+        surrogate = surrogate * jnp.minimum(importance, loop.importance_cap)
+        found["importance_capped"] = (((importance > loop.importance_cap) * mask).sum(), mask.sum())
+    penalty = jnp.zeros_like(logprob)  # what has no weight is not there, and has no gradient to compute
+    if loop.entropy_bonus:
+        penalty -= loop.entropy_bonus * entropy
+    if loop.kl:
+        kl = _kl((batch["reference"] - logprob) * every, loop.kl_estimator)
+        penalty += loop.kl * (kl * jnp.exp(log_ratio) if loop.kl_unbiased else kl)
+        found["kl"] = ((kl * every).sum(), every.sum())
+    if loop.loss == "rloo":
+        penalty = penalty * lengths  # summed over the response, as its reward is
+
+    found["loss"] = _reduced((penalty - surrogate) * mask, lengths, mask, weight, loop)
+    apart = jnp.abs(batch["old"] - batch["sampler"]) * every
+    return found | {
+        "entropy": ((entropy * every).sum(), every.sum()),
+        "sampler_trainer_logp_diff": (apart.sum(), every.sum()),
+        "sampler_trainer_logp_diff_max": train_step.Largest(apart.max()),
+        "clip_fraction": ((clipped * where).sum(), where.sum()),
+        "ratio_mean": ((ratio * where).sum(), where.sum()),
+        "ratio_min": train_step.Least(jnp.where(where > 0, ratio, jnp.inf).min()),
+        "ratio_max": train_step.Largest(jnp.where(where > 0, ratio, -jnp.inf).max()),
+    }
+
+
+def _clipped(ratio: jax.Array, advantage: jax.Array, loop: GrpoLoop) -> tuple[jax.Array, jax.Array]:
+    """min(r A, clip(r, 1 - low, 1 + high) A), and 1 where the bound holds the ratio back.
+
+    Where the ratio corrects the sampler's own probabilities, `loop.importance_cap` bounds it for any advantage.
+    """
+    low = None if loop.clip_low is None else 1 - loop.clip_low
+    high = None if loop.clip_high is None else 1 + loop.clip_high
+    bounded = jnp.clip(ratio, low, high) * advantage
+    if loop.importance_cap is not None and loop.old_logprobs == "sampler":
+        ratio = jnp.minimum(ratio, loop.importance_cap)
+    free = ratio * advantage
+    return jnp.minimum(free, bounded), (bounded < free).astype(jnp.float32)
+
+
+def _kl(difference: jax.Array, estimator: str) -> jax.Array:
+    """KL from the reference per token, of difference = reference - policy: http://joschu.net/blog/kl-approx.html."""
+    match estimator:
+        case "k1":
+            return -difference
+        case "k2":
+            return difference**2 / 2
+        case _:
+            return jnp.expm1(difference) - difference
+
+
+def _reduced(
+    terms: jax.Array, lengths: jax.Array, mask: jax.Array, weight: jax.Array, loop: GrpoLoop
+) -> tuple[jax.Array, jax.Array]:
+    """Sum and count of the loss's terms [B, T - 1], which are 0 where the mask is."""
+    match loop.loss:
+        case "token_mean" | "dapo":
+            return terms.sum(), mask.sum()
+        case "dr_grpo":
+            return terms.sum(), weight.sum() * loop.response_length
+        case _:
+            return (terms / lengths).sum(), weight.sum()
+
+
+def supervised_loss(cfg: Model) -> train_step.Loss:
+    """Cross-entropy of the response's tokens, for the warm start: batches with tokens [T] and mask [T - 1] per row."""
+
+    def sums(params: weights.Params, batch: dict[str, Any]) -> train_step.Sums:
+        logprob, _ = logprobs(params, cfg, batch, 1.0)
+        return {"loss": (-(logprob * batch["mask"]).sum(), batch["mask"].sum())}
+
+    return sums

@@ -1,0 +1,54 @@
+"""Log-probabilities, entropy and cross-entropy without an array of [batch, sequence, vocab].
+
+Logits exist for `model.logit_chunk` positions of each sequence at a time and are made again in the backward pass.
+"""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+
+from conf.schema.training.model import Model
+from trainer.distributed import mesh as meshes
+from trainer.models.decoder import logits_of, output_table
+from trainer.models.layers import in_chunks
+from trainer.models.weights import Params
+
+
+def token_logprobs(
+    hidden: jax.Array, params: Params, targets: jax.Array, cfg: Model, temperature: float = 1.0
+) -> tuple[jax.Array, jax.Array]:
+    """Log-probability of each target, and entropy of each distribution, in nats: two float32 arrays [B, T].
+
+    hidden: [B, T, D] from `model.forward`; targets: [B, T] token ids. Logits are divided by `temperature`: the
+    distribution is then the one that a sampler at that temperature draws from. Both results have gradients.
+    """
+
+    # On a mesh, each device has a part of the vocabulary and scores the rows of its neighbours too: what moves is the
+    # hidden states of one chunk, and neither the output layer nor its gradient is ever whole on a device.
+    split = meshes.splits_evenly("logits", cfg.vocab)
+    rows, ids_axis = ("rows", "logits") if split else ("batch", "vocab")
+    table = output_table(params, cfg, hidden.dtype)
+    if split:
+        table = meshes.constrain(table, "logits", None)
+
+    def score(table: jax.Array, states: jax.Array, ids: jax.Array) -> tuple[jax.Array, jax.Array]:
+        states, ids = meshes.constrain(states, rows, None, None), meshes.constrain(ids, rows, None)
+        logits = meshes.constrain(logits_of(states, table, cfg) / temperature, rows, None, ids_axis)
+        total = jax.nn.logsumexp(logits, axis=-1)
+        is_target = ids[..., None] == jnp.arange(logits.shape[-1])
+        chosen = jnp.sum(jnp.where(is_target, logits, 0), axis=-1)
+        mean = jnp.sum(jnp.exp(logits - total[..., None]) * logits, axis=-1)
+        return meshes.constrain(chosen - total, "batch", None), meshes.constrain(total - mean, "batch", None)
+
+    with jax.named_scope("token_logprobs"):
+        return in_chunks(lambda states, ids: score(table, states, ids), cfg.logit_chunk, hidden, targets)
+
+
+def cross_entropy(hidden: jax.Array, params: Params, targets: jax.Array, weights: jax.Array, cfg: Model) -> jax.Array:
+    """Sum over tokens of weight times negative log-probability of the target, in nats: a float32 scalar.
+
+    hidden: [B, T, D]; targets: [B, T] token ids; weights: [B, T], 0 where a token does not count.
+    """
+    logprobs, _ = token_logprobs(hidden, params, targets, cfg)
+    return -jnp.sum(logprobs * weights)

@@ -1,0 +1,145 @@
+"""Causal attention of grouped queries, with soft-capped logits and local windows: the plain reference, and the kernels
+that stand in for it on TPU and GPU. `kernel` is the one function that chooses.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Literal
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from conf.schema.training.model import Model
+from trainer.distributed import mesh as meshes
+
+Kernel = Literal["plain", "splash", "cudnn"]
+
+SPLASH_BLOCK = 512
+"""Queries and keys that a program of the TPU kernel works on at a time; sequences are padded to whole blocks of 128."""
+LANES = 128
+
+
+def kernel(cfg: Model, backend: str) -> Kernel:
+    """The kernel for a model on a backend: as `model.attention` says, or the fastest that can compute it.
+
+    cuDNN has no soft-cap and wants bfloat16; splash attention (Pallas, TPU only) has everything.
+    """
+    if cfg.attention != "auto":
+        return cfg.attention
+    if backend == "tpu":
+        return "splash"
+    if backend in ("gpu", "cuda") and cfg.attention_softcap is None and cfg.activation_dtype == "bfloat16":
+        return "cudnn"
+    return "plain"
+
+
+def soft_cap(logits: jax.Array, cap: float | None) -> jax.Array:
+    """cap * tanh(logits / cap), so that no logit leaves +- cap; None: as they are."""
+    return logits if cap is None else cap * jnp.tanh(logits / cap)
+
+
+def attend(
+    query: jax.Array, key: jax.Array, value: jax.Array, segments: jax.Array | None, window: int | None, cfg: Model
+) -> jax.Array:
+    """A whole sequence attends to itself: a token sees the `window` tokens up to and with itself; None: all of them.
+
+    query: [B, T, heads, head_dim], already scaled; key, value: [B, T, kv_heads, head_dim]; segments: [B, T], a token
+    sees only those with its own number; None: one document. Each key head serves heads / kv_heads neighbouring query
+    heads. Returns [B, T, heads, head_dim].
+    """
+    match kernel(cfg, jax.default_backend()):
+        case "splash":
+            return on_each_device(partial(splash, window=window, cfg=cfg), query, key, value, segments)
+        case "cudnn" if segments is None:
+            left = query.shape[1] if window is None else window - 1
+            return jax.nn.dot_product_attention(
+                query, key, value, is_causal=True, scale=1.0, local_window_size=(left, 0), implementation="cudnn"
+            )
+        case _:
+            index = jnp.arange(query.shape[1])
+            mask = within((index[:, None] - index[None, :])[None], window)
+            if segments is not None:
+                mask = mask & (segments[:, :, None] == segments[:, None, :])
+            return masked(query, key, value, mask, cfg.attention_softcap)
+
+
+def masked(query: jax.Array, key: jax.Array, value: jax.Array, mask: jax.Array, cap: float | None) -> jax.Array:
+    """Softmax attention in plain einsums, in float32 between the two products: the reference.
+
+    mask: [B or 1, T, S], True where a token may look; the rest as in `attend`.
+    """
+    batch, length, heads, head_dim = query.shape
+    grouped = query.reshape(batch, length, key.shape[2], heads // key.shape[2], head_dim)
+    logits = jnp.einsum("btkgh,bskh->bkgts", grouped, key, preferred_element_type=jnp.float32)
+    logits = jnp.where(mask[:, None, None], soft_cap(logits, cap), jnp.finfo(jnp.float32).min)
+    weights = jax.nn.softmax(logits, axis=-1).astype(value.dtype)
+    return jnp.einsum("bkgts,bskh->btkgh", weights, value).reshape(query.shape)
+
+
+def within(distance: jax.Array, window: int | None) -> jax.Array:
+    """May a token look at another one that is so many places before it?"""
+    return distance >= 0 if window is None else (distance >= 0) & (distance < window)
+
+
+def on_each_device(
+    attention: Callable[..., jax.Array], query: jax.Array, key: jax.Array, value: jax.Array, segments: jax.Array | None
+) -> jax.Array:
+    """Run a kernel that the partitioner cannot split: each device has its own rows and heads, and needs no other's."""
+    mesh = jax.sharding.get_abstract_mesh()
+    if mesh.empty or mesh.manual_axes:
+        return attention(query, key, value, segments)
+    rows = meshes.spec("batch", None)
+    by_head, by_kv_head = (meshes.spec("batch", None, axis, None) for axis in ("heads", "kv_heads"))
+    specs = (by_head, by_kv_head, by_kv_head, None if segments is None else rows)
+    return jax.shard_map(attention, in_specs=specs, out_specs=by_head, check_vma=False)(query, key, value, segments)
+
+
+def splash(
+    query: jax.Array,
+    key: jax.Array,
+    value: jax.Array,
+    segments: jax.Array | None,
+    *,
+    window: int | None,
+    cfg: Model,
+    interpret: bool = False,
+) -> jax.Array:
+    """The TPU kernel of JAX (jax.experimental.pallas.ops.tpu.splash_attention), which skips blocks that none may see.
+
+    interpret: run it without a TPU, for tests.
+    """
+    from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_kernel as kernels
+    from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_mask as masks
+
+    _, length, heads, head_dim = query.shape
+    padded = -(-length // LANES) * LANES
+    block = next(size for size in (SPLASH_BLOCK, 384, 256, LANES) if padded % size == 0)
+    shape = (padded, padded)
+    mask = masks.CausalMask(shape) if window is None else masks.LocalMask(shape, (window - 1, 0), 0)
+    run = kernels.make_splash_mha(
+        masks.MultiHeadMask([mask] * heads),
+        head_shards=1,
+        q_seq_shards=1,
+        attn_logits_soft_cap=cfg.attention_softcap,
+        block_sizes=kernels.BlockSizes(
+            block_q=block, block_kv=block, block_kv_compute=block, block_q_dkv=block, block_kv_dkv=block,
+            block_kv_dkv_compute=block, block_q_dq=block, block_kv_dq=block,
+        ),
+        residual_checkpoint_name="attention",
+        interpret=interpret,
+    )  # fmt: skip
+
+    def ready(x: jax.Array) -> jax.Array:
+        x = jnp.pad(x, ((0, 0), (0, padded - length), (0, 0), (0, -head_dim % LANES)))
+        return x.swapaxes(1, 2)  # [B, heads, T, head_dim]
+
+    ids = None
+    if segments is not None:
+        segments = jnp.pad(segments, ((0, 0), (0, padded - length)), constant_values=-1)
+        ids = kernels.SegmentIds(segments, segments)
+    out = jax.vmap(run, in_axes=(0, 0, 0, None if ids is None else 0))(ready(query), ready(key), ready(value), ids)
+    assert isinstance(out, jax.Array)
+    return lax.slice_in_dim(out.swapaxes(1, 2)[..., :head_dim], 0, length, axis=1)

@@ -1,0 +1,174 @@
+"""The weight table: all there is to know about every weight of a model. First values, abstract shapes, shardings and
+bytes per device derive from it.
+
+Weights of all layers are stacked on a leading axis: a checkpoint is the same whether layers are scanned or unrolled.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.nn.initializers import Initializer, normal, ones, zeros
+from jax.sharding import Mesh
+
+from conf.schema.training.model import Model
+from conf.schema.training.run_yaml import RunFileError
+from trainer.distributed import mesh as meshes
+
+Params = dict[str, Any]
+"""The weights: arrays in the tree of `weight_table`."""
+
+
+@dataclass(frozen=True)
+class Weight:
+    """One weight: its shape, the logical name of each axis (`mesh.RULES` maps them), its first values."""
+
+    shape: tuple[int, ...]
+    axes: tuple[str | None, ...]
+    init: Initializer
+    dtype: str = "float32"
+
+
+@dataclass(frozen=True)
+class _Inits:
+    """First values by the part a weight plays."""
+
+    embedding: Initializer
+    unembedding: Initializer
+    by_dim: Initializer  # products that read the residual stream
+    output: Initializer  # attention's product into the residual stream
+    down: Initializer  # the feed-forward block's
+
+
+def weight_table(cfg: Model) -> Params:
+    """The tree of every `Weight` of the model."""
+    inits = _inits(cfg)
+    table = {
+        "embedding": Weight((cfg.vocab, cfg.dim), ("vocab", "embed"), inits.embedding),
+        "layers": {
+            name: Weight((cfg.layers, *w.shape), ("layers", *w.axes), w.init)
+            for name, w in [*_attention(cfg, inits), *_mlp(cfg, inits), *_residual(cfg)]
+        },
+        **dict(_norm(cfg, "final_norm")),
+    }
+    if cfg.positions == "learned":
+        table["position_embedding"] = Weight((cfg.context, cfg.dim), (None, "embed"), inits.by_dim)
+    if cfg.norm_embedding:
+        table |= dict(_norm(cfg, "embedding_norm"))
+    if not cfg.tied:
+        table["unembedding"] = Weight((cfg.vocab, cfg.dim), ("vocab", "embed"), inits.unembedding)
+    return table
+
+
+def init(cfg: Model, key: jax.Array) -> Params:
+    """First values of all weights; the same for a key on any number of devices. Call it under jit to shard them."""
+    weights, tree = jax.tree.flatten(weight_table(cfg))
+    keys = jax.random.split(key, len(weights))
+    return tree.unflatten([w.init(k, w.shape, jnp.dtype(w.dtype)) for w, k in zip(weights, keys, strict=True)])
+
+
+def abstract(cfg: Model) -> Params:
+    """Shape and type of every weight, without any array."""
+    return jax.tree.map(lambda w: jax.ShapeDtypeStruct(w.shape, w.dtype), weight_table(cfg))
+
+
+def count(cfg: Model) -> int:
+    """How many numbers the model has learned when it has learned."""
+    return sum(math.prod(weight.shape) for weight in jax.tree.leaves(weight_table(cfg)))
+
+
+def shardings(cfg: Model, mesh: Mesh) -> Params:
+    """How the mesh splits every weight.
+
+    Raises RunFileError where an axis cannot be split evenly.
+    """
+    table = weight_table(cfg)
+    for path, weight in jax.tree.leaves_with_path(table):
+        for size, axis in zip(weight.shape, weight.axes, strict=True):
+            parts = 1 if axis is None else meshes.shards(mesh, axis)
+            if axis is not None and size % parts:
+                raise RunFileError(
+                    f"mesh.{meshes.RULES[axis]}: {parts} devices cannot split the {size} {axis} of "
+                    f"{jax.tree_util.keystr(path, simple=True, separator='.')} evenly"
+                )
+    return jax.tree.map(lambda w: meshes.named(mesh, *w.axes), table)
+
+
+def bytes_per_device(cfg: Model, mesh: Mesh) -> int:
+    """Bytes of the weights that each device holds."""
+    return sum(
+        math.prod(weight.shape) * jnp.dtype(weight.dtype).itemsize
+        // math.prod(1 if axis is None else meshes.shards(mesh, axis) for axis in weight.axes)
+        for weight in jax.tree.leaves(weight_table(cfg))
+    )  # fmt: skip
+
+
+def _inits(cfg: Model) -> _Inits:
+    width = cfg.heads * cfg.head_dim
+    if cfg.init == "fan_in":
+        by_dim = normal(cfg.dim**-0.5)
+        return _Inits(by_dim, by_dim, by_dim, normal(width**-0.5), normal(cfg.hidden**-0.5))
+    if cfg.init == "gpt2":
+        usual, into_stream = normal(0.02), normal(0.02 * (2 * cfg.layers) ** -0.5)
+        return _Inits(usual, usual, usual, into_stream, into_stream)
+    return _Inits(normal(1.0), normal(0.001), _uniform((3 / cfg.dim) ** 0.5), zeros, zeros)
+
+
+def _uniform(bound: float) -> Initializer:
+    def init(key: jax.Array, shape: Any, dtype: Any = jnp.float32, out_sharding: Any = None) -> jax.Array:
+        return jax.random.uniform(key, shape, dtype, -bound, bound, out_sharding=out_sharding)
+
+    return init
+
+
+def _norm(cfg: Model, name: str, axis: str = "embed", size: int | None = None) -> Iterator[tuple[str, Weight]]:
+    """What a norm learns: nothing, a gain, or a gain and a bias."""
+    shape = (size or cfg.dim,)
+    if cfg.norm != "rms_plain":
+        yield name, Weight(shape, (axis,), zeros if cfg.norm == "rms_plus_one" else ones)
+    if cfg.norm == "layer":
+        yield f"{name}_bias", Weight(shape, (axis,), zeros)
+
+
+def _attention(cfg: Model, inits: _Inits) -> Iterator[tuple[str, Weight]]:
+    yield from _norm(cfg, "attention_norm")
+    for name, heads, axis in (
+        ("query", cfg.heads, "heads"),
+        ("key", cfg.kv_heads, "kv_heads"),
+        ("value", cfg.kv_heads, "kv_heads"),
+    ):
+        yield name, Weight((cfg.dim, heads, cfg.head_dim), ("embed", axis, "head_dim"), inits.by_dim)
+        if cfg.biases != "none":
+            yield f"{name}_bias", Weight((heads, cfg.head_dim), (axis, "head_dim"), zeros)
+    yield "output", Weight((cfg.heads, cfg.head_dim, cfg.dim), ("heads", "head_dim", "embed"), inits.output)
+    if cfg.biases == "all":
+        yield "output_bias", Weight((cfg.dim,), ("embed",), zeros)
+    if cfg.qk_norm != "none":
+        yield from _norm(cfg, "query_norm", "head_dim", cfg.head_dim)
+        yield from _norm(cfg, "key_norm", "head_dim", cfg.head_dim)
+    if cfg.post_norms:
+        yield from _norm(cfg, "post_attention_norm")
+
+
+def _mlp(cfg: Model, inits: _Inits) -> Iterator[tuple[str, Weight]]:
+    yield from _norm(cfg, "mlp_norm")
+    if cfg.mlp in ("geglu", "swiglu"):
+        yield "gate", Weight((cfg.dim, cfg.hidden), ("embed", "hidden"), inits.by_dim)
+    yield "up", Weight((cfg.dim, cfg.hidden), ("embed", "hidden"), inits.by_dim)
+    yield "down", Weight((cfg.hidden, cfg.dim), ("hidden", "embed"), inits.down)
+    if cfg.biases == "all":
+        yield "up_bias", Weight((cfg.hidden,), ("hidden",), zeros)
+        yield "down_bias", Weight((cfg.dim,), ("embed",), zeros)
+    if cfg.post_norms:
+        yield from _norm(cfg, "post_mlp_norm")
+
+
+def _residual(cfg: Model) -> Iterator[tuple[str, Weight]]:
+    if cfg.residual_scalars:
+        yield "residual_scale", Weight((), (), ones)
+        yield "embedding_scale", Weight((), (), zeros)

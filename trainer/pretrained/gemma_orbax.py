@@ -1,0 +1,102 @@
+"""Gemma as Google DeepMind publishes it for JAX: the parameters of its flax modules, in an Orbax checkpoint.
+
+Names and shapes as of https://github.com/google-deepmind/gemma: `transformer/layer_0/attn/q_einsum` holds `w`
+[heads, dim, head_dim], and so on. The first of the two halves of `gating_einsum` goes through the activation.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import jax
+import numpy as np
+import orbax.checkpoint as ocp
+from etils import epath
+
+from conf.schema.training.model import Model
+from trainer.models.weights import Params, weight_table
+from trainer.pretrained.hf_files import CheckpointError
+
+LAYER = re.compile(r"layer_(\d+)/(.+)")
+NORMS = {
+    "pre_attention_norm": "attention_norm",
+    "post_attention_norm": "post_attention_norm",
+    "pre_ffw_norm": "mlp_norm",
+    "post_ffw_norm": "post_mlp_norm",
+    "attn/_query_norm": "query_norm",
+    "attn/_key_norm": "key_norm",
+}
+
+
+def is_checkpoint(folder: epath.Path) -> bool:
+    """Does Orbax have to do with that folder?"""
+    signs = ("_METADATA", "_CHECKPOINT_METADATA", "checkpoint", "manifest.ocdbt")
+    return any((folder / name).exists() for name in signs)
+
+
+def read(folder: epath.Path, cfg: Model) -> Params:
+    """All weights of the model as NumPy arrays, in the tree of `weight_table`.
+
+    Raises:
+        CheckpointError: a weight is missing, or the checkpoint is of another model.
+    """
+    with ocp.PyTreeCheckpointer() as checkpointer:
+        tree = checkpointer.restore(folder)
+    table = weight_table(cfg)
+    params: Params = {"layers": {}}
+    for path, array in jax.tree.leaves_with_path(tree):
+        name = _plain(jax.tree_util.keystr(path, simple=True, separator="/"))
+        layer = LAYER.fullmatch(name)
+        found = _of_layer(layer[2], np.asarray(array), cfg) if layer else _of_model(name, np.asarray(array), cfg)
+        for ours, part in found.items():
+            wanted = table["layers"][ours].shape[1:] if layer else table[ours].shape
+            if part.shape != wanted:
+                raise CheckpointError(f"{folder}: {name} has the shape {part.shape}, but {ours} of the model {wanted}")
+            if layer is None:
+                params[ours] = part
+            elif int(layer[1]) >= cfg.layers:
+                raise CheckpointError(f"{folder}: holds more than the model's {cfg.layers} layers")
+            else:
+                stacked = params["layers"].setdefault(ours, [None] * cfg.layers)
+                stacked[int(layer[1])] = part
+    missing = {*table, *table["layers"]} - {*params, *params["layers"]}
+    missing |= {name for name, parts in params["layers"].items() if any(part is None for part in parts)}
+    if missing:
+        raise CheckpointError(f"{folder}: has no {', '.join(sorted(missing))} for all of the {cfg.layers} layers")
+    params["layers"] = {name: np.stack(parts) for name, parts in params["layers"].items()}
+    return params
+
+
+def _plain(name: str) -> str:
+    """Without the names of the collection and of the model, which differ between releases, and of the single array."""
+    for start in ("params/", "transformer/"):
+        name = name.removeprefix(start)
+    return re.sub(r"/(w|scale)$", "", name)
+
+
+def _of_model(name: str, array: np.ndarray, cfg: Model) -> dict[str, Any]:
+    if name == "embedder/input_embedding":
+        return {"embedding": array[: cfg.vocab]}
+    return {"final_norm": array} if name == "final_norm" else {}  # the tower that sees images is left out
+
+
+def _of_layer(name: str, array: np.ndarray, cfg: Model) -> dict[str, Any]:
+    if name in NORMS:
+        return {NORMS[name]: array}
+    match name:
+        case "attn/q_einsum":
+            return {"query": array.swapaxes(0, 1)}
+        case "attn/kv_einsum":
+            return {"key": array[0].swapaxes(0, 1), "value": array[1].swapaxes(0, 1)}
+        case "attn/qkv_einsum":
+            return dict(zip(("query", "key", "value"), array.swapaxes(1, 2), strict=True))
+        case "attn/attn_vec_einsum":
+            return {"output": array}
+        case "mlp/gating_einsum":  # [2, hidden, dim], in older releases [2, dim, hidden]
+            gate, up = array.swapaxes(1, 2) if array.shape[1] == cfg.hidden else array
+            return {"gate": gate, "up": up}
+        case "mlp/linear":
+            return {"down": array}
+        case _:
+            return {}

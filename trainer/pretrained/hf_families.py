@@ -1,0 +1,324 @@
+"""How Hugging Face names, shapes and describes the models that we know: one table per family, read in both directions.
+
+config.json and tensor names as of transformers 5 (https://huggingface.co/docs/transformers/model_doc/gemma2 and so on).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+from pydantic import ValidationError
+
+from conf.schema.training import families
+from conf.schema.training.model import Model
+
+FAMILIES = {
+    "gemma2": "gemma2",
+    "gemma3_text": "gemma3",
+    "llama": "llama3",
+    "qwen2": "qwen2",
+    "qwen3": "qwen3",
+    "gpt2": "gpt2",
+}
+"""model_type of config.json: our family."""
+PREFIXES = ("model.", "transformer.", "language_model.model.", "model.language_model.", "")
+"""What may stand before a name: some checkpoints are of the bare decoder, some of a model that sees images as well."""
+Arrays = tuple[np.ndarray, ...]
+
+
+class UnknownArchitectureError(ValueError):
+    """config.json describes a model that the decoder cannot be."""
+
+
+class Tensor(NamedTuple):
+    """One of their tensors, and which of our weights it holds. `ours` are keys of the tree, or of its "layers"."""
+
+    theirs: str  # with {i} for the number of the layer
+    ours: tuple[str, ...]
+    read: Callable[[np.ndarray], Arrays]
+    write: Callable[..., np.ndarray]
+
+    @property
+    def of_layers(self) -> bool:
+        return "{i}" in self.theirs
+
+
+def model_from(config: dict[str, Any], **compute: Any) -> Model:
+    """Our description of the model in a config.json.
+
+    compute: keys of `Model` that say how it is computed, not what it is; the rest of them is the family's.
+
+    Raises:
+        UnknownArchitectureError: with what cannot be expressed.
+    """
+    config = {**config, **config.get("text_config", {})}
+    kind = config.get("model_type", "")
+    if kind not in FAMILIES:
+        known = ", ".join(FAMILIES)
+        raise UnknownArchitectureError(f"config.json: model_type {kind!r} is not one of {known}")
+    try:
+        described = _gpt2(config) if kind == "gpt2" else _rotary(config)
+        return Model.model_validate({**families.switches(FAMILIES[kind]), **described, **compute})
+    except KeyError as error:
+        raise UnknownArchitectureError(f"config.json: there is no {error} of {kind}") from None
+    except ValidationError as error:
+        found = error.errors()[0]
+        key = ".".join(map(str, found["loc"])) or "model"
+        raise UnknownArchitectureError(f"config.json: {key} of {kind}: {found['msg']}") from None
+
+
+def config_for(cfg: Model) -> dict[str, Any]:
+    """A config.json that makes transformers build the same model. Raises UnknownArchitectureError where it has none."""
+    kind = next((kind for kind, family in FAMILIES.items() if family == family_of(cfg)), None)
+    if kind is None:
+        raise UnknownArchitectureError("model: transformers has no architecture with these switches")
+    classes = {"gemma2": "Gemma2", "gemma3_text": "Gemma3", "llama": "Llama", "qwen2": "Qwen2", "qwen3": "Qwen3"}
+    common = {
+        "model_type": kind,
+        "architectures": ["GPT2LMHeadModel" if kind == "gpt2" else f"{classes[kind]}ForCausalLM"],
+        "vocab_size": cfg.vocab,
+        "tie_word_embeddings": cfg.tied,
+        "dtype": "float32",
+    }
+    if kind == "gpt2":
+        return common | {
+            "n_layer": cfg.layers, "n_embd": cfg.dim, "n_head": cfg.heads, "n_inner": cfg.hidden,
+            "n_positions": cfg.context, "layer_norm_epsilon": cfg.norm_epsilon, "activation_function": "gelu_new",
+        }  # fmt: skip
+    return common | _rotary_config(cfg, kind)
+
+
+SAID = {"norm_epsilon", "context"}
+"""Keys of the model that every config.json says."""
+ROTARY = {"rope_base", "rope_scaling", "tied"}
+GEMMA = ROTARY | {"pattern", "window", "query_scalar", "attention_softcap", "final_softcap"}
+SAID_BY = {
+    "gemma2": GEMMA,
+    "gemma3": GEMMA | {"rope_local_base"},
+    "llama3": ROTARY,
+    "qwen2": ROTARY,
+    "qwen3": ROTARY,
+    "gpt2": set[str](),
+}
+"""What those of a family say as well."""
+COMPUTED = {"init", "activation_dtype", "attention", "scan_layers", "remat", "logit_chunk", "weights"}
+"""What is no matter of theirs: how it is computed, and first values."""
+
+
+def family_of(cfg: Model) -> str | None:
+    """The family whose config.json can say all that the model is."""
+    for name, said in SAID_BY.items():
+        free = SAID | said | COMPUTED
+        if cfg.pattern == families.switches(name)["pattern"] == "G":
+            free |= {"window"}  # of no layer
+        if all(getattr(cfg, key) == value for key, value in families.switches(name).items() if key not in free):
+            return name
+    return None
+
+
+def tensors(cfg: Model) -> Iterator[Tensor]:
+    """All tensors of a checkpoint of the model. Raises UnknownArchitectureError for a family that they do not have."""
+    family = family_of(cfg)
+    if family is None:
+        raise UnknownArchitectureError("model: transformers has no architecture with these switches")
+    if family == "gpt2":
+        yield from _gpt2_tensors(cfg)
+        return
+    yield _same("embed_tokens.weight", "embedding")
+    yield _same("norm.weight", "final_norm")
+    if not cfg.tied:
+        yield _same("lm_head.weight", "unembedding")
+    layer = "layers.{i}."
+    yield _same(f"{layer}input_layernorm.weight", "attention_norm")
+    after = "post_attention_norm" if cfg.post_norms else "mlp_norm"
+    yield _same(f"{layer}post_attention_layernorm.weight", after)
+    if cfg.post_norms:
+        yield _same(f"{layer}pre_feedforward_layernorm.weight", "mlp_norm")
+        yield _same(f"{layer}post_feedforward_layernorm.weight", "post_mlp_norm")
+    for letter, name, heads in (("q", "query", cfg.heads), ("k", "key", cfg.kv_heads), ("v", "value", cfg.kv_heads)):
+        yield _into_heads(f"{layer}self_attn.{letter}_proj.weight", name, heads)
+        if cfg.biases == "qkv":
+            yield _reshaped(f"{layer}self_attn.{letter}_proj.bias", f"{name}_bias", (heads, cfg.head_dim))
+        if cfg.qk_norm != "none" and name != "value":
+            yield _same(f"{layer}self_attn.{letter}_norm.weight", f"{name}_norm")
+    yield _from_heads(f"{layer}self_attn.o_proj.weight", "output", cfg.heads)
+    for name in ("gate", "up", "down"):
+        yield _transposed(f"{layer}mlp.{name}_proj.weight", name)
+
+
+def _gpt2_tensors(cfg: Model) -> Iterator[Tensor]:
+    heads = (cfg.heads, cfg.head_dim)
+    layer = "h.{i}."
+    yield _same("wte.weight", "embedding")
+    yield _same("wpe.weight", "position_embedding")
+    for theirs, ours in (("ln_f", "final_norm"), (f"{layer}ln_1", "attention_norm"), (f"{layer}ln_2", "mlp_norm")):
+        yield _same(f"{theirs}.weight", ours)
+        yield _same(f"{theirs}.bias", f"{ours}_bias")
+    for kind, suffix in (("weight", ""), ("bias", "_bias")):
+        yield Tensor(
+            f"{layer}attn.c_attn.{kind}",
+            tuple(f"{name}{suffix}" for name in ("query", "key", "value")),
+            lambda x: tuple(part.reshape(*part.shape[:-1], *heads) for part in np.split(x, 3, axis=-1)),
+            lambda *parts: np.concatenate([part.reshape(*part.shape[:-2], -1) for part in parts], axis=-1),
+        )
+    yield _reshaped(f"{layer}attn.c_proj.weight", "output", (*heads, cfg.dim), joined=(-1, cfg.dim))
+    yield _same(f"{layer}attn.c_proj.bias", "output_bias")
+    for theirs, ours in (("c_fc", "up"), ("c_proj", "down")):
+        yield _same(f"{layer}mlp.{theirs}.weight", ours)
+        yield _same(f"{layer}mlp.{theirs}.bias", f"{ours}_bias")
+
+
+def _same(theirs: str, ours: str) -> Tensor:
+    return Tensor(theirs, (ours,), lambda x: (x,), lambda x: x)
+
+
+def _transposed(theirs: str, ours: str) -> Tensor:
+    return Tensor(theirs, (ours,), lambda x: (x.T,), lambda x: x.T)
+
+
+def _reshaped(theirs: str, ours: str, shape: tuple[int, ...], joined: tuple[int, ...] = (-1,)) -> Tensor:
+    return Tensor(theirs, (ours,), lambda x: (x.reshape(shape),), lambda x: x.reshape(joined))
+
+
+def _into_heads(theirs: str, ours: str, heads: int) -> Tensor:
+    """[heads * head_dim, dim] to [dim, heads, head_dim]."""
+    return Tensor(
+        theirs,
+        (ours,),
+        lambda x: (x.T.reshape(x.shape[1], heads, -1),),
+        lambda x: x.reshape(x.shape[0], -1).T,
+    )
+
+
+def _from_heads(theirs: str, ours: str, heads: int) -> Tensor:
+    """[dim, heads * head_dim] to [heads, head_dim, dim]."""
+    return Tensor(
+        theirs,
+        (ours,),
+        lambda x: (x.T.reshape(heads, -1, x.shape[0]),),
+        lambda x: x.reshape(-1, x.shape[-1]).T,
+    )
+
+
+def _gpt2(config: dict[str, Any]) -> dict[str, Any]:
+    dim, heads = config["n_embd"], config["n_head"]
+    _refuse(config, activation_function=("gelu_new",), scale_attn_by_inverse_layer_idx=(False,))
+    _refuse(config, scale_attn_weights=(True,), add_cross_attention=(False,), tie_word_embeddings=(True,))
+    return {
+        "layers": config["n_layer"], "dim": dim, "heads": heads, "kv_heads": heads, "head_dim": dim // heads,
+        "hidden": config.get("n_inner") or 4 * dim, "vocab": config["vocab_size"], "context": config["n_positions"],
+        "norm_epsilon": config["layer_norm_epsilon"],
+    }  # fmt: skip
+
+
+def _rotary(config: dict[str, Any]) -> dict[str, Any]:
+    kind = config["model_type"]
+    gemma = kind.startswith("gemma")
+    activation = config.get("hidden_activation") if gemma else config.get("hidden_act")
+    if activation not in (("gelu_pytorch_tanh",) if gemma else ("silu",)):
+        raise UnknownArchitectureError(f"config.json: activation {activation!r} of {kind} is not supported")
+    _refuse(config, attention_bias=(False, None), mlp_bias=(False, None), use_sliding_window=(False, None))
+    _refuse(config, use_bidirectional_attention=(False, None), pretraining_tp=(1, None))
+    described = {
+        "layers": config["num_hidden_layers"],
+        "dim": config["hidden_size"],
+        "heads": config["num_attention_heads"],
+        "kv_heads": config["num_key_value_heads"],
+        "head_dim": config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"],
+        "hidden": config["intermediate_size"],
+        "vocab": config["vocab_size"],
+        "context": config["max_position_embeddings"],
+        "norm_epsilon": config["rms_norm_eps"],
+        "tied": config.get("tie_word_embeddings", gemma),
+        **_rope(config),
+    }
+    if gemma:
+        scalar = config["query_pre_attn_scalar"]
+        described |= {
+            "window": config["sliding_window"],
+            "pattern": _pattern(config, kind),
+            "query_scalar": None if scalar == described["head_dim"] else scalar,
+            "attention_softcap": config.get("attn_logit_softcapping"),
+            "final_softcap": config.get("final_logit_softcapping"),
+        }
+    return described
+
+
+def _pattern(config: dict[str, Any], kind: str) -> str:
+    types = config.get("layer_types")
+    if types is None:
+        period = 2 if kind == "gemma2" else config.get("sliding_window_pattern", 6)
+        return "L" * (period - 1) + "G"
+    letters = "".join("L" if name == "sliding_attention" else "G" for name in types)
+    lengths = range(1, len(letters) + 1)
+    return next(letters[:n] for n in lengths if (letters[:n] * len(letters))[: len(letters)] == letters)
+
+
+def _rope(config: dict[str, Any]) -> dict[str, Any]:
+    """Rotary parameters, as transformers 5 (rope_parameters) or 4 (rope_theta, rope_scaling) write them."""
+    given = config.get("rope_parameters") or {}
+    everywhere = given.get("full_attention", given)
+    local = given.get("sliding_attention", {}).get("rope_theta") or config.get("rope_local_base_freq")
+    base = everywhere.get("rope_theta") or config.get("rope_theta", 10000.0)
+    scaling = (everywhere if everywhere.get("rope_type") else config.get("rope_scaling")) or {}
+    kind = scaling.get("rope_type") or scaling.get("type") or "default"
+    found: dict[str, Any] = {"rope_base": base, "rope_local_base": local, "rope_scaling": None}
+    if kind == "linear":
+        found["rope_scaling"] = {"kind": "linear", "factor": scaling["factor"]}
+    elif kind == "llama3":
+        found["rope_scaling"] = {
+            "kind": "llama3",
+            "factor": scaling["factor"],
+            "low_frequency_factor": scaling["low_freq_factor"],
+            "high_frequency_factor": scaling["high_freq_factor"],
+            "original_context": scaling["original_max_position_embeddings"],
+        }
+    elif kind != "default":
+        raise UnknownArchitectureError(f"config.json: rope_type {kind!r} is not supported")
+    return found
+
+
+def _rotary_config(cfg: Model, kind: str) -> dict[str, Any]:
+    gemma = kind.startswith("gemma")
+    written: dict[str, Any] = {
+        "num_hidden_layers": cfg.layers,
+        "hidden_size": cfg.dim,
+        "num_attention_heads": cfg.heads,
+        "num_key_value_heads": cfg.kv_heads,
+        "head_dim": cfg.head_dim,
+        "intermediate_size": cfg.hidden,
+        "max_position_embeddings": cfg.context,
+        "rms_norm_eps": cfg.norm_epsilon,
+        "hidden_activation" if gemma else "hidden_act": "gelu_pytorch_tanh" if gemma else "silu",
+        "rope_theta": cfg.rope_base,
+    }
+    if (scaling := cfg.rope_scaling) is not None:
+        written["rope_scaling"] = {"rope_type": scaling.kind, "factor": scaling.factor}
+        if scaling.kind == "llama3":
+            written["rope_scaling"] |= {
+                "low_freq_factor": scaling.low_frequency_factor,
+                "high_freq_factor": scaling.high_frequency_factor,
+                "original_max_position_embeddings": scaling.original_context,
+            }
+    if gemma:
+        letters = (cfg.pattern * cfg.layers)[: cfg.layers]
+        names = {"L": "sliding_attention", "G": "full_attention"}
+        scalar = cfg.query_scalar or cfg.head_dim
+        written |= {
+            "sliding_window": cfg.window,
+            "layer_types": [names[letter] for letter in letters],
+            "query_pre_attn_scalar": int(scalar) if scalar == int(scalar) else scalar,  # transformers wants an integer
+            "attn_logit_softcapping": cfg.attention_softcap,
+            "final_logit_softcapping": cfg.final_softcap,
+        }
+    if cfg.rope_local_base is not None:
+        written["rope_local_base_freq"] = cfg.rope_local_base
+    return written
+
+
+def _refuse(config: dict[str, Any], **allowed: tuple[Any, ...]) -> None:
+    for key, values in allowed.items():
+        if key in config and config[key] not in values:
+            raise UnknownArchitectureError(f"config.json: {key}: {config[key]!r} is not supported")

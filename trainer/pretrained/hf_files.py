@@ -1,0 +1,175 @@
+"""Hugging Face checkpoints in and out, tensor by tensor: nothing but the result is ever held whole."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from etils import epath
+
+from conf.schema.training.model import Model
+from trainer.models.weights import Params, weight_table
+from trainer.pretrained.hf_families import PREFIXES, Tensor, tensors
+
+INDEX = "model.safetensors.index.json"
+SINGLE = "model.safetensors"
+SHARD_BYTES = 2 << 30
+"""Size of the files that `write` makes; it holds two such sizes beside the model."""
+
+
+class CheckpointError(ValueError):
+    """A checkpoint that is incomplete, damaged, or of another model."""
+
+
+def read_config(folder: epath.Path) -> dict[str, Any]:
+    """config.json. Raises CheckpointError."""
+    file = folder / "config.json"
+    if not file.exists():
+        raise CheckpointError(f"{folder}: there is no config.json; give the folder of a Hugging Face model")
+    try:
+        return json.loads(file.read_text())
+    except json.JSONDecodeError as error:
+        raise CheckpointError(f"{file}: is no JSON: {error}") from None
+
+
+def read(folder: epath.Path, cfg: Model) -> Params:
+    """All weights of the model as NumPy arrays, in the types of the checkpoint, in the tree of `weight_table`.
+
+    Raises:
+        CheckpointError: a shard is missing or cut off, a tensor is missing or of another shape.
+    """
+    wanted = {name: tensor for tensor in tensors(cfg) for name in _names(tensor, cfg)}
+    table, params = weight_table(cfg), {}
+    for name, array in stored(folder):
+        known = next((name.removeprefix(p) for p in PREFIXES if name.removeprefix(p) in wanted), None)
+        if known is None:
+            continue  # buffers, an output layer that is tied anyway, the tower that sees images
+        _place(params, table, known, wanted.pop(known), array)
+    if wanted:
+        missing = sorted(wanted)
+        raise CheckpointError(f"{folder}: {len(missing)} tensors are missing, such as {', '.join(missing[:3])}")
+    return params
+
+
+def write(folder: epath.Path, params: Params, cfg: Model, config: dict[str, Any]) -> None:
+    """Write config.json and shards of at most SHARD_BYTES, as transformers' `from_pretrained` reads them."""
+    from safetensors.numpy import save
+
+    folder.mkdir(parents=True, exist_ok=True)
+    shards = _into_shards(params, cfg)
+    where: dict[str, str] = {}
+    for i, shard in enumerate(shards, start=1):
+        file = SINGLE if len(shards) == 1 else f"model-{i:05}-of-{len(shards):05}.safetensors"
+        arrays = {_exported_name(name, cfg): _theirs(name, tensor, params) for name, tensor in shard}
+        (folder / file).write_bytes(save(arrays, metadata={"format": "pt"}))
+        where |= dict.fromkeys(arrays, file)
+    if len(shards) > 1:
+        (folder / INDEX).write_text(json.dumps({"metadata": {}, "weight_map": where}, indent=2) + "\n")
+    (folder / "config.json").write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")
+
+
+def _into_shards(params: Params, cfg: Model) -> list[list[tuple[str, Tensor]]]:
+    """Which of their tensors go into which file."""
+    shards: list[list[tuple[str, Tensor]]] = [[]]
+    size = 0
+    for tensor in tensors(cfg):
+        tree = params["layers"] if tensor.of_layers else params
+        nbytes = sum(tree[ours].nbytes for ours in tensor.ours) // (cfg.layers if tensor.of_layers else 1)
+        for name in _names(tensor, cfg):
+            if size + nbytes > SHARD_BYTES and shards[-1]:
+                shards.append([])
+                size = 0
+            shards[-1].append((name, tensor))
+            size += nbytes
+    return shards
+
+
+def _exported_name(name: str, cfg: Model) -> str:
+    return name if name == "lm_head.weight" else f"{'transformer' if cfg.norm == 'layer' else 'model'}.{name}"
+
+
+def _theirs(name: str, tensor: Tensor, params: Params) -> np.ndarray:
+    if not tensor.of_layers:
+        return np.ascontiguousarray(tensor.write(*(np.asarray(params[ours]) for ours in tensor.ours)))
+    parts = [np.asarray(params["layers"][ours][_layer(name)]) for ours in tensor.ours]
+    return np.ascontiguousarray(tensor.write(*parts))
+
+
+def _layer(name: str) -> int:
+    """The number of the layer in one of their names."""
+    return int(next(word for word in name.split(".") if word.isdigit()))
+
+
+def _names(tensor: Tensor, cfg: Model) -> list[str]:
+    """Their names of one kind of tensor: one, or one per layer."""
+    return [tensor.theirs.format(i=i) for i in range(cfg.layers)] if tensor.of_layers else [tensor.theirs]
+
+
+def _place(params: Params, table: Params, name: str, tensor: Tensor, array: np.ndarray) -> None:
+    """Put a tensor of theirs where it belongs; the arrays of all layers are made when the first one comes."""
+    try:
+        parts = tensor.read(array)
+    except ValueError:
+        parts = ()
+    shapes = [(table["layers"] if tensor.of_layers else table)[ours].shape for ours in tensor.ours]
+    if tensor.of_layers:
+        shapes = [shape[1:] for shape in shapes]
+    if [part.shape for part in parts] != shapes:
+        raise CheckpointError(f"{name}: the shape {array.shape} is not that of the model in config.json")
+    for ours, part in zip(tensor.ours, parts, strict=True):
+        if not tensor.of_layers:
+            params[ours] = np.ascontiguousarray(part)
+            continue
+        layers = params.setdefault("layers", {})
+        if ours not in layers:
+            layers[ours] = np.empty(table["layers"][ours].shape, part.dtype)
+        layers[ours][_layer(name)] = part
+
+
+def stored(folder: epath.Path) -> Iterator[tuple[str, np.ndarray]]:
+    """Every tensor of every shard, one at a time."""
+    from safetensors import SafetensorError, safe_open
+
+    for name in _shards(folder):
+        file = folder / name
+        if not file.exists():
+            raise CheckpointError(f"{file}: the shard is missing; download the model again")
+        with _local(file) as path:
+            try:
+                with safe_open(path, framework="np") as shard:
+                    for key in shard.keys():  # noqa: SIM118 - it is no dict
+                        yield key, shard.get_tensor(key)
+            except SafetensorError as error:
+                raise CheckpointError(f"{file}: is damaged or cut off ({error}); download it again") from None
+
+
+def _shards(folder: epath.Path) -> list[str]:
+    if (folder / INDEX).exists():
+        try:
+            return sorted(set(json.loads((folder / INDEX).read_text())["weight_map"].values()))
+        except (json.JSONDecodeError, KeyError, TypeError, AttributeError):
+            raise CheckpointError(f"{folder / INDEX}: is no index of shards; download it again") from None
+    if (folder / SINGLE).exists():
+        return [SINGLE]
+    raise CheckpointError(f"{folder}: there is neither {SINGLE} nor {INDEX}")
+
+
+def _local(file: epath.Path) -> Any:
+    """The file as a local path for the time of a `with`: itself, or a copy that is deleted afterwards."""
+    import contextlib
+    import tempfile
+
+    if "://" not in str(file):
+        return contextlib.nullcontext(Path(file))
+
+    @contextlib.contextmanager
+    def copied() -> Iterator[Path]:
+        with tempfile.TemporaryDirectory() as folder:
+            copy = epath.Path(folder) / file.name
+            file.copy(copy)
+            yield Path(copy)
+
+    return copied()

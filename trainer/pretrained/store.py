@@ -1,0 +1,109 @@
+"""Weights on their own, to start from: an Orbax checkpoint, and model.yaml, which says what model they are of; or a
+folder of Hugging Face's, read as it is."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import numpy as np
+import orbax.checkpoint as ocp
+import yaml
+from etils import epath
+from jax.sharding import Mesh
+from pydantic import ValidationError
+
+from conf.schema.training.model import Model
+from conf.schema.training.run_yaml import RunFileError
+from trainer.models.weights import Params, abstract, shardings
+from trainer.pretrained import hf_families, hf_files
+
+WEIGHTS = "weights"
+DESCRIPTION = "model.yaml"
+COMPUTATION = {"activation_dtype", "attention", "scan_layers", "remat", "logit_chunk", "init", "context", "weights"}
+"""Keys of the model that may differ between who wrote the weights and who reads them."""
+
+
+class StoreError(RunFileError):
+    """A folder without weights, or with those of another model."""
+
+
+def write(folder: epath.Path, params: Params, cfg: Model) -> None:
+    """Write the weights, NumPy arrays, then their description: a folder without one is not complete."""
+    # the usual handler makes a copy of every array first, so that it may be changed meanwhile; nobody does that here
+    handler = ocp.type_handlers.NumpyHandler(deepcopy_host_arrays=False)
+    registry = ocp.type_handlers.create_type_handler_registry((np.ndarray, handler))
+    with ocp.Checkpointer(ocp.PyTreeCheckpointHandler(type_handler_registry=registry)) as checkpointer:
+        checkpointer.save(_absolute(folder) / WEIGHTS, params)
+    (folder / DESCRIPTION).write_text(yaml.safe_dump(cfg.model_dump(mode="json"), sort_keys=False))
+
+
+def describe(folder: epath.Path) -> Model:
+    """What model the weights are of. Raises StoreError."""
+    file = folder / DESCRIPTION
+    if not file.exists() and (folder / "config.json").exists():
+        try:
+            return hf_families.model_from(hf_files.read_config(folder))
+        except (hf_files.CheckpointError, hf_families.UnknownArchitectureError) as error:
+            raise StoreError(f"{folder}: {error}") from None
+    if not file.exists():
+        raise StoreError(f"{folder}: there is no {DESCRIPTION}; make it with `python -m trainer.convert import`")
+    try:
+        return Model.model_validate(yaml.safe_load(file.read_text()))
+    except ValidationError as error:
+        raise StoreError(f"{file}: {error.errors()[0]['msg']}") from None
+
+
+def read(folder: epath.Path, cfg: Model) -> Params:
+    """The weights as NumPy arrays, in the types they are stored in. Raises StoreError."""
+    _check(folder, cfg)
+    with ocp.PyTreeCheckpointer() as checkpointer:
+        return jax.tree.map(np.asarray, checkpointer.restore(_absolute(folder) / WEIGHTS))
+
+
+def place(folder: epath.Path, cfg: Model, mesh: Mesh) -> Params:
+    """The weights in the model's types, on the mesh.
+
+    Of our own folders, each process reads only what its devices hold; of Hugging Face's, everything, into its memory.
+    Raises StoreError.
+    """
+    _check(folder, cfg)
+    wanted = jax.tree.map(
+        lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), abstract(cfg), shardings(cfg, mesh)
+    )
+    if not (folder / DESCRIPTION).exists():
+        read, shapes = _pretrained(folder, cfg), jax.tree.leaves(wanted)
+        arrays, tree = jax.tree.flatten(read)
+        del read  # so that each array goes when it has been placed
+        return tree.unflatten([_placed(arrays.pop(0), shape) for shape in shapes])
+    restore: Any = ocp.checkpoint_utils.construct_restore_args(wanted)
+    with ocp.PyTreeCheckpointer() as checkpointer:
+        placed = checkpointer.restore(_absolute(folder) / WEIGHTS, restore_args=restore)
+    return jax.tree.map(lambda x, w: x.astype(w.dtype) if x.dtype != w.dtype else x, placed, wanted)
+
+
+def _pretrained(folder: epath.Path, cfg: Model) -> Params:
+    try:
+        return hf_files.read(folder, cfg)
+    except hf_files.CheckpointError as error:
+        raise StoreError(f"model.weights: {error}") from None
+
+
+def _placed(array: np.ndarray, wanted: jax.ShapeDtypeStruct) -> jax.Array:
+    def part(index: tuple[slice, ...]) -> np.ndarray:
+        return array[index].astype(wanted.dtype, copy=False)
+
+    return jax.make_array_from_callback(wanted.shape, wanted.sharding, part)  # pyright: ignore[reportArgumentType]
+
+
+def _check(folder: epath.Path, cfg: Model) -> None:
+    """Raise StoreError unless the weights are of this model."""
+    found, wanted = describe(folder).model_dump(), cfg.model_dump()
+    for key in wanted.keys() - COMPUTATION:
+        if found[key] != wanted[key]:
+            raise StoreError(f"model.{key}: is {wanted[key]!r}, but {found[key]!r} in the weights of {folder}")
+
+
+def _absolute(folder: epath.Path) -> epath.Path:
+    """Orbax refuses relative folders."""
+    return folder if "://" in str(folder) else folder.resolve()

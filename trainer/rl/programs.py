@@ -1,0 +1,171 @@
+"""The compiled programs of the GRPO loop: updates, the scores of a drawn batch, and the list of all of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import Mesh
+
+from conf.schema.training.loop import GrpoLoop
+from conf.schema.training.optimizer import Optimizer
+from conf.schema.training.run_yaml import RunFile
+from trainer.distributed import mesh as meshes
+from trainer.losses import grpo
+from trainer.models import weights
+from trainer.models.shared_prompt import group_of
+from trainer.rl import batching
+from trainer.sampler.programs import Programs as Sampling
+from trainer.step import train_step
+from trainer.step.program import Program, abstract_rows
+
+Logprobs = Callable[[weights.Params, weights.Params, dict[str, jax.Array]], tuple[jax.Array, jax.Array]]
+"""(policy, reference, batch) to the log-probabilities of the batch's responses under each, [B, T - 1]; 0 elsewhere."""
+
+
+class Programs:
+    """Those that have been compiled. A batch is as wide as one of `loop.widths`, and each has its own."""
+
+    def __init__(self, loop: GrpoLoop, compiled: dict[str, Any]) -> None:
+        """compiled: by the names of `all_programs`."""
+        self._loop, self._compiled = loop, compiled
+
+    def update(
+        self, state: train_step.State, batch: dict[str, jax.Array]
+    ) -> tuple[train_step.State, dict[str, jax.Array]]:
+        """As `update.build`."""
+        return self._of("update", batch)(state, batch)
+
+    def score(self, params: weights.Params, reference: weights.Params, batch: dict[str, jax.Array]) -> Any:
+        """As `logprobs`."""
+        given = {name: batch[name] for name in ("tokens", "mask")}
+        return self._of("logprob", batch)(params, reference, given)
+
+    def warm_start(
+        self, state: train_step.State, batch: dict[str, jax.Array]
+    ) -> tuple[train_step.State, dict[str, jax.Array]]:
+        """The supervised update."""
+        return self._compiled["warm_start"](state, batch)
+
+    def _of(self, name: str, batch: dict[str, jax.Array]) -> Any:
+        return self._compiled[_named(name, self._loop, batch["tokens"].shape[1])]
+
+
+def programs(experiment: RunFile, mesh: Mesh) -> Iterator[Program]:
+    """What decides whether a run fits: of updates and scores, those of the longest samples."""
+    loop = experiment.loop
+    assert isinstance(loop, GrpoLoop)
+    state, reference = _resident(experiment, mesh)
+    yield from _training(experiment, loop, mesh, loop.widths[-1:])
+    yield from _sampling(experiment, loop, mesh, Sampling(experiment.model, batching.settings(loop), mesh, ends=(0,)))
+    yield Program("resident", None, beside=(state, reference))
+
+
+def all_programs(experiment: RunFile, loop: GrpoLoop, mesh: Mesh, sampler: Sampling) -> Iterator[Program]:
+    """What a run compiles before its first step. sampler: its functions are the ones that the run calls."""
+    yield from _sampling(experiment, loop, mesh, sampler)
+    yield from _training(experiment, loop, mesh, loop.widths)
+
+
+def _training(experiment: RunFile, loop: GrpoLoop, mesh: Mesh, widths: list[int]) -> Iterator[Program]:
+    cfg, opt = experiment.model, experiment.optimizer
+    state, reference = _resident(experiment, mesh)
+    train = updater(grpo.loss(cfg, loop, grouped=loop.whole_groups), experiment, opt, mesh)
+    score = logprobs(experiment, loop, mesh)
+    for width in reversed(widths):
+        drawn = _drawn(loop, mesh, width)
+        batch = drawn | dict.fromkeys(grpo.TOKEN_FIELDS, drawn["mask"])
+        batch |= {name: abstract_rows(mesh, (loop.rows,), "float32") for name in grpo.ROW_FIELDS}
+        yield Program(_named("update", loop, width), train, (state, batch), beside=reference)
+        yield Program(_named("logprob", loop, width), score, (state.params, reference, drawn), beside=state.optimizer)
+    if loop.warm_start_steps:
+        supervised = updater(grpo.supervised_loss(cfg), experiment, warm_optimizer(opt, loop), mesh)
+        yield Program("warm_start", supervised, (state, _drawn(loop, mesh, loop.widths[-1])))
+
+
+def _sampling(experiment: RunFile, loop: GrpoLoop, mesh: Mesh, sampler: Sampling) -> Iterator[Program]:
+    """What draws responses, beside all that a run holds; evaluations draw with the same programs."""
+    state, reference = _resident(experiment, mesh)
+    yield Program("reshard", sampler.reshard, (state.params,), beside=(state.optimizer, reference))
+    for name, function, arguments, others in sampler.listed(loop.samples):
+        yield Program(name, function, arguments, beside=(state, reference, others), turns=loop.sampler.chunk)
+
+
+def _resident(experiment: RunFile, mesh: Mesh) -> tuple[train_step.State, weights.Params]:
+    """State and reference, which lie on the devices all the time."""
+    return train_step.abstract_state(experiment.model, experiment.optimizer, mesh), abstract_reference(experiment, mesh)
+
+
+def _drawn(loop: GrpoLoop, mesh: Mesh, width: int) -> dict[str, jax.ShapeDtypeStruct]:
+    mask = abstract_rows(mesh, (loop.rows, width - 1), "float32")
+    return {"tokens": abstract_rows(mesh, (loop.rows, width), "int32"), "mask": mask}
+
+
+def _named(name: str, loop: GrpoLoop, width: int) -> str:
+    return name if width == loop.widths[-1] else f"{name}_{width}"
+
+
+def updater(loss: train_step.Loss, experiment: RunFile, opt: Optimizer, mesh: Mesh) -> jax.stages.Wrapped:
+    """`update.build`, on whole batches [B, ...]: where `loop.device_batch` is set, each device takes so many of its
+    rows at a time."""
+    assert isinstance(experiment.loop, GrpoLoop)
+    parts = experiment.loop.accumulation(meshes.shards(mesh, "batch"))
+    step = train_step.build(loss, experiment.model, opt, mesh, parts)
+    if parts == 1:
+        return step
+
+    def dealt(x: jax.Array) -> jax.Array:
+        """Every part has some rows of each device: none moves."""
+        x = x.reshape(x.shape[0] // parts, parts, *x.shape[1:]).swapaxes(0, 1)
+        return meshes.constrain(x, None, "batch", *(None,) * (x.ndim - 2))
+
+    return jax.jit(lambda state, batch: step(state, jax.tree.map(dealt, batch)), donate_argnums=0)
+
+
+def logprobs(experiment: RunFile, loop: GrpoLoop, mesh: Mesh) -> Logprobs:
+    """The jitted program that scores a batch under the policy that drew it and under the reference. Where
+    `loop.on_policy` the first is 0: the update computes it anyway. Without `loop.kl` the second is: nobody asks."""
+    cfg = experiment.model
+
+    def score(params: weights.Params, reference: weights.Params, batch: dict[str, Any]) -> tuple[jax.Array, jax.Array]:
+        group = group_of(cfg, loop, batch["tokens"].shape[1]) if loop.whole_groups else None
+
+        def under(policy: weights.Params) -> jax.Array:
+            return grpo.logprobs(policy, cfg, batch, loop.temperature, group)[0] * batch["mask"]
+
+        nothing = jnp.zeros_like(batch["mask"])
+        return nothing if loop.on_policy else under(params), under(reference) if loop.kl else nothing
+
+    if meshes.is_data_parallel(mesh):
+        whole, rows = jax.sharding.PartitionSpec(), meshes.spec("batch")
+        score = jax.shard_map(score, mesh=mesh, in_specs=(whole, whole, rows), out_specs=rows, check_vma=False)
+    return jax.jit(score, out_shardings=meshes.named(mesh, "batch"))
+
+
+def warm_optimizer(opt: Optimizer, loop: GrpoLoop) -> Optimizer:
+    """The optimizer of the warm start."""
+    return opt.constant(loop.warm_start_lr)
+
+
+def frozen(params: weights.Params, experiment: RunFile, mesh: Mesh) -> weights.Params:
+    """A copy of the policy to hold on to as the reference: its own buffers are given up at each update. Empty where
+    `loop.kl` is 0."""
+    wanted = abstract_reference(experiment, mesh)
+    if not wanted:
+        return wanted
+    return jax.tree.map(lambda x, like: jnp.array(x, like.dtype, copy=True), params, wanted)
+
+
+def abstract_reference(experiment: RunFile, mesh: Mesh) -> weights.Params:
+    """Shapes, types and shardings of the reference; none where `loop.kl` is 0."""
+    assert isinstance(experiment.loop, GrpoLoop)
+    if not experiment.loop.kl:
+        return {}
+    kind, placed = experiment.loop.reference_dtype, weights.shardings(experiment.model, mesh)
+    return jax.tree.map(
+        lambda x, s: jax.ShapeDtypeStruct(x.shape, kind or x.dtype, sharding=s),
+        weights.abstract(experiment.model),
+        placed,
+    )

@@ -1,0 +1,263 @@
+"""A rollout from question to update: responses are drawn, scored and dealt out to the updates that learn from them.
+
+Every process has all of it; each checks its share of the responses, while the next ones are decoded, and they tell each
+other the scores. So what is dealt out does not depend on the number of devices or processes.
+"""
+
+from __future__ import annotations
+
+import base64
+import io
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import Mesh
+
+from conf.schema.training.loop import GrpoLoop
+from trainer.data.problem import Question
+from trainer.data.questions import Asked
+from trainer.distributed.runtime import fetch_batch, gather_tree, place_batch
+from trainer.losses import advantage
+from trainer.models.weights import Params
+from trainer.rewards.pool import Checked, Pool
+from trainer.rl.batching import sequences
+from trainer.rl.programs import Programs
+from trainer.sampler import Drawn, Sampler
+from trainer.telemetry.throughput import Stopwatch
+
+Batch = dict[str, np.ndarray]
+"""Of an update, on the host: tokens int32 [B, T], mask and sampler float32 [B, T - 1], advantage and weight [B]."""
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One response to a question. text: the response's."""
+
+    question: Question
+    drawn: Drawn
+    text: str
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What the rewards say. facts: about all samples that were drawn; fields: for each update, advantage and weight;
+    examples: (sample, reward) of two questions."""
+
+    facts: dict[str, float]
+    fields: list[Batch]
+    examples: list[tuple[Sample, float]]
+
+
+class Rollout:
+    """Samples of one policy, dealt out to its updates.
+
+    Attributes:
+        batches: for each update that is to come, on the host; with advantage and weight once it is finished.
+        placed: the same on the devices, and log-probabilities under the policy that drew, `old`, and the `reference`.
+        facts, examples: of the outcome.
+    """
+
+    def __init__(
+        self,
+        batches: list[Batch],
+        placed: list[dict[str, jax.Array]],
+        facts: dict[str, float],
+        outcome: Callable[[], Outcome] | None,
+        mesh: Mesh,
+        tokens: int = 0,
+    ) -> None:
+        """outcome: waits for the rewards; None: the rollout is finished. tokens: of all responses that were drawn."""
+        self.batches, self.placed, self.facts, self._outcome, self._mesh = batches, placed, facts, outcome, mesh
+        self.tokens = tokens
+        self.examples: list[tuple[Sample, float]] = []
+
+    def finish(self) -> None:
+        """Wait for the rewards, if that has not happened; all processes must call it."""
+        if self._outcome is None:
+            return
+        found, self._outcome = self._outcome(), None
+        self.facts, self.examples = found.facts, found.examples
+        for batch, placed, own in zip(self.batches, self.placed, found.fields, strict=True):
+            batch |= own
+            placed |= place_batch(own, self._mesh)
+
+    def take(self) -> tuple[Batch, dict[str, jax.Array]]:
+        """The batch of the next update, on the host and on the devices."""
+        return self.batches.pop(0), self.placed.pop(0)
+
+    def saved(self) -> dict[str, Any]:
+        """As JSON, exact to the last bit; all processes must call it."""
+        self.finish()
+        whole = [
+            batch | {name: fetch_batch(placed[name]) for name in ("old", "reference")}
+            for batch, placed in zip(self.batches, self.placed, strict=True)
+        ]
+        return {"facts": self.facts, "batches": [_as_text(batch) for batch in whole]}
+
+    @classmethod
+    def restored(cls, saved: dict[str, Any], mesh: Mesh) -> Rollout:
+        """What `saved` gave, on any mesh."""
+        batches = [_from_text(text) for text in saved["batches"]]
+        return cls(batches, [place_batch(batch, mesh) for batch in batches], saved["facts"], None, mesh)
+
+
+class Rollouts:
+    """Draws rollout number n with whatever policy it is given: a function of (seed, n, policy)."""
+
+    def __init__(
+        self,
+        loop: GrpoLoop,
+        mesh: Mesh,
+        seed: int,
+        asked: Asked,
+        sampler: Sampler,
+        programs: Programs,
+        checks: Pool,
+        watch: Stopwatch,
+    ) -> None:
+        self._loop, self._mesh, self._seed, self._asked = loop, mesh, seed, asked
+        self._sampler, self._programs, self._checks, self._watch = sampler, programs, checks, watch
+        self._key = jax.random.key(seed)
+        self._rewards = list(dict.fromkeys([*loop.rewards, "answer_match"]))
+
+    def draw(self, params: Params, reference: Params, number: int, between: Callable[[], None]) -> Rollout:
+        """Draw, and score under the policy that drew and under the reference; rewards go on being computed.
+
+        Where `loop.redraws` allows, until enough groups have unequal rewards, which then come first. between: called
+        between chunks of decoding; what it raises ends the draw.
+        """
+        loop, wanted = self._loop, self._loop.prompts * self._loop.updates_per_rollout
+        samples, checks, chosen = list[Sample](), dict[int, Future[Checked]](), np.arange(wanted)
+        with self._watch.spending("rollout_time"):
+            copy = self._sampler.load(params)
+        for attempt in range(1 + loop.redraws):
+            with self._watch.spending("rollout_time"):
+                self._draw(copy, number, attempt, samples, checks, between)
+            if loop.redraws:
+                equal = _is_equal(self._scores(len(samples), checks)[..., 0])
+                chosen = np.argsort(equal, stable=True)[:wanted]
+                if not equal[chosen].any():
+                    break
+        rows = (chosen[:, None] * loop.samples + np.arange(loop.samples)).reshape(-1)
+        if not loop.whole_groups:
+            rows = np.random.default_rng((self._seed, number)).permutation(rows)
+        dealt = np.split(rows, loop.updates_per_rollout)
+        batches = [batch_of([samples[row] for row in part], loop) for part in dealt]
+        with self._watch.spending("score_time"):
+            placed = [place_batch(batch, self._mesh) for batch in batches]
+            for batch in placed:
+                batch["old"], batch["reference"] = self._programs.score(params, reference, batch)
+            jax.block_until_ready(placed)
+        outcome = partial(self._outcome, samples, checks, chosen, dealt)
+        tokens = sum(len(s.drawn.tokens) for s in samples)
+        return Rollout(batches, placed, {}, outcome, self._mesh, tokens)
+
+    def _draw(
+        self,
+        copy: Params,
+        number: int,
+        attempt: int,
+        samples: list[Sample],
+        checks: dict[int, Future[Checked]],
+        between: Callable[[], None],
+    ) -> None:
+        """A group for each of as many questions as a rollout has, added to those there are."""
+        loop, first = self._loop, len(samples)
+        wanted = loop.prompts * loop.updates_per_rollout
+        questions = self._asked.train((attempt + 1) * 1_000_000_000 + number, wanted)
+        prompts = [question.tokens for question in questions]
+        key = jax.random.fold_in(jax.random.fold_in(self._key, attempt), number)
+        found: dict[int, Sample] = {}
+        for drawn in self._sampler.draw(copy, prompts, loop.samples, key, loop.temperature, between):
+            question, row = questions[drawn.row // loop.samples], first + drawn.row
+            text = self._asked.prompting.decode(drawn.tokens.tolist())
+            found[row] = Sample(question, drawn, text)
+            if row % jax.process_count() == jax.process_index():
+                checks[row] = self._checks.submit(self._rewards, text, question.answer)
+        samples += [found[row] for row in range(first, first + len(found))]
+
+    def _scores(self, count: int, checks: dict[int, Future[Checked]]) -> np.ndarray:
+        """Of all samples on all processes, float32 [groups, samples, 4]: reward, right or not, how many checks timed
+        out, how many failed."""
+        with self._watch.spending("reward_time"):
+            found = {row: check.result() for row, check in checks.items()}
+            weights = self._loop.rewards.items()
+            own = {
+                str(row): [
+                    sum(weight * check.scores[name] for name, weight in weights),
+                    check.scores["answer_match"],
+                    check.timed_out,
+                    check.failed,
+                ]
+                for row, check in found.items()
+            }
+            everyone = gather_tree(own)
+        table = np.array([everyone[str(row)] for row in range(count)], np.float32)
+        return table.reshape(-1, self._loop.samples, 4)
+
+    def _outcome(
+        self, samples: list[Sample], checks: dict[int, Future[Checked]], chosen: np.ndarray, dealt: list[np.ndarray]
+    ) -> Outcome:
+        """What each sample counts for. chosen: the groups that the updates get; dealt: for each update, its samples."""
+        loop, scores = self._loop, self._scores(len(samples), checks)
+        lengths = np.array([len(s.drawn.tokens) for s in samples]).reshape(scores.shape[:2])
+        truncated = np.array([not s.drawn.ended for s in samples], np.float32).reshape(lengths.shape)
+        equal = np.repeat(_is_equal(scores[..., 0])[:, None], loop.samples, axis=1).astype(np.float32)
+        rewards = scores[..., 0] + advantage.overlong_penalty(lengths, loop)
+        counted = advantage.weights(equal, truncated, loop)
+        used = np.zeros(lengths.shape, np.float32)
+        used[chosen] = 1
+        facts = {
+            "reward_mean": rewards.mean(),
+            "reward_std": rewards.std(axis=1).mean(),
+            "accuracy": scores[..., 1].mean(),
+            "pass_at_k": scores[..., 1].max(axis=1).mean(),
+            "response_length": lengths.mean(),
+            "response_length_max": lengths.max(),
+            "truncated": truncated.mean(),
+            "zero_variance_groups": _is_equal(rewards).mean(),
+            "filtered_equal": counted["filtered_equal"].mean(),
+            "filtered_overlong": counted["filtered_overlong"].mean(),
+            "unused": ((1 - used) * counted["weight"]).mean(),
+            "samples_drawn": len(samples),
+            "checks_timed_out": scores[..., 2].mean(),
+            "checks_failed": scores[..., 3].mean(),
+        }
+        advantages = advantage.advantages(rewards, loop.advantage_std, loop.loss == "rloo").reshape(-1)
+        weights = counted["weight"].reshape(-1)
+        return Outcome(
+            {name: float(value) for name, value in facts.items()},
+            [{"advantage": advantages[part], "weight": weights[part]} for part in dealt],
+            [(samples[row], float(rewards.flat[row])) for row in (0, len(samples) - 1)],
+        )
+
+
+def batch_of(samples: list[Sample], loop: GrpoLoop) -> Batch:
+    """Tokens, mask and the sampler's log-probabilities, padded to the smallest bucket that holds them."""
+    longest = max(len(s.question.tokens) + len(s.drawn.tokens) for s in samples)
+    width = next(width for width in loop.widths if width >= longest)
+    tokens, mask = sequences([s.question.tokens for s in samples], [s.drawn.tokens.tolist() for s in samples], width)
+    logprobs = np.zeros(mask.shape, np.float32)
+    logprobs[mask == 1] = np.concatenate([s.drawn.logprobs for s in samples])
+    return {"tokens": tokens, "mask": mask, "sampler": logprobs}
+
+
+def _is_equal(rewards: np.ndarray) -> np.ndarray:
+    """Of each group of rewards [groups, samples], whether all are equal: bool [groups]."""
+    return rewards.max(axis=1) == rewards.min(axis=1)
+
+
+def _as_text(batch: Batch) -> str:
+    content = io.BytesIO()
+    np.savez_compressed(content, **batch)  # pyright: ignore[reportArgumentType]
+    return base64.b64encode(content.getvalue()).decode()
+
+
+def _from_text(text: str) -> Batch:
+    with np.load(io.BytesIO(base64.b64decode(text))) as found:
+        return dict(found)

@@ -1,0 +1,95 @@
+"""The persistent compilation cache: a program that was compiled in an earlier life of a run is loaded.
+
+JAX reads and writes a local folder, so that it never waits for the network. Process 0, which alone writes, copies what
+is new to the run's folder in the background; there a replaced VM finds it. Names are hashes of all that a program
+derives from: its operations, shapes, topology, compiler and flags.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import platform
+import threading
+from pathlib import Path
+
+import jax
+from etils import epath
+
+from conf.schema.training.run_yaml import PodFacts
+
+FOLDER = "compile_cache"
+PAUSE_SECONDS = 20.0
+
+
+class CompileCache:
+    """Of one process. local: the folder the program writes to; remote: the run's folder, local or gs://.
+
+    To be made before the first compilation. Failures are warnings: without it the run is only slower.
+    """
+
+    def __init__(self, local: Path, remote: str, pod: PodFacts, writes: bool) -> None:
+        self._local = local / FOLDER / _platform(pod)
+        self._remote = epath.Path(remote) / FOLDER / _platform(pod)
+        self._sizes: dict[str, int] = {}
+        self._known: set[str] = set()
+        self._ended = threading.Event()
+        try:
+            self._fetch()
+        except Exception as error:
+            logging.warning("compiled programs cannot be read from %s: %s", self._remote, error)
+        jax.config.update("jax_compilation_cache_dir", str(self._local))
+        # of GPUs only, and otherwise the folder's path would be part of a program's name
+        jax.config.update("jax_persistent_cache_enable_xla_caches", "none")
+        self._thread = threading.Thread(target=self._keep_copying, name="compile_cache", daemon=True)
+        if writes:
+            self._thread.start()
+
+    def close(self) -> None:
+        """Copy what is left, then stop."""
+        if self._thread.is_alive():
+            self._ended.set()
+            self._thread.join()
+
+    def _fetch(self) -> None:
+        self._local.mkdir(parents=True, exist_ok=True)
+        if not self._remote.exists():
+            return
+        for source in self._remote.iterdir():
+            self._known.add(source.name)
+            target = self._local / source.name
+            if not target.exists():
+                partial = target.with_suffix(".partial")
+                partial.write_bytes(source.read_bytes())
+                partial.replace(target)
+
+    def _keep_copying(self) -> None:
+        try:
+            while not self._ended.wait(PAUSE_SECONDS):
+                self._copy(finished=False)
+            self._copy(finished=True)
+        except Exception as error:
+            logging.warning("compiled programs cannot be written to %s: %s", self._remote, error)
+
+    def _copy(self, finished: bool) -> None:
+        """Copy the files that have not changed since the last look: JAX writes them in place."""
+        for path in sorted(self._local.glob("*-cache")):
+            size = path.stat().st_size
+            settled = finished or self._sizes.get(path.name) == size
+            self._sizes[path.name] = size
+            if settled and path.name not in self._known:
+                self._remote.mkdir(parents=True, exist_ok=True)
+                partial = self._remote / f"{path.name}.partial"
+                partial.write_bytes(path.read_bytes())
+                partial.replace(self._remote / path.name)
+                self._known.add(path.name)
+
+
+def _platform(pod: PodFacts) -> str:
+    """XLA compiles for the very CPU it runs on, which is not in a program's name."""
+    if pod.backend != "cpu":
+        return pod.backend
+    described = Path("/proc/cpuinfo")
+    lines = described.read_text().splitlines() if described.exists() else []
+    features = next((line for line in lines if line.startswith(("flags", "Features"))), platform.processor())
+    return f"cpu-{hashlib.sha256(features.encode()).hexdigest()[:8]}"

@@ -1,0 +1,99 @@
+"""A program that a loop compiles, told apart from its run: the function, and its arguments as shapes and shardings."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn
+from jax.sharding import Mesh
+
+from trainer.distributed import mesh as meshes
+
+
+@dataclass(frozen=True)
+class Program:
+    """One compiled function.
+
+    Attributes:
+        name: update, logprob, decode, eval, ...; resident: what lies on the devices between the others.
+        function: as `jax.jit` returned it; None for `resident`.
+        arguments: pytrees of `jax.ShapeDtypeStruct`, with shardings where they are arrays on the mesh.
+        beside: what else lies on the devices while it runs, and is no argument of it.
+        turns: how often the body of a `while` loop runs at most, where the function has one.
+    """
+
+    name: str
+    function: Any
+    arguments: tuple[Any, ...] = ()
+    beside: Any = ()
+    turns: int = 1
+
+    @property
+    def bytes_of_arguments(self) -> int:
+        """Bytes per device of its arguments."""
+        return sum(_bytes_on_a_device(x) for x in jax.tree.leaves(self.arguments))
+
+    @property
+    def bytes_beside(self) -> int:
+        """Bytes per device of what else lies there."""
+        return sum(_bytes_on_a_device(x) for x in jax.tree.leaves(self.beside))
+
+    def flops(self) -> float:
+        """Floating-point operations of all matrix products, over all devices, what is computed twice counted twice.
+
+        From the traced program, since XLA counts the body of a loop once. Products inside a kernel do not count.
+        """
+        if self.function is None:
+            return 0.0
+        return _flops(jax.make_jaxpr(self.function)(*self.arguments).jaxpr, self.turns)
+
+
+def abstract_rows(mesh: Mesh, shape: tuple[int, ...], dtype: str) -> jax.ShapeDtypeStruct:
+    """An array whose first axis is the batch."""
+    return jax.ShapeDtypeStruct(shape, dtype, sharding=meshes.named(mesh, "batch"))
+
+
+def _bytes_on_a_device(x: jax.ShapeDtypeStruct) -> int:
+    shape = x.shape if x.sharding is None else x.sharding.shard_shape(x.shape)
+    return math.prod(shape) * jnp.dtype(x.dtype).itemsize
+
+
+def _flops(jaxpr: Jaxpr, turns: int) -> float:
+    return sum(_flops_of(eqn, turns) for eqn in jaxpr.eqns)
+
+
+def _flops_of(eqn: JaxprEqn, turns: int) -> float:
+    if eqn.primitive.name == "dot_general":
+        (contracted, _), _ = eqn.params["dimension_numbers"]
+        left = eqn.invars[0].aval.shape  # pyright: ignore[reportAttributeAccessIssue]
+        out = eqn.outvars[0].aval.shape  # pyright: ignore[reportAttributeAccessIssue]
+        return 2.0 * math.prod(out) * math.prod(left[i] for i in contracted)
+    if eqn.primitive.name == "pallas_call":
+        return 0.0
+    inner = [_flops(sub, turns) for value in eqn.params.values() for sub in _jaxprs(value)]
+    match eqn.primitive.name:
+        case "scan":
+            return sum(inner) * eqn.params["length"]
+        case "while":
+            return sum(inner) * turns
+        case "cond":
+            return max(inner)
+        case "shard_map":
+            sizes = eqn.params["mesh"].shape
+            return sum(inner) * math.prod(sizes[axis] for axis in eqn.params["newly_manual_axes"])
+        case _:
+            return sum(inner)
+
+
+def _jaxprs(value: Any) -> list[Jaxpr]:
+    if isinstance(value, ClosedJaxpr):
+        return [value.jaxpr]
+    if isinstance(value, Jaxpr):
+        return [value]
+    if isinstance(value, (tuple, list)):
+        return [jaxpr for item in value for jaxpr in _jaxprs(item)]
+    return []

@@ -1,0 +1,46 @@
+"""What a researcher would want to be told about a run that goes nowhere, once each; `loop.alerts` says when."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import conf.schema.training.loop
+
+
+class Alerts:
+    """Looks at every update. What it remembers goes through a checkpoint, so that a resumed run says the same."""
+
+    def __init__(self, settings: conf.schema.training.loop.Alerts, last: int) -> None:
+        """last: the number of the last update of the phase."""
+        self._settings, self._last = settings, last
+        self.remembered: dict[str, Any] = {"told": [], "without_answer": 0, "equal": 0, "had_a_rate": False}
+
+    def look(self, step: int, values: dict[str, float]) -> list[str]:
+        """What is to be said after update `step` of the phase, whose metrics these are; mostly nothing."""
+        wanted, seen = self._settings, self.remembered
+        seen["without_answer"] = seen["without_answer"] + 1 if values["accuracy"] == 0 else 0
+        seen["equal"] = seen["equal"] + 1 if values["zero_variance_groups"] == 1 else 0
+        seen["had_a_rate"] = seen["had_a_rate"] or values["learning_rate"] > 0
+        found: dict[str, str] = {}
+        if wanted.zero_learning_rate and seen["had_a_rate"] and values["learning_rate"] == 0 and step < self._last:
+            found["learning_rate"] = (
+                f"the learning rate is 0, and {self._last - step} updates are to come: see optimizer.schedule"
+            )
+        if wanted.entropy_below is not None and values["entropy"] < wanted.entropy_below:
+            found["entropy"] = (
+                f"the policy's entropy is {values['entropy']:.2g} nats: it hardly tries anything any more; a smaller "
+                "optimizer.lr, more loop.kl or loop.entropy_bonus keep it up"
+            )
+        if seen["without_answer"] == wanted.zero_accuracy_updates:
+            found["accuracy"] = (
+                f"no answer was right in {seen['without_answer']} updates: look at the transcripts; the questions are "
+                "too hard, responses are cut off, or the answers are given in a form that loop.rewards does not know"
+            )
+        if seen["equal"] == wanted.equal_groups_updates:
+            found["groups"] = (
+                f"in {seen['equal']} updates every group had equal rewards: there is nothing to learn from; choose "
+                "harder or easier questions, more loop.samples, or a higher loop.temperature"
+            )
+        new = [name for name in found if name not in seen["told"]]
+        seen["told"] = [*seen["told"], *new]
+        return [f"ALERT after update {step}: {found[name]}" for name in new]

@@ -1,0 +1,179 @@
+"""Numbers and words of the run: metrics.jsonl, transcripts.jsonl, TensorBoard event files, summary.json, perhaps W&B.
+
+Everything is written to a local folder and uploaded whole: event files appended to on gs:// lose data.
+"""
+
+# pyright: reportAttributeAccessIssue=false
+# TensorBoard's protocol buffers are generated at import; no type checker sees their names.
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import time
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from etils import epath
+
+from conf.schema.training.settings import Profile
+from trainer.telemetry import transcripts
+from trainer.telemetry.profiler import Profiler
+from trainer.telemetry.transcripts import Transcript
+
+if TYPE_CHECKING:
+    from tensorboard.compat.proto.event_pb2 import Event
+
+    from trainer.telemetry.wandb import WandbRun
+
+METRICS = "metrics.jsonl"
+SUMMARY = "summary.json"
+TRANSCRIPTS = "transcripts.jsonl"
+
+
+class Metrics:
+    """Written by process 0; on the others every method is a no-op.
+
+    local: the folder the program writes to; remote: the run's folder, local or gs://; there: the run at W&B, if any.
+    """
+
+    def __init__(self, local: Path, remote: str, writes: bool, there: WandbRun | None = None) -> None:
+        self._writes, self._there = writes, there
+        self._local, self._remote = local, epath.Path(remote)
+        if not writes:
+            return
+        # half a second of imports that the other processes are spared
+        from tensorboard.summary.writer.event_file_writer import EventFileWriter
+
+        local.mkdir(parents=True, exist_ok=True)
+        self._lines = (local / METRICS).open("a")
+        self._transcripts = (local / TRANSCRIPTS).open("a")
+        self._events = EventFileWriter(str(local / "tb"), filename_suffix=f".{time.time_ns()}")
+
+    def resume(self, step: int) -> None:
+        """Continue after `step`: later lines, from a life of the run that was cut short, are dropped.
+
+        So is the evaluation of that step, which follows its checkpoint and is made again. A run that starts anew is
+        resumed at step 0. The lines come from the local folder, or else from the run's.
+        """
+        if not self._writes:
+            return
+        self._lines.close()
+        self._transcripts.close()
+        for name in (METRICS, TRANSCRIPTS):
+            local, remote = self._local / name, self._remote / name
+            source = local if local.stat().st_size or not remote.exists() else remote
+            kept = [line for line in source.read_bytes().splitlines(keepends=True) if _is_before(line, step)]
+            local.write_bytes(b"".join(kept))
+        self._lines = (self._local / METRICS).open("a")
+        self._transcripts = (self._local / TRANSCRIPTS).open("a")
+        self._events.add_event(_session_start(step + 1))
+
+    def log(self, step: int, phase: str, **values: float) -> None:
+        """One line and one point of each curve, at the number of updates done. What is not finite becomes null."""
+        if not self._writes:
+            return
+        now = time.time()
+        finite = {name: float(value) if math.isfinite(value) else None for name, value in values.items()}
+        self._lines.write(json.dumps({"step": step, "phase": phase, "time": round(now, 3)} | finite) + "\n")
+        self._lines.flush()
+        self._events.add_event(_scalars(step, now, values))
+        if self._there:
+            self._there.log(step, finite)
+
+    def text(self, step: int, name: str, words: str) -> None:
+        """A text (Markdown) for TensorBoard."""
+        if self._writes:
+            self._events.add_event(_text(step, time.time(), name, words))
+
+    def transcripts(self, step: int, phase: str, rows: Sequence[Transcript]) -> None:
+        """What was asked and answered: a JSON line each, and a table for TensorBoard."""
+        if not self._writes or not rows:
+            return
+        for row in rows:
+            self._transcripts.write(json.dumps({"step": step, "phase": phase} | asdict(row)) + "\n")
+        self._transcripts.flush()
+        self.text(step, f"transcripts/{phase}", transcripts.table(rows))
+
+    def profiler(self, settings: Profile | None) -> Profiler:
+        """Its traces lie beside the event files."""
+        return Profiler(settings, self._local / "tb", self._writes)
+
+    def summarize(self, **values: float | str) -> None:
+        """The results of the run, as flat scalars."""
+        if self._writes:
+            partial = self._local / f"{SUMMARY}.partial"
+            partial.write_text(json.dumps(values, indent=1) + "\n")
+            partial.replace(self._local / SUMMARY)
+            if self._there:
+                self._there.summarize(values)
+
+    def upload(self) -> None:
+        """Copy all files to the run's folder, whole. Call it before a checkpoint, whose resume reads the lines."""
+        if not self._writes:
+            return
+        self._events.flush()
+        for path in [
+            *(self._local / name for name in (METRICS, SUMMARY, TRANSCRIPTS)),
+            *(self._local / "tb").rglob("*"),
+            *(self._local / "wandb").glob("offline-run-*/*.wandb"),
+        ]:
+            if path.is_file() and path.stat().st_size:
+                target = self._remote / path.relative_to(self._local)
+                target.parent.mkdir(parents=True, exist_ok=True)
+                target.write_bytes(path.read_bytes())
+
+    def close(self) -> None:
+        """Upload, then close the files."""
+        if self._writes:
+            if self._there:
+                self._there.finish()
+            self.upload()
+            self._events.close()
+            self._lines.close()
+            self._transcripts.close()
+
+
+def run_folder(run_file: Path, run_id: str) -> Path:
+    """Where the program writes: $SLIPWAY_RUN_DIR, which the controller's agent sets, else beside the run file."""
+    given = os.environ.get("SLIPWAY_RUN_DIR")
+    return Path(given) if given else run_file.resolve().parent / run_id
+
+
+def _is_before(line: bytes, step: int) -> bool:
+    """Was it written before the checkpoint of this step? Step 0 has none; a line that was cut short does not count."""
+    try:
+        values = json.loads(line)
+    except json.JSONDecodeError:
+        return False
+    return values["step"] < step or (0 < values["step"] == step and values["phase"] not in ("eval", "test"))
+
+
+def _scalars(step: int, now: float, values: dict[str, float]) -> Event:
+    from tensorboard.compat.proto.event_pb2 import Event
+    from tensorboard.compat.proto.summary_pb2 import Summary
+
+    points = [Summary.Value(tag=name, simple_value=value) for name, value in values.items()]
+    return Event(wall_time=now, step=step, summary=Summary(value=points))
+
+
+def _text(step: int, now: float, name: str, words: str) -> Event:
+    from tensorboard.compat.proto.event_pb2 import Event
+    from tensorboard.compat.proto.summary_pb2 import Summary, SummaryMetadata
+    from tensorboard.compat.proto.tensor_pb2 import TensorProto
+    from tensorboard.compat.proto.types_pb2 import DataType
+
+    kind = SummaryMetadata(plugin_data=SummaryMetadata.PluginData(plugin_name="text"))
+    tensor = TensorProto(dtype=DataType.DT_STRING, string_val=[words.encode()])
+    value = Summary.Value(tag=name, metadata=kind, tensor=tensor)
+    return Event(wall_time=now, step=step, summary=Summary(value=[value]))
+
+
+def _session_start(step: int) -> Event:
+    """Tells TensorBoard to forget points of earlier event files from this step on."""
+    from tensorboard.compat.proto.event_pb2 import Event, SessionLog
+
+    return Event(wall_time=time.time(), step=step, session_log=SessionLog(status=SessionLog.SessionStatus.START))

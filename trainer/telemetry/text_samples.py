@@ -1,0 +1,52 @@
+"""Texts that the model continues now and then, for people to read."""
+
+from __future__ import annotations
+
+import jax
+from jax.sharding import Mesh
+
+from conf.schema.training.loop import Samples
+from conf.schema.training.model import Model
+from conf.schema.training.run_yaml import RunFileError
+from conf.schema.training.sampler import LONGEST_CHUNK
+from trainer.data import batches
+from trainer.models.weights import Params
+from trainer.sampler import Sampler, Settings, Stops
+
+
+class Continuations:
+    """The prompts of `loop.samples`, and the sampler that continues them.
+
+    The randomness is the same each time, so that texts of one run can be compared. Raises RunFileError where prompt and
+    continuation are longer than the model's context.
+    """
+
+    def __init__(self, settings: Samples, data: batches.Dataset, cfg: Model, mesh: Mesh, seed: int) -> None:
+        self._settings = settings
+        self._tokenizer, begin = data.tokenizer, data.begin
+        encoded = [[*begin, *ids.tolist()] for ids in self._tokenizer.encode(settings.prompts)]
+        longest = max(len(ids) for ids in encoded)
+        if longest + settings.length > cfg.context:
+            raise RunFileError(
+                f"loop.samples.length: a prompt of {longest} tokens and {settings.length} more do not fit "
+                f"model.context, which is {cfg.context}"
+            )
+        if not all(encoded):
+            raise RunFileError("loop.samples.prompts: a prompt is empty; there must be a token to continue")
+        sizes = Settings(longest, settings.length, slots=len(encoded), chunk=LONGEST_CHUNK)
+        self._sampler = Sampler(cfg, sizes, mesh, Stops(() if data.end is None else (data.end,)))
+        self._prompts, self._key = encoded, jax.random.key(seed)
+
+    def compile(self, params: Params) -> None:
+        """Compile for weights of these shapes and shardings, by drawing once."""
+        self.texts(params)
+
+    def texts(self, params: Params) -> list[str]:
+        """Prompt and continuation of each, as Markdown. All processes must call it, and all get the same."""
+        copy, temperature = self._sampler.load(params), self._settings.temperature
+        drawn = self._sampler.draw(copy, self._prompts, 1, self._key, temperature)
+        said = [self._tokenizer.decode(f.tokens.tolist()) for f in sorted(drawn, key=lambda found: found.row)]
+        return [
+            f"{prompt}**{text}**".replace("\n", "  \n")
+            for prompt, text in zip(self._settings.prompts, said, strict=True)
+        ]
