@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 @dataclass
-class World:
+class Context:
     """`pace` is how often something pending is asked for, in seconds; `state` the folder of keys and records."""
 
     project: str
@@ -33,24 +33,24 @@ class World:
     state: Path
     ssh_user: str
     pace: float
-    make_fleet: Callable[[World, Node], Fleet]
+    make_fleet: Callable[[Context, Node], Fleet]
     billed: bool = True
     draw: Callable[[], float] = random.random
     """A number in [0, 1), to spread what many do at the same time."""
-    laptop: Callable[[], str | None] = lambda: None
-    """Finds out the address by which the workers see this machine; may ask somebody, or not know."""
+    find_public_ip: Callable[[], str | None] = lambda: None
+    """Returns the address under which the workers see this machine, or None; may ask a web service."""
     iap: str = "wss://tunnel.cloudproxy.app/v4"
     """Where Google's Identity-Aware Proxy is."""
     os_login: bool | None = False
     """Are logins managed by Google? None: if the project says so."""
-    guard: Callable[[], int] = lambda: 0
-    """Asked before each act on the pod: gives the token of our lease, raises where another controller acts."""
-    guests: tuple[str, ...] = ()
-    """Further lines of `ssh-keys` that a node gets when it is made: who handed over to us may look on."""
-    leased_at: str = ""
-    """Where that lease lies."""
-    denied: set[str] = field(default_factory=set)
-    """Ids of resources that the caller may not bring about but can do without; nobody tries again."""
+    before_pod_write: Callable[[], int] = lambda: 0
+    """Called before each change to the pod: returns the token of our lease, raises if another controller holds it."""
+    extra_ssh_keys: tuple[str, ...] = ()
+    """More lines for the `ssh-keys` metadata of a new node, so that the user who handed over a run can still log in."""
+    lease_path: str = ""
+    """`BUCKET/POD` of that lease."""
+    permission_denied: set[str] = field(default_factory=set)
+    """Ids of optional resources that the caller may not create; they are not tried again."""
     _fleets: dict[str, Fleet] = field(default_factory=dict)
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
@@ -136,7 +136,7 @@ class World:
                 for uid in list(self._fleets):
                     self._fleets.pop(uid).close()
                 self._fleets[node.uid] = self.make_fleet(self, node)
-                self._fleets[node.uid].guard = lambda: (self.leased_at, self.guard())
+                self._fleets[node.uid].guard = lambda: (self.lease_path, self.before_pod_write())
             return self._fleets[node.uid]
 
     def close(self) -> None:

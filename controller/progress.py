@@ -6,7 +6,7 @@ import threading
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from controller.context import World
+    from controller.context import Context
 
 EVERY_SECONDS = 1.0
 
@@ -14,7 +14,7 @@ EVERY_SECONDS = 1.0
 class Progress:
     """Of one resource; threads may share it. `total` is in bytes, 0 where it is not known."""
 
-    def __init__(self, world: World, subject: str, total: int = 0) -> None:
+    def __init__(self, world: Context, subject: str, total: int = 0) -> None:
         self._world, self._subject, self._total = world, subject, total
         self._began = self._told = world.clock.now()
         self._moved = 0

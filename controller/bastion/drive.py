@@ -16,7 +16,7 @@ from typing import Any
 from conf.schema.config import Config, judge
 from controller.cli.main import Command
 from controller.cli.verbs.run.up import carry_out
-from controller.context import World
+from controller.context import Context
 from controller.core.clock import Clock
 from controller.core.errors import ConfigError, SlipwayError
 from controller.core.events import Events
@@ -57,7 +57,7 @@ def drive(orders: dict[str, Any]) -> None:
     config = here(document["config"], home)
     emulated = config.cloud.kind == "local"
     ssh_config = Path(orders["ssh_config"]) if orders["ssh_config"] else None
-    world = World(
+    world = Context(
         project=document["project"],
         google=google,
         clock=clock,
@@ -67,7 +67,7 @@ def drive(orders: dict[str, Any]) -> None:
         pace=orders["pace"] if emulated else PACE_SECONDS,
         make_fleet=lambda world, node: fleet(world, node, config, ssh_config),
         billed=not emulated,
-        guests=(document["ssh_key"],),
+        extra_ssh_keys=(document["ssh_key"],),
         iap=orders["iap"] or ENDPOINT,
         os_login=None if config.ssh.os_login == "auto" else config.ssh.os_login,
     )

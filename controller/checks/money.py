@@ -11,7 +11,7 @@ from controller.core.finding import Finding
 from controller.gcp.prices import SPOT
 
 if TYPE_CHECKING:
-    from controller.context import World
+    from controller.context import Context
 
 
 def price_is_known(config: Config) -> Iterator[Finding]:
@@ -37,7 +37,7 @@ def zone_is_of_the_grant(config: Config) -> Iterator[Finding]:
             yield Finding("trc_zone", "error", "tpu.zone", words)
 
 
-def grant_has_not_ended(config: Config, world: World) -> Iterator[Finding]:
+def grant_has_not_ended(config: Config, world: Context) -> Iterator[Finding]:
     """A grant ends after 30 days or so, and nothing tells you but the bill."""
     trc = config.cloud.trc
     if trc is None:

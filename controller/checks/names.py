@@ -13,7 +13,7 @@ from controller.gcp.client import Forbidden, NotFound
 from controller.plan.project import bucket_name
 
 if TYPE_CHECKING:
-    from controller.context import World
+    from controller.context import Context
 
 PLACEHOLDER = re.compile(
     r"\?\?\?|\b(your|my)[-_](actual[-_])?(project|bucket|zone|key|token|account|name)|<[A-Z_-]+>", re.I
@@ -47,7 +47,7 @@ def bucket_can_be_called_so(config: Config) -> Iterator[Finding]:
         yield Finding("bucket_name", "error", "cloud.bucket", words)
 
 
-def bucket_is_ours_to_use(config: Config, world: World) -> Iterator[Finding]:
+def bucket_is_ours_to_use(config: Config, world: Context) -> Iterator[Finding]:
     """Bucket names are shared by all of Google Cloud: one that is taken looks like a missing permission."""
     name = bucket_name(config, world.project)
     try:

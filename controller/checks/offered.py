@@ -10,10 +10,10 @@ from conf.schema.config import Config
 from controller.core.finding import Finding
 
 if TYPE_CHECKING:
-    from controller.context import World
+    from controller.context import Context
 
 
-def offered_types(config: Config, world: World) -> Iterator[Finding]:
+def offered_types(config: Config, world: Context) -> Iterator[Finding]:
     """`acceleratorTypes.list` of a zone is what can be made there, whatever any table says."""
     for zone in () if config.tpu.adopt else config.tpu.all_zones:
         listed = _listed(world, zone, "acceleratorTypes")
@@ -23,7 +23,7 @@ def offered_types(config: Config, world: World) -> Iterator[Finding]:
             yield Finding("type_offered", "error", _key(config, zone), words)
 
 
-def offered_runtimes(config: Config, world: World) -> Iterator[Finding]:
+def offered_runtimes(config: Config, world: Context) -> Iterator[Finding]:
     """An image that `runtimeVersions.list` does not name is refused, minutes later."""
     wanted = config.tpu.runtime_version or config.topology.runtime_version
     for zone in () if config.tpu.adopt else config.tpu.all_zones:
@@ -43,7 +43,7 @@ def nearest(wanted: str, listed: Set[str]) -> str:
     return ", ".join(difflib.get_close_matches(wanted, sorted(listed), n=4, cutoff=0.3) or sorted(listed)[:4])
 
 
-def _listed(world: World, zone: str, collection: str) -> Set[str]:
+def _listed(world: Context, zone: str, collection: str) -> Set[str]:
     parent = f"projects/{world.project}/locations/{zone}"
     found = world.google.pages("tpu", f"projects.locations.{collection}.list", collection, parent=parent)
     return frozenset(item["name"].rpartition("/")[2] for item in found)

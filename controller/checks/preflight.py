@@ -20,7 +20,7 @@ from controller.core.finding import Finding
 from controller.gcp.client import Forbidden, GoogleError, NoCredentials, ServiceDisabled
 
 if TYPE_CHECKING:
-    from controller.context import World
+    from controller.context import Context
 
 
 def modules() -> Iterator[ModuleType]:
@@ -35,7 +35,7 @@ def preflight(config: Config) -> list[Finding]:
     return by_severity(found)
 
 
-def probe(config: Config, world: World) -> list[Finding]:
+def probe(config: Config, world: Context) -> list[Finding]:
     """Every finding of the checks that ask the cloud, all at once, errors first; what cannot be asked is a warning."""
     probes = [ask for module in modules() for ask in getattr(module, "PROBES", ())]
     with ThreadPoolExecutor(max_workers=8, thread_name_prefix="probe") as pool:
@@ -48,7 +48,7 @@ def by_severity(findings: list[Finding]) -> list[Finding]:
     return sorted(findings, key=lambda finding: ("error", "warning", "note").index(finding.severity))
 
 
-def _asked(ask: Any, config: Config, world: World) -> list[Finding]:
+def _asked(ask: Any, config: Config, world: Context) -> list[Finding]:
     name = ask.__name__.replace("_", " ")
     try:
         return list(ask(config, world))

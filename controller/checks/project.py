@@ -10,7 +10,7 @@ from controller.core.finding import Finding
 from controller.gcp.client import Forbidden, ServiceDisabled
 
 if TYPE_CHECKING:
-    from controller.context import World
+    from controller.context import Context
 
 METRICS = {
     "v4": ("tpu-v4", "tpu-v4s"),
@@ -22,7 +22,7 @@ METRICS = {
 SUFFIXES = {"on_demand": "", "spot": "-preemptible", "preemptible": "-preemptible"}
 
 
-def credentials(config: Config, world: World) -> Iterator[Finding]:
+def credentials(config: Config, world: Context) -> Iterator[Finding]:
     """Requests are signed with application-default credentials; `gcloud auth login` alone does not make them."""
     if not world.google.signed_in:
         words = (
@@ -32,7 +32,7 @@ def credentials(config: Config, world: World) -> Iterator[Finding]:
         yield Finding("credentials", "warning", "cloud", words)
 
 
-def billing(config: Config, world: World) -> Iterator[Finding]:
+def billing(config: Config, world: Context) -> Iterator[Finding]:
     """A project without billing refuses every TPU, in words that do not say so."""
     name = f"projects/{world.project}"
     try:
@@ -47,7 +47,7 @@ def billing(config: Config, world: World) -> Iterator[Finding]:
         yield Finding("billing", "error", "cloud.project", words)
 
 
-def tpus_may_be_listed(config: Config, world: World) -> Iterator[Finding]:
+def tpus_may_be_listed(config: Config, world: Context) -> Iterator[Finding]:
     """Who may not even list TPUs in a zone cannot make one; Google's words for it have three causes."""
     parent = f"projects/{world.project}/locations/{config.tpu.zone}"
     try:
@@ -63,7 +63,7 @@ def tpus_may_be_listed(config: Config, world: World) -> Iterator[Finding]:
         yield Finding("tpu_permission", "error", "tpu.zone", words)
 
 
-def quota(config: Config, world: World) -> Iterator[Finding]:
+def quota(config: Config, world: Context) -> Iterator[Finding]:
     """Quota of TPUs is per generation, zone and kind of capacity, and 0 at first nearly everywhere."""
     limits = quota_limits(world)
     wanted = [(zone, capacity) for zone in config.tpu.all_zones for capacity in config.tpu.capacity]
@@ -78,7 +78,7 @@ def quota(config: Config, world: World) -> Iterator[Finding]:
         yield Finding("quota", "error" if len(short) == len(wanted) else "warning", "tpu.zone", words)
 
 
-def quota_limits(world: World) -> dict[tuple[str, str], float]:
+def quota_limits(world: Context) -> dict[tuple[str, str], float]:
     """Limits by (metric, zone): the metric without `tpu.googleapis.com/`, the zone empty for all others. -1: no limit.
 
     https://cloud.google.com/service-usage/docs/reference/rest/v1beta1/services.consumerQuotaMetrics/list

@@ -15,13 +15,13 @@ from controller.resources.network.vpc import RECORD, Network, PrivateAccess, Sub
 from controller.resources.project.accounts import ServiceAccount
 
 if TYPE_CHECKING:
-    from controller.context import World
+    from controller.context import Context
     from controller.resources.pod.node import Node
 
 Item = dict[str, Any]
 
 
-def elsewhere(world: World, network: str, known: set[str]) -> list[Resource]:
+def elsewhere(world: Context, network: str, known: set[str]) -> list[Resource]:
     """What earlier plans made in the network and this one does not name: its parts in other regions.
 
     Args:
@@ -52,7 +52,7 @@ def elsewhere(world: World, network: str, known: set[str]) -> list[Resource]:
     return [resource for resource in found if resource.id not in known]
 
 
-def tenants(world: World, node: Node, doomed: list[Resource]) -> list[str]:
+def tenants(world: Context, node: Node, doomed: list[Resource]) -> list[str]:
     """What uses the things that are to be deleted and is not to be deleted itself, in words for people."""
     found: list[str] = []
     ids = {r.id for r in doomed}
@@ -72,7 +72,7 @@ def tenants(world: World, node: Node, doomed: list[Resource]) -> list[str]:
     return list(dict.fromkeys(found))
 
 
-def _in_network(world: World, network: Network, doomed: set[str]) -> Iterator[str]:
+def _in_network(world: Context, network: Network, doomed: set[str]) -> Iterator[str]:
     answer = world.google.call("compute", "networks.get", project=world.project, network=network.name)
     for peering in answer.get("peerings", []):
         yield f"network {network.name} is peered by {peering.get('name')}"
@@ -88,7 +88,7 @@ def _in_network(world: World, network: Network, doomed: set[str]) -> Iterator[st
             yield f"firewall rule {item['name']} is in network {network.name}"
 
 
-def _machines(world: World, node: Node) -> Iterator[tuple[str, str, tuple[str, str], str]]:
+def _machines(world: Context, node: Node) -> Iterator[tuple[str, str, tuple[str, str], str]]:
     """Every TPU, queued TPU and instance of the project but for our pod: title, network, (region, subnet), account."""
     parent = f"projects/{world.project}/locations/-"
     mine = node.paths(world)
@@ -118,13 +118,13 @@ def _of_node(item: Item, zone: str) -> tuple[str, tuple[str, str], str]:
     return network, (_region(zone), subnet), item.get("serviceAccount", {}).get("email", "")
 
 
-def _regional(world: World, collection: str, network: str) -> Iterator[tuple[str, Item]]:
+def _regional(world: Context, collection: str, network: str) -> Iterator[tuple[str, Item]]:
     for scope, item in aggregated(world, collection):
         if leaf(item.get("network", "")) == network:
             yield scope, item
 
 
-def aggregated(world: World, collection: str) -> Iterator[tuple[str, Item]]:
+def aggregated(world: Context, collection: str) -> Iterator[tuple[str, Item]]:
     """Every item of a collection with the name of its zone or region."""
     parameters: dict[str, Any] = {"project": world.project}
     while True:
@@ -137,7 +137,7 @@ def aggregated(world: World, collection: str) -> Iterator[tuple[str, Item]]:
         parameters["pageToken"] = answer["nextPageToken"]
 
 
-def _rules(world: World, network: str) -> Iterator[Item]:
+def _rules(world: Context, network: str) -> Iterator[Item]:
     for item in world.google.pages("compute", "firewalls.list", "items", project=world.project):
         if leaf(item.get("network", "")) == network:
             yield item

@@ -24,7 +24,7 @@ from controller.resources.project.bucket import LABEL
 from controller.run.queue import Turns
 
 if TYPE_CHECKING:
-    from controller.context import World
+    from controller.context import Context
 
 YOUNG_SECONDS = 1800.0
 """A pod without a run that is no older may be one that a controller is setting up right now."""
@@ -47,7 +47,7 @@ class Thing:
         return f"{self.kind} {self.name} in {self.place}"
 
 
-def things(world: World, buckets: list[str]) -> list[Thing]:
+def things(world: Context, buckets: list[str]) -> list[Thing]:
     """Everything of ours that is billed or counts against a quota, orphans first.
 
     Args:
@@ -60,7 +60,7 @@ def things(world: World, buckets: list[str]) -> list[Thing]:
     return sorted(found, key=lambda thing: bool(thing.use))
 
 
-def delete(world: World, thing: Thing) -> None:
+def delete(world: Context, thing: Thing) -> None:
     """Delete one of them; no error when it is gone already."""
     where = {"project": world.project}
     match thing.kind:
@@ -85,7 +85,7 @@ def delete(world: World, thing: Thing) -> None:
         return
 
 
-def _buckets(world: World) -> Iterator[str]:
+def _buckets(world: Context) -> Iterator[str]:
     """Buckets that slipway made."""
     try:
         for item in world.google.pages("storage", "buckets.list", "items", project=world.project):
@@ -95,7 +95,7 @@ def _buckets(world: World) -> Iterator[str]:
         return
 
 
-def _pods(world: World, buckets: list[str]) -> Iterator[Thing]:
+def _pods(world: Context, buckets: list[str]) -> Iterator[Thing]:
     """Nodes, and queued requests without one."""
     parent, seen = f"projects/{world.project}/locations/-", set[tuple[str, str]]()
     try:
@@ -119,7 +119,7 @@ def _pods(world: World, buckets: list[str]) -> Iterator[Thing]:
         return  # where the API is off there are none
 
 
-def _pod(world: World, buckets: list[str], name: str, answer: dict[str, Any]) -> Thing:
+def _pod(world: Context, buckets: list[str], name: str, answer: dict[str, Any]) -> Thing:
     slice_ = nodes.read(answer)
     usd = _price(slice_.accelerator_type, slice_.zone, slice_.capacity) if slice_.state not in STOPPED else 0.0
     use, why = "", f"{slice_.state.lower()}, and no run is known that used it"
@@ -143,7 +143,7 @@ def _pod(world: World, buckets: list[str], name: str, answer: dict[str, Any]) ->
     return Thing("TPU", name, slice_.zone, usd, use, why)
 
 
-def _of_run(world: World, bucket: str, run_id: str, uid: str) -> tuple[str, str]:
+def _of_run(world: Context, bucket: str, run_id: str, uid: str) -> tuple[str, str]:
     """Whether the run is alive on the pod, as far as its record says: (use, why not)."""
     ledger = Ledger(world.google, bucket, run_id)
     if ledger.result() is not None:
@@ -160,7 +160,7 @@ def _of_run(world: World, bucket: str, run_id: str, uid: str) -> tuple[str, str]
     return "", f"{run_id} has ended with {how}"
 
 
-def _disks(world: World, pods: list[Thing]) -> Iterator[Thing]:
+def _disks(world: Context, pods: list[Thing]) -> Iterator[Thing]:
     table = prices()["disk"]["usd_per_gb_month"]
     used = {(pod.place, f"{pod.name[:58]}-data") for pod in pods if pod.use}
     for zone, item in _all(world, "disks", lambda item: LABEL.items() <= item.get("labels", {}).items()):
@@ -170,7 +170,7 @@ def _disks(world: World, pods: list[Thing]) -> Iterator[Thing]:
         yield Thing("disk", item["name"], zone, usd, use, f"{item.get('sizeGb')} GB, attached to nothing")
 
 
-def _machines(world: World, buckets: list[str], in_use: set[str]) -> Iterator[Thing]:
+def _machines(world: Context, buckets: list[str], in_use: set[str]) -> Iterator[Thing]:
     """VMs that carry our label: bastions."""
     for zone, item in _all(world, "instances", lambda item: LABEL.items() <= item.get("labels", {}).items()):
         usd = prices()["vm"]["usd_per_hour"].get(leaf(item.get("machineType", "")))
@@ -185,7 +185,7 @@ def _machines(world: World, buckets: list[str], in_use: set[str]) -> Iterator[Th
         yield Thing("VM", item["name"], zone, 0.0 if stopped else usd, "" if stopped else use, why)
 
 
-def _drives(world: World, bucket: str, pod: str, run_id: str) -> bool:
+def _drives(world: Context, bucket: str, pod: str, run_id: str) -> bool:
     """Does a bastion act on that pod for that run?"""
     try:
         seen = InBucket(world.google, bucket, pod).read()
@@ -194,7 +194,7 @@ def _drives(world: World, bucket: str, pod: str, run_id: str) -> bool:
     return seen is not None and seen.term.run_id == run_id and seen.term.driver == "bastion" and not seen.free(False)
 
 
-def _network(world: World, in_use: set[str]) -> Iterator[Thing]:
+def _network(world: Context, in_use: set[str]) -> Iterator[Thing]:
     """Addresses that are reserved, and NATs; both serve a region."""
     table = prices()
     idle, used = table["external_ip"]["usd_per_hour_unused"], table["external_ip"]["usd_per_hour"]
@@ -212,7 +212,9 @@ def _network(world: World, in_use: set[str]) -> Iterator[Thing]:
         yield Thing("router", item["name"], place, usd, use, "no pod in its region" if usd else "without a NAT")
 
 
-def _all(world: World, collection: str, ours: Callable[[dict[str, Any]], bool]) -> Iterator[tuple[str, dict[str, Any]]]:
+def _all(
+    world: Context, collection: str, ours: Callable[[dict[str, Any]], bool]
+) -> Iterator[tuple[str, dict[str, Any]]]:
     try:
         for place, item in aggregated(world, collection):
             if ours(item):

@@ -1,4 +1,4 @@
-"""Build the `World` that a config names: Google Cloud, or the emulated one."""
+"""Build the `Context` that a config names: Google Cloud, or the emulated one."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pathlib import Path
 from conf.schema.config import Config
 from conf.schema.infra.cloud import PROJECT, LocalCloud
 from controller.cloud.emulator import Emulator, ensure_running, in_use, state_folder
-from controller.context import World
+from controller.context import Context
 from controller.core.clock import Clock
 from controller.core.errors import ConfigError
 from controller.core.events import Events
@@ -44,7 +44,7 @@ def project_of(config: Config) -> str:
 
 
 @contextmanager
-def connected(config: Config, *, keep_awake: bool = False) -> Iterator[tuple[World, Emulator | None]]:
+def connected(config: Config, *, keep_awake: bool = False) -> Iterator[tuple[Context, Emulator | None]]:
     """Open the way to the cloud and close it again; the emulated one is started on demand.
 
     Args:
@@ -81,7 +81,7 @@ def _state_folder(config: Config) -> Path:
     return state
 
 
-def _world(config: Config, state: Path, emulator: Emulator | None) -> World:
+def _world(config: Config, state: Path, emulator: Emulator | None) -> Context:
     clock = Clock()
     if emulator is not None:
         from google.oauth2.credentials import Credentials
@@ -91,7 +91,7 @@ def _world(config: Config, state: Path, emulator: Emulator | None) -> World:
     else:
         google = Google(application_default(), clock)
         pace, ssh_config = PACE_SECONDS, None
-    return World(
+    return Context(
         project=project_of(config),
         google=google,
         clock=clock,
@@ -101,7 +101,7 @@ def _world(config: Config, state: Path, emulator: Emulator | None) -> World:
         pace=pace,
         make_fleet=lambda world, node: fleet(world, node, config, ssh_config),
         billed=emulator is None,
-        laptop=cache(public_address) if emulator is None else lambda: LOOPBACK,
+        find_public_ip=cache(public_address) if emulator is None else lambda: LOOPBACK,
         iap=ENDPOINT if emulator is None else emulator.iap,
         os_login=None if config.ssh.os_login == "auto" else config.ssh.os_login,
     )

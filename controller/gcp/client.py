@@ -97,7 +97,7 @@ class Google:
         self._lock = threading.Lock()
         self._idle: list[Any] = []
         self._listeners: list[Callable[[dict[str, Any]], None]] = []
-        self.guard: Callable[[], object] = lambda: None
+        self.before_pod_write: Callable[[], object] = lambda: None
         """Asked right before each request that changes a TPU; raises where another controller acts on the pod."""
 
     def listen(self, listener: Callable[[dict[str, Any]], None]) -> None:
@@ -265,7 +265,7 @@ class Google:
             if dates is not None:
                 request.add_response_callback(lambda answer: dates.append(answer["date"]))
             if api == "tpu" and request.method != "GET" and leaf not in UNGUARDED:
-                self.guard()
+                self.before_pod_write()
             with self._connection() as http:
                 return request.execute(http=http)
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from controller.gcp.client import GoogleError
 
 if TYPE_CHECKING:
-    from controller.context import World
+    from controller.context import Context
 
 RPC_CODES = {
     1: "CANCELLED",
@@ -33,7 +33,7 @@ class OperationFailed(GoogleError):
     """The request was accepted, and the work then failed; `status` is 0."""
 
 
-def wait_compute(world: World, operation: dict[str, Any]) -> None:
+def wait_compute(world: Context, operation: dict[str, Any]) -> None:
     """Wait for a Compute operation, global, regional or zonal.
 
     Raises:
@@ -54,7 +54,7 @@ def wait_compute(world: World, operation: dict[str, Any]) -> None:
 
 
 def wait_rpc(
-    world: World, api: str, operation: dict[str, Any], method: str, seconds: float = float("inf")
+    world: Context, api: str, operation: dict[str, Any], method: str, seconds: float = float("inf")
 ) -> dict[str, Any]:
     """Wait for an operation of TPU (`projects.locations.operations.get`) or Service Usage (`operations.get`).
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from controller.context import World
+from controller.context import Context
 from controller.lease.lease import Lease
 from controller.lease.store import InBucket, Me
 from controller.plan.build import Plan
@@ -15,7 +15,7 @@ RENEW_SECONDS = 10.0
 LOCAL_RENEW_SECONDS = 1.0
 
 
-def lease_of(plan: Plan, world: World, driver: str = "laptop") -> Lease:
+def lease_of(plan: Plan, world: Context, driver: str = "laptop") -> Lease:
     """The lease of the plan's pod, which nobody has taken yet."""
     return Lease(
         InBucket(world.google, plan.bucket, plan.node.name),
@@ -27,7 +27,7 @@ def lease_of(plan: Plan, world: World, driver: str = "laptop") -> Lease:
     )
 
 
-def sweep_lease(world: World, bucket: str, sweep_id: str, seconds: float) -> Lease:
+def sweep_lease(world: Context, bucket: str, sweep_id: str, seconds: float) -> Lease:
     """The lease of a sweep, which nobody has taken yet: who has it gives the runs to the pods.
 
     Args:
@@ -44,12 +44,12 @@ def sweep_lease(world: World, bucket: str, sweep_id: str, seconds: float) -> Lea
 
 
 @contextmanager
-def working_under(lease: Lease, plan: Plan, world: World) -> Iterator[None]:
+def working_under(lease: Lease, plan: Plan, world: Context) -> Iterator[None]:
     """While this lasts every act on the pod takes the lease, or makes sure of it; at its end it is let go."""
-    world.leased_at = f"{plan.bucket}/{plan.node.name}"
-    world.guard = world.google.guard = lease.hold
+    world.lease_path = f"{plan.bucket}/{plan.node.name}"
+    world.before_pod_write = world.google.before_pod_write = lease.hold
     try:
         with lease.kept():
             yield
     finally:
-        world.guard = world.google.guard = lambda: 0
+        world.before_pod_write = world.google.before_pod_write = lambda: 0

@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
-from controller.context import World
+from controller.context import Context
 from controller.core.errors import WorkersDisagree
 from controller.gcp.client import NoCredentials, ServiceDisabled
 from controller.reconcile.reconciler import ordered
@@ -30,7 +30,7 @@ class Row:
         return "wait" if isinstance(self.seen, Pending) else "unknown"
 
 
-def preview(resources: tuple[Resource, ...], world: World) -> list[Row]:
+def preview(resources: tuple[Resource, ...], world: Context) -> list[Row]:
     """Observe every resource, those without mutual needs at the same time, and say what would be done."""
     have: dict[str, Any] = {}
     rows: dict[str, Row] = {}
@@ -46,7 +46,7 @@ def preview(resources: tuple[Resource, ...], world: World) -> list[Row]:
     return [rows[r.id] for r in resources]
 
 
-def _look(resource: Resource, world: World, have: dict[str, Any]) -> Any:
+def _look(resource: Resource, world: Context, have: dict[str, Any]) -> Any:
     if isinstance(resource, OnWorkers):
         node = have[resource.node]
         if isinstance(node, Absent):

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from typing import Any
 
-from controller.context import World
+from controller.context import Context
 from controller.core.clock import Interrupted
 from controller.core.errors import CloudError, ConfigError
 from controller.gcp.client import ServiceDisabled
@@ -39,7 +39,7 @@ def ordered(resources: Iterable[Resource]) -> list[Resource]:
     return done
 
 
-def reconcile(resources: Sequence[Resource], world: World) -> dict[str, Any]:
+def reconcile(resources: Sequence[Resource], world: Context) -> dict[str, Any]:
     """Settle every resource; returns what each was observed to be in the end, by id.
 
     Raises:
@@ -73,7 +73,7 @@ def reconcile(resources: Sequence[Resource], world: World) -> dict[str, Any]:
     return have
 
 
-def settle(resource: Resource, world: World, have: dict[str, Any]) -> Any:
+def settle(resource: Resource, world: Context, have: dict[str, Any]) -> Any:
     """Bring one resource to what is wanted; returns it as observed."""
     began = world.clock.steady()
     late = world.clock.deadline(resource.patience)
@@ -111,7 +111,7 @@ def settle(resource: Resource, world: World, have: dict[str, Any]) -> Any:
             world.events.emit("step_started", resource.id, words, title=resource.title)
             acts.append(diff)
             if resource.scope in GUARDED:
-                world.guard()
+                world.before_pod_write()
             resource.apply(world, have, diff)
     except Interrupted:
         raise
@@ -125,7 +125,7 @@ def _never_settles(resource: Resource, seen: Pending, seconds: float) -> str:
     return f"{resource.title}: still not settled after {seconds:.0f} s: {seen.why}{advice}"
 
 
-def _look(resource: Resource, world: World, have: dict[str, Any]) -> Any:
+def _look(resource: Resource, world: Context, have: dict[str, Any]) -> Any:
     try:
         return resource.observe(world, have)
     except ServiceDisabled as error:
@@ -133,7 +133,7 @@ def _look(resource: Resource, world: World, have: dict[str, Any]) -> Any:
         return Pending(f"{error.service} is not enabled everywhere yet")
 
 
-def destroy(resources: Sequence[Resource], world: World) -> None:
+def destroy(resources: Sequence[Resource], world: Context) -> None:
     """Remove resources, dependents first."""
     for resource in reversed(ordered(resources)):
         began = world.clock.steady()

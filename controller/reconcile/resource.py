@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 if TYPE_CHECKING:
-    from controller.context import World
+    from controller.context import Context
     from controller.core.finding import Finding
 
 Scope = Literal["run", "pod", "shared", "external"]
@@ -88,15 +88,15 @@ class Resource(ABC):
         return f"{self.kind} {self.name}"
 
     @abstractmethod
-    def observe(self, world: World, have: Have) -> Absent | Pending | Unknown | Self:
+    def observe(self, world: Context, have: Have) -> Absent | Pending | Unknown | Self:
         """What is there now. Absent only on a real 404."""
 
     @abstractmethod
-    def apply(self, world: World, have: Have, diff: Diff) -> None:
+    def apply(self, world: Context, have: Have, diff: Diff) -> None:
         """One idempotent act that brings the world nearer; called again until nothing differs."""
 
     @abstractmethod
-    def destroy(self, world: World) -> None:
+    def destroy(self, world: Context) -> None:
         """Remove it if it is ours; no error when it is gone already."""
 
     @property

@@ -28,7 +28,7 @@ from controller.records.ledger import Ledger, Result
 from controller.resources.workers.venv import Venv
 
 if TYPE_CHECKING:
-    from controller.context import World
+    from controller.context import Context
     from controller.plan.build import Plan
     from controller.records.spending import Spending
     from controller.ssh.fleet import Fleet
@@ -46,7 +46,7 @@ class Recorder:
     def __init__(
         self,
         plan: Plan,
-        world: World,
+        world: Context,
         ledger: Ledger,
         overrides: Sequence[str],
         sweep: str = "",

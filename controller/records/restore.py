@@ -38,7 +38,7 @@ from controller.records.recorder import RECORD, SUFFIX, Document
 
 if TYPE_CHECKING:
     from controller.cloud.emulator import Emulator
-    from controller.context import World
+    from controller.context import Context
     from controller.gcp.client import Google
 
 
@@ -56,7 +56,7 @@ class Unpacked(Snapshot):
 @contextmanager
 def restored(
     run_id: str, words: Sequence[str], folder: Path, *, repeat: bool
-) -> Iterator[tuple[Plan, World, Emulator | None]]:
+) -> Iterator[tuple[Plan, Context, Emulator | None]]:
     """The plan of a run that is on record, and a way to its cloud.
 
     Args:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
 from controller.checks import fit_cache
-from controller.context import World
+from controller.context import Context
 from controller.core.errors import BudgetSpent, ProgramFailed, SlipwayError, WorkersDisagree, WrongDevices
 from controller.gcp.client import GoogleError, NotFound
 from controller.plan.build import Plan
@@ -56,7 +56,7 @@ class Recovery:
     """What one `up` does to go on; the episodes of earlier ones count as its own."""
 
     plan: Plan
-    world: World
+    world: Context
     ledger: Ledger
     spending: Spending
     poll_seconds: float
@@ -93,7 +93,7 @@ class Recovery:
             self._note(f"{verdict}; waiting")
             self.world.clock.sleep(PAUSES * self.poll_seconds)
             return
-        self.world.guard()
+        self.world.before_pod_write()
         past, progress = self._episodes(), self._progress(outcome.step)
         past = past[:-1] if self._recorded else past
         decision = decide(verdict, past, progress, self.plan.config.recovery, self._possible(verdict))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from controller.checks.preflight import probe
 from controller.cli.view import Screen
-from controller.context import World
+from controller.context import Context
 from controller.core.errors import ConfigError
 from controller.gcp.client import ServiceDisabled
 from controller.gcp.prices import most, rate
@@ -12,7 +12,7 @@ from controller.plan.build import Plan
 from controller.reconcile.resource import Absent
 
 
-def before_it_bills(plan: Plan, world: World, view: Screen, *, yes: bool) -> None:
+def before_it_bills(plan: Plan, world: Context, view: Screen, *, yes: bool) -> None:
     """Ask Google, then the user, before the first thing that is billed; a pod that is there already is paid for.
 
     Raises:

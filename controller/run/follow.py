@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from conf.schema.run.lifecycle import Recovery
-from controller.context import World
+from controller.context import Context
 from controller.core.clock import Interrupted
 from controller.gcp.client import GoogleError
 from controller.recovery.diagnosis import Kind, Observed, Verdict, WorkerSeen, hang_limit, judge
@@ -106,7 +106,7 @@ class _Steps:
 class Follower:
     """Follows one attempt of a run on one incarnation of the pod; one that has `begun` is joined near its end."""
 
-    world: World
+    world: Context
     node: Node
     fleet: Fleet
     run_id: str

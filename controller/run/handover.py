@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
-from controller.context import World
+from controller.context import Context
 from controller.core.errors import CloudError
 from controller.lease.lease import Lease
 from controller.lease.store import Seen
@@ -35,7 +35,7 @@ class Handover:
     """From this machine to the bastion of the plan."""
 
     plan: Plan
-    world: World
+    world: Context
     ledger: Ledger
     lease: Lease
     emulator: Emulator | None

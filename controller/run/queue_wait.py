@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from controller.context import World
+from controller.context import Context
 from controller.lease.lease import Lease
 from controller.plan.build import Plan
 from controller.resources.pod.node import Node
@@ -19,7 +19,7 @@ class Line:
     """Those that come before a run on its pod."""
 
     plan: Plan
-    world: World
+    world: Context
     turns: Turns
     lease: Lease
     poll_seconds: float

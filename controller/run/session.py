@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from controller.cloud.connect import connected, project_of
-from controller.context import World
+from controller.context import Context
 from controller.core.errors import ConfigError
 from controller.gcp.client import Forbidden
 from controller.plan.build import Plan, build
@@ -30,7 +30,7 @@ class Session:
     """An opened plan."""
 
     plan: Plan
-    world: World
+    world: Context
     ledger: Ledger
     emulator: Emulator | None
 
@@ -86,7 +86,7 @@ def session(command: Command) -> Iterator[Session]:
 
 
 @contextmanager
-def opened(command: Command, *, repeat: bool = False) -> Iterator[tuple[Plan, World, Emulator | None]]:
+def opened(command: Command, *, repeat: bool = False) -> Iterator[tuple[Plan, Context, Emulator | None]]:
     """The plan that the command's words mean, or with --run the record, and a way to its cloud.
 
     Args:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from enum import Enum, auto
 
 from controller.cli.view import Screen
-from controller.context import World
+from controller.context import Context
 from controller.core.errors import SlipwayError
 from controller.gcp.client import GoogleError
 from controller.lease.lease import Lease
@@ -53,7 +53,7 @@ class Beside:
     """`up` as a viewer of one run."""
 
     plan: Plan
-    world: World
+    world: Context
     ledger: Ledger
     lease: Lease
     view: Screen

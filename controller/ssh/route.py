@@ -16,7 +16,7 @@ from controller.resources.pod.node import TAG
 
 if TYPE_CHECKING:
     from conf.schema.config import Config
-    from controller.context import World
+    from controller.context import Context
     from controller.resources.pod.node import Node
     from controller.ssh.fleet import Fleet
     from controller.ssh.iap import Tunnel
@@ -28,7 +28,7 @@ OS_LOGIN_HINT = (
 )
 
 
-def fleet(world: World, node: Node, config: Config, ssh_config: Path | None) -> Fleet:
+def fleet(world: Context, node: Node, config: Config, ssh_config: Path | None) -> Fleet:
     """The SSH connections to a pod, by the way that `ssh.method` says."""
     from controller.ssh.client_key import private_key
     from controller.ssh.fleet import Access, Fleet
@@ -55,13 +55,13 @@ def fleet(world: World, node: Node, config: Config, ssh_config: Path | None) -> 
     return Fleet(access, world.clock.sleep)
 
 
-def way_to(world: World, node: Node, config: Config) -> Way:
+def way_to(world: Context, node: Node, config: Config) -> Way:
     """What `ssh.method` says; `auto`: the external address if a firewall rule admits this machine, else IAP if one
     admits that, else the internal address."""
     if config.ssh.method != "auto":
         return config.ssh.method
     external = bool(node.endpoints) and all(endpoint.external for endpoint in node.endpoints)
-    return choose(_rules(world, node.network, config), external=external, laptop=world.laptop)
+    return choose(_rules(world, node.network, config), external=external, laptop=world.find_public_ip)
 
 
 def choose(
@@ -92,7 +92,7 @@ def _public(block: str) -> bool:
     return block != IAP_RANGE and (range_.is_loopback or not range_.is_private)
 
 
-def _rules(world: World, network: str, config: Config) -> list[Rule]:
+def _rules(world: Context, network: str, config: Config) -> list[Rule]:
     """The rules of a network as they are; as the config would have them, where we may not look."""
     try:
         found = list(world.google.pages("compute", "firewalls.list", "items", project=world.project))
@@ -108,7 +108,7 @@ class Guests:
     https://cloud.google.com/tpu/docs/reference/rest/v2/projects.locations.nodes/getGuestAttributes
     """
 
-    def __init__(self, world: World, node: Node) -> None:
+    def __init__(self, world: Context, node: Node) -> None:
         self._world, self._node = world, node
         self._names: list[str] = []
 

@@ -25,7 +25,7 @@ from controller.sweep.grid import Space, Variant, grid, split
 from controller.sweep.hydra_launchers import launched
 
 if TYPE_CHECKING:
-    from controller.context import World
+    from controller.context import Context
 
 
 @dataclass(frozen=True)
@@ -134,7 +134,7 @@ def on_pod(config: Config, pod: int) -> Config:
     return config.model_copy(update={"tpu": tpu, "cleanup": cleanup})
 
 
-def finished(jobs: Iterable[Job], world: World, bucket: str) -> set[str]:
+def finished(jobs: Iterable[Job], world: Context, bucket: str) -> set[str]:
     """The ids of those that have ended well."""
     ids = [job.run_id for job in jobs]
     with ThreadPoolExecutor(max_workers=8, thread_name_prefix="results") as pool:

@@ -6,7 +6,7 @@ import json
 from contextlib import suppress
 from dataclasses import replace
 
-from controller.context import World
+from controller.context import Context
 from controller.gcp.client import Google, NotFound
 from controller.lease.lease import Held, Lease
 from controller.lease.scope import lease_of, working_under
@@ -34,13 +34,13 @@ def recorded(google: Google, bucket: str, sweep_id: str) -> dict[int, str]:
     return {entry["pod"]: entry["run"] for entry in found}
 
 
-def own(plan: Plan, world: World) -> Node | None:
+def own(plan: Plan, world: Context) -> Node | None:
     """The pod if it is there and slipway has made it."""
     seen = plan.node.observe(world, {})
     return seen if isinstance(seen, Node) and seen.ours and not plan.node.adopt else None
 
 
-def runs_on(node: Node, world: World) -> set[str]:
+def runs_on(node: Node, world: Context) -> set[str]:
     """The runs whose program is alive there, as far as its workers can be asked."""
     if node.state != "READY" or not world.lets_us_in(node):
         return set()
@@ -48,7 +48,7 @@ def runs_on(node: Node, world: World) -> set[str]:
     return {a["active"]["run_id"] for a in answers if isinstance(a, dict) and a["active"]}
 
 
-def delete_unused(plan: Plan, world: World, why: str) -> None:
+def delete_unused(plan: Plan, world: Context, why: str) -> None:
     """Delete the pod, unless somebody else uses it, or waits for it."""
     if Turns(world.google, world.clock, plan.bucket, plan.node.name).waiting():
         return
@@ -58,7 +58,7 @@ def delete_unused(plan: Plan, world: World, why: str) -> None:
             _delete(plan, seen, world, lease, why)
 
 
-def delete_used(plan: Plan, world: World, node: Node) -> None:
+def delete_used(plan: Plan, world: Context, node: Node) -> None:
     """Delete the pod whatever happens there: whoever sees to it lets go first."""
     for run_id in runs_on(node, world):  # whoever follows it must not take this for a preemption
         Ledger(world.google, plan.bucket, run_id).cancel()
@@ -69,7 +69,7 @@ def delete_used(plan: Plan, world: World, node: Node) -> None:
         lease.release("deleted by down", 0)
 
 
-def _delete(plan: Plan, node: Node, world: World, lease: Lease, why: str) -> None:
+def _delete(plan: Plan, node: Node, world: Context, lease: Lease, why: str) -> None:
     """Under its lease, and the account of its costs with it."""
     lease.hold()
     let_go(world.google, world.clock, plan.bucket, plan.config, node, why)

@@ -19,7 +19,7 @@ from conf.schema.config import Config
 from controller.cli.main import Command
 from controller.cli.verbs.run.up import carry_on
 from controller.cloud.connect import connected
-from controller.context import World
+from controller.context import Context
 from controller.core.errors import Fenced, SlipwayError
 from controller.core.events import Event, Events
 from controller.lease.lease import Lease
@@ -96,7 +96,7 @@ class Pool:
     _left: threading.Event = field(default_factory=threading.Event)
     """This controller goes; what is under way goes on without it."""
     _lock: threading.Lock = field(default_factory=threading.Lock)
-    _worlds: list[World] = field(default_factory=list)
+    _worlds: list[Context] = field(default_factory=list)
     _broken: list[BaseException] = field(default_factory=list)
     _fenced: list[Fenced] = field(default_factory=list)
 
@@ -167,7 +167,7 @@ class Pool:
         with self._lock:
             return None if self._no_more or self._left.is_set() else self.source.take(pod)
 
-    def _carry(self, job: Job, pod: int, world: World, emulator: object) -> bool:
+    def _carry(self, job: Job, pod: int, world: Context, emulator: object) -> bool:
         """One run, as often as the policy says; is the pod to be used any further?"""
         sweep = self.any_config.sweep
         tries = 1 + (sweep.retries if sweep.on_failure == "retry" else 0)
@@ -197,7 +197,7 @@ class Pool:
             self._no_more = self._no_more or sweep.on_failure == "stop"
         return sweep.on_failure != "stop" or self.any_config.cleanup.on_failure == "delete"
 
-    def _once(self, job: Job, pod: int, world: World, emulator: object) -> Result | None:
+    def _once(self, job: Job, pod: int, world: Context, emulator: object) -> Result | None:
         plan = self.builder.plan(on_pod(job.config, pod))
         world.events = Events(world.clock)
         screen = Screen(self.board, job.run_id, world.clock)
@@ -227,7 +227,7 @@ class Pool:
         command = Command("up", flags, job.variant.words)
         return carry_on(command, plan, world, emulator, screen, self.sweep_id)  # pyright: ignore[reportArgumentType]
 
-    def _let_go(self, pod: int, world: World) -> None:
+    def _let_go(self, pod: int, world: Context) -> None:
         """Nothing is left for this pod; an earlier controller may have left it without coming to that."""
         plan = self.builder.plan(on_pod(self.any_config, pod))
         world.events = Events(world.clock)

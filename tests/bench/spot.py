@@ -24,7 +24,7 @@ from unittest import mock
 
 from controller.cli.verbs.run import up
 from controller.config.compose import compose
-from controller.context import World
+from controller.context import Context
 from controller.core.errors import SlipwayError
 from controller.core.events import Event, Events
 from controller.plan.build import Plan, build
@@ -87,11 +87,11 @@ class Setup(Resource):
     google: Google = field(compare=False)
     seconds: float = field(compare=False)
 
-    def observe(self, world: World, have: Have) -> Any:
+    def observe(self, world: Context, have: Have) -> Any:
         pod = self.google.pod
         return self if pod and pod.set_up else Absent()
 
-    def apply(self, world: World, have: Have, diff: Diff) -> None:
+    def apply(self, world: Context, have: Have, diff: Diff) -> None:
         clock, pod = self.google.clock, self.google.pod
         assert pod is not None, "what it needs is there"
         done = clock.elapsed + self.seconds
@@ -101,7 +101,7 @@ class Setup(Resource):
             raise WorkersFailed("no worker answers", silent)
         pod.set_up = True
 
-    def destroy(self, world: World) -> None:
+    def destroy(self, world: Context) -> None:
         raise AssertionError("what is on the workers goes with the pod")
 
 
@@ -116,7 +116,7 @@ def on_slipway(market: Market, costs: Costs, tell: Callable[[Event], None] = lam
         events = Events(clock)
         events.listen(tell)
         make: Any = lambda _, node: Fleet(google.pods[-1], len(node.endpoints))  # noqa: E731
-        world = World(
+        world = Context(
             "a-project", cast(Any, google), clock, events, Path(folder), "me", 5.0, make, draw=random.Random(0).random
         )
         ledger = Ledger(cast(Any, google), plan.bucket, plan.run_id)

@@ -15,7 +15,7 @@ from controller.resources.project.roles import POLICY_VERSION, Policy, Roles
 from controller.resources.uploads.code import CodeArchive
 
 if TYPE_CHECKING:
-    from controller.context import World
+    from controller.context import Context
 
 RUN_LABEL, POD_LABEL = "slipway-run", "slipway-pod"
 IMAGE = "projects/debian-cloud/global/images/family/debian-12"
@@ -58,7 +58,7 @@ class Bastion(Resource):
     def path(self, project: str) -> str:
         return f"projects/{project}/zones/{self.zone}/instances/{self.name}"
 
-    def observe(self, world: World, have: Have) -> Absent | Pending | Self:
+    def observe(self, world: Context, have: Have) -> Absent | Pending | Self:
         try:
             answer = world.google.call("compute", "instances.get", **self._where(world), instance=self.name)
         except NotFound:
@@ -69,7 +69,7 @@ class Bastion(Resource):
         marked = LABEL.items() <= labels.items()
         return replace(self, status=answer["status"], run_id=labels.get(RUN_LABEL, ""), marked=marked)
 
-    def apply(self, world: World, have: Have, diff: Diff) -> None:
+    def apply(self, world: Context, have: Have, diff: Diff) -> None:
         if diff.action != "create":
             self.destroy(world)
         try:
@@ -79,7 +79,7 @@ class Bastion(Resource):
         except Conflict:
             return  # it came into being meanwhile; the next look decides
 
-    def destroy(self, world: World) -> None:
+    def destroy(self, world: Context) -> None:
         while not isinstance(seen := self.observe(world, {}), Absent):
             if isinstance(seen, Bastion) and not seen.ours:
                 return
@@ -95,7 +95,7 @@ class Bastion(Resource):
                 if error.reason not in ("resourceNotReady", "RESOURCE_NOT_READY"):
                     raise
 
-    def body(self, world: World) -> dict[str, Any]:
+    def body(self, world: Context) -> dict[str, Any]:
         """What insert is sent."""
         place = f"projects/{world.project}"
         card: dict[str, Any] = {
@@ -127,7 +127,7 @@ class Bastion(Resource):
             "serviceAccounts": [{"email": self.account.email(world), "scopes": [SCOPE]}],
         }
 
-    def printed(self, world: World) -> str:
+    def printed(self, world: Context) -> str:
         """What it has said on its serial port; empty where that cannot be had."""
         try:
             answer = world.google.call(
@@ -137,7 +137,7 @@ class Bastion(Resource):
             return ""
         return answer.get("contents", "")
 
-    def _where(self, world: World) -> dict[str, str]:
+    def _where(self, world: Context) -> dict[str, str]:
         return {"project": world.project, "zone": self.zone}
 
 
@@ -153,23 +153,23 @@ class BastionRoles(Roles):
     def title(self) -> str:
         return f"{self.kind} {self.name} on {self.bastion.name}"
 
-    def read(self, world: World) -> Policy:
+    def read(self, world: Context) -> Policy:
         return self._ask(world, "getIamPolicy", optionsRequestedPolicyVersion=POLICY_VERSION)
 
-    def write(self, world: World, policy: Policy) -> None:
+    def write(self, world: Context, policy: Policy) -> None:
         self._ask(world, "setIamPolicy", body={"policy": policy})
 
-    def _ask(self, world: World, verb: str, **more: Any) -> Any:
+    def _ask(self, world: Context, verb: str, **more: Any) -> Any:
         where = {"project": world.project, "zone": self.bastion.zone, "resource": self.bastion.name}
         return world.google.call("compute", f"instances.{verb}", **where, **more)
 
-    def command(self, world: World, role: str) -> str:
+    def command(self, world: Context, role: str) -> str:
         return (
             f"gcloud compute instances add-iam-policy-binding {self.bastion.name} --zone={self.bastion.zone} "
             f"--member={self._member(world)} --role={role}"
         )
 
-    def destroy(self, world: World) -> None:
+    def destroy(self, world: Context) -> None:
         """Goes with the bastion."""
 
 
@@ -187,21 +187,21 @@ class AccountRoles(Roles):
     def title(self) -> str:
         return f"{self.kind} {self.name} on {self.on.name}"
 
-    def read(self, world: World) -> Policy:
+    def read(self, world: Context) -> Policy:
         wanted = {"resource": self._resource(world), "options_requestedPolicyVersion": POLICY_VERSION}
         return world.google.call("iam", "projects.serviceAccounts.getIamPolicy", **wanted)
 
-    def write(self, world: World, policy: Policy) -> None:
+    def write(self, world: Context, policy: Policy) -> None:
         body = {"policy": policy}
         world.google.call("iam", "projects.serviceAccounts.setIamPolicy", resource=self._resource(world), body=body)
 
-    def command(self, world: World, role: str) -> str:
+    def command(self, world: Context, role: str) -> str:
         return (
             f"gcloud iam service-accounts add-iam-policy-binding {self.on.email(world)} "
             f"--member={self._member(world)} --role={role}"
         )
 
-    def _resource(self, world: World) -> str:
+    def _resource(self, world: Context) -> str:
         return f"projects/{world.project}/serviceAccounts/{self.on.email(world)}"
 
 

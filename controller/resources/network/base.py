@@ -15,7 +15,7 @@ from controller.gcp.operations import wait_compute
 from controller.reconcile.resource import Absent, Diff, Have, Resource, Scope
 
 if TYPE_CHECKING:
-    from controller.context import World
+    from controller.context import Context
 
 MARK = "made by slipway"
 
@@ -45,25 +45,25 @@ class ComputeResource(Resource):
         return self.marked
 
     @abstractmethod
-    def body(self, world: World) -> dict[str, Any]:
+    def body(self, world: Context) -> dict[str, Any]:
         """What insert is sent, apart from name and description."""
 
     @abstractmethod
-    def command(self, world: World) -> str:
+    def command(self, world: Context) -> str:
         """The gcloud command that makes it."""
 
     @abstractmethod
     def read(self, answer: dict[str, Any]) -> Self:
         """The observed thing."""
 
-    def observe(self, world: World, have: Have) -> Absent | Self:
+    def observe(self, world: Context, have: Have) -> Absent | Self:
         try:
             answer = self.request(world, "get", **{self.argument: self.name})
         except NotFound:
             return Absent()
         return self.read(answer)
 
-    def apply(self, world: World, have: Have, diff: Diff) -> None:
+    def apply(self, world: Context, have: Have, diff: Diff) -> None:
         """Create it, or patch it if it is ours.
 
         Raises:
@@ -89,19 +89,19 @@ class ComputeResource(Resource):
             raise CloudError(f"{self.title} exists with other settings ({words}); change them there, or {self.key}")
         self.update(world, diff)
 
-    def refused(self, world: World, error: GoogleError) -> None:
+    def refused(self, world: Context, error: GoogleError) -> None:
         """The caller may not make it: who may, and how."""
         raise CloudError(
             f"{self.title}: you may not make it ({error.message}); ask an admin of the project for "
             f"`{self.command(world)}`, or set {self.key} to one that is there"
         ) from None
 
-    def update(self, world: World, diff: Diff) -> None:
+    def update(self, world: Context, diff: Diff) -> None:
         """Patch the fields that differ."""
         wanted = self.body(world)
         wait_compute(world, self.request(world, "patch", body=wanted, **{self.argument: self.name}))
 
-    def destroy(self, world: World) -> None:
+    def destroy(self, world: Context) -> None:
         seen = self.observe(world, {})
         if isinstance(seen, Absent) or not seen.ours:
             return
@@ -110,7 +110,7 @@ class ComputeResource(Resource):
         except NotFound:
             return  # someone was faster
 
-    def request(self, world: World, verb: str, **parameters: Any) -> dict[str, Any]:
+    def request(self, world: Context, verb: str, **parameters: Any) -> dict[str, Any]:
         where = {"project": world.project} | ({"region": self.region} if self.region else {})
         return world.google.call("compute", f"{self.collection}.{verb}", **where, **parameters)
 

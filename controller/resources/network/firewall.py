@@ -17,7 +17,7 @@ from controller.reconcile.resource import Absent, Have
 from controller.resources.network.base import ComputeResource, is_marked, leaf
 
 if TYPE_CHECKING:
-    from controller.context import World
+    from controller.context import Context
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,7 +41,7 @@ class Firewall(ComputeResource):
     """Of an observed one: the rule that does the work, which slipway did not make."""
     open_to_world: bool = field(default=False, compare=False)
 
-    def observe(self, world: World, have: Have) -> Absent | Self:
+    def observe(self, world: Context, have: Have) -> Absent | Self:
         seen = super().observe(world, have)
         if not isinstance(seen, Absent) and seen.ours:
             return seen
@@ -59,7 +59,7 @@ class Firewall(ComputeResource):
             )
             yield Finding("open_ssh", "warning", "network.ssh_source_ranges", words)
 
-    def _stand_in(self, world: World) -> dict[str, Any] | None:
+    def _stand_in(self, world: Context) -> dict[str, Any] | None:
         """A rule made by someone else that admits all that this one would."""
         if not self.source_ranges:
             return None
@@ -70,7 +70,7 @@ class Firewall(ComputeResource):
                 return rule
         return None
 
-    def body(self, world: World) -> dict[str, Any]:
+    def body(self, world: Context) -> dict[str, Any]:
         return {
             "network": f"projects/{world.project}/global/networks/{self.network}",
             "direction": "INGRESS",
@@ -80,7 +80,7 @@ class Firewall(ComputeResource):
             "disabled": self.disabled,
         }
 
-    def command(self, world: World) -> str:
+    def command(self, world: Context) -> str:
         tags = f" --target-tags={','.join(self.target_tags)}" if self.target_tags else ""
         what = f"--allow={','.join(self.allowed)} --source-ranges={','.join(self.body(world)['sourceRanges'])}{tags}"
         where = f"--network={self.network} --project={world.project}"
@@ -106,29 +106,29 @@ class InternalRule(Firewall):
     subnet_region: str = field(compare=False)
     covers_subnet: bool = True
 
-    def body(self, world: World) -> dict[str, Any]:
+    def body(self, world: Context) -> dict[str, Any]:
         return replace(self, source_ranges=(self._cidr(world),))._body(world)
 
-    def observe(self, world: World, have: Have) -> Absent | Self:
+    def observe(self, world: Context, have: Have) -> Absent | Self:
         seen = super().observe(world, have)
         if isinstance(seen, Absent):
-            return self if self.id in world.denied else seen
+            return self if self.id in world.permission_denied else seen
         try:
             covered = self._cidr(world) in (seen.source_ranges or ())
         except NotFound:
             covered = False
         return replace(seen, covers_subnet=covered)
 
-    def refused(self, world: World, error: GoogleError) -> None:
+    def refused(self, world: Context, error: GoogleError) -> None:
         """Another rule may do as well. Where we may make our own we do, and do not depend on that one."""
         if replace(self, source_ranges=(self._cidr(world),))._stand_in(world) is None:
             super().refused(world, error)
-        world.denied.add(self.id)
+        world.permission_denied.add(self.id)
 
-    def _body(self, world: World) -> dict[str, Any]:
+    def _body(self, world: Context) -> dict[str, Any]:
         return super().body(world)
 
-    def _cidr(self, world: World) -> str:
+    def _cidr(self, world: Context) -> str:
         where = {"project": world.project, "region": self.subnet_region, "subnetwork": self.subnet}
         return world.google.call("compute", "subnetworks.get", **where)["ipCidrRange"]
 
@@ -139,23 +139,23 @@ class LaptopRule(Firewall):
 
     covers_laptop: bool = True
 
-    def body(self, world: World) -> dict[str, Any]:
+    def body(self, world: Context) -> dict[str, Any]:
         seen = super().observe(world, {})
         before = () if isinstance(seen, Absent) else seen.source_ranges or ()
         return replace(self, source_ranges=tuple(sorted({*before, _here(world)})))._body(world)
 
-    def observe(self, world: World, have: Have) -> Absent | Self:
+    def observe(self, world: Context, have: Have) -> Absent | Self:
         seen = super().observe(world, have)
         if isinstance(seen, Absent):
             return seen
-        return replace(seen, covers_laptop=f"{world.laptop()}/32" in (seen.source_ranges or ()))
+        return replace(seen, covers_laptop=f"{world.find_public_ip()}/32" in (seen.source_ranges or ()))
 
-    def _body(self, world: World) -> dict[str, Any]:
+    def _body(self, world: Context) -> dict[str, Any]:
         return super().body(world)
 
 
-def _here(world: World) -> str:
-    address = world.laptop()
+def _here(world: Context) -> str:
+    address = world.find_public_ip()
     if address is None:
         words = "nobody could say which address this machine has; set it, or null for IAP alone"
         raise ConfigError(f"network.laptop: {words}")

@@ -16,7 +16,7 @@ from controller.reconcile.resource import Absent, Diff, Have
 from controller.resources.network.base import ComputeResource, is_marked, leaf
 
 if TYPE_CHECKING:
-    from controller.context import World
+    from controller.context import Context
 
 EVERY = frozenset({"ALL_SUBNETWORKS_ALL_IP_RANGES", "ALL_SUBNETWORKS_ALL_PRIMARY_IP_RANGES"})
 
@@ -28,7 +28,7 @@ class _OnRouter(ComputeResource):
     network: str
     subnet: str
 
-    def stand_in(self, world: World) -> dict[str, Any] | None:
+    def stand_in(self, world: Context) -> dict[str, Any] | None:
         """Another router of the network, in the region, whose NAT serves our subnet already."""
         where = {"project": world.project, "region": self.region}
         for router in world.google.pages("compute", "routers.list", "items", **where):
@@ -45,10 +45,10 @@ class Router(_OnRouter):
     kind: ClassVar[str] = "router"
     fixed: ClassVar[frozenset[str]] = frozenset({"network"})
 
-    def body(self, world: World) -> dict[str, Any]:
+    def body(self, world: Context) -> dict[str, Any]:
         return {"network": f"projects/{world.project}/global/networks/{self.network}"}
 
-    def command(self, world: World) -> str:
+    def command(self, world: Context) -> str:
         where = f"--region={self.region} --project={world.project}"
         nat = f"{self.name} --router={self.name} --auto-allocate-nat-external-ips --nat-all-subnet-ip-ranges {where}"
         router = f"gcloud compute routers create {self.name} --network={self.network} {where}"
@@ -57,7 +57,7 @@ class Router(_OnRouter):
     def read(self, answer: dict[str, Any]) -> Self:
         return replace(self, marked=is_marked(answer), network=leaf(answer["network"]))
 
-    def observe(self, world: World, have: Have) -> Absent | Self:
+    def observe(self, world: Context, have: Have) -> Absent | Self:
         seen = super().observe(world, have)
         if isinstance(seen, Absent) and self.stand_in(world):
             return replace(self, marked=False)
@@ -74,14 +74,14 @@ class Nat(_OnRouter):
 
     kind: ClassVar[str] = "nat"
 
-    def body(self, world: World) -> dict[str, Any]:
+    def body(self, world: Context) -> dict[str, Any]:
         return {
             "name": self.name,
             "natIpAllocateOption": "AUTO_ONLY",
             "sourceSubnetworkIpRangesToNat": "ALL_SUBNETWORKS_ALL_IP_RANGES",
         }
 
-    def command(self, world: World) -> str:
+    def command(self, world: Context) -> str:
         flags = f"--router={self.name} --region={self.region} --project={world.project}"
         ranges = "--auto-allocate-nat-external-ips --nat-all-subnet-ip-ranges"
         return f"gcloud compute routers nats create {self.name} {flags} {ranges}"
@@ -89,7 +89,7 @@ class Nat(_OnRouter):
     def read(self, answer: dict[str, Any]) -> Self:
         return replace(self, marked=is_marked(answer))
 
-    def observe(self, world: World, have: Have) -> Absent | Self:
+    def observe(self, world: Context, have: Have) -> Absent | Self:
         try:
             answer = self.request(world, "get", router=self.name)
         except NotFound:
@@ -99,7 +99,7 @@ class Nat(_OnRouter):
         other = self.stand_in(world)
         return Absent() if other is None else replace(self, marked=False)
 
-    def apply(self, world: World, have: Have, diff: Diff) -> None:
+    def apply(self, world: Context, have: Have, diff: Diff) -> None:
         answer = self.request(world, "get", router=self.name)
         if not is_marked(answer):
             raise CloudError(
@@ -109,14 +109,14 @@ class Nat(_OnRouter):
         others = [nat for nat in answer.get("nats", []) if nat.get("name") != self.name]
         self._patch(world, [*others, self.body(world)])
 
-    def destroy(self, world: World) -> None:
+    def destroy(self, world: Context) -> None:
         seen = self.observe(world, {})
         if isinstance(seen, Absent) or not seen.ours:
             return
         answer = self.request(world, "get", router=self.name)
         self._patch(world, [nat for nat in answer.get("nats", []) if nat.get("name") != self.name])
 
-    def _patch(self, world: World, nats: list[dict[str, Any]]) -> None:
+    def _patch(self, world: Context, nats: list[dict[str, Any]]) -> None:
         wait_compute(world, self.request(world, "patch", router=self.name, body={"nats": nats}))
 
 

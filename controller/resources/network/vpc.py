@@ -11,7 +11,7 @@ from controller.reconcile.resource import Absent, Diff, Have, Resource, Scope
 from controller.resources.network.base import MARK, ComputeResource, is_marked, leaf
 
 if TYPE_CHECKING:
-    from controller.context import World
+    from controller.context import Context
 
 RECORD = "switched on private Google access of subnet"
 
@@ -26,10 +26,10 @@ class Network(ComputeResource):
     auto: bool = field(default=False, compare=False)
     mtu: int | None = None
 
-    def body(self, world: World) -> dict[str, Any]:
+    def body(self, world: Context) -> dict[str, Any]:
         return {"autoCreateSubnetworks": self.auto, "mtu": self.mtu, "routingConfig": {"routingMode": "REGIONAL"}}
 
-    def command(self, world: World) -> str:
+    def command(self, world: Context) -> str:
         mode = "auto" if self.auto else "custom"
         mtu = f" --mtu={self.mtu}" if self.mtu else ""
         return f"gcloud compute networks create {self.name} --subnet-mode={mode}{mtu} --project={world.project}"
@@ -54,14 +54,14 @@ class Subnet(ComputeResource):
     block: str = field(compare=False)
     cidr: str | None = None
 
-    def body(self, world: World) -> dict[str, Any]:
+    def body(self, world: Context) -> dict[str, Any]:
         return {
             "ipCidrRange": self.block,
             "network": f"projects/{world.project}/global/networks/{self.network}",
             "privateIpGoogleAccess": True,
         }
 
-    def command(self, world: World) -> str:
+    def command(self, world: Context) -> str:
         return (
             f"gcloud compute networks subnets create {self.name} --network={self.network} --region={self.region} "
             f"--range={self.block} --enable-private-ip-google-access --project={world.project}"
@@ -99,15 +99,15 @@ class PrivateAccess(Resource):
     def ours(self) -> bool:
         return self.recorded
 
-    def observe(self, world: World, have: Have) -> Absent | Self:
+    def observe(self, world: Context, have: Have) -> Absent | Self:
         try:
             answer = self._subnet(world, "get")
         except NotFound:
             return Absent()
-        on = answer.get("privateIpGoogleAccess", False) or self.id in world.denied
+        on = answer.get("privateIpGoogleAccess", False) or self.id in world.permission_denied
         return replace(self, on=on, recorded=self._record() in self._rule(world).get("description", ""))
 
-    def apply(self, world: World, have: Have, diff: Diff) -> None:
+    def apply(self, world: Context, have: Have, diff: Diff) -> None:
         """Switch it on; where that cannot be recorded or is not permitted, a note, since a NAT does as well."""
         try:
             if is_marked(self._subnet(world, "get")) or self._write_down(world):
@@ -115,27 +115,27 @@ class PrivateAccess(Resource):
                 return
         except Forbidden:
             pass
-        world.denied.add(self.id)
+        world.permission_denied.add(self.id)
         words = f"private Google access is off in subnet {self.name}, which slipway did not make; to switch it on"
         world.events.emit("note", self.id, f"{words}: {self.command(world)}")
 
-    def command(self, world: World) -> str:
+    def command(self, world: Context) -> str:
         """The gcloud command that switches it on."""
         return (
             f"gcloud compute networks subnets update {self.name} --region={self.region} "
             f"--enable-private-ip-google-access --project={world.project}"
         )
 
-    def destroy(self, world: World) -> None:
+    def destroy(self, world: Context) -> None:
         seen = self.observe(world, {})
         if not isinstance(seen, Absent) and seen.recorded:
             self._switch(world, on=False)
 
-    def _switch(self, world: World, *, on: bool) -> None:
+    def _switch(self, world: Context, *, on: bool) -> None:
         body = {"privateIpGoogleAccess": on}
         wait_compute(world, self._subnet(world, "setPrivateIpGoogleAccess", body=body))
 
-    def _write_down(self, world: World) -> bool:
+    def _write_down(self, world: Context) -> bool:
         """Record that the switch was ours; False where no rule of ours could hold that."""
         rule = self._rule(world)
         if not is_marked(rule):
@@ -149,12 +149,12 @@ class PrivateAccess(Resource):
     def _record(self) -> str:
         return f"{RECORD} {self.name}"
 
-    def _rule(self, world: World) -> dict[str, Any]:
+    def _rule(self, world: Context) -> dict[str, Any]:
         try:
             return world.google.call("compute", "firewalls.get", project=world.project, firewall=self.rule)
         except NotFound:
             return {}
 
-    def _subnet(self, world: World, verb: str, **parameters: Any) -> dict[str, Any]:
+    def _subnet(self, world: Context, verb: str, **parameters: Any) -> dict[str, Any]:
         where = {"project": world.project, "region": self.region, "subnetwork": self.name}
         return world.google.call("compute", f"subnetworks.{verb}", **where, **parameters)

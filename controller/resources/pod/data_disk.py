@@ -12,7 +12,7 @@ from controller.gcp.operations import wait_compute
 from controller.resources.project.bucket import LABEL
 
 if TYPE_CHECKING:
-    from controller.context import World
+    from controller.context import Context
 
 MOUNT_POINT = "/mnt/data"
 _SCRIPT = """\
@@ -38,7 +38,7 @@ def mount_script(gigabytes: int) -> str:
     return _SCRIPT.format(bytes=gigabytes * 2**30, folder=MOUNT_POINT)
 
 
-def ensure(world: World, name: str, zone: str, gigabytes: int, kind: str) -> bool:
+def ensure(world: Context, name: str, zone: str, gigabytes: int, kind: str) -> bool:
     """Make the disk unless it is there; returns whether it was made just now."""
     body = {
         "name": name,
@@ -54,7 +54,7 @@ def ensure(world: World, name: str, zone: str, gigabytes: int, kind: str) -> boo
     return True
 
 
-def delete(world: World, name: str, zone: str) -> None:
+def delete(world: Context, name: str, zone: str) -> None:
     """Delete the disk if it is ours; no error when there is none."""
     where = {"project": world.project, "zone": zone, "disk": name}
     try:

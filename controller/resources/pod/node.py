@@ -24,7 +24,7 @@ from controller.resources.pod.search import Search
 from controller.resources.project.bucket import LABEL
 
 if TYPE_CHECKING:
-    from controller.context import World
+    from controller.context import Context
 
 _UNDELETED = "it is Google that does not finish: run this again later, or set tpu.name to another"
 
@@ -111,7 +111,7 @@ class Node(Resource):
             words = f"Google calls the pod {seen.health.lower()}; if programs do not start there, `slipway down` and up"
             yield Finding("unhealthy", "warning", "tpu.name", words)
 
-    def observe(self, world: World, have: Have) -> Absent | Pending | Self:
+    def observe(self, world: Context, have: Have) -> Absent | Pending | Self:
         found = self._look(world)
         if found is None:
             return Absent()
@@ -121,12 +121,12 @@ class Node(Resource):
             return Pending(why, DELETE_SECONDS, _UNDELETED) if found.state == "DELETING" else Pending(why)
         return self._read(found)
 
-    def there(self, world: World) -> Self | None:
+    def there(self, world: Context) -> Self | None:
         """What there is, settled or not."""
         found = self._look(world)
         return None if found is None else self._read(found)
 
-    def apply(self, world: World, have: Have, diff: Diff) -> None:
+    def apply(self, world: Context, have: Have, diff: Diff) -> None:
         """Search for room, or make room for that by deleting what is there, if it is ours; or start it again."""
         found = self._look(world)
         if self.adopt:
@@ -151,14 +151,14 @@ class Node(Resource):
         waited = found.state in WAITING
         self._search(world).run(after=self._place_of(found) if waited else None)
 
-    def destroy(self, world: World) -> None:
+    def destroy(self, world: Context) -> None:
         if self.adopt:
             return
         self._clear(world)
         for zone in self.zones if self.data_disk_gb else ():
             data_disk.delete(world, self._disk_name, zone)
 
-    def seen(self, world: World, since: float = 0.0) -> PodSeen:
+    def seen(self, world: Context, since: float = 0.0) -> PodSeen:
         """What Google says of this incarnation of the pod now.
 
         Args:
@@ -176,27 +176,27 @@ class Node(Resource):
             maintenance=found.maintenance,
         )
 
-    def discard(self, world: World, *, elsewhere: bool = False) -> None:
+    def discard(self, world: Context, *, elsewhere: bool = False) -> None:
         """Delete what there is of ours, whatever its state; `elsewhere`: and make it anew, the next place first."""
         found = self._look(world)
         self._clear(world)
         if elsewhere and found is not None:
             self._search(world).run(after=self._place_of(found))
 
-    def keys_now(self, world: World) -> str:
+    def keys_now(self, world: Context) -> str:
         """The SSH keys that an observed node has by now."""
         found = self._look(world)
         return found.ssh_keys if found else ""
 
-    def path(self, world: World) -> str:
+    def path(self, world: Context) -> str:
         """The full name; of a wanted one in the zone that is tried first."""
         return path(world, self.name, self.zone)
 
-    def paths(self, world: World) -> set[str]:
+    def paths(self, world: Context) -> set[str]:
         """The full names that it may have."""
         return {path(world, self.name, zone) for zone in self.zones}
 
-    def stop(self, world: World) -> None:
+    def stop(self, world: Context) -> None:
         """Stop an observed node of which `cannot_stop` says nothing."""
         self._nodes.stop(world, self.name, self.zone)
 
@@ -226,7 +226,7 @@ class Node(Resource):
         """By whether they queue."""
         return {True: QueuedProvisioner(self.create_seconds), False: self._nodes}
 
-    def _search(self, world: World) -> Search:
+    def _search(self, world: Context) -> Search:
         order = Order(
             name=self.name,
             accelerator_type=self.accelerator_type,
@@ -251,7 +251,7 @@ class Node(Resource):
             disk_kind=self.data_disk_kind if self.data_disk_gb else None,
         )
 
-    def _look(self, world: World) -> Slice | None:
+    def _look(self, world: Context) -> Slice | None:
         """What is there in any zone: a READY one before one that comes, before one that is dead."""
         found: list[Slice] = []
         for zone in self.zones:
@@ -264,7 +264,7 @@ class Node(Resource):
                 return found[-1]
         return min(found, key=lambda s: not s.pending, default=None)
 
-    def _clear(self, world: World) -> None:
+    def _clear(self, world: Context) -> None:
         """Delete what is there of ours in any zone, but for data disks."""
         for zone in self.zones:
             for maker in self._makers.values():
@@ -272,7 +272,7 @@ class Node(Resource):
                 if seen is not None and self._is_ours(seen):
                     maker.delete(world, self.name, zone)
 
-    def _start(self, world: World, seen: Self) -> bool:
+    def _start(self, world: Context, seen: Self) -> bool:
         """Start a stopped node rather than make another; False where Google does not do that, or has no room for it."""
         if seen.cannot_stop:
             return False
@@ -286,7 +286,7 @@ class Node(Resource):
             return False
         return True
 
-    def _waited_enough(self, world: World, found: Slice) -> bool:
+    def _waited_enough(self, world: Context, found: Slice) -> bool:
         """Has a queued request waited so long that the next place is to be tried?"""
         others = len(self._places) > 1
         return others and found.state in WAITING and world.clock.now() - found.created > self.create_seconds
@@ -344,5 +344,5 @@ class Node(Resource):
             "tpu.accelerator_type or the pod, or set tpu.adopt=false and another tpu.name"
         )
 
-    def _note(self, world: World, words: str) -> None:
+    def _note(self, world: Context, words: str) -> None:
         world.events.emit("note", self.id, words)

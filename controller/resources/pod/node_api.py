@@ -16,7 +16,7 @@ from controller.resources.pod.provisioner import Endpoint, Order, Place, Slice
 from controller.resources.project.bucket import LABEL
 
 if TYPE_CHECKING:
-    from controller.context import World
+    from controller.context import Context
 
 TAG = "slipway"
 """Network tag of our workers, which the firewall rules aim at."""
@@ -34,13 +34,13 @@ class NodeProvisioner:
 
     create_seconds: float
 
-    def observe(self, world: World, name: str, zone: str) -> Slice | None:
+    def observe(self, world: Context, name: str, zone: str) -> Slice | None:
         try:
             return read(world.google.call(API, "projects.locations.nodes.get", name=path(world, name, zone)))
         except NotFound:
             return None
 
-    def create(self, world: World, order: Order, place: Place) -> None:
+    def create(self, world: Context, order: Order, place: Place) -> None:
         operation = world.google.call(
             API,
             "projects.locations.nodes.create",
@@ -50,7 +50,7 @@ class NodeProvisioner:
         )
         wait_rpc(world, API, operation, "projects.locations.operations.get", self.create_seconds)
 
-    def delete(self, world: World, name: str, zone: str) -> None:
+    def delete(self, world: Context, name: str, zone: str) -> None:
         late = world.clock.deadline(DELETE_SECONDS)
         while True:
             try:
@@ -65,29 +65,29 @@ class NodeProvisioner:
             else:
                 return
 
-    def start(self, world: World, name: str, zone: str) -> None:
+    def start(self, world: Context, name: str, zone: str) -> None:
         """Start a stopped node of one VM; GoogleError if there is no room now."""
         operation = world.google.call(API, "projects.locations.nodes.start", name=path(world, name, zone), body={})
         wait_rpc(world, API, operation, "projects.locations.operations.get", self.create_seconds)
 
-    def stop(self, world: World, name: str, zone: str) -> None:
+    def stop(self, world: Context, name: str, zone: str) -> None:
         """Stop a node of one VM, which ends what it costs apart from its disks."""
         operation = world.google.call(API, "projects.locations.nodes.stop", name=path(world, name, zone), body={})
         wait_rpc(world, API, operation, "projects.locations.operations.get", self.create_seconds)
 
 
-def parent(world: World, zone: str) -> str:
+def parent(world: Context, zone: str) -> str:
     return f"projects/{world.project}/locations/{zone}"
 
 
-def path(world: World, name: str, zone: str) -> str:
+def path(world: Context, name: str, zone: str) -> str:
     """The node's full name."""
     return f"{parent(world, zone)}/nodes/{name}"
 
 
-def body(world: World, order: Order, place: Place) -> dict[str, Any]:
+def body(world: Context, order: Order, place: Place) -> dict[str, Any]:
     """The node as create is sent it, but for the tier; what `gcloud compute tpus tpu-vm create` sends."""
-    metadata = {"ssh-keys": "\n".join([world.ssh_key_line(), *world.guests])}
+    metadata = {"ssh-keys": "\n".join([world.ssh_key_line(), *world.extra_ssh_keys])}
     node: dict[str, Any] = {
         "acceleratorType": order.accelerator_type,
         "runtimeVersion": order.runtime_version,

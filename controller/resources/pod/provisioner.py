@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Protocol
 from controller.recovery.diagnosis import Symptom
 
 if TYPE_CHECKING:
-    from controller.context import World
+    from controller.context import Context
 
 WAITING = frozenset({"CREATING", "ACCEPTED", "WAITING_FOR_RESOURCES"})
 """States of a queued request that has got nothing yet; Google uses the last two for the same thing."""
@@ -95,11 +95,11 @@ class Slice:
 class Provisioner(Protocol):
     """One way to a slice."""
 
-    def observe(self, world: World, name: str, zone: str) -> Slice | None:
+    def observe(self, world: Context, name: str, zone: str) -> Slice | None:
         """What this way has made there; None: nothing."""
         ...
 
-    def create(self, world: World, order: Order, place: Place) -> None:
+    def create(self, world: Context, order: Order, place: Place) -> None:
         """Ask for it. Returns once it exists or waits in a queue.
 
         Raises:
@@ -107,6 +107,6 @@ class Provisioner(Protocol):
         """
         ...
 
-    def delete(self, world: World, name: str, zone: str) -> None:
+    def delete(self, world: Context, name: str, zone: str) -> None:
         """Remove it; no error when it is gone already."""
         ...

@@ -16,7 +16,7 @@ from controller.resources.pod import node_api
 from controller.resources.pod.provisioner import WAITING, Order, Place, Slice
 
 if TYPE_CHECKING:
-    from controller.context import World
+    from controller.context import Context
 
 FLEX_API = "tpu:v2alpha1"
 """The only API that has flex-start, as of revision 20261001 of the discovery documents."""
@@ -31,7 +31,7 @@ class QueuedProvisioner:
 
     create_seconds: float
 
-    def observe(self, world: World, name: str, zone: str) -> Slice | None:
+    def observe(self, world: Context, name: str, zone: str) -> Slice | None:
         try:
             queued = world.google.call("tpu", "projects.locations.queuedResources.get", name=path(world, name, zone))
         except NotFound:
@@ -42,7 +42,7 @@ class QueuedProvisioner:
             answer = None
         return read(queued, answer, world.clock.now())
 
-    def create(self, world: World, order: Order, place: Place) -> None:
+    def create(self, world: Context, order: Order, place: Place) -> None:
         api = FLEX_API if place.capacity == "flex_start" else "tpu"
         operation = world.google.call(
             api,
@@ -53,7 +53,7 @@ class QueuedProvisioner:
         )
         wait_rpc(world, "tpu", operation, "projects.locations.operations.get", self.create_seconds)
 
-    def delete(self, world: World, name: str, zone: str) -> None:
+    def delete(self, world: Context, name: str, zone: str) -> None:
         late = world.clock.deadline(node_api.DELETE_SECONDS)
         while (found := self.observe(world, name, zone)) is not None:
             if late():
@@ -72,7 +72,7 @@ class QueuedProvisioner:
         if nodes.observe(world, name, zone) is not None:  # one that the request has left behind
             nodes.delete(world, name, zone)
 
-    def _delete(self, world: World, name: str, zone: str, *, with_node: bool) -> None:
+    def _delete(self, world: Context, name: str, zone: str, *, with_node: bool) -> None:
         force: dict[str, Any] = {"force": True} if with_node else {}
         operation = world.google.call(
             "tpu", "projects.locations.queuedResources.delete", name=path(world, name, zone), **force
@@ -80,12 +80,12 @@ class QueuedProvisioner:
         wait_rpc(world, "tpu", operation, "projects.locations.operations.get", node_api.DELETE_SECONDS)
 
 
-def path(world: World, name: str, zone: str) -> str:
+def path(world: Context, name: str, zone: str) -> str:
     """The request's full name."""
     return f"{node_api.parent(world, zone)}/queuedResources/{name}"
 
 
-def body(world: World, order: Order, place: Place) -> dict[str, Any]:
+def body(world: Context, order: Order, place: Place) -> dict[str, Any]:
     """What create is sent; field for field what `gcloud compute tpus queued-resources create` sends."""
     where = node_api.parent(world, place.zone)
     spec = {"node": node_api.body(world, order, place), "nodeId": order.name, "parent": where}

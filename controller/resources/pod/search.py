@@ -18,7 +18,7 @@ from controller.resources.pod.provisioner import WAITING, Order, Place, Provisio
 from controller.resources.pod.refusals import HINTS, Refusal, classify
 
 if TYPE_CHECKING:
-    from controller.context import World
+    from controller.context import Context
 
 LONGEST_PAUSE = 60
 """In units of the world's pace: five minutes on Google Cloud."""
@@ -33,7 +33,7 @@ def pause(round_: int, pace: float, draw: float) -> float:
 class Search:
     """One search for room for one pod; `disk_kind` is None where it has no data disk."""
 
-    world: World
+    world: Context
     subject: str
     title: str
     order: Order

@@ -11,7 +11,7 @@ from controller.reconcile.resource import Absent, Diff, Have, Resource, Scope, U
 from controller.resources.network.base import MARK
 
 if TYPE_CHECKING:
-    from controller.context import World
+    from controller.context import Context
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,10 +30,10 @@ class ServiceAccount(Resource):
     def ours(self) -> bool:
         return self.marked
 
-    def email(self, world: World) -> str:
+    def email(self, world: Context) -> str:
         return world.account_email(self.name)
 
-    def observe(self, world: World, have: Have) -> Absent | Unknown | Self:
+    def observe(self, world: Context, have: Have) -> Absent | Unknown | Self:
         email = self.email(world)
         try:
             answer = world.google.call(
@@ -49,7 +49,7 @@ class ServiceAccount(Resource):
         marked = self._named_by_id and answer.get("description", "").startswith(MARK)
         return replace(self, marked=marked)
 
-    def apply(self, world: World, have: Have, diff: Diff) -> None:
+    def apply(self, world: Context, have: Have, diff: Diff) -> None:
         account = {"displayName": "Slipway TPU workers", "description": MARK}
         body = {"accountId": self.name, "serviceAccount": account}
         try:
@@ -63,7 +63,7 @@ class ServiceAccount(Resource):
                 "`default` is the project's Compute account"
             ) from None
 
-    def destroy(self, world: World) -> None:
+    def destroy(self, world: Context) -> None:
         seen = self.observe(world, {})
         if not isinstance(seen, ServiceAccount) or not seen.ours:
             return

@@ -14,7 +14,7 @@ from controller.gcp.client import Conflict, Forbidden, GoogleError, NotFound
 from controller.reconcile.resource import Absent, Diff, Have, Resource, Scope
 
 if TYPE_CHECKING:
-    from controller.context import World
+    from controller.context import Context
 
 LABEL = {"managed-by": "slipway"}
 DAY = 24 * 3600
@@ -49,7 +49,7 @@ class Bucket(Resource):
     def ours(self) -> bool:
         return self.marked
 
-    def observe(self, world: World, have: Have) -> Absent | Self:
+    def observe(self, world: Context, have: Have) -> Absent | Self:
         try:
             answer = world.google.call("storage", "buckets.get", bucket=self.name, projection="noAcl")
         except NotFound:
@@ -69,7 +69,7 @@ class Bucket(Resource):
             )
             yield Finding("soft_delete", "warning", "cloud.bucket", words)
 
-    def apply(self, world: World, have: Have, diff: Diff) -> None:
+    def apply(self, world: Context, have: Have, diff: Diff) -> None:
         if diff.action == "update":
             body = {key: value for key, value in self.body().items() if key not in ("name", "location", "labels")}
             world.google.call("storage", "buckets.patch", bucket=self.name, body=body)
@@ -103,7 +103,7 @@ class Bucket(Resource):
             "lifecycle": {"rule": rules},
         }
 
-    def destroy(self, world: World) -> None:
+    def destroy(self, world: Context) -> None:
         """Delete every object, then the bucket."""
         seen = self.observe(world, {})
         if isinstance(seen, Absent) or not seen.ours:
@@ -113,7 +113,7 @@ class Bucket(Resource):
             list(pool.map(lambda item: self._delete(world, item), listed))
         world.google.call("storage", "buckets.delete", bucket=self.name)
 
-    def _delete(self, world: World, item: dict[str, Any]) -> None:
+    def _delete(self, world: Context, item: dict[str, Any]) -> None:
         where = {"bucket": self.name, "object": item["name"], "generation": item["generation"]}
         try:
             world.google.call("storage", "objects.delete", **where)
@@ -141,7 +141,7 @@ class Bucket(Resource):
             unfinished_upload_days=conditions.get("AbortIncompleteMultipartUpload", {}).get("age", 0),
         )
 
-    def _seen_through_a_keyhole(self, world: World, error: GoogleError) -> Self:
+    def _seen_through_a_keyhole(self, world: Context, error: GoogleError) -> Self:
         """We may not look at it: it is someone else's, or we may use its objects and no more."""
         permitted: list[str] = []
         try:

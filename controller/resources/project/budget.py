@@ -10,7 +10,7 @@ from controller.gcp.client import Forbidden, NotFound
 from controller.reconcile.resource import Absent, Diff, Have, Resource, Scope
 
 if TYPE_CHECKING:
-    from controller.context import World
+    from controller.context import Context
 
 BUDGET_APIS = ("billingbudgets.googleapis.com", "cloudbilling.googleapis.com")
 
@@ -33,7 +33,7 @@ class BillingBudget(Resource):
     def title(self) -> str:
         return f"budget of ${self.usd} per month on billing account {self.account}"
 
-    def observe(self, world: World, have: Have) -> Absent | Self:
+    def observe(self, world: Context, have: Have) -> Absent | Self:
         parent = f"billingAccounts/{self.account}"
         try:
             listed = list(
@@ -49,7 +49,7 @@ class BillingBudget(Resource):
                 return self._read(budget)
         return Absent()
 
-    def apply(self, world: World, have: Have, diff: Diff) -> None:
+    def apply(self, world: Context, have: Have, diff: Diff) -> None:
         if diff.action == "create":
             parent = f"billingAccounts/{self.account}"
             world.google.call("billingbudgets", "billingAccounts.budgets.create", parent=parent, body=self.body(world))
@@ -65,7 +65,7 @@ class BillingBudget(Resource):
                 body=self.body(world),
             )
 
-    def destroy(self, world: World) -> None:
+    def destroy(self, world: Context) -> None:
         seen = self.observe(world, {})
         if isinstance(seen, Absent):
             return
@@ -74,10 +74,10 @@ class BillingBudget(Resource):
         except NotFound:
             return
 
-    def display_name(self, world: World) -> str:
+    def display_name(self, world: Context) -> str:
         return f"slipway {world.project}"
 
-    def body(self, world: World) -> dict[str, Any]:
+    def body(self, world: Context) -> dict[str, Any]:
         """What create is sent."""
         return {
             "displayName": self.display_name(world),

@@ -16,7 +16,7 @@ from controller.reconcile.resource import Absent, Diff, Have, Resource, Scope
 from controller.resources.project.accounts import ServiceAccount
 
 if TYPE_CHECKING:
-    from controller.context import World
+    from controller.context import Context
 
 POLICY_VERSION = 3
 ATTEMPTS = 8
@@ -41,18 +41,18 @@ class Roles(Resource):
         return not self.given
 
     @abstractmethod
-    def read(self, world: World) -> Policy:
+    def read(self, world: Context) -> Policy:
         """The policy as it is. NotFound: what it belongs to does not exist."""
 
     @abstractmethod
-    def write(self, world: World, policy: Policy) -> None:
+    def write(self, world: Context, policy: Policy) -> None:
         """Replace the policy. Conflict: its etag is not the current one."""
 
     @abstractmethod
-    def command(self, world: World, role: str) -> str:
+    def command(self, world: Context, role: str) -> str:
         """The gcloud command that binds one role."""
 
-    def observe(self, world: World, have: Have) -> Absent | Self:
+    def observe(self, world: Context, have: Have) -> Absent | Self:
         account = have.get(self.account.id) or self.account.observe(world, {})
         if isinstance(account, ServiceAccount) and not account.ours:
             return replace(self, given=True)
@@ -63,25 +63,25 @@ class Roles(Resource):
         except Forbidden:
             self._ask_admin(world, "look at")
             return self
-        if self.id in world.denied:
+        if self.id in world.permission_denied:
             return self
         bound = set(roles_of(policy, self._member(world)))
         seen = tuple(role for role in self.roles if role in bound)
         return replace(self, roles=seen) if seen else Absent()
 
-    def apply(self, world: World, have: Have, diff: Diff) -> None:
+    def apply(self, world: Context, have: Have, diff: Diff) -> None:
         try:
             self._rewrite(world, add=set(self.roles))
         except Forbidden:
-            world.denied.add(self.id)
+            world.permission_denied.add(self.id)
             self._ask_admin(world, "change")
 
-    def destroy(self, world: World) -> None:
+    def destroy(self, world: Context) -> None:
         seen = self.observe(world, {})
-        if not isinstance(seen, Absent) and seen.ours and self.id not in world.denied:
+        if not isinstance(seen, Absent) and seen.ours and self.id not in world.permission_denied:
             self._rewrite(world, add=set())
 
-    def _rewrite(self, world: World, add: set[str]) -> None:
+    def _rewrite(self, world: Context, add: set[str]) -> None:
         """Bind the roles in `add` and unbind the rest of ours; another writer in between means: read again."""
         member = self._member(world)
         for attempt in range(ATTEMPTS):
@@ -100,12 +100,12 @@ class Roles(Resource):
                 if unknown:
                     world.clock.sleep(world.pace)
 
-    def _ask_admin(self, world: World, verb: str) -> None:
+    def _ask_admin(self, world: Context, verb: str) -> None:
         commands = "\n".join(f"  {self.command(world, role)}" for role in self.roles)
         words = f"you may not {verb} the policy; unless it is done, ask an admin of the project for:\n{commands}"
         world.events.emit("note", self.id, f"{self.title}: {words}")
 
-    def _member(self, world: World) -> str:
+    def _member(self, world: Context) -> str:
         return f"serviceAccount:{self.account.email(world)}"
 
 
@@ -115,15 +115,15 @@ class ProjectRoles(Roles):
 
     kind: ClassVar[str] = "roles of"
 
-    def read(self, world: World) -> Policy:
+    def read(self, world: Context) -> Policy:
         body = {"options": {"requestedPolicyVersion": POLICY_VERSION}}
         return world.google.call("cloudresourcemanager", "projects.getIamPolicy", resource=world.project, body=body)
 
-    def write(self, world: World, policy: Policy) -> None:
+    def write(self, world: Context, policy: Policy) -> None:
         body = {"policy": policy}
         world.google.call("cloudresourcemanager", "projects.setIamPolicy", resource=world.project, body=body)
 
-    def command(self, world: World, role: str) -> str:
+    def command(self, world: Context, role: str) -> str:
         return (
             f"gcloud projects add-iam-policy-binding {world.project} --member={self._member(world)} --role={role} "
             "--condition=None"
@@ -141,15 +141,15 @@ class BucketRoles(Roles):
     def title(self) -> str:
         return f"{self.kind} {self.name} on {self.bucket}"
 
-    def read(self, world: World) -> Policy:
+    def read(self, world: Context) -> Policy:
         return world.google.call(
             "storage", "buckets.getIamPolicy", bucket=self.bucket, optionsRequestedPolicyVersion=POLICY_VERSION
         )
 
-    def write(self, world: World, policy: Policy) -> None:
+    def write(self, world: Context, policy: Policy) -> None:
         world.google.call("storage", "buckets.setIamPolicy", bucket=self.bucket, body=policy)
 
-    def command(self, world: World, role: str) -> str:
+    def command(self, world: Context, role: str) -> str:
         member = f"--member={self._member(world)}"
         return f"gcloud storage buckets add-iam-policy-binding gs://{self.bucket} {member} --role={role}"
 

@@ -11,7 +11,7 @@ from controller.gcp.operations import wait_rpc
 from controller.reconcile.resource import Diff, Have, Resource, Scope
 
 if TYPE_CHECKING:
-    from controller.context import World
+    from controller.context import Context
 
 MOST = 20
 """APIs that one request enables: https://cloud.google.com/service-usage/docs/reference/rest/v1/services/batchEnable"""
@@ -33,7 +33,7 @@ class Services(Resource):
     def ours(self) -> bool:
         return False
 
-    def observe(self, world: World, have: Have) -> Self:
+    def observe(self, world: Context, have: Have) -> Self:
         parent = f"projects/{world.project}"
         on: set[str] = set()
         for apis in _batches(self.apis):
@@ -45,7 +45,7 @@ class Services(Resource):
             on |= {s["name"].rsplit("/", 1)[-1] for s in answer.get("services", []) if s.get("state") == "ENABLED"}
         return replace(self, apis=tuple(api for api in self.apis if api in on))
 
-    def apply(self, world: World, have: Have, diff: Diff) -> None:
+    def apply(self, world: Context, have: Have, diff: Diff) -> None:
         missing = [api for api in self.apis if api not in (diff.changes[0].old or ())]
         parent = f"projects/{world.project}"
         for apis in _batches(missing):
@@ -60,10 +60,10 @@ class Services(Resource):
                 ) from None
             wait_rpc(world, "serviceusage", operation, "operations.get")
 
-    def destroy(self, world: World) -> None:
+    def destroy(self, world: Context) -> None:
         """APIs stay enabled: others may use them, and an enabled API costs nothing."""
 
-    def undo(self, world: World) -> str:
+    def undo(self, world: Context) -> str:
         """The command that disables them again."""
         return f"gcloud services disable {' '.join(self.apis)} --project={world.project}"
 

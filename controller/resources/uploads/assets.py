@@ -22,7 +22,7 @@ from controller.resources.workers.base import OnWorkers
 from controller.ssh.fleet import WorkerError, WorkersFailed
 
 if TYPE_CHECKING:
-    from controller.context import World
+    from controller.context import Context
     from controller.inputs.secrets import Vault
 
 THREADS = 8
@@ -53,14 +53,14 @@ class Copied(Resource):
     def manifest_object(self) -> str:
         return f"{self.content.prefix}/manifest.json"
 
-    def observe(self, world: World, have: Have) -> Absent | Self:
+    def observe(self, world: Context, have: Have) -> Absent | Self:
         try:
             world.google.call("storage", "objects.get", bucket=self.bucket, object=self.manifest_object)
         except NotFound:
             return Absent()
         return self
 
-    def destroy(self, world: World) -> None:
+    def destroy(self, world: Context) -> None:
         """Kept: other runs may read it; it goes with the bucket."""
 
 
@@ -71,7 +71,7 @@ class AssetCopy(Copied):
     kind: ClassVar[str] = "asset"
     scope: ClassVar[Scope] = "shared"
 
-    def apply(self, world: World, have: Have, diff: Diff) -> None:
+    def apply(self, world: Context, have: Have, diff: Diff) -> None:
         key = f"assets.{self.content.path}"
         with Hashes(world.state / "hashes.json") as hashes:
             files = self.content.files
@@ -86,7 +86,7 @@ class AssetCopy(Copied):
                 list(pool.map(send, files))
         world.google.upload(self.bucket, self.manifest_object, manifest(files).encode())
 
-    def _stored(self, world: World) -> Stored:
+    def _stored(self, world: Context) -> Stored:
         """What the bucket holds of this asset, in this version and in others."""
         items = world.google.pages(
             "storage", "objects.list", "items", bucket=self.bucket, prefix=f"assets/{self.name}-",
@@ -95,7 +95,7 @@ class AssetCopy(Copied):
         return {item["name"]: (int(item["size"]), item.get("md5Hash", "")) for item in items}
 
     def _send(
-        self, world: World, stored: Stored, known: dict[Any, Digests], moved: Callable[[int], None], source: Source
+        self, world: Context, stored: Stored, known: dict[Any, Digests], moved: Callable[[int], None], source: Source
     ) -> None:
         """Bring one file to the bucket, in the cheapest way."""
         fetch(source, token_for(source, self.vault.values()), moved)
@@ -122,7 +122,7 @@ class AssetCopy(Copied):
             )
 
 
-def _copy_inside(world: World, bucket: str, source: str, target: str) -> None:
+def _copy_inside(world: Context, bucket: str, source: str, target: str) -> None:
     """https://cloud.google.com/storage/docs/json_api/v1/objects/rewrite; large objects take several calls."""
     place = {
         "sourceBucket": bucket,
@@ -142,7 +142,7 @@ class PodAsset(Copied, OnWorkers):
 
     kind: ClassVar[str] = "asset"
 
-    def apply(self, world: World, have: Have, diff: Diff) -> None:
+    def apply(self, world: Context, have: Have, diff: Diff) -> None:
         files = {f.name: {"url": f.url, "sha256": f.sha256} for f in self.content.files}
         secrets = self.vault.values()
         tokens = {f.name: token for f in self.content.files if (token := token_for(f, secrets))}

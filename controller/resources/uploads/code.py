@@ -10,7 +10,7 @@ from controller.inputs.code import Snapshot
 from controller.reconcile.resource import Absent, Diff, Have, Resource, Scope
 
 if TYPE_CHECKING:
-    from controller.context import World
+    from controller.context import Context
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,18 +30,18 @@ class CodeArchive(Resource):
     def object(self) -> str:
         return f"code/{self.name}.tar.gz"
 
-    def observe(self, world: World, have: Have) -> Absent | Self:
+    def observe(self, world: Context, have: Have) -> Absent | Self:
         try:
             world.google.call("storage", "objects.get", bucket=self.bucket, object=self.object)
         except NotFound:
             return Absent()
         return self
 
-    def apply(self, world: World, have: Have, diff: Diff) -> None:
+    def apply(self, world: Context, have: Have, diff: Diff) -> None:
         try:
             world.google.upload(self.bucket, self.object, self.snapshot.archive, generation=0)
         except Conflict:
             return  # the same bytes, uploaded meanwhile
 
-    def destroy(self, world: World) -> None:
+    def destroy(self, world: Context) -> None:
         """Kept: other runs may use the same code; it goes with the bucket."""

@@ -9,7 +9,7 @@ from controller.core.errors import ConfigError
 from controller.reconcile.resource import Diff, Have, Resource, Scope, Unknown
 
 if TYPE_CHECKING:
-    from controller.context import World
+    from controller.context import Context
     from controller.inputs.secrets import Vault
 
 
@@ -25,15 +25,15 @@ class Secrets(Resource):
     def title(self) -> str:
         return f"secrets {', '.join(self.vault.names)}"
 
-    def observe(self, world: World, have: Have) -> Unknown | Self:
+    def observe(self, world: Context, have: Have) -> Unknown | Self:
         try:
             self.vault.open(world.google)
         except ConfigError as error:
             return Unknown(str(error))
         return self
 
-    def apply(self, world: World, have: Have, diff: Diff) -> None:
+    def apply(self, world: Context, have: Have, diff: Diff) -> None:
         """Nothing ever differs."""
 
-    def destroy(self, world: World) -> None:
+    def destroy(self, world: Context) -> None:
         """They are the user's."""

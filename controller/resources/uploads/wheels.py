@@ -21,7 +21,7 @@ from controller.inputs.requirements import GitLine
 from controller.reconcile.resource import Absent, Diff, Have, Resource, Scope
 
 if TYPE_CHECKING:
-    from controller.context import World
+    from controller.context import Context
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,14 +45,14 @@ class Wheels(Resource):
     def title(self) -> str:
         return f"wheels of {len(self.lines)} git repositories in the bucket"
 
-    def observe(self, world: World, have: Have) -> Absent | Self:
+    def observe(self, world: Context, have: Have) -> Absent | Self:
         try:
             content = json.loads(world.google.download(self.bucket, f"wheels/{self.name}/manifest.json"))
         except NotFound:
             return Absent()
         return replace(self, built=tuple(content))
 
-    def apply(self, world: World, have: Have, diff: Diff) -> None:
+    def apply(self, world: Context, have: Have, diff: Diff) -> None:
         built: list[dict[str, str]] = []
         with tempfile.TemporaryDirectory() as folder:
             for number, line in enumerate(self.lines):
@@ -77,7 +77,7 @@ class Wheels(Resource):
                 words = f"{without_password(line.url)} is built once, then reused; end the line with @COMMIT"
                 yield Finding("git_pin", "warning", "env.requirements", words)
 
-    def destroy(self, world: World) -> None:
+    def destroy(self, world: Context) -> None:
         """Kept: other runs may use them; they go with the bucket."""
 
 

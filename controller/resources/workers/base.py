@@ -20,7 +20,7 @@ from controller.resources.uploads.code import CodeArchive
 from controller.ssh.fleet import Answer, WorkersFailed, failures
 
 if TYPE_CHECKING:
-    from controller.context import World
+    from controller.context import Context
     from controller.resources.pod.node import Node
     from controller.ssh.fleet import Fleet
 
@@ -37,16 +37,16 @@ class OnWorkers(Resource):
     scope: ClassVar[Scope] = "pod"
     node: str = field(compare=False)
 
-    def fleet(self, world: World, have: Have) -> Fleet:
+    def fleet(self, world: Context, have: Have) -> Fleet:
         return world.fleet(have[self.node])
 
-    def ask(self, world: World, have: Have, read: Callable[[dict[str, Any]], Any], **payload: Any) -> tuple[Any, ...]:
+    def ask(self, world: Context, have: Have, read: Callable[[dict[str, Any]], Any], **payload: Any) -> tuple[Any, ...]:
         """`read` of every worker's observation; a worker that does not answer yields its error."""
         answers = self.fleet(world, have).look(self.id, payload)
         return tuple(read(a) if isinstance(a, dict) else str(a) for a in answers)
 
     def act(
-        self, world: World, have: Have, command: str, payload: dict[str, Any], diff: Diff, name: str
+        self, world: Context, have: Have, command: str, payload: dict[str, Any], diff: Diff, name: str
     ) -> list[dict[str, Any]]:
         """Send `command` to the workers on which the field `name` differs; returns their answers.
 
@@ -60,7 +60,7 @@ class OnWorkers(Resource):
         raise_failures(answers, f"{self.title}: {command}")
         return [a for a in answers if isinstance(a, dict)]
 
-    def destroy(self, world: World) -> None:
+    def destroy(self, world: Context) -> None:
         """Goes with its node."""
 
 
@@ -86,23 +86,23 @@ class SshAccess(OnWorkers):
     def title(self) -> str:
         return f"SSH to {counted(len(self.reachable), 'worker')}"
 
-    def observe(self, world: World, have: Have) -> Absent | Self:
+    def observe(self, world: Context, have: Have) -> Absent | Self:
         if not world.lets_us_in(have[self.node]):
             return Absent()
         answers = self.fleet(world, have).survey(self.asks)
         return replace(self, reachable=tuple("yes" if isinstance(a, dict) else str(a) for a in answers))
 
-    def apply(self, world: World, have: Have, diff: Diff) -> None:
+    def apply(self, world: Context, have: Have, diff: Diff) -> None:
         self.let_in(world, have[self.node])
         raise_failures(self.fleet(world, have).warm_up(partial(_has_gone, world, have[self.node], [])), self.title)
 
-    def let_in(self, world: World, node: Node) -> None:
+    def let_in(self, world: Context, node: Node) -> None:
         """Make our key known on the workers of a pod that someone else may have made."""
         if not world.lets_us_in(node):
             world.let_us_in(node)
 
 
-def _has_gone(world: World, node: Node, looks: list[float]) -> bool:
+def _has_gone(world: Context, node: Node, looks: list[float]) -> bool:
     """Is the pod not READY any more, so that its workers need not be waited for? `looks`: when Google was asked."""
     now = world.clock.steady()
     if looks and now - looks[-1] < LOOK_SECONDS:
@@ -133,10 +133,10 @@ class WorkerCode(OnWorkers):
     def title(self) -> str:
         return f"code on {counted(len(self.tree), 'worker')}"
 
-    def observe(self, world: World, have: Have) -> Self:
+    def observe(self, world: Context, have: Have) -> Self:
         return replace(self, tree=self.ask(world, have, lambda a: a["code"], code=self.name))
 
-    def apply(self, world: World, have: Have, diff: Diff) -> None:
+    def apply(self, world: Context, have: Have, diff: Diff) -> None:
         payload = {
             "bucket": self.bucket,
             "object": self.archive.object,
@@ -165,10 +165,10 @@ class RunConfig(OnWorkers):
     def title(self) -> str:
         return f"run.yaml on {counted(len(self.sha256), 'worker')}"
 
-    def observe(self, world: World, have: Have) -> Self:
+    def observe(self, world: Context, have: Have) -> Self:
         return replace(self, sha256=self.ask(world, have, lambda a: a["config"], run_id=self.name))
 
-    def apply(self, world: World, have: Have, diff: Diff) -> None:
+    def apply(self, world: Context, have: Have, diff: Diff) -> None:
         payload = {"run_id": self.name, "text": self.text, "env": dict(self.variables)}
         self.act(world, have, "write_config", payload, diff, "sha256")
 
@@ -188,7 +188,7 @@ class Verified(OnWorkers):
     def title(self) -> str:
         return f"verify {counted(len(self.devices), 'worker')}: devices, network"
 
-    def observe(self, world: World, have: Have) -> Self:
+    def observe(self, world: Context, have: Have) -> Self:
         answers = self.fleet(world, have).look(self.id, {})
         raise_failures(answers, self.title)
         rows = [a for a in answers if isinstance(a, dict)]
@@ -199,7 +199,7 @@ class Verified(OnWorkers):
             reach_worker_0=tuple(bool(row["peers"] and row["peers"]["reachable"]) for row in rows),
         )
 
-    def apply(self, world: World, have: Have, diff: Diff) -> None:
+    def apply(self, world: Context, have: Have, diff: Diff) -> None:
         fleet = self.fleet(world, have)
         answers = fleet.call_all("probe_peers", peer_payloads(have[self.node]))
         raise_failures(answers, self.title)

@@ -13,7 +13,7 @@ from controller.resources.workers.base import OnWorkers
 from controller.ssh.fleet import WorkersFailed
 
 if TYPE_CHECKING:
-    from controller.context import World
+    from controller.context import Context
     from controller.inputs.secrets import Vault
 
 
@@ -37,14 +37,14 @@ class Setup(OnWorkers):
     def title(self) -> str:
         return f"setup: {counted(len(self.commands), 'command')} on {counted(len(self.done), 'worker')}"
 
-    def observe(self, world: World, have: Have) -> Self:
+    def observe(self, world: Context, have: Have) -> Self:
         seen = self.ask(world, have, lambda a: (a["setup"], a["venv"]), run_id=self.name, venv=self.venv)
         done = tuple(pair[0] if isinstance(pair, tuple) else pair for pair in seen)
         if done == self.done:
             _refuse_differences([pair[1]["versions"] for pair in seen])
         return replace(self, done=done)
 
-    def apply(self, world: World, have: Have, diff: Diff) -> None:
+    def apply(self, world: Context, have: Have, diff: Diff) -> None:
         payload = {
             "run_id": self.name,
             "key": self.done[0],

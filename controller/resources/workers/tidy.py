@@ -11,7 +11,7 @@ from controller.resources.workers.base import OnWorkers, raise_failures
 from controller.ssh.fleet import WorkersFailed
 
 if TYPE_CHECKING:
-    from controller.context import World
+    from controller.context import Context
 
 FIT = "tidy"
 
@@ -32,10 +32,10 @@ class Tidied(OnWorkers):
     def title(self) -> str:
         return f"tidy {counted(len(self.state), 'worker')}: locks, leftovers, disk space"
 
-    def observe(self, world: World, have: Have) -> Self:
+    def observe(self, world: Context, have: Have) -> Self:
         return replace(self, state=self.ask(world, have, self._state))
 
-    def apply(self, world: World, have: Have, diff: Diff) -> None:
+    def apply(self, world: Context, have: Have, diff: Diff) -> None:
         fleet = self.fleet(world, have)
         answers = fleet.call_all("tidy", {})
         raise_failures(answers, self.title)

@@ -14,7 +14,7 @@ from controller.reconcile.resource import Diff, Have
 from controller.resources.workers.base import OnWorkers
 
 if TYPE_CHECKING:
-    from controller.context import World
+    from controller.context import Context
     from controller.inputs.secrets import Vault
 
 
@@ -58,13 +58,13 @@ class Venv(OnWorkers):
         }
         return kinds[self.packages]
 
-    def observe(self, world: World, have: Have) -> Self:
+    def observe(self, world: Context, have: Have) -> Self:
         if self.packages == "none":
             return self
         frozen = self._frozen(world)
         return replace(self, intact=self.ask(world, have, lambda a: _intact(a["venv"], frozen), venv=self.name))
 
-    def apply(self, world: World, have: Have, diff: Diff) -> None:
+    def apply(self, world: Context, have: Have, diff: Diff) -> None:
         frozen = self._frozen(world)
         payload = {
             "packages": self.packages,
@@ -87,7 +87,7 @@ class Venv(OnWorkers):
     def _record(self) -> str:
         return f"venvs/{self.name}.json"
 
-    def _frozen(self, world: World) -> dict[str, str] | None:
+    def _frozen(self, world: Context) -> dict[str, str] | None:
         """The version by name of what this venv must hold; None while nobody has made it, or where the lock says it."""
         if self.packages != "requirements":
             return None

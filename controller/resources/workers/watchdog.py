@@ -10,7 +10,7 @@ from controller.records.spending import end_name
 from controller.resources.workers.base import OnWorkers, raise_failures
 
 if TYPE_CHECKING:
-    from controller.context import World
+    from controller.context import Context
     from controller.resources.pod.node import Node
 
 GRACE_HOURS = 2 / 60
@@ -32,14 +32,14 @@ class Watchdog(OnWorkers):
             return "watchdog: the pod deletes itself when the budget is spent"
         return f"watchdog: the pod deletes itself after {self.idle_seconds / 60:g} idle minutes"
 
-    def observe(self, world: World, have: Have) -> Absent | Self:
+    def observe(self, world: Context, have: Have) -> Absent | Self:
         [answer] = self.fleet(world, have).call_all("guard_state", {}, workers=[0])
         return self if isinstance(answer, dict) and answer["standing"] else Absent()
 
-    def apply(self, world: World, have: Have, diff: Diff) -> None:
+    def apply(self, world: Context, have: Have, diff: Diff) -> None:
         self.tell(world, have[self.node], None)
 
-    def tell(self, world: World, node: Node, hours_left: float | None) -> None:
+    def tell(self, world: Context, node: Node, hours_left: float | None) -> None:
         """Give orders, in place of older ones; the idle time begins anew.
 
         Args:

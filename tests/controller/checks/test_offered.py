@@ -11,7 +11,7 @@ import pytest
 from conf.schema.config import Config
 from controller.checks.offered import PROBES, lacking
 from controller.config.compose import compose
-from controller.context import World
+from controller.context import Context
 from controller.core.finding import Finding
 
 
@@ -35,7 +35,7 @@ def config(*overrides: str) -> Config:
 
 
 def asked(config: Config, **lists: list[str]) -> list[Finding]:
-    world = cast(World, SimpleNamespace(project="p", google=FakeGoogle(**lists)))
+    world = cast(Context, SimpleNamespace(project="p", google=FakeGoogle(**lists)))
     return [finding for probe in PROBES for finding in probe(config, world)]
 
 

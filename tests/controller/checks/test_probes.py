@@ -11,7 +11,7 @@ import pytest
 from conf.schema.config import Config
 from controller.checks.preflight import probe
 from controller.config.compose import compose
-from controller.context import World
+from controller.context import Context
 from controller.core.clock import Clock
 from controller.core.events import Events
 from controller.gcp.client import Forbidden, NotFound, ServiceDisabled
@@ -54,7 +54,7 @@ def words(answers: dict[str, Any], *overrides: str, signed_in: bool = True) -> l
     google = Answers({**GOOD, **answers}, signed_in)
     clock = Day()
     none = cast(Any, None)
-    world = World("acme", cast(Any, google), clock, Events(clock), none, "me", 1.0, none)
+    world = Context("acme", cast(Any, google), clock, Events(clock), none, "me", 1.0, none)
     return [f"{f.check}: {f.severity} {f}" for f in probe(cast(Config, config), world)]
 
 

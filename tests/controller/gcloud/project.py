@@ -8,7 +8,7 @@ from typing import Any, cast
 from google.oauth2.credentials import Credentials
 
 from controller.config.compose import compose
-from controller.context import World
+from controller.context import Context
 from controller.core.clock import Clock
 from controller.core.events import Events
 from controller.gcp.client import Google
@@ -19,11 +19,11 @@ from controller.reconcile.resource import Resource
 from tests.controller.localcloud.harness import Cloud
 
 
-def world_on(cloud: Cloud, folder: Path) -> World:
+def world_on(cloud: Cloud, folder: Path) -> Context:
     """The emulated cloud as the controller sees it; `folder` holds its keys."""
     endpoint, clock = cloud.endpoint, Clock()
     google = Google(Credentials(token=endpoint["token"]), clock, endpoint["roots"])
-    return World("slipway-local", google, clock, Events(clock), folder, "slipway", 0.02, cast(Any, None))
+    return Context("slipway-local", google, clock, Events(clock), folder, "slipway", 0.02, cast(Any, None))
 
 
 def wanted(*overrides: str) -> list[Resource]:
@@ -35,6 +35,6 @@ def wanted(*overrides: str) -> list[Resource]:
     return [*shared, node_resource(config, tuple(r.id for r in shared))]
 
 
-def actions(world: World, *overrides: str) -> dict[str, str]:
+def actions(world: Context, *overrides: str) -> dict[str, str]:
     """What `plan` says would be done about each resource, by id."""
     return {row.resource.id: row.action for row in preview(tuple(wanted(*overrides)), world)}

@@ -72,17 +72,17 @@ def test_what_lost_its_stand_in_is_made(project: Project) -> None:
 
 
 def test_this_machine_is_admitted_beside_others_when_asked_for(project: Project) -> None:
-    project.world.laptop = lambda: "8.8.4.4"
+    project.world.find_public_ip = lambda: "8.8.4.4"
     auto = "network.laptop=auto"
     project.settle(auto)
     assert project.actions(auto) == {}
     path = f"{COMPUTE}/global/firewalls/{project.tag}-allow-laptop"
     assert project.cloud.ok("GET", path)["sourceRanges"] == ["8.8.4.4/32"]
-    project.world.laptop = lambda: "9.9.9.9"
+    project.world.find_public_ip = lambda: "9.9.9.9"
     assert list(project.actions(auto).values()) == ["update"]
     project.settle(auto)
     assert project.cloud.ok("GET", path)["sourceRanges"] == ["8.8.4.4/32", "9.9.9.9/32"]
-    project.world.laptop = lambda: None
+    project.world.find_public_ip = lambda: None
     with pytest.raises(ConfigError, match=r"network\.laptop: nobody could say"):
         project.settle(auto)
     destroy(project.shared(auto), project.world)

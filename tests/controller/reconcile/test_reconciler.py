@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Self, cast
 
 import pytest
 
-from controller.context import World
+from controller.context import Context
 from controller.core.clock import Clock
 from controller.core.errors import CloudError, ConfigError
 from controller.core.events import Event, Events
@@ -49,29 +49,29 @@ class Thing(Resource):
     log: list[str] = field(default_factory=list, compare=False)
     stubborn: bool = field(default=False, compare=False)
 
-    def observe(self, world: World, have: Have) -> Absent | Pending | Unknown | Self:
+    def observe(self, world: Context, have: Have) -> Absent | Pending | Unknown | Self:
         assert set(self.needs) <= set(have)
         if self.script:
             return self.script.pop(0)
         return self.store.get(self.name, Absent())
 
-    def apply(self, world: World, have: Have, diff: Diff) -> None:
+    def apply(self, world: Context, have: Have, diff: Diff) -> None:
         self.log.append(f"{diff.action} {self.name}")
         if diff.action == "replace":
             self.destroy(world)
         elif not self.stubborn:
             self.store[self.name] = self
 
-    def destroy(self, world: World) -> None:
+    def destroy(self, world: Context) -> None:
         self.log.append(f"destroy {self.name}")
         self.store.pop(self.name, None)
 
 
 @pytest.fixture
-def world() -> World:
+def world() -> Context:
     clock = FakeClock()
     none = cast(Any, None)
-    return World("p", none, clock, Events(clock), Path("unused"), "me", 1.0, none)
+    return Context("p", none, clock, Events(clock), Path("unused"), "me", 1.0, none)
 
 
 def things(**needs: tuple[str, ...]) -> tuple[dict[str, Any], list[str], list[Thing]]:
@@ -81,7 +81,7 @@ def things(**needs: tuple[str, ...]) -> tuple[dict[str, Any], list[str], list[Th
     return store, log, made
 
 
-def test_each_comes_after_its_needs_and_a_second_time_nothing_is_done(world: World) -> None:
+def test_each_comes_after_its_needs_and_a_second_time_nothing_is_done(world: Context) -> None:
     store, log, made = things(c=("b",), b=("a",), a=())
     reconcile(made, world)
     assert log == ["create a", "create b", "create c"]
@@ -90,12 +90,12 @@ def test_each_comes_after_its_needs_and_a_second_time_nothing_is_done(world: Wor
     assert set(store) == {"a", "b", "c"}
 
 
-def test_independent_branches_run_at_the_same_time(world: World) -> None:
+def test_independent_branches_run_at_the_same_time(world: Context) -> None:
     both = threading.Barrier(2, timeout=30)
 
     @dataclass(frozen=True, kw_only=True)
     class Meeting(Thing):
-        def apply(self, world: World, have: Have, diff: Diff) -> None:
+        def apply(self, world: Context, have: Have, diff: Diff) -> None:
             both.wait()  # passes only if the other is here too
             super().apply(world, have, diff)
 
@@ -104,7 +104,7 @@ def test_independent_branches_run_at_the_same_time(world: World) -> None:
     assert set(store) == {"x", "y"}
 
 
-def test_pending_is_waited_for_and_never_acted_on(world: World) -> None:
+def test_pending_is_waited_for_and_never_acted_on(world: Context) -> None:
     store, log, [thing] = things(a=())
     store["a"] = thing
     reconcile([replace(thing, script=[Pending("creating")] * 5)], world)
@@ -112,13 +112,13 @@ def test_pending_is_waited_for_and_never_acted_on(world: World) -> None:
     assert world.clock.now() == 5.0
 
 
-def test_pending_for_ever_is_an_error(world: World) -> None:
+def test_pending_for_ever_is_an_error(world: Context) -> None:
     _, _, [thing] = things(a=())
     with pytest.raises(CloudError, match="still not settled after 600 s: creating"):
         reconcile([replace(thing, script=[Pending("creating")] * 10_000)], world)
 
 
-def test_a_state_may_have_less_time_than_the_resource(world: World) -> None:
+def test_a_state_may_have_less_time_than_the_resource(world: Context) -> None:
     store, _, [thing] = things(a=())
     deleting = Pending("deleting", 30, "run it again later")
     script = [Pending("creating")] * 100 + [deleting] * 20 + [thing]
@@ -128,7 +128,7 @@ def test_a_state_may_have_less_time_than_the_resource(world: World) -> None:
         reconcile([replace(thing, script=[Pending("creating")] * 20 + [deleting] * 100)], world)
 
 
-def test_a_fixed_field_means_replace_and_others_update(world: World) -> None:
+def test_a_fixed_field_means_replace_and_others_update(world: Context) -> None:
     store, log, [thing] = things(a=())
     store["a"] = replace(thing, make="old")
     reconcile([thing], world)
@@ -138,30 +138,30 @@ def test_a_fixed_field_means_replace_and_others_update(world: World) -> None:
     assert log[3:] == ["update a"]
 
 
-def test_none_means_whatever_it_is(world: World) -> None:
+def test_none_means_whatever_it_is(world: Context) -> None:
     _, _, [thing] = things(a=())
     assert replace(thing, size=None).diff(replace(thing, size=9)) == Diff("none")
     assert thing.diff(replace(thing, size=9)) == Diff("update", (Change("size", 9, 1),))
 
 
-def test_unknown_stops(world: World) -> None:
+def test_unknown_stops(world: Context) -> None:
     _, log, [thing] = things(a=())
     with pytest.raises(ConfigError, match="thing a: no credentials"):
         reconcile([replace(thing, script=[Unknown("no credentials")])], world)
     assert log == []
 
 
-def test_what_does_not_converge_is_said_so(world: World) -> None:
+def test_what_does_not_converge_is_said_so(world: Context) -> None:
     _, log, [thing] = things(a=())
     with pytest.raises(CloudError, match="does not converge: make: None -> a; size: None -> 1"):
         reconcile([replace(thing, stubborn=True)], world)
     assert len(log) == 8
 
 
-def test_a_failure_stops_what_depends_on_it_and_only_that(world: World) -> None:
+def test_a_failure_stops_what_depends_on_it_and_only_that(world: Context) -> None:
     @dataclass(frozen=True, kw_only=True)
     class Broken(Thing):
-        def apply(self, world: World, have: Have, diff: Diff) -> None:
+        def apply(self, world: Context, have: Have, diff: Diff) -> None:
             raise CloudError("broken")
 
     store: dict[str, Any] = {}
@@ -174,7 +174,7 @@ def test_a_failure_stops_what_depends_on_it_and_only_that(world: World) -> None:
     assert ("step_failed", "thing/bad") in {(e.kind, e.subject) for e in events}
 
 
-def test_dependents_are_destroyed_first(world: World) -> None:
+def test_dependents_are_destroyed_first(world: Context) -> None:
     _, log, made = things(a=(), b=("a",), c=("b",))
     reconcile(made, world)
     destroy(made, world)
@@ -188,7 +188,7 @@ def test_a_plan_that_is_no_dag_is_refused(needs: dict[str, tuple[str, ...]], wor
         ordered(made)
 
 
-def test_events_tell_what_was_done(world: World) -> None:
+def test_events_tell_what_was_done(world: Context) -> None:
     events: list[Event] = []
     world.events.listen(events.append)
     collect: Callable[[], list[tuple[str, Any]]] = lambda: [(e.kind, e.data.get("action")) for e in events]  # noqa: E731

@@ -13,7 +13,7 @@ from google.oauth2.credentials import Credentials
 
 from conf.schema.config import Config
 from controller.config.compose import compose
-from controller.context import World
+from controller.context import Context
 from controller.core.clock import Clock, Interrupted
 from controller.core.events import Events
 from controller.gcp.client import Google
@@ -57,7 +57,7 @@ class Project:
         google = Google(Credentials(token=endpoint["token"]), self.clock, endpoint["roots"])
         events = Events(self.clock)
         none = cast(Any, None)
-        self.world = World("slipway-local", google, self.clock, events, self.folder, "me", 0.01, none)
+        self.world = Context("slipway-local", google, self.clock, events, self.folder, "me", 0.01, none)
         events.listen(lambda event: self.notes.append(event.words) if event.kind == "note" else None)
 
     def config(self, *overrides: str) -> Config:

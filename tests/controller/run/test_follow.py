@@ -10,7 +10,7 @@ from typing import Any, cast
 
 import pytest
 
-from controller.context import World
+from controller.context import Context
 from controller.core.clock import Clock
 from controller.core.events import Event, Events
 from controller.gcp.client import GoogleError
@@ -41,7 +41,7 @@ NODE = Node(
 class FakeNode(Node):
     """A node that is seen as what the test says."""
 
-    def seen(self, world: World, since: float = 0.0) -> PodSeen:
+    def seen(self, world: Context, since: float = 0.0) -> PodSeen:
         if isinstance(SEEN[0], Exception):
             raise SEEN[0]
         return SEEN[0]
@@ -91,7 +91,7 @@ def end(code: int | None, ended: float = 1.0, **more: Any) -> dict[str, Any]:
 def follow(fleet: FakeFleet, seen: Any = READY, **settings: Any) -> tuple[Outcome, list[Event]]:
     SEEN[0] = seen
     clock = Clock()
-    world = World("p", cast(Any, None), clock, Events(clock), Path("unused"), "me", 0.01, cast(Any, None))
+    world = Context("p", cast(Any, None), clock, Events(clock), Path("unused"), "me", 0.01, cast(Any, None))
     events: list[Event] = []
     world.events.listen(events.append)
     node = FakeNode(**{f.name: getattr(NODE, f.name) for f in fields(NODE)})

@@ -8,7 +8,7 @@ from typing import Any, cast
 
 import pytest
 
-from controller.context import World
+from controller.context import Context
 from controller.core.clock import Clock
 from controller.core.events import Events
 from controller.gcp.client import Google
@@ -21,17 +21,17 @@ PROJECT = "projects/slipway-local"
 
 
 @pytest.fixture
-def world(slipway: Slipway) -> Iterator[World]:
+def world(slipway: Slipway) -> Iterator[Context]:
     from google.oauth2.credentials import Credentials
 
     cloud, clock = slipway.cloud(), Clock()
     google = Google(Credentials(token=cloud.token), clock, cloud.roots)
     none = cast(Any, None)
-    yield World("slipway-local", google, clock, Events(clock), Path("unused"), "me", 0.02, none)
+    yield Context("slipway-local", google, clock, Events(clock), Path("unused"), "me", 0.02, none)
     google.close()
 
 
-def make_by_hand(world: World) -> None:
+def make_by_hand(world: Context) -> None:
     """What another tool has made: a network of its own that admits SSH, and a pod in it."""
     network = f"{PROJECT}/global/networks/theirs"
     subnet = {"name": "theirs", "network": network, "ipCidrRange": "10.9.0.0/24"}
@@ -54,7 +54,7 @@ def make_by_hand(world: World) -> None:
 
 
 @pytest.mark.e2e
-def test_an_adopted_pod_is_used_and_left_as_it_was(slipway: Slipway, world: World) -> None:
+def test_an_adopted_pod_is_used_and_left_as_it_was(slipway: Slipway, world: Context) -> None:
     code, out, err = slipway("plan", *ADOPT)
     assert code == 2
     assert "there is no pod stable-1 in us-west4-a; tpu.adopt=true uses one that exists" in out + err

@@ -29,7 +29,7 @@ from controller.ssh.fleet import WorkersFailed
 if TYPE_CHECKING:
     from controller.cli.main import Command
     from controller.cloud.emulator import Emulator
-    from controller.context import World
+    from controller.context import Context
 
 SIGNS = {"none": "=", "create": "+", "update": "~", "replace": "±", "wait": "…", "unknown": "?"}
 
@@ -82,7 +82,7 @@ def _faults(config: Config, emulator: Emulator | None) -> list[Finding]:
     return []
 
 
-def _now(plan: Plan, rows: list[Row], world: World) -> str:
+def _now(plan: Plan, rows: list[Row], world: Context) -> str:
     """What the run and the pod are doing already, empty if nothing."""
     bucket = next(row for row in rows if row.resource.id == f"bucket/{plan.bucket}")
     if isinstance(bucket.seen, Unknown | Absent):

@@ -22,7 +22,7 @@ from controller.cli.verbs.run.up import carry_out
 from controller.cloud import emulator as emulated
 from controller.cloud.connect import connected, project_of
 from controller.cloud.emulator import Emulator
-from controller.context import World
+from controller.context import Context
 from controller.core.errors import ConfigError
 from controller.core.text import counted
 from controller.plan.build import Plan, build
@@ -121,7 +121,7 @@ def _scaled(command: Command) -> tuple[Config, Path, Sequence[str]]:
     return config.model_copy(update={"cloud": cloud, "run": run}), folder, words
 
 
-def _make_beforehand(config: Config, world: World) -> None:
+def _make_beforehand(config: Config, world: Context) -> None:
     """The pod that the run adopts: the same plan without `tpu.adopt`, as far as its node."""
     other = config.model_copy(update={"tpu": config.tpu.model_copy(update={"adopt": False})})
     plan = build(other, project_of(other), Path.cwd())
@@ -142,7 +142,7 @@ def misfortune(config: Config) -> tuple[dict[str, Any], ...]:
     return ({"kind": "preempted", "after_seconds": SECONDS_BEFORE_PREEMPTION},)
 
 
-def _facts(plan: Plan, world: World, emulator: Emulator, result: Result | None) -> Sequence[Fact]:
+def _facts(plan: Plan, world: Context, emulator: Emulator, result: Result | None) -> Sequence[Fact]:
     ledger, state, requests = Ledger(world.google, plan.bucket, plan.run_id), emulator.get("state"), emulator.requests()
     topology, workers = plan.config.topology, plan.node.workers
     pod = f"{topology.accelerator_type} with {counted(workers, 'worker')}, {counted(topology.devices, 'device')}"

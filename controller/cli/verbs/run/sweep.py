@@ -31,7 +31,7 @@ from controller.sweep.pool import Listed, Pool
 
 if TYPE_CHECKING:
     from controller.cli.main import Command
-    from controller.context import World
+    from controller.context import Context
     from controller.sweep.definition import Estimate
     from controller.sweep.search import Searched
 
@@ -41,7 +41,7 @@ class Opened:
     """A sweep and the way to its cloud. `had` is by pod the run that it had last."""
 
     study: Study
-    world: World
+    world: Context
     bucket: str
     done: set[str]
     had: dict[int, str]

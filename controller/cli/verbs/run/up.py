@@ -18,7 +18,7 @@ from conf.schema.infra.cloud import LocalCloud
 from controller.cli.last_command import remember
 from controller.cli.view import Screen, View
 from controller.cloud.connect import NO_PROJECT
-from controller.context import World
+from controller.context import Context
 from controller.core.clock import Interrupted
 from controller.core.errors import ConfigError, Fenced, OverBudget, SlipwayError, WrongDevices
 from controller.core.text import counted
@@ -70,7 +70,7 @@ def bring_about(command: Command) -> str:
 def carry_out(
     command: Command,
     plan: Plan,
-    world: World,
+    world: Context,
     emulator: Emulator | None,
     handed_over: dict[str, Any] | None = None,
 ) -> Result | None:
@@ -87,7 +87,7 @@ def carry_out(
 def carry_on(
     command: Command,
     plan: Plan,
-    world: World,
+    world: Context,
     emulator: Emulator | None,
     view: Screen,
     sweep: str = "",
@@ -130,7 +130,7 @@ class Up:
         self,
         command: Command,
         plan: Plan,
-        world: World,
+        world: Context,
         ledger: Ledger,
         view: Screen,
         recorder: Recorder,

@@ -22,7 +22,7 @@ from controller.resources.project.services import Services
 
 if TYPE_CHECKING:
     from controller.cli.main import Command
-    from controller.context import World
+    from controller.context import Context
 
 SIGN_IN = (
     "no Google credentials. Run\n  gcloud auth login\n  gcloud auth application-default login\n"
@@ -79,7 +79,7 @@ def run(command: Command) -> int:
     return 0
 
 
-def choices(world: World) -> tuple[list[Choice], str]:
+def choices(world: Context) -> tuple[list[Choice], str]:
     """What the project may make and where, enough before little, cheap before dear; and why no quota is known."""
     try:
         limits, why = quota_limits(world), ""
@@ -107,7 +107,7 @@ def _rank(choice: Choice) -> tuple[float, float]:
     return -few, choice.usd_per_chip_hour if choice.usd_per_chip_hour is not None else float("inf")
 
 
-def _offered(world: World, found: list[Choice]) -> list[Choice]:
+def _offered(world: Context, found: list[Choice]) -> list[Choice]:
     """Those choices whose zone offers a type of the generation, as far as it says."""
 
     def types_in(zone: str) -> set[str] | None:
@@ -174,7 +174,7 @@ def _write(files: list[Path], config: Config, project: str, choice: Choice) -> N
         file.write_text(text)
 
 
-def _make_bucket(command: Command, config: Config, project: str, choice: Choice, world: World) -> str | None:
+def _make_bucket(command: Command, config: Config, project: str, choice: Choice, world: Context) -> str | None:
     """The bucket of runs in the region of the zone, made now if the user wants; else `up` makes it."""
     if command.flags.no_bucket:
         return None

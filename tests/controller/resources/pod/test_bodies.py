@@ -9,7 +9,7 @@ from typing import Any, cast
 
 import pytest
 
-from controller.context import World
+from controller.context import Context
 from controller.core.clock import Clock
 from controller.core.events import Events
 from controller.resources.pod import node_api, queued_api
@@ -30,10 +30,10 @@ OURS = {"labels", "metadata", "tags"}
 
 
 @pytest.fixture
-def world(tmp_path: Path) -> World:
+def world(tmp_path: Path) -> Context:
     (tmp_path / "keys").mkdir()
     clock = Clock()
-    return World("p1", cast(Any, None), clock, Events(clock), tmp_path, "me", 0.01, cast(Any, None))
+    return Context("p1", cast(Any, None), clock, Events(clock), tmp_path, "me", 0.01, cast(Any, None))
 
 
 def recorded(*words: str) -> dict[str, Any]:
@@ -49,12 +49,12 @@ def plain(value: Any, key: str = "") -> Any:
     return value.rpartition("/")[2].removeprefix("auth") if key in ("network", "subnetwork", "scope") else value
 
 
-def test_a_spot_node_is_asked_for_as_gcloud_does(world: World) -> None:
+def test_a_spot_node_is_asked_for_as_gcloud_does(world: Context) -> None:
     sent = {**node_api.body(world, ORDER, PLACE), "schedulingConfig": node_api.scheduling("spot")}
     assert plain(sent) == plain(recorded("tpu-vm create", "--spot")["body"])
 
 
-def test_an_on_demand_node_too(world: World) -> None:
+def test_an_on_demand_node_too(world: Context) -> None:
     there = recorded("tpu-vm create n1 --accelerator-type=v4-8 --version=tpu-ubuntu2204-base")
     there = next(r for r in RECORDED if r["label"].endswith("--version=tpu-ubuntu2204-base"))
     sent = {**node_api.body(world, ORDER, PLACE), "schedulingConfig": node_api.scheduling("on_demand")}
@@ -62,7 +62,7 @@ def test_an_on_demand_node_too(world: World) -> None:
     assert set(plain(there["body"])) <= set(plain(sent))
 
 
-def test_a_queued_resource_is_asked_for_as_gcloud_does(world: World) -> None:
+def test_a_queued_resource_is_asked_for_as_gcloud_does(world: Context) -> None:
     there = recorded("queued-resources create", "--spot")
     order = replace(ORDER, name="qn1", valid_until_seconds=6 * 3600.0, network="default", external_ip=True)
     sent = queued_api.body(world, order, replace(PLACE, queued=True))
@@ -78,7 +78,7 @@ def test_a_queued_resource_is_asked_for_as_gcloud_does(world: World) -> None:
         assert value == {k: v for k, v in found.items() if k in value} if isinstance(value, dict) else value == found
 
 
-def test_a_guaranteed_queued_resource_has_gclouds_tier(world: World) -> None:
+def test_a_guaranteed_queued_resource_has_gclouds_tier(world: Context) -> None:
     there = recorded("queued-resources create", "--guaranteed")["body"]
     sent = queued_api.body(world, ORDER, replace(PLACE, capacity="on_demand", queued=True))
     assert set(sent) == set(there) == {"guaranteed", "tpu"}
@@ -91,12 +91,12 @@ def test_a_guaranteed_queued_resource_has_gclouds_tier(world: World) -> None:
         ("flex_start", {"provisioningModel": "FLEX_START", "runDuration": {"maxRunDuration": "604800s"}}),
     ],
 )
-def test_the_other_tiers(world: World, capacity: str, fields: dict[str, Any]) -> None:
+def test_the_other_tiers(world: Context, capacity: str, fields: dict[str, Any]) -> None:
     sent = queued_api.body(world, replace(ORDER, reservation="mine"), replace(PLACE, capacity=capacity, queued=True))
     assert {k: v for k, v in sent.items() if k != "tpu"} == fields
 
 
-def test_a_data_disk_is_attached_and_mounted_by_the_node_itself(world: World) -> None:
+def test_a_data_disk_is_attached_and_mounted_by_the_node_itself(world: Context) -> None:
     sent = node_api.body(world, replace(ORDER, data_disk="n1-data", data_disk_gb=100), PLACE)
     assert sent["dataDisks"] == [{"sourceDisk": "projects/p1/zones/us-central2-b/disks/n1-data", "mode": "READ_WRITE"}]
     script = sent["metadata"]["startup-script"]
