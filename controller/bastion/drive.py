@@ -13,7 +13,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from conf.schema.config import Config, judge
+from conf.schema.config import Config
+from conf.schema.validation import validate
 from controller.cli.main import Command
 from controller.cli.verbs.run.up import carry_out
 from controller.context import Context
@@ -85,7 +86,7 @@ def here(recorded: dict[str, Any], home: Path) -> Config:
     Raises:
         ConfigError: it is of another version of slipway.
     """
-    config, problems = judge(recorded)
+    config, problems = validate(recorded)
     if config is None or problems:
         raise ConfigError(problems)
     changed: dict[str, Any] = {"run": config.run.model_copy(update={"state_dir": str(home)})}

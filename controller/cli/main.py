@@ -22,7 +22,8 @@ from controller.core.errors import ConfigError, SlipwayError
 from controller.core.printable import only_showing
 
 if TYPE_CHECKING:  # a verb that composes nothing need not wait for the schema
-    from conf.schema.config import Config, Problem
+    from conf.schema.config import Config
+    from conf.schema.validation import ConfigProblem
     from controller.core.finding import Finding
 
 HELP_WORDS = {*HELP.names}
@@ -68,13 +69,13 @@ class Command:
             raise ConfigError(problems)
         return config
 
-    def _judged(self) -> tuple[Config | None, list[Problem]]:
+    def _judged(self) -> tuple[Config | None, list[ConfigProblem]]:
         """What the words mean; with --plan what the file says, with the words laid over it."""
         if file := getattr(self.flags, "plan", None):
-            from conf.schema.config import judge
+            from conf.schema.validation import validate
             from controller.records.plan_file import planned
 
-            return judge(laid_over(planned(Path(file)), self.overrides))
+            return validate(laid_over(planned(Path(file)), self.overrides))
         return compose(self.overrides, extra_dir=Path.cwd() / "slipway")
 
     def checked_config(self, without: Set[str] = frozenset()) -> Config:

@@ -1,6 +1,6 @@
 """Hydra's part: command-line overrides and YAML groups in, one validated `Config` out.
 
-Hydra composes plain data; `conf.schema.config` judges it. Hydra's own complaints are turned into ours.
+Hydra composes plain data; `conf.schema.validation` validates it. Hydra's own complaints are turned into ours.
 """
 
 from __future__ import annotations
@@ -16,14 +16,15 @@ import conf
 from controller.core.errors import ConfigError
 
 if TYPE_CHECKING:
-    from conf.schema.config import Config, Problem
+    from conf.schema.config import Config
+    from conf.schema.validation import ConfigProblem
 
 CONFIG_DIR = Path(conf.__file__).parent
 OVERRIDE = re.compile(r"^(?P<sign>\+{0,2}|~)(?P<key>[A-Za-z_][\w./@-]*)(?P<value>=.*)?$", re.DOTALL)
 
 
-def compose(overrides: Sequence[str], *, extra_dir: Path | None = None) -> tuple[Config | None, list[Problem]]:
-    """Compose the groups and overrides and judge the result.
+def compose(overrides: Sequence[str], *, extra_dir: Path | None = None) -> tuple[Config | None, list[ConfigProblem]]:
+    """Compose the groups and overrides and validate the result.
 
     Args:
         overrides: as typed, `tpu.zone=us-central1-a` or `+experiment=quickstart`.
@@ -32,9 +33,9 @@ def compose(overrides: Sequence[str], *, extra_dir: Path | None = None) -> tuple
     Raises:
         ConfigError: what Hydra could not compose.
     """
-    from conf.schema.config import judge
+    from conf.schema.validation import validate
 
-    return judge(raw(overrides, extra_dir=extra_dir))
+    return validate(raw(overrides, extra_dir=extra_dir))
 
 
 def raw(overrides: Sequence[str], *, extra_dir: Path | None = None) -> dict[str, Any]:
@@ -44,12 +45,12 @@ def raw(overrides: Sequence[str], *, extra_dir: Path | None = None) -> dict[str,
 
 def compose_each(
     variants: Iterable[Sequence[str]], *, extra_dir: Path | None = None
-) -> Iterator[tuple[Config | None, list[Problem]]]:
+) -> Iterator[tuple[Config | None, list[ConfigProblem]]]:
     """`compose` of many lists of words that share most of them: groups are composed once, single values laid over.
 
     Hydra does the same within one composition: the values of the command line come last, before interpolations.
     """
-    from conf.schema.config import judge
+    from conf.schema.validation import validate
 
     composed: dict[tuple[str, ...], Any] = {}
     for words in variants:
@@ -58,7 +59,7 @@ def compose_each(
             composed[heads] = _unresolved(heads, extra_dir)
         made = copy.deepcopy(composed[heads])
         _lay_over(made, [word for word in words if _is_value(word)])
-        yield judge(_resolved(made, words, extra_dir))
+        yield validate(_resolved(made, words, extra_dir))
 
 
 def _is_value(word: str) -> bool:
@@ -187,7 +188,7 @@ def _parses(override: str) -> bool:
 
 def _in_our_words(error: Exception, overrides: Sequence[str], extra_dir: Path | None) -> str:
     """Name the override that is wrong and its choices; Hydra's sentence only where we know no better one."""
-    from conf.schema.config import keys_called
+    from conf.schema.validation import find_keys
 
     choices = groups(extra_dir)
     for override in overrides:
@@ -195,7 +196,7 @@ def _in_our_words(error: Exception, overrides: Sequence[str], extra_dir: Path | 
         if "." in key or not equals:
             continue
         if key not in choices:
-            if meant := keys_called(key):
+            if meant := find_keys(key):
                 return f"{key}: no such group; did you mean {' or '.join(f'{path}={value}' for path in meant)}?"
             near = difflib.get_close_matches(key, choices, n=1)
             hint = f"did you mean {near[0]}=…? " if near else ""

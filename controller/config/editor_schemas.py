@@ -33,9 +33,9 @@ NOISE = frozenset({"required", "discriminator", "title", "default", "description
 
 def schemas() -> dict[str, dict[str, Any]]:
     """Every schema by name: WHOLE holds all models, those of groups point there."""
-    from conf.schema.config import json_schema
+    from conf.schema.config import Config
 
-    whole = json_schema()
+    whole = Config.model_json_schema()
     models = {name: _part(model) for name, model in whole["$defs"].items()}
     made = {WHOLE: {**_with_defaults(_part(whole)), "$defs": models}}
     for group in GROUPS:

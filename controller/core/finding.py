@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from conf.schema.config import one_line
+from conf.schema.validation import escape_line
 
 
 @dataclass(frozen=True)
@@ -18,4 +18,4 @@ class Finding:
     words: str
 
     def __str__(self) -> str:
-        return one_line(f"{self.key}: {self.words}")
+        return escape_line(f"{self.key}: {self.words}")

@@ -8,8 +8,9 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from conf.schema.config import Config, digest, one_line
+from conf.schema.config import Config, digest
 from conf.schema.infra.assets import Asset, Kind
+from conf.schema.validation import escape_line
 from controller.core.errors import ConfigError
 from controller.inputs.hash_cache import Hashes
 
@@ -109,10 +110,10 @@ def content(kind: Kind, name: str, asset: Asset, root: Path, state: Path, hashes
         try:
             files = local_files(Path(asset.path or "").expanduser(), hashes)
         except OSError as error:
-            raise ConfigError(one_line(f"{key}.path: {error.filename} cannot be read: {error.strerror}")) from None
+            raise ConfigError(escape_line(f"{key}.path: {error.filename} cannot be read: {error.strerror}")) from None
         if not files:
             words = f"{key}.path: no file at {asset.path}; set it to the file or folder with the data"
-            raise ConfigError(one_line(words))
+            raise ConfigError(escape_line(words))
     return Content(kind, name, hashlib.sha256(manifest(files).encode()).hexdigest(), files)
 
 
@@ -141,7 +142,7 @@ def _identity(asset: Asset, root: Path, hashes: Hashes, key: str) -> str:
         path = root / word
         inside = word and is_there(path) and path.resolve() != root.resolve()
         if word in asset.inputs and not is_there(path):
-            raise ConfigError(one_line(f"{key}.inputs: no file at {path}"))
+            raise ConfigError(escape_line(f"{key}.inputs: no file at {path}"))
         if inside or word in asset.inputs:
             read |= {f"{word}:{f.name}": f.sha256 for f in local_files(path, hashes)}
     return digest([argv, read])

@@ -21,7 +21,8 @@ from typing import TYPE_CHECKING, Any
 import yaml
 
 from conf.schema.base import essential
-from conf.schema.config import Config, judge
+from conf.schema.config import Config
+from conf.schema.validation import validate
 from controller.agent import tree_hash
 from controller.agent.commands.code import unpack
 from controller.cloud.connect import connected, project_of
@@ -123,14 +124,14 @@ def _from_bucket(here: Config, run_id: str) -> Document:
 
 def _config(document: Document, words: Sequence[str], here: Config, folder: Path) -> Config:
     """The recorded config; keys that are newer than the record have today's values."""
-    config, problems = judge(document["config"])
+    config, problems = validate(document["config"])
     if config is None:
-        config, problems = judge(_filled(document["config"], _today(document, folder)))
+        config, problems = validate(_filled(document["config"], _today(document, folder)))
     if config is None or problems:
         said = [f"--run {document['run']}: recorded by slipway {document['slipway']}, which had other keys:"]
         raise ConfigError([*said, *map(str, problems)])
     local = {"run": {"state_dir": here.run.state_dir}, "cloud": {"project": document["project"]}}
-    changed, problems = judge(laid_over(_filled(local, config.model_dump(mode="json")), words))
+    changed, problems = validate(laid_over(_filled(local, config.model_dump(mode="json")), words))
     if changed is None or problems:
         raise ConfigError(problems)
     if essential(changed) != essential(config):

@@ -8,7 +8,8 @@ from functools import cached_property
 from typing import Any
 
 from conf.schema.base import essential
-from conf.schema.config import digest, judge
+from conf.schema.config import digest
+from conf.schema.validation import validate
 from controller.core.errors import ConfigError
 from controller.records.table import flat
 from controller.report.gather import Run
@@ -58,7 +59,7 @@ def settings(runs: Sequence[Run], baseline: str = "") -> list[Setting]:
 
 def _what(run: Run) -> str:
     """What is computed, but for the seed; of a run whose record cannot be read what its words say."""
-    config = judge(run.record["config"])[0] if run.record and isinstance(run.record.get("config"), dict) else None
+    config = validate(run.record["config"])[0] if run.record and isinstance(run.record.get("config"), dict) else None
     if run.record is None or config is None:
         return digest([word for word in run.words if not _is_of_no_matter(word)])
     plain = essential(config)

@@ -17,8 +17,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from conf.schema.config import judge
 from conf.schema.training.run_yaml import load
+from conf.schema.validation import validate
 from controller.checks.preflight import preflight
 from controller.config.compose import raw
 from controller.config.placeholders import PLACEHOLDER
@@ -92,7 +92,7 @@ class Desk:
     @cached_property
     def trainer(self) -> Snapshot:
         """Hashed once."""
-        config, _ = judge(self.configs["grpo"])
+        config, _ = validate(self.configs["grpo"])
         assert config is not None
         return snapshot(config, self.folder)
 
@@ -105,7 +105,7 @@ class Desk:
         """What is said against a value there; nothing where it is carried to the workers unchanged."""
         data = placed(self.configs[place.base], place.path, value)
         assert data is not None
-        config, problems = judge(data)
+        config, problems = validate(data)
         if config is None:
             return [str(problem) for problem in problems]
         if errors := [str(f) for f in preflight(config) if f.severity == "error"]:
@@ -161,7 +161,7 @@ def desk(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Desk]:
 
 def test_the_configs_are_right_and_reach_every_string(desk: Desk) -> None:
     for name, data in desk.configs.items():
-        config, problems = judge(data)
+        config, problems = validate(data)
         assert problems == [], name
         assert config is not None
         assert [f for f in preflight(config) if f.severity == "error"] == [], name

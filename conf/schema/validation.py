@@ -1,0 +1,160 @@
+"""Validation of composed data: every problem at once, each with its key and, for a misspelt key, the right one."""
+
+from __future__ import annotations
+
+import difflib
+import json
+import shlex
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, get_args, get_origin
+
+from pydantic import BaseModel, ValidationError
+
+from conf.schema.config import Config
+
+MAX_SHOWN_CHARS = 600
+"""Limit for a message, and for each value in it."""
+
+VALUE_HINTS = {
+    "project": "a project looks like my-project, or example.com:my-project",
+    "apis": "a service looks like tpu.googleapis.com",
+    "url": "a URL begins with http:// or https:// and holds no space",
+    "zone": "a zone looks like us-central1-a; conf/tpu_types.yaml lists those with TPUs",
+    "name": "a name has 1 to 63 of a-z, 0-9 and -, a letter first",
+    "python": "a version looks like 3.11",
+    "user": "a user is a-z, 0-9, _ and -, at most 32 of them, a letter first",
+    "bucket_location": "a location looks like us-central1, or us",
+    "account": "a billing account looks like 012345-6789AB-CDEF01",
+}
+"""Valid form of a value that breaks its pattern, by the last part of its key."""
+
+
+@dataclass(frozen=True)
+class ConfigProblem:
+    """One thing wrong with a config: the key to change, and why."""
+
+    key: str
+    message: str
+
+    def __str__(self) -> str:
+        return escape_line(f"{self.key}: {self.message}")
+
+
+def validate(raw: dict[str, Any]) -> tuple[Config | None, list[ConfigProblem]]:
+    """Validate composed data; returns the config, or None and every problem found.
+
+    A config whose only faults are unknown keys is also validated without them, so that the caller can go on to the
+    rules between sections and report those in the same breath.
+    """
+    if problems := [*_unprintable_values(raw)]:
+        return None, problems
+    try:
+        return Config.model_validate(raw), []
+    except ValidationError as error:
+        problems = [_problem(raw, item) for item in error.errors()]
+        unknown = [_key_path(raw, e["loc"]) for e in error.errors() if e["type"] == "extra_forbidden"]
+    if len(unknown) < len(problems):
+        return None, problems
+    try:
+        return Config.model_validate(_drop_paths(raw, unknown)), problems
+    except ValidationError:
+        return None, problems
+
+
+def _problem(raw: dict[str, Any], error: Any) -> ConfigProblem:
+    path = _key_path(raw, error["loc"])
+    key = ".".join(path)
+    if error["type"] == "extra_forbidden":
+        known = _sibling_keys(path)
+        if path[-1] in known:
+            return ConfigProblem(
+                key, "is a key of another kind of this section; choose that group, or leave the key out"
+            )
+        near = difflib.get_close_matches(path[-1], known, n=1, cutoff=0.6)
+        hint = f"did you mean {'.'.join([*path[:-1], near[0]])}?" if near else f"choices: {', '.join(sorted(known))}"
+        return ConfigProblem(key, f"unknown key; {hint}")
+    if error["type"] == "missing":
+        return ConfigProblem(key, "missing; choose the group that holds it (loop=…, model=…) or set it")
+    if error["type"] == "tuple_type" and isinstance(error["input"], str) and error["input"]:
+        items = ", ".join(shlex.split(error["input"], posix=False))
+        return ConfigProblem(key, f"is a list of words, not one string: '{key}=[{items}]'")
+    if error["type"] == "string_pattern_mismatch" and path[-1] in VALUE_HINTS:
+        return ConfigProblem(key, f"{escape_line(repr(error['input']))} does not fit: {VALUE_HINTS[path[-1]]}")
+    message = error["msg"].removeprefix("Value error, ")
+    return ConfigProblem(key, f"{message[0].lower()}{message[1:]} (got {escape_line(repr(error['input']))})")
+
+
+def escape_line(text: str) -> str:
+    """Return arbitrary text on one line: newlines and unprintable characters escaped, a long middle left out."""
+    if len(text) > MAX_SHOWN_CHARS:
+        text = f"{text[: MAX_SHOWN_CHARS // 2]}… ({len(text)} characters) …{text[-MAX_SHOWN_CHARS // 2 :]}"
+    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
+
+
+def _unprintable_values(value: Any, key: str = "") -> Iterator[ConfigProblem]:
+    """Yield keys and values that no file, argument or variable can hold; training text may hold a NUL."""
+    if isinstance(value, str) and not key.startswith("data.") and "\0" in value:
+        yield ConfigProblem(key, "holds a NUL character, which no argument, variable or path can")
+    if isinstance(value, str) and any("\ud800" <= sign <= "\udfff" for sign in value):
+        yield ConfigProblem(key, "holds half a character (a surrogate), which no file can")
+    items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list | tuple) else ()
+    for name, child in items:
+        inner = f"{key}.{name}".lstrip(".")
+        yield from _unprintable_values(str(name), inner)
+        yield from _unprintable_values(child, inner)
+
+
+def _key_path(raw: dict[str, Any], loc: tuple[int | str, ...]) -> list[str]:
+    """Return pydantic's location without the tags of discriminated unions, which are not keys in the config."""
+    path: list[str] = []
+    at: Any = raw
+    for i, part in enumerate(loc):
+        is_key = part in at if isinstance(at, dict) else isinstance(at, list) and isinstance(part, int)
+        if not is_key and i < len(loc) - 1:
+            continue
+        path.append(str(part))
+        at = at[part] if is_key else None  # pyright: ignore[reportCallIssue, reportArgumentType]
+    return path
+
+
+def _sibling_keys(path: list[str]) -> set[str]:
+    """Return the keys the schema allows in place of the last one of `path`, of every kind of that section."""
+    models: list[type[BaseModel]] = [Config]
+    for part in path[:-1]:
+        if part.isdigit():  # index into a list, whose items share one schema
+            continue
+        fields = [m.model_fields[part].annotation for m in models if part in m.model_fields]
+        models = [m for annotation in fields for m in _models_in(annotation)]
+    return {name for m in models for name in m.model_fields}
+
+
+def find_keys(name: str) -> list[str]:
+    """Return up to three dotted keys that end in `name`, shallowest first, for a user who left out the section."""
+    found: dict[str, None] = {}
+    todo: list[tuple[str, type[BaseModel]]] = [("", Config)]
+    while todo:
+        prefix, model = todo.pop(0)
+        for key, info in model.model_fields.items():
+            path = f"{prefix}{key}"
+            if key == name and prefix:
+                found[path] = None
+            if get_origin(info.annotation) is not tuple and path.count(".") < 2:  # items of a list have no keys
+                todo += [(f"{path}.", inner) for inner in _models_in(info.annotation)]
+    return list(found)[:3]
+
+
+def _models_in(annotation: Any) -> list[type[BaseModel]]:
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return [annotation]
+    return [m for part in get_args(annotation) for m in _models_in(part)]
+
+
+def _drop_paths(raw: dict[str, Any], paths: list[list[str]]) -> dict[str, Any]:
+    clean = json.loads(json.dumps(raw))
+    for path in paths:
+        at = clean
+        for part in path[:-1]:
+            at = at[int(part)] if isinstance(at, list) else at[part]
+        at.pop(path[-1], None)
+    return clean
