@@ -58,12 +58,14 @@ class Collection:
         return f"projects/{PROJECT}/{'global' if self.scope == 'global' else f'{self.scope}s'}/"
 
 
+SUBNETWORKS = Collection("subnetworks", "subnetwork", "region")
+INSTANCES = Collection("instances", "instance", "zone")
 COLLECTIONS = (
     Collection("networks", "network", "global"),
-    Collection("subnetworks", "subnetwork", "region"),
+    SUBNETWORKS,
     Collection("routers", "router", "region"),
     Collection("firewalls", "firewall", "global"),
-    Collection("instances", "instance", "zone"),
+    INSTANCES,
     Collection("disks", "disk", "zone"),
     Collection("addresses", "address", "region"),
 )
@@ -101,7 +103,7 @@ class Compute:
             "zones.list": partial(self._places, "zone"),
             "regions.get": partial(self._place, "region"),
             "regions.list": partial(self._places, "region"),
-            "subnetworks.setPrivateIpGoogleAccess": partial(self._change, COLLECTIONS[1]),
+            "subnetworks.setPrivateIpGoogleAccess": partial(self._change, SUBNETWORKS),
             "instances.getSerialPortOutput": self._serial_port,
             "instances.getIamPolicy": self._get_policy,
             "instances.setIamPolicy": self._set_policy,
@@ -141,7 +143,7 @@ class Compute:
             for other, subnetwork in self._networks.automatic_subnetworks(path):
                 self._put(other, subnetwork)
         return self._begin(
-            collection, call, "insert", path, "compute.boot" if collection is COLLECTIONS[4] else None
+            collection, call, "insert", path, "compute.boot" if collection is INSTANCES else None
         )  # fmt: skip
 
     def _put(self, path: str, resource: Document) -> None:
@@ -280,7 +282,7 @@ class Compute:
         return {"kind": f"compute#{kind}List", **page(call, places, "items", "maxResults")}
 
     def _serial_port(self, call: Call) -> Document:
-        path, _ = self._find(COLLECTIONS[4], call)
+        path, _ = self._find(INSTANCES, call)
         start = int(call.query.get("start", "0"))
         text, end = self._machines.serial(path, start)
         link = f"{self._root}{path}/serialPort"
@@ -293,10 +295,10 @@ class Compute:
         }
 
     def _get_policy(self, call: Call) -> Document:
-        return self._policies.get(self._find(COLLECTIONS[4], call, "resource")[0])
+        return self._policies.get(self._find(INSTANCES, call, "resource")[0])
 
     def _set_policy(self, call: Call) -> Document:
-        path, _ = self._find(COLLECTIONS[4], call, "resource")
+        path, _ = self._find(INSTANCES, call, "resource")
         return self._policies.set(path, call.body.get("policy", {}), conflict=412)
 
     def _operation_parent(self, call: Call) -> str:
