@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
-from controller.records import gitref
 from controller.records.recorder import Document
 from controller.records.table import flat
 
@@ -35,16 +33,13 @@ MACHINE = ("devices", "python", "image_fingerprint", "runtime_version")
 RESULT = ("state", "attempts", "seconds", "usd", "metrics")
 
 
-def as_lines(old: str, new: str, found: Difference, root: Path) -> list[str]:
-    """The difference for people; of the code also which files, where this repository has both commits."""
+def as_lines(old: str, new: str, found: Difference) -> list[str]:
+    """Return the difference as lines for people."""
     lines = [f"- {old}", f"+ {new}"]
     for section, keys in found.items():
         lines += ["", section]
         for key, (a, b) in sorted(keys.items()):
             lines.append(f"  {key}: {_words(a)} -> {_words(b)}")
-        if section == "code" and (stat := gitref.changes(root, old, new)):
-            lines += [f"  {line}" for line in stat.splitlines()]
-            lines.append(f"  (git diff {gitref.ref_of(old)} {gitref.ref_of(new)})")
     return lines if found else [*lines, "", "nothing differs"]
 
 

@@ -2,8 +2,7 @@
 
 `runs/<id>/record.json` in the bucket and `<state>/runs/<id>/` on this machine hold the same; beside it lie run.yaml,
 plan.yaml (the same config for people), git.json with diff.patch, and of each machine that drove the run the events and
-the requests to Google. The code itself is the archive `code/<sha256>.tar.gz` of the bucket, and, where it is in a git
-repository, the commit `refs/runs/<id>`.
+the requests to Google. The code itself is the archive `code/<sha256>.tar.gz` of the bucket.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ import yaml
 from controller.core.events import Event, record_to
 from controller.inputs.assets import Content
 from controller.inputs.git_status import record as git_record
-from controller.records import gitref, index
+from controller.records import index
 from controller.records.ledger import Ledger, Result
 from controller.resources.workers.venv import Venv
 
@@ -174,13 +173,9 @@ class Recorder:
         return {key: known[key] for key in ("overrides", "git") if key in known}
 
     def _keep_code(self) -> Document:
-        """What git says of the code, with the changes as a patch and the whole as a commit."""
+        """Record what git says of the code, with the changes as a patch."""
         snapshot, config, secrets = self._plan.snapshot, self._plan.config, self._plan.vault.values().values()
         document, patch = git_record(snapshot.root, config.code.exclude, secrets)
-        kept = None
-        if document["commit"] is not None or document.get("untracked"):
-            kept = gitref.keep(snapshot.root, snapshot.files, document.get("changed", ()), self._plan.run_id)
-        document["run_commit"], document["ref"] = kept, gitref.ref_of(self._plan.run_id) if kept else None
         if patch:
             self._ledger.write("diff.patch", patch)
         self._ledger.write("git.json", json.dumps(document, indent=1))

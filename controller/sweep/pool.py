@@ -57,10 +57,6 @@ class Listed:
         self._held = {pod: left.pop(run) for pod, run in sorted(held.items()) if run in left}
         self._left = deque(left.values())
 
-    @property
-    def pods_held(self) -> set[int]:
-        return set(self._held)
-
     def take(self, pod: int) -> Job | None:
         if pod in self._held:
             return self._held.pop(pod)
@@ -71,10 +67,6 @@ class Listed:
 
     def metrics(self, job: Job, event: Event) -> bool:
         return False
-
-    def clear(self) -> None:
-        """Nothing further is begun."""
-        self._left.clear()
 
 
 @dataclass

@@ -36,7 +36,7 @@ def _diff(command: Command, state: Path) -> int:
 
     old, new = command.flags.diff
     found = difference(_record(command, state, old), _record(command, state, new))
-    print(json.dumps(found, indent=1) if command.flags.json else "\n".join(as_lines(old, new, found, Path.cwd())))
+    print(json.dumps(found, indent=1) if command.flags.json else "\n".join(as_lines(old, new, found)))
     return 0
 
 
