@@ -12,6 +12,7 @@ from typing import Any, get_args, get_origin
 from pydantic import BaseModel, ValidationError
 
 from conf.schema.config import Config
+from conf.schema.renamed_keys import RENAMED, successors
 
 MAX_SHOWN_CHARS = 600
 """Limit for a message, and for each value in it."""
@@ -67,6 +68,8 @@ def _problem(raw: dict[str, Any], error: Any) -> ConfigProblem:
     key = ".".join(path)
     if error["type"] == "extra_forbidden":
         known = _sibling_keys(path)
+        if new := successors(path, error["input"]):
+            return ConfigProblem(key, f"unknown key; renamed to {', '.join(new)}")
         if path[-1] in known:
             return ConfigProblem(
                 key, "is a key of another kind of this section; choose that group, or leave the key out"
@@ -130,8 +133,9 @@ def _sibling_keys(path: list[str]) -> set[str]:
 
 
 def find_keys(name: str) -> list[str]:
-    """Return up to three dotted keys that end in `name`, shallowest first, for a user who left out the section."""
-    found: dict[str, None] = {}
+    """Return up to three dotted keys that end in `name`, or did, for a user who left out the section."""
+    former = (new for old, new in RENAMED.items() if old.rpartition(".")[2] == name and "*" not in new)
+    found: dict[str, None] = dict.fromkeys(former)
     todo: list[tuple[str, type[BaseModel]]] = [("", Config)]
     while todo:
         prefix, model = todo.pop(0)

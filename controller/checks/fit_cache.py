@@ -11,7 +11,7 @@ from typing import Any
 from conf.schema.config import Config, digest
 
 WITHOUT_SHAPE = frozenset(
-    {"weights", "steps", "every", "eval_every", "eval_batches", "eval_prompts", "warmup_steps", "horizon_steps"}
+    {"weights", "steps", "interval", "eval_interval", "eval_batches", "eval_prompts", "warmup_steps", "horizon_steps"}
 )
 """Keys that say when something happens or where it lies; another value compiles to a program of the same size."""
 

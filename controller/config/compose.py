@@ -188,6 +188,7 @@ def _parses(override: str) -> bool:
 
 def _in_our_words(error: Exception, overrides: Sequence[str], extra_dir: Path | None) -> str:
     """Name the override that is wrong and its choices; Hydra's sentence only where we know no better one."""
+    from conf.schema.renamed_keys import successors
     from conf.schema.validation import find_keys
 
     choices = groups(extra_dir)
@@ -212,4 +213,7 @@ def _in_our_words(error: Exception, overrides: Sequence[str], extra_dir: Path | 
     cause: BaseException = error
     while not str(cause).strip() and cause.__cause__ is not None:
         cause = cause.__cause__  # Hydra sometimes wraps the words it has in an exception without any
-    return f"the config cannot be composed: {(str(cause).strip() or repr(cause)).splitlines()[0]}"
+    message = (str(cause).strip() or repr(cause)).splitlines()[0]
+    named = re.findall(r"'([\w.]+)'", message)  # of `~key`, and of ${key}
+    renamed = ", ".join(name for key in named for name in successors(key.split(".")))
+    return f"the config cannot be composed: {message}{f'; renamed to {renamed}' if renamed else ''}"

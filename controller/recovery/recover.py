@@ -39,7 +39,7 @@ PAUSES = 6
 """While nothing is reachable it is asked for again after so many polls."""
 EXITS: dict[Kind, type[SlipwayError]] = {Kind.DEVICE_MISMATCH: WrongDevices, Kind.WORKERS_DISAGREE: WorkersDisagree}
 FIXES = {
-    Kind.OUT_OF_HBM: "`slipway fit` says what fits: try a smaller loop.device_batch, model.remat=full, a mesh that "
+    Kind.OUT_OF_HBM: "`slipway fit` says what fits: try a smaller loop.micro_batch_size, model.remat=full, a mesh that "
     "splits the weights over more chips (mesh.fsdp), or a larger tpu.accelerator_type",
     Kind.OUT_OF_RAM: "fewer loader processes, a smaller read-ahead, or hosts with more memory per chip",
     Kind.DISK_FULL: "delete what the program leaves there, write to the bucket, or have a disk of your own "

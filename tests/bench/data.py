@@ -74,7 +74,7 @@ def read(folder: str, tokenizer: str, packing: str, seconds: float) -> None:
     keys = {"path": f"{folder}/*.parquet", "tokenizer": tokenizer, "packing": packing}
     bos = {"bos": "<bos>" if tokenizer == "bytes" else "<|bos|>"}
     data = ParquetData(**group("data/parquet") | keys | bos)
-    loop = LmLoop(**group("loop/lm") | {"total_batch_tokens": ROWS * SEQUENCE, "sequence": SEQUENCE})
+    loop = LmLoop(**group("loop/lm") | {"total_batch_tokens": ROWS * SEQUENCE, "seq_len": SEQUENCE})
     before = peak_gib()
     stream, began, tokens = batches.Dataset(data).training(loop, 0, range(ROWS)), time.perf_counter(), 0.0
     while time.perf_counter() - began < seconds and "'epoch': 1" not in str(stream.position()):

@@ -26,7 +26,13 @@ from tests.paths import ROOT
 
 MODEL = ["model=tiny", "model.layers=4", "model.dim=128", "model.heads=4", "model.kv_heads=2", "model.head_dim=32",
          "model.hidden=512", "model.vocab=512"]  # fmt: skip
-LOOP = ["loop=grpo", "loop.prompts=4", "loop.samples=8", "loop.prompt_length=64", "loop.response_length=64"]
+LOOP = [
+    "loop=grpo",
+    "loop.prompts_per_step=4",
+    "loop.group_size=8",
+    "loop.max_prompt_length=64",
+    "loop.max_new_tokens=64",
+]
 TAIL = 256
 """Tokens after which a response is cut off where lengths have a long tail; they are then 32 on average."""
 
@@ -74,7 +80,7 @@ def run_file(count: int, folder: Path) -> dict[str, Any]:
     from controller.config.run_yaml import render
 
     words = ["program=trainer", "cloud=local", "tpu=v5litepod_1", "data=arithmetic", "optimizer=adamw", *MODEL, *LOOP]
-    words += [f"loop.steps={count}", "loop.eval_prompts=1", "loop.eval_every=1000", "loop.warm_start_steps=1"]
+    words += [f"loop.steps={count}", "loop.eval_prompts=1", "loop.eval_interval=1000", "loop.warm_start_steps=1"]
     config, problems = compose([*words, "logging.every=1", "checkpoint.every=1000"])
     assert config is not None, problems
     raw = yaml.safe_load(render(config, "bench", "bucket", {}))

@@ -26,8 +26,8 @@ from tests.paths import ROOT
 
 VARIANTS = {
     "grpo": (),
-    "no KL": ("loop.kl=0.0",),
-    "no clip": ("loop.clip_low=null", "loop.clip_high=null"),
+    "no KL": ("loop.kl_coef=0.0",),
+    "no clip": ("loop.clip_ratio_low=null", "loop.clip_ratio_high=null"),
     "ddof 1": ("loop.advantage_std=sample",),
     "no deviation": ("loop.advantage_std=none",),
     "Dr. GRPO": ("loop=dr_grpo",),

@@ -30,7 +30,7 @@ from tests.paths import ROOT
 from tests.scenarios.experiments.test_quickstart import client, weights
 
 WORDS = ("+experiment=quickstart", "scale=tiny")
-SETTINGS = ("optimizer.lr=1e-3,7e-3", "loop.entropy_bonus=0.01,0.05", "run.seed=0,1,2")
+SETTINGS = ("optimizer.lr=1e-3,7e-3", "loop.entropy_coef=0.01,0.05", "run.seed=0,1,2")
 """Without a bonus the scaled-down policy, which is never right, would learn nothing, and all would end alike."""
 KILLED_AFTER = (2, 6)
 """So many runs that have finished the controller is killed."""

@@ -73,8 +73,8 @@ def lm_run(tmp_path: Path) -> dict[str, Any]:
         "model": group("model/tiny") | {"vocab": 256, "dim": 32, "hidden": 64, "logit_chunk": 8},
         "data": group("data/text") | {"path": str(text), "validation_fraction": 0.2},
         "loop": group("loop/lm")
-        | {"steps": 6, "total_batch_tokens": 320, "sequence": 20}
-        | {"eval_every": 4, "eval_batches": 2},
+        | {"steps": 6, "total_batch_tokens": 320, "seq_len": 20}
+        | {"eval_interval": 4, "eval_batches": 2},
         "optimizer": group("optimizer/adamw"),
         "mesh": group("mesh/data"),
         "checkpoint": {"every": 2, "keep": 2, "best": None, "verify_every": 3},
@@ -89,16 +89,16 @@ def grpo_run(lm_run: dict[str, Any]) -> dict[str, Any]:
     """Three supervised updates, then two rollouts with two updates each."""
     loop = {
         "steps": 4,
-        "prompts": 8,
-        "samples": 2,
+        "prompts_per_step": 8,
+        "group_size": 2,
         "updates_per_rollout": 2,
-        "prompt_length": 28,
-        "response_length": 12,
+        "max_prompt_length": 28,
+        "max_new_tokens": 12,
         "warm_start_steps": 3,
-        "warm_start_eval_every": 2,
-        "eval_every": 3,
+        "warm_start_eval_interval": 2,
+        "eval_interval": 3,
         "eval_prompts": 40,
-        "test_samples": 2,
+        "test_samples_per_prompt": 2,
         "test_prompts": 5,
         "transcripts": 3,
     }

@@ -41,7 +41,7 @@ def test_two_workers_train_and_leave_results(pair, tmp_path, compile_cache):
 
 def test_grpo_on_two_workers_has_the_numbers_of_one(grpo_run, tmp_path, compile_cache):
     """Each worker checks its share of the responses; both train on all, in two updates of a rollout."""
-    loop = {"prompts": 8, "samples": 4, "updates_per_rollout": 2, "warm_start_steps": 0, "steps": 2}
+    loop = {"prompts_per_step": 8, "group_size": 4, "updates_per_rollout": 2, "warm_start_steps": 0, "steps": 2}
     alone = grpo_run | {"loop": grpo_run["loop"] | loop, "dir": str(tmp_path / "alone")}
     pair = alone | {"pod": grpo_run["pod"] | {"workers": 2, "devices": 4}, "dir": str(tmp_path / "bucket")}
     for ended in finish(start(pair, tmp_path / "run", compile_cache, {}, {})):
@@ -152,7 +152,7 @@ def test_data_that_one_worker_cannot_read_end_the_run_with_its_words(pair, tmp_p
     path.write_text('{"text": "a line of text"}\n' * 400 + "oops\n")
     data = group("data/jsonl") | {"path": str(path), "streams": 2, "shuffle": False, "validation_path": str(path)}
     data |= {"validation_fraction": 0, "tokenizer": "bytes"}
-    loop = pair["loop"] | {"steps": 1_000_000, "eval_every": 1_000_000}
+    loop = pair["loop"] | {"steps": 1_000_000, "eval_interval": 1_000_000}
     run = pair | {"data": data, "model": pair["model"] | {"vocab": 260}, "loop": loop}
     run |= {"checkpoint": pair["checkpoint"] | {"every": 1_000_000}}
     ended = finish(start(run, tmp_path / "run", compile_cache, {}, {}))

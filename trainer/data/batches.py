@@ -99,7 +99,7 @@ class Dataset:
         """
         if self._in_windows:
             text, numbers = self._windows(loop), range(loop.eval_batches)
-            return [windows.validation_batch(text, i, loop.rows, loop.sequence, rows) for i in numbers]
+            return [windows.validation_batch(text, i, loop.rows, loop.seq_len, rows) for i in numbers]
         from trainer.data import streams
 
         return streams.validation(self._data, self.tokenizer, loop, rows)
@@ -137,7 +137,7 @@ class Dataset:
         return windows.load(self._data, self.tokenizer)
 
     def _windows(self, loop: LmLoop) -> windows.Text:
-        self._text.check(loop.sequence)
+        self._text.check(loop.seq_len)
         return self._text
 
 
@@ -154,7 +154,7 @@ class _Windows:
     def __next__(self) -> Batch:
         self._step += 1
         loop = self._loop
-        return windows.train_batch(self._text, self._seed, self._step - 1, loop.rows, loop.sequence, self._rows)
+        return windows.train_batch(self._text, self._seed, self._step - 1, loop.rows, loop.seq_len, self._rows)
 
     def position(self) -> Position:
         return {"step": self._step}

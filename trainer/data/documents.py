@@ -160,7 +160,7 @@ class _Iterator(grain.DatasetIterator):
 
     def _leave_out(self, words: str) -> None:
         if self._refuses:
-            raise RunFileError(f"data.long_documents: {words}; take split or skip, or a larger loop.sequence")
+            raise RunFileError(f"data.long_documents: {words}; take split or skip, or a larger loop.seq_len")
         if not self._warned:
             logger.warning("%s; it and others like it are left out", words)
         self._warned = True

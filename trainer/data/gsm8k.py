@@ -33,7 +33,7 @@ class Gsm8k:
         self.too_long = len(train) + len(held_out) - len(self._train) - len(self._held_out)
         for kept, key in ((self._train, "data.path"), (self._held_out, "data.eval_path")):
             if not kept:
-                raise RunFileError(f"loop.prompt_length: no question of {key} fits")
+                raise RunFileError(f"loop.max_prompt_length: no question of {key} fits")
 
     def train(self, step: int, count: int) -> list[Problem]:
         return random.Random(f"{self._seed} train {step}").choices(self._train, k=count)  # noqa: S311

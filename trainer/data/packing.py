@@ -31,7 +31,7 @@ def pairs(sequence: int, *, split: bool) -> Cut:
     def cut(tokens: np.ndarray) -> list[np.ndarray] | str:
         found = np.concatenate([tokens[:-1, :1], tokens[1:]], axis=1)
         if len(found) > sequence and not split:
-            return f"has {len(tokens)} tokens, more than loop.sequence + 1 = {sequence + 1}"
+            return f"has {len(tokens)} tokens, more than loop.seq_len + 1 = {sequence + 1}"
         return [found[at : at + sequence] for at in range(0, len(found), sequence)]
 
     return cut

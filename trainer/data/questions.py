@@ -14,13 +14,13 @@ from trainer.data.prompting import Prompting
 class Asked:
     """A source of problems, and how they are asked.
 
-    too_long: problems of the source that are never asked, since their prompts exceed `loop.prompt_length`.
+    too_long: problems of the source that are never asked, since their prompts exceed `loop.max_prompt_length`.
     """
 
     def __init__(self, data: Questions, loop: GrpoLoop, seed: int) -> None:
         """Raises RunFileError where tokenizer or files cannot be used."""
         self.prompting = Prompting(data)
-        self._longest, self.too_long = loop.prompt_length, 0
+        self._longest, self.too_long = loop.max_prompt_length, 0
         if isinstance(data, Gsm8kData):
             rows = Gsm8k(data, seed, self._fitting)
             self._problems, self.too_long = rows, rows.too_long
@@ -43,7 +43,7 @@ class Asked:
     def _short(self, questions: list[Question]) -> list[Question]:
         longest = max(len(question.tokens) for question in questions)
         if longest > self._longest:
-            raise RunFileError(f"loop.prompt_length: a prompt has {longest} tokens, more than {self._longest}")
+            raise RunFileError(f"loop.max_prompt_length: a prompt has {longest} tokens, more than {self._longest}")
         return questions
 
 

@@ -77,7 +77,7 @@ class Batches:
         self._of = {
             "data.packing": data.packing,
             "data.streams": data.streams,
-            "loop.sequence": loop.sequence,
+            "loop.seq_len": loop.seq_len,
             "data.path": f"{together.groups} groups",
         }
 
@@ -131,10 +131,10 @@ class _Together:
         numbers = range(rows.start // self._each, -(-rows.stop // self._each))
         self.groups = len(whole.source)
         encode, whole = Encoder(data, tokenizer), whole.shared()
-        self._streams = {i: iter(_rows_of(data, whole, i, encode, loop.sequence)) for i in numbers}
+        self._streams = {i: iter(_rows_of(data, whole, i, encode, loop.seq_len)) for i in numbers}
         first = numbers.start * self._each
         self._mine = slice(rows.start - first, rows.stop - first)
-        self._blank = packing.blank(loop.sequence, data.packing)
+        self._blank = packing.blank(loop.seq_len, data.packing)
         self._pool = ThreadPoolExecutor(min(READERS, len(numbers)), thread_name_prefix="data")
 
     def __iter__(self) -> _Together:

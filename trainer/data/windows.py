@@ -27,7 +27,7 @@ class Text:
         parts = {"train": self.train, "validation": self.validation}
         for source, (name, tokens) in zip(self.sources, parts.items(), strict=True):
             if len(tokens) <= sequence:
-                raise RunFileError(f"{source} has {len(tokens)} tokens for {name}; loop.sequence + 1 are needed")
+                raise RunFileError(f"{source} has {len(tokens)} tokens for {name}; loop.seq_len + 1 are needed")
 
 
 def load(data: TextData, tokenizer: Tokenizer) -> Text:

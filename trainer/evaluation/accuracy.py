@@ -41,7 +41,7 @@ class Evaluation:
         self._loop, self._sampler = loop, sampler
         self._answering = Answering(sampler, asked.prompting, checks)
         self._held_out = asked.held_out(loop.eval_prompts)
-        self._test = [] if loop.test_samples is None else asked.held_out(loop.test_prompts)
+        self._test = [] if loop.test_samples_per_prompt is None else asked.held_out(loop.test_prompts)
         self._key = jax.random.fold_in(jax.random.key(seed), KEY_OF_TESTS)
 
     def greedy(self, params: Params, count: int | None = None, between: Callable[[], None] = lambda: None) -> Result:
@@ -57,8 +57,8 @@ class Evaluation:
         return Result(accuracy, interval, values | {"eval_time": time.perf_counter() - began}, found.transcripts)
 
     def test(self, params: Params, between: Callable[[], None] = lambda: None) -> Result | None:
-        """`loop.test_samples` drawn answers to each of `loop.test_prompts` questions; None where that is null."""
-        samples = self._loop.test_samples
+        """Draw `loop.test_samples_per_prompt` answers to each of `loop.test_prompts` questions; None if null."""
+        samples = self._loop.test_samples_per_prompt
         if samples is None:
             return None
         began = time.perf_counter()

@@ -113,7 +113,7 @@ def flops_of(name: str, experiment: RunFile, mesh: Mesh) -> float:
     """Operations of a program over all chips, counted on the plain attention: what a kernel does cannot be seen."""
     plain = with_model(experiment, attention="plain")
     if experiment.model.attention != "plain" and isinstance(plain.loop, GrpoLoop) and plain.loop.whole_groups:
-        apart = plain.loop.model_copy(update={"device_batch": plain.loop.rows})  # kernels share no prompt
+        apart = plain.loop.model_copy(update={"micro_batch_size": plain.loop.rows})  # kernels share no prompt
         plain = plain.model_copy(update={"loop": apart})
     with jax.sharding.use_abstract_mesh(mesh.abstract_mesh):
         return next(p for p in programs(plain, mesh) if p.name == name).flops()

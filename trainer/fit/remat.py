@@ -36,7 +36,9 @@ def resolved(experiment: RunFile, mesh: Mesh) -> RunFile:
             continue
         if fits(memory.peak_memory_in_bytes + update.bytes_beside, experiment):
             return candidate
-    raise RunFileError("model.remat: the update fits with no policy; make loop.device_batch or loop.prompts smaller")
+    raise RunFileError(
+        "model.remat: the update fits with no policy; make loop.micro_batch_size or loop.prompts_per_step smaller"
+    )
 
 
 def fits(peak: float, experiment: RunFile) -> bool:

@@ -101,7 +101,9 @@ def complaints(
         overrides, verdicts = fix
         return [*said, f"it fits with {' '.join(suggestions.words(overrides))}:", *lines(chosen, verdicts)]
     if looked:
-        said.append("no other model.remat, model.logit_chunk, loop.device_batch or mesh.fsdp makes it fit; make the")
+        said.append(
+            "no other model.remat, model.logit_chunk, loop.micro_batch_size or mesh.fsdp makes it fit; make the"
+        )
         said.append("batch, the sequences or the model smaller, or take a larger slice")
     return said
 

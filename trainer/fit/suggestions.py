@@ -87,9 +87,9 @@ def accumulations(experiment: RunFile) -> Iterator[Overrides]:
     """Fewer rows of a device at a time, down to one."""
     sizes = meshes.resolve(experiment.mesh, topology(experiment.pod.accelerator_type).devices)
     rows = experiment.loop.rows // (sizes["data"] * sizes["fsdp"])
-    for size in range((experiment.loop.device_batch or rows) - 1, 0, -1):
+    for size in range((experiment.loop.micro_batch_size or rows) - 1, 0, -1):
         if rows % size == 0:
-            yield {"loop.device_batch": size}
+            yield {"loop.micro_batch_size": size}
 
 
 def splits(experiment: RunFile) -> Iterator[Overrides]:

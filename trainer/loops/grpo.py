@@ -41,7 +41,7 @@ def run(experiment: RunFile, mesh: Mesh, log: Metrics) -> None:
     loop = _checked(experiment, mesh)
     with (
         Notice() as notice,
-        Pool(loop.reward_workers, loop.reward_seconds) as checks,
+        Pool(loop.reward_workers, loop.reward_timeout_seconds) as checks,
         Checkpoints(experiment.dir, experiment.checkpoint, metrics=("eval_accuracy",)) as checkpoints,
     ):
         Run(experiment, loop, mesh, log, checks, checkpoints, notice).run()
@@ -79,7 +79,7 @@ class Run:
         at = self._start()
         self.journal.resume(at)
         if left_out := self.asked.too_long:
-            self.journal.tell([f"{left_out} questions are longer than loop.prompt_length and never asked"])
+            self.journal.tell([f"{left_out} questions are longer than loop.max_prompt_length and never asked"])
         if at.position.total == 0:
             self.journal.tell_baseline(at)
         if at.position.phase == "warm_start":
@@ -103,7 +103,7 @@ class Run:
             position.test_before = journal.test(at, "before")
         while position.steps < loop.steps:
             journal.heed(at)
-            evaluates = position.steps % loop.eval_every == 0
+            evaluates = position.steps % loop.eval_interval == 0
             if position.steps and evaluates:
                 journal.evaluate(at, "eval", "accuracy")
             journal.verify(at)
@@ -117,7 +117,7 @@ class Run:
             if not at.ready[0].batches:
                 at.ready.popleft()
                 journal.look()
-            if self.checkpoints.due(position.total, evaluates=position.steps % loop.eval_every == 0):
+            if self.checkpoints.due(position.total, evaluates=position.steps % loop.eval_interval == 0):
                 journal.save(at)
 
     def _draw_ahead(self, at: Standing, reference: Params) -> None:
@@ -154,9 +154,9 @@ def _checked(experiment: RunFile, mesh: Mesh) -> GrpoLoop:
     loop = experiment.loop
     if not isinstance(loop, GrpoLoop):
         raise TypeError(f"a grpo loop is wanted, not {loop.kind}")
-    if (longest := loop.prompt_length + loop.response_length) > experiment.model.context:
+    if (longest := loop.max_prompt_length + loop.max_new_tokens) > experiment.model.context:
         raise RunFileError(
-            f"loop.prompt_length and loop.response_length: together {longest} tokens, more than model.context, "
+            f"loop.max_prompt_length and loop.max_new_tokens: together {longest} tokens, more than model.context, "
             f"{experiment.model.context}"
         )
     try:

@@ -94,7 +94,7 @@ class Training:
         self.experiment, self.loop, self.split, self.stream = experiment, loop, split, stream
         self.checkpoints, self.log, self.notice, self.compiled = checkpoints, log, notice, compiled
         self.watch, self.costs = throughput.Stopwatch("data_time", "transfer_time"), {"compile_time": compiled.seconds}
-        self.flops = throughput.model_flops(experiment.model, loop.total_batch_tokens, loop.sequence)
+        self.flops = throughput.model_flops(experiment.model, loop.total_batch_tokens, loop.seq_len)
         self.first = self.logged = 0
         self.unseen: tuple[int, dict[str, jax.Array], batches.Batch] | None = None
 
@@ -124,18 +124,18 @@ class Training:
 
     def _stops(self, done: int) -> bool:
         """Does anything but an update follow, which wants to know how the last one went?"""
-        evaluates = done % self.loop.eval_every == 0
+        evaluates = done % self.loop.eval_interval == 0
         return (
             evaluates or self._samples_follow(done) or done == self.loop.steps or self.checkpoints.due(done, evaluates)
         )
 
     def _samples_follow(self, done: int) -> bool:
-        every = self.loop.samples.every
+        every = self.loop.text_samples.interval
         return every is not None and done % every == 0
 
     def _between(self, step: int, state: train_step.State) -> None:
         """What comes after the checkpoint of a step, and again when a run is resumed there."""
-        if step and step % self.loop.eval_every == 0:
+        if step and step % self.loop.eval_interval == 0:
             self._evaluate(step, state)
         if self.compiled.samples and step and self._samples_follow(step):
             texts = self.compiled.samples.texts(train_step.for_evaluation(state))
@@ -170,7 +170,7 @@ class Training:
 
     def _save(self, step: int, state: train_step.State) -> None:
         """Before it is evaluated, so that an evaluation that fails costs nothing."""
-        if step == self.loop.steps or self.checkpoints.due(step, evaluates=step % self.loop.eval_every == 0):
+        if step == self.loop.steps or self.checkpoints.due(step, evaluates=step % self.loop.eval_interval == 0):
             self.log.upload()
             self.checkpoints.save(step, state, {"data": self.stream.position()})
 
@@ -187,9 +187,9 @@ def _checked(experiment: RunFile, data: batches.Dataset) -> LmLoop:
     if not isinstance(loop, LmLoop):
         raise TypeError(f"an lm loop is wanted, not {loop.kind}")
     data.check_vocab(experiment.model.vocab)
-    if loop.sequence > experiment.model.context:
+    if loop.seq_len > experiment.model.context:
         raise RunFileError(
-            f"loop.sequence: {loop.sequence} tokens are more than model.context, {experiment.model.context}"
+            f"loop.seq_len: {loop.seq_len} tokens are more than model.context, {experiment.model.context}"
         )
     return loop
 
@@ -212,8 +212,8 @@ def _compile(
     began = time.perf_counter()
     ready = {p.name: p.function.lower(*p.arguments).compile() for p in programs(experiment, split.mesh) if p.function}
     samples = None
-    if loop.samples.every is not None:
-        samples = Continuations(loop.samples, data, experiment.model, split.mesh, experiment.seed)
+    if loop.text_samples.interval is not None:
+        samples = Continuations(loop.text_samples, data, experiment.model, split.mesh, experiment.seed)
         samples.compile(state.params)
     known = data.token_bytes()
     token_bytes = np.zeros(experiment.model.vocab, np.int32)
@@ -233,6 +233,6 @@ def _compile(
 
 
 def _abstract_batch(experiment: RunFile, loop: LmLoop, split: batch_sharding.Share) -> dict[str, jax.ShapeDtypeStruct]:
-    shape, sharding = split.shape(loop.sequence), split.sharding
+    shape, sharding = split.shape(loop.seq_len), split.sharding
     types = batches.Dataset(experiment.data).fields
     return {name: jax.ShapeDtypeStruct(shape, dtype, sharding=sharding) for name, dtype in types.items()}

@@ -30,13 +30,14 @@ def advantages(rewards: np.ndarray, std: str, leave_one_out: bool = False) -> np
 def overlong_penalty(lengths: np.ndarray, loop: GrpoLoop) -> np.ndarray:
     """What is added to the reward of a response of that many tokens: float32, from 0 to -1, as `lengths`.
 
-    DAPO's soft overlong punishment (https://arxiv.org/abs/2503.14476, eq. 13): over the last `loop.overlong_buffer` of
-    the longest response it falls from 0 to -1 in a straight line. Zero unless `loop.overlong` is "penalize".
+    DAPO's soft overlong punishment (https://arxiv.org/abs/2503.14476, eq. 13): over the last
+    `loop.overlong_buffer_fraction` of the longest response it falls from 0 to -1 in a straight line. Zero unless
+    `loop.overlong` is "penalize".
     """
     if loop.overlong != "penalize":
         return np.zeros(lengths.shape, np.float32)
-    buffer = loop.overlong_buffer * loop.response_length
-    return -np.clip((lengths - loop.response_length + buffer) / buffer, 0, 1).astype(np.float32)
+    buffer = loop.overlong_buffer_fraction * loop.max_new_tokens
+    return -np.clip((lengths - loop.max_new_tokens + buffer) / buffer, 0, 1).astype(np.float32)
 
 
 def weights(equal: np.ndarray, truncated: np.ndarray, loop: GrpoLoop) -> dict[str, np.ndarray]:
@@ -46,6 +47,6 @@ def weights(equal: np.ndarray, truncated: np.ndarray, loop: GrpoLoop) -> dict[st
     truncated: 1 for those that were cut off, which its overlong filtering leaves out (3.4). Here no other samples are
     drawn in their place: the loss is the mean over the rest.
     """
-    dropped = equal * float(loop.drop_equal_groups)
+    dropped = equal * float(loop.filter_zero_variance_groups)
     cut = truncated * float(loop.overlong == "drop")
     return {"weight": (1 - dropped) * (1 - cut), "filtered_equal": dropped, "filtered_overlong": cut}

@@ -1,6 +1,6 @@
 """Group relative policy optimization and its relatives: losses over the tokens of sampled responses.
 
-`loop.loss` chooses what the probability ratio is of, and what the mean is over:
+`loop.loss_type` chooses what the probability ratio is of, and what the mean is over:
 
     grpo        ratio of a token; mean over each response's tokens, then over responses     arXiv 2402.03300, eq. 3
     token_mean  ratio of a token; mean over all tokens                                      arXiv 2503.14476, eq. 12
@@ -60,7 +60,7 @@ def loss(cfg: Model, loop: GrpoLoop, *, grouped: bool = False) -> train_step.Los
     """The loss of `update.build` on batches with, per row, tokens [T], mask [T - 1] (1 where the next token is of the
     response), TOKEN_FIELDS and ROW_FIELDS. Where `loop.on_policy`, `old` is what is computed here.
 
-    grouped: the rows stand group by group, each of `loop.samples` with the same prompt.
+    grouped: the rows stand group by group, each of `loop.group_size` with the same prompt.
     """
 
     def sums(params: weights.Params, batch: dict[str, Any]) -> train_step.Sums:
@@ -81,24 +81,24 @@ def policy_sums(logprob: jax.Array, entropy: jax.Array, batch: dict[str, Any], l
     old = batch["old"] if loop.old_logprobs == "trainer" else batch["sampler"]
     log_ratio = (logprob - old) * mask
     ratio, where = jnp.exp(log_ratio), mask
-    if loop.loss in ("gspo", "rloo"):
-        ratio = jnp.exp(log_ratio.sum(axis=1, keepdims=True) / (lengths if loop.loss == "gspo" else 1))
+    if loop.loss_type in ("gspo", "rloo"):
+        ratio = jnp.exp(log_ratio.sum(axis=1, keepdims=True) / (lengths if loop.loss_type == "gspo" else 1))
         where = weight[:, None]
 
     surrogate, clipped = _clipped(ratio, batch["advantage"][:, None], loop)
     found: train_step.Sums = {}
-    if loop.importance_cap is not None and loop.old_logprobs == "trainer":
+    if loop.importance_sampling_cap is not None and loop.old_logprobs == "trainer":
         importance = jnp.exp((old - batch["sampler"]) * mask)
-        surrogate = surrogate * jnp.minimum(importance, loop.importance_cap)
-        found["importance_capped"] = (((importance > loop.importance_cap) * mask).sum(), mask.sum())
+        surrogate = surrogate * jnp.minimum(importance, loop.importance_sampling_cap)
+        found["importance_capped"] = (((importance > loop.importance_sampling_cap) * mask).sum(), mask.sum())
     penalty = jnp.zeros_like(logprob)  # what has no weight is not there, and has no gradient to compute
-    if loop.entropy_bonus:
-        penalty -= loop.entropy_bonus * entropy
-    if loop.kl:
+    if loop.entropy_coef:
+        penalty -= loop.entropy_coef * entropy
+    if loop.kl_coef:
         kl = _kl((batch["reference"] - logprob) * every, loop.kl_estimator)
-        penalty += loop.kl * (kl * jnp.exp(log_ratio) if loop.kl_unbiased else kl)
+        penalty += loop.kl_coef * (kl * jnp.exp(log_ratio) if loop.kl_unbiased else kl)
         found["kl"] = ((kl * every).sum(), every.sum())
-    if loop.loss == "rloo":
+    if loop.loss_type == "rloo":
         penalty = penalty * lengths  # summed over the response, as its reward is
 
     found["loss"] = _reduced((penalty - surrogate) * mask, lengths, mask, weight, loop)
@@ -117,13 +117,14 @@ def policy_sums(logprob: jax.Array, entropy: jax.Array, batch: dict[str, Any], l
 def _clipped(ratio: jax.Array, advantage: jax.Array, loop: GrpoLoop) -> tuple[jax.Array, jax.Array]:
     """min(r A, clip(r, 1 - low, 1 + high) A), and 1 where the bound holds the ratio back.
 
-    Where the ratio corrects the sampler's own probabilities, `loop.importance_cap` bounds it for any advantage.
+    Where the ratio corrects the sampler's own probabilities, `loop.importance_sampling_cap` bounds it, whatever the
+    advantage.
     """
-    low = None if loop.clip_low is None else 1 - loop.clip_low
-    high = None if loop.clip_high is None else 1 + loop.clip_high
+    low = None if loop.clip_ratio_low is None else 1 - loop.clip_ratio_low
+    high = None if loop.clip_ratio_high is None else 1 + loop.clip_ratio_high
     bounded = jnp.clip(ratio, low, high) * advantage
-    if loop.importance_cap is not None and loop.old_logprobs == "sampler":
-        ratio = jnp.minimum(ratio, loop.importance_cap)
+    if loop.importance_sampling_cap is not None and loop.old_logprobs == "sampler":
+        ratio = jnp.minimum(ratio, loop.importance_sampling_cap)
     free = ratio * advantage
     return jnp.minimum(free, bounded), (bounded < free).astype(jnp.float32)
 
@@ -143,11 +144,11 @@ def _reduced(
     terms: jax.Array, lengths: jax.Array, mask: jax.Array, weight: jax.Array, loop: GrpoLoop
 ) -> tuple[jax.Array, jax.Array]:
     """Sum and count of the loss's terms [B, T - 1], which are 0 where the mask is."""
-    match loop.loss:
+    match loop.loss_type:
         case "token_mean" | "dapo":
             return terms.sum(), mask.sum()
         case "dr_grpo":
-            return terms.sum(), weight.sum() * loop.response_length
+            return terms.sum(), weight.sum() * loop.max_new_tokens
         case _:
             return (terms / lengths).sum(), weight.sum()
 

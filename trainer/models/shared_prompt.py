@@ -29,7 +29,7 @@ class Group(NamedTuple):
 def group_of(cfg: Model, loop: GrpoLoop, width: int) -> Group | None:
     """How rows [B, width] that stand group by group are put together; None: each is computed by itself, since padding
     would cost more than the prompts do, or the kernel wants it so."""
-    group = Group(loop.samples, min(loop.prompt_length, width), min(loop.response_length, width))
+    group = Group(loop.group_size, min(loop.max_prompt_length, width), min(loop.max_new_tokens, width))
     tokens = group.prompt + group.samples * group.response
     is_less = tokens < group.samples * width
     return group if is_less and kernel(cfg, jax.default_backend()) == "plain" else None

@@ -24,12 +24,12 @@ def build_sampler(cfg: Model, loop: GrpoLoop, mesh: Mesh, prompting: Prompting) 
 
 def settings(loop: GrpoLoop) -> Settings:
     """Those of the loop's sampler."""
-    return Settings.of(loop.sampler, loop.prompt_length, loop.response_length, loop.rows * loop.updates_per_rollout)
+    return Settings.of(loop.sampler, loop.max_prompt_length, loop.max_new_tokens, loop.rows * loop.updates_per_rollout)
 
 
 def supervised(questions: Sequence[Question], loop: GrpoLoop) -> dict[str, np.ndarray]:
     """A batch for `grpo.supervised_loss`: the worked responses, cut off where a drawn one would be."""
-    responses = [question.worked[: loop.response_length] for question in questions]
+    responses = [question.worked[: loop.max_new_tokens] for question in questions]
     tokens, mask = sequences([question.tokens for question in questions], responses, loop.widths[-1])
     return {"tokens": tokens, "mask": mask}
 

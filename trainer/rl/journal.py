@@ -142,7 +142,10 @@ class Journal:
         return found.accuracy
 
     def test(self, at: Standing, when: str) -> dict[str, float]:
-        """The metrics of the test, written down; none where `loop.test_samples` is null. when: before, or after."""
+        """Write down the metrics of the test and return them; none if `loop.test_samples_per_prompt` is null.
+
+        when: before, or after.
+        """
         self.look()
         with self.watch.apart():
             found = self._evaluation.test(train_step.for_evaluation(at.state), lambda: self.heed(at))

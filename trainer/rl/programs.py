@@ -89,7 +89,7 @@ def _sampling(experiment: RunFile, loop: GrpoLoop, mesh: Mesh, sampler: Sampling
     """What draws responses, beside all that a run holds; evaluations draw with the same programs."""
     state, reference = _resident(experiment, mesh)
     yield Program("reshard", sampler.reshard, (state.params,), beside=(state.optimizer, reference))
-    for name, function, arguments, others in sampler.listed(loop.samples):
+    for name, function, arguments, others in sampler.listed(loop.group_size):
         yield Program(name, function, arguments, beside=(state, reference, others), turns=loop.sampler.chunk)
 
 
@@ -108,7 +108,7 @@ def _named(name: str, loop: GrpoLoop, width: int) -> str:
 
 
 def updater(loss: train_step.Loss, experiment: RunFile, opt: Optimizer, mesh: Mesh) -> jax.stages.Wrapped:
-    """`update.build`, on whole batches [B, ...]: where `loop.device_batch` is set, each device takes so many of its
+    """`update.build`, on whole batches [B, ...]: where `loop.micro_batch_size` is set, each device takes so many of its
     rows at a time."""
     assert isinstance(experiment.loop, GrpoLoop)
     parts = experiment.loop.accumulation(meshes.shards(mesh, "batch"))
@@ -126,7 +126,7 @@ def updater(loss: train_step.Loss, experiment: RunFile, opt: Optimizer, mesh: Me
 
 def logprobs(experiment: RunFile, loop: GrpoLoop, mesh: Mesh) -> Logprobs:
     """The jitted program that scores a batch under the policy that drew it and under the reference. Where
-    `loop.on_policy` the first is 0: the update computes it anyway. Without `loop.kl` the second is: nobody asks."""
+    `loop.on_policy` the first is 0: the update computes it anyway. Without `loop.kl_coef` the second is."""
     cfg = experiment.model
 
     def score(params: weights.Params, reference: weights.Params, batch: dict[str, Any]) -> tuple[jax.Array, jax.Array]:
@@ -136,7 +136,7 @@ def logprobs(experiment: RunFile, loop: GrpoLoop, mesh: Mesh) -> Logprobs:
             return grpo.logprobs(policy, cfg, batch, loop.temperature, group)[0] * batch["mask"]
 
         nothing = jnp.zeros_like(batch["mask"])
-        return nothing if loop.on_policy else under(params), under(reference) if loop.kl else nothing
+        return nothing if loop.on_policy else under(params), under(reference) if loop.kl_coef else nothing
 
     if meshes.is_data_parallel(mesh):
         whole, rows = jax.sharding.PartitionSpec(), meshes.spec("batch")
@@ -151,7 +151,7 @@ def warm_optimizer(opt: Optimizer, loop: GrpoLoop) -> Optimizer:
 
 def frozen(params: weights.Params, experiment: RunFile, mesh: Mesh) -> weights.Params:
     """A copy of the policy to hold on to as the reference: its own buffers are given up at each update. Empty where
-    `loop.kl` is 0."""
+    `loop.kl_coef` is 0."""
     wanted = abstract_reference(experiment, mesh)
     if not wanted:
         return wanted
@@ -159,9 +159,9 @@ def frozen(params: weights.Params, experiment: RunFile, mesh: Mesh) -> weights.P
 
 
 def abstract_reference(experiment: RunFile, mesh: Mesh) -> weights.Params:
-    """Shapes, types and shardings of the reference; none where `loop.kl` is 0."""
+    """Shapes, types and shardings of the reference; none where `loop.kl_coef` is 0."""
     assert isinstance(experiment.loop, GrpoLoop)
-    if not experiment.loop.kl:
+    if not experiment.loop.kl_coef:
         return {}
     kind, placed = experiment.loop.reference_dtype, weights.shardings(experiment.model, mesh)
     return jax.tree.map(

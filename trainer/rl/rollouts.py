@@ -128,22 +128,22 @@ class Rollouts:
     def draw(self, params: Params, reference: Params, number: int, between: Callable[[], None]) -> Rollout:
         """Draw, and score under the policy that drew and under the reference; rewards go on being computed.
 
-        Where `loop.redraws` allows, until enough groups have unequal rewards, which then come first. between: called
-        between chunks of decoding; what it raises ends the draw.
+        Where `loop.max_resample_rounds` allows, until enough groups have unequal rewards, which then come first.
+        between: called between chunks of decoding; what it raises ends the draw.
         """
-        loop, wanted = self._loop, self._loop.prompts * self._loop.updates_per_rollout
+        loop, wanted = self._loop, self._loop.prompts_per_step * self._loop.updates_per_rollout
         samples, checks, chosen = list[Sample](), dict[int, Future[Checked]](), np.arange(wanted)
         with self._watch.spending("rollout_time"):
             copy = self._sampler.load(params)
-        for attempt in range(1 + loop.redraws):
+        for attempt in range(1 + loop.max_resample_rounds):
             with self._watch.spending("rollout_time"):
                 self._draw(copy, number, attempt, samples, checks, between)
-            if loop.redraws:
+            if loop.max_resample_rounds:
                 equal = _is_equal(self._scores(len(samples), checks)[..., 0])
                 chosen = np.argsort(equal, stable=True)[:wanted]
                 if not equal[chosen].any():
                     break
-        rows = (chosen[:, None] * loop.samples + np.arange(loop.samples)).reshape(-1)
+        rows = (chosen[:, None] * loop.group_size + np.arange(loop.group_size)).reshape(-1)
         if not loop.whole_groups:
             rows = np.random.default_rng((self._seed, number)).permutation(rows)
         dealt = np.split(rows, loop.updates_per_rollout)
@@ -168,13 +168,13 @@ class Rollouts:
     ) -> None:
         """A group for each of as many questions as a rollout has, added to those there are."""
         loop, first = self._loop, len(samples)
-        wanted = loop.prompts * loop.updates_per_rollout
+        wanted = loop.prompts_per_step * loop.updates_per_rollout
         questions = self._asked.train((attempt + 1) * 1_000_000_000 + number, wanted)
         prompts = [question.tokens for question in questions]
         key = jax.random.fold_in(jax.random.fold_in(self._key, attempt), number)
         found: dict[int, Sample] = {}
-        for drawn in self._sampler.draw(copy, prompts, loop.samples, key, loop.temperature, between):
-            question, row = questions[drawn.row // loop.samples], first + drawn.row
+        for drawn in self._sampler.draw(copy, prompts, loop.group_size, key, loop.temperature, between):
+            question, row = questions[drawn.row // loop.group_size], first + drawn.row
             text = self._asked.prompting.decode(drawn.tokens.tolist())
             found[row] = Sample(question, drawn, text)
             if row % jax.process_count() == jax.process_index():
@@ -198,7 +198,7 @@ class Rollouts:
             }
             everyone = gather_tree(own)
         table = np.array([everyone[str(row)] for row in range(count)], np.float32)
-        return table.reshape(-1, self._loop.samples, 4)
+        return table.reshape(-1, self._loop.group_size, 4)
 
     def _outcome(
         self, samples: list[Sample], checks: dict[int, Future[Checked]], chosen: np.ndarray, dealt: list[np.ndarray]
@@ -207,7 +207,7 @@ class Rollouts:
         loop, scores = self._loop, self._scores(len(samples), checks)
         lengths = np.array([len(s.drawn.tokens) for s in samples]).reshape(scores.shape[:2])
         truncated = np.array([not s.drawn.ended for s in samples], np.float32).reshape(lengths.shape)
-        equal = np.repeat(_is_equal(scores[..., 0])[:, None], loop.samples, axis=1).astype(np.float32)
+        equal = np.repeat(_is_equal(scores[..., 0])[:, None], loop.group_size, axis=1).astype(np.float32)
         rewards = scores[..., 0] + advantage.overlong_penalty(lengths, loop)
         counted = advantage.weights(equal, truncated, loop)
         used = np.zeros(lengths.shape, np.float32)
@@ -228,7 +228,7 @@ class Rollouts:
             "checks_timed_out": scores[..., 2].mean(),
             "checks_failed": scores[..., 3].mean(),
         }
-        advantages = advantage.advantages(rewards, loop.advantage_std, loop.loss == "rloo").reshape(-1)
+        advantages = advantage.advantages(rewards, loop.advantage_std, loop.loss_type == "rloo").reshape(-1)
         weights = counted["weight"].reshape(-1)
         return Outcome(
             {name: float(value) for name, value in facts.items()},

@@ -40,7 +40,7 @@ class WarmStart:
                 at.state, metrics = self._programs.warm_start(at.state, place_batch(drawn, self._mesh))
             position.warm_steps += 1
             journal.note(at, metrics, drawn, facts={})
-            if position.warm_steps % loop.warm_start_eval_every == 0 or position.warm_steps == loop.warm_start_steps:
+            if position.warm_steps % loop.warm_start_eval_interval == 0 or position.warm_steps == loop.warm_start_steps:
                 position.accuracy_before = journal.evaluate(at, "warm_start", "accuracy in the warm start")
             if self._over(position):
                 journal.end_phase(at)
@@ -51,4 +51,6 @@ class WarmStart:
 
     def _over(self, position: Position) -> bool:
         loop = self._loop
-        return position.accuracy_before >= loop.warm_start_until or position.warm_steps >= loop.warm_start_steps
+        return (
+            position.accuracy_before >= loop.warm_start_target_accuracy or position.warm_steps >= loop.warm_start_steps
+        )

@@ -96,7 +96,7 @@ def decode(
         token, logprob = choose(logits, keys, now.drawn, temperature, settings.top_k, settings.top_p)
         told = jnp.where(now.active, token, NO_TOKEN)
         logprob = jnp.where(now.active, logprob, 0.0)
-        lasts = now.drawn + 1 >= settings.response_length
+        lasts = now.drawn + 1 >= settings.max_new_tokens
         lasts |= jnp.isin(token, jnp.array(ends, jnp.int32))
         hidden, cache = _through(copy, cfg, token, now)
         moved = now.active.astype(jnp.int32)

@@ -65,12 +65,12 @@ class Sampler:
         """`samples` responses to each prompt, as they end: the same in the same order on every process.
 
         Meanwhile the devices decode the next chunk. between: called before each chunk; what it raises ends the draw.
-        Raises RunFileError where a prompt is longer than `prompt_length`.
+        Raises RunFileError where a prompt is longer than `max_prompt_length`.
         """
         longest = max(len(prompt) for prompt in prompts)
-        if longest > self.settings.prompt_length:
+        if longest > self.settings.max_prompt_length:
             raise RunFileError(
-                f"loop.prompt_length: a prompt has {longest} tokens, more than {self.settings.prompt_length}"
+                f"loop.max_prompt_length: a prompt has {longest} tokens, more than {self.settings.max_prompt_length}"
             )
         return _Draw(self, copy, prompts, samples, key, temperature).run(between)
 
@@ -155,7 +155,7 @@ class _Draw:
             stop = self.stops.end(row.tokens, seen)
             length = len(row.tokens) if stop is None else stop
             by_token = stop is None and row.tokens[-1] in self.stops.tokens
-            if stop is not None or by_token or length >= self.settings.response_length:
+            if stop is not None or by_token or length >= self.settings.max_new_tokens:
                 kept = np.array(row.tokens[:length], np.int32), np.array(row.logprobs[:length], np.float32)
                 ended.append(Drawn(row.number, *kept, stop is not None or by_token))
                 self.held[slot] = None

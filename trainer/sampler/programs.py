@@ -66,7 +66,7 @@ class Programs:
     def empty(self, bucket: int) -> Slots:
         """Slots without rows, for prompts of a bucket."""
         if bucket not in self._empty:
-            length = bucket + self.settings.response_length
+            length = bucket + self.settings.max_new_tokens
             self._empty[bucket] = self._jit("empty", lambda: decode.empty(self.cfg, self.slots, length), self._slots())
         return self._empty[bucket]()
 
@@ -86,12 +86,12 @@ class Programs:
     def listed(self, samples: int) -> Iterator[tuple[str, Any, tuple[Any, ...], Any]]:
         """Name, function and abstract arguments of each program but `reshard`, for the longest prompts; and what of the
         sampler's lies on the devices beside its arguments. samples: of each prompt."""
-        bucket, settings = self.settings.prompt_length, self.settings
+        bucket, settings = self.settings.max_prompt_length, self.settings
         prompts, copy = self.prompts_at_a_time(samples, bucket), placement.abstract(self.cfg, self.mesh)
         tokens, lengths = self._abstract(
             (jax.ShapeDtypeStruct((prompts, bucket), "int32"), jax.ShapeDtypeStruct((prompts,), "int32")), (ROWS, ROWS)
         )
-        slots = jax.eval_shape(lambda: decode.empty(self.cfg, self.slots, bucket + settings.response_length))
+        slots = jax.eval_shape(lambda: decode.empty(self.cfg, self.slots, bucket + settings.max_new_tokens))
         slots = self._abstract(slots, self._slots())
         waiting = jax.eval_shape(partial(prefill, self.cfg), copy, tokens, lengths)
         waiting = self._abstract(waiting, Prefilled(WHOLE, self._cache(PREFILLED)))

@@ -15,13 +15,13 @@ class Settings:
     """Sizes and distribution; see `conf.schema.training.sampler.Sampling`.
 
     Attributes:
-        prompt_length: tokens of the longest prompt.
-        response_length: tokens after which a response is cut off.
+        max_prompt_length: tokens of the longest prompt.
+        max_new_tokens: tokens after which a response is cut off.
         slots: rows in flight; rounded up to what the devices share evenly.
     """
 
-    prompt_length: int
-    response_length: int
+    max_prompt_length: int
+    max_new_tokens: int
     slots: int
     chunk: int
     top_k: int | None = None
@@ -30,16 +30,16 @@ class Settings:
     mesh: Mesh | None = None
 
     @classmethod
-    def of(cls, sampling: Sampling, prompt_length: int, response_length: int, rows: int) -> Settings:
+    def of(cls, sampling: Sampling, max_prompt_length: int, max_new_tokens: int, rows: int) -> Settings:
         """Those of a loop that draws `rows` responses with one policy."""
         given = sampling.model_dump(include={"chunk", "top_k", "top_p", "dtype"})
         slots = min(rows, sampling.slots or rows)
-        return cls(prompt_length, response_length, slots, **given, mesh=sampling.mesh)
+        return cls(max_prompt_length, max_new_tokens, slots, **given, mesh=sampling.mesh)
 
     @property
     def buckets(self) -> list[int]:
         """Lengths that prompts are padded to, each with programs of its own: the longest, its half, its quarter, ..."""
-        found = [self.prompt_length]
+        found = [self.max_prompt_length]
         while found[-1] >= 2 * SHORTEST_BUCKET:
             found.append(-(-found[-1] // 2))
         return sorted(found)

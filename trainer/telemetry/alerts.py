@@ -29,17 +29,17 @@ class Alerts:
         if wanted.entropy_below is not None and values["entropy"] < wanted.entropy_below:
             found["entropy"] = (
                 f"the policy's entropy is {values['entropy']:.2g} nats: it hardly tries anything any more; a smaller "
-                "optimizer.lr, more loop.kl or loop.entropy_bonus keep it up"
+                "optimizer.lr, more loop.kl_coef or loop.entropy_coef keep it up"
             )
         if seen["without_answer"] == wanted.zero_accuracy_updates:
             found["accuracy"] = (
                 f"no answer was right in {seen['without_answer']} updates: look at the transcripts; the questions are "
                 "too hard, responses are cut off, or the answers are given in a form that loop.rewards does not know"
             )
-        if seen["equal"] == wanted.equal_groups_updates:
+        if seen["equal"] == wanted.zero_variance_updates:
             found["groups"] = (
                 f"in {seen['equal']} updates every group had equal rewards: there is nothing to learn from; choose "
-                "harder or easier questions, more loop.samples, or a higher loop.temperature"
+                "harder or easier questions, more loop.group_size, or a higher loop.temperature"
             )
         new = [name for name in found if name not in seen["told"]]
         seen["told"] = [*seen["told"], *new]

@@ -93,9 +93,10 @@ def transcripts(examples: Iterable[tuple[Any, float]]) -> list[str]:
 
 def first_update(values: dict[str, float], loop: GrpoLoop) -> list[str]:
     """Is update 1 what it must be? Where not, what that means."""
-    kl = values.get("kl", 0.0)  # without `loop.kl` it is not known
+    kl = values.get("kl", 0.0)  # without `loop.kl_coef` it is not known
     lines = [
-        f"update 1: {f'KL {kl:.2g}, ' if loop.kl else ''}ratio {values['ratio_min']:.6g} to {values['ratio_max']:.6g}; "
+        f"update 1: {f'KL {kl:.2g}, ' if loop.kl_coef else ''}"
+        f"ratio {values['ratio_min']:.6g} to {values['ratio_max']:.6g}; "
         f"sampler and trainer differ by {values['sampler_trainer_logp_diff']:.2g} nats per token, at most "
         f"{values['sampler_trainer_logp_diff_max']:.2g}",
         f"truncated {values['truncated']:.1%}, groups of equal rewards {values['zero_variance_groups']:.1%}",
@@ -114,10 +115,10 @@ def first_update(values: dict[str, float], loop: GrpoLoop) -> list[str]:
     elif off > RATIO_OFF:
         lines.append(
             f"WARNING: ratios are up to {off:.2g} from 1 before anything was learnt: sampler and trainer compute "
-            "different log-probabilities; take loop.old_logprobs=trainer, or set loop.importance_cap"
+            "different log-probabilities; take loop.old_logprobs=trainer, or set loop.importance_sampling_cap"
         )
     if values["truncated"] > 0.5:
-        lines.append("WARNING: most responses were cut off: make loop.response_length larger, or set loop.sampler.stop")
+        lines.append("WARNING: most responses were cut off: make loop.max_new_tokens larger, or set loop.sampler.stop")
     return lines
 
 

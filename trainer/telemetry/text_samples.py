@@ -5,7 +5,7 @@ from __future__ import annotations
 import jax
 from jax.sharding import Mesh
 
-from conf.schema.training.loop import Samples
+from conf.schema.training.loop import TextSamples
 from conf.schema.training.model import Model
 from conf.schema.training.run_yaml import RunFileError
 from conf.schema.training.sampler import LONGEST_CHUNK
@@ -15,25 +15,25 @@ from trainer.sampler import Sampler, Settings, Stops
 
 
 class Continuations:
-    """The prompts of `loop.samples`, and the sampler that continues them.
+    """The prompts of `loop.text_samples`, and the sampler that continues them.
 
     The randomness is the same each time, so that texts of one run can be compared. Raises RunFileError where prompt and
     continuation are longer than the model's context.
     """
 
-    def __init__(self, settings: Samples, data: batches.Dataset, cfg: Model, mesh: Mesh, seed: int) -> None:
+    def __init__(self, settings: TextSamples, data: batches.Dataset, cfg: Model, mesh: Mesh, seed: int) -> None:
         self._settings = settings
         self._tokenizer, begin = data.tokenizer, data.begin
         encoded = [[*begin, *ids.tolist()] for ids in self._tokenizer.encode(settings.prompts)]
         longest = max(len(ids) for ids in encoded)
-        if longest + settings.length > cfg.context:
+        if longest + settings.max_new_tokens > cfg.context:
             raise RunFileError(
-                f"loop.samples.length: a prompt of {longest} tokens and {settings.length} more do not fit "
-                f"model.context, which is {cfg.context}"
+                f"loop.text_samples.max_new_tokens: a prompt of {longest} tokens and {settings.max_new_tokens} more "
+                f"do not fit model.context, which is {cfg.context}"
             )
         if not all(encoded):
-            raise RunFileError("loop.samples.prompts: a prompt is empty; there must be a token to continue")
-        sizes = Settings(longest, settings.length, slots=len(encoded), chunk=LONGEST_CHUNK)
+            raise RunFileError("loop.text_samples.prompts: a prompt is empty; there must be a token to continue")
+        sizes = Settings(longest, settings.max_new_tokens, slots=len(encoded), chunk=LONGEST_CHUNK)
         self._sampler = Sampler(cfg, sizes, mesh, Stops(() if data.end is None else (data.end,)))
         self._prompts, self._key = encoded, jax.random.key(seed)
 

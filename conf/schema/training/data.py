@@ -24,7 +24,7 @@ class Corpus(Strict):
     bos: str | None = Field(min_length=1, description="special token before each document, e.g. <bos>; null: none")
     eos: str | None = Field(min_length=1, description="special token after each document; null: none")
     long_documents: Literal["split", "skip", "error"] = Field(
-        description="what becomes of a document longer than loop.sequence where packing is documents"
+        description="what becomes of a document longer than loop.seq_len where packing is documents"
     )
     streams: int = Field(
         ge=1, le=65536, description="parts of the data, each read in an order of its own; divides the rows of a batch"

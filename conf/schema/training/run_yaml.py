@@ -9,6 +9,7 @@ import yaml
 from pydantic import Field, ValidationError
 
 from conf.schema.base import Strict
+from conf.schema.renamed_keys import successors
 from conf.schema.training.data import Data
 from conf.schema.training.loop import Loop
 from conf.schema.training.model import Model
@@ -66,7 +67,7 @@ def load(path: Path) -> RunFile:
     try:
         return RunFile.model_validate(raw)
     except ValidationError as error:
-        problems = [f"  {_key(raw, e)}: {_words(e)}" for e in error.errors()]
+        problems = [f"  {(key := _key(raw, e))}: {_words(key, e)}" for e in error.errors()]
         raise RunFileError("\n".join([f"{path}: {len(problems)} wrong", *problems])) from None
 
 
@@ -81,8 +82,11 @@ def _key(raw: Any, error: Any) -> str:
     return ".".join(parts)
 
 
-def _words(error: Any) -> str:
-    if error["type"] in ("missing", "extra_forbidden"):
-        return {"missing": "missing", "extra_forbidden": "unknown key"}[error["type"]]
+def _words(key: str, error: Any) -> str:
+    if error["type"] == "missing":
+        return "missing"
+    if error["type"] == "extra_forbidden":
+        renamed = ", ".join(successors(key.split("."), error["input"]))
+        return f"unknown key{f'; renamed to {renamed}' if renamed else ''}"
     words = error["msg"].removeprefix("Value error, ")
     return words if isinstance(error["input"], dict) else f"{words} (got {error['input']!r})"

@@ -51,8 +51,11 @@ def test_what_is_right_is_not_commented_on() -> None:
         ([*GCP, "code.stand_in=true"], "stand_in: error code.stand_in: stand-ins are for the emulated cloud"),
         ([*GRPO, "mesh.data=3"], "mesh: error mesh: 3 x 1 x 1 does not make the 16 devices of v5litepod-16"),
         ([*GRPO, "mesh.tensor=16", "mesh.data=1"], "weights_split: error model.heads: "),
-        ([*GRPO, "loop.prompts=3"], "batch_split: error loop.prompts: 3 prompts cannot be split evenly over 16"),
-        ([*GRPO, "loop.device_batch=3"], "batch_split: error loop.device_batch: the "),
+        (
+            [*GRPO, "loop.prompts_per_step=3"],
+            "batch_split: error loop.prompts_per_step: 3 prompts cannot be split evenly over 16",
+        ),
+        ([*GRPO, "loop.micro_batch_size=3"], "batch_split: error loop.micro_batch_size: the "),
         (
             [*LM],
             "data_path: warning data.path: x is no path of the workers; make it an asset: assets.datasets.mine.path=x",

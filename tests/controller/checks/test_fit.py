@@ -54,16 +54,16 @@ def test_what_fits_is_not_commented_on(state):
 
 
 def test_what_does_not_fit_is_an_error_and_says_what_helps(state):
-    store(document(18.3, ["model.remat=full", "loop.device_batch=2"]), *LARGE, state)
+    store(document(18.3, ["model.remat=full", "loop.micro_batch_size=2"]), *LARGE, state)
     assert said(*LARGE, state) == [
         "error model: update needs 18.30 GiB of a chip and may use 14.99; "
-        "it fits with model.remat=full loop.device_batch=2"
+        "it fits with model.remat=full loop.micro_batch_size=2"
     ]
     store(document(18.3), *LARGE, state)
     assert said(*LARGE, state)[0].endswith("may use 14.99; slipway fit tells more")
 
 
-@pytest.mark.parametrize("change", ["model.remat=attention", "loop.samples=4", "mesh.data=2", "tpu=v6e_8"])
+@pytest.mark.parametrize("change", ["model.remat=attention", "loop.group_size=4", "mesh.data=2", "tpu=v6e_8"])
 def test_another_size_is_another_question(state, change):
     store(document(18.3), *LARGE, state)
     assert said(*LARGE, state, change)[0].startswith("note")

@@ -52,8 +52,8 @@ def test_every_file_of_every_group_has_a_schema() -> None:
     ("schema", "document"),
     [
         ("loop", {"stepss": 4}),
-        ("loop", {"kind": "lm", "kl": 0.1}),
-        ("loop", {"loss": "grpoo"}),
+        ("loop", {"kind": "lm", "kl_coef": 0.1}),
+        ("loop", {"loss_type": "grpoo"}),
         ("mesh", {"data": "two"}),
         ("tpu", {"capacity": ["spott"]}),
         ("config", {"loop": {"stepss": 4}}),
@@ -69,7 +69,7 @@ def test_mistakes_are_found(schema: str, document: Any) -> None:
 @pytest.mark.parametrize(
     ("schema", "document"),
     [
-        ("loop", {"defaults": ["grpo", "_self_"], "kl": "${oc.env:KL}"}),
+        ("loop", {"defaults": ["grpo", "_self_"], "kl_coef": "${oc.env:KL}"}),
         ("tpu", {"capacity": "spot"}),
         ("tpu", {"capacity": ["reserved", "spot"]}),
         ("config", {"optimizer": {"lr": "${oc.env:LR}"}, "data": None}),

@@ -17,9 +17,9 @@ from controller.cli.main import parse
 from controller.records import index
 
 SWEEP = "quickstart-00c0ffee"
-CASES = (("optimizer.lr=0.0001", "loop.kl=0"), ("optimizer.lr=0.0001", "loop.kl=0.001"),
-         ("optimizer.lr=0.0007", "loop.kl=0"), ("optimizer.lr=0.0007", "loop.kl=0.001"))  # fmt: skip
-GAIN = {"optimizer.lr=0.0001": 0.36, "optimizer.lr=0.0007": 0.52, "loop.kl=0": 0.0, "loop.kl=0.001": -0.03}
+CASES = (("optimizer.lr=0.0001", "loop.kl_coef=0"), ("optimizer.lr=0.0001", "loop.kl_coef=0.001"),
+         ("optimizer.lr=0.0007", "loop.kl_coef=0"), ("optimizer.lr=0.0007", "loop.kl_coef=0.001"))  # fmt: skip
+GAIN = {"optimizer.lr=0.0001": 0.36, "optimizer.lr=0.0007": 0.52, "loop.kl_coef=0": 0.0, "loop.kl_coef=0.001": -0.03}
 BEGAN = 1_790_000_000.0
 PREEMPTED = "preempted: the node is preempted; replacing it and going on from the last checkpoint"
 

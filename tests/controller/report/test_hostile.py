@@ -50,7 +50,7 @@ def with_words(home: Path, words: tuple[str, ...]) -> Path:
         word = some[i % len(some)]
         names = {name: 1.0 + i for name in some if name not in ("step", "phase", "time")}
         lines = [{"step": 1, "phase": word, **names}, {"step": 2, "phase": "x", "a": 1.0}]
-        run = recorded(home, (f"loop.kl={i / 10}",), i, 1000.0 + i, lines)
+        run = recorded(home, (f"loop.kl_coef={i / 10}",), i, 1000.0 + i, lines)
         row = {"overrides": ["+experiment=q", f"a={word}", f"b={i}"], "seed": word, "name": word, "code": word}
         index.add(home, [{"run": run, **row, "commit": word, "metrics": dict.fromkeys(some, 1.0), "state": word}])
         folder = home / "runs" / run

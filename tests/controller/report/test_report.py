@@ -86,10 +86,15 @@ def test_what_cannot_be_told_is_not() -> None:
 def test_runs_that_differ_only_in_the_seed_are_one_setting(state: Path) -> None:
     sweep(state)
     found = settings(runs_of(state))
-    assert [s.label for s in found] == ["lr=0.0001 kl=0", "lr=0.0001 kl=0.001", "lr=0.0007 kl=0", "lr=0.0007 kl=0.001"]
+    assert [s.label for s in found] == [
+        "lr=0.0001 kl_coef=0",
+        "lr=0.0001 kl_coef=0.001",
+        "lr=0.0007 kl_coef=0",
+        "lr=0.0007 kl_coef=0.001",
+    ]
     assert [[run.seed for run in s.runs] for s in found] == [[0, 1, 2]] * 4
-    assert settings(runs_of(state), "optimizer.lr=0.0007 loop.kl=0")[0].label == "lr=0.0007 kl=0"
-    assert settings(runs_of(state), "lr=0.0007 kl=0.001")[0].label == "lr=0.0007 kl=0.001"
+    assert settings(runs_of(state), "optimizer.lr=0.0007 loop.kl_coef=0")[0].label == "lr=0.0007 kl_coef=0"
+    assert settings(runs_of(state), "lr=0.0007 kl_coef=0.001")[0].label == "lr=0.0007 kl_coef=0.001"
 
 
 def test_a_repeated_seed_counts_once_and_another_pod_is_the_same_setting(state: Path) -> None:
@@ -198,7 +203,7 @@ def test_a_run_that_goes_on_is_reported_by_what_it_has_told(state: Path) -> None
 
 def test_which_runs(state: Path, capsys: pytest.CaptureFixture[str]) -> None:
     ids = sweep(state, seeds=(0, 1))
-    alone = recorded(state, ("loop.kl=0.5",), 0, 1.0, [], sweep="")
+    alone = recorded(state, ("loop.kl_coef=0.5",), 0, 1.0, [], sweep="")
     assert len(report(capsys)["runs"]) == 8
     assert [run["run"] for run in report(capsys, ids[0], alone, "-o", "two.html")["runs"]] == [alone, ids[0]]
     assert len(report(capsys, "--sweep", "quickstart", "--where", "seed=1")["runs"]) == 4
@@ -217,7 +222,7 @@ def test_which_runs(state: Path, capsys: pytest.CaptureFixture[str]) -> None:
         (["quickstart-0"], "quickstart-0: no such run; did you mean quickstart-"),
         (["--sweep", "other"], f"--sweep other: no such sweep; the newest: {SWEEP}"),
         (["--where", "seed=9"], "no run is like that"),
-        (["--baseline", "lr=3"], "--baseline lr=3: no setting has these words; there are: lr=0.0001 kl=0; "),
+        (["--baseline", "lr=3"], "--baseline lr=3: no setting has these words; there are: lr=0.0001 kl_coef=0; "),
         (["--baseline", "optimizer.lr=0.0001"], "2 settings have these words"),
         (["-o", "no/such/folder.html"], "no/such/folder.html: cannot be written"),
     ],

@@ -22,13 +22,13 @@ def sweep(**values: object) -> Sweep:
 
 
 def test_hydras_grammar_last_word_fastest() -> None:
-    words = ["+experiment=quickstart", "loop.kl=choice(0,0.001)", "run.seed=range(0,3)"]
+    words = ["+experiment=quickstart", "loop.kl_coef=choice(0,0.001)", "run.seed=range(0,3)"]
     found = grid(words, sweep(), HERE)
-    wanted = [(f"loop.kl={kl}", f"run.seed={seed}") for kl, seed in itertools.product(("0", "0.001"), range(3))]
+    wanted = [(f"loop.kl_coef={kl}", f"run.seed={seed}") for kl, seed in itertools.product(("0", "0.001"), range(3))]
     assert [variant.own for variant in found] == wanted
     assert found[0].words == ("+experiment=quickstart", *wanted[0])
-    with pytest.raises(ConfigError, match=r"loop\.kl: '0,\[' cannot be read"):
-        grid(["loop.kl=0,["], sweep(), HERE)
+    with pytest.raises(ConfigError, match=r"loop\.kl_coef: '0,\[' cannot be read"):
+        grid(["loop.kl_coef=0,["], sweep(), HERE)
 
 
 def test_equal_to_hydras_own_sweeper() -> None:
@@ -49,19 +49,19 @@ def test_a_glob_means_files_of_a_group() -> None:
 
 
 def test_cases_times_params_and_what_is_typed_wins() -> None:
-    settings = sweep(params={"run.seed": "0,1"}, cases={"grpo": [], "no_kl": ["loop.kl=0"]})
+    settings = sweep(params={"run.seed": "0,1"}, cases={"grpo": [], "no_kl": ["loop.kl_coef=0"]})
     found = grid(["run.seed=7,8,9"], settings, HERE)
     assert len(found) == 6
     assert (found[0].case, found[0].own) == ("grpo", ("run.seed=7",))
-    assert found[-1].words == ("loop.kl=0", "run.seed=9")
+    assert found[-1].words == ("loop.kl_coef=0", "run.seed=9")
     assert found[-1].title == "no_kl run.seed=9"
 
 
 def test_an_interval_is_for_a_search() -> None:
-    words = ["optimizer.lr=tag(log,interval(1e-5,1e-3))", "loop.prompts=int(interval(1,8))"]
+    words = ["optimizer.lr=tag(log,interval(1e-5,1e-3))", "loop.prompts_per_step=int(interval(1,8))"]
     assert split(words, HERE)[1].intervals == {
         "optimizer.lr=": (1e-5, 1e-3, False, True),
-        "loop.prompts=": (1, 8, True, False),
+        "loop.prompts_per_step=": (1, 8, True, False),
     }
     with pytest.raises(ConfigError, match="an interval has no points of a grid"):
         grid(words, sweep(), HERE)

@@ -16,8 +16,14 @@ from tests.paths import ROOT
 pytestmark = pytest.mark.e2e
 PAGE = ROOT / "docs" / "first-run.md"
 LINES = re.findall(r"^slipway (.+)$", PAGE.read_text(), re.MULTILINE)
-SHORTER = ["loop.steps=2", "loop.warm_start_steps=2", "loop.prompts=8", "loop.eval_prompts=16", "logging.every=1"]
-SHORTER += ["loop.response_length=16", "checkpoint.every=100"]
+SHORTER = [
+    "loop.steps=2",
+    "loop.warm_start_steps=2",
+    "loop.prompts_per_step=8",
+    "loop.eval_prompts=16",
+    "logging.every=1",
+]
+SHORTER += ["loop.max_new_tokens=16", "checkpoint.every=100"]
 
 
 def as_played(line: str) -> list[str]:

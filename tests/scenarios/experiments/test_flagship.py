@@ -25,11 +25,22 @@ def test_settings(name: str, lr: float) -> None:
     loop: Any = config.loop
     optimizer: Any = config.optimizer
     assert config.tpu.accelerator_type == "v5litepod-16"
-    assert (loop.steps, loop.prompts, loop.samples, loop.updates_per_rollout, loop.rows) == (2000, 16, 8, 4, 128)
-    assert (loop.prompt_length, loop.prompt_length + loop.response_length) == (1024, 2048)
-    assert (loop.loss, loop.temperature, loop.clip_low, loop.clip_high) == ("token_mean", 1.0, 0.2, 0.2)
-    assert (loop.kl, loop.kl_estimator, loop.reference_dtype) == (0.001, "k3", "bfloat16")
-    assert (loop.eval_prompts, loop.test_samples, loop.test_prompts) == (256, 8, None)
+    assert (loop.steps, loop.prompts_per_step, loop.group_size, loop.updates_per_rollout, loop.rows) == (
+        2000,
+        16,
+        8,
+        4,
+        128,
+    )
+    assert (loop.max_prompt_length, loop.max_prompt_length + loop.max_new_tokens) == (1024, 2048)
+    assert (loop.loss_type, loop.temperature, loop.clip_ratio_low, loop.clip_ratio_high) == (
+        "token_mean",
+        1.0,
+        0.2,
+        0.2,
+    )
+    assert (loop.kl_coef, loop.kl_estimator, loop.reference_dtype) == (0.001, "k3", "bfloat16")
+    assert (loop.eval_prompts, loop.test_samples_per_prompt, loop.test_prompts) == (256, 8, None)
     assert all(stop in "\n" * 3 for stop in loop.sampler.stop)
     assert loop.sampler.slots == 128
     assert (optimizer.lr, optimizer.b1, optimizer.b2, optimizer.clip_norm) == (lr, 0.9, 0.95, 1.0)

@@ -172,11 +172,11 @@ def test_out_of_hbm_says_what_fits_if_that_was_asked_before(slipway: Slipway) ->
     )
     file = fit_cache.file(main.parse(["plan", *RUN, *slipway.base, "tpu=v5litepod_8"]).config()[0])
     file.parent.mkdir(parents=True)
-    file.write_text(json.dumps({"programs": [], "fix": {"overrides": ["loop.device_batch=1", "model.remat=full"]}}))
+    file.write_text(json.dumps({"programs": [], "fix": {"overrides": ["loop.micro_batch_size=1", "model.remat=full"]}}))
     code, _, err = slipway("up", *RUN, "tpu=v5litepod_8")
     assert code == 5
     assert "out of hbm: worker 0 ended with code 1; it failed first" in err
-    assert "what helps: it fits with loop.device_batch=1 model.remat=full, as `slipway fit` found" in err
+    assert "what helps: it fits with loop.micro_batch_size=1 model.remat=full, as `slipway fit` found" in err
 
 
 def test_a_crash_loop_ends_and_an_own_error_is_tried_again_if_wanted(slipway: Slipway) -> None:

@@ -74,12 +74,12 @@ class Bucket:
 
 @pytest.fixture
 def run(lm_run) -> dict[str, Any]:
-    samples = {"every": 4, "prompts": ["1 and "], "length": 5, "temperature": 0.8}
+    samples = {"interval": 4, "prompts": ["1 and "], "max_new_tokens": 5, "temperature": 0.8}
     return lm_run | {
         "dir": f"gs://bucket/{FOLDER}",
         "compile_cache": True,
         "pod": lm_run["pod"] | {"workers": 4},
-        "loop": lm_run["loop"] | {"steps": STEPS, "samples": samples},
+        "loop": lm_run["loop"] | {"steps": STEPS, "text_samples": samples},
         "checkpoint": lm_run["checkpoint"] | {"best": {"metric": "eval_loss", "mode": "max"}},
     }
 

@@ -30,7 +30,7 @@ def lm(lm_run, tmp_path) -> dict[str, Any]:
     return lm_run | {
         "data": group("data/jsonl") | {"path": str(file), "validation_fraction": 0.2},
         "model": lm_run["model"] | {"vocab": 260},
-        "loop": lm_run["loop"] | {"steps": STEPS, "eval_every": 7},
+        "loop": lm_run["loop"] | {"steps": STEPS, "eval_interval": 7},
         "checkpoint": kept(lm_run),
     }
 

@@ -39,5 +39,5 @@ def as_text(path: Path, texts: list[str], **keys: Any) -> TextData:
 
 
 def lm_loop(rows: int, sequence: int, eval_batches: int = 1) -> LmLoop:
-    sizes = {"total_batch_tokens": rows * sequence, "sequence": sequence, "eval_batches": eval_batches}
+    sizes = {"total_batch_tokens": rows * sequence, "seq_len": sequence, "eval_batches": eval_batches}
     return LmLoop(**group("loop/lm") | sizes)

@@ -8,7 +8,7 @@ from conf.schema.training.loop import LmLoop
 from tests.groups import group
 from trainer.data import batches
 
-LOOP = LmLoop(**group("loop/lm") | {"total_batch_tokens": 80, "sequence": 10, "eval_batches": 2})
+LOOP = LmLoop(**group("loop/lm") | {"total_batch_tokens": 80, "seq_len": 10, "eval_batches": 2})
 
 
 @pytest.fixture

@@ -31,9 +31,9 @@ def file(tmp_path: Path) -> Path:
     return path
 
 
-def asked(file: Path, seed: int, prompt_length: int) -> Asked:
+def asked(file: Path, seed: int, max_prompt_length: int) -> Asked:
     data = Gsm8kData(**group("data/gsm8k") | {"path": str(file), "eval_path": str(file)})
-    return Asked(data, GrpoLoop(**group("loop/grpo") | {"prompt_length": prompt_length}), seed)
+    return Asked(data, GrpoLoop(**group("loop/grpo") | {"max_prompt_length": max_prompt_length}), seed)
 
 
 def answers(questions: list[Question]) -> list[str]:
@@ -48,7 +48,7 @@ def test_rows_become_problems(file: Path) -> None:
 
 
 def test_long_questions_are_left_out_and_counted(file: Path) -> None:
-    data = asked(file, seed=0, prompt_length=64)
+    data = asked(file, seed=0, max_prompt_length=64)
     assert data.too_long == 2
     assert set(answers(data.train(0, 50))) == {"4", "3"}
     assert data.train(0, 5) == data.train(0, 5)
@@ -59,7 +59,7 @@ def test_long_questions_are_left_out_and_counted(file: Path) -> None:
 
 
 def test_evaluations_ask_the_same_whatever_the_seed(file: Path) -> None:
-    first, other = (asked(file, seed, prompt_length=1000) for seed in (1, 2))
+    first, other = (asked(file, seed, max_prompt_length=1000) for seed in (1, 2))
     assert first.held_out(3) == other.held_out(3)
     assert first.train(0, 30) != other.train(0, 30)
     assert first.train(0, 30) != first.train(1, 30)
@@ -68,7 +68,7 @@ def test_evaluations_ask_the_same_whatever_the_seed(file: Path) -> None:
 def test_a_prompt_of_just_the_length_fits(file: Path) -> None:
     shortest = 1 + len(b"Question: Three?\nAnswer:")  # BOS
     assert asked(file, 0, shortest).held_out(1)[0].answer == "3"
-    with pytest.raises(RunFileError, match=r"loop\.prompt_length: no question of data\.path fits"):
+    with pytest.raises(RunFileError, match=r"loop\.max_prompt_length: no question of data\.path fits"):
         asked(file, 0, shortest - 1)
 
 

@@ -240,7 +240,7 @@ def test_a_long_document_is_split_without_a_loss(tmp_path):
 def test_a_long_document_is_left_out_or_refused_with_its_place(tmp_path, caplog):
     data = as_jsonl(tmp_path / "a.jsonl", ["fits", "x" * 50], streams=1, packing="documents", validation_fraction=0.01)
     made(data.model_copy(update={"long_documents": "skip"}), range(ROWS), 1)
-    words = rf"{tmp_path}/a\.jsonl:2 has 51 tokens, more than loop\.sequence \+ 1 = 33"
+    words = rf"{tmp_path}/a\.jsonl:2 has 51 tokens, more than loop\.seq_len \+ 1 = 33"
     assert caplog.text.count("and others like it are left out") == 1
     refusing = data.model_copy(update={"long_documents": "error"})
     with pytest.raises(RunFileError, match=rf"^data\.long_documents: {words}; take split or skip"):

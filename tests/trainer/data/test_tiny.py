@@ -30,7 +30,7 @@ def test_every_kind_trains_and_evaluates(name, packing):
     if packing == "windows" and name != "text":
         return
     data = tiny(name).model_copy(update={"packing": packing})
-    loop = LmLoop(**group("loop/lm") | {"total_batch_tokens": 1024, "sequence": 32, "eval_batches": 1})
+    loop = LmLoop(**group("loop/lm") | {"total_batch_tokens": 1024, "seq_len": 32, "eval_batches": 1})
     stream = batches.Dataset(data).training(loop, 0, range(loop.rows))
     for _ in range(4):
         assert next(stream)["weights"].any()

@@ -13,14 +13,16 @@ from tests.trainer.conftest import mesh_of
 from trainer.distributed import batch_sharding
 
 
-def loop(rows: int, device_batch: int | None) -> LmLoop:
-    return LmLoop(**group("loop/lm") | {"total_batch_tokens": rows * 3, "sequence": 3, "device_batch": device_batch})
+def loop(rows: int, micro_batch_size: int | None) -> LmLoop:
+    return LmLoop(
+        **group("loop/lm") | {"total_batch_tokens": rows * 3, "seq_len": 3, "micro_batch_size": micro_batch_size}
+    )
 
 
 @pytest.mark.parametrize("sizes", [(8, 1, 1), (2, 2, 2), (1, 1, 8), (1, 1, 1)])
-@pytest.mark.parametrize("device_batch", [None, 2])
-def test_a_batch_is_on_the_devices_whole(sizes, device_batch):
-    split = batch_sharding.deal(loop(32, device_batch), mesh_of(*sizes))
+@pytest.mark.parametrize("micro_batch_size", [None, 2])
+def test_a_batch_is_on_the_devices_whole(sizes, micro_batch_size):
+    split = batch_sharding.deal(loop(32, micro_batch_size), mesh_of(*sizes))
     assert split.rows == range(32)
     tokens = np.arange(96, dtype=np.int32).reshape(32, 3)
     with jax.transfer_guard("disallow"):
@@ -30,7 +32,7 @@ def test_a_batch_is_on_the_devices_whole(sizes, device_batch):
     found = np.asarray(placed).reshape(-1, 3)
     np.testing.assert_array_equal(found[np.argsort(found[:, 0])], tokens)
     parts = sizes[0] * sizes[1]
-    assert split.accumulation == (1 if device_batch is None else 16 // parts)
+    assert split.accumulation == (1 if micro_batch_size is None else 16 // parts)
     assert {shard.data.size for shard in placed.addressable_shards} == {96 // parts}
 
 

@@ -44,7 +44,13 @@ def checks():
 
 
 def evaluation(checks: Pool, right: list[float]) -> Evaluation:
-    sizes = {"prompt_length": 28, "eval_prompts": 20, "test_samples": 4, "test_prompts": 8, "transcripts": 3}
+    sizes = {
+        "max_prompt_length": 28,
+        "eval_prompts": 20,
+        "test_samples_per_prompt": 4,
+        "test_prompts": 8,
+        "transcripts": 3,
+    }
     loop = GrpoLoop(**group("loop/grpo") | sizes)
     asked = Asked(ArithmeticData(**group("data/arithmetic")), loop, 0)
     return Evaluation(loop, asked, Parrot(asked, right), checks, 0)  # pyright: ignore[reportArgumentType]
@@ -104,6 +110,6 @@ def _filled(own: dict, count: int) -> dict:
 
 
 def test_no_test_where_none_is_wanted(checks) -> None:
-    loop = GrpoLoop(**group("loop/grpo") | {"prompt_length": 28})
+    loop = GrpoLoop(**group("loop/grpo") | {"max_prompt_length": 28})
     asked = Asked(ArithmeticData(**group("data/arithmetic")), loop, 0)
     assert Evaluation(loop, asked, Parrot(asked, []), checks, 0).test({}) is None  # pyright: ignore[reportArgumentType]

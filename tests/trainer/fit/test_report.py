@@ -65,8 +65,13 @@ def test_the_programs_of_grpo_compile_for_a_slice(grpo_run, tmp_path, accelerato
 
 
 def test_operations_are_those_of_rows_by_themselves_where_a_kernel_computes_them(grpo_run):
-    def counted(attention: str, device_batch: int | None) -> float:
-        loop = grpo_run["loop"] | {"prompts": 2, "samples": 8, "updates_per_rollout": 1, "device_batch": device_batch}
+    def counted(attention: str, micro_batch_size: int | None) -> float:
+        loop = grpo_run["loop"] | {
+            "prompts_per_step": 2,
+            "group_size": 8,
+            "updates_per_rollout": 1,
+            "micro_batch_size": micro_batch_size,
+        }
         raw = grpo_run | {"loop": loop, "model": grpo_run["model"] | {"attention": attention}}
         return memory.flops_of("logprob", RunFile.model_validate(raw), mesh_of(1, 1, 1))
 
@@ -77,11 +82,11 @@ def test_operations_are_those_of_rows_by_themselves_where_a_kernel_computes_them
 def test_what_does_not_fit_is_told_with_exit_2(lm_run, tmp_path):
     large = group("model/gemma2_2b")  # 31 GB of weights and moments on 16
     raw = on(lm_run, "v5litepod-1", 1, {"data": 1, "fsdp": 1, "tensor": 1}) | {"model": large}
-    raw["loop"] |= {"total_batch_tokens": 128, "sequence": 128}
+    raw["loop"] |= {"total_batch_tokens": 128, "seq_len": 128}
     ended = run(raw, tmp_path, "--out", str(tmp_path / "fit.json"))
     assert ended.returncode == 2
     assert "NO" in ended.stdout
-    assert "no other model.remat, model.logit_chunk, loop.device_batch or mesh.fsdp makes it fit" in ended.stdout
+    assert "no other model.remat, model.logit_chunk, loop.micro_batch_size or mesh.fsdp makes it fit" in ended.stdout
     assert "Traceback" not in ended.stderr
     found = json.loads((tmp_path / "fit.json").read_text())
     assert found["fix"] is None
@@ -95,7 +100,7 @@ def test_what_helps_is_found_on_a_chip_that_is_too_small(lm_run, tmp_path):
     one = {"data": 1, "fsdp": 1, "tensor": 1}
     wide = {"dim": 128, "hidden": 4096, "attention": "plain", "remat": "none", "scan_layers": True}
     raw = on(lm_run, "v5litepod-1", 1, one, **wide)
-    raw["loop"] |= {"total_batch_tokens": 16 * 256, "sequence": 256, "device_batch": None}
+    raw["loop"] |= {"total_batch_tokens": 16 * 256, "seq_len": 256, "micro_batch_size": None}
     raw["pod"]["hbm_bytes_per_chip"] = int(0.27 * GIB / USABLE)
     ended = run(raw, tmp_path, "--json")
     assert ended.returncode == 2, ended.stderr[-2000:]
@@ -116,7 +121,7 @@ class Compiler:
         return [self.verdict(experiment, name) for name in sorted(names or {"update", "eval"})]
 
     def verdict(self, experiment: RunFile, name: str) -> memory.Verdict:
-        rows = experiment.loop.device_batch or 4
+        rows = experiment.loop.micro_batch_size or 4
         needs = {"none": 8, "products": 6, "outputs": 5, "attention": 4, "full": 3}[experiment.model.remat] * rows
         needs += experiment.model.logit_chunk / 16 + 64 / experiment.mesh.fsdp
         peak = needs if name == "update" else 1.0
@@ -133,9 +138,9 @@ class Compiler:
         (84, ["model.remat=full"]),
         (80, ["model.remat=full", "model.logit_chunk=64"]),
         (77.5, ["model.remat=full", "model.logit_chunk=16"]),
-        (71.5, ["model.remat=full", "model.logit_chunk=16", "loop.device_batch=2"]),
-        (68.5, ["model.remat=full", "model.logit_chunk=16", "loop.device_batch=1"]),
-        (13, ["model.remat=full", "model.logit_chunk=16", "loop.device_batch=1", "mesh.data=1", "mesh.fsdp=8"]),
+        (71.5, ["model.remat=full", "model.logit_chunk=16", "loop.micro_batch_size=2"]),
+        (68.5, ["model.remat=full", "model.logit_chunk=16", "loop.micro_batch_size=1"]),
+        (13, ["model.remat=full", "model.logit_chunk=16", "loop.micro_batch_size=1", "mesh.data=1", "mesh.fsdp=8"]),
         (5, None),
     ],
 )
@@ -143,7 +148,7 @@ def test_fixes_are_tried_in_order_and_the_first_that_helps_is_told(lm_run, usabl
     """Of 8 x 4 for the rows, 8 for the logits and 64 for the weights there are 104 GiB to begin with."""
     raw = on(lm_run, "v5litepod-8", 8, {"data": 8, "fsdp": 1, "tensor": 1}, remat="none", logit_chunk=128)
     raw["pod"]["hbm_bytes_per_chip"] = int(usable * GIB / USABLE) + 1
-    raw["loop"] |= {"total_batch_tokens": 32 * 20, "device_batch": None}
+    raw["loop"] |= {"total_batch_tokens": 32 * 20, "micro_batch_size": None}
     experiment, compiler = RunFile.model_validate(raw), Compiler()
     before = compiler(experiment, {}, set())
     found = suggestions.first_that_fits(experiment, before, compiler)

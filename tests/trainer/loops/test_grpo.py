@@ -133,7 +133,7 @@ def test_both_phases_are_told_and_summed_up(grpo_run, tmp_path, capfd, monkeypat
             assert round(line["update_time"] / 1e6) == 1
             assert line["other_time"] < 1e5
     assert last["ratio_min"] <= last["ratio_mean"] <= last["ratio_max"]
-    assert last["response_length"] <= last["response_length_max"] <= grpo_run["loop"]["response_length"]
+    assert last["response_length"] <= last["response_length_max"] <= grpo_run["loop"]["max_new_tokens"]
     assert last["sampler_trainer_logp_diff_max"] < 1e-4
     assert last["steps_total"] == 7
     assert next(line for line in lines if "step_time" in line)["compile_time"] > 0
@@ -188,7 +188,7 @@ def test_a_run_that_is_killed_after_any_update_equals_an_uninterrupted_one(
 def test_a_notice_amid_a_draw_costs_no_update(grpo_run, tmp_path, monkeypatch, compiled_once):
     """Saved is what was there before the draw, with the rollout that is ready; the next life draws anew."""
     changes = {
-        "loop": grpo_run["loop"] | MOVING | {"async_depth": 1, "test_samples": None},
+        "loop": grpo_run["loop"] | MOVING | {"async_depth": 1, "test_samples_per_prompt": None},
         "checkpoint": grpo_run["checkpoint"] | {"every": 100},
     }
     whole, cut = (grpo_run | changes | {"dir": str(tmp_path / name)} for name in ("whole", "cut"))
@@ -218,7 +218,7 @@ def test_a_notice_amid_a_draw_costs_no_update(grpo_run, tmp_path, monkeypatch, c
 @pytest.mark.parametrize(
     ("sections", "words"),
     [
-        ({"loop": {"prompts": 6}}, r"loop\.prompts: 6 prompts cannot be split evenly over 8 devices"),
+        ({"loop": {"prompts_per_step": 6}}, r"loop\.prompts_per_step: 6 prompts cannot be split evenly over 8 devices"),
         ({"model": {"vocab": 256}}, r"model\.vocab: 256 ids are too few for data\.tokenizer, which has 259"),
         (
             {"data": group("data/text") | {"path": "x"}},
@@ -226,7 +226,7 @@ def test_a_notice_amid_a_draw_costs_no_update(grpo_run, tmp_path, monkeypatch, c
         ),
         ({"loop": {"eval_prompts": 5000}}, r"loop\.eval_prompts: there are 1440 held-out prompts, not 5000"),
         ({"model": {"context": 39}}, r"together 40 tokens, more than model\.context, 39"),
-        ({"loop": {"prompt_length": 20}}, r"loop\.prompt_length: a prompt has \d+ tokens, more than 20"),
+        ({"loop": {"max_prompt_length": 20}}, r"loop\.max_prompt_length: a prompt has \d+ tokens, more than 20"),
     ],
 )
 def test_bad_input_is_refused_before_the_first_step(grpo_run, tmp_path, sections, words) -> None:
@@ -240,8 +240,10 @@ def test_bad_input_is_refused_before_the_first_step(grpo_run, tmp_path, sections
 def test_an_update_in_parts_is_that_of_the_whole_batch(grpo_run):
     """Sixteen responses on two devices, eight or two at a time."""
     states = []
-    for device_batch in (None, 2):
-        experiment = RunFile.model_validate(grpo_run | {"loop": grpo_run["loop"] | {"device_batch": device_batch}})
+    for micro_batch_size in (None, 2):
+        experiment = RunFile.model_validate(
+            grpo_run | {"loop": grpo_run["loop"] | {"micro_batch_size": micro_batch_size}}
+        )
         mesh, opt = mesh_of(1, 2, 1), experiment.optimizer
         random = np.random.default_rng(0)
         tokens = random.integers(0, 256, (16, 40), dtype=np.int32)

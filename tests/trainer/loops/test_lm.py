@@ -40,7 +40,7 @@ def changed(raw, **sections):
 
 def test_loss_falls_and_is_reported_on_held_out_text(lm_run, tmp_path):
     lines = train(
-        changed(lm_run, loop={"steps": 60, "eval_every": 30}, logging={"every": 20}, checkpoint={"every": 60}),
+        changed(lm_run, loop={"steps": 60, "eval_interval": 30}, logging={"every": 20}, checkpoint={"every": 60}),
         tmp_path / "a",
     )
     losses = [line["loss"] for line in lines if line["phase"] == "train"]
@@ -82,7 +82,7 @@ def test_a_finished_run_is_only_evaluated_again(lm_run, tmp_path):
             r"loop\.total_batch_tokens: 12 rows of 20 tokens cannot be split evenly over 8 devices; take 160 or 320",
         ),
         ({"model": {"vocab": 255}}, r"model\.vocab: 255 ids are too few for data\.tokenizer=bytes, which has 256"),
-        ({"loop": {"sequence": 5000, "total_batch_tokens": 40000}}, r"data\.path: .* loop\.sequence \+ 1 are needed"),
+        ({"loop": {"seq_len": 5000, "total_batch_tokens": 40000}}, r"data\.path: .* loop\.seq_len \+ 1 are needed"),
         ({"mesh": {"data": 1, "tensor": 8}}, r"mesh\.tensor: 8 devices cannot split the 2 kv_heads"),
     ],
 )

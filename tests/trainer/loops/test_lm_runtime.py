@@ -30,9 +30,9 @@ def train(raw, folder: Path) -> list[dict]:
 
 def test_everything_is_compiled_before_the_first_update_ends(lm_run, tmp_path, monkeypatch):
     """200 updates with evaluations, samples and checkpoints: one program each, and nothing is compiled on the way."""
-    samples = lm_run["loop"]["samples"] | {"every": 80, "prompts": ["1 and ", "7"], "length": 6}
-    lengths = {"steps": 200, "total_batch_tokens": 640, "device_batch": 2, "eval_every": 100}
-    raw = changed(lm_run, loop=lengths | {"samples": samples}, checkpoint={"every": 50}, logging={"every": 20})
+    samples = lm_run["loop"]["text_samples"] | {"interval": 80, "prompts": ["1 and ", "7"], "max_new_tokens": 6}
+    lengths = {"steps": 200, "total_batch_tokens": 640, "micro_batch_size": 2, "eval_interval": 100}
+    raw = changed(lm_run, loop=lengths | {"text_samples": samples}, checkpoint={"every": 50}, logging={"every": 20})
     compiled: list[str] = []
     seen: list[int] = []
     jax.monitoring.register_event_duration_secs_listener(
@@ -79,14 +79,14 @@ def nanochat(lm_run, **loop):
     """A run of nanochat at 4 layers, Muon + AdamW, in float32."""
     sizes = {"layers": 4, "dim": 64, "heads": 2, "kv_heads": 2, "head_dim": 32, "hidden": 256, "vocab": 300}
     cpu = {"activation_dtype": "float32", "scan_layers": False, "remat": "none", "window": 11}
-    raw = changed(lm_run, loop=loop | {"eval_every": 100}, checkpoint={"every": 100, "verify_every": 0})
+    raw = changed(lm_run, loop=loop | {"eval_interval": 100}, checkpoint={"every": 100, "verify_every": 0})
     raw |= {"model": group("model/family/nanochat") | sizes | cpu}
     return raw | {"optimizer": group("optimizer/nanochat") | {"orthogonalization_dtype": "float32"}}
 
 
 def test_nanochats_curve_is_the_same_on_8_and_on_4_devices(lm_run, tmp_path):
     """Two rows per device at a time: 2 accumulation steps on 8, 4 on 4."""
-    raw = nanochat(lm_run, steps=12, total_batch_tokens=640, device_batch=2)
+    raw = nanochat(lm_run, steps=12, total_batch_tokens=640, micro_batch_size=2)
     eight, four = (losses(raw, tmp_path / str(devices), devices) for devices in (8, 4))
     assert four == pytest.approx(eight, rel=1e-4)
     assert eight[-1] < eight[0] - 0.3
@@ -115,8 +115,10 @@ def test_a_trace_lies_beside_the_event_files(lm_run, tmp_path):
 
 
 def test_prompts_and_continuations_that_do_not_fit_are_refused(lm_run, tmp_path):
-    samples = lm_run["loop"]["samples"] | {"every": 1, "length": 65000}
-    with pytest.raises(RunFileError, match=r"loop\.samples\.length: a prompt of \d+ tokens and 65000 more do not fit"):
-        train(changed(lm_run, loop={"samples": samples}), tmp_path / "a")
-    with pytest.raises(RunFileError, match=r"loop\.sequence: 10000 tokens are more than model\.context, 8192"):
-        train(changed(lm_run, loop={"sequence": 10000, "total_batch_tokens": 80000}), tmp_path / "a")
+    samples = lm_run["loop"]["text_samples"] | {"interval": 1, "max_new_tokens": 65000}
+    with pytest.raises(
+        RunFileError, match=r"loop\.text_samples\.max_new_tokens: a prompt of \d+ tokens and 65000 more do not fit"
+    ):
+        train(changed(lm_run, loop={"text_samples": samples}), tmp_path / "a")
+    with pytest.raises(RunFileError, match=r"loop\.seq_len: 10000 tokens are more than model\.context, 8192"):
+        train(changed(lm_run, loop={"seq_len": 10000, "total_batch_tokens": 80000}), tmp_path / "a")

@@ -41,7 +41,7 @@ def loop(**values) -> GrpoLoop:
 
 
 def test_the_penalty_grows_over_the_end_of_the_longest_response():
-    penalize = loop(overlong="penalize", overlong_buffer=0.2, response_length=100)
+    penalize = loop(overlong="penalize", overlong_buffer_fraction=0.2, max_new_tokens=100)
     found = advantage.overlong_penalty(np.array([1, 79, 80, 85, 90, 100]), penalize)
     assert found.dtype == np.float32
     np.testing.assert_allclose(found, [0, 0, 0, -0.25, -0.5, -1], atol=1e-6)
@@ -55,7 +55,7 @@ def test_weights_say_what_is_left_out_and_why():
     assert kept["weight"].tolist() == [1, 1, 1, 1]
     assert not kept["filtered_equal"].any()
     assert not kept["filtered_overlong"].any()
-    left_out = advantage.weights(equal, cut, loop(drop_equal_groups=True, overlong="drop"))
+    left_out = advantage.weights(equal, cut, loop(filter_zero_variance_groups=True, overlong="drop"))
     assert left_out["weight"].tolist() == [0, 0, 0, 1]
     assert left_out["filtered_equal"].tolist() == [1, 1, 0, 0]
     assert left_out["filtered_overlong"].tolist() == [0, 1, 1, 0]

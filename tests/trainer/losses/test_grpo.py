@@ -23,7 +23,7 @@ logprobs = jax.jit(grpo.logprobs, static_argnums=1)
 
 @pytest.fixture(scope="module")
 def loop() -> GrpoLoop:
-    return GrpoLoop(**group("loop/grpo") | {"kl": 0.3, "temperature": 0.7, "updates_per_rollout": 2})
+    return GrpoLoop(**group("loop/grpo") | {"kl_coef": 0.3, "temperature": 0.7, "updates_per_rollout": 2})
 
 
 @pytest.fixture(scope="module")
@@ -103,7 +103,7 @@ def test_then_the_reference_alone_is_scored(grpo_run, sizes):
 
 
 def test_without_a_weight_of_the_kl_no_reference_is_held_or_scored(grpo_run):
-    loop = grpo_run["loop"] | {"kl": 0.0}
+    loop = grpo_run["loop"] | {"kl_coef": 0.0}
     experiment, mesh = RunFile.model_validate(grpo_run | {"loop": loop}), mesh_of(2, 1, 1)
     batch = {"tokens": np.zeros((16, 20), np.int32), "mask": np.ones((16, 19), np.float32)}
     with jax.set_mesh(mesh):
@@ -139,7 +139,7 @@ def test_an_empty_response_counts_as_a_row_without_loss(small, loop, case):
 def test_a_batch_in_a_longer_bucket_is_the_same_batch(small, case, name):
     """Loss, its count, gradient and what is told, whatever lies behind the last response."""
     params, batch, _ = case
-    cfg = GrpoLoop(**group(f"loop/{name}") | {"kl": 0.1, "response_length": WIDTH})
+    cfg = GrpoLoop(**group(f"loop/{name}") | {"kl_coef": 0.1, "max_new_tokens": WIDTH})
     random, padded = np.random.default_rng(3), dict(batch)
     padded["tokens"] = np.pad(batch["tokens"], ((0, 0), (0, 5)), constant_values=7)
     for field in ("mask", *grpo.TOKEN_FIELDS):
@@ -186,7 +186,7 @@ def test_many_devices_or_parts_equal_one(small, case, name):
     params, batch, _ = case
     batch = {k: np.concatenate([v, v[:2]]) for k, v in batch.items()}
     batch["weight"] = np.array([1, 0, 1, 1, 0, 0, 1, 1], np.float32)
-    cfg = GrpoLoop(**group(f"loop/{name}") | {"kl": 0.1, "response_length": WIDTH})
+    cfg = GrpoLoop(**group(f"loop/{name}") | {"kl_coef": 0.1, "max_new_tokens": WIDTH})
 
     def updated(sizes, parts):
         mesh = mesh_of(*sizes)

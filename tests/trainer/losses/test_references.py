@@ -21,7 +21,7 @@ NOW, ENTROPY = GIVEN["now"], GIVEN["entropy"]
 
 
 def loop(**values) -> GrpoLoop:
-    return GrpoLoop(**group("loop/grpo") | {"response_length": FIXTURE["longest"]} | values)
+    return GrpoLoop(**group("loop/grpo") | {"max_new_tokens": FIXTURE["longest"]} | values)
 
 
 def batch(dtype=np.float32, weight=(1, 1, 1, 1, 1, 1)) -> dict[str, np.ndarray]:
@@ -46,7 +46,7 @@ def test_loss_and_gradient_equal_trls(name):
 
 
 def test_the_fixture_has_every_loss_and_ratios_beyond_each_bound():
-    assert {case["loop"]["loss"] for case in FIXTURE["cases"].values()} == {
+    assert {case["loop"]["loss_type"] for case in FIXTURE["cases"].values()} == {
         *("grpo", "token_mean", "dapo", "dr_grpo", "gspo", "rloo")
     }
     for name in ("grpo", "gspo", "rloo"):
@@ -56,21 +56,27 @@ def test_the_fixture_has_every_loss_and_ratios_beyond_each_bound():
 
 
 OTHERS = {
-    "k1": {"kl": 0.3, "kl_estimator": "k1"},
-    "k2": {"kl": 0.3, "kl_estimator": "k2"},
-    "k1 weighed": {"kl": 0.3, "kl_estimator": "k1", "kl_unbiased": True},
-    "entropy by sequence": {"entropy_bonus": 0.1},
-    "no clip": {"clip_low": None, "clip_high": None},
-    "no upper bound": {"clip_high": None},
+    "k1": {"kl_coef": 0.3, "kl_estimator": "k1"},
+    "k2": {"kl_coef": 0.3, "kl_estimator": "k2"},
+    "k1 weighed": {"kl_coef": 0.3, "kl_estimator": "k1", "kl_unbiased": True},
+    "entropy by sequence": {"entropy_coef": 0.1},
+    "no clip": {"clip_ratio_low": None, "clip_ratio_high": None},
+    "no upper bound": {"clip_ratio_high": None},
     "the sampler's, no cap": {"old_logprobs": "sampler"},
     "dr_grpo, entropy and importance": {
-        **{"loss": "dr_grpo", "advantage_std": "none", "entropy_bonus": 0.1, "importance_cap": 1.2}
+        **{"loss_type": "dr_grpo", "advantage_std": "none", "entropy_coef": 0.1, "importance_sampling_cap": 1.2}
     },
-    "gspo, importance": {"loss": "gspo", "kl": 0.3, "clip_low": 0.02, "clip_high": 0.03, "importance_cap": 1.2},
+    "gspo, importance": {
+        "loss_type": "gspo",
+        "kl_coef": 0.3,
+        "clip_ratio_low": 0.02,
+        "clip_ratio_high": 0.03,
+        "importance_sampling_cap": 1.2,
+    },
     "rloo, k2 and entropy": {
-        **{"loss": "rloo", "advantage_std": "none", "kl": 0.3, "kl_estimator": "k2", "entropy_bonus": 0.1}
+        **{"loss_type": "rloo", "advantage_std": "none", "kl_coef": 0.3, "kl_estimator": "k2", "entropy_coef": 0.1}
     },
-    "filtered": {"loss": "dapo", "clip_high": 0.28, "drop_equal_groups": True, "kl": 0.1},
+    "filtered": {"loss_type": "dapo", "clip_ratio_high": 0.28, "filter_zero_variance_groups": True, "kl_coef": 0.1},
 }
 
 
@@ -94,7 +100,7 @@ def test_the_gradient_equals_finite_differences(name):
 @pytest.mark.parametrize(("estimator", "expected"), [("k1", 0.5), ("k2", 0.125), ("k3", np.exp(-0.5) + 0.5 - 1)])
 def test_kl_estimators_by_hand(estimator, expected):
     """The policy gives the token a probability e^0.5 times the reference's."""
-    cfg = loop(kl=2.0, kl_estimator=estimator)
+    cfg = loop(kl_coef=2.0, kl_estimator=estimator)
     one = {name: np.full((1, 1), -1.0, np.float32) for name in grpo.TOKEN_FIELDS} | {
         "mask": np.ones((1, 1), np.float32)
     }
@@ -108,14 +114,14 @@ def test_kl_estimators_by_hand(estimator, expected):
 def test_k2_as_a_loss_has_the_gradient_of_k1_in_the_reward():
     """REINFORCE of a reward from which the log ratio to the reference is taken, on policy: its slope is that ratio."""
     fields = batch() | {"advantage": np.zeros(6, np.float32), "old": np.float32(NOW)}
-    cfg = loop(loss="rloo", advantage_std="none", kl=1.0, kl_estimator="k2")
+    cfg = loop(loss_type="rloo", advantage_std="none", kl_coef=1.0, kl_estimator="k2")
     slope = jax.grad(lambda logprob: mean(cfg, logprob, ENTROPY, fields))(jnp.float32(NOW))
     np.testing.assert_allclose(slope, (NOW - GIVEN["reference"]) * GIVEN["mask"] / 6, atol=1e-6)
 
 
 @pytest.mark.parametrize("name", ["grpo", "token_mean", "dr_grpo", "dapo", "gspo", "rloo"])
 def test_samples_that_are_left_out_are_as_if_they_were_not_there(name):
-    cfg = loop(**group(f"loop/{name}") | {"response_length": FIXTURE["longest"], "kl": 0.2})
+    cfg = loop(**group(f"loop/{name}") | {"max_new_tokens": FIXTURE["longest"], "kl_coef": 0.2})
     kept = np.array([True, True, False, True, False, True])
     filtered = grpo.policy_sums(NOW, ENTROPY, batch(weight=kept), cfg)
     fewer = grpo.policy_sums(NOW[kept], ENTROPY[kept], {k: v[kept] for k, v in batch().items()}, cfg)
@@ -129,21 +135,21 @@ def test_samples_that_are_left_out_are_as_if_they_were_not_there(name):
 def test_on_policy_the_ratio_is_1_and_nothing_is_clipped():
     fields = batch() | {"old": np.float32(NOW), "sampler": np.float32(NOW), "reference": np.float32(NOW)}
     for name in ("grpo", "token_mean", "dr_grpo", "dapo", "gspo", "rloo"):
-        found = grpo.policy_sums(np.float32(NOW), ENTROPY, fields, loop(**group(f"loop/{name}") | {"kl": 0.1}))
+        found = grpo.policy_sums(np.float32(NOW), ENTROPY, fields, loop(**group(f"loop/{name}") | {"kl_coef": 0.1}))
         assert found["clip_fraction"][0] == found["kl"][0] == found["sampler_trainer_logp_diff"][0] == 0
         assert found["ratio_min"].value == found["ratio_max"].value == 1
 
 
 def test_without_a_weight_of_the_kl_nobody_asks_for_the_reference():
     fields = {name: value for name, value in batch().items() if name != "reference"}
-    found = grpo.policy_sums(NOW, ENTROPY, fields, loop(kl=0.0))
+    found = grpo.policy_sums(NOW, ENTROPY, fields, loop(kl_coef=0.0))
     assert "kl" not in found
-    np.testing.assert_array_equal(found["loss"], grpo.policy_sums(NOW, ENTROPY, batch(), loop(kl=0.0))["loss"])
+    np.testing.assert_array_equal(found["loss"], grpo.policy_sums(NOW, ENTROPY, batch(), loop(kl_coef=0.0))["loss"])
 
 
 def test_metrics_by_hand():
     fields = batch()
-    found = grpo.policy_sums(NOW, ENTROPY, fields, loop(importance_cap=1.2))
+    found = grpo.policy_sums(NOW, ENTROPY, fields, loop(importance_sampling_cap=1.2))
     mask = GIVEN["mask"] == 1
     ratio = np.exp(NOW - GIVEN["old"])[mask]
     apart = np.abs(GIVEN["old"] - GIVEN["sampler"])[mask]

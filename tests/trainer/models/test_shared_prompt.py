@@ -21,7 +21,14 @@ ROWS, WIDTH = 12, 16
 
 @pytest.fixture(scope="module")
 def loop() -> GrpoLoop:
-    sizes = {"prompts": 4, "samples": 3, "prompt_length": 7, "response_length": 9, "kl": 0.3, "temperature": 0.7}
+    sizes = {
+        "prompts_per_step": 4,
+        "group_size": 3,
+        "max_prompt_length": 7,
+        "max_new_tokens": 9,
+        "kl_coef": 0.3,
+        "temperature": 0.7,
+    }
     return GrpoLoop(**values("loop/grpo") | sizes)
 
 

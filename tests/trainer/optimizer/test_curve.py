@@ -20,7 +20,7 @@ def test_the_curve_is_the_same_on_eight_and_on_four_devices():
     """Accumulation is derived: 16 rows are one part of 2 per device on eight, two such parts on four."""
     small = {"activation_dtype": "float32", "scan_layers": True, "remat": "none"}
     cfg = Model(**group("model/nanochat_d16") | SIZES | small)
-    loop = LmLoop(**group("loop/lm") | {"total_batch_tokens": 16 * 32, "device_batch": 2, "sequence": 32})
+    loop = LmLoop(**group("loop/lm") | {"total_batch_tokens": 16 * 32, "micro_batch_size": 2, "seq_len": 32})
     raw = group("optimizer/nanochat") | {"orthogonalization_dtype": "float32"}
     raw["schedule"] |= {"horizon_steps": UPDATES, "decay_steps": 4}
     raw["weight_decay_schedule"] |= {"horizon_steps": UPDATES}

@@ -19,7 +19,7 @@ def test_prompt_and_response_stand_end_to_end() -> None:
 
 
 def test_worked_responses_are_cut_where_drawn_ones_would_be() -> None:
-    loop = GrpoLoop(**group("loop/grpo") | {"prompt_length": 8, "response_length": 6})
+    loop = GrpoLoop(**group("loop/grpo") | {"max_prompt_length": 8, "max_new_tokens": 6})
     prompting = Prompting(ArithmeticData(**group("data/arithmetic")))
     questions = prompting.questions([Problem("1+1=", "2", "2"), Problem("2+3=", "5", "it is 5")])
     batch = batching.supervised(questions, loop)

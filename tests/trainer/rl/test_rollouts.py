@@ -19,7 +19,9 @@ from trainer.telemetry.throughput import Stopwatch
 from trainer.tokenizer import EOS, encode
 
 LENGTH = 6
-LOOP = GrpoLoop(**group("loop/grpo") | {"prompt_length": 8, "response_length": LENGTH, "samples": 2, "prompts": 2})
+LOOP = GrpoLoop(
+    **group("loop/grpo") | {"max_prompt_length": 8, "max_new_tokens": LENGTH, "group_size": 2, "prompts_per_step": 2}
+)
 PROMPTING = Prompting(ArithmeticData(**group("data/arithmetic")))
 QUESTIONS = PROMPTING.questions([Problem("1+1=", "2", ""), Problem("2+3=", "5", "")])
 
@@ -130,7 +132,7 @@ def test_the_groups_of_one_update_stand_together(checks) -> None:
 
 def test_what_does_not_count_is_counted(checks) -> None:
     """A group of equal rewards, and a response that was cut off in another."""
-    rollout, _, _ = drawn(checks, ["2", "2", "     4", "5"], drop_equal_groups=True, overlong="drop")
+    rollout, _, _ = drawn(checks, ["2", "2", "     4", "5"], filter_zero_variance_groups=True, overlong="drop")
     assert (rollout.facts["filtered_equal"], rollout.facts["filtered_overlong"]) == (0.5, 0.25)
     weights, advantages = by_text(rollout, "weight"), by_text(rollout, "advantage")
     assert [weight for _, weight in sorted(weights.items())] == [0, 0, 1]  # the two equal ones have the same texts
@@ -138,7 +140,7 @@ def test_what_does_not_count_is_counted(checks) -> None:
 
 
 def test_long_responses_lose_reward_but_make_no_group_unequal(checks) -> None:
-    changes = {"drop_equal_groups": True, "overlong": "penalize", "overlong_buffer": 0.5}
+    changes = {"filter_zero_variance_groups": True, "overlong": "penalize", "overlong_buffer_fraction": 0.5}
     rollout, _, _ = drawn(checks, ["2", "     2", "5", "   5"], **changes)
     assert rollout.facts["reward_mean"] == pytest.approx((1 + 0 + 1 + 1 - 2 / 3) / 4)
     assert rollout.facts["filtered_equal"] == 1
@@ -176,27 +178,27 @@ def test_batches_are_as_wide_as_the_smallest_bucket_that_holds_them(checks) -> N
 def test_groups_that_teach_nothing_are_drawn_anew(checks) -> None:
     """DAPO's dynamic sampling: of three draws the first and third bring one group each."""
     draws = [["2", "3", "5", "5"], ["1", "1", "5", "5"], ["2", "2", "5", "4"]]
-    rollout, asked, sampler = drawn(checks, *draws, drop_equal_groups=True, redraws=5)
+    rollout, asked, sampler = drawn(checks, *draws, filter_zero_variance_groups=True, max_resample_rounds=5)
     assert not sampler.draws
     assert len({*map(tuple, sampler.keys)}) == len({*asked.steps}) == 3
     assert by_text(rollout, "weight") == dict.fromkeys([("1+1=", "2"), ("1+1=", "3"), ("2+3=", "5"), ("2+3=", "4")], 1)
     assert (rollout.facts["samples_drawn"], rollout.facts["filtered_equal"]) == (12, pytest.approx(8 / 12))
     assert rollout.facts["accuracy"] == pytest.approx(8 / 12)  # of all that were drawn
-    again, _, _ = drawn(checks, *draws, drop_equal_groups=True, redraws=5)
+    again, _, _ = drawn(checks, *draws, filter_zero_variance_groups=True, max_resample_rounds=5)
     for a, b in zip(again.batches, rollout.batches, strict=True):
         assert all((a[name] == b[name]).all() for name in b)
 
 
 def test_after_so_many_draws_the_rest_is_left_out(checks) -> None:
     draws = [["2", "3", "5", "5"], ["1", "1", "5", "5"]]
-    rollout, _, _ = drawn(checks, *draws, drop_equal_groups=True, redraws=1)
+    rollout, _, _ = drawn(checks, *draws, filter_zero_variance_groups=True, max_resample_rounds=1)
     assert sorted(rollout.batches[0]["weight"].tolist()) == [0, 0, 1, 1]
     assert rollout.facts["filtered_equal"] == 6 / 8
 
 
 def test_what_was_drawn_for_nothing_is_counted(checks) -> None:
     draws = [["2", "3", "5", "5"], ["1", "2", "4", "5"]]
-    rollout, _, _ = drawn(checks, *draws, drop_equal_groups=True, redraws=1)
+    rollout, _, _ = drawn(checks, *draws, filter_zero_variance_groups=True, max_resample_rounds=1)
     assert (rollout.facts["filtered_equal"], rollout.facts["unused"]) == (2 / 8, 2 / 8)
     assert rollout.batches[0]["weight"].tolist() == [1, 1, 1, 1]
 

@@ -31,7 +31,7 @@ def params_of(cfg):
 def drawn(cfg, *, sizes=(1, 1, 1), temperature=1.0, seed=0, ends=(EOS,), texts=(), prompts=PROMPTS, **changes):
     """By row."""
     mesh = mesh_of(*sizes)
-    settings = Settings(**{"prompt_length": 8, "response_length": RESPONSE, "slots": ROWS, "chunk": 64} | changes)
+    settings = Settings(**{"max_prompt_length": 8, "max_new_tokens": RESPONSE, "slots": ROWS, "chunk": 64} | changes)
     with jax.set_mesh(mesh):
         sampler = Sampler(cfg, settings, mesh, Stops(ends, texts, decode))
         copy = sampler.load(jax.device_put(params_of(cfg), weights.shardings(cfg, mesh)))
@@ -132,7 +132,7 @@ def test_a_row_ends_at_a_text_wherever_the_chunks_do(tiny):
 
 
 def test_a_prompt_that_does_not_fit_is_refused(tiny):
-    with pytest.raises(RunFileError, match=r"loop\.prompt_length: a prompt has 9 tokens, more than 8"):
+    with pytest.raises(RunFileError, match=r"loop\.max_prompt_length: a prompt has 9 tokens, more than 8"):
         drawn(tiny, prompts=[[1] * 9])
 
 

@@ -20,8 +20,13 @@ laid out or flattened: no other axis has it."""
 def experiment(request: pytest.FixtureRequest) -> RunFile:
     raw = request.getfixturevalue(f"{request.param}_run")
     sizes = {
-        "lm": {"total_batch_tokens": ROWS * LENGTH, "sequence": LENGTH},
-        "grpo": {"prompts": ROWS // 2, "samples": 2, "prompt_length": LENGTH // 2, "response_length": LENGTH // 2},
+        "lm": {"total_batch_tokens": ROWS * LENGTH, "seq_len": LENGTH},
+        "grpo": {
+            "prompts_per_step": ROWS // 2,
+            "group_size": 2,
+            "max_prompt_length": LENGTH // 2,
+            "max_new_tokens": LENGTH // 2,
+        },
     }
     model = raw["model"] | {"vocab": VOCAB, "logit_chunk": CHUNK, "scan_layers": True}
     return RunFile.model_validate(raw | {"model": model, "loop": raw["loop"] | sizes[request.param]})

@@ -10,7 +10,7 @@ WELL = {"accuracy": 0.5, "zero_variance_groups": 0.2, "learning_rate": 1e-3, "en
 
 
 def alerts(last: int = 10, **changes) -> Alerts:
-    wanted = {"zero_accuracy_updates": 3, "equal_groups_updates": 2}
+    wanted = {"zero_accuracy_updates": 3, "zero_variance_updates": 2}
     return Alerts(conf.schema.training.loop.Alerts(**group("loop/grpo")["alerts"] | wanted | changes), last)
 
 
@@ -51,7 +51,7 @@ def test_so_many_updates_in_a_row_with_nothing_to_learn_from() -> None:
 def test_what_is_not_watched_is_not_said() -> None:
     off = {"zero_learning_rate": False, "entropy_below": None, "zero_accuracy_updates": None}
     bad = {"learning_rate": 0.0, "entropy": 0.0, "accuracy": 0.0, "zero_variance_groups": 1.0}
-    assert not said(alerts(**off, equal_groups_updates=None), {}, *[bad] * 5)
+    assert not said(alerts(**off, zero_variance_updates=None), {}, *[bad] * 5)
 
 
 def test_a_resumed_run_says_the_same() -> None:

@@ -32,7 +32,7 @@ def test_a_first_update_as_it_must_be_is_told_without_a_warning() -> None:
 
 
 def test_where_no_reference_is_scored_no_kl_is_told() -> None:
-    loop = GrpoLoop(**group("loop/grpo") | {"kl": 0.0})
+    loop = GrpoLoop(**group("loop/grpo") | {"kl_coef": 0.0})
     known = {name: value for name, value in WELL.items() if name != "kl"}
     assert startup_report.first_update(known, loop)[0].startswith("update 1: ratio 1 to 1; sampler")
 

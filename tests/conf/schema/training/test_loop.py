@@ -6,16 +6,16 @@ from pydantic import ValidationError
 from conf.schema.training.loop import REWARDS, GrpoLoop, LmLoop, UnevenError
 from tests.groups import group
 
-TOKENS, ROWS = "loop.total_batch_tokens", "loop.device_batch"
+TOKENS, ROWS = "loop.total_batch_tokens", "loop.micro_batch_size"
 
 
-def loop(tokens: int, sequence: int, device_batch: int | None) -> LmLoop:
-    lengths = {"total_batch_tokens": tokens, "sequence": sequence, "device_batch": device_batch}
+def loop(tokens: int, seq_len: int, micro_batch_size: int | None) -> LmLoop:
+    lengths = {"total_batch_tokens": tokens, "seq_len": seq_len, "micro_batch_size": micro_batch_size}
     return LmLoop(**group("loop/lm") | lengths)
 
 
 @pytest.mark.parametrize(
-    ("sequence", "device_batch", "devices", "accumulation"),
+    ("seq_len", "micro_batch_size", "devices", "accumulation"),
     [
         (1024, 8, 8, 8),  # nanochat on v5litepod-8
         (2048, 8, 4, 8),  # and on v6e-4
@@ -24,28 +24,28 @@ def loop(tokens: int, sequence: int, device_batch: int | None) -> LmLoop:
         (1024, 8, 256, 1),  # a device has 2 rows: fewer than it may compute at a time
     ],
 )
-def test_accumulation_of_half_a_million_tokens(sequence, device_batch, devices, accumulation):
-    assert loop(524_288, sequence, device_batch).accumulation(devices) == accumulation
+def test_accumulation_of_half_a_million_tokens(seq_len, micro_batch_size, devices, accumulation):
+    assert loop(524_288, seq_len, micro_batch_size).accumulation(devices) == accumulation
 
 
 @pytest.mark.parametrize(
-    ("device_batch", "devices", "key", "words"),
+    ("micro_batch_size", "devices", "key", "words"),
     [
         (None, 6, TOKENS, "32 rows of 64 tokens cannot be split evenly over 6 devices; take 1920 or 2304"),
         (None, 64, TOKENS, "32 rows of 64 tokens cannot be split evenly over 64 devices; take 4096"),
         (3, 2, ROWS, "the 16 rows of a device cannot be computed 3 at a time; take 2 or 4"),
     ],
 )  # fmt: skip
-def test_what_does_not_divide_names_the_key_and_the_nearest_values(device_batch, devices, key, words):
+def test_what_does_not_divide_names_the_key_and_the_nearest_values(micro_batch_size, devices, key, words):
     with pytest.raises(UnevenError) as error:
-        loop(2048, 64, device_batch).accumulation(devices)
+        loop(2048, 64, micro_batch_size).accumulation(devices)
     assert (error.value.key, error.value.words) == (key, words)
     assert str(error.value) == f"{key}: {words}"
 
 
 def test_rows_are_whole():
     assert loop(2048, 64, None).rows == 32
-    with pytest.raises(ValidationError, match=r"\(100\) must be a multiple of sequence \(64\): 64 or 128"):
+    with pytest.raises(ValidationError, match=r"\(100\) must be a multiple of seq_len \(64\): 64 or 128"):
         loop(100, 64, None)
 
 
@@ -62,17 +62,20 @@ def test_another_name_is_no_reward(name):
 
 @pytest.mark.parametrize("name", ["token_mean", "dr_grpo", "dapo", "gspo", "rloo"])
 def test_each_loss_has_a_file_with_its_values(name):
-    assert GrpoLoop(**group(f"loop/{name}")).loss == name
+    assert GrpoLoop(**group(f"loop/{name}")).loss_type == name
     assert group(f"scale/loop/tiny_{name}") == group("scale/loop/tiny_grpo")
 
 
 @pytest.mark.parametrize(
     ("values", "key"),
     [
-        ({"loss": "dr_grpo", "advantage_std": "population"}, "advantage_std"),
-        ({"loss": "rloo", "advantage_std": "sample"}, "advantage_std"),
-        ({"loss": "dapo", "clip_high": 0.28, "drop_equal_groups": False}, "drop_equal_groups"),
-        ({"loss": "dapo", "clip_high": 0.2, "drop_equal_groups": True}, "clip_high"),
+        ({"loss_type": "dr_grpo", "advantage_std": "population"}, "advantage_std"),
+        ({"loss_type": "rloo", "advantage_std": "sample"}, "advantage_std"),
+        (
+            {"loss_type": "dapo", "clip_ratio_high": 0.28, "filter_zero_variance_groups": False},
+            "filter_zero_variance_groups",
+        ),
+        ({"loss_type": "dapo", "clip_ratio_high": 0.2, "filter_zero_variance_groups": True}, "clip_ratio_high"),
     ],
 )
 def test_a_loss_with_a_papers_name_is_the_papers(values, key):

@@ -1,0 +1,58 @@
+"""Config keys that were renamed: an unknown key that is listed here names its successor in the error."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+RENAMED = {
+    "loop.samples": "loop.group_size",
+    "loop.samples.every": "loop.text_samples.interval",
+    "loop.samples.prompts": "loop.text_samples.prompts",
+    "loop.samples.length": "loop.text_samples.max_new_tokens",
+    "loop.samples.temperature": "loop.text_samples.temperature",
+    "loop.prompts": "loop.prompts_per_step",
+    "loop.prompt_length": "loop.max_prompt_length",
+    "loop.response_length": "loop.max_new_tokens",
+    "loop.sequence": "loop.seq_len",
+    "loop.device_batch": "loop.micro_batch_size",
+    "loop.loss": "loop.loss_type",
+    "loop.kl": "loop.kl_coef",
+    "loop.entropy_bonus": "loop.entropy_coef",
+    "loop.clip_low": "loop.clip_ratio_low",
+    "loop.clip_high": "loop.clip_ratio_high",
+    "loop.importance_cap": "loop.importance_sampling_cap",
+    "loop.drop_equal_groups": "loop.filter_zero_variance_groups",
+    "loop.redraws": "loop.max_resample_rounds",
+    "loop.overlong_buffer": "loop.overlong_buffer_fraction",
+    "loop.reward_seconds": "loop.reward_timeout_seconds",
+    "loop.warm_start_until": "loop.warm_start_target_accuracy",
+    "loop.warm_start_eval_every": "loop.warm_start_eval_interval",
+    "loop.eval_every": "loop.eval_interval",
+    "loop.test_samples": "loop.test_samples_per_prompt",
+    "loop.alerts.equal_groups_updates": "loop.alerts.zero_variance_updates",
+}
+"""Old dotted key to new dotted key; `*` stands for one name that the user chose."""
+
+
+def successors(path: Sequence[str], value: Any = None) -> list[str]:
+    """Return the new names of an unknown key, of the keys of its value first; empty if it was never renamed."""
+    below = [name for key in _leaves(path, value) for name in _lookup(key)] if isinstance(value, dict) else []
+    return list(dict.fromkeys(below)) or _lookup(path)
+
+
+def _leaves(path: Sequence[str], value: Any) -> Iterator[list[str]]:
+    if not isinstance(value, dict):
+        yield list(path)
+        return
+    for name, child in value.items():
+        yield from _leaves([*path, str(name)], child)
+
+
+def _lookup(path: Sequence[str]) -> list[str]:
+    for old, new in RENAMED.items():
+        parts = old.split(".")
+        if len(parts) == len(path) and all(part in ("*", name) for part, name in zip(parts, path, strict=True)):
+            chosen = iter([name for part, name in zip(parts, path, strict=True) if part == "*"])
+            return [".".join(next(chosen) if part == "*" else part for part in new.split("."))]
+    return []

@@ -1,0 +1,70 @@
+"""An old key names its new one: in a file, on the command line, in what Hydra itself refuses, and in run.yaml."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from conf.schema.renamed_keys import RENAMED
+from conf.schema.training import run_yaml
+from controller.config.compose import compose
+from controller.core.errors import ConfigError
+from tests.docs.test_guides import is_key
+
+OLD = {key: key.replace("*", "mine") for key in RENAMED}
+NEW = {key: new.replace("*", "mine") for key, new in RENAMED.items()}
+
+
+def base(key: str) -> list[str]:
+    """Return overrides that compose to a config in which `key` is unknown, and whose kinds know its successor."""
+    return ["+experiment=lm_tinyshakespeare" if key.startswith("loop.samples.") else "+experiment=quickstart"]
+
+
+def problems(overrides: list[str], folder: Path | None = None) -> list[str]:
+    """Return what the schema finds wrong with the composed config."""
+    return [str(problem) for problem in compose(overrides, extra_dir=folder)[1]]
+
+
+@pytest.mark.parametrize("key", RENAMED)
+def test_only_the_new_name_is_a_key(key: str) -> None:
+    assert is_key(RENAMED[key]), RENAMED[key]
+    assert RENAMED[key] not in RENAMED
+
+
+@pytest.mark.parametrize("key", RENAMED)
+def test_an_override_of_an_old_key_names_the_new_one(key: str) -> None:
+    (problem,) = problems([*base(key), f"{OLD[key]}=1"])
+    assert problem.endswith(f"unknown key; renamed to {NEW[key]}")
+
+
+@pytest.mark.parametrize("key", RENAMED)
+def test_an_old_key_in_a_file_names_the_new_one(key: str, tmp_path: Path) -> None:
+    value: Any = 1
+    for part in reversed(OLD[key].split(".")):
+        value = {part: value}
+    (tmp_path / "scale").mkdir()
+    (tmp_path / "scale" / "old.yaml").write_text("# @package _global_\n" + yaml.safe_dump(value))
+    (problem,) = problems([*base(key), "scale=old"], tmp_path)
+    assert problem.endswith(f"unknown key; renamed to {NEW[key]}")
+
+
+@pytest.mark.parametrize("refused", ["~loop.device_batch", "loop.steps=${loop.device_batch}"])
+def test_what_hydra_refuses_names_the_new_key(refused: str) -> None:
+    with pytest.raises(ConfigError, match=r"loop\.device_batch.*; renamed to loop\.micro_batch_size$"):
+        compose(["+experiment=quickstart", refused])
+
+
+def test_an_old_key_without_its_section_is_found() -> None:
+    with pytest.raises(ConfigError, match=r"did you mean loop\.micro_batch_size=4\?"):
+        compose(["+experiment=quickstart", "device_batch=4"])
+
+
+def test_a_run_yaml_with_an_old_key_names_the_new_one(tmp_path: Path) -> None:
+    (tmp_path / "run.yaml").write_text("loop: {kind: grpo, device_batch: 4}\n")
+    with pytest.raises(
+        run_yaml.RunFileError, match=r"loop\.device_batch: unknown key; renamed to loop\.micro_batch_size"
+    ):
+        run_yaml.load(tmp_path / "run.yaml")
