@@ -1,19 +1,77 @@
-"""Options of the test suite."""
+"""Options of the test suite: `--deep` adds the long tests, `--shard i/n` takes a part, `--chaos` chooses seeds."""
 
 from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterable
 
 import pytest
 from hypothesis import settings
 
-
-def pytest_configure() -> None:
-    settings.load_profile("ci")  # hypothesis' own: no deadlines, which a busy machine misses, and the same examples
+FAST_EXAMPLES, DEEP_EXAMPLES = 40, 400
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--deep", action="store_true", help="also run the tests marked deep, which take hours")
     parser.addoption(
-        "--chaos", default="60", metavar="[START:]END", help="seeds of the chaos schedules: 60, or 60:560 for others"
+        "--shard", type=_shard, metavar="i/n", help="only part i of n of the tests, by a hash of their ids"
     )
+    parser.addoption("--chaos", type=_seeds, metavar="[START:]END", help="chaos schedules of exactly these seeds")
     parser.addoption(
-        "--chaos-training", default="5", metavar="[START:]END", help="the same for those with real training"
+        "--chaos-training", type=_seeds, metavar="[START:]END", help="the same for the schedules with real training"
     )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    # From Hypothesis's own "ci": no deadlines, which a busy machine misses, and the same examples every time.
+    examples = DEEP_EXAMPLES if config.getoption("--deep") else FAST_EXAMPLES
+    settings.register_profile("slipway", settings.get_profile("ci"), max_examples=examples)
+    settings.load_profile("slipway")
+
+
+@pytest.hookimpl(trylast=True)  # after -m and -k: a shard is a part of what they leave
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if not config.getoption("--deep"):
+        _keep(config, items, lambda item: item.get_closest_marker("deep") is None)
+    if shard := config.getoption("--shard"):
+        part, parts = shard
+        _keep(config, items, lambda item: _number(item.nodeid) % parts == part - 1)
+
+
+def _number(test_id: str) -> int:
+    """Hash a test's id. Unlike hash(), it is the same in every process: the workers of pytest-xdist must agree."""
+    return int.from_bytes(hashlib.sha256(test_id.encode()).digest()[:8])
+
+
+def _keep(config: pytest.Config, items: list[pytest.Item], selected: Callable[[pytest.Item], bool]) -> None:
+    """Deselect the other items, so that the summary counts them."""
+    kept = [item for item in items if selected(item)]
+    if deselected := [item for item in items if not selected(item)]:
+        config.hook.pytest_deselected(items=deselected)
+        items[:] = kept
+
+
+def _shard(text: str) -> tuple[int, int]:
+    """Parse `i/n`; argparse turns the ValueError into a usage error."""
+    part, parts = map(int, text.split("/"))
+    if not 1 <= part <= parts:
+        raise ValueError(text)
+    return part, parts
+
+
+def _seeds(text: str) -> range:
+    first, _, last = text.rpartition(":")
+    return range(int(first or 0), int(last))
+
+
+def seeds(requested: range | None, fast: Iterable[int], deep: int) -> list[object]:
+    """Return the parameters of a test that runs once per seed.
+
+    Args:
+        requested: the seeds given on the command line, which are never deep; None for the usual ones.
+        fast: the seeds that every run tries.
+        deep: the number of seeds that `--deep` tries.
+    """
+    if requested is not None:
+        return [*requested]
+    return [seed if seed in fast else pytest.param(seed, marks=pytest.mark.deep) for seed in range(deep)]

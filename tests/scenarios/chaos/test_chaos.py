@@ -10,6 +10,7 @@ from collections.abc import Sequence
 import pytest
 
 from controller.rehearsal.fault_schedule import Spec, Stage, schedule
+from tests.conftest import seeds
 from tests.scenarios.chaos.conftest import StandOf
 from tests.scenarios.chaos.counter import STEPS
 from tests.scenarios.chaos.harness import Stand
@@ -25,8 +26,7 @@ JUMPING = 5
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "seed" in metafunc.fixturenames:
-        first, _, last = metafunc.config.getoption("--chaos").rpartition(":")
-        metafunc.parametrize("seed", range(int(first or 0), int(last)))
+        metafunc.parametrize("seed", seeds(metafunc.config.getoption("--chaos"), fast=(0, 1), deep=60))
 
 
 def of_counter(seed: int) -> tuple[int, tuple[Spec, ...]]:

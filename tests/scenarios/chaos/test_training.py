@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from controller.rehearsal.fault_schedule import Spec, Stage, schedule
+from tests.conftest import seeds
 from tests.scenarios.chaos.conftest import StandOf
 from tests.scenarios.chaos.harness import Ended
 from tests.scenarios.experiments.test_quickstart import weights
@@ -24,8 +25,7 @@ TRAINING = (
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "seed" in metafunc.fixturenames:
-        first, _, last = metafunc.config.getoption("--chaos-training").rpartition(":")
-        metafunc.parametrize("seed", range(int(first or 0), int(last)))
+        metafunc.parametrize("seed", seeds(metafunc.config.getoption("--chaos-training"), fast=(), deep=5))
 
 
 def of_training(seed: int) -> tuple[Spec, ...]:
