@@ -59,6 +59,10 @@ class Events:
             for listener in self._listeners:
                 listener(event)
 
+    def note(self, subject: str, message: str, **data: Any) -> None:
+        """Emit an event worth a line of its own."""
+        self.emit("note", subject, message, **data)
+
 
 def record_to(file: Path) -> Callable[[Event], None]:
     """A listener that appends events to a JSON-lines file; program output is left to the logs."""

@@ -99,7 +99,7 @@ def settle(resource: Resource, world: Context, have: dict[str, Any]) -> Any:
             diff = resource.diff(seen)
             if not diff:
                 for finding in resource.findings(seen):
-                    world.events.emit("note", resource.id, str(finding))
+                    world.events.note(resource.id, str(finding))
                 action = acts[0].action if acts else "none"
                 seconds = round(world.clock.steady() - began, 3)
                 world.events.emit("step_done", resource.id, title=resource.title, action=action, seconds=seconds)

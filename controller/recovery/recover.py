@@ -82,7 +82,8 @@ class Recovery:
             except GoogleError as unreachable:  # decided without Google, it might be decided twice
                 if unreachable is error or not unreachable.passes:
                     raise
-                self._note(f"Google's API does not answer ({unreachable.message}); waiting")
+                message = f"Google's API does not answer ({unreachable.message}); waiting"
+                self.world.events.note(self.plan.run_id, message)
                 self.world.clock.sleep(PAUSES * self.poll_seconds)
 
     def _respond(self, outcome: Outcome, attempt: int, error: SlipwayError | None) -> None:
@@ -90,7 +91,7 @@ class Recovery:
         if verdict.kind is Kind.NETWORK_LOST:  # nothing can be looked up, nor put on record
             if self.plan.config.recovery.response.network_lost == GIVE_UP:
                 raise error or ProgramFailed(f"{verdict}; the run goes on without us")
-            self._note(f"{verdict}; waiting")
+            self.world.events.note(self.plan.run_id, f"{verdict}; waiting")
             self.world.clock.sleep(PAUSES * self.poll_seconds)
             return
         self.world.before_pod_write()
@@ -98,7 +99,8 @@ class Recovery:
         past = past[:-1] if self._recorded else past
         decision = decide(verdict, past, progress, self.plan.config.recovery, self._possible(verdict))
         if decision.response == WAIT and error is not None and not self._waited_enough():
-            self._note(f"{verdict}; waiting")  # the reconciler waits for a node that is being repaired
+            # The reconciler waits for a node that is being repaired.
+            self.world.events.note(self.plan.run_id, f"{verdict}; waiting")
             self.world.clock.sleep(self.poll_seconds)
             return
         self._waiting_since = None
@@ -112,7 +114,8 @@ class Recovery:
             self._give_up(outcome, decision, error)
         self._say_why_it_went()
         if not self.spending.over():
-            self._note(f"{verdict}; {words(response, verdict)}", attempt=attempt, verdict=verdict.kind.value)
+            message = f"{verdict}; {words(response, verdict)}"
+            self.world.events.note(self.plan.run_id, message, attempt=attempt, verdict=verdict.kind.value)
         self._act(response, verdict)
 
     def setup_verdict(self, error: SlipwayError) -> Verdict:
@@ -202,15 +205,16 @@ class Recovery:
             self.ledger.write(f"stacks/attempt-{attempt}/worker-{worker}.txt", _as_text(answer))
             places[where(answer)].append(worker)
         for place, workers in places.items():
-            self._note(f"worker {', '.join(map(str, workers))}: {place}")
-        self._note(f"stacks: gs://{self.plan.bucket}/{self.ledger.prefix}/stacks/attempt-{attempt}/")
+            self.world.events.note(self.plan.run_id, f"worker {', '.join(map(str, workers))}: {place}")
+        folder = f"gs://{self.plan.bucket}/{self.ledger.prefix}/stacks/attempt-{attempt}/"
+        self.world.events.note(self.plan.run_id, f"stacks: {folder}")
 
     def _say_why_it_went(self) -> None:
         """Of a pod that deleted itself: for want of use, or because the budget was spent."""
         for life in self.spending.lives():
             word = watchdogs_word(self.world.google, self.plan.bucket, life.pod, life.uid) if not life.ended else {}
             if word:
-                self._note(f"the pod deleted itself: {word['why']}")
+                self.world.events.note(self.plan.run_id, f"the pod deleted itself: {word['why']}")
 
     def _possible(self, verdict: Verdict) -> Possible:
         node = self.plan.node
@@ -270,9 +274,6 @@ class Recovery:
 
     def _fleet(self) -> Fleet:
         return self.world.fleet(self._node())
-
-    def _note(self, words: str, **data: Any) -> None:
-        self.world.events.emit("note", self.plan.run_id, words, **data)
 
 
 def where(answer: dict[str, Any]) -> str:

@@ -28,7 +28,7 @@ def before_it_bills(plan: Plan, world: Context, view: Screen, *, yes: bool) -> N
     if errors := [finding for finding in findings if finding.severity == "error"]:
         raise ConfigError(errors)
     for finding in findings:
-        world.events.emit("note", plan.run_id, f"{finding.severity}: {finding}")
+        world.events.note(plan.run_id, f"{finding.severity}: {finding}")
     if not world.billed or plan.node.adopt:
         return
     price = rate(plan.config, world.clock.now())

@@ -213,7 +213,7 @@ class Follower:
                 self._listen(streams, steps)
 
         if left():
-            self.world.events.emit("note", self.run_id, f"{verdict.evidence[0]}; ending the others")
+            self.world.events.note(self.run_id, f"{verdict.evidence[0]}; ending the others")
         wait(STRAGGLER_SECONDS if verdict.certain else ORIGIN_SECONDS, able)
         running = [i for i in left() if streams[i].exited is None]
         if running and not self._stopping.is_set():
@@ -257,7 +257,7 @@ class Follower:
             return
         if verdict.kind is not before.kind or verdict.kind is Kind.RUNNING:
             words = f"{verdict}; waiting" if verdict.kind is not Kind.RUNNING else verdict.words or "the run goes on"
-            self.world.events.emit("note", self.run_id, words)
+            self.world.events.note(self.run_id, words)
 
     def _listen(self, streams: list[_Stream], steps: _Steps) -> None:
         """Take what the workers have said; wait a moment where they have said nothing."""
@@ -268,7 +268,7 @@ class Follower:
                 self._tell(worker, line)
                 if "notice" in line:
                     if not any(stream.notice for stream in streams):
-                        self.world.events.emit("note", self.run_id, f"worker {worker} has notice of {line['notice']}")
+                        self.world.events.note(self.run_id, f"worker {worker} has notice of {line['notice']}")
                     streams[worker].notice = line["notice"]
                 elif "exited" in line:
                     streams[worker].exited = line["exited"]
@@ -285,7 +285,7 @@ class Follower:
         elif "log" in line:
             self.world.events.emit("log", self.run_id, line["log"], worker=worker)
         elif "warning" in line or "lost" in line:
-            self.world.events.emit("note", self.run_id, f"worker {worker}: {line.get('warning') or line['lost']}")
+            self.world.events.note(self.run_id, f"worker {worker}: {line.get('warning') or line['lost']}")
 
     def _read(self, worker: int, stream: _Stream) -> None:
         """Read one worker's stream until it ends, taking it up again after every break."""

@@ -117,7 +117,7 @@ class PrivateAccess(Resource):
             pass
         world.permission_denied.add(self.id)
         words = f"private Google access is off in subnet {self.name}, which slipway did not make; to switch it on"
-        world.events.emit("note", self.id, f"{words}: {self.command(world)}")
+        world.events.note(self.id, f"{words}: {self.command(world)}")
 
     def command(self, world: Context) -> str:
         """The gcloud command that switches it on."""

@@ -146,7 +146,7 @@ class Node(Resource):
         if seen.state == "STOPPED" and self._start(world, seen):
             return
         if seen.state != "READY":
-            self._note(world, f"the node is {seen.state.lower()}: deleting and creating it again")
+            world.events.note(self.id, f"the node is {seen.state.lower()}: deleting and creating it again")
         self._clear(world)
         waited = found.state in WAITING
         self._search(world).run(after=self._place_of(found) if waited else None)
@@ -276,13 +276,13 @@ class Node(Resource):
         """Start a stopped node rather than make another; False where Google does not do that, or has no room for it."""
         if seen.cannot_stop:
             return False
-        self._note(world, "the node is stopped: starting it")
+        world.events.note(self.id, "the node is stopped: starting it")
         try:
             self._nodes.start(world, self.name, seen.zone)
         except GoogleError as error:
             if classify(error.reason, error.message) != "stock_out":
                 raise
-            self._note(world, f"no capacity to start it in {seen.zone}: {error.message}")
+            world.events.note(self.id, f"no capacity to start it in {seen.zone}: {error.message}")
             return False
         return True
 
@@ -343,6 +343,3 @@ class Node(Resource):
             f"pod {self.name} is not what the config says ({words}), and an adopted pod is never changed: change "
             "tpu.accelerator_type or the pod, or set tpu.adopt=false and another tpu.name"
         )
-
-    def _note(self, world: Context, words: str) -> None:
-        world.events.emit("note", self.id, words)

@@ -64,7 +64,7 @@ class Search:
                 if attempt > self.max_attempts:
                     self._give_up()
                 if len(self.places) > 1:
-                    self._note(f"asking for {self.order.accelerator_type} in {place}")
+                    self.world.events.note(self.subject, f"asking for {self.order.accelerator_type} in {place}")
                 refusal = self._try(place)
                 if refusal is None:
                     return
@@ -77,16 +77,17 @@ class Search:
             if attempt >= self.max_attempts:
                 self._give_up()
             seconds = pause(rounds, self.world.pace, self.world.draw())
-            self._note(f"asking again in {seconds:.0f} s (attempt {attempt + 1} of {self.max_attempts})")
+            message = f"asking again in {seconds:.0f} s (attempt {attempt + 1} of {self.max_attempts})"
+            self.world.events.note(self.subject, message)
             self.world.clock.sleep(seconds)
 
     def _judge(self, place: Place, refusal: Refusal, ruled_out: dict[Place, Refusal], attempt: int) -> None:
         if refusal.kind == "stock_out":
-            self._note(f"no capacity in {place} (attempt {attempt}): {_first(refusal.words)}")
+            self.world.events.note(self.subject, f"no capacity in {place} (attempt {attempt}): {_first(refusal.words)}")
         elif refusal.kind == "quota":
             ruled_out[place] = refusal
             if len(ruled_out) < len(self.places):
-                self._note(f"no quota in {place}: {refusal.words}")
+                self.world.events.note(self.subject, f"no quota in {place}: {refusal.words}")
         else:
             raise CloudError(f"{self.order.name} in {place}: {refusal.words}; {refusal.hint}")
 
@@ -101,7 +102,8 @@ class Search:
             refusal = self._wait(maker, place)
         except Interrupted:
             if place.queued:
-                self._note("the request stays in the queue: `slipway up` goes on waiting, `slipway down` takes it back")
+                message = "the request stays in the queue: `slipway up` goes on waiting, `slipway down` takes it back"
+                self.world.events.note(self.subject, message)
             raise
         except Conflict as error:
             kind = classify(error.reason, error.message)
@@ -156,9 +158,6 @@ class Search:
             f"no capacity for {self.order.accelerator_type} in {where} after {self.max_attempts} attempts; "
             f"{HINTS['stock_out']}"
         )
-
-    def _note(self, words: str) -> None:
-        self.world.events.emit("note", self.subject, words)
 
 
 def of_state(seen: Slice) -> Refusal:

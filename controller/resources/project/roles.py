@@ -103,7 +103,7 @@ class Roles(Resource):
     def _ask_admin(self, world: Context, verb: str) -> None:
         commands = "\n".join(f"  {self.command(world, role)}" for role in self.roles)
         words = f"you may not {verb} the policy; unless it is done, ask an admin of the project for:\n{commands}"
-        world.events.emit("note", self.id, f"{self.title}: {words}")
+        world.events.note(self.id, f"{self.title}: {words}")
 
     def _member(self, world: Context) -> str:
         return f"serviceAccount:{self.account.email(world)}"

@@ -42,7 +42,7 @@ class Tidied(OnWorkers):
         for worker, answer in enumerate(answers):
             if isinstance(answer, dict):
                 for words in (*answer["done"], *answer["not_done"]):
-                    world.events.emit("note", self.id, f"worker {worker}: {words}")
+                    world.events.note(self.id, f"worker {worker}: {words}")
         looks = fleet.call_all("observe", {})
         raise_failures(looks, self.title)
         full = [(w, a["free_gb"]) for w, a in enumerate(looks) if isinstance(a, dict) and self._is_full(a)]

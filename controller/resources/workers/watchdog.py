@@ -66,7 +66,7 @@ class Watchdog(OnWorkers):
                 "the workers' service account may not delete TPUs yet, so the pod could not delete itself; grant "
                 "roles/tpu.admin (docs/costs.md has a smaller role), or set cleanup.idle_minutes=null"
             )
-            world.events.emit("note", self.id, words)
+            world.events.note(self.id, words)
 
 
 def deletes(project: str, node: Node) -> list[str]:

@@ -44,7 +44,7 @@ def run(command: Command) -> int:
             now.world.events.listen(view)
             driver = lease.look()
             if driver is not None or any(row.resource in present for row in rows if isinstance(row.seen, Node)):
-                lease.take_over("deleted", lambda words: now.world.events.emit("note", now.plan.run_id, words))
+                lease.take_over("deleted", lambda words: now.world.events.note(now.plan.run_id, words))
             for row in rows:
                 if isinstance(row.seen, Node) and row.resource in present:
                     google, clock = now.world.google, now.world.clock
