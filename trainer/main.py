@@ -17,13 +17,13 @@ from pathlib import Path
 import jax
 
 from conf.schema.training.run_yaml import OwnError, RunFile, RunFileError, load
-from trainer import loops
 from trainer.checkpoint import gcs_retry
 from trainer.distributed import agreement, runtime
 from trainer.distributed import mesh as meshes
 from trainer.distributed.checksums import DisagreementError
 from trainer.distributed.preemption import SAVED, NoticedError
 from trainer.fit import remat
+from trainer.loops.registry import load_loop
 from trainer.step.compile_cache import CompileCache
 from trainer.step.nan_check import DivergedError
 from trainer.telemetry import wandb
@@ -81,7 +81,7 @@ def train(experiment: RunFile, folder: Path) -> None:
     log = Metrics(folder, experiment.dir, writes=first, there=wandb.start(experiment, folder) if first else None)
     try:
         with jax.set_mesh(mesh):
-            loops.module(experiment.loop.kind).run(remat.resolved(experiment, mesh), mesh, log)
+            load_loop(experiment.loop.kind).run(remat.resolved(experiment, mesh), mesh, log)
     finally:
         log.close()
     if cache:

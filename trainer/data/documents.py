@@ -17,8 +17,8 @@ import grain
 import numpy as np
 
 from conf.schema.training.run_yaml import RunFileError
+from trainer.corpus.source import Cached, Group, Source
 from trainer.data.encoding import Encoder
-from trainer.data.source import Cached, Group, Source
 
 GROUPS_PER_STREAM = 8
 """With fewer, the streams would be of too different lengths to deal them whole."""

@@ -9,7 +9,7 @@ import numpy as np
 
 from conf.schema.training.data import Corpus, Table, TextData
 from conf.schema.training.run_yaml import RunFileError
-from trainer.data.source import Row
+from trainer.corpus.source import Row
 from trainer.tokenizer.loading import Tokenizer
 
 

@@ -13,10 +13,10 @@ from grain.experimental import ThreadPrefetchDatasetIterator
 from conf.schema.training.data import JsonlData, ParquetData, TextData
 from conf.schema.training.loop import LmLoop
 from conf.schema.training.run_yaml import OwnError, RunFileError
+from trainer.corpus.source import open_source
 from trainer.data import packing
 from trainer.data.documents import Documents, Part
 from trainer.data.encoding import Encoder
-from trainer.data.source import open_source
 from trainer.tokenizer.loading import Tokenizer
 
 READERS = 8

@@ -8,7 +8,7 @@ import numpy as np
 
 from conf.schema.training.data import TextData
 from conf.schema.training.run_yaml import RunFileError
-from trainer.data import files
+from trainer.corpus import files
 from trainer.tokenizer.loading import Bytes, Tokenizer
 
 Batch = dict[str, np.ndarray]

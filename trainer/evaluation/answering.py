@@ -11,8 +11,9 @@ from trainer.data.problem import Question
 from trainer.data.prompting import Prompting
 from trainer.distributed import runtime
 from trainer.models.weights import Params
-from trainer.rewards import answer_match, extract
 from trainer.rewards.equal import canonical
+from trainer.rewards.extract import extract
+from trainer.rewards.functions import answer_match
 from trainer.rewards.pool import Pool
 from trainer.sampler import Sampler
 from trainer.telemetry.transcripts import Transcript

@@ -9,7 +9,7 @@ from jax.sharding import Mesh
 
 from conf.schema.training.model import Model
 from conf.schema.training.run_yaml import RunFile, RunFileError
-from trainer import loops
+from trainer.loops.registry import load_loop
 from trainer.step.program import Program
 
 USABLE = 0.936
@@ -61,4 +61,4 @@ def with_model(experiment: RunFile, **changes: str) -> RunFile:
 
 def programs(experiment: RunFile, mesh: Mesh) -> Iterator[Program]:
     """What the run's loop compiles."""
-    yield from loops.module(experiment.loop.kind).programs(experiment, mesh)
+    yield from load_loop(experiment.loop.kind).programs(experiment, mesh)

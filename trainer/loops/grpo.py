@@ -22,7 +22,7 @@ from trainer.distributed import mesh as meshes
 from trainer.distributed.preemption import Notice
 from trainer.evaluation.accuracy import Evaluation
 from trainer.models.weights import Params
-from trainer.rewards import resolve
+from trainer.rewards.functions import resolve
 from trainer.rewards.pool import Pool
 from trainer.rl import batching
 from trainer.rl.journal import Journal, Position, Standing

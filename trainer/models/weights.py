@@ -99,15 +99,6 @@ def shardings(cfg: Model, mesh: Mesh) -> Params:
     return jax.tree.map(lambda w: meshes.named(mesh, *w.axes), table)
 
 
-def bytes_per_device(cfg: Model, mesh: Mesh) -> int:
-    """Bytes of the weights that each device holds."""
-    return sum(
-        math.prod(weight.shape) * jnp.dtype(weight.dtype).itemsize
-        // math.prod(1 if axis is None else meshes.shards(mesh, axis) for axis in weight.axes)
-        for weight in jax.tree.leaves(weight_table(cfg))
-    )  # fmt: skip
-
-
 def _inits(cfg: Model) -> _Inits:
     width = cfg.heads * cfg.head_dim
     if cfg.init == "fan_in":

@@ -11,7 +11,8 @@ import os
 import signal
 import sys
 
-from trainer.rewards import limits, resolve
+from trainer.rewards import limits
+from trainer.rewards.functions import resolve
 
 
 def main() -> None:

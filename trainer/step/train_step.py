@@ -19,11 +19,11 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from conf.schema.training.model import Model
 from conf.schema.training.optimizer import Optimizer
-from trainer import optimizer
 from trainer.distributed import mesh as meshes
 from trainer.models import weights
 from trainer.models.weights import Params
 from trainer.optimizer import placement
+from trainer.optimizer.chain import build_optimizer, learning_rate_schedule
 from trainer.pretrained import store
 
 Batch = Any
@@ -79,7 +79,7 @@ def init_state(cfg: Model, opt: Optimizer, mesh: Mesh, key: jax.Array) -> State:
 
 def fresh(params: Params, cfg: Model, opt: Optimizer) -> State:
     """These weights, with an optimizer that has seen nothing."""
-    moments = optimizer.build(opt, cfg).init(params)
+    moments = build_optimizer(opt, cfg).init(params)
     return State(jnp.int32(0), params, moments, jnp.int32(0), None if opt.ema is None else params)
 
 
@@ -100,7 +100,7 @@ def state_shardings(cfg: Model, opt: Optimizer, mesh: Mesh) -> State:
     """Moments and averages are split like their weights; the rest is on every device."""
     params = weights.shardings(cfg, mesh)
     everywhere = NamedSharding(mesh, PartitionSpec())
-    moments = jax.eval_shape(optimizer.build(opt, cfg).init, weights.abstract(cfg))
+    moments = jax.eval_shape(build_optimizer(opt, cfg).init, weights.abstract(cfg))
     placed = placement.shardings(moments, cfg, mesh)
     return State(everywhere, params, placed, everywhere, None if opt.ema is None else params)
 
@@ -114,7 +114,7 @@ def build(loss: Loss, cfg: Model, opt: Optimizer, mesh: Mesh, accumulation: int 
     Metrics are float32 scalars: every entry of the loss as a mean, grad_norm (before clipping), learning_rate, finite
     (1 or 0) and skipped, the number of updates so far that were not finite.
     """
-    chain, rate = optimizer.build(opt, cfg), optimizer.learning_rate(opt)
+    chain, rate = build_optimizer(opt, cfg), learning_rate_schedule(opt)
     gradient = mean_gradient(loss, cfg, mesh, accumulation)
 
     def update(state: State, batch: Batch) -> tuple[State, dict[str, Any]]:

@@ -20,7 +20,7 @@ from jax.sharding import Mesh
 from conf.schema.training.loop import GrpoLoop
 from conf.schema.training.run_yaml import OwnError, PodFacts
 from trainer.distributed.runtime import place_batch
-from trainer.rewards import extract
+from trainer.rewards.extract import extract
 from trainer.step.program import Program
 
 GIB = 2**30

@@ -17,9 +17,9 @@ import numpy as np
 from etils import epath
 
 from conf.schema.training.run_yaml import RunFileError
-from trainer.data import files
-from trainer.data.parquet import Parquet
-from trainer.data.source import Ranges, Source, json_rows, text_rows
+from trainer.corpus import files
+from trainer.corpus.parquet import Parquet
+from trainer.corpus.source import Ranges, Source, json_rows, text_rows
 from trainer.tokenizer import loading, training
 
 ROWS = (".parquet", ".jsonl")

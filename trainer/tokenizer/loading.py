@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 
 from conf.schema.training.run_yaml import RunFileError
-from trainer import tokenizer as byte_level
+from trainer.tokenizer import byte_level
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer as Library

@@ -8,7 +8,7 @@ from conf.schema.training.prompts import ArithmeticData
 from conf.schema.training.run_yaml import RunFileError
 from tests.groups import group
 from trainer.data.arithmetic import Arithmetic
-from trainer.rewards import answer_match
+from trainer.rewards.functions import answer_match
 
 PROMPT = re.compile(r"\w+ has \w+: (\d+), (gets|uses) (\d)\. $")
 

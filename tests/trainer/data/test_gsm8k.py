@@ -13,7 +13,7 @@ from tests.paths import SHARED
 from trainer.data.gsm8k import read
 from trainer.data.problem import Question
 from trainer.data.questions import Asked
-from trainer.rewards import answer_match
+from trainer.rewards.functions import answer_match
 
 PUBLISHED = SHARED / "data" / "gsm8k" / "test.jsonl"
 

@@ -14,7 +14,8 @@ from tests.paths import ROOT
 from trainer.data import chat
 from trainer.data.problem import Problem
 from trainer.data.prompting import Prompting
-from trainer.tokenizer import BOS, EOS, training
+from trainer.tokenizer import training
+from trainer.tokenizer.byte_level import BOS, EOS
 
 RENDERED = json.loads((ROOT / "tests" / "trainer" / "fixtures" / "templates.json").read_text())
 SPECIAL = [

@@ -15,8 +15,8 @@ import pytest
 from conf.schema.training.data import Corpus
 from conf.schema.training.run_yaml import RunFileError
 from tests.trainer.data.corpora import as_jsonl, as_parquet, as_text, lm_loop, stories
-from trainer import tokenizer
 from trainer.data import batches
+from trainer.tokenizer import byte_level
 
 ROWS, SEQUENCE, STREAMS = 8, 32, 4
 LOOP = lm_loop(ROWS, SEQUENCE)
@@ -218,7 +218,7 @@ def test_shared_rows_hold_whole_documents_that_end_in_themselves(tmp_path):
             mine = row["segments"] == segment
             ids, targets = row["tokens"][mine], row["targets"][mine]
             np.testing.assert_array_equal(row["positions"][mine], np.arange(mine.sum()))
-            assert ids[0] == tokenizer.BOS  # from its beginning
+            assert ids[0] == byte_level.BOS  # from its beginning
             assert bytes(targets.tolist()).decode() in short  # to its end: no target is of another document
             np.testing.assert_array_equal(ids[1:], targets[:-1])
             assert row["weights"][mine].all()
@@ -262,7 +262,7 @@ def test_only_the_answer_is_learnt_and_to_stop_after_it(tmp_path):
     for segment in (1, 2):
         mine = batch["segments"][0] == segment
         targets, weights = batch["targets"][0][mine], batch["weights"][0][mine]
-        assert targets[-1] == tokenizer.EOS
+        assert targets[-1] == byte_level.EOS
         learnt.append((bytes(targets[:-1].tolist()), bytes(targets[:-1][weights[:-1] > 0].tolist()), weights[-1]))
     assert sorted(learnt) == [(b"Q {} 1+1? 2", b" 2", 1.0), (b"Q {} {2}? three", b" three", 1.0)]
 

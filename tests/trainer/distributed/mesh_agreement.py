@@ -5,6 +5,7 @@ python -m tests.trainer.distributed.mesh_agreement RESULT.npz
 
 from __future__ import annotations
 
+import math
 import sys
 from pathlib import Path
 
@@ -19,7 +20,7 @@ from conf.schema.training.optimizer import Adamw
 from conf.schema.training.run_yaml import PodFacts
 from tests.groups import group
 from trainer.distributed import runtime
-from trainer.distributed.mesh import AXES
+from trainer.distributed.mesh import AXES, shards
 from trainer.distributed.runtime import place_batch
 from trainer.losses import token_logprobs
 from trainer.models import decoder, weights
@@ -60,6 +61,15 @@ def loss_of(cfg: Model) -> train_step.Loss:
     return loss
 
 
+def bytes_per_device(cfg: Model, mesh: Mesh) -> int:
+    """Bytes of the weights that each device holds, by the weight table."""
+    total = 0
+    for weight in jax.tree.leaves(weights.weight_table(cfg)):
+        parts = math.prod(1 if axis is None else shards(mesh, axis) for axis in weight.axes)
+        total += math.prod(weight.shape) * jnp.dtype(weight.dtype).itemsize // parts
+    return total
+
+
 def trained(cfg: Model, devices: Mesh) -> dict[str, np.ndarray]:
     """`curve` [UPDATES, 2]: loss and norm of the gradient; `gradient/…`: its running mean (Adam's first moment) after
     the last update, of every weight; `held`: bytes of weights and moments on each device of this process; `table`:
@@ -82,7 +92,7 @@ def trained(cfg: Model, devices: Mesh) -> dict[str, np.ndarray]:
         f"gradient/{jax.tree_util.keystr(path, simple=True, separator='.')}": np.asarray(moment)
         for path, moment in jax.tree.leaves_with_path(moments)
     }
-    table = np.array(3 * weights.bytes_per_device(cfg, devices))
+    table = np.array(3 * bytes_per_device(cfg, devices))
     return {"curve": np.array(jax.device_get(found)), "held": np.array([*held.values()]), "table": table} | by_name
 
 

@@ -12,7 +12,7 @@ from trainer.distributed import runtime
 from trainer.evaluation.accuracy import Evaluation
 from trainer.rewards.pool import Pool
 from trainer.sampler import Drawn
-from trainer.tokenizer import encode
+from trainer.tokenizer.byte_level import encode
 
 
 class Parrot:

@@ -9,8 +9,8 @@ from conf.schema.training.model import Model
 from conf.schema.training.optimizer import Muon
 from tests.groups import group
 from tests.trainer.optimizer import written_out
-from trainer import optimizer
 from trainer.models import weights
+from trainer.optimizer.chain import build_optimizer
 from trainer.optimizer.rules import named
 
 SIZES = {"layers": 4, "dim": 24, "heads": 3, "kv_heads": 3, "head_dim": 6, "hidden": 40, "vocab": 50}
@@ -41,7 +41,7 @@ def test_updates_equal_those_written_out():
     opt = preset()
     params = jax.jit(weights.init, static_argnums=0)(cfg, jax.random.key(0))
     params["layers"] |= {name: 0.1 + params["layers"][name] for name in ("output", "down")}  # they begin at 0
-    chain = optimizer.build(opt, cfg)
+    chain = build_optimizer(opt, cfg)
     state, step = chain.init(params), jax.jit(chain.update)
     expected = {path: np.float64(x) for path, x in flat(params).items()}
     known: dict[str, list] = {path: algorithms(path, x, cfg) for path, x in expected.items()}

@@ -10,8 +10,8 @@ from conf.schema.training.model import Model
 from conf.schema.training.optimizer import Optimizer
 from tests.groups import group
 from tests.paths import ROOT
-from trainer import optimizer
 from trainer.models import weights
+from trainer.optimizer.chain import build_optimizer
 from trainer.optimizer.rules import named
 
 KNOWN = ROOT / "tests" / "trainer" / "fixtures" / "optimizers.npz"
@@ -34,7 +34,7 @@ def test_updates_equal_those_of_torch_and_transformers(case):
     name, changes = CASES[case]
     cfg = Model(**group("model/gpt2") | SIZES)
     opt = TypeAdapter(Optimizer).validate_python(group(f"optimizer/{name}") | PLAIN | changes)
-    chain = optimizer.build(opt, cfg)
+    chain = build_optimizer(opt, cfg)
     with np.load(KNOWN) as known:
         params = taken(known, "start", weights.abstract(cfg))
         state, update = chain.init(params), jax.jit(chain.update)

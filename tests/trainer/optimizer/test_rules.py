@@ -10,8 +10,8 @@ from conf.schema.training.model import Model
 from conf.schema.training.optimizer import Adamw, Optimizer
 from conf.schema.training.run_yaml import RunFileError
 from tests.groups import group
-from trainer import optimizer
 from trainer.models import weights
+from trainer.optimizer.chain import build_optimizer, learning_rate_schedule
 from trainer.optimizer.rules import rules
 
 SMALL = {"layers": 2, "dim": 8, "heads": 2, "kv_heads": 1, "head_dim": 6, "hidden": 18, "vocab": 10}
@@ -86,12 +86,12 @@ def test_decay_follows_the_depth():
 
 def test_a_pattern_without_a_weight_names_those_there_are():
     with pytest.raises(RunFileError, match=r"optimizer\.groups\.1\.match: 'layer\.\*' matches no .* embedding, "):
-        optimizer.build(read("adamw", groups=[{"match": "*"}, {"match": "layer.*"}]), model("gpt2"))
+        build_optimizer(read("adamw", groups=[{"match": "*"}, {"match": "layer.*"}]), model("gpt2"))
 
 
 def test_a_group_may_be_frozen():
     cfg = model("nanochat_d16")
-    chain = optimizer.build(read("nanochat", groups=[{"match": "layers.*", "lr_scale": 0.0}]), cfg)
+    chain = build_optimizer(read("nanochat", groups=[{"match": "layers.*", "lr_scale": 0.0}]), cfg)
     params = jax.jit(weights.init, static_argnums=0)(cfg, jax.random.key(0))
     changes, _ = chain.update(jax.tree.map(np.ones_like, params), chain.init(params), params)
     assert optax.tree_utils.tree_norm(changes["layers"]) == 0 < optax.tree_utils.tree_norm(changes)
@@ -103,7 +103,7 @@ def test_a_constant_rate_keeps_the_ratios():
     found = rules(opt, model("nanochat_d16"))
     assert found["layers.embedding_scale"].lr == pytest.approx(0.05)
     assert found["layers.down"].lr == 0.002
-    assert optimizer.learning_rate(opt)(10**6) == pytest.approx(0.002)
+    assert learning_rate_schedule(opt)(10**6) == pytest.approx(0.002)
 
 
 @pytest.mark.parametrize(("norm", "expected"), [(None, [-3, -4]), (1.0, [-0.6, -0.8])])
@@ -115,7 +115,7 @@ def test_the_gradient_is_clipped_by_its_global_norm(norm, expected):
     params = jax.tree.map(lambda x: np.zeros(x.shape, np.float32), weights.abstract(cfg))
     gradients = jax.tree.map(np.copy, params)
     gradients["layers"]["residual_scale"] = np.array([3, 4], np.float32)
-    chain = optimizer.build(opt, cfg)
+    chain = build_optimizer(opt, cfg)
     changes, _ = chain.update(gradients, chain.init(params), params)
     clipped = np.abs(np.array(expected))
     np.testing.assert_allclose(changes["layers"]["residual_scale"], -clipped / (clipped + 0.5), rtol=1e-5)

@@ -4,9 +4,9 @@ from fractions import Fraction
 
 import pytest
 
-from trainer.rewards import answer_match, boxed, length
 from trainer.rewards.equal import LONGEST_ANSWER, canonical, number, same
 from trainer.rewards.extract import LONGEST_RESPONSE
+from trainer.rewards.functions import answer_match, boxed, length
 
 
 @pytest.mark.parametrize(

@@ -2,8 +2,8 @@
 
 import pytest
 
-from trainer.rewards import answer_format, extract, extract_boxed
-from trainer.rewards.extract import LONGEST_RESPONSE
+from trainer.rewards.extract import LONGEST_RESPONSE, extract, extract_boxed
+from trainer.rewards.functions import answer_format
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from tests.paths import SHARED
-from trainer.rewards import answer_match
+from trainer.rewards.functions import answer_match
 
 GSM8K = SHARED / "data" / "gsm8k" / "test.jsonl"
 pytestmark = pytest.mark.skipif(not GSM8K.exists(), reason="needs GSM8K")

@@ -8,7 +8,7 @@ import pytest
 
 from conf.schema.training import loop
 from conf.schema.training.run_yaml import RunFileError
-from trainer.rewards import REWARDS, answer_match, resolve
+from trainer.rewards.functions import REWARDS, answer_match, resolve
 from trainer.rewards.pool import Checked, Pool
 
 SECONDS = 0.4

@@ -7,7 +7,7 @@ from trainer.data.problem import Problem
 from trainer.data.prompting import Prompting
 from trainer.rl import batching
 from trainer.rl.batching import PAD
-from trainer.tokenizer import BOS, EOS, encode
+from trainer.tokenizer.byte_level import BOS, EOS, encode
 
 
 def test_prompt_and_response_stand_end_to_end() -> None:

@@ -16,7 +16,7 @@ from trainer.rewards.pool import Pool
 from trainer.rl.rollouts import Rollout, Rollouts
 from trainer.sampler import Drawn
 from trainer.telemetry.throughput import Stopwatch
-from trainer.tokenizer import EOS, encode
+from trainer.tokenizer.byte_level import EOS, encode
 
 LENGTH = 6
 LOOP = GrpoLoop(

@@ -11,7 +11,7 @@ from tests.trainer.conftest import mesh_of
 from trainer.losses import token_logprobs
 from trainer.models import decoder, weights
 from trainer.sampler import Drawn, Sampler, Settings, Stops
-from trainer.tokenizer import EOS, PAD, decode
+from trainer.tokenizer.byte_level import EOS, PAD, decode
 
 RESPONSE, SAMPLES = 10, 2
 LENGTHS = (3, 7, 5, 8, 1, 8, 2, 6)

@@ -3,7 +3,7 @@
 import pytest
 
 from trainer.sampler import Stops
-from trainer.tokenizer import decode, encode
+from trainer.tokenizer.byte_level import decode, encode
 
 STOPS = Stops((7,), ("\n\n\n", "Question:"), decode)
 

@@ -7,8 +7,8 @@ from jax import lax
 
 from conf.schema.training.run_yaml import RunFile
 from tests.trainer.conftest import mesh_of
+from tests.trainer.distributed.mesh_agreement import bytes_per_device
 from trainer.fit import remat
-from trainer.models import weights
 from trainer.step import train_step
 from trainer.step.program import Program
 
@@ -59,7 +59,7 @@ def test_every_program_of_a_loop_compiles_from_its_shapes(experiment):
         for name, program in found.items():
             assert (program.flops() > 0) == (name not in ("reshard", "admit"))  # which move and copy
             program.function.lower(*program.arguments).compile()
-    held = weights.bytes_per_device(experiment.model, mesh)
+    held = bytes_per_device(experiment.model, mesh)
     if experiment.loop.kind == "lm":
         assert found.keys() == {"update", "eval"}
         assert found["eval"].bytes_beside == 2 * held + 8  # both moments and two counters

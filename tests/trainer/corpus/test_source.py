@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 from conf.schema.training.data import JsonlData
 from conf.schema.training.run_yaml import RunFileError
 from tests.trainer.data.corpora import as_jsonl, as_parquet, lm_loop, stories
-from trainer.data import batches, files, source
-from trainer.data.parquet import Parquet
+from trainer.corpus import files, source
+from trainer.corpus.parquet import Parquet
+from trainer.data import batches
 
 LOOP = lm_loop(8, 32)
 

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from conf.schema.training.run_yaml import RunFileError
-from trainer.data import files
-from trainer.data.source import Group, Row
+from trainer.corpus import files
+from trainer.corpus.source import Group, Row
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -14,7 +14,7 @@ from typing import IO, NamedTuple, Protocol
 
 from conf.schema.training.data import Corpus, ParquetData, Table, TextData
 from conf.schema.training.run_yaml import RunFileError
-from trainer.data import files
+from trainer.corpus import files
 
 GROUP_BYTES = 4 * 2**20
 """Of text or JSON lines that are read at once."""
@@ -56,7 +56,7 @@ def open_source(data: Corpus, pattern: str, key: str) -> Source:
     assert isinstance(data, Table)
     columns, column_key = data.columns, "data.column" if data.template is None else "data.template"
     if isinstance(data, ParquetData):
-        from trainer.data.parquet import Parquet
+        from trainer.corpus.parquet import Parquet
 
         return Parquet(found, columns, key, column_key)
     return Ranges(found, b"\n", json_rows(columns), key, column_key)

@@ -1,0 +1,22 @@
+"""Bytes as tokens."""
+
+import pytest
+
+from trainer.tokenizer import byte_level
+
+
+@pytest.mark.parametrize("text", ["", "7 + 2", "naïve — 日本 🚢", "a\x00b\n"])
+def test_every_text_comes_back(text):
+    ids = byte_level.encode(text)
+    assert ids == list(text.encode())
+    assert byte_level.decode(ids) == byte_level.decode([byte_level.BOS, *ids, byte_level.EOS]) == text
+
+
+def test_marks_lie_outside_the_bytes_and_inside_the_vocabulary():
+    marks = {byte_level.PAD, byte_level.BOS, byte_level.EOS}
+    assert len(marks) == 3
+    assert marks == set(range(256, byte_level.VOCAB))
+
+
+def test_bytes_that_are_no_text_are_marked():
+    assert byte_level.decode([0xFF, 65, byte_level.PAD, 300]) == "\ufffdA"

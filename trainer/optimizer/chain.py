@@ -1,0 +1,50 @@
+"""The optimizer: clip the global norm of the gradient, turn it into a direction for each weight, go a step along it.
+
+Directions are those of Adam, Adafactor and Muon; what differs between weights is in `rules`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+
+import optax
+
+from conf.schema.training.model import Model
+from conf.schema.training.optimizer import Adafactor, Adamw, Muon, Optimizer
+from trainer.optimizer import adafactor, muon
+from trainer.optimizer.descent import descend
+from trainer.optimizer.rules import Rule, named, rules
+from trainer.optimizer.schedules import Share, share
+
+
+def build_optimizer(opt: Optimizer, cfg: Model) -> optax.GradientTransformation:
+    """Gradients in, updates out; state is optax's, moments of the weights in trees of the weights.
+
+    Raises RunFileError where a group's pattern matches no weight.
+    """
+    by_path = rules(opt, cfg)
+    directions: dict[Hashable, optax.GradientTransformation] = {
+        rule.direction: _direction(opt, cfg, rule) for rule in by_path.values()
+    }
+    return optax.chain(
+        optax.identity() if opt.clip_norm is None else optax.clip_by_global_norm(opt.clip_norm),
+        optax.partition(directions, lambda params: named(lambda path, _: by_path[path].direction, params)),
+        descend(by_path, share(opt.schedule), share(opt.weight_decay_schedule)),
+    )
+
+
+def learning_rate_schedule(opt: Optimizer) -> Share:
+    """`optimizer.lr` under its schedule, for the update after `count` earlier ones."""
+    by_count = share(opt.schedule)
+    return lambda count: opt.lr * by_count(count)
+
+
+def _direction(opt: Optimizer, cfg: Model, rule: Rule) -> optax.GradientTransformation:
+    match opt:
+        case Muon() if rule.is_muon:
+            return muon.scale_by_muon(opt, cfg)
+        case Adafactor():
+            return adafactor.scale_by_adafactor(opt, cfg)
+        case Adamw() | Muon():
+            epsilon = opt.epsilon if isinstance(opt, Adamw) else opt.adamw.epsilon
+            return optax.scale_by_adam(b1=rule.b1, b2=rule.b2, eps=epsilon)

@@ -1,0 +1,60 @@
+"""Rewards: plain functions of (response, right answer) to a number, by name in one dict.
+
+They must be deterministic. `pool.Pool` runs them in worker processes under a time limit, so that they may be slow, hang
+or crash on some responses without harm to the run.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+
+from conf.schema.training.run_yaml import RunFileError
+from trainer.rewards.equal import same
+from trainer.rewards.extract import LONGEST_RESPONSE, extract, extract_boxed, is_marked
+
+Reward = Callable[[str, str], float]
+
+
+def answer_match(response: str, answer: str) -> float:
+    """1 if the response's answer, in whatever form it is given, is the right one."""
+    given = extract(response)
+    return float(given is not None and same(given, answer))
+
+
+def boxed(response: str, answer: str) -> float:
+    """1 if the answer that the response puts into a box is the right one."""
+    given = extract_boxed(response)
+    return float(given is not None and same(given, answer))
+
+
+def answer_format(response: str, answer: str) -> float:
+    """1 if the response marks its answer, with `####` or a closed box, right or wrong."""
+    return float(is_marked(response))
+
+
+def length(response: str, answer: str) -> float:
+    """Of a right answer, the share of LONGEST_RESPONSE characters that it does without; 0 for a wrong one.
+
+    After the length reward of Kimi k1.5 (https://arxiv.org/abs/2501.12599, 2.3.3), which rewards no short wrong answer
+    either; unlike there it does not depend on the other samples of the group.
+    """
+    unused = 1 - min(len(response), LONGEST_RESPONSE) / LONGEST_RESPONSE
+    return answer_match(response, answer) * unused
+
+
+REWARDS: dict[str, Reward] = {"answer_match": answer_match, "boxed": boxed, "format": answer_format, "length": length}
+
+
+def resolve(name: str) -> Reward:
+    """The function of that name: one of REWARDS, or `module:function`. Raises RunFileError where there is none."""
+    if name in REWARDS:
+        return REWARDS[name]
+    module, _, function = name.partition(":")
+    try:
+        found: Reward | None = getattr(importlib.import_module(module), function, None)
+    except Exception as error:
+        raise RunFileError(f"loop.rewards: {module} cannot be imported here: {error!r}") from error
+    if not callable(found):
+        raise RunFileError(f"loop.rewards: module {module} has no function {function}")
+    return found
