@@ -8,15 +8,12 @@ from __future__ import annotations
 
 import json
 import sys
-from argparse import Namespace
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from conf.schema.config import Config
 from conf.schema.validation import validate
-from controller.cli.main import Command
-from controller.cli.verbs.run.up import carry_out
 from controller.context import Context
 from controller.core.clock import Clock
 from controller.core.errors import ConfigError, SlipwayError
@@ -27,6 +24,9 @@ from controller.plan.build import Plan
 from controller.records.restore import plan_of
 from controller.resources.bastion.vm import Bastion, BastionRoles, Package
 from controller.resources.project.services import Services
+from controller.run.drive import drive as drive_run
+from controller.run.options import RunOptions
+from controller.run.text_screen import TextScreen
 from controller.ssh.iap import ENDPOINT
 from controller.ssh.route import fleet
 
@@ -72,10 +72,11 @@ def drive(orders: dict[str, Any]) -> None:
         iap=orders["iap"] or ENDPOINT,
         os_login=None if config.ssh.os_login == "auto" else config.ssh.os_login,
     )
-    flags = Namespace(json=False, yes=document["yes"], detach=False, queue=False, take_over=False)
-    command = Command("up", flags, tuple(document["overrides"]))
     try:
-        carry_out(command, pod_of(plan_of(document, config, google, home)), world, None, handed_over=document)
+        plan = pod_of(plan_of(document, config, google, home))
+        options = RunOptions(tuple(document["overrides"]), yes=document["yes"])
+        with TextScreen(plan) as screen:
+            drive_run(options, plan, world, None, screen, handed_over=document)
     finally:
         world.close()
 

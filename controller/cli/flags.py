@@ -97,8 +97,7 @@ VERBS: dict[str, Verb] = {
     ),
     "rehearse": Verb(
         "the same plan, scaled down, on an emulated cloud of its own, a preemption included", "run", "guides.md",
-        (f"rehearse {FLAGSHIP}", f"rehearse --chaos 7 {QUICK}"),
-        (_flag("--chaos", "a schedule of misfortune drawn from a seed", type=int, metavar="SEED"),),
+        (f"rehearse {FLAGSHIP}",),
     ),
     "status": Verb(
         "the pod, the run and its workers; or the runs of a sweep", "look", "recovery.md",

@@ -10,21 +10,17 @@ import importlib
 import shlex
 import sys
 from argparse import Namespace
-from collections.abc import Sequence, Set
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from controller.cli import last_command
 from controller.cli.flags import HELP, VERBS, module_of, parser
-from controller.config.compose import OVERRIDE, compose, groups, laid_over
+from controller.config.compose import OVERRIDE, groups
 from controller.core.errors import ConfigError, SlipwayError
 from controller.core.printable import only_showing
-
-if TYPE_CHECKING:  # a verb that composes nothing need not wait for the schema
-    from conf.schema.config import Config
-    from conf.schema.validation import ConfigProblem
-    from controller.core.finding import Finding
+from controller.run.options import RunOptions
 
 HELP_WORDS = {*HELP.names}
 
@@ -40,60 +36,15 @@ class Command:
     """What stands behind `--`: a command for the workers."""
 
     @property
-    def run(self) -> str:
-        """The id that --run names, empty where the config words say what is meant."""
-        return getattr(self.flags, "run", None) or ""
-
-    def config(self) -> tuple[Config, list[Finding]]:
-        """The composed config and the findings of preflight.
-
-        Raises:
-            ConfigError: the config is unusable; every problem at once, those between sections included.
-        """
-        from controller.checks.preflight import preflight
-
-        config, problems = self._judged()
-        findings = preflight(config) if config else []
-        if config is None or problems:
-            raise ConfigError([*problems, *(f for f in findings if f.severity == "error")])
-        return config, findings
-
-    def bare_config(self) -> Config:
-        """The config of a verb that needs the cloud and no program, so that a missing program is no error.
-
-        Raises:
-            ConfigError: what the schema finds.
-        """
-        config, problems = self._judged()
-        if config is None or problems:
-            raise ConfigError(problems)
-        return config
-
-    def _judged(self) -> tuple[Config | None, list[ConfigProblem]]:
-        """What the words mean; with --plan what the file says, with the words laid over it."""
-        if file := getattr(self.flags, "plan", None):
-            from conf.schema.validation import validate
-            from controller.records.plan_file import planned
-
-            return validate(laid_over(planned(Path(file)), self.overrides))
-        return compose(self.overrides, extra_dir=Path.cwd() / "slipway")
-
-    def checked_config(self, without: Set[str] = frozenset()) -> Config:
-        """The config for a verb that acts: an error finding stops it, others are printed.
-
-        Args:
-            without: checks that the verb does not wait for.
-
-        Raises:
-            ConfigError: every error finding.
-        """
-        config, findings = self.config()
-        findings = [f for f in findings if f.check not in without]
-        if errors := [f for f in findings if f.severity == "error"]:
-            raise ConfigError(errors)
-        for finding in findings:
-            print(f"{finding.severity}: {finding}", file=sys.stderr)
-        return config
+    def options(self) -> RunOptions:
+        """Which run is meant and how to drive it; a flag that the verb does not take has its default."""
+        flags = vars(self.flags)
+        return RunOptions(
+            overrides=self.overrides,
+            run_id=flags.get("run") or "",
+            plan_file=Path(flags["plan"]) if flags.get("plan") else None,
+            **{name: flags.get(name, False) for name in ("yes", "detach", "queue", "take_over", "json")},
+        )
 
 
 def parse(argv: Sequence[str]) -> Command:
@@ -142,12 +93,8 @@ def _split(argv: Sequence[str]) -> tuple[Sequence[str], tuple[str, ...]]:
 
 def _with_recalled(command: Command) -> Command:
     """A verb that looks at a run means, without config words, the one last started from this folder."""
-    if (
-        command.overrides
-        or command.run
-        or getattr(command.flags, "sweep", None)
-        or command.verb not in last_command.VERBS
-    ):
+    meant = command.overrides or command.options.run_id or getattr(command.flags, "sweep", None)
+    if meant or command.verb not in last_command.VERBS:
         return command
     words, run = last_command.recall(Path.cwd())
     if not words and not run and command.verb in last_command.OF_THE_PROJECT:

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from controller.checks.preflight import probe
-from controller.cli.view import Screen
 from controller.context import Context
 from controller.core.errors import ConfigError
+from controller.core.ui import Screen
 from controller.gcp.client import ServiceDisabled
 from controller.gcp.prices import most, rate
 from controller.plan.build import Plan
 from controller.reconcile.resource import Absent
 
 
-def before_it_bills(plan: Plan, world: Context, view: Screen, *, yes: bool) -> None:
+def before_it_bills(plan: Plan, world: Context, screen: Screen, *, yes: bool) -> None:
     """Ask Google, then the user, before the first thing that is billed; a pod that is there already is paid for.
 
     Raises:
@@ -34,5 +34,5 @@ def before_it_bills(plan: Plan, world: Context, view: Screen, *, yes: bool) -> N
     price = rate(plan.config, world.clock.now())
     cost = "a price that is not known" if price.tpu is None else price
     question = f"Create {plan.node.title} for {cost}? The run costs {most(plan.config, price)}."
-    if not view.ask(question, yes):
+    if not screen.ask(question, yes):
         raise ConfigError("nothing was created; say --yes to go on without being asked")

@@ -18,9 +18,9 @@ from controller.records.ledger import Ledger
 from controller.records.restore import restored
 from controller.resources.pod.node import Node
 from controller.resources.workers.base import SshAccess
+from controller.run.options import RunOptions
 
 if TYPE_CHECKING:
-    from controller.cli.main import Command
     from controller.cloud.emulator import Emulator
     from controller.ssh.fleet import Fleet
 
@@ -79,24 +79,24 @@ class Session:
 
 
 @contextmanager
-def session(command: Command) -> Iterator[Session]:
-    """Open what the command names and close it again; an emulated cloud that holds no node is put to sleep."""
-    with opened(command) as (plan, world, emulator):
+def session(options: RunOptions) -> Iterator[Session]:
+    """Open what the options name and close it again; an emulated cloud that holds no node is put to sleep."""
+    with opened(options) as (plan, world, emulator):
         yield Session(plan, world, Ledger(world.google, plan.bucket, plan.run_id), emulator)
 
 
 @contextmanager
-def opened(command: Command, *, repeat: bool = False) -> Iterator[tuple[Plan, Context, Emulator | None]]:
-    """The plan that the command's words mean, or with --run the record, and a way to its cloud.
+def opened(options: RunOptions, *, repeat: bool = False) -> Iterator[tuple[Plan, Context, Emulator | None]]:
+    """The plan that the overrides mean, or the record of `options.run_id`, and a way to its cloud.
 
     Args:
         repeat: the record of a run that has finished means a new run like it.
     """
-    if command.run:
-        with restored(command.run, command.overrides, Path.cwd(), repeat=repeat) as found:
+    if options.run_id:
+        with restored(options.run_id, options.overrides, Path.cwd(), repeat=repeat) as found:
             yield found
         return
-    config = command.checked_config()
+    config = options.checked_config()
     plan = build(config, project_of(config), Path.cwd())
     with connected(config) as (world, emulator):
         yield plan, world, emulator

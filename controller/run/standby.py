@@ -8,9 +8,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import Enum, auto
 
-from controller.cli.view import Screen
 from controller.context import Context
 from controller.core.errors import SlipwayError
+from controller.core.ui import Screen
 from controller.gcp.client import GoogleError
 from controller.lease.lease import Lease
 from controller.lease.store import Seen
@@ -56,7 +56,7 @@ class Beside:
     world: Context
     ledger: Ledger
     lease: Lease
-    view: Screen
+    screen: Screen
     poll_seconds: float
     _holder: Seen | None = field(default=None)
     _told: str = ""
@@ -86,10 +86,10 @@ class Beside:
                     self._note(f"now {seen.term} acts on this pod")
                 self._holder = seen
                 if self._look_on():
-                    self.view.detached()
+                    self.screen.show_detached()
                     return Left.DETACHED
         except KeyboardInterrupt:
-            self.view.detached()
+            self.screen.show_detached()
             return Left.DETACHED
 
     def _after(self, last: Seen | None) -> Left:

@@ -11,11 +11,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from controller.cli.view import SHOWN
 from controller.core.clock import Clock
 from controller.core.events import Event
-from controller.records.ledger import Result
+from controller.core.ui import FinishedRun
 from controller.records.spending import Spent
+from controller.run.text_screen import SHOWN_METRICS
 
 BARS = "▁▂▃▄▅▆▇█"
 POINTS = 24
@@ -123,19 +123,14 @@ class Board:
             draft.replace(self._file)
 
 
-class Screen:
+class BoardScreen:
     """Shows one run on the board; asks nothing, since the sweep has asked."""
 
     def __init__(self, board: Board, run: str, clock: Clock) -> None:
         self._board, self._run, self._clock = board, run, clock
 
-    @property
-    def usd_per_hour(self) -> float | None:
-        return None
-
-    @usd_per_hour.setter
-    def usd_per_hour(self, price: float | None) -> None:
-        self._board.price(self._run, price)
+    def set_price(self, usd_per_hour: float | None) -> None:
+        self._board.price(self._run, usd_per_hour)
 
     def __call__(self, event: Event) -> None:
         self._board.tell(self._run, event)
@@ -143,10 +138,10 @@ class Screen:
     def ask(self, question: str, yes: bool) -> bool:
         return yes
 
-    def detached(self) -> None:
+    def show_detached(self) -> None:
         pass
 
-    def finished(self, result: Result, *, again: bool = False, cost: str = "") -> None:
+    def show_result(self, result: FinishedRun, *, again: bool = False, cost: str = "") -> None:
         shown = {key: value for key, value in result.summary.items() if isinstance(value, int | float)}
         words = "  ".join(f"{key} {value:.4g}" for key, value in list(shown.items())[:3])
         self._board.state(self._run, "finished", words, seconds=result.seconds, cost=cost)
@@ -232,6 +227,6 @@ def _take(line: Line, metrics: dict[str, Any]) -> None:
     if isinstance(total := metrics.get("steps_total"), int | float):
         line.steps_total = int(total)
     line.step_time = metrics.get("step_time") or line.step_time
-    line.metric = line.metric or next((name for name in SHOWN if metrics.get(name) is not None), "")
+    line.metric = line.metric or next((name for name in SHOWN_METRICS if metrics.get(name) is not None), "")
     if isinstance(value := metrics.get(line.metric), int | float):
         line.values = [*line.values, float(value)][-POINTS:]

@@ -9,23 +9,24 @@ from __future__ import annotations
 
 import threading
 import time
-from argparse import Namespace
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Protocol
 
 from conf.schema.config import Config
-from controller.cli.main import Command
-from controller.cli.verbs.run.up import carry_on
 from controller.cloud.connect import connected
+from controller.cloud.emulator import Emulator
 from controller.context import Context
 from controller.core.errors import Fenced, SlipwayError
 from controller.core.events import Event, Events
 from controller.lease.lease import Lease
-from controller.records.ledger import Result
+from controller.records.ledger import Ledger, Result
 from controller.resources.pod.node import Node
-from controller.sweep.board import Board, Line, Screen
+from controller.run.drive import drive
+from controller.run.launch import stop
+from controller.run.options import RunOptions
+from controller.sweep.board import Board, BoardScreen, Line
 from controller.sweep.definition import Builder, Job, on_pod
 from controller.sweep.pods import delete_unused, record
 
@@ -159,7 +160,7 @@ class Pool:
         with self._lock:
             return None if self._no_more or self._left.is_set() else self.source.take(pod)
 
-    def _carry(self, job: Job, pod: int, world: Context, emulator: object) -> bool:
+    def _carry(self, job: Job, pod: int, world: Context, emulator: Emulator | None) -> bool:
         """One run, as often as the policy says; is the pod to be used any further?"""
         sweep = self.any_config.sweep
         tries = 1 + (sweep.retries if sweep.on_failure == "retry" else 0)
@@ -189,11 +190,10 @@ class Pool:
             self._no_more = self._no_more or sweep.on_failure == "stop"
         return sweep.on_failure != "stop" or self.any_config.cleanup.on_failure == "delete"
 
-    def _once(self, job: Job, pod: int, world: Context, emulator: object) -> Result | None:
+    def _once(self, job: Job, pod: int, world: Context, emulator: Emulator | None) -> Result | None:
         plan = self.builder.plan(on_pod(job.config, pod))
         world.events = Events(world.clock)
-        screen = Screen(self.board, job.run_id, world.clock)
-        world.events.listen(screen)
+        screen = BoardScreen(self.board, job.run_id, world.clock)
         pruned = False
 
         def watch(event: Event) -> None:
@@ -206,18 +206,14 @@ class Pool:
                 end_now(plan.run_id)
 
         def end_now(run_id: str) -> None:
-            from controller.records.ledger import Ledger
-            from controller.run.launch import stop
-
             Ledger(world.google, self.bucket, run_id).cancel()
             node = plan.node.observe(world, {})
             if isinstance(node, Node):
                 stop(world.fleet(node), run_id)
 
         world.events.listen(watch)
-        flags = Namespace(json=False, yes=True, detach=False, queue=True, take_over=False, run=None)
-        command = Command("up", flags, job.variant.words)
-        return carry_on(command, plan, world, emulator, screen, self.sweep_id)  # pyright: ignore[reportArgumentType]
+        options = RunOptions(job.variant.words, yes=True, queue=True)
+        return drive(options, plan, world, emulator, screen, sweep=self.sweep_id)
 
     def _let_go(self, pod: int, world: Context) -> None:
         """Nothing is left for this pod; an earlier controller may have left it without coming to that."""

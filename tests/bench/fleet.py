@@ -55,7 +55,7 @@ def measure(words: Sequence[str], options: argparse.Namespace) -> None:
     first, memory = slipway("up", *words)
     again, memory_again = slipway("up", *words, "run.seed=1")
     rows = [("`up` from nothing, echo program", first), ("`up` again, another run on the same pod", again)]
-    config = cli.parse(["up", *words]).checked_config()
+    config = cli.parse(["up", *words]).options.checked_config()
     plan = build(config, project_of(config), Path.cwd())
     rows.append(("reconcile with nothing to do", repeated(options.repeat, lambda: nothing_to_do(config, plan))))
     rows.append(("`slipway status`, whole command", repeated(options.repeat, lambda: slipway("status", *words)[0])))

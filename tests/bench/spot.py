@@ -22,7 +22,6 @@ from types import SimpleNamespace
 from typing import Any, ClassVar, cast
 from unittest import mock
 
-from controller.cli.verbs.run import up
 from controller.config.compose import compose
 from controller.context import Context
 from controller.core.errors import SlipwayError
@@ -32,7 +31,9 @@ from controller.reconcile.resource import Absent, Diff, Have, Resource, Scope
 from controller.records.ledger import Ledger
 from controller.recovery.diagnosis import Observed, WorkerSeen, judge
 from controller.resources.pod.node import Node
+from controller.run import attempt, drive
 from controller.run.follow import Outcome
+from controller.run.options import RunOptions
 from controller.ssh.connect import WorkerError
 from controller.ssh.fleet import WorkersFailed
 from tests.bench.market import Fleet, Google, Market, Over, Simulated, draw_market
@@ -120,24 +121,22 @@ def on_slipway(market: Market, costs: Costs, tell: Callable[[Event], None] = lam
             "a-project", cast(Any, google), clock, events, Path(folder), "me", 5.0, make, draw=random.Random(0).random
         )
         ledger = Ledger(cast(Any, google), plan.bucket, plan.run_id)
-        flags = SimpleNamespace(detach=False, queue=False, yes=True, take_over=False)
-        command: Any = SimpleNamespace(flags=flags, overrides=WORDS)
 
         def follower(**given: Any) -> Any:
             return SimpleNamespace(follow=lambda: followed(google, costs, day, plan, given))
 
-        view: Any = SimpleNamespace(detached=lambda: None)
-        run = up.Up(command, plan, world, ledger, view, mock.MagicMock())
-        run.lease = mock.MagicMock()  # nobody else is there
-        run.lease.look.return_value, run.lease.hold.return_value = None, 1
-        run.lease.kept.return_value.__exit__.return_value = False
-        run._asked_about_costs = True
-        with mock.patch.object(up, "Follower", follower):
+        lease = mock.MagicMock()  # nobody else is there
+        lease.look.return_value, lease.hold.return_value = None, 1
+        lease.kept.return_value.__exit__.return_value = False
+        with mock.patch.object(drive, "lease_of", return_value=lease), mock.patch.object(attempt, "Follower", follower):
+            options = RunOptions(WORDS, yes=True)
+            driver = drive.RunDriver(options, plan, world, ledger, mock.MagicMock(), mock.MagicMock())
+            driver._cost_confirmed = True
             try:
-                run.run()
+                driver.run()
             except (Over, SlipwayError) as end:
                 tell(Event(clock.now(), "note", plan.run_id, f"{type(end).__name__}: {end}"))
-        day.usd = run.spending.spent().usd
+        day.usd = driver.spending.spent().usd
     day.ended, day.paid, day.pods = clock.elapsed, google.paid(), len(google.pods)
     return day
 

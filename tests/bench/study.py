@@ -158,7 +158,7 @@ def finished(home: Path) -> list[str]:
 
 def cloud(home: Path, words: tuple[str, ...]) -> emulator.Emulator:
     """The emulated cloud of a state folder, awake."""
-    config = cli.parse(["up", *words]).config()[0]
+    config = cli.parse(["up", *words]).options.config()[0]
     return emulator.ensure_running(config.cloud, str(home))  # pyright: ignore[reportArgumentType]
 
 

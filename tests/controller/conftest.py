@@ -49,7 +49,7 @@ class Slipway:
 
     def cloud(self) -> Emulator:
         """The emulated cloud, awake."""
-        config = main.parse(["plan", ECHO, *self.base]).config()[0]
+        config = main.parse(["plan", ECHO, *self.base]).options.config()[0]
         assert config.cloud.kind == "local"
         return emulator.ensure_running(config.cloud, str(self.home))  # pyright: ignore[reportArgumentType]
 

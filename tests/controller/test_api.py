@@ -43,6 +43,6 @@ def test_the_rows_of_a_search_are_those_that_it_drew(tmp_path: Path, monkeypatch
     made_by = study(words, Path.cwd()).id
     rows = [{"run": name, "created": at, "sweep": made_by} for at, name in ((2.0, "late"), (1.0, "early"))]
     monkeypatch.setattr(
-        "controller.cli.verbs.run.sweep.up", lambda command: index.add(tmp_path, [*rows, {"run": "other"}])
+        "controller.sweep.drive.drive_sweep", lambda options: index.add(tmp_path, [*rows, {"run": "other"}])
     )
     assert [row["run"] for row in api.sweep(*words)] == ["early", "late"]

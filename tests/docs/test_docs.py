@@ -47,19 +47,19 @@ def test_commands_are_understood(words: str) -> None:
         return  # a file of the reader's
     if command.verb == "rehearse":
         command = replace(command, overrides=(*command.overrides, "cloud=local"))
-    if command.verb in last_command.VERBS and not command.overrides and not command.run:
+    if command.verb in last_command.VERBS and not command.overrides and not command.options.run_id:
         command = replace(command, overrides=("+experiment=quickstart",))  # they mean the last run
     if getattr(command.flags, "multirun", False):
         found = study(command.overrides, ROOT)
         assert found.jobs or found.space  # a search draws its runs later
     elif (
         command.verb in ("orphans", "init", "runs", "report", "tensorboard")
-        or command.run
+        or command.options.run_id
         or getattr(command.flags, "sweep", None)
     ):
-        assert command.bare_config()
+        assert command.options.cloud_config()
     elif command.verb != "localcloud" and VERBS[command.verb].config:
-        _, findings = command.config()
+        _, findings = command.options.config()
         assert [str(f) for f in findings if f.severity == "error"] == []
 
 

@@ -78,7 +78,7 @@ def test_the_live_view(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, on_termi
     (tmp_path / "code.py").write_text("")
     monkeypatch.setattr(sys, "stdout", screen := Tty() if on_terminal else io.StringIO())
     words = ["plan", "cloud=local", "program=command", "program.command=[a]", "env.packages=none"]
-    plan = build(main.parse(words).config()[0], "slipway-local", tmp_path)
+    plan = build(main.parse(words).options.config()[0], "slipway-local", tmp_path)
     said: list[tuple[str, dict[str, Any]]] = [
         ("log", {"worker": 0}),
         ("note", {}),
@@ -92,7 +92,7 @@ def test_the_live_view(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, on_termi
             view(Event(Clock().now(), kind, HOSTILE, HOSTILE, data))  # pyright: ignore[reportArgumentType]
         if view._live is not None:
             view._live.refresh()
-        view.finished(Result("r", "finished", 1, 0.0, 0.0, {HOSTILE: HOSTILE, "x": [HOSTILE], "y": float("nan")}))
+        view.show_result(Result("r", "finished", 1, 0.0, 0.0, {HOSTILE: HOSTILE, "x": [HOSTILE], "y": float("nan")}))
     shown = screen.getvalue()
     assert "[/][bold]" in shown
     for sign in ("\x1b]", "\x1b[6n", "\x07", "\x08", "\x7f", "\x9b", "\u202e", "\u2066"):

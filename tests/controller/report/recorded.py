@@ -86,7 +86,7 @@ def recorded(
 
 @cache
 def _base() -> str:
-    return json.dumps(parse(["plan", "+experiment=quickstart"]).bare_config().model_dump(mode="json"))
+    return json.dumps(parse(["plan", "+experiment=quickstart"]).options.cloud_config().model_dump(mode="json"))
 
 
 def _config(words: Sequence[str]) -> dict[str, Any]:

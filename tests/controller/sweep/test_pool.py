@@ -95,7 +95,7 @@ def test_a_pod_goes_on_with_the_run_that_it_had(tmp_path: Path, monkeypatch: pyt
 
 
 def test_the_estimate_is_by_runs_of_the_same_name(tmp_path: Path) -> None:
-    config = main.parse(["plan", "+experiment=quickstart", "tpu=v6e_8", "cloud=gcp"]).bare_config()
+    config = main.parse(["plan", "+experiment=quickstart", "tpu=v6e_8", "cloud=gcp"]).options.cloud_config()
     assert estimate(config, 12, 2, tmp_path, 0.0).hours is None
     row = {"name": "quickstart", "type": config.tpu.accelerator_type, "state": "finished", "metrics": {}}
     index.add(tmp_path, [{**row, "run": str(i), "seconds": seconds} for i, seconds in enumerate((90.0, 100.0, 500.0))])

@@ -37,7 +37,7 @@ def test_ssh_that_stays_refused_is_told(slipway: Slipway) -> None:
 
 def test_a_worker_that_freezes_is_noticed(slipway: Slipway) -> None:
     assert slipway("up", *KEEP)[0] == 0
-    with session(main.parse(["status", *KEEP, *slipway.base])) as now:
+    with session(main.parse(["status", *KEEP, *slipway.base]).options) as now:
         fleet = now.workers()
         assert not failures(fleet.call_all("observe", {}))
         access = fleet._access
@@ -57,7 +57,7 @@ def test_a_worker_that_freezes_is_noticed(slipway: Slipway) -> None:
 
 def test_os_login_where_the_project_wants_it(slipway: Slipway) -> None:
     cloud = slipway.cloud()
-    with connected(main.parse(["plan", *KEEP, *slipway.base]).config()[0], keep_awake=True) as (world, _):
+    with connected(main.parse(["plan", *KEEP, *slipway.base]).options.config()[0], keep_awake=True) as (world, _):
         body = {"items": [{"key": "enable-oslogin", "value": "TRUE"}]}
         world.google.call("compute", "projects.setCommonInstanceMetadata", project="slipway-local", body=body)
     code, out, err = slipway("up", *KEEP)

@@ -62,7 +62,7 @@ def slipway(*words: str, **options) -> subprocess.Popen[str]:
 
 
 def tunnels(place: Path) -> int:
-    config = main.parse(["plan", *WORDS]).config()[0]
+    config = main.parse(["plan", *WORDS]).options.config()[0]
     assert isinstance(config.cloud, LocalCloud)
     cloud = ensure_running(config.cloud, str(place.parent / "home"))
     return sum(request["api"] == "iap" for request in cloud.requests())

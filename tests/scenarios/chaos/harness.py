@@ -27,9 +27,9 @@ from controller.cloud import emulator
 from controller.cloud.emulator import Emulator
 from controller.config.compose import compose
 from controller.localcloud.vms.processes import MARKER
-from controller.rehearsal.fault_schedule import Spec
 from tests.controller.state import comparable
 from tests.paths import ROOT
+from tests.scenarios.chaos.fault_schedule import Spec
 from tests.scenarios.chaos.hurried import hurried
 
 LOCAL = ("cloud=local", "cloud.operation_seconds=0")
@@ -96,7 +96,7 @@ class Stand:
         with (
             hurried(jump),
             mock.patch("controller.cloud.connect.ensure_running", return_value=self.cloud()),
-            mock.patch("controller.cli.main.compose", _composed),
+            mock.patch("controller.run.options.compose", _composed),
             mock.patch.dict(os.environ, environment),
             contextlib.chdir(self._repository),
             contextlib.redirect_stdout(said),

@@ -1,6 +1,6 @@
 """Seeded schedules of misfortune: whatever happens, the run ends with the same numbers, and nothing is left behind.
 
-`pytest tests/chaos --chaos 60:560` tries others.
+`pytest tests/scenarios/chaos --chaos 60:560` tries others.
 """
 
 from __future__ import annotations
@@ -9,10 +9,10 @@ from collections.abc import Sequence
 
 import pytest
 
-from controller.rehearsal.fault_schedule import Spec, Stage, schedule
 from tests.conftest import seeds
 from tests.scenarios.chaos.conftest import StandOf
 from tests.scenarios.chaos.counter import STEPS
+from tests.scenarios.chaos.fault_schedule import ChaosScenario, Spec, fault_schedule
 from tests.scenarios.chaos.harness import Stand
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
@@ -33,7 +33,7 @@ def of_counter(seed: int) -> tuple[int, tuple[Spec, ...]]:
     """How many workers a seed has, and its schedule."""
     workers = 2 if seed % 3 == 0 else 1
     objects = [f"beats/{step:02d}-" for step in range(STEPS + 1)] + ["checkpoints/2/", "checkpoints/4/done", "final/"]
-    return workers, schedule(seed, Stage(workers, objects, seconds=1.5, blink=3.0, kills_controller=True))
+    return workers, fault_schedule(seed, ChaosScenario(workers, objects, seconds=1.5, max_blip_seconds=3.0))
 
 
 def survives(stand_of: StandOf, workers: int, faults: Sequence[Spec], jump: int = 0) -> None:

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from controller.rehearsal.fault_schedule import Spec, Stage, schedule
 from tests.conftest import seeds
 from tests.scenarios.chaos.conftest import StandOf
+from tests.scenarios.chaos.fault_schedule import ChaosScenario, Spec, fault_schedule
 from tests.scenarios.chaos.harness import Ended
 from tests.scenarios.experiments.test_quickstart import weights
 
@@ -30,7 +30,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 def of_training(seed: int) -> tuple[Spec, ...]:
     objects = [f"checkpoints/{step}/commit_success" for step in (2, 4, 6)]
-    return schedule(seed, Stage(2, objects, seconds=8.0, blink=4.0, kills_controller=True))
+    return fault_schedule(seed, ChaosScenario(2, objects, seconds=8.0, max_blip_seconds=4.0))
 
 
 def parameters(ended: Ended, folder: Path) -> dict[str, np.ndarray[Any, Any]]:

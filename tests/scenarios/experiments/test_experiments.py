@@ -44,7 +44,7 @@ def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 def planned(name: str, *words: str) -> tuple[Config, Plan]:
-    config, findings = main.parse(["plan", f"+experiment={name}", "cloud.project=a-project", *words]).config()
+    config, findings = main.parse(["plan", f"+experiment={name}", "cloud.project=a-project", *words]).options.config()
     assert [str(finding) for finding in findings if finding.severity == "error"] == []
     assert preflight(config) == findings
     return config, build(config, "a-project", Path.cwd())
@@ -148,8 +148,8 @@ def test_wandb_speaks_only_where_it_is_asked_to(name: str, repository: list[str]
 @pytest.mark.parametrize("name", EXPERIMENTS)
 def test_tiny_changes_no_command(name: str) -> None:
     """So that a rehearsal proves the very words that will run on the pod."""
-    full, _ = main.parse(["plan", f"+experiment={name}"]).config()
-    tiny, _ = main.parse(["plan", f"+experiment={name}", "scale=tiny"]).config()
+    full, _ = main.parse(["plan", f"+experiment={name}"]).options.config()
+    tiny, _ = main.parse(["plan", f"+experiment={name}", "scale=tiny"]).options.config()
     assert tiny.program.command == full.program.command
     assert tiny.env.vars == full.env.vars
     assert (tiny.code.stand_in, tiny.code.repository) == (True, None)
@@ -157,7 +157,7 @@ def test_tiny_changes_no_command(name: str) -> None:
 
 def scripts(name: str) -> list[str]:
     """The Python that a program's setup holds."""
-    config, _ = main.parse(["plan", f"+experiment={name}"]).config()
+    config, _ = main.parse(["plan", f"+experiment={name}"]).options.config()
     return [argv[2] for argv in config.program.setup if argv[:2] == ("python", "-c")]
 
 
@@ -181,7 +181,7 @@ def test_setup_makes_one_whole_config_of_the_studys_two(tmp_path: Path) -> None:
     (configs / "base_sudoku_tpu.yaml").write_text(yaml.safe_dump(base))
     own = {"defaults": ["../base_sudoku_tpu"], "training": {"global_batch_size": 256}}
     (configs / "experiments" / "e1_1_baseline.yaml").write_text(yaml.safe_dump(own))
-    config, _ = main.parse(["plan", "+experiment=trm_e1_1_baseline_xla"]).config()
+    config, _ = main.parse(["plan", "+experiment=trm_e1_1_baseline_xla"]).options.config()
     places = {"TRM_DATASET": "gs://b/assets/s", "TRM_RUN_DIR": "gs://b/runs/r"}
     environment = {**os.environ, **config.env.vars, **places}
     subprocess.run(

@@ -14,7 +14,7 @@ FLAGSHIPS = {"gemma2b_gsm8k": 1e-7, "gemma2b_gsm8k_fast": 1e-6}
 
 
 def composed(name: str, *words: str) -> Config:
-    config, findings = main.parse(["plan", f"+experiment={name}", "cloud.project=a-project", *words]).config()
+    config, findings = main.parse(["plan", f"+experiment={name}", "cloud.project=a-project", *words]).options.config()
     assert [str(finding) for finding in [*findings, *preflight(config)] if finding.severity == "error"] == []
     return config
 

@@ -45,7 +45,7 @@ def run(capsys: pytest.CaptureFixture[str], *words: str) -> str:
 def folder_of(home: Path, run: str = "") -> Path:
     """The bucket's objects of a run, of all by default, as files."""
     target = home / f"copy{run}"
-    config = main.parse(["up", *SHORT]).config()[0]
+    config = main.parse(["up", *SHORT]).options.config()[0]
     cloud = emulator.ensure_running(config.cloud, str(home))  # pyright: ignore[reportArgumentType]
     google = client(cloud)
     bucket = "slipway-local-slipway-us-central2"

@@ -127,7 +127,7 @@ def test_nothing_billed_is_made_unasked(slipway: Slipway, monkeypatch: pytest.Mo
     assert slipway.mutations() == []
     asked: list[str] = []
     monkeypatch.setattr("sys.stdin.isatty", lambda: True, raising=False)
-    monkeypatch.setattr("rich.console.Console.input", lambda _, question: asked.append(question) or "no")
+    monkeypatch.setattr("rich.console.Console.input", lambda _, question, markup: asked.append(question) or "no")
     assert slipway("up", ECHO, *ONE, price)[0] == 2
     assert asked[0].startswith("Create TPU v6e-1 (1 worker)")
     assert "for $3.00 per hour (budget.usd_per_hour)? The run costs no limit" in asked[0]

@@ -170,7 +170,7 @@ def test_out_of_hbm_says_what_fits_if_that_was_asked_before(slipway: Slipway) ->
     (slipway.repository / "train.py").write_text(
         "raise RuntimeError('RESOURCE_EXHAUSTED: Ran out of memory in memory space hbm. Used 20.8G of 15.7G')"
     )
-    file = fit_cache.file(main.parse(["plan", *RUN, *slipway.base, "tpu=v5litepod_8"]).config()[0])
+    file = fit_cache.file(main.parse(["plan", *RUN, *slipway.base, "tpu=v5litepod_8"]).options.config()[0])
     file.parent.mkdir(parents=True)
     file.write_text(json.dumps({"programs": [], "fix": {"overrides": ["loop.micro_batch_size=1", "model.remat=full"]}}))
     code, _, err = slipway("up", *RUN, "tpu=v5litepod_8")

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def run(command: Command) -> int:
-    with session(command) as now:
+    with session(command.options) as now:
         run_id, fleet = now.plan.run_id, now.fleet()
         running = alive(fleet) if fleet is not None else set()
         cancelled = run_id in running

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-import sys
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from controller.cleanup.dependents import elsewhere, tenants
 from controller.cli.view import View
 from controller.core.errors import ConfigError
+from controller.core.ui import confirm
 from controller.lease.scope import lease_of
 from controller.plan.preview import Row, preview
 from controller.reconcile.reconciler import destroy
@@ -27,14 +27,14 @@ if TYPE_CHECKING:
 
 
 def run(command: Command) -> int:
-    with session(command) as now:
+    with session(command.options) as now:
         everything = command.flags.all
         rows = [row for row in _look(now, everything) if _is_there(row)]
         present = [row.resource for row in rows if _is_doomed(row, everything)]
         running = _running(now)
         if everything:
             _refuse_if_used(now, present)
-        if (present or running) and (everything or running) and not _sure(command, present, running):
+        if (present or running) and (everything or running) and not _confirm(command, present, running):
             names = f"{', '.join(sorted(running))} is running there; " if running else ""
             raise ConfigError(f"nothing was deleted; {names}say --yes to go on without being asked")
         for run_id in running:  # whoever follows it must not take this for a preemption
@@ -147,10 +147,7 @@ def _running(now: Session) -> set[str]:
     return found | {a["active"]["run_id"] for a in answers if isinstance(a, dict) and a["active"]}
 
 
-def _sure(command: Command, present: list[Resource], running: set[str]) -> bool:
-    if command.flags.yes or not sys.stdin.isatty():
-        return command.flags.yes
-    if running:
-        print("This ends", ", ".join(sorted(running)))
-    print("This deletes:", *(f"  {r.title}" for r in present), sep="\n")
-    return input("Go on? [y/N] ").strip().lower() in ("y", "yes")
+def _confirm(command: Command, present: list[Resource], running: set[str]) -> bool:
+    ends = [f"This ends {', '.join(sorted(running))}"] if running else []
+    details = [*ends, "This deletes:", *(f"  {r.title}" for r in present)]
+    return confirm("Go on?", yes=command.flags.yes, details=details)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from controller.cleanup.orphans import Thing, delete, things
 from controller.cloud.connect import NO_PROJECT, connected, project_of
 from controller.core.errors import ConfigError
+from controller.core.ui import confirm
 from controller.plan.project import bucket_name
 
 if TYPE_CHECKING:
@@ -18,14 +19,15 @@ if TYPE_CHECKING:
 
 
 def run(command: Command) -> int:
-    config = command.bare_config()
+    config = command.options.cloud_config()
     project = project_of(config)
     if project == NO_PROJECT:
         raise ConfigError("cloud.project: is not set; set it, or run `gcloud config set project ID`")
     with connected(config) as (world, _):
         found = things(world, [bucket_name(config, project)])
         doomed = [thing for thing in found if not thing.use] if command.flags.delete else []
-        if doomed and not _sure(command, doomed):
+        details = ["This deletes:", *(f"  {thing.title}: {thing.why}" for thing in doomed)]
+        if doomed and not confirm("Go on?", yes=command.flags.yes, details=details):
             raise ConfigError("nothing was deleted; say --yes to go on without being asked")
         for thing in doomed:
             delete(world, thing)
@@ -54,10 +56,3 @@ def as_lines(found: list[Thing], project: str, words: tuple[str, ...]) -> list[s
 
 def _price(thing: Thing) -> str:
     return "      ?    " if thing.usd_per_hour is None else f"{f'${thing.usd_per_hour:.3f}/h':>11}"
-
-
-def _sure(command: Command, doomed: list[Thing]) -> bool:
-    if command.flags.yes or not sys.stdin.isatty():
-        return command.flags.yes
-    print("This deletes:", *(f"  {thing.title}: {thing.why}" for thing in doomed), sep="\n")
-    return input("Go on? [y/N] ").strip().lower() in ("y", "yes")

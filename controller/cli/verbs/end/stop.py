@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def run(command: Command) -> int:
-    with session(command) as now:
+    with session(command.options) as now:
         node = now.node()
         name = now.plan.node.name
         if not isinstance(node, Node) or node.state not in ("READY", "STOPPED"):

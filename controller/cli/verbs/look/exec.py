@@ -31,7 +31,7 @@ def run(command: Command) -> int:
     if not command.rest:
         raise ConfigError("what to run comes behind two dashes: slipway exec --worker all -- nproc")
     shell = command.rest[0] if len(command.rest) == 1 else shlex.join(command.rest)
-    with session(command) as now:
+    with session(command.options) as now:
         fleet = now.workers()
         if command.flags.worker != "all" and not command.flags.json:
             link = fleet.link(now.worker(command.flags.worker))

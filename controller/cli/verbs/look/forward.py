@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 def run(command: Command) -> int:
     port, remote = ports(command.flags.port)
-    with session(command) as now:
+    with session(command.options) as now:
         worker = now.worker(command.flags.worker)
         link = now.workers().link(worker)
         link.run("true")  # what is wrong with the way there is told now, not at the first page

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def run(command: Command) -> int:
-    with session(command) as now:
+    with session(command.options) as now:
         worker = now.worker(command.flags.worker)
         launches = now.ledger.launches()
         if not launches:

@@ -50,6 +50,6 @@ def _reading(command: Command, state: Path) -> Iterator[Read]:
     from controller.cloud.connect import connected, project_of
     from controller.plan.project import bucket_name
 
-    config = command.bare_config()
+    config = command.options.cloud_config()
     with connected(config) as (world, _):
         yield from_bucket(world.google, bucket_name(config, project_of(config)), from_here(state))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,7 +17,7 @@ if TYPE_CHECKING:
 
 def run(command: Command) -> int:
     flags = command.flags
-    state = state_of(command)
+    state = command.options.state_dir
     if flags.refresh:
         refresh(command, state)
     if flags.diff:
@@ -40,19 +39,12 @@ def _diff(command: Command, state: Path) -> int:
     return 0
 
 
-def state_of(command: Command) -> Path:
-    """The state folder; without config words no config is composed, which takes longer than ten thousand rows."""
-    if command.overrides:
-        return Path(command.bare_config().run.state_dir).expanduser()
-    return Path(os.environ.get("SLIPWAY_HOME") or "~/.slipway").expanduser()
-
-
 def asked_for(command: Command) -> tuple[Path, str, list[index.Row]]:
     """The state folder, and the runs that a verb with the flags of `report` means, with a name for them together."""
     from controller.records.selection import selected
     from controller.sweep.board import runs_of_sweeps
 
-    flags, state = command.flags, state_of(command)
+    flags, state = command.flags, command.options.state_dir
     if flags.refresh:
         refresh(command, state)
     words = (flags.runs, flags.sweep, flags.where, flags.sort, flags.last)
@@ -64,7 +56,7 @@ def refresh(command: Command, state: Path) -> None:
     from controller.cloud.connect import connected, project_of
     from controller.plan.project import bucket_name
 
-    config = command.bare_config()
+    config = command.options.cloud_config()
     with connected(config) as (world, _):
         found = index.published(world.google, bucket_name(config, project_of(config)))
     known = {row["run"]: row for row in index.rows(state)}

@@ -13,6 +13,6 @@ if TYPE_CHECKING:
 
 
 def run(command: Command) -> int:
-    with session(command) as now:
+    with session(command.options) as now:
         worker = now.worker(command.flags.worker)
         return interact(now.workers().link(worker), shlex.join(command.rest) if command.rest else None)

@@ -29,7 +29,7 @@ def run(command: Command) -> int:
         raise ConfigError(
             "--follow: of which sweep? `slipway status --sweep ID --follow`; `slipway logs --follow` is of a run"
         )
-    with session(command) as now:
+    with session(command.options) as now:
         document = look(now)
     if command.flags.json:
         print(json.dumps(document, indent=1))

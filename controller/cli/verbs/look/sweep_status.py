@@ -13,11 +13,10 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from controller.cli.verbs.look.runs import state_of
-from controller.cli.view import PLAIN_SECONDS
 from controller.core.clock import Clock
 from controller.core.errors import ConfigError
 from controller.records import index
+from controller.run.text_screen import PLAIN_LINE_SECONDS
 from controller.sweep.board import Line, Saved, counts, saved, table
 from controller.sweep.live import drawing, drawn
 
@@ -28,7 +27,7 @@ POLL_SECONDS = 1.0
 
 
 def run(command: Command, clock: Clock | None = None) -> int:
-    state = state_of(command)
+    state = command.options.state_dir
     show(state, meant(state, command.flags.sweep), clock or Clock(), command.flags)
     return 0
 
@@ -99,7 +98,7 @@ def _changed(lines: Iterable[Line], told: dict[str, tuple[Line, float]], now: fl
         if before is None:
             yield line
             continue
-        stepped = before.step != line.step and now - when >= PLAIN_SECONDS
+        stepped = before.step != line.step and now - when >= PLAIN_LINE_SECONDS
         if stepped or (before.state, before.pod) != (line.state, line.pod):
             yield line
 

@@ -75,7 +75,7 @@ def config_of(rows: list[Row], command: Command) -> Config:
     if len({(row.get("cloud"), row.get("project"), row.get("bucket")) for row in rows}) > 1:
         raise ConfigError("these runs are in several buckets; choose those of one: --where bucket=NAME")
     if command.overrides:
-        return command.bare_config()
+        return command.options.cloud_config()
     words = [f"cloud={'local' if rows[0].get('cloud') == 'local' else 'gcp'}"]
     words += [f"cloud.project={rows[0]['project']}"] if rows[0].get("project") else []
     config, problems = compose(words)

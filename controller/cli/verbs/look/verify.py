@@ -20,7 +20,7 @@ COLUMNS = ("code", "packages", "config", "devices", "reaches worker 0", "disk")
 
 
 def run(command: Command) -> int:
-    with session(command) as now:
+    with session(command.options) as now:
         fleet = now.fleet()
         if fleet is None:
             raise ConfigError(f"pod {now.plan.node.name} is not there; `slipway up` creates it")

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def run(command: Command) -> int:
-    config = command.checked_config(without={"fit"})
+    config = command.options.checked_config(without={"fit"})
     if config.program.kind != "trainer":
         raise ConfigError("program: only the bundled trainer's programs are known; fit needs program=trainer")
     # where data lies is of no account for shapes

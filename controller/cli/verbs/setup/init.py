@@ -14,6 +14,7 @@ from conf.schema.infra.topology import region, table, topology
 from controller.checks.project import METRICS, limit_of, quota_limits
 from controller.cloud.connect import NO_PROJECT, connected, project_of
 from controller.core.errors import ConfigError
+from controller.core.ui import confirm
 from controller.gcp.client import Forbidden, GoogleError, ServiceDisabled
 from controller.plan.project import bucket_name, shared_resources
 from controller.reconcile.reconciler import reconcile
@@ -57,7 +58,7 @@ class Choice:
 
 
 def run(command: Command) -> int:
-    config = command.bare_config()
+    config = command.options.cloud_config()
     project = project_of(config)
     if project == NO_PROJECT:
         raise ConfigError(
@@ -181,12 +182,9 @@ def _make_bucket(command: Command, config: Config, project: str, choice: Choice,
     tpu = config.tpu.model_copy(update={"zone": choice.zone, "zones": ()})
     placed = config.model_copy(update={"tpu": tpu})
     name = bucket_name(placed, project)
-    if not command.flags.yes:
-        if command.flags.json or not sys.stdin.isatty():
-            return None
-        words = f"Make the bucket {name} in {placed.cloud.bucket_location or region(choice.zone)} now? [y/N] "
-        if input(words).strip().lower() not in ("y", "yes"):
-            return None
+    question = f"Make the bucket {name} in {placed.cloud.bucket_location or region(choice.zone)} now?"
+    if not command.flags.yes and (command.flags.json or not confirm(question)):
+        return None
     reconcile([r for r in shared_resources(placed, name) if isinstance(r, Services | Bucket)], world)
     return name
 

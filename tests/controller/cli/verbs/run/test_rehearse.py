@@ -125,35 +125,3 @@ def test_two_of_one_name_do_not_get_into_each_others_way(home: Path, capsys: pyt
         code, _, err = rehearse(capsys, *mine)
     assert code == 2
     assert "run.name: a rehearsal of run is under way" in err
-
-
-COUNTS = """
-import json, os, time
-for step in range(1, 31):
-    time.sleep(0.1)
-    with open(os.environ["SLIPWAY_RUN_DIR"] + "/metrics.jsonl", "a") as metrics:
-        metrics.write(json.dumps({"step": step}) + "\\n")
-"""
-
-
-def test_a_seeded_schedule_and_what_became_of_it(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The controller is killed, an answer is lost, and the program is killed if it still runs by then."""
-    Path("count.py").write_text(COUNTS)
-    mine = ["program=command", "program.command=[python,count.py]", "tpu=v5litepod_8"]
-    code, out, err = rehearse(capsys, *mine, "--chaos=26")
-    assert (code, err) == (0, "")
-    assert "seed 26: " in out
-    assert "fault: controller_killed" in out
-    assert "the controller was killed; the same command again" in out
-    assert re.search(r"\d+ s in all, \d+ s of them from a verdict to the next launch, \d attempts?; \d+ steps", out)
-    assert "✓ nothing billed is left" in out
-    assert "✗" not in out
-    assert nothing_is_left(home)
-
-
-def test_chaos_draws_the_faults_itself(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    Path("hello.txt").write_text("hello\n")
-    given = ["program=command", "program.command=[ls]", "cloud.faults=[{kind: stockout}]", "--chaos=1"]
-    code, _, err = rehearse(capsys, *given)
-    assert code == 2
-    assert "cloud.faults: --chaos draws the faults itself" in err

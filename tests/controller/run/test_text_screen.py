@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from controller.cli.view import training_line
+from controller.run.text_screen import training_line
 
 
 def test_the_training_line() -> None:

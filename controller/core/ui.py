@@ -1,0 +1,57 @@
+"""Where a run is shown and its user asked: the protocol of a screen, and the confirmation prompt."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Protocol
+
+from controller.core.events import Event
+
+
+class FinishedRun(Protocol):
+    """What a screen shows of a run that has finished; `records.ledger.Result` is one."""
+
+    @property
+    def run_id(self) -> str: ...
+    @property
+    def outcome(self) -> str: ...
+    @property
+    def attempts(self) -> int: ...
+    @property
+    def ended(self) -> float: ...
+    @property
+    def seconds(self) -> float: ...
+    @property
+    def summary(self) -> Mapping[str, Any]: ...
+
+
+class Screen(Protocol):
+    """Shows one run, event by event, and asks its user."""
+
+    def __call__(self, event: Event) -> None: ...
+
+    def set_price(self, usd_per_hour: float | None) -> None: ...
+
+    def ask(self, question: str, yes: bool) -> bool: ...
+
+    def show_detached(self) -> None: ...
+
+    def show_result(self, result: FinishedRun, *, again: bool = False, cost: str = "") -> None: ...
+
+
+def confirm(
+    question: str, *, yes: bool = False, details: Iterable[str] = (), read: Callable[[str], str] = input
+) -> bool:
+    """Ask the user on a terminal; without a terminal return `yes`.
+
+    Args:
+        yes: the user has agreed beforehand, with --yes.
+        details: lines printed above the question.
+        read: prints the prompt and returns the answer.
+    """
+    if yes or not sys.stdin.isatty():
+        return yes
+    for line in details:
+        print(line)
+    return read(f"{question} [y/N] ").strip().lower() in ("y", "yes")

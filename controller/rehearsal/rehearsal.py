@@ -1,0 +1,191 @@
+"""Rehearse a run: the same plan, scaled down, on an emulated cloud of its own, faults included.
+
+The checks at the end look at the emulated cloud, which is then wiped: a rehearsal leaves nothing.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+import shutil
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from conf.schema.config import Config
+from conf.schema.infra.cloud import LocalCloud
+from controller.cloud import emulator as emulated
+from controller.cloud.connect import connected, project_of
+from controller.cloud.emulator import Emulator
+from controller.context import Context
+from controller.core.errors import ConfigError
+from controller.core.text import counted
+from controller.core.ui import Screen
+from controller.plan.build import Plan, build
+from controller.plan.preview import preview
+from controller.reconcile.reconciler import reconcile
+from controller.records.ledger import Ledger, Result
+from controller.run.drive import drive
+from controller.run.options import RunOptions
+
+OVERRIDDEN_KEYS = frozenset({"cloud", "cloud.project"})
+"""Keys that a rehearsal decides by itself."""
+REHEARSAL_OVERRIDES = ("scale=tiny", "env.packages=image", "env.requirements=null")
+"""Applied unless the user overrides the key: small, with the packages of this machine, nothing downloaded."""
+SECONDS_BEFORE_PREEMPTION = 4.0
+
+
+@dataclass(frozen=True)
+class Check:
+    """One thing that the rehearsal was to prove, and whether it did."""
+
+    passed: bool
+    message: str
+
+
+@dataclass(frozen=True)
+class Rehearsal:
+    """An opened rehearsal."""
+
+    options: RunOptions
+    plan: Plan
+    world: Context
+    emulator: Emulator
+    folder: Path
+    """Where its emulated cloud lives."""
+
+    def run(self, screen: Screen) -> Result | None:
+        """Drive the run to its end."""
+        options = RunOptions(self.options.overrides, yes=True, json=self.options.json)
+        return drive(options, self.plan, self.world, self.emulator, screen)
+
+    def checks(self, result: Result | None) -> list[Check]:
+        """Look up in the emulated cloud what the run has proven."""
+        plan, state, requests = self.plan, self.emulator.get("state"), self.emulator.requests()
+        ledger = Ledger(self.world.google, plan.bucket, plan.run_id)
+        topology, workers = plan.config.topology, plan.node.workers
+        pod = f"{topology.accelerator_type} with {counted(workers, 'worker')}, {counted(topology.devices, 'device')}"
+        shared = preview(tuple(plan.of_scope("shared", "external")), self.world)
+        changed = [row.resource.title for row in shared if row.action != "none"]
+        refused = [r for r in requests if r["status"] == 400]
+        objects = [name for name in state["objects"].get(plan.bucket, []) if name.startswith(f"{ledger.prefix}/")]
+        left = [name for kind in ("node", "queued", "disk") for name in state.get(kind, {})]
+        left += [name for name in state["compute"] if re.search("/(disks|instances|addresses)/", name)]
+        made = f"{len(shared)} shared resources made, and as wanted at a second look{_join_names(changed)}"
+        return [
+            Check(not changed, made),
+            Check(bool(ledger.launches()), f"a {pod}, reached and verified"),
+            *_check_recovery(ledger, state),
+            Check(result is not None, f"the program ended with 0 on {workers} of {counted(workers, 'worker')}"),
+            Check(bool(objects), f"{len(objects)} objects of the run in the bucket: logs, checkpoints, result"),
+            Check(not refused, f"{len(requests)} requests, {len(refused) or 'none'} of them refused as malformed"),
+            _check_leftovers(plan, left),
+        ]
+
+    def inspect_hint(self) -> str:
+        """How to look at what a failed rehearsal left."""
+        own = {*OVERRIDDEN_KEYS, "scale"}
+        overrides = [override for override in self.options.overrides if _key(override) not in own]
+        again = shlex.join([*overrides, "cloud=local", *REHEARSAL_OVERRIDES, f"run.state_dir={self.folder}"])
+        return f"kept until the next rehearsal of it; look with `slipway status {again}`, and logs, verify, ssh alike"
+
+
+@contextmanager
+def open_rehearsal(options: RunOptions) -> Iterator[Rehearsal]:
+    """Start an emulated cloud for the rehearsal, and wipe it unless the caller's block fails.
+
+    Raises:
+        ConfigError: the config is unusable, or a rehearsal of that name is under way.
+    """
+    config, folder = _rehearsal_config(options)
+    plan = build(config, project_of(config), Path.cwd())
+    _wipe_cloud(folder)
+    with connected(config, keep_awake=True) as (world, emulator):
+        assert emulator is not None, "a rehearsal is on the emulated cloud"
+        if config.tpu.adopt:
+            _create_adopted_pod(config, world)
+        yield Rehearsal(options, plan, world, emulator, folder)
+    _wipe_cloud(folder)
+
+
+def _rehearsal_config(options: RunOptions) -> tuple[Config, Path]:
+    """The config of the rehearsal, and the folder where its emulated cloud lives."""
+    overrides = [override for override in options.overrides if _key(override) not in OVERRIDDEN_KEYS]
+    given = {_key(override) for override in overrides}
+    defaults = [override for override in REHEARSAL_OVERRIDES if _key(override) not in given]
+    config = replace(options, overrides=(*overrides, "cloud=local", *defaults)).checked_config()
+    assert isinstance(config.cloud, LocalCloud)
+    folder = Path(config.run.state_dir).expanduser() / "rehearsals" / config.run.name
+    run = config.run.model_copy(update={"state_dir": str(folder)})
+    cloud = config.cloud.model_copy(update={"faults": config.cloud.faults or default_faults(config)})
+    return config.model_copy(update={"cloud": cloud, "run": run}), folder
+
+
+def _key(override: str) -> str:
+    return override.lstrip("+").partition("=")[0]
+
+
+def _create_adopted_pod(config: Config, world: Context) -> None:
+    """Create the pod that the run adopts: the same plan without `tpu.adopt`, as far as its node."""
+    other = config.model_copy(update={"tpu": config.tpu.model_copy(update={"adopt": False})})
+    plan = build(other, project_of(other), Path.cwd())
+    reconcile(plan.resources[: plan.resources.index(plan.node) + 1], world)
+
+
+def default_faults(config: Config) -> tuple[dict[str, Any], ...]:
+    """A preemption in mid-run: after the first checkpoint if its name is known, else after a while.
+
+    Slipway may not replace an adopted pod, so that one meets workers that refuse SSH and an overloaded API instead.
+    """
+    if config.tpu.adopt:
+        return ({"kind": "ssh_refused", "seconds": 2}, {"kind": "http", "status": 503, "match": "GET .*nodes"})
+    if config.program.kind == "trainer":
+        return ({"kind": "preempted", "after_object": f"checkpoints/{config.checkpoint.every}/commit_success"},)
+    if config.code.stand_in:
+        return ({"kind": "preempted", "after_object": "/commit_success"},)
+    return ({"kind": "preempted", "after_seconds": SECONDS_BEFORE_PREEMPTION},)
+
+
+def _check_leftovers(plan: Plan, left: list[str]) -> Check:
+    """Nothing may be left at the end except an adopted pod."""
+    if plan.config.tpu.adopt:
+        only = {name.rpartition("/")[2] for name in left} == {plan.node.name}
+        return Check(only, f"{plan.node.name} is still there, and nothing else that is billed")
+    return Check(not left, f"nothing billed is left{_join_names(left)}")
+
+
+def _join_names(exceptions: Sequence[str]) -> str:
+    return f", but for {', '.join(exceptions)}" if exceptions else ""
+
+
+def _check_recovery(ledger: Ledger, state: dict[str, Any]) -> list[Check]:
+    """Whether each scripted fault struck and the run recovered from it."""
+    checks = []
+    for fault in state.get("fault", {}).values():
+        spec = {key: value for key, value in fault["spec"].items() if key != "at" and value not in (None, 0.0)}
+        kind, struck = spec.pop("kind"), fault["left"] < spec.get("times", 1)
+        details = ", ".join(f"{key} {value}" for key, value in spec.items())
+        end = "overcome" if struck else "never came: set cloud.faults, or let the program run longer"
+        if struck and kind == "preempted":
+            end = f"replaced, and the program went on: {len(ledger.launches())} attempts"
+        checks.append(Check(struck, f"{kind} ({details}): {end}"))
+    return checks
+
+
+def _wipe_cloud(folder: Path) -> None:
+    """End and remove what an earlier rehearsal left, or this one.
+
+    Raises:
+        ConfigError: a rehearsal of that name is under way.
+    """
+    if not folder.exists():
+        return
+    users = folder / "localcloud" / "users"
+    if users.exists() and not emulated.is_idle(users.parent):
+        raise ConfigError(f"run.name: a rehearsal of {folder.name} is under way; wait for it, or give this one another")
+    status, message = emulated.command(["wipe"], folder / "localcloud")
+    if status != 0:
+        raise ConfigError(message.strip())
+    shutil.rmtree(folder)

@@ -1,0 +1,148 @@
+"""One attempt of a run: provision the pod, launch the program, follow it until it ends."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, nullcontext, suppress
+from dataclasses import dataclass
+from functools import partial
+
+from controller.context import Context
+from controller.core.errors import ConfigError, Fenced, SlipwayError, WrongDevices
+from controller.core.text import counted
+from controller.core.ui import Screen
+from controller.gcp.client import GoogleError
+from controller.lease.lease import Held, Lease
+from controller.plan.build import Plan
+from controller.reconcile.reconciler import reconcile
+from controller.records.ledger import Ledger
+from controller.records.recorder import RECORD, Recorder
+from controller.records.spending import Spending
+from controller.recovery.diagnosis import Kind
+from controller.recovery.recover import Recovery
+from controller.resources.pod.node import Node
+from controller.resources.workers.watchdog import Watchdog
+from controller.run.follow import Follower, Outcome
+from controller.run.launch import alive, launch, stop
+from controller.run.options import RunOptions
+from controller.run.queue import Turns
+from controller.run.queue_wait import Line
+from controller.ssh.fleet import Fleet, WorkerError, WorkersFailed
+
+
+@dataclass(frozen=True)
+class AttemptResult:
+    """How an attempt ended."""
+
+    number: int
+    """From 1; 0 where the program was not launched."""
+    outcome: Outcome | None = None
+    """None: we detached, and the program goes on."""
+    error: SlipwayError | None = None
+    """Why the program was not launched."""
+
+
+@dataclass
+class AttemptRunner:
+    """Makes the attempts of one run, one after the other."""
+
+    options: RunOptions
+    plan: Plan
+    world: Context
+    ledger: Ledger
+    screen: Screen
+    recorder: Recorder
+    spending: Spending
+    queue: Turns
+    lease: Lease
+    recovery: Recovery
+    poll_seconds: float
+
+    def run(self) -> AttemptResult:
+        """Provision, launch and follow once."""
+        try:
+            with self.queue_turn():
+                node, fleet = self.provision()
+                launched, was_running = launch(self.plan, self.ledger, node, fleet, self.world.clock, self.lease.hold)
+            if not (was_running and self.ledger.has(RECORD)):  # a controller may have been killed before that
+                self.recorder.begin(fleet)
+        except (WorkersFailed, WorkerError, WrongDevices, GoogleError) as error:
+            verdict = self.recovery.setup_verdict(error)
+            if isinstance(error, GoogleError) and not error.passes and verdict.kind is Kind.SETUP_FAILURE:
+                raise
+            return AttemptResult(0, Outcome(verdict), error)
+        verb = "re-attached to" if was_running else "launched"
+        message = f"{verb} attempt {launched.attempt} on {counted(self.plan.node.workers, 'worker')}"
+        self._note(message, attempt=launched.attempt)
+        if self.options.detach:
+            return AttemptResult(launched.attempt)
+        return AttemptResult(launched.attempt, self.follow(node, fleet, launched.attempt, was_running))
+
+    def provision(self) -> tuple[Node, Fleet]:
+        """Make the pod and all that the program needs there, for this run alone."""
+        node = self._reconcile()
+        fleet = self.world.fleet(node)
+        self._make_room(fleet)
+        self.spending.begin(node)
+        self.screen.set_price(self.spending.rate(node).total)
+        for resource in self.plan.resources:
+            if isinstance(resource, Watchdog):  # only now is the pod this run's alone
+                resource.tell(self.world, node, self.spending.hours_left())
+        return node, fleet
+
+    def _reconcile(self) -> Node:
+        """Reconcile the plan. A pod that was made and cannot be used has cost as well."""
+        try:
+            return reconcile(self.plan.resources, self.world)[self.plan.node.id]
+        except (Fenced, Held):
+            raise
+        except SlipwayError:
+            with suppress(SlipwayError):
+                node = self.plan.node.observe(self.world, {})
+                if isinstance(node, Node) and node.uid:
+                    self.spending.begin(node, if_new=True)
+            raise
+
+    def _make_room(self, fleet: Fleet) -> None:
+        """Stop a leftover program that no controller owns, if the user agrees: a pod runs one program at a time."""
+        for other in alive(fleet) - {self.plan.run_id}:
+            question = f"{other} is running on this pod. Stop it and start {self.plan.run_id}?"
+            if not self.screen.ask(question, self.options.yes):
+                raise ConfigError(
+                    f"the pod is busy with {other}; --queue waits for it, --yes replaces it, `slipway cancel` ends it"
+                )
+            stop(fleet, other)
+            self._note(f"stopped {other}")
+
+    def follow(self, node: Node, fleet: Fleet, number: int, was_running: bool) -> Outcome | None:
+        """Follow the attempt until it ends; None if the user detached."""
+        self.lease.hold()  # whoever follows answers for it
+        outcome = Follower(
+            world=self.world,
+            node=node,
+            fleet=fleet,
+            run_id=self.plan.run_id,
+            attempt=number,
+            recovery=self.plan.config.recovery,
+            poll_seconds=self.poll_seconds,
+            begun=was_running,
+            over=self.spending.over,
+            cancelled=partial(self.ledger.cancelled, number),
+            glance=self._check_interrupts,
+        ).follow()
+        if outcome is None:
+            self.screen.show_detached()
+        return outcome
+
+    def _check_interrupts(self) -> None:
+        """Raise if we lost the lease or were interrupted: in a sweep no signal reaches this thread."""
+        self.lease.check()
+        self.world.clock.check()
+
+    def queue_turn(self) -> AbstractContextManager[None]:
+        """With --queue: wait for our turn, and keep it until the context ends."""
+        if not self.options.queue:
+            return nullcontext()
+        return Line(self.plan, self.world, self.queue, self.lease, self.poll_seconds, self._note).joined()
+
+    def _note(self, message: str, **data: int) -> None:
+        self.world.events.emit("note", self.plan.run_id, message, **data)

@@ -1,0 +1,311 @@
+"""Drive a run to its end: acquire the pod, make attempts, and decide after each how to go on.
+
+Recovery is reconciliation in a loop: a preempted node is one more difference between plan and cloud. A run that has
+finished is reported and nothing is changed, though its pod is gone.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from conf.schema.infra.cloud import LocalCloud
+from controller.cloud.connect import NO_PROJECT
+from controller.context import Context
+from controller.core.clock import Interrupted
+from controller.core.errors import ConfigError, Fenced, OverBudget, SlipwayError
+from controller.core.ui import Screen
+from controller.lease.lease import Asked, Held
+from controller.lease.scope import lease_of, working_under
+from controller.lease.store import Seen
+from controller.plan.build import Plan
+from controller.reconcile.reconciler import destroy
+from controller.records.ledger import Ledger, Result
+from controller.records.recorder import Recorder
+from controller.records.spending import Spending
+from controller.recovery.diagnosis import Kind
+from controller.recovery.recover import Recovery
+from controller.run.approval import before_it_bills
+from controller.run.attempt import AttemptResult, AttemptRunner
+from controller.run.handover import Handover
+from controller.run.launch import stop
+from controller.run.options import RunOptions
+from controller.run.queue import Turns
+from controller.run.session import opened
+from controller.run.standby import Beside, Ended, Left
+
+if TYPE_CHECKING:
+    from controller.cloud.emulator import Emulator
+
+
+@contextmanager
+def open_run(options: RunOptions) -> Iterator[tuple[Plan, Context, Emulator | None]]:
+    """Open the plan to drive, and a way to its cloud.
+
+    Raises:
+        ConfigError: the config is unusable, or names no project.
+    """
+    with opened(options, repeat=True) as (plan, world, emulator):
+        if plan.project == NO_PROJECT:
+            raise ConfigError(
+                "cloud.project: is not set; set it, or run `gcloud config set project ID`, or use cloud=local"
+            )
+        yield plan, world, emulator
+
+
+def drive(
+    options: RunOptions,
+    plan: Plan,
+    world: Context,
+    emulator: Emulator | None,
+    screen: Screen,
+    *,
+    sweep: str = "",
+    handed_over: dict[str, Any] | None = None,
+) -> Result | None:
+    """Drive the run to its end, show it and keep its record.
+
+    Args:
+        sweep: id of the sweep that the run belongs to.
+        handed_over: on a bastion, the document that the laptop wrote.
+
+    Returns:
+        The result, or None where the run goes on without us or was cancelled.
+    """
+    world.events.listen(screen)
+    ledger = Ledger(world.google, plan.bucket, plan.run_id)
+    recorder = Recorder(plan, world, ledger, options.overrides, sweep, handed_over)
+    driver = RunDriver(options, plan, world, ledger, screen, recorder, emulator, on_bastion=handed_over is not None)
+    if (result := ledger.result()) is not None:
+        deleted = driver.clean_up_after(result)
+        recorder.catch_up(result, driver.spending)
+        screen.show_result(result, again=not deleted)
+        return result
+    with recorder.listening():
+        if emulator is not None:
+            _script_faults(emulator, plan)
+        try:
+            result = driver.run()
+        except (Fenced, Ended):
+            raise  # another controller keeps the record
+        except SlipwayError as error:
+            recorder.stopped("failed", str(error), driver.spending)
+            raise
+        if result is not None:
+            recorder.end(result, driver.spending)
+            screen.show_result(result, cost=str(driver.spending.spent()))
+    return result
+
+
+class RunDriver:
+    """Drives one run: acquire its pod, make attempts, and decide after each how to go on."""
+
+    def __init__(
+        self,
+        options: RunOptions,
+        plan: Plan,
+        world: Context,
+        ledger: Ledger,
+        screen: Screen,
+        recorder: Recorder,
+        emulator: Emulator | None = None,
+        *,
+        on_bastion: bool = False,
+    ) -> None:
+        self.options, self.plan, self.world, self.ledger, self.screen = options, plan, world, ledger, screen
+        self.recorder = recorder
+        self.spending = Spending(world.google, world.clock, plan.bucket, plan.run_id, plan.config)
+        self.queue = Turns(world.google, world.clock, plan.bucket, plan.node.name)
+        self.lease = lease_of(plan, world, "bastion" if on_bastion else "laptop")
+        self._poll_seconds = plan.config.recovery.poll_seconds if world.billed else world.pace
+        self.recovery = Recovery(plan, world, ledger, self.spending, self._poll_seconds, self._delete_pod)
+        self.attempts = AttemptRunner(
+            options=options,
+            plan=plan,
+            world=world,
+            ledger=ledger,
+            screen=screen,
+            recorder=recorder,
+            spending=self.spending,
+            queue=self.queue,
+            lease=self.lease,
+            recovery=self.recovery,
+            poll_seconds=self._poll_seconds,
+        )
+        self._emulator = emulator
+        self._hands_over = plan.config.recovery.driver == "bastion" and not on_bastion
+        self._cost_confirmed = on_bastion
+        self._take_over = options.take_over
+
+    def run(self) -> Result | None:
+        """Drive the run under the lease of its pod.
+
+        Returns:
+            The result, or None where the run goes on without us or was cancelled.
+
+        Raises:
+            Fenced: another controller acts on the pod, by mishap or on demand.
+        """
+        try:
+            with working_under(self.lease, self.plan, self.world):
+                try:
+                    return self.acquire()
+                except Interrupted:
+                    self.lease.check()  # who fences us wakes us up
+                    raise
+        except Asked as asked:
+            if not asked.ends:
+                raise
+            self._note(str(asked))
+            return None
+
+    def acquire(self) -> Result | None:
+        """Act while no other controller does; stand by, wait or replace the other one as the options say."""
+        while True:
+            if (other := self.lease.look()) is not None:
+                outcome = self._stand_by(other)
+                if outcome is not Left.FREE:
+                    return outcome if isinstance(outcome, Result) else None
+            try:
+                if not self._cost_confirmed:
+                    before_it_bills(self.plan, self.world, self.screen, yes=self.options.yes)
+                    self._cost_confirmed = True
+                if not self._hands_over:
+                    return self._attempt_until_done()
+                bastion = self._hand_over()
+            except Held:
+                self._note("another controller was faster")
+                continue
+            outcome = self._stand_by(bastion)
+            if outcome is not Left.FREE:
+                return outcome if isinstance(outcome, Result) else None
+
+    def _hand_over(self) -> Seen:
+        """Make what the run needs before its pod, then the bastion, and wait until that one acts."""
+        handover = Handover(self.plan, self.world, self.ledger, self.lease, self._emulator, self._poll_seconds)
+        with self.attempts.queue_turn():
+            ours = {"yes": self.options.yes, "ssh_key": self.world.ssh_key_line()}
+            token = handover.make(lambda: self.recorder.to_hand_over() | ours)
+            self._note(f"{handover.bastion.title} is there; waiting until it acts")
+            holder = handover.wait(token)
+        self._note("the bastion sees the run through: this machine may leave, and the same command looks on again")
+        return holder
+
+    def _stand_by(self, other: Seen) -> Result | Left:
+        """Watch another controller, queue behind it or replace it."""
+        run_id = other.term.run_id
+        take_over, self._take_over = self._take_over, False
+        if run_id == self.plan.run_id and not take_over:
+            if self.options.detach:
+                self._note(f"{other.term} acts on this pod; the run goes on")
+                return Left.DETACHED
+            standby = Beside(self.plan, self.world, self.ledger, self.lease, self.screen, self._poll_seconds)
+            return standby.watch(other)
+        if self.options.queue:
+            return Left.FREE  # in line behind it
+        question = f"{other.term} acts on this pod. Stop that and start {self.plan.run_id}?"
+        if not take_over and not self.screen.ask(question, self.options.yes):
+            raise ConfigError(
+                f"the pod is busy with {run_id}; --queue waits for it, --yes replaces it, `slipway cancel` ends it: "
+                f"{other.term} acts on it"
+            )
+        self.lease.take_over("taken over", self._note)
+        return Left.FREE
+
+    def _attempt_until_done(self) -> Result | None:
+        while True:
+            if over := self.spending.over():
+                self._end_over_budget(over)
+            attempt = self.attempts.run()
+            if attempt.outcome is None:
+                return None
+            match attempt.outcome.verdict.kind:
+                case Kind.FINISHED:
+                    return self._finish(attempt)
+                case Kind.CANCELLED:
+                    self.recorder.stopped("cancelled", "", self.spending)
+                    message = "cancelled; the same command starts it again from its last checkpoint"
+                    self._note(message)
+                    self.lease.release(message, 0)
+                    return None
+                case Kind.OVER_BUDGET:
+                    self._end_over_budget(attempt.outcome.verdict.words)
+                case _:
+                    self.recovery.respond(attempt.outcome, attempt.number, attempt.error)
+
+    def _end_over_budget(self, why: str) -> NoReturn:
+        """End the program and delete the pod, if the run has one; what was saved stays, and so does an adopted pod."""
+        self.lease.hold()
+        node = self.plan.node.there(self.world)
+        if node is not None and node.uid in {life.uid for life in self.spending.lives() if life.ended is None}:
+            self._note(f"over budget: {why}; ending the run and its pod")
+            self.ledger.cancel()
+            if node.state == "READY":
+                stop(self.world.fleet(node), self.plan.run_id)
+            self._delete_pod()
+        self.spending.end("over budget")
+        raise OverBudget(
+            f"{self.plan.run_id} was ended: {why}. Spent: {self.spending.spent()}. Raise the limit, and the same "
+            f"command goes on from the last checkpoint; results: gs://{self.plan.bucket}/{self.ledger.prefix}"
+        )
+
+    def _finish(self, attempt: AttemptResult) -> Result:
+        """Record the result, then delete the pod if the policy says so."""
+        assert attempt.outcome is not None, "a run that was followed to its end"
+        self.lease.hold()
+        ended = self.world.clock.now()
+        started = self.ledger.launches()[0].time
+        ends = sorted(attempt.outcome.ends)
+        summary: dict[str, Any] = next((end["summary"] for _, end in ends if end["summary"]), {})
+        result = Result(
+            run_id=self.plan.run_id,
+            outcome="finished",
+            attempts=attempt.number,
+            ended=ended,
+            seconds=round(ended - started, 1),
+            summary=summary,
+            cleanup=self.plan.config.cleanup.on_success,
+        )
+        self.ledger.finish(result)
+        self.clean_up(result)
+        self.lease.release("finished", 0)
+        return result
+
+    def clean_up_after(self, result: Result) -> bool:
+        """Clean up after a controller that was killed before it could; one that still lives does it itself."""
+        with working_under(self.lease, self.plan, self.world):
+            return self.lease.look() is None and self.clean_up(result)
+
+    def clean_up(self, result: Result) -> bool:
+        """Delete the pod of a finished run if that is the policy and it is still this run's; return whether it was."""
+        if result.cleanup != "delete":
+            return False
+        node = self.plan.node.there(self.world)  # it may be under repair just now
+        if node is None or node.uid not in {life.uid for life in self.spending.lives() if not life.ended}:
+            return False
+        if next_runs := self.queue.waiting():
+            self._note(f"the pod stays: {', '.join(next_runs)} waits for it")
+            return False
+        self._delete_pod()
+        self.spending.end("finished")
+        return True
+
+    def _delete_pod(self) -> None:
+        """Delete the pod, unless it was adopted."""
+        if not self.plan.node.adopt:
+            destroy([replace(self.plan.node, needs=())], self.world)
+
+    def _note(self, message: str) -> None:
+        self.world.events.emit("note", self.plan.run_id, message)
+
+
+def _script_faults(emulator: Emulator, plan: Plan) -> None:
+    """Pass the faults of the config to the emulated cloud; the same script counts once per run."""
+    faults = list(plan.config.cloud.faults) if isinstance(plan.config.cloud, LocalCloud) else []
+    if faults:
+        key = hashlib.sha256(json.dumps([plan.run_id, faults], sort_keys=True).encode()).hexdigest()
+        emulator.post("faults", {"key": key, "faults": faults})

@@ -1,0 +1,98 @@
+"""What a caller asks for: which run, and how to drive it. The command line and `controller.api` both fill this in."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Set
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from controller.config.compose import compose, laid_over
+from controller.core.errors import ConfigError
+
+if TYPE_CHECKING:  # a verb that composes nothing need not wait for the schema
+    from conf.schema.config import Config
+    from conf.schema.validation import ConfigProblem
+    from controller.core.finding import Finding
+
+
+@dataclass(frozen=True)
+class RunOptions:
+    """Which run is meant, and how to drive it. Nothing here enters the config or the run's identity."""
+
+    overrides: tuple[str, ...] = ()
+    """`key=value` and `+experiment=NAME`, as Hydra takes them."""
+    run_id: str = ""
+    """A run on record; the overrides then say where its record is and how to execute it."""
+    plan_file: Path | None = None
+    """A config written by `plan --save`; the overrides are applied to it."""
+    yes: bool = False
+    """Create, replace and delete without asking."""
+    detach: bool = False
+    """Return once the program has started."""
+    queue: bool = False
+    """Wait while another run has the pod."""
+    take_over: bool = False
+    """Act in place of the controller that holds the lease."""
+    json: bool = False
+    """Print JSON lines, and never ask."""
+
+    @property
+    def state_dir(self) -> Path:
+        """The state folder; without overrides nothing is composed, which would take longer than reading it."""
+        if self.overrides:
+            return Path(self.cloud_config().run.state_dir).expanduser()
+        return Path(os.environ.get("SLIPWAY_HOME") or "~/.slipway").expanduser()
+
+    def config(self) -> tuple[Config, list[Finding]]:
+        """Return the composed config and the findings of the preflight checks.
+
+        Raises:
+            ConfigError: the config is unusable; lists every problem, those between sections included.
+        """
+        from controller.checks.preflight import preflight
+
+        config, problems = self._composed()
+        findings = preflight(config) if config else []
+        if config is None or problems:
+            raise ConfigError([*problems, *(f for f in findings if f.severity == "error")])
+        return config, findings
+
+    def cloud_config(self) -> Config:
+        """Return the config for an act that needs the cloud and no program: a missing program is no error.
+
+        Raises:
+            ConfigError: the schema finds a problem.
+        """
+        config, problems = self._composed()
+        if config is None or problems:
+            raise ConfigError(problems)
+        return config
+
+    def checked_config(self, without: Set[str] = frozenset()) -> Config:
+        """Return the config for an act that changes something, and print the warnings of the preflight checks.
+
+        Args:
+            without: ids of checks to skip.
+
+        Raises:
+            ConfigError: some check finds an error.
+        """
+        config, findings = self.config()
+        findings = [f for f in findings if f.check not in without]
+        if errors := [f for f in findings if f.severity == "error"]:
+            raise ConfigError(errors)
+        for finding in findings:
+            print(f"{finding.severity}: {finding}", file=sys.stderr)
+        return config
+
+    def _composed(self) -> tuple[Config | None, list[ConfigProblem]]:
+        """The config that the overrides mean, or that of the plan file with the overrides applied."""
+        if self.plan_file is not None:
+            from conf.schema.validation import validate
+            from controller.records.plan_file import planned
+
+            return validate(laid_over(planned(self.plan_file), self.overrides))
+        return compose(self.overrides, extra_dir=Path.cwd() / "slipway")

@@ -1,0 +1,121 @@
+"""What `up` would do: the plan beside what is there, every finding, the price. Changes nothing."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from conf.schema.config import Config
+from conf.schema.infra.cloud import LocalCloud
+from controller.checks.preflight import by_severity, probe
+from controller.cloud.connect import NO_PROJECT, connected, project_of
+from controller.core.errors import ConfigError
+from controller.core.finding import Finding
+from controller.gcp.prices import Rate, rate
+from controller.inputs.code import unfetched
+from controller.inputs.git import UnreachableError
+from controller.plan.build import Plan, build
+from controller.plan.preview import Row, preview
+from controller.reconcile.resource import Absent, Unknown
+from controller.records.ledger import Ledger
+from controller.resources.pod.node import Node
+from controller.run.launch import alive
+from controller.run.options import RunOptions
+from controller.ssh.fleet import WorkersFailed
+
+if TYPE_CHECKING:
+    from controller.cloud.emulator import Emulator
+    from controller.context import Context
+
+
+@dataclass(frozen=True)
+class RunPreview:
+    """What `up` would do."""
+
+    plan: Plan
+    rows: list[Row]
+    findings: list[Finding]
+    price: Rate
+    status: str
+    """What the run and the pod are doing already, empty if nothing."""
+
+    def as_document(self) -> dict[str, Any]:
+        """The preview for programs."""
+        return {
+            "run": self.plan.run_id,
+            "pod": self.plan.node.name,
+            "now": self.status,
+            "bucket": self.plan.bucket,
+            "usd_per_hour": self.price.tpu,
+            "usd_per_hour_network": self.price.network,
+            "resources": [
+                {
+                    "id": row.resource.id,
+                    "title": row.resource.title,
+                    "action": row.action,
+                    "changes": [str(c) for c in row.diff.changes] if row.diff and row.action != "create" else [],
+                    **({"why": row.seen.why} if isinstance(row.seen, Unknown) else {}),
+                }
+                for row in self.rows
+            ],
+            "findings": [
+                {"check": f.check, "severity": f.severity, "key": f.key, "words": f.words} for f in self.findings
+            ],
+        }
+
+
+def preview_run(options: RunOptions) -> RunPreview:
+    """Compare the plan with what is there, and check everything that can be checked beforehand.
+
+    Raises:
+        ConfigError: the config is unusable.
+    """
+    config, findings = options.config()
+    try:
+        plan = build(config, project_of(config), Path.cwd())
+    except UnreachableError as error:  # offline, or not yet allowed to: all else can be planned
+        message = f"{str(error).removeprefix('code.repository: ')}; `up` needs it, and gives the run its id"
+        findings = [*findings, Finding("repository", "warning", "code.repository", message)]
+        plan = build(config, project_of(config), Path.cwd(), unfetched(config))
+    if plan.project == NO_PROJECT:
+        message = "no project; set cloud.project, or run `gcloud config set project ID`"
+        findings = [*findings, Finding("project", "warning", "cloud.project", message)]
+    with connected(config, keep_awake=True) as (world, emulator):
+        findings += probe(config, world) if plan.project != NO_PROJECT else []
+        findings += _check_faults(config, emulator)
+        rows = preview(plan.resources, world)
+        price = rate(config, world.clock.now())
+        status = _status(plan, rows, world)
+    findings += [finding for row in rows for finding in row.resource.findings(row.seen)]
+    return RunPreview(plan, rows, by_severity(findings), price, status)
+
+
+def _check_faults(config: Config, emulator: Emulator | None) -> list[Finding]:
+    """What the emulated cloud finds wrong with the faults that the config scripts."""
+    if emulator is None or not isinstance(config.cloud, LocalCloud) or not config.cloud.faults:
+        return []
+    try:
+        emulator.post("faults", {"key": "plan", "faults": list(config.cloud.faults), "check": True})
+    except ConfigError as error:
+        return [Finding("faults", "error", "cloud.faults", str(error).removeprefix("cloud.faults: "))]
+    return []
+
+
+def _status(plan: Plan, rows: list[Row], world: Context) -> str:
+    """What the run and the pod are doing already, empty if nothing."""
+    bucket = next(row for row in rows if row.resource.id == f"bucket/{plan.bucket}")
+    if isinstance(bucket.seen, Unknown | Absent):
+        return ""
+    if Ledger(world.google, plan.bucket, plan.run_id).result() is not None:
+        return "the run has finished already: up reports it and changes nothing"
+    node = next(row.seen for row in rows if row.resource.id == plan.node.id)
+    if not isinstance(node, Node) or node.state != "READY":
+        return ""
+    try:
+        running = alive(world.fleet(node))
+    except WorkersFailed:
+        return ""
+    if plan.run_id in running:
+        return "the run is under way on the pod: up follows it"
+    return f"the pod is busy with {', '.join(sorted(running))}: up --queue waits for it" if running else ""

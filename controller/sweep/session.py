@@ -1,0 +1,132 @@
+"""An opened sweep: its runs, what has become of them so far, and what is left to do."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from controller.cloud.connect import connected, project_of
+from controller.core.errors import ConfigError
+from controller.core.text import counted
+from controller.gcp.prices import rate
+from controller.lease.lease import Lease
+from controller.lease.scope import sweep_lease
+from controller.plan.build import Plan
+from controller.plan.project import bucket_name
+from controller.records import index
+from controller.sweep.board import Line, saved
+from controller.sweep.definition import Builder, Study, estimate, finished, on_pod, study
+from controller.sweep.pods import recorded
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from controller.context import Context
+    from controller.sweep.definition import Estimate
+
+
+@dataclass(frozen=True)
+class SweepSession:
+    """A sweep and a way to its cloud."""
+
+    definition: Study
+    context: Context
+    bucket: str
+    finished_runs: set[str]
+    last_run_by_pod: dict[int, str]
+
+    @property
+    def board_file(self) -> Path:
+        return self.context.state / "sweeps" / f"{self.definition.id}.json"
+
+    @property
+    def remaining(self) -> int:
+        """Number of runs to do; of a search those that the last controller's board does not show as ended."""
+        if (search := self.definition.sweep.search) is not None:
+            ended = sum(line.state not in ("waiting", "running") for line in saved(self.board_file).lines.values())
+            return max(0, search.trials - ended)
+        return sum(job.run_id not in self.finished_runs for job in self.definition.jobs)
+
+    def lease(self) -> Lease:
+        """The lease of the sweep, not acquired yet."""
+        seconds = self.definition.base.recovery.lease_seconds
+        return sweep_lease(self.context, self.bucket, self.definition.id, seconds)
+
+    def refreshed(self) -> SweepSession:
+        """The same sweep with what the bucket knows of it now."""
+        return replace(
+            self,
+            finished_runs=finished(self.definition.jobs, self.context, self.bucket),
+            last_run_by_pod=recorded(self.context.google, self.bucket, self.definition.id),
+        )
+
+    def pod_plans(self) -> list[Plan]:
+        """One plan for each pod, those of an earlier controller included."""
+        builder = Builder(self.definition.folder)
+        numbers = sorted({*range(1, self.definition.sweep.pods + 1), *self.last_run_by_pod})
+        return [builder.plan(on_pod(self.definition.base, pod)) for pod in numbers]
+
+    def estimate(self) -> Estimate:
+        """How long the remaining runs will take, and their cost."""
+        now = self.context.clock.now()
+        return estimate(self.definition.base, self.remaining, self.definition.sweep.pods, self.context.state, now)
+
+    def board_rows(self) -> list[Line]:
+        """Every run as the last controller left it, and as the table of runs knows it."""
+        known = saved(self.board_file).lines
+        if self.definition.space is not None:
+            return list(known.values())
+        table, rows = {row["run"]: row for row in index.rows(self.context.state)}, []
+        for job in self.definition.jobs:
+            row = known.get(job.run_id) or Line(job.run_id, job.variant.title)
+            record: dict[str, Any] = table.get(job.run_id, {})
+            row.title = job.variant.title
+            if job.run_id in self.finished_runs:
+                row.state, row.seconds = "finished", record.get("seconds")
+            if row.state == "finished" and not row.values:
+                numbers = {k: v for k, v in record.get("metrics", {}).items() if isinstance(v, int | float)}
+                row.metric, row.values = next(((k, [float(v)]) for k, v in numbers.items()), ("", []))
+            rows.append(row)
+        return rows
+
+    def summary_lines(self) -> list[str]:
+        """The sweep as a whole, and what it will take, for people."""
+        sweep, guess = self.definition.sweep, self.estimate()
+        tpu = self.definition.base.tpu.accelerator_type
+        hours = "not known" if guess.hours is None else f"about {guess.hours:.2f} h"
+        if self.context.billed:
+            price = rate(self.definition.base, self.context.clock.now())
+            cost = f"{'not known' if guess.usd is None else f'about ${guess.usd:.2f}'}; {price} and pod"
+        else:
+            cost = "nothing: the cloud is emulated on this machine"
+        return [
+            f"sweep    {self.definition.id}: {self._count_message()}, {self.remaining} to do",
+            f"pods     {counted(sweep.pods, 'pod')} of {tpu}; a run that fails: {sweep.on_failure}",
+            f"takes    {hours} ({guess.why})",
+            f"cost     {cost}",
+        ]
+
+    def _count_message(self) -> str:
+        if (search := self.definition.sweep.search) is not None:
+            pruned = ", pruned by the median" if search.prune and search.method == "optuna" else ""
+            return f"{search.trials} runs by {search.method} for the {search.mode} of {search.metric}{pruned}"
+        return f"{counted(len(self.definition.jobs), 'run')}, {len(self.finished_runs)} finished"
+
+
+@contextmanager
+def open_sweep(overrides: Sequence[str]) -> Iterator[SweepSession]:
+    """Decide the sweep and look up what has become of it.
+
+    Raises:
+        ConfigError: an override, or a run, is wrong; several pods for an adopted one.
+    """
+    definition = study(overrides, Path.cwd())
+    base = definition.base
+    if base.tpu.adopt and base.sweep.pods > 1:
+        raise ConfigError("sweep.pods: an adopted pod is one; set sweep.pods=1, or tpu.adopt=false")
+    bucket = bucket_name(base, project_of(base))
+    with connected(base) as (world, _):
+        yield SweepSession(definition, world, bucket, set(), {}).refreshed()

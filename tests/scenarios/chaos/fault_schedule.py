@@ -1,0 +1,123 @@
+"""Seeded schedules of faults for the emulated cloud: the same seed means the same faults at the same moments.
+
+They hold every fault that a run must survive, several at once. What Google refuses for good (no permission, no quota
+anywhere, a node of the wrong size) is not among them: no run recovers from that, as documented.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+Spec = dict[str, Any]
+FAULT_COUNTS = (1, 1, 2, 2, 2, 3, 3, 4)
+MAX_REQUESTS = 90
+"""About as many requests does an undisturbed run make of few steps."""
+UPLOADS = "POST /upload/"
+
+
+@dataclass(frozen=True)
+class ChaosScenario:
+    """The run that a schedule is for."""
+
+    workers: int
+    objects: Sequence[str]
+    """Parts of the names of objects that the program writes, in their order."""
+    seconds: float
+    """About how long it runs."""
+    max_blip_seconds: float
+    """The longest that a temporary fault lasts."""
+
+
+def fault_schedule(seed: int, scenario: ChaosScenario) -> tuple[Spec, ...]:
+    """Return the faults of a seed, as `cloud.faults` takes them."""
+    draw = random.Random(f"slipway chaos {seed}")
+    kinds = list(FAULT_KINDS)
+    drawn = draw.choices(kinds, [FAULT_KINDS[kind][0] for kind in kinds], k=draw.choice(FAULT_COUNTS))
+    return tuple({"kind": kind, **FAULT_KINDS[kind][1](draw, scenario), "seed": draw.randrange(1000)} for kind in drawn)
+
+
+def _during_program(draw: random.Random, scenario: ChaosScenario) -> Spec:
+    """A moment at which there is a program, as a rule."""
+    if scenario.objects and draw.random() < 0.7:
+        return {"after_object": draw.choice(scenario.objects), "delay_seconds": round(draw.uniform(0, 0.3), 3)}
+    return {"within_seconds": scenario.seconds}
+
+
+def _at_any_time(draw: random.Random, scenario: ChaosScenario) -> Spec:
+    if draw.random() < 0.5:
+        return {"after_requests": draw.randrange(MAX_REQUESTS)}
+    return _during_program(draw, scenario)
+
+
+def _blip(draw: random.Random, scenario: ChaosScenario) -> Spec:
+    return {"seconds": round(draw.uniform(0.1, 1.0) * scenario.max_blip_seconds, 3)}
+
+
+def _temporary_fault(draw: random.Random, scenario: ChaosScenario) -> Spec:
+    return {**_blip(draw, scenario), **_at_any_time(draw, scenario)}
+
+
+def _worker_fault(draw: random.Random, scenario: ChaosScenario) -> Spec:
+    """One worker, or all of them."""
+    return {"worker": draw.choice([None, *range(scenario.workers)])}
+
+
+def _program_fault(draw: random.Random, scenario: ChaosScenario) -> Spec:
+    return {**_during_program(draw, scenario), **_worker_fault(draw, scenario)}
+
+
+def _refused(draw: random.Random, scenario: ChaosScenario) -> Spec:
+    spec = {"times": draw.randint(1, 3), "at": draw.choice(["request", "operation"])}
+    return spec if draw.random() < 0.7 else {**spec, **_at_any_time(draw, scenario)}
+
+
+def _answer(draw: random.Random, scenario: ChaosScenario) -> Spec:
+    what = draw.choice(["GET ", "POST ", "PATCH ", "tpu/v2", "storage/", "compute/"])
+    status = draw.choice([429, 500, 502, 503, 504])
+    return {"match": what, "status": status, "times": draw.randint(1, 4), **_at_any_time(draw, scenario)}
+
+
+def _cut(draw: random.Random, scenario: ChaosScenario) -> Spec:
+    at = draw.choice(["request", "answer", "answer", "upload"])
+    what = draw.choice([UPLOADS, UPLOADS, "POST /tpu", "DELETE ", "POST ", "GET "])
+    return {"match": UPLOADS if at == "upload" else what, "at": at, "times": draw.randint(1, 3),
+            **_at_any_time(draw, scenario)}  # fmt: skip
+
+
+def _brownout(draw: random.Random, scenario: ChaosScenario) -> Spec:
+    client = draw.choice([None, "laptop", "workers"])
+    return {**_temporary_fault(draw, scenario), "share": round(draw.uniform(0.1, 0.7), 2), "client": client}
+
+
+def _ssh(draw: random.Random, scenario: ChaosScenario) -> Spec:
+    return {**_temporary_fault(draw, scenario), **_worker_fault(draw, scenario)}
+
+
+def _with_optional_notice(draw: random.Random, scenario: ChaosScenario) -> Spec:
+    """Google announces it, or does not."""
+    seconds = round(scenario.max_blip_seconds / 3, 3)
+    return {**_during_program(draw, scenario), "notice_seconds": draw.choice([None, None, seconds])}
+
+
+FAULT_KINDS: dict[str, tuple[int, Callable[[random.Random, ChaosScenario], Spec]]] = {
+    "preempted": (6, _with_optional_notice),
+    "maintenance": (2, lambda d, s: {**_blip(d, s), **_with_optional_notice(d, s)}),
+    "unhealthy": (1, lambda d, s: {**_during_program(d, s), "symptom": d.choice([None, "MESH_BUILD_FAIL"])}),
+    "killed": (4, _program_fault),
+    "frozen": (1, _program_fault),
+    "controller_killed": (5, _at_any_time),
+    "worker_clock": (2, lambda d, s: {**_program_fault(d, s), "seconds": d.choice([-3600.0, 3600.0, 86400.0])}),
+    "disk_full": (2, lambda d, s: {**_blip(d, s), **_program_fault(d, s)}),
+    "stockout": (4, _refused),
+    "failure": (1, _refused),
+    "http": (3, _answer),
+    "cut": (5, _cut),
+    "brownout": (3, _brownout),
+    "partition": (2, lambda d, s: {**_temporary_fault(d, s), "client": d.choice(["laptop", "laptop", "workers"])}),
+    "ssh_refused": (2, _ssh),
+    "ssh_frozen": (2, _ssh),
+}
+"""How often each kind is drawn among the others, and with which keys."""
