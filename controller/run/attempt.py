@@ -145,4 +145,4 @@ class AttemptRunner:
         return Line(self.plan, self.world, self.queue, self.lease, self.poll_seconds, self._note).joined()
 
     def _note(self, message: str, **data: int) -> None:
-        self.world.events.emit("note", self.plan.run_id, message, **data)
+        self.world.events.note(self.plan.run_id, message, **data)

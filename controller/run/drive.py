@@ -300,7 +300,7 @@ class RunDriver:
             destroy([replace(self.plan.node, needs=())], self.world)
 
     def _note(self, message: str) -> None:
-        self.world.events.emit("note", self.plan.run_id, message)
+        self.world.events.note(self.plan.run_id, message)
 
 
 def _script_faults(emulator: Emulator, plan: Plan) -> None:

@@ -181,7 +181,7 @@ class Beside:
             self._note(words)
 
     def _note(self, words: str) -> None:
-        self.world.events.emit("note", self.plan.run_id, words)
+        self.world.events.note(self.plan.run_id, words)
 
 
 def _is_on(node: Node, launches: list[Launch]) -> bool:
