@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import json
 import math
-import shlex
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from io import BytesIO
 from typing import TYPE_CHECKING, Any
+from uuid import uuid4
 
 from controller.ssh.agent_bundle import Bundle
-from controller.ssh.connect import Access, Dialer, Kind, WorkerError
+from controller.ssh.connect import Access, Kind, WorkerError
 
 if TYPE_CHECKING:
     from paramiko import Channel, Transport
+
+    from controller.ssh.worker_connection import WorkerConnection
 
 SECONDS = {
     "install_venv": 1800.0,
@@ -31,36 +33,16 @@ CHUNK = 1 << 16
 LARGEST_ANSWER = 64 << 20
 BY_SIGNAL = 128
 """Stands for the exit code of what a signal has ended."""
-PLACE = """
-import hashlib, os, sys
-name, sha256 = sys.argv[1:]
-content = sys.stdin.buffer.read()
-if hashlib.sha256(content).hexdigest() != sha256:
-    sys.exit("the agent arrived incomplete")
-folder = os.path.expanduser("~/.slipway")
-os.makedirs(folder, mode=0o700, exist_ok=True)
-draft = os.path.join(folder, f".{name}.{os.getpid()}")
-with open(draft, "wb") as file:
-    file.write(content)
-os.replace(draft, os.path.join(folder, name))
-"""
-"""Run on a worker to place a file there whole: what breaks off in transit does not become the agent."""
-
-
-@dataclass(frozen=True)
-class Ran:
-    """What a shell command printed, stderr included, and its exit code."""
-
-    exit_code: int
-    output: str
+UPLOAD_SECONDS = 60.0
+"""After this long without a word an upload is given up."""
 
 
 class Link:
     """One connection, made when it is needed, kept, and made anew when it has broken. Threads may share it."""
 
-    def __init__(self, access: Access, worker: int, dialer: Dialer, agent: Bundle) -> None:
-        self._access, self._worker, self._dialer, self._agent = access, worker, dialer, agent
-        self._connection: Transport | None = None
+    def __init__(self, access: Access, worker: int, connect: Callable[[int], WorkerConnection], agent: Bundle) -> None:
+        self._access, self._worker, self._connect, self._agent = access, worker, connect, agent
+        self._connection: WorkerConnection | None = None
         self._connecting, self._probing = threading.Lock(), threading.Lock()
         self._closed = False
 
@@ -87,16 +69,6 @@ class Link:
             for line in lines:
                 yield self._parse(command, line)
             self._bounded(command, b"", len(rest))
-
-    def run(self, shell: str, stdin: bytes = b"", seconds: float = math.inf) -> Ran:
-        """Run a command of the user's shell, as it is.
-
-        Raises:
-            WorkerError: of any kind but agent.
-        """
-        with self._running(shell, stdin, combine=True) as channel:
-            output = b"".join(self.chunks(channel, seconds))
-            return Ran(self.exit_code(channel), output.decode(errors="replace"))
 
     def follow(self, shell: str, out: Callable[[bytes], object], err: Callable[[bytes], object]) -> int:
         """Run a command of the user's shell and pass on what it prints as it comes; its exit code.
@@ -143,10 +115,23 @@ class Link:
             self._place_agent()
 
     def _place_agent(self) -> None:
-        shell = f"umask 077; exec python3 -c {shlex.quote(PLACE)} {self._agent.name} {self._agent.sha256}"
-        ran = self.run(shell, self._agent.content, seconds=60)
-        if ran.exit_code:
-            raise self._error("agent", f"the agent could not be placed: {ran.output.strip()[-300:]}", ran.output)
+        """Upload the agent under another name first: what breaks off in transit does not become the agent."""
+        from invoke.exceptions import Failure, ThreadException
+        from paramiko import SSHException
+
+        connection, transport = self.connection(), self._transport()
+        draft = f".slipway/.{self._agent.name}.{uuid4().hex}"
+        try:
+            connection.run("mkdir -p -m 700 ~/.slipway", hide=True, timeout=UPLOAD_SECONDS)
+            sftp = connection.sftp()
+            sftp.get_channel().settimeout(UPLOAD_SECONDS)
+            connection.put(BytesIO(self._agent.content), draft)
+            sftp.posix_rename(draft, f".slipway/{self._agent.name}")
+        except (Failure, ThreadException, SSHException, OSError, EOFError) as error:
+            self.probe(transport)
+            result = getattr(error, "result", None)  # of the command that failed
+            reason = str(error) if result is None else result.stderr.strip()[-300:]
+            raise self._error("agent", f"the agent could not be placed: {reason}", str(error)) from error
 
     def _bounded(self, command: str, chunk: bytes, before: int) -> bytes:
         """The chunk, unless a worker that says no end of it would fill our memory."""
@@ -168,38 +153,52 @@ class Link:
     def _error(self, kind: Kind, words: str, detail: str = "") -> WorkerError:
         return WorkerError(self._worker, self._access.addresses[self._worker], kind, words, detail)
 
-    def _transport(self) -> Transport:
+    def connection(self) -> WorkerConnection:
+        """Return the `fabric.Connection` beneath; it opens when it is first used, and again after it has broken."""
         with self._connecting:
-            transport = self._connection
-            if not self._closed and (transport is None or not transport.is_active()):
-                transport = self._connection = self._dialer.connect(self._worker)
-            if self._closed or transport is None:
-                self.close()
-                raise self._error("dropped", "the connection was closed on this side")
-            return transport
+            if self._connection is None:
+                self._connection = self._connect(self._worker)
+            return self._connection
 
-    @contextmanager
-    def channel(self, port: int | None = None) -> Iterator[Channel]:
-        """A channel as paramiko has it: for a session, or to a port that something there listens on.
+    def _transport(self) -> Transport:
+        connection = self.connection()
+        if not self._closed:
+            connection.open()
+        if self._closed:
+            self.close()
+            raise self._error("dropped", "the connection was closed on this side")
+        return connection.transport
+
+    def open_channel(self, port: int | None = None) -> Channel:
+        """Open a channel as paramiko has it: for a session, or to a port that something there listens on.
 
         Raises:
-            WorkerError: of any kind but agent, also for what goes wrong on the channel inside the block.
+            WorkerError: of any kind but agent.
         """
         from paramiko import ChannelException, SSHException
 
         transport, seconds = self._transport(), self._access.connect_seconds
         try:
             if port is None:
-                channel = transport.open_session(timeout=seconds)
-            else:
-                ends = ("127.0.0.1", port), ("127.0.0.1", 0)
-                channel = transport.open_channel("direct-tcpip", *ends, timeout=seconds)
+                return transport.open_session(timeout=seconds)
+            return transport.open_channel("direct-tcpip", ("127.0.0.1", port), ("127.0.0.1", 0), timeout=seconds)
         except ChannelException as error:  # the connection itself is fine
             what = "a session" if port is None else f"port {port} there"
             raise self._error("refused", f"no way to {what}: {error.text}") from error
         except (SSHException, OSError, EOFError) as error:
             transport.close()  # it may be frozen; the next try shall have a new one
             raise self._error("dropped", f"the connection is dead: {error}") from error
+
+    @contextmanager
+    def channel(self) -> Iterator[Channel]:
+        """A channel for a session, closed at the end of the block.
+
+        Raises:
+            WorkerError: of any kind but agent, also for what goes wrong on the channel inside the block.
+        """
+        from paramiko import SSHException
+
+        channel = self.open_channel()
         try:
             yield channel
         except (SSHException, OSError, EOFError) as error:
@@ -208,10 +207,9 @@ class Link:
             channel.close()
 
     @contextmanager
-    def _running(self, shell: str, stdin: bytes, combine: bool = False) -> Iterator[Channel]:
+    def _running(self, shell: str, stdin: bytes) -> Iterator[Channel]:
         """A command that has been started and given its stdin."""
         with self.channel() as channel:
-            channel.set_combine_stderr(combine)
             channel.exec_command(shell)
             try:
                 channel.sendall(stdin)

@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tenacity import RetryCallState, Retrying, retry_if_exception, wait_exponential
 
 from controller.core.errors import SlipwayError
 from controller.ssh.agent_bundle import bundle
-from controller.ssh.connect import Access, Dialer, Kind, WorkerError
-from controller.ssh.connection import Link, Ran
+from controller.ssh.connect import Access, Kind, WorkerError
+from controller.ssh.connection import Link
 
-__all__ = ["Access", "Answer", "Fleet", "Payload", "Ran", "WorkerError", "WorkersFailed", "failures"]
+if TYPE_CHECKING:
+    from controller.ssh.worker_connection import Dialer, WorkerConnection
+
+__all__ = ["Access", "Answer", "Fleet", "Payload", "WorkerError", "WorkersFailed", "failures"]
 
 Payload = dict[str, Any]
 Answer = dict[str, Any] | WorkerError
@@ -69,8 +73,10 @@ class Fleet:
         self._survey: _Survey | None = None
         self.guard: Callable[[], tuple[str, int]] = lambda: ("", 0)
         """Gives our lease, its place and its token, 0 for none; raises where another controller acts."""
-        dialer, agent = Dialer(access), bundle()
-        self._links = [Link(access, worker, dialer, agent) for worker in range(len(access.addresses))]
+        self._dialer: Dialer | None = None
+        self._lock = threading.Lock()
+        agent = bundle()
+        self._links = [Link(access, worker, self._connect, agent) for worker in range(len(access.addresses))]
 
     def __len__(self) -> int:
         return len(self._links)
@@ -148,14 +154,6 @@ class Fleet:
         """
         return self._links[worker].stream(command, payload)
 
-    def run(self, worker: int, shell: str, stdin: bytes = b"") -> Ran:
-        """Run a shell command of the user's, once.
-
-        Raises:
-            WorkerError: it could not be reached.
-        """
-        return self._links[worker].run(shell, stdin)
-
     def link(self, worker: int) -> Link:
         """The connection to one worker, for what is no command of the agent."""
         return self._links[worker]
@@ -164,6 +162,16 @@ class Fleet:
         """For good: calls and streams under way end with a WorkerError."""
         for link in self._links:
             link.close()
+        if self._dialer is not None:
+            self._dialer.close()
+
+    def _connect(self, worker: int) -> WorkerConnection:
+        from controller.ssh.worker_connection import Dialer  # fabric takes 0.2 s
+
+        with self._lock:
+            if self._dialer is None:
+                self._dialer = Dialer(self._access)
+        return self._dialer.connection(worker)
 
     def _at_once(self, calls: Sequence[Callable[[], dict[str, Any]]]) -> list[Answer]:
         if not calls:

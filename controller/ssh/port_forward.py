@@ -15,26 +15,28 @@ from controller.ssh.connection import CHUNK
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from paramiko import Channel
-
     from controller.ssh.connection import Link
 
 
 class Forward:
-    """Listens on loopback only; every connection gets a channel of its own over the one SSH connection."""
+    """Listens on loopback only; every connection gets a `fabric.tunnels.Tunnel` over the one SSH connection.
+
+    fabric's own listener would end when the worker refuses a connection, as it does until Jupyter is up.
+    """
 
     def __init__(self, link: Link, port: int, remote: int, note: Callable[[str], object]) -> None:
-        """
+        """Listen.
+
         Args:
             port: of this machine; 0: any free one.
             remote: of the worker's loopback.
-            note: is told of connections that could not be made.
+            note: is called with what kept a connection from being made.
 
         Raises:
             ConfigError: the port is in use or not allowed.
         """
         self._link, self._remote, self._note = link, remote, note
-        self._open: set[socket.socket] = set()
+        self._finished = threading.Event()
         try:
             self._listener = socket.create_server(("127.0.0.1", port))
         except OSError as error:
@@ -44,45 +46,25 @@ class Forward:
 
     def serve(self) -> None:
         """Accept connections until `close`."""
+        from fabric.tunnels import Tunnel
+
         while True:
             try:
                 connection, _ = self._listener.accept()
             except OSError:
                 return
-            threading.Thread(target=self._join, args=(connection,), daemon=True).start()
+            try:
+                tunnel = Tunnel(self._link.open_channel(self._remote), connection, self._finished)
+            except WorkerError as error:
+                self._note(str(error))
+                connection.close()
+                continue
+            tunnel.socket_chunk_size = tunnel.channel_chunk_size = CHUNK
+            tunnel.start()
 
     def close(self) -> None:
-        """No more connections; those that are open end."""
+        """Accept no more connections, and end those that are open within a second."""
+        self._finished.set()
         with contextlib.suppress(OSError):
             self._listener.shutdown(socket.SHUT_RDWR)  # wakes accept
         self._listener.close()
-        for connection in list(self._open):
-            _end(connection)
-
-    def _join(self, connection: socket.socket) -> None:
-        self._open.add(connection)
-        try:
-            with connection, self._link.channel(self._remote) as channel:
-                back = threading.Thread(target=_copy_back, args=(channel, connection), daemon=True)
-                back.start()
-                with contextlib.suppress(OSError):
-                    while data := connection.recv(CHUNK):
-                        channel.sendall(data)
-                    channel.shutdown_write()
-                back.join()
-        except WorkerError as error:
-            self._note(str(error))
-        finally:
-            self._open.discard(connection)
-
-
-def _copy_back(channel: Channel, connection: socket.socket) -> None:
-    with contextlib.suppress(OSError):
-        while data := channel.recv(CHUNK):
-            connection.sendall(data)
-    _end(connection)
-
-
-def _end(connection: socket.socket) -> None:
-    with contextlib.suppress(OSError):
-        connection.shutdown(socket.SHUT_RDWR)

@@ -12,9 +12,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import asyncssh
 
+from controller.localcloud.vms.sessions import HomeFiles
 from controller.ssh.client_key import private_key, public_line
 from controller.ssh.fleet import Access
 from tests.controller.agent.programs import end_programs
@@ -24,7 +26,7 @@ USER = "slipway"
 
 @dataclass
 class Worker:
-    """One server; `commands` are the shell commands that it was sent."""
+    """One server; `commands` are the shell commands that it was sent, `forwarded` the ports it led to."""
 
     home: Path
     authorized: str
@@ -32,6 +34,7 @@ class Worker:
     port: int = 0
     commands: list[str] = field(default_factory=list)
     connections: list[asyncssh.SSHServerConnection] = field(default_factory=list)
+    forwarded: list[int] = field(default_factory=list)
     programs: list[asyncio.subprocess.Process] = field(default_factory=list)
     server: asyncssh.SSHAcceptor | None = None
     path: str = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
@@ -52,6 +55,7 @@ class Worker:
             server_host_keys=[self.key],
             authorized_client_keys=asyncssh.import_authorized_keys(self.authorized),
             process_factory=self._execute,
+            sftp_factory=lambda channel: HomeFiles(channel, self.home),
             encoding=None,
         )
         self.port = self.server.get_port()
@@ -94,6 +98,15 @@ class _Server(asyncssh.SSHServer):
 
     def connection_made(self, conn: asyncssh.SSHServerConnection) -> None:
         self._worker.connections.append(conn)
+
+    def begin_auth(self, username: str) -> bool:
+        connection: Any = self._worker.connections[-1]
+        connection._next_service = b"ssh-userauth"  # paramiko asks again with its second key, and sshd allows that
+        return True
+
+    def connection_requested(self, dest_host: str, dest_port: int, orig_host: str, orig_port: int) -> bool:
+        self._worker.forwarded.append(dest_port)
+        return True
 
 
 async def _pump(source: asyncio.StreamReader | asyncssh.SSHReader[bytes], sink) -> None:

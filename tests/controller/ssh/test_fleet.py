@@ -1,5 +1,6 @@
 """The connections to a pod's workers, against real SSH servers that behave badly on demand."""
 
+import io
 import itertools
 import socket
 import subprocess
@@ -25,8 +26,8 @@ def only(answers: list) -> WorkerError:
 
 
 def test_nothing_heavy_is_imported_before_a_connection_is_made() -> None:
-    modules = "controller.ssh.fleet, controller.ssh.client_key, sys"
-    script = f"import {modules}; print({{'paramiko', 'cryptography'}} & set(sys.modules))"
+    names = "controller.ssh.fleet, controller.ssh.client_key, controller.api, controller.cli.verbs.run.plan"
+    script = f"import sys, {names}; print({{'fabric', 'invoke', 'paramiko', 'cryptography'}} & set(sys.modules))"
     assert (
         subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout == "set()\n"
     )
@@ -57,12 +58,29 @@ def test_the_agent_is_placed_when_it_is_first_missed(pod_of) -> None:
     assert fleet.call(0, "observe", {})["active"] is None, "and again, when someone has removed it"
 
 
-def test_an_agent_that_arrives_incomplete_is_not_placed(pod_of) -> None:
+def test_an_agent_that_arrives_incomplete_is_not_placed(pod_of, monkeypatch: pytest.MonkeyPatch) -> None:
+    from paramiko import SFTPClient
+
     pod, fleet = pod_of()
-    command = f"exec python3 -c {connection.shlex.quote(connection.PLACE)} name {bundle().sha256}"
-    ran = fleet.run(0, command, bundle().content[:-1])
-    assert (ran.exit_code, ran.output) == (1, "the agent arrived incomplete\n")
-    assert not (pod.workers[0].home / ".slipway").exists()
+    whole = SFTPClient.putfo
+
+    def half(sftp: SFTPClient, fl: io.BytesIO, *arguments: object, **options: object) -> None:
+        whole(sftp, io.BytesIO(fl.read(1000)), *arguments, **options)
+        raise EOFError("the upload broke off")
+
+    monkeypatch.setattr(SFTPClient, "putfo", half)
+    with pytest.raises(WorkerError, match="could not be placed: the upload broke off"):
+        fleet.call(0, "observe", {})
+    [draft] = (pod.workers[0].home / ".slipway").iterdir()
+    assert draft.name.startswith(f".{bundle().name}.")
+
+
+def test_an_agent_that_cannot_be_placed_says_why(pod_of) -> None:
+    pod, fleet = pod_of()
+    (pod.workers[0].home / ".slipway").write_text("in the way")
+    with pytest.raises(WorkerError, match=r"could not be placed: mkdir: .*File exists") as caught:
+        fleet.call(0, "observe", {})
+    assert caught.value.kind == "agent"
 
 
 def test_what_is_asked_never_passes_through_a_shell(pod_of) -> None:
@@ -143,10 +161,13 @@ def test_an_interrupted_wait_interrupts(pod_of) -> None:
         fleet.call_all("observe", {})
 
 
-def test_a_shell_command_gives_its_output_and_exit_code(pod_of) -> None:
-    _, fleet = pod_of()
-    ran = fleet.run(0, "cat; echo err >&2; exit 3", b"in\n")
-    assert (ran.exit_code, sorted(ran.output.splitlines())) == (3, ["err", "in"])
+def test_a_shell_command_runs_by_fabric(pod_of) -> None:
+    pod, fleet = pod_of()
+    connection = fleet.link(0).connection()
+    result = connection.run("cat; echo err >&2; exit 3", in_stream=io.StringIO("in\n"), hide=True, warn=True)
+    assert (result.exited, result.stdout, result.stderr) == (3, "in\n", "err\n")
+    fleet.call(0, "observe", {})
+    assert len(pod.workers[0].connections) == 1, "the agent speaks over the same connection"
 
 
 def test_a_command_that_takes_too_long_is_a_timeout(pod_of, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -343,7 +364,7 @@ def test_a_frozen_connection_is_noticed(pod_of) -> None:
 
     def ask() -> None:
         try:
-            fleet.run(0, "sleep 600")
+            fleet.link(0).follow("sleep 600", print, print)
         except WorkerError as error:
             errors.append(error)
 
@@ -360,7 +381,9 @@ def test_a_frozen_connection_is_noticed(pod_of) -> None:
 
 def test_a_silent_command_is_not_taken_for_a_frozen_one(pod_of) -> None:
     _, fleet = pod_of(1, silence_seconds=0.1)
-    assert fleet.run(0, "sleep 1; echo done").output == "done\n"
+    printed: list[bytes] = []
+    assert fleet.link(0).follow("sleep 1; echo done", printed.append, print) == 0
+    assert printed == [b"done\n"]
 
 
 def test_a_closed_fleet_answers_no_more(pod_of) -> None:

@@ -51,8 +51,8 @@ def _import_everything() -> None:
     import importlib
 
     for name in ("controller.cli.main", "controller.cli.verbs.run.up", "controller.ssh.fleet",
-                 "controller.localcloud.cloud", "paramiko", "googleapiclient.discovery", "googleapiclient.http",
-                 "google_auth_httplib2", "rich.console", "hydra", "tenacity",
+                 "controller.localcloud.cloud", "controller.ssh.worker_connection", "googleapiclient.discovery",
+                 "googleapiclient.http", "google_auth_httplib2", "rich.console", "hydra", "tenacity",
                  "google.oauth2.service_account"):  # fmt: skip
         importlib.import_module(name)
     assert threading.active_count() == 1
@@ -116,7 +116,7 @@ def _count(before: str | None, log: int) -> None:
 
     Google._once = counted(Google._once, _kind)
     Link._agent_says = counted(Link._agent_says, lambda command, *_: f"agent {command}")
-    Link.run = counted(Link.run, lambda *_: "shell")
+    Link._place_agent = counted(Link._place_agent, lambda *_: "agent upload")
 
 
 if __name__ == "__main__":

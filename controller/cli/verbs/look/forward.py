@@ -19,7 +19,7 @@ def run(command: Command) -> int:
     with session(command.options) as now:
         worker = now.worker(command.flags.worker)
         link = now.workers().link(worker)
-        link.run("true")  # what is wrong with the way there is told now, not at the first page
+        link.connection().open()  # what is wrong with the way there is told now, not at the first page
         forward = Forward(link, port, remote, lambda words: print(f"warning: {words}", file=sys.stderr))
         if command.flags.json:
             print(json.dumps({"port": forward.port, "worker": worker, "remote": remote}), flush=True)

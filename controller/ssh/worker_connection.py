@@ -1,0 +1,333 @@
+"""SSH connections as `fabric.Connection` objects: one per worker, opened the way `Access` says, to that worker only.
+
+The only module that imports fabric. It is imported when a connection is opened, because that takes 0.2 s.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+import socket
+import subprocess
+import threading
+from base64 import b64decode
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fabric import Config, Connection
+from paramiko import (
+    AuthenticationException,
+    BadHostKeyException,
+    Ed25519Key,
+    MissingHostKeyPolicy,
+    PKey,
+    SSHClient,
+    SSHException,
+    Transport,
+)
+from paramiko.ssh_exception import ConfigParseError
+
+from controller.core.errors import ConfigError
+from controller.ssh.connect import Access, Kind, WorkerError
+from controller.ssh.host_keys import HostKeys, Keys
+
+KNOWN_HOSTS = ("~/.ssh/known_hosts", "/etc/ssh/ssh_known_hosts")
+
+
+class Dialer:
+    """Makes the connections of one pod. They share its host keys, our key, ~/.ssh/config and the gateways."""
+
+    def __init__(self, access: Access) -> None:
+        """Read our key and the SSH config.
+
+        Raises:
+            ConfigError: the SSH config cannot be read.
+        """
+        _keep_quiet()
+        self.access = access
+        self.host_keys = HostKeys(access.host_keys, access.kept, access.incarnation)
+        self.key = Ed25519Key.from_private_key_file(str(access.key))
+        self.config = _config(access)
+        self.closed = False
+        self._lock = threading.RLock()
+        self._gateways: dict[tuple[str, ...], GatewayConnection] = {}
+
+    def connection(self, worker: int) -> WorkerConnection:
+        """Return a new connection to a worker; it opens when it is first used."""
+        return WorkerConnection(self, worker)
+
+    def gateway(self, hops: tuple[str, ...]) -> GatewayConnection:
+        """Return the connection to the last hop of a `ProxyJump`, shared by all workers behind it."""
+        with self._lock:
+            if hops not in self._gateways:
+                before = self.gateway(hops[:-1]) if hops[1:] else None
+                self._gateways[hops] = GatewayConnection(self, hops[-1], before)
+            return self._gateways[hops]
+
+    def close(self) -> None:
+        """Close the gateways and refuse to open any connection from now on."""
+        self.closed = True
+        for gateway in self._gateways.values():
+            gateway.close()
+
+
+class _HonoursConfig(Connection):
+    """Connection that finds its gateway in ~/.ssh/config, and that several threads may open.
+
+    fabric would trust any host key of a gateway, visit the hops of `ProxyJump a,b` in reverse order, and connect to a
+    gateway called "none".
+    """
+
+    if TYPE_CHECKING:  # what fabric declares as None and sets
+        client: SSHClient
+        transport: Transport
+        ssh_config: dict[str, Any]
+        connect_kwargs: dict[str, Any]
+
+    inline_ssh_env = None  # fabric sets it; were it no attribute here, all settings would be merged again each time
+
+    def __init__(self, dialer: Dialer, host: str, **options: Any) -> None:
+        self._set(dialer=dialer, opening=threading.Lock(), proxy=None)  # fabric takes other new attributes for settings
+        super().__init__(host, config=dialer.config, forward_agent=False, **options)
+        files = self.connect_kwargs.get("key_filename", [])
+        self.connect_kwargs["key_filename"] = [file for file in files if os.access(file, os.R_OK)]  # as ssh does
+
+    def get_gateway(self) -> GatewayConnection | str | None:
+        hops = tuple(hop.strip().removeprefix("ssh://") for hop in self.ssh_config.get("proxyjump", "none").split(","))
+        if hops == ("none",):
+            return self.ssh_config.get("proxycommand")
+        if {self.host, self.original_host} & {self.derive_shorthand(hop)["host"] for hop in hops}:
+            return None  # a pattern such as `Host *` includes the gateway itself
+        return self.dialer.gateway(hops)
+
+    def open_gateway(self) -> Any:
+        if callable(self.gateway):
+            return self.gateway()
+        if isinstance(self.gateway, GatewayConnection):
+            self.gateway.open()
+            return super().open_gateway()
+        ours, theirs = socket.socketpair()  # paramiko's ProxyCommand spins once the command has ended
+        with theirs:
+            argv, end = ["/bin/sh", "-c", f"exec {self.gateway}"], theirs.fileno()
+            self.proxy = subprocess.Popen(argv, stdin=end, stdout=end)
+        return ours
+
+    def open(self) -> None:
+        with self.opening:
+            if self.is_connected:
+                return
+            self._hang_up()
+            self._sftp = None  # of the connection before
+            try:
+                self._open()
+            except BaseException:
+                self._hang_up()
+                raise
+
+    def _open(self) -> None:
+        super().open()
+
+    def close(self) -> None:
+        super().close()
+        self._hang_up()
+
+    def _hang_up(self) -> None:
+        self.client.close()
+        if self.proxy is not None:
+            self.proxy.terminate()
+            self.proxy.wait()
+            self.proxy = None
+
+
+class GatewayConnection(_HonoursConfig):
+    """Connection to a hop of `ProxyJump`. Its host key must be in a known_hosts file, whatever ~/.ssh/config says."""
+
+    def __init__(self, dialer: Dialer, host: str, before: GatewayConnection | None) -> None:
+        seconds = dialer.access.connect_seconds
+        super().__init__(
+            dialer, host, gateway=before, connect_kwargs={"banner_timeout": seconds, "auth_timeout": seconds}
+        )
+        self.client.set_missing_host_key_policy(_Policy(self._refuse))
+        for file in map(os.path.expanduser, KNOWN_HOSTS):
+            if os.access(file, os.R_OK):
+                self.client.load_system_host_keys(file)
+
+    def _open(self) -> None:
+        try:
+            super()._open()
+        except (AuthenticationException, BadHostKeyException) as error:
+            raise PermissionError(f"the gateway {self.original_host} ({self.user}): {error}") from error
+        except PermissionError:
+            raise
+        except (OSError, SSHException, EOFError) as error:
+            raise ConnectionRefusedError(f"the gateway {self.original_host}: {_reason(error)}") from error
+
+    def _refuse(self, key: PKey) -> None:
+        raise PermissionError(
+            f"the gateway {self.original_host} shows the host key {key.get_name()} {key.fingerprint}, which is not in "
+            f"~/.ssh/known_hosts; `ssh {self.original_host}` puts it there once you have compared it"
+        )
+
+
+class WorkerConnection(_HonoursConfig):
+    """`fabric.Connection` to one worker: `run`, `put`, `get`, `forward_local`; it opens when it is first used.
+
+    Of ~/.ssh/config, HostName, Port, ProxyJump, ProxyCommand and IdentityFile count. User and ConnectTimeout are
+    `ssh.user` and `ssh.connect_seconds`; the host key must be the one that `Access` vouches for.
+    """
+
+    def __init__(self, dialer: Dialer, worker: int) -> None:
+        access, seconds = dialer.access, dialer.access.connect_seconds
+        self._set(worker=worker, known={}, recognised=False)
+        super().__init__(
+            dialer,
+            access.addresses[worker],
+            user=access.user,
+            gateway=None if access.tunnel is None else partial(access.tunnel, worker, seconds),
+            connect_kwargs={
+                "pkey": dialer.key,
+                "allow_agent": False,
+                "look_for_keys": False,
+                "banner_timeout": seconds,
+                "auth_timeout": seconds,
+                "channel_timeout": seconds,
+                "transport_factory": self._make_transport,
+            },
+        )
+        self.connect_timeout = seconds  # fabric would round it
+        self.client.set_missing_host_key_policy(_Policy(self._recognise))
+
+    def _open(self) -> None:
+        """Connect, once.
+
+        Raises:
+            WorkerError: refused, timeout, auth, denied, host_key, or dropped if the pod's connections are closed.
+        """
+        if self.dialer.closed:
+            raise self._error("dropped", "the connection was closed on this side")
+        pin_first = self.dialer.access.pin_first
+        self.known = (self.dialer.host_keys.kept if pin_first else self.dialer.host_keys.of)(self.worker)
+        if not self.known and not pin_first:
+            raise self._error("refused", "it has not published its SSH host keys yet")
+        self.recognised = False
+        with self._told_apart():
+            super()._open()
+
+    def _make_transport(self, sock: Any, **options: Any) -> Transport:
+        if isinstance(sock, socket.socket) and sock.family != socket.AF_UNIX:
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        transport = Transport(sock, **options)
+        transport.handshake_timeout = self.dialer.access.connect_seconds
+        _prefer(transport, self.known)
+        return transport
+
+    def _recognise(self, shown: PKey) -> None:
+        """Check the host key that the server shows.
+
+        Raises:
+            WorkerError: host_key.
+        """
+        access, host_keys, known = self.dialer.access, self.dialer.host_keys, self.known
+        kind, text = shown.get_name(), shown.get_base64()
+        if not known:
+            host_keys.pin(self.worker, kind, text)
+        elif known.get(kind) != text:
+            shows = f"it shows the SSH host key {kind} {shown.fingerprint}"
+            expected = ", ".join(f"{k} {_fingerprint(k, t)}" for k, t in known.items())
+            again = f"If you know why, delete {access.kept} and try again; `slipway down` drops it too"
+            if access.pin_first:
+                words = f"{shows}, but at first it was {expected}. {again}"
+            elif host_keys.published(self.worker).get(kind) == text:
+                words = (
+                    f"{shows}, which worker {self.worker} of {access.pod} publishes now, but this VM was known by "
+                    f"{expected}: it was rebuilt, or somebody else has got hold of it. {again}"
+                )
+            else:
+                words = (
+                    f"{shows}, not the one that worker {self.worker} of {access.pod} has published ({expected}): "
+                    "something else answers there. Nothing was sent to it; run again in a minute, and if this stays "
+                    "take the pod down"
+                )
+            raise self._error("host_key", words)
+        self.recognised = True
+
+    @contextmanager
+    def _told_apart(self) -> Iterator[None]:
+        """Failures to connect, by what can be done about them."""
+        access = self.dialer.access
+        try:
+            yield
+        except PermissionError as error:
+            raise self._error("denied", str(error)) from error
+        except (OSError, SSHException, EOFError) as error:
+            transport = self.client.get_transport()
+            alive = transport is not None and transport.is_active()
+            if isinstance(error, AuthenticationException) or (self.recognised and alive):
+                words = f"it does not let {access.user} in with our key (yet?): {error}"
+                raise self._error("auth", "; ".join(filter(None, (words, access.auth_hint)))) from error
+            if isinstance(error, TimeoutError) or alive:
+                words = f"no connection by way of {access.way} within {access.connect_seconds:g} s; does a firewall "
+                words += "rule admit that to tcp:22? Another ssh.method goes another way"
+                raise self._error("timeout", words) from error
+            raise self._error("refused", f"no SSH: {_reason(error)}") from error
+
+    def _error(self, kind: Kind, words: str) -> WorkerError:
+        return WorkerError(self.worker, self.dialer.access.addresses[self.worker], kind, words)
+
+
+class _Policy(MissingHostKeyPolicy):
+    """Leaves the decision about a host key to a function, which raises if it refuses."""
+
+    def __init__(self, decide: Callable[[PKey], None]) -> None:
+        self._decide = decide
+
+    def missing_host_key(self, client: object, hostname: str, key: PKey) -> None:
+        self._decide(key)
+
+
+def _config(access: Access) -> Config:
+    """Return fabric's settings. Only SSH config files are read: ~/.fabric.yaml is for other programs."""
+    overrides = {"run": {"in_stream": False}, "timeouts": {"connect": math.ceil(access.connect_seconds)}}
+    files = [access.ssh_config] if access.ssh_config else [Path("~/.ssh/config").expanduser(), "/etc/ssh/ssh_config"]
+    path = None if access.ssh_config is None else str(access.ssh_config)
+    config = Config(overrides=overrides, runtime_ssh_path=path, lazy=True)
+    try:
+        config.load_ssh_config()
+    except (OSError, ValueError, ConfigParseError) as error:
+        raise ConfigError(f"the SSH config ({' or '.join(map(str, files))}) cannot be read: {error}") from None
+    return config
+
+
+def _prefer(transport: Transport, known: Keys) -> None:
+    """Ask for the kinds of host key that are known, Ed25519 first; else a server shows another that it also has."""
+    options = transport.get_security_options()
+    wanted = [kind for kind in options.key_types if _family(kind) in known]
+    wanted.sort(key=lambda kind: kind != "ssh-ed25519")
+    options.key_types = (*wanted, *(kind for kind in options.key_types if kind not in wanted))
+
+
+def _family(kind: str) -> str:
+    """Type of a key by the name of its signature: RSA keys sign in several ways.
+
+    https://www.rfc-editor.org/rfc/rfc8332
+    """
+    return "ssh-rsa" if kind.startswith("rsa-sha2-") else kind
+
+
+def _fingerprint(kind: str, text: str) -> str:
+    return PKey.from_type_string(kind, b64decode(text)).fingerprint
+
+
+def _reason(error: Exception) -> str:
+    return getattr(error, "strerror", None) or str(error) or type(error).__name__
+
+
+def _keep_quiet() -> None:
+    """Keep paramiko's log from the terminal: it logs with tracebacks what it also raises."""
+    logger = logging.getLogger("paramiko")
+    if not logger.handlers:
+        logger.addHandler(logging.NullHandler())

@@ -1,0 +1,227 @@
+"""What ~/.ssh/config may say about the way to a worker, what it may not, and what fabric does with the connection."""
+
+from __future__ import annotations
+
+import io
+import socket
+import socketserver
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import asyncssh
+import pytest
+
+from controller.core.errors import ConfigError
+from controller.ssh.client_key import private_key
+from controller.ssh.fleet import Fleet, WorkerError
+from controller.ssh.port_forward import Forward
+from tests.controller.ssh.sshserver import Pod
+
+LAX = "StrictHostKeyChecking no\n  UserKnownHostsFile /dev/null\n  User nobody\n  ConnectTimeout 1"
+"""What must not count for a worker."""
+RELAY = """
+import os, socket, sys, threading
+open(sys.argv[1], "w").write(sys.argv[2])
+there = socket.create_connection(("127.0.0.1", int(sys.argv[2])))
+def up():
+    while data := os.read(0, 65536):
+        there.sendall(data)
+threading.Thread(target=up, daemon=True).start()
+while data := there.recv(65536):
+    os.write(1, data)
+"""
+"""Stands for `nc`."""
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A home whose ~/.ssh/config the test writes."""
+    (tmp_path / "home/.ssh").mkdir(parents=True)
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    return tmp_path / "home"
+
+
+def block(name: str, port: int, *lines: str) -> str:
+    return "\n  ".join([f"Host {name}", "HostName 127.0.0.1", f"Port {port}", *lines]) + "\n"
+
+
+def by_home(pod: Pod, home: Path, fleets: list[Fleet], *blocks: str, **access: object) -> Fleet:
+    (home / ".ssh/config").write_text("".join(blocks))
+    fleets.append(Fleet(pod.access(ssh_config=None, **access), sleep=lambda _: None))
+    return fleets[-1]
+
+
+def test_host_name_and_port_count_and_the_policy_stays(pod_of, home: Path, fleets: list[Fleet]) -> None:
+    pod, _ = pod_of(2)
+    lines = [block(f"10.0.0.{i}", w.port, LAX) for i, w in enumerate(pod.workers)]
+    published = [pod.workers[0].host_key_line] * 2
+    fleet = by_home(pod, home, fleets, *lines, host_keys=lambda: published)
+    assert fleet.call(0, "observe", {})["home"] == str(pod.workers[0].home)
+    with pytest.raises(WorkerError, match="something else answers there") as caught:
+        fleet.link(1).connection().run("true")
+    assert caught.value.kind == "host_key"
+    assert pod.workers[1].commands == []
+
+
+def test_identity_file_is_tried_after_our_key(pod_of, home: Path, fleets: list[Fleet], tmp_path: Path) -> None:
+    pod, _ = pod_of()
+    stranger = private_key(tmp_path / "not-authorized")
+    lines = ["IdentityFile ~/.ssh/missing", f"IdentityFile {private_key(pod.keys)}"]
+    fleet = by_home(pod, home, fleets, block("10.0.0.0", pod.workers[0].port, *lines), key=stranger)
+    assert fleet.link(0).connection().run("echo in", hide=True).stdout == "in\n"
+    rsa = home / ".ssh/id_rsa"
+    asyncssh.generate_private_key("ssh-rsa", key_size=2048).write_private_key(rsa)
+    fleet = by_home(pod, home, fleets, block("10.0.0.0", pod.workers[0].port, f"IdentityFile {rsa}"), key=stranger)
+    with pytest.raises(WorkerError, match="does not let slipway in") as caught:
+        fleet.link(0).connection().open()
+    assert caught.value.kind == "auth"
+
+
+def test_a_gateway_is_used_once_its_host_key_is_known(pod_of, home: Path, fleets: list[Fleet]) -> None:
+    """`Host *` includes the gateways; they are visited in the order of `ProxyJump`."""
+    pod, _ = pod_of(4)
+    first, second, *behind = pod.workers
+    login = ["User slipway", f"IdentityFile {private_key(pod.keys)}"]
+    blocks = [block("first", first.port, *login), block("second", second.port, *login)]
+    blocks += [block(f"10.0.0.{i + 2}", w.port) for i, w in enumerate(behind)]
+    blocks += [f"Host *\n  ProxyJump first,second\n  {LAX}\n"]
+    fleet = by_home(pod, home, fleets, *blocks)
+    unknown = "the gateway first shows the host key .* not in ~/.ssh/known_hosts"
+    with pytest.raises(WorkerError, match=unknown) as caught:
+        fleet.call(2, "observe", {})
+    assert caught.value.kind == "denied"
+    known = [f"[127.0.0.1]:{w.port} {w.host_key_line}\n" for w in (first, second)]
+    (home / ".ssh/known_hosts").write_text("".join(known))
+    fleet = by_home(pod, home, fleets, *blocks)
+    assert [a["home"] for a in fleet.call_all("observe", {}, workers=[2, 3])] == [str(w.home) for w in behind]
+    assert first.forwarded == [second.port]
+    assert sorted(second.forwarded) == sorted(w.port for w in behind)
+    assert len(second.connections) == 1, "the workers share the gateways"
+    fleet.close()
+    with pytest.raises(WorkerError, match="closed on this side"):
+        fleet.link(2).connection().open()
+
+
+def test_a_gateway_that_shows_another_key_or_is_down_is_told(pod_of, home: Path, fleets: list[Fleet]) -> None:
+    pod, _ = pod_of(2)
+    blocks = [block("first", pod.workers[0].port), block("10.0.0.1", pod.workers[1].port, "ProxyJump me@first")]
+    known = f"[127.0.0.1]:{pod.workers[0].port} {pod.workers[1].host_key_line}\n"
+    (home / ".ssh/known_hosts").write_text(known)
+    with pytest.raises(WorkerError, match=r"the gateway first \(me\): Host key for server") as caught:
+        by_home(pod, home, fleets, *blocks).call(1, "observe", {})
+    assert caught.value.kind == "denied"
+    pod.do(pod.workers[0].hang_up())
+    with pytest.raises(WorkerError, match="no SSH: the gateway first: ") as caught:
+        by_home(pod, home, fleets, *blocks).call(1, "observe", {})
+    assert caught.value.kind == "refused"
+
+
+def test_a_proxy_command_is_used_and_none_means_none(pod_of, home: Path, fleets: list[Fleet]) -> None:
+    pod, _ = pod_of(2)
+    (home / "relay.py").write_text(RELAY)
+    blocks = [block("10.0.0.0", pod.workers[0].port, f"ProxyCommand {sys.executable} {home}/relay.py {home}/used %p")]
+    blocks += [block("10.0.0.1", pod.workers[1].port, "ProxyJump none"), "Host *\n  ProxyJump nowhere.invalid\n"]
+    blocks[0] += "  ProxyJump none\n"
+    fleet = by_home(pod, home, fleets, *blocks)
+    for worker in (0, 1):
+        assert fleet.link(worker).connection().run("echo in", hide=True).stdout == "in\n"
+    assert (home / "used").read_text() == str(pod.workers[0].port)
+
+
+def test_a_config_that_cannot_be_read_is_named(pod_of, home: Path, fleets: list[Fleet]) -> None:
+    pod, _ = pod_of()
+    with pytest.raises(ConfigError, match=r"home/\.ssh/config or /etc/ssh/ssh_config\) cannot be read: Unparsable"):
+        by_home(pod, home, fleets, "Host\n").call(0, "observe", {})
+
+
+def test_files_go_up_and_come_down(pod_of, tmp_path: Path) -> None:
+    pod, fleet = pod_of()
+    connection = fleet.link(0).connection()
+    connection.put(io.BytesIO(b"x" * 300_000), "data.bin")
+    assert (pod.workers[0].home / "data.bin").read_bytes() == b"x" * 300_000
+    pod.do(pod.workers[0].hang_up())
+    pod.do(pod.workers[0].listen())
+    connection.get("data.bin", str(tmp_path / "back"))  # over a new connection
+    assert (tmp_path / "back").read_bytes() == b"x" * 300_000
+
+
+# Forwarding
+
+
+class Pages(socketserver.BaseRequestHandler):
+    """Sends 3 MB of whatever byte it is sent."""
+
+    def handle(self) -> None:
+        self.request.sendall(self.request.recv(1) * 3_000_000)
+
+
+@contextmanager
+def serving(port: int = 0) -> Iterator[int]:
+    """A server on the loopback, which the workers share with us."""
+    with socketserver.ThreadingTCPServer(("127.0.0.1", port), Pages) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        try:
+            yield server.server_address[1]
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+def page(port: int) -> bytes:
+    with socket.create_connection(("127.0.0.1", port), timeout=60) as connection:
+        connection.sendall(b"x")
+        return b"".join(iter(lambda: connection.recv(1 << 16), b""))
+
+
+def retried(act: Callable[[], bytes]) -> bytes:
+    end = time.monotonic() + 60
+    while True:
+        try:
+            return act()
+        except ConnectionError:
+            assert time.monotonic() < end
+            time.sleep(0.05)
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        return free.getsockname()[1]
+
+
+def test_a_forward_outlives_what_refuses_and_what_breaks(pod_of) -> None:
+    pod, fleet = pod_of()
+    notes: list[str] = []
+    remote = free_port()
+    forward = Forward(fleet.link(0), 0, remote, notes.append)
+    serve = threading.Thread(target=forward.serve, daemon=True)
+    serve.start()
+    with socket.create_connection(("127.0.0.1", forward.port), timeout=60) as refused:
+        assert refused.recv(1) == b""
+    assert [f"no way to port {remote} there" in note for note in notes] == [True]
+    with serving(remote):
+        assert page(forward.port) == b"x" * 3_000_000
+        pod.do(pod.workers[0].hang_up())
+        pod.do(pod.workers[0].listen())
+        assert retried(lambda: page(forward.port)) == b"x" * 3_000_000  # it may not know yet that the old one is gone
+        before = len(pod.workers[0].forwarded)
+        with socket.create_connection(("127.0.0.1", forward.port), timeout=60) as idle:
+            while len(pod.workers[0].forwarded) == before:
+                time.sleep(0.01)
+            forward.close()
+            assert idle.recv(1) == b""
+    serve.join(60)
+    assert not serve.is_alive()
+
+
+def test_fabric_forwards_for_a_notebook(pod_of) -> None:
+    _, fleet = pod_of()
+    local = free_port()
+    with serving() as remote:
+        ends = {"remote_port": remote, "local_host": "127.0.0.1", "remote_host": "127.0.0.1"}
+        with fleet.link(0).connection().forward_local(local, **ends):
+            assert retried(lambda: page(local)) == b"x" * 3_000_000  # its thread may not have bound the port yet
