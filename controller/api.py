@@ -7,17 +7,25 @@ Overrides are those of the command line: `api.up("+experiment=quickstart", "run.
 from __future__ import annotations
 
 import json
+from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from conf.schema.config import Config
 from controller.core.errors import ConfigError, SlipwayError
-from controller.records import index
+from controller.records import index, last_command
 from controller.records.recorder import folder_of
 from controller.records.table import chosen
 from controller.run.options import RunOptions
 
-__all__ = ["Config", "ConfigError", "SlipwayError", "compose", "metrics", "plan", "record", "runs", "sweep", "up"]
+if TYPE_CHECKING:
+    from controller.ssh.fleet import Fleet
+    from controller.ssh.worker_connection import WorkerConnection
+
+__all__ = [
+    "Config", "ConfigError", "Pod", "SlipwayError",
+    "compose", "metrics", "plan", "pod", "record", "runs", "sweep", "up",
+]  # fmt: skip
 
 Row = dict[str, Any]
 
@@ -120,6 +128,61 @@ def record(run: str, *, state: Path | None = None) -> dict[str, Any]:
     if found is None:
         raise ConfigError(f"{run}: this machine has no record of it; `slipway runs --refresh` reads the bucket's table")
     return found
+
+
+class Pod:
+    """The workers of a pod, each a `fabric.Connection`. Close it, or use it in a `with` statement."""
+
+    def __init__(self, fleet: Fleet, opened: ExitStack) -> None:
+        self._fleet, self._opened = fleet, opened
+
+    def __len__(self) -> int:
+        return len(self._fleet)
+
+    def connection(self, worker: int = 0) -> WorkerConnection:
+        """Return the connection to a worker, which opens when it is first used: `.run("nvidia-smi || ls")`.
+
+        Raises:
+            ConfigError: the pod has no such worker.
+        """
+        if worker not in range(len(self)):
+            raise ConfigError(f"worker={worker}: the pod has workers 0 to {len(self) - 1}")
+        return self._fleet.link(worker).connection()
+
+    def connections(self) -> list[WorkerConnection]:
+        """Return all of them, as `fabric.ThreadingGroup.from_connections` takes them."""
+        return [self.connection(worker) for worker in range(len(self))]
+
+    def close(self) -> None:
+        """Close the connections and the way to the cloud."""
+        self._opened.close()
+
+    def __enter__(self) -> Pod:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def pod(*overrides: str, run: str | None = None) -> Pod:
+    """Open the way to the workers of a pod that is up: `api.pod().connection(worker=2).run("ls")`.
+
+    Args:
+        overrides: the config whose pod is meant; by default that of the last `up` in this folder.
+        run: the id of a run whose pod is meant.
+
+    Raises:
+        ConfigError: there is no pod, or not yet.
+    """
+    from controller.run.session import session
+
+    if not overrides and not run:
+        overrides, run = last_command.recall(Path.cwd())
+        if not overrides and not run:
+            raise ConfigError("no run was started from this folder; name the experiment of the pod, or run=ID")
+    with ExitStack() as stack:
+        fleet = stack.enter_context(session(RunOptions(overrides, run_id=run or ""))).workers()
+        return Pod(fleet, stack.pop_all())
 
 
 def _row(state: Path, run: str) -> Row:

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from controller.cli import last_command
+from controller.records import last_command
 from controller.cli.flags import HELP, VERBS, module_of, parser
 from controller.config.compose import OVERRIDE, groups
 from controller.core.errors import ConfigError, SlipwayError
@@ -91,7 +91,7 @@ def _split(argv: Sequence[str]) -> tuple[Sequence[str], tuple[str, ...]]:
     return argv[:at], tuple(argv[at + 1 :])
 
 
-def _with_recalled(command: Command) -> Command:
+def with_recalled(command: Command) -> Command:
     """A verb that looks at a run means, without config words, the one last started from this folder."""
     meant = command.overrides or command.options.run_id or getattr(command.flags, "sweep", None)
     if meant or command.verb not in last_command.VERBS:
@@ -117,7 +117,7 @@ def run(argv: Sequence[str]) -> int:
 
 def _run(argv: Sequence[str]) -> int:
     try:
-        command = _with_recalled(parse(argv))
+        command = with_recalled(parse(argv))
         if getattr(command.flags, "multirun", False):
             return importlib.import_module("controller.cli.verbs.run.sweep").VERBS[command.verb](command)
         verb: Any = importlib.import_module(module_of(command.verb))  # only this verb's imports are paid for

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 from pathlib import Path
 
@@ -10,7 +11,7 @@ import pytest
 from controller import api
 from controller.records import index
 from controller.sweep.definition import study
-from tests.controller.conftest import Slipway
+from tests.controller.conftest import ECHO, Slipway
 
 
 @pytest.mark.e2e
@@ -34,6 +35,31 @@ def test_from_a_config_to_rows_metrics_and_the_record(slipway: Slipway) -> None:
         api.metrics("nobody-1")
     with pytest.raises(api.ConfigError, match="did you mean run"):
         api.compose("run.sead=1")
+
+
+@pytest.mark.e2e
+def test_the_workers_of_a_pod_are_fabric_connections(slipway: Slipway) -> None:
+    from fabric import Connection, ThreadingGroup
+
+    with pytest.raises(api.ConfigError, match="no run was started from this folder"):
+        api.pod()
+    with pytest.raises(api.ConfigError, match="is absent; `slipway up` makes it ready"):
+        api.pod(ECHO, *slipway.base)
+    assert slipway("up", ECHO, "cleanup.on_success=keep")[0] == 0
+    with api.pod() as pod:
+        assert len(pod) == 4
+        connection = pod.connection(worker=2)
+        assert isinstance(connection, Connection)
+        ran = connection.run("basename $(dirname $HOME); exit 3", hide=True, warn=True)
+        assert (ran.stdout, ran.exited) == ("worker-2\n", 3)
+        connection.put(io.BytesIO(b"notes"), "notes.txt")
+        assert (connection.run("cat notes.txt", hide=True).stdout, connection.user) == ("notes", "slipway")
+        everywhere = ThreadingGroup.from_connections(pod.connections()).run("basename $(dirname $HOME)", hide=True)
+        assert sorted(result.stdout for result in everywhere.values()) == [f"worker-{n}\n" for n in range(4)]
+        with pytest.raises(api.ConfigError, match="the pod has workers 0 to 3"):
+            pod.connection(worker=4)
+    with pytest.raises(api.SlipwayError, match="closed on this side"):
+        connection.run("true")
 
 
 def test_the_rows_of_a_search_are_those_that_it_drew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from controller.cli import last_command, main
+from controller.cli import main
+from controller.records import last_command
 from controller.cli.flags import VERBS
 from controller.config.compose import groups
 from controller.sweep.definition import study

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from controller.cli.last_command import remember
+from controller.records.last_command import remember
 from controller.cli.view import View
 from controller.run.drive import drive, open_run
 
