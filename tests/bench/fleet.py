@@ -88,16 +88,17 @@ def fan_out(world: Any, node: Any, words: Sequence[str], options: argparse.Names
     key = str(world.keys / "id_ed25519")
     seen: dict[str, list[float]] = {}
     for _ in range(options.repeat):
-        for kind, run in (("raw paramiko", raw_paramiko), ("slipway", ours)):
+        for kind, run in (("raw paramiko", raw_paramiko), ("slipway", ours), ("fabric's run", by_fabric)):
             cold, warm = run(world, node, hosts, key)
             seen.setdefault(f"{kind}, cold", []).append(cold)
             seen.setdefault(f"{kind}, warm", []).append(warm)
         seen.setdefault("`slipway exec -- true`, whole command", []).append(slipway("exec", *words, "--", "true")[0])
         if options.pyinfra:
             seen.setdefault("`pyinfra … exec -- true`, whole command", []).append(pyinfra(options.pyinfra, hosts, key))
-    for warmth in ("cold", "warm"):
-        pairs = zip(seen[f"slipway, {warmth}"], seen[f"raw paramiko, {warmth}"], strict=True)
-        print(f"ratio to raw paramiko, {warmth}: {statistics.median(a / b for a, b in pairs):.2f}")
+    for kind in ("slipway", "fabric's run"):
+        for warmth in ("cold", "warm"):
+            pairs = zip(seen[f"{kind}, {warmth}"], seen[f"raw paramiko, {warmth}"], strict=True)
+            print(f"{kind}, ratio to raw paramiko, {warmth}: {statistics.median(a / b for a, b in pairs):.2f}")
     print()
     table(["`true` on all workers", "seconds"], [[k, f"{statistics.median(v):.2f}"] for k, v in sorted(seen.items())])
 
@@ -125,12 +126,29 @@ def raw_paramiko(world: Any, node: Any, hosts: list[tuple[str, int]], key: str) 
 
 
 def ours(world: Any, node: Any, hosts: list[tuple[str, int]], key: str) -> tuple[float, float]:
+    """What a call of the agent does: a channel of the worker's fabric connection, read by ourselves."""
+
+    def run(link: Any) -> int:
+        with link.channel() as channel:
+            channel.exec_command("true")
+            assert list(link.chunks(channel, 60)) == []
+            return link.exit_code(channel)
+
+    return on_a_fleet(world, node, run)
+
+
+def by_fabric(world: Any, node: Any, hosts: list[tuple[str, int]], key: str) -> tuple[float, float]:
+    """What a notebook does with `api.pod`."""
+    return on_a_fleet(world, node, lambda link: link.connection().run("true", hide=True).exited)
+
+
+def on_a_fleet(world: Any, node: Any, act: Callable[[Any], int]) -> tuple[float, float]:
     fleet = world.make_fleet(world, node)
 
     def run(i: int) -> None:
-        assert fleet.run(i, "true").exit_code == 0
+        assert act(fleet.link(i)) == 0
 
-    times = at_once(len(hosts), run), at_once(len(hosts), run)
+    times = at_once(len(fleet), run), at_once(len(fleet), run)
     fleet.close()
     return times
 

@@ -27,6 +27,7 @@ PACKAGES = ("conf", "controller", "hydra_plugins", "trainer")
 SHELLS = {"sh", "bash", "/bin/sh", "/bin/bash", "cmd"}
 SPEAK_SHELL = {
     "controller/agent/commands/tidy.py": "as root, a constant with the path as $0",
+    "controller/ssh/worker_connection.py": "the ProxyCommand of the user's own ~/.ssh/config, as ssh does",
     "controller/localcloud/vms/sessions.py": "as sshd gives what a client sends to the shell of the user",
 }
 DANGEROUS_CALLS = {"eval", "exec", "os.system", "os.popen", "tempfile.mktemp", "yaml.unsafe_load", "yaml.full_load"}
