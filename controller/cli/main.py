@@ -15,11 +15,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from controller.records import last_command
 from controller.cli.flags import HELP, VERBS, module_of, parser
 from controller.config.compose import OVERRIDE, groups
 from controller.core.errors import ConfigError, SlipwayError
 from controller.core.printable import only_showing
+from controller.records import last_command
 from controller.run.options import RunOptions
 
 HELP_WORDS = {*HELP.names}

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from controller.cli import main
-from controller.records import last_command
 from controller.cli.flags import VERBS
 from controller.config.compose import groups
+from controller.records import last_command
 from controller.sweep.definition import study
 from tests.paths import ROOT
 

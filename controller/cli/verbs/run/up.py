@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from controller.records.last_command import remember
 from controller.cli.view import View
+from controller.records.last_command import remember
 from controller.run.drive import drive, open_run
 
 if TYPE_CHECKING:
