@@ -33,9 +33,11 @@ def fits_the_chips(config: Config) -> Iterator[Finding]:
 
 def weights(model: Model) -> int:
     """Roughly how many: the products and the tables."""
-    attention = 2 * model.dim * model.head_dim * (model.heads + model.kv_heads)
-    feed_forward = (3 if model.mlp in ("geglu", "swiglu") else 2) * model.dim * model.hidden
-    return model.layers * (attention + feed_forward) + model.vocab * model.dim * (1 if model.tied else 2)
+    attention = 2 * model.dim * model.head_dim * (model.num_heads + model.num_kv_heads)
+    feed_forward = (3 if model.mlp in ("geglu", "swiglu") else 2) * model.dim * model.mlp_dim
+    return model.num_layers * (attention + feed_forward) + model.vocab_size * model.dim * (
+        1 if model.tie_word_embeddings else 2
+    )
 
 
 CHECKS = (fits_the_chips,)

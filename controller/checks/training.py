@@ -20,7 +20,7 @@ def weights_split_evenly(config: Config) -> Iterator[Finding]:
     sizes = axes(config)
     if sizes is None:
         return
-    for axis, names in (("tensor", ("heads", "kv_heads", "hidden", "vocab")), ("fsdp", ("dim",))):
+    for axis, names in (("tensor", ("num_heads", "num_kv_heads", "mlp_dim", "vocab_size")), ("fsdp", ("dim",))):
         for name in names:
             value = getattr(config.model, name)
             if value % sizes[axis]:

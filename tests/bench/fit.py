@@ -17,15 +17,16 @@ CASES = {
     "Gemma-2 2B, GRPO, 128 x 2048, auto": ["+experiment=gemma2b_gsm8k", "model.remat=auto"],
     "Gemma-2 2B, GRPO, 128 x 8192": ["+experiment=gemma2b_gsm8k", "loop.max_new_tokens=7168"],
     "nanochat d16, 64 x 1024": [
-        *LM, "tpu=v5litepod_8", "model=nanochat_d16", "model.window=513",
+        *LM, "tpu=v5litepod_8", "model=nanochat_d16", "model.sliding_window=513",
         "loop.total_batch_tokens=65536", "loop.seq_len=1024",
     ],
     "nanochat d16, 32 x 2048": [
         *LM, "tpu=v6e_4", "model=nanochat_d16", "loop.total_batch_tokens=65536", "loop.seq_len=2048",
     ],
     "3B (Llama-like), 32 x 4096, mesh 2x2x2": [
-        *LM, "tpu=v6e_8", "model=llama3_1b", "model.layers=28", "model.heads=16", "model.kv_heads=16",
-        "model.head_dim=128", "model.hidden=5504", "model.vocab=49152", "model.tied=false", "model.rope_scaling=null",
+        *LM, "tpu=v6e_8", "model=llama3_1b", "model.num_layers=28", "model.num_heads=16", "model.num_kv_heads=16",
+        "model.head_dim=128", "model.mlp_dim=5504", "model.vocab_size=49152",
+        "model.tie_word_embeddings=false", "model.rope_scaling=null",
         "loop.total_batch_tokens=131072", "loop.seq_len=4096", "mesh.data=2", "mesh.fsdp=2", "mesh.tensor=2",
     ],
     "Gemma-2 9B, 64 x 2048": [

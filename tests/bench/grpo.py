@@ -24,8 +24,8 @@ import yaml
 
 from tests.paths import ROOT
 
-MODEL = ["model=tiny", "model.layers=4", "model.dim=128", "model.heads=4", "model.kv_heads=2", "model.head_dim=32",
-         "model.hidden=512", "model.vocab=512"]  # fmt: skip
+MODEL = ["model=tiny", "model.num_layers=4", "model.dim=128", "model.num_heads=4", "model.num_kv_heads=2",
+         "model.head_dim=32", "model.mlp_dim=512", "model.vocab_size=512"]  # fmt: skip
 LOOP = [
     "loop=grpo",
     "loop.prompts_per_step=4",

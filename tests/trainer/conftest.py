@@ -42,7 +42,7 @@ def mesh_of(*sizes: int) -> Mesh:
 @pytest.fixture
 def tiny() -> Model:
     """The tiny model with soft-caps low enough to matter."""
-    return Model(**group("model/tiny") | {"attention_softcap": 2.0, "final_softcap": 3.0, "window": 5})
+    return Model(**group("model/tiny") | {"attn_logit_softcap": 2.0, "final_logit_softcap": 3.0, "sliding_window": 5})
 
 
 @pytest.fixture
@@ -70,7 +70,7 @@ def lm_run(tmp_path: Path) -> dict[str, Any]:
             "hbm_bytes_per_chip": None,
             "bf16_flops_per_chip": None,
         },
-        "model": group("model/tiny") | {"vocab": 256, "dim": 32, "hidden": 64, "logit_chunk": 8},
+        "model": group("model/tiny") | {"vocab_size": 256, "dim": 32, "mlp_dim": 64, "logit_chunk": 8},
         "data": group("data/text") | {"path": str(text), "validation_fraction": 0.2},
         "loop": group("loop/lm")
         | {"steps": 6, "total_batch_tokens": 320, "seq_len": 20}
@@ -103,7 +103,7 @@ def grpo_run(lm_run: dict[str, Any]) -> dict[str, Any]:
         "transcripts": 3,
     }
     return lm_run | {
-        "model": group("model/tiny") | {"vocab": 260, "dim": 32, "hidden": 64},
+        "model": group("model/tiny") | {"vocab_size": 260, "dim": 32, "mlp_dim": 64},
         "data": group("data/arithmetic"),
         "loop": group("loop/grpo") | loop,
         "checkpoint": lm_run["checkpoint"] | {"keep": 10},

@@ -61,7 +61,7 @@ def test_export_writes_what_was_imported(imported, tmp_path, monkeypatch, shard_
 def test_weights_are_placed_on_a_mesh(imported):
     family, folder = imported
     cfg = store.describe(epath.Path(folder)).model_copy(update={"activation_dtype": "float32"})
-    mesh = mesh_of(1, 1, 2) if cfg.vocab % 2 == 0 else mesh_of(1, 2, 1)
+    mesh = mesh_of(1, 1, 2) if cfg.vocab_size % 2 == 0 else mesh_of(1, 2, 1)
     placed = store.place(epath.Path(folder), cfg, mesh)
     assert jax.tree.map(lambda x: x.sharding, placed) == weights.shardings(cfg, mesh)
     with np.load(FIXTURES / family / "expected.npz") as expected:
@@ -99,7 +99,7 @@ def test_deepminds_gemma(tmp_path, family, nested):
     cfg = hf_families.model_from(hf_files.read_config(folder))
     ours = hf_files.read(folder, cfg)
     flat = {"embedder/input_embedding": ours["embedding"], "final_norm/scale": ours["final_norm"]}
-    for i in range(cfg.layers):
+    for i in range(cfg.num_layers):
         w = {name: array[i] for name, array in ours["layers"].items()}
         of_layer = {
             "attn/q_einsum/w": np.einsum("dnh->ndh", w["query"]),
@@ -156,7 +156,7 @@ def truncate(folder: Path) -> None:
         (lambda f: change_config(f, num_key_value_heads=3), "heads (4) must be a multiple of kv_heads (3)"),
         (
             lambda f: change_config(f, rms_norm_eps="tiny"),
-            "config.json: norm_epsilon of llama: Input should be a valid",
+            "config.json: norm_eps of llama: Input should be a valid",
         ),
         (lambda f: (f / "config.json").write_text('{"model_type": "llama"}'), "config.json: activation None of llama"),
         (
@@ -185,7 +185,7 @@ def test_what_is_broken_is_named_in_one_line(tmp_path, capsys, spoil, words):
         (lambda f: (f / "model-00002-of-00003.safetensors").unlink(), "the shard is missing; download the model again"),
         (truncate, "is damaged or cut off"),
         (lambda f: change_config(f, model_type="mamba"), "model_type 'mamba' is not one of gemma2, gemma3_text, llama"),
-        (lambda f: change_config(f, intermediate_size=49), "model.hidden: is 48, but 49 in the weights of"),
+        (lambda f: change_config(f, intermediate_size=49), "model.mlp_dim: is 48, but 49 in the weights of"),
         (lambda f: (f / "config.json").unlink(), "there is no model.yaml; make it with `python -m trainer.convert"),
     ],
 )
@@ -209,16 +209,24 @@ def test_a_folder_that_holds_a_model_is_not_overwritten(imported, tmp_path, caps
 @pytest.mark.parametrize(
     ("family", "switches"),
     [
-        ("llama3", {"pattern": "LG"}),
-        ("llama3", {"final_softcap": 30.0}),
-        ("qwen3", {"query_scalar": 99.0}),
-        ("gemma2", {"rope_local_base": 100.0}),
-        ("gpt2", {"tied": False}),
+        ("llama3", {"attention_pattern": "LG"}),
+        ("llama3", {"final_logit_softcap": 30.0}),
+        ("qwen3", {"query_pre_attn_scalar": 99.0}),
+        ("gemma2", {"rope_local_theta": 100.0}),
+        ("gpt2", {"tie_word_embeddings": False}),
         ("nanochat", {}),
     ],
 )
 def test_what_transformers_cannot_be_told_is_not_exported(tmp_path, capsys, family, switches):
-    sizes = {"layers": 1, "dim": 8, "heads": 2, "kv_heads": 2, "head_dim": 4, "hidden": 8, "vocab": 16}
+    sizes = {
+        "num_layers": 1,
+        "dim": 8,
+        "num_heads": 2,
+        "num_kv_heads": 2,
+        "head_dim": 4,
+        "mlp_dim": 8,
+        "vocab_size": 16,
+    }
     cfg = Model(**families.switches(family) | sizes | switches)
     (tmp_path / "model.yaml").write_text(yaml.safe_dump(cfg.model_dump(mode="json")))
     assert run("export", tmp_path, tmp_path / "out") == 2
@@ -248,15 +256,17 @@ def test_what_the_decoder_cannot_be_is_refused(tmp_path, capsys, family, changes
 def test_weights_of_another_model_are_refused(imported):
     _, folder = imported
     cfg: Model = store.describe(epath.Path(folder))
-    with pytest.raises(store.StoreError, match=r"model\.hidden: is 49, but \d+ in the weights of"):
-        store.read(epath.Path(folder), cfg.model_copy(update={"hidden": 49}))
+    with pytest.raises(store.StoreError, match=r"model\.mlp_dim: is 49, but \d+ in the weights of"):
+        store.read(epath.Path(folder), cfg.model_copy(update={"mlp_dim": 49}))
 
 
 @pytest.fixture(scope="module")
 def large(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, int]:
     """Hugging Face's folder of a model of 11 MB in ten shards, and the bytes of its weights."""
     config = hf_files.read_config(epath.Path(FIXTURES / "qwen3"))
-    cfg = hf_families.model_from(config).model_copy(update={"dim": 256, "hidden": 1024, "vocab": 512, "tied": True})
+    cfg = hf_families.model_from(config).model_copy(
+        update={"dim": 256, "mlp_dim": 1024, "vocab_size": 512, "tie_word_embeddings": True}
+    )
     params = jax.tree.map(lambda w: np.full(w.shape, 0.01, np.float32), weights.weight_table(cfg))
     folder = tmp_path_factory.mktemp("large")
     with pytest.MonkeyPatch.context() as patch:

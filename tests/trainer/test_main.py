@@ -153,7 +153,7 @@ def test_data_that_one_worker_cannot_read_end_the_run_with_its_words(pair, tmp_p
     data = group("data/jsonl") | {"path": str(path), "streams": 2, "shuffle": False, "validation_path": str(path)}
     data |= {"validation_fraction": 0, "tokenizer": "bytes"}
     loop = pair["loop"] | {"steps": 1_000_000, "eval_interval": 1_000_000}
-    run = pair | {"data": data, "model": pair["model"] | {"vocab": 260}, "loop": loop}
+    run = pair | {"data": data, "model": pair["model"] | {"vocab_size": 260}, "loop": loop}
     run |= {"checkpoint": pair["checkpoint"] | {"every": 1_000_000}}
     ended = finish(start(run, tmp_path / "run", compile_cache, {}, {}))
     alone = [worker for worker in ended if worker.code == 2]

@@ -112,7 +112,7 @@ class Dataset:
 
     @property
     def vocab(self) -> int:
-        """Ids that the model must know: `model.vocab` must not be below. Raises RunFileError."""
+        """Ids that the model must know: `model.vocab_size` must not be below. Raises RunFileError."""
         return BYTES if self._in_windows and isinstance(self.tokenizer, loading.Bytes) else self.tokenizer.vocab
 
     def check_vocab(self, model_vocab: int) -> None:
@@ -120,7 +120,7 @@ class Dataset:
         if self.vocab > model_vocab:
             words = f"{model_vocab} ids are too few for data.tokenizer={self._data.tokenizer}, which has {self.vocab}"
             raise RunFileError(
-                f"model.vocab: {words}; take at least {self.vocab}, or the tokenizer that belongs to the weights"
+                f"model.vocab_size: {words}; take at least {self.vocab}, or the tokenizer that belongs to the weights"
             )
 
     def token_bytes(self) -> np.ndarray:

@@ -154,10 +154,10 @@ def _checked(experiment: RunFile, mesh: Mesh) -> GrpoLoop:
     loop = experiment.loop
     if not isinstance(loop, GrpoLoop):
         raise TypeError(f"a grpo loop is wanted, not {loop.kind}")
-    if (longest := loop.max_prompt_length + loop.max_new_tokens) > experiment.model.context:
+    if (longest := loop.max_prompt_length + loop.max_new_tokens) > experiment.model.max_seq_len:
         raise RunFileError(
-            f"loop.max_prompt_length and loop.max_new_tokens: together {longest} tokens, more than model.context, "
-            f"{experiment.model.context}"
+            f"loop.max_prompt_length and loop.max_new_tokens: together {longest} tokens, more than model.max_seq_len, "
+            f"{experiment.model.max_seq_len}"
         )
     try:
         loop.accumulation(meshes.shards(mesh, "batch"))
@@ -169,9 +169,9 @@ def _checked(experiment: RunFile, mesh: Mesh) -> GrpoLoop:
 
 
 def _check_vocab(experiment: RunFile, prompting: Prompting) -> None:
-    known, wanted = experiment.model.vocab, prompting.vocab
+    known, wanted = experiment.model.vocab_size, prompting.vocab
     if known < wanted:
         raise RunFileError(
-            f"model.vocab: {known} ids are too few for data.tokenizer, which has {wanted}; take at least {wanted}, or "
-            "the tokenizer that belongs to the weights"
+            f"model.vocab_size: {known} ids are too few for data.tokenizer, which has {wanted}; take "
+            f"at least {wanted}, or the tokenizer that belongs to the weights"
         )

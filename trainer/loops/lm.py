@@ -59,7 +59,7 @@ def programs(experiment: RunFile, mesh: Mesh) -> Iterator[Program]:
     split = batch_sharding.deal(loop, mesh)
     state, batch = train_step.abstract_state(cfg, opt, mesh), _abstract_batch(experiment, loop, split)
     yield Program("update", train_step.build(lm.loss(cfg), cfg, opt, mesh, split.accumulation), (state, batch))
-    token_bytes = jax.ShapeDtypeStruct((cfg.vocab,), "int32", sharding=batch_sharding.whole(mesh))
+    token_bytes = jax.ShapeDtypeStruct((cfg.vocab_size,), "int32", sharding=batch_sharding.whole(mesh))
     evaluate = jax.jit(lm.evaluation(cfg, split.accumulation))
     evaluated = train_step.for_evaluation(state)
     beside = (state.optimizer, () if evaluated is state.params else state.params)
@@ -186,10 +186,10 @@ def _checked(experiment: RunFile, data: batches.Dataset) -> LmLoop:
     loop = experiment.loop
     if not isinstance(loop, LmLoop):
         raise TypeError(f"an lm loop is wanted, not {loop.kind}")
-    data.check_vocab(experiment.model.vocab)
-    if loop.seq_len > experiment.model.context:
+    data.check_vocab(experiment.model.vocab_size)
+    if loop.seq_len > experiment.model.max_seq_len:
         raise RunFileError(
-            f"loop.seq_len: {loop.seq_len} tokens are more than model.context, {experiment.model.context}"
+            f"loop.seq_len: {loop.seq_len} tokens are more than model.max_seq_len, {experiment.model.max_seq_len}"
         )
     return loop
 
@@ -216,7 +216,7 @@ def _compile(
         samples = Continuations(loop.text_samples, data, experiment.model, split.mesh, experiment.seed)
         samples.compile(state.params)
     known = data.token_bytes()
-    token_bytes = np.zeros(experiment.model.vocab, np.int32)
+    token_bytes = np.zeros(experiment.model.vocab_size, np.int32)
     token_bytes[: len(known)] = known
     on_devices = jax.device_put(token_bytes, batch_sharding.whole(split.mesh))
     held_out = data.validation(loop, split.rows)

@@ -26,7 +26,7 @@ def token_logprobs(
 
     # On a mesh, each device has a part of the vocabulary and scores the rows of its neighbours too: what moves is the
     # hidden states of one chunk, and neither the output layer nor its gradient is ever whole on a device.
-    split = meshes.splits_evenly("logits", cfg.vocab)
+    split = meshes.splits_evenly("logits", cfg.vocab_size)
     rows, ids_axis = ("rows", "logits") if split else ("batch", "vocab")
     table = output_table(params, cfg, hidden.dtype)
     if split:

@@ -31,7 +31,7 @@ def kernel(cfg: Model, backend: str) -> Kernel:
         return cfg.attention
     if backend == "tpu":
         return "splash"
-    if backend in ("gpu", "cuda") and cfg.attention_softcap is None and cfg.activation_dtype == "bfloat16":
+    if backend in ("gpu", "cuda") and cfg.attn_logit_softcap is None and cfg.activation_dtype == "bfloat16":
         return "cudnn"
     return "plain"
 
@@ -63,7 +63,7 @@ def attend(
             mask = within((index[:, None] - index[None, :])[None], window)
             if segments is not None:
                 mask = mask & (segments[:, :, None] == segments[:, None, :])
-            return masked(query, key, value, mask, cfg.attention_softcap)
+            return masked(query, key, value, mask, cfg.attn_logit_softcap)
 
 
 def masked(query: jax.Array, key: jax.Array, value: jax.Array, mask: jax.Array, cap: float | None) -> jax.Array:
@@ -123,7 +123,7 @@ def splash(
         masks.MultiHeadMask([mask] * heads),
         head_shards=1,
         q_seq_shards=1,
-        attn_logits_soft_cap=cfg.attention_softcap,
+        attn_logits_soft_cap=cfg.attn_logit_softcap,
         block_sizes=kernels.BlockSizes(
             block_q=block, block_kv=block, block_kv_compute=block, block_q_dkv=block, block_kv_dkv=block,
             block_kv_dkv_compute=block, block_q_dq=block, block_kv_dq=block,

@@ -66,18 +66,18 @@ def unembed(params: Params, cfg: Model, hidden: jax.Array) -> jax.Array:
 
 def output_table(params: Params, cfg: Model, dtype: jnp.dtype) -> jax.Array:
     """The output layer's weights, [vocab, D]."""
-    return params["embedding" if cfg.tied else "unembedding"].astype(dtype)
+    return params["embedding" if cfg.tie_word_embeddings else "unembedding"].astype(dtype)
 
 
 def logits_of(hidden: jax.Array, table: jax.Array, cfg: Model) -> jax.Array:
     """Logits in float32, [..., vocab], of hidden states [..., D] and an `output_table`."""
     logits = jnp.einsum("...d,vd->...v", hidden, table, preferred_element_type=jnp.float32)
-    return soft_cap(logits, cfg.final_softcap)
+    return soft_cap(logits, cfg.final_logit_softcap)
 
 
 def is_local(cfg: Model, layer: int) -> bool:
     """Does the layer see a window only?"""
-    return cfg.pattern[layer % len(cfg.pattern)] == "L"
+    return cfg.attention_pattern[layer % len(cfg.attention_pattern)] == "L"
 
 
 def embed(params: Params, cfg: Model, tokens: jax.Array, positions: jax.Array) -> jax.Array:
@@ -88,7 +88,7 @@ def embed(params: Params, cfg: Model, tokens: jax.Array, positions: jax.Array) -
         x = meshes.constrain(table[meshes.constrain(tokens, "rows", None)], "rows", None, "embed")
         if cfg.scale_embedding:
             x = x * jnp.asarray(cfg.dim**0.5, cfg.activation_dtype)
-        if cfg.positions == "learned":
+        if cfg.position_embedding == "learned":
             x = x + params["position_embedding"].astype(cfg.activation_dtype)[positions]
         if cfg.norm_embedding:
             x = norm(x, params, "embedding_norm", cfg)
@@ -112,11 +112,11 @@ def _train_layers(layers: Params, cfg: Model, x: jax.Array, positions: jax.Array
         return _rematerialized(compute, cfg)(x, first, weights)
 
     if not cfg.scan_layers:
-        for i, weights in enumerate(_unstack(layers, cfg.layers)):
+        for i, weights in enumerate(_unstack(layers, cfg.num_layers)):
             x = computed(i, x, weights)
         return x
-    period = len(cfg.pattern)
-    whole = cfg.layers // period * period
+    period = len(cfg.attention_pattern)
+    whole = cfg.num_layers // period * period
     scanned, rest = jax.tree.map(lambda w: w[:whole], layers), jax.tree.map(lambda w: w[whole:], layers)
 
     def step(x: jax.Array, group: Params) -> tuple[jax.Array, None]:
@@ -126,7 +126,7 @@ def _train_layers(layers: Params, cfg: Model, x: jax.Array, positions: jax.Array
 
     if whole:
         x, _ = lax.scan(step, x, jax.tree.map(lambda w: w.reshape(whole // period, period, *w.shape[1:]), scanned))
-    for i, weights in enumerate(_unstack(rest, cfg.layers - whole)):
+    for i, weights in enumerate(_unstack(rest, cfg.num_layers - whole)):
         x = computed(whole + i, x, weights)
     return x
 
@@ -160,7 +160,7 @@ def layer(
         x = next(scales) * x + next(scales) * first
     with jax.named_scope("attention"):
         query, key, value = _project(norm(x, weights, "attention_norm", cfg), weights, cfg, positions, local)
-        mixed = attention(query, key, value, cfg.window if local else None)
+        mixed = attention(query, key, value, cfg.sliding_window if local else None)
         heads = mixed.shape[2:]
         out = product(mixed.reshape(*mixed.shape[:2], -1), weights["output"].reshape(math.prod(heads), -1))
         if "output_bias" in weights:
@@ -199,10 +199,10 @@ def _project(
         out = heads(name)
         if cfg.qk_norm == "before_rotation":
             out = norm(out, weights, f"{name}_norm", cfg)
-        if cfg.positions == "rotary":
+        if cfg.position_embedding == "rope":
             out = rotate(out, positions, frequencies)
         return norm(out, weights, f"{name}_norm", cfg) if cfg.qk_norm == "after_rotation" else out
 
     frequencies = inverse_frequencies(cfg, local=local)
-    query = placed("query") * jnp.asarray((cfg.query_scalar or cfg.head_dim) ** -0.5, x.dtype)
+    query = placed("query") * jnp.asarray((cfg.query_pre_attn_scalar or cfg.head_dim) ** -0.5, x.dtype)
     return tuple(checkpoint_name(part, "attention") for part in (query, placed("key"), heads("value")))  # pyright: ignore[reportReturnType]

@@ -59,7 +59,7 @@ def norm(x: jax.Array, weights: Params, name: str, cfg: Model) -> jax.Array:
     wide = x.astype(jnp.float32)
     if cfg.norm == "layer":
         wide = wide - jnp.mean(wide, axis=-1, keepdims=True)
-    wide = wide * lax.rsqrt(jnp.mean(wide * wide, axis=-1, keepdims=True) + cfg.norm_epsilon)
+    wide = wide * lax.rsqrt(jnp.mean(wide * wide, axis=-1, keepdims=True) + cfg.norm_eps)
     if cfg.norm == "rms_plus_one":
         wide = wide * (1 + weights[name])
     elif cfg.norm != "rms_plain":
@@ -72,15 +72,15 @@ def norm(x: jax.Array, weights: Params, name: str, cfg: Model) -> jax.Array:
 def inverse_frequencies(cfg: Model, *, local: bool) -> np.ndarray:
     """Radians per token of each pair of a head's entries, float32 [head_dim / 2], as `model.rope_scaling` says."""
     half = cfg.head_dim // 2
-    base = (cfg.rope_local_base or cfg.rope_base) if local else cfg.rope_base
+    base = (cfg.rope_local_theta or cfg.rope_theta) if local else cfg.rope_theta
     frequencies = base ** (-np.arange(half, dtype=np.float64) / half)
-    scaling = None if local and cfg.rope_local_base else cfg.rope_scaling
+    scaling = None if local and cfg.rope_local_theta else cfg.rope_scaling
     if scaling is None:
         return frequencies.astype(np.float32)
     if scaling.kind == "linear":
         return (frequencies / scaling.factor).astype(np.float32)
-    waves = scaling.original_context * frequencies / (2 * math.pi)  # in the first context
-    low, high = scaling.low_frequency_factor, scaling.high_frequency_factor
+    waves = scaling.original_max_position_embeddings * frequencies / (2 * math.pi)  # in the first context
+    low, high = scaling.low_freq_factor, scaling.high_freq_factor
     kept = np.clip((waves - low) / (high - low), 0, 1)
     return (kept * frequencies + (1 - kept) * frequencies / scaling.factor).astype(np.float32)
 

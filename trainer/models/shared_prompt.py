@@ -88,9 +88,9 @@ def _attention(cfg: Model, group: Group, begins: jax.Array) -> decoder.Attention
             return x[:, prompt:].reshape(-1, response, *x.shape[2:])
 
         asked, known, said = (x[:, :prompt] for x in (query, key, value))
-        before = masked(asked, known, said, seen[:, :prompt, :prompt], cfg.attention_softcap)
+        before = masked(asked, known, said, seen[:, :prompt, :prompt], cfg.attn_logit_softcap)
         own = jnp.repeat(seen[:, prompt:], samples, axis=0)
-        mixed = masked(each(query), whole(key), whole(value), own, cfg.attention_softcap)
+        mixed = masked(each(query), whole(key), whole(value), own, cfg.attn_logit_softcap)
         return jnp.concatenate([before, mixed.reshape(len(query), -1, *query.shape[2:])], axis=1)
 
     return attend

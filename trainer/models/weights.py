@@ -49,19 +49,19 @@ def weight_table(cfg: Model) -> Params:
     """The tree of every `Weight` of the model."""
     inits = _inits(cfg)
     table = {
-        "embedding": Weight((cfg.vocab, cfg.dim), ("vocab", "embed"), inits.embedding),
+        "embedding": Weight((cfg.vocab_size, cfg.dim), ("vocab", "embed"), inits.embedding),
         "layers": {
-            name: Weight((cfg.layers, *w.shape), ("layers", *w.axes), w.init)
+            name: Weight((cfg.num_layers, *w.shape), ("layers", *w.axes), w.init)
             for name, w in [*_attention(cfg, inits), *_mlp(cfg, inits), *_residual(cfg)]
         },
         **dict(_norm(cfg, "final_norm")),
     }
-    if cfg.positions == "learned":
-        table["position_embedding"] = Weight((cfg.context, cfg.dim), (None, "embed"), inits.by_dim)
+    if cfg.position_embedding == "learned":
+        table["position_embedding"] = Weight((cfg.max_seq_len, cfg.dim), (None, "embed"), inits.by_dim)
     if cfg.norm_embedding:
         table |= dict(_norm(cfg, "embedding_norm"))
-    if not cfg.tied:
-        table["unembedding"] = Weight((cfg.vocab, cfg.dim), ("vocab", "embed"), inits.unembedding)
+    if not cfg.tie_word_embeddings:
+        table["unembedding"] = Weight((cfg.vocab_size, cfg.dim), ("vocab", "embed"), inits.unembedding)
     return table
 
 
@@ -100,12 +100,12 @@ def shardings(cfg: Model, mesh: Mesh) -> Params:
 
 
 def _inits(cfg: Model) -> _Inits:
-    width = cfg.heads * cfg.head_dim
+    width = cfg.num_heads * cfg.head_dim
     if cfg.init == "fan_in":
         by_dim = normal(cfg.dim**-0.5)
-        return _Inits(by_dim, by_dim, by_dim, normal(width**-0.5), normal(cfg.hidden**-0.5))
+        return _Inits(by_dim, by_dim, by_dim, normal(width**-0.5), normal(cfg.mlp_dim**-0.5))
     if cfg.init == "gpt2":
-        usual, into_stream = normal(0.02), normal(0.02 * (2 * cfg.layers) ** -0.5)
+        usual, into_stream = normal(0.02), normal(0.02 * (2 * cfg.num_layers) ** -0.5)
         return _Inits(usual, usual, usual, into_stream, into_stream)
     return _Inits(normal(1.0), normal(0.001), _uniform((3 / cfg.dim) ** 0.5), zeros, zeros)
 
@@ -129,14 +129,14 @@ def _norm(cfg: Model, name: str, axis: str = "embed", size: int | None = None) -
 def _attention(cfg: Model, inits: _Inits) -> Iterator[tuple[str, Weight]]:
     yield from _norm(cfg, "attention_norm")
     for name, heads, axis in (
-        ("query", cfg.heads, "heads"),
-        ("key", cfg.kv_heads, "kv_heads"),
-        ("value", cfg.kv_heads, "kv_heads"),
+        ("query", cfg.num_heads, "heads"),
+        ("key", cfg.num_kv_heads, "kv_heads"),
+        ("value", cfg.num_kv_heads, "kv_heads"),
     ):
         yield name, Weight((cfg.dim, heads, cfg.head_dim), ("embed", axis, "head_dim"), inits.by_dim)
         if cfg.biases != "none":
             yield f"{name}_bias", Weight((heads, cfg.head_dim), (axis, "head_dim"), zeros)
-    yield "output", Weight((cfg.heads, cfg.head_dim, cfg.dim), ("heads", "head_dim", "embed"), inits.output)
+    yield "output", Weight((cfg.num_heads, cfg.head_dim, cfg.dim), ("heads", "head_dim", "embed"), inits.output)
     if cfg.biases == "all":
         yield "output_bias", Weight((cfg.dim,), ("embed",), zeros)
     if cfg.qk_norm != "none":
@@ -149,11 +149,11 @@ def _attention(cfg: Model, inits: _Inits) -> Iterator[tuple[str, Weight]]:
 def _mlp(cfg: Model, inits: _Inits) -> Iterator[tuple[str, Weight]]:
     yield from _norm(cfg, "mlp_norm")
     if cfg.mlp in ("geglu", "swiglu"):
-        yield "gate", Weight((cfg.dim, cfg.hidden), ("embed", "hidden"), inits.by_dim)
-    yield "up", Weight((cfg.dim, cfg.hidden), ("embed", "hidden"), inits.by_dim)
-    yield "down", Weight((cfg.hidden, cfg.dim), ("hidden", "embed"), inits.down)
+        yield "gate", Weight((cfg.dim, cfg.mlp_dim), ("embed", "hidden"), inits.by_dim)
+    yield "up", Weight((cfg.dim, cfg.mlp_dim), ("embed", "hidden"), inits.by_dim)
+    yield "down", Weight((cfg.mlp_dim, cfg.dim), ("hidden", "embed"), inits.down)
     if cfg.biases == "all":
-        yield "up_bias", Weight((cfg.hidden,), ("hidden",), zeros)
+        yield "up_bias", Weight((cfg.mlp_dim,), ("hidden",), zeros)
         yield "down_bias", Weight((cfg.dim,), ("embed",), zeros)
     if cfg.post_norms:
         yield from _norm(cfg, "post_mlp_norm")

@@ -78,7 +78,7 @@ def _rule(opt: Optimizer, cfg: Model, view: View, group: Group) -> Rule:
 
 
 def _muon(opt: Muon, cfg: Model, view: View, group: Group) -> Rule:
-    layers = 1.0 if opt.reference_layers is None else (opt.reference_layers / cfg.layers) ** 2
+    layers = 1.0 if opt.reference_layers is None else (opt.reference_layers / cfg.num_layers) ** 2
     _, inputs, outputs = view.shape
     factor = {
         "none": 1.0,

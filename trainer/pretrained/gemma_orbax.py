@@ -55,15 +55,15 @@ def read(folder: epath.Path, cfg: Model) -> Params:
                 raise CheckpointError(f"{folder}: {name} has the shape {part.shape}, but {ours} of the model {wanted}")
             if layer is None:
                 params[ours] = part
-            elif int(layer[1]) >= cfg.layers:
-                raise CheckpointError(f"{folder}: holds more than the model's {cfg.layers} layers")
+            elif int(layer[1]) >= cfg.num_layers:
+                raise CheckpointError(f"{folder}: holds more than the model's {cfg.num_layers} layers")
             else:
-                stacked = params["layers"].setdefault(ours, [None] * cfg.layers)
+                stacked = params["layers"].setdefault(ours, [None] * cfg.num_layers)
                 stacked[int(layer[1])] = part
     missing = {*table, *table["layers"]} - {*params, *params["layers"]}
     missing |= {name for name, parts in params["layers"].items() if any(part is None for part in parts)}
     if missing:
-        raise CheckpointError(f"{folder}: has no {', '.join(sorted(missing))} for all of the {cfg.layers} layers")
+        raise CheckpointError(f"{folder}: has no {', '.join(sorted(missing))} for all of the {cfg.num_layers} layers")
     params["layers"] = {name: np.stack(parts) for name, parts in params["layers"].items()}
     return params
 
@@ -77,7 +77,7 @@ def _plain(name: str) -> str:
 
 def _of_model(name: str, array: np.ndarray, cfg: Model) -> dict[str, Any]:
     if name == "embedder/input_embedding":
-        return {"embedding": array[: cfg.vocab]}
+        return {"embedding": array[: cfg.vocab_size]}
     return {"final_norm": array} if name == "final_norm" else {}  # the tower that sees images is left out
 
 
@@ -94,7 +94,7 @@ def _of_layer(name: str, array: np.ndarray, cfg: Model) -> dict[str, Any]:
         case "attn/attn_vec_einsum":
             return {"output": array}
         case "mlp/gating_einsum":  # [2, hidden, dim], in older releases [2, dim, hidden]
-            gate, up = array.swapaxes(1, 2) if array.shape[1] == cfg.hidden else array
+            gate, up = array.swapaxes(1, 2) if array.shape[1] == cfg.mlp_dim else array
             return {"gate": gate, "up": up}
         case "mlp/linear":
             return {"down": array}

@@ -78,25 +78,31 @@ def config_for(cfg: Model) -> dict[str, Any]:
     common = {
         "model_type": kind,
         "architectures": ["GPT2LMHeadModel" if kind == "gpt2" else f"{classes[kind]}ForCausalLM"],
-        "vocab_size": cfg.vocab,
-        "tie_word_embeddings": cfg.tied,
+        "vocab_size": cfg.vocab_size,
+        "tie_word_embeddings": cfg.tie_word_embeddings,
         "dtype": "float32",
     }
     if kind == "gpt2":
         return common | {
-            "n_layer": cfg.layers, "n_embd": cfg.dim, "n_head": cfg.heads, "n_inner": cfg.hidden,
-            "n_positions": cfg.context, "layer_norm_epsilon": cfg.norm_epsilon, "activation_function": "gelu_new",
+            "n_layer": cfg.num_layers, "n_embd": cfg.dim, "n_head": cfg.num_heads, "n_inner": cfg.mlp_dim,
+            "n_positions": cfg.max_seq_len, "layer_norm_epsilon": cfg.norm_eps, "activation_function": "gelu_new",
         }  # fmt: skip
     return common | _rotary_config(cfg, kind)
 
 
-SAID = {"norm_epsilon", "context"}
+SAID = {"norm_eps", "max_seq_len"}
 """Keys of the model that every config.json says."""
-ROTARY = {"rope_base", "rope_scaling", "tied"}
-GEMMA = ROTARY | {"pattern", "window", "query_scalar", "attention_softcap", "final_softcap"}
+ROTARY = {"rope_theta", "rope_scaling", "tie_word_embeddings"}
+GEMMA = ROTARY | {
+    "attention_pattern",
+    "sliding_window",
+    "query_pre_attn_scalar",
+    "attn_logit_softcap",
+    "final_logit_softcap",
+}
 SAID_BY = {
     "gemma2": GEMMA,
-    "gemma3": GEMMA | {"rope_local_base"},
+    "gemma3": GEMMA | {"rope_local_theta"},
     "llama3": ROTARY,
     "qwen2": ROTARY,
     "qwen3": ROTARY,
@@ -111,8 +117,8 @@ def family_of(cfg: Model) -> str | None:
     """The family whose config.json can say all that the model is."""
     for name, said in SAID_BY.items():
         free = SAID | said | COMPUTED
-        if cfg.pattern == families.switches(name)["pattern"] == "G":
-            free |= {"window"}  # of no layer
+        if cfg.attention_pattern == families.switches(name)["attention_pattern"] == "G":
+            free |= {"sliding_window"}  # of no layer
         if all(getattr(cfg, key) == value for key, value in families.switches(name).items() if key not in free):
             return name
     return None
@@ -128,7 +134,7 @@ def tensors(cfg: Model) -> Iterator[Tensor]:
         return
     yield _same("embed_tokens.weight", "embedding")
     yield _same("norm.weight", "final_norm")
-    if not cfg.tied:
+    if not cfg.tie_word_embeddings:
         yield _same("lm_head.weight", "unembedding")
     layer = "layers.{i}."
     yield _same(f"{layer}input_layernorm.weight", "attention_norm")
@@ -137,19 +143,23 @@ def tensors(cfg: Model) -> Iterator[Tensor]:
     if cfg.post_norms:
         yield _same(f"{layer}pre_feedforward_layernorm.weight", "mlp_norm")
         yield _same(f"{layer}post_feedforward_layernorm.weight", "post_mlp_norm")
-    for letter, name, heads in (("q", "query", cfg.heads), ("k", "key", cfg.kv_heads), ("v", "value", cfg.kv_heads)):
+    for letter, name, heads in (
+        ("q", "query", cfg.num_heads),
+        ("k", "key", cfg.num_kv_heads),
+        ("v", "value", cfg.num_kv_heads),
+    ):
         yield _into_heads(f"{layer}self_attn.{letter}_proj.weight", name, heads)
         if cfg.biases == "qkv":
             yield _reshaped(f"{layer}self_attn.{letter}_proj.bias", f"{name}_bias", (heads, cfg.head_dim))
         if cfg.qk_norm != "none" and name != "value":
             yield _same(f"{layer}self_attn.{letter}_norm.weight", f"{name}_norm")
-    yield _from_heads(f"{layer}self_attn.o_proj.weight", "output", cfg.heads)
+    yield _from_heads(f"{layer}self_attn.o_proj.weight", "output", cfg.num_heads)
     for name in ("gate", "up", "down"):
         yield _transposed(f"{layer}mlp.{name}_proj.weight", name)
 
 
 def _gpt2_tensors(cfg: Model) -> Iterator[Tensor]:
-    heads = (cfg.heads, cfg.head_dim)
+    heads = (cfg.num_heads, cfg.head_dim)
     layer = "h.{i}."
     yield _same("wte.weight", "embedding")
     yield _same("wpe.weight", "position_embedding")
@@ -207,9 +217,9 @@ def _gpt2(config: dict[str, Any]) -> dict[str, Any]:
     _refuse(config, activation_function=("gelu_new",), scale_attn_by_inverse_layer_idx=(False,))
     _refuse(config, scale_attn_weights=(True,), add_cross_attention=(False,), tie_word_embeddings=(True,))
     return {
-        "layers": config["n_layer"], "dim": dim, "heads": heads, "kv_heads": heads, "head_dim": dim // heads,
-        "hidden": config.get("n_inner") or 4 * dim, "vocab": config["vocab_size"], "context": config["n_positions"],
-        "norm_epsilon": config["layer_norm_epsilon"],
+        "num_layers": config["n_layer"], "dim": dim, "num_heads": heads, "num_kv_heads": heads,
+        "head_dim": dim // heads, "mlp_dim": config.get("n_inner") or 4 * dim, "vocab_size": config["vocab_size"],
+        "max_seq_len": config["n_positions"], "norm_eps": config["layer_norm_epsilon"],
     }  # fmt: skip
 
 
@@ -222,26 +232,26 @@ def _rotary(config: dict[str, Any]) -> dict[str, Any]:
     _refuse(config, attention_bias=(False, None), mlp_bias=(False, None), use_sliding_window=(False, None))
     _refuse(config, use_bidirectional_attention=(False, None), pretraining_tp=(1, None))
     described = {
-        "layers": config["num_hidden_layers"],
+        "num_layers": config["num_hidden_layers"],
         "dim": config["hidden_size"],
-        "heads": config["num_attention_heads"],
-        "kv_heads": config["num_key_value_heads"],
+        "num_heads": config["num_attention_heads"],
+        "num_kv_heads": config["num_key_value_heads"],
         "head_dim": config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"],
-        "hidden": config["intermediate_size"],
-        "vocab": config["vocab_size"],
-        "context": config["max_position_embeddings"],
-        "norm_epsilon": config["rms_norm_eps"],
-        "tied": config.get("tie_word_embeddings", gemma),
+        "mlp_dim": config["intermediate_size"],
+        "vocab_size": config["vocab_size"],
+        "max_seq_len": config["max_position_embeddings"],
+        "norm_eps": config["rms_norm_eps"],
+        "tie_word_embeddings": config.get("tie_word_embeddings", gemma),
         **_rope(config),
     }
     if gemma:
         scalar = config["query_pre_attn_scalar"]
         described |= {
-            "window": config["sliding_window"],
-            "pattern": _pattern(config, kind),
-            "query_scalar": None if scalar == described["head_dim"] else scalar,
-            "attention_softcap": config.get("attn_logit_softcapping"),
-            "final_softcap": config.get("final_logit_softcapping"),
+            "sliding_window": config["sliding_window"],
+            "attention_pattern": _pattern(config, kind),
+            "query_pre_attn_scalar": None if scalar == described["head_dim"] else scalar,
+            "attn_logit_softcap": config.get("attn_logit_softcapping"),
+            "final_logit_softcap": config.get("final_logit_softcapping"),
         }
     return described
 
@@ -264,16 +274,16 @@ def _rope(config: dict[str, Any]) -> dict[str, Any]:
     base = everywhere.get("rope_theta") or config.get("rope_theta", 10000.0)
     scaling = (everywhere if everywhere.get("rope_type") else config.get("rope_scaling")) or {}
     kind = scaling.get("rope_type") or scaling.get("type") or "default"
-    found: dict[str, Any] = {"rope_base": base, "rope_local_base": local, "rope_scaling": None}
+    found: dict[str, Any] = {"rope_theta": base, "rope_local_theta": local, "rope_scaling": None}
     if kind == "linear":
         found["rope_scaling"] = {"kind": "linear", "factor": scaling["factor"]}
     elif kind == "llama3":
         found["rope_scaling"] = {
             "kind": "llama3",
             "factor": scaling["factor"],
-            "low_frequency_factor": scaling["low_freq_factor"],
-            "high_frequency_factor": scaling["high_freq_factor"],
-            "original_context": scaling["original_max_position_embeddings"],
+            "low_freq_factor": scaling["low_freq_factor"],
+            "high_freq_factor": scaling["high_freq_factor"],
+            "original_max_position_embeddings": scaling["original_max_position_embeddings"],
         }
     elif kind != "default":
         raise UnknownArchitectureError(f"config.json: rope_type {kind!r} is not supported")
@@ -283,38 +293,38 @@ def _rope(config: dict[str, Any]) -> dict[str, Any]:
 def _rotary_config(cfg: Model, kind: str) -> dict[str, Any]:
     gemma = kind.startswith("gemma")
     written: dict[str, Any] = {
-        "num_hidden_layers": cfg.layers,
+        "num_hidden_layers": cfg.num_layers,
         "hidden_size": cfg.dim,
-        "num_attention_heads": cfg.heads,
-        "num_key_value_heads": cfg.kv_heads,
+        "num_attention_heads": cfg.num_heads,
+        "num_key_value_heads": cfg.num_kv_heads,
         "head_dim": cfg.head_dim,
-        "intermediate_size": cfg.hidden,
-        "max_position_embeddings": cfg.context,
-        "rms_norm_eps": cfg.norm_epsilon,
+        "intermediate_size": cfg.mlp_dim,
+        "max_position_embeddings": cfg.max_seq_len,
+        "rms_norm_eps": cfg.norm_eps,
         "hidden_activation" if gemma else "hidden_act": "gelu_pytorch_tanh" if gemma else "silu",
-        "rope_theta": cfg.rope_base,
+        "rope_theta": cfg.rope_theta,
     }
     if (scaling := cfg.rope_scaling) is not None:
         written["rope_scaling"] = {"rope_type": scaling.kind, "factor": scaling.factor}
         if scaling.kind == "llama3":
             written["rope_scaling"] |= {
-                "low_freq_factor": scaling.low_frequency_factor,
-                "high_freq_factor": scaling.high_frequency_factor,
-                "original_max_position_embeddings": scaling.original_context,
+                "low_freq_factor": scaling.low_freq_factor,
+                "high_freq_factor": scaling.high_freq_factor,
+                "original_max_position_embeddings": scaling.original_max_position_embeddings,
             }
     if gemma:
-        letters = (cfg.pattern * cfg.layers)[: cfg.layers]
+        letters = (cfg.attention_pattern * cfg.num_layers)[: cfg.num_layers]
         names = {"L": "sliding_attention", "G": "full_attention"}
-        scalar = cfg.query_scalar or cfg.head_dim
+        scalar = cfg.query_pre_attn_scalar or cfg.head_dim
         written |= {
-            "sliding_window": cfg.window,
+            "sliding_window": cfg.sliding_window,
             "layer_types": [names[letter] for letter in letters],
             "query_pre_attn_scalar": int(scalar) if scalar == int(scalar) else scalar,  # transformers wants an integer
-            "attn_logit_softcapping": cfg.attention_softcap,
-            "final_logit_softcapping": cfg.final_softcap,
+            "attn_logit_softcapping": cfg.attn_logit_softcap,
+            "final_logit_softcapping": cfg.final_logit_softcap,
         }
-    if cfg.rope_local_base is not None:
-        written["rope_local_base_freq"] = cfg.rope_local_base
+    if cfg.rope_local_theta is not None:
+        written["rope_local_base_freq"] = cfg.rope_local_theta
     return written
 
 

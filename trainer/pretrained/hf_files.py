@@ -77,7 +77,7 @@ def _into_shards(params: Params, cfg: Model) -> list[list[tuple[str, Tensor]]]:
     size = 0
     for tensor in tensors(cfg):
         tree = params["layers"] if tensor.of_layers else params
-        nbytes = sum(tree[ours].nbytes for ours in tensor.ours) // (cfg.layers if tensor.of_layers else 1)
+        nbytes = sum(tree[ours].nbytes for ours in tensor.ours) // (cfg.num_layers if tensor.of_layers else 1)
         for name in _names(tensor, cfg):
             if size + nbytes > SHARD_BYTES and shards[-1]:
                 shards.append([])
@@ -105,7 +105,7 @@ def _layer(name: str) -> int:
 
 def _names(tensor: Tensor, cfg: Model) -> list[str]:
     """Their names of one kind of tensor: one, or one per layer."""
-    return [tensor.theirs.format(i=i) for i in range(cfg.layers)] if tensor.of_layers else [tensor.theirs]
+    return [tensor.theirs.format(i=i) for i in range(cfg.num_layers)] if tensor.of_layers else [tensor.theirs]
 
 
 def _place(params: Params, table: Params, name: str, tensor: Tensor, array: np.ndarray) -> None:

@@ -20,7 +20,7 @@ from trainer.pretrained import hf_families, hf_files
 
 WEIGHTS = "weights"
 DESCRIPTION = "model.yaml"
-COMPUTATION = {"activation_dtype", "attention", "scan_layers", "remat", "logit_chunk", "init", "context", "weights"}
+COMPUTATION = {"activation_dtype", "attention", "scan_layers", "remat", "logit_chunk", "init", "max_seq_len", "weights"}
 """Keys of the model that may differ between who wrote the weights and who reads them."""
 
 

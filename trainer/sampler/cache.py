@@ -33,14 +33,14 @@ class Cache(NamedTuple):
 
 def places(cfg: Model, layer: int, length: int) -> int:
     """Tokens that a layer's ring holds, of rows of at most `length` tokens."""
-    return min(cfg.window, length) if is_local(cfg, layer) else length
+    return min(cfg.sliding_window, length) if is_local(cfg, layer) else length
 
 
 def empty(cfg: Model, slots: int, length: int) -> Cache:
     """For rows of at most `length` tokens, prompt and response, in the type of the activations."""
 
     def rings() -> tuple[jax.Array, ...]:
-        shapes = [(slots, cfg.kv_heads, places(cfg, i, length), cfg.head_dim) for i in range(cfg.layers)]
+        shapes = [(slots, cfg.num_kv_heads, places(cfg, i, length), cfg.head_dim) for i in range(cfg.num_layers)]
         return tuple(meshes.constrain(jnp.zeros(shape, cfg.activation_dtype), *AXES) for shape in shapes)
 
     return Cache(rings(), rings())
@@ -97,7 +97,7 @@ def attend(
     seen = age <= positions[:, None]
     grouped = query.reshape(slots, kv_heads, heads // kv_heads, head_dim)
     logits = jnp.einsum("bkgh,bksh->bkgs", grouped, keys, preferred_element_type=jnp.float32)
-    logits = jnp.where(seen[:, None, None], soft_cap(logits, cfg.attention_softcap), jnp.finfo(jnp.float32).min)
+    logits = jnp.where(seen[:, None, None], soft_cap(logits, cfg.attn_logit_softcap), jnp.finfo(jnp.float32).min)
     weights = jax.nn.softmax(logits, axis=-1).astype(values.dtype)
     mixed = jnp.einsum("bkgs,bksh->bkgh", weights, values).reshape(query.shape)
     return mixed, (keys, values)

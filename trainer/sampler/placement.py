@@ -45,7 +45,7 @@ def mesh_of(cfg: Model, settings: Settings, mesh: Mesh) -> Mesh:
             raise RunFileError(f"loop.sampler.{error}") from None
         tensor = sizes["tensor"]
     else:
-        common = math.gcd(devices, cfg.kv_heads, cfg.heads, cfg.hidden, cfg.vocab)
+        common = math.gcd(devices, cfg.num_kv_heads, cfg.num_heads, cfg.mlp_dim, cfg.vocab_size)
         size = weights.count(cfg) * jnp.dtype(decoder(cfg, settings).activation_dtype).itemsize
         possible = [n for n in range(1, common + 1) if common % n == 0]
         tensor = next((n for n in possible if size // n <= SMALL_BYTES), possible[-1])
@@ -68,8 +68,8 @@ def copied(params: Params, cfg: Model) -> Params:
         return weight if in_float32 else weight.astype(cfg.activation_dtype)
 
     copy = jax.tree.map_with_path(typed, params)
-    parts = jax.tree.map(lambda w: lax.split(w, (1,) * cfg.layers), copy["layers"])
-    layers = [{name: pieces[i].squeeze(0) for name, pieces in parts.items()} for i in range(cfg.layers)]
+    parts = jax.tree.map(lambda w: lax.split(w, (1,) * cfg.num_layers), copy["layers"])
+    layers = [{name: pieces[i].squeeze(0) for name, pieces in parts.items()} for i in range(cfg.num_layers)]
     return copy | {"layers": layers}
 
 
@@ -78,7 +78,7 @@ def shardings(cfg: Model, mesh: Mesh) -> Params:
     table = weights.weight_table(cfg)
     layer = {name: meshes.named(mesh, *weight.axes[1:]) for name, weight in table["layers"].items()}
     rest = {name: meshes.named(mesh, *weight.axes) for name, weight in table.items() if name != "layers"}
-    return rest | {"layers": [layer] * cfg.layers}
+    return rest | {"layers": [layer] * cfg.num_layers}
 
 
 def abstract(cfg: Model, mesh: Mesh) -> Params:

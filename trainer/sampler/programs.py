@@ -112,7 +112,7 @@ class Programs:
         return Slots(ROWS, ROWS, ROWS, ROWS, ROWS, WHOLE, self._cache(AXES))
 
     def _cache(self, axes: tuple[str | None, ...]) -> Cache:
-        return Cache(*((meshes.spec(*axes),) * self.cfg.layers for _ in range(2)))
+        return Cache(*((meshes.spec(*axes),) * self.cfg.num_layers for _ in range(2)))
 
     def _on_each(self, function: Callable[..., Any], taken: Any, given: Any) -> Callable[..., Any]:
         """The function of each device's own part, where every device holds all weights."""

@@ -26,10 +26,10 @@ class Continuations:
         self._tokenizer, begin = data.tokenizer, data.begin
         encoded = [[*begin, *ids.tolist()] for ids in self._tokenizer.encode(settings.prompts)]
         longest = max(len(ids) for ids in encoded)
-        if longest + settings.max_new_tokens > cfg.context:
+        if longest + settings.max_new_tokens > cfg.max_seq_len:
             raise RunFileError(
                 f"loop.text_samples.max_new_tokens: a prompt of {longest} tokens and {settings.max_new_tokens} more "
-                f"do not fit model.context, which is {cfg.context}"
+                f"do not fit model.max_seq_len, which is {cfg.max_seq_len}"
             )
         if not all(encoded):
             raise RunFileError("loop.text_samples.prompts: a prompt is empty; there must be a token to continue")

@@ -55,8 +55,8 @@ def model_flops(cfg: Model, tokens: int, sequence: int) -> float:
     """
     table = weights.weight_table(cfg)
     layers = sum(math.prod(w.shape) for w in table["layers"].values() if len(w.shape) > 2)
-    seen = sum(min(sequence, cfg.window) if is_local(cfg, i) else sequence for i in range(cfg.layers))
-    return tokens * (6.0 * (layers + cfg.vocab * cfg.dim) + 12.0 * cfg.heads * cfg.head_dim * seen)
+    seen = sum(min(sequence, cfg.sliding_window) if is_local(cfg, i) else sequence for i in range(cfg.num_layers))
+    return tokens * (6.0 * (layers + cfg.vocab_size * cfg.dim) + 12.0 * cfg.num_heads * cfg.head_dim * seen)
 
 
 def utilization(flops: float, seconds: float, pod: PodFacts) -> dict[str, float]:

@@ -43,7 +43,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     (folder / "tokenizer.json").write_bytes(raw)
     with (folder / "token_bytes.npy").open("wb") as file:
         np.save(file, trained.token_bytes())
-    print(f"{folder / 'tokenizer.json'}: {trained.vocab} tokens, which model.vocab must not be below")
+    print(f"{folder / 'tokenizer.json'}: {trained.vocab} tokens, which model.vocab_size must not be below")
     return 0
 
 

@@ -22,52 +22,58 @@ class Llama3RopeScaling(Strict):
 
     kind: Literal["llama3"]
     factor: float = Field(ge=1, description="longer contexts by this factor")
-    low_frequency_factor: float = Field(gt=0, description="waves longer than original_context / this are slowed")
-    high_frequency_factor: float = Field(gt=0, description="waves shorter than original_context / this stay")
-    original_context: int = Field(ge=1, description="tokens of the context before it was made longer")
+    low_freq_factor: float = Field(
+        gt=0, description="waves longer than original_max_position_embeddings / this are slowed"
+    )
+    high_freq_factor: float = Field(gt=0, description="waves shorter than original_max_position_embeddings / this stay")
+    original_max_position_embeddings: int = Field(ge=1, description="tokens of the context before it was made longer")
 
 
 class Model(Strict):
     """A decoder. Sizes first, then the switches in which the families differ, then how it is computed."""
 
-    layers: int = Field(ge=1, le=512, description="number of decoder layers")
+    num_layers: int = Field(ge=1, le=512, description="number of decoder layers")
     dim: int = Field(ge=2, le=65536, description="width of the residual stream")
-    heads: int = Field(ge=1, le=1024, description="number of query heads")
-    kv_heads: int = Field(ge=1, le=1024, description="number of key and value heads; divides heads")
+    num_heads: int = Field(ge=1, le=1024, description="number of query heads")
+    num_kv_heads: int = Field(ge=1, le=1024, description="number of key and value heads; divides num_heads")
     head_dim: int = Field(ge=2, le=1024, multiple_of=2, description="width of one head")
-    hidden: int = Field(ge=1, le=1048576, description="width of the feed-forward layer")
-    vocab: int = Field(ge=2, le=4194304, description="number of token ids; at least the tokenizer's")
+    mlp_dim: int = Field(ge=1, le=1048576, description="width of the feed-forward layer")
+    vocab_size: int = Field(ge=2, le=4194304, description="number of token ids; at least the tokenizer's")
 
     norm: Literal["rms", "rms_plus_one", "rms_plain", "layer"] = Field(
         description="rms: with a gain; rms_plus_one: gain 1 + weight; rms_plain: no weight; layer: LayerNorm with bias"
     )
-    norm_epsilon: float = Field(gt=0, lt=1, description="added to the mean square, or to the variance")
+    norm_eps: float = Field(gt=0, lt=1, description="added to the mean square, or to the variance")
     post_norms: bool = Field(description="norm the output of attention and of the feed-forward block as well")
     qk_norm: Literal["none", "before_rotation", "after_rotation"] = Field(description="norm each head of query and key")
     mlp: Literal["geglu", "swiglu", "gelu", "relu2"] = Field(description="feed-forward block; the -glu ones are gated")
     biases: Literal["none", "qkv", "all"] = Field(description="which products have a bias")
-    positions: Literal["rotary", "learned"] = Field(description="how a token knows where it is")
-    context: int = Field(ge=1, le=16_777_216, description="longest sequence; size of the table of learned positions")
-    rope_base: float = Field(gt=1, description="base of the rotary position frequencies")
-    rope_local_base: float | None = Field(gt=1, description="that of local layers; null: the same")
+    position_embedding: Literal["rope", "learned"] = Field(description="how a token knows where it is")
+    max_seq_len: int = Field(
+        ge=1, le=16_777_216, description="longest sequence; size of the table of learned positions"
+    )
+    rope_theta: float = Field(gt=1, description="base of the rotary position frequencies")
+    rope_local_theta: float | None = Field(gt=1, description="that of local layers; null: the same")
     rope_scaling: Annotated[LinearRopeScaling | Llama3RopeScaling, Field(discriminator="kind")] | None = Field(
         description="for contexts longer than those first trained on; global layers only; null: none"
     )
-    pattern: str = Field(
+    attention_pattern: str = Field(
         pattern=r"^[LG]+$", max_length=512, description="attention of the layers in turn, repeated: L local, G global"
     )
-    window: int = Field(ge=1, le=16_777_216, description="tokens that a local layer sees, the current one included")
-    query_scalar: float | None = Field(
-        gt=0, le=65536, description="queries are multiplied by query_scalar ** -0.5; null: head_dim"
+    sliding_window: int = Field(
+        ge=1, le=16_777_216, description="tokens that a local layer sees, the current one included"
     )
-    attention_softcap: float | None = Field(gt=0, description="attention logits are capped to +- this; null: no cap")
-    final_softcap: float | None = Field(gt=0, description="output logits are capped to +- this; null: no cap")
+    query_pre_attn_scalar: float | None = Field(
+        gt=0, le=65536, description="queries are multiplied by query_pre_attn_scalar ** -0.5; null: head_dim"
+    )
+    attn_logit_softcap: float | None = Field(gt=0, description="attention logits are capped to +- this; null: no cap")
+    final_logit_softcap: float | None = Field(gt=0, description="output logits are capped to +- this; null: no cap")
     scale_embedding: bool = Field(description="multiply embeddings by the root of dim")
     norm_embedding: bool = Field(description="norm embeddings before the first layer")
     residual_scalars: bool = Field(
         description="each layer begins with x = a x + b x0: two learned scalars, x0 the embeddings"
     )
-    tied: bool = Field(description="the output layer is the embedding table")
+    tie_word_embeddings: bool = Field(description="the output layer is the embedding table")
     init: Literal["fan_in", "gpt2", "nanochat"] = Field(description="distribution of the first values")
 
     activation_dtype: Literal["float32", "bfloat16"] = Field(description="type of activations; weights are float32")
@@ -88,6 +94,6 @@ class Model(Strict):
 
     @model_validator(mode="after")
     def _heads_share_keys(self) -> "Model":
-        if self.heads % self.kv_heads:
-            raise ValueError(f"heads ({self.heads}) must be a multiple of kv_heads ({self.kv_heads})")
+        if self.num_heads % self.num_kv_heads:
+            raise ValueError(f"num_heads ({self.num_heads}) must be a multiple of num_kv_heads ({self.num_kv_heads})")
         return self

@@ -121,7 +121,7 @@ class Muon(_Common[MuonGroup]):
         "(https://arxiv.org/abs/2510.05491); null: do not"
     )
     reference_layers: int | None = Field(
-        ge=1, description="weight_decay is multiplied by (this / model.layers) ** 2; null: is not"
+        ge=1, description="weight_decay is multiplied by (this / model.num_layers) ** 2; null: is not"
     )
     adamw: AdamwPart
 

@@ -20,7 +20,8 @@ NEW = {key: new.replace("*", "mine") for key, new in RENAMED.items()}
 
 def base(key: str) -> list[str]:
     """Return overrides that compose to a config in which `key` is unknown, and whose kinds know its successor."""
-    return ["+experiment=lm_tinyshakespeare" if key.startswith("loop.samples.") else "+experiment=quickstart"]
+    words = ["+experiment=lm_tinyshakespeare" if key.startswith("loop.samples.") else "+experiment=quickstart"]
+    return [*words, "model=llama3_1b"] if key.startswith("model.rope_scaling.") else words
 
 
 def problems(overrides: list[str], folder: Path | None = None) -> list[str]:

@@ -50,7 +50,7 @@ def test_what_is_right_is_not_commented_on() -> None:
         (["program=command", "cloud.project=acme"], "command: error program.command: is empty"),
         ([*GCP, "code.stand_in=true"], "stand_in: error code.stand_in: stand-ins are for the emulated cloud"),
         ([*GRPO, "mesh.data=3"], "mesh: error mesh: 3 x 1 x 1 does not make the 16 devices of v5litepod-16"),
-        ([*GRPO, "mesh.tensor=16", "mesh.data=1"], "weights_split: error model.heads: "),
+        ([*GRPO, "mesh.tensor=16", "mesh.data=1"], "weights_split: error model.num_heads: "),
         (
             [*GRPO, "loop.prompts_per_step=3"],
             "batch_split: error loop.prompts_per_step: 3 prompts cannot be split evenly over 16",

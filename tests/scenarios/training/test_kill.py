@@ -29,7 +29,7 @@ def lm(lm_run, tmp_path) -> dict[str, Any]:
     file.write_text("".join(json.dumps(row) + "\n" for row in words))
     return lm_run | {
         "data": group("data/jsonl") | {"path": str(file), "validation_fraction": 0.2},
-        "model": lm_run["model"] | {"vocab": 260},
+        "model": lm_run["model"] | {"vocab_size": 260},
         "loop": lm_run["loop"] | {"steps": STEPS, "eval_interval": 7},
         "checkpoint": kept(lm_run),
     }

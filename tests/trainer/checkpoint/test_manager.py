@@ -83,7 +83,7 @@ def test_a_half_written_reference_is_written_anew(tmp_path, tiny, adamw, state, 
 def test_a_checkpoint_of_another_model_is_refused(tmp_path, tiny, adamw, state):
     checkpoints = Checkpoints(str(tmp_path), kept(1))
     checkpoints.save(1, state, {})
-    other = train_step.abstract_state(tiny.model_copy(update={"hidden": 128}), adamw, mesh_of(8, 1, 1))
+    other = train_step.abstract_state(tiny.model_copy(update={"mlp_dim": 128}), adamw, mesh_of(8, 1, 1))
     with pytest.raises(
         RunFileError, match=r"params\.layers\.down is \(2, 256, 64\) in the checkpoint of step 1, .* \(2, 128, 64\)"
     ):

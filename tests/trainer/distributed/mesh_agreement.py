@@ -33,7 +33,13 @@ LENGTH = 12
 
 def model_of(**changes: object) -> Model:
     """The tiny model with soft-caps and a window low enough to matter."""
-    low = {"attention_softcap": 2.0, "final_softcap": 3.0, "window": 5, "logit_chunk": 5, "remat": "products"}
+    low = {
+        "attn_logit_softcap": 2.0,
+        "final_logit_softcap": 3.0,
+        "sliding_window": 5,
+        "logit_chunk": 5,
+        "remat": "products",
+    }
     return Model(**group("model/tiny") | low | changes)
 
 

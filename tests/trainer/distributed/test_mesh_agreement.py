@@ -72,7 +72,7 @@ def test_activations_are_split_as_the_table_says(sizes):
     activations = {shape for shape in shapes if np.prod(shape) % length == 0}
     rows, hidden, heads = (
         size // mesh.shards(devices, axis)
-        for axis, size in (("batch", 8), ("hidden", cfg.hidden), ("heads", cfg.heads))
+        for axis, size in (("batch", 8), ("hidden", cfg.mlp_dim), ("heads", cfg.num_heads))
     )
     assert {(rows, length, cfg.dim), (rows, length, hidden), (rows, length, heads, cfg.head_dim)} <= activations
     assert max(np.prod(shape) for shape in activations) == rows * length * hidden

@@ -50,7 +50,7 @@ def test_chunks_count_the_tokens_of_a_device(tiny, tokens, monkeypatch):
     seen = []
     monkeypatch.setattr(decoder, "in_chunks", lambda function, size, x, keep: (seen.append(size), function(x))[1])
     for policy, size in (("full", 6), ("none", LENGTH)):
-        cfg = tiny.model_copy(update={"remat": policy, "layers": 1})
+        cfg = tiny.model_copy(update={"remat": policy, "num_layers": 1})
         with jax.set_mesh(mesh_of(1, 2, 4)):
             gradient_of(cfg).lower(weights.abstract(cfg), tokens)
         assert set(seen) == {size}

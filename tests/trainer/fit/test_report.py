@@ -37,7 +37,7 @@ def on(raw: dict, accelerator_type: str, devices: int, mesh: dict, **model: obje
 GIB = 2**30
 PROGRAMS = {"update", "warm_start", "logprob", "reshard", "prefill", "admit", "decode", "resident"}
 SPLIT = {"data": 2, "fsdp": 2, "tensor": 2}
-CAPPED = {"activation_dtype": "bfloat16", "scan_layers": True, "remat": "full", "attention_softcap": 50.0}
+CAPPED = {"activation_dtype": "bfloat16", "scan_layers": True, "remat": "full", "attn_logit_softcap": 50.0}
 
 
 @needs_compiler
@@ -52,7 +52,7 @@ CAPPED = {"activation_dtype": "bfloat16", "scan_layers": True, "remat": "full", 
 )
 def test_the_programs_of_grpo_compile_for_a_slice(grpo_run, tmp_path, accelerator_type, devices, mesh):
     """With the TPU's attention kernel: soft-cap, a local window, grouped queries; its gradient too."""
-    raw = on(grpo_run, accelerator_type, devices, mesh, **CAPPED, head_dim=64, window=16)
+    raw = on(grpo_run, accelerator_type, devices, mesh, **CAPPED, head_dim=64, sliding_window=16)
     ended = run(raw, tmp_path, "--json")
     assert ended.returncode == 0, ended.stderr[-2000:]
     verdicts = {v["name"]: v for v in json.loads(ended.stdout)["programs"]}
@@ -98,7 +98,7 @@ def test_what_does_not_fit_is_told_with_exit_2(lm_run, tmp_path):
 def test_what_helps_is_found_on_a_chip_that_is_too_small(lm_run, tmp_path):
     """The update needs 0.34 GiB if it keeps everything and 0.19 if it keeps little, and may use 0.27."""
     one = {"data": 1, "fsdp": 1, "tensor": 1}
-    wide = {"dim": 128, "hidden": 4096, "attention": "plain", "remat": "none", "scan_layers": True}
+    wide = {"dim": 128, "mlp_dim": 4096, "attention": "plain", "remat": "none", "scan_layers": True}
     raw = on(lm_run, "v5litepod-1", 1, one, **wide)
     raw["loop"] |= {"total_batch_tokens": 16 * 256, "seq_len": 256, "micro_batch_size": None}
     raw["pod"]["hbm_bytes_per_chip"] = int(0.27 * GIB / USABLE)

@@ -219,13 +219,13 @@ def test_a_notice_amid_a_draw_costs_no_update(grpo_run, tmp_path, monkeypatch, c
     ("sections", "words"),
     [
         ({"loop": {"prompts_per_step": 6}}, r"loop\.prompts_per_step: 6 prompts cannot be split evenly over 8 devices"),
-        ({"model": {"vocab": 256}}, r"model\.vocab: 256 ids are too few for data\.tokenizer, which has 259"),
+        ({"model": {"vocab_size": 256}}, r"model\.vocab_size: 256 ids are too few for data\.tokenizer, which has 259"),
         (
             {"data": group("data/text") | {"path": "x"}},
             r"data\.kind: the grpo loop asks questions",
         ),
         ({"loop": {"eval_prompts": 5000}}, r"loop\.eval_prompts: there are 1440 held-out prompts, not 5000"),
-        ({"model": {"context": 39}}, r"together 40 tokens, more than model\.context, 39"),
+        ({"model": {"max_seq_len": 39}}, r"together 40 tokens, more than model\.max_seq_len, 39"),
         ({"loop": {"max_prompt_length": 20}}, r"loop\.max_prompt_length: a prompt has \d+ tokens, more than 20"),
     ],
 )

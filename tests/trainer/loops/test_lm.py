@@ -81,7 +81,10 @@ def test_a_finished_run_is_only_evaluated_again(lm_run, tmp_path):
             {"loop": {"total_batch_tokens": 240}},
             r"loop\.total_batch_tokens: 12 rows of 20 tokens cannot be split evenly over 8 devices; take 160 or 320",
         ),
-        ({"model": {"vocab": 255}}, r"model\.vocab: 255 ids are too few for data\.tokenizer=bytes, which has 256"),
+        (
+            {"model": {"vocab_size": 255}},
+            r"model\.vocab_size: 255 ids are too few for data\.tokenizer=bytes, which has 256",
+        ),
         ({"loop": {"seq_len": 5000, "total_batch_tokens": 40000}}, r"data\.path: .* loop\.seq_len \+ 1 are needed"),
         ({"mesh": {"data": 1, "tensor": 8}}, r"mesh\.tensor: 8 devices cannot split the 2 kv_heads"),
     ],

@@ -77,8 +77,16 @@ def losses(raw, folder: Path, devices: int) -> list[float]:
 
 def nanochat(lm_run, **loop):
     """A run of nanochat at 4 layers, Muon + AdamW, in float32."""
-    sizes = {"layers": 4, "dim": 64, "heads": 2, "kv_heads": 2, "head_dim": 32, "hidden": 256, "vocab": 300}
-    cpu = {"activation_dtype": "float32", "scan_layers": False, "remat": "none", "window": 11}
+    sizes = {
+        "num_layers": 4,
+        "dim": 64,
+        "num_heads": 2,
+        "num_kv_heads": 2,
+        "head_dim": 32,
+        "mlp_dim": 256,
+        "vocab_size": 300,
+    }
+    cpu = {"activation_dtype": "float32", "scan_layers": False, "remat": "none", "sliding_window": 11}
     raw = changed(lm_run, loop=loop | {"eval_interval": 100}, checkpoint={"every": 100, "verify_every": 0})
     raw |= {"model": group("model/family/nanochat") | sizes | cpu}
     return raw | {"optimizer": group("optimizer/nanochat") | {"orthogonalization_dtype": "float32"}}
@@ -120,5 +128,5 @@ def test_prompts_and_continuations_that_do_not_fit_are_refused(lm_run, tmp_path)
         RunFileError, match=r"loop\.text_samples\.max_new_tokens: a prompt of \d+ tokens and 65000 more do not fit"
     ):
         train(changed(lm_run, loop={"text_samples": samples}), tmp_path / "a")
-    with pytest.raises(RunFileError, match=r"loop\.seq_len: 10000 tokens are more than model\.context, 8192"):
+    with pytest.raises(RunFileError, match=r"loop\.seq_len: 10000 tokens are more than model\.max_seq_len, 8192"):
         train(changed(lm_run, loop={"seq_len": 10000, "total_batch_tokens": 80000}), tmp_path / "a")

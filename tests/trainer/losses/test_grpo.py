@@ -28,7 +28,7 @@ def loop() -> GrpoLoop:
 
 @pytest.fixture(scope="module")
 def small() -> Model:
-    sizes = {"layers": 1, "dim": 8, "head_dim": 4, "hidden": 8, "vocab": 11, "logit_chunk": 3}
+    sizes = {"num_layers": 1, "dim": 8, "head_dim": 4, "mlp_dim": 8, "vocab_size": 11, "logit_chunk": 3}
     return Model(**group("model/tiny") | sizes)
 
 
@@ -37,7 +37,7 @@ def case(small, loop):
     """Weights and a batch whose policy has moved: some ratios are inside the clip's bounds, some on either side."""
     params = jax.jit(weights.init, static_argnums=0)(small, jax.random.key(0))
     random = np.random.default_rng(1)
-    batch = {"tokens": random.integers(0, small.vocab, (ROWS, WIDTH), dtype=np.int32)}
+    batch = {"tokens": random.integers(0, small.vocab_size, (ROWS, WIDTH), dtype=np.int32)}
     now = np.asarray(logprobs(params, small, batch, loop.temperature)[0])
     starts, ends = random.integers(0, 4, ROWS), random.integers(4, WIDTH, ROWS)
     at = np.arange(WIDTH - 1)

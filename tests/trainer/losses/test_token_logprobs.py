@@ -18,10 +18,10 @@ from trainer.models import decoder
 @pytest.fixture(params=[1, 5, 24, 100])
 def case(tiny: Model, request: pytest.FixtureRequest):
     """Config, hidden states [3, 24, D], weights and targets; the length is no multiple of all chunks."""
-    cfg = tiny.model_copy(update={"logit_chunk": request.param, "final_softcap": 2.0})
-    params = {"embedding": jax.random.normal(jax.random.key(0), (cfg.vocab, cfg.dim))}
+    cfg = tiny.model_copy(update={"logit_chunk": request.param, "final_logit_softcap": 2.0})
+    params = {"embedding": jax.random.normal(jax.random.key(0), (cfg.vocab_size, cfg.dim))}
     hidden = jax.random.normal(jax.random.key(1), (3, 24, cfg.dim))
-    return cfg, hidden, params, jax.random.randint(jax.random.key(2), (3, 24), 0, cfg.vocab)
+    return cfg, hidden, params, jax.random.randint(jax.random.key(2), (3, 24), 0, cfg.vocab_size)
 
 
 def test_equal_optax_and_the_definition_of_entropy(case):
@@ -62,7 +62,7 @@ def test_temperature_gives_the_sampled_distribution(case):
 def test_no_array_of_batch_sequence_vocab_is_compiled(tiny, sizes):
     """No array of the optimized program, gradients included, is as large as all logits of one device's rows."""
     batch, length = 8, 128
-    cfg = tiny.model_copy(update={"vocab": 2048, "logit_chunk": 16})
+    cfg = tiny.model_copy(update={"vocab_size": 2048, "logit_chunk": 16})
     devices = mesh_of(*sizes)
     rows = mesh.named(devices, "batch")
     params = {

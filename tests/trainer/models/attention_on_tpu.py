@@ -19,11 +19,22 @@ from trainer.distributed import mesh
 from trainer.models import attention
 
 KINDS: dict[str, dict] = {
-    "causal": {"attention_softcap": None},
-    "soft-cap, window and grouped queries": {"attention_softcap": 50.0, "window": 200, "heads": 8, "kv_heads": 2},
-    "a row and heads to be padded": {"attention_softcap": 50.0, "head_dim": 64, "context": 200},
+    "causal": {"attn_logit_softcap": None},
+    "soft-cap, window and grouped queries": {
+        "attn_logit_softcap": 50.0,
+        "sliding_window": 200,
+        "num_heads": 8,
+        "num_kv_heads": 2,
+    },
+    "a row and heads to be padded": {"attn_logit_softcap": 50.0, "head_dim": 64, "max_seq_len": 200},
 }
-USUAL = {"attention": "splash", "activation_dtype": "bfloat16", "head_dim": 128, "context": 1024, "window": 1024}
+USUAL = {
+    "attention": "splash",
+    "activation_dtype": "bfloat16",
+    "head_dim": 128,
+    "max_seq_len": 1024,
+    "sliding_window": 1024,
+}
 
 
 def main(slices: list[str]) -> None:
@@ -39,13 +50,13 @@ def main(slices: list[str]) -> None:
 
 def kernels(cfg: Model, documents: bool, devices: Mesh) -> int:
     """How often the compiled program calls a kernel: forward, gradient of the query, gradient of key and value."""
-    rows = (8, cfg.context)
+    rows = (8, cfg.max_seq_len)
     heads = (
         jax.ShapeDtypeStruct((*rows, n, cfg.head_dim), "bfloat16", sharding=mesh.named(devices, "batch", None, axis))
-        for n, axis in ((cfg.heads, "heads"), (cfg.kv_heads, "kv_heads"), (cfg.kv_heads, "kv_heads"))
+        for n, axis in ((cfg.num_heads, "heads"), (cfg.num_kv_heads, "kv_heads"), (cfg.num_kv_heads, "kv_heads"))
     )
     segments = jax.ShapeDtypeStruct(rows, "int32", sharding=mesh.named(devices, "batch")) if documents else None
-    window = cfg.window if cfg.window < cfg.context else None
+    window = cfg.sliding_window if cfg.sliding_window < cfg.max_seq_len else None
 
     def total(query: jax.Array, key: jax.Array, value: jax.Array, segments: jax.Array | None) -> jax.Array:
         return attention.attend(query, key, value, segments, window, cfg).astype(jnp.float32).sum()

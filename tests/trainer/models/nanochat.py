@@ -17,8 +17,21 @@ VOCAB = 97
 
 def cfg(**compute: object) -> Model:
     """SSSL and a long last layer; a short one sees half of 24 tokens and the current one."""
-    sizes = {"layers": 6, "dim": 24, "heads": 2, "kv_heads": 2, "head_dim": 12, "hidden": 96, "vocab": VOCAB}
-    return Model(**families.switches("nanochat") | sizes | {"pattern": "LLLGLG", "window": 13, "context": 24} | compute)
+    sizes = {
+        "num_layers": 6,
+        "dim": 24,
+        "num_heads": 2,
+        "num_kv_heads": 2,
+        "head_dim": 12,
+        "mlp_dim": 96,
+        "vocab_size": VOCAB,
+    }
+    return Model(
+        **families.switches("nanochat")
+        | sizes
+        | {"attention_pattern": "LLLGLG", "sliding_window": 13, "max_seq_len": 24}
+        | compute
+    )
 
 
 def params() -> Params:
@@ -28,10 +41,10 @@ def params() -> Params:
 
     def stacked(name: str) -> np.ndarray:
         """[layers, in, out]"""
-        return np.stack([theirs[f"transformer.h.{i}.{name}.weight"].T for i in range(model.layers)])
+        return np.stack([theirs[f"transformer.h.{i}.{name}.weight"].T for i in range(model.num_layers)])
 
     def by_heads(name: str) -> np.ndarray:
-        return stacked(name).reshape(model.layers, model.dim, model.heads, model.head_dim)
+        return stacked(name).reshape(model.num_layers, model.dim, model.num_heads, model.head_dim)
 
     def turned(name: str) -> np.ndarray:
         """nanochat rotates the other way round: the same as with the two halves of every head exchanged."""
@@ -46,7 +59,7 @@ def params() -> Params:
             "query": turned("attn.c_q"),
             "key": turned("attn.c_k"),
             "value": by_heads("attn.c_v"),
-            "output": stacked("attn.c_proj").reshape(model.layers, model.heads, model.head_dim, model.dim),
+            "output": stacked("attn.c_proj").reshape(model.num_layers, model.num_heads, model.head_dim, model.dim),
             "up": stacked("mlp.c_fc"),
             "down": stacked("mlp.c_proj"),
         },

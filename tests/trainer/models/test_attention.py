@@ -19,7 +19,7 @@ from trainer.models import attention
 def inputs(cfg: Model, length: int, key: int = 0) -> tuple[jax.Array, jax.Array, jax.Array]:
     """Query, key and value of two rows."""
     keys = jax.random.split(jax.random.key(key), 3)
-    shapes = ((2, length, heads, cfg.head_dim) for heads in (cfg.heads, cfg.kv_heads, cfg.kv_heads))
+    shapes = ((2, length, heads, cfg.head_dim) for heads in (cfg.num_heads, cfg.num_kv_heads, cfg.num_kv_heads))
     return tuple(jax.random.normal(k, shape) for k, shape in zip(keys, shapes, strict=True))
 
 
@@ -52,7 +52,7 @@ def written_out(query, key, value, segments, window, cap):
 @pytest.mark.parametrize("cap", [None, 2.0])
 @pytest.mark.parametrize("documents", [False, True])
 def test_plain_equals_what_is_written_out(tiny, window, cap, documents):
-    cfg = tiny.model_copy(update={"attention_softcap": cap})
+    cfg = tiny.model_copy(update={"attn_logit_softcap": cap})
     query, key, value = inputs(cfg, 30)
     segments = packed(30) if documents else None
     found = plain(query, key, value, segments, window, cfg)
@@ -65,7 +65,7 @@ def test_plain_equals_what_is_written_out(tiny, window, cap, documents):
 )
 def test_splash_equals_plain(tiny, length, window, cap, documents):
     """Interpreted, since no TPU is here."""
-    cfg = tiny.model_copy(update={"attention_softcap": cap})
+    cfg = tiny.model_copy(update={"attn_logit_softcap": cap})
     query, key, value = inputs(cfg, length)
     weights = jax.random.normal(jax.random.key(9), query.shape)
     segments = packed(length) if documents else None
@@ -116,7 +116,7 @@ def test_a_kernel_runs_on_each_device_with_its_rows_and_heads(tiny):
 
 def test_the_kernel_is_chosen_by_backend_and_model(tiny):
     capped = tiny.model_copy(update={"activation_dtype": "bfloat16"})
-    free = capped.model_copy(update={"attention_softcap": None})
+    free = capped.model_copy(update={"attn_logit_softcap": None})
     assert [attention.kernel(capped, backend) for backend in ("cpu", "tpu", "gpu")] == ["plain", "splash", "plain"]
     assert attention.kernel(free, "gpu") == "cudnn"
     assert attention.kernel(free.model_copy(update={"attention": "plain"}), "tpu") == "plain"

@@ -88,7 +88,7 @@ def test_loss_and_gradient_norm_equal_the_reference(expected, params, cfg):
 
 def test_documents_in_one_row_do_not_see_each_other(tiny):
     params = jax.jit(weights.init, static_argnums=0)(tiny, jax.random.key(0))
-    tokens = jax.random.randint(jax.random.key(1), (1, 20), 0, tiny.vocab)
+    tokens = jax.random.randint(jax.random.key(1), (1, 20), 0, tiny.vocab_size)
     positions = jnp.concatenate([jnp.arange(12), jnp.arange(8)])[None]
     packed = forward(params, tiny, tokens, positions, segments=(jnp.arange(20) >= 12)[None].astype(int))
     first = forward(params, tiny, tokens[:, :12], positions[:, :12])
@@ -105,7 +105,9 @@ def test_bfloat16_activations_stay_close(expected, params, cfg):
 
 
 def test_gradients_equal_finite_differences(tiny):
-    small = tiny.model_copy(update={"layers": 1, "dim": 8, "head_dim": 4, "hidden": 8, "vocab": 11, "logit_chunk": 3})
+    small = tiny.model_copy(
+        update={"num_layers": 1, "dim": 8, "head_dim": 4, "mlp_dim": 8, "vocab_size": 11, "logit_chunk": 3}
+    )
     tokens = jax.random.randint(jax.random.key(1), (2, 7), 0, 11)
 
     def loss(params: weights.Params) -> jax.Array:

@@ -76,7 +76,7 @@ def alone() -> dict[str, tuple[np.ndarray, weights.Params]]:
 
 @pytest.mark.parametrize("scan", [False, True], ids=["unrolled", "scanned"])
 def test_documents_of_a_row_are_each_alone(tiny, packed, kernel, scan, alone):
-    cfg = tiny.model_copy(update={"layers": 3, "scan_layers": scan, "attention": kernel})
+    cfg = tiny.model_copy(update={"num_layers": 3, "scan_layers": scan, "attention": kernel})
     params = jax.jit(weights.init, static_argnums=0)(cfg, jax.random.key(0))
     if not alone:
         alone["tiny"] = apart(params, cfg.model_copy(update={"attention": "plain", "scan_layers": False}), packed)

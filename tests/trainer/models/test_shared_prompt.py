@@ -49,7 +49,7 @@ def batch() -> dict[str, jax.Array]:
 @pytest.fixture(scope="module", params=["gemma2", "gpt2"])
 def model(request: pytest.FixtureRequest) -> tuple[Model, weights.Params]:
     """With windows shorter than a response, soft-caps and rotary positions; with learned positions."""
-    computed = {"window": 5, "activation_dtype": "float32", "remat": "full", "logit_chunk": 4}
+    computed = {"sliding_window": 5, "activation_dtype": "float32", "remat": "full", "logit_chunk": 4}
     family = {"gpt2": values("model/family/gpt2"), "gemma2": {}}[request.param]
     cfg = Model(**values("model/tiny") | family | computed)
     return cfg, jax.jit(weights.init, static_argnums=0)(cfg, jax.random.key(0))

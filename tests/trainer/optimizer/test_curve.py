@@ -12,7 +12,15 @@ from trainer.distributed import batch_sharding
 from trainer.losses import lm
 from trainer.step import train_step
 
-SIZES = {"layers": 4, "dim": 256, "heads": 2, "kv_heads": 2, "hidden": 1024, "vocab": 128, "window": 17}
+SIZES = {
+    "num_layers": 4,
+    "dim": 256,
+    "num_heads": 2,
+    "num_kv_heads": 2,
+    "mlp_dim": 1024,
+    "vocab_size": 128,
+    "sliding_window": 17,
+}
 UPDATES = 5
 
 

@@ -13,7 +13,7 @@ from trainer.models import weights
 from trainer.optimizer.chain import build_optimizer
 from trainer.optimizer.rules import named
 
-SIZES = {"layers": 4, "dim": 24, "heads": 3, "kv_heads": 3, "head_dim": 6, "hidden": 40, "vocab": 50}
+SIZES = {"num_layers": 4, "dim": 24, "num_heads": 3, "num_kv_heads": 3, "head_dim": 6, "mlp_dim": 40, "vocab_size": 50}
 HORIZON = 10
 
 
@@ -71,7 +71,7 @@ def algorithms(path: str, weight: np.ndarray, cfg: Model) -> list:
     rates |= {"layers.residual_scale": 0.005, "layers.embedding_scale": 0.5}
     if path in rates:
         return [written_out.Adam(rates[path])]
-    return [written_out.Muon(0.02, 0.2 * (12 / cfg.layers) ** 2) for _ in range(cfg.layers)]
+    return [written_out.Muon(0.02, 0.2 * (12 / cfg.num_layers) ** 2) for _ in range(cfg.num_layers)]
 
 
 def advance(path: str, expected: dict, gradient: np.ndarray, known: list, done: int, lr_share: float) -> None:

@@ -15,7 +15,16 @@ from trainer.optimizer.chain import build_optimizer
 from trainer.optimizer.rules import named
 
 KNOWN = ROOT / "tests" / "trainer" / "fixtures" / "optimizers.npz"
-SIZES = {"layers": 2, "dim": 12, "heads": 2, "kv_heads": 2, "head_dim": 4, "hidden": 20, "vocab": 16, "tied": True}
+SIZES = {
+    "num_layers": 2,
+    "dim": 12,
+    "num_heads": 2,
+    "num_kv_heads": 2,
+    "head_dim": 4,
+    "mlp_dim": 20,
+    "vocab_size": 16,
+    "tie_word_embeddings": True,
+}
 PLAIN = {"schedule": {"kind": "constant", "warmup_steps": 0}, "clip_norm": None}
 REST = {"lr": 0.01, "b1": 0.9, "b2": 0.95, "epsilon": 1e-8, "weight_decay": 0.0}
 MUON = {"lr": 0.02, "adamw": REST, "orthogonalization_dtype": "float32", "weight_decay": 0.1}

@@ -14,7 +14,7 @@ from trainer.models import weights
 from trainer.optimizer.chain import build_optimizer, learning_rate_schedule
 from trainer.optimizer.rules import rules
 
-SMALL = {"layers": 2, "dim": 8, "heads": 2, "kv_heads": 1, "head_dim": 6, "hidden": 18, "vocab": 10}
+SMALL = {"num_layers": 2, "dim": 8, "num_heads": 2, "num_kv_heads": 1, "head_dim": 6, "mlp_dim": 18, "vocab_size": 10}
 
 
 def model(family: str) -> Model:

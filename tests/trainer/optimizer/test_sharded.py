@@ -14,7 +14,7 @@ from trainer.distributed.runtime import place_batch
 from trainer.losses import lm
 from trainer.step import train_step
 
-SIZES = {"layers": 3, "dim": 32, "heads": 4, "kv_heads": 4, "head_dim": 4, "hidden": 64, "vocab": 64}
+SIZES = {"num_layers": 3, "dim": 32, "num_heads": 4, "num_kv_heads": 4, "head_dim": 4, "mlp_dim": 64, "vocab_size": 64}
 PLAIN = {"activation_dtype": "float32", "scan_layers": False, "remat": "none", "logit_chunk": 16}
 
 
@@ -84,9 +84,9 @@ def test_each_device_holds_its_part_of_the_state(cfg, opt, sizes):
 
 def by_hand(cfg: Model, opt, fsdp: int, tensor: int) -> int:
     """Bytes of the optimizer's state on a device: 4 for each number and counter."""
-    layers, scalars = cfg.layers, 2 * cfg.layers
-    dim, width = cfg.dim // fsdp, cfg.heads * cfg.head_dim // tensor
-    hidden, vocab = cfg.hidden // tensor, cfg.vocab // tensor
+    layers, scalars = cfg.num_layers, 2 * cfg.num_layers
+    dim, width = cfg.dim // fsdp, cfg.num_heads * cfg.head_dim // tensor
+    hidden, vocab = cfg.mlp_dim // tensor, cfg.vocab_size // tensor
     tables, matrices = 2 * vocab * dim, layers * (4 * dim * width + 2 * dim * hidden)
     if opt is MUON:
         means = layers * (4 * dim + 2 * hidden)  # the longer axis of each matrix

@@ -28,7 +28,7 @@ ENDS = tuple(range(0, 512, 8))
 
 def drawn() -> dict[str, np.ndarray]:
     """Rows in the order in which they ended, with their tokens and log-probabilities end to end."""
-    cfg = Model(**group("model/tiny") | {"dim": 32, "hidden": 64, "window": 5})
+    cfg = Model(**group("model/tiny") | {"dim": 32, "mlp_dim": 64, "sliding_window": 5})
     mesh = jax.make_mesh((4, 2, 1), AXES, axis_types=(AxisType.Auto,) * len(AXES))
     sampler = Sampler(cfg, Settings(8, RESPONSE, slots=8, chunk=4), mesh, Stops(ENDS))
     placed = weights.shardings(cfg, mesh)

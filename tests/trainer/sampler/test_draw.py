@@ -160,7 +160,7 @@ def test_logprobs_in_bfloat16_stay_near_the_trainers(tiny):
 
 def test_a_window_holds_what_a_whole_cache_shows_of_it(tiny):
     """Prompts and responses longer than the window: the ring has overwritten what the trainer masks."""
-    local = tiny.model_copy(update={"pattern": "L", "window": 3})
+    local = tiny.model_copy(update={"attention_pattern": "L", "sliding_window": 3})
     found = drawn(local, slots=3, chunk=4)
     for response, (_, logprobs) in zip(found, trainers(local, params_of(local), found), strict=True):
         np.testing.assert_allclose(response.logprobs, logprobs, rtol=0, atol=1e-4)

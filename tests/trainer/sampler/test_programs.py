@@ -20,7 +20,15 @@ VOCAB = 2 * 127
 
 
 def model_of(**changes: object) -> Model:
-    sizes = {"dim": 40, "hidden": 88, "heads": 4, "kv_heads": 2, "head_dim": 12, "vocab": VOCAB, "window": 5}
+    sizes = {
+        "dim": 40,
+        "mlp_dim": 88,
+        "num_heads": 4,
+        "num_kv_heads": 2,
+        "head_dim": 12,
+        "vocab_size": VOCAB,
+        "sliding_window": 5,
+    }
     return Model(**group("model/tiny") | sizes | changes)
 
 
@@ -64,7 +72,7 @@ def test_logits_are_those_of_one_token_of_each_row(compiled):
 
 
 def test_local_layers_hold_their_window_only():
-    cfg = model_of(layers=3, pattern="LLG")
+    cfg = model_of(num_layers=3, attention_pattern="LLG")
     slots = jax.eval_shape(lambda: decode.empty(cfg, SLOTS, PROMPT + RESPONSE))
     assert [ring.shape for ring in slots.cache.keys] == [(SLOTS, 2, n, 12) for n in (5, 5, 64)]
 

@@ -28,7 +28,7 @@ def experiment(request: pytest.FixtureRequest) -> RunFile:
             "max_new_tokens": LENGTH // 2,
         },
     }
-    model = raw["model"] | {"vocab": VOCAB, "logit_chunk": CHUNK, "scan_layers": True}
+    model = raw["model"] | {"vocab_size": VOCAB, "logit_chunk": CHUNK, "scan_layers": True}
     return RunFile.model_validate(raw | {"model": model, "loop": raw["loop"] | sizes[request.param]})
 
 

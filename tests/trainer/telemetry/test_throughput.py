@@ -20,7 +20,7 @@ POD = {"workers": 1, "devices": 8, "backend": "tpu", "hbm_bytes_per_chip": None}
 
 def test_model_flops_are_those_of_the_traced_update():
     """All products of the forward and the backward pass, but for the logits, which are made twice, in chunks."""
-    sizes = {"pattern": "G", "vocab": 512, "logit_chunk": 64, "remat": "none"}
+    sizes = {"attention_pattern": "G", "vocab_size": 512, "logit_chunk": 64, "remat": "none"}
     cfg = Model(**group("model/tiny") | sizes)
     mesh = mesh_of(1, 1, 1)
     rows = jax.ShapeDtypeStruct((4, 64), "int32", sharding=batch_sharding.meshes.named(mesh, "batch"))

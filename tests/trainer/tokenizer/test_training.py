@@ -81,7 +81,9 @@ def test_a_tokenizer_must_fit_the_model_and_know_the_marks(trained, folder, tmp_
     data = as_jsonl(tmp_path / "a.jsonl", ["x"], tokenizer=path, bos="<|bos|>")
     assert batches.Dataset(data).vocab == len(batches.Dataset(data).token_bytes()) == 320
     batches.Dataset(data).check_vocab(320)
-    with pytest.raises(RunFileError, match=r"^model\.vocab: 319 ids are too few for data\.tokenizer=\S+ .* least 320"):
+    with pytest.raises(
+        RunFileError, match=r"^model\.vocab_size: 319 ids are too few for data\.tokenizer=\S+ .* least 320"
+    ):
         batches.Dataset(data).check_vocab(319)
     wrong = data.model_copy(update={"bos": "<bos>"})
     with pytest.raises(RunFileError, match=r"^data\.bos: the tokenizer has no special token <bos>; it has <\|bos\|>, "):

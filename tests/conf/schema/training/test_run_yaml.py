@@ -66,7 +66,7 @@ def test_every_wrong_key_is_named(raw, tmp_path):
 @pytest.mark.parametrize(
     ("section", "values", "words"),
     [
-        ("model", {"kv_heads": 3}, "  model: heads (4) must be a multiple of kv_heads (3)"),
+        ("model", {"num_kv_heads": 3}, "  model: num_heads (4) must be a multiple of num_kv_heads (3)"),
         ("mesh", {"data": -1, "fsdp": -1}, "  mesh: only one axis may be -1"),
         ("mesh", {"tensor": 0}, "  mesh: tensor: an axis has at least 1 device, or -1 for whatever is left"),
         (
