@@ -50,6 +50,18 @@ RENAMED = {
     "model.attention_softcap": "model.attn_logit_softcap",
     "model.final_softcap": "model.final_logit_softcap",
     "model.tied": "model.tie_word_embeddings",
+    "optimizer.clip_norm": "optimizer.max_grad_norm",
+    "optimizer.ema": "optimizer.ema_decay",
+    "optimizer.epsilon": "optimizer.eps",
+    "optimizer.groups": "optimizer.param_groups",
+    "optimizer.cautious": "optimizer.cautious_weight_decay",
+    "optimizer.variance_decay": "optimizer.normuon_b2",
+    "optimizer.adamw.epsilon": "optimizer.adamw.eps",
+    "data.validation_path": "data.eval_path",
+    "data.validation_fraction": "data.eval_fraction",
+    "data.column": "data.text_column",
+    "data.read_ahead": "data.prefetch_batches",
+    "data.template": "data.chat_template",
 }
 """Old dotted key to new dotted key; `*` stands for one name that the user chose."""
 

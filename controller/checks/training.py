@@ -57,7 +57,7 @@ def data_are_reachable(config: Config) -> Iterator[Finding]:
     """The program reads its data on the workers, where this machine's files are only if they are sent as an asset."""
     if config.program.kind != "trainer" or config.data is None:
         return
-    for name in ("path", "validation_path", "eval_path", "tokenizer"):
+    for name in ("path", "eval_path", "tokenizer"):
         value = getattr(config.data, name, None)
         if value and value not in ("bytes", "characters") and "://" not in value and not value.startswith("/"):
             words = (

@@ -71,7 +71,7 @@ def lm_run(tmp_path: Path) -> dict[str, Any]:
             "bf16_flops_per_chip": None,
         },
         "model": group("model/tiny") | {"vocab_size": 256, "dim": 32, "mlp_dim": 64, "logit_chunk": 8},
-        "data": group("data/text") | {"path": str(text), "validation_fraction": 0.2},
+        "data": group("data/text") | {"path": str(text), "eval_fraction": 0.2},
         "loop": group("loop/lm")
         | {"steps": 6, "total_batch_tokens": 320, "seq_len": 20}
         | {"eval_interval": 4, "eval_batches": 2},

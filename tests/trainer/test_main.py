@@ -150,8 +150,8 @@ def test_nothing_touches_a_backend_at_import():
 def test_data_that_one_worker_cannot_read_end_the_run_with_its_words(pair, tmp_path, compile_cache):
     path = tmp_path / "rows.jsonl"
     path.write_text('{"text": "a line of text"}\n' * 400 + "oops\n")
-    data = group("data/jsonl") | {"path": str(path), "streams": 2, "shuffle": False, "validation_path": str(path)}
-    data |= {"validation_fraction": 0, "tokenizer": "bytes"}
+    data = group("data/jsonl") | {"path": str(path), "streams": 2, "shuffle": False, "eval_path": str(path)}
+    data |= {"eval_fraction": 0, "tokenizer": "bytes"}
     loop = pair["loop"] | {"steps": 1_000_000, "eval_interval": 1_000_000}
     run = pair | {"data": data, "model": pair["model"] | {"vocab_size": 260}, "loop": loop}
     run |= {"checkpoint": pair["checkpoint"] | {"every": 1_000_000}}

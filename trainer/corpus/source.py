@@ -54,7 +54,7 @@ def open_source(data: Corpus, pattern: str, key: str) -> Source:
     if isinstance(data, TextData):
         return Ranges(found, (data.separator or "").encode(), text_rows("text"), key)
     assert isinstance(data, Table)
-    columns, column_key = data.columns, "data.column" if data.template is None else "data.template"
+    columns, column_key = data.columns, "data.text_column" if data.template is None else "data.template"
     if isinstance(data, ParquetData):
         from trainer.corpus.parquet import Parquet
 

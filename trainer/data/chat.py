@@ -1,4 +1,4 @@
-"""The turns of a chat as the families of models were tuned for them, by `data.template`.
+"""The turns of a chat as the families of models were tuned for them, by `data.chat_template`.
 
 A prompt is a list of pieces: special tokens, and text between them. Text never becomes a special token, whatever a
 question holds; so the ids are those of the whole prompt in Hugging Face's tokenizers, and no question ends its turn.

@@ -22,7 +22,7 @@ class Encoder:
         self._bos = [_id_of(name, "data.bos", tokenizer) for name in (data.bos,) if name is not None]
         self._eos = [_id_of(name, "data.eos", tokenizer) for name in (data.eos,) if name is not None]
         self._template = data.template if isinstance(data, Table) else None
-        self._column = "text" if isinstance(data, TextData) else getattr(data, "column", None)
+        self._column = "text" if isinstance(data, TextData) else getattr(data, "text_column", None)
         self._remove = re.compile(self._template.remove) if self._template and self._template.remove else None
 
     def __call__(self, rows: Sequence[Row]) -> list[np.ndarray]:

@@ -23,11 +23,11 @@ class Prompting:
         """Raises RunFileError where the tokenizer cannot be read or has not the special tokens of data or template."""
         if data.tokenizer == loading.CHARACTERS:
             raise RunFileError("data.tokenizer: characters are those of a text, not of questions; take bytes")
-        self._prompt, self._form = data.prompt, chat.CHATS.get(data.template)
+        self._prompt, self._form = data.prompt, chat.CHATS.get(data.chat_template)
         self._tokenizer = loading.load(data.tokenizer)
         bos = data.bos or (self._form.bos if self._form else None)
-        self._bos = [self._id(bos, "data.bos" if data.bos else "data.template")] if bos else []
-        ends = [self._id(self._form.end, "data.template")] if self._form else []
+        self._bos = [self._id(bos, "data.bos" if data.bos else "data.chat_template")] if bos else []
+        ends = [self._id(self._form.end, "data.chat_template")] if self._form else []
         ends += [self._id(data.eos, "data.eos")] if data.eos else []
         self.ends = tuple(dict.fromkeys(ends))
         self.vocab = self._tokenizer.vocab
@@ -55,7 +55,7 @@ class Prompting:
         """texts: the ids of the pieces that are text, in their order."""
         ids = list(self._bos)
         for piece in pieces:
-            ids += [self._id(piece.name, "data.template")] if isinstance(piece, Special) else next(texts)
+            ids += [self._id(piece.name, "data.chat_template")] if isinstance(piece, Special) else next(texts)
         return ids
 
     def _answered(self, worked: str) -> str:

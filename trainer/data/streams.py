@@ -30,7 +30,7 @@ def training(data: Packed, tokenizer: Tokenizer, loop: LmLoop, seed: int, rows: 
     """See `batches.Dataset.training`."""
     whole = Part(
         open_source(data, data.path, "data.path"),
-        fraction=data.validation_fraction,
+        fraction=data.eval_fraction,
         is_validation=False,
         streams=data.streams,
         seed=seed if data.shuffle else None,
@@ -42,10 +42,10 @@ def training(data: Packed, tokenizer: Tokenizer, loop: LmLoop, seed: int, rows: 
 
 def validation(data: Packed, tokenizer: Tokenizer, loop: LmLoop, rows: range) -> list[Batch]:
     """See `batches.Dataset.validation`."""
-    key = "data.path" if data.validation_path is None else "data.validation_path"
+    key = "data.path" if data.eval_path is None else "data.eval_path"
     whole = Part(
-        open_source(data, data.validation_path or data.path, key),
-        fraction=data.validation_fraction or 1.0,
+        open_source(data, data.eval_path or data.path, key),
+        fraction=data.eval_fraction or 1.0,
         is_validation=True,
         streams=data.streams,
         seed=None,
@@ -53,7 +53,7 @@ def validation(data: Packed, tokenizer: Tokenizer, loop: LmLoop, rows: range) ->
         key=key,
     )
     if whole.is_empty():
-        raise RunFileError(f"{key}: no document is left for validation; take a larger data.validation_fraction")
+        raise RunFileError(f"{key}: no document is left for validation; take a larger data.eval_fraction")
     together = _Together(data, whole, tokenizer, loop, rows)
     try:
         return [next(together) for _ in range(loop.eval_batches)]
@@ -70,8 +70,8 @@ class Batches:
     """See `batches.Batches`."""
 
     def __init__(self, together: _Together, data: Packed, loop: LmLoop) -> None:
-        self._together, self._reads_ahead = together, data.read_ahead > 0
-        self._ahead = _Ahead(together, data.read_ahead)
+        self._together, self._reads_ahead = together, data.prefetch_batches > 0
+        self._ahead = _Ahead(together, data.prefetch_batches)
         self._close = finalize(self, _close, self._ahead, together)  # also where nobody closes it
         self._start()
         self._of = {

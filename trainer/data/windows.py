@@ -33,11 +33,11 @@ class Text:
 def load(data: TextData, tokenizer: Tokenizer) -> Text:
     """Read the files. Raises RunFileError where they are missing."""
     train, source = _tokens(data.path, "data.path", tokenizer), f"data.path: {data.path}"
-    if data.validation_path is None:
-        split = len(train) - int(len(train) * data.validation_fraction)
+    if data.eval_path is None:
+        split = len(train) - int(len(train) * data.eval_fraction)
         return Text(train[:split], train[split:], (source, source))
-    validation = _tokens(data.validation_path, "data.validation_path", tokenizer)
-    return Text(train, validation, (source, f"data.validation_path: {data.validation_path}"))
+    validation = _tokens(data.eval_path, "data.eval_path", tokenizer)
+    return Text(train, validation, (source, f"data.eval_path: {data.eval_path}"))
 
 
 def train_batch(text: Text, seed: int, step: int, batch: int, sequence: int, rows: range) -> Batch:
@@ -79,7 +79,7 @@ def _of_file(file: str, key: str, tokenizer: Tokenizer) -> np.ndarray:
 
 def texts(data: TextData) -> list[str]:
     """All there is to read. Raises RunFileError."""
-    places = {"data.path": data.path, "data.validation_path": data.validation_path}
+    places = {"data.path": data.path, "data.eval_path": data.eval_path}
     return [_read(file, key) for key, path in places.items() if path for file in files.expand(path, key)]
 
 

@@ -21,7 +21,7 @@ def scale_by_adafactor(opt: Adafactor, cfg: Model) -> optax.GradientTransformati
 
     Every matrix has factored moments, however small, and a root mean square of its own in each layer.
     """
-    parts = [optax.scale_by_factored_rms(decay_rate=opt.decay_exponent, epsilon=opt.epsilon, min_dim_size_to_factor=1)]
+    parts = [optax.scale_by_factored_rms(decay_rate=opt.decay_exponent, epsilon=opt.eps, min_dim_size_to_factor=1)]
     if opt.update_clip is not None:
         parts.append(optax.clip_by_block_rms(opt.update_clip))
     if opt.scale_by_weight:

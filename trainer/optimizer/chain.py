@@ -27,7 +27,7 @@ def build_optimizer(opt: Optimizer, cfg: Model) -> optax.GradientTransformation:
         rule.direction: _direction(opt, cfg, rule) for rule in by_path.values()
     }
     return optax.chain(
-        optax.identity() if opt.clip_norm is None else optax.clip_by_global_norm(opt.clip_norm),
+        optax.identity() if opt.max_grad_norm is None else optax.clip_by_global_norm(opt.max_grad_norm),
         optax.partition(directions, lambda params: named(lambda path, _: by_path[path].direction, params)),
         descend(by_path, share(opt.schedule), share(opt.weight_decay_schedule)),
     )
@@ -46,5 +46,5 @@ def _direction(opt: Optimizer, cfg: Model, rule: Rule) -> optax.GradientTransfor
         case Adafactor():
             return adafactor.scale_by_adafactor(opt, cfg)
         case Adamw() | Muon():
-            epsilon = opt.epsilon if isinstance(opt, Adamw) else opt.adamw.epsilon
+            epsilon = opt.eps if isinstance(opt, Adamw) else opt.adamw.eps
             return optax.scale_by_adam(b1=rule.b1, b2=rule.b2, eps=epsilon)

@@ -53,7 +53,7 @@ def scale_by_muon(opt: Muon, cfg: Model) -> optax.GradientTransformation:
             layers, inputs, outputs = shapes[path].shape
             return jnp.zeros((layers, max(inputs, outputs)), x.dtype)
 
-        variance = None if opt.variance_decay is None else named(zeros, params)
+        variance = None if opt.normuon_b2 is None else named(zeros, params)
         return MuonState(jnp.int32(0), jax.tree.map(jnp.zeros_like, params), variance)
 
     def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, Any]:
@@ -84,8 +84,8 @@ def _direction(x: jax.Array, variance: jax.Array | None, view: View, opt: Muon) 
         opt.orthogonalization_steps,
         jnp.dtype(opt.orthogonalization_dtype),
     )
-    if variance is not None and opt.variance_decay is not None:
-        out, variance = evened_out(out, _shared_out(variance), opt.variance_decay)
+    if variance is not None and opt.normuon_b2 is not None:
+        out, variance = evened_out(out, _shared_out(variance), opt.normuon_b2)
         variance = variance[:layers]
     whole = meshes.constrain(out[:layers], *(axes[0] for axes in view.axes))
     return whole.reshape(x.shape).astype(x.dtype), variance

@@ -43,10 +43,10 @@ class Rule:
 def rules(opt: Optimizer, cfg: Model) -> dict[str, Rule]:
     """By the path of each weight. Raises RunFileError where a group's pattern matches none."""
     shapes = views(cfg)
-    for i, group in enumerate(opt.groups):
+    for i, group in enumerate(opt.param_groups):
         if not any(fnmatchcase(path, group.match) for path in shapes):
             raise RunFileError(
-                f"optimizer.groups.{i}.match: {group.match!r} matches no weight of the model; "
+                f"optimizer.param_groups.{i}.match: {group.match!r} matches no weight of the model; "
                 f"its weights: {', '.join(sorted(shapes))}"
             )
     return {path: _rule(opt, cfg, view, _group(opt, path)) for path, view in shapes.items()}
@@ -62,7 +62,7 @@ def named(function: Callable[..., Any], tree: Any, *rest: Any) -> Any:
 
 
 def _group(opt: Optimizer, path: str) -> Group:
-    return next((g for g in opt.groups if fnmatchcase(path, g.match)), MuonGroup(match=path))
+    return next((g for g in opt.param_groups if fnmatchcase(path, g.match)), MuonGroup(match=path))
 
 
 def _rule(opt: Optimizer, cfg: Model, view: View, group: Group) -> Rule:
@@ -90,7 +90,7 @@ def _muon(opt: Muon, cfg: Model, view: View, group: Group) -> Rule:
         "muon",
         _lr(group, opt.lr, cfg) * factor,
         decay if opt.scaled_decay else decay / factor,
-        cautious=opt.cautious,
+        cautious=opt.cautious_weight_decay,
     )
 
 

@@ -56,7 +56,7 @@ class State(NamedTuple):
     params: Any  # Params
     optimizer: Any  # optax.OptState
     skipped: Any  # int32 scalar: updates that changed nothing, since loss or gradient was not finite
-    average: Any  # Params, averaged over the updates; None: `optimizer.ema` is null
+    average: Any  # Params, averaged over the updates; None: `optimizer.ema_decay` is null
 
 
 def init_state(cfg: Model, opt: Optimizer, mesh: Mesh, key: jax.Array) -> State:
@@ -80,7 +80,7 @@ def init_state(cfg: Model, opt: Optimizer, mesh: Mesh, key: jax.Array) -> State:
 def fresh(params: Params, cfg: Model, opt: Optimizer) -> State:
     """These weights, with an optimizer that has seen nothing."""
     moments = build_optimizer(opt, cfg).init(params)
-    return State(jnp.int32(0), params, moments, jnp.int32(0), None if opt.ema is None else params)
+    return State(jnp.int32(0), params, moments, jnp.int32(0), None if opt.ema_decay is None else params)
 
 
 def for_evaluation(state: State) -> Params:
@@ -102,7 +102,7 @@ def state_shardings(cfg: Model, opt: Optimizer, mesh: Mesh) -> State:
     everywhere = NamedSharding(mesh, PartitionSpec())
     moments = jax.eval_shape(build_optimizer(opt, cfg).init, weights.abstract(cfg))
     placed = placement.shardings(moments, cfg, mesh)
-    return State(everywhere, params, placed, everywhere, None if opt.ema is None else params)
+    return State(everywhere, params, placed, everywhere, None if opt.ema_decay is None else params)
 
 
 def build(loss: Loss, cfg: Model, opt: Optimizer, mesh: Mesh, accumulation: int = 1) -> jax.stages.Wrapped:
@@ -143,10 +143,10 @@ def _averaged(state: State, params: Any, opt: Optimizer) -> Any:
     """The average with the new weights in it. Early on it forgets faster, as TensorFlow's ExponentialMovingAverage with
     `num_updates`: the first weights are random.
     """
-    if opt.ema is None:
+    if opt.ema_decay is None:
         return None
     done = state.step - state.skipped + 1
-    kept = jnp.minimum(opt.ema, (1 + done) / (10 + done))
+    kept = jnp.minimum(opt.ema_decay, (1 + done) / (10 + done))
     return jax.tree.map(lambda mean, weight: mean + (1 - kept) * (weight - mean), state.average, params)
 
 

@@ -16,10 +16,8 @@ class Corpus(Strict):
     """What every kind of text to learn by heart has in common; it is read as documents."""
 
     path: str = Field(min_length=1, description=PATH)
-    validation_path: str | None = Field(min_length=1, description="the same for validation; null: validation_fraction")
-    validation_fraction: float = Field(
-        ge=0, lt=1, description="share of `path` kept for validation; 0: validation_path"
-    )
+    eval_path: str | None = Field(min_length=1, description="the same for validation; null: eval_fraction")
+    eval_fraction: float = Field(ge=0, lt=1, description="share of `path` kept for validation; 0: eval_path")
     tokenizer: str = Field(min_length=1, description="bytes, characters (of a small text), or a tokenizer.json")
     bos: str | None = Field(min_length=1, description="special token before each document, e.g. <bos>; null: none")
     eos: str | None = Field(min_length=1, description="special token after each document; null: none")
@@ -30,12 +28,12 @@ class Corpus(Strict):
         ge=1, le=65536, description="parts of the data, each read in an order of its own; divides the rows of a batch"
     )
     shuffle: bool = Field(description="another order in each epoch, by run.seed; false: as in the files")
-    read_ahead: int = Field(ge=0, le=1024, description="batches made ahead by a thread; 0: none")
+    prefetch_batches: int = Field(ge=0, le=1024, description="batches made ahead by a thread; 0: none")
 
     @model_validator(mode="after")
     def _one_validation(self) -> Self:
-        if (self.validation_path is None) == (self.validation_fraction == 0):
-            raise ValueError("give either validation_path, or a validation_fraction above 0")
+        if (self.eval_path is None) == (self.eval_fraction == 0):
+            raise ValueError("give either eval_path, or an eval_fraction above 0")
         return self
 
 
@@ -81,20 +79,20 @@ class Table(Corpus):
         description="stream: documents follow each other without a gap, rows are cut anywhere; documents: whole ones "
         "share a row, and none sees another"
     )
-    column: str | None = Field(min_length=1, description="the text; null: template")
+    text_column: str | None = Field(min_length=1, description="the text; null: template")
     template: Template | None
 
     @property
     def columns(self) -> tuple[str, ...]:
         """The columns that are read."""
         if self.template is None:
-            return (self.column or "",)
+            return (self.text_column or "",)
         return tuple(dict.fromkeys(columns_of(self.template.prompt) + columns_of(self.template.answer)))
 
     @model_validator(mode="after")
     def _one_text(self) -> Self:
-        if (self.column is None) == (self.template is None):
-            raise ValueError("give either column (the text) or template (a prompt and its answer)")
+        if (self.text_column is None) == (self.template is None):
+            raise ValueError("give either text_column or template (a prompt and its answer)")
         if self.template is not None and self.eos is None:
             raise ValueError("eos: an answer must end in a special token, or the model never learns to stop")
         return self

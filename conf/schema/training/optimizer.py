@@ -47,22 +47,22 @@ class _Common(Strict, Generic[GroupT]):
     schedule: Schedule = Field(description="of the learning rate")
     weight_decay: float = Field(ge=0, le=10, description="decoupled decay, multiplied by the learning rate")
     weight_decay_schedule: Schedule | None = Field(description="of the weight decay; null: constant")
-    clip_norm: float | None = Field(gt=0, description="largest global norm of the gradient; null: not clipped")
-    ema: float | None = Field(
+    max_grad_norm: float | None = Field(gt=0, description="largest global norm of the gradient; null: not clipped")
+    ema_decay: float | None = Field(
         gt=0, lt=1, description="decay of an average of the weights, with which is evaluated; null: no average"
     )
     nan_policy: Literal["stop", "skip"] = Field(
         description="an update whose loss or gradient is not finite changes nothing; after it, the run ends or goes on"
     )
 
-    groups: tuple[GroupT, ...] = Field(description="weights with values of their own; the first match counts")
+    param_groups: tuple[GroupT, ...] = Field(description="weights with values of their own; the first match counts")
 
     def constant(self, lr: float) -> Self:
         """The same at a constant learning rate; all others keep their ratio to it."""
         ratio = lr / self.lr
-        groups = tuple(g if g.lr is None else g.model_copy(update={"lr": g.lr * ratio}) for g in self.groups)
+        groups = tuple(g if g.lr is None else g.model_copy(update={"lr": g.lr * ratio}) for g in self.param_groups)
         schedule = ConstantSchedule(kind="constant", warmup_steps=0)
-        return self.model_copy(update={"lr": lr, "schedule": schedule, "groups": groups})
+        return self.model_copy(update={"lr": lr, "schedule": schedule, "param_groups": groups})
 
 
 class Adamw(_Common[AdamwGroup]):
@@ -71,7 +71,7 @@ class Adamw(_Common[AdamwGroup]):
     kind: Literal["adamw"]
     b1: Decay = Field(description="decay of the first moment, per update")
     b2: Decay = Field(description="decay of the second moment, per update")
-    epsilon: float = Field(gt=0, lt=1, description="added to the root of the second moment")
+    eps: float = Field(gt=0, lt=1, description="added to the root of the second moment")
 
 
 class Adafactor(_Common[Group]):
@@ -79,7 +79,7 @@ class Adafactor(_Common[Group]):
 
     kind: Literal["adafactor"]
     decay_exponent: float = Field(gt=0, le=1, description="update n keeps 1 - n ** -this of the second moment")
-    epsilon: float = Field(gt=0, lt=1, description="added to the squared gradient")
+    eps: float = Field(gt=0, lt=1, description="added to the squared gradient")
     update_clip: float | None = Field(gt=0, description="largest root mean square of a weight's step; null: any")
     scale_by_weight: bool = Field(description="multiply the learning rate by the root mean square of the weight")
     b1: Decay | None = Field(description="decay of a first moment; null: none, which saves its memory")
@@ -91,7 +91,7 @@ class AdamwPart(Strict):
     lr: Rate = Field(description="peak learning rate, under the schedule of optimizer.schedule")
     b1: Decay = Field(description="decay of the first moment, per update")
     b2: Decay = Field(description="decay of the second moment, per update")
-    epsilon: float = Field(gt=0, lt=1, description="added to the root of the second moment")
+    eps: float = Field(gt=0, lt=1, description="added to the root of the second moment")
     weight_decay: float = Field(ge=0, le=10, description="decoupled decay, multiplied by the learning rate")
 
 
@@ -113,10 +113,10 @@ class Muon(_Common[MuonGroup]):
         "or by 0.2 max(inputs, outputs) ** 0.5 (match_adamw, https://arxiv.org/abs/2502.16982)"
     )
     scaled_decay: bool = Field(description="weight decay is multiplied by shape_scale's factor, too")
-    cautious: bool = Field(
+    cautious_weight_decay: bool = Field(
         description="only weights whose step goes towards 0 decay (https://arxiv.org/abs/2510.12402)"
     )
-    variance_decay: Decay | None = Field(
+    normuon_b2: Decay | None = Field(
         description="even out the rows, or columns, of a step by a second moment with this decay "
         "(https://arxiv.org/abs/2510.05491); null: do not"
     )

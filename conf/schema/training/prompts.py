@@ -21,7 +21,7 @@ class Prompt(Strict):
     system: str | None = Field(min_length=1, description="what comes before everything; null: nothing")
     question: str = Field(description="with {question} where it stands")
     answer: str = Field(description="a worked answer, of a shot or in the warm start, with {answer} where it stands")
-    between: str = Field(description="what stands between the parts where template is none")
+    between: str = Field(description="what stands between the parts where chat_template is none")
     shots: tuple[Shot, ...] = Field(max_length=64, description="worked examples before the question, in their order")
 
     @model_validator(mode="after")
@@ -36,7 +36,7 @@ class Questions(Strict):
     """What every kind of questions has in common: how they are written down as tokens."""
 
     tokenizer: str = Field(min_length=1, description="bytes, or a tokenizer.json: gs://…, assets://NAME/FILE, a path")
-    template: Literal["none", "gemma", "llama3", "qwen"] = Field(
+    chat_template: Literal["none", "gemma", "llama3", "qwen"] = Field(
         description="the turns of a chat, as the model was tuned for them; none: plain text, for pretrained weights"
     )
     bos: str | None = Field(
@@ -49,8 +49,10 @@ class Questions(Strict):
 
     @model_validator(mode="after")
     def _can_end(self) -> Self:
-        if self.template == "none" and self.eos is None:
-            raise ValueError("eos: with template none it is what ends a response; name the tokenizer's, e.g. <eos>")
+        if self.chat_template == "none" and self.eos is None:
+            raise ValueError(
+                "eos: with chat_template none it is what ends a response; name the tokenizer's, e.g. <eos>"
+            )
         return self
 
 

@@ -20,8 +20,12 @@ NEW = {key: new.replace("*", "mine") for key, new in RENAMED.items()}
 
 def base(key: str) -> list[str]:
     """Return overrides that compose to a config in which `key` is unknown, and whose kinds know its successor."""
-    words = ["+experiment=lm_tinyshakespeare" if key.startswith("loop.samples.") else "+experiment=quickstart"]
-    return [*words, "model=llama3_1b"] if key.startswith("model.rope_scaling.") else words
+    kinds = {
+        "loop.samples.": "+experiment=lm_tinyshakespeare",
+        "model.rope_scaling.": "model=llama3_1b",
+        "optimizer.adamw.": "optimizer=muon",
+    }
+    return ["+experiment=quickstart", *(choice for prefix, choice in kinds.items() if key.startswith(prefix))]
 
 
 def problems(overrides: list[str], folder: Path | None = None) -> list[str]:

@@ -43,11 +43,11 @@ def test_settings(name: str, lr: float) -> None:
     assert (loop.eval_prompts, loop.test_samples_per_prompt, loop.test_prompts) == (256, 8, None)
     assert all(stop in "\n" * 3 for stop in loop.sampler.stop)
     assert loop.sampler.slots == 128
-    assert (optimizer.lr, optimizer.b1, optimizer.b2, optimizer.clip_norm) == (lr, 0.9, 0.95, 1.0)
+    assert (optimizer.lr, optimizer.b1, optimizer.b2, optimizer.max_grad_norm) == (lr, 0.9, 0.95, 1.0)
     assert optimizer.schedule.model_dump() == {"kind": "constant", "warmup_steps": 1}
     assert config.checkpoint.every == 20
     data: Any = config.data
-    assert (data.template, data.bos, data.eos, data.tokenizer) == (
+    assert (data.chat_template, data.bos, data.eos, data.tokenizer) == (
         *("none", "<bos>", "<eos>"),
         "assets://gemma-2-2b/tokenizer.json",
     )

@@ -42,7 +42,7 @@ BASES: dict[str, list[str]] = {
     "lm": ["cloud=local", "loop=lm", "model=tiny", "optimizer=adamw", "data=text", "data.path=gs://a",
            "checkpoint.best={metric: eval_loss, mode: min}", "logging.wandb={project: a, entity: b, mode: offline}"],
     "table": ["cloud=local", "loop=lm", "model=tiny", "optimizer=adamw", "data=jsonl", "data.path=gs://a",
-              "data.column=null", "data.template={prompt: '{q}', answer: '{a}', remove: x}", "data.eos='<eos>'"],
+              "data.text_column=null", "data.template={prompt: '{q}', answer: '{a}', remove: x}", "data.eos='<eos>'"],
     "command": ["cloud=gcp", "cloud.project=acme", *COMMAND, "env.packages=none",
                 "cloud.trc={zones: [us-central1-a, us-central1-b], free_until: 2026-12-31}",
                 "cloud.bucket_roles=[roles/a.b]",

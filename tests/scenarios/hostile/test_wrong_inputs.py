@@ -62,8 +62,8 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
         (["seed=1"], "seed: no such group; did you mean run.seed=1 or sweep.search.seed=1?"),
         (["lr=1e-3"], "lr: no such group; did you mean optimizer.lr=1e-3 or optimizer.adamw.lr=1e-3?"),
         (
-            ["optimizer.groups=[{match: '*', lrs: 1}]"],
-            "optimizer.groups.0.lrs: unknown key; did you mean optimizer.groups.0.lr?",
+            ["optimizer.param_groups=[{match: '*', lrs: 1}]"],
+            "optimizer.param_groups.0.lrs: unknown key; did you mean optimizer.param_groups.0.lr?",
         ),
         (["tpu=v5"], "tpu: no tpu named 'v5'; choices: "),
         (["model=none"], "model: no model named 'none'"),

@@ -28,7 +28,7 @@ def lm(lm_run, tmp_path) -> dict[str, Any]:
     words = [{"text": f"{i} and {i} make {2 * i}. " * (1 + i % 5)} for i in range(40)]
     file.write_text("".join(json.dumps(row) + "\n" for row in words))
     return lm_run | {
-        "data": group("data/jsonl") | {"path": str(file), "validation_fraction": 0.2},
+        "data": group("data/jsonl") | {"path": str(file), "eval_fraction": 0.2},
         "model": lm_run["model"] | {"vocab_size": 260},
         "loop": lm_run["loop"] | {"steps": STEPS, "eval_interval": 7},
         "checkpoint": kept(lm_run),

@@ -64,8 +64,8 @@ def test_globs_are_sorted_and_folders_are_searched(tmp_path):
     ("name", "words"), [("absent", "there is no"), ("*.parquet", "no file fits"), ("", "is a folder; say which")]
 )
 def test_files_that_are_not_there(tmp_path, name, words):
-    with pytest.raises(RunFileError, match=rf"^data\.validation_path: .*{words}"):
-        files.expand(f"{tmp_path}/{name}", "data.validation_path")
+    with pytest.raises(RunFileError, match=rf"^data\.eval_path: .*{words}"):
+        files.expand(f"{tmp_path}/{name}", "data.eval_path")
 
 
 @pytest.mark.parametrize("rows_per_group", [2, 40])
@@ -89,7 +89,7 @@ def test_few_row_groups_are_held(tmp_path, monkeypatch, rows_per_group):
         return group
 
     monkeypatch.setattr(Parquet, "read", watched)
-    data = as_parquet(tmp_path / "a.parquet", stories(240), rows_per_group, streams=4, read_ahead=2)
+    data = as_parquet(tmp_path / "a.parquet", stories(240), rows_per_group, streams=4, prefetch_batches=2)
     stream = batches.Dataset(data).training(LOOP, 0, range(8))
     for _ in range(60):
         next(stream)
@@ -99,20 +99,20 @@ def test_few_row_groups_are_held(tmp_path, monkeypatch, rows_per_group):
 
 class TestBadParquet:
     def test_a_column_that_is_not_there(self, tmp_path):
-        data = as_parquet(tmp_path / "a.parquet", ["x"], 1, column="body")
+        data = as_parquet(tmp_path / "a.parquet", ["x"], 1, text_column="body")
         with pytest.raises(
-            RunFileError, match=r"^data\.column: .*a\.parquet has no column 'body'; it has 'id', 'text'$"
+            RunFileError, match=r"^data\.text_column: .*a\.parquet has no column 'body'; it has 'id', 'text'$"
         ):
             first_batch(data)
 
     def test_a_column_without_text(self, tmp_path):
-        data = as_parquet(tmp_path / "a.parquet", ["x"], 1, column="id")
-        with pytest.raises(RunFileError, match=r"^data\.column: .*a\.parquet: column 'id' holds int64, not text$"):
+        data = as_parquet(tmp_path / "a.parquet", ["x"], 1, text_column="id")
+        with pytest.raises(RunFileError, match=r"^data\.text_column: .*a\.parquet: column 'id' holds int64, not text$"):
             first_batch(data)
 
     def test_a_template_of_other_columns(self, tmp_path):
         template = {"prompt": "{question}", "answer": "{text}", "remove": None}
-        data = as_parquet(tmp_path / "a.parquet", ["x"], 1, column=None, template=template, eos="<eos>")
+        data = as_parquet(tmp_path / "a.parquet", ["x"], 1, text_column=None, template=template, eos="<eos>")
         with pytest.raises(RunFileError, match=r"^data\.template: .* has no column 'question'; it has 'id', 'text'$"):
             first_batch(data)
 
@@ -155,9 +155,9 @@ class TestBadParquet:
         (b"", r"data\.path: .*a\.jsonl is empty"),
         (b"\n \n", r"data\.path: there is no document to train on"),
         (b'{"text": "a"}\n\n{"text": \n', r"data\.path: .*a\.jsonl:3 is not JSON: Expecting value, at character 9"),
-        (b'{"text": "a"}\n["b"]\n', r'data\.column: .*a\.jsonl:2 is no object of columns, but \["b"\]'),
-        (b'{"body": "a"}\n', r"data\.column: .*a\.jsonl:1 has no column 'text'; it has 'body'"),
-        (b'{"text": 5}\n', r"data\.column: .*a\.jsonl:1 has no text in column 'text', but 5"),
+        (b'{"text": "a"}\n["b"]\n', r'data\.text_column: .*a\.jsonl:2 is no object of columns, but \["b"\]'),
+        (b'{"body": "a"}\n', r"data\.text_column: .*a\.jsonl:1 has no column 'text'; it has 'body'"),
+        (b'{"text": 5}\n', r"data\.text_column: .*a\.jsonl:1 has no text in column 'text', but 5"),
         (b'{"text": "\xff"}\n', r"data\.path: .*a\.jsonl:1 is not UTF-8 \(invalid start byte at byte 10 of the file\)"),
     ],
 )
@@ -181,14 +181,20 @@ def test_a_bad_line_in_a_late_range_has_its_own_number(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("keys", "words"),
     [
-        ({"validation_path": "x"}, "either validation_path, or a validation_fraction above 0"),
-        ({"validation_fraction": 0}, "either validation_path, or a validation_fraction above 0"),
-        ({"column": None}, "give either column"),
-        ({"template": {"prompt": "a", "answer": "{b}", "remove": None}}, "give either column"),
-        ({"column": None, "template": {"prompt": "a", "answer": "{b}", "remove": None}}, "eos: an answer must end"),
-        ({"column": None, "template": {"prompt": "a", "answer": "{b.c}", "remove": None}}, "hold the name of a column"),
-        ({"column": None, "template": {"prompt": "a", "answer": "{b", "remove": None}}, "expected '}'"),
-        ({"column": None, "template": {"prompt": "a", "answer": "{b}", "remove": "("}}, "no regular expression"),
+        ({"eval_path": "x"}, "either eval_path, or an eval_fraction above 0"),
+        ({"eval_fraction": 0}, "either eval_path, or an eval_fraction above 0"),
+        ({"text_column": None}, "give either text_column"),
+        ({"template": {"prompt": "a", "answer": "{b}", "remove": None}}, "give either text_column"),
+        (
+            {"text_column": None, "template": {"prompt": "a", "answer": "{b}", "remove": None}},
+            "eos: an answer must end",
+        ),
+        (
+            {"text_column": None, "template": {"prompt": "a", "answer": "{b.c}", "remove": None}},
+            "hold the name of a column",
+        ),
+        ({"text_column": None, "template": {"prompt": "a", "answer": "{b", "remove": None}}, "expected '}'"),
+        ({"text_column": None, "template": {"prompt": "a", "answer": "{b}", "remove": "("}}, "no regular expression"),
     ],
 )
 def test_keys_that_contradict_each_other(tmp_path, keys, words):

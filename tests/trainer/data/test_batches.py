@@ -15,7 +15,7 @@ LOOP = LmLoop(**group("loop/lm") | {"total_batch_tokens": 80, "seq_len": 10, "ev
 def data(tmp_path) -> TextData:
     path = tmp_path / "text"
     path.write_bytes(bytes(range(100)) * 2)
-    return TextData(**group("data/text") | {"path": str(path), "validation_fraction": 0.5})
+    return TextData(**group("data/text") | {"path": str(path), "eval_fraction": 0.5})
 
 
 def test_the_rows_of_a_batch_do_not_depend_on_who_holds_them(data):

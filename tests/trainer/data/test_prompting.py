@@ -36,7 +36,7 @@ def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def prompting(file: Path, template: str, prompt: dict = BARE, **values: str | None) -> Prompting:
-    own = {"tokenizer": str(file), "template": template, "bos": None, "eos": None, "prompt": prompt}
+    own = {"tokenizer": str(file), "chat_template": template, "bos": None, "eos": None, "prompt": prompt}
     return Prompting(ArithmeticData(**group("data/arithmetic") | own | values))
 
 
@@ -111,8 +111,8 @@ def test_the_zero_shot_words_are_those_of_supervised_fine_tuning() -> None:
 def test_what_the_tokenizer_does_not_know_is_named(file: Path) -> None:
     with pytest.raises(RunFileError, match=r"data\.eos: the tokenizer has no special token <\|end\|>; it has"):
         prompting(file, "none", eos="<|end|>")
-    with pytest.raises(RunFileError, match=r"data\.template: the tokenizer has no special token <end_of_turn>"):
-        Prompting(ArithmeticData(**group("data/arithmetic") | {"template": "gemma"}))
+    with pytest.raises(RunFileError, match=r"data\.chat_template: the tokenizer has no special token <end_of_turn>"):
+        Prompting(ArithmeticData(**group("data/arithmetic") | {"chat_template": "gemma"}))
     with pytest.raises(RunFileError, match=r"data\.tokenizer: characters are those of a text"):
         Prompting(ArithmeticData(**group("data/arithmetic") | {"tokenizer": "characters"}))
 

@@ -32,7 +32,7 @@ def corpus(request, tmp_path):
     """A function from keys to the same documents as another kind of file."""
 
     def made(**keys) -> Corpus:
-        keys = {"streams": STREAMS, "validation_fraction": 0.1} | keys
+        keys = {"streams": STREAMS, "eval_fraction": 0.1} | keys
         if request.param == "text":
             return as_text(tmp_path / "a.txt", texts(), **keys)
         if request.param == "jsonl":
@@ -231,14 +231,14 @@ def test_shared_rows_hold_whole_documents_that_end_in_themselves(tmp_path):
 def test_a_long_document_is_split_without_a_loss(tmp_path):
     long = "".join(chr(97 + i % 26) for i in range(200))
     data = as_jsonl(tmp_path / "a.jsonl", [long, "short"], streams=1, packing="documents", shuffle=False)
-    data = data.model_copy(update={"validation_fraction": 0, "validation_path": data.path})
+    data = data.model_copy(update={"eval_fraction": 0, "eval_path": data.path})
     batch = batches.Dataset(data).validation(lm_loop(ROWS, SEQUENCE), range(ROWS))[0]
     targets = sorted(bytes(batch["targets"][batch["weights"] > 0].tolist()))
     assert targets == sorted((long + "short").encode())
 
 
 def test_a_long_document_is_left_out_or_refused_with_its_place(tmp_path, caplog):
-    data = as_jsonl(tmp_path / "a.jsonl", ["fits", "x" * 50], streams=1, packing="documents", validation_fraction=0.01)
+    data = as_jsonl(tmp_path / "a.jsonl", ["fits", "x" * 50], streams=1, packing="documents", eval_fraction=0.01)
     made(data.model_copy(update={"long_documents": "skip"}), range(ROWS), 1)
     words = rf"{tmp_path}/a\.jsonl:2 has 51 tokens, more than loop\.seq_len \+ 1 = 33"
     assert caplog.text.count("and others like it are left out") == 1
@@ -254,8 +254,8 @@ def test_only_the_answer_is_learnt_and_to_stop_after_it(tmp_path):
     data = as_jsonl(tmp_path / "b.jsonl", ["x"], packing="documents", streams=1, shuffle=False)
     data = type(data)(
         **data.model_dump()
-        | {"path": str(tmp_path / "b.jsonl"), "validation_path": str(tmp_path / "a.jsonl"), "validation_fraction": 0}
-        | {"column": None, "template": template, "eos": "<eos>"}
+        | {"path": str(tmp_path / "b.jsonl"), "eval_path": str(tmp_path / "a.jsonl"), "eval_fraction": 0}
+        | {"text_column": None, "template": template, "eos": "<eos>"}
     )
     batch = batches.Dataset(data).validation(lm_loop(1, 40), range(1))[0]
     learnt = []
@@ -305,5 +305,5 @@ def test_streams_must_share_the_rows_and_have_documents(tmp_path):
     data = data.model_copy(update={"streams": 8})
     with pytest.raises(RunFileError, match=r"^data\.streams: 8 streams are too many for data\.path: stream \d gets no"):
         next(batches.Dataset(data).training(LOOP, 5, range(ROWS)))
-    with pytest.raises(RunFileError, match=r"^data\.path: no document is left for validation; .*validation_fraction"):
+    with pytest.raises(RunFileError, match=r"^data\.path: no document is left for validation; .*eval_fraction"):
         batches.Dataset(data).validation(LOOP, range(ROWS))

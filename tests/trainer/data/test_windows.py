@@ -11,7 +11,7 @@ from trainer.tokenizer.loading import Bytes
 
 
 def text_data(path, fraction=0.25, **keys) -> TextData:
-    return TextData(**group("data/text") | {"path": str(path), "validation_fraction": fraction} | keys)
+    return TextData(**group("data/text") | {"path": str(path), "eval_fraction": fraction} | keys)
 
 
 @pytest.fixture
@@ -29,7 +29,7 @@ def test_the_end_is_kept_for_validation(corpus):
 def test_validation_may_have_files_of_its_own(tmp_path):
     for name, size in {"a.txt": 20, "b.txt": 30, "other": 40}.items():
         (tmp_path / name).write_bytes(b"x" * size)
-    data = text_data(tmp_path / "*.txt", fraction=0, validation_path=str(tmp_path / "other"))
+    data = text_data(tmp_path / "*.txt", fraction=0, eval_path=str(tmp_path / "other"))
     loaded = windows.load(data, Bytes())
     assert (len(loaded.train), len(loaded.validation)) == (50, 40)
 

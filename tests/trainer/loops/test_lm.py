@@ -96,8 +96,8 @@ def test_bad_input_is_refused_before_the_first_step(lm_run, tmp_path, sections, 
 
 def test_a_loss_that_is_not_finite_ends_the_run_by_name(lm_run, tmp_path):
     """A learning rate that takes the weights to infinity; what is kept is the state before."""
-    wild = changed(lm_run, optimizer={"lr": 10.0, "clip_norm": None, "b2": 0.0}, model={"init": "fan_in"})
-    wild["optimizer"]["groups"] = [{"match": "*", "lr_scale": 1e30}]
+    wild = changed(lm_run, optimizer={"lr": 10.0, "max_grad_norm": None, "b2": 0.0}, model={"init": "fan_in"})
+    wild["optimizer"]["param_groups"] = [{"match": "*", "lr_scale": 1e30}]
     with pytest.raises(DivergedError, match=r"update 2: the loss is .*; its batch is in .*step-2\. .*nan_policy=skip"):
         train(wild, tmp_path / "a")
     with np.load(tmp_path / "bucket/diverged/step-2/worker-0.npz") as kept:

@@ -25,8 +25,8 @@ SIZES = {
     "vocab_size": 16,
     "tie_word_embeddings": True,
 }
-PLAIN = {"schedule": {"kind": "constant", "warmup_steps": 0}, "clip_norm": None}
-REST = {"lr": 0.01, "b1": 0.9, "b2": 0.95, "epsilon": 1e-8, "weight_decay": 0.0}
+PLAIN = {"schedule": {"kind": "constant", "warmup_steps": 0}, "max_grad_norm": None}
+REST = {"lr": 0.01, "b1": 0.9, "b2": 0.95, "eps": 1e-8, "weight_decay": 0.0}
 MUON = {"lr": 0.02, "adamw": REST, "orthogonalization_dtype": "float32", "weight_decay": 0.1}
 SCALED = {"lr": 0.01, "scale_by_weight": True, "update_clip": 0.5, "b1": 0.9}
 CASES = {

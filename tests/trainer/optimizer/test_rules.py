@@ -59,19 +59,19 @@ def test_the_first_group_that_matches_counts():
         {"match": "embedding", "algorithm": "adamw", "b2": 0.999},
         {"match": "*.up", "lr": 1.0},
     ]
-    opt = read("adamw", lr=0.1, weight_decay=0.3, groups=groups[:2])
+    opt = read("adamw", lr=0.1, weight_decay=0.3, param_groups=groups[:2])
     found = rules(opt, model("gemma2_2b"))
     assert (found["layers.mlp_norm"].lr, found["layers.mlp_norm"].weight_decay) == (0.05, 0.0)
     assert (found["layers.up"].lr, found["layers.up"].weight_decay) == (0.1, 0.3)  # 0.2 * (8 / 2) ** -0.5
     assert (found["embedding"].lr, found["embedding"].weight_decay) == (0.1, 0.3)
-    muon = rules(read("muon", groups=groups[1:]), model("gemma2_2b"))
+    muon = rules(read("muon", param_groups=groups[1:]), model("gemma2_2b"))
     assert muon["layers.up"].lr == pytest.approx(0.1 * 0.2 * 18**0.5)
     assert muon["embedding"].b2 == 0.999 != muon["final_norm"].b2
     assert muon["embedding"].direction != muon["final_norm"].direction == "adamw"
 
 
 def test_a_matrix_may_be_taken_from_muon():
-    found = rules(read("muon", groups=[{"match": "layers.key", "algorithm": "adamw"}]), model("gpt2"))
+    found = rules(read("muon", param_groups=[{"match": "layers.key", "algorithm": "adamw"}]), model("gpt2"))
     assert found["layers.key"].direction == "adamw"
     assert found["layers.query"].is_muon
 
@@ -85,13 +85,13 @@ def test_decay_follows_the_depth():
 
 
 def test_a_pattern_without_a_weight_names_those_there_are():
-    with pytest.raises(RunFileError, match=r"optimizer\.groups\.1\.match: 'layer\.\*' matches no .* embedding, "):
-        build_optimizer(read("adamw", groups=[{"match": "*"}, {"match": "layer.*"}]), model("gpt2"))
+    with pytest.raises(RunFileError, match=r"optimizer\.param_groups\.1\.match: 'layer\.\*' matches no .* embedding, "):
+        build_optimizer(read("adamw", param_groups=[{"match": "*"}, {"match": "layer.*"}]), model("gpt2"))
 
 
 def test_a_group_may_be_frozen():
     cfg = model("nanochat_d16")
-    chain = build_optimizer(read("nanochat", groups=[{"match": "layers.*", "lr_scale": 0.0}]), cfg)
+    chain = build_optimizer(read("nanochat", param_groups=[{"match": "layers.*", "lr_scale": 0.0}]), cfg)
     params = jax.jit(weights.init, static_argnums=0)(cfg, jax.random.key(0))
     changes, _ = chain.update(jax.tree.map(np.ones_like, params), chain.init(params), params)
     assert optax.tree_utils.tree_norm(changes["layers"]) == 0 < optax.tree_utils.tree_norm(changes)
@@ -109,7 +109,7 @@ def test_a_constant_rate_keeps_the_ratios():
 @pytest.mark.parametrize(("norm", "expected"), [(None, [-3, -4]), (1.0, [-0.6, -0.8])])
 def test_the_gradient_is_clipped_by_its_global_norm(norm, expected):
     """Adafactor's moments would hide it, momentum without decay of the first moment does not: sign by sign."""
-    raw = group("optimizer/adamw") | {"b1": 0.0, "b2": 0.0, "epsilon": 0.5, "lr": 1.0, "clip_norm": norm}
+    raw = group("optimizer/adamw") | {"b1": 0.0, "b2": 0.0, "eps": 0.5, "lr": 1.0, "max_grad_norm": norm}
     opt = Adamw.model_validate(raw | {"schedule": {"kind": "constant", "warmup_steps": 0}})
     cfg = model("nanochat_d16")
     params = jax.tree.map(lambda x: np.zeros(x.shape, np.float32), weights.abstract(cfg))

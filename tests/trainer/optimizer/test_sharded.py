@@ -36,9 +36,9 @@ def read(name: str, **changes) -> Optimizer:
     return TypeAdapter(Optimizer).validate_python(group(f"optimizer/{name}") | changes)
 
 
-GENTLE = {"lr": 0.01, "b1": 0.8, "b2": 0.95, "epsilon": 1e-6, "weight_decay": 0.0}  # does not magnify what is rounding
-MUON = read("nanochat", orthogonalization_dtype="float32", ema=0.5, adamw=GENTLE, groups=[])
-ADAFACTOR = read("adafactor", b1=0.9, ema=0.5, clip_norm=1.0)
+GENTLE = {"lr": 0.01, "b1": 0.8, "b2": 0.95, "eps": 1e-6, "weight_decay": 0.0}  # does not magnify what is rounding
+MUON = read("nanochat", orthogonalization_dtype="float32", ema_decay=0.5, adamw=GENTLE, param_groups=[])
+ADAFACTOR = read("adafactor", b1=0.9, ema_decay=0.5, max_grad_norm=1.0)
 
 
 def trained(cfg: Model, opt, devices: Mesh, batch, updates: int = 2) -> train_step.State:

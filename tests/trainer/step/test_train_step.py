@@ -109,7 +109,7 @@ def test_a_batch_without_weight_changes_nothing(tiny, adamw, batch):
 
 
 def test_what_is_not_finite_changes_nothing_but_counters(tiny, adamw, batch):
-    devices, opt = mesh_of(1, 1, 1), adamw.model_copy(update={"ema": 0.9, "nan_policy": "skip"})
+    devices, opt = mesh_of(1, 1, 1), adamw.model_copy(update={"ema_decay": 0.9, "nan_policy": "skip"})
     with jax.set_mesh(devices):
         state = train_step.init_state(tiny, opt, devices, jax.random.key(5))
         step = train_step.build(loss_of(tiny), tiny, opt, devices)
@@ -127,7 +127,7 @@ def test_what_is_not_finite_changes_nothing_but_counters(tiny, adamw, batch):
 
 def test_the_average_follows_the_weights(tiny, adamw, batch):
     """Fast at first: its decay is (1 + n) / (10 + n) after n updates, until that is more than `ema`."""
-    opt = adamw.model_copy(update={"ema": 0.2})
+    opt = adamw.model_copy(update={"ema_decay": 0.2})
     devices = mesh_of(2, 2, 2)
     with jax.set_mesh(devices):
         state = train_step.init_state(tiny, opt, devices, jax.random.key(5))

@@ -28,7 +28,7 @@ def test_ids_are_the_characters_of_the_text_in_order(data):
 def test_characters_of_the_validation_part_count_too(data, tmp_path):
     other = tmp_path / "other.txt"
     other.write_text("Ω")
-    both = data.model_copy(update={"validation_path": str(other), "validation_fraction": 0.0})
+    both = data.model_copy(update={"eval_path": str(other), "eval_fraction": 0.0})
     assert batches.Dataset(both).vocab == batches.Dataset(data).vocab + 1
 
 
@@ -39,6 +39,6 @@ def test_a_character_that_the_text_has_not_is_named(data, unknown):
 
 
 def test_only_a_text_has_characters():
-    table = group("data/jsonl") | {"path": "rows.jsonl", "column": "text", "tokenizer": "characters"}
+    table = group("data/jsonl") | {"path": "rows.jsonl", "text_column": "text", "tokenizer": "characters"}
     with pytest.raises(RunFileError, match=r"data.tokenizer: characters are those of a text, not of jsonl"):
         _ = batches.Dataset(JsonlData(**table)).tokenizer

@@ -54,12 +54,12 @@ def test_every_wrong_key_is_named(raw, tmp_path):
     raw["optimizer"]["schedule"]["warmup_steps"] = -3
     raw["model"]["layerz"] = 2
     del raw["loop"]["total_batch_tokens"]
-    raw["optimizer"]["groups"] = [{"match": "*", "b1": 2.0}]
+    raw["optimizer"]["param_groups"] = [{"match": "*", "b1": 2.0}]
     assert messages(raw, tmp_path) == [
         "  model.layerz: unknown key",
         "  loop.total_batch_tokens: missing",
         "  optimizer.schedule.warmup_steps: Input should be greater than or equal to 0 (got -3)",
-        "  optimizer.groups.0.b1: Input should be less than 1 (got 2.0)",
+        "  optimizer.param_groups.0.b1: Input should be less than 1 (got 2.0)",
     ]
 
 
