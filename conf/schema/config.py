@@ -66,10 +66,10 @@ class Config(Strict):
         if self.tpu.name:
             return self.tpu.name
         lasting = {"faults", "operation_seconds", "port", "trc", "billing_budget"}  # these do not say where the pod is
-        lasting |= {"driver_account", "driver_roles", "driver_machine"}
+        lasting |= {"driver_service_account", "driver_roles", "driver_machine"}
         identity = {
             "cloud": self.cloud.model_dump(mode="json", exclude=lasting),
-            "tpu": self.tpu.model_dump(mode="json", exclude={"create_minutes", "valid_until_hours"}),
+            "tpu": self.tpu.model_dump(mode="json", exclude={"create_timeout_minutes", "valid_until_hours"}),
             "network": self.network.model_dump(mode="json", exclude={"laptop", "open_to_world"}),
         }
         return f"slipway-{self.tpu.accelerator_type}-{digest(identity)[:6]}"

@@ -62,6 +62,23 @@ RENAMED = {
     "data.column": "data.text_column",
     "data.read_ahead": "data.prefetch_batches",
     "data.template": "data.chat_template",
+    "checkpoint.every": "checkpoint.save_interval",
+    "checkpoint.keep": "checkpoint.max_to_keep",
+    "checkpoint.verify_every": "checkpoint.verify_interval",
+    "logging.every": "logging.log_interval",
+    "tpu.zones": "tpu.fallback_zones",
+    "tpu.create_minutes": "tpu.create_timeout_minutes",
+    "ssh.connect_seconds": "ssh.connect_timeout_seconds",
+    "ssh.warm_up_seconds": "ssh.ready_timeout_seconds",
+    "cloud.driver_account": "cloud.driver_service_account",
+    "recovery.lease_seconds": "recovery.lease_duration_seconds",
+    "recovery.lost_seconds": "recovery.heartbeat_timeout_seconds",
+    "recovery.hang_seconds": "recovery.hang_timeout_seconds",
+    "recovery.notice": "recovery.preemption_signal",
+    "recovery.response": "recovery.policy",
+    "assets.datasets.*.files.*.token": "assets.datasets.*.files.*.token_secret",
+    "assets.models.*.files.*.token": "assets.models.*.files.*.token_secret",
+    "assets.tokenizers.*.files.*.token": "assets.tokenizers.*.files.*.token_secret",
 }
 """Old dotted key to new dotted key; `*` stands for one name that the user chose."""
 

@@ -24,10 +24,10 @@ def local_files_are_here(config: Config) -> Iterator[Finding]:
 def tokens_are_secrets(config: Config) -> Iterator[Finding]:
     """A token that is sent along with a download is one of `env.secrets`, and never sent in the clear."""
     for key, file in _downloads(config):
-        if file.token is not None and config.env.secrets.get(file.token) is None:
-            words = f"env.secrets has no {file.token}; say where it is, e.g. env.secrets.{file.token}=env"
-            yield Finding("asset_token", "error", f"{key}.token", words)
-        if file.token is not None and file.url.startswith("http://") and not _is_loopback(file.url):
+        if file.token_secret is not None and config.env.secrets.get(file.token_secret) is None:
+            words = f"env.secrets has no {file.token_secret}; say where it is, e.g. env.secrets.{file.token_secret}=env"
+            yield Finding("asset_token", "error", f"{key}.token_secret", words)
+        if file.token_secret is not None and file.url.startswith("http://") and not _is_loopback(file.url):
             yield Finding("asset_clear", "error", f"{key}.url", "would send the token in the clear; use https")
 
 

@@ -50,7 +50,7 @@ def _listed(world: Context, zone: str, collection: str) -> Set[str]:
 
 
 def _key(config: Config, zone: str) -> str:
-    return "tpu.zone" if zone == config.tpu.zone else "tpu.zones"
+    return "tpu.zone" if zone == config.tpu.zone else "tpu.fallback_zones"
 
 
 PROBES = (

@@ -18,7 +18,7 @@ def zone_has_type(config: Config) -> Iterator[Finding]:
         if zone in topology.zones:
             continue
         certain = config.cloud.kind == "local" or not (known_zone(zone) or subnet_range(region(zone)))
-        key = "tpu.zone" if zone == config.tpu.zone else "tpu.zones"
+        key = "tpu.zone" if zone == config.tpu.zone else "tpu.fallback_zones"
         words = f"{zone} has no {topology.generation}; known zones: {zones}"
         yield Finding("zone", "error" if certain else "warning", key, words)
 

@@ -95,9 +95,11 @@ def checkpoints_come(config: Config) -> Iterator[Finding]:
     if config.program.kind != "trainer" or config.loop is None or config.tpu.capacity == ("on_demand",):
         return
     total = updates(config)
-    if config.checkpoint.every > max(1, total // 2):
-        words = f"no checkpoint before update {config.checkpoint.every} of {total}: a pod taken away begins anew"
-        yield Finding("checkpoints", "warning", "checkpoint.every", words)
+    if config.checkpoint.save_interval > max(1, total // 2):
+        words = (
+            f"no checkpoint before update {config.checkpoint.save_interval} of {total}: a pod taken away begins anew"
+        )
+        yield Finding("checkpoints", "warning", "checkpoint.save_interval", words)
 
 
 def policy_knows_something(config: Config) -> Iterator[Finding]:

@@ -70,7 +70,7 @@ def wait_rpc(
     late = world.clock.deadline(seconds)
     while not operation.get("done"):
         if late():
-            words = f"not done after {seconds:.0f} s; raise tpu.create_minutes if that is too short"
+            words = f"not done after {seconds:.0f} s; raise tpu.create_timeout_minutes if that is too short"
             raise OperationFailed(f"{api} operation", 0, "DEADLINE_EXCEEDED", words)
         world.clock.sleep(world.pace)
         operation = world.google.call(api, method, name=operation["name"])

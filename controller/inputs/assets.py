@@ -105,7 +105,7 @@ def content(kind: Kind, name: str, asset: Asset, root: Path, state: Path, hashes
     if asset.files:
         cache = state / "downloads"
         items = sorted(asset.files.items())
-        files = tuple(Source(k, cache / f.sha256, f.sha256, f.url, f.token) for k, f in items)
+        files = tuple(Source(k, cache / f.sha256, f.sha256, f.url, f.token_secret) for k, f in items)
     else:
         try:
             files = local_files(Path(asset.path or "").expanduser(), hashes)

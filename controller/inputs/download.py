@@ -52,7 +52,7 @@ def fetch(source: Source, token: str | None, moved: Callable[[int], None]) -> No
             why = (
                 "the token does not open it"
                 if token
-                else "it wants a token: set env.secrets.HF_TOKEN, or files.….token"
+                else "it wants a token: set env.secrets.HF_TOKEN, or files.….token_secret"
             )
             raise CloudError(f"{source.name}: {source.url} is refused ({error.code}): {why}") from None
         else:

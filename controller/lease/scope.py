@@ -21,7 +21,7 @@ def lease_of(plan: Plan, world: Context, driver: str = "laptop") -> Lease:
         InBucket(world.google, plan.bucket, plan.node.name),
         world.clock,
         Me(driver, plan.run_id),
-        plan.config.recovery.lease_seconds,
+        plan.config.recovery.lease_duration_seconds,
         RENEW_SECONDS if world.billed else LOCAL_RENEW_SECONDS,
         world.clock.interrupt,
     )

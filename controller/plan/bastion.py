@@ -41,7 +41,7 @@ def bastion_resources(config: Config, bucket: str, run_id: str, needs: Sequence[
         needs: what the controller on the bastion takes for granted.
     """
     cloud, after = config.cloud, (f"{Services.kind}/apis", f"{Bucket.kind}/{bucket}")
-    account = ServiceAccount(name=cloud.driver_account, needs=after[:1])
+    account = ServiceAccount(name=cloud.driver_service_account, needs=after[:1])
     workers = ServiceAccount(name=cloud.service_account)
     roles = (*cloud.driver_roles, *((MAKES_DISKS,) if config.tpu.data_disk_gb else ()))
     yield account
@@ -51,7 +51,7 @@ def bastion_resources(config: Config, bucket: str, run_id: str, needs: Sequence[
     )
     yield objects
     works = [account.id, objects.id]
-    if not config.tpu.adopt and cloud.service_account != cloud.driver_account:
+    if not config.tpu.adopt and cloud.service_account != cloud.driver_service_account:
         uses = AccountRoles(
             name=account.name, account=account, on=workers, roles=USES_ACCOUNT, needs=(account.id, workers.id)
         )

@@ -73,7 +73,7 @@ class Plan:
     @property
     def notice(self) -> str | None:
         """The signal that tells the program that its VM will go away."""
-        return "SIGTERM" if self.config.program.kind == "trainer" else self.config.recovery.notice
+        return "SIGTERM" if self.config.program.kind == "trainer" else self.config.recovery.preemption_signal
 
     def of_scope(self, *scopes: str) -> list[Resource]:
         return [r for r in self.resources if r.scope in scopes]

@@ -22,7 +22,7 @@ def node_resource(config: Config, needs: tuple[str, ...]) -> Node:
         workers=config.topology.workers,
         service_account=config.cloud.service_account,
         max_create_attempts=config.recovery.max_create_attempts,
-        create_seconds=60 * config.tpu.create_minutes,
+        create_seconds=60 * config.tpu.create_timeout_minutes,
         accelerator_type=config.tpu.accelerator_type,
         runtime_version=config.tpu.runtime_version or config.topology.runtime_version,
         capacity=places[0].capacity,

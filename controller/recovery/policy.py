@@ -80,7 +80,7 @@ def decide(
             new budgets; the successor of a controller that was killed goes on counting.
         progress: the newest checkpoint (or step) now.
     """
-    wanted: str = getattr(recovery.response, verdict.kind)
+    wanted: str = getattr(recovery.policy, verdict.kind)
     if wanted in (WAIT, GIVE_UP):
         return Decision(wanted)
     since = _since_given_up(past)

@@ -89,7 +89,7 @@ class Recovery:
     def _respond(self, outcome: Outcome, attempt: int, error: SlipwayError | None) -> None:
         verdict = outcome.verdict
         if verdict.kind is Kind.NETWORK_LOST:  # nothing can be looked up, nor put on record
-            if self.plan.config.recovery.response.network_lost == GIVE_UP:
+            if self.plan.config.recovery.policy.network_lost == GIVE_UP:
                 raise error or ProgramFailed(f"{verdict}; the run goes on without us")
             self.world.events.note(self.plan.run_id, f"{verdict}; waiting")
             self.world.clock.sleep(PAUSES * self.poll_seconds)

@@ -142,7 +142,7 @@ def default_faults(config: Config) -> tuple[dict[str, Any], ...]:
     if config.tpu.adopt:
         return ({"kind": "ssh_refused", "seconds": 2}, {"kind": "http", "status": 503, "match": "GET .*nodes"})
     if config.program.kind == "trainer":
-        return ({"kind": "preempted", "after_object": f"checkpoints/{config.checkpoint.every}/commit_success"},)
+        return ({"kind": "preempted", "after_object": f"checkpoints/{config.checkpoint.save_interval}/commit_success"},)
     if config.code.stand_in:
         return ({"kind": "preempted", "after_object": "/commit_success"},)
     return ({"kind": "preempted", "after_seconds": SECONDS_BEFORE_PREEMPTION},)

@@ -235,15 +235,15 @@ class Follower:
                 workers=tuple(stream.seen(now, pod.since) for stream in streams),
                 still_seconds=now - max(steps.at, streams[0].opened, pod.since),
                 step=steps.last,
-                hang_seconds=hang_limit(recovery.hang_seconds, steps.intervals),
-                lost_seconds=recovery.lost_seconds,
+                hang_seconds=hang_limit(recovery.hang_timeout_seconds, steps.intervals),
+                lost_seconds=recovery.heartbeat_timeout_seconds,
                 over_budget=self.over(),
             )
         )
 
     def _waits_for(self, verdict: Verdict) -> bool:
         """Is it to be waited for? Maintenance at most for as long as a new pod may take to be made."""
-        if getattr(self.recovery.response, verdict.kind, "") != "wait":
+        if getattr(self.recovery.policy, verdict.kind, "") != "wait":
             self._waiting_since = None
             return False
         now = self.world.clock.steady()

@@ -47,10 +47,10 @@ def fleet(world: Context, node: Node, config: Config, ssh_config: Path | None) -
         way={"external": "its external address", "iap": "IAP", "internal": "its internal address"}[way],
         kept=world.state / "known_hosts" / world.project.replace(":", "_") / node.name,
         incarnation=node.uid,
-        pin_first=config.ssh.host_keys == "pin_first",
+        pin_first=config.ssh.host_keys == "trust_on_first_use",
         auth_hint=OS_LOGIN_HINT if world.uses_os_login else "",
-        connect_seconds=config.ssh.connect_seconds,
-        warm_up_seconds=config.ssh.warm_up_seconds,
+        connect_seconds=config.ssh.connect_timeout_seconds,
+        warm_up_seconds=config.ssh.ready_timeout_seconds,
     )
     return Fleet(access, world.clock.sleep)
 

@@ -52,7 +52,7 @@ class SweepSession:
 
     def lease(self) -> Lease:
         """The lease of the sweep, not acquired yet."""
-        seconds = self.definition.base.recovery.lease_seconds
+        seconds = self.definition.base.recovery.lease_duration_seconds
         return sweep_lease(self.context, self.bucket, self.definition.id, seconds)
 
     def refreshed(self) -> SweepSession:

@@ -81,7 +81,7 @@ def run_file(count: int, folder: Path) -> dict[str, Any]:
 
     words = ["program=trainer", "cloud=local", "tpu=v5litepod_1", "data=arithmetic", "optimizer=adamw", *MODEL, *LOOP]
     words += [f"loop.steps={count}", "loop.eval_prompts=1", "loop.eval_interval=1000", "loop.warm_start_steps=1"]
-    config, problems = compose([*words, "logging.every=1", "checkpoint.every=1000"])
+    config, problems = compose([*words, "logging.log_interval=1", "checkpoint.save_interval=1000"])
     assert config is not None, problems
     raw = yaml.safe_load(render(config, "bench", "bucket", {}))
     pod = {"accelerator_type": "v5litepod-1", "workers": 1, "devices": 1, "backend": "cpu"}

@@ -84,7 +84,7 @@ def run_file(text: Path, steps: int, folder: Path) -> dict[str, Any]:
     from controller.config.run_yaml import render
 
     words = ["+experiment=lm_tinyshakespeare", f"loop.steps={steps}", f"data.path={text.resolve()}"]
-    words += ["loop.text_samples.interval=null", "logging.every=20", "checkpoint.every=100000"]
+    words += ["loop.text_samples.interval=null", "logging.log_interval=20", "checkpoint.save_interval=100000"]
     words += [f"loop.eval_interval={steps}"]
     config, problems = compose(words)
     assert config is not None, problems

@@ -25,7 +25,7 @@ from controller.cloud.emulator import command, state_folder
 from tests.bench.fleet import table
 from tests.scenarios.recovery.test_noticed import SHORT
 
-WORDS = [*SHORT, "loop.steps=100000", "checkpoint.every=20"]
+WORDS = [*SHORT, "loop.steps=100000", "checkpoint.save_interval=20"]
 FAULTS = {
     "preempted": "kind: preempted",
     "preempted, announced 25 s before": "kind: preempted, notice_seconds: 25",

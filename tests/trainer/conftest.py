@@ -77,8 +77,8 @@ def lm_run(tmp_path: Path) -> dict[str, Any]:
         | {"eval_interval": 4, "eval_batches": 2},
         "optimizer": group("optimizer/adamw"),
         "mesh": group("mesh/data"),
-        "checkpoint": {"every": 2, "keep": 2, "best": None, "verify_every": 3},
-        "logging": {"every": 1, "profile": None, "wandb": None},
+        "checkpoint": {"save_interval": 2, "max_to_keep": 2, "best": None, "verify_interval": 3},
+        "logging": {"log_interval": 1, "profile": None, "wandb": None},
     }
     RunFile.model_validate(raw)
     return raw
@@ -106,5 +106,5 @@ def grpo_run(lm_run: dict[str, Any]) -> dict[str, Any]:
         "model": group("model/tiny") | {"vocab_size": 260, "dim": 32, "mlp_dim": 64},
         "data": group("data/arithmetic"),
         "loop": group("loop/grpo") | loop,
-        "checkpoint": lm_run["checkpoint"] | {"keep": 10},
+        "checkpoint": lm_run["checkpoint"] | {"max_to_keep": 10},
     }

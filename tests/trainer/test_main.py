@@ -90,7 +90,7 @@ def test_wrong_number_of_devices_exits_3_on_every_worker(pair, tmp_path, compile
 def test_a_killed_worker_ends_the_other(pair, tmp_path, compile_cache):
     endless = pair | {
         "loop": pair["loop"] | {"steps": 1_000_000},
-        "checkpoint": pair["checkpoint"] | {"every": 1_000_000},
+        "checkpoint": pair["checkpoint"] | {"save_interval": 1_000_000},
     }
     processes = start(endless, tmp_path / "run", compile_cache, {}, {})
     metrics = tmp_path / "run/worker-0/metrics.jsonl"
@@ -154,7 +154,7 @@ def test_data_that_one_worker_cannot_read_end_the_run_with_its_words(pair, tmp_p
     data |= {"eval_fraction": 0, "tokenizer": "bytes"}
     loop = pair["loop"] | {"steps": 1_000_000, "eval_interval": 1_000_000}
     run = pair | {"data": data, "model": pair["model"] | {"vocab_size": 260}, "loop": loop}
-    run |= {"checkpoint": pair["checkpoint"] | {"every": 1_000_000}}
+    run |= {"checkpoint": pair["checkpoint"] | {"save_interval": 1_000_000}}
     ended = finish(start(run, tmp_path / "run", compile_cache, {}, {}))
     alone = [worker for worker in ended if worker.code == 2]
     assert len(alone) == 1, ended

@@ -75,7 +75,7 @@ class Checkpoints:
 
         Save first, then evaluate: an evaluation that fails costs nothing.
         """
-        return step % self._settings.every == 0 or (evaluates and self._settings.best is not None)
+        return step % self._settings.save_interval == 0 or (evaluates and self._settings.best is not None)
 
     def save(self, step: int, state: Any, position: dict[str, Any]) -> None:
         """Save a pytree of arrays, and what else tells where the loop is, after `step` updates.
@@ -96,7 +96,7 @@ class Checkpoints:
 
     def verify(self, step: int, state: Any) -> None:
         """Compare the copies of the state on all devices, if this is the turn. Raises DisagreementError on all."""
-        every = self._settings.verify_every
+        every = self._settings.verify_interval
         if every and step % every == 0:
             self._checksums.of(state, f"after update {step}")
 
@@ -121,7 +121,7 @@ class Checkpoints:
             self._retention.broken.add(step)
             if jax.process_index() == 0:
                 logging.warning("checkpoint of step %d is broken and skipped: %s", step, found)
-        if steps and steps[0] > self._settings.every:
+        if steps and steps[0] > self._settings.save_interval:
             raise RunFileError(
                 f"dir: none of the checkpoints ({', '.join(map(str, reversed(steps)))}) can be read, see above; repair "
                 "or remove them, or take another dir to begin anew"

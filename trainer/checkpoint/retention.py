@@ -17,7 +17,7 @@ class Retention:
     """A preservation policy of Orbax. What is kept is the same on all processes, since the scores are."""
 
     def __init__(self, folder: epath.Path, settings: Checkpoint, writes: bool) -> None:
-        self._file, self._keep, self._best, self._writes = folder / SCORES, settings.keep, settings.best, writes
+        self._file, self._keep, self._best, self._writes = folder / SCORES, settings.max_to_keep, settings.best, writes
         self._scores: dict[int, float] = {}
         self.broken: set[int] = set()
         if self._best and self._file.exists():

@@ -157,7 +157,7 @@ class Training:
             return
         (step, metrics, batch), self.unseen = self.unseen, None
         check_finite(step, metrics, batch, self.experiment)
-        if step % self.experiment.logging.every and step != self.loop.steps:
+        if step % self.experiment.logging.log_interval and step != self.loop.steps:
             return
         values = {name: float(value) for name, value in jax.device_get(metrics).items()}
         times = self.watch.lap(step - self.logged)

@@ -172,7 +172,7 @@ class Journal:
         if self._unseen is None:
             return
         last, self._unseen = self._unseen, None
-        step, every = last.position.total, self._experiment.logging.every
+        step, every = last.position.total, self._experiment.logging.log_interval
         with self.watch.spending("update_time"):
             check_finite(step, last.metrics, last.batch, self._experiment)
             values = {name: float(value) for name, value in jax.device_get(last.metrics).items()} | last.facts

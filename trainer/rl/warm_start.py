@@ -44,7 +44,7 @@ class WarmStart:
                 position.accuracy_before = journal.evaluate(at, "warm_start", "accuracy in the warm start")
             if self._over(position):
                 journal.end_phase(at)
-            if position.total % self._experiment.checkpoint.every == 0:
+            if position.total % self._experiment.checkpoint.save_interval == 0:
                 journal.save(at)
         position.phase = "grpo"
         journal.tell([f"accuracy before GRPO: {position.accuracy_before:.3f} on {loop.eval_prompts} held-out prompts"])

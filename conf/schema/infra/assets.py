@@ -16,7 +16,7 @@ FileName = Annotated[str, StringConstraints(pattern=r"^[^/\\\x00-\x1f\x7f]+(/[^/
 class RemoteFile(Strict):
     url: Annotated[str, StringConstraints(pattern=r"^https?://[^\s/]\S*$")]
     sha256: Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")] = Field(description="refused if it differs")
-    token: str | None = Field(
+    token_secret: str | None = Field(
         default=None,
         description="name in env.secrets of what is sent as bearer token; null: HF_TOKEN to huggingface.co, else none",
     )

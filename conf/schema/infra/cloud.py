@@ -47,7 +47,7 @@ class GcpCloud(Strict):
     noncurrent_days: int = Field(ge=1, description="days after which a bucket of ours drops replaced versions")
     unfinished_upload_days: int = Field(ge=1, description="days after which it drops unfinished uploads")
     ssh_source_ranges: tuple[Cidr, ...] = Field(description="who may reach port 22 of a worker")
-    driver_account: Account = Field(
+    driver_service_account: Account = Field(
         description="whom the bastion of recovery.driver=bastion runs as; as service_account, and best another one"
     )
     driver_roles: tuple[Role, ...] = Field(

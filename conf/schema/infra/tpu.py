@@ -23,7 +23,9 @@ class Tpu(Strict):
 
     accelerator_type: str = Field(description="as in tpu_types.yaml, e.g. v5litepod-16")
     zone: Annotated[Zone, VOLATILE] = Field(description="where the pod is wanted first")
-    zones: Annotated[tuple[Zone, ...], VOLATILE] = Field(description="further zones, tried in order")
+    fallback_zones: Annotated[tuple[Zone, ...], VOLATILE] = Field(
+        description="further zones, tried in order after `zone`"
+    )
     name: Annotated[Name | None, VOLATILE] = Field(description="node name; null: derived from cloud, tpu and network")
     runtime_version: str | None = Field(description="VM image; null: the one Google documents for the generation")
     capacity: Annotated[tuple[Tier, ...], BeforeValidator(_one_or_many, Tier | tuple[Tier, ...]), VOLATILE] = Field(
@@ -45,7 +47,7 @@ class Tpu(Strict):
     data_disk_gb: Annotated[int | None, VOLATILE] = Field(
         ge=10, le=65536, description="size of a disk at /mnt/data that outlives a preemption; null: none"
     )
-    create_minutes: Annotated[float, VOLATILE] = Field(
+    create_timeout_minutes: Annotated[float, VOLATILE] = Field(
         gt=0, description="give up on one creation after this many minutes, and on waiting where there is another place"
     )
 
@@ -70,7 +72,7 @@ class Tpu(Strict):
     @property
     def all_zones(self) -> tuple[str, ...]:
         """Where the pod may be, the wanted zone first."""
-        return tuple(dict.fromkeys((self.zone, *self.zones)))
+        return tuple(dict.fromkeys((self.zone, *self.fallback_zones)))
 
     def is_queued(self, tier: str) -> bool:
         """Is this tier asked for through a queued resource? flex_start always is, preemptible only if told so."""

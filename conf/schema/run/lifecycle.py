@@ -17,14 +17,14 @@ class Ssh(Strict):
         description="the way to the workers; auto: the external address if a firewall rule admits this machine, else "
         "Google's Identity-Aware Proxy if one admits that, else the internal address"
     )
-    host_keys: Literal["guest_attributes", "pin_first"] = Field(
+    host_keys: Literal["guest_attributes", "trust_on_first_use"] = Field(
         description="which host key a worker must show: the one that Google vouches for, or always the first"
     )
     os_login: Literal["auto"] | bool = Field(
         description="is our key put into our OS Login profile, not into the node's metadata? auto: as the project wants"
     )
-    connect_seconds: float = Field(gt=0)
-    warm_up_seconds: float = Field(gt=0, description="how long a fresh worker may refuse SSH")
+    connect_timeout_seconds: float = Field(gt=0)
+    ready_timeout_seconds: float = Field(gt=0, description="how long a fresh worker may refuse SSH")
 
 
 class Run(Strict):
@@ -40,7 +40,7 @@ AnyResponse = Literal["restart_program", "restart_worker", "replace_node", "move
 OfPod = Literal["replace_node", "move_zone", "give_up"]
 
 
-class Responses(Strict):
+class RecoveryPolicy(Strict):
     """What is done about each verdict. What cannot be done is escalated: a program cannot be started on a worker that
     does not answer, Google restarts no single worker of several, an adopted pod is not replaced."""
 
@@ -50,7 +50,7 @@ class Responses(Strict):
     worker_lost: AnyResponse = Field(description="a worker does not answer, or its program was killed from outside")
     network_lost: Literal["wait", "give_up"] = Field(description="neither workers nor Google's API can be reached")
     hung: AnyResponse = Field(
-        description="no step and no word for hang_seconds; the stacks of all workers are kept first"
+        description="no step and no word for hang_timeout_seconds; the stacks of all workers are kept first"
     )
     out_of_hbm: AnyResponse = Field(description="the TPU's memory")
     out_of_ram: AnyResponse = Field(description="the memory of a host")
@@ -65,7 +65,7 @@ class Recovery(Strict):
     driver: Literal["laptop", "bastion"] = Field(
         description="who sees the run through: the machine of `up`, or a small VM that `up` makes beside the pod"
     )
-    lease_seconds: float = Field(
+    lease_duration_seconds: float = Field(
         ge=2, description="silence of the controller that acts on a pod after which another one may"
     )
     max_preemptions: int = Field(
@@ -81,19 +81,19 @@ class Recovery(Strict):
         ge=1, description="ends in a row without a newer checkpoint after which a run is given up, preemptions apart"
     )
     poll_seconds: float = Field(gt=0, description="how often the node's state is asked for while a run is followed")
-    lost_seconds: float = Field(
+    heartbeat_timeout_seconds: float = Field(
         gt=5, description="silence of a worker, while others speak, after which it is lost; they speak every 5 s"
     )
-    hang_seconds: float | None = Field(
+    hang_timeout_seconds: float | None = Field(
         gt=0,
         description="time without a step or a word that is a hang; null: ten times the longest wait for a step yet, at "
         "least 900",
     )
-    notice: Literal["SIGTERM", "SIGINT", "SIGUSR1", "SIGUSR2"] | None = Field(
+    preemption_signal: Literal["SIGTERM", "SIGINT", "SIGUSR1", "SIGUSR2"] | None = Field(
         description="the signal that all processes of your own program get when Google says that their VM goes away; "
         "null: none. The bundled trainer gets SIGTERM"
     )
-    response: Responses
+    policy: RecoveryPolicy
 
 
 class Cleanup(Strict):

@@ -37,12 +37,12 @@ class Best(Strict):
 class Checkpoint(Strict):
     """Checkpoints in the run's folder; the last step is always saved."""
 
-    every: int = Field(ge=1, description="updates between checkpoints")
-    keep: int = Field(ge=1, le=1000, description="newest checkpoints kept; older ones are deleted")
+    save_interval: int = Field(ge=1, description="updates between checkpoints")
+    max_to_keep: int = Field(ge=1, le=1000, description="newest checkpoints kept; older ones are deleted")
     best: Best | None = Field(
         description="kept beside the newest; each evaluation is then of a checkpoint. null: only the newest are kept"
     )
-    verify_every: int = Field(
+    verify_interval: int = Field(
         ge=0,
         description="updates between comparisons of the weights' copies on all devices, by checksum; every checkpoint "
         "is compared anyway. 0: only those",
@@ -80,6 +80,6 @@ class Wandb(Strict):
 class Logging(Strict):
     """Metrics to metrics.jsonl and TensorBoard, and to Weights & Biases if wanted."""
 
-    every: int = Field(ge=1, description="updates between metric lines")
+    log_interval: int = Field(ge=1, description="updates between metric lines")
     profile: Annotated[Profile | None, VOLATILE] = Field(description="of the lm loop's updates; null: none")
     wandb: Annotated[Wandb | None, VOLATILE] = Field(description="null: nothing goes there; docs/runs.md")

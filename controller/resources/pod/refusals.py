@@ -38,7 +38,7 @@ _TABLE: tuple[tuple[Kind, str, str], ...] = (
 )  # fmt: skip
 
 HINTS: dict[Kind, str] = {
-    "stock_out": "add zones to tpu.zones or tiers to tpu.capacity, or raise recovery.max_create_attempts",
+    "stock_out": "add zones to tpu.fallback_zones or tiers to tpu.capacity, or raise recovery.max_create_attempts",
     "quota": "request quota at https://console.cloud.google.com/iam-admin/quotas, or change tpu.capacity, tpu.zone or "
     "tpu.accelerator_type; dead queued resources count too",
     "permission": "three causes: you lack roles/tpu.admin, cloud.project is another project, or the project may not "

@@ -24,6 +24,7 @@ def base(key: str) -> list[str]:
         "loop.samples.": "+experiment=lm_tinyshakespeare",
         "model.rope_scaling.": "model=llama3_1b",
         "optimizer.adamw.": "optimizer=muon",
+        "assets.": f"{OLD[key].removesuffix('.mine.token')}={{mine: {{url: 'https://h/f', sha256: {'0' * 64}}}}}",
     }
     return ["+experiment=quickstart", *(choice for prefix, choice in kinds.items() if key.startswith(prefix))]
 

@@ -69,7 +69,10 @@ def test_what_is_right_is_not_commented_on() -> None:
             [*GRPO, "optimizer.schedule.final_fraction=0.01"],
             "schedule: warning optimizer.schedule.horizon_steps: the learning rate falls to 1% over exactly the 150",
         ),
-        ([*GRPO, "tpu.capacity=spot", "checkpoint.every=120"], "checkpoints: warning checkpoint.every: no checkpoint"),
+        (
+            [*GRPO, "tpu.capacity=spot", "checkpoint.save_interval=120"],
+            "checkpoints: warning checkpoint.save_interval: no checkpoint",
+        ),
         (
             ["+experiment=gemma2b_gsm8k", "model.weights=null"],
             "random_weights: warning model.weights: the policy starts from random",

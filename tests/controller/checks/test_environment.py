@@ -39,7 +39,7 @@ def test_nothing_is_said_of_what_is_right(tmp_path: Path, monkeypatch: pytest.Mo
         f"assets.models.m.path={tmp_path}/data",
         "env.vars={MODELS: '{assets.models.m}/', JSON: '{a: 1}', DIR: '{run_dir}'}",
         "env.secrets.MY_KEY=env:KEY",
-        f"assets.datasets.d.files={{f: {{url: 'https://h/f', sha256: {SHA}, token: MY_KEY}}}}",
+        f"assets.datasets.d.files={{f: {{url: 'https://h/f', sha256: {SHA}, token_secret: MY_KEY}}}}",
         "assets.fetch_on=pod",
         f"code.repository={{url: 'git@github.com:org/repo.git', commit: {COMMIT}}}",
         "env.packages=requirements",
@@ -96,11 +96,11 @@ def test_a_word_that_no_program_can_be_given(tmp_path: Path) -> None:
         (["program.setup=[['{assets.models.m}']]"], "asset_named: error program.setup: {assets.models.m} names no"),
         (["assets.models.m.path=/nowhere"], "asset_here: error assets.models.m.path: no file at /nowhere"),
         (
-            [f"assets.models.m.files={{f: {{url: 'https://h/f', sha256: {SHA}, token: KEY}}}}"],
-            "asset_token: error assets.models.m.files.f.token: env.secrets has no KEY",
+            [f"assets.models.m.files={{f: {{url: 'https://h/f', sha256: {SHA}, token_secret: KEY}}}}"],
+            "asset_token: error assets.models.m.files.f.token_secret: env.secrets has no KEY",
         ),
         (
-            [f"assets.models.m.files={{f: {{url: 'http://h/f', sha256: {SHA}, token: HF_TOKEN}}}}"],
+            [f"assets.models.m.files={{f: {{url: 'http://h/f', sha256: {SHA}, token_secret: HF_TOKEN}}}}"],
             "asset_clear: error assets.models.m.files.f.url: would send the token in the clear",
         ),
         (["assets.fetch_on=pod"], "fetch_on: warning assets.fetch_on: pod: no asset has files"),

@@ -63,8 +63,8 @@ def test_what_is_not_listed_is_an_error_with_the_nearest(lists: dict[str, list[s
 
 
 def test_every_zone_is_asked_and_an_adopted_pod_is_not() -> None:
-    zones = config("tpu.zones=[us-east5-a]")
-    assert [f.key for f in asked(zones, acceleratorTypes=["v6e-1"])] == ["tpu.zone", "tpu.zones"]
+    zones = config("tpu.fallback_zones=[us-east5-a]")
+    assert [f.key for f in asked(zones, acceleratorTypes=["v6e-1"])] == ["tpu.zone", "tpu.fallback_zones"]
     assert asked(config("tpu.adopt=true", "tpu.name=mine"), acceleratorTypes=["v6e-1"]) == []
 
 

@@ -20,7 +20,7 @@ def findings(*overrides: str) -> list[str]:
     [
         (["tpu.zone=us-central1-b"], "warning tpu.zone: us-central1-b has no v5e; known zones: asia-east1-a"),
         (["tpu.zone=us-central1-z"], "warning tpu.zone: us-central1-z has no v5e"),  # the region is known
-        (["tpu.zones=[us-central1-b]"], "warning tpu.zones: us-central1-b has no v5e"),
+        (["tpu.fallback_zones=[us-central1-b]"], "warning tpu.fallback_zones: us-central1-b has no v5e"),
         (["tpu.zone=us-moon1-a"], "error tpu.zone: us-moon1-a has no v5e"),
         (["cloud=local", "tpu.zone=us-central1-b"], "error tpu.zone: us-central1-b has no v5e"),
         (["tpu.accelerator_type=tpu7x-8"], "error tpu.accelerator_type: tpu7x is offered through Compute Engine only"),
@@ -46,7 +46,7 @@ def test_what_is_found(overrides: list[str], start: str) -> None:
 @pytest.mark.parametrize(
     "overrides",
     [
-        ["tpu.capacity=[on_demand,spot]", "tpu.zones=[us-east1-b]"],
+        ["tpu.capacity=[on_demand,spot]", "tpu.fallback_zones=[us-east1-b]"],
         ["tpu.capacity=reserved", "tpu.reservation=mine"],
         ["tpu.capacity=preemptible"],
         ["tpu=v6e_8", "tpu.data_disk_gb=100"],

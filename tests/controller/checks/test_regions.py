@@ -17,7 +17,7 @@ def config(*overrides: str, zones: tuple[str, ...] = ()) -> Config:
     found, problems = compose(["cloud=local", "program=command", *overrides])
     assert not problems
     assert found is not None
-    return found.model_copy(update={"tpu": found.tpu.model_copy(update={"zones": zones})})
+    return found.model_copy(update={"tpu": found.tpu.model_copy(update={"fallback_zones": zones})})
 
 
 def words(found: Config) -> list[str]:

@@ -242,7 +242,7 @@ def test_copies_are_in_the_bucket_before_the_tpu_and_programs_know_where(slipway
 def test_the_pod_fetches_what_it_alone_may(slipway: Slipway, host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
     host.token = "hf_planted_token"
     monkeypatch.setenv("GATED", host.token)
-    entry = f"{{w.bin: {{url: '{host.url}', sha256: {SHA256}, token: MINE}}}}"
+    entry = f"{{w.bin: {{url: '{host.url}', sha256: {SHA256}, token_secret: MINE}}}}"
     words = ["tpu.accelerator_type=v5litepod-4", "assets.fetch_on=pod", f"assets.models.gated.files={entry}"]
     words += ["env.secrets.MINE=env:GATED", ECHO]
     code, out, err = slipway("up", *words, KEEP)

@@ -15,9 +15,9 @@ from tests.groups import CONF
 BUDGETS = {"max_preemptions": 20, "max_program_failures": 0, "max_without_progress": 3}
 
 
-def recovery(response: dict[str, str] | None = None, **given: Any) -> Recovery:
+def recovery(policy: dict[str, str] | None = None, **given: Any) -> Recovery:
     raw = yaml.safe_load((CONF / "config.yaml").read_text())["recovery"]
-    return Recovery(**{**raw, **given, "response": raw["response"] | (response or {})})
+    return Recovery(**{**raw, **given, "policy": raw["policy"] | (policy or {})})
 
 
 def ends(*kinds: str, progress: int | None = None, response: str = "restart_program") -> list[Episode]:
@@ -32,7 +32,7 @@ def done(kind: Kind, past: list[Episode] | None = None, progress: int | None = N
 
 def test_every_verdict_that_ends_an_attempt_has_a_response() -> None:
     none = {Kind.RUNNING, Kind.FINISHED, Kind.CANCELLED, Kind.OVER_BUDGET}
-    assert set(type(recovery().response).model_fields) == {kind.value for kind in Kind} - none
+    assert set(type(recovery().policy).model_fields) == {kind.value for kind in Kind} - none
 
 
 @pytest.mark.parametrize(
@@ -106,9 +106,9 @@ ALL = {"worker": 0, "unreachable": (0, 1), "whole_pod": True}
         (Kind.WORKER_LOST, {"verdict": ALL, "past": ends("worker_lost")}, "replace_node"),
         (Kind.WORKER_LOST, {"verdict": ALL, "past": ends("worker_lost", progress=1), "progress": 2}, "restart_program"),
         (Kind.WORKER_LOST, {"verdict": {"worker": 0, "unreachable": (0,), "whole_pod": True}}, "restart_program"),
-        (Kind.WORKER_LOST, {"response": {"worker_lost": "restart_worker"}}, "restart_program"),
-        (Kind.PREEMPTED, {"response": {"preempted": "move_zone"}}, "replace_node"),
-        (Kind.PREEMPTED, {"response": {"preempted": "move_zone"}, "possible": Possible(places=2)}, "move_zone"),
+        (Kind.WORKER_LOST, {"policy": {"worker_lost": "restart_worker"}}, "restart_program"),
+        (Kind.PREEMPTED, {"policy": {"preempted": "move_zone"}}, "replace_node"),
+        (Kind.PREEMPTED, {"policy": {"preempted": "move_zone"}, "possible": Possible(places=2)}, "move_zone"),
         (Kind.HUNG, {"verdict": {"worker": 1}}, "restart_program"),
     ],
 )
@@ -121,7 +121,7 @@ def test_the_page_shows_every_verdict_and_its_response() -> None:
     rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in table.splitlines() if line.startswith("| `")]
     verdicts = {row[0].strip("`"): row for row in rows if len(row) == 3}
     assert list(verdicts) == [kind.value for kind in Kind]
-    responses = recovery().response.model_dump()
+    responses = recovery().policy.model_dump()
     assert {name: row[2].strip("`") for name, row in verdicts.items() if row[2] != "–"} == responses
     seen = rest.partition("\n## ")[0]
     shown = [kind for kind in Kind if f"`{kind.value}`" in seen]

@@ -67,7 +67,7 @@ class Project:
         found, problems = compose(["cloud=local", "program=command", *names, *overrides])
         assert not problems
         assert found is not None
-        tpu = found.tpu.model_copy(update={"zones": tuple(zones[0])}) if zones else found.tpu
+        tpu = found.tpu.model_copy(update={"fallback_zones": tuple(zones[0])}) if zones else found.tpu
         return found.model_copy(update={"tpu": tpu})
 
     def shared(self, *overrides: str) -> list[Resource]:

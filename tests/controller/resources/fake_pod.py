@@ -13,7 +13,7 @@ from controller.resources.pod.node import Node
 from tests.controller.resources.conftest import Project
 
 A, B = "us-central1-a", "us-east1-b"
-TWO_ZONES = (f"tpu.zones=[{B}]", "cloud.bucket_location=us")
+TWO_ZONES = (f"tpu.fallback_zones=[{B}]", "cloud.bucket_location=us")
 
 
 @dataclass

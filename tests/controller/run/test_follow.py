@@ -188,7 +188,7 @@ def test_a_worker_that_falls_silent_is_lost_and_the_others_are_ended(monkeypatch
     monkeypatch.setattr("controller.run.follow.STRAGGLER_SECONDS", 0.0)
     speaks: list[Any] = [{"heartbeat": 1.0}, "pause"] * 400
     fleet = FakeFleet([[*speaks, end(None, signal="SIGTERM")]], [["hang for good"]])
-    outcome, _ = follow(fleet, lost_seconds=0.5)
+    outcome, _ = follow(fleet, heartbeat_timeout_seconds=0.5)
     assert (outcome.verdict.kind, outcome.verdict.unreachable) == (Kind.WORKER_LOST, (1,))
     assert fleet.told_to_stop == [0]
 

@@ -29,7 +29,7 @@ def test_ssh_that_is_refused_for_a_while_is_waited_for(slipway: Slipway) -> None
 
 def test_ssh_that_stays_refused_is_told(slipway: Slipway) -> None:
     fault(slipway, kind="ssh_refused", seconds=600, worker=2)
-    code, _, err = slipway("up", *KEEP, "ssh.warm_up_seconds=0.5")
+    code, _, err = slipway("up", *KEEP, "ssh.ready_timeout_seconds=0.5")
     assert code != 0
     assert "worker 2: no SSH" in err
     assert "worker 1" not in err

@@ -17,7 +17,7 @@ from tests.scenarios.chaos.harness import Stand
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
 COUNTER = ("program=command", "program.command=[python,counter.py]", "env.packages=image")
-PATIENT = ("recovery.max_program_failures=8", "recovery.max_without_progress=8", "recovery.lost_seconds=6")
+PATIENT = ("recovery.max_program_failures=8", "recovery.max_without_progress=8", "recovery.heartbeat_timeout_seconds=6")
 PODS = {1: "tpu=v5litepod_8", 2: "tpu.accelerator_type=v4-16"}
 """By how many workers they have; of the second kind nodes are had through Google's queue."""
 JUMPING = 5

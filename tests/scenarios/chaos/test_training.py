@@ -18,8 +18,8 @@ from tests.scenarios.experiments.test_quickstart import weights
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
 TRAINING = (
     "+experiment=lm_tinyshakespeare", "scale=tiny", "env.packages=image", "tpu.accelerator_type=v4-16",
-    "tpu.zone=us-central2-b", "loop.steps=6", "loop.eval_interval=6", "loop.text_samples.interval=6", "logging.every=1",
-    "recovery.max_program_failures=8", "recovery.max_without_progress=8",
+    "tpu.zone=us-central2-b", "loop.steps=6", "loop.eval_interval=6", "loop.text_samples.interval=6",
+    "logging.log_interval=1", "recovery.max_program_failures=8", "recovery.max_without_progress=8",
 )  # fmt: skip
 
 

@@ -21,9 +21,9 @@ SHORTER = [
     "loop.warm_start_steps=2",
     "loop.prompts_per_step=8",
     "loop.eval_prompts=16",
-    "logging.every=1",
+    "logging.log_interval=1",
 ]
-SHORTER += ["loop.max_new_tokens=16", "checkpoint.every=100"]
+SHORTER += ["loop.max_new_tokens=16", "checkpoint.save_interval=100"]
 
 
 def as_played(line: str) -> list[str]:

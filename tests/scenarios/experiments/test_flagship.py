@@ -45,7 +45,7 @@ def test_settings(name: str, lr: float) -> None:
     assert loop.sampler.slots == 128
     assert (optimizer.lr, optimizer.b1, optimizer.b2, optimizer.max_grad_norm) == (lr, 0.9, 0.95, 1.0)
     assert optimizer.schedule.model_dump() == {"kind": "constant", "warmup_steps": 1}
-    assert config.checkpoint.every == 20
+    assert config.checkpoint.save_interval == 20
     data: Any = config.data
     assert (data.chat_template, data.bos, data.eos, data.tokenizer) == (
         *("none", "<bos>", "<eos>"),

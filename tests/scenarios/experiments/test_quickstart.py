@@ -29,9 +29,9 @@ SHORT = [
     "loop.prompts_per_step=8",
     "loop.eval_prompts=32",
     "loop.max_new_tokens=16",
-    "checkpoint.every=3",
+    "checkpoint.save_interval=3",
     "cloud.operation_seconds=0",
-    "logging.every=1",
+    "logging.log_interval=1",
 ]
 
 

@@ -31,7 +31,7 @@ from tests.hostile import TRICKS, hostile, placed, string_fields
 
 SHA, COMMIT = "a" * 64, "c" * 40
 COMMAND = ["program=command", "program.command=[a, b]", "program.setup=[[a, b]]", "env.vars={A: b}"]
-FILES = f"{{w: {{url: 'https://h/w', sha256: {SHA}, token: HF_TOKEN}}}}"
+FILES = f"{{w: {{url: 'https://h/w', sha256: {SHA}, token_secret: HF_TOKEN}}}}"
 EXAMPLES = os.environ.get("HOSTILE_EXAMPLES")
 KINDS = ("datasets", "models", "tokenizers")
 BASES: dict[str, list[str]] = {
@@ -47,7 +47,8 @@ BASES: dict[str, list[str]] = {
                 "cloud.trc={zones: [us-central1-a, us-central1-b], free_until: 2026-12-31}",
                 "cloud.bucket_roles=[roles/a.b]",
                 "cloud.billing_budget={account: 012345-6789AB-CDEF01, usd: 1, thresholds: [0.5]}",
-                "cloud.roles=[roles/a.b]", "network.ssh_source_ranges=[10.0.0.0/8]", "tpu.zones=[us-central1-b]",
+                "cloud.roles=[roles/a.b]", "network.ssh_source_ranges=[10.0.0.0/8]",
+                "tpu.fallback_zones=[us-central1-b]",
                 f"assets.datasets={{d: {{path: data}}, f: {{files: {FILES}}}}}", "env.secrets.HF_TOKEN=env:HOME"],
     "assets": ["cloud=local", *COMMAND, f"assets.datasets={{d: {{files: {FILES}}}}}", "env.secrets.HF_TOKEN=env:HOME",
                f"assets.models={{m: {{files: {FILES}}}}}", f"assets.tokenizers={{t: {{files: {FILES}}}}}"],

@@ -6,7 +6,12 @@ import pytest
 
 from tests.controller.conftest import ECHO, Slipway
 
-PLACES = ["tpu=v5litepod_8", "tpu.zones=[us-east1-b]", "tpu.capacity=[on_demand,spot]", "cloud.bucket_location=us"]
+PLACES = [
+    "tpu=v5litepod_8",
+    "tpu.fallback_zones=[us-east1-b]",
+    "tpu.capacity=[on_demand,spot]",
+    "cloud.bucket_location=us",
+]
 
 
 @pytest.mark.e2e

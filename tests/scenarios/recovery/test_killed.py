@@ -55,7 +55,7 @@ class Killer:
         """Its exit code, or -9."""
         program = f'program.command=[sh,-c,"echo once >> {home}/starts; echo hello"]'
         words = ["tpu=v5litepod_8", "cloud=local", "program=command", "env.packages=image", "cloud.operation_seconds=0",
-                 "recovery.lease_seconds=3600"]  # fmt: skip
+                 "recovery.lease_duration_seconds=3600"]  # fmt: skip
         argv = ["up", program, *words]
         return self._order(home=str(home), argv=argv, before=before, log=log and str(log))["code"]
 

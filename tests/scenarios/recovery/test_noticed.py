@@ -25,8 +25,8 @@ SHORT = [
     "loop.total_batch_tokens=16384",
     "loop.eval_interval=1000",
     "loop.text_samples.interval=null",
-    "checkpoint.every=5",
-    "logging.every=1",
+    "checkpoint.save_interval=5",
+    "logging.log_interval=1",
     "cloud.operation_seconds=0",
 ]
 

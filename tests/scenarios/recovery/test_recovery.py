@@ -152,7 +152,7 @@ def test_a_preempted_node_is_noticed(slipway: Slipway) -> None:
 
 def test_an_own_program_is_told_of_a_preemption_if_it_asks_for_it(slipway: Slipway) -> None:
     """The node goes much later: what is seen is that its program says that it has saved."""
-    words = ("recovery.notice=SIGUSR1", "tpu=v5litepod_8", "cloud.operation_seconds=0")
+    words = ("recovery.preemption_signal=SIGUSR1", "tpu=v5litepod_8", "cloud.operation_seconds=0")
     (slipway.repository / "train.py").write_text(SAVES)
     fault = "cloud.faults=[{kind: preempted, after_object: begun, notice_seconds: 600}]"
     code, out, err = slipway("up", *RUN, *words, fault)

@@ -42,7 +42,7 @@ def grpo(grpo_run) -> dict[str, Any]:
 
 
 def kept(run: dict[str, Any]) -> dict[str, Any]:
-    return run["checkpoint"] | {"every": EVERY, "keep": 100}
+    return run["checkpoint"] | {"save_interval": EVERY, "max_to_keep": 100}
 
 
 def on(run: dict[str, Any], workers: int, folder: Path) -> dict[str, Any]:

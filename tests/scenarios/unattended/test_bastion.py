@@ -12,7 +12,7 @@ from tests.controller.conftest import Slipway
 from tests.scenarios.unattended.test_two_controllers import controllers
 
 pytestmark = pytest.mark.e2e
-POD = ["tpu=v5litepod_8", "recovery.driver=bastion", "recovery.lease_seconds=20"]
+POD = ["tpu=v5litepod_8", "recovery.driver=bastion", "recovery.lease_duration_seconds=20"]
 WAITS = (
     'program.command=[sh,-c,"echo attempt $SLIPWAY_ATTEMPT; while [ ! -e ../go$SLIPWAY_ATTEMPT ]; do sleep 0.1; done"]'
 )

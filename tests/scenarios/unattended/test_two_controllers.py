@@ -18,7 +18,7 @@ from tests.controller.conftest import ECHO, Slipway
 
 pytestmark = pytest.mark.e2e
 POD = ["tpu=v5litepod_8"]
-SHORT = "recovery.lease_seconds=4"
+SHORT = "recovery.lease_duration_seconds=4"
 """For a term that is to pass; elsewhere a controller that gets no processor for a while must not lose its lease."""
 
 

@@ -20,7 +20,7 @@ def state(tiny, adamw):
 
 
 def kept(keep: int, **others) -> Checkpoint:
-    return Checkpoint(**{"every": 2, "keep": keep, "best": None, "verify_every": 0} | others)
+    return Checkpoint(**{"save_interval": 2, "max_to_keep": keep, "best": None, "verify_interval": 0} | others)
 
 
 def assert_equal(a, b) -> None:
@@ -93,7 +93,7 @@ def test_a_checkpoint_of_another_model_is_refused(tmp_path, tiny, adamw, state):
 
 def test_the_best_stays_beside_the_newest(tmp_path, state):
     best = {"best": {"metric": "eval_loss", "mode": "min"}}
-    checkpoints = Checkpoints(str(tmp_path), kept(2, every=3, **best), metrics=("eval_loss",))
+    checkpoints = Checkpoints(str(tmp_path), kept(2, save_interval=3, **best), metrics=("eval_loss",))
     assert [step for step in range(1, 8) if checkpoints.due(step, evaluates=step % 4 == 0)] == [3, 4, 6]
     for step, loss in ((1, 3.0), (2, 1.5), (3, 1.5), (4, 2.0)):
         checkpoints.save(step, state, {})
@@ -169,14 +169,14 @@ def test_a_broken_checkpoint_is_skipped_with_one_warning_and_then_replaced(tmp_p
 
 @pytest.mark.parametrize(("steps", "begins_anew"), [((2,), True), ((2, 4), False)])
 def test_where_all_are_broken_at_most_the_first_interval_is_lost(tmp_path, tiny, adamw, state, steps, begins_anew):
-    checkpoints = Checkpoints(str(tmp_path), kept(2, every=2))
+    checkpoints = Checkpoints(str(tmp_path), kept(2, save_interval=2))
     for step in steps:
         checkpoints.save(step, state, {})
     checkpoints.close()
     for step in steps:
         alter(tmp_path, step)
     abstract = train_step.abstract_state(tiny, adamw, mesh_of(8, 1, 1))
-    checkpoints = Checkpoints(str(tmp_path), kept(2, every=2))
+    checkpoints = Checkpoints(str(tmp_path), kept(2, save_interval=2))
     if begins_anew:
         assert checkpoints.resume(abstract) is None
         checkpoints.save(2, state, {})

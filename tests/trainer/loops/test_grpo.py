@@ -165,8 +165,8 @@ def test_a_run_that_is_killed_after_any_update_equals_an_uninterrupted_one(
     changes = {
         "mesh": dict(zip(meshes.AXES, sizes, strict=True)),
         "loop": grpo_run["loop"] | MOVING | {"async_depth": depth, "length_buckets": [32]},
-        "checkpoint": grpo_run["checkpoint"] | {"every": 1},
-        "logging": grpo_run["logging"] | {"every": 2},
+        "checkpoint": grpo_run["checkpoint"] | {"save_interval": 1},
+        "logging": grpo_run["logging"] | {"log_interval": 2},
     }
     whole, cut = (grpo_run | changes | {"dir": str(tmp_path / name)} for name in ("whole", "cut"))
     expected = train(whole, tmp_path / "whole-local")
@@ -189,7 +189,7 @@ def test_a_notice_amid_a_draw_costs_no_update(grpo_run, tmp_path, monkeypatch, c
     """Saved is what was there before the draw, with the rollout that is ready; the next life draws anew."""
     changes = {
         "loop": grpo_run["loop"] | MOVING | {"async_depth": 1, "test_samples_per_prompt": None},
-        "checkpoint": grpo_run["checkpoint"] | {"every": 100},
+        "checkpoint": grpo_run["checkpoint"] | {"save_interval": 100},
     }
     whole, cut = (grpo_run | changes | {"dir": str(tmp_path / name)} for name in ("whole", "cut"))
     expected = train(whole, tmp_path / "whole-local")

@@ -40,7 +40,12 @@ def changed(raw, **sections):
 
 def test_loss_falls_and_is_reported_on_held_out_text(lm_run, tmp_path):
     lines = train(
-        changed(lm_run, loop={"steps": 60, "eval_interval": 30}, logging={"every": 20}, checkpoint={"every": 60}),
+        changed(
+            lm_run,
+            loop={"steps": 60, "eval_interval": 30},
+            logging={"log_interval": 20},
+            checkpoint={"save_interval": 60},
+        ),
         tmp_path / "a",
     )
     losses = [line["loss"] for line in lines if line["phase"] == "train"]

@@ -32,7 +32,9 @@ def test_everything_is_compiled_before_the_first_update_ends(lm_run, tmp_path, m
     """200 updates with evaluations, samples and checkpoints: one program each, and nothing is compiled on the way."""
     samples = lm_run["loop"]["text_samples"] | {"interval": 80, "prompts": ["1 and ", "7"], "max_new_tokens": 6}
     lengths = {"steps": 200, "total_batch_tokens": 640, "micro_batch_size": 2, "eval_interval": 100}
-    raw = changed(lm_run, loop=lengths | {"text_samples": samples}, checkpoint={"every": 50}, logging={"every": 20})
+    raw = changed(
+        lm_run, loop=lengths | {"text_samples": samples}, checkpoint={"save_interval": 50}, logging={"log_interval": 20}
+    )
     compiled: list[str] = []
     seen: list[int] = []
     jax.monitoring.register_event_duration_secs_listener(
@@ -87,7 +89,7 @@ def nanochat(lm_run, **loop):
         "vocab_size": 300,
     }
     cpu = {"activation_dtype": "float32", "scan_layers": False, "remat": "none", "sliding_window": 11}
-    raw = changed(lm_run, loop=loop | {"eval_interval": 100}, checkpoint={"every": 100, "verify_every": 0})
+    raw = changed(lm_run, loop=loop | {"eval_interval": 100}, checkpoint={"save_interval": 100, "verify_interval": 0})
     raw |= {"model": group("model/family/nanochat") | sizes | cpu}
     return raw | {"optimizer": group("optimizer/nanochat") | {"orthogonalization_dtype": "float32"}}
 

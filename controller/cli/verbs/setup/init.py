@@ -179,7 +179,7 @@ def _make_bucket(command: Command, config: Config, project: str, choice: Choice,
     """The bucket of runs in the region of the zone, made now if the user wants; else `up` makes it."""
     if command.flags.no_bucket:
         return None
-    tpu = config.tpu.model_copy(update={"zone": choice.zone, "zones": ()})
+    tpu = config.tpu.model_copy(update={"zone": choice.zone, "fallback_zones": ()})
     placed = config.model_copy(update={"tpu": tpu})
     name = bucket_name(placed, project)
     question = f"Make the bucket {name} in {placed.cloud.bucket_location or region(choice.zone)} now?"

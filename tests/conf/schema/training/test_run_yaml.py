@@ -30,8 +30,8 @@ def raw() -> dict:
             "bf16_flops_per_chip": 1.97e14,
         },
         "data": group("data/text") | {"path": "input.txt"},
-        "checkpoint": {"every": 100, "keep": 3, "best": None, "verify_every": 0},
-        "logging": {"every": 10, "profile": None, "wandb": None},
+        "checkpoint": {"save_interval": 100, "max_to_keep": 3, "best": None, "verify_interval": 0},
+        "logging": {"log_interval": 10, "profile": None, "wandb": None},
     } | {name: group(f"{name}/{file}") for name, file in groups.items()}
 
 

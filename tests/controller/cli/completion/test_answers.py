@@ -34,7 +34,7 @@ def words(line: str, folder: Path) -> list[str]:
         ("slipway plan cleanup.on_success=", ["cleanup.on_success=delete", "cleanup.on_success=keep"], []),
         ("slipway plan cleanup.on_success=k", ["cleanup.on_success=keep"], ["cleanup.on_success=delete"]),
         ("slipway loop=grpo loop.filter_zero_variance_groups=t", ["loop.filter_zero_variance_groups=true"], []),
-        ("slipway plan recovery.response.hung=give", ["recovery.response.hung=give_up"], []),
+        ("slipway plan recovery.policy.hung=give", ["recovery.policy.hung=give_up"], []),
         ("slipway plan recovery.no_such=", [], ["recovery.no_such=null"]),
         ("slipway -m +experiment=quickstart optimizer=adamw,mu", ["optimizer=adamw,muon"], []),
         ("slipway -m loop=grpo,dapo loop.kl_e", ["loop.kl_estimator="], []),

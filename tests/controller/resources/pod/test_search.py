@@ -29,7 +29,7 @@ def test_pauses_double_and_are_spread(project: Project) -> None:
     project.world.draw = lambda: 1.0
     project.clock.slept.clear()
     project.fault(kind="stockout", times=4, at="request")
-    with pytest.raises(BudgetSpent, match=r"after 4 attempts; add zones to tpu\.zones"):
+    with pytest.raises(BudgetSpent, match=r"after 4 attempts; add zones to tpu\.fallback_zones"):
         made.up()
     assert project.clock.slept == [pytest.approx(0.01 * factor) for factor in (2, 4, 8)]
     assert made.left() == []
@@ -113,7 +113,7 @@ def test_a_quota_rules_its_place_out(project: Project) -> None:
 
 
 def test_a_request_that_waits_too_long_gives_way_to_the_next_zone(project: Project) -> None:
-    made = pod(project, "tpu.provisioner=queued", "tpu.create_minutes=0.005", *TWO_ZONES)
+    made = pod(project, "tpu.provisioner=queued", "tpu.create_timeout_minutes=0.005", *TWO_ZONES)
     project.fault(kind="stockout", times=1000, zone=A)
     assert made.up().zone == B
     assert "still waiting for resources after" in made.notes
@@ -122,7 +122,7 @@ def test_a_request_that_waits_too_long_gives_way_to_the_next_zone(project: Proje
 
 
 def test_another_controller_goes_on_waiting_and_then_elsewhere(project: Project) -> None:
-    made = pod(project, "tpu.provisioner=queued", "tpu.create_minutes=0.01", *TWO_ZONES)
+    made = pod(project, "tpu.provisioner=queued", "tpu.create_timeout_minutes=0.01", *TWO_ZONES)
     project.fault(kind="stockout", times=1000, zone=A)
     place = made.node.places[0]
     search = made.node._search(project.world)  # as one that was killed while it waited

@@ -107,7 +107,7 @@ def test_all_that_can_be_made_goes_again_also_where_the_config_names_it_no_more(
     before = state(slipway)
     kept = ["cloud.bucket_location=us", "cloud.bucket=slipway-everything", "network.laptop=auto", "tpu.data_disk_gb=10"]
     kept += ["cloud.billing_budget={account: 012345-6789AB-CDEF01, usd: 10, thresholds: [0.5]}"]
-    more = ["tpu.zones=[us-west4-a]"]
+    more = ["tpu.fallback_zones=[us-west4-a]"]
     assert slipway("up", KEEP, *POD, *kept, *more)[0] == 0
     new = added(before, state(slipway))
     there = leaves(new["compute"])
