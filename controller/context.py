@@ -89,7 +89,10 @@ class Context:
         if self.uses_os_login:
             return self._os_login.login(self._public_key) is not None
         line = self.ssh_key_line()  # what was seen of a pod may be older than our key on it
-        return line in node.ssh_keys.splitlines() or line in node.keys_now(self).splitlines()
+        if line in node.status.ssh_keys.splitlines():
+            return True
+        found = node.find(self)
+        return found is not None and line in found.status.ssh_keys.splitlines()
 
     def let_us_in(self, node: Node) -> None:
         """Make our key known there, beside those that are."""
@@ -132,12 +135,12 @@ class Context:
     def fleet(self, node: Node) -> Fleet:
         """The SSH connections to this incarnation of a node; those of an earlier one are closed."""
         with self._lock:
-            if node.uid not in self._fleets:
+            if node.status.uid not in self._fleets:
                 for uid in list(self._fleets):
                     self._fleets.pop(uid).close()
-                self._fleets[node.uid] = self.make_fleet(self, node)
-                self._fleets[node.uid].guard = lambda: (self.lease_path, self.before_pod_write())
-            return self._fleets[node.uid]
+                self._fleets[node.status.uid] = self.make_fleet(self, node)
+                self._fleets[node.status.uid].guard = lambda: (self.lease_path, self.before_pod_write())
+            return self._fleets[node.status.uid]
 
     def close(self) -> None:
         """Close every connection."""

@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from controller.gcp.client import ServiceDisabled
+from controller.gcp.names import is_marked, leaf
 from controller.reconcile.resource import Resource
 from controller.resources.bastion.vm import Bastion
-from controller.resources.network.base import is_marked, leaf
 from controller.resources.network.firewall import Firewall
 from controller.resources.network.nat import Router
 from controller.resources.network.vpc import RECORD, Network, PrivateAccess, Subnet

@@ -9,18 +9,17 @@ from typing import TYPE_CHECKING, Any
 from conf.schema.infra.topology import UnknownType, region, topology
 from controller.cleanup.dependents import aggregated
 from controller.gcp.client import Forbidden, NotFound, ServiceDisabled
+from controller.gcp.names import is_labelled, is_marked, leaf
 from controller.gcp.operations import wait_compute
 from controller.gcp.prices import HOURS_PER_MONTH, SPOT, prices
 from controller.lease.store import InBucket
 from controller.records.ledger import Ledger
 from controller.records.spending import claim_of
 from controller.resources.bastion.vm import POD_LABEL, RUN_LABEL
-from controller.resources.network.base import is_marked, leaf
 from controller.resources.pod import node_api as nodes
 from controller.resources.pod.node_api import NodeProvisioner, seconds
 from controller.resources.pod.provisioner import WAITING
 from controller.resources.pod.queued_api import QueuedProvisioner
-from controller.resources.project.bucket import LABEL
 from controller.run.queue import Turns
 
 if TYPE_CHECKING:
@@ -89,7 +88,7 @@ def _buckets(world: Context) -> Iterator[str]:
     """Buckets that slipway made."""
     try:
         for item in world.google.pages("storage", "buckets.list", "items", project=world.project):
-            if LABEL.items() <= item.get("labels", {}).items():
+            if is_labelled(item):
                 yield item["name"]
     except (Forbidden, ServiceDisabled):
         return
@@ -102,13 +101,13 @@ def _pods(world: Context, buckets: list[str]) -> Iterator[Thing]:
         for answer in world.google.pages("tpu", "projects.locations.nodes.list", "nodes", parent=parent):
             name, zone = leaf(answer["name"]), answer["name"].split("/")[3]
             seen.add((zone, name))
-            if LABEL.items() <= answer.get("labels", {}).items():
+            if is_labelled(answer):
                 yield _pod(world, buckets, name, answer)
         queued = world.google.pages("tpu", "projects.locations.queuedResources.list", "queuedResources", parent=parent)
         for request in queued:
             name, zone = leaf(request["name"]), request["name"].split("/")[3]
             specs = [spec.get("node", {}) for spec in request.get("tpu", {}).get("nodeSpec", [])]
-            ours = any(LABEL.items() <= spec.get("labels", {}).items() for spec in specs)
+            ours = any(is_labelled(spec) for spec in specs)
             if not ours or (zone, name) in seen:
                 continue
             state = request.get("state", {}).get("state", "")
@@ -121,11 +120,12 @@ def _pods(world: Context, buckets: list[str]) -> Iterator[Thing]:
 
 def _pod(world: Context, buckets: list[str], name: str, answer: dict[str, Any]) -> Thing:
     slice_ = nodes.read(answer)
-    usd = _price(slice_.accelerator_type, slice_.zone, slice_.capacity) if slice_.state not in STOPPED else 0.0
+    zone = slice_.place.zone
+    usd = 0.0 if slice_.state in STOPPED else _price(slice_.spec.accelerator_type, zone, slice_.place.capacity)
     use, why = "", f"{slice_.state.lower()}, and no run is known that used it"
     if slice_.state in STOPPED:
         why = f"{slice_.state.lower()}: its disks may be billed, and it counts against the quota"
-        return Thing("TPU", name, slice_.zone, usd, "", why)
+        return Thing("TPU", name, zone, usd, "", why)
     for bucket in buckets:
         try:
             if waiting := Turns(world.google, world.clock, bucket, name).waiting():
@@ -140,7 +140,7 @@ def _pod(world: Context, buckets: list[str], name: str, answer: dict[str, Any]) 
     else:
         age = world.clock.now() - seconds(answer.get("createTime"))
         use = "just created, no run has begun there yet" if age < YOUNG_SECONDS else ""
-    return Thing("TPU", name, slice_.zone, usd, use, why)
+    return Thing("TPU", name, zone, usd, use, why)
 
 
 def _of_run(world: Context, bucket: str, run_id: str, uid: str) -> tuple[str, str]:
@@ -163,7 +163,7 @@ def _of_run(world: Context, bucket: str, run_id: str, uid: str) -> tuple[str, st
 def _disks(world: Context, pods: list[Thing]) -> Iterator[Thing]:
     table = prices()["disk"]["usd_per_gb_month"]
     used = {(pod.place, f"{pod.name[:58]}-data") for pod in pods if pod.use}
-    for zone, item in _all(world, "disks", lambda item: LABEL.items() <= item.get("labels", {}).items()):
+    for zone, item in _all(world, "disks", is_labelled):
         price = table.get(leaf(item.get("type", "")))
         usd = None if price is None else price * float(item.get("sizeGb", 0)) / HOURS_PER_MONTH
         use = "attached" if item.get("users") or (zone, item["name"]) in used else ""
@@ -172,7 +172,7 @@ def _disks(world: Context, pods: list[Thing]) -> Iterator[Thing]:
 
 def _machines(world: Context, buckets: list[str], in_use: set[str]) -> Iterator[Thing]:
     """VMs that carry our label: bastions."""
-    for zone, item in _all(world, "instances", lambda item: LABEL.items() <= item.get("labels", {}).items()):
+    for zone, item in _all(world, "instances", is_labelled):
         usd = prices()["vm"]["usd_per_hour"].get(leaf(item.get("machineType", "")))
         stopped = item.get("status") in ("TERMINATED", "STOPPED", "SUSPENDED")
         run_id, pod = item.get("labels", {}).get(RUN_LABEL, ""), item.get("labels", {}).get(POD_LABEL, "")
@@ -200,7 +200,7 @@ def _network(world: Context, in_use: set[str]) -> Iterator[Thing]:
     idle, used = table["external_ip"]["usd_per_hour_unused"], table["external_ip"]["usd_per_hour"]
 
     def ours(item: dict[str, Any]) -> bool:
-        return is_marked(item) or LABEL.items() <= item.get("labels", {}).items()
+        return is_marked(item) or is_labelled(item)
 
     for place, item in _all(world, "addresses", ours):
         busy = bool(item.get("users")) and place in in_use

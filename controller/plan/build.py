@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 from conf.schema.config import Config
 from controller.config.placeholders import Places
 from controller.config.run_yaml import render
+from controller.context import Context
 from controller.inputs.assets import Content, contents
 from controller.inputs.code import Snapshot, Unfetched, snapshot
 from controller.inputs.requirements import Requirements
@@ -17,7 +19,7 @@ from controller.plan.bastion import bastion_resources
 from controller.plan.pod import node_resource
 from controller.plan.project import bucket_name, shared_resources
 from controller.plan.workers import Prepared, fetched_on_pod, requirements_of, worker_resources
-from controller.reconcile.resource import Resource
+from controller.reconcile.resource import Absent, Pending, Resource
 from controller.resources.pod.node import Node
 from controller.resources.project.bucket import Bucket
 from controller.resources.project.services import Services
@@ -26,6 +28,7 @@ from controller.resources.uploads.code import CodeArchive
 from controller.resources.uploads.secrets import Secrets
 from controller.resources.uploads.wheels import Wheels
 
+R = TypeVar("R", bound=Resource)
 UNKNOWN_HASH = "????????"
 
 
@@ -59,9 +62,24 @@ class Plan:
     assets: tuple[Content, ...]
     resources: tuple[Resource, ...]
 
+    def get(self, kind: type[R]) -> R:
+        """Return the plan's resource of a kind of which it has one.
+
+        Raises:
+            LookupError: it has none.
+        """
+        for resource in self.resources:
+            if isinstance(resource, kind):
+                return resource
+        raise LookupError(f"the plan has no {kind.__name__}")
+
     @property
     def node(self) -> Node:
-        return next(r for r in self.resources if isinstance(r, Node))
+        return self.get(Node)
+
+    def observe_pod(self, context: Context) -> Absent | Pending | Node:
+        """Return the pod as it is now."""
+        return self.node.observe(context, {})
 
     @property
     def argv(self) -> list[str]:

@@ -6,12 +6,12 @@ from collections.abc import Iterator
 
 from conf.schema.config import Config
 from conf.schema.infra.regions import subnet_range
+from controller.gcp.names import TAG
 from controller.inputs.secrets import Vault
 from controller.reconcile.resource import Resource
 from controller.resources.network.firewall import Firewall, InternalRule, LaptopRule
 from controller.resources.network.nat import Nat, Router
 from controller.resources.network.vpc import Network, PrivateAccess, Subnet
-from controller.resources.pod.node import TAG
 from controller.resources.project.accounts import ServiceAccount
 from controller.resources.project.bucket import Bucket
 from controller.resources.project.budget import BUDGET_APIS, BillingBudget

@@ -21,10 +21,13 @@ from controller.resources.pod.node import Node
 from controller.resources.uploads.assets import PodAsset
 from controller.resources.uploads.code import CodeArchive
 from controller.resources.uploads.wheels import Wheels
-from controller.resources.workers.base import RunConfig, SshAccess, Verified, WorkerCode
+from controller.resources.workers.code import WorkerCode
+from controller.resources.workers.run_config import RunConfig
 from controller.resources.workers.setup import Setup
+from controller.resources.workers.ssh_access import SshAccess
 from controller.resources.workers.tidy import Tidied
 from controller.resources.workers.venv import Venv
+from controller.resources.workers.verified import Verified
 from controller.resources.workers.watchdog import Watchdog
 
 LOCK = Path(conf.__file__).with_name("requirements.txt")
@@ -90,7 +93,7 @@ def fetched_on_pod(config: Config, asset: Content) -> bool:
 def worker_resources(run: Prepared) -> Iterator[Resource]:
     """The resources in the order in which they come about."""
     config, node, code = run.config, run.node, run.code
-    on_all: dict[str, Any] = {"workers": node.workers, "node": node.id}
+    on_all: dict[str, Any] = {"workers": node.spec.workers, "node": node.id}
     setup = config.program.setup
     tidied = Tidied.wanted_on(
         config.env.min_free_gb, **on_all, name=node.name, needs=(f"{SshAccess.kind}/{node.name}",)
@@ -105,7 +108,7 @@ def worker_resources(run: Prepared) -> Iterator[Resource]:
         needs=(tidied.id, *((run.wheels.id,) if run.wheels else ())),
     )
     asks = {"venv": venv.name, "code": code.name, "run_id": run.run_id}
-    ssh = SshAccess(name=node.name, node=node.id, asks=asks, reachable=("yes",) * node.workers, needs=(node.id,))
+    ssh = SshAccess(name=node.name, node=node.id, asks=asks, reachable=("yes",) * node.spec.workers, needs=(node.id,))
     yield ssh
     if guarded(config):
         minutes = config.cleanup.idle_minutes
@@ -136,8 +139,8 @@ def worker_resources(run: Prepared) -> Iterator[Resource]:
         node=node.id,
         venv=venv.name,
         backend="cpu" if config.cloud.kind == "local" else "tpu",
-        devices=(config.topology.devices_per_worker,) * node.workers,
-        reach_worker_0=(True,) * node.workers,
+        devices=(config.topology.devices_per_worker,) * node.spec.workers,
+        reach_worker_0=(True,) * node.spec.workers,
         probe_devices=config.program.kind == "trainer",
         needs=tuple(ready),
     )

@@ -105,9 +105,9 @@ def settle(resource: Resource, world: Context, have: dict[str, Any]) -> Any:
                 world.events.emit("step_done", resource.id, title=resource.title, action=action, seconds=seconds)
                 return seen
             if len(acts) >= MAX_ACTS:
-                raise CloudError(f"{resource.title} does not converge: {'; '.join(map(str, diff.changes))}")
+                raise CloudError(f"{resource.title} does not converge: {diff}")
             announced = True
-            words = diff.action if isinstance(seen, Absent) else "; ".join(map(str, diff.changes))
+            words = diff.action if isinstance(seen, Absent) else str(diff)
             world.events.emit("step_started", resource.id, words, title=resource.title)
             acts.append(diff)
             if resource.scope in GUARDED:

@@ -65,6 +65,9 @@ class Diff:
     def __bool__(self) -> bool:
         return self.action != "none"
 
+    def __str__(self) -> str:
+        return "; ".join(map(str, self.changes))
+
 
 @dataclass(frozen=True, kw_only=True)
 class Resource(ABC):
@@ -117,18 +120,23 @@ class Resource(ABC):
         """Pure. Compares every field that counts; a fixed one makes it a replacement."""
         if isinstance(seen, Absent):
             return Diff("create", tuple(Change(k, None, v) for k, v in self.wanted().items()))
-        changes = tuple(
-            Change(key, getattr(seen, key), value)
-            for key, value in self.wanted().items()
-            if value is not None and getattr(seen, key) != value
-        )
-        if not changes:
-            return Diff("none")
-        return Diff("replace" if any(c.field in self.fixed for c in changes) else "update", changes)
+        return difference(self.wanted(), vars(seen), self.fixed)
 
     def wanted(self) -> dict[str, Any]:
         """The fields that are compared, without the name."""
         return {f.name: getattr(self, f.name) for f in fields(self) if f.compare and f.name != "name"}
+
+
+def difference(wanted: Mapping[str, Any], observed: Mapping[str, Any], fixed: frozenset[str]) -> Diff:
+    """Compare every wanted field that is not None; a change in a fixed one makes it a replacement."""
+    changes = tuple(
+        Change(key, observed[key], value)
+        for key, value in wanted.items()
+        if value is not None and observed[key] != value
+    )
+    if not changes:
+        return Diff("none")
+    return Diff("replace" if any(c.field in fixed for c in changes) else "update", changes)
 
 
 def _short(value: Any) -> str:

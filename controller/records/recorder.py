@@ -190,7 +190,7 @@ class Recorder:
 
 def describe(plan: Plan, overrides: Sequence[str]) -> Document:
     """What is decided before anything runs; `restore` makes the plan again of it."""
-    venv = next(r for r in plan.resources if isinstance(r, Venv))
+    venv = plan.get(Venv)
     return {
         "run": plan.run_id,
         "repeats": SUFFIX.sub("", plan.run_id) if SUFFIX.search(plan.run_id) else None,
@@ -241,17 +241,17 @@ def _worker_0(plan: Plan, fleet: Fleet) -> Document:
 
     Where it does not answer, which is the business of who follows the run, that is not known.
     """
-    venv = next(r for r in plan.resources if isinstance(r, Venv))
+    venv = plan.get(Venv)
     [seen] = fleet.call_all("observe", {"venv": venv.name}, workers=[0])
     if not isinstance(seen, dict):
-        return {"packages": {}, "devices": None, "python": None, "runtime_version": plan.node.runtime_version}
+        return {"packages": {}, "devices": None, "python": None, "runtime_version": plan.node.spec.runtime_version}
     devices = {key: seen["devices"][key] for key in ("backend", "devices", "kind")} if seen["devices"] else None
     return {
         "packages": (seen["venv"] or {}).get("versions", {}),
         "devices": devices,
         "python": seen["image"]["python"],
         "image_fingerprint": seen["image"]["fingerprint"],
-        "runtime_version": plan.node.runtime_version,
+        "runtime_version": plan.node.spec.runtime_version,
     }
 
 

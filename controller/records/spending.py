@@ -6,7 +6,6 @@ it counts until it is deleted or stopped, or another run takes it over, idle hou
 
 from __future__ import annotations
 
-import hashlib
 import json
 from dataclasses import asdict, dataclass, replace
 from datetime import datetime
@@ -17,6 +16,7 @@ from controller.core.clock import Clock
 from controller.gcp.client import Google, NotFound
 from controller.gcp.prices import Rate, rate
 from controller.resources.pod.node import Node
+from controller.resources.pod.provisioner import claim_name, end_name, short
 
 
 @dataclass(frozen=True)
@@ -77,7 +77,7 @@ class Spending:
         """What an hour of the run's pod costs; where and how it was had, once that is known."""
         if node is None:
             return rate(self._config, self._clock.now())
-        return rate(self._config, self._clock.now(), node.zone, node.capacity)
+        return rate(self._config, self._clock.now(), node.place.zone, node.place.capacity)
 
     def lives(self) -> list[Life]:
         """Every pod that the run has had, oldest first."""
@@ -100,19 +100,19 @@ class Spending:
         Args:
             if_new: only if no run has had it yet.
         """
-        mine = [life for life in self.lives() if life.uid == node.uid]
+        mine = [life for life in self.lives() if life.uid == node.status.uid]
         if any(life.ended is None for life in mine):
             return
         now = self._clock.now()
-        claim = claim_of(self._google, self._bucket, node.name, node.uid)
+        claim = claim_of(self._google, self._bucket, node.name, node.status.uid)
         if claim and if_new:
             return
-        began = node.created if node.created and not claim else now
+        began = node.status.created if node.status.created and not claim else now
         if claim and claim["latest"] != self._run_id:
             self._of(claim["latest"]).end(f"taken over by {self._run_id}")
         price = self.rate(node).total
-        kind = node.accelerator_type
-        self._write(Life(node.uid, node.name, kind, node.zone, node.capacity, price, min(began, now)))
+        kind, place = node.status.spec.accelerator_type, node.place
+        self._write(Life(node.status.uid, node.name, kind, place.zone, place.capacity, price, min(began, now)))
         self._claim(node, claim)
 
     def end(self, why: str) -> None:
@@ -180,29 +180,14 @@ class Spending:
         self._google.upload(self._bucket, name, json.dumps(asdict(life)).encode())
 
     def _claim(self, node: Node, claim: dict[str, Any]) -> None:
-        words = {"first": claim.get("first", self._run_id), "latest": self._run_id, "uid": node.uid}
-        self._google.upload(self._bucket, claim_name(node.name, node.uid), json.dumps(words).encode())
+        words = {"first": claim.get("first", self._run_id), "latest": self._run_id, "uid": node.status.uid}
+        self._google.upload(self._bucket, claim_name(node.name, node.status.uid), json.dumps(words).encode())
 
 
 def let_go(google: Google, clock: Clock, bucket: str, config: Config, node: Node, why: str) -> None:
     """The pod is deleted or stopped: whichever run had it last pays for it no more."""
-    if claim := claim_of(google, bucket, node.name, node.uid):
+    if claim := claim_of(google, bucket, node.name, node.status.uid):
         Spending(google, clock, bucket, claim["latest"], config).end(why)
-
-
-def short(uid: str) -> str:
-    """A pod's id as part of an object's name."""
-    return hashlib.sha256(uid.encode()).hexdigest()[:12]
-
-
-def claim_name(pod: str, uid: str) -> str:
-    """The object that says which runs had a pod."""
-    return f"pods/{pod}/claims/{short(uid)}.json"
-
-
-def end_name(pod: str, uid: str) -> str:
-    """The object in which the watchdog of a pod says why it deleted it."""
-    return f"pods/{pod}/ends/{short(uid)}.json"
 
 
 def claim_of(google: Google, bucket: str, pod: str, uid: str) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from controller.recovery.log_patterns import Clue, clue, is_victim
+from controller.resources.pod.provisioner import PodSeen
 
 
 class Kind(StrEnum):
@@ -36,32 +37,6 @@ class Kind(StrEnum):
     @property
     def words(self) -> str:
         return self.value.replace("_", " ")
-
-
-@dataclass(frozen=True)
-class Symptom:
-    """https://cloud.google.com/tpu/docs/reference/rest/v2/projects.locations.nodes#symptom"""
-
-    kind: str
-    worker: str = ""
-    details: str = ""
-
-    def __str__(self) -> str:
-        where = f" on {self.worker}" if self.worker else ""
-        return f"Google names the symptom {self.kind}{where}" + (f" ({self.details})" if self.details else "")
-
-
-@dataclass(frozen=True)
-class PodSeen:
-    """What Google says of the pod, in its own words. `state` is ABSENT for a 404."""
-
-    state: str = "READY"
-    replaced: bool = False
-    health: str = ""
-    health_words: str = ""
-    symptoms: tuple[Symptom, ...] = ()
-    maintenance: str = ""
-    """PENDING or ONGOING, where maintenance is announced."""
 
 
 @dataclass(frozen=True)

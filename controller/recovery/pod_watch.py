@@ -8,7 +8,7 @@ from collections.abc import Callable
 from controller.core.clock import Clock, Interrupted
 from controller.core.errors import SlipwayError
 from controller.gcp.client import GoogleError
-from controller.recovery.diagnosis import PodSeen
+from controller.resources.pod.provisioner import PodSeen
 
 STALE_SECONDS = 15.0
 """What Google said so long ago (three polls, if they are rarer) is not known any more."""

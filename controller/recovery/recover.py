@@ -16,7 +16,7 @@ from controller.plan.build import Plan
 from controller.reconcile.resource import Absent, Pending
 from controller.records.ledger import Ledger
 from controller.records.spending import Spending, watchdogs_word
-from controller.recovery.diagnosis import Kind, Observed, PodSeen, Verdict, WorkerSeen, judge
+from controller.recovery.diagnosis import Kind, Observed, Verdict, WorkerSeen, judge
 from controller.recovery.policy import (
     GIVE_UP,
     MOVE_ZONE,
@@ -31,6 +31,7 @@ from controller.recovery.policy import (
     words,
 )
 from controller.resources.pod.node import Node
+from controller.resources.pod.provisioner import PodSeen
 from controller.run.follow import Outcome
 from controller.ssh.fleet import Fleet, WorkerError
 
@@ -130,7 +131,7 @@ class Recovery:
         agent_spoke = {worker for worker, e in of.items() if e.kind in ("agent", "auth", "denied", "host_key")}
         workers = tuple(
             WorkerSeen(unreachable=i in of and i not in agent_spoke, error=of[i].words if i in agent_spoke else "")
-            for i in range(self.plan.node.workers)
+            for i in range(self.plan.node.spec.workers)
         )
         found = error.found if isinstance(error, WrongDevices) else ()
         details = "".join(f"\n{e.detail}" for e in failed)
@@ -149,11 +150,11 @@ class Recovery:
         ready = pod.state == "READY"
         if response == MOVE_ZONE:
             self.spending.end(verdict.words)
-            self.plan.node.discard(self.world, elsewhere=True)
+            self.plan.node.delete_all(self.world, elsewhere=True)
         elif response == REPLACE_NODE or not ready:  # what is not READY is replaced by the reconciler
             self.spending.end(verdict.words)
             if ready:
-                self.plan.node.discard(self.world)
+                self.plan.node.delete_all(self.world)
         elif response == RESTART_WORKER:
             self._node().stop(self.world)
         elif response == RESTART_PROGRAM and not verdict.whole_pod:
@@ -225,7 +226,7 @@ class Recovery:
             seen = node.observe(self.world, {})
         except GoogleError:
             return Possible(places=len(node.places))
-        restarts = isinstance(seen, Node) and seen.state == "READY" and not seen.cannot_stop
+        restarts = isinstance(seen, Node) and seen.is_ready and not seen.cannot_stop
         ours = not isinstance(seen, Node) or seen.ours
         return Possible(ours and not node.adopt, restarts and not node.adopt, len(node.places))
 
@@ -260,14 +261,14 @@ class Recovery:
 
     def _pod(self) -> PodSeen | None:
         try:
-            return self.plan.node.seen(self.world)
+            return self.plan.node.pod_seen(self.world)
         except GoogleError as error:
             if not error.passes:
                 raise
             return None
 
     def _node(self) -> Node:
-        seen = self.plan.node.observe(self.world, {})
+        seen = self.plan.observe_pod(self.world)
         if isinstance(seen, Absent | Pending):
             raise ProgramFailed(f"{self.plan.node.title} has gone")
         return seen

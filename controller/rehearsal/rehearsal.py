@@ -65,7 +65,7 @@ class Rehearsal:
         """Look up in the emulated cloud what the run has proven."""
         plan, state, requests = self.plan, self.emulator.get("state"), self.emulator.requests()
         ledger = Ledger(self.world.google, plan.bucket, plan.run_id)
-        topology, workers = plan.config.topology, plan.node.workers
+        topology, workers = plan.config.topology, plan.node.spec.workers
         pod = f"{topology.accelerator_type} with {counted(workers, 'worker')}, {counted(topology.devices, 'device')}"
         shared = preview(tuple(plan.of_scope("shared", "external")), self.world)
         changed = [row.resource.title for row in shared if row.action != "none"]

@@ -19,7 +19,7 @@ def before_it_bills(plan: Plan, world: Context, screen: Screen, *, yes: bool) ->
         ConfigError: a live check found an error, or the user does not want it.
     """
     try:
-        seen = plan.node.observe(world, {})
+        seen = plan.observe_pod(world)
     except ServiceDisabled:
         seen = Absent()
     if not isinstance(seen, Absent):

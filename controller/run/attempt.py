@@ -71,7 +71,7 @@ class AttemptRunner:
                 raise
             return AttemptResult(0, Outcome(verdict), error)
         verb = "re-attached to" if was_running else "launched"
-        message = f"{verb} attempt {launched.attempt} on {counted(self.plan.node.workers, 'worker')}"
+        message = f"{verb} attempt {launched.attempt} on {counted(self.plan.node.spec.workers, 'worker')}"
         self._note(message, attempt=launched.attempt)
         if self.options.detach:
             return AttemptResult(launched.attempt)
@@ -97,8 +97,8 @@ class AttemptRunner:
             raise
         except SlipwayError:
             with suppress(SlipwayError):
-                node = self.plan.node.observe(self.world, {})
-                if isinstance(node, Node) and node.uid:
+                node = self.plan.observe_pod(self.world)
+                if isinstance(node, Node) and node.status.uid:
                     self.spending.begin(node, if_new=True)
             raise
 

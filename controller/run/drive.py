@@ -240,11 +240,11 @@ class RunDriver:
     def _end_over_budget(self, why: str) -> NoReturn:
         """End the program and delete the pod, if the run has one; what was saved stays, and so does an adopted pod."""
         self.lease.hold()
-        node = self.plan.node.there(self.world)
-        if node is not None and node.uid in {life.uid for life in self.spending.lives() if life.ended is None}:
+        node = self.plan.node.find(self.world)
+        if node is not None and node.status.uid in {life.uid for life in self.spending.lives() if life.ended is None}:
             self._note(f"over budget: {why}; ending the run and its pod")
             self.ledger.cancel()
-            if node.state == "READY":
+            if node.is_ready:
                 stop(self.world.fleet(node), self.plan.run_id)
             self._delete_pod()
         self.spending.end("over budget")
@@ -284,8 +284,8 @@ class RunDriver:
         """Delete the pod of a finished run if that is the policy and it is still this run's; return whether it was."""
         if result.cleanup != "delete":
             return False
-        node = self.plan.node.there(self.world)  # it may be under repair just now
-        if node is None or node.uid not in {life.uid for life in self.spending.lives() if not life.ended}:
+        node = self.plan.node.find(self.world)  # it may be under repair just now
+        if node is None or node.status.uid not in {life.uid for life in self.spending.lives() if not life.ended}:
             return False
         if next_runs := self.queue.waiting():
             self._note(f"the pod stays: {', '.join(next_runs)} waits for it")

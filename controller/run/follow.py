@@ -131,12 +131,12 @@ class Follower:
     def follow(self) -> Outcome | None:
         """Block until the attempt has ended, however it ends; None: Ctrl-C was pressed, and the run goes on."""
         offsets, now = (-TAIL_BYTES, -1) if self.begun else (0, 0), self.world.clock.steady()
-        streams = [_Stream(*offsets, heard=now, opened=now) for _ in self.node.endpoints]
+        streams = [_Stream(*offsets, heard=now, opened=now) for _ in self.node.status.endpoints]
         for worker, stream in enumerate(streams):
             reading = threading.Thread(target=self._read, args=(worker, stream), daemon=True, name=f"follow-{worker}")
             reading.start()
         since = self.world.clock.now()
-        pod = PodWatch(lambda: self.node.seen(self.world, since=since), self.world.clock, self.poll_seconds)
+        pod = PodWatch(lambda: self.node.pod_seen(self.world, since=since), self.world.clock, self.poll_seconds)
         try:
             with _ctrl_c_sets(self._stopping):
                 return self._wait(streams, pod, _Steps(now))
@@ -164,7 +164,7 @@ class Follower:
         """Is nothing more to be heard of programs that have ended well? Of a pod that was taken away nothing is."""
         silent = [i for i, stream in enumerate(streams) if not stream.ended]
         seen = pod.now()
-        if not silent or seen is None or (seen.state == "READY" and not seen.replaced):
+        if not silent or seen is None or seen.is_usable:
             return not silent
         self._ends += [(i, exited) for i in silent if (exited := streams[i].exited) is not None]
         return True

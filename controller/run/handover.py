@@ -76,7 +76,7 @@ class Handover:
 
     @property
     def bastion(self) -> Bastion:
-        return next(r for r in self.plan.resources if isinstance(r, Bastion))
+        return self.plan.get(Bastion)
 
     def _said(self) -> str:
         kept = self.ledger.read(LOG) or b""
@@ -84,7 +84,7 @@ class Handover:
         return "\n".join(text.splitlines()[-TAIL_LINES:])
 
     def _orders(self) -> dict[str, Any]:
-        package = next(r for r in self.plan.resources if isinstance(r, Package))
+        package = self.plan.get(Package)
         emulator = self.emulator
         return {
             "bucket": self.plan.bucket,

@@ -13,7 +13,8 @@ from controller.core.errors import ConfigError
 from controller.plan.build import Plan
 from controller.records.ledger import Launch, Ledger
 from controller.resources.pod.node import Node
-from controller.resources.workers.base import raise_failures
+from controller.resources.workers.base import active_runs, raise_failures
+from controller.resources.workers.venv import Venv
 from controller.ssh.fleet import Fleet
 
 
@@ -28,7 +29,7 @@ def launch(
     while True:
         launches = ledger.launches()
         last = launches[-1] if launches else None
-        if last is not None and last.node_uid == node.uid:
+        if last is not None and last.node_uid == node.status.uid:
             states = _states(fleet, plan.run_id, last.attempt)
             ended_badly = any(s["state"] == "exited" and s["code"] != 0 for s in states)
             if not ended_badly:
@@ -39,7 +40,7 @@ def launch(
             if any(s["state"] == "running" for s in states):
                 stop(fleet, plan.run_id)  # what is left of an attempt that has failed elsewhere
         number = last.attempt + 1 if last else 1
-        fresh = Launch(attempt=number, node_uid=node.uid, time=clock.now(), lease=guard())
+        fresh = Launch(attempt=number, node_uid=node.status.uid, time=clock.now(), lease=guard())
         if ledger.record(fresh):
             _start(plan, ledger, fleet, fresh.attempt)
             return fresh, False
@@ -49,7 +50,7 @@ def alive(fleet: Fleet) -> set[str]:
     """The runs whose program is alive on some worker of the pod: at most one, unless something went wrong."""
     answers = fleet.call_all("observe", {})
     raise_failures(answers, "look at the workers")
-    return {a["active"]["run_id"] for a in answers if isinstance(a, dict) and a["active"]}
+    return active_runs(answers)
 
 
 def stop(fleet: Fleet, run_id: str, grace_seconds: float = 10.0) -> None:
@@ -67,7 +68,7 @@ def _states(fleet: Fleet, run_id: str, attempt: int) -> list[dict]:
 def _start(plan: Plan, ledger: Ledger, fleet: Fleet, attempt: int) -> None:
     if not plan.argv:
         raise ConfigError("program.command: is empty")
-    venv = next(r.name for r in plan.resources if r.kind == "venv")
+    venv = plan.get(Venv).name
     payloads = [
         {
             "run_id": plan.run_id,
@@ -81,6 +82,6 @@ def _start(plan: Plan, ledger: Ledger, fleet: Fleet, attempt: int) -> None:
             "secrets": plan.vault.values(),
             "notice": plan.notice,
         }
-        for worker in range(plan.node.workers)
+        for worker in range(plan.node.spec.workers)
     ]
     raise_failures(fleet.call_all("start", payloads), f"start {plan.run_id}")

@@ -110,7 +110,7 @@ def _status(plan: Plan, rows: list[Row], world: Context) -> str:
     if Ledger(world.google, plan.bucket, plan.run_id).result() is not None:
         return "the run has finished already: up reports it and changes nothing"
     node = next(row.seen for row in rows if row.resource.id == plan.node.id)
-    if not isinstance(node, Node) or node.state != "READY":
+    if not isinstance(node, Node) or not node.is_ready:
         return ""
     try:
         running = alive(world.fleet(node))

@@ -43,9 +43,9 @@ class Line:
 
     def _ahead(self) -> list[str]:
         """The runs that come before ours: what runs on the pod or is being seen to there, and who waits longer."""
-        node = self.plan.node.observe(self.world, {})
+        node = self.plan.observe_pod(self.world)
         running = set[str]()
-        if isinstance(node, Node) and node.state == "READY" and self.world.lets_us_in(node):
+        if isinstance(node, Node) and node.is_ready and self.world.lets_us_in(node):
             running = alive(self.world.fleet(node))
         if (other := self.lease.look()) is not None:
             running.add(other.term.run_id)

@@ -16,8 +16,8 @@ from controller.plan.build import Plan, build
 from controller.reconcile.resource import Absent, Pending
 from controller.records.ledger import Ledger
 from controller.records.restore import restored
-from controller.resources.pod.node import Node
-from controller.resources.workers.base import SshAccess
+from controller.resources.pod.node import Node, describe
+from controller.resources.workers.ssh_access import SshAccess
 from controller.run.options import RunOptions
 
 if TYPE_CHECKING:
@@ -36,12 +36,12 @@ class Session:
 
     def node(self) -> Absent | Pending | Node:
         """The pod as it is now."""
-        return self.plan.node.observe(self.world, {})
+        return self.plan.observe_pod(self.world)
 
     def fleet(self) -> Fleet | None:
         """SSH to the pod's workers, or None while there is no pod that is READY."""
         node = self.node()
-        if not isinstance(node, Node) or node.state != "READY":
+        if not isinstance(node, Node) or not node.is_ready:
             return None
         with suppress(Forbidden):  # then the workers say so
             self._access.let_in(self.world, node)  # a controller elsewhere may have made it
@@ -54,17 +54,14 @@ class Session:
             ConfigError: there is no pod, or not yet.
         """
         node = self.node()
-        if not isinstance(node, Node) or node.state != "READY":
-            how = (
-                "absent" if isinstance(node, Absent) else node.why if isinstance(node, Pending) else node.state.lower()
-            )
-            raise ConfigError(f"the pod {self.plan.node.name} is {how}; `slipway up` makes it ready")
+        if not isinstance(node, Node) or not node.is_ready:
+            raise ConfigError(f"the pod {self.plan.node.name} is {describe(node)}; `slipway up` makes it ready")
         self._access.let_in(self.world, node)
         return self.world.fleet(node)
 
     @property
     def _access(self) -> SshAccess:
-        return next(r for r in self.plan.resources if isinstance(r, SshAccess))
+        return self.plan.get(SshAccess)
 
     def worker(self, text: str | int) -> int:
         """The worker that `--worker` names.
@@ -72,7 +69,7 @@ class Session:
         Raises:
             ConfigError: there is none of that number.
         """
-        last = self.plan.node.workers - 1
+        last = self.plan.node.spec.workers - 1
         if not str(text).isdigit() or int(text) > last:
             raise ConfigError(f"--worker {text}: the pod has workers 0 to {last}")
         return int(text)

@@ -17,8 +17,8 @@ from controller.lease.store import Seen
 from controller.plan.build import Plan
 from controller.reconcile.resource import Absent, Pending
 from controller.records.ledger import Launch, Ledger, Result
-from controller.resources.pod.node import Node
-from controller.resources.workers.base import SshAccess
+from controller.resources.pod.node import Node, describe
+from controller.resources.workers.ssh_access import SshAccess
 from controller.run.follow import Follower
 from controller.ssh.fleet import WorkersFailed
 
@@ -109,13 +109,13 @@ class Beside:
     def _look_on(self) -> bool:
         """Follow what there is to follow, or wait a moment; whether Ctrl-C was pressed."""
         try:
-            node, launches = self.plan.node.observe(self.world, {}), self.ledger.launches()
-            if not (isinstance(node, Node) and node.state == "READY" and _is_on(node, launches)):
+            node, launches = self.plan.observe_pod(self.world), self.ledger.launches()
+            if not (isinstance(node, Node) and node.is_ready and _is_on(node, launches)):
                 self._tell_of(node)
                 self.world.clock.sleep(self.poll_seconds)
                 return False
             attempt = launches[-1].attempt
-            next(r for r in self.plan.resources if isinstance(r, SshAccess)).let_in(self.world, node)
+            self.plan.get(SshAccess).let_in(self.world, node)
             outcome = Follower(
                 world=self.world,
                 node=node,
@@ -172,7 +172,7 @@ class Beside:
         if isinstance(node, Absent):
             self._tell("there is no pod yet")
         else:
-            self._tell(f"the pod is {node.why if isinstance(node, Pending) else node.state.lower()}")
+            self._tell(f"the pod is {describe(node)}")
 
     def _tell(self, words: str) -> None:
         """Say what is new."""
@@ -185,4 +185,4 @@ class Beside:
 
 
 def _is_on(node: Node, launches: list[Launch]) -> bool:
-    return bool(launches) and launches[-1].node_uid == node.uid
+    return bool(launches) and launches[-1].node_uid == node.status.uid

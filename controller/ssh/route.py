@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from conf.schema.infra.network import IAP_RANGE
 from controller.gcp.client import Forbidden
 from controller.gcp.firewall_rules import admits
-from controller.resources.network.base import leaf
-from controller.resources.pod.node import TAG
+from controller.gcp.names import TAG, leaf
 
 if TYPE_CHECKING:
     from conf.schema.config import Config
@@ -40,13 +39,13 @@ def fleet(world: Context, node: Node, config: Config, ssh_config: Path | None) -
         pod=node.name,
         user=world.login(),
         key=private_key(world.keys),
-        addresses=[(external and endpoint.external) or endpoint.internal for endpoint in node.endpoints],
+        addresses=[(external and endpoint.external) or endpoint.internal for endpoint in node.status.endpoints],
         host_keys=guests.host_keys,
         ssh_config=ssh_config,
         tunnel=guests.tunnel if way == "iap" else None,
         way={"external": "its external address", "iap": "IAP", "internal": "its internal address"}[way],
         kept=world.state / "known_hosts" / world.project.replace(":", "_") / node.name,
-        incarnation=node.uid,
+        incarnation=node.status.uid,
         pin_first=config.ssh.host_keys == "trust_on_first_use",
         auth_hint=OS_LOGIN_HINT if world.uses_os_login else "",
         connect_seconds=config.ssh.connect_timeout_seconds,
@@ -60,8 +59,8 @@ def way_to(world: Context, node: Node, config: Config) -> Way:
     admits that, else the internal address."""
     if config.ssh.method != "auto":
         return config.ssh.method
-    external = bool(node.endpoints) and all(endpoint.external for endpoint in node.endpoints)
-    return choose(_rules(world, node.network, config), external=external, laptop=world.find_public_ip)
+    external = bool(node.status.endpoints) and all(endpoint.external for endpoint in node.status.endpoints)
+    return choose(_rules(world, node.status.spec.network, config), external=external, laptop=world.find_public_ip)
 
 
 def choose(
@@ -131,7 +130,7 @@ class Guests:
             self._read()
         if not (name := self._name(worker)):
             raise ConnectionRefusedError("it has not published the name of its VM yet, by which IAP would know it")
-        target = iap.Target(self._world.project, self._node.zone, name)
+        target = iap.Target(self._world.project, self._node.place.zone, name)
         return iap.connect(target, self._world.google.token, seconds, self._world.iap)
 
     def _name(self, worker: int) -> str:

@@ -15,6 +15,7 @@ from controller.reconcile.reconciler import destroy
 from controller.records.ledger import Ledger
 from controller.records.spending import let_go
 from controller.resources.pod.node import Node
+from controller.resources.workers.base import active_runs
 from controller.run.queue import Turns
 
 
@@ -36,16 +37,15 @@ def recorded(google: Google, bucket: str, sweep_id: str) -> dict[int, str]:
 
 def own(plan: Plan, world: Context) -> Node | None:
     """The pod if it is there and slipway has made it."""
-    seen = plan.node.observe(world, {})
+    seen = plan.observe_pod(world)
     return seen if isinstance(seen, Node) and seen.ours and not plan.node.adopt else None
 
 
 def runs_on(node: Node, world: Context) -> set[str]:
     """The runs whose program is alive there, as far as its workers can be asked."""
-    if node.state != "READY" or not world.lets_us_in(node):
+    if not node.is_ready or not world.lets_us_in(node):
         return set()
-    answers = world.fleet(node).call_all("observe", {})
-    return {a["active"]["run_id"] for a in answers if isinstance(a, dict) and a["active"]}
+    return active_runs(world.fleet(node).call_all("observe", {}))
 
 
 def delete_unused(plan: Plan, world: Context, why: str) -> None:

@@ -207,7 +207,7 @@ class Pool:
 
         def end_now(run_id: str) -> None:
             Ledger(world.google, self.bucket, run_id).cancel()
-            node = plan.node.observe(world, {})
+            node = plan.observe_pod(world)
             if isinstance(node, Node):
                 stop(world.fleet(node), run_id)
 

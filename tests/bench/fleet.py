@@ -62,7 +62,7 @@ def measure(words: Sequence[str], options: argparse.Namespace) -> None:
     table(["what", "seconds"], [[what, f"{seconds:.2f}"] for what, seconds in rows])
     print(f"memory of the controller during `up`: {max(memory, memory_again)} MB\n")
     with connected(config) as (world, _):
-        node: Any = plan.node.observe(world, {})
+        node: Any = plan.observe_pod(world)
         fan_out(world, node, words, options)
 
 
@@ -83,7 +83,7 @@ def fan_out(world: Any, node: Any, words: Sequence[str], options: argparse.Names
     from paramiko import SSHConfig
 
     ssh_config = SSHConfig.from_path(str(world.state / "localcloud" / "ssh_config"))
-    places = [ssh_config.lookup(endpoint.external or endpoint.internal) for endpoint in node.endpoints]
+    places = [ssh_config.lookup(endpoint.external or endpoint.internal) for endpoint in node.status.endpoints]
     hosts = [(place["hostname"], int(place["port"])) for place in places]
     key = str(world.keys / "id_ed25519")
     seen: dict[str, list[float]] = {}

@@ -116,7 +116,7 @@ def on_slipway(market: Market, costs: Costs, tell: Callable[[Event], None] = lam
         plan = planned(google, costs)
         events = Events(clock)
         events.listen(tell)
-        make: Any = lambda _, node: Fleet(google.pods[-1], len(node.endpoints))  # noqa: E731
+        make: Any = lambda _, node: Fleet(google.pods[-1], len(node.status.endpoints))  # noqa: E731
         world = Context(
             "a-project", cast(Any, google), clock, events, Path(folder), "me", 5.0, make, draw=random.Random(0).random
         )
@@ -164,8 +164,8 @@ def followed(google: Google, costs: Costs, day: Day, plan: Plan, given: dict[str
     if kept:
         google.objects[f"runs/{plan.run_id}/checkpoints/{day.useful:.0f}/done"] = b""
     clock.sleep(given["poll_seconds"])  # Google's API is asked so often: at worst it has just been
-    workers = tuple(WorkerSeen(silent_seconds=given["poll_seconds"], unreachable=True) for _ in node.endpoints)
-    return Outcome(judge(Observed(pod=node.seen(given["world"]), workers=workers)), step=int(day.useful))
+    workers = tuple(WorkerSeen(silent_seconds=given["poll_seconds"], unreachable=True) for _ in node.status.endpoints)
+    return Outcome(judge(Observed(pod=node.pod_seen(given["world"]), workers=workers)), step=int(day.useful))
 
 
 def in_a_loop(market: Market, costs: Costs, attempts: float) -> Day:

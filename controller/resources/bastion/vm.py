@@ -6,11 +6,10 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from controller.gcp.client import Conflict, GoogleError, NotFound
+from controller.gcp.names import LABEL, MARK
 from controller.gcp.operations import wait_compute
 from controller.reconcile.resource import Absent, Diff, Have, Pending, Resource, Scope
-from controller.resources.network.base import MARK
 from controller.resources.project.accounts import ServiceAccount
-from controller.resources.project.bucket import LABEL
 from controller.resources.project.roles import POLICY_VERSION, Policy, Roles
 from controller.resources.uploads.code import CodeArchive
 

@@ -11,13 +11,12 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from controller.core.errors import CloudError
 from controller.gcp.client import Conflict, Forbidden, GoogleError, NotFound
+from controller.gcp.names import MARK
 from controller.gcp.operations import wait_compute
 from controller.reconcile.resource import Absent, Diff, Have, Resource, Scope
 
 if TYPE_CHECKING:
     from controller.context import Context
-
-MARK = "made by slipway"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,14 +78,13 @@ class ComputeResource(Resource):
                 self.refused(world, error)
             return
         seen = self.observe(world, have)
-        words = "; ".join(map(str, diff.changes))
         if not isinstance(seen, Absent) and not seen.ours:
             raise CloudError(
-                f"{self.title} was not made by slipway and differs ({words}); it is left as it is: change it there, or "
+                f"{self.title} was not made by slipway and differs ({diff}); it is left as it is: change it there, or "
                 f"set {self.key} to another"
             )
         if diff.action == "replace":
-            raise CloudError(f"{self.title} exists with other settings ({words}); change them there, or {self.key}")
+            raise CloudError(f"{self.title} exists with other settings ({diff}); change them there, or {self.key}")
         self.update(world, diff)
 
     def refused(self, world: Context, error: GoogleError) -> None:
@@ -113,13 +111,3 @@ class ComputeResource(Resource):
     def request(self, world: Context, verb: str, **parameters: Any) -> dict[str, Any]:
         where = {"project": world.project} | ({"region": self.region} if self.region else {})
         return world.google.call("compute", f"{self.collection}.{verb}", **where, **parameters)
-
-
-def leaf(url: str) -> str:
-    """The last part of a resource URL."""
-    return url.rsplit("/", 1)[-1]
-
-
-def is_marked(answer: dict[str, Any]) -> bool:
-    """Does the description say that we made it? More words may follow."""
-    return answer.get("description", "").startswith(MARK)

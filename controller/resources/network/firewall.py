@@ -13,8 +13,9 @@ from controller.core.errors import ConfigError
 from controller.core.finding import Finding
 from controller.gcp.client import GoogleError, NotFound
 from controller.gcp.firewall_rules import WORLD, admits
+from controller.gcp.names import is_marked, leaf
 from controller.reconcile.resource import Absent, Have
-from controller.resources.network.base import ComputeResource, is_marked, leaf
+from controller.resources.network.base import ComputeResource
 
 if TYPE_CHECKING:
     from controller.context import Context

@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from controller.core.errors import CloudError
 from controller.gcp.client import NotFound
+from controller.gcp.names import is_marked, leaf
 from controller.gcp.operations import wait_compute
 from controller.reconcile.resource import Absent, Diff, Have
-from controller.resources.network.base import ComputeResource, is_marked, leaf
+from controller.resources.network.base import ComputeResource
 
 if TYPE_CHECKING:
     from controller.context import Context

@@ -6,9 +6,10 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from controller.gcp.client import Forbidden, NotFound
+from controller.gcp.names import MARK, is_marked, leaf
 from controller.gcp.operations import wait_compute
 from controller.reconcile.resource import Absent, Diff, Have, Resource, Scope
-from controller.resources.network.base import MARK, ComputeResource, is_marked, leaf
+from controller.resources.network.base import ComputeResource
 
 if TYPE_CHECKING:
     from controller.context import Context

@@ -8,8 +8,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from controller.gcp.client import Conflict, NotFound
+from controller.gcp.names import LABEL, is_labelled
 from controller.gcp.operations import wait_compute
-from controller.resources.project.bucket import LABEL
 
 if TYPE_CHECKING:
     from controller.context import Context
@@ -38,6 +38,11 @@ def mount_script(gigabytes: int) -> str:
     return _SCRIPT.format(bytes=gigabytes * 2**30, folder=MOUNT_POINT)
 
 
+def name_for(pod: str) -> str:
+    """Return the name of a pod's disk."""
+    return f"{pod[:58]}-data"
+
+
 def ensure(world: Context, name: str, zone: str, gigabytes: int, kind: str) -> bool:
     """Make the disk unless it is there; returns whether it was made just now."""
     body = {
@@ -59,7 +64,7 @@ def delete(world: Context, name: str, zone: str) -> None:
     where = {"project": world.project, "zone": zone, "disk": name}
     try:
         found = world.google.call("compute", "disks.get", **where)
-        if set(LABEL.items()) <= set(found.get("labels", {}).items()):
+        if is_labelled(found):
             wait_compute(world, world.google.call("compute", "disks.delete", **where))
     except NotFound:
         return

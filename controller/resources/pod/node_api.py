@@ -8,18 +8,14 @@ from typing import TYPE_CHECKING, Any
 
 from controller.core.errors import CloudError
 from controller.gcp.client import Conflict, NotFound
+from controller.gcp.names import LABEL, TAG, leaf
 from controller.gcp.operations import wait_rpc
-from controller.recovery.diagnosis import Symptom
-from controller.resources.network.base import leaf
-from controller.resources.pod.data_disk import mount_script
-from controller.resources.pod.provisioner import Endpoint, Order, Place, Slice
-from controller.resources.project.bucket import LABEL
+from controller.resources.pod import data_disk
+from controller.resources.pod.provisioner import Endpoint, Place, ProvisionerName, SliceSpec, SliceStatus, Symptom
 
 if TYPE_CHECKING:
     from controller.context import Context
 
-TAG = "slipway"
-"""Network tag of our workers, which the firewall rules aim at."""
 SCOPE = "https://www.googleapis.com/auth/cloud-platform"
 TIER_LABEL = "slipway-capacity"
 SETTLING = frozenset({"CREATING", "RESTARTING", "REIMAGING", "DELETING", "REPAIRING", "STOPPING", "STARTING",
@@ -34,19 +30,19 @@ class NodeProvisioner:
 
     create_seconds: float
 
-    def observe(self, world: Context, name: str, zone: str) -> Slice | None:
+    def observe(self, world: Context, name: str, zone: str) -> SliceStatus | None:
         try:
             return read(world.google.call(API, "projects.locations.nodes.get", name=path(world, name, zone)))
         except NotFound:
             return None
 
-    def create(self, world: Context, order: Order, place: Place) -> None:
+    def create(self, world: Context, name: str, spec: SliceSpec, place: Place) -> None:
         operation = world.google.call(
             API,
             "projects.locations.nodes.create",
             parent=parent(world, place.zone),
-            nodeId=order.name,
-            body={**body(world, order, place), "schedulingConfig": scheduling(place.capacity)},
+            nodeId=name,
+            body={**body(world, name, spec, place), "schedulingConfig": scheduling(place.capacity)},
         )
         wait_rpc(world, API, operation, "projects.locations.operations.get", self.create_seconds)
 
@@ -85,27 +81,27 @@ def path(world: Context, name: str, zone: str) -> str:
     return f"{parent(world, zone)}/nodes/{name}"
 
 
-def body(world: Context, order: Order, place: Place) -> dict[str, Any]:
-    """The node as create is sent it, but for the tier; what `gcloud compute tpus tpu-vm create` sends."""
+def body(world: Context, name: str, spec: SliceSpec, place: Place) -> dict[str, Any]:
+    """Return the body of a create request, without the tier: what `gcloud compute tpus tpu-vm create` sends."""
     metadata = {"ssh-keys": "\n".join([world.ssh_key_line(), *world.extra_ssh_keys])}
     node: dict[str, Any] = {
-        "acceleratorType": order.accelerator_type,
-        "runtimeVersion": order.runtime_version,
+        "acceleratorType": spec.accelerator_type,
+        "runtimeVersion": spec.runtime_version,
         "labels": {**LABEL, TIER_LABEL: place.capacity},
         "metadata": metadata,
         "networkConfig": {
-            "enableExternalIps": order.external_ip,
-            "network": f"projects/{world.project}/global/networks/{order.network}",
+            "enableExternalIps": spec.external_ip,
+            "network": f"projects/{world.project}/global/networks/{spec.network}",
             "subnetwork": f"projects/{world.project}/regions/{place.region}/subnetworks/{place.subnetwork}",
         },
-        "serviceAccount": {"email": world.account_email(order.service_account), "scope": [SCOPE]},
+        "serviceAccount": {"email": world.account_email(spec.service_account), "scope": [SCOPE]},
         "shieldedInstanceConfig": {"enableSecureBoot": False},
         "tags": [TAG],
     }
-    if order.data_disk is not None and order.data_disk_gb is not None:
-        disk = f"projects/{world.project}/zones/{place.zone}/disks/{order.data_disk}"
+    if spec.data_disk_gb is not None:
+        disk = f"projects/{world.project}/zones/{place.zone}/disks/{data_disk.name_for(name)}"
         node["dataDisks"] = [{"sourceDisk": disk, "mode": "READ_WRITE"}]
-        metadata["startup-script"] = mount_script(order.data_disk_gb)
+        metadata["startup-script"] = data_disk.mount_script(spec.data_disk_gb)
     return node
 
 
@@ -127,26 +123,26 @@ def tier(answer: dict[str, Any]) -> str:
     return answer.get("labels", {}).get(TIER_LABEL, found)
 
 
-def read(answer: dict[str, Any], *, queued: bool = False) -> Slice:
-    """A node as found."""
-    network = answer.get("networkConfig", {})
+def read(answer: dict[str, Any], provisioner: ProvisionerName = "node") -> SliceStatus:
+    """Return the status of a node."""
+    zone, network = answer["name"].split("/")[3], answer.get("networkConfig", {})
     state = answer.get("state", "UNKNOWN")
     maintenance = answer.get("upcomingMaintenance", {}).get("maintenanceStatus", "")
     endpoints = tuple(
         Endpoint(i, e.get("ipAddress", ""), e.get("accessConfig", {}).get("externalIp"))
         for i, e in enumerate(answer.get("networkEndpoints", []))
     )
-    return Slice(
-        zone=answer["name"].split("/")[3],
+    return SliceStatus(
+        spec=SliceSpec(
+            workers=len(endpoints),
+            accelerator_type=answer.get("acceleratorType", ""),
+            runtime_version=answer.get("runtimeVersion", ""),
+            network=leaf(network.get("network", "")),
+            external_ip=network.get("enableExternalIps", False),
+        ),
+        place=Place(zone, tier(answer), leaf(network.get("subnetwork", "")), provisioner),
         state=state,
         pending=state in SETTLING,
-        queued=queued,
-        accelerator_type=answer.get("acceleratorType", ""),
-        runtime_version=answer.get("runtimeVersion", ""),
-        capacity=tier(answer),
-        network=leaf(network.get("network", "")),
-        subnetwork=leaf(network.get("subnetwork", "")),
-        external_ip=network.get("enableExternalIps", False),
         uid=answer.get("id", "") + answer.get("createTime", ""),
         created=seconds(answer.get("createTime")),
         endpoints=endpoints,

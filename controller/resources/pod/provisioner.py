@@ -1,21 +1,25 @@
-"""What is ordered, what is found, and the one small interface between them.
+"""The spec and the status of a slice, and the interface of the APIs that create one.
 
-Two ways to a slice are implemented: TPU nodes (`node.py`) and queued resources (`queued.py`). Google offers new
-generations (7x) through Compute Engine alone: that would be a third, with the same three methods.
+Two APIs are implemented: TPU nodes (`node_api.py`) and queued resources (`queued_api.py`). Google offers newer
+generations (7x) through Compute Engine only; that would be a third implementation of the same three methods.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+import hashlib
+from dataclasses import dataclass, field, fields
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
-from controller.recovery.diagnosis import Symptom
+from controller.gcp.names import LABEL
+from controller.resources.pod.data_disk import disk_type
 
 if TYPE_CHECKING:
+    from conf.schema.config import Config
     from controller.context import Context
 
 WAITING = frozenset({"CREATING", "ACCEPTED", "WAITING_FOR_RESOURCES"})
-"""States of a queued request that has got nothing yet; Google uses the last two for the same thing."""
+"""States of a queued request that has no capacity yet; Google uses the last two for the same thing."""
+ProvisionerName = Literal["node", "queued"]
 
 
 @dataclass(frozen=True)
@@ -29,61 +33,120 @@ class Endpoint:
 
 @dataclass(frozen=True)
 class Place:
-    """One possibility to ask for: a zone, a capacity tier, and the way that tier is asked for."""
+    """Zone, capacity tier and API: one combination in which to ask for a slice."""
 
     zone: str
     capacity: str
     subnetwork: str
-    queued: bool = False
+    provisioner: ProvisionerName = "node"
 
     @property
     def region(self) -> str:
         return self.zone.rpartition("-")[0]
 
+    @property
+    def queued(self) -> bool:
+        return self.provisioner == "queued"
+
     def __str__(self) -> str:
         return f"{self.zone} ({self.capacity})"
 
 
-@dataclass(frozen=True)
-class Order:
-    """What is wanted, wherever it is made. `data_disk` is the name of an existing disk of the zone, or None."""
+@dataclass(frozen=True, kw_only=True)
+class SliceSpec:
+    """The slice that a config asks for, wherever it is created.
 
-    name: str
-    accelerator_type: str
-    runtime_version: str
-    network: str
-    external_ip: bool
-    service_account: str
-    valid_until_seconds: float | None = None
-    reservation: str | None = None
-    data_disk: str | None = None
-    data_disk_gb: int | None = None
-
-
-@dataclass(frozen=True)
-class Slice:
-    """What is there under a name in a zone.
-
-    `state` is Google's word, of the node or else of the queued request. `pending` says that it will change by itself.
-    `created` is in seconds since the epoch; `message` is Google's, where a request has failed.
-    `symptoms` come with the times at which they showed; `maintenance` is PENDING or ONGOING where some is announced.
+    Fields with compare=False only say how to ask for it: an existing slice does not have to agree in them.
     """
 
-    zone: str
-    state: str
-    pending: bool
-    queued: bool
+    workers: int
     accelerator_type: str
     runtime_version: str
-    capacity: str
     network: str
-    subnetwork: str
     external_ip: bool
-    uid: str
-    created: float
-    endpoints: tuple[Endpoint, ...]
-    ssh_keys: str
-    labels: tuple[tuple[str, str], ...]
+    service_account: str = field(default="default", compare=False)
+    valid_until_seconds: float | None = field(default=None, compare=False)
+    reservation: str | None = field(default=None, compare=False)
+    data_disk_gb: int | None = field(default=None, compare=False)
+    data_disk_kind: str = field(default="pd-balanced", compare=False)
+
+    @classmethod
+    def of(cls, config: Config) -> SliceSpec:
+        """Return the spec of a config's slice."""
+        tpu, topology = config.tpu, config.topology
+        return cls(
+            workers=topology.workers,
+            accelerator_type=tpu.accelerator_type,
+            runtime_version=tpu.runtime_version or topology.runtime_version,
+            network=config.network.name,
+            external_ip=tpu.external_ip,
+            service_account=config.cloud.service_account,
+            valid_until_seconds=None if tpu.valid_until_hours is None else 3600 * tpu.valid_until_hours,
+            reservation=tpu.reservation,
+            data_disk_gb=tpu.data_disk_gb,
+            data_disk_kind=disk_type(topology.generation),
+        )
+
+    def at(self, place: Place) -> dict[str, Any]:
+        """Return the fields in which a slice in that place must agree."""
+        compared = {f.name: getattr(self, f.name) for f in fields(self) if f.compare}
+        return {**compared, "capacity": place.capacity, "subnetwork": place.subnetwork}
+
+
+@dataclass(frozen=True)
+class Symptom:
+    """https://cloud.google.com/tpu/docs/reference/rest/v2/projects.locations.nodes#symptom"""
+
+    kind: str
+    worker: str = ""
+    details: str = ""
+
+    def __str__(self) -> str:
+        where = f" on {self.worker}" if self.worker else ""
+        return f"Google names the symptom {self.kind}{where}" + (f" ({self.details})" if self.details else "")
+
+
+@dataclass(frozen=True)
+class PodSeen:
+    """What Google reports about a pod, in its own words. `state` is ABSENT for a 404."""
+
+    state: str = "READY"
+    replaced: bool = False
+    health: str = ""
+    health_words: str = ""
+    symptoms: tuple[Symptom, ...] = ()
+    maintenance: str = ""
+    """PENDING or ONGOING, if maintenance is announced."""
+
+    @property
+    def is_usable(self) -> bool:
+        """Whether it is READY and still the incarnation that we use."""
+        return self.state == "READY" and not self.replaced
+
+
+@dataclass(frozen=True, kw_only=True)
+class SliceStatus:
+    """A slice as observed.
+
+    Attributes:
+        spec: the settings it has; `workers` counts its endpoints, which are complete once it is READY.
+        state: Google's word for the node, or else for the queued request.
+        pending: whether the state will change by itself.
+        created: seconds since the epoch.
+        symptoms: with the times at which they appeared.
+        maintenance: PENDING or ONGOING if some is announced.
+        code: of the error with which a request failed; `message` is Google's text.
+    """
+
+    spec: SliceSpec
+    place: Place
+    state: str
+    pending: bool = False
+    uid: str = ""
+    created: float = 0.0
+    endpoints: tuple[Endpoint, ...] = ()
+    ssh_keys: str = ""
+    labels: tuple[tuple[str, str], ...] = ()
     health: str = ""
     health_words: str = ""
     symptoms: tuple[tuple[float, Symptom], ...] = ()
@@ -91,22 +154,69 @@ class Slice:
     code: str = ""
     message: str = ""
 
+    @property
+    def is_ready(self) -> bool:
+        return self.state == "READY"
+
+    @property
+    def is_labelled(self) -> bool:
+        """Whether Slipway created it."""
+        return LABEL.items() <= dict(self.labels).items()
+
+    def pod_seen(self, uid: str, since: float) -> PodSeen:
+        """Return what a diagnosis needs to know.
+
+        Args:
+            uid: of the incarnation that is used, or empty.
+            since: leaves out symptoms that appeared earlier; seconds since the epoch.
+        """
+        return PodSeen(
+            state=self.state,
+            replaced=bool(uid and self.uid and self.uid != uid),
+            health=self.health,
+            health_words=self.health_words,
+            symptoms=tuple(symptom for time, symptom in self.symptoms if time >= since),
+            maintenance=self.maintenance,
+        )
+
+
+NOT_OBSERVED = SliceStatus(
+    spec=SliceSpec(workers=0, accelerator_type="", runtime_version="", network="", external_ip=False),
+    place=Place("", "", ""),
+    state="ABSENT",
+)
+
 
 class Provisioner(Protocol):
-    """One way to a slice."""
+    """One API that creates slices."""
 
-    def observe(self, world: Context, name: str, zone: str) -> Slice | None:
-        """What this way has made there; None: nothing."""
+    def observe(self, world: Context, name: str, zone: str) -> SliceStatus | None:
+        """Return what this API has created under that name, or None."""
         ...
 
-    def create(self, world: Context, order: Order, place: Place) -> None:
-        """Ask for it. Returns once it exists or waits in a queue.
+    def create(self, world: Context, name: str, spec: SliceSpec, place: Place) -> None:
+        """Ask for a slice. Returns once it exists or waits in a queue.
 
         Raises:
-            GoogleError: Google's refusal, at once or when the work had begun.
+            GoogleError: Google refused, at once or after the work had begun.
         """
         ...
 
     def delete(self, world: Context, name: str, zone: str) -> None:
-        """Remove it; no error when it is gone already."""
+        """Delete it; no error if it is gone already."""
         ...
+
+
+def short(uid: str) -> str:
+    """Return a pod's uid as part of an object's name."""
+    return hashlib.sha256(uid.encode()).hexdigest()[:12]
+
+
+def claim_name(pod: str, uid: str) -> str:
+    """Return the name of the object that says which runs had a pod."""
+    return f"pods/{pod}/claims/{short(uid)}.json"
+
+
+def end_name(pod: str, uid: str) -> str:
+    """Return the name of the object in which a pod's watchdog records why it deleted the pod."""
+    return f"pods/{pod}/ends/{short(uid)}.json"

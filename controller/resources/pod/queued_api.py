@@ -13,7 +13,7 @@ from controller.core.errors import CloudError
 from controller.gcp.client import Conflict, GoogleError, NotFound
 from controller.gcp.operations import RPC_CODES, wait_rpc
 from controller.resources.pod import node_api
-from controller.resources.pod.provisioner import WAITING, Order, Place, Slice
+from controller.resources.pod.provisioner import WAITING, Place, SliceSpec, SliceStatus
 
 if TYPE_CHECKING:
     from controller.context import Context
@@ -31,7 +31,7 @@ class QueuedProvisioner:
 
     create_seconds: float
 
-    def observe(self, world: Context, name: str, zone: str) -> Slice | None:
+    def observe(self, world: Context, name: str, zone: str) -> SliceStatus | None:
         try:
             queued = world.google.call("tpu", "projects.locations.queuedResources.get", name=path(world, name, zone))
         except NotFound:
@@ -42,14 +42,14 @@ class QueuedProvisioner:
             answer = None
         return read(queued, answer, world.clock.now())
 
-    def create(self, world: Context, order: Order, place: Place) -> None:
+    def create(self, world: Context, name: str, spec: SliceSpec, place: Place) -> None:
         api = FLEX_API if place.capacity == "flex_start" else "tpu"
         operation = world.google.call(
             api,
             "projects.locations.queuedResources.create",
             parent=node_api.parent(world, place.zone),
-            queuedResourceId=order.name,
-            body=body(world, order, place),
+            queuedResourceId=name,
+            body=body(world, name, spec, place),
         )
         wait_rpc(world, "tpu", operation, "projects.locations.operations.get", self.create_seconds)
 
@@ -85,19 +85,20 @@ def path(world: Context, name: str, zone: str) -> str:
     return f"{node_api.parent(world, zone)}/queuedResources/{name}"
 
 
-def body(world: Context, order: Order, place: Place) -> dict[str, Any]:
+def body(world: Context, name: str, spec: SliceSpec, place: Place) -> dict[str, Any]:
     """What create is sent; field for field what `gcloud compute tpus queued-resources create` sends."""
     where = node_api.parent(world, place.zone)
-    spec = {"node": node_api.body(world, order, place), "nodeId": order.name, "parent": where}
-    request: dict[str, Any] = {"tpu": {"nodeSpec": [spec]}}
-    if order.valid_until_seconds is not None:
-        request["queueingPolicy"] = {"validUntilDuration": f"{order.valid_until_seconds:.0f}s"}
+    node = {"node": node_api.body(world, name, spec, place), "nodeId": name, "parent": where}
+    request: dict[str, Any] = {"tpu": {"nodeSpec": [node]}}
+    if spec.valid_until_seconds is not None:
+        request["queueingPolicy"] = {"validUntilDuration": f"{spec.valid_until_seconds:.0f}s"}
     match place.capacity:
         case "spot":
             request["spot"] = {}
         case "reserved":
-            name = order.reservation or ""
-            request["reservationName"] = name if "/" in name else f"{where}/reservations/{name}"
+            reservation = spec.reservation or ""
+            full = "/" in reservation
+            request["reservationName"] = reservation if full else f"{where}/reservations/{reservation}"
         case "flex_start":
             request["provisioningModel"] = "FLEX_START"
             request["runDuration"] = {"maxRunDuration": f"{FLEX_SECONDS}s"}
@@ -106,13 +107,13 @@ def body(world: Context, order: Order, place: Place) -> dict[str, Any]:
     return request
 
 
-def read(queued: dict[str, Any], answer: dict[str, Any] | None, now: float) -> Slice:
+def read(queued: dict[str, Any], answer: dict[str, Any] | None, now: float) -> SliceStatus:
     """A request and its node as one slice. The node's word counts where it has one to say that the request has not."""
     where = queued["name"].split("/")[3]
     specs = queued.get("tpu", {}).get("nodeSpec") or [{}]
     wanted = {"name": f"projects/-/locations/{where}/nodes/-", **specs[0].get("node", {}), "state": "UNKNOWN"}
     wanted.setdefault("schedulingConfig", {"spot": "spot" in queued, "reserved": "reservationName" in queued})
-    seen = node_api.read(answer or wanted, queued=True)
+    seen = node_api.read(answer or wanted, "queued")
     told = queued.get("state", {})
     state = told.get("state", "STATE_UNSPECIFIED")
     failure = told.get("failedData", {}).get("error", {})

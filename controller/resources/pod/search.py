@@ -14,7 +14,7 @@ from controller.core.clock import Interrupted
 from controller.core.errors import BudgetSpent, CloudError
 from controller.gcp.client import Conflict, GoogleError
 from controller.resources.pod import data_disk
-from controller.resources.pod.provisioner import WAITING, Order, Place, Provisioner, Slice
+from controller.resources.pod.provisioner import WAITING, Place, Provisioner, ProvisionerName, SliceSpec, SliceStatus
 from controller.resources.pod.refusals import HINTS, Refusal, classify
 
 if TYPE_CHECKING:
@@ -31,17 +31,17 @@ def pause(round_: int, pace: float, draw: float) -> float:
 
 @dataclass(frozen=True)
 class Search:
-    """One search for room for one pod; `disk_kind` is None where it has no data disk."""
+    """One search for capacity for one pod."""
 
     world: Context
     subject: str
     title: str
-    order: Order
+    name: str
+    spec: SliceSpec
     places: Sequence[Place]
-    makers: Mapping[bool, Provisioner]
+    provisioners: Mapping[ProvisionerName, Provisioner]
     max_attempts: int
     create_seconds: float
-    disk_kind: str | None = None
 
     def run(self, after: Place | None = None) -> None:
         """Ask until the pod is there.
@@ -64,14 +64,14 @@ class Search:
                 if attempt > self.max_attempts:
                     self._give_up()
                 if len(self.places) > 1:
-                    self.world.events.note(self.subject, f"asking for {self.order.accelerator_type} in {place}")
+                    self.world.events.note(self.subject, f"asking for {self.spec.accelerator_type} in {place}")
                 refusal = self._try(place)
                 if refusal is None:
                     return
                 self._judge(place, refusal, ruled_out, attempt)
             if len(ruled_out) == len(self.places):
                 words = "; ".join(f"{place}: {refusal.words}" for place, refusal in ruled_out.items())
-                raise CloudError(f"no quota for {self.order.accelerator_type}: {words}; {HINTS['quota']}")
+                raise CloudError(f"no quota for {self.spec.accelerator_type}: {words}; {HINTS['quota']}")
             places = self.places
             rounds += 1
             if attempt >= self.max_attempts:
@@ -89,16 +89,17 @@ class Search:
             if len(ruled_out) < len(self.places):
                 self.world.events.note(self.subject, f"no quota in {place}: {refusal.words}")
         else:
-            raise CloudError(f"{self.order.name} in {place}: {refusal.words}; {refusal.hint}")
+            raise CloudError(f"{self.name} in {place}: {refusal.words}; {refusal.hint}")
 
     def _try(self, place: Place) -> Refusal | None:
         """Ask in one place and wait for the outcome; None: it is there. Nothing of a refused request is left."""
-        world, order, maker = self.world, self.order, self.makers[place.queued]
+        world, name, spec, maker = self.world, self.name, self.spec, self.provisioners[place.provisioner]
         fresh = False
         try:
-            if order.data_disk is not None and order.data_disk_gb is not None and self.disk_kind is not None:
-                fresh = data_disk.ensure(world, order.data_disk, place.zone, order.data_disk_gb, self.disk_kind)
-            maker.create(world, order, place)
+            if spec.data_disk_gb is not None:
+                disk = data_disk.name_for(name)
+                fresh = data_disk.ensure(world, disk, place.zone, spec.data_disk_gb, spec.data_disk_kind)
+            maker.create(world, name, spec, place)
             refusal = self._wait(maker, place)
         except Interrupted:
             if place.queued:
@@ -115,9 +116,9 @@ class Search:
                 raise  # nobody has refused anything: Google, or the way there, has an outage
             refusal = Refusal(classify(error.reason, error.message), error.message)
             if error.status == 0:  # it was begun and may have left something
-                maker.delete(world, order.name, place.zone)
-        if refusal is not None and fresh and order.data_disk is not None:
-            data_disk.delete(world, order.data_disk, place.zone)
+                maker.delete(world, name, place.zone)
+        if refusal is not None and fresh:
+            data_disk.delete(world, data_disk.name_for(name), place.zone)
         return refusal
 
     def _wait(self, maker: Provisioner, place: Place) -> Refusal | None:
@@ -128,21 +129,21 @@ class Search:
         late, too_late = world.clock.deadline(patience), world.clock.deadline(patience + self.create_seconds)
         told = ""
         while True:
-            seen = maker.observe(world, self.order.name, place.zone)
+            seen = maker.observe(world, self.name, place.zone)
             if seen is None:
                 return Refusal("stock_out", "what was asked for has gone again")
             if not seen.pending:
                 break
             if too_late() or (late() and seen.state in WAITING):
-                maker.delete(world, self.order.name, place.zone)
+                maker.delete(world, self.name, place.zone)
                 return Refusal("stock_out", f"still {_plain(seen.state)} after {patience:.0f} s")
             if seen.state != told:
                 told = seen.state
                 world.events.emit("step_started", self.subject, f"{place}: {_plain(told)}", title=self.title)
             world.clock.sleep(world.pace)
-        if seen.state == "READY":
+        if seen.is_ready:
             return None
-        maker.delete(world, self.order.name, place.zone)
+        maker.delete(world, self.name, place.zone)
         return of_state(seen)
 
     @property
@@ -150,17 +151,17 @@ class Search:
         """Seconds for which a queued request may wait in one place."""
         if len(self.places) > 1:
             return self.create_seconds
-        return self.order.valid_until_seconds or float("inf")
+        return self.spec.valid_until_seconds or float("inf")
 
     def _give_up(self) -> None:
         where = ", ".join(map(str, self.places))
         raise BudgetSpent(
-            f"no capacity for {self.order.accelerator_type} in {where} after {self.max_attempts} attempts; "
+            f"no capacity for {self.spec.accelerator_type} in {where} after {self.max_attempts} attempts; "
             f"{HINTS['stock_out']}"
         )
 
 
-def of_state(seen: Slice) -> Refusal:
+def of_state(seen: SliceStatus) -> Refusal:
     """What a request that came to nothing means."""
     if seen.state == "FAILED" and seen.message:
         return Refusal(classify(seen.code, seen.message), seen.message)

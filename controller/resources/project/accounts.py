@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, ClassVar, Self
 
 from controller.core.errors import CloudError
 from controller.gcp.client import Conflict, Forbidden, NotFound
+from controller.gcp.names import MARK, is_marked
 from controller.reconcile.resource import Absent, Diff, Have, Resource, Scope, Unknown
-from controller.resources.network.base import MARK
 
 if TYPE_CHECKING:
     from controller.context import Context
@@ -46,7 +46,7 @@ class ServiceAccount(Resource):
             return Unknown(f"{email} does not exist; {words} cloud.service_account to slipway-runner")
         except Forbidden:
             return self  # it cannot be looked at; whether it can be used, the node will tell
-        marked = self._named_by_id and answer.get("description", "").startswith(MARK)
+        marked = self._named_by_id and is_marked(answer)
         return replace(self, marked=marked)
 
     def apply(self, world: Context, have: Have, diff: Diff) -> None:

@@ -11,12 +11,12 @@ from conf.schema.infra.regions import covers
 from controller.core.errors import CloudError
 from controller.core.finding import Finding
 from controller.gcp.client import Conflict, Forbidden, GoogleError, NotFound
+from controller.gcp.names import LABEL, is_labelled
 from controller.reconcile.resource import Absent, Diff, Have, Resource, Scope
 
 if TYPE_CHECKING:
     from controller.context import Context
 
-LABEL = {"managed-by": "slipway"}
 DAY = 24 * 3600
 NEEDED = ("storage.objects.create", "storage.objects.delete", "storage.objects.get", "storage.objects.list")
 USD_PER_GB_MONTH = 0.02
@@ -123,7 +123,7 @@ class Bucket(Resource):
     def _read(self, answer: dict[str, Any]) -> Self:
         location = answer["location"].lower()
         near = all(covers(location, region) for region in self.regions)
-        marked = LABEL.items() <= answer.get("labels", {}).items()
+        marked = is_labelled(answer)
         kept = int(answer.get("softDeletePolicy", {}).get("retentionDurationSeconds", 0)) / DAY
         seen = replace(self, location=self.location if near else location, marked=marked, kept_days=kept)
         if not marked:

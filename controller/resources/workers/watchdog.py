@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, ClassVar, Self
 
 from controller.reconcile.resource import Absent, Diff, Have
-from controller.records.spending import end_name
+from controller.resources.pod.provisioner import end_name
 from controller.resources.workers.base import OnWorkers, raise_failures
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ class Watchdog(OnWorkers):
             "idle_seconds": self.idle_seconds,
             "seconds_left": None if hours_left is None else 3600 * _granted(hours_left),
             "bucket": self.bucket,
-            "note_object": end_name(node.name, node.uid),
+            "note_object": end_name(node.name, node.status.uid),
         }
         answers = world.fleet(node).call_all("guard", payload, workers=[0])
         raise_failures(answers, self.title)
@@ -71,7 +71,7 @@ class Watchdog(OnWorkers):
 
 def deletes(project: str, node: Node) -> list[str]:
     """What makes the pod go, first what applies to a queued one: its request holds the node and outlives it."""
-    where = f"projects/{project}/locations/{node.zone}"
+    where = f"projects/{project}/locations/{node.place.zone}"
     return [f"{where}/queuedResources/{node.name}?force=true", f"{where}/nodes/{node.name}"]
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, cast
 
 import pytest
@@ -14,6 +14,7 @@ from controller.gcp.client import NotFound
 from controller.gcp.prices import most, rate, stored
 from controller.records.spending import Spending, let_go
 from controller.resources.pod.node import Node
+from controller.resources.pod.provisioner import Place, SliceSpec, SliceStatus
 
 NEW_YEAR = 1_767_225_600.0
 V5E = ["cloud.project=acme", "program=command", "tpu.zone=us-central1-a"]
@@ -105,12 +106,11 @@ class Books:
     def of(self, run_id: str, *overrides: str) -> Spending:
         return Spending(cast(Any, self.bucket), self.clock, "b", run_id, config(*overrides))
 
-    def pod(self, uid: str) -> Node:
-        return Node(
-            name="pod", zone="us-central1-a", workers=4, service_account="a", max_create_attempts=1, create_seconds=1.0,
-            accelerator_type="v5litepod-16", runtime_version="v", capacity="spot", network="n", subnetwork="s",
-            external_ip=True, uid=uid,
-        )  # fmt: skip
+    def pod(self, uid: str, created: float = 0.0) -> Node:
+        spec = SliceSpec(workers=4, accelerator_type="v5litepod-16", runtime_version="v", network="n", external_ip=True)
+        place = Place("us-central1-a", "spot", "s")
+        status = SliceStatus(spec=spec, place=place, state="READY", uid=uid, created=created)
+        return Node(name="pod", spec=spec, places=(place,), max_create_attempts=1, create_seconds=1.0, status=status)
 
     def later(self, hours: float) -> None:
         self.clock.time += 3600 * hours
@@ -154,7 +154,7 @@ def test_a_pod_that_another_run_left_counts_from_when_it_was_taken_over() -> Non
 
 def test_a_pod_made_for_the_run_counts_from_its_creation_and_a_stopped_one_not() -> None:
     books = Books()
-    pod = replace(books.pod("one"), created=NEW_YEAR - 1800)
+    pod = books.pod("one", created=NEW_YEAR - 1800)
     books.of("r").begin(pod)
     books.later(1)
     let_go(cast(Any, books.bucket), books.clock, "b", config(), pod, "stopped")

@@ -6,7 +6,8 @@ from dataclasses import dataclass, field, replace
 
 import pytest
 
-from controller.recovery.diagnosis import Kind, Observed, PodSeen, Symptom, WorkerSeen, hang_limit, judge
+from controller.recovery.diagnosis import Kind, Observed, WorkerSeen, hang_limit, judge
+from controller.resources.pod.provisioner import PodSeen, Symptom
 
 K = Kind
 OK = WorkerSeen()

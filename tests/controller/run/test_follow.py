@@ -14,34 +14,30 @@ from controller.context import Context
 from controller.core.clock import Clock
 from controller.core.events import Event, Events
 from controller.gcp.client import GoogleError
-from controller.recovery.diagnosis import Kind, PodSeen
-from controller.resources.pod.node import Endpoint, Node
+from controller.recovery.diagnosis import Kind
+from controller.resources.pod.node import Node
+from controller.resources.pod.provisioner import Endpoint, Place, PodSeen, SliceSpec, SliceStatus
 from controller.run.follow import Follower, Outcome
 from controller.ssh.fleet import Fleet, WorkerError
 from tests.controller.recovery.test_policy import recovery
 
+SPEC = SliceSpec(workers=2, accelerator_type="v4-16", runtime_version="r", network="n", external_ip=True)
+PLACE = Place("us-central1-a", "spot", "s")
+ENDPOINTS = (Endpoint(0, "10.0.0.2", None), Endpoint(1, "10.0.0.3", None))
 NODE = Node(
     name="pod",
-    zone="us-central1-a",
-    workers=2,
-    service_account="sa",
+    spec=SPEC,
+    places=(PLACE,),
     max_create_attempts=1,
     create_seconds=1,
-    accelerator_type="v4-16",
-    runtime_version="r",
-    capacity="spot",
-    network="n",
-    subnetwork="s",
-    external_ip=True,
-    uid="one",
-    endpoints=(Endpoint(0, "10.0.0.2", None), Endpoint(1, "10.0.0.3", None)),
+    status=SliceStatus(spec=SPEC, place=PLACE, state="READY", uid="one", endpoints=ENDPOINTS),
 )
 
 
 class FakeNode(Node):
     """A node that is seen as what the test says."""
 
-    def seen(self, world: Context, since: float = 0.0) -> PodSeen:
+    def pod_seen(self, world: Context, since: float = 0.0) -> PodSeen:
         if isinstance(SEEN[0], Exception):
             raise SEEN[0]
         return SEEN[0]

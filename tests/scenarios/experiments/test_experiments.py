@@ -71,7 +71,7 @@ def test_a_plan_can_be_looked_at_before_the_program_can_be_cloned(
 def test_the_plan_is_whole(name: str, repository: list[str]) -> None:
     config, plan = planned(name, *repository)
     kind, zone, workers, runtime, python = EXPERIMENTS[name]
-    found = (config.tpu.accelerator_type, config.tpu.zone, plan.node.workers, plan.node.runtime_version)
+    found = (config.tpu.accelerator_type, config.tpu.zone, plan.node.spec.workers, plan.node.spec.runtime_version)
     assert found == (kind, zone, workers, runtime)
     assert config.env.python == python
     kinds = {resource.kind for resource in plan.resources}

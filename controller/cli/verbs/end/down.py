@@ -10,6 +10,7 @@ from controller.cleanup.dependents import elsewhere, tenants
 from controller.cli.view import View
 from controller.core.errors import ConfigError
 from controller.core.ui import confirm
+from controller.gcp.names import is_labelled
 from controller.lease.scope import lease_of
 from controller.plan.preview import Row, preview
 from controller.reconcile.reconciler import destroy
@@ -18,8 +19,9 @@ from controller.records.ledger import Ledger
 from controller.records.spending import let_go
 from controller.resources.bastion.vm import Bastion
 from controller.resources.pod.node import Node
-from controller.resources.project.bucket import LABEL, Bucket
+from controller.resources.project.bucket import Bucket
 from controller.resources.project.services import Services
+from controller.resources.workers.base import active_runs
 from controller.run.session import Session, session
 
 if TYPE_CHECKING:
@@ -53,7 +55,7 @@ def run(command: Command) -> int:
             lease.release("deleted by down", 0)
         kept = [row for row in rows if row.resource not in present and row.resource.scope == "shared"]
         others = _other_buckets(now) if everything else []
-        undo = next(r for r in now.plan.resources if isinstance(r, Services)).undo(now.world)
+        undo = now.plan.get(Services).undo(now.world)
     if command.flags.json:
         kept_ids = [row.resource.id for row in kept]
         deleted = [r.id for r in present]
@@ -124,7 +126,7 @@ def _words(present: list[Resource], kept: list[Row], undo: str, everything: bool
 def _other_buckets(now: Session) -> list[str]:
     """Our buckets that stay: runs in other regions have their own, and their results may be wanted."""
     listed = now.world.google.pages("storage", "buckets.list", "items", project=now.world.project)
-    ours = [b["name"] for b in listed if LABEL.items() <= b.get("labels", {}).items()]
+    ours = [b["name"] for b in listed if is_labelled(b)]
     return sorted(name for name in ours if name != now.plan.bucket)
 
 
@@ -143,8 +145,7 @@ def _running(now: Session) -> set[str]:
     fleet = now.fleet()
     if fleet is None:
         return found
-    answers = fleet.call_all("observe", {})  # a worker that does not answer has nothing to say against it
-    return found | {a["active"]["run_id"] for a in answers if isinstance(a, dict) and a["active"]}
+    return found | active_runs(fleet.call_all("observe", {}))
 
 
 def _confirm(command: Command, present: list[Resource], running: set[str]) -> bool:

@@ -21,13 +21,13 @@ def run(command: Command) -> int:
     with session(command.options) as now:
         node = now.node()
         name = now.plan.node.name
-        if not isinstance(node, Node) or node.state not in ("READY", "STOPPED"):
+        if not isinstance(node, Node) or node.status.state not in ("READY", "STOPPED"):
             raise ConfigError(f"pod {name} is not there, so there is nothing to stop; `slipway status` shows it")
         if now.plan.node.adopt or not node.ours:
             raise ConfigError(f"pod {name} was not made by slipway, which therefore does not stop it")
         if node.cannot_stop:
             raise ConfigError(f"tpu.capacity: {node.cannot_stop}")
-        stopped = node.state == "READY"
+        stopped = node.is_ready
         if stopped:
             _end_runs(command, now)
             lease = lease_of(now.plan, now.world)

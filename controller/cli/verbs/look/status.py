@@ -13,7 +13,7 @@ from controller.gcp.prices import stored
 from controller.lease.scope import lease_of
 from controller.reconcile.resource import Absent, Pending
 from controller.records.spending import Spending, span
-from controller.resources.pod.node import Node
+from controller.resources.pod.node import Node, describe
 from controller.run.session import Session, session
 
 if TYPE_CHECKING:
@@ -43,13 +43,11 @@ def look(now: Session) -> dict[str, Any]:
     node = now.node()
     result = now.ledger.result()
     pod: dict[str, Any] = {"name": now.plan.node.name}
-    if isinstance(node, Absent):
-        pod["state"] = "absent"
-    elif isinstance(node, Pending):
-        pod["state"] = node.why
-    else:
-        pod |= {"state": node.state.lower(), "accelerator_type": node.accelerator_type, "workers": len(node.endpoints)}
-        pod |= {"zone": node.zone, "capacity": node.capacity}
+    pod["state"] = describe(node)
+    if isinstance(node, Node):
+        status = node.status
+        pod |= {"accelerator_type": status.spec.accelerator_type, "workers": status.spec.workers}
+        pod |= {"zone": status.place.zone, "capacity": status.place.capacity}
     driver = lease_of(now.plan, now.world).look()
     pod["driver"] = str(driver.term) if driver else None
     workers, launches = _workers(now), now.ledger.launches()
@@ -77,7 +75,7 @@ def _unfinished(now: Session, workers: list[dict[str, Any]], attempt: int) -> st
 def _cost(now: Session, node: Absent | Pending | Node) -> dict[str, Any]:
     """Pod hours and USD of the run until now, and what its results cost in the bucket per month."""
     spending = Spending(now.world.google, now.world.clock, now.plan.bucket, now.plan.run_id, now.plan.config)
-    spending.close_lost(node.uid if isinstance(node, Node) else "")
+    spending.close_lost(node.status.uid if isinstance(node, Node) else "")
     spent = spending.spent()
     gigabytes = _stored(now) / 1e9
     price = spending.rate(node if isinstance(node, Node) else None)

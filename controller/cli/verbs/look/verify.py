@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 from controller.core.errors import ConfigError
 from controller.core.printable import drawable, printable
 from controller.plan.build import Plan
-from controller.resources.workers.base import peer_payloads
+from controller.resources.workers.venv import Venv
+from controller.resources.workers.verified import peer_payloads
 from controller.run.session import session
 
 if TYPE_CHECKING:
@@ -24,7 +25,7 @@ def run(command: Command) -> int:
         fleet = now.fleet()
         if fleet is None:
             raise ConfigError(f"pod {now.plan.node.name} is not there; `slipway up` creates it")
-        venv = next(r.name for r in now.plan.resources if r.kind == "venv")
+        venv = now.plan.get(Venv).name
         fleet.call_all("probe_peers", peer_payloads(now.node()))  # answers come with `observe`
         payload = {"code": now.plan.snapshot.sha256, "venv": venv, "run_id": now.plan.run_id}
         rows = matrix(now.plan, fleet.call_all("observe", payload))

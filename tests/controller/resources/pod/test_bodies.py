@@ -13,18 +13,19 @@ from controller.context import Context
 from controller.core.clock import Clock
 from controller.core.events import Events
 from controller.resources.pod import node_api, queued_api
-from controller.resources.pod.provisioner import Order, Place
+from controller.resources.pod.provisioner import Place, SliceSpec
 
 RECORDED: list[dict[str, Any]] = json.loads(Path(__file__).with_name("gcloud.json").read_text())
-ORDER = Order(
-    name="n1",
+SPEC = SliceSpec(
+    workers=1,
     accelerator_type="v4-8",
     runtime_version="tpu-ubuntu2204-base",
     network="net1",
     external_ip=False,
     service_account="sa",
 )
-PLACE = Place("us-central2-b", "spot", "sub1", queued=False)
+PLACE = Place("us-central2-b", "spot", "sub1", "node")
+QUEUED = replace(PLACE, provisioner="queued")
 OURS = {"labels", "metadata", "tags"}
 """What is anyone's own choice: gcloud sends what --labels, --metadata and --tags say."""
 
@@ -50,22 +51,22 @@ def plain(value: Any, key: str = "") -> Any:
 
 
 def test_a_spot_node_is_asked_for_as_gcloud_does(world: Context) -> None:
-    sent = {**node_api.body(world, ORDER, PLACE), "schedulingConfig": node_api.scheduling("spot")}
+    sent = {**node_api.body(world, "n1", SPEC, PLACE), "schedulingConfig": node_api.scheduling("spot")}
     assert plain(sent) == plain(recorded("tpu-vm create", "--spot")["body"])
 
 
 def test_an_on_demand_node_too(world: Context) -> None:
     there = recorded("tpu-vm create n1 --accelerator-type=v4-8 --version=tpu-ubuntu2204-base")
     there = next(r for r in RECORDED if r["label"].endswith("--version=tpu-ubuntu2204-base"))
-    sent = {**node_api.body(world, ORDER, PLACE), "schedulingConfig": node_api.scheduling("on_demand")}
+    sent = {**node_api.body(world, "n1", SPEC, PLACE), "schedulingConfig": node_api.scheduling("on_demand")}
     assert sent["schedulingConfig"] == there["body"]["schedulingConfig"]
     assert set(plain(there["body"])) <= set(plain(sent))
 
 
 def test_a_queued_resource_is_asked_for_as_gcloud_does(world: Context) -> None:
     there = recorded("queued-resources create", "--spot")
-    order = replace(ORDER, name="qn1", valid_until_seconds=6 * 3600.0, network="default", external_ip=True)
-    sent = queued_api.body(world, order, replace(PLACE, queued=True))
+    spec = replace(SPEC, valid_until_seconds=6 * 3600.0, network="default", external_ip=True)
+    sent = queued_api.body(world, "qn1", spec, QUEUED)
     wanted = there["body"]
     assert {k: v for k, v in sent.items() if k != "tpu"} == {k: v for k, v in wanted.items() if k != "tpu"}
     [mine], [theirs] = sent["tpu"]["nodeSpec"], wanted["tpu"]["nodeSpec"]
@@ -80,7 +81,7 @@ def test_a_queued_resource_is_asked_for_as_gcloud_does(world: Context) -> None:
 
 def test_a_guaranteed_queued_resource_has_gclouds_tier(world: Context) -> None:
     there = recorded("queued-resources create", "--guaranteed")["body"]
-    sent = queued_api.body(world, ORDER, replace(PLACE, capacity="on_demand", queued=True))
+    sent = queued_api.body(world, "n1", SPEC, replace(QUEUED, capacity="on_demand"))
     assert set(sent) == set(there) == {"guaranteed", "tpu"}
 
 
@@ -92,12 +93,12 @@ def test_a_guaranteed_queued_resource_has_gclouds_tier(world: Context) -> None:
     ],
 )
 def test_the_other_tiers(world: Context, capacity: str, fields: dict[str, Any]) -> None:
-    sent = queued_api.body(world, replace(ORDER, reservation="mine"), replace(PLACE, capacity=capacity, queued=True))
+    sent = queued_api.body(world, "n1", replace(SPEC, reservation="mine"), replace(QUEUED, capacity=capacity))
     assert {k: v for k, v in sent.items() if k != "tpu"} == fields
 
 
 def test_a_data_disk_is_attached_and_mounted_by_the_node_itself(world: Context) -> None:
-    sent = node_api.body(world, replace(ORDER, data_disk="n1-data", data_disk_gb=100), PLACE)
+    sent = node_api.body(world, "n1", replace(SPEC, data_disk_gb=100), PLACE)
     assert sent["dataDisks"] == [{"sourceDisk": "projects/p1/zones/us-central2-b/disks/n1-data", "mode": "READ_WRITE"}]
     script = sent["metadata"]["startup-script"]
     assert str(100 * 2**30) in script
@@ -145,12 +146,12 @@ def test_a_request_and_its_node_are_one_thing(
     answer = None if of_node is None else {**NODE, "state": of_node}
     found = queued_api.read({**REQUEST, "state": {"state": state}}, answer, CREATED + later)
     assert (found.state, found.pending) == (seen, pending)
-    assert found.zone == "us-central2-b"
-    assert found.queued
+    assert found.place.zone == "us-central2-b"
+    assert found.place.queued
 
 
 def test_what_a_waiting_request_wants_is_known_from_it() -> None:
     found = queued_api.read({**REQUEST, "state": {"state": "ACCEPTED"}}, None, CREATED)
-    assert (found.accelerator_type, found.capacity) == ("v4-8", "spot")
+    assert (found.spec.accelerator_type, found.place.capacity) == ("v4-8", "spot")
     assert found.labels == (("managed-by", "slipway"),)
     assert found.uid == ""

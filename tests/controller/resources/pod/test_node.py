@@ -8,6 +8,7 @@ import pytest
 
 from controller.core.errors import CloudError
 from controller.reconcile.resource import Absent
+from controller.resources.pod.provisioner import SliceStatus
 from tests.controller.localcloud.harness import until
 from tests.controller.resources.conftest import Project
 from tests.controller.resources.fake_pod import TWO_ZONES, WAYS, A, B, Pod, pod
@@ -18,8 +19,9 @@ def test_a_pod_is_made_once_and_deleted(project: Project, way: str) -> None:
     made = pod(project, f"tpu.provisioner={way}")
     assert isinstance(made.look(), Absent)
     first = made.up()
-    assert (first.state, first.zone, first.capacity, first.workers) == ("READY", A, "spot", 1)
-    assert made.up().uid == first.uid
+    assert first.is_ready
+    assert (first.place.zone, first.place.capacity, first.status.spec.workers) == (A, "spot", 1)
+    assert made.up().status.uid == first.status.uid
     assert len(made.creations()) == 1
     assert first.ours
     made.down()
@@ -32,11 +34,11 @@ def test_a_preempted_pod_is_replaced(project: Project, way: str) -> None:
     made = pod(project, f"tpu.provisioner={way}")
     first = made.up()
     project.fault(kind="preempted", after_seconds=0)
-    until(lambda: made.look().state == "PREEMPTED", "the preemption")
-    assert first.seen(project.world).state == "PREEMPTED"
+    until(lambda: made.look().status.state == "PREEMPTED", "the preemption")
+    assert first.pod_seen(project.world).state == "PREEMPTED"
     second = made.up()
-    assert second.uid != first.uid
-    assert first.seen(project.world).replaced
+    assert second.status.uid != first.status.uid
+    assert first.pod_seen(project.world).replaced
     made.down()
     assert made.left() == []
 
@@ -56,8 +58,8 @@ def test_another_count_of_workers_is_an_error_that_explains_itself(project: Proj
 
 def foreign(made: Pod, kind: str = "v5litepod-1") -> None:
     """Someone else's pod of the same name."""
-    body = made.project.cloud.node_body(made.node.network, kind)
-    body["networkConfig"]["subnetwork"] = made.node.subnetwork
+    body = made.project.cloud.node_body(made.node.spec.network, kind)
+    body["networkConfig"]["subnetwork"] = made.node.place.subnetwork
     made.project.cloud.act("POST", f"tpu/v2/projects/slipway-local/locations/{A}/nodes?nodeId={made.node.name}", body)
 
 
@@ -75,7 +77,7 @@ def test_an_adopted_pod_is_used_and_left(project: Project) -> None:
     made = pod(project, "tpu.adopt=true")
     foreign(made, "v5litepod-8")
     node = made.up()
-    assert (node.state, node.ours) == ("READY", False)
+    assert (node.status.state, node.ours) == ("READY", False)
     made.down()
     assert made.left() == [f"{A}/nodes/{made.node.name}"]
     assert len(made.creations()) == 1
@@ -103,9 +105,9 @@ def test_a_stopped_pod_is_started_and_keeps_its_disk(project: Project, way: str)
     first = made.up()
     assert first.cannot_stop == ""
     first.stop(project.world)
-    assert first.seen(project.world).state == "STOPPED"
+    assert first.pod_seen(project.world).state == "STOPPED"
     again = made.up()
-    assert (again.state, again.uid) == ("READY", first.uid)
+    assert (again.status.state, again.status.uid) == ("READY", first.status.uid)
     assert "the node is stopped: starting it" in made.notes
     made.down()
 
@@ -115,7 +117,7 @@ def test_a_stopped_pod_for_which_there_is_no_room_is_made_anew(project: Project)
     first = made.up()
     first.stop(project.world)
     project.fault(kind="stockout", times=1)
-    assert made.up().uid != first.uid
+    assert made.up().status.uid != first.status.uid
     assert "no capacity to start it in us-central1-a" in made.notes
     made.down()
 
@@ -123,7 +125,7 @@ def test_a_stopped_pod_for_which_there_is_no_room_is_made_anew(project: Project)
 def test_spot_pods_and_slices_of_several_vms_do_not_stop(project: Project) -> None:
     made = pod(project)
     assert made.node.cannot_stop == "Google stops no spot pods; `slipway down` deletes it"
-    assert "pods of one VM only" in replace(made.node, workers=4, capacity="on_demand").cannot_stop
+    assert "pods of one VM only" in replace(made.node, spec=replace(made.node.spec, workers=4)).cannot_stop
 
 
 @pytest.mark.parametrize(
@@ -143,11 +145,11 @@ def test_a_data_disk_is_made_attached_and_deleted(project: Project, kind: str, z
 def test_a_data_disk_outlives_a_preemption_and_no_vain_attempt(project: Project) -> None:
     made = pod(project, "tpu.provisioner=node", "tpu.data_disk_gb=100", *TWO_ZONES)
     project.fault(kind="stockout", zone=A, at="request")
-    assert made.up().zone == B
+    assert made.up().place.zone == B
     disks = [name for name in made.left() if "/disks/" in name]
     assert disks == [f"projects/slipway-local/zones/{B}/disks/{made.node.name}-data"]
     project.fault(kind="preempted", after_seconds=0)
-    until(lambda: made.look().state == "PREEMPTED", "the preemption")
+    until(lambda: made.look().status.state == "PREEMPTED", "the preemption")
     project.fault(kind="stockout", zone=A, at="request")
     made.up()
     assert [name for name in made.left() if "/disks/" in name] == disks
@@ -157,8 +159,10 @@ def test_a_data_disk_outlives_a_preemption_and_no_vain_attempt(project: Project)
 
 def test_what_is_worth_saying_of_a_pod_that_is_there(project: Project) -> None:
     made = pod(project)
-    found = replace(made.node, endpoints=(), labels=())
+    status = SliceStatus(spec=made.node.spec, place=made.node.places[0], state="STOPPED")
+    found = replace(made.node, status=status)
     assert [f.check for f in made.node.findings(found)] == ["foreign_pod"]
-    ill = replace(found, labels=(("managed-by", "slipway"),), health="UNHEALTHY_TENSORFLOW")
+    sick = replace(status, labels=(("managed-by", "slipway"),), health="UNHEALTHY_TENSORFLOW")
+    ill = replace(made.node, status=sick)
     [finding] = made.node.findings(ill)
     assert str(finding).startswith("tpu.name: Google calls the pod unhealthy_tensorflow")

@@ -7,7 +7,7 @@ import pytest
 from controller.core.clock import Interrupted
 from controller.core.errors import BudgetSpent, CloudError
 from controller.reconcile.resource import Diff, Pending
-from controller.recovery.diagnosis import PodSeen
+from controller.resources.pod.provisioner import NOT_OBSERVED, PodSeen
 from tests.controller.localcloud.harness import until
 from tests.controller.resources.conftest import Project
 from tests.controller.resources.fake_pod import TWO_ZONES, WAYS, A, B, pod
@@ -17,7 +17,7 @@ from tests.controller.resources.fake_pod import TWO_ZONES, WAYS, A, B, pod
 def test_a_stock_out_is_asked_again(project: Project, way: str) -> None:
     made = pod(project, f"tpu.provisioner={way}")
     project.fault(kind="stockout", times=2, at="request")
-    assert made.up().state == "READY"
+    assert made.up().status.state == "READY"
     assert len(made.creations()) == 3
     assert "no capacity in us-central1-a (spot) (attempt 1)" in made.notes
     assert "asking again in" in made.notes
@@ -84,12 +84,12 @@ def test_an_operation_that_fails_late_leaves_nothing(project: Project, way: str)
 def test_the_next_zone_is_asked_at_once(project: Project, way: str) -> None:
     made = pod(project, f"tpu.provisioner={way}", *TWO_ZONES)
     project.fault(kind="stockout", times=9, zone=A, at="request")
-    assert made.up().zone == B
+    assert made.up().place.zone == B
     assert made.asked() == [f"{A} spot", f"{B} spot"]
     assert f"asking for v5litepod-8 in {B} (spot)" in made.notes
     assert "asking again" not in made.notes
-    assert made.up().zone == B  # found there, and left there
-    assert made.node.seen(project.world) == PodSeen("READY", health="HEALTHY")
+    assert made.up().place.zone == B  # found there, and left there
+    assert made.node.pod_seen(project.world) == PodSeen("READY", health="HEALTHY")
     made.down()
     assert made.left() == []
 
@@ -97,9 +97,9 @@ def test_the_next_zone_is_asked_at_once(project: Project, way: str) -> None:
 def test_the_next_tier_is_asked_at_once(project: Project) -> None:
     made = pod(project, "tpu.provisioner=node", "tpu.capacity=[on_demand,spot]", *TWO_ZONES)
     project.fault(kind="stockout", times=9, capacity="on_demand", at="request")
-    assert made.up().capacity == "spot"
+    assert made.up().place.capacity == "spot"
     assert made.asked() == [f"{A} on_demand", f"{A} spot"]
-    assert made.up().capacity == "spot"
+    assert made.up().place.capacity == "spot"
     made.down()
 
 
@@ -107,7 +107,7 @@ def test_a_quota_rules_its_place_out(project: Project) -> None:
     made = pod(project, "tpu.provisioner=queued", *TWO_ZONES)
     project.fault(kind="quota", zone=A, times=9)
     project.fault(kind="stockout", zone=B, times=1, at="request")
-    assert made.up().zone == B
+    assert made.up().place.zone == B
     assert made.asked() == [f"{A} spot", f"{B} spot", f"{B} spot"]
     made.down()
 
@@ -115,7 +115,7 @@ def test_a_quota_rules_its_place_out(project: Project) -> None:
 def test_a_request_that_waits_too_long_gives_way_to_the_next_zone(project: Project) -> None:
     made = pod(project, "tpu.provisioner=queued", "tpu.create_timeout_minutes=0.005", *TWO_ZONES)
     project.fault(kind="stockout", times=1000, zone=A)
-    assert made.up().zone == B
+    assert made.up().place.zone == B
     assert "still waiting for resources after" in made.notes
     assert made.left() == [f"{B}/nodes/{made.node.name}", f"{B}/queuedResources/{made.node.name}"]
     made.down()
@@ -126,9 +126,9 @@ def test_another_controller_goes_on_waiting_and_then_elsewhere(project: Project)
     project.fault(kind="stockout", times=1000, zone=A)
     place = made.node.places[0]
     search = made.node._search(project.world)  # as one that was killed while it waited
-    search.makers[True].create(project.world, search.order, place)
+    search.provisioners["queued"].create(project.world, search.name, search.spec, place)
     assert isinstance(made.look(), Pending)
-    assert made.up().zone == B
+    assert made.up().place.zone == B
     made.down()
 
 
@@ -137,15 +137,15 @@ def test_a_dead_request_is_deleted_and_made_again(project: Project, state: str) 
     made = pod(project, "tpu.provisioner=queued")
     project.fault(kind="queued", state=state, message="There is no more capacity")
     search = made.node._search(project.world)
-    search.makers[True].create(project.world, search.order, made.node.places[0])
-    until(lambda: getattr(made.look(), "state", "") == state, f"the request is {state}")
-    assert made.up().state == "READY"
+    search.provisioners["queued"].create(project.world, search.name, search.spec, made.node.places[0])
+    until(lambda: getattr(made.look(), "status", NOT_OBSERVED).state == state, f"the request is {state}")
+    assert made.up().status.state == "READY"
     assert f"the node is {state.lower()}: deleting and creating it again" in made.notes
     made.down()
 
 
 def test_an_expired_request_is_deleted(project: Project) -> None:
-    made = pod(project, "tpu.provisioner=queued", valid_until_seconds=0.2, max_create_attempts=2)
+    made = pod(project, "tpu.provisioner=queued", "tpu.valid_until_hours=0.00005", max_create_attempts=2)
     project.fault(kind="stockout", times=100000)
     with pytest.raises(BudgetSpent, match="no capacity"):
         made.up()
@@ -157,7 +157,7 @@ def test_what_still_waits_is_deleted_with_the_pod(project: Project) -> None:
     made = pod(project, "tpu.provisioner=queued")
     project.fault(kind="stockout", times=100000)
     search = made.node._search(project.world)
-    search.makers[True].create(project.world, search.order, made.node.places[0])
+    search.provisioners["queued"].create(project.world, search.name, search.spec, made.node.places[0])
     assert isinstance(made.look(), Pending)
     made.down()
     assert made.left() == []
@@ -176,10 +176,10 @@ def test_whoever_stops_waiting_is_told_that_the_request_stays(project: Project) 
 
 def test_flex_start_is_asked_for_through_the_newer_api(project: Project) -> None:
     made = pod(project, "tpu.capacity=flex_start")
-    assert made.up().capacity == "flex_start"
+    assert made.up().place.capacity == "flex_start"
     [creation] = made.creations()
     assert "/v2alpha1/" in creation["path"]
     assert creation["body"]["provisioningModel"] == "FLEX_START"
-    assert made.up().state == "READY"
+    assert made.up().status.state == "READY"
     made.down()
     assert made.left() == []

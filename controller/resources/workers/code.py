@@ -1,0 +1,45 @@
+"""The code, on every worker."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, ClassVar, Self
+
+from controller.core.text import counted
+from controller.reconcile.resource import Diff, Have
+from controller.resources.uploads.code import CodeArchive
+from controller.resources.workers.base import OnWorkers
+
+if TYPE_CHECKING:
+    from controller.context import Context
+
+
+@dataclass(frozen=True, kw_only=True)
+class WorkerCode(OnWorkers):
+    """The code, unpacked; hashed anew at every look, so that one altered byte shows."""
+
+    kind: ClassVar[str] = "worker code"
+    bucket: str = field(compare=False)
+    archive: CodeArchive = field(compare=False)
+    tree: tuple[str, ...]
+
+    @classmethod
+    def wanted_on(cls, archive: CodeArchive, workers: int, **placing: Any) -> Self:
+        name = archive.name
+        return cls(name=name, bucket=archive.bucket, archive=archive, tree=(name,) * workers, **placing)
+
+    @property
+    def title(self) -> str:
+        return f"code on {counted(len(self.tree), 'worker')}"
+
+    def observe(self, world: Context, have: Have) -> Self:
+        return replace(self, tree=self.ask(world, have, lambda a: a["code"], code=self.name))
+
+    def apply(self, world: Context, have: Have, diff: Diff) -> None:
+        payload = {
+            "bucket": self.bucket,
+            "object": self.archive.object,
+            "sha256": self.archive.snapshot.archive_sha256,
+            "tree": self.name,
+        }
+        self.act(world, have, "install_code", payload, diff, "tree")

@@ -1,0 +1,41 @@
+"""run.yaml and the environment of the program, on every worker."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, ClassVar, Self
+
+from controller.core.text import counted
+from controller.reconcile.resource import Diff, Have
+from controller.resources.workers.base import OnWorkers
+
+if TYPE_CHECKING:
+    from controller.context import Context
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunConfig(OnWorkers):
+    """run.yaml and the environment of the program, byte for byte the same on every worker."""
+
+    kind: ClassVar[str] = "run config"
+    text: str = field(compare=False)
+    variables: tuple[tuple[str, str], ...] = field(compare=False)
+    sha256: tuple[str, ...]
+
+    @classmethod
+    def wanted_on(cls, run_id: str, text: str, variables: dict[str, str], workers: int, **placing: Any) -> Self:
+        sha256 = hashlib.sha256(text.encode()).hexdigest()
+        pairs = tuple(sorted(variables.items()))
+        return cls(name=run_id, text=text, variables=pairs, sha256=(sha256,) * workers, **placing)
+
+    @property
+    def title(self) -> str:
+        return f"run.yaml on {counted(len(self.sha256), 'worker')}"
+
+    def observe(self, world: Context, have: Have) -> Self:
+        return replace(self, sha256=self.ask(world, have, lambda a: a["config"], run_id=self.name))
+
+    def apply(self, world: Context, have: Have, diff: Diff) -> None:
+        payload = {"run_id": self.name, "text": self.text, "env": dict(self.variables)}
+        self.act(world, have, "write_config", payload, diff, "sha256")

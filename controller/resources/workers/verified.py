@@ -1,0 +1,81 @@
+"""A probe of every worker: its devices, and its way to worker 0."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, ClassVar, Self
+
+from controller.core.errors import WrongDevices
+from controller.core.text import counted
+from controller.reconcile.resource import Absent, Diff, Have, Pending
+from controller.resources.pod.node import Node
+from controller.resources.workers.base import OnWorkers, raise_failures
+from controller.ssh.fleet import WorkersFailed
+
+if TYPE_CHECKING:
+    from controller.context import Context
+
+
+PEER_PORT = 8476
+"""Where worker 0 listens while the others try to reach it; the port `jax.distributed` uses by default on TPU."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Verified(OnWorkers):
+    """The devices JAX finds on each worker, and whether each reaches worker 0; probed once per boot of the VMs."""
+
+    kind: ClassVar[str] = "verified"
+    venv: str = field(compare=False)
+    backend: str = field(compare=False)
+    probe_devices: bool = field(compare=False)
+    devices: tuple[int, ...]
+    reach_worker_0: tuple[bool, ...]
+
+    @property
+    def title(self) -> str:
+        return f"verify {counted(len(self.devices), 'worker')}: devices, network"
+
+    def observe(self, world: Context, have: Have) -> Self:
+        answers = self.fleet(world, have).look(self.id, {})
+        raise_failures(answers, self.title)
+        rows = [a for a in answers if isinstance(a, dict)]
+        found = tuple(_devices(row, self.backend) for row in rows)
+        return replace(
+            self,
+            devices=found if self.probe_devices else self.devices,
+            reach_worker_0=tuple(bool(row["peers"] and row["peers"]["reachable"]) for row in rows),
+        )
+
+    def apply(self, world: Context, have: Have, diff: Diff) -> None:
+        fleet = self.fleet(world, have)
+        answers = fleet.call_all("probe_peers", peer_payloads(have[self.node]))
+        raise_failures(answers, self.title)
+        rows = [a for a in answers if isinstance(a, dict)]
+        cut_off = [f"worker {i}: {row['detail']}" for i, row in enumerate(rows) if not row["reachable"]]
+        if cut_off:
+            raise WorkersFailed(
+                "the workers do not reach each other; is there a firewall rule that allows tcp inside the subnet? "
+                + "; ".join(cut_off), []
+            )  # fmt: skip
+        if not self.probe_devices:
+            return
+        answers = fleet.call_all("probe_devices", {"venv": self.venv})
+        raise_failures(answers, self.title)
+        rows = [a for a in answers if isinstance(a, dict)]
+        if any(
+            (r["local_devices"], r["backend"]) != (n, self.backend) for r, n in zip(rows, self.devices, strict=True)
+        ):
+            seen = [f"{row['local_devices']} {row['backend']}" for row in rows]
+            table = "; ".join(f"worker {i}: {found}" for i, found in enumerate(seen))
+            raise WrongDevices(f"each worker should have {self.devices[0]} {self.backend} devices, but {table}", seen)
+
+
+def peer_payloads(node: Absent | Pending | Node) -> list[dict[str, Any]]:
+    """Return the payloads with which all workers try to reach worker 0, at the same time."""
+    addresses = [endpoint.internal for endpoint in node.status.endpoints] if isinstance(node, Node) else []
+    return [{"index": i, "addresses": addresses, "port": PEER_PORT} for i in range(len(addresses))]
+
+
+def _devices(row: dict[str, Any], backend: str) -> int | None:
+    known = row["devices"]
+    return known["local_devices"] if known and known["backend"] == backend else None
