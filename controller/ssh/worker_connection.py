@@ -177,7 +177,7 @@ class WorkerConnection(_HonoursConfig):
     """`fabric.Connection` to one worker: `run`, `put`, `get`, `forward_local`; it opens when it is first used.
 
     Of ~/.ssh/config, HostName, Port, ProxyJump, ProxyCommand and IdentityFile count. User and ConnectTimeout are
-    `ssh.user` and `ssh.connect_seconds`; the host key must be the one that `Access` vouches for.
+    `ssh.user` and `ssh.connect_timeout_seconds`; the host key must be the one that `Access` vouches for.
     """
 
     def __init__(self, dialer: Dialer, worker: int) -> None:

@@ -36,7 +36,7 @@ def problems(overrides: list[str], folder: Path | None = None) -> list[str]:
 
 @pytest.mark.parametrize("key", RENAMED)
 def test_only_the_new_name_is_a_key(key: str) -> None:
-    assert is_key(RENAMED[key]), RENAMED[key]
+    assert is_key(RENAMED[key].replace(".*", ""))
     assert RENAMED[key] not in RENAMED
 
 
