@@ -153,7 +153,7 @@ def truncate(folder: Path) -> None:
         (lambda f: change_config(f, num_hidden_layers=4), "9 tensors are missing, such as layers.3."),
         (lambda f: change_config(f, model_type="mamba"), "model_type 'mamba' is not one of gemma2, gemma3_text, llama"),
         (lambda f: change_config(f, hidden_act="gelu"), "activation 'gelu' of llama is not supported"),
-        (lambda f: change_config(f, num_key_value_heads=3), "heads (4) must be a multiple of kv_heads (3)"),
+        (lambda f: change_config(f, num_key_value_heads=3), "num_heads (4) must be a multiple of num_kv_heads (3)"),
         (
             lambda f: change_config(f, rms_norm_eps="tiny"),
             "config.json: norm_eps of llama: Input should be a valid",
