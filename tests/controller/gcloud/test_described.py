@@ -119,6 +119,7 @@ def test_gcloud_describes_what_was_wanted(shell: Shell) -> None:
     assert found == DESCRIBED
 
 
+@pytest.mark.deep
 def test_the_commands_that_an_admin_is_told_make_what_is_wanted(shell: Shell, cloud: Cloud) -> None:
     names = ["network.name=told", "cloud.service_account=default", *POD]
     world = world_on(cloud, shell.home)

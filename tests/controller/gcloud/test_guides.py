@@ -139,6 +139,7 @@ def stage(cloud: Cloud, tmp_path_factory: pytest.TempPathFactory) -> Stage:
     return made
 
 
+@pytest.mark.deep
 def test_every_block_works_as_printed_or_corrected(stage: Stage) -> None:
     """One test for all, since the scenes play once."""
     blocks = [one for scene in SCENES for one in run_in(scene)]

@@ -84,9 +84,13 @@ FOUND: dict[str, tuple[int, tuple[Spec, ...]]] = {
     ),
 }
 """Schedules under which something went wrong once."""
+FAST = ("the network goes while a pod is asked for", "its deletion is asked for twice")
 
 
-@pytest.mark.parametrize("what", FOUND)
+@pytest.mark.parametrize(
+    "what",
+    [name if name in FAST else pytest.param(name, marks=pytest.mark.deep) for name in FOUND],
+)
 def test_what_went_wrong_once(what: str, stand_of: StandOf) -> None:
     survives(stand_of, *FOUND[what])
 

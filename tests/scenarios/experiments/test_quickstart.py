@@ -113,6 +113,7 @@ def test_a_preempted_run_ends_with_the_same_weights(homes: Any, capsys: pytest.C
     assert list((disturbed / "tb").glob("events.out.tfevents.*"))
 
 
+@pytest.mark.deep
 def test_a_run_is_repeated_bit_for_bit_by_a_slipway_with_another_trainer(
     homes: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -71,6 +71,7 @@ def test_a_failed_pod_that_nobody_uses_deletes_itself_though_the_controller_is_g
     assert len(cost["pods"]) == 1
 
 
+@pytest.mark.deep
 def test_a_watchdog_whose_account_may_not_delete_is_on_record(slipway: Slipway) -> None:
     words = ["cleanup.idle_minutes=0.05", "cloud.roles=[roles/logging.logWriter]"]
     assert slipway("up", FAILS, *ONE, *words)[0] == 5
@@ -80,6 +81,7 @@ def test_a_watchdog_whose_account_may_not_delete_is_on_record(slipway: Slipway) 
     assert len(nodes(slipway)) == 2  # the request and its node
 
 
+@pytest.mark.deep
 def test_a_run_over_its_budget_leaves_the_pod_of_another_alone(slipway: Slipway) -> None:
     assert slipway("up", FAILS, *ONE)[0] == 5
     assert slipway("up", "--detach", FOREVER, *ONE)[0] == 0  # it has the pod now
@@ -90,6 +92,7 @@ def test_a_run_over_its_budget_leaves_the_pod_of_another_alone(slipway: Slipway)
     assert slipway.json("status", FOREVER, *ONE)["workers"][0]["running"]
 
 
+@pytest.mark.deep
 def test_a_pod_without_a_controller_ends_with_the_budget(slipway: Slipway) -> None:
     limits = ["budget.max_hours=1", "cleanup.idle_minutes=null"]
     command = [sys.executable, "-m", "controller", "up", FOREVER, *ONE, *limits, *slipway.base]
@@ -135,6 +138,7 @@ def test_nothing_billed_is_made_unasked(slipway: Slipway, monkeypatch: pytest.Mo
     assert slipway("up", "--yes", ECHO, *ONE, price, "recovery.poll_seconds=0.2")[0] == 0
 
 
+@pytest.mark.deep
 def test_plan_says_what_the_run_and_the_pod_are_doing(slipway: Slipway) -> None:
     assert slipway.json("plan", FOREVER, *ONE)["now"] == ""
     assert slipway("up", "--detach", FOREVER, *ONE)[0] == 0
@@ -147,6 +151,7 @@ def test_plan_says_what_the_run_and_the_pod_are_doing(slipway: Slipway) -> None:
     assert whys == [f"taken over by {slipway.json('plan', ECHO, *ONE)['run']}"]
 
 
+@pytest.mark.deep
 def test_down_ends_what_a_run_is_billed(slipway: Slipway) -> None:
     assert slipway("up", FAILS, *ONE)[0] == 5
     assert slipway.json("status", FAILS, *ONE)["cost"]["pods"][0]["ended"] is None  # kept, and billed

@@ -1,7 +1,8 @@
 """kill -9 of the controller before any request of an `up`, Google's and the workers': the next `up` converges.
 
-By default before each request that may change something: between two of them everything is as it was before the first.
-With SLIPWAY_KILL_POINTS=all before every one; with a number before so many, spread over the whole.
+Usually before a few of the requests that may change something. With --deep before each of those: between two of them
+everything is as it was before the first. With --deep and SLIPWAY_KILL_POINTS=all before every request; with a number
+before so many, spread over the whole.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import re
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -24,8 +25,10 @@ from controller.localcloud import lifecycle
 from tests.paths import ROOT
 
 pytestmark = pytest.mark.e2e
-PARTS = 2
-"""So many tests share the points, so that several processes can run them."""
+SOME = 4
+"""The number of points without --deep."""
+PARTS = 16
+"""The number of tests that share all points, so that several processes or shards can run them."""
 READS = re.compile(
     r"\.(get|list|getIamPolicy|batchGet|get_media|wait|getGuestAttributes|getBillingInfo)$|"
     r"agent (observe|state|watch|guard_state)$"
@@ -96,29 +99,46 @@ def killer(tmp_path: Path) -> Iterator[Killer]:
         made.orders.stdin.close()
 
 
+def changes(requests: list[str]) -> list[str]:
+    """Return the requests that may change something."""
+    return [request for request in requests if not READS.search(request.rpartition(" ")[0])]
+
+
+def spread(requests: list[str], count: int) -> list[str]:
+    """Return so many of them, at equal distances."""
+    return [requests[round(len(requests) * (i + 0.5) / count)] for i in range(count)]
+
+
 def points(requests: list[str]) -> list[str]:
-    """The requests before which it is killed."""
+    """Return the requests that SLIPWAY_KILL_POINTS asks for."""
     wanted = os.environ.get("SLIPWAY_KILL_POINTS", "changes")
     if wanted == "changes":
-        return [request for request in requests if not READS.search(request.rpartition(" ")[0])]
-    if wanted == "all":
-        return requests
-    return [requests[round(len(requests) * (i + 0.5) / int(wanted))] for i in range(int(wanted))]
+        return changes(requests)
+    return requests if wanted == "all" else spread(requests, int(wanted))
 
 
-@pytest.mark.timeout(0 if "SLIPWAY_KILL_POINTS" in os.environ else 600)
-@pytest.mark.parametrize("part", range(PARTS))
-def test_killed_before_any_request_up_again_converges(killer: Killer, part: int) -> None:
+def converges(killer: Killer, chosen: Callable[[list[str]], list[str]]) -> None:
+    """Kill one `up` before each of the chosen requests; the next one leaves what an undisturbed one leaves."""
     home, log = killer.fresh(), killer.folder / "requests"
     assert killer.up(home, log=log) == 0
     undisturbed = killer.left_behind(home)
-    for request in points(log.read_text().splitlines())[part::PARTS]:
+    for request in chosen(log.read_text().splitlines()):
         home = killer.fresh()
         code = killer.up(home, before=request)
-        assert code == -signal.SIGKILL or READS.search(request.rpartition(" ")[0]), (
-            request
-        )  # how often it polls differs
+        reads = READS.search(request.rpartition(" ")[0])  # how often it polls differs
+        assert code == -signal.SIGKILL or reads, request
         assert killer.up(home) == 0, (request, (home / "words").read_text())
         found = killer.left_behind(home)
         differ = {kind: set(found[kind]) ^ set(undisturbed[kind]) for kind in found if found[kind] != undisturbed[kind]}
         assert differ == {}, request
+
+
+def test_killed_before_some_requests_up_again_converges(killer: Killer) -> None:
+    converges(killer, lambda requests: spread(changes(requests), SOME))
+
+
+@pytest.mark.deep
+@pytest.mark.timeout(0 if "SLIPWAY_KILL_POINTS" in os.environ else 1800)
+@pytest.mark.parametrize("part", range(PARTS))
+def test_killed_before_any_request_up_again_converges(killer: Killer, part: int) -> None:
+    converges(killer, lambda requests: points(requests)[part::PARTS])

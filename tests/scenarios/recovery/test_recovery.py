@@ -98,6 +98,7 @@ def test_one_dead_worker_ends_and_restarts_all(slipway: Slipway) -> None:
     assert "done in attempt 2" in found.out
 
 
+@pytest.mark.deep
 def test_a_frozen_program_is_hung_and_says_where(slipway: Slipway) -> None:
     found = up(slipway, "kind: frozen, worker: 2")
     assert (found.code, found.err) == (0, "")
@@ -108,6 +109,7 @@ def test_a_frozen_program_is_hung_and_says_where(slipway: Slipway) -> None:
     assert "stacks/attempt-1/worker-2.txt" in json.dumps(slipway.cloud().get("state")["objects"])
 
 
+@pytest.mark.deep
 def test_a_sick_host_is_replaced(slipway: Slipway) -> None:
     """Google calls it ill, which alone is no reason; then a program ends there."""
     ill = "kind: unhealthy, worker: 2, symptom: MESH_BUILD_FAIL, after_object: begun/2-1"
@@ -118,6 +120,7 @@ def test_a_sick_host_is_replaced(slipway: Slipway) -> None:
     assert deletions(slipway) == 2
 
 
+@pytest.mark.deep
 def test_maintenance_is_waited_for(slipway: Slipway) -> None:
     found = up(slipway, "kind: maintenance, seconds: 3")
     assert (found.code, found.err) == (0, "")
@@ -126,6 +129,7 @@ def test_maintenance_is_waited_for(slipway: Slipway) -> None:
     assert deletions(slipway) == 1  # at the end
 
 
+@pytest.mark.deep
 def test_a_program_that_its_kernel_killed_is_not_started_again(slipway: Slipway) -> None:
     found = up(slipway, "kind: killed, worker: 2, out_of_memory: true")
     assert found.code == 5
@@ -133,6 +137,7 @@ def test_a_program_that_its_kernel_killed_is_not_started_again(slipway: Slipway)
     assert "what helps: fewer loader processes" in found.err
 
 
+@pytest.mark.deep
 def test_a_worker_that_does_not_answer_is_lost_and_its_node_replaced(slipway: Slipway) -> None:
     found = up(slipway, "kind: ssh_frozen, seconds: 30, worker: 1")
     assert (found.code, found.err) == (0, "")
@@ -179,6 +184,7 @@ def test_out_of_hbm_says_what_fits_if_that_was_asked_before(slipway: Slipway) ->
     assert "what helps: it fits with loop.micro_batch_size=1 model.remat=full, as `slipway fit` found" in err
 
 
+@pytest.mark.deep
 def test_a_crash_loop_ends_and_an_own_error_is_tried_again_if_wanted(slipway: Slipway) -> None:
     (slipway.repository / "train.py").write_text("raise ValueError('always')")
     code, out, err = slipway("up", *RUN, "recovery.max_program_failures=9", "tpu=v5litepod_8")

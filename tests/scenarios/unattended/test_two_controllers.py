@@ -96,6 +96,7 @@ def test_of_two_that_start_together_one_acts_and_when_it_is_killed_the_other_goe
     assert len(launches(slipway)) == 1
 
 
+@pytest.mark.deep
 def test_a_controller_that_slept_past_its_lease_is_fenced_and_touches_nothing(slipway: Slipway) -> None:
     both = ["up", SLOW, *POD, SHORT]
     with controllers(slipway, both) as (asleep,):
@@ -114,6 +115,7 @@ def test_a_controller_that_slept_past_its_lease_is_fenced_and_touches_nothing(sl
     assert len(launches(slipway)) == 1
 
 
+@pytest.mark.deep
 def test_another_run_is_told_who_is_there_and_cancel_and_down_reach_the_holder(slipway: Slipway) -> None:
     stockout = "cloud.faults=[{kind: stockout, times: 99, at: request}]"
     with controllers(slipway, ["up", SLOW, *POD, stockout]) as (holder,):

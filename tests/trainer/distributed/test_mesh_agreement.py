@@ -37,12 +37,20 @@ def test_the_curves_have_something_to_disagree_on(alone):
     assert alone["curve"][-1, 0] < 0.7 * alone["curve"][0, 0]
 
 
-@pytest.mark.parametrize("scan", [False, True], ids=["unrolled", "scanned"])
-@pytest.mark.parametrize("sizes", mesh_agreement.MESHES)
+FAST = {((2, 2, 2), True), ((1, 4, 2), False)}
+EVERY = [
+    pytest.param(sizes, scan, marks=() if (sizes, scan) in FAST else pytest.mark.deep)
+    for sizes in mesh_agreement.MESHES
+    for scan in (False, True)
+]
+
+
+@pytest.mark.parametrize(("sizes", "scan"), EVERY)
 def test_fifty_updates_on_any_mesh(alone, sizes, scan):
     assert_agree(mesh_agreement.trained(mesh_agreement.model_of(scan_layers=scan), mesh_of(*sizes)), alone)
 
 
+@pytest.mark.deep
 def test_fifty_updates_in_four_processes(alone, tmp_path, compile_cache):
     """Two devices each, weights, moments and batch spread over all eight."""
     result = tmp_path / "result.npz"

@@ -157,9 +157,16 @@ def test_both_phases_are_told_and_summed_up(grpo_run, tmp_path, capfd, monkeypat
     assert list((remote / "tb").glob("events.out.tfevents.*"))
 
 
-@pytest.mark.parametrize(("sizes", "depth"), [((8, 1, 1), 0), ((2, 2, 2), 1)])
+@pytest.mark.parametrize(
+    ("sizes", "depth", "kills"),
+    [
+        ((2, 2, 2), 1, (3, 5)),
+        pytest.param((2, 2, 2), 1, (3, 4, 5), marks=pytest.mark.deep),
+        pytest.param((8, 1, 1), 0, (3, 4, 5), marks=pytest.mark.deep),
+    ],
+)
 def test_a_run_that_is_killed_after_any_update_equals_an_uninterrupted_one(
-    grpo_run, tmp_path, monkeypatch, compiled_once, sizes, depth
+    grpo_run, tmp_path, monkeypatch, compiled_once, sizes, depth, kills
 ):
     """Bit for bit in weights, optimizer and position; the same numbers, each once, in metrics.jsonl."""
     changes = {
@@ -170,7 +177,7 @@ def test_a_run_that_is_killed_after_any_update_equals_an_uninterrupted_one(
     }
     whole, cut = (grpo_run | changes | {"dir": str(tmp_path / name)} for name in ("whole", "cut"))
     expected = train(whole, tmp_path / "whole-local")
-    for life, killed_at in enumerate([3, 4, 5]):  # at the end of the warm start; after each update of a rollout
+    for life, killed_at in enumerate(kills):  # at the end of the warm start; after each update of a rollout
         run_until(cut, tmp_path / f"life-{life}", killed_at, monkeypatch)
     lines = train(cut, tmp_path / "last-life")
     saved_whole = saved(whole, *range(1, 8))

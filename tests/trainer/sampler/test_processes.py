@@ -17,7 +17,7 @@ def test_rows_end_at_different_times(alone):
     assert sorted(alone["rows"]) != alone["rows"].tolist()
 
 
-@pytest.mark.parametrize("count", [2, 4])
+@pytest.mark.parametrize("count", [2, pytest.param(4, marks=pytest.mark.deep)])
 def test_the_same_responses_in_several_processes(alone, tmp_path, compile_cache, count):
     module = ["tests.trainer.sampler.processes", str(count), str(tmp_path / "result.npz")]
     own = [{"JAX_NUM_CPU_DEVICES": str(8 // count)}] * count

@@ -101,6 +101,7 @@ def test_down_leaves_what_is_shared_and_down_all_nothing(slipway: Slipway, cloud
     assert slipway.mutations()[told:] == []
 
 
+@pytest.mark.deep
 def test_all_that_can_be_made_goes_again_also_where_the_config_names_it_no_more(slipway: Slipway, cloud: Cloud) -> None:
     """Parts in two regions, a rule for this machine, a disk, a budget; shared parts by a config of one region."""
     someone_else(cloud)
@@ -165,6 +166,7 @@ def test_what_something_else_uses_is_refused_by_name(slipway: Slipway, cloud: Cl
     assert not state(slipway)["compute"]
 
 
+@pytest.mark.deep
 def test_a_pod_elsewhere_that_runs_as_our_account_is_refused(slipway: Slipway, cloud: Cloud, made: Any) -> None:
     assert made
     cloud.network("theirs")
@@ -174,6 +176,7 @@ def test_a_pod_elsewhere_that_runs_as_our_account_is_refused(slipway: Slipway, c
     refused(slipway, f"TPU their-pod in {REGION}-a runs as {account}")
 
 
+@pytest.mark.deep
 def test_a_network_half_made_by_hand_is_used_and_left(slipway: Slipway, cloud: Cloud) -> None:
     """The network, one subnet and a router with its NAT were there: only what was missing is made, and goes again."""
     link = f"{PROJECT}/global/networks/slipway"
@@ -209,6 +212,7 @@ def test_a_bucket_of_ones_own_keeps_what_runs_wrote(slipway: Slipway, cloud: Clo
     assert after == before
 
 
+@pytest.mark.deep
 def test_a_bucket_of_runs_elsewhere_is_named(slipway: Slipway, cloud: Cloud) -> None:
     other = {"name": "slipway-local-slipway-us-west4", "location": "US-WEST4", "labels": {"managed-by": "slipway"}}
     cloud.ok("POST", "storage/v1/b?project=slipway-local", other)

@@ -15,6 +15,7 @@ from controller.cloud.emulator import in_use
 
 pytestmark = pytest.mark.e2e
 FAST = "cloud.operation_seconds=0"
+DEEP = pytest.mark.deep
 
 
 @pytest.fixture
@@ -36,6 +37,7 @@ def nothing_is_left(home: Path) -> bool:
     return not running and not list((home / "rehearsals").iterdir())
 
 
+@pytest.mark.deep
 def test_the_trainer_is_preempted_and_goes_on(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
     two_workers = ["tpu.accelerator_type=v4-16", "tpu.zone=us-central2-b"]
     code, out, err = rehearse(capsys, "+experiment=gemma2b_gsm8k", "cloud.project=my-own", *two_workers)
@@ -49,15 +51,24 @@ def test_the_trainer_is_preempted_and_goes_on(home: Path, capsys: pytest.Capture
     assert nothing_is_left(home)
 
 
+def test_the_quick_start(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, err = rehearse(capsys, "+experiment=quickstart", "tpu=v5litepod_8")
+    assert (code, err) == (0, "")
+    assert "replaced, and the program went on: 2 attempts" in out
+    assert "✓ nothing billed is left" in out
+    assert "✗" not in out
+    assert nothing_is_left(home)
+
+
 @pytest.mark.parametrize(
     "experiment",
     [
-        "simply_gemma2_2b_gsm8k",
-        "trm_e1_1_baseline_xla",
-        "trm_stable1",
+        pytest.param("simply_gemma2_2b_gsm8k", marks=DEEP),
+        pytest.param("trm_e1_1_baseline_xla", marks=DEEP),
+        pytest.param("trm_stable1", marks=DEEP),
         "nanochat_d16_v5e8",
-        "nanochat_d16_v6e4",
-        "nash_mhc_3b",
+        pytest.param("nanochat_d16_v6e4", marks=DEEP),
+        pytest.param("nash_mhc_3b", marks=DEEP),
     ],
 )
 def test_the_guides_programs(experiment: str, home: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -20,6 +20,7 @@ from tests.paths import ROOT
 
 pytestmark = pytest.mark.e2e
 KEEP = "cleanup.on_success=keep"
+DEEP = pytest.mark.deep
 SLOW = 'program.command=[sh,-c,"echo up; while [ ! -e ../go ]; do sleep 0.1; done"]'
 
 
@@ -212,7 +213,9 @@ def test_no_process_of_a_run_is_left(slipway: Slipway) -> None:
     until(lambda: not [p for p in psutil.process_iter(["cmdline"]) if home in " ".join(p.info["cmdline"] or [])])
 
 
-@pytest.mark.parametrize("killed_at", ["TPU", "launched", "network"])
+@pytest.mark.parametrize(
+    "killed_at", ["launched", pytest.param("TPU", marks=DEEP), pytest.param("network", marks=DEEP)]
+)
 def test_killed_anywhere_up_again_converges(slipway: Slipway, killed_at: str) -> None:
     command = [sys.executable, "-m", "controller", "up", SLOW, *slipway.base]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
@@ -245,7 +248,7 @@ def followed(slipway: Slipway) -> subprocess.Popen[str]:
     raise AssertionError("it ended before it was followed")
 
 
-@pytest.mark.parametrize("verb", [("cancel",), ("down", "--yes")])
+@pytest.mark.parametrize("verb", [("cancel",), pytest.param(("down", "--yes"), marks=DEEP)])
 def test_what_is_ended_on_purpose_is_not_started_again(slipway: Slipway, verb: tuple[str, ...]) -> None:
     following = followed(slipway)
     assert slipway(*verb, SLOW)[0] == 0
