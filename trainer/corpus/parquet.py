@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from conf.schema.training.run_yaml import RunFileError
 from trainer.corpus import files
-from trainer.corpus.source import Group, Row
+from trainer.corpus.source import Document, Group
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -73,7 +73,7 @@ class _RowGroup:
     def __len__(self) -> int:
         return self.table.num_rows
 
-    def take(self, numbers: Sequence[int]) -> list[Row]:
+    def take(self, numbers: Sequence[int]) -> list[Document]:
         try:
             rows = self.table.take(list(numbers)).to_pylist()
         except UnicodeDecodeError as error:  # Parquet's readers do not look

@@ -21,7 +21,8 @@ GROUP_BYTES = 4 * 2**20
 CHUNK_BYTES = 2**18
 """Of what is looked through for the end of a document."""
 
-Row = dict[str, str]
+Document = dict[str, str]
+"""Text by column."""
 
 
 class Group(Protocol):
@@ -29,7 +30,7 @@ class Group(Protocol):
 
     def __len__(self) -> int: ...
 
-    def take(self, numbers: Sequence[int]) -> list[Row]:
+    def take(self, numbers: Sequence[int]) -> list[Document]:
         """These documents. Raises RunFileError where one is none."""
         ...
 
@@ -97,7 +98,7 @@ class Ranges:
     """
 
     def __init__(
-        self, found: list[str], separator: bytes, parse: Callable[[bytes], Row], key: str, column_key: str = ""
+        self, found: list[str], separator: bytes, parse: Callable[[bytes], Document], key: str, column_key: str = ""
     ) -> None:
         """parse: from the bytes of a document to its columns; key, column_key: what to change, for messages."""
         self._separator, self._parse, self._key, self._column_key = separator, parse, key, column_key
@@ -124,7 +125,7 @@ class Ranges:
                 pieces = _pieces(stream.read(max(0, last - first)), first, self._separator)
         return _Lines(self, file, [piece for piece in pieces if piece[1].strip()])
 
-    def parsed(self, file: str, at: int, raw: bytes) -> Row:
+    def parsed(self, file: str, at: int, raw: bytes) -> Document:
         """One document, which begins at a byte of its file. Raises RunFileError."""
         try:
             return self._parse(raw)
@@ -160,7 +161,7 @@ class _Lines:
     def __len__(self) -> int:
         return len(self.pieces)
 
-    def take(self, numbers: Sequence[int]) -> list[Row]:
+    def take(self, numbers: Sequence[int]) -> list[Document]:
         return [self.source.parsed(self.file, *self.pieces[number]) for number in numbers]
 
     def name(self, number: int) -> str:
@@ -192,15 +193,15 @@ def _pieces(raw: bytes, at: int, separator: bytes) -> list[tuple[int, bytes]]:
     return pieces
 
 
-def text_rows(column: str) -> Callable[[bytes], Row]:
+def text_rows(column: str) -> Callable[[bytes], Document]:
     """Plain text as a row of one column."""
     return lambda raw: {column: raw.decode()}
 
 
-def json_rows(columns: tuple[str, ...]) -> Callable[[bytes], Row]:
+def json_rows(columns: tuple[str, ...]) -> Callable[[bytes], Document]:
     """A JSON object as a row of these columns, which must hold text."""
 
-    def parse(raw: bytes) -> Row:
+    def parse(raw: bytes) -> Document:
         row = json.loads(raw)
         if not isinstance(row, dict):
             raise ColumnError(f"is no object of columns, but {_short(row)}")

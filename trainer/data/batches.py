@@ -3,6 +3,9 @@
 The global batch does not depend on the number of processes or devices. A process asks for a contiguous range of its
 rows; the rows, `loop.rows` of them, are dealt to a fixed number of logical streams, each with a position of its own. A
 process reads those streams whose rows it holds.
+
+A batch has `tokens`, `targets` int32 and `weights` float32 (0: does not count), each [rows, sequence]; where documents
+share a row also `segments` int32 (from 1; 0: padding) and `positions` int32 (from 0 in each document).
 """
 
 from __future__ import annotations
@@ -16,13 +19,10 @@ from conf.schema.training.data import ArithmeticData, Data, Gsm8kData, JsonlData
 from conf.schema.training.loop import LmLoop
 from conf.schema.training.run_yaml import RunFileError
 from trainer.data import windows
+from trainer.distributed.batch import Batch
 from trainer.tokenizer import loading
 from trainer.tokenizer.characters import Characters
 from trainer.tokenizer.loading import Tokenizer
-
-Batch = dict[str, np.ndarray]
-"""`tokens`, `targets` int32 and `weights` float32 (0: does not count), each [rows, sequence]; where documents share a
-row `segments` int32 (from 1; 0: padding) and `positions` int32 (from 0 in each document) besides."""
 
 Position = dict[str, Any]
 """Where the streams stand, as JSON; those of all processes are merged by `|`."""

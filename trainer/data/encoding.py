@@ -9,7 +9,7 @@ import numpy as np
 
 from conf.schema.training.data import Corpus, Table, TextData
 from conf.schema.training.run_yaml import RunFileError
-from trainer.corpus.source import Row
+from trainer.corpus.source import Document
 from trainer.tokenizer.loading import Tokenizer
 
 
@@ -25,7 +25,7 @@ class Encoder:
         self._column = "text" if isinstance(data, TextData) else getattr(data, "text_column", None)
         self._remove = re.compile(self._template.remove) if self._template and self._template.remove else None
 
-    def __call__(self, rows: Sequence[Row]) -> list[np.ndarray]:
+    def __call__(self, rows: Sequence[Document]) -> list[np.ndarray]:
         if self._template is None:
             assert self._column is not None
             texts = self._tokenizer.encode([row[self._column] for row in rows])
@@ -41,7 +41,7 @@ class Encoder:
         counts[len(self._bos) : len(self._bos) + len(prompt)] = 0
         return np.stack([ids, counts], axis=1)
 
-    def _filled(self, template: str, row: Row) -> str:
+    def _filled(self, template: str, row: Document) -> str:
         columns = {name: self._remove.sub("", text) if self._remove else text for name, text in row.items()}
         return template.format_map(columns)
 

@@ -17,12 +17,12 @@ from trainer.corpus.source import open_source
 from trainer.data import packing
 from trainer.data.documents import Documents, Part
 from trainer.data.encoding import Encoder
+from trainer.distributed.batch import Batch
 from trainer.tokenizer.loading import Tokenizer
 
 READERS = 8
 """Streams whose next rows are made at the same time: one may wait for a bucket."""
 
-Batch = dict[str, np.ndarray]
 Packed = TextData | JsonlData | ParquetData
 
 

@@ -9,9 +9,8 @@ import numpy as np
 from conf.schema.training.data import TextData
 from conf.schema.training.run_yaml import RunFileError
 from trainer.corpus import files
+from trainer.distributed.batch import Batch
 from trainer.tokenizer.loading import Bytes, Tokenizer
-
-Batch = dict[str, np.ndarray]
 
 
 @dataclass(frozen=True)

@@ -16,8 +16,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from conf.schema.training.loop import LmLoop, UnevenError
 from conf.schema.training.run_yaml import RunFileError
 from trainer.distributed import mesh as meshes
-
-Batch = dict[str, np.ndarray]
+from trainer.distributed.batch import Batch, DeviceBatch
 
 
 @dataclass(frozen=True)
@@ -50,7 +49,7 @@ class Share:
         at_a_time = self.device_rows * self.devices
         return (at_a_time, sequence) if self.accumulation == 1 else (self.accumulation, at_a_time, sequence)
 
-    def place(self, batch: Batch) -> dict[str, jax.Array]:
+    def place(self, batch: Batch) -> DeviceBatch:
         """This process's rows, [rows, T] each, on its devices, as part of the global arrays."""
         size, sharding = self.device_rows * self.accumulation, self.sharding
         starts = [lot * size - self.rows.start for lot in self.lots.values()]

@@ -22,6 +22,7 @@ from conf.schema.training.run_yaml import RunFile, RunFileError
 from trainer.checkpoint.manager import Checkpoints
 from trainer.data import batches
 from trainer.distributed import batch_sharding
+from trainer.distributed.batch import Batch, DeviceBatch
 from trainer.distributed.preemption import Notice, NoticedError
 from trainer.losses import lm
 from trainer.models import weights
@@ -71,7 +72,7 @@ def programs(experiment: RunFile, mesh: Mesh) -> Iterator[Program]:
 class Compiled:
     """The programs of a run, ready to be called, and how long that took."""
 
-    update: Callable[[train_step.State, Any], tuple[train_step.State, dict[str, jax.Array]]]
+    update: Callable[[train_step.State, DeviceBatch], tuple[train_step.State, dict[str, jax.Array]]]
     evaluate: Callable[[weights.Params, Callable[[], None]], dict[str, float]]
     samples: Continuations | None
     seconds: float
@@ -96,7 +97,7 @@ class Training:
         self.watch, self.costs = throughput.Stopwatch("data_time", "transfer_time"), {"compile_time": compiled.seconds}
         self.flops = throughput.model_flops(experiment.model, loop.total_batch_tokens, loop.seq_len)
         self.first = self.logged = 0
-        self.unseen: tuple[int, dict[str, jax.Array], batches.Batch] | None = None
+        self.unseen: tuple[int, dict[str, jax.Array], Batch] | None = None
 
     def run(self, state: train_step.State, first: int) -> None:
         """All updates after the `first` ones, then what ends a run."""

@@ -14,18 +14,18 @@ Advantages and the weights of samples come from `trainer.losses.advantage`.
 
 from __future__ import annotations
 
-from typing import Any
-
 import jax
 import jax.numpy as jnp
 from jax import lax
 
 from conf.schema.training.loop import GrpoLoop
 from conf.schema.training.model import Model
+from trainer.distributed.batch import DeviceBatch
 from trainer.losses import token_logprobs
 from trainer.models import decoder, weights
 from trainer.models.shared_prompt import Group, group_of, hidden_states, in_place
-from trainer.step import train_step
+from trainer.step.metric_sums import Max, Mean, MetricSums, Min
+from trainer.step.train_step import Loss
 
 ROW_FIELDS = ("advantage", "weight")
 """Of a batch, float32 [B]. weight: 0 where a sample is filtered out of the loss, else 1."""
@@ -36,7 +36,7 @@ reference; under the policy that drew the sample, by the sampler."""
 
 
 def logprobs(
-    params: weights.Params, cfg: Model, batch: dict[str, jax.Array], temperature: float, group: Group | None = None
+    params: weights.Params, cfg: Model, batch: DeviceBatch, temperature: float, group: Group | None = None
 ) -> tuple[jax.Array, jax.Array]:
     """Log-probability of each token but the first given those before it, and the entropy there: two [B, T - 1].
 
@@ -56,14 +56,14 @@ def logprobs(
     return logprobs[:, :-1], entropy[:, :-1]
 
 
-def loss(cfg: Model, loop: GrpoLoop, *, grouped: bool = False) -> train_step.Loss:
+def loss(cfg: Model, loop: GrpoLoop, *, grouped: bool = False) -> Loss:
     """The loss of `update.build` on batches with, per row, tokens [T], mask [T - 1] (1 where the next token is of the
     response), TOKEN_FIELDS and ROW_FIELDS. Where `loop.on_policy`, `old` is what is computed here.
 
     grouped: the rows stand group by group, each of `loop.group_size` with the same prompt.
     """
 
-    def sums(params: weights.Params, batch: dict[str, Any]) -> train_step.Sums:
+    def sums(params: weights.Params, batch: DeviceBatch) -> MetricSums:
         group = group_of(cfg, loop, batch["tokens"].shape[1]) if grouped else None
         logprob, entropy = logprobs(params, cfg, batch, loop.temperature, group)
         if loop.on_policy:
@@ -73,7 +73,7 @@ def loss(cfg: Model, loop: GrpoLoop, *, grouped: bool = False) -> train_step.Los
     return sums
 
 
-def policy_sums(logprob: jax.Array, entropy: jax.Array, batch: dict[str, Any], loop: GrpoLoop) -> train_step.Sums:
+def policy_sums(logprob: jax.Array, entropy: jax.Array, batch: DeviceBatch, loop: GrpoLoop) -> MetricSums:
     """The loss of the tokens' log-probabilities and entropies [B, T - 1], and what is to be known about them."""
     every, weight = batch["mask"], batch["weight"]
     mask = every * weight[:, None]
@@ -86,31 +86,31 @@ def policy_sums(logprob: jax.Array, entropy: jax.Array, batch: dict[str, Any], l
         where = weight[:, None]
 
     surrogate, clipped = _clipped(ratio, batch["advantage"][:, None], loop)
-    found: train_step.Sums = {}
+    found: MetricSums = {}
     if loop.importance_sampling_cap is not None and loop.old_logprobs == "trainer":
         importance = jnp.exp((old - batch["sampler"]) * mask)
         surrogate = surrogate * jnp.minimum(importance, loop.importance_sampling_cap)
-        found["importance_capped"] = (((importance > loop.importance_sampling_cap) * mask).sum(), mask.sum())
+        found["importance_capped"] = Mean(((importance > loop.importance_sampling_cap) * mask).sum(), mask.sum())
     penalty = jnp.zeros_like(logprob)  # what has no weight is not there, and has no gradient to compute
     if loop.entropy_coef:
         penalty -= loop.entropy_coef * entropy
     if loop.kl_coef:
         kl = _kl((batch["reference"] - logprob) * every, loop.kl_estimator)
         penalty += loop.kl_coef * (kl * jnp.exp(log_ratio) if loop.kl_unbiased else kl)
-        found["kl"] = ((kl * every).sum(), every.sum())
+        found["kl"] = Mean((kl * every).sum(), every.sum())
     if loop.loss_type == "rloo":
         penalty = penalty * lengths  # summed over the response, as its reward is
 
     found["loss"] = _reduced((penalty - surrogate) * mask, lengths, mask, weight, loop)
     apart = jnp.abs(batch["old"] - batch["sampler"]) * every
     return found | {
-        "entropy": ((entropy * every).sum(), every.sum()),
-        "sampler_trainer_logp_diff": (apart.sum(), every.sum()),
-        "sampler_trainer_logp_diff_max": train_step.Largest(apart.max()),
-        "clip_fraction": ((clipped * where).sum(), where.sum()),
-        "ratio_mean": ((ratio * where).sum(), where.sum()),
-        "ratio_min": train_step.Least(jnp.where(where > 0, ratio, jnp.inf).min()),
-        "ratio_max": train_step.Largest(jnp.where(where > 0, ratio, -jnp.inf).max()),
+        "entropy": Mean((entropy * every).sum(), every.sum()),
+        "sampler_trainer_logp_diff": Mean(apart.sum(), every.sum()),
+        "sampler_trainer_logp_diff_max": Max(apart.max()),
+        "clip_fraction": Mean((clipped * where).sum(), where.sum()),
+        "ratio_mean": Mean((ratio * where).sum(), where.sum()),
+        "ratio_min": Min(jnp.where(where > 0, ratio, jnp.inf).min()),
+        "ratio_max": Max(jnp.where(where > 0, ratio, -jnp.inf).max()),
     }
 
 
@@ -140,24 +140,22 @@ def _kl(difference: jax.Array, estimator: str) -> jax.Array:
             return jnp.expm1(difference) - difference
 
 
-def _reduced(
-    terms: jax.Array, lengths: jax.Array, mask: jax.Array, weight: jax.Array, loop: GrpoLoop
-) -> tuple[jax.Array, jax.Array]:
-    """Sum and count of the loss's terms [B, T - 1], which are 0 where the mask is."""
+def _reduced(terms: jax.Array, lengths: jax.Array, mask: jax.Array, weight: jax.Array, loop: GrpoLoop) -> Mean:
+    """Return the loss, from its terms [B, T - 1], which are 0 where the mask is."""
     match loop.loss_type:
         case "token_mean" | "dapo":
-            return terms.sum(), mask.sum()
+            return Mean(terms.sum(), mask.sum())
         case "dr_grpo":
-            return terms.sum(), weight.sum() * loop.max_new_tokens
+            return Mean(terms.sum(), weight.sum() * loop.max_new_tokens)
         case _:
-            return (terms / lengths).sum(), weight.sum()
+            return Mean((terms / lengths).sum(), weight.sum())
 
 
-def supervised_loss(cfg: Model) -> train_step.Loss:
+def supervised_loss(cfg: Model) -> Loss:
     """Cross-entropy of the response's tokens, for the warm start: batches with tokens [T] and mask [T - 1] per row."""
 
-    def sums(params: weights.Params, batch: dict[str, Any]) -> train_step.Sums:
+    def sums(params: weights.Params, batch: DeviceBatch) -> MetricSums:
         logprob, _ = logprobs(params, cfg, batch, 1.0)
-        return {"loss": (-(logprob * batch["mask"]).sum(), batch["mask"].sum())}
+        return {"loss": Mean(-(logprob * batch["mask"]).sum(), batch["mask"].sum())}
 
     return sums

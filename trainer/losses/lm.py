@@ -5,32 +5,33 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 
 from conf.schema.training.model import Model
+from trainer.distributed.batch import DeviceBatch
 from trainer.losses import token_logprobs
 from trainer.models import decoder
 from trainer.models.weights import Params
-from trainer.step import train_step
+from trainer.step.metric_sums import Mean, MetricSums
+from trainer.step.train_step import Loss
 
-Evaluation = Callable[[Params, jax.Array, Any], train_step.Sums]
+Evaluation = Callable[[Params, jax.Array, DeviceBatch], MetricSums]
 """(weights, bytes of each token [vocab], batch) to sums."""
 
 
-def loss(cfg: Model) -> train_step.Loss:
+def loss(cfg: Model) -> Loss:
     """Cross-entropy of the targets that count, in nats.
 
     A batch holds `tokens`, `targets` and `weights` [B, T], and where documents share a row `segments` and `positions`.
     """
 
-    def sums(params: Params, batch: train_step.Batch) -> train_step.Sums:
+    def sums(params: Params, batch: DeviceBatch) -> MetricSums:
         hidden = _hidden(params, cfg, batch)
         nats = token_logprobs.cross_entropy(hidden, params, batch["targets"], batch["weights"], cfg)
-        return {"loss": (nats, batch["weights"].sum())}
+        return {"loss": Mean(nats, batch["weights"].sum())}
 
     return sums
 
@@ -41,25 +42,25 @@ def evaluation(cfg: Model, accumulation: int) -> Evaluation:
     accumulation: above 1 the batch is [A, B / A, T], and its parts are computed one after the other.
     """
 
-    def part(params: Params, token_bytes: jax.Array, batch: train_step.Batch) -> train_step.Sums:
+    def part(params: Params, token_bytes: jax.Array, batch: DeviceBatch) -> MetricSums:
         hidden = _hidden(params, cfg, batch)
         logprobs, _ = token_logprobs.token_logprobs(hidden, params, batch["targets"], cfg)
         nats = -logprobs * batch["weights"]
         stands_for = token_bytes[batch["targets"]]
         in_text = jnp.where(stands_for > 0, nats, 0).sum()
         return {
-            "loss": (nats.sum(), batch["weights"].sum()),
-            "bits_per_byte": (in_text, math.log(2) * (stands_for * batch["weights"]).sum()),
+            "loss": Mean(nats.sum(), batch["weights"].sum()),
+            "bits_per_byte": Mean(in_text, math.log(2) * (stands_for * batch["weights"]).sum()),
         }
 
-    def parts(params: Params, token_bytes: jax.Array, batch: train_step.Batch) -> train_step.Sums:
+    def parts(params: Params, token_bytes: jax.Array, batch: DeviceBatch) -> MetricSums:
         sums = lax.map(lambda piece: part(params, token_bytes, piece), batch)
         return jax.tree.map(lambda x: x.sum(axis=0), sums)
 
     return part if accumulation == 1 else parts
 
 
-def _hidden(params: Params, cfg: Model, batch: train_step.Batch) -> jax.Array:
+def _hidden(params: Params, cfg: Model, batch: DeviceBatch) -> jax.Array:
     tokens = batch["tokens"]
     positions = batch.get("positions")
     if positions is None:

@@ -11,6 +11,7 @@ from conf.schema.training.loop import GrpoLoop
 from conf.schema.training.model import Model
 from trainer.data.problem import Question
 from trainer.data.prompting import Prompting
+from trainer.distributed.batch import Batch
 from trainer.sampler import Sampler, Settings, Stops
 
 PAD = 0
@@ -27,7 +28,7 @@ def settings(loop: GrpoLoop) -> Settings:
     return Settings.of(loop.sampler, loop.max_prompt_length, loop.max_new_tokens, loop.rows * loop.updates_per_rollout)
 
 
-def supervised(questions: Sequence[Question], loop: GrpoLoop) -> dict[str, np.ndarray]:
+def supervised(questions: Sequence[Question], loop: GrpoLoop) -> Batch:
     """A batch for `grpo.supervised_loss`: the worked responses, cut off where a drawn one would be."""
     responses = [question.worked[: loop.max_new_tokens] for question in questions]
     tokens, mask = sequences([question.tokens for question in questions], responses, loop.widths[-1])

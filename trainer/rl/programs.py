@@ -13,6 +13,7 @@ from conf.schema.training.loop import GrpoLoop
 from conf.schema.training.optimizer import Optimizer
 from conf.schema.training.run_yaml import RunFile
 from trainer.distributed import mesh as meshes
+from trainer.distributed.batch import DeviceBatch
 from trainer.losses import grpo
 from trainer.models import weights
 from trainer.models.shared_prompt import group_of
@@ -21,7 +22,7 @@ from trainer.sampler.programs import Programs as Sampling
 from trainer.step import train_step
 from trainer.step.program import Program, abstract_rows
 
-Logprobs = Callable[[weights.Params, weights.Params, dict[str, jax.Array]], tuple[jax.Array, jax.Array]]
+Logprobs = Callable[[weights.Params, weights.Params, DeviceBatch], tuple[jax.Array, jax.Array]]
 """(policy, reference, batch) to the log-probabilities of the batch's responses under each, [B, T - 1]; 0 elsewhere."""
 
 
@@ -32,24 +33,20 @@ class Programs:
         """compiled: by the names of `all_programs`."""
         self._loop, self._compiled = loop, compiled
 
-    def update(
-        self, state: train_step.State, batch: dict[str, jax.Array]
-    ) -> tuple[train_step.State, dict[str, jax.Array]]:
+    def update(self, state: train_step.State, batch: DeviceBatch) -> tuple[train_step.State, dict[str, jax.Array]]:
         """As `update.build`."""
         return self._of("update", batch)(state, batch)
 
-    def score(self, params: weights.Params, reference: weights.Params, batch: dict[str, jax.Array]) -> Any:
+    def score(self, params: weights.Params, reference: weights.Params, batch: DeviceBatch) -> Any:
         """As `logprobs`."""
         given = {name: batch[name] for name in ("tokens", "mask")}
         return self._of("logprob", batch)(params, reference, given)
 
-    def warm_start(
-        self, state: train_step.State, batch: dict[str, jax.Array]
-    ) -> tuple[train_step.State, dict[str, jax.Array]]:
+    def warm_start(self, state: train_step.State, batch: DeviceBatch) -> tuple[train_step.State, dict[str, jax.Array]]:
         """The supervised update."""
         return self._compiled["warm_start"](state, batch)
 
-    def _of(self, name: str, batch: dict[str, jax.Array]) -> Any:
+    def _of(self, name: str, batch: DeviceBatch) -> Any:
         return self._compiled[_named(name, self._loop, batch["tokens"].shape[1])]
 
 
@@ -129,7 +126,7 @@ def logprobs(experiment: RunFile, loop: GrpoLoop, mesh: Mesh) -> Logprobs:
     `loop.on_policy` the first is 0: the update computes it anyway. Without `loop.kl_coef` the second is."""
     cfg = experiment.model
 
-    def score(params: weights.Params, reference: weights.Params, batch: dict[str, Any]) -> tuple[jax.Array, jax.Array]:
+    def score(params: weights.Params, reference: weights.Params, batch: DeviceBatch) -> tuple[jax.Array, jax.Array]:
         group = group_of(cfg, loop, batch["tokens"].shape[1]) if loop.whole_groups else None
 
         def under(policy: weights.Params) -> jax.Array:

@@ -21,6 +21,7 @@ from jax.sharding import Mesh
 from conf.schema.training.loop import GrpoLoop
 from trainer.data.problem import Question
 from trainer.data.questions import Asked
+from trainer.distributed.batch import Batch, DeviceBatch
 from trainer.distributed.runtime import fetch_batch, gather_tree, place_batch
 from trainer.losses import advantage
 from trainer.models.weights import Params
@@ -29,9 +30,6 @@ from trainer.rl.batching import sequences
 from trainer.rl.programs import Programs
 from trainer.sampler import Drawn, Sampler
 from trainer.telemetry.throughput import Stopwatch
-
-Batch = dict[str, np.ndarray]
-"""Of an update, on the host: tokens int32 [B, T], mask and sampler float32 [B, T - 1], advantage and weight [B]."""
 
 
 @dataclass(frozen=True)
@@ -57,7 +55,8 @@ class Rollout:
     """Samples of one policy, dealt out to its updates.
 
     Attributes:
-        batches: for each update that is to come, on the host; with advantage and weight once it is finished.
+        batches: for each update that is to come, on the host: tokens int32 [B, T], mask and sampler float32
+            [B, T - 1]; once it is finished also advantage and weight [B].
         placed: the same on the devices, and log-probabilities under the policy that drew, `old`, and the `reference`.
         facts, examples: of the outcome.
     """
@@ -65,7 +64,7 @@ class Rollout:
     def __init__(
         self,
         batches: list[Batch],
-        placed: list[dict[str, jax.Array]],
+        placed: list[DeviceBatch],
         facts: dict[str, float],
         outcome: Callable[[], Outcome] | None,
         mesh: Mesh,
@@ -86,7 +85,7 @@ class Rollout:
             batch |= own
             placed |= place_batch(own, self._mesh)
 
-    def take(self) -> tuple[Batch, dict[str, jax.Array]]:
+    def take(self) -> tuple[Batch, DeviceBatch]:
         """The batch of the next update, on the host and on the devices."""
         return self.batches.pop(0), self.placed.pop(0)
 

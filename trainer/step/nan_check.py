@@ -10,13 +10,14 @@ import numpy as np
 from etils import epath
 
 from conf.schema.training.run_yaml import RunFile
+from trainer.distributed.batch import Batch
 
 
 class DivergedError(RuntimeError):
     """Loss or gradient is not finite; the message says at which update, and where its batch is."""
 
 
-def check_finite(step: int, metrics: dict[str, jax.Array], batch: dict[str, np.ndarray], experiment: RunFile) -> None:
+def check_finite(step: int, metrics: dict[str, jax.Array], batch: Batch, experiment: RunFile) -> None:
     """See that the update's loss and gradient are finite; where not, it has changed nothing.
 
     batch: this process's rows, which then go to DIR/diverged/step-N/worker-P.npz. Raises DivergedError, on all

@@ -1,7 +1,6 @@
 """One optimizer update over the mesh: gradients, their sum over devices, the step. Both loops use it.
 
-A loss returns sums and counts instead of means. Those of any split of the batch add up to those of the whole, so the
-result does not depend on the number of devices, however unevenly tokens fall on them.
+A loss returns sums and counts instead of means (`metric_sums`): the result does not depend on how the batch is split.
 """
 
 from __future__ import annotations
@@ -14,39 +13,22 @@ import jax.numpy as jnp
 import optax
 from etils import epath
 from jax import lax
-from jax.flatten_util import ravel_pytree
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from conf.schema.training.model import Model
 from conf.schema.training.optimizer import Optimizer
 from trainer.distributed import mesh as meshes
+from trainer.distributed.batch import DeviceBatch
 from trainer.models import weights
 from trainer.models.weights import Params
 from trainer.optimizer import placement
 from trainer.optimizer.chain import build_optimizer, learning_rate_schedule
 from trainer.pretrained import store
+from trainer.step import metric_sums
+from trainer.step.metric_sums import Mean, MetricSums
 
-Batch = Any
-"""A pytree of arrays whose first axis is the batch."""
-
-
-class Largest(NamedTuple):
-    """An entry that is no mean: the largest value in (a part of) the batch."""
-
-    value: jax.Array
-
-
-class Least(NamedTuple):
-    """An entry that is no mean: the least value in (a part of) the batch."""
-
-    value: jax.Array
-
-
-Sums = dict[str, tuple[jax.Array, jax.Array] | Largest | Least]
-"""Scalars by name: a sum over (a part of) the batch, and the count or weight to divide it by; or an extreme."""
-
-Loss = Callable[[Params, Batch], Sums]
-"""Gives at least "loss", a sum; all entries are plain sums, or extremes, over rows of the batch."""
+Loss = Callable[[Params, DeviceBatch], MetricSums]
+"""Returns at least "loss", a `Mean`, over the rows of the batch."""
 
 
 class State(NamedTuple):
@@ -117,7 +99,7 @@ def build(loss: Loss, cfg: Model, opt: Optimizer, mesh: Mesh, accumulation: int 
     chain, rate = build_optimizer(opt, cfg), learning_rate_schedule(opt)
     gradient = mean_gradient(loss, cfg, mesh, accumulation)
 
-    def update(state: State, batch: Batch) -> tuple[State, dict[str, Any]]:
+    def update(state: State, batch: DeviceBatch) -> tuple[State, dict[str, jax.Array]]:
         gradients, metrics = gradient(state.params, batch)
         norm, done = optax.tree_utils.tree_norm(gradients), state.step - state.skipped
         finite = jnp.isfinite(norm) & jnp.isfinite(metrics["loss"])
@@ -152,7 +134,7 @@ def _averaged(state: State, params: Any, opt: Optimizer) -> Any:
 
 def mean_gradient(
     loss: Loss, cfg: Model, mesh: Mesh, accumulation: int = 1
-) -> Callable[[Params, Batch], tuple[Params, dict[str, jax.Array]]]:
+) -> Callable[[Params, DeviceBatch], tuple[Params, dict[str, jax.Array]]]:
     """A function (params, batch) to the gradient of the mean loss and the means of all entries; to be called in a jit.
 
     accumulation: as in `build`. Sums and counts of the parts are added up; the gradient is split as the weights are.
@@ -162,32 +144,32 @@ def mean_gradient(
     its arguments.
     """
 
-    def summed(params: Params, batch: Batch) -> tuple[Params, Sums]:
-        def total(params: Params) -> tuple[jax.Array, Sums]:
+    def summed(params: Params, batch: DeviceBatch) -> tuple[Params, MetricSums]:
+        def total(params: Params) -> tuple[jax.Array, MetricSums]:
             sums = jax.tree.map(jnp.float32, loss(params, batch))
-            return sums["loss"][0], sums
+            return _loss_of(sums).total, sums
 
         return jax.grad(total, has_aux=True)(params)
 
-    def accumulated(params: Params, batch: Batch) -> tuple[Params, Sums]:
+    def accumulated(params: Params, batch: DeviceBatch) -> tuple[Params, MetricSums]:
         if accumulation == 1:
             return summed(params, batch)
 
-        def add(total: tuple[Params, Sums], part: Batch) -> tuple[tuple[Params, Sums], None]:
+        def add(total: tuple[Params, MetricSums], part: DeviceBatch) -> tuple[tuple[Params, MetricSums], None]:
             gradients, sums = summed(params, part)
-            return placed((jax.tree.map(jnp.add, total[0], gradients), _joined(total[1], sums))), None
+            return placed((jax.tree.map(jnp.add, total[0], gradients), metric_sums.merge(total[1], sums))), None
 
         first, named = jax.eval_shape(summed, params, jax.tree.map(lambda x: x[0], batch))
         zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, jnp.float32), first)
-        return lax.scan(add, placed((zeros, _nothing(named))), batch)[0]
+        return lax.scan(add, placed((zeros, metric_sums.zero(named))), batch)[0]
 
-    def placed(total: tuple[Params, Sums]) -> tuple[Params, Sums]:
+    def placed(total: tuple[Params, MetricSums]) -> tuple[Params, MetricSums]:
         if meshes.is_data_parallel(mesh):
             return total
         return lax.with_sharding_constraint(total[0], weights.shardings(cfg, mesh)), total[1]
 
-    def summed_at_once(params: Params, batch: Batch) -> tuple[Params, Sums]:
-        return _all_reduced(*accumulated(params, batch))
+    def summed_at_once(params: Params, batch: DeviceBatch) -> tuple[Params, MetricSums]:
+        return metric_sums.all_reduce(*accumulated(params, batch))
 
     over_mesh = accumulated
     if meshes.is_data_parallel(mesh):
@@ -196,57 +178,15 @@ def mean_gradient(
         specs = {"in_specs": (PartitionSpec(), rows), "out_specs": PartitionSpec()}
         over_mesh = jax.shard_map(summed_at_once, mesh=mesh, check_vma=False, **specs)
 
-    def mean(params: Params, batch: Batch) -> tuple[Params, dict[str, jax.Array]]:
+    def mean(params: Params, batch: DeviceBatch) -> tuple[Params, dict[str, jax.Array]]:
         gradients, sums = over_mesh(params, batch)
-        means = {name: _mean(entry) for name, entry in sums.items()}
-        count = sums["loss"][1]  # pyright: ignore[reportGeneralTypeIssues]
-        return jax.tree.map(lambda g: g / jnp.where(count == 0, 1, count), gradients), means
+        count = _loss_of(sums).count
+        return jax.tree.map(lambda g: g / jnp.where(count == 0, 1, count), gradients), metric_sums.finalize(sums)
 
     return mean
 
 
-def _all_reduced(gradients: Params, sums: Sums) -> tuple[Params, Sums]:
-    """Added up over the devices of a shard_map, as one vector; extremes in a second one."""
-    extremes = {name: entry for name, entry in sums.items() if isinstance(entry, Largest | Least)}
-    flat, unravel = ravel_pytree((gradients, {n: entry for n, entry in sums.items() if n not in extremes}))
-    gradients, sums = unravel(lax.psum(flat, meshes.AXES))
-    if extremes:
-        signed = jnp.stack([_sign(entry) * entry.value for entry in extremes.values()])
-        found = zip(extremes.items(), lax.pmax(signed, meshes.AXES), strict=True)
-        sums |= {name: type(entry)(_sign(entry) * value) for (name, entry), value in found}
-    return gradients, sums
-
-
-def _joined(a: Sums, b: Sums) -> Sums:
-    """Of two parts of the batch."""
-    return {name: _both(entry, b[name]) for name, entry in a.items()}
-
-
-def _both(a: Any, b: Any) -> Any:
-    match a:
-        case Largest(value):
-            return Largest(jnp.maximum(value, b.value))
-        case Least(value):
-            return Least(jnp.minimum(value, b.value))
-    return a[0] + b[0], a[1] + b[1]
-
-
-def _nothing(sums: Sums) -> Sums:
-    """Of no part of the batch."""
-
-    def none(entry: Any) -> Any:
-        zero = jnp.float32(0)
-        return type(entry)(zero - _sign(entry) * jnp.inf) if isinstance(entry, Largest | Least) else (zero, zero)
-
-    return {name: none(entry) for name, entry in sums.items()}
-
-
-def _sign(extreme: Largest | Least) -> float:
-    return 1.0 if isinstance(extreme, Largest) else -1.0
-
-
-def _mean(entry: Any) -> jax.Array:
-    if isinstance(entry, Largest | Least):
-        return entry.value
-    total, count = entry
-    return total / jnp.where(count == 0, 1, count)
+def _loss_of(sums: MetricSums) -> Mean:
+    loss = sums["loss"]
+    assert isinstance(loss, Mean), "a loss is a mean"
+    return loss

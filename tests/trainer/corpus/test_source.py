@@ -16,15 +16,16 @@ from tests.trainer.data.corpora import as_jsonl, as_parquet, lm_loop, stories
 from trainer.corpus import files, source
 from trainer.corpus.parquet import Parquet
 from trainer.data import batches
+from trainer.distributed.batch import Batch
 
 LOOP = lm_loop(8, 32)
 
 
-def first_batch(data) -> batches.Batch:
+def first_batch(data) -> Batch:
     return last_batch(data, 1)
 
 
-def last_batch(data, count: int) -> batches.Batch:
+def last_batch(data, count: int) -> Batch:
     stream = batches.Dataset(data).training(LOOP, 0, range(8))
     try:
         return [next(stream) for _ in range(count)][-1]

@@ -16,6 +16,7 @@ from conf.schema.training.data import Corpus
 from conf.schema.training.run_yaml import RunFileError
 from tests.trainer.data.corpora import as_jsonl, as_parquet, as_text, lm_loop, stories
 from trainer.data import batches
+from trainer.distributed.batch import Batch
 from trainer.tokenizer import byte_level
 
 ROWS, SEQUENCE, STREAMS = 8, 32, 4
@@ -43,7 +44,7 @@ def corpus(request, tmp_path):
     return made
 
 
-def made(data: Corpus, rows: range, count: int, processes: int = 1) -> list[batches.Batch]:
+def made(data: Corpus, rows: range, count: int, processes: int = 1) -> list[Batch]:
     """So many global batches, put together from what each process holds."""
     share = len(rows) // processes
     parts = [batches.Dataset(data).training(LOOP, 5, rows[i * share : (i + 1) * share]) for i in range(processes)]
@@ -53,7 +54,7 @@ def made(data: Corpus, rows: range, count: int, processes: int = 1) -> list[batc
     return [{name: np.concatenate([p[name] for p in step]) for name in step[0]} for step in found]
 
 
-def same(one: batches.Batch, other: batches.Batch) -> None:
+def same(one: Batch, other: Batch) -> None:
     assert one.keys() == other.keys()
     for name, values in one.items():
         np.testing.assert_array_equal(values, other[name], name)
@@ -205,7 +206,7 @@ def test_a_flat_row_goes_on_where_the_last_ended_and_every_token_is_a_target_onc
     assert all(row["weights"].all() for row in found)
 
 
-def made_rows(data: Corpus, count: int) -> list[batches.Batch]:
+def made_rows(data: Corpus, count: int) -> list[Batch]:
     return [{n: v[r] for n, v in b.items()} for b in made(data, range(ROWS), -(-count // ROWS)) for r in range(ROWS)]
 
 

@@ -20,11 +20,13 @@ from conf.schema.training.optimizer import Adamw
 from conf.schema.training.run_yaml import PodFacts
 from tests.groups import group
 from trainer.distributed import runtime
+from trainer.distributed.batch import DeviceBatch
 from trainer.distributed.mesh import AXES, shards
 from trainer.distributed.runtime import place_batch
 from trainer.losses import token_logprobs
 from trainer.models import decoder, weights
 from trainer.step import train_step
+from trainer.step.metric_sums import Mean, MetricSums
 
 MESHES = ((1, 1, 1), (2, 2, 2), (1, 4, 2), (4, 1, 2))
 UPDATES = 50
@@ -57,12 +59,12 @@ def rows(length: int = LENGTH) -> dict[str, np.ndarray]:
 
 
 def loss_of(cfg: Model) -> train_step.Loss:
-    def loss(params: weights.Params, batch: train_step.Batch) -> train_step.Sums:
+    def loss(params: weights.Params, batch: DeviceBatch) -> MetricSums:
         tokens = batch["tokens"]
         positions = jnp.broadcast_to(jnp.arange(tokens.shape[1]), tokens.shape)
         hidden = decoder.forward(params, cfg, tokens, positions)
         total = token_logprobs.cross_entropy(hidden, params, batch["targets"], batch["weights"], cfg)
-        return {"loss": (total, batch["weights"].sum())}
+        return {"loss": Mean(total, batch["weights"].sum())}
 
     return loss
 

@@ -14,6 +14,7 @@ from trainer.losses import token_logprobs
 from trainer.models import decoder, weights
 from trainer.pretrained import store
 from trainer.step import train_step
+from trainer.step.metric_sums import Mean
 
 
 def loss_of(cfg):
@@ -23,9 +24,9 @@ def loss_of(cfg):
         logprobs, entropy = token_logprobs.token_logprobs(hidden, params, batch["targets"], cfg)
         count = batch["weights"].sum()
         return {
-            "loss": (-(logprobs * batch["weights"]).sum(), count),
-            "entropy": ((entropy * batch["weights"]).sum(), count),
-            "rows": (batch["weights"].any(axis=1).sum(), len(positions)),
+            "loss": Mean(-(logprobs * batch["weights"]).sum(), count),
+            "entropy": Mean((entropy * batch["weights"]).sum(), count),
+            "rows": Mean(batch["weights"].any(axis=1).sum(), len(positions)),
         }
 
     return loss

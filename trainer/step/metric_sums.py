@@ -1,0 +1,88 @@
+"""What a loss returns: sums and counts instead of means, which add up over any split of the batch.
+
+So the result does not depend on the number of devices, however unevenly tokens fall on them.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.flatten_util import ravel_pytree
+
+from trainer.distributed import mesh as meshes
+from trainer.models.weights import Params
+
+
+class Mean(NamedTuple):
+    """Sum over (a part of) the batch, and the count or weight to divide it by."""
+
+    total: jax.Array
+    count: jax.Array
+
+
+class Max(NamedTuple):
+    """Largest value in (a part of) the batch."""
+
+    value: jax.Array
+
+
+class Min(NamedTuple):
+    """Smallest value in (a part of) the batch."""
+
+    value: jax.Array
+
+
+MetricSums = dict[str, Mean | Max | Min]
+"""Scalars by name."""
+
+
+def merge(a: MetricSums, b: MetricSums) -> MetricSums:
+    """Combine the sums of two parts of the batch."""
+
+    def both(x: Any, y: Any) -> Mean | Max | Min:
+        match x:
+            case Max():
+                return Max(jnp.maximum(x.value, y.value))
+            case Min():
+                return Min(jnp.minimum(x.value, y.value))
+        return Mean(x.total + y.total, x.count + y.count)
+
+    return {name: both(entry, b[name]) for name, entry in a.items()}
+
+
+def zero(sums: MetricSums) -> MetricSums:
+    """Return the sums of an empty batch, with the same names: merged with others it changes nothing."""
+    empty = {
+        Mean: Mean(jnp.float32(0), jnp.float32(0)),
+        Max: Max(jnp.float32(-jnp.inf)),
+        Min: Min(jnp.float32(jnp.inf)),
+    }
+    return {name: empty[type(entry)] for name, entry in sums.items()}
+
+
+def finalize(sums: MetricSums) -> dict[str, jax.Array]:
+    """Return means and extremes by name; a mean over nothing is 0."""
+    return {
+        name: entry.total / jnp.where(entry.count == 0, 1, entry.count) if isinstance(entry, Mean) else entry.value
+        for name, entry in sums.items()
+    }
+
+
+def all_reduce(gradients: Params, sums: MetricSums) -> tuple[Params, MetricSums]:
+    """Combine gradients and sums of all devices, inside a `shard_map`: as one vector, extremes as a second one."""
+    extremes = {name: entry for name, entry in sums.items() if not isinstance(entry, Mean)}
+    flat, unravel = ravel_pytree((gradients, {n: entry for n, entry in sums.items() if n not in extremes}))
+    gradients, sums = unravel(lax.psum(flat, meshes.AXES))
+    if extremes:
+        # the smallest value is minus the largest of the negated ones: one collective does for both
+        signed = jnp.stack([_sign(entry) * entry.value for entry in extremes.values()])
+        largest = zip(extremes.items(), lax.pmax(signed, meshes.AXES), strict=True)
+        sums |= {name: type(entry)(_sign(entry) * value) for (name, entry), value in largest}
+    return gradients, sums
+
+
+def _sign(extreme: Max | Min) -> float:
+    return 1.0 if isinstance(extreme, Max) else -1.0
