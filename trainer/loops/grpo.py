@@ -25,9 +25,12 @@ from trainer.models.weights import Params
 from trainer.rewards.functions import resolve
 from trainer.rewards.pool import Pool
 from trainer.rl import batching
-from trainer.rl.journal import Journal, Position, Standing
+from trainer.rl.evaluations import Evaluations
 from trainer.rl.programs import Programs, abstract_reference, all_programs, frozen, programs, warm_optimizer
+from trainer.rl.progress import Progress
 from trainer.rl.rollouts import Rollouts
+from trainer.rl.state import StateSaver, TrainState
+from trainer.rl.telemetry import Telemetry
 from trainer.rl.warm_start import WarmStart
 from trainer.step import train_step
 from trainer.telemetry import startup_report
@@ -66,81 +69,90 @@ class Run:
         _check_vocab(experiment, prompting)
         self.sampler = batching.build_sampler(experiment.model, loop, mesh, prompting)
         evaluation = Evaluation(loop, self.asked, self.sampler, checks, experiment.seed)
-        self.journal = Journal(experiment, loop, log, checkpoints, notice, evaluation)
+        self.telemetry = Telemetry(experiment, loop, log)
+        self.saver = StateSaver(checkpoints, notice, self.telemetry)
+        self.evaluations = Evaluations(loop, evaluation, log, checkpoints, self.telemetry, self.saver)
         listed = list(all_programs(experiment, loop, mesh, self.sampler.programs))
         startup_report.probe_bucket(experiment.dir, mesh)
         startup_report.tell_memory(listed, experiment.pod)
-        self.programs = Programs(loop, startup_report.compile_all(listed, self.journal.costs))
+        self.programs = Programs(loop, startup_report.compile_all(listed, self.telemetry.costs))
         self.rollouts = Rollouts(
-            loop, mesh, experiment.seed, self.asked, self.sampler, self.programs, checks, self.journal.watch
+            loop, mesh, experiment.seed, self.asked, self.sampler, self.programs, checks, self.telemetry.stopwatch
         )
 
     def run(self) -> None:
-        at = self._start()
-        self.journal.resume(at)
+        train_state = self._start()
+        self.telemetry.resume(train_state.progress.total_steps)
         if left_out := self.asked.too_long:
-            self.journal.tell([f"{left_out} questions are longer than loop.max_prompt_length and never asked"])
-        if at.position.total == 0:
-            self.journal.tell_baseline(at)
-        if at.position.phase == "warm_start":
-            WarmStart(self.experiment, self.loop, self.mesh, self.asked, self.programs, self.journal).run(at)
-            reference = frozen(at.state.params, self.experiment, self.mesh)
+            self.telemetry.log_lines([f"{left_out} questions are longer than loop.max_prompt_length and never asked"])
+        if train_state.progress.total_steps == 0:
+            self.evaluations.log_baseline(train_state)
+        if train_state.progress.phase == "warm_start":
+            self._warm_start(train_state)
+            reference = frozen(train_state.state.params, self.experiment, self.mesh)
             if reference:
                 self.checkpoints.save_reference(reference)
-            at.state = self._renewed(at.state)
-            self.journal.restart_clock()
+            train_state.state = self._renewed(train_state.state)
+            self.telemetry.restart_clock()
         else:
             wanted = abstract_reference(self.experiment, self.mesh)
             reference = self.checkpoints.restore_reference(wanted) if wanted else wanted
-        self._learn(at, reference)
-        self.journal.save(at)
-        self.journal.summarize(at, questions_left_out=self.asked.too_long)
+        self._learn(train_state, reference)
+        self.saver.save(train_state)
+        self.evaluations.summarize(train_state, questions_left_out=self.asked.too_long)
 
-    def _learn(self, at: Standing, reference: Params) -> None:
+    def _warm_start(self, train_state: TrainState) -> None:
+        parts = (self.asked, self.programs, self.telemetry, self.saver, self.evaluations)
+        WarmStart(self.experiment, self.loop, self.mesh, *parts).run(train_state)
+
+    def _learn(self, train_state: TrainState, reference: Params) -> None:
         """The updates of GRPO that are to come."""
-        loop, journal, position = self.loop, self.journal, at.position
-        if position.steps == 0:
-            position.test_before = journal.test(at, "before")
-        while position.steps < loop.steps:
-            journal.heed(at)
-            evaluates = position.steps % loop.eval_interval == 0
-            if position.steps and evaluates:
-                journal.evaluate(at, "eval", "accuracy")
-            journal.verify(at)
-            if position.steps % loop.updates_per_rollout == 0:
-                self._draw_ahead(at, reference)
-            batch, placed = at.ready[0].take()
-            with journal.watch.spending("update_time"):
-                at.state, metrics = self.programs.update(at.state, placed)
-            position.steps += 1
-            journal.note(at, metrics, batch, at.ready[0].facts)
-            if not at.ready[0].batches:
-                at.ready.popleft()
-                journal.look()
-            if self.checkpoints.due(position.total, evaluates=position.steps % loop.eval_interval == 0):
-                journal.save(at)
+        loop, telemetry, progress = self.loop, self.telemetry, train_state.progress
+        if progress.steps == 0:
+            progress.test_before = self.evaluations.test(train_state, "before")
+        while progress.steps < loop.steps:
+            self.saver.save_if_preempted(train_state)
+            evaluates = progress.steps % loop.eval_interval == 0
+            if progress.steps and evaluates:
+                self.evaluations.evaluate(train_state, "eval", "accuracy")
+            self.saver.verify_replicas(train_state)
+            if progress.steps % loop.updates_per_rollout == 0:
+                self._draw_ahead(train_state, reference)
+            batch, placed = train_state.rollouts[0].take()
+            with telemetry.stopwatch.spending("update_time"):
+                train_state.state, metrics = self.programs.update(train_state.state, placed)
+            progress.steps += 1
+            telemetry.record(progress, metrics, batch, train_state.rollouts[0].facts)
+            if not train_state.rollouts[0].batches:
+                train_state.rollouts.popleft()
+                telemetry.flush()
+            if self.checkpoints.due(progress.total_steps, evaluates=progress.steps % loop.eval_interval == 0):
+                self.saver.save(train_state)
 
-    def _draw_ahead(self, at: Standing, reference: Params) -> None:
+    def _draw_ahead(self, train_state: TrainState, reference: Params) -> None:
         """Draw the rollout that is learnt from next, and with `loop.async_depth` the one after it, whose rewards are
         then computed beside the updates."""
-        loop, next_one = self.loop, at.position.steps // self.loop.updates_per_rollout
-        last = loop.steps // loop.updates_per_rollout
-        for number in range(next_one + len(at.ready), min(next_one + 1 + loop.async_depth, last)):
-            drawn = self.rollouts.draw(at.state.params, reference, number, lambda: self.journal.heed(at))
-            at.ready.append(drawn)
-            self.journal.tokens["rollout"] += drawn.tokens
-        at.ready[0].finish()
-        if at.position.steps == 0:
-            self.journal.tell(startup_report.transcripts(at.ready[0].examples))
+        loop, next_one = self.loop, train_state.progress.steps // self.loop.updates_per_rollout
+        rollouts, last = train_state.rollouts, loop.steps // loop.updates_per_rollout
 
-    def _start(self) -> Standing:
+        def between() -> None:
+            self.saver.save_if_preempted(train_state)
+
+        for number in range(next_one + len(rollouts), min(next_one + 1 + loop.async_depth, last)):
+            rollout = self.rollouts.draw(train_state.state.params, reference, number, between)
+            rollouts.append(rollout)
+            self.telemetry.tokens["rollout"] += rollout.tokens
+        rollouts[0].finish()
+        if train_state.progress.steps == 0:
+            self.telemetry.log_lines(startup_report.transcripts(rollouts[0].examples))
+
+    def _start(self) -> TrainState:
         """Where the newest checkpoint stands, else a new run."""
         cfg, opt = self.experiment.model, self.experiment.optimizer
-        resumed = self.checkpoints.resume(train_step.abstract_state(cfg, opt, self.mesh))
-        if resumed is None:
-            warm, key = warm_optimizer(opt, self.loop), jax.random.key(self.experiment.seed)
-            return Standing(train_step.init_state(cfg, warm, self.mesh, key), Position(), deque())
-        return self.journal.restored(resumed, self.mesh)
+        if restored := self.saver.restore(train_step.abstract_state(cfg, opt, self.mesh), self.mesh):
+            return restored
+        warm, key = warm_optimizer(opt, self.loop), jax.random.key(self.experiment.seed)
+        return TrainState(train_step.init_state(cfg, warm, self.mesh, key), Progress(), deque())
 
     def _renewed(self, state: train_step.State) -> train_step.State:
         """The same weights, with an optimizer that has seen nothing."""

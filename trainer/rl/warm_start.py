@@ -9,8 +9,11 @@ from conf.schema.training.run_yaml import RunFile
 from trainer.data.questions import Asked
 from trainer.distributed.runtime import place_batch
 from trainer.rl import batching
-from trainer.rl.journal import Journal, Position, Standing
+from trainer.rl.evaluations import Evaluations
 from trainer.rl.programs import Programs
+from trainer.rl.progress import Progress
+from trainer.rl.state import StateSaver, TrainState
+from trainer.rl.telemetry import Telemetry
 
 
 class WarmStart:
@@ -23,34 +26,42 @@ class WarmStart:
         mesh: Mesh,
         asked: Asked,
         programs: Programs,
-        journal: Journal,
+        telemetry: Telemetry,
+        saver: StateSaver,
+        evaluations: Evaluations,
     ) -> None:
         self._experiment, self._loop, self._mesh = experiment, loop, mesh
-        self._asked, self._programs, self._journal = asked, programs, journal
+        self._asked, self._programs, self._telemetry = asked, programs, telemetry
+        self._saver, self._evaluations = saver, evaluations
 
-    def run(self, at: Standing) -> None:
-        loop, journal, position = self._loop, self._journal, at.position
-        if position.warm_steps == 0:
-            position.accuracy_start = journal.evaluate(at, "warm_start", "accuracy at the start")
-            position.accuracy_before = position.accuracy_start
-        while not self._over(position):
-            journal.heed(at)
-            with journal.watch.spending("update_time"):
-                drawn = batching.supervised(self._asked.train(position.warm_steps, loop.rows), loop)
-                at.state, metrics = self._programs.warm_start(at.state, place_batch(drawn, self._mesh))
-            position.warm_steps += 1
-            journal.note(at, metrics, drawn, facts={})
-            if position.warm_steps % loop.warm_start_eval_interval == 0 or position.warm_steps == loop.warm_start_steps:
-                position.accuracy_before = journal.evaluate(at, "warm_start", "accuracy in the warm start")
-            if self._over(position):
-                journal.end_phase(at)
-            if position.total % self._experiment.checkpoint.save_interval == 0:
-                journal.save(at)
-        position.phase = "grpo"
-        journal.tell([f"accuracy before GRPO: {position.accuracy_before:.3f} on {loop.eval_prompts} held-out prompts"])
+    def run(self, train_state: TrainState) -> None:
+        loop, telemetry, progress = self._loop, self._telemetry, train_state.progress
+        if progress.warm_steps == 0:
+            progress.accuracy_start = self._evaluate(train_state, "accuracy at the start")
+            progress.accuracy_before = progress.accuracy_start
+        while not self._over(progress):
+            self._saver.save_if_preempted(train_state)
+            with telemetry.stopwatch.spending("update_time"):
+                batch = batching.supervised(self._asked.train(progress.warm_steps, loop.rows), loop)
+                placed = place_batch(batch, self._mesh)
+                train_state.state, metrics = self._programs.warm_start(train_state.state, placed)
+            progress.warm_steps += 1
+            telemetry.record(progress, metrics, batch, rollout_metrics={})
+            if progress.warm_steps % loop.warm_start_eval_interval == 0 or progress.warm_steps == loop.warm_start_steps:
+                progress.accuracy_before = self._evaluate(train_state, "accuracy in the warm start")
+            if self._over(progress):
+                telemetry.end_phase(progress)
+            if progress.total_steps % self._experiment.checkpoint.save_interval == 0:
+                self._saver.save(train_state)
+        progress.phase = "grpo"
+        accuracy = f"{progress.accuracy_before:.3f} on {loop.eval_prompts} held-out prompts"
+        telemetry.log_lines([f"accuracy before GRPO: {accuracy}"])
 
-    def _over(self, position: Position) -> bool:
+    def _evaluate(self, train_state: TrainState, message: str) -> float:
+        return self._evaluations.evaluate(train_state, "warm_start", message)
+
+    def _over(self, progress: Progress) -> bool:
         loop = self._loop
         return (
-            position.accuracy_before >= loop.warm_start_target_accuracy or position.warm_steps >= loop.warm_start_steps
+            progress.accuracy_before >= loop.warm_start_target_accuracy or progress.warm_steps >= loop.warm_start_steps
         )

@@ -20,7 +20,7 @@ class Mean(NamedTuple):
     """Sum over (a part of) the batch, and the count or weight to divide it by."""
 
     total: jax.Array
-    count: jax.Array
+    weight: jax.Array
 
 
 class Max(NamedTuple):
@@ -48,7 +48,7 @@ def merge(a: MetricSums, b: MetricSums) -> MetricSums:
                 return Max(jnp.maximum(x.value, y.value))
             case Min():
                 return Min(jnp.minimum(x.value, y.value))
-        return Mean(x.total + y.total, x.count + y.count)
+        return Mean(x.total + y.total, x.weight + y.weight)
 
     return {name: both(entry, b[name]) for name, entry in a.items()}
 
@@ -66,7 +66,7 @@ def zero(sums: MetricSums) -> MetricSums:
 def finalize(sums: MetricSums) -> dict[str, jax.Array]:
     """Return means and extremes by name; a mean over nothing is 0."""
     return {
-        name: entry.total / jnp.where(entry.count == 0, 1, entry.count) if isinstance(entry, Mean) else entry.value
+        name: entry.total / jnp.where(entry.weight == 0, 1, entry.weight) if isinstance(entry, Mean) else entry.value
         for name, entry in sums.items()
     }
 

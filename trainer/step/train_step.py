@@ -180,8 +180,8 @@ def mean_gradient(
 
     def mean(params: Params, batch: DeviceBatch) -> tuple[Params, dict[str, jax.Array]]:
         gradients, sums = over_mesh(params, batch)
-        count = _loss_of(sums).count
-        return jax.tree.map(lambda g: g / jnp.where(count == 0, 1, count), gradients), metric_sums.finalize(sums)
+        weight = _loss_of(sums).weight
+        return jax.tree.map(lambda g: g / jnp.where(weight == 0, 1, weight), gradients), metric_sums.finalize(sums)
 
     return mean
 

@@ -50,6 +50,10 @@ class Window:
         """Is there nothing to be told?"""
         return not self._values
 
-    def saved(self) -> dict[str, Any]:
-        """The arguments of one that goes on from here."""
-        return {"count": self._count, "values": dict(self._values)}
+    def to_json(self) -> dict[str, Any]:
+        """Return what a checkpoint keeps of it."""
+        return {"updates": self._count, "values": dict(self._values)}
+
+    @classmethod
+    def from_json(cls, body: dict[str, Any]) -> Window:
+        return cls(body["updates"], body["values"])

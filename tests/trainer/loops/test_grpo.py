@@ -20,7 +20,7 @@ from trainer.distributed import mesh as meshes
 from trainer.distributed.preemption import Notice, NoticedError
 from trainer.distributed.runtime import place_batch
 from trainer.losses.grpo import supervised_loss
-from trainer.rl import journal
+from trainer.rl import telemetry
 from trainer.rl.programs import abstract_reference, frozen, updater
 from trainer.step import train_step
 from trainer.telemetry import startup_report, throughput
@@ -96,13 +96,13 @@ FIRST_MINUTES = (
 
 def slow_updates(monkeypatch, seconds: float) -> None:
     """Make the loop wait that long for each update."""
-    check, read, waited = journal.check_finite, time.perf_counter, [0.0]
+    check, read, waited = telemetry.check_finite, time.perf_counter, [0.0]
 
     def wait(*arguments) -> None:
         waited[0] += seconds
         check(*arguments)
 
-    monkeypatch.setattr(journal, "check_finite", wait)
+    monkeypatch.setattr(telemetry, "check_finite", wait)
     monkeypatch.setattr(throughput, "time", SimpleNamespace(perf_counter=lambda: read() + waited[0]))
 
 
@@ -211,7 +211,7 @@ def test_a_notice_amid_a_draw_costs_no_update(grpo_run, tmp_path, monkeypatch, c
         with pytest.raises(NoticedError):
             train(cut, tmp_path / "life")
     [(_, position)] = saved(cut, 3)
-    assert len(position["ready"]) == 1
+    assert len(position["rollouts"]) == 1
     ratios = {line["step"]: line["ratio_max"] - 1 for line in expected if line["phase"] == "grpo"}
     assert ratios[4] == pytest.approx(0, abs=1e-4)
     assert ratios[6] > 1e-3  # the second rollout was drawn before the updates of the first, and the ratio tells

@@ -41,7 +41,7 @@ def test_a_checkpoint_amid_a_window_changes_nothing() -> None:
         whole.add(values)
     for values in updates[:3]:
         first.add(values)
-    second = Window(**json.loads(json.dumps(first.saved())))
+    second = Window.from_json(json.loads(json.dumps(first.to_json())))
     for values in updates[3:]:
         second.add(values)
     assert second.take() == whole.take()

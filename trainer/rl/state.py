@@ -1,0 +1,68 @@
+"""The state of a GRPO run, saved to checkpoints and restored from them."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+
+import jax
+from jax.sharding import Mesh
+
+from trainer.checkpoint.manager import Checkpoints
+from trainer.distributed.preemption import Notice, NoticedError
+from trainer.rl.progress import Progress
+from trainer.rl.rollouts import Rollout
+from trainer.rl.telemetry import Telemetry
+from trainer.step import train_step
+
+
+@dataclass
+class TrainState:
+    """Everything that a checkpoint keeps. rollouts: drawn and not yet learnt from, the oldest first."""
+
+    state: train_step.State
+    progress: Progress
+    rollouts: deque[Rollout]
+
+
+class StateSaver:
+    """Saves and restores the state of a run. All processes call every method, in the same order."""
+
+    def __init__(self, checkpoints: Checkpoints, preemption: Notice, telemetry: Telemetry) -> None:
+        self._checkpoints, self._preemption, self._telemetry = checkpoints, preemption, telemetry
+        self._first_step = 0
+
+    def restore(self, abstract: train_step.State, mesh: Mesh) -> TrainState | None:
+        """Return the state of the newest checkpoint, None if there is none. The telemetry goes on from it, too."""
+        resumed = self._checkpoints.resume(abstract)
+        if resumed is None:
+            return None
+        body = resumed.position
+        self._telemetry.restore(body)
+        progress = Progress.from_json(body["position"])
+        self._first_step = progress.total_steps
+        rollouts = deque(Rollout.restored(rollout, mesh) for rollout in body["rollouts"])
+        return TrainState(resumed.state, progress, rollouts)
+
+    def save(self, train_state: TrainState) -> None:
+        """Save a checkpoint; metrics are uploaded first, since a run that resumes from it reads them."""
+        self._telemetry.flush()
+        with self._telemetry.stopwatch.apart():
+            self._telemetry.upload()
+            rollouts = [rollout.saved() for rollout in train_state.rollouts]
+            body = {"position": train_state.progress.to_json(), **self._telemetry.to_json(), "rollouts": rollouts}
+            written = body if jax.process_index() == 0 else {}
+            self._checkpoints.save(train_state.progress.total_steps, train_state.state, written)
+
+    def save_if_preempted(self, train_state: TrainState) -> None:
+        """Save and end the run on all processes if the VM is about to be preempted. Raises NoticedError."""
+        step = train_state.progress.total_steps
+        if self._preemption.agreed(step):
+            if step > self._first_step:
+                self.save(train_state)
+            raise NoticedError
+
+    def verify_replicas(self, train_state: TrainState) -> None:
+        """Compare the copies of the state on all devices, if it is time to. Raises DisagreementError."""
+        with self._telemetry.stopwatch.apart():
+            self._checkpoints.verify(train_state.progress.total_steps, train_state.state)

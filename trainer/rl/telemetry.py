@@ -1,0 +1,140 @@
+"""Metrics of a GRPO run's updates: averages between two lines of metrics, times, rates and alerts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import jax
+
+from conf.schema.training.loop import GrpoLoop
+from conf.schema.training.run_yaml import RunFile
+from trainer.distributed.batch import Batch
+from trainer.rl.progress import Progress
+from trainer.step.nan_check import check_finite
+from trainer.telemetry import startup_report, throughput
+from trainer.telemetry.alerts import Alerts
+from trainer.telemetry.averages import Window
+from trainer.telemetry.metrics import Metrics
+
+
+@dataclass(frozen=True)
+class _PendingUpdate:
+    """An update that the devices may still be computing, and what its line of metrics needs."""
+
+    progress: Progress
+    metrics: dict[str, jax.Array]
+    batch: Batch
+    rollout_metrics: dict[str, float]
+
+
+class Telemetry:
+    """Metrics of one process's updates. All processes call every method, in the same order.
+
+    Attributes:
+        stopwatch: where the time between two lines goes.
+        tokens: drawn and trained on since the last line.
+        costs: seconds that are logged once, with the next line.
+    """
+
+    def __init__(self, experiment: RunFile, loop: GrpoLoop, log: Metrics) -> None:
+        self._experiment, self._loop, self._log = experiment, loop, log
+        self._averages, self._alerts = Window(), Alerts(loop.alerts, loop.steps)
+        self._pending: _PendingUpdate | None = None
+        self._last_logged_step = 0
+        self._pace_logged = False
+        self.stopwatch = throughput.Stopwatch("rollout_time", "reward_time", "score_time", "update_time")
+        self.tokens = {"rollout": 0, "update": 0}
+        self.costs: dict[str, float] = {}
+
+    def to_json(self) -> dict[str, Any]:
+        """Return what a checkpoint keeps of it, after a `flush`."""
+        return {"window": self._averages.to_json(), "alerts": self._alerts.remembered}
+
+    def restore(self, body: dict[str, Any]) -> None:
+        """Go on as in the run whose `to_json` this is."""
+        self._averages, self._alerts.remembered = Window.from_json(body["window"]), body["alerts"]
+
+    def resume(self, step: int) -> None:
+        """Go on after the updates that are done."""
+        self._last_logged_step = step
+        self._log.resume(step)
+        self.restart_clock()
+
+    def restart_clock(self) -> None:
+        """Leave what went before out of the next line's times."""
+        self.stopwatch.lap(1)
+
+    def record(
+        self, progress: Progress, metrics: dict[str, jax.Array], batch: Batch, rollout_metrics: dict[str, float]
+    ) -> None:
+        """Note an update, to be looked at when the next one is under way: until then no device is waited for.
+
+        Args:
+            rollout_metrics: of the rollout that it learns from; empty in the warm start.
+        """
+        self.flush()
+        self._pending = _PendingUpdate(replace(progress), metrics, batch, rollout_metrics)
+
+    def flush(self) -> None:
+        """Wait for the pending update and log it. Raises DivergedError if its loss is not finite and the run stops."""
+        if self._pending is None:
+            return
+        last, self._pending = self._pending, None
+        progress, step = last.progress, last.progress.total_steps
+        with self.stopwatch.spending("update_time"):
+            check_finite(step, last.metrics, last.batch, self._experiment)
+            values = {name: float(value) for name, value in jax.device_get(last.metrics).items()} | last.rollout_metrics
+        self._averages.add(values)
+        self.tokens["update"] += int(last.batch["mask"].sum())
+        if last.rollout_metrics:
+            self._log_alerts(progress.steps, values)
+        if progress.steps == 1:
+            self.log_lines(startup_report.first_update(values, self._loop))
+        if step % self._experiment.logging.log_interval == 0 or progress.steps == self._loop.steps:
+            self._log_line(progress)
+
+    def end_phase(self, progress: Progress) -> None:
+        """Write a last line of the warm start, whose metrics are not those of GRPO."""
+        self.flush()
+        if not self._averages.empty:
+            self._log_line(progress)
+
+    def log_lines(self, lines: Iterable[str]) -> None:
+        """Print lines to the log of the first process."""
+        if jax.process_index() == 0:
+            for line in lines:
+                print(line, flush=True)
+
+    def upload(self) -> None:
+        """Copy the metrics to the run's folder."""
+        self._log.upload()
+
+    def _log_alerts(self, step: int, values: dict[str, float]) -> None:
+        if alerts := self._alerts.look(step, values):
+            self.log_lines(alerts)
+            self._log.text(step, "alerts", "\n\n".join(alerts))
+
+    def _log_line(self, progress: Progress) -> None:
+        """Write a line of metrics of the updates since the last line."""
+        count, self._last_logged_step = max(1, progress.total_steps - self._last_logged_step), progress.total_steps
+        times = self.stopwatch.lap(count)
+        times["other_time"] = 2 * times["step_time"] - sum(times.values())
+        spent = {"rollout": times["rollout_time"], "update": times["update_time"]}
+        rates = {
+            f"{name.replace('update', 'train')}_tokens_per_second": tokens / count / spent[name]
+            for name, tokens in self.tokens.items()
+            if spent[name]
+        }
+        rates["tokens_per_second"] = self.tokens["update"] / count / times["step_time"]
+        self.tokens = dict.fromkeys(self.tokens, 0)
+        warm_steps_left = self._loop.warm_start_steps - progress.warm_steps if progress.phase == "warm_start" else 0
+        steps_left = self._loop.steps - progress.steps
+        values = self._averages.take() | times | rates | throughput.memory() | self.costs
+        self.costs = {}
+        steps_total = progress.total_steps + warm_steps_left + steps_left
+        self._log.log(progress.total_steps, progress.phase, **values, steps_total=steps_total)
+        if progress.phase == "grpo" and not self._pace_logged:
+            self._pace_logged = True
+            self.log_lines([startup_report.pace(values, steps_left)])
