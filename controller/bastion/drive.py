@@ -6,7 +6,6 @@ handed over; here only the pod is made, kept and deleted, so that the account ne
 
 from __future__ import annotations
 
-import json
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -18,6 +17,7 @@ from controller.context import Context
 from controller.core.clock import Clock
 from controller.core.errors import ConfigError, SlipwayError
 from controller.core.events import Events
+from controller.core.formats import load
 from controller.gcp.client import Google
 from controller.gcp.credentials import SCOPES
 from controller.plan.build import Plan
@@ -34,9 +34,8 @@ PACE_SECONDS = 5.0
 
 
 def main() -> int:
-    orders = json.load(sys.stdin)
     try:
-        drive(orders)
+        drive(load(sys.stdin.read(), "the orders of the bastion"))
     except SlipwayError as error:
         print(f"error: {error}", file=sys.stderr)
         return error.exit_code
@@ -53,7 +52,7 @@ def drive(orders: dict[str, Any]) -> None:
 
     clock = Clock()
     google = Google(compute_engine.Credentials(scopes=list(SCOPES)), clock, orders["roots"])
-    document = json.loads(google.download(orders["bucket"], orders["handover"]))
+    document = load(google.download(orders["bucket"], orders["handover"]), orders["handover"])
     home = Path(orders["home"]).expanduser()
     config = here(document["config"], home)
     emulated = config.cloud.kind == "local"

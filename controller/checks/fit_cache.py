@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import functools
 import importlib.util
-import json
 from pathlib import Path
 from typing import Any
 
 from conf.schema.config import Config, digest
+from controller.core.formats import FormatError, load
 
 WITHOUT_SHAPE = frozenset(
     {"weights", "steps", "interval", "eval_interval", "eval_batches", "eval_prompts", "warmup_steps", "horizon_steps"}
@@ -41,8 +41,8 @@ def file(config: Config) -> Path:
 def found(config: Config) -> dict[str, Any] | None:
     """The stored document; None where nobody has asked yet, or where it cannot be read."""
     try:
-        return json.loads(file(config).read_text())
-    except (OSError, ValueError):
+        return load(file(config).read_text(), str(file(config)))
+    except (OSError, ValueError, FormatError):
         return None
 
 

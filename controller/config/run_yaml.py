@@ -7,6 +7,7 @@ from typing import Any
 
 import yaml
 
+from conf.formats import FORMAT
 from conf.schema.config import Config
 from controller.core.errors import ConfigError
 
@@ -22,6 +23,7 @@ def render(config: Config, run_id: str, bucket: str, prefixes: Mapping[str, str]
     topology = config.topology
     plain = config.model_dump(mode="json")
     content: dict[str, Any] = {
+        "format": FORMAT,
         "id": run_id,
         "name": config.run.name,
         "seed": config.run.seed,

@@ -6,10 +6,12 @@ import json
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from datetime import datetime
 from pathlib import Path
 from typing import Any, Literal
 
 from controller.core.clock import Clock, iso
+from controller.core.formats import checked, stamped
 
 Kind = Literal[
     "step_started",  # a resource begins to differ, or is being waited for
@@ -32,9 +34,20 @@ class Event:
     words: str = ""
     data: dict[str, Any] = field(default_factory=dict)
 
+    def to_json(self) -> dict[str, Any]:
+        """Return a line of `events.jsonl` and of `--json`; the keys of `data` lie beside the others."""
+        body = stamped({"time": iso(self.time), "kind": self.kind, "subject": self.subject})
+        return body | ({"message": self.words} if self.words else {}) | self.data
+
     def as_json(self) -> str:
-        body = {"time": iso(self.time), "kind": self.kind, "subject": self.subject}
-        return json.dumps(body | ({"words": self.words} if self.words else {}) | self.data)
+        return json.dumps(self.to_json())
+
+    @classmethod
+    def from_json(cls, body: Any, where: str = "event") -> Event:
+        """Raises FormatError for another format."""
+        data = checked(body, where)
+        time = datetime.fromisoformat(data.pop("time")).timestamp()
+        return cls(time, data.pop("kind"), data.pop("subject"), data.pop("message", ""), data)
 
 
 class Events:

@@ -11,15 +11,16 @@ import json
 import os
 import socket
 import uuid
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
-from typing import Annotated, Literal, Protocol, Self
+from typing import Annotated, Any, Literal, Protocol, Self
 
-from pydantic import Field, TypeAdapter, ValidationError
+from pydantic import Field, TypeAdapter
 
 from controller.agent.process import boot_id, start_time
 from controller.core.errors import CloudError
+from controller.core.formats import checked, has_format, stamped
 from controller.gcp.client import Google, NotFound
 
 KEY = "lease"
@@ -60,6 +61,38 @@ class Term:
     def __str__(self) -> str:
         since = datetime.fromtimestamp(self.since).astimezone().strftime("%Y-%m-%d %H:%M:%S %Z")
         return f"{self.holder} ({self.driver}) for {self.run_id} since {since}"
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the content of `lease.json`."""
+        holder = {"holder_id": self.id, "holder": self.holder, "driver": self.driver, "process": self.process}
+        term = {"run_id": self.run_id, "acquired": self.since, "duration_seconds": self.seconds}
+        end = {"release_requested": self.asked, "released": self.released, "message": self.said}
+        return stamped({"token": self.token, **holder, **term, **end, "exit_code": self.exit_code})
+
+    @classmethod
+    def from_json(cls, body: Any, where: str = "lease.json") -> Term:
+        """Return the term that `to_json` wrote; keys of a later slipway are ignored.
+
+        Raises:
+            FormatError: it has another format.
+            KeyError, ValueError: it is not a lease.
+        """
+        body = checked(body, where)
+        term = cls(
+            token=body["token"],
+            id=body["holder_id"],
+            holder=body["holder"],
+            driver=body["driver"],
+            process=body["process"],
+            run_id=body["run_id"],
+            since=body["acquired"],
+            seconds=body["duration_seconds"],
+            asked=body["release_requested"],
+            released=body["released"],
+            said=body["message"],
+            exit_code=body["exit_code"],
+        )
+        return TypeAdapter(cls).validate_python(vars(term))
 
 
 @dataclass(frozen=True)
@@ -109,19 +142,22 @@ class InBucket:
             answer, now = self.google.metadata(self.bucket, self.name)
         except NotFound:
             return None
-        try:  # keys that are not known are a later version's
-            term = TypeAdapter(Term).validate_json(answer.get("metadata", {}).get(KEY, ""))
-        except ValidationError:  # whoever can write to the bucket can write anything there
-            where = f"gs://{self.bucket}/{self.name}"
+        where = f"gs://{self.bucket}/{self.name}"
+        try:  # whoever can write to the bucket can write anything there
+            body = json.loads(answer.get("metadata", {}).get(KEY, ""))
+            term = Term.from_json(body, where) if has_format(body) else None
+        except (KeyError, ValueError, RecursionError):
+            term = None
+        if term is None:
             pod = " and then the pod (`slipway down`), whose workers remember the lease" if self.among == "pods" else ""
             raise CloudError(
                 f"{where} is no lease that slipway wrote; once no controller acts there any more, delete it "
                 f"(`gcloud storage rm {where}`){pod}"
-            ) from None
+            )
         return Seen(term, int(answer["generation"]), now - datetime.fromisoformat(answer["updated"]).timestamp())
 
     def write(self, term: Term, generation: int) -> int:
-        text = json.dumps(asdict(term))
+        text = json.dumps(term.to_json())
         answer = self.google.upload(
             self.bucket, self.name, text.encode(), generation=generation, metadata={KEY: text}
         )  # fmt: skip

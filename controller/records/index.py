@@ -13,6 +13,8 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from controller.core.formats import checked, dump, has_format
+
 if TYPE_CHECKING:
     from controller.gcp.client import Google
 
@@ -30,14 +32,14 @@ def rows(state: Path) -> list[Row]:
     file = file_of(state)
     found: dict[str, Row] = {}
     for line in file.read_bytes().splitlines() if file.is_file() else ():
-        if row := _row(line):
+        if row := _row(line, str(file)):
             found[row["run"]] = {**found.get(row["run"], {}), **row}
     return sorted(found.values(), key=lambda row: row.get("created", 0.0))
 
 
 def add(state: Path, new: Iterable[Row]) -> None:
     """Add rows, or the keys of them that are new."""
-    text = "".join(json.dumps(row) + "\n" for row in new)
+    text = "".join(dump(row) + "\n" for row in new)
     if not text:
         return
     file = file_of(state)
@@ -49,11 +51,11 @@ def add(state: Path, new: Iterable[Row]) -> None:
 
 def publish(google: Google, bucket: str, row: Row) -> None:
     """Put a row into the bucket, in place of the run's last one; if it is too large, without metrics or words."""
-    text = json.dumps(row)
-    for key in ("metrics", "overrides", "why"):
+    text = dump(row)
+    for key in ("metrics", "overrides", "reason"):
         if len(text.encode()) > LARGEST:
             row = {**row, key: {} if key == "metrics" else []}
-            text = json.dumps(row)
+            text = dump(row)
     google.upload(bucket, f"index/{row['run']}.json", text.encode(), metadata={"row": text})
 
 
@@ -66,14 +68,22 @@ def published(google: Google, bucket: str) -> list[Row]:
         items = list(google.pages("storage", "objects.list", "items", **where))
     except NotFound:
         return []
-    found = [_row(item["metadata"]["row"]) for item in items if "row" in item.get("metadata", {})]
+    found = [
+        _row(item["metadata"]["row"], f"a row of gs://{bucket}/index/")
+        for item in items
+        if "row" in item.get("metadata", {})
+    ]
     return [row for row in found if row]
 
 
-def _row(text: str | bytes) -> Row | None:
-    """None where somebody wrote something else; so is a line that was cut short by a crash."""
+def _row(text: str | bytes, where: str) -> Row | None:
+    """None where somebody wrote something else; so is a line that was cut short by a crash.
+
+    Raises:
+        FormatError: it is a row of a later slipway.
+    """
     try:
         row = json.loads(text)
     except ValueError:
         return None
-    return row if isinstance(row, dict) and isinstance(row.get("run"), str) else None
+    return checked(row, where) if has_format(row) and isinstance(row.get("run"), str) else None

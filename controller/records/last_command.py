@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 from collections.abc import Sequence
 from pathlib import Path
+
+from controller.core.formats import dump, load
 
 OF_A_RUN = frozenset({"status", "logs", "verify", "cancel", "stop", "down", "ssh", "exec", "forward"})
 """Those that --run may tell which run is meant."""
@@ -24,13 +25,13 @@ def remember(overrides: Sequence[str], folder: Path, run: str = "") -> None:
     """
     file = _file(folder)
     file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    file.write_text(json.dumps({"folder": str(folder), "overrides": list(overrides), "run": run}))
+    file.write_text(dump({"folder": str(folder), "overrides": list(overrides), "run": run}))
 
 
 def recall(folder: Path) -> tuple[tuple[str, ...], str]:
     """The words and the run that `remember` was given last in this folder, none of both if there was no `up`."""
     file = _file(folder)
-    known = json.loads(file.read_text()) if file.is_file() else {}
+    known = load(file.read_text(), str(file)) if file.is_file() else {}
     return tuple(known.get("overrides", ())), known.get("run", "")
 
 

@@ -7,9 +7,10 @@ https://cloud.google.com/storage/docs/request-preconditions
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any
 
+from controller.core.formats import checked, load, stamped
 from controller.gcp.client import Conflict, Google, NotFound
 
 
@@ -21,6 +22,18 @@ class Launch:
     node_uid: str
     time: float
     lease: int = 0
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the content of `launches/NNNN.json`."""
+        return stamped({
+            "attempt": self.attempt, "node_uid": self.node_uid, "time": self.time, "lease_token": self.lease
+        })  # fmt: skip
+
+    @classmethod
+    def from_json(cls, body: Any, where: str = "launch") -> Launch:
+        """Raises FormatError for another format."""
+        body = checked(body, where)
+        return cls(body["attempt"], body["node_uid"], body["time"], body["lease_token"])
 
 
 @dataclass(frozen=True)
@@ -38,6 +51,20 @@ class Result:
     summary: dict[str, Any] = field(default_factory=dict)
     cleanup: str = "keep"
 
+    def to_json(self) -> dict[str, Any]:
+        """Return the content of `result.json`."""
+        how = {"run_id": self.run_id, "outcome": self.outcome, "attempts": self.attempts}
+        return stamped({
+            **how, "ended": self.ended, "seconds": self.seconds, "summary": self.summary, "cleanup": self.cleanup
+        })  # fmt: skip
+
+    @classmethod
+    def from_json(cls, body: Any, where: str = "result.json") -> Result:
+        """Raises FormatError for another format."""
+        body = checked(body, where)
+        how = (body["run_id"], body["outcome"], body["attempts"])
+        return cls(*how, body["ended"], body["seconds"], body["summary"], body["cleanup"])
+
 
 class Ledger:
     """Reads and writes the record of one run."""
@@ -49,11 +76,11 @@ class Ledger:
     def result(self) -> Result | None:
         """None while the run has not ended well, or when there is no such run."""
         content = self.read("result.json")
-        return None if content is None else Result(**json.loads(content))
+        return None if content is None else Result.from_json(json.loads(content), f"{self.prefix}/result.json")
 
     def finish(self, result: Result) -> None:
         """Record the end; the first one counts."""
-        self.create("result.json", json.dumps(asdict(result), indent=1))
+        self.create("result.json", json.dumps(result.to_json(), indent=1))
 
     def launches(self) -> list[Launch]:
         """Every launch, oldest first."""
@@ -65,17 +92,18 @@ class Ledger:
             )
         except NotFound:
             return []
-        found = [Launch(**json.loads(self._google.download(self.bucket, item["name"]))) for item in items]
+        names = [item["name"] for item in items]
+        found = [Launch.from_json(json.loads(self._google.download(self.bucket, name)), name) for name in names]
         return sorted(found, key=lambda launch: launch.attempt)
 
     def record(self, launch: Launch) -> bool:
         """Record a launch before it is made; False if another controller recorded this attempt first."""
-        return self.create(f"launches/{launch.attempt:04d}.json", json.dumps(asdict(launch)))
+        return self.create(f"launches/{launch.attempt:04d}.json", json.dumps(launch.to_json()))
 
     def cancel(self) -> None:
         """Record that the latest attempt is ended on purpose, so that whoever follows it does not start it again."""
         if launches := self.launches():
-            self.create(f"cancels/{launches[-1].attempt:04d}.json", "{}")
+            self.create(f"cancels/{launches[-1].attempt:04d}.json", json.dumps(stamped({})))
 
     def cancelled(self, attempt: int) -> bool:
         return self.read(f"cancels/{attempt:04d}.json") is not None
@@ -110,10 +138,11 @@ class Ledger:
 
     def ending(self, worker: int, attempt: int) -> str | None:
         """`code 1`, or the signal; None while the program runs there, or when its end was not recorded."""
-        content = self.read(self.exit_object(worker, attempt).removeprefix(f"{self.prefix}/"))
+        name = self.exit_object(worker, attempt)
+        content = self.read(name.removeprefix(f"{self.prefix}/"))
         if content is None:
             return None
-        ended = json.loads(content)
+        ended = load(content, name)
         return f"code {ended['code']}" if ended.get("code") is not None else ended.get("signal") or "an error"
 
     def read(self, name: str) -> bytes | None:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import yaml
 
 from controller.core.errors import ConfigError
+from controller.core.formats import checked, has_format, stamped
 
 if TYPE_CHECKING:
     from controller.plan.build import Plan
@@ -24,7 +25,8 @@ def save(plan: Plan, overrides: Sequence[str], folder: Path) -> Path:
     """Write `plans/<run id>.yaml` below a folder; returns the file. The state folder, this machine's own, stays out."""
     config = plan.config.model_dump(mode="json")
     del config["run"]["state_dir"]
-    content = {"run": plan.run_id, "overrides": list(overrides), "code_sha256": plan.snapshot.sha256, "config": config}
+    run = {"run": plan.run_id, "overrides": list(overrides), "code_sha256": plan.snapshot.sha256}
+    content = stamped({**run, "config": config})
     file = folder / FOLDER / f"{plan.run_id}.yaml"
     file.parent.mkdir(exist_ok=True)
     file.write_text(yaml.safe_dump(content, sort_keys=False))
@@ -41,7 +43,7 @@ def planned(file: Path) -> dict[str, Any]:
 
     try:
         content = yaml.safe_load(file.read_text())
-        config = dict(content["config"])
+        config = dict((checked(content, str(file)) if has_format(content) else {})["config"])
     except (OSError, yaml.YAMLError, KeyError, TypeError, ValueError) as error:
         why = getattr(error, "strerror", None) or "it holds no config"
         raise ConfigError(f"--plan {file}: {why}; `slipway plan --save …` writes such a file") from None

@@ -12,7 +12,6 @@ import re
 import uuid
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 import yaml
 
 from controller.core.events import Event, record_to
+from controller.core.formats import dump, load
 from controller.inputs.assets import Content
 from controller.inputs.git_status import record as git_record
 from controller.records import index
@@ -98,15 +98,15 @@ class Recorder:
             document |= self._handed_on() or self._origin() or self._keep_code()
             ledger.write("plan.yaml", yaml.safe_dump(_for_people(document), sort_keys=False))
             ledger.write("run.yaml", plan.run_yaml)
-            known = json.dumps(document, indent=1).encode()
+            known = dump(document, indent=1).encode()
             if not ledger.create(RECORD, known.decode()):
                 known = ledger.read(RECORD) or known  # another controller was faster
         (self.folder / RECORD).write_bytes(known)
-        self._tell(row_of(json.loads(known)) | {"state": "running"})
+        self._tell(row_of(load(known, RECORD)) | {"state": "running"})
 
     def end(self, result: Result, spending: Spending) -> None:
         """The run has finished: keep its numbers on this machine, and all that this machine knows in the bucket."""
-        (self.folder / "result.json").write_text(json.dumps(asdict(result), indent=1))
+        (self.folder / "result.json").write_text(json.dumps(result.to_json(), indent=1))
         told = self.folder / TOLD
         if told.is_file() and told.stat().st_size and not self._ledger.has("metrics.jsonl"):
             self._ledger.create("metrics.jsonl", told.read_text())  # of a program that has left it on its worker
@@ -125,8 +125,8 @@ class Recorder:
     def stopped(self, state: str, why: str, spending: Spending) -> None:
         """The run has ended otherwise, for now: failed, cancelled."""
         if self._known() is not None:
-            words = {"state": state, "why": why.partition("\n")[0][:500], "ended": self._world.clock.now()}
-            self._tell(words | _cost(spending))
+            row = {"state": state, "reason": why.partition("\n")[0][:500], "ended": self._world.clock.now()}
+            self._tell(row | _cost(spending))
             self._upload()
 
     def _tell(self, row: Document) -> None:
@@ -145,7 +145,7 @@ class Recorder:
                 return None
             self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             file.write_bytes(content)
-        return json.loads(file.read_bytes())
+        return load(file.read_bytes(), str(file))
 
     def _upload(self) -> None:
         """Events and requests of this machine; other machines have their own."""
@@ -169,7 +169,7 @@ class Recorder:
         if (base := SUFFIX.sub("", self._plan.run_id)) == self._plan.run_id:
             return {}
         content = Ledger(self._world.google, self._ledger.bucket, base).read(RECORD)
-        known = {} if content is None else json.loads(content)
+        known = {} if content is None else load(content, f"runs/{base}/{RECORD}")
         return {key: known[key] for key in ("overrides", "git") if key in known}
 
     def _keep_code(self) -> Document:
@@ -178,7 +178,7 @@ class Recorder:
         document, patch = git_record(snapshot.root, config.code.exclude, secrets)
         if patch:
             self._ledger.write("diff.patch", patch)
-        self._ledger.write("git.json", json.dumps(document, indent=1))
+        self._ledger.write("git.json", dump(document, indent=1))
         return {"git": document}
 
     def _prices(self) -> Document:
@@ -223,7 +223,7 @@ def folder_of(state: Path, run_id: str) -> Path:
 def read(state: Path, run_id: str) -> Document | None:
     """The record on this machine."""
     file = folder_of(state, run_id) / RECORD
-    return json.loads(file.read_bytes()) if file.is_file() else None
+    return load(file.read_bytes(), str(file)) if file.is_file() else None
 
 
 def machine_of(state: Path) -> str:
@@ -258,7 +258,7 @@ def _worker_0(plan: Plan, fleet: Fleet) -> Document:
 def _cost(spending: Spending) -> Document:
     spent = spending.spent()
     usd = None if spent.usd is None else round(spent.usd, 4)
-    return {"pod_hours": round(spent.hours, 4), "usd": usd, "pods": [asdict(life) for life in spending.lives()]}
+    return {"pod_hours": round(spent.hours, 4), "usd": usd, "pods": [life.to_json() for life in spending.lives()]}
 
 
 def _manifest(content: Content) -> Document:

@@ -6,7 +6,6 @@ comes from the archive in the bucket, so that a clean clone at another commit, o
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import shutil
@@ -28,6 +27,7 @@ from controller.agent.commands.code import unpack
 from controller.cloud.connect import connected, project_of
 from controller.config.compose import compose, laid_over, raw
 from controller.core.errors import ConfigError
+from controller.core.formats import load
 from controller.gcp.client import NotFound
 from controller.inputs.assets import Content, Source
 from controller.inputs.code import Snapshot
@@ -119,7 +119,7 @@ def _from_bucket(here: Config, run_id: str) -> Document:
             f"--run {run_id}: no such run on this machine, nor in gs://{bucket}; `slipway runs` lists them, and "
             "cloud=… or cloud.bucket=… beside --run says where else to look"
         )
-    return json.loads(content)
+    return load(content, f"gs://{bucket}/runs/{run_id}/{RECORD}")
 
 
 def _config(document: Document, words: Sequence[str], here: Config, folder: Path) -> Config:

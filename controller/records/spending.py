@@ -7,12 +7,13 @@ it counts until it is deleted or stopped, or another run takes it over, idle hou
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
 
 from conf.schema.config import Config
 from controller.core.clock import Clock
+from controller.core.formats import checked, dump, load, stamped
 from controller.gcp.client import Google, NotFound
 from controller.gcp.prices import Rate, rate
 from controller.resources.pod.node import Node
@@ -32,6 +33,19 @@ class Life:
     began: float
     ended: float | None = None
     why: str = ""
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the content of `pods/KEY.json`."""
+        pod = {"uid": self.uid, "pod": self.pod, "accelerator_type": self.accelerator_type, "zone": self.zone}
+        price = {"capacity": self.capacity, "usd_per_hour": self.usd_per_hour}
+        return stamped({**pod, **price, "began": self.began, "ended": self.ended, "reason": self.why})
+
+    @classmethod
+    def from_json(cls, body: Any, where: str = "pod of a run") -> Life:
+        """Raises FormatError for another format."""
+        body = checked(body, where)
+        pod = (body["uid"], body["pod"], body["accelerator_type"], body["zone"], body["capacity"])
+        return cls(*pod, body["usd_per_hour"], body["began"], body["ended"], body["reason"])
 
     @property
     def key(self) -> str:
@@ -133,7 +147,7 @@ class Spending:
             if life.ended is None and life.uid != uid:
                 word = watchdogs_word(self._google, self._bucket, life.pod, life.uid)
                 ended = word.get("time") or max(self._last_log(), life.began)
-                self._lives[life.key] = replace(life, ended=ended, why=word.get("why", "the pod went"))
+                self._lives[life.key] = replace(life, ended=ended, why=word.get("reason", "the pod went"))
 
     def _last_log(self) -> float:
         where = {"bucket": self._bucket, "prefix": f"runs/{self._run_id}/logs/"}
@@ -169,7 +183,8 @@ class Spending:
             items = list(self._google.pages("storage", "objects.list", "items", bucket=self._bucket, prefix=prefix))
         except NotFound:
             return []
-        return [Life(**json.loads(self._google.download(self._bucket, item["name"]))) for item in items]
+        names = [item["name"] for item in items]
+        return [Life.from_json(json.loads(self._google.download(self._bucket, name)), name) for name in names]
 
     def _of(self, run_id: str) -> Spending:
         return Spending(self._google, self._clock, self._bucket, run_id, self._config)
@@ -177,11 +192,11 @@ class Spending:
     def _write(self, life: Life) -> None:
         self._lives[life.key] = life
         name = f"runs/{self._run_id}/pods/{life.key}.json"
-        self._google.upload(self._bucket, name, json.dumps(asdict(life)).encode())
+        self._google.upload(self._bucket, name, json.dumps(life.to_json()).encode())
 
     def _claim(self, node: Node, claim: dict[str, Any]) -> None:
-        words = {"first": claim.get("first", self._run_id), "latest": self._run_id, "uid": node.status.uid}
-        self._google.upload(self._bucket, claim_name(node.name, node.status.uid), json.dumps(words).encode())
+        body = {"first": claim.get("first", self._run_id), "latest": self._run_id, "uid": node.status.uid}
+        self._google.upload(self._bucket, claim_name(node.name, node.status.uid), dump(body).encode())
 
 
 def let_go(google: Google, clock: Clock, bucket: str, config: Config, node: Node, why: str) -> None:
@@ -196,12 +211,12 @@ def claim_of(google: Google, bucket: str, pod: str, uid: str) -> dict[str, Any]:
 
 
 def watchdogs_word(google: Google, bucket: str, pod: str, uid: str) -> dict[str, Any]:
-    """{time, why} where the watchdog has deleted the pod, else empty."""
+    """{time, reason} where the watchdog has deleted the pod, else empty."""
     return _json(google, bucket, end_name(pod, uid))
 
 
 def _json(google: Google, bucket: str, name: str) -> dict[str, Any]:
     try:
-        return json.loads(google.download(bucket, name))
+        return load(google.download(bucket, name), name)
     except NotFound:
         return {}

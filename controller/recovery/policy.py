@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from conf.schema.run.lifecycle import Recovery
+from controller.core.formats import checked, stamped
 from controller.recovery.diagnosis import Kind, Verdict
 
 LOSSES = frozenset({Kind.PREEMPTED, Kind.MAINTENANCE, Kind.UNHEALTHY_HOST, Kind.WORKER_LOST, Kind.HUNG})
@@ -39,9 +40,17 @@ class Episode:
     time: float
     evidence: tuple[str, ...] = ()
 
+    def to_json(self) -> dict[str, Any]:
+        """Return the content of `verdicts/NNNN.json`."""
+        what = {"attempt": self.attempt, "kind": self.kind, "message": self.words, "response": self.response}
+        return stamped({**what, "progress": self.progress, "time": self.time, "evidence": list(self.evidence)})
+
     @classmethod
-    def read(cls, document: dict[str, Any]) -> Episode:
-        return cls(**{**document, "evidence": tuple(document.get("evidence", ()))})
+    def from_json(cls, body: Any, where: str = "verdict") -> Episode:
+        """Raises FormatError for another format."""
+        body = checked(body, where)
+        what = (body["attempt"], body["kind"], body["message"], body["response"])
+        return cls(*what, body["progress"], body["time"], tuple(body["evidence"]))
 
 
 def words(response: str, verdict: Verdict) -> str:

@@ -215,7 +215,7 @@ class Recovery:
         for life in self.spending.lives():
             word = watchdogs_word(self.world.google, self.plan.bucket, life.pod, life.uid) if not life.ended else {}
             if word:
-                self.world.events.note(self.plan.run_id, f"the pod deleted itself: {word['why']}")
+                self.world.events.note(self.plan.run_id, f"the pod deleted itself: {word['reason']}")
 
     def _possible(self, verdict: Verdict) -> Possible:
         node = self.plan.node
@@ -248,14 +248,14 @@ class Recovery:
 
     def _episodes(self) -> list[Episode]:
         if self._past is None:
-            self._past = [Episode.read(document) for document in self.ledger.episodes()]
+            self._past = [Episode.from_json(document) for document in self.ledger.episodes()]
         return self._past
 
     def _record(self, episode: Episode) -> None:
         past = self._episodes()
         if self._recorded:
             return
-        self.ledger.add_episode(len(past) + 1, vars(episode))
+        self.ledger.add_episode(len(past) + 1, episode.to_json())
         past.append(episode)
         self._recorded = True
 

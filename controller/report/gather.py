@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+from controller.core.formats import checked, has_format
 from controller.gcp.client import Google, NotFound
 from controller.records.index import Row
 from controller.records.recorder import RECORD, TOLD, folder_of
@@ -22,7 +23,7 @@ Metric = tuple[str, str]
 Read = Callable[[str, str], Sequence[bytes]]
 """(run, name) -> the contents of that name; none where there is none."""
 RESULT = "result"
-METRICS = "metrics.jsonl"
+METRICS, EVENTS = "metrics.jsonl", "events.jsonl"
 LONGEST_NAME = 80
 OWN = ("step", "phase", "time")
 """The keys of a line of metrics.jsonl that are no metrics."""
@@ -85,7 +86,7 @@ def from_bucket(google: Google, bucket: str, otherwise: Read) -> Read:
     """Objects of the bucket, those of all machines; where there is none, what `otherwise` finds."""
 
     def read(run: str, name: str) -> Sequence[bytes]:
-        prefix = f"runs/{run}/{name.removesuffix('.jsonl')}/" if name == "events.jsonl" else f"runs/{run}/{name}"
+        prefix = f"runs/{run}/{name.removesuffix('.jsonl')}/" if name == EVENTS else f"runs/{run}/{name}"
         try:
             items = list(google.pages("storage", "objects.list", "items", bucket=bucket, prefix=prefix))
             found = [google.download(bucket, item["name"]) for item in items]
@@ -102,7 +103,7 @@ def gathered(rows: Sequence[Row], read: Read) -> list[Run]:
 
 
 def _run(row: Row, read: Read) -> Run:
-    record = next(iter(_documents(read(row["run"], RECORD))), None)
+    record = next(_own(_documents(read(row["run"], RECORD)), f"{row['run']}: {RECORD}"), None)
     written = list(_lines(read(row["run"], METRICS)))
     curves: dict[Metric, dict[float, float | None]] = {}
     lines = []
@@ -121,7 +122,9 @@ def _run(row: Row, read: Read) -> Run:
         if (number := _number(value)) is not None:
             curves[RESULT, name[:LONGEST_NAME]] = {0.0: number}
     known = {metric: curve for metric, curve in curves.items() if any(value is not None for value in curve.values())}
-    events = sorted(_events(read(row["run"], "events.jsonl")), key=lambda event: event["time"])
+    events = sorted(
+        _events(_own(_lines(read(row["run"], EVENTS)), f"{row['run']}: {EVENTS}")), key=lambda event: event["time"]
+    )
     transcripts = list(_lines(read(row["run"], "transcripts.jsonl")))
     return Run(row, record, known, sorted(lines, key=lambda line: line.time), events, transcripts)
 
@@ -147,13 +150,22 @@ def _documents(contents: Sequence[bytes]) -> Iterator[dict[str, Any]]:
             yield document
 
 
+def _own(documents: Iterable[dict[str, Any]], where: str) -> Iterator[dict[str, Any]]:
+    """Those that slipway wrote, without their format.
+
+    Raises:
+        FormatError: a later slipway wrote one.
+    """
+    return (checked(document, where) for document in documents if has_format(document))
+
+
 def _lines(contents: Sequence[bytes]) -> Iterator[dict[str, Any]]:
     for content in contents:
         yield from _documents(content.splitlines())
 
 
-def _events(contents: Sequence[bytes]) -> Iterator[dict[str, Any]]:
-    for event in _lines(contents):
+def _events(events: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+    for event in events:
         try:
             yield event | {"time": datetime.fromisoformat(event["time"]).timestamp()}
         except (KeyError, TypeError, ValueError):

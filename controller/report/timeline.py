@@ -129,7 +129,7 @@ def _attempts(events: Sequence[dict[str, Any]]) -> tuple[list[_Attempt], list[Ma
         if event.get("kind") != "note" or not isinstance(number, int):
             continue
         if "verdict" in event:
-            marks.append(Mark(event["time"], str(event.get("words", ""))))
+            marks.append(Mark(event["time"], str(event.get("message", ""))))
             if number in found:
                 found[number].ended = event["time"]
         else:

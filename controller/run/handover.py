@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from importlib.metadata import version
@@ -10,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from controller.context import Context
 from controller.core.errors import CloudError
+from controller.core.formats import dump
 from controller.lease.lease import Lease
 from controller.lease.store import Seen
 from controller.plan.build import Plan
@@ -53,8 +53,8 @@ class Handover:
         token = self.lease.hold()
         if before is not None and before.term.driver == "bastion" and not before.term.released:
             self.bastion.destroy(self.world)  # there may be a machine, and nobody acts there
-        self.ledger.write(HANDOVER, json.dumps(document()))
-        machine = replace(self.bastion, orders=json.dumps(self._orders()))
+        self.ledger.write(HANDOVER, dump(document()))
+        machine = replace(self.bastion, orders=dump(self._orders()))
         roles = [r for r in self.plan.resources if isinstance(r, BastionRoles)]
         reconcile(_alone([machine, *roles]), self.world)
         self.lease.release()

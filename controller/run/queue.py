@@ -6,11 +6,11 @@ a while belongs to a controller that died, and does not count.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from controller.core.clock import Clock
+from controller.core.formats import dump, load
 from controller.gcp.client import Google, NotFound
 
 STALE_SECONDS = 120.0
@@ -35,10 +35,10 @@ class Turns:
             return []
         for item in items:
             try:
-                entry = json.loads(self._google.download(self._bucket, item["name"]))
+                entry = load(self._google.download(self._bucket, item["name"]), item["name"])
             except NotFound:
                 continue  # it has just left
-            if self._clock.now() - entry["seen"] < STALE_SECONDS:
+            if self._clock.now() - entry["refreshed"] < STALE_SECONDS:
                 found.append((entry["since"], entry["run_id"]))
         return [run_id for _, run_id in sorted(found)]
 
@@ -53,8 +53,8 @@ class Turns:
             now = self._clock.now()
             if now - seen >= REFRESH_SECONDS:
                 seen = now
-                entry = {"run_id": run_id, "since": since, "seen": now}
-                self._google.upload(self._bucket, self._name(run_id), json.dumps(entry).encode())
+                entry = {"run_id": run_id, "since": since, "refreshed": now}
+                self._google.upload(self._bucket, self._name(run_id), dump(entry).encode())
 
         refresh()
         try:

@@ -6,13 +6,14 @@ import json
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from controller.core.clock import Clock
 from controller.core.events import Event
+from controller.core.formats import checked, dump, stamped
 from controller.core.ui import FinishedRun
 from controller.records.spending import Spent
 from controller.run.text_screen import SHOWN_METRICS
@@ -44,6 +45,34 @@ class Line:
     before: float = 0.0
     """Seconds on pods before `began`: of tries that failed, and under an earlier controller."""
     usd_per_hour: float | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """Return one line of the board's file, and of `status --json`."""
+        run = {"run": self.run, "title": self.title, "state": self.state, "pod": self.pod, "reason": self.why}
+        times = {"began": self.began, "seconds": self.seconds, "seconds_before": self.before}
+        steps = {"step": self.step, "steps_total": self.steps_total, "step_time": self.step_time}
+        cost = {"cost": self.cost, "usd_per_hour": self.usd_per_hour}
+        return {**run, **times, **steps, "metric": self.metric, "values": self.values, **cost}
+
+    @classmethod
+    def from_json(cls, body: dict[str, Any]) -> Line:
+        return cls(
+            run=body["run"],
+            title=body["title"],
+            state=body["state"],
+            pod=body["pod"],
+            began=body["began"],
+            seconds=body["seconds"],
+            step=body["step"],
+            steps_total=body["steps_total"],
+            step_time=body["step_time"],
+            metric=body["metric"],
+            values=body["values"],
+            cost=body["cost"],
+            why=body["reason"],
+            before=body["seconds_before"],
+            usd_per_hour=body["usd_per_hour"],
+        )
 
 
 class Board:
@@ -80,14 +109,8 @@ class Board:
         """A line for people, or for programs."""
         pod = f"pod {line.pod}" if line.pod is not None else ""
         if self.json_lines:
-            document = {
-                "time": self._clock.now(),
-                "run": line.run,
-                "pod": line.pod,
-                "state": line.state,
-                "words": words,
-            }
-            text = json.dumps(document)
+            body = {"time": self._clock.now(), "run": line.run, "pod": line.pod, "state": line.state}
+            text = dump({**body, "message": words})
         else:
             text = f"  {pod:<6} {line.run}  {line.title}  {words}"
         with self._saying:  # `print` writes a line and its end apart, and threads come between them
@@ -117,9 +140,8 @@ class Board:
         now = time.monotonic()
         if always or now - self._saved >= SAVE_SECONDS:
             self._saved = now
-            lines = [asdict(line) for line in self._lines.values()]
             draft = self._file.with_suffix(".draft")
-            draft.write_text(json.dumps({"time": self._clock.now(), "over": over, "lines": lines}))
+            draft.write_text(json.dumps(Saved(self._clock.now(), over, self._lines).to_json()))
             draft.replace(self._file)
 
 
@@ -155,15 +177,21 @@ class Saved:
     over: bool = False
     lines: dict[str, Line] = field(default_factory=dict)
 
+    def to_json(self) -> dict[str, Any]:
+        """Return the content of `sweeps/ID.json` of the state folder."""
+        lines = [line.to_json() for line in self.lines.values()]
+        return stamped({"time": self.time, "over": self.over, "lines": lines})
+
+    @classmethod
+    def from_json(cls, body: Any, where: str = "board") -> Saved:
+        """Raises FormatError for another format."""
+        body = checked(body, where)
+        return cls(body["time"], body["over"], {line["run"]: Line.from_json(line) for line in body["lines"]})
+
 
 def saved(file: Path) -> Saved:
     """What is in the file; an empty board if there is none."""
-    if not file.is_file():
-        return Saved()
-    document = json.loads(file.read_bytes())
-    if isinstance(document, list):  # of an earlier version
-        document = {"time": 0.0, "over": True, "lines": document}
-    return Saved(document["time"], document["over"], {line["run"]: Line(**line) for line in document["lines"]})
+    return Saved.from_json(json.loads(file.read_bytes()), str(file)) if file.is_file() else Saved()
 
 
 def runs_of_sweeps(state: Path) -> dict[str, list[str]]:

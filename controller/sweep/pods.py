@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from contextlib import suppress
 from dataclasses import replace
 
 from controller.context import Context
+from controller.core.formats import dump, load
 from controller.gcp.client import Google, NotFound
 from controller.lease.lease import Held, Lease
 from controller.lease.scope import lease_of, working_under
@@ -21,7 +21,7 @@ from controller.run.queue import Turns
 
 def record(google: Google, bucket: str, sweep_id: str, pod: int, run_id: str) -> None:
     """The pod has this run from now on."""
-    google.upload(bucket, f"sweeps/{sweep_id}/pods/{pod}.json", json.dumps({"pod": pod, "run": run_id}).encode())
+    google.upload(bucket, f"sweeps/{sweep_id}/pods/{pod}.json", dump({"pod": pod, "run": run_id}).encode())
 
 
 def recorded(google: Google, bucket: str, sweep_id: str) -> dict[int, str]:
@@ -31,7 +31,7 @@ def recorded(google: Google, bucket: str, sweep_id: str) -> dict[int, str]:
         items = list(google.pages("storage", "objects.list", "items", **where))
     except NotFound:
         return {}
-    found = [json.loads(google.download(bucket, item["name"])) for item in items]
+    found = [load(google.download(bucket, item["name"]), item["name"]) for item in items]
     return {entry["pod"]: entry["run"] for entry in found}
 
 

@@ -87,7 +87,7 @@ def followed(events: Iterator[str], cloud: Path) -> Recovered:
     """Until the first step after the fault that was not computed before it."""
     seen, computed, last = 0.0, {}, 0
     for event in map(json.loads, events):
-        if event["kind"] == "note" and event["words"].startswith(VERDICTS) and not seen:
+        if event["kind"] == "note" and event["message"].startswith(VERDICTS) and not seen:
             seen, last = datetime.fromisoformat(event["time"]).timestamp(), max(computed)
         line: dict[str, Any] = event.get("metrics", {})
         if line.get("phase") != "train":

@@ -57,6 +57,7 @@ def lm_run(tmp_path: Path) -> dict[str, Any]:
     text = tmp_path / "corpus.txt"
     text.write_text("".join(f"{i} and {i + 1} make {2 * i + 1}. " for i in range(300)))
     raw = {
+        "format": 1,
         "id": "lm-test",
         "name": "lm",
         "seed": 7,

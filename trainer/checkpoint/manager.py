@@ -12,6 +12,7 @@ import orbax.checkpoint as ocp
 from etils import epath
 from orbax.checkpoint import type_handlers
 
+from conf.formats import FORMAT, format_problem
 from conf.schema.training.run_yaml import RunFileError
 from conf.schema.training.settings import Checkpoint
 from trainer.checkpoint import integrity
@@ -89,7 +90,8 @@ class Checkpoints:
                 return
             self._manager.delete(step)
         self._retention.broken.discard(step)
-        content = {"position": gather_tree(position), "checksums": self._checksums.of(state, f"after update {step}")}
+        checksums = self._checksums.of(state, f"after update {step}")
+        content = {"format": FORMAT, "position": gather_tree(position), "checksums": checksums}
         items = ocp.args.Composite(state=ocp.args.PyTreeSave(state), position=ocp.args.JsonSave(content))
         with jax.transfer_guard("allow"):
             self._manager.save(step, args=items, force=True)
@@ -163,6 +165,8 @@ class Checkpoints:
             saved = _shapes(_arrays().metadata(folder / "state").tree)
         except Exception as error:
             raise _judged(error) from error
+        if problem := format_problem(content, f"dir: the checkpoint of step {step}"):
+            raise RunFileError(problem)
         for name, shape in _shapes(abstract).items():
             if saved.get(name) != shape:
                 raise RunFileError(

@@ -8,6 +8,8 @@ from typing import Any
 
 from etils import epath
 
+from conf.formats import FORMAT, format_problem
+from conf.schema.training.run_yaml import RunFileError
 from conf.schema.training.settings import Checkpoint
 
 SCORES = "scores.json"
@@ -21,16 +23,19 @@ class Retention:
         self._scores: dict[int, float] = {}
         self.broken: set[int] = set()
         if self._best and self._file.exists():
-            said = json.loads(self._file.read_text())
-            if said["metric"] == self._best.metric:
-                self._scores = {int(step): value for step, value in said["scores"].items()}
+            body = json.loads(self._file.read_text())
+            if problem := format_problem(body, str(self._file)):
+                raise RunFileError(problem)
+            if body["metric"] == self._best.metric:
+                self._scores = {int(step): value for step, value in body["scores"].items()}
 
     def score(self, step: int, value: float) -> None:
         """Note how good the weights after `step` updates are. Process 0 writes it to scores.json."""
         assert self._best
         self._scores[step] = value
         if self._writes:
-            content = {"metric": self._best.metric, "mode": self._best.mode, "best": self.best(list(self._scores))}
+            content = {"format": FORMAT, "metric": self._best.metric, "mode": self._best.mode}
+            content |= {"best": self.best(list(self._scores))}
             partial = self._file.with_suffix(".partial")
             partial.write_text(json.dumps(content | {"scores": self._scores}, indent=1) + "\n")
             partial.replace(self._file)

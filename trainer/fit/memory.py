@@ -41,6 +41,13 @@ class Verdict:
     recomputed_flops: float
     compile_seconds: float
 
+    def to_json(self) -> dict[str, str | bool | float]:
+        """Return what `slipway fit --json` says of the program."""
+        memory = {"peak_gib": self.peak_gib, "short_gib": self.short_gib, "argument_gib": self.argument_gib}
+        memory |= {"temp_gib": self.temp_gib, "beside_gib": self.beside_gib, "hbm_gib": self.hbm_gib}
+        flops = {"flops": self.flops, "recomputed_flops": self.recomputed_flops}
+        return {"name": self.name, "fits": self.fits, **memory, **flops, "compile_seconds": self.compile_seconds}
+
 
 def judged(experiment: RunFile, mesh: Mesh, names: set[str], known: Iterable[Verdict] = ()) -> list[Verdict]:
     """What the compiler says of the run's programs, or of those with some names, where it is not known already.

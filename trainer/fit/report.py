@@ -13,12 +13,12 @@ import argparse
 import json
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from jax.sharding import Mesh
 
+from conf.formats import FORMAT
 from conf.schema.training.run_yaml import RunFile, RunFileError, load
 from trainer.fit import suggestions, topologies
 from trainer.fit.memory import GIB, Verdict, judged
@@ -72,11 +72,12 @@ def document(
 ) -> dict[str, Any]:
     """The verdicts for programs; `fix` is null where all fits, or where nothing helped."""
     return {
+        "format": FORMAT,
         "accelerator_type": experiment.pod.accelerator_type,
         "remat": chosen.model.remat,
         "usable_gib": round(USABLE * (experiment.pod.hbm_bytes_per_chip or 0) / GIB, 3),
-        "programs": [asdict(v) for v in verdicts],
-        "fix": fix and {"overrides": suggestions.words(fix[0]), "programs": [asdict(v) for v in fix[1]]},
+        "programs": [v.to_json() for v in verdicts],
+        "fix": fix and {"overrides": suggestions.words(fix[0]), "programs": [v.to_json() for v in fix[1]]},
     }
 
 

@@ -13,7 +13,6 @@ import math
 import os
 import time
 from collections.abc import Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -94,7 +93,7 @@ class Metrics:
         if not self._writes or not rows:
             return
         for row in rows:
-            self._transcripts.write(json.dumps({"step": step, "phase": phase} | asdict(row)) + "\n")
+            self._transcripts.write(json.dumps({"step": step, "phase": phase} | row.to_json()) + "\n")
         self._transcripts.flush()
         self.text(step, f"transcripts/{phase}", transcripts.table(rows))
 

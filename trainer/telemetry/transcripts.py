@@ -19,6 +19,11 @@ class Transcript:
     extracted: str | None
     reward: float
 
+    def to_json(self) -> dict[str, str | float | None]:
+        """Return what a line of transcripts.jsonl holds of it."""
+        asked = {"prompt": self.prompt, "answer": self.answer, "response": self.response}
+        return {**asked, "extracted": self.extracted, "reward": self.reward}
+
 
 def table(transcripts: Sequence[Transcript]) -> str:
     """As Markdown."""

@@ -8,6 +8,7 @@ from typing import Any, Literal
 import yaml
 from pydantic import Field, ValidationError
 
+from conf.formats import format_problem
 from conf.schema.base import Strict
 from conf.schema.renamed_keys import successors
 from conf.schema.training.data import Data
@@ -39,6 +40,7 @@ class PodFacts(Strict):
 class RunFile(Strict):
     """One run of the trainer, resolved."""
 
+    format: Literal[1] = Field(description="version of this file; another one is another slipway's")
     id: str = Field(pattern=r"^[A-Za-z0-9._-]+$", description="name of the run and of its folder")
     name: str = Field(min_length=1, description="the experiment's name")
     seed: int = Field(ge=0, lt=2**31, description="of weights, data and sampling")
@@ -64,6 +66,8 @@ def load(path: Path) -> RunFile:
         raise RunFileError(f"{path}: not YAML: {' '.join(str(error).split())}") from None
     if not isinstance(raw, dict):
         raise RunFileError(f"{path}: a mapping of sections is wanted, not {type(raw).__name__}")
+    if problem := format_problem(raw, str(path)):
+        raise RunFileError(problem)
     try:
         return RunFile.model_validate(raw)
     except ValidationError as error:

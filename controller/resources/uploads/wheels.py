@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import subprocess
 import sys
 import tempfile
@@ -15,6 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 from conf.schema.config import digest
 from controller.core.errors import CloudError, ConfigError
 from controller.core.finding import Finding
+from controller.core.formats import dump, load
 from controller.gcp.client import NotFound
 from controller.inputs.git import clone, without_password
 from controller.inputs.requirements import GitLine
@@ -42,15 +42,19 @@ class Wheels(Resource):
         return cls(name=name, bucket=bucket, python=python, lines=lines, needs=needs)
 
     @property
+    def _manifest(self) -> str:
+        return f"wheels/{self.name}/manifest.json"
+
+    @property
     def title(self) -> str:
         return f"wheels of {len(self.lines)} git repositories in the bucket"
 
     def observe(self, world: Context, have: Have) -> Absent | Self:
         try:
-            content = json.loads(world.google.download(self.bucket, f"wheels/{self.name}/manifest.json"))
+            manifest = load(world.google.download(self.bucket, self._manifest), self._manifest)
         except NotFound:
             return Absent()
-        return replace(self, built=tuple(content))
+        return replace(self, built=tuple(manifest["wheels"]))
 
     def apply(self, world: Context, have: Have, diff: Diff) -> None:
         built: list[dict[str, str]] = []
@@ -69,7 +73,7 @@ class Wheels(Resource):
                 }
                 world.google.upload(self.bucket, entry["object"], wheel.read_bytes())
                 built.append(entry)
-        world.google.upload(self.bucket, f"wheels/{self.name}/manifest.json", json.dumps(built, indent=1).encode())
+        world.google.upload(self.bucket, self._manifest, dump({"wheels": built}, indent=1).encode())
 
     def findings(self, seen: Any) -> Iterator[Finding]:
         for line in self.lines:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import hashlib
-import json
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from conf.schema.config import Config, digest
 from conf.schema.run.program import Program
+from controller.core.formats import dump, load
 from controller.gcp.client import Conflict, NotFound
 from controller.reconcile.resource import Diff, Have
 from controller.resources.workers.base import OnWorkers
@@ -77,7 +77,7 @@ class Venv(OnWorkers):
         }
         made = self.act(world, have, "install_venv", payload, diff, "intact")
         if self.packages == "requirements" and frozen is None:
-            text = json.dumps(made[0]["installed"], indent=1, sort_keys=True)
+            text = dump({"packages": dict(sorted(made[0]["installed"].items()))}, indent=1)
             try:
                 world.google.upload(self.bucket, self._record, text.encode(), generation=0)
             except Conflict:
@@ -92,7 +92,7 @@ class Venv(OnWorkers):
         if self.packages != "requirements":
             return None
         try:
-            return dict(json.loads(world.google.download(self.bucket, self._record)))
+            return load(world.google.download(self.bucket, self._record), self._record)["packages"]
         except NotFound:
             return None
 

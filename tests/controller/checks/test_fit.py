@@ -29,7 +29,7 @@ def said(*overrides: str) -> list[str]:
 
 def document(peak: float, fix: list[str] | None = None) -> dict[str, Any]:
     programs = [{"name": "update", "fits": peak <= 14.99, "peak_gib": peak}]
-    return {"usable_gib": 14.99, "programs": programs, "fix": fix and {"overrides": fix, "programs": []}}
+    return {"format": 1, "usable_gib": 14.99, "programs": programs, "fix": fix and {"overrides": fix, "programs": []}}
 
 
 def store(found: dict[str, Any], *overrides: str) -> None:

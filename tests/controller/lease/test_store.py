@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict
 from typing import Any, Literal
 
 import pytest
@@ -12,7 +11,7 @@ from controller.core.errors import CloudError
 from controller.gcp.client import NotFound
 from controller.lease.store import KEY, InBucket, Me, Seen
 
-TERM = asdict(Me("laptop", "run-1", holder="anna@lab", process="boot:pid[1]:7/9").term(3, 1.0, 60.0))
+TERM = Me("laptop", "run-1", holder="anna@lab", process="boot:pid[1]:7/9").term(3, 1.0, 60.0).to_json()
 
 
 class Bucket:
@@ -40,22 +39,22 @@ def test_a_lease_is_read_with_its_age_and_a_later_versions_keys_are_left_out() -
     assert read(Empty()) is None
     seen = read(Bucket({KEY: json.dumps(TERM | {"later": [1]})}))
     assert seen is not None
-    assert (asdict(seen.term), seen.generation, seen.age) == (TERM, 12, 5.0)
+    assert (seen.term.to_json(), seen.generation, seen.age) == (TERM, 12, 5.0)
 
 
 HOSTILE: list[dict[str, Any]] = [
     {"token": "next"},
     {"token": 0},
     {"token": None},
-    {"since": "yesterday"},
-    {"since": 1e300},
-    {"since": float("nan")},
-    {"seconds": float("inf")},
-    {"seconds": []},
+    {"acquired": "yesterday"},
+    {"acquired": 1e300},
+    {"acquired": float("nan")},
+    {"duration_seconds": float("inf")},
+    {"duration_seconds": []},
     {"holder": {"name": "anna"}},
     {"process": "boot:pid[1]:seven/9"},
     {"process": f"boot:pid[1]:{'7' * 5000}/9"},
-    {"asked": 1},
+    {"release_requested": 1},
     {"exit_code": "none"},
     {"exit_code": 1 << 40},
 ]

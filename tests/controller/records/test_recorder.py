@@ -108,7 +108,7 @@ def test_a_failed_run_of_code_without_git_is_on_record_all_the_same(slipway: Sli
     assert code == 5
     [row] = index.rows(slipway.home)
     assert row["state"] == "failed"
-    assert "worker" in row["why"]
+    assert "worker" in row["reason"]
     assert row["commit"] is None
 
 

@@ -51,9 +51,9 @@ def test_exports_hold_every_key_and_the_table_leaves_out_shared_words() -> None:
 
 
 def test_no_cell_is_a_formula_and_a_shell_reads_the_same_words() -> None:
-    row = {"run": "a-1", "why": "=HYPERLINK(1)", "overrides": ["+experiment=q", "a=b c"], "metrics": {"acc": -0.5}}
+    row = {"run": "a-1", "reason": "=HYPERLINK(1)", "overrides": ["+experiment=q", "a=b c"], "metrics": {"acc": -0.5}}
     [read] = csv.DictReader(io.StringIO(as_csv(chosen([row], [], None, None))))
-    assert read["why"] == "'=HYPERLINK(1)"
+    assert read["reason"] == "'=HYPERLINK(1)"
     assert read["overrides"] == "'+experiment=q' 'a=b c'"
     assert shlex.split(read["overrides"]) == row["overrides"]
     assert read["metrics.acc"] == "-0.5"

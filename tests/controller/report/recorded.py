@@ -57,7 +57,7 @@ def recorded(
     folder = home / "runs" / run
     folder.mkdir(parents=True)
     document = {"run": run, "config": _config(overrides), "code_sha256": "c0de" * 16, "assets": []}
-    (folder / "record.json").write_text(json.dumps(document))
+    (folder / "record.json").write_text(json.dumps({"format": 1, **document}))
     at, half = began + 12.0, len(lines) // 2
     events = [_note(run, at, "launched attempt 1 on 4 workers", attempt=1)]
     timed = []
@@ -100,7 +100,7 @@ def _config(words: Sequence[str]) -> dict[str, Any]:
 
 def _note(run: str, time: float, words: str, **data: Any) -> dict[str, Any]:
     when = datetime.fromtimestamp(time, UTC).isoformat()
-    return {"time": when, "kind": "note", "subject": run, "words": words, **data}
+    return {"format": 1, "time": when, "kind": "note", "subject": run, "message": words, **data}
 
 
 def _transcripts(seed: int, lines: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:

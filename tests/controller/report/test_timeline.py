@@ -13,7 +13,7 @@ from tests.controller.report.recorded import CASES, PREEMPTED, curves, recorded
 
 
 def note(time: float, **data: object) -> dict[str, object]:
-    return {"time": time, "kind": "note", "subject": "r", "words": "words", **data}
+    return {"time": time, "kind": "note", "subject": "r", "message": "words", **data}
 
 
 def test_a_preempted_run_as_recorded(tmp_path: Path) -> None:

@@ -39,7 +39,7 @@ def test_what_a_run_cost_is_told_at_its_end_and_by_status(slipway: Slipway) -> N
     assert cost["usd"] == pytest.approx(3600 * cost["pod_hours"], rel=0.5)
     assert cost["usd"] > 0
     [pod] = cost["pods"]
-    assert (pod["zone"], pod["usd_per_hour"], pod["why"]) == ("us-east5-b", 3600, "finished")
+    assert (pod["zone"], pod["usd_per_hour"], pod["reason"]) == ("us-east5-b", 3600, "finished")
     assert (
         f"about ${cost['usd']:.2f} at $3600.00 per hour (budget.usd_per_hour)"
         in slipway("status", ECHO, *ONE, price)[1]
@@ -107,7 +107,7 @@ def test_a_pod_without_a_controller_ends_with_the_budget(slipway: Slipway) -> No
     (worker / ".slipway" / "guard.json").write_text(json.dumps(order | {"until": order["asked"]}))  # an hour passes
     until(lambda: nodes(slipway) == {})
     [pod] = slipway.json("status", FOREVER, *ONE, *limits)["cost"]["pods"]
-    assert pod["why"] == "the budget of the run is spent"
+    assert pod["reason"] == "the budget of the run is spent"
 
 
 @contextmanager
@@ -147,7 +147,7 @@ def test_plan_says_what_the_run_and_the_pod_are_doing(slipway: Slipway) -> None:
     assert slipway.json("plan", ECHO, *ONE)["now"] == f"the pod is busy with {run}: up --queue waits for it"
     assert slipway("up", "--yes", ECHO, *ONE)[0] == 0
     assert "now      the run has finished already" in slipway("plan", ECHO, *ONE)[1]
-    whys = [life["why"] for life in slipway.json("status", FOREVER, *ONE)["cost"]["pods"]]
+    whys = [life["reason"] for life in slipway.json("status", FOREVER, *ONE)["cost"]["pods"]]
     assert whys == [f"taken over by {slipway.json('plan', ECHO, *ONE)['run']}"]
 
 

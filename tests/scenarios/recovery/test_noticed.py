@@ -42,7 +42,7 @@ def up(*words: str) -> tuple[list[str], list[int], dict[int, float]]:
     lines = [event["metrics"] for event in events if event["kind"] == "metrics"]
     # a new VM tells all lines anew: those that it has from the bucket are known by their time
     train = list({(line["step"], line["time"]): line for line in lines if line["phase"] == "train"}.values())
-    notes = [event["words"] for event in events if event["kind"] == "note"]
+    notes = [event["message"] for event in events if event["kind"] == "note"]
     return notes, [line["step"] for line in train], {line["step"]: line["loss"] for line in train}
 
 

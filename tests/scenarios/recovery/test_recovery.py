@@ -79,7 +79,7 @@ def up(slipway: Slipway, fault: str, *words: str) -> Recovered:
     met: Any = next(iter(slipway.cloud().get("state")["fault"].values()))
     struck = met["due"]
     told = [(datetime.fromisoformat(e["time"]).timestamp(), e) for e in map(json.loads, events)]
-    return Recovered(code, out, err, [(time - struck, e["words"]) for time, e in told if e["kind"] == "note"])
+    return Recovered(code, out, err, [(time - struck, e["message"]) for time, e in told if e["kind"] == "note"])
 
 
 def deletions(slipway: Slipway) -> int:

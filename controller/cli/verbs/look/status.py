@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import time
-from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from controller.core.errors import ConfigError
@@ -86,7 +85,7 @@ def _cost(now: Session, node: Absent | Pending | Node) -> dict[str, Any]:
         "price": price.source,
         "stored_gb": round(gigabytes, 3),
         "stored_usd_per_month": round(stored(gigabytes), 4),
-        "pods": [asdict(life) for life in spending.lives()],
+        "pods": [life.to_json() for life in spending.lives()],
     }
 
 
@@ -119,7 +118,7 @@ def _episode(episode: dict[str, Any]) -> str:
     """How one attempt ended that did not end well, and what was done about it."""
     when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(episode["time"]))
     which = f"attempt {episode['attempt']}" if episode["attempt"] else "before an attempt"
-    return f"{when}  {which}: {episode['words']}; {episode['response'].replace('_', ' ')}"
+    return f"{when}  {which}: {episode['message']}; {episode['response'].replace('_', ' ')}"
 
 
 def _cost_line(cost: dict[str, Any]) -> str:

@@ -9,7 +9,7 @@ import json
 import sys
 from argparse import Namespace
 from collections.abc import Iterable, Iterator
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -40,11 +40,11 @@ def show(state: Path, name: str, clock: Clock, flags: Namespace) -> None:
                 clock.sleep(POLL_SECONDS)
     elif flags.follow:
         for line in news(state, name, clock):
-            print(json.dumps(asdict(line)) if flags.json else table([line], clock.now())[1], flush=True)
+            print(json.dumps(line.to_json()) if flags.json else table([line], clock.now())[1], flush=True)
     found = look(state, name)
     lines = list(found.lines.values())
     if flags.json and not flags.follow:
-        document = {"sweep": name, "time": found.time, "over": found.over, "runs": [asdict(line) for line in lines]}
+        document = {"sweep": name, "time": found.time, "over": found.over, "runs": [line.to_json() for line in lines]}
         print(json.dumps(document, indent=1))
     elif not flags.json:
         print("\n".join([f"sweep {name}: {counts(lines)}", *table(lines, clock.now())]))

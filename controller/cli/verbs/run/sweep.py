@@ -48,7 +48,7 @@ def status(command: Command) -> int:
             show(session.context.state, sweep_id, clock, command.flags)
             return 0
     if command.flags.json:
-        document = {"sweep": sweep_id, "driver": driver, "runs": [asdict(row) for row in rows]}
+        document = {"sweep": sweep_id, "driver": driver, "runs": [row.to_json() for row in rows]}
         print(json.dumps(document, indent=1))
     else:
         driven = [] if driver is None else [f"seen to by {driver}"]

@@ -16,6 +16,7 @@ CONF = ROOT / "conf"
 def raw() -> dict:
     groups = {"model": "tiny", "loop": "lm", "optimizer": "adamw", "mesh": "data"}
     return {
+        "format": 1,
         "id": "quickstart-0a1b2c3d",
         "name": "quickstart",
         "seed": 0,
