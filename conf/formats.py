@@ -15,9 +15,7 @@ def format_problem(body: Any, where: str) -> str:
     """
     written = body.get("format") if isinstance(body, dict) else None
     if written is None:
-        return (
-            f"{where} has no format; this slipway reads format {FORMAT}: another program or an older slipway wrote it"
-        )
+        return f"{where} has no format; this slipway reads format {FORMAT}: something else or an older slipway wrote it"
     if written != FORMAT:
         return f"{where} has format {written!r:.20}; this slipway reads format {FORMAT}: update slipway"
     return ""

@@ -7,10 +7,12 @@ import json
 import os
 import re
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
+
+from .formats import dump, format_problem
 
 
 class AgentError(Exception):
@@ -53,16 +55,32 @@ def write_atomic(path: Path, data: bytes) -> None:
     draft.replace(path)
 
 
-def write_json(path: Path, value: Any) -> None:
-    write_atomic(path, json.dumps(value).encode())
+def write_json(path: Path, body: Mapping[str, Any]) -> None:
+    write_atomic(path, dump(body))
 
 
 def read_json(path: Path) -> Any:
-    """What the file holds, None where there is no file."""
+    """Return what `write_json` wrote, None where there is no file.
+
+    Raises:
+        AgentError: it has another format.
+    """
     try:
-        return json.loads(path.read_bytes())
+        body = json.loads(path.read_bytes())
     except FileNotFoundError:
         return None
+    return checked(body, str(path))
+
+
+def checked(body: Any, where: str) -> dict[str, Any]:
+    """Return a document without its format.
+
+    Raises:
+        AgentError: it has another one, or none.
+    """
+    if problem := format_problem(body, where):
+        raise AgentError(problem)
+    return {key: value for key, value in body.items() if key != "format"}
 
 
 def read_from(path: Path, offset: int, size: int) -> bytes:

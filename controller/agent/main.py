@@ -7,7 +7,8 @@ import os
 import sys
 from importlib import import_module
 
-from .fs import AgentError, locked, read_json, root, write_json
+from .formats import say
+from .fs import AgentError, checked, locked, read_json, root, write_json
 
 COMMANDS = {
     "observe": "commands.observe",
@@ -48,9 +49,10 @@ def main() -> int:
     try:
         name = sys.argv[1]
         command = getattr(import_module(f".{COMMANDS[name]}", __package__), name)
-        payload = json.loads(sys.stdin.buffer.read() or b"{}")
+        question = sys.stdin.buffer.read()
+        payload = checked(json.loads(question), f"the question of `{name}`") if question else {}
         if lease := payload.pop("lease", None):
-            _refuse_older(*lease)
+            _refuse_older(lease["place"], lease["token"])
         answer = command(**payload)
     except AgentError as error:
         code, answer = 1, {"error": str(error), "detail": error.detail}
@@ -61,5 +63,5 @@ def main() -> int:
 
         code, answer = 1, {"error": f"{type(error).__name__}: {error}", "detail": traceback.format_exc()}
     if answer is not None:
-        print(json.dumps(answer), flush=True)
+        say(answer)
     return code

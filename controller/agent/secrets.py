@@ -23,12 +23,12 @@ def keep(run: Path, secrets: dict[str, str]) -> None:
     """Put the secrets of the next attempt in their file, in place of any that a lost one may have left."""
     forget(run)
     if secrets:
-        write_json(run / "secrets", secrets)
+        write_json(run / "secrets", {"variables": secrets})
 
 
 def environment(run: Path) -> dict[str, str]:
     """The variables of the program; NETRC is the content of a file, and becomes the path of one."""
-    secrets = dict(read_json(run / "secrets") or {})
+    secrets = _kept(run)
     if "NETRC" in secrets:
         write_atomic(run / "netrc", secrets["NETRC"].encode())
         secrets["NETRC"] = str(run / "netrc")
@@ -69,7 +69,7 @@ class Mask:
     @classmethod
     def of(cls, run: Path) -> Mask:
         """To be made before the log is read, not after: see above."""
-        return cls(read_json(run / "secrets") or {})
+        return cls(_kept(run))
 
     def __bool__(self) -> bool:
         return bool(self._words)
@@ -104,6 +104,10 @@ class Mask:
                     break
                 at += len(data) - self.longest  # a secret may lie across two pieces
         return end - self.begun(rest)
+
+
+def _kept(run: Path) -> dict[str, str]:
+    return (read_json(run / "secrets") or {"variables": {}})["variables"]
 
 
 def _words(name: str, value: str) -> list[str]:

@@ -11,14 +11,18 @@ import sys
 import time
 from http.client import HTTPException
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.error import HTTPError
 from urllib.parse import quote
 
+from .formats import dump
 from .fs import AgentError, locked, read_json, root, write_json
 from .process import alive, boot_id, start_time, wall_time
 from .program.state import active
 from .storage import TransferError, access_token, open_url, upload
+
+if TYPE_CHECKING:
+    from .protocol import Guard, GuardState
 
 LONGEST_PAUSE = 15.0
 """Seconds between two looks."""
@@ -36,7 +40,7 @@ def guard(
     seconds_left: float | None = None,
     bucket: str | None = None,
     note_object: str = "",
-) -> dict[str, Any]:
+) -> Guard:
     """Stand guard from now on, or under these orders if someone does already; the idle time begins anew.
 
     Args:
@@ -44,9 +48,6 @@ def guard(
         idle_seconds: so long without a program or an SSH session, and the pod is deleted; None: never for that.
         seconds_left: so long from now the pod is deleted, whatever runs; None: never for that.
         bucket: where `note_object` will say why it was deleted; None: nowhere.
-
-    Returns:
-        What `guard_state` says, and "allowed": whether the service account may delete TPUs, None where nobody says.
     """
     now = wall_time()
     order = {
@@ -66,13 +67,12 @@ def guard(
     return {**guard_state(), "allowed": _allowed(projects_api, project)}
 
 
-def guard_state() -> dict[str, Any]:
-    """{standing, idle_seconds, seconds_left, refused: why a deletion failed | None}"""
+def guard_state() -> GuardState:
     order = read_json(_order())
     if order is None or not _standing():
         return {"standing": False, "idle_seconds": None, "seconds_left": None, "refused": None}
     left = None if order["until"] is None else order["until"] - wall_time()
-    refused = read_json(root() / "guard-refused.json")
+    refused = (read_json(root() / "guard-refused.json") or {"error": None})["error"]
     return {"standing": True, "idle_seconds": order["idle_seconds"], "seconds_left": left, "refused": refused}
 
 
@@ -86,7 +86,7 @@ def stand_guard() -> None:
         pause = min(LONGEST_PAUSE, (order["idle_seconds"] or LONGEST_PAUSE) / 4)
         if why := reason(order, now, max(used, order["asked"])):
             refused = _delete(order, why)
-            write_json(root() / "guard-refused.json", refused)
+            write_json(root() / "guard-refused.json", {"error": refused})
             if refused:
                 print(f"{wall_time():.0f} {refused}", file=sys.stderr, flush=True)
             pause = AFTER_A_REFUSAL if refused else LONGEST_PAUSE
@@ -141,9 +141,9 @@ def _spawn() -> None:
 def _delete(order: dict[str, Any], why: str) -> str | None:
     """Delete what there is, having said why; the reason of a refusal, or None."""
     if order["bucket"]:
-        words = json.dumps({"time": wall_time(), "why": why}).encode()
+        body = dump({"time": wall_time(), "reason": why})
         try:
-            upload([words], len(words), order["bucket"], order["note_object"])
+            upload([body], len(body), order["bucket"], order["note_object"])
         except TransferError as error:  # to say why is a courtesy; to delete is the point
             print(error, file=sys.stderr, flush=True)
     refusals = []

@@ -10,6 +10,7 @@ from typing import Any
 
 import conf
 from conf.schema.config import Config
+from controller.agent.protocol import ObserveQuestion
 from controller.config.placeholders import Places
 from controller.core.errors import ConfigError
 from controller.inputs.assets import Content
@@ -107,7 +108,7 @@ def worker_resources(run: Prepared) -> Iterator[Resource]:
         wheels=run.wheels.id if run.wheels else None,
         needs=(tidied.id, *((run.wheels.id,) if run.wheels else ())),
     )
-    asks = {"venv": venv.name, "code": code.name, "run_id": run.run_id}
+    asks: ObserveQuestion = {"venv": venv.name, "code": code.name, "run_id": run.run_id}
     ssh = SshAccess(name=node.name, node=node.id, asks=asks, reachable=("yes",) * node.spec.workers, needs=(node.id,))
     yield ssh
     if guarded(config):

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
+from controller.agent.protocol import OBSERVE
 from controller.core.events import Event, record_to
 from controller.core.formats import dump, load
 from controller.inputs.assets import Content
@@ -242,7 +243,7 @@ def _worker_0(plan: Plan, fleet: Fleet) -> Document:
     Where it does not answer, which is the business of who follows the run, that is not known.
     """
     venv = plan.get(Venv)
-    [seen] = fleet.call_all("observe", {"venv": venv.name}, workers=[0])
+    [seen] = fleet.call_all(OBSERVE, {"venv": venv.name}, workers=[0])
     if not isinstance(seen, dict):
         return {"packages": {}, "devices": None, "python": None, "runtime_version": plan.node.spec.runtime_version}
     devices = {key: seen["devices"][key] for key in ("backend", "devices", "kind")} if seen["devices"] else None

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
+from controller.agent.protocol import STACKS, STOP, Stacks, State, StopQuestion
 from controller.checks import fit_cache
 from controller.context import Context
 from controller.core.errors import BudgetSpent, ProgramFailed, SlipwayError, WorkersDisagree, WrongDevices
@@ -158,8 +159,8 @@ class Recovery:
         elif response == RESTART_WORKER:
             self._node().stop(self.world)
         elif response == RESTART_PROGRAM and not verdict.whole_pod:
-            payload = {"run_id": self.plan.run_id, "grace_seconds": 5.0}
-            self._fleet().call_all("stop", payload)  # who cannot be reached is the business of the next attempt
+            payload: StopQuestion = {"run_id": self.plan.run_id, "grace_seconds": 5.0}
+            self._fleet().call_all(STOP, payload)  # who cannot be reached is the business of the next attempt
 
     def _give_up(self, outcome: Outcome, decision: Decision, error: SlipwayError | None) -> NoReturn:
         """End with the worker that it is about, its last words, and the exit code that they mean."""
@@ -197,7 +198,7 @@ class Recovery:
         """Have all workers say where they are, while they still are; the words go to the bucket."""
         fleet = self._fleet()
         who = [i for i in range(len(fleet)) if i not in verdict.unreachable]
-        answers = fleet.call_all("stacks", {"run_id": self.plan.run_id, "attempt": attempt}, workers=who)
+        answers = fleet.call_all(STACKS, {"run_id": self.plan.run_id, "attempt": attempt}, workers=who)
         places: dict[str, list[int]] = defaultdict(list)
         for worker, answer in zip(who, answers, strict=True):
             if not isinstance(answer, dict):
@@ -277,7 +278,7 @@ class Recovery:
         return self.world.fleet(self._node())
 
 
-def where(answer: dict[str, Any]) -> str:
+def where(answer: Stacks) -> str:
     """Where a worker's program is, in a line: the innermost frame of its main thread, which comes last in a dump."""
     stopped = [p for p in answer["processes"] if p["state"].startswith("T")]
     frames = list(FRAME.finditer(answer["text"].rpartition("most recent call first")[2]))
@@ -296,14 +297,14 @@ def last_words(log_tail: str) -> str:
     return "\n".join((lines or log_tail.splitlines())[-TAIL_LINES:])
 
 
-def _as_text(answer: dict[str, Any]) -> str:
+def _as_text(answer: Stacks) -> str:
     rows = [
         f"{p['pid']} {p['name']} {p['state']} {p['waits_in']} {p['signal'] or 'no signal'}" for p in answer["processes"]
     ]
     return "\n".join([*rows, answer["text"]])
 
 
-def _how(end: dict[str, Any]) -> str:
+def _how(end: State) -> str:
     if end["signal"]:
         return f"was ended by {end['signal']}"
     return f"ended with code {end['code']}" if end["code"] is not None else f"was lost ({end['error']})"

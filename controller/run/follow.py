@@ -12,9 +12,9 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
 
 from conf.schema.run.lifecycle import Recovery
+from controller.agent.protocol import STOP, WATCH, State, StopQuestion, WatchLine, WatchQuestion
 from controller.context import Context
 from controller.core.clock import Interrupted
 from controller.gcp.client import GoogleError
@@ -38,12 +38,18 @@ AT_ONCE = frozenset({Kind.PREEMPTED, Kind.OVER_BUDGET, Kind.CANCELLED})
 """Verdicts for which no other worker needs to be heard."""
 
 
+class _Line(WatchLine, total=False):
+    """What a worker said, or why its stream broke off."""
+
+    lost: str
+
+
 @dataclass(frozen=True)
 class Outcome:
     """How an attempt ended. `ends` holds the last state of each worker that ended, in the order they ended."""
 
     verdict: Verdict
-    ends: tuple[tuple[int, dict[str, Any]], ...] = ()
+    ends: tuple[tuple[int, State], ...] = ()
     step: int | None = None
 
 
@@ -57,7 +63,7 @@ class _Stream:
     opened: float
     trouble: str = ""
     stopped_since: float | None = None
-    exited: dict[str, Any] | None = None
+    exited: State | None = None
     ended: bool = False
     told_to_stop: bool = False
     notice: str = ""
@@ -92,7 +98,7 @@ class _Steps:
     step_at: float = 0.0
     intervals: list[float] = field(default_factory=list)
 
-    def told(self, line: dict[str, Any], worker: int, now: float) -> None:
+    def told(self, line: _Line, worker: int, now: float) -> None:
         if "log" in line or "metrics" in line:  # an evaluation may take long, and may speak
             self.at = now
         step = line.get("metrics", {}).get("step")
@@ -122,9 +128,9 @@ class Follower:
     """Else the first word of an end is taken for it, and no worker is told anything."""
     glance: Callable[[], object] = lambda: None
     """Called many times a second; raises where there is no more to follow."""
-    _queue: queue.Queue[tuple[int, dict[str, Any]]] = field(default_factory=queue.Queue)
+    _queue: queue.Queue[tuple[int, _Line]] = field(default_factory=queue.Queue)
     _stopping: threading.Event = field(default_factory=threading.Event)
-    _ends: list[tuple[int, dict[str, Any]]] = field(default_factory=list)
+    _ends: list[tuple[int, State]] = field(default_factory=list)
     _told: Verdict = field(default_factory=lambda: Verdict(Kind.RUNNING))
     _waiting_since: float | None = None
 
@@ -219,8 +225,8 @@ class Follower:
         if running and not self._stopping.is_set():
             for worker in running:
                 streams[worker].told_to_stop = True
-            payload = {"run_id": self.run_id, "attempt": self.attempt, "grace_seconds": 5.0}
-            self.fleet.call_all("stop", payload, workers=running)
+            payload: StopQuestion = {"run_id": self.run_id, "attempt": self.attempt, "grace_seconds": 5.0}
+            self.fleet.call_all(STOP, payload, workers=running)
         wait(STOP_SECONDS, left)
         final = self._judge(streams, pod, steps)
         return verdict if final.kind in (Kind.RUNNING, Kind.FINISHED, Kind.NETWORK_LOST) else final
@@ -279,37 +285,37 @@ class Follower:
         except queue.Empty:
             return
 
-    def _tell(self, worker: int, line: dict[str, Any]) -> None:
+    def _tell(self, worker: int, line: _Line) -> None:
         if "metrics" in line and worker == 0:
             self.world.events.emit("metrics", self.run_id, metrics=line["metrics"])
         elif "log" in line:
             self.world.events.emit("log", self.run_id, line["log"], worker=worker)
         elif "warning" in line or "lost" in line:
-            self.world.events.note(self.run_id, f"worker {worker}: {line.get('warning') or line['lost']}")
+            self.world.events.note(self.run_id, f"worker {worker}: {line.get('warning') or line.get('lost')}")
 
     def _read(self, worker: int, stream: _Stream) -> None:
         """Read one worker's stream until it ends, taking it up again after every break."""
         clock = self.world.clock
         while not self._stopping.is_set():
-            payload = {
+            payload: WatchQuestion = {
                 "run_id": self.run_id,
                 "attempt": self.attempt,
                 "log_offset": stream.log_offset,
                 "metrics_offset": stream.metrics_offset,
             }
             try:
-                for line in self.fleet.stream(worker, "watch", payload):
+                for line in self.fleet.stream(worker, WATCH, payload):
                     stream.heard = clock.steady()
                     if stream.trouble:
                         stream.trouble, stream.opened = "", stream.heard
-                    if "log" in line:
+                    if "log" in line and "offset" in line:
                         stream.log_offset = line["offset"]
-                    elif "metrics" in line:
+                    elif "metrics" in line and "offset" in line:
                         stream.metrics_offset = line["offset"]
                     elif "heartbeat" in line:
                         stopped = line.get("stopped", False)
                         stream.stopped_since = (stream.stopped_since or stream.heard) if stopped else None
-                    self._queue.put((worker, line))
+                    self._queue.put((worker, {**line}))
                     if "end" in line or self._stopping.is_set():
                         return
             except WorkerError as error:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from controller.agent.protocol import OBSERVE, START, STATE, STOP, StartQuestion, State
 from controller.core.clock import Clock
 from controller.core.errors import ConfigError
 from controller.plan.build import Plan
@@ -48,19 +49,19 @@ def launch(
 
 def alive(fleet: Fleet) -> set[str]:
     """The runs whose program is alive on some worker of the pod: at most one, unless something went wrong."""
-    answers = fleet.call_all("observe", {})
+    answers = fleet.call_all(OBSERVE, {})
     raise_failures(answers, "look at the workers")
     return active_runs(answers)
 
 
 def stop(fleet: Fleet, run_id: str, grace_seconds: float = 10.0) -> None:
     """End a run's latest attempt on every worker."""
-    answers = fleet.call_all("stop", {"run_id": run_id, "grace_seconds": grace_seconds})
+    answers = fleet.call_all(STOP, {"run_id": run_id, "grace_seconds": grace_seconds})
     raise_failures(answers, f"stop {run_id}")
 
 
-def _states(fleet: Fleet, run_id: str, attempt: int) -> list[dict]:
-    answers = fleet.call_all("state", {"run_id": run_id, "attempt": attempt})
+def _states(fleet: Fleet, run_id: str, attempt: int) -> list[State]:
+    answers = fleet.call_all(STATE, {"run_id": run_id, "attempt": attempt})
     raise_failures(answers, f"look at {run_id}")
     return [a for a in answers if isinstance(a, dict)]
 
@@ -69,7 +70,7 @@ def _start(plan: Plan, ledger: Ledger, fleet: Fleet, attempt: int) -> None:
     if not plan.argv:
         raise ConfigError("program.command: is empty")
     venv = plan.get(Venv).name
-    payloads = [
+    payloads: list[StartQuestion] = [
         {
             "run_id": plan.run_id,
             "attempt": attempt,
@@ -84,4 +85,4 @@ def _start(plan: Plan, ledger: Ledger, fleet: Fleet, attempt: int) -> None:
         }
         for worker in range(plan.node.spec.workers)
     ]
-    raise_failures(fleet.call_all("start", payloads), f"start {plan.run_id}")
+    raise_failures(fleet.call_all(START, payloads), f"start {plan.run_id}")

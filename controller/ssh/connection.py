@@ -6,12 +6,13 @@ import json
 import math
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from io import BytesIO
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
+from controller.agent.formats import dump, format_problem
 from controller.ssh.agent_bundle import Bundle
 from controller.ssh.connect import Access, Kind, WorkerError
 
@@ -46,7 +47,7 @@ class Link:
         self._connecting, self._probing = threading.Lock(), threading.Lock()
         self._closed = False
 
-    def call(self, command: str, payload: dict[str, Any]) -> dict[str, Any]:
+    def call(self, command: str, payload: Mapping[str, Any]) -> dict[str, Any]:
         """Run an agent command to its end.
 
         Raises:
@@ -57,7 +58,7 @@ class Link:
             output += self._bounded(command, chunk, len(output))
         return self._parse(command, output)
 
-    def stream(self, command: str, payload: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    def stream(self, command: str, payload: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
         """Run an agent command that answers line by line, for as long as it likes.
 
         Raises:
@@ -97,12 +98,12 @@ class Link:
 
     # The agent
 
-    def _agent_says(self, command: str, payload: dict[str, Any], seconds: float) -> Iterator[bytes]:
+    def _agent_says(self, command: str, payload: Mapping[str, Any], seconds: float) -> Iterator[bytes]:
         """What the agent prints. It is placed on the worker first, if it turns out not to be there."""
         for placed in (False, True):
             said = False
             shell = f"python3 ~/.slipway/{self._agent.name} {command}"
-            with self._running(shell, json.dumps(payload).encode()) as channel:
+            with self._running(shell, dump(payload)) as channel:
                 for chunk in self.chunks(channel, seconds):
                     said = True
                     yield chunk
@@ -141,9 +142,12 @@ class Link:
 
     def _parse(self, command: str, line: bytes | bytearray) -> dict[str, Any]:
         try:
-            answer = dict(json.loads(line))
+            body = dict(json.loads(line))
         except (ValueError, TypeError, RecursionError):
             raise self._error("agent", f"`{command}` did not answer in JSON", line.decode(errors="replace")) from None
+        if problem := format_problem(body, f"the answer to `{command}`"):
+            raise self._error("agent", problem)
+        answer = {key: value for key, value in body.items() if key != "format"}
         if "error" in answer and "detail" in answer:
             raise self._error("agent", answer["error"], answer["detail"])
         return answer

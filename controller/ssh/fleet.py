@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from tenacity import RetryCallState, Retrying, retry_if_exception, wait_exponential
 
+from controller.agent.protocol import OBSERVE, A, Command, Observation, ObserveQuestion, Q
 from controller.core.errors import SlipwayError
 from controller.ssh.agent_bundle import bundle
 from controller.ssh.connect import Access, Kind, WorkerError
@@ -20,10 +21,8 @@ from controller.ssh.connection import Link
 if TYPE_CHECKING:
     from controller.ssh.worker_connection import Dialer, WorkerConnection
 
-__all__ = ["Access", "Answer", "Fleet", "Payload", "WorkerError", "WorkersFailed", "failures"]
+__all__ = ["Access", "Fleet", "WorkerError", "WorkersFailed", "failures"]
 
-Payload = dict[str, Any]
-Answer = dict[str, Any] | WorkerError
 ATTEMPTS = 3
 PASSING: frozenset[Kind] = frozenset({"refused", "dropped"})
 """What may be over in a second. Every agent command can be repeated."""
@@ -46,7 +45,7 @@ class WorkersFailed(SlipwayError):
         self.errors = tuple(errors)
 
 
-def failures(answers: Sequence[Answer]) -> list[WorkerError]:
+def failures(answers: Sequence[object]) -> list[WorkerError]:
     return [answer for answer in answers if isinstance(answer, WorkerError)]
 
 
@@ -54,8 +53,8 @@ def failures(answers: Sequence[Answer]) -> list[WorkerError]:
 class _Survey:
     """What all workers observed at one time, and who has had the answers."""
 
-    payload: Payload
-    answers: list[Answer]
+    payload: ObserveQuestion
+    answers: list[Observation | WorkerError]
     time: float
     given: set[str] = field(default_factory=set)
 
@@ -81,7 +80,7 @@ class Fleet:
     def __len__(self) -> int:
         return len(self._links)
 
-    def call(self, worker: int, command: str, payload: Payload) -> dict[str, Any]:
+    def call(self, worker: int, command: Command[Q, A], payload: Q) -> A:
         """Run an agent command on one worker; tries again what may pass.
 
         Raises:
@@ -89,13 +88,15 @@ class Fleet:
         """
         if command not in LOOKS:
             self._survey = None
+        leased: dict[str, Any] = {}
         if command in FENCED and (lease := self.guard())[1]:
-            payload = {**payload, "lease": lease}
-        return self._retrying(worker, _attempts, PASSING)(self._links[worker].call, command, payload)
+            leased = {"lease": {"place": lease[0], "token": lease[1]}}
+        call: Callable[..., Any] = self._links[worker].call
+        return self._retrying(worker, _attempts, PASSING)(call, command, {**payload, **leased})
 
     def call_all(
-        self, command: str, payload: Payload | Sequence[Payload], workers: Sequence[int] | None = None
-    ) -> list[Answer]:
+        self, command: Command[Q, A], payload: Q | Sequence[Q], workers: Sequence[int] | None = None
+    ) -> list[A | WorkerError]:
         """Run an agent command on several workers at the same time.
 
         Args:
@@ -106,16 +107,16 @@ class Fleet:
             For each of them, in their order, its answer or why there is none.
         """
         who = range(len(self)) if workers is None else workers
-        payloads = [payload] * len(who) if isinstance(payload, dict) else payload
+        payloads: Sequence[Any] = payload if isinstance(payload, Sequence) else [payload] * len(who)
         return self._at_once([partial(self.call, w, command, p) for w, p in zip(who, payloads, strict=True)])
 
-    def survey(self, payload: Payload) -> list[Answer]:
+    def survey(self, payload: ObserveQuestion) -> list[Observation | WorkerError]:
         """Have all workers observe everything that several are going to `look` at; see there."""
-        answers = self.call_all("observe", payload)
+        answers = self.call_all(OBSERVE, payload)
         self._survey = None if failures(answers) else _Survey(payload, answers, time.monotonic())
         return answers
 
-    def look(self, who: str, payload: Payload) -> list[Answer]:
+    def look(self, who: str, payload: ObserveQuestion) -> list[Observation | WorkerError]:
         """What all workers observe now.
 
         Each one who asks is answered once from the last survey if that is seconds old and nothing was changed since:
@@ -126,9 +127,9 @@ class Fleet:
         if past is not None and fresh and who not in past.given and payload.items() <= past.payload.items():
             past.given.add(who)
             return past.answers
-        return self.call_all("observe", payload)
+        return self.call_all(OBSERVE, payload)
 
-    def warm_up(self, in_vain: Callable[[], bool] = lambda: False) -> list[Answer]:
+    def warm_up(self, in_vain: Callable[[], bool] = lambda: False) -> list[Observation | WorkerError]:
         """Wait until every worker, which may just have been created, lets us in; what each then observes.
 
         Args:
@@ -141,18 +142,19 @@ class Fleet:
 
         return self._at_once(
             [
-                partial(self._retrying(worker, late, PASSING_WHILE_FRESH), link.call, "observe", {})
+                partial(self._retrying(worker, late, PASSING_WHILE_FRESH), link.call, OBSERVE, {})
                 for worker, link in enumerate(self._links)
             ]
         )
 
-    def stream(self, worker: int, command: str, payload: Payload) -> Iterator[dict[str, Any]]:
+    def stream(self, worker: int, command: Command[Q, A], payload: Q) -> Iterator[A]:
         """Run an agent command that answers line by line.
 
         Raises:
             WorkerError: also in mid-stream; where to resume is in the lines.
         """
-        return self._links[worker].stream(command, payload)
+        lines: Iterator[Any] = self._links[worker].stream(command, payload)
+        return lines
 
     def link(self, worker: int) -> Link:
         """The connection to one worker, for what is no command of the agent."""
@@ -173,7 +175,7 @@ class Fleet:
                 self._dialer = Dialer(self._access)
         return self._dialer.connection(worker)
 
-    def _at_once(self, calls: Sequence[Callable[[], dict[str, Any]]]) -> list[Answer]:
+    def _at_once(self, calls: Sequence[Callable[[], Any]]) -> list[Any]:
         if not calls:
             return []
         pool = ThreadPoolExecutor(max_workers=len(calls))
@@ -202,7 +204,7 @@ def _attempts(state: RetryCallState) -> bool:
     return state.attempt_number >= ATTEMPTS
 
 
-def _as_value(call: Callable[[], dict[str, Any]]) -> Answer:
+def _as_value(call: Callable[[], A]) -> A | WorkerError:
     try:
         return call()
     except WorkerError as error:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from contextlib import suppress
 from dataclasses import replace
 
+from controller.agent.protocol import OBSERVE
 from controller.context import Context
 from controller.core.formats import dump, load
 from controller.gcp.client import Google, NotFound
@@ -45,7 +46,7 @@ def runs_on(node: Node, world: Context) -> set[str]:
     """The runs whose program is alive there, as far as its workers can be asked."""
     if not node.is_ready or not world.lets_us_in(node):
         return set()
-    return active_runs(world.fleet(node).call_all("observe", {}))
+    return active_runs(world.fleet(node).call_all(OBSERVE, {}))
 
 
 def delete_unused(plan: Plan, world: Context, why: str) -> None:

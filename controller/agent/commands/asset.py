@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from http.client import HTTPException
@@ -12,6 +11,7 @@ from typing import Any
 from urllib.error import HTTPError
 from urllib.request import Request, urlopen
 
+from ..formats import say
 from ..fs import AgentError, inside, locked, root, size_of
 from ..storage import TransferError, exists, upload, upload_file, with_retries
 from ..tree_hash import CHUNK, file_hash
@@ -60,7 +60,7 @@ class _Telling:
                 self.say({"bytes": self._bytes})
 
     def say(self, line: dict[str, Any]) -> None:
-        print(json.dumps(line), flush=True)
+        say(line)
 
 
 def _one(bucket: str, target: str, name: str, file: dict[str, str], token: str | None, telling: _Telling) -> None:

@@ -5,25 +5,25 @@ from __future__ import annotations
 import shutil
 import tarfile
 from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import TYPE_CHECKING
 
 from ..fs import AgentError, inside, locked, remove
 from ..tree_hash import tree_files, tree_hash, tree_now
+
+if TYPE_CHECKING:
+    from ..protocol import InstalledCode
 
 MAX_BYTES = 1 << 30
 MAX_FILES = 100_000
 
 
-def install_code(bucket: str, object: str, sha256: str, tree: str) -> dict[str, Any]:
+def install_code(bucket: str, object: str, sha256: str, tree: str) -> InstalledCode:
     """Bring a tree from the bucket, unless it is here and unaltered.
 
     Args:
         bucket, object: a tar archive of plain files, compressed or not.
         sha256: of the archive.
         tree: `tree_hash` of what is in it.
-
-    Returns:
-        {"tree": str, "changed": bool}
     """
     from ..storage import download, with_retries  # HTTP takes a third of the time that `observe` takes to start
 

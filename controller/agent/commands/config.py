@@ -4,21 +4,20 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from ..fs import AgentError, inside, read_json, write_atomic, write_json
 from ..tree_hash import file_hash
 from .venv import program_env
 
+if TYPE_CHECKING:
+    from ..protocol import WrittenConfig
 
-def write_config(run_id: str, text: str, env: dict[str, str] | None = None) -> dict[str, Any]:
-    """Place run.yaml, and the variables that every attempt of the run shall see.
 
-    Returns:
-        {"path": str, "sha256": str}: where run.yaml is, and its hash.
-    """
+def write_config(run_id: str, text: str, env: dict[str, str] | None = None) -> WrittenConfig:
+    """Place run.yaml, and the variables that every attempt of the run shall see."""
     folder = inside("runs", run_id)
-    write_json(folder / "env", checked_env(env or {}))
+    write_json(folder / "env", {"variables": checked_env(env or {})})
     write_atomic(folder / "run.yaml", text.encode())
     return {"path": str(folder / "run.yaml"), "sha256": file_hash(folder / "run.yaml")}
 
@@ -36,4 +35,5 @@ def run_environment(run: Path, venv: str, env: dict[str, str], own: dict[str, st
     """What a program of the run sees: `env` counts more than the variables of `write_config`, `own` more than both."""
     own = {"SLIPWAY_RUN_DIR": str(run), "SLIPWAY_RUN_ID": run.name, **own}
     usual = {"PYTHONFAULTHANDLER": "1"}  # a Python program that is aborted says where it was: see stacks.py
-    return program_env(venv, {**usual, **(read_json(run / "env") or {}), **env, **own})
+    kept = read_json(run / "env") or {"variables": {}}
+    return program_env(venv, {**usual, **kept["variables"], **env, **own})

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from ..fs import free_gb, inside, read_json, root
 from ..process import boot_id
@@ -12,8 +12,11 @@ from ..tree_hash import file_hash, tree_now
 from .tidy import untidy
 from .venv import image, setup_state, venv_state
 
+if TYPE_CHECKING:
+    from ..protocol import Observation
 
-def observe(code: str | None = None, venv: str | None = None, run_id: str | None = None) -> dict[str, Any]:
+
+def observe(code: str | None = None, venv: str | None = None, run_id: str | None = None) -> Observation:
     """What is here of what is asked for, hashed anew. Nothing is changed.
 
     Args:
@@ -23,16 +26,18 @@ def observe(code: str | None = None, venv: str | None = None, run_id: str | None
     """
     home, boot, here = Path.home(), boot_id(), image()
     config = inside("runs", run_id) / "run.yaml" if run_id else None
-    probes = {name: read_json(root() / f"{name}.json") for name in ("devices", "peers")}
+    probed = [read_json(root() / f"{name}.json") for name in ("devices", "peers")]
+    devices, peers = (found if found and found["boot_id"] == boot else None for found in probed)
     return {
         "boot_id": boot,
         "home": str(home),
-        "image": {key: here[key] for key in ("python", "fingerprint", "versions")},
+        "image": {"python": here["python"], "fingerprint": here["fingerprint"], "versions": here["versions"]},
         "code": tree_now(inside("code", code)) if code else None,
         "venv": venv_state(venv) if venv else None,
         "config": file_hash(config) if config and config.exists() else None,
         "setup": setup_state(run_id, venv) if run_id and venv else None,
-        **{name: found if found and found["boot_id"] == boot else None for name, found in probes.items()},
+        "devices": devices,
+        "peers": peers,
         "active": active(),
         "free_gb": free_gb(),
         "untidy": untidy(),

@@ -6,12 +6,15 @@ import json
 import os
 import socket
 import time
-from typing import Any
+from typing import TYPE_CHECKING
 
 from ..fs import AgentError, locked, read_json, root, write_json
 from ..process import boot_id, tool
 from ..program.state import active
 from .venv import NO_VENV, program_env, venv_folder
+
+if TYPE_CHECKING:
+    from ..protocol import Devices, Peers
 
 ASK_JAX = """
 import json, jax
@@ -22,12 +25,8 @@ print(json.dumps({"backend": backend, "local_devices": len(local), "devices": ev
 """
 
 
-def probe_devices(venv: str, timeout_seconds: float = 120.0, env: dict[str, str] | None = None) -> dict[str, Any]:
-    """What JAX sees from this worker, asked once per boot. On a pod it answers only when all workers are asked at once.
-
-    Returns:
-        {boot_id, backend, local_devices, devices: on all workers as far as JAX sees them, kind}
-    """
+def probe_devices(venv: str, timeout_seconds: float = 120.0, env: dict[str, str] | None = None) -> Devices:
+    """Return what JAX sees from this worker, asked once per boot; on a pod only when all workers are asked at once."""
     path, boot = root() / "devices.json", boot_id()
     with locked("devices"):
         known = read_json(path)
@@ -37,27 +36,31 @@ def probe_devices(venv: str, timeout_seconds: float = 120.0, env: dict[str, str]
             raise AgentError(f"run {holder['run_id']} holds the devices")
         python = "python3" if venv == NO_VENV else f"{venv_folder(venv)}/bin/python"
         printed = tool([python, "-c", ASK_JAX], timeout=timeout_seconds, env=program_env(venv, env or {}))
-        found = {"boot_id": boot, **json.loads(printed.splitlines()[-1])}
+        facts = json.loads(printed.splitlines()[-1])
+        found: Devices = {
+            "boot_id": boot,
+            "backend": facts["backend"],
+            "local_devices": facts["local_devices"],
+            "devices": facts["devices"],
+            "kind": facts["kind"],
+        }
         write_json(path, found)
     return found
 
 
-def probe_peers(index: int, addresses: list[str], port: int, timeout_seconds: float = 5.0) -> dict[str, Any]:
+def probe_peers(index: int, addresses: list[str], port: int, timeout_seconds: float = 5.0) -> Peers:
     """Whether worker 0 is within reach of the others, who are all to be asked at the same time: it listens, they call.
 
     Args:
         index: which worker this is.
         addresses: of all workers; TPU_WORKER_HOSTNAMES counts more where it is set, as it does for `jax.distributed`.
         port: any port of worker 0 that is free.
-
-    Returns:
-        {boot_id, reachable: bool, detail: why not}; of worker 0: whether all the others have called.
     """
     if hostnames := os.environ.get("TPU_WORKER_HOSTNAMES"):
         addresses = hostnames.split(",")
     end = time.monotonic() + timeout_seconds
     words = _call(addresses[0], port, index, end) if index else _listen(addresses, port, end)
-    found = {"boot_id": boot_id(), "reachable": not words, "detail": words}
+    found: Peers = {"boot_id": boot_id(), "reachable": not words, "detail": words}
     write_json(root() / "peers.json", found)
     return found
 

@@ -6,7 +6,7 @@ import shlex
 import shutil
 import subprocess
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from ..fs import AgentError, inside, locked, read_from, size_of, write_json
 from ..secrets import Mask, forget, keep
@@ -15,21 +15,21 @@ from .code import check_out
 from .config import checked_env, run_environment
 from .venv import accept_changes, setup_state, venv_state
 
+if TYPE_CHECKING:
+    from ..protocol import Changed
+
 TAIL_BYTES = 4000
 
 
 def run_setup(
     run_id: str, key: str, commands: list[list[str]], code: str, venv: str, secrets: dict[str, str] | None = None
-) -> dict[str, Any]:
+) -> Changed:
     """Run the commands in turn, in the venv and the run's copy of the code, unless those of this key have run here.
 
     Args:
         key: hash of everything that the result depends on.
         code, venv: what was installed before.
         secrets: variables, on top of those of `write_config`, which are not kept, and masked in what is printed.
-
-    Returns:
-        {"changed": bool}
 
     Raises:
         AgentError: a command failed; the detail is the end of its output.

@@ -6,25 +6,25 @@ import os
 import signal
 import time
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from ..fs import attempt_folder, read_from, read_json, size_of
 from ..process import alive, boot_id, group_of, marked, send
 from ..secrets import Mask
 
+if TYPE_CHECKING:
+    from ..protocol import Stacks, StacksProcess
+
 MOST_BYTES = 1 << 16
 QUIET_SECONDS = 0.3
 
 
-def stacks(run_id: str, attempt: int | None = None, timeout_seconds: float = 5.0) -> dict[str, Any]:
+def stacks(run_id: str, attempt: int | None = None, timeout_seconds: float = 5.0) -> Stacks:
     """Have every process of an attempt (by default the latest) say where it is.
 
     SIGQUIT goes to those that listen to it: the bundled trainer then writes its stacks and goes on. The others are
     aborted if they listen to that, as every Python does under PYTHONFAULTHANDLER, and write them while they end.
     Nobody gets a signal that would end it without a word (Linux only: elsewhere nobody gets any).
-
-    Returns:
-        {"processes": [{pid, name, state, waits_in, signal: which it got | None}], "text": what was written}
     """
     folder = attempt_folder(run_id, attempt)
     begun = read_json(folder / "pid.json")
@@ -39,7 +39,7 @@ def stacks(run_id: str, attempt: int | None = None, timeout_seconds: float = 5.0
     return {"processes": found, "text": text.decode(errors="replace")}
 
 
-def _ask(pid: int) -> dict[str, Any]:
+def _ask(pid: int) -> StacksProcess:
     """Send one process the signal that it listens to; what is known of it without its help comes back."""
     folder = Path("/proc") / str(pid)
     try:

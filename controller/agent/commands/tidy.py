@@ -5,11 +5,14 @@ from __future__ import annotations
 import os
 import signal
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..fs import AgentError, locked, read_json, root, wait_until, write_json
 from ..process import alive, boot_id, marked_of, send, tool
 from ..program.state import active, situation
+
+if TYPE_CHECKING:
+    from ..protocol import Tidied
 
 THP = "kernel/mm/transparent_hugepage/enabled"
 """https://docs.kernel.org/admin-guide/mm/transhuge.html; JAX warns on TPU VMs where it is not `always`."""
@@ -26,17 +29,13 @@ def untidy() -> list[str]:
     return found
 
 
-def tidy() -> dict[str, Any]:
-    """Do what `untidy` names; what this user may not do is put on record, once per boot.
-
-    Returns:
-        {"done": words of what was done, "not_done": words of what was not}
-    """
+def tidy() -> Tidied:
+    """Do what `untidy` names; what this user may not do is put on record, once per boot."""
     with locked("start"):
         return {"done": [], "not_done": []} if active() else put_in_order()
 
 
-def put_in_order() -> dict[str, Any]:
+def put_in_order() -> Tidied:
     """`tidy`, for who holds the lock of starts and knows that nothing of ours runs."""
     done: list[str] = []
     refused: list[str] = []

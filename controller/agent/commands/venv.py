@@ -9,11 +9,14 @@ import re
 import sys
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..fs import AgentError, inside, locked, read_json, remove, root, write_atomic, write_json
 from ..process import tool
 from ..secrets import handed_to_a_tool
+
+if TYPE_CHECKING:
+    from ..protocol import InstalledVenv, VenvState, Wheel
 
 NO_VENV = "none"
 UV = "uv==0.13.8 --hash=sha256:e18a57b8b352eb7c8feb317b9f6f533c8f0ad9673fd6cf34bbe3cf1a9f6a8984\n"
@@ -44,12 +47,8 @@ def venv_folder(venv: str) -> Path:
     return inside("venv", f"{image()['fingerprint']}{dash}{setup}" if kind == "image" else venv)
 
 
-def venv_state(venv: str) -> dict[str, Any] | None:
-    """{fingerprint, ok, versions, installed, id}: not ok if packages have changed since it was made or set up.
-
-    `installed` is what there was before the setup of a program, `id` tells this making of it from another. None without
-    a complete one; "none" is the image's Python as it is.
-    """
+def venv_state(venv: str) -> VenvState | None:
+    """Return None without a complete one; "none" is the image's Python as it is."""
     if venv == NO_VENV:
         versions = image()["versions"]
         return {"fingerprint": venv, "ok": True, "versions": versions, "installed": versions, "id": venv}
@@ -74,9 +73,9 @@ def install_venv(
     requirements: str = "",
     index: str | None = None,
     constraints: dict[str, str] | None = None,
-    wheels: list[dict[str, str]] | None = None,
+    wheels: list[Wheel] | None = None,
     secrets: dict[str, str] | None = None,
-) -> dict[str, Any]:
+) -> InstalledVenv:
     """Make a virtual environment, unless it is here and unaltered.
 
     It is made in place, for paths inside it are absolute, and counts only from when it is marked.
@@ -88,12 +87,8 @@ def install_venv(
         fingerprint: the name of the venv; for "image" it may be "image".
         index: for "lock", a package index other than the default one: a URL, or a folder of wheels on the worker.
         constraints: for "requirements", the version by name that everything must have; a venv with others is made anew.
-        wheels: for "requirements", {bucket, object, sha256, name, before, after} of wheels that are installed too:
-            their requirement reads BEFORE @ file://… AFTER.
+        wheels: for "requirements", wheels that are installed too.
         secrets: for "requirements", variables of the installer, so that it gets into a private index; not kept.
-
-    Returns:
-        What `venv_state` says, and {"changed": bool}.
     """
     folder = venv_folder(fingerprint)
     with locked(f"venv-{folder.name}"):
@@ -115,7 +110,9 @@ def install_venv(
         versions = _visible(folder, folders)
         mark = {"folders": folders, "versions": versions, "installed": versions, "id": os.urandom(8).hex()}
         write_json(folder / "slipway.json", mark)
-        return {**(venv_state(folder.name) or {}), "changed": True}
+        made = venv_state(folder.name)
+        assert made, "it was marked just now"
+        return {**made, "changed": True}
 
 
 def setup_state(run_id: str, venv: str) -> str | None:
@@ -166,7 +163,7 @@ def _make_from_requirements(
     tool(argv, env={**os.environ, **env})
 
 
-def _bring(venv: str, wheel: dict[str, str]) -> str:
+def _bring(venv: str, wheel: Wheel) -> str:
     """Download a wheel, and give the line by which a requirements file names it."""
     from ..storage import download, with_retries  # HTTP takes a third of the time that `observe` takes to start
 

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..fs import attempt_folder, attempt_of, read_from, read_json, root, size_of
 from ..process import alive, boot_id
 from ..secrets import Mask
+
+if TYPE_CHECKING:
+    from ..protocol import Active, State
 
 LARGEST_SUMMARY = 1 << 20
 
@@ -35,8 +39,8 @@ def situation(folder: Path) -> dict[str, Any]:
     return {"state": "exited", "started": begun["started"], "error": error, "lost": True}
 
 
-def active() -> dict[str, Any] | None:
-    """{run_id, attempt} of what is alive on this worker, None where nothing is."""
+def active() -> Active | None:
+    """What is alive on this worker, None where nothing is."""
     for path in sorted(root().glob("runs/*/attempt-*/pid.json")):
         folder = path.parent
         if not (folder / "exit.json").exists() and situation(folder)["state"] == "running":
@@ -44,28 +48,26 @@ def active() -> dict[str, Any] | None:
     return None
 
 
-def state(run_id: str, attempt: int | None = None, tail_bytes: int = 16384) -> dict[str, Any]:
-    """How an attempt fares (by default the latest), with the end of its log and the summary that it wrote.
-
-    Returns:
-        {run_id, attempt, state: "absent" | "running" | "exited", code: int | None, signal: name | None,
-        started, ended: seconds since the epoch | None, error: words where something other than the program failed,
-        upload: "none" | "pending" | "done" | "failed", upload_error: words | None,
-        oom_kills: processes that the kernel killed meanwhile for want of memory | None,
-        free_gb: on the disk of the home folder at the end | None,
-        notice: that the VM would go away, if there was one: "preemption" | "maintenance" | "shutdown" | None,
-        log_size: bytes, log_tail: str, summary: dict | None}
-    """
+def state(run_id: str, attempt: int | None = None, tail_bytes: int = 16384) -> State:
+    """How an attempt fares (by default the latest), with the end of its log and the summary that it wrote."""
     folder = attempt_folder(run_id, attempt)
     now = situation(folder)
     mask = Mask.of(folder.parent)
     size = size_of(folder / "log")
-    fields = ("code", "signal", "started", "ended", "error", "oom_kills", "free_gb", "upload", "upload_error", "notice")
     return {
         "run_id": run_id,
         "attempt": attempt_of(folder),
         "state": now["state"],
-        **{name: now.get(name) for name in fields},
+        "code": now.get("code"),
+        "signal": now.get("signal"),
+        "started": now.get("started"),
+        "ended": now.get("ended"),
+        "error": now.get("error"),
+        "oom_kills": now.get("oom_kills"),
+        "free_gb": now.get("free_gb"),
+        "upload": now.get("upload"),
+        "upload_error": now.get("upload_error"),
+        "notice": now.get("notice"),
         "log_size": size,
         "log_tail": _tail(folder / "log", size, tail_bytes, mask).decode(errors="replace"),
         "summary": _summary(folder.parent),
@@ -86,7 +88,9 @@ def _summary(run: Path) -> dict[str, Any] | None:
     if size_of(path) > LARGEST_SUMMARY:
         return {"error": f"summary.json has more than {LARGEST_SUMMARY} bytes"}
     try:
-        found = read_json(path)
+        found = json.loads(path.read_bytes())
+    except FileNotFoundError:
+        return None
     except (ValueError, RecursionError) as error:
         return {"error": f"summary.json is not JSON: {error}"}
     return found if found is None or isinstance(found, dict) else {"error": "summary.json holds no JSON object"}

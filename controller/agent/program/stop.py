@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from ..formats import dump
 from ..fs import attempt_folder, locked, read_json, wait_until, write_json
 from ..process import alive, boot_id, marked, send, wall_time
 from ..secrets import Mask, forget
@@ -16,11 +16,14 @@ from ..storage import TransferError, upload, upload_file, with_retries
 from .notice import noticed
 from .state import situation, state
 
+if TYPE_CHECKING:
+    from ..protocol import State
+
 SUPERVISOR_SECONDS = 60.0
 """How long a supervisor may take, after its program, to upload and go."""
 
 
-def stop(run_id: str, attempt: int | None = None, grace_seconds: float = 30.0) -> dict[str, Any]:
+def stop(run_id: str, attempt: int | None = None, grace_seconds: float = 30.0) -> State:
     """End an attempt (by default the latest): SIGTERM to its processes, and after the grace SIGKILL.
 
     Returns:
@@ -74,10 +77,10 @@ def settle(folder: Path, how: dict[str, Any], before_masking: Callable[[], None]
     forget(folder.parent)
     if bucket:
         done = {**record, "upload": "done"}
-        words = json.dumps(done).encode()
+        content = dump(done)
         try:
             with_retries(lambda: upload_file(folder / "log", bucket, begun["log_object"]))
-            with_retries(lambda: upload([words], len(words), bucket, begun["exit_object"]))
+            with_retries(lambda: upload([content], len(content), bucket, begun["exit_object"]))
             record = done
         except TransferError as error:
             record = {**record, "upload": "failed", "upload_error": str(error)}

@@ -6,8 +6,8 @@ import codecs
 import json
 import time
 from pathlib import Path
-from typing import Any
 
+from ..formats import say
 from ..fs import AgentError, attempt_folder, attempt_of, free_gb, read_from, read_json, size_of
 from ..process import alive, group_of, wall_time
 from ..secrets import Mask
@@ -25,10 +25,8 @@ def watch(
 ) -> None:
     """Stream until the attempt (by default the latest) has ended and its log is uploaded.
 
-    Without `follow`: until what is there now has been told. The lines: {"log": text, "offset"},
-    {"metrics": {…}, "offset"}, {"heartbeat": time, "stopped": has a signal stopped it?, "free_gb"} every 5 s,
-    {"warning": words}, {"notice": kind} of one that the VM will go away, {"exited": state} once it has ended, and as
-    the last {"end": state}.
+    Without `follow`: until what is there now has been told. A heartbeat comes every 5 s, `exited` when it has ended,
+    and `end` as the last line.
     Offsets are bytes; given back, they resume the stream without loss or repetition. A negative one counts from the
     end, back to the beginning of its line: -1 begins with the last line.
     """
@@ -47,15 +45,15 @@ def watch(
         log_offset = _tell_log(folder / "log", log_offset, last, mask)
         metrics_offset = _tell_metrics(folder.parent / "metrics.jsonl", metrics_offset, mask)
         if notice is None and (notice := noticed(folder)):
-            _tell({"notice": notice})
+            say({"notice": notice})
         if follow and not exited and now["state"] == "exited":  # the upload may take its time
             exited = True
-            _tell({"exited": state(run_id, attempt_of(folder))})
+            say({"exited": state(run_id, attempt_of(folder))})
         if last:
-            return _tell({"end": state(run_id, attempt_of(folder))})
+            return say({"end": state(run_id, attempt_of(folder))})
         if time.monotonic() - beat > HEARTBEAT_SECONDS:
             beat = time.monotonic()
-            _tell({"heartbeat": wall_time(), "stopped": _is_stopped(folder), "free_gb": round(free_gb(), 3)})
+            say({"heartbeat": wall_time(), "stopped": _is_stopped(folder), "free_gb": round(free_gb(), 3)})
         time.sleep(POLL_SECONDS)
 
 
@@ -68,10 +66,6 @@ def _from_the_end(path: Path, offset: int) -> int:
             return begin - len(before) + newline + 1
         begin -= len(before)
     return begin
-
-
-def _tell(line: dict[str, Any]) -> None:
-    print(json.dumps(line), flush=True)
 
 
 def _is_stopped(folder: Path) -> bool:
@@ -89,7 +83,7 @@ def _tell_log(path: Path, offset: int, last: bool, mask: Mask) -> int:
         if not used:
             break
         offset += used
-        _tell({"log": text, "offset": offset})
+        say({"log": text, "offset": offset})
     return offset
 
 
@@ -100,8 +94,8 @@ def _tell_metrics(path: Path, offset: int, mask: Mask) -> int:
         for line in data[:end].splitlines(keepends=True):
             offset += len(line)
             try:
-                _tell({"metrics": dict(json.loads(line)), "offset": offset})
+                say({"metrics": dict(json.loads(line)), "offset": offset})
             except (ValueError, TypeError, RecursionError):
                 words = line[:200].decode(errors="replace")
-                _tell({"warning": f"metrics.jsonl: the line before byte {offset} is not a JSON object: {words}"})
+                say({"warning": f"metrics.jsonl: the line before byte {offset} is not a JSON object: {words}"})
     return offset

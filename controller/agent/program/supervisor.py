@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import subprocess
@@ -11,12 +10,13 @@ import tempfile
 import threading
 import time
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..commands.code import check_out
 from ..commands.config import checked_env, run_environment
 from ..commands.tidy import put_in_order
 from ..commands.venv import venv_state
+from ..formats import dump
 from ..fs import AgentError, attempt_folder, free_gb, locked, size_of, wait_until, write_json
 from ..process import boot_id, oom_kills, send, this_process, wall_time
 from ..secrets import Mask, environment, keep
@@ -24,6 +24,9 @@ from ..storage import TransferError, upload_file
 from .notice import SHUTDOWN, listen, put_on_record
 from .state import active, situation, state
 from .stop import kill_marked, settle
+
+if TYPE_CHECKING:
+    from ..protocol import State
 
 LOG_UPLOAD_SECONDS = 30.0
 
@@ -40,7 +43,7 @@ def start(
     exit_object: str = "",
     secrets: dict[str, str] | None = None,
     notice: str | None = None,
-) -> dict[str, Any]:
+) -> State:
     """Start the program under a supervisor that outlives this session; if this attempt was started before, just report.
 
     The lock is handed down until the program has become itself (exec closes it) with its pid on record, so that
@@ -76,11 +79,11 @@ def start(
 
 def _spawn_supervisor(folder: Path, order: dict[str, Any], lock: int) -> None:
     command = [sys.executable, str(Path(sys.argv[0]).resolve()), "supervise"]
-    with (folder / "supervisor.log").open("ab") as words, tempfile.TemporaryFile() as stdin:
-        stdin.write(json.dumps({**order, "lock": lock}).encode())
+    with (folder / "supervisor.log").open("ab") as log, tempfile.TemporaryFile() as stdin:
+        stdin.write(dump({**order, "lock": lock}))
         stdin.seek(0)
         supervisor = subprocess.Popen(
-            command, stdin=stdin, stdout=words, stderr=words, start_new_session=True, pass_fds=[lock]
+            command, stdin=stdin, stdout=log, stderr=log, start_new_session=True, pass_fds=[lock]
         )
     wait_until(lambda: (folder / "pid.json").exists() or supervisor.poll() is not None, 60)
     if not (folder / "pid.json").exists():

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
+from controller.agent.protocol import FETCH_ASSET, FetchAssetQuestion
 from controller.core.errors import CloudError
 from controller.gcp.client import NotFound
 from controller.inputs.assets import Content, Source, local_files, manifest
@@ -146,13 +147,18 @@ class PodAsset(Copied, OnWorkers):
         files = {f.name: {"url": f.url, "sha256": f.sha256} for f in self.content.files}
         secrets = self.vault.values()
         tokens = {f.name: token for f in self.content.files if (token := token_for(f, secrets))}
-        payload = {"bucket": self.bucket, "prefix": self.content.prefix, "files": files, "tokens": tokens}
-        payload["manifest"] = manifest(self.content.files)
+        payload: FetchAssetQuestion = {
+            "bucket": self.bucket,
+            "prefix": self.content.prefix,
+            "files": files,
+            "manifest": manifest(self.content.files),
+            "tokens": tokens,
+        }
         fleet = self.fleet(world, have)
         for attempt in range(FETCH_ATTEMPTS):
             progress, before = Progress(world, self.id), 0
             try:
-                for line in fleet.stream(0, "fetch_asset", payload):
+                for line in fleet.stream(0, FETCH_ASSET, payload):
                     if "bytes" in line:
                         progress.moved(line["bytes"] - before)
                         before = line["bytes"]

@@ -5,12 +5,13 @@ A worker that cannot be reached is a value too. Only workers that differ are act
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from controller.agent.protocol import A, Command, Observation, Q
 from controller.reconcile.resource import Diff, Have, Resource, Scope
-from controller.ssh.fleet import Answer, WorkersFailed, failures
+from controller.ssh.fleet import WorkerError, WorkersFailed, failures
 
 if TYPE_CHECKING:
     from controller.context import Context
@@ -27,14 +28,13 @@ class OnWorkers(Resource):
     def fleet(self, world: Context, have: Have) -> Fleet:
         return world.fleet(have[self.node])
 
-    def ask(self, world: Context, have: Have, read: Callable[[dict[str, Any]], Any], **payload: Any) -> tuple[Any, ...]:
+    def ask(self, world: Context, have: Have, read: Callable[[Observation], Any], **payload: Any) -> tuple[Any, ...]:
         """`read` of every worker's observation; a worker that does not answer yields its error."""
-        answers = self.fleet(world, have).look(self.id, payload)
+        question: Any = payload
+        answers = self.fleet(world, have).look(self.id, question)
         return tuple(read(a) if isinstance(a, dict) else str(a) for a in answers)
 
-    def act(
-        self, world: Context, have: Have, command: str, payload: dict[str, Any], diff: Diff, name: str
-    ) -> list[dict[str, Any]]:
+    def act(self, world: Context, have: Have, command: Command[Q, A], payload: Q, diff: Diff, name: str) -> list[A]:
         """Send `command` to the workers on which the field `name` differs; returns their answers.
 
         Raises:
@@ -45,13 +45,13 @@ class OnWorkers(Resource):
         differing = [i for i, (was, wanted) in enumerate(zip(old, change.new, strict=True)) if was != wanted]
         answers = self.fleet(world, have).call_all(command, payload, workers=differing)
         raise_failures(answers, f"{self.title}: {command}")
-        return [a for a in answers if isinstance(a, dict)]
+        return [a for a in answers if not isinstance(a, WorkerError)]
 
     def destroy(self, world: Context) -> None:
         """Goes with its node."""
 
 
-def raise_failures(answers: list[Answer], what: str) -> None:
+def raise_failures(answers: Sequence[object], what: str) -> None:
     if failed := failures(answers):
         said: dict[str, list[str]] = {}
         for error in failed:
@@ -60,6 +60,6 @@ def raise_failures(answers: list[Answer], what: str) -> None:
         raise WorkersFailed(f"{what} failed: {reasons}", failed)
 
 
-def active_runs(answers: Iterable[Answer]) -> set[str]:
+def active_runs(answers: Iterable[Observation | WorkerError]) -> set[str]:
     """Return the runs whose program is alive, from the workers' answers to `observe`; one that failed has none."""
     return {a["active"]["run_id"] for a in answers if isinstance(a, dict) and a["active"]}

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
+from controller.agent.protocol import INSTALL_CODE, InstallCodeQuestion
 from controller.core.text import counted
 from controller.reconcile.resource import Diff, Have
 from controller.resources.uploads.code import CodeArchive
@@ -36,10 +37,10 @@ class WorkerCode(OnWorkers):
         return replace(self, tree=self.ask(world, have, lambda a: a["code"], code=self.name))
 
     def apply(self, world: Context, have: Have, diff: Diff) -> None:
-        payload = {
+        payload: InstallCodeQuestion = {
             "bucket": self.bucket,
             "object": self.archive.object,
             "sha256": self.archive.snapshot.archive_sha256,
             "tree": self.name,
         }
-        self.act(world, have, "install_code", payload, diff, "tree")
+        self.act(world, have, INSTALL_CODE, payload, diff, "tree")

@@ -6,6 +6,7 @@ import hashlib
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
+from controller.agent.protocol import WRITE_CONFIG, WriteConfigQuestion
 from controller.core.text import counted
 from controller.reconcile.resource import Diff, Have
 from controller.resources.workers.base import OnWorkers
@@ -37,5 +38,5 @@ class RunConfig(OnWorkers):
         return replace(self, sha256=self.ask(world, have, lambda a: a["config"], run_id=self.name))
 
     def apply(self, world: Context, have: Have, diff: Diff) -> None:
-        payload = {"run_id": self.name, "text": self.text, "env": dict(self.variables)}
-        self.act(world, have, "write_config", payload, diff, "sha256")
+        payload: WriteConfigQuestion = {"run_id": self.name, "text": self.text, "env": dict(self.variables)}
+        self.act(world, have, WRITE_CONFIG, payload, diff, "sha256")

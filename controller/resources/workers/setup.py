@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from conf.schema.config import digest
+from controller.agent.protocol import RUN_SETUP, RunSetupQuestion
 from controller.core.errors import WorkersDisagree
 from controller.core.text import counted
 from controller.reconcile.resource import Diff, Have
@@ -45,16 +46,16 @@ class Setup(OnWorkers):
         return replace(self, done=done)
 
     def apply(self, world: Context, have: Have, diff: Diff) -> None:
-        payload = {
+        payload: RunSetupQuestion = {
             "run_id": self.name,
             "key": self.done[0],
-            "commands": self.commands,
+            "commands": [list(argv) for argv in self.commands],
             "code": self.code,
             "venv": self.venv,
             "secrets": self.vault.values(),
         }
         try:
-            self.act(world, have, "run_setup", payload, diff, "done")
+            self.act(world, have, RUN_SETUP, payload, diff, "done")
         except WorkersFailed as failed:
             first = failed.errors[0]
             raise WorkersFailed(

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from typing import TYPE_CHECKING, ClassVar, Self
 
+from controller.agent.protocol import ObserveQuestion
 from controller.core.text import counted
 from controller.gcp.client import GoogleError
 from controller.reconcile.resource import Absent, Diff, Have
@@ -25,7 +26,7 @@ class SshAccess(OnWorkers):
     """Every worker answers over SSH, with the host key Google vouches for, and has this version of the agent."""
 
     kind: ClassVar[str] = "ssh"
-    asks: dict[str, Any] = field(compare=False)
+    asks: ObserveQuestion = field(compare=False)
     """What the resources that follow will ask of every worker: it is asked here, once for all of them."""
     reachable: tuple[str, ...]
 

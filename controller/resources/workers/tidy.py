@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
+from controller.agent.protocol import OBSERVE, TIDY, Observation
 from controller.core.text import counted
 from controller.reconcile.resource import Diff, Have
 from controller.resources.workers.base import OnWorkers, raise_failures
@@ -37,13 +38,13 @@ class Tidied(OnWorkers):
 
     def apply(self, world: Context, have: Have, diff: Diff) -> None:
         fleet = self.fleet(world, have)
-        answers = fleet.call_all("tidy", {})
+        answers = fleet.call_all(TIDY, {})
         raise_failures(answers, self.title)
         for worker, answer in enumerate(answers):
             if isinstance(answer, dict):
                 for words in (*answer["done"], *answer["not_done"]):
                     world.events.note(self.id, f"worker {worker}: {words}")
-        looks = fleet.call_all("observe", {})
+        looks = fleet.call_all(OBSERVE, {})
         raise_failures(looks, self.title)
         full = [(w, a["free_gb"]) for w, a in enumerate(looks) if isinstance(a, dict) and self._is_full(a)]
         if full:
@@ -53,10 +54,10 @@ class Tidied(OnWorkers):
                 "`slipway down` for fresh disks, or lower the key"
             )
 
-    def _state(self, answer: dict[str, Any]) -> str:
+    def _state(self, answer: Observation) -> str:
         words = [*answer["untidy"], *([f"{answer['free_gb']:.1f} GB left"] if self._is_full(answer) else [])]
         return "; ".join(words) or FIT
 
-    def _is_full(self, answer: dict[str, Any]) -> bool:
+    def _is_full(self, answer: Observation) -> bool:
         """While a program runs, its disk is its own business."""
         return answer["active"] is None and answer["free_gb"] < self.min_free_gb

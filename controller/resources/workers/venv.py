@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from conf.schema.config import Config, digest
 from conf.schema.run.program import Program
+from controller.agent.protocol import INSTALL_VENV, InstallVenvQuestion, VenvState
 from controller.core.formats import dump, load
 from controller.gcp.client import Conflict, NotFound
 from controller.reconcile.resource import Diff, Have
@@ -66,16 +67,16 @@ class Venv(OnWorkers):
 
     def apply(self, world: Context, have: Have, diff: Diff) -> None:
         frozen = self._frozen(world)
-        payload = {
+        payload: InstallVenvQuestion = {
             "packages": self.packages,
             "fingerprint": self.name,
             "python": self.python,
             "requirements": self.requirements,
             "constraints": frozen,
-            "wheels": have[self.wheels].built if self.wheels else (),
+            "wheels": list(have[self.wheels].built) if self.wheels else [],
             "secrets": self.vault.values() if self.packages == "requirements" else {},
         }
-        made = self.act(world, have, "install_venv", payload, diff, "intact")
+        made = self.act(world, have, INSTALL_VENV, payload, diff, "intact")
         if self.packages == "requirements" and frozen is None:
             text = dump({"packages": dict(sorted(made[0]["installed"].items()))}, indent=1)
             try:
@@ -108,5 +109,5 @@ def fingerprint(packages: str, python: str, requirements: str, program: Program,
     return hashlib.sha256("\n".join([python, requirements, *further]).encode()).hexdigest()
 
 
-def _intact(venv: dict[str, Any] | None, frozen: dict[str, str] | None) -> bool:
+def _intact(venv: VenvState | None, frozen: dict[str, str] | None) -> bool:
     return venv is not None and venv["ok"] and frozen in (None, venv["installed"])

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from typing import TYPE_CHECKING, ClassVar, Self
 
+from controller.agent.protocol import PROBE_DEVICES, PROBE_PEERS, Observation, ProbePeersQuestion
 from controller.core.errors import WrongDevices
 from controller.core.text import counted
 from controller.reconcile.resource import Absent, Diff, Have, Pending
@@ -48,7 +49,7 @@ class Verified(OnWorkers):
 
     def apply(self, world: Context, have: Have, diff: Diff) -> None:
         fleet = self.fleet(world, have)
-        answers = fleet.call_all("probe_peers", peer_payloads(have[self.node]))
+        answers = fleet.call_all(PROBE_PEERS, peer_payloads(have[self.node]))
         raise_failures(answers, self.title)
         rows = [a for a in answers if isinstance(a, dict)]
         cut_off = [f"worker {i}: {row['detail']}" for i, row in enumerate(rows) if not row["reachable"]]
@@ -59,7 +60,7 @@ class Verified(OnWorkers):
             )  # fmt: skip
         if not self.probe_devices:
             return
-        answers = fleet.call_all("probe_devices", {"venv": self.venv})
+        answers = fleet.call_all(PROBE_DEVICES, {"venv": self.venv})
         raise_failures(answers, self.title)
         rows = [a for a in answers if isinstance(a, dict)]
         if any(
@@ -70,12 +71,12 @@ class Verified(OnWorkers):
             raise WrongDevices(f"each worker should have {self.devices[0]} {self.backend} devices, but {table}", seen)
 
 
-def peer_payloads(node: Absent | Pending | Node) -> list[dict[str, Any]]:
+def peer_payloads(node: Absent | Pending | Node) -> list[ProbePeersQuestion]:
     """Return the payloads with which all workers try to reach worker 0, at the same time."""
     addresses = [endpoint.internal for endpoint in node.status.endpoints] if isinstance(node, Node) else []
     return [{"index": i, "addresses": addresses, "port": PEER_PORT} for i in range(len(addresses))]
 
 
-def _devices(row: dict[str, Any], backend: str) -> int | None:
+def _devices(row: Observation, backend: str) -> int | None:
     known = row["devices"]
     return known["local_devices"] if known and known["backend"] == backend else None

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, ClassVar, Self
 
+from controller.agent.protocol import GUARD, GUARD_STATE, GuardQuestion
 from controller.reconcile.resource import Absent, Diff, Have
 from controller.resources.pod.provisioner import end_name
 from controller.resources.workers.base import OnWorkers, raise_failures
@@ -33,7 +34,7 @@ class Watchdog(OnWorkers):
         return f"watchdog: the pod deletes itself after {self.idle_seconds / 60:g} idle minutes"
 
     def observe(self, world: Context, have: Have) -> Absent | Self:
-        [answer] = self.fleet(world, have).call_all("guard_state", {}, workers=[0])
+        [answer] = self.fleet(world, have).call_all(GUARD_STATE, {}, workers=[0])
         return self if isinstance(answer, dict) and answer["standing"] else Absent()
 
     def apply(self, world: Context, have: Have, diff: Diff) -> None:
@@ -48,7 +49,7 @@ class Watchdog(OnWorkers):
         Raises:
             WorkersFailed: worker 0 could not be told.
         """
-        payload = {
+        payload: GuardQuestion = {
             "project": world.project,
             "deletes": deletes(world.project, node),
             "tpu_api": world.google.root("tpu"),
@@ -58,7 +59,7 @@ class Watchdog(OnWorkers):
             "bucket": self.bucket,
             "note_object": end_name(node.name, node.status.uid),
         }
-        answers = world.fleet(node).call_all("guard", payload, workers=[0])
+        answers = world.fleet(node).call_all(GUARD, payload, workers=[0])
         raise_failures(answers, self.title)
         [answer] = answers
         if isinstance(answer, dict) and answer["allowed"] is False:

@@ -18,6 +18,8 @@ from typing import Any
 import pytest
 
 from controller.agent import tree_hash
+from controller.agent.formats import dump
+from controller.agent.fs import checked
 from controller.agent.process import alive
 from controller.ssh.agent_bundle import bundle
 from tests.controller.agent.bucket import Bucket
@@ -70,7 +72,7 @@ class Worker:
             env=self.environment, start_new_session=True,
         )  # fmt: skip
         assert process.stdin
-        process.stdin.write(json.dumps(payload).encode())
+        process.stdin.write(dump(payload))
         process.stdin.close()
         process.stdin = None
         return process
@@ -78,7 +80,7 @@ class Worker:
     def finish(self, process: subprocess.Popen[bytes]) -> tuple[int, list[dict[str, Any]]]:
         out, err = process.communicate(timeout=300)
         assert err == b"", err.decode()
-        return process.returncode, [json.loads(line) for line in out.splitlines()]
+        return process.returncode, [checked(json.loads(line), "answer") for line in out.splitlines()]
 
     def ask(self, command: str, **payload: Any) -> dict[str, Any]:
         code, lines = self.finish(self.begin(command, **payload))

@@ -7,14 +7,14 @@ from tests.controller.agent.conftest import Worker
 
 def test_orders_with_an_older_lease_are_refused(worker: Worker) -> None:
     for token in (3, 5, 5):
-        worker.ask("guard_state", lease=["gs://b/pods/pod", token])
-    said = worker.refusal("guard_state", lease=["gs://b/pods/pod", 4])
+        worker.ask("guard_state", lease={"place": "gs://b/pods/pod", "token": token})
+    said = worker.refusal("guard_state", lease={"place": "gs://b/pods/pod", "token": 4})
     assert said["error"] == "another controller acts on this pod (lease 5; this came with 4)"
-    worker.ask("guard_state", lease=["gs://b/pods/pod", 5])
+    worker.ask("guard_state", lease={"place": "gs://b/pods/pod", "token": 5})
 
 
 def test_leases_of_different_places_are_not_compared(worker: Worker) -> None:
     """A bucket that was deleted, or another one, counts from the beginning."""
-    worker.ask("guard_state", lease=["gs://b/pods/pod", 5])
-    worker.ask("guard_state", lease=["gs://other/pods/pod", 1])
+    worker.ask("guard_state", lease={"place": "gs://b/pods/pod", "token": 5})
+    worker.ask("guard_state", lease={"place": "gs://other/pods/pod", "token": 1})
     worker.ask("guard_state")  # a look without a lease

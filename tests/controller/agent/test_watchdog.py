@@ -85,7 +85,7 @@ def test_a_pod_that_nobody_uses_deletes_itself_and_says_why(worker: Worker, apis
     assert apis.deleted()[:2] == [QUEUED, NODE]
     assert {token for _, _, token in apis.asked} == {"Bearer ya29.pod"}
     note = json.loads(worker.bucket.objects["pods/pod/ends/1.json"])
-    assert note["why"].startswith("no program and no SSH session for 0.00")
+    assert note["reason"].startswith("no program and no SSH session for 0.00")
 
 
 def test_a_pod_whose_time_is_up_deletes_itself_though_a_program_runs(run: Run, apis: Apis) -> None:

@@ -59,7 +59,8 @@ def with_words(home: Path, words: tuple[str, ...]) -> Path:
             for w in some
         ]
         (folder / "transcripts.jsonl").write_text("".join(json.dumps(line) + "\n" for line in asked))
-        note = {"format": 1, "time": "2026-01-01T00:00:00Z", "kind": "note", "subject": run, "message": word, "attempt": 1}
+        note = {"format": 1, "time": "2026-01-01T00:00:00Z", "kind": "note", "subject": run, "message": word}
+        note |= {"attempt": 1}
         (folder / "events.jsonl").write_text(
             "".join(json.dumps(note | more) + "\n" for more in ({}, {"verdict": word}))
         )

@@ -6,6 +6,7 @@ import json
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from controller.agent.protocol import OBSERVE
 from controller.cleanup.dependents import elsewhere, tenants
 from controller.cli.view import View
 from controller.core.errors import ConfigError
@@ -145,7 +146,7 @@ def _running(now: Session) -> set[str]:
     fleet = now.fleet()
     if fleet is None:
         return found
-    return found | active_runs(fleet.call_all("observe", {}))
+    return found | active_runs(fleet.call_all(OBSERVE, {}))
 
 
 def _confirm(command: Command, present: list[Resource], running: set[str]) -> bool:

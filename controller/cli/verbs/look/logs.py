@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from controller.agent.protocol import WATCH, WatchQuestion
 from controller.core.errors import ConfigError
 from controller.gcp.client import NotFound
 from controller.run.session import Session, session
@@ -37,10 +38,10 @@ def _from_worker(now: Session, worker: int, attempt: int, write: Callable[[str],
     fleet = now.fleet()
     if fleet is None:
         return False
-    payload = {"run_id": now.plan.run_id, "attempt": attempt, "follow": follow}
+    payload: WatchQuestion = {"run_id": now.plan.run_id, "attempt": attempt, "follow": follow}
     told = False
     try:
-        for line in fleet.stream(worker, "watch", payload):
+        for line in fleet.stream(worker, WATCH, payload):
             if "log" in line:
                 told = True
                 write(line["log"])

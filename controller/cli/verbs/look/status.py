@@ -6,6 +6,7 @@ import json
 import time
 from typing import TYPE_CHECKING, Any
 
+from controller.agent.protocol import OBSERVE
 from controller.core.errors import ConfigError
 from controller.gcp.client import NotFound
 from controller.gcp.prices import stored
@@ -103,7 +104,7 @@ def _workers(now: Session) -> list[dict[str, Any]]:
     if fleet is None:
         return []
     rows: list[dict[str, Any]] = []
-    for worker, answer in enumerate(fleet.call_all("observe", {})):
+    for worker, answer in enumerate(fleet.call_all(OBSERVE, {})):
         row: dict[str, Any] = {"worker": worker}
         if isinstance(answer, dict):
             row["running"] = answer["active"]["run_id"] if answer["active"] else None

@@ -7,12 +7,14 @@ import json
 import sys
 from typing import TYPE_CHECKING, Any
 
+from controller.agent.protocol import OBSERVE, PROBE_PEERS, Observation, ObserveQuestion
 from controller.core.errors import ConfigError
 from controller.core.printable import drawable, printable
 from controller.plan.build import Plan
 from controller.resources.workers.venv import Venv
 from controller.resources.workers.verified import peer_payloads
 from controller.run.session import session
+from controller.ssh.fleet import WorkerError
 
 if TYPE_CHECKING:
     from controller.cli.main import Command
@@ -26,9 +28,9 @@ def run(command: Command) -> int:
         if fleet is None:
             raise ConfigError(f"pod {now.plan.node.name} is not there; `slipway up` creates it")
         venv = now.plan.get(Venv).name
-        fleet.call_all("probe_peers", peer_payloads(now.node()))  # answers come with `observe`
-        payload = {"code": now.plan.snapshot.sha256, "venv": venv, "run_id": now.plan.run_id}
-        rows = matrix(now.plan, fleet.call_all("observe", payload))
+        fleet.call_all(PROBE_PEERS, peer_payloads(now.node()))  # answers come with `observe`
+        payload: ObserveQuestion = {"code": now.plan.snapshot.sha256, "venv": venv, "run_id": now.plan.run_id}
+        rows = matrix(now.plan, fleet.call_all(OBSERVE, payload))
     if command.flags.json:
         print(json.dumps({"run": now.plan.run_id, "workers": rows}, indent=1))
     else:
@@ -39,22 +41,22 @@ def run(command: Command) -> int:
     return 4 if wrong else 0
 
 
-def matrix(plan: Plan, answers: list[Any]) -> list[dict[str, Any]]:
+def matrix(plan: Plan, answers: list[Observation | WorkerError]) -> list[dict[str, Any]]:
     """One row per worker: `ok` or what is wrong in each column, and the names of the wrong ones."""
     config = hashlib.sha256(plan.run_yaml.encode()).hexdigest()
     packages = [json.dumps(a["venv"]["versions"], sort_keys=True) for a in answers if isinstance(a, dict) and a["venv"]]
     usual = max(packages, key=packages.count, default="")
     rows = []
     for worker, answer in enumerate(answers):
-        if isinstance(answer, dict):
-            cells = _cells(plan, answer, config, usual)
-        else:
+        if isinstance(answer, WorkerError):
             cells = dict.fromkeys(COLUMNS, "?") | {"code": str(answer)}
+        else:
+            cells = _cells(plan, answer, config, usual)
         rows.append({"worker": worker, **cells, "wrong": [name for name in COLUMNS if cells[name] != "ok"]})
     return rows
 
 
-def _cells(plan: Plan, answer: dict[str, Any], config: str, usual: str) -> dict[str, str]:
+def _cells(plan: Plan, answer: Observation, config: str, usual: str) -> dict[str, str]:
     expected = plan.config.topology.devices_per_worker
     backend = "cpu" if plan.config.cloud.kind == "local" else "tpu"
     devices, venv, peers = answer["devices"], answer["venv"], answer["peers"]

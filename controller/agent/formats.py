@@ -1,0 +1,29 @@
+"""The format of what the agent says, is asked and keeps on the worker, where a later agent may find it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+FORMAT = 1
+
+
+def format_problem(body: Any, where: str) -> str:
+    """Return why a document cannot be read, "" if its format is this one; the same as in `conf.formats`."""
+    written = body.get("format") if isinstance(body, dict) else None
+    if written is None:
+        return f"{where} has no format; this slipway reads format {FORMAT}: something else or an older slipway wrote it"
+    if written != FORMAT:
+        return f"{where} has format {written!r:.20}; this slipway reads format {FORMAT}: update slipway"
+    return ""
+
+
+def dump(body: Mapping[str, Any]) -> bytes:
+    """Return a document as JSON, with its format."""
+    return json.dumps({"format": FORMAT, **body}).encode()
+
+
+def say(answer: Mapping[str, Any]) -> None:
+    """Print one line of an answer."""
+    print(dump(answer).decode(), flush=True)

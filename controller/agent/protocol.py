@@ -1,0 +1,345 @@
+"""The agent's commands: the question that each takes as JSON on stdin, and the answer that it prints, for both sides.
+
+Both carry `"format": 1`. A question may also carry `lease`, the place and the token of the sender's lease. An answer is
+one line of JSON; a command that streams prints several, and one that fails prints `error` and `detail`.
+
+These are types alone, so the agent imports them for the type checker only: it is compiled anew at each start.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Generic, TypedDict, TypeVar
+
+if TYPE_CHECKING:
+    from typing import NotRequired
+
+
+class Nothing(TypedDict):
+    pass
+
+
+# What is on a worker
+
+
+class Image(TypedDict):
+    """The image's own Python and its packages, version by name."""
+
+    python: str
+    fingerprint: str
+    versions: dict[str, str]
+
+
+class VenvState(TypedDict):
+    """A complete virtual environment.
+
+    `ok` is false if packages have changed since it was made or set up; `installed` is what there was before the setup
+    of a program; `id` differs whenever the venv is made again.
+    """
+
+    fingerprint: str
+    ok: bool
+    versions: dict[str, str]
+    installed: dict[str, str]
+    id: str
+
+
+class InstalledVenv(VenvState):
+    changed: bool
+
+
+class Devices(TypedDict):
+    """What JAX sees from one worker; `devices` counts those of all workers."""
+
+    boot_id: str
+    backend: str
+    local_devices: int
+    devices: int
+    kind: str
+
+
+class Peers(TypedDict):
+    """Whether worker 0 is within reach (of worker 0: whether all others have called), and why not."""
+
+    boot_id: str
+    reachable: bool
+    detail: str
+
+
+class Active(TypedDict):
+    run_id: str
+    attempt: int
+
+
+class ObserveQuestion(TypedDict):
+    code: NotRequired[str | None]
+    venv: NotRequired[str | None]
+    run_id: NotRequired[str | None]
+
+
+class Observation(TypedDict):
+    """`code` is a tree hash, `config` that of run.yaml, `setup` the key of the run's setup; null: it is not there."""
+
+    boot_id: str
+    home: str
+    image: Image
+    code: str | None
+    venv: VenvState | None
+    config: str | None
+    setup: str | None
+    devices: Devices | None
+    peers: Peers | None
+    active: Active | None
+    free_gb: float
+    untidy: list[str]
+
+
+class ProbeDevicesQuestion(TypedDict):
+    venv: str
+    timeout_seconds: NotRequired[float]
+    env: NotRequired[dict[str, str] | None]
+
+
+class ProbePeersQuestion(TypedDict):
+    index: int
+    addresses: list[str]
+    port: int
+    timeout_seconds: NotRequired[float]
+
+
+# What is installed there
+
+
+class InstallCodeQuestion(TypedDict):
+    bucket: str
+    object: str
+    sha256: str
+    tree: str
+
+
+class InstalledCode(TypedDict):
+    tree: str
+    changed: bool
+
+
+class Wheel(TypedDict):
+    """A wheel in the bucket; its requirement reads BEFORE @ file://… AFTER."""
+
+    bucket: str
+    object: str
+    sha256: str
+    name: str
+    before: str
+    after: str
+
+
+class InstallVenvQuestion(TypedDict):
+    packages: str
+    fingerprint: str
+    python: NotRequired[str | None]
+    requirements: NotRequired[str]
+    index: NotRequired[str | None]
+    constraints: NotRequired[dict[str, str] | None]
+    wheels: NotRequired[list[Wheel] | None]
+    secrets: NotRequired[dict[str, str] | None]
+
+
+class WriteConfigQuestion(TypedDict):
+    run_id: str
+    text: str
+    env: NotRequired[dict[str, str] | None]
+
+
+class WrittenConfig(TypedDict):
+    path: str
+    sha256: str
+
+
+class Tidied(TypedDict):
+    """Messages: what was done, and what this user may not do."""
+
+    done: list[str]
+    not_done: list[str]
+
+
+class RunSetupQuestion(TypedDict):
+    run_id: str
+    key: str
+    commands: list[list[str]]
+    code: str
+    venv: str
+    secrets: NotRequired[dict[str, str] | None]
+
+
+class Changed(TypedDict):
+    changed: bool
+
+
+class FetchAssetQuestion(TypedDict):
+    """`files` is {url, sha256} by the name below `prefix`, `tokens` the bearer token by the same names."""
+
+    bucket: str
+    prefix: str
+    files: dict[str, dict[str, str]]
+    manifest: str
+    tokens: NotRequired[dict[str, str] | None]
+
+
+class FetchLine(TypedDict, total=False):
+    """The bytes moved so far, or `done` as the last line."""
+
+    bytes: int
+    done: bool
+
+
+# Programs
+
+
+class StartQuestion(TypedDict):
+    run_id: str
+    attempt: int
+    argv: list[str]
+    code: str
+    venv: str
+    env: NotRequired[dict[str, str] | None]
+    bucket: NotRequired[str | None]
+    log_object: NotRequired[str]
+    exit_object: NotRequired[str]
+    secrets: NotRequired[dict[str, str] | None]
+    notice: NotRequired[str | None]
+
+
+class AttemptQuestion(TypedDict):
+    """By default of the latest attempt."""
+
+    run_id: str
+    attempt: NotRequired[int | None]
+
+
+class StopQuestion(AttemptQuestion):
+    grace_seconds: NotRequired[float]
+
+
+class StateQuestion(AttemptQuestion):
+    tail_bytes: NotRequired[int]
+
+
+class State(TypedDict):
+    """How an attempt fares. Times are seconds since the epoch.
+
+    `state` is absent, running or exited; `error` says what other than the program failed; `upload` is none, pending,
+    done or failed; `oom_kills` counts processes that the kernel killed meanwhile for want of memory; `free_gb` is the
+    space on the disk of the home folder at the end; `notice` is preemption, maintenance or shutdown.
+    """
+
+    run_id: str
+    attempt: int
+    state: str
+    code: int | None
+    signal: str | None
+    started: float | None
+    ended: float | None
+    error: str | None
+    oom_kills: int | None
+    free_gb: float | None
+    upload: str | None
+    upload_error: str | None
+    notice: str | None
+    log_size: int
+    log_tail: str
+    summary: dict[str, Any] | None
+
+
+class StacksQuestion(AttemptQuestion):
+    timeout_seconds: NotRequired[float]
+
+
+class StacksProcess(TypedDict):
+    """`signal` is the one that it got, if any."""
+
+    pid: int
+    name: str
+    state: str
+    waits_in: str
+    signal: str | None
+
+
+class Stacks(TypedDict):
+    processes: list[StacksProcess]
+    text: str
+
+
+class WatchQuestion(AttemptQuestion):
+    log_offset: NotRequired[int]
+    metrics_offset: NotRequired[int]
+    follow: NotRequired[bool]
+
+
+class WatchLine(TypedDict, total=False):
+    """One of: log or metrics with offset; heartbeat with stopped and free_gb; warning; notice; exited; end."""
+
+    log: str
+    metrics: dict[str, Any]
+    offset: int
+    heartbeat: float
+    stopped: bool
+    free_gb: float
+    warning: str
+    notice: str
+    exited: State
+    end: State
+
+
+# The watchdog
+
+
+class GuardQuestion(TypedDict):
+    project: str
+    deletes: list[str]
+    tpu_api: str
+    projects_api: str
+    idle_seconds: NotRequired[float | None]
+    seconds_left: NotRequired[float | None]
+    bucket: NotRequired[str | None]
+    note_object: NotRequired[str]
+
+
+class GuardState(TypedDict):
+    """`refused`: why a deletion failed."""
+
+    standing: bool
+    idle_seconds: float | None
+    seconds_left: float | None
+    refused: str | None
+
+
+class Guard(GuardState):
+    """`allowed`: whether the service account may delete TPUs; null where nobody says."""
+
+    allowed: bool | None
+
+
+Q = TypeVar("Q", bound=Mapping[str, Any])
+A = TypeVar("A", bound=Mapping[str, Any])
+
+
+class Command(str, Generic[Q, A]):
+    """Name of a command, with the types of its question and of its answer, or of each line of a stream."""
+
+
+OBSERVE = Command[ObserveQuestion, Observation]("observe")
+PROBE_DEVICES = Command[ProbeDevicesQuestion, Devices]("probe_devices")
+PROBE_PEERS = Command[ProbePeersQuestion, Peers]("probe_peers")
+INSTALL_CODE = Command[InstallCodeQuestion, InstalledCode]("install_code")
+INSTALL_VENV = Command[InstallVenvQuestion, InstalledVenv]("install_venv")
+WRITE_CONFIG = Command[WriteConfigQuestion, WrittenConfig]("write_config")
+TIDY = Command[Nothing, Tidied]("tidy")
+RUN_SETUP = Command[RunSetupQuestion, Changed]("run_setup")
+FETCH_ASSET = Command[FetchAssetQuestion, FetchLine]("fetch_asset")
+START = Command[StartQuestion, State]("start")
+STOP = Command[StopQuestion, State]("stop")
+STATE = Command[StateQuestion, State]("state")
+STACKS = Command[StacksQuestion, Stacks]("stacks")
+WATCH = Command[WatchQuestion, WatchLine]("watch")
+GUARD = Command[GuardQuestion, Guard]("guard")
+GUARD_STATE = Command[Nothing, GuardState]("guard_state")
