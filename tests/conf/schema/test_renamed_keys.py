@@ -69,7 +69,7 @@ def test_an_old_key_without_its_section_is_found() -> None:
 
 
 def test_a_run_yaml_with_an_old_key_names_the_new_one(tmp_path: Path) -> None:
-    (tmp_path / "run.yaml").write_text("loop: {kind: grpo, device_batch: 4}\n")
+    (tmp_path / "run.yaml").write_text("format: 1\nloop: {kind: grpo, device_batch: 4}\n")
     with pytest.raises(
         run_yaml.RunFileError, match=r"loop\.device_batch: unknown key; renamed to loop\.micro_batch_size"
     ):

@@ -24,6 +24,9 @@ from controller.agent.process import alive
 from controller.ssh.agent_bundle import bundle
 from tests.controller.agent.bucket import Bucket
 from tests.controller.agent.programs import end_programs
+from tests.golden import golden
+
+GOLDEN = golden("agent")
 
 
 def eventually(true: Callable[[], Any], seconds: float = 240) -> Any:
@@ -85,6 +88,9 @@ class Worker:
     def ask(self, command: str, **payload: Any) -> dict[str, Any]:
         code, lines = self.finish(self.begin(command, **payload))
         assert code == 0, lines
+        if command != "fetch_asset":
+            answer = GOLDEN[command]["answer"]
+            assert set(lines[-1]) == set(answer if isinstance(answer, dict) else GOLDEN[answer]["answer"]) - {"format"}
         return lines[-1]
 
     def refusal(self, command: str, **payload: Any) -> dict[str, str]:

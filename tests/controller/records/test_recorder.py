@@ -13,6 +13,7 @@ from controller.cli import main
 from controller.records import index
 from tests.controller.conftest import Slipway
 from tests.controller.inputs.wheels import git, git_repository
+from tests.golden import golden
 
 pytestmark = pytest.mark.e2e
 SAYS = 'program.command=[sh,-c,"cat train.py new.py"]'
@@ -31,6 +32,7 @@ def test_a_run_leads_back_to_what_made_it_and_is_repeated_from_a_clean_clone(sli
     assert (git(root, "status", "--porcelain"), git(root, "rev-parse", "HEAD"), git(root, "diff", "--cached")) == before
     [run] = [row["run"] for row in index.rows(slipway.home)]
     document = json.loads((slipway.home / "runs" / run / "record.json").read_text())
+    assert set(document) == set(golden("record"))
     assert document["overrides"] == [SAYS, *slipway.base]
     assert document["git"]["commit"] == commit
     assert document["worker_0"]["packages"]["pytest"]

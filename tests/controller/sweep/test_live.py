@@ -180,11 +180,6 @@ def test_following_says_what_changes_until_it_is_over(state: Path) -> None:
     assert saved(file).over
 
 
-def test_a_file_of_an_earlier_version_is_read(tmp_path: Path) -> None:
-    (tmp_path / "s.json").write_text(json.dumps([{"run": "q-1", "title": "", "state": "finished"}]))
-    assert saved(tmp_path / "s.json").lines["q-1"].state == "finished"
-
-
 def test_the_runs_of_each_sweep_are_known_from_its_board(tmp_path: Path) -> None:
     assert runs_of_sweeps(tmp_path) == {}
     (tmp_path / "sweeps").mkdir()

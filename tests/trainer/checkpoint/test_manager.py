@@ -91,6 +91,17 @@ def test_a_checkpoint_of_another_model_is_refused(tmp_path, tiny, adamw, state):
     checkpoints.close()
 
 
+def test_a_checkpoint_of_another_format_is_refused(tmp_path, tiny, adamw, state):
+    with Checkpoints(str(tmp_path), kept(1)) as checkpoints:
+        checkpoints.save(2, state, {})
+    file = tmp_path / "checkpoints/2/position/metadata"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"format": 2}))
+    with Checkpoints(str(tmp_path), kept(1)) as checkpoints, pytest.raises(RunFileError) as error:
+        checkpoints.resume(train_step.abstract_state(tiny, adamw, mesh_of(8, 1, 1)))
+    said = "dir: the checkpoint of step 2 has format 2; this slipway reads format 1: update slipway"
+    assert str(error.value) == said
+
+
 def test_the_best_stays_beside_the_newest(tmp_path, state):
     best = {"best": {"metric": "eval_loss", "mode": "min"}}
     checkpoints = Checkpoints(str(tmp_path), kept(2, save_interval=3, **best), metrics=("eval_loss",))

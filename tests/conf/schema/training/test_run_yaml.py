@@ -51,6 +51,18 @@ def test_a_written_run_file_is_read_back(raw, tmp_path):
     assert load(path) == written
 
 
+@pytest.mark.parametrize(
+    ("body", "said"), [({"format": 2}, "has format 2; this slipway reads format 1: update"), ({}, "has no format; ")]
+)
+def test_an_unknown_format_is_one_clear_error(body, said, raw, tmp_path):
+    path = tmp_path / "run.yaml"
+    del raw["format"]
+    path.write_text(yaml.safe_dump(raw | body))
+    with pytest.raises(RunFileError, match=f"^{path} {said}") as error:
+        load(path)
+    assert "\n" not in str(error.value)
+
+
 def test_every_wrong_key_is_named(raw, tmp_path):
     raw["optimizer"]["schedule"]["warmup_steps"] = -3
     raw["model"]["layerz"] = 2

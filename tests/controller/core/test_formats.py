@@ -1,0 +1,129 @@
+"""What the controller keeps in the bucket and on this machine, against the golden files of its format."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+import yaml
+
+from conf.formats import FORMAT, format_problem
+from controller.agent import formats as agent_formats
+from controller.config.compose import compose
+from controller.config.run_yaml import render
+from controller.core.events import Event
+from controller.core.formats import FormatError, checked, has_format
+from controller.lease.store import Term
+from controller.records import index, recorder
+from controller.records.ledger import Launch, Ledger, Result
+from controller.records.spending import Life
+from controller.recovery.policy import Episode
+from controller.ssh.connect import WorkerError
+from controller.ssh.connection import Link
+from controller.sweep.board import Line, Saved
+from tests.golden import golden
+
+RUN, BEGAN, ENDED = "quickstart-0a1b2c3d", 1767225600.0, 1767229200.0
+LINE = Line(
+    RUN, "optimizer.lr=0.1", "failed", 1, BEGAN, 50.0, 20, 100, 0.5, "loss", [3.0, 2.5], "1.2 pod minutes",
+    "the program ended with code 1", 10.0, 19.2,
+)  # fmt: skip
+DOCUMENTS: dict[str, Any] = {
+    "lease": Term(
+        3, "0f3c", "anna@lab", "laptop", RUN, "boot:pid[1]:7/9", BEGAN, 60.0, "taken over by ben@lab", True,
+        "no more money", 7,
+    ),
+    "launch": Launch(2, "5417", BEGAN + 0.5, 3),
+    "result": Result(RUN, "finished", 2, ENDED, 3600.0, {"accuracy_after": 0.9}, "delete"),
+    "verdict": Episode(
+        1, "preempted", "preempted: the node is preempted", "replace_node", 40, BEGAN + 400, ("the node is PREEMPTED",)
+    ),
+    "pod": Life("5417", "slipway-anna", "v5litepod-16", "us-east5-b", "spot", 19.2, BEGAN, ENDED, "finished"),
+    "board": Saved(BEGAN + 60, True, {RUN: LINE}),
+    "event": Event(BEGAN + 0.5, "note", RUN, "launched attempt 1", {"attempt": 1}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", DOCUMENTS)
+def test_a_document_is_what_its_golden_file_says(name: str) -> None:
+    document, body = DOCUMENTS[name], golden(name)
+    assert document.to_json() == body
+    assert next(iter(body)) == "format"
+    assert type(document).from_json(body) == document
+    assert json.loads(json.dumps(document.to_json())) == body
+
+
+@pytest.mark.parametrize("name", DOCUMENTS)
+def test_an_unknown_format_is_one_clear_error(name: str) -> None:
+    body, read = golden(name), type(DOCUMENTS[name]).from_json
+    with pytest.raises(FormatError, match=r"^here has format 2; this slipway reads format 1: update slipway$"):
+        read(body | {"format": 2}, "here")
+    del body["format"]
+    with pytest.raises(FormatError, match=r"^here has no format; this slipway reads format 1: "):
+        read(body, "here")
+
+
+def test_the_record_and_its_row(tmp_path: Path) -> None:
+    record, row = golden("record"), golden("row")
+    run = record["run"]
+    file = recorder.folder_of(tmp_path, run) / recorder.RECORD
+    file.parent.mkdir(parents=True)
+    file.write_text(json.dumps(record))
+    known = recorder.read(tmp_path, run)
+    assert known == checked(record, "record.json")
+    assert recorder.row_of(known).items() <= row.items()
+    index.add(tmp_path, [checked(row, "row")])
+    assert json.loads(index.file_of(tmp_path).read_text()) == row
+    assert index.rows(tmp_path) == [checked(row, "row")]
+    for written in (file, index.file_of(tmp_path)):
+        written.write_text(json.dumps(json.loads(written.read_text()) | {"format": 2}))
+    with pytest.raises(FormatError, match=f"^{file} has format 2; "):
+        recorder.read(tmp_path, run)
+    with pytest.raises(FormatError, match=f"^{index.file_of(tmp_path)} has format 2; "):
+        index.rows(tmp_path)
+
+
+def test_run_yaml() -> None:
+    body = golden("run_yaml")
+    config, problems = compose(
+        ["+experiment=quickstart", "cloud=gcp", "tpu.accelerator_type=v5litepod-16", "run.seed=7"]
+    )
+    assert config is not None, problems
+    content = yaml.safe_load(render(config, RUN, "lab-slipway", {}))
+    assert {key: content[key] for key in body} == body
+    assert set(content) - set(body) == {"model", "data", "loop", "optimizer", "mesh", "checkpoint", "logging"}
+
+
+def test_the_end_of_a_program_in_the_bucket() -> None:
+    def ended(**body: Any) -> str | None:
+        google = SimpleNamespace(download=lambda bucket, name: json.dumps(body).encode())
+        return Ledger(cast(Any, google), "b", "r").ending(0, 1)
+
+    assert ended(format=FORMAT, code=3, signal=None) == "code 3"
+    with pytest.raises(FormatError, match=r"^runs/r/logs/attempt-1/worker-0.exit.json has format 2; "):
+        ended(format=2, code=3)
+
+
+def test_an_answer_of_the_agent() -> None:
+    access: Any = SimpleNamespace(addresses=["10.0.0.2"])
+    parse: Callable[[str, bytes], dict[str, Any]] = Link(access, 0, cast(Any, None), cast(Any, None))._parse
+    assert parse("tidy", b'{"format": 1, "done": []}') == {"done": []}
+    for line, said in ((b'{"format": 2}', "has format 2"), (b"{}", "has no format")):
+        with pytest.raises(WorkerError, match=f"the answer to `tidy` {said}; this slipway reads format 1"):
+            parse("tidy", line)
+
+
+FOREIGN: list[Any] = [None, [], "x", {}, {"format": None}, {"format": 2}, {"format": "x" * 99}]
+
+
+@pytest.mark.parametrize("body", [*FOREIGN, {"format": 1}])
+def test_the_agent_says_the_same(body: Any) -> None:
+    problem = format_problem(body, "w")
+    assert problem == agent_formats.format_problem(body, "w")
+    assert (problem == "") == (body == {"format": FORMAT})
+    assert len(problem) < 130
+    assert has_format(body) is (isinstance(body, dict) and "format" in body)
