@@ -1,4 +1,4 @@
-"""Is what the program reads here, or where it can be had?"""
+"""Assets: what the program reads is here, or can be downloaded."""
 
 from __future__ import annotations
 
@@ -9,33 +9,43 @@ from urllib.parse import urlsplit
 
 from conf.schema.config import Config
 from conf.schema.infra.assets import RemoteFile
-from controller.core.finding import Finding
+from controller.core.finding import Issue, check
 from controller.inputs.assets import is_there
 
 
-def local_files_are_here(config: Config) -> Iterator[Finding]:
-    """What is missing here would be missing on a TPU that is billed."""
+@check("asset_here", "error", "assets.KIND.NAME.path")
+def local_files_are_here(config: Config) -> Iterator[Issue]:
+    """A file that is missing here would be missing on a TPU that is billed."""
     for kind, name, asset in config.assets.each():
         if asset.path is not None and not is_there(Path(asset.path).expanduser()):
-            words = f"no file at {asset.path}; set it to the file or folder with the data"
-            yield Finding("asset_here", "error", f"assets.{kind}s.{name}.path", words)
+            message = f"no file at {asset.path}; set it to the file or folder with the data"
+            yield Issue(message, f"assets.{kind}s.{name}.path")
 
 
-def tokens_are_secrets(config: Config) -> Iterator[Finding]:
-    """A token that is sent along with a download is one of `env.secrets`, and never sent in the clear."""
+@check("asset_token", "error", "assets.KIND.NAME.files.FILE.token_secret")
+def tokens_are_secrets(config: Config) -> Iterator[Issue]:
+    """A token that is sent with a download must be one of `env.secrets`."""
     for key, file in _downloads(config):
         if file.token_secret is not None and config.env.secrets.get(file.token_secret) is None:
-            words = f"env.secrets has no {file.token_secret}; say where it is, e.g. env.secrets.{file.token_secret}=env"
-            yield Finding("asset_token", "error", f"{key}.token_secret", words)
+            message = (
+                f"env.secrets has no {file.token_secret}; say where it is, e.g. env.secrets.{file.token_secret}=env"
+            )
+            yield Issue(message, f"{key}.token_secret")
+
+
+@check("asset_clear", "error", "assets.KIND.NAME.files.FILE.url")
+def tokens_are_encrypted(config: Config) -> Iterator[Issue]:
+    """A token is never sent without encryption."""
+    for key, file in _downloads(config):
         if file.token_secret is not None and file.url.startswith("http://") and not _is_loopback(file.url):
-            yield Finding("asset_clear", "error", f"{key}.url", "would send the token in the clear; use https")
+            yield Issue("would send the token in the clear; use https", f"{key}.url")
 
 
-def pod_has_something_to_fetch(config: Config) -> Iterator[Finding]:
+@check("fetch_on", "warning", "assets.fetch_on")
+def pod_has_something_to_fetch(config: Config) -> Iterator[Issue]:
     """Only downloads can be left to the pod; what is here, or made here, is sent from here."""
     if config.assets.fetch_on == "pod" and not any(True for _ in _downloads(config)):
-        words = "pod: no asset has files to download; the others are sent from here all the same"
-        yield Finding("fetch_on", "warning", "assets.fetch_on", words)
+        yield Issue("pod: no asset has files to download; the others are sent from here all the same")
 
 
 def _downloads(config: Config) -> Iterator[tuple[str, RemoteFile]]:
@@ -50,10 +60,3 @@ def _is_loopback(url: str) -> bool:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
         return host == "localhost"
-
-
-CHECKS = (
-    local_files_are_here,
-    tokens_are_secrets,
-    pod_has_something_to_fetch,
-)

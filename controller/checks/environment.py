@@ -1,4 +1,4 @@
-"""Do the workers get the Python, the variables and the secrets that the program needs?"""
+"""Environment: the workers get the Python, the variables and the secrets that the program needs."""
 
 from __future__ import annotations
 
@@ -9,128 +9,143 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from conf.schema.config import Config
-from controller.checks.names import strings
+from controller.checks.names import iter_strings
 from controller.config.placeholders import PLACEHOLDER
-from controller.core.finding import Finding
+from controller.core.finding import Issue, check
 
 WANDB_KEY = "WANDB_API_KEY"
 OPTIONAL = ("HF_TOKEN", WANDB_KEY, "NETRC")
 """Passed on by default where they are set; who has none needs none."""
 SECRET_NAME = re.compile(r"(TOKEN|SECRET|PASSWORD|PASSWD|API_?KEY|CREDENTIALS?)$", re.IGNORECASE)
 SECRET_VARIABLE = re.compile(r"(TOKEN|SECRET|PASSWORD|PASSWD|PASSPHRASE|(API|ACCESS|SECRET|PRIVATE)_?KEY)$")
-SHORTEST_SECRET = 8
+MIN_SECRET_LENGTH = 8
 """Characters; shorter values are in many texts by chance."""
-LONGEST_WORD = 131_000
+MAX_ARGUMENT_BYTES = 131_000
 """Bytes of an argument, or of a variable with its name: a little less than 32 pages."""
-OLDEST_PYTHON = (3, 11)
+MIN_PYTHON = (3, 11)
 
 
-def requirements_are_named(config: Config) -> Iterator[Finding]:
+@check("requirements", "error", "env.requirements", "env.packages")
+def requirements_are_named(config: Config) -> Iterator[Issue]:
     """A venv of requirements needs their file, and a file that nobody reads is a mistake."""
     wanted = config.env.packages == "requirements"
     if wanted and config.env.requirements is None and not config.program.setup:
-        words = "env.packages=requirements installs a file of your repository; name it, e.g. requirements.txt"
-        yield Finding("requirements", "error", "env.requirements", words)
+        yield Issue("env.packages=requirements installs a file of your repository; name it, e.g. requirements.txt")
     elif not wanted and config.env.requirements is not None:
-        words = f"{config.env.requirements} is not read with env.packages={config.env.packages}; use requirements"
-        yield Finding("requirements", "error", "env.packages", words)
+        message = f"{config.env.requirements} is not read with env.packages={config.env.packages}; use requirements"
+        yield Issue(message, "env.packages")
 
 
-def python_is_new_enough(config: Config) -> Iterator[Finding]:
+@check("python", "error", "env.python", also="warning")
+def python_is_new_enough(config: Config) -> Iterator[Issue]:
     """JAX from 0.7 on needs Python 3.11; the images of TPU VMs have 3.10, with which pip quietly takes an old JAX."""
     version = tuple(int(part) for part in config.env.python.split(".")[:2])
-    if version >= OLDEST_PYTHON:
+    if version >= MIN_PYTHON:
         return
-    words = f"{config.env.python} caps JAX at 0.6.2, silently; choose 3.11 or later"
+    message = f"{config.env.python} caps JAX at 0.6.2, silently; choose 3.11 or later"
     if config.env.packages == "lock":
-        yield Finding("python", "error", "env.python", words)
+        yield Issue(message)
     elif config.env.requirements is not None:
-        yield Finding("python", "warning", "env.python", words)
+        yield Issue(message, severity="warning")
 
 
-def trainer_has_jax(config: Config) -> Iterator[Finding]:
+@check("trainer_packages", "error", "env.packages")
+def trainer_has_jax(config: Config) -> Iterator[Issue]:
     """The bundled trainer needs the packages that its lock names; an image has no JAX."""
     if config.program.kind == "trainer" and config.env.packages == "none" and config.cloud.kind == "gcp":
-        words = "program=trainer needs JAX, which the image has not; choose lock"
-        yield Finding("trainer_packages", "error", "env.packages", words)
+        yield Issue("program=trainer needs JAX, which the image has not; choose lock")
 
 
-def secrets_are_there(config: Config) -> Iterator[Finding]:
-    """What a secret comes from is looked at before anything is billed; Secret Manager is asked by `plan` and `up`."""
+@check("secret", "error", "env.secrets.NAME", also="warning")
+def secrets_are_there(config: Config) -> Iterator[Issue]:
+    """The source of each secret is checked before anything is billed; `plan` and `up` ask Secret Manager."""
     for name, source in config.env.secrets.items():
         key = f"env.secrets.{name}"
         kind, _, rest = (source or "").partition(":")
         if source == "env" and name not in OPTIONAL and not os.environ.get(name):
-            words = f"the environment variable {name} is not set, so the program will not see it"
-            yield Finding("secret", "warning", key, words)
+            yield Issue(f"the environment variable {name} is not set, so the program will not see it", key, "warning")
         elif kind == "env" and rest and not os.environ.get(rest):
-            yield Finding("secret", "error", key, f"the environment variable {rest} is not set; set it, or say null")
+            yield Issue(f"the environment variable {rest} is not set; set it, or say null", key)
         elif kind == "file" and not Path(rest).expanduser().is_file():
-            yield Finding("secret", "error", key, f"there is no file {rest}; name another, or say null")
+            yield Issue(f"there is no file {rest}; name another, or say null", key)
 
 
-def wandb_is_possible(config: Config) -> Iterator[Finding]:
+@check("wandb", "error", "logging.wandb")
+def wandb_is_possible(config: Config) -> Iterator[Issue]:
     """W&B takes a package on the workers and, online, a key; without them it would be known once the pod is billed."""
-    wanted, key = config.logging.wandb, "logging.wandb"
+    wanted = config.logging.wandb
     if wanted is None:
         return
     if config.program.kind != "trainer":
-        words = "is of the bundled trainer; a program of yours speaks to W&B itself: say null"
-        yield Finding("wandb", "error", key, words)
+        yield Issue("is of the bundled trainer; a program of yours speaks to W&B itself: say null")
         return
     here = config.env.packages == "image" and config.cloud.kind == "local"
     if here and find_spec("wandb") is None:
-        words = "the package is not installed here, where the workers have theirs from: pip install 'slipway[wandb]'"
-        yield Finding("wandb", "error", key, words)
+        yield Issue(
+            "the package is not installed here, where the workers have theirs from: pip install 'slipway[wandb]'"
+        )
     source = config.env.secrets.get(WANDB_KEY)
     if wanted.mode == "online" and (not source or (source == "env" and not os.environ.get(WANDB_KEY))):
-        words = f"{WANDB_KEY} is not set; set it (https://wandb.ai/authorize), name a file or Secret Manager in "
-        words += f"env.secrets.{WANDB_KEY}, or say mode: offline"
-        yield Finding("wandb", "error", key, words)
+        yield Issue(
+            f"{WANDB_KEY} is not set; set it (https://wandb.ai/authorize), name a file or Secret Manager in "
+            f"env.secrets.{WANDB_KEY}, or say mode: offline"
+        )
 
 
-def no_secrets_in_variables(config: Config) -> Iterator[Finding]:
+@check("secret_in_vars", "warning", "env.vars.NAME")
+def no_secrets_in_variables(config: Config) -> Iterator[Issue]:
     """`env.vars` is recorded in the bucket, in plan.yaml; `env.secrets` is recorded nowhere."""
     for name in config.env.vars:
         if SECRET_NAME.search(name):
-            words = f"looks like a secret and would be recorded; set it in your shell and say env.secrets.{name}=env"
-            yield Finding("secret_in_vars", "warning", f"env.vars.{name}", words)
+            message = f"looks like a secret and would be recorded; set it in your shell and say env.secrets.{name}=env"
+            yield Issue(message, f"env.vars.{name}")
 
 
-def no_secret_is_in_the_config(config: Config) -> Iterator[Finding]:
+@check("secret_value", "error", "KEY")
+def no_secret_is_in_the_config(config: Config) -> Iterator[Issue]:
     """A config is recorded: in the bucket, in the state folder, on the terminal. A shell puts what `$HF_TOKEN` holds
     into it without a word, and so does `${oc.env:HF_TOKEN}`."""
     sources = {name: (source or "").removeprefix("env:") for name, source in config.env.secrets.items()}
     named = {name if source == "env" else source for name, source in sources.items()} - {"NETRC"}
     kept = {n: value for n, value in os.environ.items() if n in named or SECRET_VARIABLE.search(n)}
-    for key, text in strings(config.model_dump(mode="json"), ""):
+    for key, text in iter_strings(config.model_dump(mode="json"), ""):
         for name, value in kept.items():
-            if len(value) >= SHORTEST_SECRET and value in text and not key.startswith("env.secrets."):
-                words = f"holds the value of your variable {name}, which would be recorded; env.secrets passes it on"
-                yield Finding("secret_value", "error", key, words)
+            if len(value) >= MIN_SECRET_LENGTH and value in text and not key.startswith("env.secrets."):
+                yield Issue(
+                    f"holds the value of your variable {name}, which would be recorded; env.secrets passes it on", key
+                )
 
 
-def words_fit_a_process(config: Config) -> Iterator[Finding]:
-    """Linux starts no program with a longer word or variable: https://man7.org/linux/man-pages/man2/execve.2.html"""
+@check("long_word", "error", "env.vars.NAME", "program.command", "program.setup")
+def arguments_fit_a_process(config: Config) -> Iterator[Issue]:
+    """Linux starts no program with a longer argument or variable: https://man7.org/linux/man-pages/man2/execve.2.html"""
     plain = config.model_dump(mode="json", include={"env": {"vars"}, "program": {"command", "setup"}})
-    for key, text in strings(plain, ""):
-        if len(text.encode()) > LONGEST_WORD:
-            words = f"has {len(text.encode())} bytes, and a program is given at most {LONGEST_WORD}; put it into a file"
-            yield Finding("long_word", "error", key, words)
+    for key, text in iter_strings(plain, ""):
+        if len(text.encode()) > MAX_ARGUMENT_BYTES:
+            size = len(text.encode())
+            yield Issue(
+                f"has {size} bytes, and a program is given at most {MAX_ARGUMENT_BYTES}; put it into a file", key
+            )
 
 
-def variables_are_told_once(config: Config) -> Iterator[Finding]:
-    """A secret counts more than a variable of the same name, and what slipway sets counts more than both."""
+@check("variable_twice", "error", "env.secrets.NAME")
+def variables_are_set_once(config: Config) -> Iterator[Issue]:
+    """A secret overrides a variable of the same name."""
     for name in config.env.vars:
         if config.env.secrets.get(name):
-            words = f"{name} is in env.vars too; take it out of one of them"
-            yield Finding("variable_twice", "error", f"env.secrets.{name}", words)
+            yield Issue(f"{name} is in env.vars too; take it out of one of them", f"env.secrets.{name}")
+
+
+@check("variable_reserved", "error", "env.vars.NAME")
+def variables_are_not_reserved(config: Config) -> Iterator[Issue]:
+    """The variables that slipway sets override secrets and variables of the same name."""
+    for name in config.env.vars:
         if name.startswith("SLIPWAY_"):
-            words = "names that begin with SLIPWAY_ are set by slipway; choose another"
-            yield Finding("variable_reserved", "error", f"env.vars.{name}", words)
+            yield Issue("names that begin with SLIPWAY_ are set by slipway; choose another", f"env.vars.{name}")
 
 
-def placeholders_name_assets(config: Config) -> Iterator[Finding]:
+@check("asset_named", "error", "env.vars.NAME", "program.command", "program.setup")
+def placeholders_name_assets(config: Config) -> Iterator[Issue]:
     """`{assets.models.NAME}` becomes the URL of the copy in the bucket, if there is such an asset."""
     known = {f"assets.{kind}s.{name}" for kind, name, _ in config.assets.each()}
     texts = {f"env.vars.{name}": value for name, value in config.env.vars.items()}
@@ -140,18 +155,4 @@ def placeholders_name_assets(config: Config) -> Iterator[Finding]:
         for word in PLACEHOLDER.findall(text):
             if word.startswith("assets.") and word not in known:
                 choices = ", ".join(sorted(known)) or "none is configured"
-                yield Finding("asset_named", "error", key, f"{{{word}}} names no asset; there are: {choices}")
-
-
-CHECKS = (
-    requirements_are_named,
-    python_is_new_enough,
-    trainer_has_jax,
-    secrets_are_there,
-    wandb_is_possible,
-    no_secrets_in_variables,
-    no_secret_is_in_the_config,
-    words_fit_a_process,
-    variables_are_told_once,
-    placeholders_name_assets,
-)
+                yield Issue(f"{{{word}}} names no asset; there are: {choices}", key)

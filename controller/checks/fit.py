@@ -1,4 +1,4 @@
-"""Does the run fit the chips, as the TPU compiler said when `slipway fit` asked it?"""
+"""Memory: the run fits the chips, by what the TPU compiler told `slipway fit`."""
 
 from __future__ import annotations
 
@@ -7,37 +7,33 @@ from collections.abc import Iterator
 from conf.schema.config import Config
 from conf.schema.training.model import Model
 from controller.checks import fit_cache
-from controller.core.finding import Finding
+from controller.core.finding import Issue, check
 
-SMALL = 100_000_000
-"""Weights of a model that fits in any case."""
+SMALL_MODEL_PARAMS = 100_000_000
+"""A model of this size fits in any case."""
 
 
-def fits_the_chips(config: Config) -> Iterator[Finding]:
-    """What does not fit fails minutes after the pod has been made; the compiler tells before, without a TPU."""
+@check("fit", "error", "model", also="note")
+def fits_the_chips(config: Config) -> Iterator[Issue]:
+    """A program that does not fit fails minutes after the pod was made; the compiler knows before, without a TPU."""
     model = config.model
     if config.program.kind != "trainer" or model is None or config.cloud.kind == "local":
         return
     stored = fit_cache.found(config)
-    if stored is None and weights(model) > SMALL:
-        yield Finding("fit", "note", "model", "nobody has asked yet whether it fits the chips: slipway fit")
+    if stored is None and estimate_num_params(model) > SMALL_MODEL_PARAMS:
+        yield Issue("nobody has asked yet whether it fits the chips: slipway fit", severity="note")
     short = [program for program in stored["programs"] if not program["fits"]] if stored else []
     if stored and short:
         worst = max(short, key=lambda program: program["peak_gib"])
         fix = f"it fits with {found}" if (found := fit_cache.fix(config)) else "slipway fit tells more"
-        words = (
+        yield Issue(
             f"{worst['name']} needs {worst['peak_gib']:.2f} GiB of a chip and may use {stored['usable_gib']:.2f}; {fix}"
         )
-        yield Finding("fit", "error", "model", words)
 
 
-def weights(model: Model) -> int:
-    """Roughly how many: the products and the tables."""
+def estimate_num_params(model: Model) -> int:
+    """Return the approximate number of parameters: the matrices and the embedding tables."""
     attention = 2 * model.dim * model.head_dim * (model.num_heads + model.num_kv_heads)
     feed_forward = (3 if model.mlp in ("geglu", "swiglu") else 2) * model.dim * model.mlp_dim
-    return model.num_layers * (attention + feed_forward) + model.vocab_size * model.dim * (
-        1 if model.tie_word_embeddings else 2
-    )
-
-
-CHECKS = (fits_the_chips,)
+    tables = model.vocab_size * model.dim * (1 if model.tie_word_embeddings else 2)
+    return model.num_layers * (attention + feed_forward) + tables

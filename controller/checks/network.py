@@ -1,4 +1,4 @@
-"""Do the workers reach the internet, and who reaches them?"""
+"""Network: workers reach the internet, and only you reach them."""
 
 from __future__ import annotations
 
@@ -7,51 +7,40 @@ from collections.abc import Iterator
 
 from conf.schema.config import Config
 from conf.schema.infra.network import IAP_RANGE, WORLD
-from controller.core.finding import Finding
+from controller.core.finding import Issue, check
 
 
-def way_out(config: Config) -> Iterator[Finding]:
-    """A worker without external address reaches the internet through a NAT only; without, installing packages hangs."""
+@check("way_out", "error", "network.nat")
+def workers_reach_internet(config: Config) -> Iterator[Issue]:
+    """A worker without an external address reaches the internet only through a NAT; else installing packages hangs."""
     if not config.tpu.external_ip and not config.network.nat:
-        yield Finding(
-            "way_out",
-            "error",
-            "network.nat",
-            "workers without external address need it to install packages; set it to true",
-        )
+        yield Issue("workers without external address need it to install packages; set it to true")
 
 
-def ssh_is_not_open(config: Config) -> Iterator[Finding]:
-    """A port 22 that is open to everyone is tried by everyone within minutes."""
+@check("ssh_open", "error", "network.ssh_source_ranges", "network.open_to_world", also="warning")
+def ssh_is_not_open(config: Config) -> Iterator[Issue]:
+    """A port 22 that is open to everyone is attacked within minutes."""
     if WORLD in config.network.ssh_source_ranges and not config.network.open_to_world:
-        words = f"{WORLD} lets the whole world try SSH; if you mean it say network.open_to_world=true"
-        yield Finding("ssh_open", "error", "network.ssh_source_ranges", words)
+        yield Issue(f"{WORLD} lets the whole world try SSH; if you mean it say network.open_to_world=true")
     if config.network.open_to_world:
-        yield Finding("ssh_open", "warning", "network.open_to_world", "the whole world may try SSH")
+        yield Issue("the whole world may try SSH", "network.open_to_world", "warning")
 
 
-def ssh_has_a_way(config: Config) -> Iterator[Finding]:
-    """Where nothing admits the way that is asked for, each connection would only be given up after its time."""
+@check("ssh_way", "error", "network.ssh_source_ranges", "tpu.external_ip", "network.laptop")
+def ssh_has_a_route(config: Config) -> Iterator[Issue]:
+    """Where no rule admits the chosen method, each connection would fail only after its timeout."""
     method, network = config.ssh.method, config.network
     through_iap = any(_covers(block, IAP_RANGE) for block in network.ssh_admitted)
     if method == "iap" and not through_iap:
-        words = f"ssh.method=iap needs {IAP_RANGE} among them"
-        yield Finding("ssh_way", "error", "network.ssh_source_ranges", words)
+        yield Issue(f"ssh.method=iap needs {IAP_RANGE} among them")
     if method == "external" and not config.tpu.external_ip:
-        yield Finding("ssh_way", "error", "tpu.external_ip", "ssh.method=external needs it to be true")
+        yield Issue("ssh.method=external needs it to be true", "tpu.external_ip")
     others = set(network.ssh_admitted) - {IAP_RANGE}
     if method == "external" and not others and network.laptop is None:
-        words = "ssh.method=external, but only IAP is admitted; set it to auto or to this machine's range"
-        yield Finding("ssh_way", "error", "network.laptop", words)
+        message = "ssh.method=external, but only IAP is admitted; set it to auto or to this machine's range"
+        yield Issue(message, "network.laptop")
 
 
 def _covers(block: str, source: str) -> bool:
     inner, outer = ipaddress.IPv4Network(source), ipaddress.IPv4Network(block, strict=False)
     return inner.subnet_of(outer)
-
-
-CHECKS = (
-    way_out,
-    ssh_is_not_open,
-    ssh_has_a_way,
-)

@@ -1,8 +1,6 @@
-"""Every check of a plan, before anything is touched.
+"""Run the checks: those of the config alone, and those that ask Google.
 
-What the schema can judge alone it judges in `conf/schema/config.py`.
-
-A module of `controller.checks` has CHECKS, which judge the config by itself, PROBES, which ask Google as well, or both.
+The schema's own rules are in `conf/schema`. A module of `controller.checks` declares each of its checks with `@check`.
 """
 
 from __future__ import annotations
@@ -12,11 +10,11 @@ import pkgutil
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from conf.schema.config import Config
 from controller import checks
-from controller.core.finding import Finding
+from controller.core.finding import Check, Finding
 from controller.gcp.client import Forbidden, GoogleError, NoCredentials, ServiceDisabled
 
 if TYPE_CHECKING:
@@ -24,39 +22,46 @@ if TYPE_CHECKING:
 
 
 def modules() -> Iterator[ModuleType]:
-    """Every module of checks, by name."""
+    """Yield every module of checks, by name."""
     for found in pkgutil.iter_modules(checks.__path__, f"{checks.__name__}."):
         yield importlib.import_module(found.name)
 
 
+def checks_of(module: ModuleType) -> list[Check[...]]:
+    """Return the checks that a module declares, in the order of its source."""
+    return [value for value in vars(module).values() if isinstance(value, Check)]
+
+
 def preflight(config: Config) -> list[Finding]:
-    """Every finding of the checks that need no cloud, errors first."""
-    found = [finding for module in modules() for check in getattr(module, "CHECKS", ()) for finding in check(config)]
-    return by_severity(found)
+    """Return the findings of all checks that need no cloud, errors first."""
+    offline = [check for module in modules() for check in checks_of(module) if not check.rule.live]
+    return by_severity([finding for check in offline for finding in check(config)])
 
 
 def probe(config: Config, world: Context) -> list[Finding]:
-    """Every finding of the checks that ask the cloud, all at once, errors first; what cannot be asked is a warning."""
-    probes = [ask for module in modules() for ask in getattr(module, "PROBES", ())]
+    """Return the findings of all checks that ask Google, errors first. The checks run at the same time.
+
+    A check that Google does not answer becomes a warning.
+    """
+    live = [check for module in modules() for check in checks_of(module) if check.rule.live]
     with ThreadPoolExecutor(max_workers=8, thread_name_prefix="probe") as pool:
-        answers = pool.map(lambda ask: _asked(ask, config, world), probes)
+        answers = pool.map(lambda check: _ask(check, config, world), live)
         return by_severity(list(dict.fromkeys(finding for found in answers for finding in found)))
 
 
 def by_severity(findings: list[Finding]) -> list[Finding]:
-    """Errors first, notes last, else as they came."""
+    """Return the findings with errors first and notes last, otherwise in their order."""
     return sorted(findings, key=lambda finding: ("error", "warning", "note").index(finding.severity))
 
 
-def _asked(ask: Any, config: Config, world: Context) -> list[Finding]:
-    name = ask.__name__.replace("_", " ")
+def _ask(check: Check[...], config: Config, world: Context) -> list[Finding]:
+    name = check.rule.id
+    unchecked = f"{name.replace('_', ' ')} was not checked"
     try:
-        return list(ask(config, world))
+        return list(check(config, world))
     except (NoCredentials, ServiceDisabled):
-        return []  # the check of the credentials says so once; `up` enables the API and asks again
+        return []  # `credentials` reports it once; `up` enables the API and asks again
     except Forbidden as error:
-        return [
-            Finding(name, "warning", "cloud.project", f"{name} was not checked: you may not look ({error.message})")
-        ]
+        return [Finding(name, "warning", "cloud.project", f"{unchecked}: you may not look ({error.message})")]
     except GoogleError as error:
-        return [Finding(name, "warning", "cloud.project", f"{name} was not checked: {error}")]
+        return [Finding(name, "warning", "cloud.project", f"{unchecked}: {error}")]

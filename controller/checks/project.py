@@ -1,4 +1,4 @@
-"""May we act in the project, and is it paid for? Asked of Google, where there are credentials."""
+"""Project: you may act in it, and it has billing and quota. Google is asked, if there are credentials."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from conf.schema.config import Config
-from controller.core.finding import Finding
+from controller.core.finding import Issue, check
 from controller.gcp.client import Forbidden, ServiceDisabled
 
 if TYPE_CHECKING:
@@ -22,64 +22,65 @@ METRICS = {
 SUFFIXES = {"on_demand": "", "spot": "-preemptible", "preemptible": "-preemptible"}
 
 
-def credentials(config: Config, world: Context) -> Iterator[Finding]:
+@check("credentials", "warning", "cloud", live=True)
+def has_credentials(config: Config, world: Context) -> Iterator[Issue]:
     """Requests are signed with application-default credentials; `gcloud auth login` alone does not make them."""
     if not world.google.signed_in:
-        words = (
+        yield Issue(
             "no Google credentials, so nothing could be looked at; run `gcloud auth login` and `gcloud auth "
             "application-default login`, or use cloud=local"
         )
-        yield Finding("credentials", "warning", "cloud", words)
 
 
-def billing(config: Config, world: Context) -> Iterator[Finding]:
-    """A project without billing refuses every TPU, in words that do not say so."""
+@check("billing", "error", "cloud.project", live=True)
+def billing_is_enabled(config: Config, world: Context) -> Iterator[Issue]:
+    """A project without billing refuses every TPU, in a message that does not say so."""
     name = f"projects/{world.project}"
     try:
         answer = world.google.call("cloudbilling", "projects.getBillingInfo", name=name)
     except (Forbidden, ServiceDisabled):
         return  # few may look at billing, and nobody needs to
     if not answer.get("billingEnabled"):
-        words = (
+        yield Issue(
             f"{world.project} has no billing account: gcloud billing projects link {world.project} "
             "--billing-account=ACCOUNT (`gcloud billing accounts list` shows yours)"
         )
-        yield Finding("billing", "error", "cloud.project", words)
 
 
-def tpus_may_be_listed(config: Config, world: Context) -> Iterator[Finding]:
-    """Who may not even list TPUs in a zone cannot make one; Google's words for it have three causes."""
+@check("tpu_permission", "error", "tpu.zone", live=True)
+def tpus_may_be_listed(config: Config, world: Context) -> Iterator[Issue]:
+    """Whoever may not list TPUs in a zone cannot create one; Google's message has three possible causes."""
     parent = f"projects/{world.project}/locations/{config.tpu.zone}"
     try:
         world.google.call("tpu", "projects.locations.nodes.list", parent=parent, pageSize=1)
     except ServiceDisabled:
         return
     except Forbidden as error:
-        words = (
+        yield Issue(
             f"you may not list TPUs in {config.tpu.zone} ({error.message}). Three causes: your account lacks "
             "roles/tpu.admin in the project; cloud.project is another project than the one with the TPUs (for TRC: the "
             "one named in the application); the zone is not one of yours (for TRC: the zones in the mail)"
         )
-        yield Finding("tpu_permission", "error", "tpu.zone", words)
 
 
-def quota(config: Config, world: Context) -> Iterator[Finding]:
-    """Quota of TPUs is per generation, zone and kind of capacity, and 0 at first nearly everywhere."""
+@check("quota", "error", "tpu.zone", also="warning", live=True)
+def quota_suffices(config: Config, world: Context) -> Iterator[Issue]:
+    """TPU quota is per generation, zone and kind of capacity, and 0 at first nearly everywhere."""
     limits = quota_limits(world)
     wanted = [(zone, capacity) for zone in config.tpu.all_zones for capacity in config.tpu.capacity]
     topology = config.topology
-    known = {place: limit_of(limits, topology.generation, *place) for place in wanted}
+    known = {place: quota_limit(limits, topology.generation, *place) for place in wanted}
     short = {place: limit for place, limit in known.items() if limit is not None and limit < topology.chips}
     for (zone, capacity), limit in short.items():
-        words = (
+        yield Issue(
             f"no {config.tpu.accelerator_type} {capacity} quota in {zone}: the limit is {limit:.0f}, {topology.chips} "
-            "are needed; request it (IAM & Admin > Quotas), or set tpu.capacity or tpu.zone to what you have"
+            "are needed; request it (IAM & Admin > Quotas), or set tpu.capacity or tpu.zone to what you have",
+            severity="error" if len(short) == len(wanted) else "warning",
         )
-        yield Finding("quota", "error" if len(short) == len(wanted) else "warning", "tpu.zone", words)
 
 
 def quota_limits(world: Context) -> dict[tuple[str, str], float]:
-    """Limits by (metric, zone): the metric without `tpu.googleapis.com/`, the zone empty for all others. -1: no limit.
+    """Return the quota by (metric, zone). The zone is empty for all others; -1 is no limit.
 
     https://cloud.google.com/service-usage/docs/reference/rest/v1beta1/services.consumerQuotaMetrics/list
     """
@@ -104,19 +105,11 @@ def quota_limits(world: Context) -> dict[tuple[str, str], float]:
     return limits
 
 
-def limit_of(limits: dict[tuple[str, str], float], generation: str, zone: str, capacity: str) -> float | None:
-    """The largest limit that applies, `inf` for none; None where the answer holds no metric that we know."""
+def quota_limit(limits: dict[tuple[str, str], float], generation: str, zone: str, capacity: str) -> float | None:
+    """Return the largest limit that applies, `inf` if there is none; None if the answer holds no known metric."""
     if capacity not in SUFFIXES:
         return None
     names = [name + SUFFIXES[capacity] for name in METRICS.get(generation, ())]
     found = [limits.get((name, zone), limits.get((name, ""))) for name in names]
     values = [float("inf") if limit < 0 else limit for limit in found if limit is not None]
     return max(values, default=None)
-
-
-PROBES = (
-    credentials,
-    billing,
-    tpus_may_be_listed,
-    quota,
-)

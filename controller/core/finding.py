@@ -1,11 +1,15 @@
-"""What a check has to say."""
+"""Findings of checks, and the rules that declare which findings there are."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Literal
+from typing import Generic, Literal, NamedTuple, ParamSpec
 
 from conf.schema.validation import escape_line
+
+Severity = Literal["error", "warning", "note"]
+P = ParamSpec("P")
 
 
 @dataclass(frozen=True)
@@ -13,9 +17,63 @@ class Finding:
     """`key` is what to change. An error stops `up`; a warning is shown, and so is a note, about what is not wrong."""
 
     check: str
-    severity: Literal["error", "warning", "note"]
+    severity: Severity
     key: str
     words: str
 
     def __str__(self) -> str:
         return escape_line(f"{self.key}: {self.words}")
+
+
+@dataclass(frozen=True)
+class Rule:
+    """Declaration of one kind of finding. docs/checks.md lists all rules.
+
+    Attributes:
+        severities: those it can have, the usual one first.
+        keys: those it can name, the usual one first; a part in capitals stands for any name.
+        live: whether it asks Google.
+    """
+
+    id: str
+    severities: tuple[Severity, ...]
+    keys: tuple[str, ...]
+    reason: str
+    live: bool = True
+
+    def finding(self, message: str, key: str = "", severity: Severity | None = None) -> Finding:
+        """Return a finding with this message; key and severity are the usual ones unless given."""
+        return Finding(self.id, severity or self.severities[0], key or self.keys[0], message)
+
+
+class Issue(NamedTuple):
+    """What a check yields: a message, with key and severity where they are not the usual ones of its rule."""
+
+    message: str
+    key: str = ""
+    severity: Severity | None = None
+
+
+@dataclass(frozen=True)
+class Check(Generic[P]):
+    """A function that looks for one kind of finding, with its rule."""
+
+    rule: Rule
+    function: Callable[P, Iterator[Issue]]
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Iterator[Finding]:
+        for issue in self.function(*args, **kwargs):
+            yield self.rule.finding(*issue)
+
+
+def check(
+    name: str, severity: Severity, *keys: str, also: Severity | None = None, live: bool = False
+) -> Callable[[Callable[P, Iterator[Issue]]], Check[P]]:
+    """Declare a function as the check called `name`; its docstring is the reason shown in docs/checks.md."""
+    severities = (severity,) if also is None else (severity, also)
+
+    def declare(function: Callable[P, Iterator[Issue]]) -> Check[P]:
+        reason = " ".join((function.__doc__ or "").split())
+        return Check(Rule(name, severities, keys, reason, live), function)
+
+    return declare

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from controller.core.errors import ConfigError
-from controller.core.finding import Finding
+from controller.core.finding import Finding, Rule
 from controller.gcp.client import GoogleError, NotFound
 from controller.gcp.firewall_rules import WORLD, admits
 from controller.gcp.names import is_marked, leaf
@@ -19,6 +19,12 @@ from controller.resources.network.base import ComputeResource
 
 if TYPE_CHECKING:
     from controller.context import Context
+
+
+OPEN_SSH = Rule(
+    "open_ssh", ("warning",), ("network.ssh_source_ranges",),
+    "A firewall rule that slipway did not make lets the whole internet try SSH.",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,7 +64,7 @@ class Firewall(ComputeResource):
                 "internet try SSH; to close it: gcloud compute firewall-rules update "
                 f"{seen.stand_in} --source-ranges={','.join(self.source_ranges or ())}"
             )
-            yield Finding("open_ssh", "warning", "network.ssh_source_ranges", words)
+            yield OPEN_SSH.finding(words)
 
     def _stand_in(self, world: Context) -> dict[str, Any] | None:
         """A rule made by someone else that admits all that this one would."""

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from controller.core.errors import CloudError
-from controller.core.finding import Finding
+from controller.core.finding import Finding, Rule
 from controller.core.text import counted
 from controller.gcp.client import GoogleError
 from controller.reconcile.resource import Absent, Diff, Have, Pending, Resource, Scope, difference
@@ -26,6 +26,20 @@ if TYPE_CHECKING:
 
 ADOPTED_FIELDS = frozenset({"accelerator_type", "state", "workers"})
 """In which an adopted pod must agree with the config."""
+ADOPTED_EXISTS = Rule("adopted_exists", ("error",), ("tpu.adopt",), "tpu.adopt=true uses a pod that exists.")
+ADOPTED_FITS = Rule(
+    "adopted_fits", ("error",), ("tpu.adopt",), "An adopted pod is never changed, so it must be what the config says."
+)
+FOREIGN_POD = Rule(
+    "foreign_pod", ("warning",), ("tpu.name",), "A pod that slipway did not make is used and never deleted."
+)
+ENDPOINTS = Rule(
+    "endpoints", ("error",), ("tpu.accelerator_type",),
+    "A pod with another number of workers than conf/tpu_types.yaml says is not whole, or the table is wrong.",
+)  # fmt: skip
+UNHEALTHY = Rule(
+    "unhealthy", ("warning",), ("tpu.name",), "Programs may not start on a pod that Google calls unhealthy."
+)
 _UNDELETED = "it is Google that does not finish: run this again later, or set tpu.name to another"
 
 
@@ -88,19 +102,19 @@ class Node(Resource):
 
     def findings(self, seen: Any) -> Iterator[Finding]:
         if isinstance(seen, Absent) and self.adopt:
-            yield Finding("adopted_exists", "error", "tpu.adopt", _nothing_to_adopt(self))
+            yield ADOPTED_EXISTS.finding(_nothing_to_adopt(self))
         if not isinstance(seen, Node):
             return
         if self.adopt and (diff := self.diff(seen)):
-            yield Finding("adopted_fits", "error", "tpu.adopt", _adopted_differs(self, diff))
+            yield ADOPTED_FITS.finding(_adopted_differs(self, diff))
         elif not seen.ours and not self.adopt:
             words = f"{self.name} was not made by slipway: it is used and never deleted, as tpu.adopt=true would say"
-            yield Finding("foreign_pod", "warning", "tpu.name", words)
+            yield FOREIGN_POD.finding(words)
         if seen.is_ready and seen.status.spec.workers != self.spec.workers:
-            yield Finding("endpoints", "error", "tpu.accelerator_type", _wrong_worker_count(self, seen.status))
+            yield ENDPOINTS.finding(_wrong_worker_count(self, seen.status))
         if (health := seen.status.health).startswith("UNHEALTHY"):
             words = f"Google calls the pod {health.lower()}; if programs do not start there, `slipway down` and up"
-            yield Finding("unhealthy", "warning", "tpu.name", words)
+            yield UNHEALTHY.finding(words)
 
     def observe(self, world: Context, have: Have) -> Absent | Pending | Self:
         status = self._slices.find(world)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from conf.schema.infra.regions import covers
 from controller.core.errors import CloudError
-from controller.core.finding import Finding
+from controller.core.finding import Finding, Rule
 from controller.gcp.client import Conflict, Forbidden, GoogleError, NotFound
 from controller.gcp.names import LABEL, is_labelled
 from controller.reconcile.resource import Absent, Diff, Have, Resource, Scope
@@ -21,6 +21,12 @@ DAY = 24 * 3600
 NEEDED = ("storage.objects.create", "storage.objects.delete", "storage.objects.get", "storage.objects.list")
 USD_PER_GB_MONTH = 0.02
 """List price of standard storage in most regions, 2026: https://cloud.google.com/storage/pricing"""
+
+
+SOFT_DELETE = Rule(
+    "soft_delete", ("warning",), ("cloud.bucket",),
+    "Google bills deleted objects that an existing bucket keeps; the message has the price of 100 checkpoints.",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,7 +73,7 @@ class Bucket(Resource):
                 f"checkpoints of 31 GB are {terabytes} TB, about ${cost:.0f}; to switch it off: gcloud storage "
                 f"buckets update gs://{self.name} --clear-soft-delete"
             )
-            yield Finding("soft_delete", "warning", "cloud.bucket", words)
+            yield SOFT_DELETE.finding(words)
 
     def apply(self, world: Context, have: Have, diff: Diff) -> None:
         if diff.action == "update":

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from conf.schema.config import digest
 from controller.core.errors import CloudError, ConfigError
-from controller.core.finding import Finding
+from controller.core.finding import Finding, Rule
 from controller.core.formats import dump, load
 from controller.gcp.client import NotFound
 from controller.inputs.git import clone, without_password
@@ -22,6 +22,12 @@ from controller.reconcile.resource import Absent, Diff, Have, Resource, Scope
 
 if TYPE_CHECKING:
     from controller.context import Context
+
+
+GIT_PIN = Rule(
+    "git_pin", ("warning",), ("env.requirements",),
+    "A wheel is built once from a line of git and then reused, so a line without a commit soon means an old one.",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,7 +85,7 @@ class Wheels(Resource):
         for line in self.lines:
             if not line.pinned:
                 words = f"{without_password(line.url)} is built once, then reused; end the line with @COMMIT"
-                yield Finding("git_pin", "warning", "env.requirements", words)
+                yield GIT_PIN.finding(words)
 
     def destroy(self, world: Context) -> None:
         """Kept: other runs may use them; they go with the bucket."""

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from controller.checks import fit_cache
-from controller.checks.fit import weights
+from controller.checks.fit import estimate_num_params
 from controller.checks.preflight import preflight
 from controller.cli import main
 from tests.controller.checks.test_checks import config
@@ -79,7 +79,7 @@ def test_a_broken_file_counts_as_none(state):
 def test_the_number_of_weights_is_about_right(state, model, billions):
     found = config("+experiment=nanochat_d16", state, f"model={model}").model
     assert found is not None
-    assert weights(found) == pytest.approx(billions * 1e9, rel=0.02)
+    assert estimate_num_params(found) == pytest.approx(billions * 1e9, rel=0.02)
 
 
 def test_slipway_fit_keeps_what_it_was_told(state, monkeypatch, capsys):

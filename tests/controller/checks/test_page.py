@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 from controller.checks import page
+from controller.checks.preflight import checks_of, modules
 from tests.paths import ROOT
 
 PAGE = ROOT / "docs" / "checks.md"
 
 
 def test_the_page_is_up_to_date() -> None:
-    words = "run: python -m controller.checks.page > docs/checks.md"
-    assert PAGE.read_text() == page.page(), words
+    command = "run: python -m controller.checks.page > docs/checks.md"
+    assert PAGE.read_text() == page.page(), command
 
 
 def test_every_id_is_of_one_check() -> None:
-    names = [row.name for module in page.modules() for row in page.rows(module)]
-    assert len(names) == len(set(names))
+    checks = [check.rule for module in modules() for check in checks_of(module)]
+    names = [rule.id for rule in (*checks, *page.resource_rules())]
+    assert len(names) == len(set(names)) > 60
+
+
+def test_every_rule_has_a_key_and_a_reason() -> None:
+    rules = [check.rule for module in modules() for check in checks_of(module)] + page.resource_rules()
+    assert [rule.id for rule in rules if not rule.reason or not all(rule.keys)] == []

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from tests.golden import golden
 from trainer.rl.journal import Position
+
+from tests.golden import golden
 from trainer.telemetry.averages import Window
 
 

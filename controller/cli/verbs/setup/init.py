@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from conf.schema.config import Config
 from conf.schema.infra.topology import region, table, topology
-from controller.checks.project import METRICS, limit_of, quota_limits
+from controller.checks.project import METRICS, quota_limit, quota_limits
 from controller.cloud.connect import NO_PROJECT, connected, project_of
 from controller.core.errors import ConfigError
 from controller.core.ui import confirm
@@ -94,7 +94,7 @@ def choices(world: Context) -> tuple[list[Choice], str]:
         for zone in facts["zones"]:
             prices = facts["usd_per_chip_hour"].get(zone, (None, None))
             for capacity, price in zip(("on_demand", "spot"), prices, strict=True):
-                chips = limit_of(limits, generation, zone, capacity)
+                chips = quota_limit(limits, generation, zone, capacity)
                 if chips is None or chips > 0:
                     found.append(Choice(generation, zone, capacity, chips, price))
     known = [choice for choice in found if choice.chips is not None]

@@ -1,0 +1,166 @@
+"""Capacity: the slice can be created in its zones, with its image, network and bucket."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterator, Set
+from typing import TYPE_CHECKING
+
+from conf.schema.config import Config
+from conf.schema.infra.regions import covers, subnet_range
+from conf.schema.infra.topology import region, table
+from controller.core.finding import Issue, check
+
+if TYPE_CHECKING:
+    from controller.context import Context
+
+
+@check("zone", "error", "tpu.zone", "tpu.fallback_zones", also="warning")
+def zone_has_type(config: Config) -> Iterator[Issue]:
+    """Each generation is in some zones only. A zone that the table may be too old to list is a warning."""
+    topology = config.topology
+    zones = ", ".join(topology.zones)
+    for zone in config.tpu.all_zones if topology.zones else ():
+        if zone in topology.zones:
+            continue
+        certain = config.cloud.kind == "local" or not (is_known_zone(zone) or subnet_range(region(zone)))
+        message = f"{zone} has no {topology.generation}; known zones: {zones}"
+        yield Issue(message, _zone_key(config, zone), "error" if certain else "warning")
+
+
+@check("obtainable", "error", "tpu.accelerator_type")
+def type_is_obtainable(config: Config) -> Iterator[Issue]:
+    """Google adds new generations through Compute Engine alone."""
+    if config.topology.generation == "tpu7x":
+        yield Issue(
+            "tpu7x is offered through Compute Engine only, which slipway cannot drive yet; choose v6e, v5p, v5e or v4"
+        )
+
+
+@check("runtime", "warning", "tpu.runtime_version")
+def runtime_matches_type(config: Config) -> Iterator[Issue]:
+    """A slice with the image of another generation boots, and JAX finds no TPU on it."""
+    documented = config.topology.runtime_version
+    if config.tpu.runtime_version not in (None, documented):
+        generation = config.topology.generation
+        yield Issue(f"{config.tpu.runtime_version} is not the image Google documents for {generation} ({documented})")
+
+
+@check("tier", "error", "tpu.provisioner", "tpu.capacity")
+def tier_has_a_provisioner(config: Config) -> Iterator[Issue]:
+    """Nodes, queued resources or both can provide each tier."""
+    tpu = config.tpu
+    if "flex_start" in tpu.capacity and tpu.provisioner == "node":
+        yield Issue("flex_start is had through a queued resource only; set it to auto or queued")
+    if "preemptible" in tpu.capacity and tpu.provisioner == "queued":
+        message = "a queued resource has spot, not preemptible (which ends after 24 h); choose spot"
+        yield Issue(message, "tpu.capacity")
+
+
+@check("reservation", "error", "tpu.reservation")
+def reservation_is_named(config: Config) -> Iterator[Issue]:
+    """A queued resource takes reserved capacity from a reservation by name."""
+    tpu = config.tpu
+    if "reserved" in tpu.capacity and tpu.reservation is None and tpu.is_queued("reserved"):
+        yield Issue("capacity=reserved needs the name of the reservation")
+
+
+@check("adopt", "error", "tpu.name", "tpu.data_disk_gb")
+def adopted_has_a_name(config: Config) -> Iterator[Issue]:
+    """An adopted pod is found by its name, and is never changed."""
+    if config.tpu.adopt and config.tpu.name is None:
+        yield Issue("tpu.adopt=true needs the name of the existing pod")
+    if config.tpu.adopt and config.tpu.data_disk_gb is not None:
+        yield Issue("an adopted pod is never changed, so it gets no disk; set it to null", "tpu.data_disk_gb")
+
+
+@check("data_disk", "error", "tpu.data_disk_gb")
+def disk_is_writable(config: Config) -> Iterator[Issue]:
+    """https://cloud.google.com/tpu/docs/setup-persistent-disk: several VMs can only read a disk."""
+    if config.tpu.data_disk_gb is not None and config.topology.workers > 1:
+        yield Issue(
+            f"Google attaches a writable disk to one VM only, and {config.tpu.accelerator_type} has "
+            f"{config.topology.workers}; set it to null and write to the bucket"
+        )
+
+
+@check("subnet_range", "error", "network.cidr")
+def subnet_has_a_range(config: Config) -> Iterator[Issue]:
+    """A subnet that is created needs a range, and conf/regions.yaml holds one for each region it lists."""
+    unknown = [region for region in config.regions if subnet_range(region) is None]
+    if unknown and config.network.cidr is None and config.network.mode == "custom":
+        yield Issue(f"conf/regions.yaml has no block for {', '.join(unknown)}; set a range such as 10.80.0.0/20")
+
+
+@check("subnet_overlap", "error", "network.cidr")
+def ranges_do_not_overlap(config: Config) -> Iterator[Issue]:
+    """Google refuses two subnets of one network with the same range."""
+    if config.network.cidr is not None and len(config.regions) > 1:
+        yield Issue(
+            f"is one range, and the zones are in {len(config.regions)} regions; leave it null: each has its own"
+        )
+
+
+@check("bucket_near", "error", "cloud.bucket_location")
+def bucket_is_near(config: Config) -> Iterator[Issue]:
+    """Reading across regions is slow and billed, so a bucket that is created must serve every zone."""
+    if config.cloud.bucket is not None:
+        return  # only Google knows where it is; `up` and `plan` ask
+    location = config.cloud.bucket_location or config.region
+    if far := [region for region in config.regions if not covers(location, region)]:
+        yield Issue(
+            f"{location} does not serve {', '.join(far)}; set it to a multi-region (us, eu, asia) or drop those zones"
+        )
+
+
+@check("soft_delete_days", "error", "cloud.soft_delete_days")
+def soft_delete_is_possible(config: Config) -> Iterator[Issue]:
+    """https://cloud.google.com/storage/docs/soft-delete: off, or at least a week."""
+    if 0 < config.cloud.soft_delete_days < 7:
+        yield Issue("must be 0 or 7 to 90")
+
+
+@check("type_offered", "error", "tpu.zone", "tpu.fallback_zones", live=True)
+def offered_types(config: Config, world: Context) -> Iterator[Issue]:
+    """Google's `acceleratorTypes.list` of a zone decides what can be created there; the table may be older."""
+    for zone in () if config.tpu.adopt else config.tpu.all_zones:
+        listed = _listed(world, zone, "acceleratorTypes")
+        wanted = config.tpu.accelerator_type
+        if is_certainly_missing(wanted, listed):
+            message = f"Google offers no {wanted} in {zone}; nearest there: {nearest_names(wanted, listed)}"
+            yield Issue(message, _zone_key(config, zone))
+
+
+@check("runtime_offered", "error", "tpu.runtime_version", live=True)
+def offered_runtimes(config: Config, world: Context) -> Iterator[Issue]:
+    """Google refuses, minutes later, an image that `runtimeVersions.list` does not name."""
+    wanted = config.tpu.runtime_version or config.topology.runtime_version
+    for zone in () if config.tpu.adopt else config.tpu.all_zones:
+        listed = _listed(world, zone, "runtimeVersions")
+        if is_certainly_missing(wanted, listed):
+            yield Issue(f"Google offers no image {wanted} in {zone}; nearest there: {nearest_names(wanted, listed)}")
+
+
+def is_known_zone(zone: str) -> bool:
+    """Return whether the table lists the zone for any generation of TPU."""
+    return any(zone in generation["zones"] for generation in table()["generations"].values())
+
+
+def is_certainly_missing(wanted: str, listed: Set[str]) -> bool:
+    """Return whether a list without the wanted name proves anything; an empty list does not."""
+    return bool(listed) and wanted not in listed
+
+
+def nearest_names(wanted: str, listed: Set[str]) -> str:
+    """Return the listed names most like the wanted one."""
+    return ", ".join(difflib.get_close_matches(wanted, sorted(listed), n=4, cutoff=0.3) or sorted(listed)[:4])
+
+
+def _listed(world: Context, zone: str, collection: str) -> Set[str]:
+    parent = f"projects/{world.project}/locations/{zone}"
+    found = world.google.pages("tpu", f"projects.locations.{collection}.list", collection, parent=parent)
+    return frozenset(item["name"].rpartition("/")[2] for item in found)
+
+
+def _zone_key(config: Config, zone: str) -> str:
+    return "tpu.zone" if zone == config.tpu.zone else "tpu.fallback_zones"

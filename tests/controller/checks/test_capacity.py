@@ -1,0 +1,160 @@
+"""Capacity: slices, zones, subnets and buckets judged without a cloud, and against Google's own lists."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from conf.schema.config import Config
+from controller.checks import capacity
+from controller.checks.capacity import is_certainly_missing
+from controller.checks.preflight import checks_of
+from controller.config.compose import compose
+from controller.context import Context
+from controller.core.finding import Finding
+
+
+def composed(*overrides: str) -> Config:
+    config, problems = compose(["program=command", *overrides])
+    assert not problems
+    assert config is not None
+    return config
+
+
+def offline(config: Config) -> list[str]:
+    return [f"{f.severity} {f}" for check in checks_of(capacity) if not check.rule.live for f in check(config)]
+
+
+def findings(*overrides: str) -> list[str]:
+    return offline(composed(*overrides))
+
+
+def in_zones(*overrides: str, zones: tuple[str, ...] = ()) -> list[str]:
+    config = composed("cloud=local", *overrides)
+    return offline(config.model_copy(update={"tpu": config.tpu.model_copy(update={"fallback_zones": zones})}))
+
+
+def v6e(*overrides: str) -> Config:
+    return composed("tpu=v6e_8", *overrides)
+
+
+class FakeGoogle:
+    """Lists by zone and collection."""
+
+    def __init__(self, **lists: list[str]) -> None:
+        self.lists = lists
+
+    def pages(self, api: str, method: str, items: str, *, parent: str) -> Iterator[dict[str, Any]]:
+        assert (api, method) == ("tpu", f"projects.locations.{items}.list")
+        for name in self.lists.get(items, []):
+            yield {"name": f"{parent}/{items}/{name}"}
+
+
+def asked(config: Config, **lists: list[str]) -> list[Finding]:
+    context = cast(Context, SimpleNamespace(project="p", google=FakeGoogle(**lists)))
+    return [finding for check in checks_of(capacity) if check.rule.live for finding in check(config, context)]
+
+
+@pytest.mark.parametrize(
+    ("overrides", "start"),
+    [
+        (["tpu.zone=us-central1-b"], "warning tpu.zone: us-central1-b has no v5e; known zones: asia-east1-a"),
+        (["tpu.zone=us-central1-z"], "warning tpu.zone: us-central1-z has no v5e"),  # the region is known
+        (["tpu.fallback_zones=[us-central1-b]"], "warning tpu.fallback_zones: us-central1-b has no v5e"),
+        (["tpu.zone=us-moon1-a"], "error tpu.zone: us-moon1-a has no v5e"),
+        (["cloud=local", "tpu.zone=us-central1-b"], "error tpu.zone: us-central1-b has no v5e"),
+        (["tpu.accelerator_type=tpu7x-8"], "error tpu.accelerator_type: tpu7x is offered through Compute Engine only"),
+        (
+            ["tpu.capacity=flex_start", "tpu.provisioner=node"],
+            "error tpu.provisioner: flex_start is had through a queued resource only",
+        ),
+        (
+            ["tpu.capacity=[on_demand,preemptible]", "tpu.provisioner=queued"],
+            "error tpu.capacity: a queued resource has spot, not preemptible",
+        ),
+        (["tpu.capacity=reserved"], "error tpu.reservation: capacity=reserved needs the name"),
+        (["tpu.adopt=true"], "error tpu.name: tpu.adopt=true needs the name of the existing pod"),
+        (["tpu.data_disk_gb=100"], "error tpu.data_disk_gb: Google attaches a writable disk to one VM only"),
+        (["tpu.runtime_version=tpu-ubuntu2204-base"], "warning tpu.runtime_version: tpu-ubuntu2204-base is not the"),
+    ],
+)
+def test_a_slice_that_google_refuses_names_its_key(overrides: list[str], start: str) -> None:
+    assert [line for line in findings(*overrides) if line.startswith(start)]
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ["tpu.capacity=[on_demand,spot]", "tpu.fallback_zones=[us-east1-b]", "cloud.bucket_location=us"],
+        ["tpu.capacity=reserved", "tpu.reservation=mine"],
+        ["tpu.capacity=preemptible"],
+        ["tpu=v6e_8", "tpu.data_disk_gb=100"],
+        ["tpu=v4_64", "tpu.adopt=true", "tpu.name=stable-1"],
+    ],
+)
+def test_nothing_is_said_of_a_slice_that_google_makes(overrides: list[str]) -> None:
+    assert findings(*overrides) == []
+
+
+def test_nothing_is_said_of_regions_that_fit() -> None:
+    assert in_zones() == []
+    assert in_zones("cloud.bucket_location=us", zones=("us-west4-a",)) == []
+    assert in_zones("cloud.bucket=mine", zones=("europe-west4-b",)) == []
+
+
+@pytest.mark.parametrize(
+    ("overrides", "zones", "said"),
+    [
+        (["tpu.zone=moon-base1-a"], (), "error network.cidr: conf/regions.yaml has no block for moon-base1"),
+        (
+            ["network.cidr=10.9.0.0/20", "cloud.bucket_location=us"],
+            ("us-west4-a",),
+            "error network.cidr: is one range, and the zones are in 2 regions",
+        ),
+        ([], ("us-west4-a",), "error cloud.bucket_location: us-central1 does not serve us-west4"),
+        (
+            ["cloud.bucket_location=us"],
+            ("europe-west4-b",),
+            "error cloud.bucket_location: us does not serve europe-west4",
+        ),
+        (["cloud.soft_delete_days=3"], (), "error cloud.soft_delete_days: must be 0 or 7 to 90"),
+    ],
+)
+def test_regions_that_do_not_fit_name_their_key(overrides: list[str], zones: tuple[str, ...], said: str) -> None:
+    assert [line for line in in_zones(*overrides, zones=zones) if line.startswith(said)]
+
+
+def test_what_is_listed_is_offered_whatever_the_table_says() -> None:
+    moved = v6e("tpu.zone=us-east1-c")  # the table knows no v6e there
+    assert asked(moved, acceleratorTypes=["v6e-1", "v6e-8"], runtimeVersions=["v2-alpha-tpuv6e"]) == []
+
+
+@pytest.mark.parametrize(
+    ("lists", "words"),
+    [
+        (
+            {"acceleratorTypes": ["v6e-1", "v6e-4"]},
+            "tpu.zone: Google offers no v6e-8 in us-east5-b; nearest there: v6e-4, v6e-1",
+        ),
+        (
+            {"runtimeVersions": ["v2-alpha-tpuv6", "tpu-ubuntu2204-base"]},
+            "tpu.runtime_version: Google offers no image v2-alpha-tpuv6e in us-east5-b; nearest there: v2-alpha-tpuv6",
+        ),
+    ],
+)
+def test_what_is_not_listed_is_an_error_with_the_nearest(lists: dict[str, list[str]], words: str) -> None:
+    [finding] = asked(v6e(), **lists)
+    assert (str(finding), finding.severity) == (words, "error")
+
+
+def test_every_zone_is_asked_and_an_adopted_pod_is_not() -> None:
+    zones = v6e("tpu.fallback_zones=[us-east5-a]")
+    assert [f.key for f in asked(zones, acceleratorTypes=["v6e-1"])] == ["tpu.zone", "tpu.fallback_zones"]
+    assert asked(v6e("tpu.adopt=true", "tpu.name=mine"), acceleratorTypes=["v6e-1"]) == []
+
+
+def test_an_empty_list_says_nothing() -> None:
+    assert not is_certainly_missing("v6e-8", frozenset())
