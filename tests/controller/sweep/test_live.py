@@ -17,7 +17,7 @@ from controller.cli.verbs.look import sweep_status
 from controller.core.clock import Clock
 from controller.core.events import Event
 from controller.records import index
-from controller.sweep.board import Board, Line, Screen, cost, runs_of_sweeps, saved
+from controller.sweep.board import Board, BoardScreen, Line, cost, runs_of_sweeps, saved
 from controller.sweep.live import drawn, shown
 
 
@@ -77,7 +77,7 @@ def test_the_cost_counts_every_try(tmp_path: Path) -> None:
     clock = Still()
     made = board(tmp_path / "s.json", Line("q-1", ""), clock=clock)
     made.state("q-1", "running", began=clock.at)
-    Screen(made, "q-1", clock).usd_per_hour = 36.0
+    BoardScreen(made, "q-1", clock).set_price(36.0)
     clock.at += 100
     made.state("q-1", "failed")
     clock.at += 5000  # nobody pays for that
@@ -102,7 +102,7 @@ def test_on_a_terminal_it_is_redrawn_and_what_is_said_stands_above(
         for thread in threads:
             thread.join(60)
         assert not any(thread.is_alive() for thread in threads)  # who draws and who speaks do not wait for each other
-        Screen(made, "q-1", Still())(Event(0.0, "metrics", "q-1", data={"metrics": {"step": 7, "loss": 0.5}}))
+        BoardScreen(made, "q-1", Still())(Event(0.0, "metrics", "q-1", data={"metrics": {"step": 7, "loss": 0.5}}))
     said = glass.getvalue()
     assert said.count("running: \\x1b[2J") == 4
     assert "\x1b[2J" not in said
