@@ -92,7 +92,7 @@ def test_which_bucket(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: p
     index.add(tmp_path, rows)
     command = main.parse(["tensorboard", "--sweep", "quickstart"])
     assert tensorboard.config_of(rows, command).cloud.project == "a-project"
-    assert tensorboard.names(index.rows(tmp_path), tmp_path)[ids[3]] == f"lr=0.0007_kl=0.001_seed_0_{ids[3][-8:]}"
+    assert tensorboard.names(index.rows(tmp_path), tmp_path)[ids[3]] == f"lr=0.0007_kl_coef=0.001_seed_0_{ids[3][-8:]}"
     index.add(tmp_path, [{"run": ids[0], "bucket": "another"}])
     assert main.run(["tensorboard", "--sweep", "quickstart"]) == 2
     assert "these runs are in several buckets" in capsys.readouterr().err
