@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 from conf.schema.config import Config
 from controller.core.errors import ConfigError, SlipwayError
 from controller.records import index, last_command
-from controller.records.recorder import folder_of
-from controller.records.table import chosen
+from controller.records.recorder import run_folder
+from controller.records.table import filter_rows
 from controller.run.options import RunOptions
 
 if TYPE_CHECKING:
@@ -74,16 +74,16 @@ def sweep(*overrides: str, yes: bool = False) -> list[Row]:
     """Drive all runs of a sweep to their end; return their rows in the order of the grid, of a search as they began.
 
     Raises:
-        ProgramFailed: some runs were given up; the others have finished.
+        ProgramFailedError: some runs were given up; the others have finished.
     """
-    from controller.sweep.definition import base_of, study
+    from controller.sweep.definition import compose_base, define_sweep
     from controller.sweep.drive import drive_sweep
 
     drive_sweep(RunOptions(overrides, yes=yes))
-    state = Path(base_of(overrides, Path.cwd()).run.state_dir).expanduser()
-    definition = study(overrides, Path.cwd())
+    state = Path(compose_base(overrides, Path.cwd()).run.state_dir).expanduser()
+    definition = define_sweep(overrides, Path.cwd())
     if definition.space is not None:
-        return chosen(index.rows(state), [f"sweep={definition.id}"], None, None)
+        return filter_rows(index.load_rows(state), [f"sweep={definition.id}"], None, None)
     return [_row(state, job.run_id) for job in definition.jobs]
 
 
@@ -96,7 +96,7 @@ def runs(*conditions: str, sort: str | None = None, last: int | None = None, sta
         last: only so many, from the end.
         state: the state folder, by default `$SLIPWAY_HOME` or `~/.slipway`.
     """
-    return chosen(index.rows(state or RunOptions().state_dir), conditions, sort, last)
+    return filter_rows(index.load_rows(state or RunOptions().state_dir), conditions, sort, last)
 
 
 def metrics(run: str, *, phase: str | None = None, state: Path | None = None) -> list[Row]:
@@ -109,7 +109,7 @@ def metrics(run: str, *, phase: str | None = None, state: Path | None = None) ->
     Raises:
         ConfigError: this machine has no metrics of such a run.
     """
-    file = folder_of(state or RunOptions().state_dir, run) / "metrics.jsonl"
+    file = run_folder(state or RunOptions().state_dir, run) / "metrics.jsonl"
     if not file.is_file():
         raise ConfigError(f"{run}: this machine has no metrics of it; `slipway status --run {run}` says where they are")
     lines = [json.loads(line) for line in file.read_text().splitlines()]
@@ -122,9 +122,9 @@ def record(run: str, *, state: Path | None = None) -> dict[str, Any]:
     Raises:
         ConfigError: this machine has no record of it.
     """
-    from controller.records.recorder import read
+    from controller.records.recorder import load_record
 
-    found = read(state or RunOptions().state_dir, run)
+    found = load_record(state or RunOptions().state_dir, run)
     if found is None:
         raise ConfigError(f"{run}: this machine has no record of it; `slipway runs --refresh` reads the bucket's table")
     return found
@@ -174,17 +174,17 @@ def pod(*overrides: str, run: str | None = None) -> Pod:
     Raises:
         ConfigError: there is no pod, or not yet.
     """
-    from controller.run.session import session
+    from controller.run.session import open_session
 
     if not overrides and not run:
-        overrides, run = last_command.recall(Path.cwd())
+        overrides, run = last_command.load(Path.cwd())
         if not overrides and not run:
             raise ConfigError("no run was started from this folder; name the experiment of the pod, or run=ID")
     with ExitStack() as stack:
-        fleet = stack.enter_context(session(RunOptions(overrides, run_id=run or ""))).workers()
+        fleet = stack.enter_context(open_session(RunOptions(overrides, run_id=run or ""))).workers()
         return Pod(fleet, stack.pop_all())
 
 
 def _row(state: Path, run: str) -> Row:
-    [row] = chosen(index.rows(state), [f"run={run}"], None, None)
+    [row] = filter_rows(index.load_rows(state), [f"run={run}"], None, None)
     return row

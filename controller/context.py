@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from controller.core.clock import Clock
 from controller.core.errors import SlipwayError
 from controller.core.events import Events
-from controller.gcp.client import Google
+from controller.gcp.client import GoogleClient
 from controller.gcp.operations import wait_rpc
 from controller.gcp.os_login import OsLogin
 
@@ -27,7 +27,7 @@ class Context:
     """`pace` is how often something pending is asked for, in seconds; `state` the folder of keys and records."""
 
     project: str
-    google: Google
+    google: GoogleClient
     clock: Clock
     events: Events
     state: Path
@@ -75,16 +75,16 @@ class Context:
 
     def ssh_key_line(self) -> str:
         """Our public key as a line of a node's `ssh-keys` metadata; the key is made on first use."""
-        from controller.ssh.client_key import public_line
+        from controller.ssh.client_key import public_key_line
 
-        return f"{self.ssh_user}:{public_line(self.keys, self.ssh_user)}"
+        return f"{self.ssh_user}:{public_key_line(self.keys, self.ssh_user)}"
 
     @cached_property
     def uses_os_login(self) -> bool:
         """Is our key put into our OS Login profile, not into the node's metadata?"""
         return self._os_login.enforced if self.os_login is None else self.os_login
 
-    def lets_us_in(self, node: Node) -> bool:
+    def accepts_our_key(self, node: Node) -> bool:
         """Is our key known where the workers look for it?"""
         if self.uses_os_login:
             return self._os_login.login(self._public_key) is not None
@@ -94,7 +94,7 @@ class Context:
         found = node.find(self)
         return found is not None and line in found.status.ssh_keys.splitlines()
 
-    def let_us_in(self, node: Node) -> None:
+    def authorize_our_key(self, node: Node) -> None:
         """Make our key known there, beside those that are."""
         if self.uses_os_login:
             self._os_login.add(self._public_key)

@@ -17,25 +17,25 @@ class Progress:
     def __init__(self, world: Context, subject: str, total: int = 0) -> None:
         self._world, self._subject, self._total = world, subject, total
         self._began = self._told = world.clock.now()
-        self._moved = 0
+        self._transferred = 0
         self._lock = threading.Lock()
 
     def moved(self, size: int) -> None:
         """So many bytes more have been moved (fewer, where some have to be sent again)."""
         with self._lock:
-            self._moved += size
+            self._transferred += size
             now = self._world.clock.now()
             if now - self._told < EVERY_SECONDS:
                 return
             self._told = now
-            rate = self._moved / (now - self._began)
-        whole = f" of {size_words(self._total)}" if self._total else ""
-        words = f"{size_words(self._moved)}{whole}, {size_words(rate)}/s"
-        data = {"bytes": self._moved, "total": self._total, "bytes_per_second": round(rate)}
+            rate = self._transferred / (now - self._began)
+        whole = f" of {format_size(self._total)}" if self._total else ""
+        words = f"{format_size(self._transferred)}{whole}, {format_size(rate)}/s"
+        data = {"bytes": self._transferred, "total": self._total, "bytes_per_second": round(rate)}
         self._world.events.emit("progress", self._subject, words, **data)
 
 
-def size_words(size: float) -> str:
+def format_size(size: float) -> str:
     """`1.2 GB`, in powers of 1000."""
     for unit in ("B", "kB", "MB"):
         if size < 1000:

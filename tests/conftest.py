@@ -43,10 +43,10 @@ def _number(test_id: str) -> int:
     return int.from_bytes(hashlib.sha256(test_id.encode()).digest()[:8])
 
 
-def _keep(config: pytest.Config, items: list[pytest.Item], selected: Callable[[pytest.Item], bool]) -> None:
+def _keep(config: pytest.Config, items: list[pytest.Item], select_runs: Callable[[pytest.Item], bool]) -> None:
     """Deselect the other items, so that the summary counts them."""
-    kept = [item for item in items if selected(item)]
-    if deselected := [item for item in items if not selected(item)]:
+    kept = [item for item in items if select_runs(item)]
+    if deselected := [item for item in items if not select_runs(item)]:
         config.hook.pytest_deselected(items=deselected)
         items[:] = kept
 

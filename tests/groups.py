@@ -12,10 +12,10 @@ from tests.paths import ROOT
 CONF = ROOT / "conf"
 
 
-def group(path: str) -> dict[str, Any]:
+def load_group(path: str) -> dict[str, Any]:
     """A YAML group of conf/, e.g. model/tiny, with what it is made of, as Hydra composes it."""
     raw = yaml.safe_load((CONF / f"{path}.yaml").read_text())
     bases = [base.removesuffix("@_here_") for base in raw.pop("defaults", []) if base != "_self_"]
     for base in bases:
-        raw = group(f"{Path(path).parent}/{base}") | raw
+        raw = load_group(f"{Path(path).parent}/{base}") | raw
     return raw

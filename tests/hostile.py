@@ -13,10 +13,11 @@ from conf.schema.config import Config
 
 CANARY = "canary-of-the-tests"
 """A file that appears where a string was taken for a shell command."""
-TOUCH = f"touch {CANARY}"
-TRICKS: Sequence[str] = (
-    f"; {TOUCH} ;", f"$({TOUCH})", f"`{TOUCH}`", f"a\n{TOUCH}\n", f"' ; {TOUCH} ; '",
-    f'" ; {TOUCH} ; "', f"| {TOUCH} &",
+TOUCH_COMMAND = f"touch {CANARY}"
+INJECTIONS: Sequence[str] = (
+    f"; {TOUCH_COMMAND} ;", f"$({TOUCH_COMMAND})", f"`{TOUCH_COMMAND}`", f"a\n{TOUCH_COMMAND}\n",
+    f"' ; {TOUCH_COMMAND} ; '",
+    f'" ; {TOUCH_COMMAND} ; "', f"| {TOUCH_COMMAND} &",
     "-", "-rf", "--upload-pack=x", "../../..", "/etc/passwd", "~root", "*", "\0", "a\0b", "\r\n", "\t", " ", "",
     "\x1b]0;t\x07", "\x9b31m", "\u202eab", "\u200b", "é🙂\U0010ffff", "\ud800", "é" * 70_000, "{assets.models.m}",
     "[/][bold]", "!!python/object/apply:os.system [x]", "- a\n- b: &c", "?alt=media#%2e%2e%2f",
@@ -24,8 +25,9 @@ TRICKS: Sequence[str] = (
     "https://u:p@h/\r\nX: y",
 )  # fmt: skip
 """Each of them is tried in every place."""
-FURTHER: Sequence[str] = (
-    f"&& {TOUCH} &", f"> {CANARY}", f"<({TOUCH})", f"\\\n{TOUCH}", f"#\n{TOUCH}", f"${{IFS}}{TOUCH}",
+ODD_STRINGS: Sequence[str] = (
+    f"&& {TOUCH_COMMAND} &", f"> {CANARY}", f"<({TOUCH_COMMAND})", f"\\\n{TOUCH_COMMAND}", f"#\n{TOUCH_COMMAND}",
+    f"${{IFS}}{TOUCH_COMMAND}",
     "rm -rf ~", "'", '"',
     "\\", "$", "${HOME}", "$0", "!", "?", "~", "--", "--help", "-oProxyCommand=x", "..", ".", "/", "a/../b", "\n",
     "\x1b[2J", "\x7f", "\x85", "\u2028", "\u2066", "\ufeff", "שלום", "x" * 70_000, "%s%n", "{0}",
@@ -34,12 +36,12 @@ FURTHER: Sequence[str] = (
     "env:HOME",
     "secretmanager:projects/../secrets/x", "user:key", "0.0.0.0/0",
 )  # fmt: skip
-STRINGS = (*TRICKS, *FURTHER)
+HOSTILE_STRINGS = (*INJECTIONS, *ODD_STRINGS)
 
 
-def hostile() -> st.SearchStrategy[str]:
+def hostile_strings() -> st.SearchStrategy[str]:
     """One of them, some of them in a row, or any text around them."""
-    one = st.sampled_from(STRINGS)
+    one = st.sampled_from(HOSTILE_STRINGS)
     return one | st.lists(one | st.text(max_size=8), min_size=1, max_size=4).map("".join)
 
 
@@ -63,7 +65,7 @@ def string_fields(annotation: Any = Config, path: tuple[str, ...] = ()) -> Itera
             yield from string_fields(part, path)
 
 
-def placed(raw: dict[str, Any], path: Sequence[str], value: str) -> dict[str, Any] | None:
+def with_value(raw: dict[str, Any], path: Sequence[str], value: str) -> dict[str, Any] | None:
     """A copy of the data with the value there; None where the data has no such place."""
     found = copy.deepcopy(raw)
     at: Any = found

@@ -20,7 +20,7 @@ from pydantic import ValidationError
 
 from conf.schema.training.model import Model
 from trainer.pretrained import gemma_orbax, hf_families, hf_files, store
-from trainer.pretrained.hf_files import CheckpointError
+from trainer.pretrained.hf_files import PretrainedError
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -33,36 +33,36 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     jax.config.update("jax_platforms", "cpu")  # a TPU that is here is left to who trains on it
     try:
-        if (options.target / store.DESCRIPTION).exists() or (options.target / "config.json").exists():
-            raise CheckpointError(f"{options.target}: holds a model already; give another folder")
+        if (options.target / store.DESCRIPTION_FILE).exists() or (options.target / "config.json").exists():
+            raise PretrainedError(f"{options.target}: holds a model already; give another folder")
         if options.action == "import":
-            cfg, params = _import(options.source, options.model)
-            store.write(options.target, params, cfg)
+            cfg, params = _load_source(options.source, options.model)
+            store.write_params(options.target, params, cfg)
         else:
-            cfg = store.describe(options.source)
-            config = hf_families.config_for(cfg)
-            hf_files.write(options.target, store.read(options.source, cfg), cfg, config)
-    except (CheckpointError, hf_families.UnknownArchitectureError, store.StoreError) as error:
+            cfg = store.read_model(options.source)
+            config = hf_families.hf_config(cfg)
+            hf_files.write_params(options.target, store.read_params(options.source, cfg), cfg, config)
+    except (PretrainedError, hf_families.UnknownArchitectureError, store.StoreError) as error:
         print(error, file=sys.stderr)
         return 2
     return 0
 
 
-def _import(source: epath.Path, described: epath.Path | None) -> tuple[Model, hf_files.Params]:
+def _load_source(source: epath.Path, described: epath.Path | None) -> tuple[Model, hf_files.Params]:
     if not source.exists():
-        raise CheckpointError(f"{source}: there is no such folder")
+        raise PretrainedError(f"{source}: there is no such folder")
     if (source / "config.json").exists():
-        cfg = hf_families.model_from(hf_files.read_config(source))
-        return cfg, hf_files.read(source, cfg)
+        cfg = hf_families.model_from_config(hf_files.read_config(source))
+        return cfg, hf_files.read_params(source, cfg)
     if not gemma_orbax.is_checkpoint(source):
-        raise CheckpointError(f"{source}: is neither a Hugging Face model (config.json) nor an Orbax checkpoint")
+        raise PretrainedError(f"{source}: is neither a Hugging Face model (config.json) nor an Orbax checkpoint")
     if described is None:
-        raise CheckpointError(f"{source}: does not say what model it is; give --model with its section as YAML")
+        raise PretrainedError(f"{source}: does not say what model it is; give --model with its section as YAML")
     try:
         cfg = Model.model_validate(yaml.safe_load(described.read_text()))
     except (OSError, ValidationError, yaml.YAMLError) as error:
-        raise CheckpointError(f"{described}: is no description of a model: {error}") from None
-    return cfg, gemma_orbax.read(source, cfg)
+        raise PretrainedError(f"{described}: is no description of a model: {error}") from None
+    return cfg, gemma_orbax.read_params(source, cfg)
 
 
 if __name__ == "__main__":

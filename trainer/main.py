@@ -16,20 +16,20 @@ from pathlib import Path
 
 import jax
 
-from conf.schema.training.run_yaml import OwnError, RunFile, RunFileError, load
+from conf.schema.training.run_yaml import LocalRunFileError, RunFile, RunFileError, load
 from trainer.checkpoint import gcs_retry
 from trainer.distributed import agreement, runtime
 from trainer.distributed import mesh as meshes
 from trainer.distributed.checksums import DisagreementError
-from trainer.distributed.preemption import SAVED, NoticedError
+from trainer.distributed.preemption import PREEMPTED_EXIT_CODE, PreemptedError
 from trainer.fit import remat
 from trainer.loops.registry import load_loop
 from trainer.step.compile_cache import CompileCache
 from trainer.step.nan_check import DivergedError
 from trainer.telemetry import wandb
-from trainer.telemetry.metrics import Metrics, run_folder
+from trainer.telemetry.metrics import MetricsLogger, run_folder
 
-JOIN_SECONDS = 300
+JOIN_TIMEOUT_SECONDS = 300
 """How long a worker waits for the others: their VMs may have become ready minutes apart."""
 
 
@@ -46,28 +46,28 @@ def main() -> None:
         print(error, file=sys.stderr)
         sys.exit(2)
     try:
-        runtime.spare_threads(experiment.pod)
-        runtime.join(experiment.pod, JOIN_SECONDS)
-        gcs_retry.be_patient()
+        runtime.set_cpu_threads(experiment.pod)
+        runtime.join_processes(experiment.pod, JOIN_TIMEOUT_SECONDS)
+        gcs_retry.install_gcs_retries()
         agreement.check_devices(experiment.pod)
         agreement.check_agreement(path, experiment)
         train(experiment, run_folder(path, experiment.id))
         code = 0
-    except OwnError as error:
+    except LocalRunFileError as error:
         print(error, file=sys.stderr)
-        runtime.abandon(2)
+        runtime.exit_now(2)
     except (RunFileError, agreement.WrongDevicesError, DisagreementError) as error:
         print(error, file=sys.stderr)
         code = {agreement.WrongDevicesError: 3, DisagreementError: 4}.get(type(error), 2)
-    except NoticedError:
-        code = SAVED
+    except PreemptedError:
+        code = PREEMPTED_EXIT_CODE
     except DivergedError as error:
         print(error, file=sys.stderr)
         code = 1
     except BaseException:  # whatever ended this worker, the others must not wait for it
         traceback.print_exc()
-        runtime.abandon(1)
-    runtime.leave(code)
+        runtime.exit_now(1)
+    runtime.exit_together(code)
 
 
 def train(experiment: RunFile, folder: Path) -> None:
@@ -75,13 +75,15 @@ def train(experiment: RunFile, folder: Path) -> None:
 
     Raises RunFileError before the first step where the experiment cannot be run on these devices.
     """
-    mesh = meshes.build(experiment.mesh)
+    mesh = meshes.build_mesh(experiment.mesh)
     first = jax.process_index() == 0
     cache = CompileCache(folder, experiment.dir, experiment.pod, writes=first) if experiment.compile_cache else None
-    log = Metrics(folder, experiment.dir, writes=first, there=wandb.start(experiment, folder) if first else None)
+    log = MetricsLogger(
+        folder, experiment.dir, writes=first, there=wandb.start_run(experiment, folder) if first else None
+    )
     try:
         with jax.set_mesh(mesh):
-            load_loop(experiment.loop.kind).run(remat.resolved(experiment, mesh), mesh, log)
+            load_loop(experiment.loop.kind).run(remat.resolve_remat(experiment, mesh), mesh, log)
     finally:
         log.close()
     if cache:

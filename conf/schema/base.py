@@ -27,7 +27,7 @@ Name = Annotated[str, StringConstraints(pattern=r"^[a-z]([-a-z0-9]{0,61}[a-z0-9]
 Zone = Annotated[str, StringConstraints(pattern=r"^[a-z]+-[a-z]+\d+-[a-z0-9]+$")]
 
 
-def essential(section: BaseModel) -> dict[str, Any]:
+def without_volatile(section: BaseModel) -> dict[str, Any]:
     """The section as plain JSON data, without its volatile keys, at any depth."""
     plain = section.model_dump(mode="json")
     for name, field in type(section).model_fields.items():
@@ -35,7 +35,9 @@ def essential(section: BaseModel) -> dict[str, Any]:
         if any(isinstance(mark, Volatile) for mark in field.metadata):
             del plain[name]
         elif isinstance(value, BaseModel):
-            plain[name] = essential(value)
+            plain[name] = without_volatile(value)
         elif isinstance(value, dict):
-            plain[name] = {k: essential(v) if isinstance(v, BaseModel) else plain[name][k] for k, v in value.items()}
+            plain[name] = {
+                k: without_volatile(v) if isinstance(v, BaseModel) else plain[name][k] for k, v in value.items()
+            }
     return plain

@@ -6,12 +6,12 @@ import hashlib
 import json
 from typing import Annotated, Any
 
-from conf.schema.base import VOLATILE, Strict, essential
+from conf.schema.base import VOLATILE, Strict, without_volatile
 from conf.schema.infra.assets import Assets
 from conf.schema.infra.budget import Budget
 from conf.schema.infra.cloud import Cloud
 from conf.schema.infra.network import Network
-from conf.schema.infra.topology import Topology, region, topology
+from conf.schema.infra.topology import Topology, find_topology, zone_region
 from conf.schema.infra.tpu import Tpu
 from conf.schema.run.lifecycle import Cleanup, Recovery, Run, Ssh
 from conf.schema.run.program import Code, Env, Program
@@ -20,7 +20,7 @@ from conf.schema.training.data import Data
 from conf.schema.training.loop import Loop
 from conf.schema.training.model import Model
 from conf.schema.training.optimizer import Optimizer
-from conf.schema.training.settings import Checkpoint, Logging, Mesh
+from conf.schema.training.settings import CheckpointSettings, Logging, Mesh
 
 
 class Config(Strict):
@@ -40,7 +40,7 @@ class Config(Strict):
     code: Code
     env: Env
     ssh: Annotated[Ssh, VOLATILE]
-    checkpoint: Checkpoint
+    checkpoint: CheckpointSettings
     logging: Logging
     recovery: Annotated[Recovery, VOLATILE]
     cleanup: Annotated[Cleanup, VOLATILE]
@@ -49,16 +49,16 @@ class Config(Strict):
 
     @property
     def topology(self) -> Topology:
-        return topology(self.tpu.accelerator_type)
+        return find_topology(self.tpu.accelerator_type)
 
     @property
     def region(self) -> str:
-        return region(self.tpu.zone)
+        return zone_region(self.tpu.zone)
 
     @property
     def regions(self) -> tuple[str, ...]:
         """Every region that the pod may be in, the wanted one first."""
-        return tuple(dict.fromkeys(region(zone) for zone in self.tpu.all_zones))
+        return tuple(dict.fromkeys(zone_region(zone) for zone in self.tpu.all_zones))
 
     @property
     def pod_name(self) -> str:
@@ -76,7 +76,7 @@ class Config(Strict):
 
     def run_id(self, code_sha256: str, data_sha256: dict[str, str]) -> str:
         """`<run.name>-<8 hex>`: the same config, code and data give the same id on every host."""
-        return f"{self.run.name}-{digest([essential(self), code_sha256, data_sha256])[:8]}"
+        return f"{self.run.name}-{digest([without_volatile(self), code_sha256, data_sha256])[:8]}"
 
 
 def digest(value: Any) -> str:

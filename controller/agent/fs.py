@@ -23,26 +23,26 @@ class AgentError(Exception):
         self.detail = detail
 
 
-def root() -> Path:
+def agent_root() -> Path:
     return Path.home() / ".slipway"
 
 
-def inside(folder: str, name: str) -> Path:
+def safe_join(folder: str, name: str) -> Path:
     """A path below the agent's own folder, from a name that is one harmless path component."""
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}", name):
         raise AgentError(f"not a name that something in {folder}/ can have: {name!r}")
-    return root() / folder / name
+    return agent_root() / folder / name
 
 
 def attempt_folder(run_id: str, attempt: int | None) -> Path:
     """The folder of one attempt; of the latest one where `attempt` is None (attempt-0 where there is none)."""
-    run = inside("runs", run_id)
+    run = safe_join("runs", run_id)
     if attempt is None:
-        attempt = max((attempt_of(path) for path in run.glob("attempt-*")), default=0)
+        attempt = max((attempt_number(path) for path in run.glob("attempt-*")), default=0)
     return run / f"attempt-{int(attempt)}"
 
 
-def attempt_of(folder: Path) -> int:
+def attempt_number(folder: Path) -> int:
     return int(folder.name.partition("-")[2])
 
 
@@ -83,7 +83,7 @@ def checked(body: Any, where: str) -> dict[str, Any]:
     return {key: value for key, value in body.items() if key != "format"}
 
 
-def read_from(path: Path, offset: int, size: int) -> bytes:
+def read_range(path: Path, offset: int, size: int) -> bytes:
     """At most `size` bytes from `offset` on; none where there is no file."""
     try:
         with path.open("rb") as file:
@@ -93,7 +93,7 @@ def read_from(path: Path, offset: int, size: int) -> bytes:
         return b""
 
 
-def size_of(path: Path) -> int:
+def file_size(path: Path) -> int:
     """Bytes; 0 where there is no file."""
     try:
         return path.stat().st_size
@@ -103,14 +103,14 @@ def size_of(path: Path) -> int:
 
 def free_gb() -> float:
     """Space on the disk of the home folder, GB; an emulated worker may have less."""
-    emulated = read_from(Path(os.environ.get("SLIPWAY_FREE_GB", "/nonexistent")), 0, 32)
+    emulated = read_range(Path(os.environ.get("SLIPWAY_FREE_GB", "/nonexistent")), 0, 32)
     if emulated:
         return float(emulated)
     disk = os.statvfs(Path.home())
     return disk.f_bavail * disk.f_frsize / 1e9
 
 
-def remove(folder: Path) -> None:
+def remove_tree(folder: Path) -> None:
     import shutil
 
     if folder.exists():
@@ -120,7 +120,7 @@ def remove(folder: Path) -> None:
 @contextmanager
 def locked(name: str) -> Iterator[IO[bytes]]:
     """One process of this worker at a time. A child that inherits the file goes on holding the lock."""
-    path = root() / "locks" / name
+    path = agent_root() / "locks" / name
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     with path.open("ab") as file:
         fcntl.flock(file, fcntl.LOCK_EX)

@@ -8,7 +8,7 @@ import sys
 from importlib import import_module
 
 from .formats import say
-from .fs import AgentError, checked, locked, read_json, root, write_json
+from .fs import AgentError, agent_root, checked, locked, read_json, write_json
 
 COMMANDS = {
     "observe": "commands.observe",
@@ -33,14 +33,14 @@ COMMANDS = {
 """The module that holds the function of that name; only this one is loaded."""
 
 
-def _refuse_older(place: str, token: int) -> None:
+def _check_fencing_token(place: str, token: int) -> None:
     """Refuse what a controller sends that another one has followed; `place` is where they agree on that."""
     with locked("lease"):
-        known = read_json(root() / "lease.json") or {}
+        known = read_json(agent_root() / "lease.json") or {}
         if known.get("place") == place and known["token"] > token:
             raise AgentError(f"another controller acts on this pod (lease {known['token']}; this came with {token})")
         if known != (wanted := {"place": place, "token": token}):
-            write_json(root() / "lease.json", wanted)
+            write_json(agent_root() / "lease.json", wanted)
 
 
 def main() -> int:
@@ -52,7 +52,7 @@ def main() -> int:
         question = sys.stdin.buffer.read()
         payload = checked(json.loads(question), f"the question of `{name}`") if question else {}
         if lease := payload.pop("lease", None):
-            _refuse_older(lease["place"], lease["token"])
+            _check_fencing_token(lease["place"], lease["token"])
         answer = command(**payload)
     except AgentError as error:
         code, answer = 1, {"error": str(error), "detail": error.detail}

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from .fs import AgentError, attempt_of
+from .fs import AgentError, attempt_number
 
 
 def boot_id() -> str:
@@ -16,7 +16,7 @@ def boot_id() -> str:
     if emulated := os.environ.get("SLIPWAY_BOOT_ID"):
         return emulated
     linux = Path("/proc/sys/kernel/random/boot_id")
-    return linux.read_text().strip() if linux.exists() else tool(["sysctl", "-n", "kern.boottime"]).strip()
+    return linux.read_text().strip() if linux.exists() else run_tool(["sysctl", "-n", "kern.boottime"]).strip()
 
 
 def wall_time() -> float:
@@ -33,7 +33,7 @@ def start_time(pid: int) -> str | None:
     None where it is dead or a zombie.
     """
     if not Path("/proc/self/stat").exists():  # macOS
-        status, _, began = tool(["ps", "-o", "stat=,lstart=", "-p", str(pid)], check=False).strip().partition(" ")
+        status, _, began = run_tool(["ps", "-o", "stat=,lstart=", "-p", str(pid)], check=False).strip().partition(" ")
         return None if status.startswith("Z") else began.strip() or None
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
@@ -42,7 +42,7 @@ def start_time(pid: int) -> str | None:
     return None if fields[0] in "ZX" else fields[19]
 
 
-def group_of(leader: int) -> dict[int, str]:
+def group_members(leader: int) -> dict[int, str]:
     """The living processes of a group, each with its state: R, S, D (waits for a device), T (stopped by a signal) …
 
     Linux only; elsewhere nothing is known of them.
@@ -67,24 +67,24 @@ def oom_kills() -> int:
     return next((int(line.split()[1]) for line in lines if line.startswith("oom_kill ")), 0)
 
 
-def this_process() -> dict[str, Any]:
+def process_identity() -> dict[str, Any]:
     return {"pid": os.getpid(), "start_time": start_time(os.getpid())}
 
 
-def alive(process: dict[str, Any]) -> bool:
-    """Whether what `this_process` described still runs; a later process with the same pid is another one."""
+def is_alive(process: dict[str, Any]) -> bool:
+    """Whether what `process_identity` described still runs; a later process with the same pid is another one."""
     return start_time(process["pid"]) == process["start_time"]
 
 
-def marked(attempt: Path) -> list[int]:
+def attempt_processes(attempt: Path) -> list[int]:
     """Processes whose environment says that they belong to this attempt, even if they left its group (Linux only)."""
-    return marked_of([attempt])[attempt]
+    return processes_by_attempt([attempt])[attempt]
 
 
-def marked_of(attempts: list[Path]) -> dict[Path, list[int]]:
+def processes_by_attempt(attempts: list[Path]) -> dict[Path, list[int]]:
     """`marked` of several attempts; what costs time is to read every process once."""
     wanted = {
-        a: {f"SLIPWAY_RUN_DIR={a.parent}".encode(), f"SLIPWAY_ATTEMPT={attempt_of(a)}".encode()} for a in attempts
+        a: {f"SLIPWAY_RUN_DIR={a.parent}".encode(), f"SLIPWAY_ATTEMPT={attempt_number(a)}".encode()} for a in attempts
     }
     found: dict[Path, list[int]] = {attempt: [] for attempt in attempts}
     for path in Path("/proc").glob("[0-9]*/environ") if attempts else ():
@@ -100,7 +100,7 @@ def marked_of(attempts: list[Path]) -> dict[Path, list[int]]:
     return found
 
 
-def send(kill: Callable[[int, int], None], pid: int, signum: int) -> None:
+def send_signal(kill: Callable[[int, int], None], pid: int, signum: int) -> None:
     """`os.kill` or `os.killpg`, where being too late is fine."""
     try:
         kill(pid, signum)
@@ -108,7 +108,9 @@ def send(kill: Callable[[int, int], None], pid: int, signum: int) -> None:
         return
 
 
-def tool(argv: list[str], check: bool = True, timeout: float | None = None, env: dict[str, str] | None = None) -> str:
+def run_tool(
+    argv: list[str], check: bool = True, timeout: float | None = None, env: dict[str, str] | None = None
+) -> str:
     """Run a program, no shell, and give its stdout.
 
     Raises:

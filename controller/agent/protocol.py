@@ -155,7 +155,7 @@ class WrittenConfig(TypedDict):
     sha256: str
 
 
-class Tidied(TypedDict):
+class WorkerHygiene(TypedDict):
     """Messages: what was done, and what this user may not do."""
 
     done: list[str]
@@ -333,7 +333,7 @@ PROBE_PEERS = Command[ProbePeersQuestion, Peers]("probe_peers")
 INSTALL_CODE = Command[InstallCodeQuestion, InstalledCode]("install_code")
 INSTALL_VENV = Command[InstallVenvQuestion, InstalledVenv]("install_venv")
 WRITE_CONFIG = Command[WriteConfigQuestion, WrittenConfig]("write_config")
-TIDY = Command[Nothing, Tidied]("tidy")
+TIDY = Command[Nothing, WorkerHygiene]("tidy")
 RUN_SETUP = Command[RunSetupQuestion, Changed]("run_setup")
 FETCH_ASSET = Command[FetchAssetQuestion, FetchLine]("fetch_asset")
 START = Command[StartQuestion, State]("start")

@@ -15,8 +15,8 @@ from urllib.error import HTTPError
 from urllib.parse import quote
 from urllib.request import ProxyHandler, Request, build_opener
 
-from .fs import AgentError, size_of
-from .tree_hash import CHUNK
+from .fs import AgentError, file_size
+from .tree_hash import CHUNK_BYTES
 
 RETRY_SECONDS = (0.5, 1.0, 2.0, 4.0)
 
@@ -41,7 +41,7 @@ def with_retries(act: Callable[[], None], sleep: Callable[[float], None] = time.
     return act()
 
 
-def download(bucket: str, name: str, sha256: str, target: Path) -> None:
+def download_object(bucket: str, name: str, sha256: str, target: Path) -> None:
     """Stream an object into a file.
 
     Raises:
@@ -49,15 +49,15 @@ def download(bucket: str, name: str, sha256: str, target: Path) -> None:
     """
     digest, place = hashlib.sha256(), f"/storage/v1/b/{quote(bucket)}/o/{quote(name, safe='')}?alt=media"
     what = f"the download of gs://{bucket}/{name}"
-    with _failures_of(what), _storage(place, {}) as answer, target.open("wb") as file:
-        while chunk := answer.read(CHUNK):
+    with _transfer_errors(what), _storage_request(place, {}) as answer, target.open("wb") as file:
+        while chunk := answer.read(CHUNK_BYTES):
             digest.update(chunk)
             file.write(chunk)
     if digest.hexdigest() != sha256:
         raise TransferError(f"gs://{bucket}/{name} has the SHA-256 {digest.hexdigest()}, not {sha256}")
 
 
-def exists(bucket: str, name: str) -> bool:
+def object_exists(bucket: str, name: str) -> bool:
     """Is there such an object?
 
     Raises:
@@ -68,9 +68,9 @@ def exists(bucket: str, name: str) -> bool:
 
     def ask() -> None:
         nonlocal found
-        with _failures_of(f"the look at gs://{bucket}/{name}"):
+        with _transfer_errors(f"the look at gs://{bucket}/{name}"):
             try:
-                with _storage(place, {}) as answer:
+                with _storage_request(place, {}) as answer:
                     found = bool(answer.read())
             except HTTPError as error:
                 if error.code != 404:
@@ -82,11 +82,11 @@ def exists(bucket: str, name: str) -> bool:
 
 def upload_file(path: Path, bucket: str, name: str, size: int | None = None) -> None:
     """Store what a file holds now, or its first `size` bytes, which may be nothing; it may grow meanwhile."""
-    size = size_of(path) if size is None else size
-    upload(_first_bytes(path, size), size, bucket, name)
+    size = file_size(path) if size is None else size
+    upload_stream(_read_chunks(path, size), size, bucket, name)
 
 
-def upload(content: Iterable[bytes], size: int, bucket: str, name: str) -> None:
+def upload_stream(content: Iterable[bytes], size: int, bucket: str, name: str) -> None:
     """Store an object of `size` bytes, in place of an older one.
 
     Raises:
@@ -94,22 +94,22 @@ def upload(content: Iterable[bytes], size: int, bucket: str, name: str) -> None:
     """
     place = f"/upload/storage/v1/b/{quote(bucket)}/o?uploadType=media&name={quote(name, safe='')}"
     headers = {"Content-Length": str(size), "Content-Type": "text/plain; charset=utf-8"}
-    with _failures_of(f"the upload of gs://{bucket}/{name}"), _storage(place, headers, content) as answer:
+    with _transfer_errors(f"the upload of gs://{bucket}/{name}"), _storage_request(place, headers, content) as answer:
         stored = int(json.load(answer)["size"])
     if stored != size:
         raise TransferError(f"gs://{bucket}/{name} has {stored} bytes, not {size}")
 
 
-def _first_bytes(path: Path, size: int) -> Iterator[bytes]:
+def _read_chunks(path: Path, size: int) -> Iterator[bytes]:
     if size:
         with path.open("rb") as file:
-            while size and (chunk := file.read(min(size, CHUNK))):
+            while size and (chunk := file.read(min(size, CHUNK_BYTES))):
                 size -= len(chunk)
                 yield chunk
 
 
 @contextmanager
-def _failures_of(what: str) -> Iterator[None]:
+def _transfer_errors(what: str) -> Iterator[None]:
     """Everything that can go wrong becomes a TransferError. URLs stay out of it: they may hold a token."""
     try:
         yield
@@ -121,7 +121,7 @@ def _failures_of(what: str) -> Iterator[None]:
         raise TransferError(f"{what} broke off: {error!r}") from error
 
 
-def _storage(place: str, headers: dict[str, str], data: Iterable[bytes] | None = None) -> IO[bytes]:
+def _storage_request(place: str, headers: dict[str, str], data: Iterable[bytes] | None = None) -> IO[bytes]:
     """A request to the JSON API with the credentials of the VM; an emulated worker is told a root that needs none."""
     if base := os.environ.get("SLIPWAY_STORAGE_ROOT"):
         return open_url(base.rstrip("/") + place, headers, data)

@@ -8,13 +8,13 @@ import os
 from collections.abc import Iterable
 from pathlib import Path
 
-CHUNK = 1 << 20
+CHUNK_BYTES = 1 << 20
 
 
 def file_hash(path: Path) -> str:
     digest = hashlib.sha256()
     with path.open("rb") as file:
-        while chunk := file.read(CHUNK):
+        while chunk := file.read(CHUNK_BYTES):
             digest.update(chunk)
     return digest.hexdigest()
 
@@ -50,7 +50,7 @@ def tree_hash(folder: Path, paths: Iterable[str] | None = None) -> str:
     return digest.hexdigest()
 
 
-def tree_now(folder: Path) -> str | None:
+def current_tree_hash(folder: Path) -> str | None:
     """Hash of what is there at this moment; None where nothing is, or where it is just being replaced."""
     try:
         return tree_hash(folder) if folder.is_dir() else None

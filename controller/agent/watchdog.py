@@ -16,19 +16,19 @@ from urllib.error import HTTPError
 from urllib.parse import quote
 
 from .formats import dump
-from .fs import AgentError, locked, read_json, root, write_json
-from .process import alive, boot_id, start_time, wall_time
-from .program.state import active
-from .storage import TransferError, access_token, open_url, upload
+from .fs import AgentError, agent_root, locked, read_json, write_json
+from .process import boot_id, is_alive, start_time, wall_time
+from .program.state import active_attempt
+from .storage import TransferError, access_token, open_url, upload_stream
 
 if TYPE_CHECKING:
     from .protocol import Guard, GuardState
 
-LONGEST_PAUSE = 15.0
+MAX_POLL_SECONDS = 15.0
 """Seconds between two looks."""
-AFTER_A_REFUSAL = 60.0
+RETRY_AFTER_REFUSAL_SECONDS = 60.0
 """Seconds until a deletion that was refused is asked for again."""
-PERMISSION = "tpu.nodes.delete"
+DELETE_PERMISSION = "tpu.nodes.delete"
 
 
 def guard(
@@ -61,39 +61,39 @@ def guard(
         "agent": Path(sys.argv[0]).name,
     }
     with locked("guard"):
-        write_json(_order(), order)
-        if not _standing():
-            _spawn()
-    return {**guard_state(), "allowed": _allowed(projects_api, project)}
+        write_json(_limits_file(), order)
+        if not _is_running():
+            _spawn_watchdog()
+    return {**guard_state(), "allowed": _may_delete(projects_api, project)}
 
 
 def guard_state() -> GuardState:
-    order = read_json(_order())
-    if order is None or not _standing():
+    order = read_json(_limits_file())
+    if order is None or not _is_running():
         return {"standing": False, "idle_seconds": None, "seconds_left": None, "refused": None}
     left = None if order["until"] is None else order["until"] - wall_time()
-    refused = (read_json(root() / "guard-refused.json") or {"error": None})["error"]
+    refused = (read_json(agent_root() / "guard-refused.json") or {"error": None})["error"]
     return {"standing": True, "idle_seconds": order["idle_seconds"], "seconds_left": left, "refused": refused}
 
 
 def stand_guard() -> None:
     """What `guard` leaves behind, and nobody else calls: looks now and then, and deletes the pod when it is time."""
     mine, used = Path(sys.argv[0]).name, wall_time()
-    while (order := read_json(_order())) and order["agent"] == mine:
+    while (order := read_json(_limits_file())) and order["agent"] == mine:
         now = wall_time()
         if in_use():
             used = now
-        pause = min(LONGEST_PAUSE, (order["idle_seconds"] or LONGEST_PAUSE) / 4)
-        if why := reason(order, now, max(used, order["asked"])):
-            refused = _delete(order, why)
-            write_json(root() / "guard-refused.json", {"error": refused})
+        pause = min(MAX_POLL_SECONDS, (order["idle_seconds"] or MAX_POLL_SECONDS) / 4)
+        if why := deletion_reason(order, now, max(used, order["asked"])):
+            refused = _delete_pod(order, why)
+            write_json(agent_root() / "guard-refused.json", {"error": refused})
             if refused:
                 print(f"{wall_time():.0f} {refused}", file=sys.stderr, flush=True)
-            pause = AFTER_A_REFUSAL if refused else LONGEST_PAUSE
+            pause = RETRY_AFTER_REFUSAL_SECONDS if refused else MAX_POLL_SECONDS
         time.sleep(pause)
 
 
-def reason(order: dict[str, Any], now: float, used: float) -> str:
+def deletion_reason(order: dict[str, Any], now: float, used: float) -> str:
     """Why the pod should go now, empty while it should not. Pure."""
     if order["until"] is not None and now >= order["until"]:
         return "the budget of the run is spent"
@@ -104,10 +104,10 @@ def reason(order: dict[str, Any], now: float, used: float) -> str:
 
 def in_use() -> bool:
     """Is a program alive here, or somebody logged in?"""
-    return active() is not None or bool(logged_in(Path("/proc")))
+    return active_attempt() is not None or bool(ssh_sessions(Path("/proc")))
 
 
-def logged_in(proc: Path) -> list[str]:
+def ssh_sessions(proc: Path) -> list[str]:
     """Titles of the SSH sessions of users, as OpenSSH names its processes: `sshd: me@pts/0`, `sshd: me@notty`."""
     found = []
     for path in proc.glob("[0-9]*/cmdline"):
@@ -120,36 +120,36 @@ def logged_in(proc: Path) -> list[str]:
     return found
 
 
-def _order() -> Path:
-    return root() / "guard.json"
+def _limits_file() -> Path:
+    return agent_root() / "guard.json"
 
 
-def _standing() -> bool:
+def _is_running() -> bool:
     """Does someone of this agent's version stand guard since this boot?"""
-    who = read_json(root() / "guard-pid.json")
-    return bool(who and who["boot_id"] == boot_id() and who["agent"] == Path(sys.argv[0]).name and alive(who))
+    who = read_json(agent_root() / "guard-pid.json")
+    return bool(who and who["boot_id"] == boot_id() and who["agent"] == Path(sys.argv[0]).name and is_alive(who))
 
 
-def _spawn() -> None:
+def _spawn_watchdog() -> None:
     command = [sys.executable, str(Path(sys.argv[0]).resolve()), "stand_guard"]
-    with (root() / "guard.log").open("ab") as log:
+    with (agent_root() / "guard.log").open("ab") as log:
         guardian = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True)
     who = {"pid": guardian.pid, "start_time": start_time(guardian.pid)}
-    write_json(root() / "guard-pid.json", {**who, "boot_id": boot_id(), "agent": command[1].rpartition("/")[2]})
+    write_json(agent_root() / "guard-pid.json", {**who, "boot_id": boot_id(), "agent": command[1].rpartition("/")[2]})
 
 
-def _delete(order: dict[str, Any], why: str) -> str | None:
+def _delete_pod(order: dict[str, Any], why: str) -> str | None:
     """Delete what there is, having said why; the reason of a refusal, or None."""
     if order["bucket"]:
         body = dump({"time": wall_time(), "reason": why})
         try:
-            upload([body], len(body), order["bucket"], order["note_object"])
+            upload_stream([body], len(body), order["bucket"], order["note_object"])
         except TransferError as error:  # to say why is a courtesy; to delete is the point
             print(error, file=sys.stderr, flush=True)
     refusals = []
     for place in order["deletes"]:
         try:
-            _ask(f"{order['tpu_api']}v2/{place}", "DELETE")
+            _request(f"{order['tpu_api']}v2/{place}", "DELETE")
             return None
         except HTTPError as error:
             if error.code != 404:
@@ -159,16 +159,16 @@ def _delete(order: dict[str, Any], why: str) -> str | None:
     return "; ".join(refusals) or None
 
 
-def _allowed(projects_api: str, project: str) -> bool | None:
-    body = json.dumps({"permissions": [PERMISSION]}).encode()
+def _may_delete(projects_api: str, project: str) -> bool | None:
+    body = json.dumps({"permissions": [DELETE_PERMISSION]}).encode()
     try:
-        answer = _ask(f"{projects_api}v1/projects/{quote(project)}:testIamPermissions", "POST", body)
-        return PERMISSION in answer.get("permissions", [])
+        answer = _request(f"{projects_api}v1/projects/{quote(project)}:testIamPermissions", "POST", body)
+        return DELETE_PERMISSION in answer.get("permissions", [])
     except (AgentError, HTTPException, OSError, ValueError, KeyError):
         return None
 
 
-def _ask(url: str, method: str, body: bytes | None = None) -> dict[str, Any]:
+def _request(url: str, method: str, body: bytes | None = None) -> dict[str, Any]:
     headers = {"Authorization": f"Bearer {access_token()}", "Content-Type": "application/json"}
     with open_url(url, headers, [body] if body else None, method) as answer:
         return json.loads(answer.read() or b"{}")

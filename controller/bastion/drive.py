@@ -18,19 +18,19 @@ from controller.core.clock import Clock
 from controller.core.errors import ConfigError, SlipwayError
 from controller.core.events import Events
 from controller.core.formats import load
-from controller.gcp.client import Google
+from controller.gcp.client import GoogleClient
 from controller.gcp.credentials import SCOPES
 from controller.plan.build import Plan
-from controller.records.restore import plan_of
-from controller.resources.bastion.vm import Bastion, BastionRoles, Package
+from controller.records.restore import plan_from_record
+from controller.resources.bastion.vm import Bastion, BastionRoles, SlipwayPackage
 from controller.resources.project.services import Services
 from controller.run.drive import drive as drive_run
 from controller.run.options import RunOptions
 from controller.run.text_screen import TextScreen
 from controller.ssh.iap import ENDPOINT
-from controller.ssh.route import fleet
+from controller.ssh.route import open_fleet
 
-PACE_SECONDS = 5.0
+POLL_SECONDS = 5.0
 
 
 def main() -> int:
@@ -51,10 +51,10 @@ def drive(orders: dict[str, Any]) -> None:
     from google.auth import compute_engine
 
     clock = Clock()
-    google = Google(compute_engine.Credentials(scopes=list(SCOPES)), clock, orders["roots"])
+    google = GoogleClient(compute_engine.Credentials(scopes=list(SCOPES)), clock, orders["roots"])
     document = load(google.download(orders["bucket"], orders["handover"]), orders["handover"])
     home = Path(orders["home"]).expanduser()
-    config = here(document["config"], home)
+    config = local_config(document["config"], home)
     emulated = config.cloud.kind == "local"
     ssh_config = Path(orders["ssh_config"]) if orders["ssh_config"] else None
     world = Context(
@@ -64,15 +64,15 @@ def drive(orders: dict[str, Any]) -> None:
         events=Events(clock),
         state=home,
         ssh_user=config.ssh.user,
-        pace=orders["pace"] if emulated else PACE_SECONDS,
-        make_fleet=lambda world, node: fleet(world, node, config, ssh_config),
+        pace=orders["pace"] if emulated else POLL_SECONDS,
+        make_fleet=lambda world, node: open_fleet(world, node, config, ssh_config),
         billed=not emulated,
         extra_ssh_keys=(document["ssh_key"],),
         iap=orders["iap"] or ENDPOINT,
         os_login=None if config.ssh.os_login == "auto" else config.ssh.os_login,
     )
     try:
-        plan = pod_of(plan_of(document, config, google, home))
+        plan = pod_plan(plan_from_record(document, config, google, home))
         options = RunOptions(tuple(document["overrides"]), yes=document["yes"])
         with TextScreen(plan) as screen:
             drive_run(options, plan, world, None, screen, handed_over=document)
@@ -80,7 +80,7 @@ def drive(orders: dict[str, Any]) -> None:
         world.close()
 
 
-def here(recorded: dict[str, Any], home: Path) -> Config:
+def local_config(recorded: dict[str, Any], home: Path) -> Config:
     """The config for this machine: its own folder, and, where one subnet holds all, the workers' internal addresses.
 
     Raises:
@@ -95,9 +95,9 @@ def here(recorded: dict[str, Any], home: Path) -> Config:
     return config.model_copy(update=changed)
 
 
-def pod_of(plan: Plan) -> Plan:
+def pod_plan(plan: Plan) -> Plan:
     """The plan without what pods share, and without the bastion itself."""
-    theirs = Services | Package | Bastion | BastionRoles
+    theirs = Services | SlipwayPackage | Bastion | BastionRoles
     kept = [r for r in plan.resources if r.scope != "shared" and not isinstance(r, theirs)]
     ids = {r.id for r in kept}
     return replace(plan, resources=tuple(replace(r, needs=tuple(n for n in r.needs if n in ids)) for r in kept))

@@ -10,14 +10,14 @@ from urllib.parse import urlsplit
 from conf.schema.config import Config
 from conf.schema.infra.assets import RemoteFile
 from controller.core.finding import Issue, check
-from controller.inputs.assets import is_there
+from controller.inputs.assets import path_exists
 
 
 @check("asset_here", "error", "assets.KIND.NAME.path")
 def local_files_are_here(config: Config) -> Iterator[Issue]:
     """A file that is missing here would be missing on a TPU that is billed."""
     for kind, name, asset in config.assets.each():
-        if asset.path is not None and not is_there(Path(asset.path).expanduser()):
+        if asset.path is not None and not path_exists(Path(asset.path).expanduser()):
             message = f"no file at {asset.path}; set it to the file or folder with the data"
             yield Issue(message, f"assets.{kind}s.{name}.path")
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from conf.schema.config import Config
 from controller.core.finding import Issue, check
-from controller.gcp.prices import SPOT
+from controller.gcp.prices import SPOT_TIERS
 
 if TYPE_CHECKING:
     from controller.context import Context
@@ -20,7 +20,7 @@ def price_is_known(config: Config) -> Iterator[Issue]:
     budget = config.budget
     if budget.max_usd is None or budget.usd_per_hour is not None or config.cloud.trc is not None:
         return
-    spot = config.tpu.capacity[0] in SPOT
+    spot = config.tpu.capacity[0] in SPOT_TIERS
     if config.cloud.kind == "local" or config.topology.usd_per_hour(config.tpu.zone, spot=spot) is None:
         what = "the emulated cloud costs nothing" if config.cloud.kind == "local" else "no price is known here"
         yield Issue(f"cannot be kept: {what}; set budget.usd_per_hour, or budget.max_hours instead")

@@ -7,8 +7,8 @@ from collections.abc import Iterator, Set
 from typing import TYPE_CHECKING
 
 from conf.schema.config import Config
-from conf.schema.infra.regions import covers, subnet_range
-from conf.schema.infra.topology import region, table
+from conf.schema.infra.regions import is_near, subnet_range
+from conf.schema.infra.topology import tpu_type_table, zone_region
 from controller.core.finding import Issue, check
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ def zone_has_type(config: Config) -> Iterator[Issue]:
     for zone in config.tpu.all_zones if topology.zones else ():
         if zone in topology.zones:
             continue
-        certain = config.cloud.kind == "local" or not (is_known_zone(zone) or subnet_range(region(zone)))
+        certain = config.cloud.kind == "local" or not (is_known_zone(zone) or subnet_range(zone_region(zone)))
         message = f"{zone} has no {topology.generation}; known zones: {zones}"
         yield Issue(message, _zone_key(config, zone), "error" if certain else "warning")
 
@@ -107,7 +107,7 @@ def bucket_is_near(config: Config) -> Iterator[Issue]:
     if config.cloud.bucket is not None:
         return  # only Google knows where it is; `up` and `plan` ask
     location = config.cloud.bucket_location or config.region
-    if far := [region for region in config.regions if not covers(location, region)]:
+    if far := [region for region in config.regions if not is_near(location, region)]:
         yield Issue(
             f"{location} does not serve {', '.join(far)}; set it to a multi-region (us, eu, asia) or drop those zones"
         )
@@ -143,7 +143,7 @@ def offered_runtimes(config: Config, world: Context) -> Iterator[Issue]:
 
 def is_known_zone(zone: str) -> bool:
     """Return whether the table lists the zone for any generation of TPU."""
-    return any(zone in generation["zones"] for generation in table()["generations"].values())
+    return any(zone in generation["zones"] for generation in tpu_type_table()["generations"].values())
 
 
 def is_certainly_missing(wanted: str, listed: Set[str]) -> bool:

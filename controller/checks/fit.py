@@ -19,13 +19,13 @@ def fits_the_chips(config: Config) -> Iterator[Issue]:
     model = config.model
     if config.program.kind != "trainer" or model is None or config.cloud.kind == "local":
         return
-    stored = fit_cache.found(config)
+    stored = fit_cache.load(config)
     if stored is None and estimate_num_params(model) > SMALL_MODEL_PARAMS:
         yield Issue("nobody has asked yet whether it fits the chips: slipway fit", severity="note")
     short = [program for program in stored["programs"] if not program["fits"]] if stored else []
     if stored and short:
         worst = max(short, key=lambda program: program["peak_gib"])
-        fix = f"it fits with {found}" if (found := fit_cache.fix(config)) else "slipway fit tells more"
+        fix = f"it fits with {found}" if (found := fit_cache.suggested_overrides(config)) else "slipway fit tells more"
         yield Issue(
             f"{worst['name']} needs {worst['peak_gib']:.2f} GiB of a chip and may use {stored['usable_gib']:.2f}; {fix}"
         )

@@ -8,23 +8,23 @@ from pathlib import Path
 from typing import Any
 
 from conf.schema.config import Config, digest
-from controller.core.formats import FormatError, load
+from controller.core import formats
 
-WITHOUT_SHAPE = frozenset(
+SHAPELESS_FIELDS = frozenset(
     {"weights", "steps", "interval", "eval_interval", "eval_batches", "eval_prompts", "warmup_steps", "horizon_steps"}
 )
 """Keys that say when something happens or where it lies; another value compiles to a program of the same size."""
 
 
-def key(config: Config) -> str:
+def cache_key(config: Config) -> str:
     """Names all that decides what is compiled: model, loop, optimizer, mesh and slice, without rates and counts, and
     the trainer's own code."""
     sections = config.model_dump(mode="json", include={"model", "loop", "optimizer", "mesh"})
-    return digest([_shapes(sections), config.tpu.accelerator_type, _trainer()])[:16]
+    return digest([_shapes(sections), config.tpu.accelerator_type, _trainer_hash()])[:16]
 
 
 @functools.cache
-def _trainer() -> str:
+def _trainer_hash() -> str:
     """Hash of the trainer's source. It is looked up, not imported: the controller knows no JAX."""
     spec = importlib.util.find_spec("trainer")
     assert spec is not None
@@ -33,26 +33,26 @@ def _trainer() -> str:
     return digest([file.read_text() for file in files])
 
 
-def file(config: Config) -> Path:
+def cache_file(config: Config) -> Path:
     """Where the document of `python -m trainer.fit --json` for this config is, or would be."""
-    return Path(config.run.state_dir).expanduser() / "fit" / f"{key(config)}.json"
+    return Path(config.run.state_dir).expanduser() / "fit" / f"{cache_key(config)}.json"
 
 
-def found(config: Config) -> dict[str, Any] | None:
+def load(config: Config) -> dict[str, Any] | None:
     """The stored document; None where nobody has asked yet, or where it cannot be read."""
     try:
-        return load(file(config).read_text(), str(file(config)))
-    except (OSError, ValueError, FormatError):
+        return formats.load(cache_file(config).read_text(), str(cache_file(config)))
+    except (OSError, ValueError, formats.FormatError):
         return None
 
 
-def fix(config: Config) -> str:
+def suggested_overrides(config: Config) -> str:
     """With which overrides it fits, as far as that is known; empty where it is not."""
-    known = found(config)
+    known = load(config)
     return " ".join(known["fix"]["overrides"]) if known and known["fix"] else ""
 
 
 def _shapes(value: Any) -> Any:
     if isinstance(value, dict):
-        return {name: _shapes(v) for name, v in value.items() if name not in WITHOUT_SHAPE}
+        return {name: _shapes(v) for name, v in value.items() if name not in SHAPELESS_FIELDS}
     return "a number" if isinstance(value, float) else value

@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from conf.schema.config import Config
-from conf.schema.infra.regions import covers
+from conf.schema.infra.regions import is_near
 from controller.core.finding import Issue, check
-from controller.gcp.client import Forbidden, NotFound
+from controller.gcp.client import ForbiddenError, NotFoundError
 from controller.plan.project import bucket_name
 
 if TYPE_CHECKING:
@@ -54,9 +54,9 @@ def bucket_is_close(config: Config, world: Context) -> Iterator[Issue]:
     name = bucket_name(config, world.project)
     try:
         location = world.google.call("storage", "buckets.get", bucket=name, projection="noAcl").get("location", "")
-    except (NotFound, Forbidden):
+    except (NotFoundError, ForbiddenError):
         return  # it will be created, or `bucket_taken` reports it
-    if far := [region for region in config.regions if location and not covers(location, region)]:
+    if far := [region for region in config.regions if location and not is_near(location, region)]:
         yield Issue(
             f"{name} is in {location.lower()}, the TPU in {', '.join(far)}: reading across is slow and billed per GB; "
             "set it to a bucket there (null: one is made), or tpu.zone to a zone of the bucket's region"
@@ -69,12 +69,12 @@ def bucket_is_accessible(config: Config, world: Context) -> Iterator[Issue]:
     name = bucket_name(config, world.project)
     try:
         world.google.call("storage", "buckets.get", bucket=name, projection="noAcl")
-    except NotFound:
+    except NotFoundError:
         return
-    except Forbidden:
+    except ForbiddenError:
         try:
             world.google.call("storage", "objects.list", bucket=name, maxResults=1)
-        except Forbidden:
+        except ForbiddenError:
             yield Issue(
                 f"{name} is there, and you may not use it: names are shared by all of Google Cloud, and someone else "
                 "may have taken it; set another name"

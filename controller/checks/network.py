@@ -6,7 +6,7 @@ import ipaddress
 from collections.abc import Iterator
 
 from conf.schema.config import Config
-from conf.schema.infra.network import IAP_RANGE, WORLD
+from conf.schema.infra.network import ANYWHERE, IAP_RANGE
 from controller.core.finding import Issue, check
 
 
@@ -20,8 +20,8 @@ def workers_reach_internet(config: Config) -> Iterator[Issue]:
 @check("ssh_open", "error", "network.ssh_source_ranges", "network.open_to_world", also="warning")
 def ssh_is_not_open(config: Config) -> Iterator[Issue]:
     """A port 22 that is open to everyone is attacked within minutes."""
-    if WORLD in config.network.ssh_source_ranges and not config.network.open_to_world:
-        yield Issue(f"{WORLD} lets the whole world try SSH; if you mean it say network.open_to_world=true")
+    if ANYWHERE in config.network.ssh_source_ranges and not config.network.open_to_world:
+        yield Issue(f"{ANYWHERE} lets the whole world try SSH; if you mean it say network.open_to_world=true")
     if config.network.open_to_world:
         yield Issue("the whole world may try SSH", "network.open_to_world", "warning")
 
@@ -30,12 +30,12 @@ def ssh_is_not_open(config: Config) -> Iterator[Issue]:
 def ssh_has_a_route(config: Config) -> Iterator[Issue]:
     """Where no rule admits the chosen method, each connection would fail only after its timeout."""
     method, network = config.ssh.method, config.network
-    through_iap = any(_covers(block, IAP_RANGE) for block in network.ssh_admitted)
+    through_iap = any(_covers(block, IAP_RANGE) for block in network.all_ssh_source_ranges)
     if method == "iap" and not through_iap:
         yield Issue(f"ssh.method=iap needs {IAP_RANGE} among them")
     if method == "external" and not config.tpu.external_ip:
         yield Issue("ssh.method=external needs it to be true", "tpu.external_ip")
-    others = set(network.ssh_admitted) - {IAP_RANGE}
+    others = set(network.all_ssh_source_ranges) - {IAP_RANGE}
     if method == "external" and not others and network.laptop is None:
         message = "ssh.method=external, but only IAP is admitted; set it to auto or to this machine's range"
         yield Issue(message, "network.laptop")

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Iterable
 
 from controller import resources
-from controller.checks.preflight import checks_of, modules
+from controller.checks.preflight import check_modules, checks_of
 from controller.core.finding import Rule
 
 HEAD = """# Checks
@@ -23,7 +23,9 @@ before a pod is created. What you may not look at for lack of a permission is a 
 
 def page() -> str:
     """Return the whole page."""
-    sections = [section(module.__doc__ or "", (check.rule for check in checks_of(module))) for module in modules()]
+    sections = [
+        section(module.__doc__ or "", (check.rule for check in checks_of(module))) for module in check_modules()
+    ]
     return "".join([HEAD, *sections, section("Existing resources are as they should be.", resource_rules())])
 
 

@@ -15,13 +15,13 @@ from typing import TYPE_CHECKING
 from conf.schema.config import Config
 from controller import checks
 from controller.core.finding import Check, Finding
-from controller.gcp.client import Forbidden, GoogleError, NoCredentials, ServiceDisabled
+from controller.gcp.client import ForbiddenError, GoogleError, NoCredentialsError, ServiceDisabledError
 
 if TYPE_CHECKING:
     from controller.context import Context
 
 
-def modules() -> Iterator[ModuleType]:
+def check_modules() -> Iterator[ModuleType]:
     """Yield every module of checks, by name."""
     for found in pkgutil.iter_modules(checks.__path__, f"{checks.__name__}."):
         yield importlib.import_module(found.name)
@@ -34,22 +34,22 @@ def checks_of(module: ModuleType) -> list[Check[...]]:
 
 def preflight(config: Config) -> list[Finding]:
     """Return the findings of all checks that need no cloud, errors first."""
-    offline = [check for module in modules() for check in checks_of(module) if not check.rule.live]
-    return by_severity([finding for check in offline for finding in check(config)])
+    offline = [check for module in check_modules() for check in checks_of(module) if not check.rule.live]
+    return sort_by_severity([finding for check in offline for finding in check(config)])
 
 
-def probe(config: Config, world: Context) -> list[Finding]:
+def probe_cloud(config: Config, world: Context) -> list[Finding]:
     """Return the findings of all checks that ask Google, errors first. The checks run at the same time.
 
     A check that Google does not answer becomes a warning.
     """
-    live = [check for module in modules() for check in checks_of(module) if check.rule.live]
+    live = [check for module in check_modules() for check in checks_of(module) if check.rule.live]
     with ThreadPoolExecutor(max_workers=8, thread_name_prefix="probe") as pool:
         answers = pool.map(lambda check: _ask(check, config, world), live)
-        return by_severity(list(dict.fromkeys(finding for found in answers for finding in found)))
+        return sort_by_severity(list(dict.fromkeys(finding for found in answers for finding in found)))
 
 
-def by_severity(findings: list[Finding]) -> list[Finding]:
+def sort_by_severity(findings: list[Finding]) -> list[Finding]:
     """Return the findings with errors first and notes last, otherwise in their order."""
     return sorted(findings, key=lambda finding: ("error", "warning", "note").index(finding.severity))
 
@@ -59,9 +59,9 @@ def _ask(check: Check[...], config: Config, world: Context) -> list[Finding]:
     unchecked = f"{name.replace('_', ' ')} was not checked"
     try:
         return list(check(config, world))
-    except (NoCredentials, ServiceDisabled):
+    except (NoCredentialsError, ServiceDisabledError):
         return []  # `credentials` reports it once; `up` enables the API and asks again
-    except Forbidden as error:
+    except ForbiddenError as error:
         return [Finding(name, "warning", "cloud.project", f"{unchecked}: you may not look ({error.message})")]
     except GoogleError as error:
         return [Finding(name, "warning", "cloud.project", f"{unchecked}: {error}")]

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from conf.schema.config import Config
 from controller.agent.commands.code import MAX_BYTES
 from controller.core.finding import Issue, check
-from controller.inputs.git import without_password
+from controller.inputs.git import strip_password
 
 
 @check("stand_in", "error", "code.stand_in")
@@ -64,7 +64,7 @@ def repository_is_shipped(config: Config) -> Iterator[Issue]:
 def repository_has_no_password(config: Config) -> Iterator[Issue]:
     """The config is recorded with the results; git finds passwords by its credential helpers and by SSH."""
     url = config.code.repository.url if config.code.repository else ""
-    if without_password(url) != url:
+    if strip_password(url) != url:
         yield Issue(
             "holds a password or token, which would be recorded; leave it to git's credential helper, or use SSH"
         )

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from conf.schema.config import Config
 from controller.core.finding import Issue, check
-from controller.gcp.client import Forbidden, ServiceDisabled
+from controller.gcp.client import ForbiddenError, ServiceDisabledError
 
 if TYPE_CHECKING:
     from controller.context import Context
@@ -38,7 +38,7 @@ def billing_is_enabled(config: Config, world: Context) -> Iterator[Issue]:
     name = f"projects/{world.project}"
     try:
         answer = world.google.call("cloudbilling", "projects.getBillingInfo", name=name)
-    except (Forbidden, ServiceDisabled):
+    except (ForbiddenError, ServiceDisabledError):
         return  # few may look at billing, and nobody needs to
     if not answer.get("billingEnabled"):
         yield Issue(
@@ -53,9 +53,9 @@ def tpus_may_be_listed(config: Config, world: Context) -> Iterator[Issue]:
     parent = f"projects/{world.project}/locations/{config.tpu.zone}"
     try:
         world.google.call("tpu", "projects.locations.nodes.list", parent=parent, pageSize=1)
-    except ServiceDisabled:
+    except ServiceDisabledError:
         return
-    except Forbidden as error:
+    except ForbiddenError as error:
         yield Issue(
             f"you may not list TPUs in {config.tpu.zone} ({error.message}). Three causes: your account lacks "
             "roles/tpu.admin in the project; cloud.project is another project than the one with the TPUs (for TRC: the "

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from controller.gcp.client import ServiceDisabled
+from controller.gcp.client import ServiceDisabledError
 from controller.gcp.names import is_marked, leaf
 from controller.reconcile.resource import Resource
 from controller.resources.bastion.vm import Bastion
 from controller.resources.network.firewall import Firewall
 from controller.resources.network.nat import Router
-from controller.resources.network.vpc import RECORD, Network, PrivateAccess, Subnet
+from controller.resources.network.vpc import SWITCH_RECORD, Network, PrivateAccess, Subnet
 from controller.resources.project.accounts import ServiceAccount
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 Item = dict[str, Any]
 
 
-def elsewhere(world: Context, network: str, known: set[str]) -> list[Resource]:
+def resources_in_other_regions(world: Context, network: str, known: set[str]) -> list[Resource]:
     """What earlier plans made in the network and this one does not name: its parts in other regions.
 
     Args:
@@ -45,14 +45,14 @@ def elsewhere(world: Context, network: str, known: set[str]) -> list[Resource]:
             name=item["name"], network=network, allowed=(), source_ranges=(), target_tags=(), needs=needs
         )  # fmt: skip
         found.append(rule)
-        _, recorded, subnet_name = item["description"].partition(f"{RECORD} ")
+        _, recorded, subnet_name = item["description"].partition(f"{SWITCH_RECORD} ")
         if recorded:
             region = item["name"].removeprefix(f"{network}-allow-internal-")
             found.append(PrivateAccess(name=subnet_name, region=region, rule=rule.name, needs=(rule.id,)))
     return [resource for resource in found if resource.id not in known]
 
 
-def tenants(world: Context, node: Node, doomed: list[Resource]) -> list[str]:
+def dependents(world: Context, node: Node, doomed: list[Resource]) -> list[str]:
     """What uses the things that are to be deleted and is not to be deleted itself, in words for people."""
     found: list[str] = []
     ids = {r.id for r in doomed}
@@ -95,14 +95,14 @@ def _machines(world: Context, node: Node) -> Iterator[tuple[str, str, tuple[str,
     try:
         for item in world.google.pages("tpu", "projects.locations.nodes.list", "nodes", parent=parent):
             if item["name"] not in mine:
-                yield f"TPU {leaf(item['name'])} in {_zone(item['name'])}", *_of_node(item, _zone(item["name"]))
+                yield f"TPU {leaf(item['name'])} in {_zone(item['name'])}", *_node_title(item, _zone(item["name"]))
         queued = world.google.pages("tpu", "projects.locations.queuedResources.list", "queuedResources", parent=parent)
         for item in queued:
             for spec in item.get("tpu", {}).get("nodeSpec", []):
                 zone = _zone(item["name"])
                 if f"{spec.get('parent', '')}/nodes/{spec.get('nodeId')}" not in mine:
-                    yield f"queued resource {leaf(item['name'])} in {zone}", *_of_node(spec.get("node", {}), zone)
-    except ServiceDisabled:
+                    yield f"queued resource {leaf(item['name'])} in {zone}", *_node_title(spec.get("node", {}), zone)
+    except ServiceDisabledError:
         pass  # where the API is off there are none
     for scope, item in aggregated(world, "instances"):
         account = next((a.get("email", "") for a in item.get("serviceAccounts", [])), "")
@@ -111,7 +111,7 @@ def _machines(world: Context, node: Node) -> Iterator[tuple[str, str, tuple[str,
             yield f"instance {item['name']} in {scope}", leaf(card.get("network", "")), place, account
 
 
-def _of_node(item: Item, zone: str) -> tuple[str, tuple[str, str], str]:
+def _node_title(item: Item, zone: str) -> tuple[str, tuple[str, str], str]:
     config = item.get("networkConfig", {})
     network = leaf(config.get("network") or "default")
     subnet = leaf(config.get("subnetwork") or network)

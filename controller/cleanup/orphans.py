@@ -6,32 +6,32 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from conf.schema.infra.topology import UnknownType, region, topology
+from conf.schema.infra.topology import UnknownTypeError, find_topology, zone_region
 from controller.cleanup.dependents import aggregated
-from controller.gcp.client import Forbidden, NotFound, ServiceDisabled
+from controller.gcp.client import ForbiddenError, NotFoundError, ServiceDisabledError
 from controller.gcp.names import is_labelled, is_marked, leaf
 from controller.gcp.operations import wait_compute
-from controller.gcp.prices import HOURS_PER_MONTH, SPOT, prices
-from controller.lease.store import InBucket
+from controller.gcp.prices import HOURS_PER_MONTH, SPOT_TIERS, load_prices
+from controller.lease.store import BucketLeaseStore
 from controller.records.ledger import Ledger
-from controller.records.spending import claim_of
+from controller.records.spending import read_claim
 from controller.resources.bastion.vm import POD_LABEL, RUN_LABEL
 from controller.resources.pod import node_api as nodes
-from controller.resources.pod.node_api import NodeProvisioner, seconds
-from controller.resources.pod.provisioner import WAITING
+from controller.resources.pod.node_api import NodeProvisioner, parse_timestamp
+from controller.resources.pod.provisioner import WAITING_STATES
 from controller.resources.pod.queued_api import QueuedProvisioner
-from controller.run.queue import Turns
+from controller.run.queue import PodQueue
 
 if TYPE_CHECKING:
     from controller.context import Context
 
-YOUNG_SECONDS = 1800.0
+MIN_AGE_SECONDS = 1800.0
 """A pod without a run that is no older may be one that a controller is setting up right now."""
 STOPPED = frozenset({"STOPPED", "TERMINATED", "PREEMPTED", "SUSPENDED", "FAILED", "GONE"})
 
 
 @dataclass(frozen=True)
-class Thing:
+class BilledItem:
     """One thing of ours. `use` says who uses it, empty for an orphan; then `why` says why nobody does."""
 
     kind: str
@@ -46,7 +46,7 @@ class Thing:
         return f"{self.kind} {self.name} in {self.place}"
 
 
-def things(world: Context, buckets: list[str]) -> list[Thing]:
+def billed_items(world: Context, buckets: list[str]) -> list[BilledItem]:
     """Everything of ours that is billed or counts against a quota, orphans first.
 
     Args:
@@ -54,21 +54,21 @@ def things(world: Context, buckets: list[str]) -> list[Thing]:
     """
     places = list(dict.fromkeys([*_buckets(world), *buckets]))
     pods = [*_pods(world, places)]
-    in_use = {region(pod.place) for pod in pods if pod.use}
+    in_use = {zone_region(pod.place) for pod in pods if pod.use}
     found = [*pods, *_disks(world, pods), *_machines(world, places, in_use), *_network(world, in_use)]
     return sorted(found, key=lambda thing: bool(thing.use))
 
 
-def delete(world: Context, thing: Thing) -> None:
+def delete(world: Context, thing: BilledItem) -> None:
     """Delete one of them; no error when it is gone already."""
     where = {"project": world.project}
     match thing.kind:
         case "TPU":
-            QueuedProvisioner(YOUNG_SECONDS).delete(world, thing.name, thing.place)
-            NodeProvisioner(YOUNG_SECONDS).delete(world, thing.name, thing.place)
+            QueuedProvisioner(MIN_AGE_SECONDS).delete(world, thing.name, thing.place)
+            NodeProvisioner(MIN_AGE_SECONDS).delete(world, thing.name, thing.place)
             return
         case "queued TPU":
-            QueuedProvisioner(YOUNG_SECONDS).delete(world, thing.name, thing.place)
+            QueuedProvisioner(MIN_AGE_SECONDS).delete(world, thing.name, thing.place)
             return
         case "disk":
             method, where = "disks.delete", where | {"zone": thing.place, "disk": thing.name}
@@ -80,7 +80,7 @@ def delete(world: Context, thing: Thing) -> None:
             method, where = "routers.delete", where | {"region": thing.place, "router": thing.name}
     try:
         wait_compute(world, world.google.call("compute", method, **where))
-    except NotFound:
+    except NotFoundError:
         return
 
 
@@ -90,11 +90,11 @@ def _buckets(world: Context) -> Iterator[str]:
         for item in world.google.pages("storage", "buckets.list", "items", project=world.project):
             if is_labelled(item):
                 yield item["name"]
-    except (Forbidden, ServiceDisabled):
+    except (ForbiddenError, ServiceDisabledError):
         return
 
 
-def _pods(world: Context, buckets: list[str]) -> Iterator[Thing]:
+def _pods(world: Context, buckets: list[str]) -> Iterator[BilledItem]:
     """Nodes, and queued requests without one."""
     parent, seen = f"projects/{world.project}/locations/-", set[tuple[str, str]]()
     try:
@@ -111,39 +111,39 @@ def _pods(world: Context, buckets: list[str]) -> Iterator[Thing]:
             if not ours or (zone, name) in seen:
                 continue
             state = request.get("state", {}).get("state", "")
-            waits = state in WAITING or state in ("PROVISIONING", "CREATING")
+            waits = state in WAITING_STATES or state in ("PROVISIONING", "CREATING")
             use = f"{state.lower()}, not billed before it has a node" if waits else ""
-            yield Thing("queued TPU", name, zone, 0.0, use, f"{state.lower()}: it counts against the quota")
-    except ServiceDisabled:
+            yield BilledItem("queued TPU", name, zone, 0.0, use, f"{state.lower()}: it counts against the quota")
+    except ServiceDisabledError:
         return  # where the API is off there are none
 
 
-def _pod(world: Context, buckets: list[str], name: str, answer: dict[str, Any]) -> Thing:
-    slice_ = nodes.read(answer)
+def _pod(world: Context, buckets: list[str], name: str, answer: dict[str, Any]) -> BilledItem:
+    slice_ = nodes.parse_node(answer)
     zone = slice_.place.zone
     usd = 0.0 if slice_.state in STOPPED else _price(slice_.spec.accelerator_type, zone, slice_.place.capacity)
     use, why = "", f"{slice_.state.lower()}, and no run is known that used it"
     if slice_.state in STOPPED:
         why = f"{slice_.state.lower()}: its disks may be billed, and it counts against the quota"
-        return Thing("TPU", name, zone, usd, "", why)
+        return BilledItem("TPU", name, zone, usd, "", why)
     for bucket in buckets:
         try:
-            if waiting := Turns(world.google, world.clock, bucket, name).waiting():
+            if waiting := PodQueue(world.google, world.clock, bucket, name).waiting():
                 use = f"{waiting[0]} waits for it"
-            elif claim := claim_of(world.google, bucket, name, slice_.uid):
-                use, why = _of_run(world, bucket, claim["latest"], slice_.uid)
+            elif claim := read_claim(world.google, bucket, name, slice_.uid):
+                use, why = _use_by_run(world, bucket, claim["latest"], slice_.uid)
             else:
                 continue
             break
-        except Forbidden:
+        except ForbiddenError:
             continue
     else:
-        age = world.clock.now() - seconds(answer.get("createTime"))
-        use = "just created, no run has begun there yet" if age < YOUNG_SECONDS else ""
-    return Thing("TPU", name, zone, usd, use, why)
+        age = world.clock.now() - parse_timestamp(answer.get("createTime"))
+        use = "just created, no run has begun there yet" if age < MIN_AGE_SECONDS else ""
+    return BilledItem("TPU", name, zone, usd, use, why)
 
 
-def _of_run(world: Context, bucket: str, run_id: str, uid: str) -> tuple[str, str]:
+def _use_by_run(world: Context, bucket: str, run_id: str, uid: str) -> tuple[str, str]:
     """Whether the run is alive on the pod, as far as its record says: (use, why not)."""
     ledger = Ledger(world.google, bucket, run_id)
     if ledger.result() is not None:
@@ -160,71 +160,73 @@ def _of_run(world: Context, bucket: str, run_id: str, uid: str) -> tuple[str, st
     return "", f"{run_id} has ended with {how}"
 
 
-def _disks(world: Context, pods: list[Thing]) -> Iterator[Thing]:
-    table = prices()["disk"]["usd_per_gb_month"]
+def _disks(world: Context, pods: list[BilledItem]) -> Iterator[BilledItem]:
+    table = load_prices()["disk"]["usd_per_gb_month"]
     used = {(pod.place, f"{pod.name[:58]}-data") for pod in pods if pod.use}
-    for zone, item in _all(world, "disks", is_labelled):
+    for zone, item in _list_managed(world, "disks", is_labelled):
         price = table.get(leaf(item.get("type", "")))
         usd = None if price is None else price * float(item.get("sizeGb", 0)) / HOURS_PER_MONTH
         use = "attached" if item.get("users") or (zone, item["name"]) in used else ""
-        yield Thing("disk", item["name"], zone, usd, use, f"{item.get('sizeGb')} GB, attached to nothing")
+        yield BilledItem("disk", item["name"], zone, usd, use, f"{item.get('sizeGb')} GB, attached to nothing")
 
 
-def _machines(world: Context, buckets: list[str], in_use: set[str]) -> Iterator[Thing]:
+def _machines(world: Context, buckets: list[str], in_use: set[str]) -> Iterator[BilledItem]:
     """VMs that carry our label: bastions."""
-    for zone, item in _all(world, "instances", is_labelled):
-        usd = prices()["vm"]["usd_per_hour"].get(leaf(item.get("machineType", "")))
+    for zone, item in _list_managed(world, "instances", is_labelled):
+        usd = load_prices()["vm"]["usd_per_hour"].get(leaf(item.get("machineType", "")))
         stopped = item.get("status") in ("TERMINATED", "STOPPED", "SUSPENDED")
         run_id, pod = item.get("labels", {}).get(RUN_LABEL, ""), item.get("labels", {}).get(POD_LABEL, "")
-        use, why = "there is a pod in its region" if region(zone) in in_use else "", "no pod in its region"
+        use, why = "there is a pod in its region" if zone_region(zone) in in_use else "", "no pod in its region"
         if run_id:
-            age = world.clock.now() - seconds(item.get("creationTimestamp"))
-            drives = any(_drives(world, bucket, pod, run_id) for bucket in buckets)
-            use = f"it sees {run_id} through" if drives or age < YOUNG_SECONDS else ""
+            age = world.clock.now() - parse_timestamp(item.get("creationTimestamp"))
+            drives = any(_bastion_drives_run(world, bucket, pod, run_id) for bucket in buckets)
+            use = f"it sees {run_id} through" if drives or age < MIN_AGE_SECONDS else ""
             why = f"{run_id} has ended, or nobody sees it through"
-        yield Thing("VM", item["name"], zone, 0.0 if stopped else usd, "" if stopped else use, why)
+        yield BilledItem("VM", item["name"], zone, 0.0 if stopped else usd, "" if stopped else use, why)
 
 
-def _drives(world: Context, bucket: str, pod: str, run_id: str) -> bool:
+def _bastion_drives_run(world: Context, bucket: str, pod: str, run_id: str) -> bool:
     """Does a bastion act on that pod for that run?"""
     try:
-        seen = InBucket(world.google, bucket, pod).read()
-    except Forbidden:
+        seen = BucketLeaseStore(world.google, bucket, pod).read()
+    except ForbiddenError:
         return False
     return seen is not None and seen.term.run_id == run_id and seen.term.driver == "bastion" and not seen.free(False)
 
 
-def _network(world: Context, in_use: set[str]) -> Iterator[Thing]:
+def _network(world: Context, in_use: set[str]) -> Iterator[BilledItem]:
     """Addresses that are reserved, and NATs; both serve a region."""
-    table = prices()
+    table = load_prices()
     idle, used = table["external_ip"]["usd_per_hour_unused"], table["external_ip"]["usd_per_hour"]
 
     def ours(item: dict[str, Any]) -> bool:
         return is_marked(item) or is_labelled(item)
 
-    for place, item in _all(world, "addresses", ours):
+    for place, item in _list_managed(world, "addresses", ours):
         busy = bool(item.get("users")) and place in in_use
         use = "there is a pod in its region" if busy else ""
-        yield Thing("address", item["name"], place, used if item.get("users") else idle, use, "reserved for nothing")
-    for place, item in _all(world, "routers", ours):
+        yield BilledItem(
+            "address", item["name"], place, used if item.get("users") else idle, use, "reserved for nothing"
+        )
+    for place, item in _list_managed(world, "routers", ours):
         usd = table["nat"]["usd_per_vm_hour"] + used if item.get("nats") else 0.0
         use = "there is a pod in its region" if place in in_use else ""
-        yield Thing("router", item["name"], place, usd, use, "no pod in its region" if usd else "without a NAT")
+        yield BilledItem("router", item["name"], place, usd, use, "no pod in its region" if usd else "without a NAT")
 
 
-def _all(
+def _list_managed(
     world: Context, collection: str, ours: Callable[[dict[str, Any]], bool]
 ) -> Iterator[tuple[str, dict[str, Any]]]:
     try:
         for place, item in aggregated(world, collection):
             if ours(item):
                 yield place, item
-    except ServiceDisabled:
+    except ServiceDisabledError:
         return
 
 
 def _price(accelerator_type: str, zone: str, capacity: str) -> float | None:
     try:
-        return topology(accelerator_type).usd_per_hour(zone, spot=capacity in SPOT)
-    except UnknownType:
+        return find_topology(accelerator_type).usd_per_hour(zone, spot=capacity in SPOT_TIERS)
+    except UnknownTypeError:
         return None

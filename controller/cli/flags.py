@@ -52,7 +52,7 @@ def _flag(name: str, words: str, values: str = "", **more: Any) -> Flag:
 
 
 YES = _flag("--yes", "do not ask", action="store_true")
-MANY = _flag("-m --multirun", "a sweep: all runs of a=1,2 b=range(0,3) …", action="store_true")
+SWEEP_FLAG = _flag("-m --multirun", "a sweep: all runs of a=1,2 b=range(0,3) …", action="store_true")
 RUN = _flag("--run", "mean the run of this id as it is on record, code included", "run", metavar="ID")
 REPEAT = _flag(
     "--run", "repeat, or go on with, the run of this id as it is on record, code included", "run", metavar="ID"
@@ -66,30 +66,30 @@ WHERE = _flag("--where", "such as metrics.loss<0.5", "condition", action="append
 SORT = _flag("--sort", "such as metrics.accuracy_after; the largest comes last", "word", metavar="KEY")
 LAST = _flag("--last", "only so many, from the end", "number", type=int, metavar="N")
 REFRESH = _flag("--refresh", "read the bucket, for runs of other machines", action="store_true")
-CHOSEN = (
+RUN_SELECTION = (
     _flag("runs", "their ids (default: the last sweep, or run)", "run", nargs="*", metavar="RUN"),
     _flag("--sweep", "all runs of a sweep, by its id or its name", "sweep", default="", metavar="ID"),
     WHERE, SORT, LAST, REFRESH,
 )  # fmt: skip
 """Which runs."""
 
-ASKED = "query"
+COMPLETION_QUERY = "query"
 """What shells ask `slipway completion`; nobody types it."""
-QUICK = "+experiment=quickstart"
+QUICKSTART = "+experiment=quickstart"
 FLAGSHIP = "+experiment=gemma2b_gsm8k"
 VERBS: dict[str, Verb] = {
     "up": Verb(
         "make the plan true, launch the program and follow it (the default)", "run", "recovery.md",
-        (QUICK, f"{FLAGSHIP} tpu.zone=us-west4-a optimizer.lr=1e-6",
-         f"-m {QUICK} optimizer.lr=1e-4,7e-4 run.seed=0,1,2 sweep.pods=2", "up --run quickstart-f9ce2387"),
-        (MANY, REPEAT, YES, _flag("--detach", "return once the program has started", action="store_true"),
+        (QUICKSTART, f"{FLAGSHIP} tpu.zone=us-west4-a optimizer.lr=1e-6",
+         f"-m {QUICKSTART} optimizer.lr=1e-4,7e-4 run.seed=0,1,2 sweep.pods=2", "up --run quickstart-f9ce2387"),
+        (SWEEP_FLAG, REPEAT, YES, _flag("--detach", "return once the program has started", action="store_true"),
          _flag("--queue", "wait while another run has the pod", action="store_true"),
          _flag("--take-over", "act in place of the controller that does", action="store_true"), PLAN),
     ),
     "plan": Verb(
         "show what would change, what it costs and what is wrong; changes nothing", "run", "checks.md",
-        (f"plan {FLAGSHIP}", f"plan -m {QUICK} run.seed=0,1,2", f"plan --save {QUICK}"),
-        (MANY, PLAN, _flag("--save", "write the config to plans/<run id>.yaml", action="store_true")),
+        (f"plan {FLAGSHIP}", f"plan -m {QUICKSTART} run.seed=0,1,2", f"plan --save {QUICKSTART}"),
+        (SWEEP_FLAG, PLAN, _flag("--save", "write the config to plans/<run id>.yaml", action="store_true")),
     ),
     "fit": Verb(
         "does it fit? the TPU compiler on this machine, per program: memory, FLOPs", "run", "models.md",
@@ -101,8 +101,9 @@ VERBS: dict[str, Verb] = {
     ),
     "status": Verb(
         "the pod, the run and its workers; or the runs of a sweep", "look", "recovery.md",
-        ("status", f"status {QUICK}", f"status -m {QUICK} run.seed=0,1,2", "status --sweep quickstart-5f0c --follow"),
-        (MANY, RUN, _flag("--sweep", "the runs of this sweep, as this machine knows them", "sweep", metavar="ID"),
+        ("status", f"status {QUICKSTART}", f"status -m {QUICKSTART} run.seed=0,1,2",
+         "status --sweep quickstart-5f0c --follow"),
+        (SWEEP_FLAG, RUN, _flag("--sweep", "the runs of this sweep, as this machine knows them", "sweep", metavar="ID"),
          _flag("--follow", "with --sweep: until it is over, redrawn in place on a terminal", action="store_true")),
     ),
     "runs": Verb(
@@ -116,13 +117,15 @@ VERBS: dict[str, Verb] = {
     "report": Verb(
         "one HTML page about runs or a sweep: curves, settings compared, time, cost, transcripts", "look", "report.md",
         ("report", "report --sweep quickstart", "report --where state=finished --last 12 -o last.html"),
-        (*CHOSEN, _flag("-o --output", "where the page goes (default: ~/.slipway/reports)", "file", metavar="FILE"),
+        (*RUN_SELECTION,
+         _flag("-o --output", "where the page goes (default: ~/.slipway/reports)", "file", metavar="FILE"),
          _flag("--baseline", "the setting that others are compared with", "word", default="", metavar="WORDS")),
     ),
     "tensorboard": Verb(
         "the curves of runs or of a sweep from the bucket, in TensorBoard", "look", "report.md",
         ("tensorboard --sweep quickstart", "tensorboard --port 6007 --where state=running"),
-        (*CHOSEN, _flag("--port", "of this machine (default 6006)", "number", type=int, default=6006, metavar="N")),
+        (*RUN_SELECTION,
+         _flag("--port", "of this machine (default 6006)", "number", type=int, default=6006, metavar="N")),
     ),
     "logs": Verb(
         "what the program prints", "look", "recovery.md", ("logs", f"logs --worker 3 --follow {FLAGSHIP}"),
@@ -145,8 +148,9 @@ VERBS: dict[str, Verb] = {
     "stop": Verb("stop a pod of one VM; the next up starts it", "end", "capacity.md", ("stop",), (RUN, YES)),
     "down": Verb(
         "delete the pod; --all: the network, the bucket and the rest too", "end", "what-is-created.md",
-        (f"down {FLAGSHIP}", f"down -m {QUICK} run.seed=0,1,2", f"down --all {FLAGSHIP}"),
-        (MANY, RUN, YES, _flag("--all", "also the network, the bucket and the service account", action="store_true")),
+        (f"down {FLAGSHIP}", f"down -m {QUICKSTART} run.seed=0,1,2", f"down --all {FLAGSHIP}"),
+        (SWEEP_FLAG, RUN, YES,
+         _flag("--all", "also the network, the bucket and the service account", action="store_true")),
     ),
     "orphans": Verb(
         "what of ours is billed and no run uses; --delete removes it", "end", "costs.md",
@@ -167,7 +171,7 @@ VERBS: dict[str, Verb] = {
         "Tab completion for bash, zsh or fish, and for YAML in editors", "setup", "cli.md",
         ("completion install", "completion install zsh", "completion bash"),
         (_flag("action", "install it, take it back, or print what a shell or the editor needs",
-               choices=["install", "uninstall", "bash", "zsh", "fish", "vscode", ASKED]),
+               choices=["install", "uninstall", "bash", "zsh", "fish", "vscode", COMPLETION_QUERY]),
          _flag("shell", "which shell; by default yours", nargs="?", metavar="SHELL")), config=False,
     ),
     "help": Verb(
@@ -176,7 +180,7 @@ VERBS: dict[str, Verb] = {
     ),
 }  # fmt: skip
 """In the order in which they are listed. What a person needs first comes first."""
-MULTIRUN = frozenset(name for name, verb in VERBS.items() if MANY in verb.flags)
+MULTIRUN_VERBS = frozenset(name for name, verb in VERBS.items() if SWEEP_FLAG in verb.flags)
 """What can be done with all runs of a sweep."""
 
 

@@ -8,9 +8,9 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from controller.cli.flags import ASKED, GROUPS, HELP, VERBS, Flag, flags
-from controller.config.compose import CONFIG_DIR, groups
-from controller.core.printable import drawable
+from controller.cli.flags import COMPLETION_QUERY, GROUPS, HELP, VERBS, Flag, flags
+from controller.config.compose import CONFIG_DIR, config_groups
+from controller.core.printable import unsanitized_stream
 
 PLAIN_WIDTH = 110
 """Columns where there is no terminal to ask."""
@@ -37,24 +37,24 @@ FIRST_STEPS = (
     ("slipway rehearse +experiment=gemma2b_gsm8k", "all of that run on this machine, scaled down, with a preemption"),
     ("slipway init", "first use of Google Cloud: credentials, project, a zone with quota"),
 )  # fmt: skip
-CONFIG_WORDS = (
+CONFIG_ARGUMENTS = (
     ("+experiment=NAME", "a file of conf/experiment/, or of ./slipway/experiment/ of yours"),
     ("group=choice", "another file for one section, such as tpu=v6e_8 or loop=dapo"),
     ("key.path=value", "one value, such as optimizer.lr=3e-4; quote what holds commas or brackets"),
 )
-OF_THE_SCALE = "tiny_"
+SCALE_PREFIX = "tiny_"
 """What `scale=tiny` itself chooses."""
 DOCS = CONFIG_DIR.parent / "docs"
 
 Rows = Iterable[tuple[str, str]]
 
 
-def show(verb: str | None, *, as_json: bool) -> None:
+def print_help(verb: str | None, *, as_json: bool) -> None:
     """Print the page of a verb, or the first page (None)."""
     if as_json:
-        print(json.dumps(_document(verb), indent=1))
+        print(json.dumps(_json_document(verb), indent=1))
         return
-    sections = _verb_page(verb) if verb else _first_page(groups(Path.cwd() / "slipway"))
+    sections = _verb_page(verb) if verb else _first_page(config_groups(Path.cwd() / "slipway"))
     _draw(sections)
 
 
@@ -70,7 +70,7 @@ def _first_page(choices: dict[str, list[str]]) -> list[tuple[str, str | Rows]]:
         pages.append((f"verbs: {title}", rows))
     in_order = [*(name for name in ABOUT if name in choices), *(name for name in choices if name not in ABOUT)]
     pages += [
-        ("config", CONFIG_WORDS),
+        ("config", CONFIG_ARGUMENTS),
         ("config groups and their choices", [(f"{name}=", _choices(name, choices[name])) for name in in_order]),
         ("more", _more()),
     ]
@@ -91,45 +91,52 @@ def _verb_page(name: str) -> list[tuple[str, str | Rows]]:
     verb = VERBS[name]
     takes = " [+experiment=NAME] [key.path=value …]" if verb.config else ""
     behind = " -- COMMAND" if name == "exec" else " [-- COMMAND]" if name == "ssh" else ""
-    words = "".join(f" {_named(flag)}" for flag in verb.flags if not flag.names[0].startswith("-"))
+    words = "".join(f" {_flag_usage(flag)}" for flag in verb.flags if not flag.names[0].startswith("-"))
     called = "[up]" if name == "up" else name
     page = f"{DOCS / verb.page}" if DOCS.is_dir() else f"docs/{verb.page}"
     return [
         ("", f"{verb.words[0].upper()}{verb.words[1:]}."),
         ("usage", f"slipway {called} [--flags]{words}{takes}{behind}"),
-        ("flags", [(_named(flag), _meant(flag)) for flag in (*flags(name), HELP)]),
+        ("flags", [(_flag_usage(flag), _flag_help(flag)) for flag in (*flags(name), HELP)]),
         ("examples", "\n".join(f"slipway {example}" for example in verb.examples)),
         ("more", [("docs", page), ("slipway --help", "all verbs, config groups and their choices")]),
     ]
 
 
-def _named(flag: Flag) -> str:
+def _flag_usage(flag: Flag) -> str:
     """`--run ID`, `-m, --multirun`, `[VERB]`."""
     metavar = flag.more.get("metavar")
     if not flag.names[0].startswith("-"):
-        name = str(metavar or "|".join(each for each in flag.more.get("choices", ()) if each != ASKED) or flag.names[0])
+        name = str(
+            metavar
+            or "|".join(each for each in flag.more.get("choices", ()) if each != COMPLETION_QUERY)
+            or flag.names[0]
+        )
         return {"?": f"[{name}]", "*": f"[{name} …]"}.get(str(flag.more.get("nargs")), name)
     takes = "" if flag.more.get("action") == "store_true" else metavar or flag.names[-1].lstrip("-").upper()
     return f"{', '.join(flag.names)} {' '.join(takes) if isinstance(takes, tuple) else takes}".rstrip()
 
 
-def _meant(flag: Flag) -> str:
+def _flag_help(flag: Flag) -> str:
     return f"{flag.words}; may be given several times" if flag.more.get("action") == "append" else flag.words
 
 
 def _choices(group: str, choices: Sequence[str]) -> str:
     about = f"{ABOUT[group]}: " if group in ABOUT else ""
-    return f"{about}{', '.join(name for name in choices if not name.startswith(OF_THE_SCALE))}"
+    return f"{about}{', '.join(name for name in choices if not name.startswith(SCALE_PREFIX))}"
 
 
-def _document(verb: str | None) -> dict[str, Any]:
+def _json_document(verb: str | None) -> dict[str, Any]:
     """The same for programs."""
     if verb:
         known = VERBS[verb]
-        options = [{"names": flag.names, "words": flag.words, "shown": _named(flag)} for flag in flags(verb)]
+        options = [{"names": flag.names, "words": flag.words, "shown": _flag_usage(flag)} for flag in flags(verb)]
         return {"verb": verb, "words": known.words, "page": f"docs/{known.page}", "flags": options,
                 "examples": [f"slipway {example}" for example in known.examples]}  # fmt: skip
-    return {"verbs": {name: known.words for name, known in VERBS.items()}, "groups": groups(Path.cwd() / "slipway")}
+    return {
+        "verbs": {name: known.words for name, known in VERBS.items()},
+        "groups": config_groups(Path.cwd() / "slipway"),
+    }
 
 
 def _draw(sections: Iterable[tuple[str, str | Rows]]) -> None:
@@ -138,7 +145,7 @@ def _draw(sections: Iterable[tuple[str, str | Rows]]) -> None:
     from rich.table import Table
     from rich.text import Text
 
-    screen = drawable(sys.stdout)
+    screen = unsanitized_stream(sys.stdout)
     console = Console(file=screen, highlight=False, width=None if screen.isatty() else PLAIN_WIDTH)
     for title, content in sections:
         if title:

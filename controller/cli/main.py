@@ -16,13 +16,13 @@ from pathlib import Path
 from typing import Any
 
 from controller.cli.flags import HELP, VERBS, module_of, parser
-from controller.config.compose import OVERRIDE, groups
+from controller.config.compose import OVERRIDE, config_groups
 from controller.core.errors import ConfigError, SlipwayError
-from controller.core.printable import only_showing
+from controller.core.printable import sanitized_output
 from controller.records import last_command
 from controller.run.options import RunOptions
 
-HELP_WORDS = {*HELP.names}
+HELP_FLAGS = {*HELP.names}
 
 
 @dataclass(frozen=True)
@@ -58,9 +58,9 @@ def parse(argv: Sequence[str]) -> Command:
     overrides = tuple(word for word, is_override in zip(argv, are, strict=True) if is_override)
     words = [word for word, is_override in zip(argv, are, strict=True) if not is_override]
     verb = words.pop(0) if words and not words[0].startswith("-") else ""
-    if HELP_WORDS & set(words):
-        return Command("help", Namespace(topic=_known(verb) if verb else None, json="--json" in words), ())
-    verb = _known(verb or "up")
+    if HELP_FLAGS & set(words):
+        return Command("help", Namespace(topic=_resolve_verb(verb) if verb else None, json="--json" in words), ())
+    verb = _resolve_verb(verb or "up")
     if rest and verb not in ("ssh", "exec"):
         raise ConfigError(f"{verb} takes nothing behind --; only ssh and exec run a command")
     if overrides and not VERBS[verb].config:
@@ -68,13 +68,13 @@ def parse(argv: Sequence[str]) -> Command:
     return Command(verb, parser(verb).parse_args(words), overrides, rest)
 
 
-def _known(verb: str) -> str:
+def _resolve_verb(verb: str) -> str:
     """The verb, if it is one."""
     if verb in VERBS:
         return verb
     near = difflib.get_close_matches(verb, VERBS, n=1)
     hint = f"did you mean {near[0]!r}? " if near else ""
-    if verb in groups(Path.cwd() / "slipway")["experiment"]:
+    if verb in config_groups(Path.cwd() / "slipway")["experiment"]:
         hint = f"did you mean +experiment={verb}? "
     raise ConfigError(f"{verb!r} is no verb; {hint}verbs: {', '.join(VERBS)} (config is key=value)")
 
@@ -96,22 +96,22 @@ def with_recalled(command: Command) -> Command:
     meant = command.overrides or command.options.run_id or getattr(command.flags, "sweep", None)
     if meant or command.verb not in last_command.VERBS:
         return command
-    words, run = last_command.recall(Path.cwd())
-    if not words and not run and command.verb in last_command.OF_THE_PROJECT:
+    words, run = last_command.load(Path.cwd())
+    if not words and not run and command.verb in last_command.PROJECT_VERBS:
         return command
     if not words and not run:
         raise ConfigError(
             f"no run was started from this folder; {command.verb} needs its words: +experiment=NAME key=value ..."
         )
     print(f"({shlex.join([*(['--run', run] if run else []), *words])})", file=sys.stderr)
-    if run and command.verb in last_command.OF_A_RUN:
+    if run and command.verb in last_command.RUN_VERBS:
         command.flags.run = run
     return replace(command, overrides=words)
 
 
 def run(argv: Sequence[str]) -> int:
     """Parse and act; returns the exit code. Errors of ours are words on stderr, never a traceback."""
-    with only_showing():
+    with sanitized_output():
         return _run(argv)
 
 

@@ -7,7 +7,7 @@ import time
 from types import TracebackType
 from typing import Any, Self
 
-from controller.core.printable import drawable, printable
+from controller.core.printable import printable, unsanitized_stream
 from controller.plan.build import Plan
 from controller.run.text_screen import TextScreen
 
@@ -19,7 +19,7 @@ class View(TextScreen):
         from rich.console import Console
 
         super().__init__(plan, json_lines=json_lines)
-        stream = drawable(sys.stderr if json_lines else sys.stdout)
+        stream = unsanitized_stream(sys.stderr if json_lines else sys.stdout)
         self._console = Console(file=stream, highlight=False, soft_wrap=True)
         self._live: Any = None
 

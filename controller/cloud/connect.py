@@ -11,21 +11,21 @@ from pathlib import Path
 
 from conf.schema.config import Config
 from conf.schema.infra.cloud import PROJECT, LocalCloud
-from controller.cloud.emulator import Emulator, ensure_running, in_use, state_folder
+from controller.cloud.emulator import Emulator, ensure_running, mark_in_use, state_folder
 from controller.context import Context
 from controller.core.clock import Clock
 from controller.core.errors import ConfigError
 from controller.core.events import Events
-from controller.gcp.client import Google
-from controller.gcp.credentials import application_default, default_project
+from controller.gcp.client import GoogleClient
+from controller.gcp.credentials import application_default_credentials, default_project
 from controller.ssh.iap import ENDPOINT
-from controller.ssh.public_ip import public_address
-from controller.ssh.route import fleet
+from controller.ssh.public_ip import find_public_ip
+from controller.ssh.route import open_fleet
 
 NO_PROJECT = "your-project"
 """Stands for the project in a plan made without one."""
-PACE_SECONDS = 5.0
-LOCAL_PACE_SECONDS = 0.2
+POLL_SECONDS = 5.0
+LOCAL_POLL_SECONDS = 0.2
 LOOPBACK = "127.0.0.1"
 """Where the emulated cloud sees us."""
 
@@ -44,7 +44,7 @@ def project_of(config: Config) -> str:
 
 
 @contextmanager
-def connected(config: Config, *, keep_awake: bool = False) -> Iterator[tuple[Context, Emulator | None]]:
+def open_context(config: Config, *, keep_awake: bool = False) -> Iterator[tuple[Context, Emulator | None]]:
     """Open the way to the cloud and close it again; the emulated one is started on demand.
 
     Args:
@@ -58,9 +58,9 @@ def connected(config: Config, *, keep_awake: bool = False) -> Iterator[tuple[Con
     try:
         with ExitStack() as stack:
             if isinstance(config.cloud, LocalCloud):
-                stack.enter_context(in_use(state_folder(config.run.state_dir)))
+                stack.enter_context(mark_in_use(state_folder(config.run.state_dir)))
                 emulator = ensure_running(config.cloud, config.run.state_dir)
-            world = _world(config, state, emulator)
+            world = _build_context(config, state, emulator)
             stack.callback(world.close)
             yield world, emulator
     finally:
@@ -81,16 +81,16 @@ def _state_folder(config: Config) -> Path:
     return state
 
 
-def _world(config: Config, state: Path, emulator: Emulator | None) -> Context:
+def _build_context(config: Config, state: Path, emulator: Emulator | None) -> Context:
     clock = Clock()
     if emulator is not None:
         from google.oauth2.credentials import Credentials
 
-        google = Google(Credentials(token=emulator.token), clock, emulator.roots)
-        pace, ssh_config = LOCAL_PACE_SECONDS, emulator.ssh_config
+        google = GoogleClient(Credentials(token=emulator.token), clock, emulator.roots)
+        pace, ssh_config = LOCAL_POLL_SECONDS, emulator.ssh_config
     else:
-        google = Google(application_default(), clock)
-        pace, ssh_config = PACE_SECONDS, None
+        google = GoogleClient(application_default_credentials(), clock)
+        pace, ssh_config = POLL_SECONDS, None
     return Context(
         project=project_of(config),
         google=google,
@@ -99,9 +99,9 @@ def _world(config: Config, state: Path, emulator: Emulator | None) -> Context:
         state=state,
         ssh_user=config.ssh.user,
         pace=pace,
-        make_fleet=lambda world, node: fleet(world, node, config, ssh_config),
+        make_fleet=lambda world, node: open_fleet(world, node, config, ssh_config),
         billed=emulator is None,
-        find_public_ip=cache(public_address) if emulator is None else lambda: LOOPBACK,
+        find_public_ip=cache(find_public_ip) if emulator is None else lambda: LOOPBACK,
         iap=ENDPOINT if emulator is None else emulator.iap,
         os_login=None if config.ssh.os_login == "auto" else config.ssh.os_login,
     )

@@ -65,7 +65,7 @@ class Emulator:
                 return
             state = self.get("state")
             if not (state["node"] or state["queued"] or any("/instances/" in path for path in state["compute"])):
-                command(["stop"], self.state)
+                run_emulator_verb(["stop"], self.state)
 
     def _ask(self, name: str, body: bytes | None, method: str | None = None) -> str:
         headers = {"Authorization": f"Bearer {self.token}", "Content-Type": "application/json"}
@@ -90,7 +90,7 @@ def ensure_running(cloud: LocalCloud, state_dir: str) -> Emulator:
     folder = state_folder(state_dir)
     seconds = f"--operation-seconds={cloud.operation_seconds}"
     idle = f"--idle-exit={IDLE_EXIT_SECONDS}"
-    status, words = command(["start", f"--port={cloud.port}", seconds, idle], folder)
+    status, words = run_emulator_verb(["start", f"--port={cloud.port}", seconds, idle], folder)
     if status != 0:
         raise ConfigError(words.strip() or f"the emulated cloud ended with code {status}; see {folder}/server.log")
     found = json.loads((folder / "endpoint.json").read_text())
@@ -100,7 +100,7 @@ def ensure_running(cloud: LocalCloud, state_dir: str) -> Emulator:
 
 
 @contextmanager
-def in_use(folder: Path) -> Iterator[None]:
+def mark_in_use(folder: Path) -> Iterator[None]:
     """For as long as this lasts, no other controller stops the emulated cloud of that folder."""
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     with (folder / "users").open("a") as users:
@@ -118,7 +118,7 @@ def is_idle(folder: Path) -> bool:
     return True
 
 
-def command(arguments: Sequence[str], folder: Path, *, show: bool = False) -> tuple[int, str]:
+def run_emulator_verb(arguments: Sequence[str], folder: Path, *, show: bool = False) -> tuple[int, str]:
     """Run `python -m controller.localcloud VERB --state FOLDER`; returns its exit code and stderr."""
     argv = [sys.executable, "-P", "-m", "controller.localcloud", arguments[0], f"--state={folder}", *arguments[1:]]
     done = subprocess.run(

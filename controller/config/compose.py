@@ -35,15 +35,15 @@ def compose(overrides: Sequence[str], *, extra_dir: Path | None = None) -> tuple
     """
     from conf.schema.validation import validate
 
-    return validate(raw(overrides, extra_dir=extra_dir))
+    return validate(compose_raw(overrides, extra_dir=extra_dir))
 
 
-def raw(overrides: Sequence[str], *, extra_dir: Path | None = None) -> dict[str, Any]:
+def compose_raw(overrides: Sequence[str], *, extra_dir: Path | None = None) -> dict[str, Any]:
     """The composed data before the schema sees it, interpolations resolved."""
-    return _resolved(_unresolved(overrides, extra_dir), overrides, extra_dir)
+    return _resolve_interpolations(_compose_unresolved(overrides, extra_dir), overrides, extra_dir)
 
 
-def compose_each(
+def compose_variants(
     variants: Iterable[Sequence[str]], *, extra_dir: Path | None = None
 ) -> Iterator[tuple[Config | None, list[ConfigProblem]]]:
     """`compose` of many lists of words that share most of them: groups are composed once, single values laid over.
@@ -54,21 +54,21 @@ def compose_each(
 
     composed: dict[tuple[str, ...], Any] = {}
     for words in variants:
-        heads = tuple(word for word in words if not _is_value(word))
+        heads = tuple(word for word in words if not _is_value_override(word))
         if heads not in composed:
-            composed[heads] = _unresolved(heads, extra_dir)
+            composed[heads] = _compose_unresolved(heads, extra_dir)
         made = copy.deepcopy(composed[heads])
-        _lay_over(made, [word for word in words if _is_value(word)])
-        yield validate(_resolved(made, words, extra_dir))
+        _apply_overrides(made, [word for word in words if _is_value_override(word)])
+        yield validate(_resolve_interpolations(made, words, extra_dir))
 
 
-def _is_value(word: str) -> bool:
+def _is_value_override(word: str) -> bool:
     """Is it `a.b=value`, which chooses no file?"""
     key = word.partition("=")[0]
     return "." in key and "@" not in key and not key.startswith(("~", "hydra"))
 
 
-def _lay_over(made: Any, words: Sequence[str]) -> None:
+def _apply_overrides(made: Any, words: Sequence[str]) -> None:
     """Set single values of what is composed.
 
     Raises:
@@ -79,57 +79,57 @@ def _lay_over(made: Any, words: Sequence[str]) -> None:
     from omegaconf import OmegaConf
 
     try:
-        for override in OverridesParser.create().parse_overrides([normalize(word) for word in words]):
+        for override in OverridesParser.create().parse_overrides([normalize_override(word) for word in words]):
             OmegaConf.update(made, override.key_or_group, override.value(), force_add=True)
     except HydraException as error:
-        raise ConfigError(_in_our_words(error, words, None)) from None
+        raise ConfigError(_translate_error(error, words, None)) from None
 
 
-def _unresolved(overrides: Sequence[str], extra_dir: Path | None) -> Any:
+def _compose_unresolved(overrides: Sequence[str], extra_dir: Path | None) -> Any:
     from hydra import compose as hydra_compose
     from hydra import initialize_config_dir
     from hydra.errors import HydraException
     from omegaconf.errors import OmegaConfBaseException
     from yaml import YAMLError
 
-    wanted = [*(normalize(o) for o in overrides), *searched(extra_dir)]
-    with_resolver()
+    wanted = [*(normalize_override(o) for o in overrides), *search_path_override(extra_dir)]
+    register_resolver()
     try:
         with initialize_config_dir(str(CONFIG_DIR), version_base="1.3"):
             return hydra_compose("config", overrides=wanted)
     except (HydraException, OmegaConfBaseException) as error:
-        raise ConfigError(_in_our_words(error, wanted, extra_dir)) from None
+        raise ConfigError(_translate_error(error, wanted, extra_dir)) from None
     except YAMLError as error:  # of a file of the user's; a tag that would make an object is one
         raise ConfigError(" ".join(f"the config cannot be composed: {error}".split())) from None
 
 
-def searched(extra_dir: Path | None) -> list[str]:
+def search_path_override(extra_dir: Path | None) -> list[str]:
     """The word that makes Hydra look into a folder of the user's own, if there is one."""
     if extra_dir is None or not extra_dir.is_dir():
         return []
     return [f"hydra.searchpath=[{_quoted(f'file://{extra_dir.resolve()}')}]"]
 
 
-def with_resolver() -> None:
+def register_resolver() -> None:
     """`${installed:PATH}` can be composed from now on."""
     from omegaconf import OmegaConf
 
     OmegaConf.register_new_resolver("installed", _installed, replace=True)
 
 
-def _resolved(composed: Any, overrides: Sequence[str], extra_dir: Path | None) -> dict[str, Any]:
+def _resolve_interpolations(composed: Any, overrides: Sequence[str], extra_dir: Path | None) -> dict[str, Any]:
     from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException
 
     try:
         data = OmegaConf.to_container(composed, resolve=True)
     except OmegaConfBaseException as error:
-        raise ConfigError(_in_our_words(error, [normalize(o) for o in overrides], extra_dir)) from None
+        raise ConfigError(_translate_error(error, [normalize_override(o) for o in overrides], extra_dir)) from None
     assert isinstance(data, dict)
     return {str(key): value for key, value in data.items()}
 
 
-def normalize(override: str) -> str:
+def normalize_override(override: str) -> str:
     """`a.b=v` becomes `++a.b=v`, so that the schema and not Hydra judges a typo; `+group=x` becomes `group=x`."""
     match = OVERRIDE.match(override)
     if match is None or match["sign"] == "~":
@@ -139,7 +139,7 @@ def normalize(override: str) -> str:
     return f"{match['key']}{match['value'] or ''}"
 
 
-def laid_over(data: dict[str, Any], words: Sequence[str]) -> dict[str, Any]:
+def with_overrides(data: dict[str, Any], words: Sequence[str]) -> dict[str, Any]:
     """Composed data with single values changed: `key.path=value` as Hydra reads it.
 
     Raises:
@@ -148,13 +148,13 @@ def laid_over(data: dict[str, Any], words: Sequence[str]) -> dict[str, Any]:
     from omegaconf import OmegaConf
 
     made = OmegaConf.create(data)
-    _lay_over(made, words)
+    _apply_overrides(made, words)
     plain = OmegaConf.to_container(made)
     assert isinstance(plain, dict)
     return {str(key): value for key, value in plain.items()}
 
 
-def groups(extra_dir: Path | None = None) -> dict[str, list[str]]:
+def config_groups(extra_dir: Path | None = None) -> dict[str, list[str]]:
     """Every config group and its choices, from the bundled YAML and the user's own."""
     found: dict[str, set[str]] = {}
     for root in [CONFIG_DIR, *([extra_dir] if extra_dir else [])]:
@@ -186,12 +186,12 @@ def _parses(override: str) -> bool:
     return True
 
 
-def _in_our_words(error: Exception, overrides: Sequence[str], extra_dir: Path | None) -> str:
+def _translate_error(error: Exception, overrides: Sequence[str], extra_dir: Path | None) -> str:
     """Name the override that is wrong and its choices; Hydra's sentence only where we know no better one."""
     from conf.schema.renamed_keys import successors
     from conf.schema.validation import find_keys
 
-    choices = groups(extra_dir)
+    choices = config_groups(extra_dir)
     for override in overrides:
         key, equals, value = override.lstrip("+~").partition("=")
         if "." in key or not equals:

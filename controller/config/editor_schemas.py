@@ -12,23 +12,23 @@ from typing import Any
 
 FOLDER = Path(__file__).parent / "schemas"
 ROOT = Path(__file__).parents[2]
-WHOLE = "config"
+CONFIG_SCHEMA = "config"
 """The schema of files that hold parts of any section."""
 GROUPS = ("assets", "cloud", "data", "loop", "mesh", "model", "network", "optimizer", "program", "sweep", "tpu")
 """Groups whose files hold a part of the section of that name."""
-PLACES = {
-    WHOLE: ["{0}/config.yaml", "{0}/experiment/*.yaml", "{0}/scale/**/*.yaml"],
+FILE_PATTERNS = {
+    CONFIG_SCHEMA: ["{0}/config.yaml", "{0}/experiment/*.yaml", "{0}/scale/**/*.yaml"],
     "prompt": ["{0}/prompt/*.yaml"],
     **{group: [f"{{0}}/{group}/**/*.yaml"] for group in GROUPS},
 }
 """By schema the files that it judges, below `conf` here and below `slipway` in the user's own repository."""
 INTERPOLATION = {"type": "string", "pattern": "\\$\\{"}
-DEFAULTS = {
+REHEARSAL_OVERRIDES = {
     "type": "array",
     "description": "what comes before the values of this file: files of this group, or `override /group: choice`",
 }
 """Hydra's list. https://hydra.cc/docs/advanced/defaults_list/"""
-NOISE = frozenset({"required", "discriminator", "title", "default", "description"})
+DROPPED_KEYWORDS = frozenset({"required", "discriminator", "title", "default", "description"})
 
 
 def schemas() -> dict[str, dict[str, Any]]:
@@ -36,21 +36,21 @@ def schemas() -> dict[str, dict[str, Any]]:
     from conf.schema.config import Config
 
     whole = Config.model_json_schema()
-    models = {name: _part(model) for name, model in whole["$defs"].items()}
-    made = {WHOLE: {**_with_defaults(_part(whole)), "$defs": models}}
+    models = {name: _all_optional(model) for name, model in whole["$defs"].items()}
+    made = {CONFIG_SCHEMA: {**_with_defaults(_all_optional(whole)), "$defs": models}}
     for group in GROUPS:
-        made[group] = _of_group([models[name] for name in _named(whole["properties"][group])])
-    made["prompt"] = _of_group([models["Prompt"]])
+        made[group] = _group_schema([models[name] for name in _referenced_models(whole["properties"][group])])
+    made["prompt"] = _group_schema([models["Prompt"]])
     return made
 
 
-def texts() -> dict[Path, str]:
+def schema_files() -> dict[Path, str]:
     """What is committed: the schemas, and where VS Code finds them."""
     found = {FOLDER / f"{name}.json": _json(schema) for name, schema in schemas().items()}
-    return found | {ROOT / ".vscode" / "settings.json": _json(settings(FOLDER.relative_to(ROOT)))}
+    return found | {ROOT / ".vscode" / "settings.json": _json(editor_settings(FOLDER.relative_to(ROOT)))}
 
 
-def settings(folder: Path) -> dict[str, Any]:
+def editor_settings(folder: Path) -> dict[str, Any]:
     """For editors that speak to yaml-language-server: which schema judges which files.
 
     Args:
@@ -59,31 +59,31 @@ def settings(folder: Path) -> dict[str, Any]:
     prefix = "" if folder.is_absolute() else "./"
     mapping = {
         f"{prefix}{folder / name}.json": [glob.format(root) for root in ("conf", "slipway") for glob in globs]
-        for name, globs in PLACES.items()
+        for name, globs in FILE_PATTERNS.items()
     }
     return {"yaml.schemas": mapping}
 
 
-def _of_group(models: list[dict[str, Any]]) -> dict[str, Any]:
+def _group_schema(models: list[dict[str, Any]]) -> dict[str, Any]:
     """A file of a group: one of these models, in part; what they refer to lies in the other file."""
     files = [_with_defaults(model) for model in models]
     made = {"anyOf": files} if len(files) > 1 else files[0]
-    return json.loads(json.dumps(made).replace('"#/$defs/', f'"{WHOLE}.json#/$defs/'))
+    return json.loads(json.dumps(made).replace('"#/$defs/', f'"{CONFIG_SCHEMA}.json#/$defs/'))
 
 
 def _with_defaults(model: dict[str, Any]) -> dict[str, Any]:
-    return {**model, "properties": {"defaults": DEFAULTS, **model["properties"]}}
+    return {**model, "properties": {"defaults": REHEARSAL_OVERRIDES, **model["properties"]}}
 
 
-def _part(model: dict[str, Any]) -> dict[str, Any]:
+def _all_optional(model: dict[str, Any]) -> dict[str, Any]:
     """A section of which any part may be missing."""
     properties = {name: _value(value) for name, value in model["properties"].items()}
-    return {"type": "object", **_about(model), "additionalProperties": False, "properties": properties}
+    return {"type": "object", **_describe(model), "additionalProperties": False, "properties": properties}
 
 
 def _value(value: dict[str, Any]) -> dict[str, Any]:
     """A value, or an interpolation in its place."""
-    kept = {key: inner for key, inner in value.items() if key not in NOISE}
+    kept = {key: inner for key, inner in value.items() if key not in DROPPED_KEYWORDS}
     kinds = [_value(inner) for key in ("oneOf", "anyOf") for inner in kept.pop(key, ())]
     for key in ("items", "additionalProperties"):
         if isinstance(kept.get(key), dict):
@@ -91,21 +91,21 @@ def _value(value: dict[str, Any]) -> dict[str, Any]:
     if "prefixItems" in kept:
         kept["prefixItems"] = [_value(inner) for inner in kept["prefixItems"]]
     if kept == {"type": "string"} or "$ref" in kept or not (kept or kinds):
-        return {**kept, **_about(value)}
+        return {**kept, **_describe(value)}
     kinds = [each for each in kinds if each != INTERPOLATION] if kinds else [kept]
     flat = [inner for each in kinds for inner in (each["anyOf"] if set(each) == {"anyOf"} else [each])]
-    return {"anyOf": [*(each for each in flat if each != INTERPOLATION), INTERPOLATION], **_about(value)}
+    return {"anyOf": [*(each for each in flat if each != INTERPOLATION), INTERPOLATION], **_describe(value)}
 
 
-def _about(value: dict[str, Any]) -> dict[str, Any]:
+def _describe(value: dict[str, Any]) -> dict[str, Any]:
     return {"description": value["description"]} if "description" in value else {}
 
 
-def _named(value: dict[str, Any]) -> list[str]:
+def _referenced_models(value: dict[str, Any]) -> list[str]:
     """The models that a section may be."""
     if "$ref" in value:
         return [value["$ref"].rpartition("/")[2]]
-    return [name for key in ("oneOf", "anyOf") for inner in value.get(key, ()) for name in _named(inner)]
+    return [name for key in ("oneOf", "anyOf") for inner in value.get(key, ()) for name in _referenced_models(inner)]
 
 
 def _json(document: dict[str, Any]) -> str:
@@ -113,7 +113,7 @@ def _json(document: dict[str, Any]) -> str:
 
 
 def main() -> None:
-    for file, text in texts().items():
+    for file, text in schema_files().items():
         file.parent.mkdir(exist_ok=True)
         file.write_text(text)
 

@@ -14,7 +14,7 @@ PLACEHOLDER = re.compile(r"\{(bucket|run_id|run_dir|assets\.(?:datasets|models|t
 
 
 @dataclass(frozen=True)
-class Places:
+class Placeholders:
     """`assets`: the URL of each asset by `datasets.NAME`, `models.NAME`, `tokenizers.NAME`."""
 
     bucket: str

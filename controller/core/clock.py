@@ -8,7 +8,7 @@ from collections.abc import Callable
 from datetime import UTC, datetime
 
 
-class Interrupted(BaseException):
+class InterruptedSleepError(BaseException):
     """Someone asked to stop while this thread slept. Not an Exception: nothing on the way may swallow it."""
 
 
@@ -27,7 +27,7 @@ class Clock:
         stands still while the machine sleeps."""
         return time.monotonic()
 
-    def since_boot(self) -> float:
+    def boot_time(self) -> float:
         """The same, with the time in which this machine slept."""
         return time.clock_gettime(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))  # macOS has but the latter
 
@@ -38,12 +38,12 @@ class Clock:
             Interrupted: when `interrupt` was called before or meanwhile.
         """
         if self._stop.wait(seconds):
-            raise Interrupted
+            raise InterruptedSleepError
 
     def check(self) -> None:
         """Raises Interrupted if `interrupt` was called; for whoever waits by other means than `sleep`."""
         if self._stop.is_set():
-            raise Interrupted
+            raise InterruptedSleepError
 
     def interrupt(self) -> None:
         self._stop.set()
@@ -54,6 +54,6 @@ class Clock:
         return lambda: self.steady() >= end
 
 
-def iso(seconds: float) -> str:
+def iso_timestamp(seconds: float) -> str:
     """RFC 3339 in UTC, to the millisecond."""
     return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")

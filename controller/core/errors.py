@@ -21,7 +21,7 @@ class ConfigError(SlipwayError):
         super().__init__("\n".join(self.problems))
 
 
-class WrongDevices(SlipwayError):
+class WrongDevicesError(SlipwayError):
     """The workers have other devices than the plan says; `found` is what each of them has, where that is known."""
 
     exit_code = 3
@@ -31,25 +31,25 @@ class WrongDevices(SlipwayError):
         self.found = tuple(found)
 
 
-class WorkersDisagree(SlipwayError):
+class WorkersDisagreeError(SlipwayError):
     """Code, config or packages differ between workers."""
 
     exit_code = 4
 
 
-class ProgramFailed(SlipwayError):
+class ProgramFailedError(SlipwayError):
     """The user's program ended with an error on at least one worker."""
 
     exit_code = 5
 
 
-class BudgetSpent(SlipwayError):
+class RetriesExhaustedError(SlipwayError):
     """Retries are used up."""
 
     exit_code = 6
 
 
-class OverBudget(SlipwayError):
+class OverBudgetError(SlipwayError):
     """The run has cost as much as it may; its pod is deleted."""
 
     exit_code = 7
@@ -61,7 +61,7 @@ class CloudError(SlipwayError):
     exit_code = 2
 
 
-class Fenced(SlipwayError):
+class LeaseLostError(SlipwayError):
     """Another controller acts on the pod now. Nothing more was touched."""
 
     exit_code = 8

@@ -10,10 +10,10 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, Literal
 
-from controller.core.clock import Clock, iso
+from controller.core.clock import Clock, iso_timestamp
 from controller.core.formats import checked, stamped
 
-Kind = Literal[
+EventKind = Literal[
     "step_started",  # a resource begins to differ, or is being waited for
     "step_done",  # it is as wanted; data: action, seconds
     "step_failed",
@@ -29,14 +29,14 @@ class Event:
     """One thing that happened; `subject` is a resource id or a run id."""
 
     time: float
-    kind: Kind
+    kind: EventKind
     subject: str
     words: str = ""
     data: dict[str, Any] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
         """Return a line of `events.jsonl` and of `--json`; the keys of `data` lie beside the others."""
-        body = stamped({"time": iso(self.time), "kind": self.kind, "subject": self.subject})
+        body = stamped({"time": iso_timestamp(self.time), "kind": self.kind, "subject": self.subject})
         return body | ({"message": self.words} if self.words else {}) | self.data
 
     def as_json(self) -> str:
@@ -66,7 +66,7 @@ class Events:
         with self._lock:
             self._listeners.remove(listener)
 
-    def emit(self, kind: Kind, subject: str, words: str = "", **data: Any) -> None:
+    def emit(self, kind: EventKind, subject: str, words: str = "", **data: Any) -> None:
         event = Event(self._clock.now(), kind, subject, words, data)
         with self._lock:
             for listener in self._listeners:
@@ -77,7 +77,7 @@ class Events:
         self.emit("note", subject, message, **data)
 
 
-def record_to(file: Path) -> Callable[[Event], None]:
+def jsonl_listener(file: Path) -> Callable[[Event], None]:
     """A listener that appends events to a JSON-lines file; program output is left to the logs."""
     file.parent.mkdir(parents=True, exist_ok=True)
 

@@ -13,40 +13,40 @@ from contextlib import contextmanager
 from typing import Any
 
 COLOUR = re.compile(r"\x1b\[[0-9;:]*m")
-STEERING = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
+CONTROL_CHARACTERS = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
 """All control characters but tab, newline and carriage return (progress bars live by it), and bidirectional ones."""
 
 
 def printable(text: str) -> str:
     """The text without colours, and what would steer a terminal shown as `\\x1b`."""
-    return STEERING.sub(lambda found: ascii(found[0])[1:-1], COLOUR.sub("", text))
+    return CONTROL_CHARACTERS.sub(lambda found: ascii(found[0])[1:-1], COLOUR.sub("", text))
 
 
-class Terminal:
+class SanitizedStream:
     """A stream that is a terminal; what is printed there only shows."""
 
     def __init__(self, stream: Any) -> None:
-        self.steered = stream
+        self.unsanitized = stream
         """For who draws on it."""
 
     def write(self, text: str) -> int:
-        self.steered.write(printable(text))
+        self.unsanitized.write(printable(text))
         return len(text)
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self.steered, name)
+        return getattr(self.unsanitized, name)
 
 
-def drawable(stream: Any) -> Any:
+def unsanitized_stream(stream: Any) -> Any:
     """The stream for somebody who draws, and takes care of what comes from elsewhere."""
-    return stream.steered if isinstance(stream, Terminal) else stream
+    return stream.unsanitized if isinstance(stream, SanitizedStream) else stream
 
 
 @contextmanager
-def only_showing() -> Iterator[None]:
+def sanitized_output() -> Iterator[None]:
     """For as long as this lasts, stdout and stderr are `Terminal`s where they are terminals."""
     before = sys.stdout, sys.stderr
-    sys.stdout, sys.stderr = (Terminal(stream) if stream.isatty() else stream for stream in before)
+    sys.stdout, sys.stderr = (SanitizedStream(stream) if stream.isatty() else stream for stream in before)
     try:
         yield
     finally:

@@ -3,6 +3,6 @@
 from __future__ import annotations
 
 
-def counted(number: int, noun: str) -> str:
+def plural(number: int, noun: str) -> str:
     """`1 worker`, `4 workers`."""
     return f"{number} {noun}{'' if number == 1 else 's'}"

@@ -26,7 +26,7 @@ class FinishedRun(Protocol):
     def summary(self) -> Mapping[str, Any]: ...
 
 
-class Screen(Protocol):
+class BoardScreen(Protocol):
     """Shows one run, event by event, and asks its user."""
 
     def __call__(self, event: Event) -> None: ...

@@ -34,13 +34,15 @@ VERSIONS = {
     "storage": "v1",
     "tpu": "v2",
 }
-RETRIED = frozenset({408, 429, 500, 502, 503, 504})
+RETRIED_STATUSES = frozenset({408, 429, 500, 502, 503, 504})
 ATTEMPTS = 6
-LASTING = re.compile(r"quota limit|quota '[^']*' exhausted|no more capacity", re.IGNORECASE)
+PERMANENT_ERROR = re.compile(r"quota limit|quota '[^']*' exhausted|no more capacity", re.IGNORECASE)
 """Words of a 429 that sending the same request again in a moment does not change: its caller decides."""
-NAMES = frozenset({"bucket", "name", "network", "object", "parent", "prefix", "project", "projectId", "region", "zone"})
+RECORDED_PARAMETERS = frozenset(
+    {"bucket", "name", "network", "object", "parent", "prefix", "project", "projectId", "region", "zone"}
+)
 """Parameters of requests that say what they are about; no other goes on record."""
-UNGUARDED = frozenset({"getGuestAttributes", "patch"})
+UNGUARDED_METHODS = frozenset({"getGuestAttributes", "patch"})
 """Methods of the TPU API that change nothing, or nothing that matters to others: who adds a key lets himself in."""
 CHUNK = 16 << 20
 """Bytes of a chunk of an upload; what is lost when one is cut off."""
@@ -57,22 +59,22 @@ class GoogleError(CloudError):
     @property
     def passes(self) -> bool:
         """May the same request succeed in a moment?"""
-        return self.status in RETRIED and not (self.status == 429 and LASTING.search(self.message))
+        return self.status in RETRIED_STATUSES and not (self.status == 429 and PERMANENT_ERROR.search(self.message))
 
 
-class NotFound(GoogleError):
+class NotFoundError(GoogleError):
     """404: it does not exist."""
 
 
-class Conflict(GoogleError):
+class ConflictError(GoogleError):
     """409 or 412: it exists already, or someone else changed it meanwhile."""
 
 
-class Forbidden(GoogleError):
+class ForbiddenError(GoogleError):
     """403: the caller may not."""
 
 
-class ServiceDisabled(GoogleError):
+class ServiceDisabledError(GoogleError):
     """403: the API is not enabled in the project, or not everywhere yet; `service` is its name."""
 
     @property
@@ -81,11 +83,11 @@ class ServiceDisabled(GoogleError):
         return found[0] if found else "the API"
 
 
-class NoCredentials(ConfigError):
+class NoCredentialsError(ConfigError):
     """There is nothing to sign requests with."""
 
 
-class Google:
+class GoogleClient:
     """Calls by the names of the discovery documents: `call("tpu", "projects.locations.nodes.get", name=...)`.
 
     Another version than that of `VERSIONS` follows a colon: `call("serviceusage:v1beta1", ...)`.
@@ -125,8 +127,8 @@ class Google:
         """One request and its JSON answer.
 
         Raises:
-            NotFound, Conflict, GoogleError: what Google answered, after the retries that make sense.
-            NoCredentials: nobody to act as.
+            NotFoundError, Conflict, GoogleError: what Google answered, after the retries that make sense.
+            NoCredentialsError: nobody to act as.
         """
         answer = self._send(api, method, parameters)
         return answer if isinstance(answer, dict) else {}
@@ -141,7 +143,7 @@ class Google:
             parameters["pageToken"] = answer["nextPageToken"]
 
     def download(self, bucket: str, name: str) -> bytes:
-        """The content of an object; NotFound if there is none."""
+        """The content of an object; NotFoundError if there is none."""
         content = self._send("storage", "objects.get_media", {"bucket": bucket, "object": name})
         return content if isinstance(content, bytes) else str(content).encode()
 
@@ -149,10 +151,10 @@ class Google:
         """An object's metadata, and what time the server has: seconds since the epoch, the fraction cut off.
 
         Raises:
-            NotFound: there is no such object.
+            NotFoundError: there is no such object.
         """
         dates: list[str] = []
-        answer = self._retried(self._once, "storage", "objects.get", {"bucket": bucket, "object": name}, dates)
+        answer = self._with_retries(self._once, "storage", "objects.get", {"bucket": bucket, "object": name}, dates)
         return answer, parsedate_to_datetime(dates[-1]).timestamp()
 
     def upload(
@@ -203,16 +205,16 @@ class Google:
             moved(len(content))
             return answer
         session.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        return self._retried(self._resume, bucket, name, path, session, moved)
+        return self._with_retries(self._resume_upload, bucket, name, path, session, moved)
 
-    def _resume(self, bucket: str, name: str, path: Path, session: Path, moved: Callable[[int], None]) -> Any:
+    def _resume_upload(self, bucket: str, name: str, path: Path, session: Path, moved: Callable[[int], None]) -> Any:
         from googleapiclient.errors import HttpError
         from googleapiclient.http import MediaFileUpload
 
         media = MediaFileUpload(str(path), mimetype="application/octet-stream", resumable=True, chunksize=CHUNK)
         sent, answer = 0, None
         told = self._told("storage", "objects.insert", {"bucket": bucket, "name": name})
-        with told, _told_apart(f"upload of gs://{bucket}/{name}"), self._connection() as http:
+        with told, _translate_errors(f"upload of gs://{bucket}/{name}"), self._connection() as http:
             request = self._service("storage").objects().insert(bucket=bucket, name=name, media_body=media)
             if session.is_file():
                 request.resumable_uri = session.read_text()
@@ -239,16 +241,16 @@ class Google:
         return answer
 
     def _send(self, api: str, method: str, parameters: dict[str, Any]) -> Any:
-        return self._retried(self._once, api, method, parameters)
+        return self._with_retries(self._once, api, method, parameters)
 
-    def _retried(self, act: Callable[..., Any], *arguments: Any) -> Any:
+    def _with_retries(self, act: Callable[..., Any], *arguments: Any) -> Any:
         from tenacity import Retrying, retry_if_exception, stop_after_attempt
 
         if self._credentials is None:
-            raise NoCredentials(NO_CREDENTIALS)
+            raise NoCredentialsError(NO_CREDENTIALS)
         retrying = Retrying(
             stop=stop_after_attempt(ATTEMPTS),
-            wait=_back_off,
+            wait=_backoff_seconds,
             retry=retry_if_exception(lambda e: isinstance(e, GoogleError) and e.passes),
             sleep=self._clock.sleep,
             reraise=True,
@@ -256,7 +258,7 @@ class Google:
         return retrying(act, *arguments)
 
     def _once(self, api: str, method: str, parameters: dict[str, Any], dates: list[str] | None = None) -> Any:
-        with self._told(api, method, parameters), _told_apart(f"{api} {method}"):
+        with self._told(api, method, parameters), _translate_errors(f"{api} {method}"):
             node = self._service(api)
             *parents, leaf = method.split(".")
             for parent in parents:
@@ -264,7 +266,7 @@ class Google:
             request = getattr(node, leaf)(**parameters)
             if dates is not None:
                 request.add_response_callback(lambda answer: dates.append(answer["date"]))
-            if api == "tpu" and request.method != "GET" and leaf not in UNGUARDED:
+            if api == "tpu" and request.method != "GET" and leaf not in UNGUARDED_METHODS:
                 self.before_pod_write()
             with self._connection() as http:
                 return request.execute(http=http)
@@ -282,7 +284,7 @@ class Google:
             status = error.status
             raise
         finally:
-            names = {key: parameters[key] for key in sorted(parameters) if key in NAMES}
+            names = {key: parameters[key] for key in sorted(parameters) if key in RECORDED_PARAMETERS}
             seconds = round(self._clock.now() - began, 3)
             call = {"time": round(began, 3), "api": api, "method": method, "of": names, "status": status}
             for listener in self._listeners:
@@ -322,7 +324,7 @@ class Google:
         """An access token that is good for some minutes, for what is not called over REST.
 
         Raises:
-            NoCredentials: nobody to act as.
+            NoCredentialsError: nobody to act as.
         """
         import google_auth_httplib2
         from google.auth.exceptions import GoogleAuthError
@@ -330,13 +332,13 @@ class Google:
 
         credentials: Any = self._credentials
         if credentials is None:
-            raise NoCredentials(NO_CREDENTIALS)
+            raise NoCredentialsError(NO_CREDENTIALS)
         with self._lock:
             try:
                 if not credentials.valid:
                     credentials.refresh(google_auth_httplib2.Request(build_http()))
             except GoogleAuthError as error:
-                raise NoCredentials(f"Google refused the credentials ({error}); log in again") from None
+                raise NoCredentialsError(f"Google refused the credentials ({error}); log in again") from None
             return credentials.token
 
     @property
@@ -353,7 +355,7 @@ class Google:
 
 
 @contextmanager
-def _told_apart(what: str) -> Iterator[None]:
+def _translate_errors(what: str) -> Iterator[None]:
     """Everything that can go wrong in a request becomes an error of ours."""
     import httplib2
     from google.auth.exceptions import GoogleAuthError
@@ -362,20 +364,20 @@ def _told_apart(what: str) -> Iterator[None]:
     try:
         yield
     except HttpError as error:
-        raise _from_http(what, error) from None
+        raise _http_error(what, error) from None
     except GoogleAuthError as error:
-        raise NoCredentials(f"Google refused the credentials ({error}); log in again") from None
+        raise NoCredentialsError(f"Google refused the credentials ({error}); log in again") from None
     except (OSError, httplib2.HttpLib2Error) as error:
         raise GoogleError(what, 503, "UNREACHABLE", str(error)) from None
 
 
-def _back_off(state: Any) -> float:
+def _backoff_seconds(state: Any) -> float:
     """What the server asked for, else 1, 2, 4 ... seconds (https://cloud.google.com/storage/docs/retry-strategy)."""
     error = state.outcome.exception()
     return error.retry_after or min(2.0 ** (state.attempt_number - 1), 30.0)
 
 
-def _from_http(what: str, error: Any) -> GoogleError:
+def _http_error(what: str, error: Any) -> GoogleError:
     status = int(error.resp.status)
     try:
         body = json.loads(error.content)["error"]
@@ -383,10 +385,10 @@ def _from_http(what: str, error: Any) -> GoogleError:
         body = {}
     details = body.get("errors") or [{}]
     reason = body.get("status") or details[0].get("reason") or "ERROR"
-    kind = {403: Forbidden, 404: NotFound, 409: Conflict, 412: Conflict}.get(status, GoogleError)
+    kind = {403: ForbiddenError, 404: NotFoundError, 409: ConflictError, 412: ConflictError}.get(status, GoogleError)
     words = {detail.get("reason") for detail in [*details, *body.get("details", [])]}
     if status == 403 and words & {"SERVICE_DISABLED", "accessNotConfigured"}:
-        kind = ServiceDisabled
+        kind = ServiceDisabledError
     return kind(what, status, reason, body.get("message", str(error)), _seconds(error.resp.get("retry-after", "")))
 
 

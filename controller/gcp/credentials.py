@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 SCOPES = ("https://www.googleapis.com/auth/cloud-platform",)
 
 
-def application_default() -> Credentials | None:
+def application_default_credentials() -> Credentials | None:
     """Application-default credentials from $GOOGLE_APPLICATION_CREDENTIALS or gcloud's folder; None without any.
 
     `google.auth.default()` would ask a metadata server too, which takes seconds where there is none.

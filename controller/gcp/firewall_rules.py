@@ -6,7 +6,7 @@ import ipaddress
 from collections.abc import Iterable
 from typing import Any
 
-WORLD = "0.0.0.0/0"
+ANY_ADDRESS = "0.0.0.0/0"
 Item = dict[str, Any]
 
 
@@ -20,12 +20,12 @@ def admits(rule: Item, allowed: Iterable[str], sources: Iterable[str], tags: Ite
         return False
     return (
         (not targets or not targets.isdisjoint(tags))
-        and all(any(_speaks(entry, wanted) for entry in rule.get("allowed", ())) for wanted in allowed)
-        and all(any(_within(source, block) for block in rule.get("sourceRanges", ())) for source in sources)
+        and all(any(_protocol_matches(entry, wanted) for entry in rule.get("allowed", ())) for wanted in allowed)
+        and all(any(_range_contains(source, block) for block in rule.get("sourceRanges", ())) for source in sources)
     )
 
 
-def _speaks(entry: Item, wanted: str) -> bool:
+def _protocol_matches(entry: Item, wanted: str) -> bool:
     protocol, _, port = wanted.partition(":")
     if entry["IPProtocol"] not in (protocol, "all"):
         return False
@@ -36,7 +36,7 @@ def _speaks(entry: Item, wanted: str) -> bool:
     return any(int(low) <= first and last <= int(high or low) for low, _, high in ranges)
 
 
-def _within(source: str, block: str) -> bool:
+def _range_contains(source: str, block: str) -> bool:
     inner, outer = ipaddress.ip_network(source, strict=False), ipaddress.ip_network(block, strict=False)
     if isinstance(inner, ipaddress.IPv4Network) and isinstance(outer, ipaddress.IPv4Network):
         return inner.subnet_of(outer)

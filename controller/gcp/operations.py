@@ -29,7 +29,7 @@ RPC_CODES = {
 """https://grpc.io/docs/guides/status-codes/"""
 
 
-class OperationFailed(GoogleError):
+class OperationFailedError(GoogleError):
     """The request was accepted, and the work then failed; `status` is 0."""
 
 
@@ -37,7 +37,7 @@ def wait_compute(world: Context, operation: dict[str, Any]) -> None:
     """Wait for a Compute operation, global, regional or zonal.
 
     Raises:
-        OperationFailed: with Compute's error code as the reason, e.g. RESOURCE_IN_USE_BY_ANOTHER_RESOURCE.
+        OperationFailedError: with Compute's error code as the reason, e.g. RESOURCE_IN_USE_BY_ANOTHER_RESOURCE.
     """
     where: dict[str, str] = {"project": world.project, "operation": operation["name"]}
     method = "globalOperations.wait"
@@ -50,7 +50,7 @@ def wait_compute(world: Context, operation: dict[str, Any]) -> None:
     errors = operation.get("error", {}).get("errors", [])
     if errors:
         what = f"compute {operation.get('operationType', 'operation')}"
-        raise OperationFailed(what, 0, errors[0].get("code", "ERROR"), errors[0].get("message", ""))
+        raise OperationFailedError(what, 0, errors[0].get("code", "ERROR"), errors[0].get("message", ""))
 
 
 def wait_rpc(
@@ -64,18 +64,18 @@ def wait_rpc(
     Returns its response.
 
     Raises:
-        OperationFailed: with the canonical gRPC code name as the reason, e.g. RESOURCE_EXHAUSTED; DEADLINE_EXCEEDED
-            when it was not done in time.
+        OperationFailedError: with the canonical gRPC code name as the reason, e.g. RESOURCE_EXHAUSTED;
+            DEADLINE_EXCEEDED when it was not done in time.
     """
     late = world.clock.deadline(seconds)
     while not operation.get("done"):
         if late():
             words = f"not done after {seconds:.0f} s; raise tpu.create_timeout_minutes if that is too short"
-            raise OperationFailed(f"{api} operation", 0, "DEADLINE_EXCEEDED", words)
+            raise OperationFailedError(f"{api} operation", 0, "DEADLINE_EXCEEDED", words)
         world.clock.sleep(world.pace)
         operation = world.google.call(api, method, name=operation["name"])
     error = operation.get("error")
     if error:
         reason = RPC_CODES.get(error.get("code", 2), "UNKNOWN")
-        raise OperationFailed(f"{api} operation", 0, reason, error.get("message", ""))
+        raise OperationFailedError(f"{api} operation", 0, reason, error.get("message", ""))
     return operation.get("response", {})

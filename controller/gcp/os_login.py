@@ -8,13 +8,13 @@ from __future__ import annotations
 from functools import cached_property
 
 from controller.core.errors import SlipwayError
-from controller.gcp.client import Forbidden, Google, NotFound
+from controller.gcp.client import ForbiddenError, GoogleClient, NotFoundError
 
 
 class OsLogin:
     """Who we are on the VMs of a project."""
 
-    def __init__(self, google: Google, project: str) -> None:
+    def __init__(self, google: GoogleClient, project: str) -> None:
         self._google, self._project = google, project
 
     @cached_property
@@ -22,7 +22,7 @@ class OsLogin:
         """Does the project's metadata say so? False where we may not look."""
         try:
             answer = self._google.call("compute", "projects.get", project=self._project)
-        except Forbidden:
+        except ForbiddenError:
             return False
         items = answer.get("commonInstanceMetadata", {}).get("items", [])
         return any(i["key"] == "enable-oslogin" and i.get("value", "").upper() == "TRUE" for i in items)
@@ -32,7 +32,7 @@ class OsLogin:
         name = f"users/{self._email}"
         try:
             profile = self._google.call("oslogin", "users.getLoginProfile", name=name, projectId=self._project)
-        except NotFound:
+        except NotFoundError:
             return None
         keys = [key.get("key", "").split()[:2] for key in profile.get("sshPublicKeys", {}).values()]
         accounts = sorted(profile.get("posixAccounts", []), key=lambda account: not account.get("primary", False))

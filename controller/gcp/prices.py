@@ -16,11 +16,11 @@ from conf.schema.config import Config
 HOURS_PER_MONTH = 730.0
 BASTION_DISK_GB = 10
 """What Google gives an instance of its Debian image where nothing else is said."""
-SPOT = frozenset({"spot", "preemptible"})
+SPOT_TIERS = frozenset({"spot", "preemptible"})
 
 
 @dataclass(frozen=True)
-class Rate:
+class HourlyPrice:
     """USD per hour of one pod: its TPUs (None: not known), and the NAT and addresses beside them; `source` in words."""
 
     tpu: float | None
@@ -40,12 +40,12 @@ class Rate:
 
 
 @cache
-def prices() -> dict[str, Any]:
+def load_prices() -> dict[str, Any]:
     """The parsed `conf/prices.yaml`."""
     return yaml.safe_load(Path(conf.__file__).with_name("prices.yaml").read_text())
 
 
-def rate(config: Config, now: float, zone: str | None = None, capacity: str | None = None) -> Rate:
+def hourly_price(config: Config, now: float, zone: str | None = None, capacity: str | None = None) -> HourlyPrice:
     """What the config's pod costs in a zone, by default its first, in a tier, by default its first.
 
     Args:
@@ -55,22 +55,24 @@ def rate(config: Config, now: float, zone: str | None = None, capacity: str | No
     capacity = capacity or config.tpu.capacity[0]
     given, trc = config.budget.usd_per_hour, config.cloud.trc
     if given is not None:
-        return Rate(given, 0.0, "budget.usd_per_hour")
+        return HourlyPrice(given, 0.0, "budget.usd_per_hour")
     if config.cloud.kind == "local":
-        return Rate(None, 0.0, "the cloud is emulated on this machine")
+        return HourlyPrice(None, 0.0, "the cloud is emulated on this machine")
     if trc is not None and zone in trc.zones and datetime.fromtimestamp(now, UTC).date() <= trc.free_until:
-        return Rate(0.0, _network(config), f"free under the TRC grant until {trc.free_until}", _beside(config))
-    tpu = config.topology.usd_per_hour(zone, spot=capacity in SPOT)
-    return Rate(tpu, _network(config), "list price of 2026", _beside(config))
+        return HourlyPrice(
+            0.0, _network(config), f"free under the TRC grant until {trc.free_until}", _network_items(config)
+        )
+    tpu = config.topology.usd_per_hour(zone, spot=capacity in SPOT_TIERS)
+    return HourlyPrice(tpu, _network(config), "list price of 2026", _network_items(config))
 
 
-def _beside(config: Config) -> str:
+def _network_items(config: Config) -> str:
     return "NAT, addresses and the bastion" if config.recovery.driver == "bastion" else "NAT and addresses"
 
 
 def _network(config: Config) -> float:
     """NAT and external addresses of the workers, and the bastion; traffic not counted."""
-    table, workers = prices(), config.topology.workers
+    table, workers = load_prices(), config.topology.workers
     bastion = 0.0
     if config.recovery.driver == "bastion":
         disk = BASTION_DISK_GB * table["disk"]["usd_per_gb_month"]["pd-standard"] / HOURS_PER_MONTH
@@ -87,7 +89,7 @@ def _network(config: Config) -> float:
     )
 
 
-def most(config: Config, hourly: Rate) -> str:
+def max_cost(config: Config, hourly: HourlyPrice) -> str:
     """What the run can cost at most, in words; what it will cost, nobody knows before its first steps are timed."""
     budget = config.budget
     limits = [(f"${budget.max_usd:.2f}", "budget.max_usd")] if budget.max_usd is not None else []
@@ -101,6 +103,6 @@ def most(config: Config, hourly: Rate) -> str:
     return "no limit: how long its steps take is not known before they run; budget.max_hours or budget.max_usd sets one"
 
 
-def stored(gigabytes: float) -> float:
+def monthly_storage_price(gigabytes: float) -> float:
     """USD per month for data that lies in a bucket."""
-    return gigabytes * prices()["storage"]["usd_per_gb_month"]
+    return gigabytes * load_prices()["storage"]["usd_per_gb_month"]

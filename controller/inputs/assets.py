@@ -12,13 +12,13 @@ from conf.schema.config import Config, digest
 from conf.schema.infra.assets import Asset, Kind
 from conf.schema.validation import escape_line
 from controller.core.errors import ConfigError
-from controller.inputs.hash_cache import Hashes
+from controller.inputs.hash_cache import HashCache
 
 ALWAYS_SKIPPED = frozenset({".DS_Store", ".git", "__pycache__"})
 
 
 @dataclass(frozen=True)
-class Source:
+class AssetFile:
     """One file: on this machine, or still to be fetched into `local` from `url`, with `token` naming a secret."""
 
     name: str
@@ -29,7 +29,7 @@ class Source:
 
 
 @dataclass(frozen=True)
-class Recipe:
+class BuildRecipe:
     """A command that makes the files of an asset; `root` is where it runs, `output` the folder that it fills."""
 
     argv: tuple[str, ...]
@@ -38,14 +38,14 @@ class Recipe:
 
 
 @dataclass(frozen=True)
-class Content:
+class ResolvedAsset:
     """What an asset holds, as far as it is known: `files`, or the recipe that will make them."""
 
     kind: Kind
     name: str
     identity: str
-    files: tuple[Source, ...] = ()
-    recipe: Recipe | None = None
+    files: tuple[AssetFile, ...] = ()
+    recipe: BuildRecipe | None = None
 
     @property
     def path(self) -> str:
@@ -58,12 +58,12 @@ class Content:
         return f"assets/{self.name}-{self.identity[:12]}"
 
 
-def manifest(files: tuple[Source, ...]) -> str:
+def manifest_text(files: tuple[AssetFile, ...]) -> str:
     """The text of `manifest.json`: the SHA-256 by name."""
     return json.dumps({f.name: f.sha256 for f in files}, indent=1, sort_keys=True) + "\n"
 
 
-def contents(config: Config, root: Path) -> dict[str, Content]:
+def resolve_assets(config: Config, root: Path) -> dict[str, ResolvedAsset]:
     """Every asset that is wanted, by `datasets.NAME` and so on; local files are hashed, at most once per change.
 
     The bundled trainer knows assets by the keys that name them. One that no key names is left alone, such as the
@@ -76,22 +76,22 @@ def contents(config: Config, root: Path) -> dict[str, Content]:
         ConfigError: a local file is not there.
     """
     state = Path(config.run.state_dir).expanduser()
-    with Hashes(state / "hashes.json") as hashes:
+    with HashCache(state / "hashes.json") as hashes:
         found = [
-            content(kind, name, asset, root, state, hashes)
+            resolve_asset(kind, name, asset, root, state, hashes)
             for kind, name, asset in config.assets.each()
-            if config.program.kind != "trainer" or is_named(config, kind, name)
+            if config.program.kind != "trainer" or is_referenced(config, kind, name)
         ]
     return {c.path: c for c in found}
 
 
-def is_named(config: Config, kind: Kind, name: str) -> bool:
+def is_referenced(config: Config, kind: Kind, name: str) -> bool:
     """Does any key name this asset, as assets://NAME or {assets.models.NAME}?"""
     words = config.model_dump_json(exclude={"assets"})
     return bool(re.search(rf"assets://{name}(?![-a-z0-9])", words)) or f"{{assets.{kind}s.{name}}}" in words
 
 
-def content(kind: Kind, name: str, asset: Asset, root: Path, state: Path, hashes: Hashes) -> Content:
+def resolve_asset(kind: Kind, name: str, asset: Asset, root: Path, state: Path, hashes: HashCache) -> ResolvedAsset:
     """One asset.
 
     Raises:
@@ -101,11 +101,11 @@ def content(kind: Kind, name: str, asset: Asset, root: Path, state: Path, hashes
     if asset.build:
         identity = _identity(asset, root, hashes, key)
         output = state / "builds" / f"{name}-{identity[:12]}"
-        return Content(kind, name, identity, recipe=Recipe(asset.build, root, output))
+        return ResolvedAsset(kind, name, identity, recipe=BuildRecipe(asset.build, root, output))
     if asset.files:
         cache = state / "downloads"
         items = sorted(asset.files.items())
-        files = tuple(Source(k, cache / f.sha256, f.sha256, f.url, f.token_secret) for k, f in items)
+        files = tuple(AssetFile(k, cache / f.sha256, f.sha256, f.url, f.token_secret) for k, f in items)
     else:
         try:
             files = local_files(Path(asset.path or "").expanduser(), hashes)
@@ -114,19 +114,19 @@ def content(kind: Kind, name: str, asset: Asset, root: Path, state: Path, hashes
         if not files:
             words = f"{key}.path: no file at {asset.path}; set it to the file or folder with the data"
             raise ConfigError(escape_line(words))
-    return Content(kind, name, hashlib.sha256(manifest(files).encode()).hexdigest(), files)
+    return ResolvedAsset(kind, name, hashlib.sha256(manifest_text(files).encode()).hexdigest(), files)
 
 
-def local_files(path: Path, hashes: Hashes) -> tuple[Source, ...]:
+def local_files(path: Path, hashes: HashCache) -> tuple[AssetFile, ...]:
     """The files at or below `path`, hashed; none where nothing is."""
     if path.is_file():
-        return (Source(path.name, path, hashes.of([path])[path].sha256),)
+        return (AssetFile(path.name, path, hashes.of([path])[path].sha256),)
     found = sorted(p for p in path.rglob("*") if p.is_file() and not ALWAYS_SKIPPED & set(p.relative_to(path).parts))
     known = hashes.of(found)
-    return tuple(Source(p.relative_to(path).as_posix(), p, known[p].sha256) for p in found)
+    return tuple(AssetFile(p.relative_to(path).as_posix(), p, known[p].sha256) for p in found)
 
 
-def is_there(path: Path) -> bool:
+def path_exists(path: Path) -> bool:
     """Is there such a file? None is, where the name is too long for one."""
     try:
         return path.exists()
@@ -134,14 +134,14 @@ def is_there(path: Path) -> bool:
         return False
 
 
-def _identity(asset: Asset, root: Path, hashes: Hashes, key: str) -> str:
+def _identity(asset: Asset, root: Path, hashes: HashCache, key: str) -> str:
     """Of what a build makes: its words, and every file that they or `inputs` name. It need not have run for that."""
     argv = asset.build or ()
     read: dict[str, str] = {}
     for word in dict.fromkeys([*argv, *asset.inputs]):
         path = root / word
-        inside = word and is_there(path) and path.resolve() != root.resolve()
-        if word in asset.inputs and not is_there(path):
+        inside = word and path_exists(path) and path.resolve() != root.resolve()
+        if word in asset.inputs and not path_exists(path):
             raise ConfigError(escape_line(f"{key}.inputs: no file at {path}"))
         if inside or word in asset.inputs:
             read |= {f"{word}:{f.name}": f.sha256 for f in local_files(path, hashes)}

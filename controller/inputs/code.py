@@ -20,13 +20,13 @@ import conf
 from conf.schema.config import Config
 from controller.agent import tree_hash
 from controller.core.errors import ConfigError
-from controller.inputs.git import checked_out
+from controller.inputs.git import checkout
 
-LARGEST_SHOWN = 5
+MAX_FILES_SHOWN = 5
 
 
 @dataclass(frozen=True)
-class Snapshot:
+class CodeSnapshot:
     """Files below a root, by their sorted relative paths."""
 
     root: Path
@@ -65,7 +65,7 @@ class Snapshot:
 
 
 @dataclass(frozen=True)
-class Unfetched(Snapshot):
+class UnfetchedSnapshot(CodeSnapshot):
     """Another repository's code that could not be had yet: enough for a plan, and for nothing else."""
 
     commit: str
@@ -79,13 +79,13 @@ class Unfetched(Snapshot):
         return self.commit
 
 
-def unfetched(config: Config) -> Unfetched:
+def unfetched_snapshot(config: Config) -> UnfetchedSnapshot:
     """What stands for `code.repository` in a plan that is made without it."""
     assert config.code.repository is not None
-    return Unfetched(Path(config.run.state_dir).expanduser(), (), config.code.repository.commit)
+    return UnfetchedSnapshot(Path(config.run.state_dir).expanduser(), (), config.code.repository.commit)
 
 
-def snapshot(config: Config, folder: Path) -> Snapshot:
+def take_snapshot(config: Config, folder: Path) -> CodeSnapshot:
     """What `config` would ship if run from `folder`.
 
     Raises:
@@ -100,15 +100,15 @@ def snapshot(config: Config, folder: Path) -> Snapshot:
     else:
         state = Path(config.run.state_dir).expanduser()
         other = config.code.repository
-        root = checked_out(other, state) if other else _repository(folder)
-        found = _included(root, _listed(root, tracked_only=other is not None), config.code.exclude)
+        root = checkout(other, state) if other else _repository(folder)
+        found = _filter_excluded(root, _list_files(root, tracked_only=other is not None), config.code.exclude)
         if other is None:  # whose clone lies there
             found = [path for path in found if not path.is_relative_to(state.resolve())]
     files = tuple(sorted(p.relative_to(root).as_posix() for p in found))
     if not files:
         raise ConfigError(f"program: {root} holds no files to ship; run from your repository, or use program=trainer")
     _refuse_large(root, files, config.code.max_mb)
-    return Snapshot(root, files)
+    return CodeSnapshot(root, files)
 
 
 def _is_source(path: Path) -> bool:
@@ -122,7 +122,7 @@ def _repository(folder: Path) -> Path:
     return Path(git.stdout.strip()) if git.returncode == 0 else folder
 
 
-def _listed(root: Path, *, tracked_only: bool = False) -> list[Path]:
+def _list_files(root: Path, *, tracked_only: bool = False) -> list[Path]:
     """Regular files that git tracks or would add; without git every file that no .gitignore of the root names."""
     command = ["git", "ls-files", "-z", "--cached", *(() if tracked_only else ("--others", "--exclude-standard"))]
     git = subprocess.run(command, cwd=root, capture_output=True, text=True, check=False)
@@ -130,7 +130,7 @@ def _listed(root: Path, *, tracked_only: bool = False) -> list[Path]:
     return [root / name for name in names if (root / name).is_file() and not (root / name).is_symlink()]
 
 
-def _included(root: Path, found: list[Path], exclude: tuple[str, ...]) -> list[Path]:
+def _filter_excluded(root: Path, found: list[Path], exclude: tuple[str, ...]) -> list[Path]:
     import pathspec
 
     spec = pathspec.GitIgnoreSpec.from_lines(exclude)
@@ -149,7 +149,7 @@ def _refuse_large(root: Path, files: tuple[str, ...], max_mb: float) -> None:
     sizes = sorted((((root / name).stat().st_size, name) for name in files), reverse=True)
     total = sum(size for size, _ in sizes) / 1e6
     if total > max_mb:
-        largest = ", ".join(f"{name} ({size / 1e6:.1f} MB)" for size, name in sizes[:LARGEST_SHOWN])
+        largest = ", ".join(f"{name} ({size / 1e6:.1f} MB)" for size, name in sizes[:MAX_FILES_SHOWN])
         raise ConfigError(
             f"code.max_mb: {total:.1f} MB of code is more than {max_mb:g}; largest: {largest}; "
             "name what is not needed in code.exclude or .gitignore"

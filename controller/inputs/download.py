@@ -15,14 +15,14 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from controller.core.errors import CloudError
-from controller.inputs.assets import Recipe, Source
+from controller.inputs.assets import AssetFile, BuildRecipe
 
 CHUNK = 1 << 20
 HUGGING_FACE = "huggingface.co"
 TAIL_LINES = 20
 
 
-def token_for(source: Source, secrets: Mapping[str, str]) -> str | None:
+def token_for(source: AssetFile, secrets: Mapping[str, str]) -> str | None:
     """What is sent along as bearer token."""
     place = urlsplit(source.url or "")
     if source.token is None and (place.scheme, place.hostname) == ("https", HUGGING_FACE):
@@ -30,7 +30,7 @@ def token_for(source: Source, secrets: Mapping[str, str]) -> str | None:
     return secrets.get(source.token or "")
 
 
-def fetch(source: Source, token: str | None, moved: Callable[[int], None]) -> None:
+def download_file(source: AssetFile, token: str | None, moved: Callable[[int], None]) -> None:
     """Download a file that is not here yet, going on where an earlier attempt stopped.
 
     Args:
@@ -90,7 +90,7 @@ def _download(url: str, part: Path, token: str | None, moved: Callable[[int], No
         raise OSError(f"it broke off after {got} of {expected} bytes")
 
 
-def build(recipe: Recipe, key: str) -> Path:
+def run_recipe(recipe: BuildRecipe, key: str) -> Path:
     """Run a recipe, unless it has run; returns the folder that it has filled.
 
     Raises:

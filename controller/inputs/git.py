@@ -17,7 +17,7 @@ class UnreachableError(ConfigError):
     """A repository that cannot be had now; it may be there all the same."""
 
 
-def checked_out(repository: Repository, state: Path) -> Path:
+def checkout(repository: Repository, state: Path) -> Path:
     """The folder of a repository at its commit; cloned on first use, the same one ever after.
 
     Raises:
@@ -47,7 +47,7 @@ def clone(url: str, ref: str | None, folder: Path, key: str) -> str:
     Raises:
         ConfigError: naming `key`; an UnreachableError where the server could not be asked.
     """
-    words = f"{key}: {without_password(url)}"
+    words = f"{key}: {strip_password(url)}"
     if ref and ref.startswith("-"):  # git would take it for an option, and some of them run programs
         raise ConfigError(f"{words} can have no branch, tag or commit called {ref!r}")
     for argv in (["init", "--quiet"], ["remote", "add", "--", "origin", url]):
@@ -57,7 +57,7 @@ def clone(url: str, ref: str | None, folder: Path, key: str) -> str:
         everything = ["fetch", "--quiet", "--tags", "origin", "+refs/heads/*:refs/remotes/origin/*"]
         one = _git(everything, folder)
     if one.returncode:
-        raise UnreachableError(f"{words} cannot be cloned: {_last(one.stderr)}")
+        raise UnreachableError(f"{words} cannot be cloned: {_last_line(one.stderr)}")
     for target in ("FETCH_HEAD", ref, f"origin/{ref}"):
         commit = _git(["rev-parse", "--verify", "--quiet", f"{target}^{{commit}}"], folder).stdout.strip()
         if commit and (ref is None or target != "FETCH_HEAD" or len(ref) != 40 or commit == ref):
@@ -65,11 +65,11 @@ def clone(url: str, ref: str | None, folder: Path, key: str) -> str:
     else:
         raise ConfigError(f"{words} has no commit {ref}")
     if (done := _git(["checkout", "--quiet", "--detach", commit], folder)).returncode:
-        raise ConfigError(f"{words} cannot be checked out: {_last(done.stderr)}")
+        raise ConfigError(f"{words} cannot be checked out: {_last_line(done.stderr)}")
     return commit
 
 
-def without_password(url: str) -> str:
+def strip_password(url: str) -> str:
     """A URL that may be shown: whoever clones over HTTPS may have put a token into it."""
     scheme, separator, rest = url.partition("://")
     host, slash, path = rest.partition("/")
@@ -84,6 +84,6 @@ def _git(arguments: list[str], folder: Path) -> subprocess.CompletedProcess[str]
     return subprocess.run(["git", *arguments], cwd=folder, env=environment, capture_output=True, text=True, check=False)
 
 
-def _last(text: str) -> str:
+def _last_line(text: str) -> str:
     lines = [line for line in text.splitlines() if line.strip()]
     return next((line for line in lines if line.startswith(("fatal:", "error:"))), lines[-1] if lines else "git failed")

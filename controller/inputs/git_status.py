@@ -7,14 +7,14 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from controller.inputs.git import without_password
+from controller.inputs.git import strip_password
 
 MAX_FILE_BYTES = 1_000_000
 MAX_FILES = 2_000
 MAX_DIFF_BYTES = 10_000_000
 
 
-def record(root: Path, exclude: tuple[str, ...], secrets: Iterable[str]) -> tuple[dict[str, Any], str]:
+def collect_git_status(root: Path, exclude: tuple[str, ...], secrets: Iterable[str]) -> tuple[dict[str, Any], str]:
     """The document for git.json, and the changes since the commit as a patch.
 
     Args:
@@ -25,7 +25,7 @@ def record(root: Path, exclude: tuple[str, ...], secrets: Iterable[str]) -> tupl
     if not top or Path(top).resolve() != root.resolve():
         return {"commit": None, "why": "the code is in no git repository of its own"}, ""
     commit = _git(root, "rev-parse", "--verify", "--quiet", "HEAD").strip() or None
-    changed = _names(root, exclude, "diff", "--name-only", "-z", "HEAD") if commit else []
+    changed = _changed_files(root, exclude, "diff", "--name-only", "-z", "HEAD") if commit else []
     shown = [name for name in changed if _size(root / name) <= MAX_FILE_BYTES][:MAX_FILES]
     diff = _git(root, "diff", "--no-color", "--no-ext-diff", "--no-textconv", "HEAD", "--", *shown) if shown else ""
     if len(diff) > MAX_DIFF_BYTES:
@@ -35,17 +35,17 @@ def record(root: Path, exclude: tuple[str, ...], secrets: Iterable[str]) -> tupl
     document = {
         "commit": commit,
         "branch": _git(root, "symbolic-ref", "--quiet", "--short", "HEAD").strip() or None,
-        "remote": without_password(_git(root, "remote", "get-url", "origin").strip()) or None,
+        "remote": strip_password(_git(root, "remote", "get-url", "origin").strip()) or None,
         "dirty": bool(changed),
         "changed": changed[:MAX_FILES],
-        "untracked": _names(root, exclude, "ls-files", "--others", "--exclude-standard", "-z")[:MAX_FILES],
+        "untracked": _changed_files(root, exclude, "ls-files", "--others", "--exclude-standard", "-z")[:MAX_FILES],
         "patch": "diff.patch" if diff else None,
         "not_in_patch": sorted(set(changed) - set(shown))[:MAX_FILES],
     }
     return document, diff
 
 
-def _names(root: Path, exclude: tuple[str, ...], *arguments: str) -> list[str]:
+def _changed_files(root: Path, exclude: tuple[str, ...], *arguments: str) -> list[str]:
     import pathspec
 
     spec = pathspec.GitIgnoreSpec.from_lines(exclude)

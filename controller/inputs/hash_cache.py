@@ -25,7 +25,7 @@ class Digests:
     md5: str
 
 
-class Hashes:
+class HashCache:
     """The remembered hashes of a state folder; entered to be kept."""
 
     def __init__(self, file: Path) -> None:
@@ -55,7 +55,7 @@ class Hashes:
         new = [path for path, stamp in wanted.items() if self._known.get(str(path.resolve()), {}).get("at") != stamp]
         if new:
             with ThreadPoolExecutor(max_workers=THREADS) as pool:
-                for path, digests in zip(new, pool.map(read, new), strict=True):
+                for path, digests in zip(new, pool.map(hash_file, new), strict=True):
                     entry = {"at": wanted[path], "sha256": digests.sha256, "md5": digests.md5}
                     self._known[str(path.resolve())] = entry
                     self._changed = True
@@ -68,7 +68,7 @@ def _stamp(path: Path) -> list[int]:
     return [status.st_size, status.st_mtime_ns]
 
 
-def read(path: Path) -> Digests:
+def hash_file(path: Path) -> Digests:
     """Both hashes in one reading."""
     sha256, md5 = hashlib.sha256(), hashlib.md5(usedforsecurity=False)
     with path.open("rb") as file:

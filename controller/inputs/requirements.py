@@ -24,7 +24,7 @@ INCLUDE = re.compile(r"^(-r|--requirement)[\s=]*(?P<file>\S+)$")
 
 
 @dataclass(frozen=True)
-class GitLine:
+class GitRequirement:
     """One requirement that is a git repository; `ref` None: its default branch."""
 
     line: str
@@ -45,17 +45,17 @@ class Requirements:
     """`text` for uv on the workers, `git` for this machine."""
 
     text: str
-    git: tuple[GitLine, ...] = ()
+    git: tuple[GitRequirement, ...] = ()
 
 
-def read(root: Path, name: str) -> Requirements:
+def read_requirements(root: Path, name: str) -> Requirements:
     """Read `name` below `root`.
 
     Raises:
         ConfigError: it is not there, or holds a line that means nothing on a worker.
     """
     lines = list(_lines(root, root / name, f"env.requirements: {name}", frozenset()))
-    git = tuple(found for line in lines if (found := _git_line(line)))
+    git = tuple(found for line in lines if (found := _parse_git_requirement(line)))
     gone = {g.line for g in git}
     return Requirements("".join(f"{line}\n" for line in lines if line not in gone), git)
 
@@ -86,7 +86,7 @@ def _lines(root: Path, path: Path, what: str, inside: frozenset[Path]) -> Iterat
             yield " ".join(line.split())
 
 
-def _git_line(line: str) -> GitLine | None:
+def _parse_git_requirement(line: str) -> GitRequirement | None:
     match = GIT.match(line)
     if match is None:
         return None
@@ -97,7 +97,7 @@ def _git_line(line: str) -> GitLine | None:
     subdirectory = fragment.get("subdirectory", [""])[0]
     if subdirectory.startswith("/") or ".." in subdirectory.split("/"):
         raise ConfigError(f"env.requirements: {line!r}: subdirectory leads out of the repository")
-    return GitLine(
+    return GitRequirement(
         line=line,
         url=f"{scheme}://{host}/{path}",
         ref=ref or None,

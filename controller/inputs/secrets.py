@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from controller.core.errors import ConfigError
-from controller.gcp.client import Forbidden, NotFound
+from controller.gcp.client import ForbiddenError, NotFoundError
 
 if TYPE_CHECKING:
-    from controller.gcp.client import Google
+    from controller.gcp.client import GoogleClient
 
 MANAGER = "secretmanager:"
 NETRC = "NETRC"
@@ -34,7 +34,9 @@ class Vault:
             environment: of this process, by default.
         """
         self._environment = os.environ if environment is None else environment
-        self._sources = {name: source for name, source in sources.items() if source and self._is_there(name, source)}
+        self._sources = {
+            name: source for name, source in sources.items() if source and self._is_available(name, source)
+        }
         self._values: dict[str, str] = {}
         self._lock = threading.Lock()
 
@@ -49,12 +51,12 @@ class Vault:
         asks = any(source.startswith(MANAGER) for source in self._sources.values())
         return ["secretmanager.googleapis.com"] if asks else []
 
-    def open(self, google: Google) -> None:
+    def open(self, google: GoogleClient) -> None:
         """Read what has not been read yet.
 
         Raises:
             ConfigError: a secret is not where the config says.
-            ServiceDisabled: Secret Manager is not enabled, or not everywhere yet.
+            ServiceDisabledError: Secret Manager is not enabled, or not everywhere yet.
         """
         with self._lock:
             for name, source in self._sources.items():
@@ -65,14 +67,14 @@ class Vault:
         """What `open` has read, by name."""
         return dict(self._values)
 
-    def _is_there(self, name: str, source: str) -> bool:
+    def _is_available(self, name: str, source: str) -> bool:
         """A variable that is passed on under its own name is optional; everything else was asked for."""
         value = self._environment.get(name)
         if source != "env" or not value:
             return source != "env"
         return name != NETRC or Path(value).expanduser().is_file()
 
-    def _read(self, name: str, source: str, google: Google) -> str:
+    def _read(self, name: str, source: str, google: GoogleClient) -> str:
         key = f"env.secrets.{name}"
         if source.startswith(MANAGER):
             return _from_manager(key, source.removeprefix(MANAGER), google)
@@ -93,15 +95,15 @@ def _from_file(key: str, path: str, name: str) -> str:
     return text if name == NETRC else text.strip()
 
 
-def _from_manager(key: str, name: str, google: Google) -> str:
+def _from_manager(key: str, name: str, google: GoogleClient) -> str:
     """https://cloud.google.com/secret-manager/docs/reference/rest/v1/projects.secrets.versions/access"""
     version = name if "/versions/" in name else f"{name}/versions/latest"
     try:
         answer = google.call("secretmanager", "projects.secrets.versions.access", name=version)
-    except NotFound:
+    except NotFoundError:
         words = f"there is no {version}; `gcloud secrets create` makes one, or name another"
         raise ConfigError(f"{key}: {words}") from None
-    except Forbidden as error:
+    except ForbiddenError as error:
         words = f"you may not read {version}; it takes roles/secretmanager.secretAccessor ({error.message})"
         raise ConfigError(f"{key}: {words}") from None
     try:

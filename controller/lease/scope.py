@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 from controller.context import Context
 from controller.lease.lease import Lease
-from controller.lease.store import InBucket, Me
+from controller.lease.store import BucketLeaseStore, Identity
 from controller.plan.build import Plan
 
 RENEW_SECONDS = 10.0
@@ -15,12 +15,12 @@ RENEW_SECONDS = 10.0
 LOCAL_RENEW_SECONDS = 1.0
 
 
-def lease_of(plan: Plan, world: Context, driver: str = "laptop") -> Lease:
+def pod_lease(plan: Plan, world: Context, driver: str = "laptop") -> Lease:
     """The lease of the plan's pod, which nobody has taken yet."""
     return Lease(
-        InBucket(world.google, plan.bucket, plan.node.name),
+        BucketLeaseStore(world.google, plan.bucket, plan.node.name),
         world.clock,
-        Me(driver, plan.run_id),
+        Identity(driver, plan.run_id),
         plan.config.recovery.lease_duration_seconds,
         RENEW_SECONDS if world.billed else LOCAL_RENEW_SECONDS,
         world.clock.interrupt,
@@ -34,9 +34,9 @@ def sweep_lease(world: Context, bucket: str, sweep_id: str, seconds: float) -> L
         seconds: the term.
     """
     return Lease(
-        InBucket(world.google, bucket, sweep_id, "sweeps"),
+        BucketLeaseStore(world.google, bucket, sweep_id, "sweeps"),
         world.clock,
-        Me("laptop", sweep_id),
+        Identity("laptop", sweep_id),
         seconds,
         RENEW_SECONDS if world.billed else LOCAL_RENEW_SECONDS,
         lambda: None,
@@ -44,7 +44,7 @@ def sweep_lease(world: Context, bucket: str, sweep_id: str, seconds: float) -> L
 
 
 @contextmanager
-def working_under(lease: Lease, plan: Plan, world: Context) -> Iterator[None]:
+def lease_guard(lease: Lease, plan: Plan, world: Context) -> Iterator[None]:
     """While this lasts every act on the pod takes the lease, or makes sure of it; at its end it is let go."""
     world.lease_path = f"{plan.bucket}/{plan.node.name}"
     world.before_pod_write = world.google.before_pod_write = lease.hold

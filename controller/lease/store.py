@@ -21,16 +21,16 @@ from pydantic import Field, TypeAdapter
 from controller.agent.process import boot_id, start_time
 from controller.core.errors import CloudError
 from controller.core.formats import checked, has_format, stamped
-from controller.gcp.client import Google, NotFound
+from controller.gcp.client import GoogleClient, NotFoundError
 
 KEY = "lease"
 """Of the object's own metadata, in which the lease can be read with the object's age in one request."""
-LATEST = 2e11
+MAX_TIMESTAMP = 2e11
 """Of what a calendar can say, in seconds since the epoch."""
 
 
 @dataclass(frozen=True)
-class Term:
+class LeaseRecord:
     """What the object says.
 
     Attributes:
@@ -51,7 +51,7 @@ class Term:
     driver: str
     run_id: str
     process: Annotated[str, Field(pattern=r"^(.*:\d{1,10}/.*)?$")]
-    since: Annotated[float, Field(ge=0, le=LATEST)]
+    since: Annotated[float, Field(ge=0, le=MAX_TIMESTAMP)]
     seconds: Annotated[float, Field(ge=0, allow_inf_nan=False)]
     asked: str = ""
     released: bool = False
@@ -70,7 +70,7 @@ class Term:
         return stamped({"token": self.token, **holder, **term, **end, "exit_code": self.exit_code})
 
     @classmethod
-    def from_json(cls, body: Any, where: str = "lease.json") -> Term:
+    def from_json(cls, body: Any, where: str = "lease.json") -> LeaseRecord:
         """Return the term that `to_json` wrote; keys of a later slipway are ignored.
 
         Raises:
@@ -96,10 +96,10 @@ class Term:
 
 
 @dataclass(frozen=True)
-class Seen:
+class LeaseSnapshot:
     """A term as it was read. `age` in seconds since it was last written, by the server's clock, rounded down."""
 
-    term: Term
+    term: LeaseRecord
     generation: int
     age: float
 
@@ -108,14 +108,14 @@ class Seen:
         return self.term.released or gone or self.age >= self.term.seconds
 
 
-class LeaseFile(Protocol):
+class LeaseStore(Protocol):
     """Where the lease lies."""
 
-    def read(self) -> Seen | None:
+    def read(self) -> LeaseSnapshot | None:
         """None: nobody ever had it."""
         ...
 
-    def write(self, term: Term, generation: int) -> int:
+    def write(self, term: LeaseRecord, generation: int) -> int:
         """Replace what has this generation (0: nothing); the new generation.
 
         Raises:
@@ -125,10 +125,10 @@ class LeaseFile(Protocol):
 
 
 @dataclass(frozen=True)
-class InBucket:
+class BucketLeaseStore:
     """`pods/NAME/lease.json`, or `sweeps/ID/lease.json`."""
 
-    google: Google
+    google: GoogleClient
     bucket: str
     of: str
     among: Literal["pods", "sweeps"] = "pods"
@@ -137,15 +137,15 @@ class InBucket:
     def name(self) -> str:
         return f"{self.among}/{self.of}/lease.json"
 
-    def read(self) -> Seen | None:
+    def read(self) -> LeaseSnapshot | None:
         try:
             answer, now = self.google.metadata(self.bucket, self.name)
-        except NotFound:
+        except NotFoundError:
             return None
         where = f"gs://{self.bucket}/{self.name}"
         try:  # whoever can write to the bucket can write anything there
             body = json.loads(answer.get("metadata", {}).get(KEY, ""))
-            term = Term.from_json(body, where) if has_format(body) else None
+            term = LeaseRecord.from_json(body, where) if has_format(body) else None
         except (KeyError, ValueError, RecursionError):
             term = None
         if term is None:
@@ -154,9 +154,11 @@ class InBucket:
                 f"{where} is no lease that slipway wrote; once no controller acts there any more, delete it "
                 f"(`gcloud storage rm {where}`){pod}"
             )
-        return Seen(term, int(answer["generation"]), now - datetime.fromisoformat(answer["updated"]).timestamp())
+        return LeaseSnapshot(
+            term, int(answer["generation"]), now - datetime.fromisoformat(answer["updated"]).timestamp()
+        )
 
-    def write(self, term: Term, generation: int) -> int:
+    def write(self, term: LeaseRecord, generation: int) -> int:
         text = json.dumps(term.to_json())
         answer = self.google.upload(
             self.bucket, self.name, text.encode(), generation=generation, metadata={KEY: text}
@@ -165,30 +167,30 @@ class InBucket:
 
 
 @dataclass(frozen=True)
-class Me:
+class Identity:
     """A controller: this one, by default."""
 
     driver: str
     run_id: str
     id: str = field(default_factory=lambda: uuid.uuid4().hex)
     holder: str = field(default_factory=lambda: f"{getpass.getuser()}@{socket.gethostname()}")
-    process: str = field(default_factory=lambda: _process())
+    process: str = field(default_factory=lambda: _process_id())
 
-    def knows_gone(self, other: Term) -> bool:
+    def is_known_dead(self, other: LeaseRecord) -> bool:
         """Is the holder a process of this very boot of this machine, and dead? No need to wait for that one."""
         where, _, which = other.process.rpartition(":")
         pid, _, began = which.partition("/")
         return bool(where) and where == self.process.rpartition(":")[0] and start_time(int(pid)) != began
 
-    def term(self, token: int, since: float, seconds: float) -> Term:
-        return Term(token, self.id, self.holder, self.driver, self.run_id, self.process, since, seconds)
+    def term(self, token: int, since: float, seconds: float) -> LeaseRecord:
+        return LeaseRecord(token, self.id, self.holder, self.driver, self.run_id, self.process, since, seconds)
 
     def of(self, run_id: str) -> Self:
         """The same controller, on behalf of another run."""
         return type(self)(self.driver, run_id, self.id, self.holder, self.process)
 
 
-def _process() -> str:
+def _process_id() -> str:
     """`BOOT:NAMESPACE:PID/START`; empty where there is no /proc to tell one container of a machine from another."""
     spaces = Path("/proc/self/ns/pid")
     if not spaces.exists():

@@ -29,9 +29,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
             case "wipe":
                 lifecycle.wipe(state)
             case "env":
-                sys.stdout.write(lifecycle.exports_text(state))
+                sys.stdout.write(lifecycle.format_exports(state))
             case "requests":
-                sys.stdout.write(lifecycle.ask(lifecycle.running(state), "GET", "requests").decode())
+                sys.stdout.write(lifecycle.request_admin(lifecycle.require_endpoint(state), "GET", "requests").decode())
     except lifecycle.NotRunningError as error:
         print(error, file=sys.stderr)
         return 2
@@ -40,12 +40,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _serve(options: argparse.Namespace) -> int:
     # aiohttp and asyncssh are heavy, and only this command needs them.
-    from controller.localcloud.cloud import Options, StartError, serve
+    from controller.localcloud.cloud import ServeOptions, StartError, serve
 
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     logging.getLogger("asyncssh").setLevel(logging.ERROR)
     try:
-        asyncio.run(serve(Options(options.state, options.port, options.operation_seconds, options.idle_exit)))
+        asyncio.run(serve(ServeOptions(options.state, options.port, options.operation_seconds, options.idle_exit)))
     except StartError as error:
         print(error, file=sys.stderr)
         return 2

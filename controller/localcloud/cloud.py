@@ -20,8 +20,8 @@ from aiohttp import web
 from controller.localcloud.apis.billing import Billing
 from controller.localcloud.apis.catalog import load_catalog
 from controller.localcloud.apis.compute import Compute
-from controller.localcloud.apis.iap import Iap
-from controller.localcloud.apis.metadata import Metadata
+from controller.localcloud.apis.iap import IapRelay
+from controller.localcloud.apis.metadata import MetadataServer
 from controller.localcloud.apis.networks import Networks
 from controller.localcloud.apis.operations import Effect, Operations
 from controller.localcloud.apis.oslogin import OsLogin
@@ -31,21 +31,21 @@ from controller.localcloud.apis.storage.blobs import Blobs
 from controller.localcloud.apis.storage.buckets import Storage
 from controller.localcloud.apis.storage.objects import Objects
 from controller.localcloud.apis.tpu.nodes import Nodes
-from controller.localcloud.apis.tpu.queued import Queued
-from controller.localcloud.faults.effects import Misfortune
+from controller.localcloud.apis.tpu.queued import QueuedResources
+from controller.localcloud.faults.effects import FaultEffects
 from controller.localcloud.faults.faults import Faults
 from controller.localcloud.http.admin import Admin
 from controller.localcloud.http.call import PROJECT, PROJECT_NUMBER
 from controller.localcloud.http.discovery import Discovery
-from controller.localcloud.http.media import Media
+from controller.localcloud.http.media import MediaTransfers
 from controller.localcloud.http.permissions import Permissions
 from controller.localcloud.http.server import Server
 from controller.localcloud.store import Store
-from controller.localcloud.vms.machines import Machines
-from controller.localcloud.vms.workers import Workers
+from controller.localcloud.vms.machines import Instances
+from controller.localcloud.vms.workers import EmulatedWorkers
 
 # What each API's discovery document is given as its rootUrl.
-_ROOTS = {
+_API_ROOTS = {
     "tpu": "tpu/",
     "compute": "",
     "storage": "",
@@ -67,7 +67,7 @@ class StartError(Exception):
 
 
 @dataclass(frozen=True)
-class Options:
+class ServeOptions:
     """What `serve` is told. `port` 0: the former one, or a free one."""
 
     state: Path
@@ -83,7 +83,7 @@ class Cloud:
     store: Store
     operations: Operations
     faults: Faults
-    workers: Workers
+    workers: EmulatedWorkers
     nodes: Nodes
     effects: Mapping[str, Effect]
     server: Server
@@ -92,7 +92,7 @@ class Cloud:
         """Takes up what a former process left: SSH servers, unfinished operations, triggered faults."""
         await self.workers.resume()
         self.operations.resume(self.effects, self.workers.changed)
-        misfortune = Misfortune(self.store, self.nodes, self.workers, lambda: list(self.server.peers))
+        misfortune = FaultEffects(self.store, self.nodes, self.workers, lambda: list(self.server.peers))
         self.faults.resume(misfortune.acts(), self.workers.changed)
 
     async def close(self) -> None:
@@ -109,14 +109,14 @@ def assemble(store: Store, state: Path, url: str, token: str, seconds: float, st
     catalog = load_catalog()
     faults = Faults(store)
     networks = Networks(store, catalog)
-    workers = Workers(store, networks, faults, state, url, token)
+    workers = EmulatedWorkers(store, networks, faults, state, url, token)
     nodes = Nodes(store, operations, networks, catalog, workers, faults)
-    queued = Queued(store, operations, nodes, catalog, faults)
+    queued = QueuedResources(store, operations, nodes, catalog, faults)
     policies = Policies(store)
-    machines = Machines(store, state, url, token)
+    machines = Instances(store, state, url, token)
     compute = Compute(store, operations, networks, catalog, url, workers.changed, machines, policies)
     blobs = Blobs(state / "blobs")
-    objects = Objects(store, blobs, faults.object_finalized)
+    objects = Objects(store, blobs, faults.on_object_finalized)
     projects = Projects(store, operations, policies)
     billing = Billing(store, catalog)
     apis = (
@@ -133,9 +133,9 @@ def assemble(store: Store, state: Path, url: str, token: str, seconds: float, st
         store=store,
         discovery=Discovery(),
         handlers={key: handler for api in apis for key, handler in api.handlers().items()},
-        media=Media(store, objects, blobs),
-        metadata=Metadata(store, workers, machines, token),
-        iap=Iap(store, workers, faults),
+        media=MediaTransfers(store, objects, blobs),
+        metadata=MetadataServer(store, workers, machines, token),
+        iap=IapRelay(store, workers, faults),
         admin=Admin(store=store, operations=operations, objects=objects, nodes=nodes, faults=faults, stopped=stopped),
         faults=faults,
         permissions=Permissions(store, policies, machines),
@@ -146,15 +146,15 @@ def assemble(store: Store, state: Path, url: str, token: str, seconds: float, st
     return Cloud(store, operations, faults, workers, nodes, effects, server)
 
 
-async def serve(options: Options) -> None:
+async def serve(options: ServeOptions) -> None:
     """Runs the emulated cloud until a stop request, SIGTERM, SIGINT or --idle-exit; StartError if it cannot start."""
     state = options.state.resolve()
-    lock = _claim(state)
+    lock = _lock_state_folder(state)
     store = Store(state / "state.db")
     listener = _listen(store, options.port)
     url = f"http://127.0.0.1:{listener.getsockname()[1]}/"
-    token = _setting(store, "token", None, secrets.token_urlsafe(24))
-    seconds = _setting(store, "operation_seconds", options.operation_seconds, _OPERATION_SECONDS)
+    token = _resolve_setting(store, "token", None, secrets.token_urlsafe(24))
+    seconds = _resolve_setting(store, "operation_seconds", options.operation_seconds, _OPERATION_SECONDS)
     stopped = asyncio.Event()
     if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
         signal.signal(signal.SIGHUP, signal.SIG_DFL)  # after nohup, programs on terminals would inherit the deafness
@@ -165,9 +165,9 @@ async def serve(options: Options) -> None:
     runner = web.AppRunner(cloud.server.application(), access_log=None, shutdown_timeout=1.0)
     await runner.setup()
     await web.SockSite(runner, listener).start()
-    _publish(state, url, token)
-    machines = Machines(store, state, url, token)
-    await _until(
+    _write_endpoint(state, url, token)
+    machines = Instances(store, state, url, token)
+    await _wait_for_stop(
         stopped,
         options.idle_exit,
         lambda: cloud.server.last_request,
@@ -179,7 +179,7 @@ async def serve(options: Options) -> None:
     lock.close()
 
 
-def _setting(store: Store, name: str, wanted: Any, default: Any) -> Any:
+def _resolve_setting(store: Store, name: str, wanted: Any, default: Any) -> Any:
     """What is asked for now, else what was so in a former process, else the default; remembered."""
     former = store.get("setting", name)
     value = wanted if wanted is not None else former["value"] if former else default
@@ -187,7 +187,7 @@ def _setting(store: Store, name: str, wanted: Any, default: Any) -> Any:
     return value
 
 
-async def _until(
+async def _wait_for_stop(
     stopped: asyncio.Event,
     idle_exit: float | None,
     last_request: Callable[[], float],
@@ -205,7 +205,7 @@ async def _until(
             continue  # look at the clock again
 
 
-def _claim(state: Path) -> IO[str]:
+def _lock_state_folder(state: Path) -> IO[str]:
     """Makes the state folder and locks it for this process."""
     try:
         state.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -240,7 +240,7 @@ def _listen(store: Store, port: int) -> socket.socket:
     return listener
 
 
-def _publish(state: Path, url: str, token: str) -> None:
+def _write_endpoint(state: Path, url: str, token: str) -> None:
     """Writes endpoint.json, by which everyone finds the server, and the token file that gcloud reads."""
     endpoint = {
         "url": url,
@@ -248,7 +248,7 @@ def _publish(state: Path, url: str, token: str) -> None:
         "pid": os.getpid(),
         "project": PROJECT,
         "project_number": PROJECT_NUMBER,
-        "roots": {api: url + root for api, root in _ROOTS.items()},
+        "roots": {api: url + root for api, root in _API_ROOTS.items()},
         "ssh_config": str(state / "ssh_config"),
     }
     for name, text in (("token", token), ("endpoint.json", json.dumps(endpoint, indent=2))):

@@ -16,7 +16,7 @@ from typing import Any
 
 import psutil
 
-from controller.localcloud.vms.image import marker
+from controller.localcloud.vms.image import process_marker
 from controller.localcloud.vms.processes import kill_marked, wait_ended
 
 _START_SECONDS = 60.0
@@ -27,21 +27,21 @@ class NotRunningError(Exception):
     """There is no emulated cloud on this state folder."""
 
 
-def endpoint(state: Path) -> dict[str, Any] | None:
+def find_endpoint(state: Path) -> dict[str, Any] | None:
     """endpoint.json of a running server that answers, or None."""
     try:
         found = json.loads((state / "endpoint.json").read_text())
     except (FileNotFoundError, NotADirectoryError):
         return None
     try:
-        answer = json.loads(ask(found, "GET", "settings"))
+        answer = json.loads(request_admin(found, "GET", "settings"))
     except (urllib.error.URLError, ConnectionError, TimeoutError):
         return None  # left behind by a killed server
     # The file may be a killed server's while its successor answers already.
     return found if answer["pid"] == found["pid"] else None
 
 
-def ask(found: Mapping[str, Any], method: str, path: str, body: Any = None) -> bytes:
+def request_admin(found: Mapping[str, Any], method: str, path: str, body: Any = None) -> bytes:
     """A request to the emulator's own API; urllib's errors on failure."""
     data = None if body is None else json.dumps(body).encode()
     request = urllib.request.Request(  # noqa: S310 (the URL is our own)
@@ -57,7 +57,7 @@ def ask(found: Mapping[str, Any], method: str, path: str, body: Any = None) -> b
 def start(state: Path, flags: Sequence[str]) -> int:
     """Runs `serve` in a session of its own; returns when it answers (0), or its exit code after its words on stderr."""
     state = state.absolute()
-    if endpoint(state):
+    if find_endpoint(state):
         return 0
     log_path = state / "server.log"
     try:
@@ -83,8 +83,8 @@ def start(state: Path, flags: Sequence[str]) -> int:
             with log_path.open("rb") as written:
                 written.seek(offset)
                 sys.stderr.write(written.read().decode(errors="replace"))
-            return 0 if endpoint(state) else code
-        if found := endpoint(state):
+            return 0 if find_endpoint(state) else code
+        if found := find_endpoint(state):
             if found["pid"] != process.pid:  # two starts at the same time: the other one won
                 process.kill()
                 process.wait()
@@ -99,14 +99,14 @@ def start(state: Path, flags: Sequence[str]) -> int:
 
 def stop(state: Path) -> bool:
     """Ends the server; workers' programs keep running and the state stays. False if none was running."""
-    found = endpoint(state)
+    found = find_endpoint(state)
     if found is None:
         return False
     try:
         server = psutil.Process(found["pid"])
     except psutil.NoSuchProcess:
         return False
-    ask(found, "POST", "stop")
+    request_admin(found, "POST", "stop")
     if not wait_ended(server, _STOP_SECONDS):
         server.kill()
         wait_ended(server, _STOP_SECONDS)
@@ -117,14 +117,14 @@ def wipe(state: Path) -> None:
     """Stops the server, kills every process of every worker and deletes the state folder."""
     state = state.resolve()
     stop(state)
-    kill_marked(marker(state))
+    kill_marked(process_marker(state))
     if (state / "state.db").exists():
         shutil.rmtree(state)
 
 
-def exports(state: Path) -> dict[str, str]:
+def client_environment(state: Path) -> dict[str, str]:
     """Variables that point gcloud and the client libraries here; NotRunningError."""
-    found = running(state)
+    found = require_endpoint(state)
     url, token = found["url"], found["token"]
     roots = found["roots"]
     gcloud = {
@@ -148,14 +148,14 @@ def exports(state: Path) -> dict[str, str]:
     }
 
 
-def exports_text(state: Path) -> str:
+def format_exports(state: Path) -> str:
     """The same, as shell commands."""
-    return "".join(f"export {name}={shlex.quote(value)}\n" for name, value in exports(state).items())
+    return "".join(f"export {name}={shlex.quote(value)}\n" for name, value in client_environment(state).items())
 
 
-def running(state: Path) -> dict[str, Any]:
+def require_endpoint(state: Path) -> dict[str, Any]:
     """endpoint.json of the running server; NotRunningError."""
-    found = endpoint(state)
+    found = find_endpoint(state)
     if found is None:
         raise NotRunningError(f"no emulated cloud is running on {state}; `slipway localcloud start` starts it")
     return found

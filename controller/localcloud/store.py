@@ -84,7 +84,7 @@ class Store:
         """Appends to the request log."""
         self.database.execute("INSERT INTO requests (body) VALUES (?)", (json.dumps(entry, separators=(",", ":")),))
 
-    def last_logged(self) -> int:
+    def last_log_sequence(self) -> int:
         """The sequence number of the newest entry of the request log; 0 while it is empty."""
         return self.database.execute("SELECT MAX(seq) FROM requests").fetchone()[0] or 0
 

@@ -8,25 +8,25 @@ from pathlib import Path
 import conf
 import controller.resources.bastion
 from conf.schema.config import Config
-from controller.inputs.code import Snapshot
+from controller.inputs.code import CodeSnapshot
 from controller.reconcile.resource import Resource
-from controller.resources.bastion.vm import AccountRoles, Bastion, BastionRoles, Package
+from controller.resources.bastion.vm import AccountRoles, Bastion, BastionRoles, SlipwayPackage
 from controller.resources.project.accounts import ServiceAccount
 from controller.resources.project.bucket import Bucket
 from controller.resources.project.roles import BucketRoles, ProjectRoles
 from controller.resources.project.services import Services
 
-SUFFIX = "-driver"
-DELETES_ITSELF = ("roles/compute.instanceAdmin.v1",)
-USES_ACCOUNT = ("roles/iam.serviceAccountUser",)
-MAKES_DISKS = "roles/compute.storageAdmin"
+ACCOUNT_SUFFIX = "-driver"
+SELF_DELETE_ROLES = ("roles/compute.instanceAdmin.v1",)
+SERVICE_ACCOUNT_ROLES = ("roles/iam.serviceAccountUser",)
+DISK_ROLE = "roles/compute.storageAdmin"
 
 
-def package() -> Snapshot:
+def slipway_package() -> CodeSnapshot:
     """The source of this very installation, without the emulated cloud and without what runs on the pod."""
     root = Path(conf.__file__).parents[1]
     found = [p for name in ("conf", "controller") for p in (root / name).rglob("*") if _is_shipped(p, root)]
-    return Snapshot(root, tuple(sorted(p.relative_to(root).as_posix() for p in found)))
+    return CodeSnapshot(root, tuple(sorted(p.relative_to(root).as_posix() for p in found)))
 
 
 def _is_shipped(path: Path, root: Path) -> bool:
@@ -43,7 +43,7 @@ def bastion_resources(config: Config, bucket: str, run_id: str, needs: Sequence[
     cloud, after = config.cloud, (f"{Services.kind}/apis", f"{Bucket.kind}/{bucket}")
     account = ServiceAccount(name=cloud.driver_service_account, needs=after[:1])
     workers = ServiceAccount(name=cloud.service_account)
-    roles = (*cloud.driver_roles, *((MAKES_DISKS,) if config.tpu.data_disk_gb else ()))
+    roles = (*cloud.driver_roles, *((DISK_ROLE,) if config.tpu.data_disk_gb else ()))
     yield account
     yield ProjectRoles(name=account.name, account=account, roles=roles, needs=(account.id,))
     objects = BucketRoles(
@@ -53,20 +53,20 @@ def bastion_resources(config: Config, bucket: str, run_id: str, needs: Sequence[
     works = [account.id, objects.id]
     if not config.tpu.adopt and cloud.service_account != cloud.driver_service_account:
         uses = AccountRoles(
-            name=account.name, account=account, on=workers, roles=USES_ACCOUNT, needs=(account.id, workers.id)
+            name=account.name, account=account, on=workers, roles=SERVICE_ACCOUNT_ROLES, needs=(account.id, workers.id)
         )
         yield uses
         works.append(uses.id)
-    source = package()
-    shipped = Package(name=source.sha256, bucket=bucket, snapshot=source, needs=after[1:])
+    source = slipway_package()
+    shipped = SlipwayPackage(name=source.sha256, bucket=bucket, snapshot=source, needs=after[1:])
     yield shipped
     machine = Bastion(
-        name=f"{config.pod_name[: 63 - len(SUFFIX)]}{SUFFIX}",
+        name=f"{config.pod_name[: 63 - len(ACCOUNT_SUFFIX)]}{ACCOUNT_SUFFIX}",
         zone=config.tpu.zone,
         machine_type=cloud.driver_machine,
         pod=config.pod_name,
         network=config.network.name,
-        subnetwork=config.network.subnet_in(config.region),
+        subnetwork=config.network.subnet_name(config.region),
         external_ip=not config.network.nat,
         account=account,
         script=Path(controller.resources.bastion.__file__).with_name("boot.py").read_text(),
@@ -74,4 +74,6 @@ def bastion_resources(config: Config, bucket: str, run_id: str, needs: Sequence[
         needs=(*needs, *works, shipped.id),
     )
     yield machine
-    yield BastionRoles(name=account.name, account=account, bastion=machine, roles=DELETES_ITSELF, needs=(machine.id,))
+    yield BastionRoles(
+        name=account.name, account=account, bastion=machine, roles=SELF_DELETE_ROLES, needs=(machine.id,)
+    )

@@ -8,22 +8,22 @@ from pathlib import Path
 from typing import TypeVar
 
 from conf.schema.config import Config
-from controller.config.placeholders import Places
+from controller.config.placeholders import Placeholders
 from controller.config.run_yaml import render
 from controller.context import Context
-from controller.inputs.assets import Content, contents
-from controller.inputs.code import Snapshot, Unfetched, snapshot
+from controller.inputs.assets import ResolvedAsset, resolve_assets
+from controller.inputs.code import CodeSnapshot, UnfetchedSnapshot, take_snapshot
 from controller.inputs.requirements import Requirements
 from controller.inputs.secrets import Vault
 from controller.plan.bastion import bastion_resources
 from controller.plan.pod import node_resource
 from controller.plan.project import bucket_name, shared_resources
-from controller.plan.workers import Prepared, fetched_on_pod, requirements_of, worker_resources
+from controller.plan.workers import WorkerInputs, fetched_on_pod, venv_requirements, worker_resources
 from controller.reconcile.resource import Absent, Pending, Resource
 from controller.resources.pod.node import Node
 from controller.resources.project.bucket import Bucket
 from controller.resources.project.services import Services
-from controller.resources.uploads.assets import AssetCopy
+from controller.resources.uploads.assets import UploadedAsset
 from controller.resources.uploads.code import CodeArchive
 from controller.resources.uploads.secrets import Secrets
 from controller.resources.uploads.wheels import Wheels
@@ -33,7 +33,7 @@ UNKNOWN_HASH = "????????"
 
 
 @dataclass(frozen=True)
-class Recorded:
+class RecordedInputs:
     """What is taken from the record of a run, and not decided anew: the run is to be the same.
 
     Attributes:
@@ -43,7 +43,7 @@ class Recorded:
 
     run_id: str
     run_yaml: str
-    assets: Mapping[str, Content]
+    assets: Mapping[str, ResolvedAsset]
     lock: str
 
 
@@ -55,11 +55,11 @@ class Plan:
     project: str
     run_id: str
     bucket: str
-    snapshot: Snapshot
+    snapshot: CodeSnapshot
     run_yaml: str
-    places: Places
+    places: Placeholders
     vault: Vault
-    assets: tuple[Content, ...]
+    assets: tuple[ResolvedAsset, ...]
     resources: tuple[Resource, ...]
 
     def get(self, kind: type[R]) -> R:
@@ -93,12 +93,12 @@ class Plan:
         """The signal that tells the program that its VM will go away."""
         return "SIGTERM" if self.config.program.kind == "trainer" else self.config.recovery.preemption_signal
 
-    def of_scope(self, *scopes: str) -> list[Resource]:
+    def in_scope(self, *scopes: str) -> list[Resource]:
         return [r for r in self.resources if r.scope in scopes]
 
 
-def build(
-    config: Config, project: str, folder: Path, code: Snapshot | None = None, recorded: Recorded | None = None
+def build_plan(
+    config: Config, project: str, folder: Path, code: CodeSnapshot | None = None, recorded: RecordedInputs | None = None
 ) -> Plan:
     """Pure but for reading the code and the assets.
 
@@ -111,42 +111,42 @@ def build(
     Raises:
         ConfigError: code or data that is not there.
     """
-    code = code or snapshot(config, folder)
+    code = code or take_snapshot(config, folder)
     bucket = bucket_name(config, project)
-    held = contents(config, code.root) if recorded is None else recorded.assets
+    held = resolve_assets(config, code.root) if recorded is None else recorded.assets
     run_id = config.run_id(code.sha256, {_identity_key(c): c.identity for c in held.values()})
     if recorded is not None:
         run_id = recorded.run_id
-    if isinstance(code, Unfetched):
+    if isinstance(code, UnfetchedSnapshot):
         run_id = f"{config.run.name}-{UNKNOWN_HASH}"
-    places = Places(bucket, run_id, {path: f"gs://{bucket}/{c.prefix}" for path, c in held.items()})
+    places = Placeholders(bucket, run_id, {path: f"gs://{bucket}/{c.prefix}" for path, c in held.items()})
     prefixes = {c.name: c.prefix for c in held.values()}
     run_yaml = recorded.run_yaml if recorded is not None else render(config, run_id, bucket, prefixes)
     vault = Vault(config.env.secrets)
-    requirements = requirements_of(config, code)
+    requirements = venv_requirements(config, code)
     if recorded is not None and config.env.packages == "lock":
         requirements = Requirements(recorded.lock)
-    early = tuple(_before_the_pod(config, bucket, code, held, vault, requirements))
+    early = tuple(_resources_before_pod(config, bucket, code, held, vault, requirements))
     # A billed TPU never waits for an upload or a permission: everything shared comes before it.
     node = node_resource(config, tuple(r.id for r in early))
     archive = next(r for r in early if isinstance(r, CodeArchive))
     wheels = next((r for r in early if isinstance(r, Wheels)), None)
-    prepared = Prepared(config, node, archive, run_id, run_yaml, places, vault, requirements, wheels, held)
+    prepared = WorkerInputs(config, node, archive, run_id, run_yaml, places, vault, requirements, wheels, held)
     if config.recovery.driver == "bastion":
         early = (*early, *bastion_resources(config, bucket, run_id, [r.id for r in early]))
     resources = (*early, node, *worker_resources(prepared))
     return Plan(config, project, run_id, bucket, code, run_yaml, places, vault, tuple(held.values()), resources)
 
 
-def _identity_key(asset: Content) -> str:
+def _identity_key(asset: ResolvedAsset) -> str:
     return asset.name if asset.kind == "dataset" else asset.path
 
 
-def _before_the_pod(
+def _resources_before_pod(
     config: Config,
     bucket: str,
-    code: Snapshot,
-    held: Mapping[str, Content],
+    code: CodeSnapshot,
+    held: Mapping[str, ResolvedAsset],
     vault: Vault,
     requirements: Requirements,
 ) -> Iterator[Resource]:
@@ -158,7 +158,7 @@ def _before_the_pod(
         needs = (*needs, secrets.id)
     for asset in held.values():
         if not fetched_on_pod(config, asset):
-            yield AssetCopy(name=asset.name, bucket=bucket, content=asset, vault=vault, needs=needs)
+            yield UploadedAsset(name=asset.name, bucket=bucket, content=asset, vault=vault, needs=needs)
     yield CodeArchive(name=code.sha256, bucket=bucket, snapshot=code, needs=needs)
     if requirements.git:
         yield Wheels.of(requirements.git, config.env.python, bucket, needs)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import product
 
 from conf.schema.config import Config
-from conf.schema.infra.topology import region
+from conf.schema.infra.topology import zone_region
 from controller.resources.pod.node import Node
 from controller.resources.pod.provisioner import Place, SliceSpec
 
@@ -14,7 +14,7 @@ def node_resource(config: Config, needs: tuple[str, ...]) -> Node:
     """Return the pod of a config; `needs` are the ids of what must exist first."""
     tpu = config.tpu
     places = tuple(
-        Place(zone, tier, config.network.subnet_in(region(zone)), "queued" if tpu.is_queued(tier) else "node")
+        Place(zone, tier, config.network.subnet_name(zone_region(zone)), "queued" if tpu.is_queued(tier) else "node")
         for zone, tier in product(tpu.all_zones, tpu.capacity)
     )
     return Node(

@@ -7,16 +7,16 @@ from dataclasses import dataclass
 from typing import Any
 
 from controller.context import Context
-from controller.core.errors import WorkersDisagree
-from controller.gcp.client import NoCredentials, ServiceDisabled
-from controller.reconcile.reconciler import ordered
+from controller.core.errors import WorkersDisagreeError
+from controller.gcp.client import NoCredentialsError, ServiceDisabledError
+from controller.reconcile.reconciler import topological_order
 from controller.reconcile.resource import Absent, Diff, Pending, Resource, Unknown
-from controller.resources.workers.base import OnWorkers
-from controller.ssh.fleet import WorkerError, WorkersFailed
+from controller.resources.workers.base import WorkerResource
+from controller.ssh.fleet import WorkerError, WorkersFailedError
 
 
 @dataclass(frozen=True)
-class Row:
+class ResourcePreview:
     """One resource of the plan: what it was seen to be, and what `up` would do (None: it cannot be told)."""
 
     resource: Resource
@@ -30,24 +30,24 @@ class Row:
         return "wait" if isinstance(self.seen, Pending) else "unknown"
 
 
-def preview(resources: tuple[Resource, ...], world: Context) -> list[Row]:
+def preview_resources(resources: tuple[Resource, ...], world: Context) -> list[ResourcePreview]:
     """Observe every resource, those without mutual needs at the same time, and say what would be done."""
     have: dict[str, Any] = {}
-    rows: dict[str, Row] = {}
-    left = ordered(resources)
+    rows: dict[str, ResourcePreview] = {}
+    left = topological_order(resources)
     with ThreadPoolExecutor(max_workers=16) as pool:
         while left:
             ready = [r for r in left if set(r.needs) <= set(have)]
             left = [r for r in left if r not in ready]
-            for resource, seen in zip(ready, pool.map(lambda r: _look(r, world, have), ready), strict=True):
+            for resource, seen in zip(ready, pool.map(lambda r: _observe(r, world, have), ready), strict=True):
                 have[resource.id] = seen
                 known = not isinstance(seen, Pending | Unknown)
-                rows[resource.id] = Row(resource, seen, resource.diff(seen) if known else None)
+                rows[resource.id] = ResourcePreview(resource, seen, resource.diff(seen) if known else None)
     return [rows[r.id] for r in resources]
 
 
-def _look(resource: Resource, world: Context, have: dict[str, Any]) -> Any:
-    if isinstance(resource, OnWorkers):
+def _observe(resource: Resource, world: Context, have: dict[str, Any]) -> Any:
+    if isinstance(resource, WorkerResource):
         node = have[resource.node]
         if isinstance(node, Absent):
             return Absent()
@@ -57,9 +57,9 @@ def _look(resource: Resource, world: Context, have: dict[str, Any]) -> Any:
             return Absent()  # the node will be replaced, and this with it
     try:
         return resource.observe(world, have)
-    except NoCredentials as error:
+    except NoCredentialsError as error:
         return Unknown(str(error))
-    except ServiceDisabled as error:
+    except ServiceDisabledError as error:
         return Unknown(f"{error.service} is not enabled yet; up enables it")
-    except (WorkerError, WorkersFailed, WorkersDisagree) as error:
+    except (WorkerError, WorkersFailedError, WorkersDisagreeError) as error:
         return Unknown(str(error))

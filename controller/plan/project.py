@@ -18,7 +18,7 @@ from controller.resources.project.budget import BUDGET_APIS, BillingBudget
 from controller.resources.project.roles import BucketRoles, ProjectRoles
 from controller.resources.project.services import Services
 
-EVERYWHERE = "10.0.0.0/20"
+FALLBACK_RANGE = "10.0.0.0/20"
 """Stands for the range in a region that the table does not hold; a check refuses that before anything is made."""
 
 
@@ -69,7 +69,7 @@ def _network(config: Config, services: Services) -> Iterator[Resource]:
         name=f"{net.name}-allow-ssh",
         network=net.name,
         allowed=("tcp:22",),
-        source_ranges=net.ssh_admitted,
+        source_ranges=net.all_ssh_source_ranges,
         target_tags=(TAG,),
         needs=(network.id,),
     )
@@ -83,17 +83,17 @@ def _network(config: Config, services: Services) -> Iterator[Resource]:
             needs=(network.id,),
         )
     for region in config.regions:
-        yield from _in_region(config, network, region)
+        yield from _regional_resources(config, network, region)
 
 
-def _in_region(config: Config, network: Network, region: str) -> Iterator[Resource]:
+def _regional_resources(config: Config, network: Network, region: str) -> Iterator[Resource]:
     """The parts of the network that each region has its own of."""
     net = config.network
     subnet = Subnet(
-        name=net.subnet_in(region),
+        name=net.subnet_name(region),
         region=region,
         network=net.name,
-        block=net.cidr or subnet_range(region) or EVERYWHERE,
+        block=net.cidr or subnet_range(region) or FALLBACK_RANGE,
         cidr=net.cidr,
         needs=(network.id,),
     )

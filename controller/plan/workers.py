@@ -11,33 +11,33 @@ from typing import Any
 import conf
 from conf.schema.config import Config
 from controller.agent.protocol import ObserveQuestion
-from controller.config.placeholders import Places
+from controller.config.placeholders import Placeholders
 from controller.core.errors import ConfigError
-from controller.inputs.assets import Content
-from controller.inputs.code import Snapshot, Unfetched
-from controller.inputs.requirements import Requirements, read
+from controller.inputs.assets import ResolvedAsset
+from controller.inputs.code import CodeSnapshot, UnfetchedSnapshot
+from controller.inputs.requirements import Requirements, read_requirements
 from controller.inputs.secrets import Vault
 from controller.reconcile.resource import Resource
 from controller.resources.pod.node import Node
-from controller.resources.uploads.assets import PodAsset
+from controller.resources.uploads.assets import PodFetchedAsset
 from controller.resources.uploads.code import CodeArchive
 from controller.resources.uploads.wheels import Wheels
 from controller.resources.workers.code import WorkerCode
 from controller.resources.workers.run_config import RunConfig
 from controller.resources.workers.setup import Setup
 from controller.resources.workers.ssh_access import SshAccess
-from controller.resources.workers.tidy import Tidied
+from controller.resources.workers.tidy import WorkerHygiene
 from controller.resources.workers.venv import Venv
-from controller.resources.workers.verified import Verified
+from controller.resources.workers.verified import DeviceProbe
 from controller.resources.workers.watchdog import Watchdog
 
-LOCK = Path(conf.__file__).with_name("requirements.txt")
-WANDB = Path(conf.__file__).with_name("wandb.txt")
+LOCK_FILE = Path(conf.__file__).with_name("requirements.txt")
+WANDB_LOCK_FILE = Path(conf.__file__).with_name("wandb.txt")
 PIN = re.compile(r"^(?P<name>[\w.-]+)(\[.*?\])?==.*?(?=^\S|\Z)", re.MULTILINE | re.DOTALL)
 """One package of a lock, with its hashes."""
 
 
-def requirements_of(config: Config, code: Snapshot) -> Requirements:
+def venv_requirements(config: Config, code: CodeSnapshot) -> Requirements:
     """What the venv is to hold beside its Python.
 
     Raises:
@@ -47,31 +47,31 @@ def requirements_of(config: Config, code: Snapshot) -> Requirements:
         return Requirements(_lock(config))
     if config.env.packages != "requirements" or config.env.requirements is None:
         return Requirements("")
-    if isinstance(code, Unfetched):
+    if isinstance(code, UnfetchedSnapshot):
         return Requirements("")
     name = Path(config.env.requirements).as_posix()
     if name not in code.files:
         raise ConfigError(f"env.requirements: {name} is not among the files that are shipped from {code.root}")
-    return read(code.root, name)
+    return read_requirements(code.root, name)
 
 
 def _lock(config: Config) -> str:
     """The pinned packages, and those that logging.wandb needs besides."""
-    text = LOCK.read_text()
+    text = LOCK_FILE.read_text()
     if config.program.kind != "trainer" or config.logging.wandb is None:
         return text
     there = {match["name"] for match in PIN.finditer(text)}
-    return text + "".join(match[0] for match in PIN.finditer(WANDB.read_text()) if match["name"] not in there)
+    return text + "".join(match[0] for match in PIN.finditer(WANDB_LOCK_FILE.read_text()) if match["name"] not in there)
 
 
-def guarded(config: Config) -> bool:
+def needs_watchdog(config: Config) -> bool:
     """Is there a reason for which the pod should delete itself? An adopted one is never deleted."""
     limits = (config.cleanup.idle_minutes, config.budget.max_hours, config.budget.max_usd)
     return any(limit is not None for limit in limits) and not config.tpu.adopt
 
 
 @dataclass(frozen=True)
-class Prepared:
+class WorkerInputs:
     """What is decided about a run when its workers' part is planned."""
 
     config: Config
@@ -79,24 +79,24 @@ class Prepared:
     code: CodeArchive
     run_id: str
     run_yaml: str
-    places: Places
+    places: Placeholders
     vault: Vault
     requirements: Requirements
     wheels: Wheels | None
-    assets: Mapping[str, Content]
+    assets: Mapping[str, ResolvedAsset]
 
 
-def fetched_on_pod(config: Config, asset: Content) -> bool:
+def fetched_on_pod(config: Config, asset: ResolvedAsset) -> bool:
     """Only what is downloaded can be: what is here, or made here, is sent from here."""
     return config.assets.fetch_on == "pod" and any(source.url for source in asset.files)
 
 
-def worker_resources(run: Prepared) -> Iterator[Resource]:
+def worker_resources(run: WorkerInputs) -> Iterator[Resource]:
     """The resources in the order in which they come about."""
     config, node, code = run.config, run.node, run.code
     on_all: dict[str, Any] = {"workers": node.spec.workers, "node": node.id}
     setup = config.program.setup
-    tidied = Tidied.wanted_on(
+    tidied = WorkerHygiene.wanted_on(
         config.env.min_free_gb, **on_all, name=node.name, needs=(f"{SshAccess.kind}/{node.name}",)
     )
     venv = Venv.wanted_on(
@@ -111,7 +111,7 @@ def worker_resources(run: Prepared) -> Iterator[Resource]:
     asks: ObserveQuestion = {"venv": venv.name, "code": code.name, "run_id": run.run_id}
     ssh = SshAccess(name=node.name, node=node.id, asks=asks, reachable=("yes",) * node.spec.workers, needs=(node.id,))
     yield ssh
-    if guarded(config):
+    if needs_watchdog(config):
         minutes = config.cleanup.idle_minutes
         idle = None if minutes is None else 60 * minutes
         yield Watchdog(name=node.name, node=node.id, bucket=code.bucket, idle_seconds=idle, needs=(ssh.id,))
@@ -123,7 +123,7 @@ def worker_resources(run: Prepared) -> Iterator[Resource]:
     ready = [venv.id, shipped.id, placed.id]
     for asset in run.assets.values():
         if fetched_on_pod(config, asset):
-            fetched = PodAsset(
+            fetched = PodFetchedAsset(
                 name=asset.name, node=node.id, bucket=code.bucket, content=asset, vault=run.vault, needs=(tidied.id,)
             )
             yield fetched
@@ -135,7 +135,7 @@ def worker_resources(run: Prepared) -> Iterator[Resource]:
         )
         yield prepared
         ready = [prepared.id]
-    yield Verified(
+    yield DeviceProbe(
         name=node.name,
         node=node.id,
         venv=venv.name,

@@ -10,18 +10,18 @@ from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from typing import Any
 
 from controller.context import Context
-from controller.core.clock import Interrupted
+from controller.core.clock import InterruptedSleepError
 from controller.core.errors import CloudError, ConfigError
-from controller.gcp.client import ServiceDisabled
+from controller.gcp.client import ServiceDisabledError
 from controller.reconcile.resource import Absent, Diff, Pending, Resource, Unknown
 
-GUARDED = frozenset({"run", "pod"})
+LEASED_SCOPES = frozenset({"run", "pod"})
 """Scopes of which one controller at a time brings things about; what pods share comes to the same whoever makes it."""
 MAX_ACTS = 8
 """A resource that still differs after this many acts does not converge: something else keeps changing it."""
 
 
-def ordered(resources: Iterable[Resource]) -> list[Resource]:
+def topological_order(resources: Iterable[Resource]) -> list[Resource]:
     """Topological order: each after its needs, else as given. Raises ValueError on a cycle or an unknown need."""
     left = {r.id: r for r in resources}
     known = set(left)
@@ -46,7 +46,7 @@ def reconcile(resources: Sequence[Resource], world: Context) -> dict[str, Any]:
         SlipwayError: the first failure, once everything already under way has come to rest.
         KeyboardInterrupt: passed on after the threads have stopped at their next wait.
     """
-    waiting = ordered(resources)
+    waiting = topological_order(resources)
     have: dict[str, Any] = {}
     running: dict[Future[Any], Resource] = {}
     failure: BaseException | None = None
@@ -82,7 +82,7 @@ def settle(resource: Resource, world: Context, have: dict[str, Any]) -> Any:
     announced = False
     try:
         while True:
-            seen = _look(resource, world, have)
+            seen = _observe(resource, world, have)
             if isinstance(seen, Unknown):
                 raise ConfigError(f"{resource.title}: {seen.why}")
             if isinstance(seen, Pending):
@@ -92,7 +92,7 @@ def settle(resource: Resource, world: Context, have: dict[str, Any]) -> Any:
                 if seen != pending:
                     pending, stuck = seen, world.clock.deadline(seen.seconds)
                 if stuck() or late():
-                    raise CloudError(_never_settles(resource, seen, world.clock.steady() - began))
+                    raise CloudError(_timeout_error(resource, seen, world.clock.steady() - began))
                 world.clock.sleep(world.pace)
                 continue
             pending = None
@@ -110,32 +110,32 @@ def settle(resource: Resource, world: Context, have: dict[str, Any]) -> Any:
             words = diff.action if isinstance(seen, Absent) else str(diff)
             world.events.emit("step_started", resource.id, words, title=resource.title)
             acts.append(diff)
-            if resource.scope in GUARDED:
+            if resource.scope in LEASED_SCOPES:
                 world.before_pod_write()
             resource.apply(world, have, diff)
-    except Interrupted:
+    except InterruptedSleepError:
         raise
     except Exception as error:
         world.events.emit("step_failed", resource.id, str(error), title=resource.title)
         raise
 
 
-def _never_settles(resource: Resource, seen: Pending, seconds: float) -> str:
+def _timeout_error(resource: Resource, seen: Pending, seconds: float) -> str:
     advice = f"; {seen.advice}" if seen.advice else ""
     return f"{resource.title}: still not settled after {seconds:.0f} s: {seen.why}{advice}"
 
 
-def _look(resource: Resource, world: Context, have: dict[str, Any]) -> Any:
+def _observe(resource: Resource, world: Context, have: dict[str, Any]) -> Any:
     try:
         return resource.observe(world, have)
-    except ServiceDisabled as error:
+    except ServiceDisabledError as error:
         # Google takes some minutes to see everywhere that an API has been enabled.
         return Pending(f"{error.service} is not enabled everywhere yet")
 
 
 def destroy(resources: Sequence[Resource], world: Context) -> None:
     """Remove resources, dependents first."""
-    for resource in reversed(ordered(resources)):
+    for resource in reversed(topological_order(resources)):
         began = world.clock.steady()
         world.events.emit("step_started", resource.id, "delete", title=resource.title)
         try:

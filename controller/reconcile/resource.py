@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from controller.core.finding import Finding
 
 Scope = Literal["run", "pod", "shared", "external"]
-Have = Mapping[str, Any]
+ObservedResources = Mapping[str, Any]
 """What the needs were observed to be, by id."""
 
 
@@ -91,11 +91,11 @@ class Resource(ABC):
         return f"{self.kind} {self.name}"
 
     @abstractmethod
-    def observe(self, world: Context, have: Have) -> Absent | Pending | Unknown | Self:
+    def observe(self, world: Context, have: ObservedResources) -> Absent | Pending | Unknown | Self:
         """What is there now. Absent only on a real 404."""
 
     @abstractmethod
-    def apply(self, world: Context, have: Have, diff: Diff) -> None:
+    def apply(self, world: Context, have: ObservedResources, diff: Diff) -> None:
         """One idempotent act that brings the world nearer; called again until nothing differs."""
 
     @abstractmethod

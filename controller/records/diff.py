@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from controller.records.recorder import Document
+from controller.records.recorder import RunRecord
 from controller.records.table import flat
 
-Difference = dict[str, dict[str, tuple[Any, Any]]]
+RecordDiff = dict[str, dict[str, tuple[Any, Any]]]
 
 
-def difference(old: Document, new: Document) -> Difference:
+def diff_records(old: RunRecord, new: RunRecord) -> RecordDiff:
     """By section the keys that differ, each with both values, None where one run has none.
 
     Args:
@@ -21,36 +21,36 @@ def difference(old: Document, new: Document) -> Difference:
         "code": lambda d: {"sha256": d["code_sha256"], **_git(d)},
         "packages": lambda d: d["worker_0"]["packages"],
         "data": lambda d: {f"{asset['kind']} {asset['name']}": asset["identity"] for asset in d["assets"]},
-        "machine": lambda d: flat({key: d["worker_0"].get(key) for key in MACHINE}) | {"slipway": d["slipway"]},
+        "machine": lambda d: flat({key: d["worker_0"].get(key) for key in MACHINE_KEYS}) | {"slipway": d["slipway"]},
         "price": lambda d: d["prices"],
-        "result": lambda d: flat({key: d["row"].get(key) for key in RESULT}),
+        "result": lambda d: flat({key: d["row"].get(key) for key in RESULT_KEYS}),
     }
-    found = {name: _unequal(of(old), of(new)) for name, of in sections.items()}
+    found = {name: _changed_keys(of(old), of(new)) for name, of in sections.items()}
     return {name: unequal for name, unequal in found.items() if unequal}
 
 
-MACHINE = ("devices", "python", "image_fingerprint", "runtime_version")
-RESULT = ("state", "attempts", "seconds", "usd", "metrics")
+MACHINE_KEYS = ("devices", "python", "image_fingerprint", "runtime_version")
+RESULT_KEYS = ("state", "attempts", "seconds", "usd", "metrics")
 
 
-def as_lines(old: str, new: str, found: Difference) -> list[str]:
+def format_diff(old: str, new: str, found: RecordDiff) -> list[str]:
     """Return the difference as lines for people."""
     lines = [f"- {old}", f"+ {new}"]
     for section, keys in found.items():
         lines += ["", section]
         for key, (a, b) in sorted(keys.items()):
-            lines.append(f"  {key}: {_words(a)} -> {_words(b)}")
+            lines.append(f"  {key}: {_format_value(a)} -> {_format_value(b)}")
     return lines if found else [*lines, "", "nothing differs"]
 
 
-def _unequal(a: dict[str, Any], b: dict[str, Any]) -> dict[str, tuple[Any, Any]]:
+def _changed_keys(a: dict[str, Any], b: dict[str, Any]) -> dict[str, tuple[Any, Any]]:
     return {key: (a.get(key), b.get(key)) for key in {**a, **b} if a.get(key) != b.get(key)}
 
 
-def _git(document: Document) -> dict[str, Any]:
+def _git(document: RunRecord) -> dict[str, Any]:
     git = document.get("git", {})
     return {key: git.get(key) for key in ("commit", "dirty")}
 
 
-def _words(value: Any) -> str:
+def _format_value(value: Any) -> str:
     return "none" if value is None else str(value)

@@ -16,67 +16,67 @@ from typing import TYPE_CHECKING, Any
 from controller.core.formats import checked, dump, has_format
 
 if TYPE_CHECKING:
-    from controller.gcp.client import Google
+    from controller.gcp.client import GoogleClient
 
-Row = dict[str, Any]
-LARGEST = 7000
+RunRow = dict[str, Any]
+MAX_ROW_BYTES = 7000
 """Bytes of a row in the bucket: custom metadata ends at 8 KiB."""
 
 
-def file_of(state: Path) -> Path:
+def index_file(state: Path) -> Path:
     return state / "runs" / "index.jsonl"
 
 
-def rows(state: Path) -> list[Row]:
+def load_rows(state: Path) -> list[RunRow]:
     """Every run that this state folder knows, oldest first. A line that was cut short by a crash does not count."""
-    file = file_of(state)
-    found: dict[str, Row] = {}
+    file = index_file(state)
+    found: dict[str, RunRow] = {}
     for line in file.read_bytes().splitlines() if file.is_file() else ():
-        if row := _row(line, str(file)):
+        if row := _parse_row(line, str(file)):
             found[row["run"]] = {**found.get(row["run"], {}), **row}
     return sorted(found.values(), key=lambda row: row.get("created", 0.0))
 
 
-def add(state: Path, new: Iterable[Row]) -> None:
+def append_rows(state: Path, new: Iterable[RunRow]) -> None:
     """Add rows, or the keys of them that are new."""
     text = "".join(dump(row) + "\n" for row in new)
     if not text:
         return
-    file = file_of(state)
+    file = index_file(state)
     file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     with file.open("ab") as out:
         fcntl.flock(out, fcntl.LOCK_EX)  # controllers of several runs append at the same time
         out.write(text.encode())
 
 
-def publish(google: Google, bucket: str, row: Row) -> None:
+def publish_row(google: GoogleClient, bucket: str, row: RunRow) -> None:
     """Put a row into the bucket, in place of the run's last one; if it is too large, without metrics or words."""
     text = dump(row)
     for key in ("metrics", "overrides", "reason"):
-        if len(text.encode()) > LARGEST:
+        if len(text.encode()) > MAX_ROW_BYTES:
             row = {**row, key: {} if key == "metrics" else []}
             text = dump(row)
     google.upload(bucket, f"index/{row['run']}.json", text.encode(), metadata={"row": text})
 
 
-def published(google: Google, bucket: str) -> list[Row]:
+def list_published_rows(google: GoogleClient, bucket: str) -> list[RunRow]:
     """Every row of a bucket."""
-    from controller.gcp.client import NotFound
+    from controller.gcp.client import NotFoundError
 
     where: Mapping[str, Any] = {"bucket": bucket, "prefix": "index/", "fields": "items(metadata),nextPageToken"}
     try:
         items = list(google.pages("storage", "objects.list", "items", **where))
-    except NotFound:
+    except NotFoundError:
         return []
     found = [
-        _row(item["metadata"]["row"], f"a row of gs://{bucket}/index/")
+        _parse_row(item["metadata"]["row"], f"a row of gs://{bucket}/index/")
         for item in items
         if "row" in item.get("metadata", {})
     ]
     return [row for row in found if row]
 
 
-def _row(text: str | bytes, where: str) -> Row | None:
+def _parse_row(text: str | bytes, where: str) -> RunRow | None:
     """None where somebody wrote something else; so is a line that was cut short by a crash.
 
     Raises:

@@ -7,17 +7,17 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from controller.core.formats import dump, load
+from controller.core import formats
 
-OF_A_RUN = frozenset({"status", "logs", "verify", "cancel", "stop", "down", "ssh", "exec", "forward"})
+RUN_VERBS = frozenset({"status", "logs", "verify", "cancel", "stop", "down", "ssh", "exec", "forward"})
 """Those that --run may tell which run is meant."""
-VERBS = OF_A_RUN | {"orphans"}
+VERBS = RUN_VERBS | {"orphans"}
 """The verbs that look at, touch or end what `up` has made; without config words they mean the last one."""
-OF_THE_PROJECT = frozenset({"orphans"})
+PROJECT_VERBS = frozenset({"orphans"})
 """Those of them that mean something without any run: the words only say which project."""
 
 
-def remember(overrides: Sequence[str], folder: Path, run: str = "") -> None:
+def save(overrides: Sequence[str], folder: Path, run: str = "") -> None:
     """Called by `up` once it has something to act on; a state folder that cannot be written is told of elsewhere.
 
     Args:
@@ -25,13 +25,13 @@ def remember(overrides: Sequence[str], folder: Path, run: str = "") -> None:
     """
     file = _file(folder)
     file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    file.write_text(dump({"folder": str(folder), "overrides": list(overrides), "run": run}))
+    file.write_text(formats.dump({"folder": str(folder), "overrides": list(overrides), "run": run}))
 
 
-def recall(folder: Path) -> tuple[tuple[str, ...], str]:
+def load(folder: Path) -> tuple[tuple[str, ...], str]:
     """The words and the run that `remember` was given last in this folder, none of both if there was no `up`."""
     file = _file(folder)
-    known = load(file.read_text(), str(file)) if file.is_file() else {}
+    known = formats.load(file.read_text(), str(file)) if file.is_file() else {}
     return tuple(known.get("overrides", ())), known.get("run", "")
 
 

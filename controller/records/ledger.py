@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from controller.core.formats import checked, load, stamped
-from controller.gcp.client import Conflict, Google, NotFound
+from controller.gcp.client import ConflictError, GoogleClient, NotFoundError
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,7 @@ class Result:
 class Ledger:
     """Reads and writes the record of one run."""
 
-    def __init__(self, google: Google, bucket: str, run_id: str) -> None:
+    def __init__(self, google: GoogleClient, bucket: str, run_id: str) -> None:
         self._google, self.bucket, self.run_id = google, bucket, run_id
         self.prefix = f"runs/{run_id}"
 
@@ -90,7 +90,7 @@ class Ledger:
                     "storage", "objects.list", "items", bucket=self.bucket, prefix=f"{self.prefix}/launches/"
                 )
             )
-        except NotFound:
+        except NotFoundError:
             return []
         names = [item["name"] for item in items]
         found = [Launch.from_json(json.loads(self._google.download(self.bucket, name)), name) for name in names]
@@ -113,12 +113,12 @@ class Ledger:
         try:
             where = {"bucket": self.bucket, "prefix": f"{self.prefix}/verdicts/"}
             items = list(self._google.pages("storage", "objects.list", "items", **where))
-        except NotFound:
+        except NotFoundError:
             return []
         names = sorted(item["name"] for item in items)
         return [json.loads(self._google.download(self.bucket, name)) for name in names]
 
-    def add_episode(self, number: int, document: dict[str, Any]) -> None:
+    def add_incident(self, number: int, document: dict[str, Any]) -> None:
         """Put such an end on record; the first of a number counts."""
         self.create(f"verdicts/{number:04d}.json", json.dumps(document, indent=1))
 
@@ -149,13 +149,13 @@ class Ledger:
         """A document of the run, None where there is none."""
         try:
             return self._google.download(self.bucket, f"{self.prefix}/{name}")
-        except NotFound:
+        except NotFoundError:
             return None
 
     def create(self, name: str, text: str) -> bool:
         """Write a document unless there is one; says whether there was none."""
         try:
             self._google.upload(self.bucket, f"{self.prefix}/{name}", text.encode(), generation=0)
-        except Conflict:
+        except ConflictError:
             return False
         return True

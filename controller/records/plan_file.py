@@ -18,28 +18,28 @@ from controller.core.formats import checked, has_format, stamped
 if TYPE_CHECKING:
     from controller.plan.build import Plan
 
-FOLDER = "plans"
+PLANS_FOLDER = "plans"
 
 
-def save(plan: Plan, overrides: Sequence[str], folder: Path) -> Path:
+def save_plan(plan: Plan, overrides: Sequence[str], folder: Path) -> Path:
     """Write `plans/<run id>.yaml` below a folder; returns the file. The state folder, this machine's own, stays out."""
     config = plan.config.model_dump(mode="json")
     del config["run"]["state_dir"]
     run = {"run": plan.run_id, "overrides": list(overrides), "code_sha256": plan.snapshot.sha256}
     content = stamped({**run, "config": config})
-    file = folder / FOLDER / f"{plan.run_id}.yaml"
+    file = folder / PLANS_FOLDER / f"{plan.run_id}.yaml"
     file.parent.mkdir(exist_ok=True)
     file.write_text(yaml.safe_dump(content, sort_keys=False))
     return file
 
 
-def planned(file: Path) -> dict[str, Any]:
+def load_planned_config(file: Path) -> dict[str, Any]:
     """The config of such a file, before the schema sees it.
 
     Raises:
         ConfigError: it cannot be read, or holds no config.
     """
-    from controller.config.compose import raw
+    from controller.config.compose import compose_raw
 
     try:
         content = yaml.safe_load(file.read_text())
@@ -47,6 +47,6 @@ def planned(file: Path) -> dict[str, Any]:
     except (OSError, yaml.YAMLError, KeyError, TypeError, ValueError) as error:
         why = getattr(error, "strerror", None) or "it holds no config"
         raise ConfigError(f"--plan {file}: {why}; `slipway plan --save …` writes such a file") from None
-    state_dir = raw(())["run"]["state_dir"]
+    state_dir = compose_raw(())["run"]["state_dir"]
     config["run"] = {**config["run"], "state_dir": state_dir}
     return config

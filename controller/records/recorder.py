@@ -19,10 +19,10 @@ from typing import TYPE_CHECKING, Any
 import yaml
 
 from controller.agent.protocol import OBSERVE
-from controller.core.events import Event, record_to
+from controller.core.events import Event, jsonl_listener
 from controller.core.formats import dump, load
-from controller.inputs.assets import Content
-from controller.inputs.git_status import record as git_record
+from controller.inputs.assets import ResolvedAsset
+from controller.inputs.git_status import collect_git_status as git_record
 from controller.records import index
 from controller.records.ledger import Ledger, Result
 from controller.resources.workers.venv import Venv
@@ -33,11 +33,11 @@ if TYPE_CHECKING:
     from controller.records.spending import Spending
     from controller.ssh.fleet import Fleet
 
-RECORD = "record.json"
-TOLD = "told.jsonl"
+RECORD_FILE = "record.json"
+LOCAL_METRICS_FILE = "told.jsonl"
 """The lines of metrics.jsonl as they came: all that is left of them where the program does not upload the file."""
-SUFFIX = re.compile(r"-r(\d+)$")
-Document = dict[str, Any]
+REPEAT_SUFFIX = re.compile(r"-r(\d+)$")
+RunRecord = dict[str, Any]
 
 
 class Recorder:
@@ -50,29 +50,29 @@ class Recorder:
         ledger: Ledger,
         overrides: Sequence[str],
         sweep: str = "",
-        known: Document | None = None,
+        known: RunRecord | None = None,
     ) -> None:
         """Nothing is written yet.
 
         Args:
             known: what the machine that handed the run over has written down: where the code is from, say.
         """
-        self._handed_over = known
+        self._handover = known
         self._plan, self._world, self._ledger = plan, world, ledger
         self._overrides, self._sweep = list(overrides), sweep
-        self.folder = folder_of(world.state, plan.run_id)
+        self.folder = run_folder(world.state, plan.run_id)
 
     @contextmanager
     def listening(self) -> Iterator[None]:
         """For as long as this lasts events, metrics and requests go to files of this machine."""
         self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        events = record_to(self.folder / "events.jsonl")
+        events = jsonl_listener(self.folder / "events.jsonl")
         with (
             (self.folder / "requests.jsonl").open("a", buffering=1) as out,
-            (self.folder / TOLD).open("a", buffering=1) as told,
+            (self.folder / LOCAL_METRICS_FILE).open("a", buffering=1) as told,
         ):
 
-            def write(call: Document) -> None:
+            def write(call: RunRecord) -> None:
                 if not out.closed:
                     out.write(json.dumps(call) + "\n")
 
@@ -93,32 +93,32 @@ class Recorder:
     def begin(self, fleet: Fleet) -> None:
         """Write down what makes the run; what is on record stays as it is. record.json comes last."""
         plan, ledger = self._plan, self._ledger
-        if (known := ledger.read(RECORD)) is None:
-            document = describe(plan, self._overrides) | {"worker_0": _worker_0(plan, fleet)}
-            document |= {"created": self._world.clock.now(), "prices": self._prices(), "sweep": self._sweep}
-            document |= self._handed_on() or self._origin() or self._keep_code()
-            ledger.write("plan.yaml", yaml.safe_dump(_for_people(document), sort_keys=False))
+        if (known := ledger.read(RECORD_FILE)) is None:
+            document = describe_plan(plan, self._overrides) | {"worker_0": _worker_0_facts(plan, fleet)}
+            document |= {"created": self._world.clock.now(), "prices": self._price_fields(), "sweep": self._sweep}
+            document |= self._handed_over_code_origin() or self._repeated_run_origin() or self._save_code_state()
+            ledger.write("plan.yaml", yaml.safe_dump(_public_fields(document), sort_keys=False))
             ledger.write("run.yaml", plan.run_yaml)
             known = dump(document, indent=1).encode()
-            if not ledger.create(RECORD, known.decode()):
-                known = ledger.read(RECORD) or known  # another controller was faster
-        (self.folder / RECORD).write_bytes(known)
-        self._tell(row_of(load(known, RECORD)) | {"state": "running"})
+            if not ledger.create(RECORD_FILE, known.decode()):
+                known = ledger.read(RECORD_FILE) or known  # another controller was faster
+        (self.folder / RECORD_FILE).write_bytes(known)
+        self._tell(row_from_record(load(known, RECORD_FILE)) | {"state": "running"})
 
     def end(self, result: Result, spending: Spending) -> None:
         """The run has finished: keep its numbers on this machine, and all that this machine knows in the bucket."""
         (self.folder / "result.json").write_text(json.dumps(result.to_json(), indent=1))
-        told = self.folder / TOLD
+        told = self.folder / LOCAL_METRICS_FILE
         if told.is_file() and told.stat().st_size and not self._ledger.has("metrics.jsonl"):
             self._ledger.create("metrics.jsonl", told.read_text())  # of a program that has left it on its worker
         for name in ("metrics.jsonl", "transcripts.jsonl"):  # a program of the user's own need not write any
             if (lines := self._ledger.read(name)) is not None:
                 (self.folder / name).write_bytes(lines)
         numbers = {"ended": result.ended, "seconds": result.seconds, "attempts": result.attempts}
-        self._tell({"state": result.outcome, **numbers, "metrics": result.summary, **_cost(spending)})
+        self._tell({"state": result.outcome, **numbers, "metrics": result.summary, **_cost_fields(spending)})
         self._upload()
 
-    def catch_up(self, result: Result, spending: Spending) -> None:
+    def finish_after_crash(self, result: Result, spending: Spending) -> None:
         """The same where the controller was killed between the end of the run and that."""
         if not (self.folder / "result.json").is_file() and self._known() is not None:
             self.end(result, spending)
@@ -127,22 +127,22 @@ class Recorder:
         """The run has ended otherwise, for now: failed, cancelled."""
         if self._known() is not None:
             row = {"state": state, "reason": why.partition("\n")[0][:500], "ended": self._world.clock.now()}
-            self._tell(row | _cost(spending))
+            self._tell(row | _cost_fields(spending))
             self._upload()
 
-    def _tell(self, row: Document) -> None:
+    def _tell(self, row: RunRecord) -> None:
         """The row of the run, here and in the bucket."""
         known = self._known()
         assert known is not None, "a run is on record from its first launch"
-        whole = row_of(known) | row
-        index.add(self._world.state, [whole])
-        index.publish(self._world.google, self._ledger.bucket, whole)
+        whole = row_from_record(known) | row
+        index.append_rows(self._world.state, [whole])
+        index.publish_row(self._world.google, self._ledger.bucket, whole)
 
-    def _known(self) -> Document | None:
+    def _known(self) -> RunRecord | None:
         """The record, brought to this machine where another one began the run; None before the first launch."""
-        file = self.folder / RECORD
+        file = self.folder / RECORD_FILE
         if not file.is_file():
-            if (content := self._ledger.read(RECORD)) is None:
+            if (content := self._ledger.read(RECORD_FILE)) is None:
                 return None
             self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             file.write_bytes(content)
@@ -150,30 +150,30 @@ class Recorder:
 
     def _upload(self) -> None:
         """Events and requests of this machine; other machines have their own."""
-        machine = machine_of(self._world.state)
+        machine = machine_id(self._world.state)
         for name in ("events", "requests"):
             if (file := self.folder / f"{name}.jsonl").is_file():
                 self._ledger.write(f"{name}/{machine}.jsonl", file.read_text())
 
-    def to_hand_over(self) -> Document:
+    def handover_data(self) -> RunRecord:
         """What another machine needs to see the run through, and to keep its record as this one would."""
-        document = describe(self._plan, self._overrides)
-        return document | (self._origin() or self._keep_code())
+        document = describe_plan(self._plan, self._overrides)
+        return document | (self._repeated_run_origin() or self._save_code_state())
 
-    def _handed_on(self) -> Document:
+    def _handed_over_code_origin(self) -> RunRecord:
         """Where the code is from, as whoever had it wrote it down; empty where this machine has it."""
-        known = self._handed_over or {}
+        known = self._handover or {}
         return {key: known[key] for key in ("git", "slipway") if key in known}
 
-    def _origin(self) -> Document:
+    def _repeated_run_origin(self) -> RunRecord:
         """What a repetition has from the record of the run that it repeats: the words, and where the code is from."""
-        if (base := SUFFIX.sub("", self._plan.run_id)) == self._plan.run_id:
+        if (base := REPEAT_SUFFIX.sub("", self._plan.run_id)) == self._plan.run_id:
             return {}
-        content = Ledger(self._world.google, self._ledger.bucket, base).read(RECORD)
-        known = {} if content is None else load(content, f"runs/{base}/{RECORD}")
+        content = Ledger(self._world.google, self._ledger.bucket, base).read(RECORD_FILE)
+        known = {} if content is None else load(content, f"runs/{base}/{RECORD_FILE}")
         return {key: known[key] for key in ("overrides", "git") if key in known}
 
-    def _keep_code(self) -> Document:
+    def _save_code_state(self) -> RunRecord:
         """Record what git says of the code, with the changes as a patch."""
         snapshot, config, secrets = self._plan.snapshot, self._plan.config, self._plan.vault.values().values()
         document, patch = git_record(snapshot.root, config.code.exclude, secrets)
@@ -182,19 +182,19 @@ class Recorder:
         self._ledger.write("git.json", dump(document, indent=1))
         return {"git": document}
 
-    def _prices(self) -> Document:
-        from controller.gcp.prices import rate
+    def _price_fields(self) -> RunRecord:
+        from controller.gcp.prices import hourly_price
 
-        price = rate(self._plan.config, self._world.clock.now())
+        price = hourly_price(self._plan.config, self._world.clock.now())
         return {"usd_per_hour": price.tpu, "usd_per_hour_network": price.network, "source": price.source}
 
 
-def describe(plan: Plan, overrides: Sequence[str]) -> Document:
+def describe_plan(plan: Plan, overrides: Sequence[str]) -> RunRecord:
     """What is decided before anything runs; `restore` makes the plan again of it."""
     venv = plan.get(Venv)
     return {
         "run": plan.run_id,
-        "repeats": SUFFIX.sub("", plan.run_id) if SUFFIX.search(plan.run_id) else None,
+        "repeats": REPEAT_SUFFIX.sub("", plan.run_id) if REPEAT_SUFFIX.search(plan.run_id) else None,
         "slipway": version("slipway"),
         "project": plan.project,
         "bucket": plan.bucket,
@@ -203,11 +203,11 @@ def describe(plan: Plan, overrides: Sequence[str]) -> Document:
         "config": plan.config.model_dump(mode="json"),
         "run_yaml": plan.run_yaml,
         "requirements": venv.requirements,
-        "assets": [_manifest(content) for content in plan.assets],
+        "assets": [_asset_manifest(content) for content in plan.assets],
     }
 
 
-def row_of(document: Document) -> Document:
+def row_from_record(document: RunRecord) -> RunRecord:
     """The row of the table of runs, as far as it is known when the run begins."""
     config = document["config"]
     row = {key: document.get(key) for key in ("run", "created", "project", "bucket", "sweep")}
@@ -217,17 +217,17 @@ def row_of(document: Document) -> Document:
     return {**row, **name, **pod, "commit": commit, "code": document["code_sha256"]}
 
 
-def folder_of(state: Path, run_id: str) -> Path:
+def run_folder(state: Path, run_id: str) -> Path:
     return state / "runs" / run_id
 
 
-def read(state: Path, run_id: str) -> Document | None:
+def load_record(state: Path, run_id: str) -> RunRecord | None:
     """The record on this machine."""
-    file = folder_of(state, run_id) / RECORD
+    file = run_folder(state, run_id) / RECORD_FILE
     return load(file.read_bytes(), str(file)) if file.is_file() else None
 
 
-def machine_of(state: Path) -> str:
+def machine_id(state: Path) -> str:
     """A name of this machine's state folder, made up on first use."""
     file = state / "machine"
     if not file.is_file():
@@ -237,7 +237,7 @@ def machine_of(state: Path) -> str:
     return file.read_text()
 
 
-def _worker_0(plan: Plan, fleet: Fleet) -> Document:
+def _worker_0_facts(plan: Plan, fleet: Fleet) -> RunRecord:
     """Packages, devices and Python as worker 0 has them; the launch has made sure that the others have the same.
 
     Where it does not answer, which is the business of who follows the run, that is not known.
@@ -256,16 +256,16 @@ def _worker_0(plan: Plan, fleet: Fleet) -> Document:
     }
 
 
-def _cost(spending: Spending) -> Document:
+def _cost_fields(spending: Spending) -> RunRecord:
     spent = spending.spent()
     usd = None if spent.usd is None else round(spent.usd, 4)
     return {"pod_hours": round(spent.hours, 4), "usd": usd, "pods": [life.to_json() for life in spending.lives()]}
 
 
-def _manifest(content: Content) -> Document:
+def _asset_manifest(content: ResolvedAsset) -> RunRecord:
     files = {source.name: source.sha256 for source in content.files}
     return {"kind": content.kind, "name": content.name, "identity": content.identity, "files": files}
 
 
-def _for_people(document: Document) -> Document:
+def _public_fields(document: RunRecord) -> RunRecord:
     return {key: document[key] for key in ("run", "overrides", "code_sha256", "config")}

@@ -19,32 +19,32 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
-from conf.schema.base import essential
+from conf.schema.base import without_volatile
 from conf.schema.config import Config
 from conf.schema.validation import validate
 from controller.agent import tree_hash
 from controller.agent.commands.code import unpack
-from controller.cloud.connect import connected, project_of
-from controller.config.compose import compose, laid_over, raw
+from controller.cloud.connect import open_context, project_of
+from controller.config.compose import compose, compose_raw, with_overrides
 from controller.core.errors import ConfigError
 from controller.core.formats import load
-from controller.gcp.client import NotFound
-from controller.inputs.assets import Content, Source
-from controller.inputs.code import Snapshot
-from controller.plan.build import Plan, Recorded, build
+from controller.gcp.client import NotFoundError
+from controller.inputs.assets import AssetFile, ResolvedAsset
+from controller.inputs.code import CodeSnapshot
+from controller.plan.build import Plan, RecordedInputs, build_plan
 from controller.plan.project import bucket_name
 from controller.records import recorder
 from controller.records.ledger import Ledger
-from controller.records.recorder import RECORD, SUFFIX, Document
+from controller.records.recorder import RECORD_FILE, REPEAT_SUFFIX, RunRecord
 
 if TYPE_CHECKING:
     from controller.cloud.emulator import Emulator
     from controller.context import Context
-    from controller.gcp.client import Google
+    from controller.gcp.client import GoogleClient
 
 
 @dataclass(frozen=True)
-class Unpacked(Snapshot):
+class ArchivedCode(CodeSnapshot):
     """Code out of an archive, which is shipped again byte for byte."""
 
     packed: bytes
@@ -55,7 +55,7 @@ class Unpacked(Snapshot):
 
 
 @contextmanager
-def restored(
+def restored_run(
     run_id: str, words: Sequence[str], folder: Path, *, repeat: bool
 ) -> Iterator[tuple[Plan, Context, Emulator | None]]:
     """The plan of a run that is on record, and a way to its cloud.
@@ -69,72 +69,74 @@ def restored(
         ConfigError: there is no such record, it cannot be had whole, or the words would make another run of it.
     """
     groups = [word for word in words if "." not in word.partition("=")[0]]
-    here = _judged(groups, folder)
+    here = _validated_config(groups, folder)
     state = Path(here.run.state_dir).expanduser()
-    document = recorder.read(state, run_id) or _from_bucket(here, run_id)
-    config = _config(document, [word for word in words if word not in groups], here, folder)
-    with connected(config) as (world, emulator):
+    document = recorder.load_record(state, run_id) or _download_record(here, run_id)
+    config = _recorded_config(document, [word for word in words if word not in groups], here, folder)
+    with open_context(config) as (world, emulator):
         google = world.google
-        code = _code(google, document, state)
-        name = _next(google, document["bucket"], run_id) if repeat else run_id
+        code = _restore_code(google, document, state)
+        name = _next_run_id(google, document["bucket"], run_id) if repeat else run_id
         yield (
-            build(config, document["project"], folder, code, _recorded(google, document, name, state)),
+            build_plan(config, document["project"], folder, code, _recorded_inputs(google, document, name, state)),
             world,
             emulator,
         )
 
 
-def plan_of(document: Document, config: Config, google: Google, state: Path) -> Plan:
+def plan_from_record(document: RunRecord, config: Config, google: GoogleClient, state: Path) -> Plan:
     """The plan of a record, for another machine than the one that made it.
 
     Raises:
         ConfigError: its code or data has gone.
     """
-    code = _code(google, document, state)
-    return build(config, document["project"], state, code, _recorded(google, document, document["run"], state))
+    code = _restore_code(google, document, state)
+    return build_plan(
+        config, document["project"], state, code, _recorded_inputs(google, document, document["run"], state)
+    )
 
 
-def _judged(words: Sequence[str], folder: Path) -> Config:
+def _validated_config(words: Sequence[str], folder: Path) -> Config:
     config, problems = compose(words, extra_dir=folder / "slipway")
     if config is None or problems:
         raise ConfigError(problems)
     return config
 
 
-def found(words: Sequence[str], run_id: str, folder: Path) -> Document:
+def find_record(words: Sequence[str], run_id: str, folder: Path) -> RunRecord:
     """The record of a run from the bucket that the words mean.
 
     Raises:
         ConfigError: it is not there.
     """
-    return _from_bucket(_judged(words, folder), run_id)
+    return _download_record(_validated_config(words, folder), run_id)
 
 
-def _from_bucket(here: Config, run_id: str) -> Document:
+def _download_record(here: Config, run_id: str) -> RunRecord:
     bucket = bucket_name(here, project_of(here))
-    with connected(here) as (world, _):
-        content = Ledger(world.google, bucket, run_id).read(RECORD)
+    with open_context(here) as (world, _):
+        content = Ledger(world.google, bucket, run_id).read(RECORD_FILE)
     if content is None:
         raise ConfigError(
             f"--run {run_id}: no such run on this machine, nor in gs://{bucket}; `slipway runs` lists them, and "
             "cloud=… or cloud.bucket=… beside --run says where else to look"
         )
-    return load(content, f"gs://{bucket}/runs/{run_id}/{RECORD}")
+    return load(content, f"gs://{bucket}/runs/{run_id}/{RECORD_FILE}")
 
 
-def _config(document: Document, words: Sequence[str], here: Config, folder: Path) -> Config:
+def _recorded_config(document: RunRecord, words: Sequence[str], here: Config, folder: Path) -> Config:
     """The recorded config; keys that are newer than the record have today's values."""
     config, problems = validate(document["config"])
     if config is None:
-        config, problems = validate(_filled(document["config"], _today(document, folder)))
+        config, problems = validate(_fill_missing(document["config"], _recompose_config(document, folder)))
     if config is None or problems:
         said = [f"--run {document['run']}: recorded by slipway {document['slipway']}, which had other keys:"]
         raise ConfigError([*said, *map(str, problems)])
     local = {"run": {"state_dir": here.run.state_dir}, "cloud": {"project": document["project"]}}
-    changed, problems = validate(laid_over(_filled(local, config.model_dump(mode="json")), words))
+    changed, problems = validate(with_overrides(_fill_missing(local, config.model_dump(mode="json")), words))
     if changed is None or problems:
         raise ConfigError(problems)
-    if essential(changed) != essential(config):
+    if without_volatile(changed) != without_volatile(config):
         raise ConfigError(
             f"--run {document['run']}: what is computed stays as it is on record; for another run give the words "
             f"themselves: {' '.join(document['overrides'])}"
@@ -142,39 +144,39 @@ def _config(document: Document, words: Sequence[str], here: Config, folder: Path
     return changed
 
 
-def _today(document: Document, folder: Path) -> dict[str, Any]:
+def _recompose_config(document: RunRecord, folder: Path) -> dict[str, Any]:
     """What the words of the run mean now, as far as they still mean anything."""
     try:
-        return raw(document["overrides"], extra_dir=folder / "slipway")
+        return compose_raw(document["overrides"], extra_dir=folder / "slipway")
     except ConfigError:
-        return raw([f"cloud={document['config']['cloud']['kind']}"])
+        return compose_raw([f"cloud={document['config']['cloud']['kind']}"])
 
 
-def _filled(known: dict[str, Any], others: dict[str, Any]) -> dict[str, Any]:
+def _fill_missing(known: dict[str, Any], others: dict[str, Any]) -> dict[str, Any]:
     """`known`, with what it does not hold from `others`."""
     both = {key: value for key, value in others.items() if key not in known}
     for key, value in known.items():
         other = others.get(key)
-        both[key] = _filled(value, other) if isinstance(value, dict) and isinstance(other, dict) else value
+        both[key] = _fill_missing(value, other) if isinstance(value, dict) and isinstance(other, dict) else value
     return both
 
 
-def _next(google: Google, bucket: str, run_id: str) -> str:
+def _next_run_id(google: GoogleClient, bucket: str, run_id: str) -> str:
     """The run itself while it has not finished, else its next repetition."""
     if Ledger(google, bucket, run_id).result() is None:
         return run_id
-    found = SUFFIX.search(run_id)
+    found = REPEAT_SUFFIX.search(run_id)
     base = run_id[: found.start()] if found else run_id
     return f"{base}-r{int(found[1]) + 1 if found else 1}"
 
 
-def _code(google: Google, document: Document, state: Path) -> Snapshot:
+def _restore_code(google: GoogleClient, document: RunRecord, state: Path) -> CodeSnapshot:
     """The recorded code as files on this machine, checked against its hash."""
-    sha256, bucket = _hash(document, document["code_sha256"]), document["bucket"]
+    sha256, bucket = _checked_hash(document, document["code_sha256"]), document["bucket"]
     where = f"gs://{bucket}/code/{sha256}.tar.gz"
     try:
         packed = google.download(bucket, f"code/{sha256}.tar.gz")
-    except NotFound:
+    except NotFoundError:
         raise ConfigError(f"--run {document['run']}: its code has gone from {where}") from None
     folder = state / "code" / sha256
     if not folder.is_dir():
@@ -192,33 +194,33 @@ def _code(google: Google, document: Document, state: Path) -> Snapshot:
     files = tuple(sorted(p.relative_to(folder).as_posix() for p in folder.rglob("*") if p.is_file()))
     if tree_hash(folder, files) != sha256:
         raise ConfigError(f"--run {document['run']}: {folder} is not what the record says; delete it, and try again")
-    return Unpacked(folder, files, packed)
+    return ArchivedCode(folder, files, packed)
 
 
-def _hash(document: Document, text: str) -> str:
+def _checked_hash(document: RunRecord, text: str) -> str:
     """What names a file of this machine; others can write to the bucket that the record is from."""
     if not re.fullmatch(r"[0-9a-f]{64}", str(text)):
         raise ConfigError(f"--run {document['run']}: its record holds {text!r} as a SHA-256")
     return text
 
 
-def _recorded(google: Google, document: Document, run_id: str, state: Path) -> Recorded:
+def _recorded_inputs(google: GoogleClient, document: RunRecord, run_id: str, state: Path) -> RecordedInputs:
     bucket = document["bucket"]
     run_yaml = document["run_yaml"]
     if run_id != document["run"]:
         content = yaml.safe_load(run_yaml) | {"id": run_id, "dir": f"gs://{bucket}/runs/{run_id}"}
         run_yaml = yaml.safe_dump(content, sort_keys=False)
-    held: dict[str, Content] = {}
+    held: dict[str, ResolvedAsset] = {}
     for asset in document["assets"]:
-        hashes = {name: _hash(document, sha) for name, sha in asset["files"].items()}
-        files = tuple(Source(name, state / "downloads" / sha, sha) for name, sha in hashes.items())
-        content = Content(asset["kind"], asset["name"], asset["identity"], files)
+        hashes = {name: _checked_hash(document, sha) for name, sha in asset["files"].items()}
+        files = tuple(AssetFile(name, state / "downloads" / sha, sha) for name, sha in hashes.items())
+        content = ResolvedAsset(asset["kind"], asset["name"], asset["identity"], files)
         held[content.path] = content
         try:
             google.call("storage", "objects.get", bucket=bucket, object=f"{content.prefix}/manifest.json")
-        except NotFound:
+        except NotFoundError:
             raise ConfigError(
                 f"--run {document['run']}: its {content.path} has gone from gs://{bucket}/{content.prefix}; "
                 "a run with the same words copies it anew"
             ) from None
-    return Recorded(run_id, run_yaml, held, document["requirements"])
+    return RecordedInputs(run_id, run_yaml, held, document["requirements"])

@@ -8,22 +8,22 @@ from collections.abc import Collection, Mapping, Sequence
 from types import MappingProxyType
 
 from controller.core.errors import ConfigError
-from controller.records.index import Row
-from controller.records.table import chosen
+from controller.records.index import RunRow
+from controller.records.table import filter_rows
 
-ID = re.compile(r"[A-Za-z0-9][\w.-]{0,199}", re.ASCII)
+ID_PATTERN = re.compile(r"[A-Za-z0-9][\w.-]{0,199}", re.ASCII)
 """Of a run or a sweep. It becomes part of a path, and others can write to the bucket that rows are from."""
 
 
-def selected(
-    rows: Sequence[Row],
+def select_runs(
+    rows: Sequence[RunRow],
     runs: Sequence[str] = (),
     sweep: str = "",
     where: Sequence[str] = (),
     sort: str | None = None,
     last: int | None = None,
     boards: Mapping[str, Collection[str]] = MappingProxyType({}),
-) -> tuple[str, list[Row]]:
+) -> tuple[str, list[RunRow]]:
     """The rows that fulfil all that is asked, oldest first, and a name for them together.
 
     Args:
@@ -38,7 +38,7 @@ def selected(
     Raises:
         ConfigError: there is no such run or sweep, or none is left.
     """
-    known = {row["run"]: row for row in rows if ID.fullmatch(row["run"])}
+    known = {row["run"]: row for row in rows if ID_PATTERN.fullmatch(row["run"])}
     if not known:
         raise ConfigError("no run is on record here; `--refresh cloud=…` reads the table of the bucket")
     if unknown := [run for run in runs if run not in known]:
@@ -53,15 +53,15 @@ def selected(
             name, runs = newest["run"], [newest["run"]]
     kept = [row for row in known.values() if not runs or row["run"] in runs]
     if sweep:
-        name = _sweep_of(sweep, kept, boards)
+        name = _resolve_sweep_id(sweep, kept, boards)
         kept = [row for row in kept if row.get("sweep") == name or row["run"] in boards.get(name, ())]
-    names = {row["run"] for row in chosen(kept, where, sort, last)}
+    names = {row["run"] for row in filter_rows(kept, where, sort, last)}
     if not names:
         raise ConfigError("no run is like that; `slipway runs` takes the same conditions and shows the table")
-    return name if ID.fullmatch(name) else "runs", [row for row in kept if row["run"] in names]
+    return name if ID_PATTERN.fullmatch(name) else "runs", [row for row in kept if row["run"] in names]
 
 
-def _sweep_of(name: str, rows: Sequence[Row], boards: Mapping[str, Collection[str]]) -> str:
+def _resolve_sweep_id(name: str, rows: Sequence[RunRow], boards: Mapping[str, Collection[str]]) -> str:
     """The id that a word for a sweep means."""
     of_a_sweep = [row for row in rows if row.get("sweep")]
     if name in boards or any(row["sweep"] == name for row in of_a_sweep):

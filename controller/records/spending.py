@@ -14,14 +14,14 @@ from typing import Any
 from conf.schema.config import Config
 from controller.core.clock import Clock
 from controller.core.formats import checked, dump, load, stamped
-from controller.gcp.client import Google, NotFound
-from controller.gcp.prices import Rate, rate
+from controller.gcp.client import GoogleClient, NotFoundError
+from controller.gcp.prices import HourlyPrice, hourly_price
 from controller.resources.pod.node import Node
-from controller.resources.pod.provisioner import claim_name, end_name, short
+from controller.resources.pod.provisioner import claim_name, end_name, short_uid
 
 
 @dataclass(frozen=True)
-class Life:
+class PodLifetime:
     """One pod of a run. Times in seconds since the epoch; `ended` is None while it is used."""
 
     uid: str
@@ -41,7 +41,7 @@ class Life:
         return stamped({**pod, **price, "began": self.began, "ended": self.ended, "reason": self.why})
 
     @classmethod
-    def from_json(cls, body: Any, where: str = "pod of a run") -> Life:
+    def from_json(cls, body: Any, where: str = "pod of a run") -> PodLifetime:
         """Raises FormatError for another format."""
         body = checked(body, where)
         pod = (body["uid"], body["pod"], body["accelerator_type"], body["zone"], body["capacity"])
@@ -50,14 +50,14 @@ class Life:
     @property
     def key(self) -> str:
         """Its own among the lives of all pods: a pod that was stopped begins another one."""
-        return f"{short(self.uid)}-{self.began:.0f}"
+        return f"{short_uid(self.uid)}-{self.began:.0f}"
 
     def hours(self, now: float) -> float:
         return max(0.0, (now if self.ended is None else self.ended) - self.began) / 3600
 
 
 @dataclass(frozen=True)
-class Spent:
+class PodUsage:
     """`usd` is None where a price is not known."""
 
     hours: float
@@ -65,10 +65,10 @@ class Spent:
 
     def __str__(self) -> str:
         cost = f", about ${self.usd:.2f}" if self.usd is not None else ""
-        return f"{span(self.hours)}{cost}"
+        return f"{format_hours(self.hours)}{cost}"
 
 
-def span(hours: float) -> str:
+def format_hours(hours: float) -> str:
     """`3.20 pod hours`, or minutes where that would be nearly nothing."""
     return f"{hours:.2f} pod hours" if hours >= 0.5 else f"{60 * hours:.1f} pod minutes"
 
@@ -76,10 +76,10 @@ def span(hours: float) -> str:
 class Spending:
     """The account of one run."""
 
-    def __init__(self, google: Google, clock: Clock, bucket: str, run_id: str, config: Config) -> None:
+    def __init__(self, google: GoogleClient, clock: Clock, bucket: str, run_id: str, config: Config) -> None:
         self._google, self._clock, self._bucket = google, clock, bucket
         self._run_id, self._config = run_id, config
-        self._lives: dict[str, Life] = {}
+        self._lifetimes: dict[str, PodLifetime] = {}
         self._loaded = False
 
     @property
@@ -87,26 +87,26 @@ class Spending:
         budget = self._config.budget
         return budget.max_usd is not None or budget.max_hours is not None
 
-    def rate(self, node: Node | None = None) -> Rate:
+    def rate(self, node: Node | None = None) -> HourlyPrice:
         """What an hour of the run's pod costs; where and how it was had, once that is known."""
         if node is None:
-            return rate(self._config, self._clock.now())
-        return rate(self._config, self._clock.now(), node.place.zone, node.place.capacity)
+            return hourly_price(self._config, self._clock.now())
+        return hourly_price(self._config, self._clock.now(), node.place.zone, node.place.capacity)
 
-    def lives(self) -> list[Life]:
+    def lives(self) -> list[PodLifetime]:
         """Every pod that the run has had, oldest first."""
         if not self._loaded:
-            self._lives = {life.key: life for life in self._read_all()}
+            self._lifetimes = {life.key: life for life in self._read_all()}
             self._loaded = True
-        return sorted(self._lives.values(), key=lambda life: life.began)
+        return sorted(self._lifetimes.values(), key=lambda life: life.began)
 
-    def spent(self) -> Spent:
+    def spent(self) -> PodUsage:
         """All pods of the run until now."""
         lives, now = self.lives(), self._clock.now()
         known = [life.usd_per_hour for life in lives]
         hours = sum(life.hours(now) for life in lives)
         usd = sum(life.hours(now) * (life.usd_per_hour or 0.0) for life in lives)
-        return Spent(hours, None if None in known or not lives else usd)
+        return PodUsage(hours, None if None in known or not lives else usd)
 
     def begin(self, node: Node, *, if_new: bool = False) -> None:
         """The run has this pod from now on, or, if it is its first user, has had it since it was made.
@@ -118,7 +118,7 @@ class Spending:
         if any(life.ended is None for life in mine):
             return
         now = self._clock.now()
-        claim = claim_of(self._google, self._bucket, node.name, node.status.uid)
+        claim = read_claim(self._google, self._bucket, node.name, node.status.uid)
         if claim and if_new:
             return
         began = node.status.created if node.status.created and not claim else now
@@ -126,7 +126,7 @@ class Spending:
             self._of(claim["latest"]).end(f"taken over by {self._run_id}")
         price = self.rate(node).total
         kind, place = node.status.spec.accelerator_type, node.place
-        self._write(Life(node.status.uid, node.name, kind, place.zone, place.capacity, price, min(began, now)))
+        self._write(PodLifetime(node.status.uid, node.name, kind, place.zone, place.capacity, price, min(began, now)))
         self._claim(node, claim)
 
     def end(self, why: str) -> None:
@@ -145,11 +145,11 @@ class Spending:
         """
         for life in self.lives():
             if life.ended is None and life.uid != uid:
-                word = watchdogs_word(self._google, self._bucket, life.pod, life.uid)
-                ended = word.get("time") or max(self._last_log(), life.began)
-                self._lives[life.key] = replace(life, ended=ended, why=word.get("reason", "the pod went"))
+                word = watchdog_note(self._google, self._bucket, life.pod, life.uid)
+                ended = word.get("time") or max(self._last_log_upload(), life.began)
+                self._lifetimes[life.key] = replace(life, ended=ended, why=word.get("reason", "the pod went"))
 
-    def _last_log(self) -> float:
+    def _last_log_upload(self) -> float:
         where = {"bucket": self._bucket, "prefix": f"runs/{self._run_id}/logs/"}
         items = list(self._google.pages("storage", "objects.list", "items", **where))
         return max((datetime.fromisoformat(item["updated"]).timestamp() for item in items), default=0.0)
@@ -177,20 +177,20 @@ class Spending:
             left.append((budget.max_usd - (spent.usd or 0.0)) / price)
         return max(0.0, min(left)) if left else None
 
-    def _read_all(self) -> list[Life]:
+    def _read_all(self) -> list[PodLifetime]:
         prefix = f"runs/{self._run_id}/pods/"
         try:
             items = list(self._google.pages("storage", "objects.list", "items", bucket=self._bucket, prefix=prefix))
-        except NotFound:
+        except NotFoundError:
             return []
         names = [item["name"] for item in items]
-        return [Life.from_json(json.loads(self._google.download(self._bucket, name)), name) for name in names]
+        return [PodLifetime.from_json(json.loads(self._google.download(self._bucket, name)), name) for name in names]
 
     def _of(self, run_id: str) -> Spending:
         return Spending(self._google, self._clock, self._bucket, run_id, self._config)
 
-    def _write(self, life: Life) -> None:
-        self._lives[life.key] = life
+    def _write(self, life: PodLifetime) -> None:
+        self._lifetimes[life.key] = life
         name = f"runs/{self._run_id}/pods/{life.key}.json"
         self._google.upload(self._bucket, name, json.dumps(life.to_json()).encode())
 
@@ -199,24 +199,24 @@ class Spending:
         self._google.upload(self._bucket, claim_name(node.name, node.status.uid), dump(body).encode())
 
 
-def let_go(google: Google, clock: Clock, bucket: str, config: Config, node: Node, why: str) -> None:
+def close_billing(google: GoogleClient, clock: Clock, bucket: str, config: Config, node: Node, why: str) -> None:
     """The pod is deleted or stopped: whichever run had it last pays for it no more."""
-    if claim := claim_of(google, bucket, node.name, node.status.uid):
+    if claim := read_claim(google, bucket, node.name, node.status.uid):
         Spending(google, clock, bucket, claim["latest"], config).end(why)
 
 
-def claim_of(google: Google, bucket: str, pod: str, uid: str) -> dict[str, Any]:
+def read_claim(google: GoogleClient, bucket: str, pod: str, uid: str) -> dict[str, Any]:
     """{first, latest, uid}: the runs that had this pod first and last; empty where no run had it yet."""
     return _json(google, bucket, claim_name(pod, uid))
 
 
-def watchdogs_word(google: Google, bucket: str, pod: str, uid: str) -> dict[str, Any]:
+def watchdog_note(google: GoogleClient, bucket: str, pod: str, uid: str) -> dict[str, Any]:
     """{time, reason} where the watchdog has deleted the pod, else empty."""
     return _json(google, bucket, end_name(pod, uid))
 
 
-def _json(google: Google, bucket: str, name: str) -> dict[str, Any]:
+def _json(google: GoogleClient, bucket: str, name: str) -> dict[str, Any]:
     try:
         return load(google.download(bucket, name), name)
-    except NotFound:
+    except NotFoundError:
         return {}

@@ -12,10 +12,10 @@ from datetime import UTC, datetime
 from typing import Any
 
 from controller.core.errors import ConfigError
-from controller.records.index import Row
+from controller.records.index import RunRow
 
 CONDITION = re.compile(r"^(?P<key>[\w.]+?)\s*(?P<sign>!=|>=|<=|=|>|<|~)\s*(?P<value>.*)$", re.DOTALL)
-SIGNS: dict[str, Callable[[Any, Any], bool]] = {
+OPERATORS: dict[str, Callable[[Any, Any], bool]] = {
     "=": lambda have, wanted: have == wanted,
     "!=": lambda have, wanted: have != wanted,
     ">": lambda have, wanted: have > wanted,
@@ -24,10 +24,10 @@ SIGNS: dict[str, Callable[[Any, Any], bool]] = {
     "<=": lambda have, wanted: have <= wanted,
     "~": lambda have, wanted: str(wanted) in str(have),
 }
-PLAIN = ("run", "state", "created", "seconds", "type", "attempts", "usd")
+PLAIN_COLUMNS = ("run", "state", "created", "seconds", "type", "attempts", "usd")
 """The columns for people, before overrides and metrics."""
-MOST_METRICS = 4
-FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n")
+MAX_METRICS = 4
+FORMULA_PREFIXES = ("=", "+", "-", "@", "\t", "\r", "\n")
 """What a text begins with that a spreadsheet computes."""
 
 
@@ -42,7 +42,7 @@ def flat(value: dict[str, Any], prefix: str = "") -> dict[str, Any]:
     return found
 
 
-def chosen(rows: Iterable[Row], conditions: Sequence[str], sort: str | None, last: int | None) -> list[Row]:
+def filter_rows(rows: Iterable[RunRow], conditions: Sequence[str], sort: str | None, last: int | None) -> list[RunRow]:
     """The flat rows that fulfil every condition.
 
     Args:
@@ -53,45 +53,51 @@ def chosen(rows: Iterable[Row], conditions: Sequence[str], sort: str | None, las
     Raises:
         ConfigError: a condition that cannot be read.
     """
-    tests = [_test(condition) for condition in conditions]
+    tests = [_parse_condition(condition) for condition in conditions]
     found = [row for row in map(flat, rows) if all(test(row) for test in tests)]
     if sort:
-        found.sort(key=lambda row: _order(row.get(sort)))
+        found.sort(key=lambda row: _sort_key(row.get(sort)))
     return found[-last:] if last else found
 
 
-def as_csv(rows: Sequence[Row]) -> str:
+def as_csv(rows: Sequence[RunRow]) -> str:
     """All keys of all rows as columns; a list is its words as a shell would read them."""
     out = io.StringIO()
     writer = csv.writer(out)
     keys = list(dict.fromkeys(key for row in rows for key in row if key != "pods"))
-    writer.writerow(map(_cell, keys))
-    writer.writerows([_cell(row.get(key)) for key in keys] for row in rows)
+    writer.writerow(map(_csv_cell, keys))
+    writer.writerows([_csv_cell(row.get(key)) for key in keys] for row in rows)
     return out.getvalue()
 
 
-def as_lines(rows: Sequence[Row]) -> list[str]:
+def format_table(rows: Sequence[RunRow]) -> list[str]:
     """The table for people: words that all runs share are left out."""
     if not rows:
         return ["no runs"]
     shared = set.intersection(*(set(row.get("overrides") or ()) for row in rows)) if len(rows) > 1 else set()
-    names = list(dict.fromkeys(key for row in rows for key in row if key.startswith("metrics.")))[:MOST_METRICS]
-    head = [*PLAIN, *(name.removeprefix("metrics.") for name in names), "words"]
+    names = list(dict.fromkeys(key for row in rows for key in row if key.startswith("metrics.")))[:MAX_METRICS]
+    head = [*PLAIN_COLUMNS, *(name.removeprefix("metrics.") for name in names), "words"]
     lines = [head]
     for row in rows:
         words = shlex.join(word for word in row.get("overrides") or () if word not in shared)
-        lines.append([*(_shown(key, row.get(key)) for key in PLAIN), *(_shown(n, row.get(n)) for n in names), words])
+        lines.append(
+            [
+                *(_format_cell(key, row.get(key)) for key in PLAIN_COLUMNS),
+                *(_format_cell(n, row.get(n)) for n in names),
+                words,
+            ]
+        )
     widths = [max(len(line[i]) for line in lines) for i in range(len(head))]
     return ["  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in lines]
 
 
-def _test(condition: str) -> Callable[[Row], bool]:
+def _parse_condition(condition: str) -> Callable[[RunRow], bool]:
     match = CONDITION.match(condition)
     if match is None:
-        raise ConfigError(f"--where {condition}: is KEY SIGN VALUE, with one of {' '.join(SIGNS)} as sign")
-    key, judge, wanted = match["key"], SIGNS[match["sign"]], _number(match["value"])
+        raise ConfigError(f"--where {condition}: is KEY SIGN VALUE, with one of {' '.join(OPERATORS)} as sign")
+    key, judge, wanted = match["key"], OPERATORS[match["sign"]], _parse_number(match["value"])
 
-    def test(row: Row) -> bool:
+    def test(row: RunRow) -> bool:
         have = row.get(key)
         if isinstance(have, int | float) != isinstance(wanted, int | float) and match["sign"] != "~":
             have = str(have)
@@ -101,26 +107,26 @@ def _test(condition: str) -> Callable[[Row], bool]:
     return test
 
 
-def _number(text: str) -> float | str:
+def _parse_number(text: str) -> float | str:
     try:
         return float(text)
     except ValueError:
         return text
 
 
-def _order(value: Any) -> tuple[int, float, str]:
+def _sort_key(value: Any) -> tuple[int, float, str]:
     if value is None or (isinstance(value, float) and math.isnan(value)):
         return 0, 0.0, ""
     return (1, float(value), "") if isinstance(value, int | float) else (2, 0.0, str(value))
 
 
-def _cell(value: Any) -> Any:
+def _csv_cell(value: Any) -> Any:
     """A text that a spreadsheet would compute stands in quotes: what workers say is in the table too.
 
     https://owasp.org/www-community/attacks/CSV_Injection
     """
     text = shlex.join(map(str, value)) if isinstance(value, list) else value
-    if not isinstance(text, str) or not text.startswith(FORMULA):
+    if not isinstance(text, str) or not text.startswith(FORMULA_PREFIXES):
         return text
     if not isinstance(value, list):
         return f"'{text}"
@@ -128,7 +134,7 @@ def _cell(value: Any) -> Any:
     return f"'{first}'{space}{others}"
 
 
-def _shown(key: str, value: Any) -> str:
+def _format_cell(key: str, value: Any) -> str:
     if value is None:
         return "-"
     if key == "created":

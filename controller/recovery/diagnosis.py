@@ -9,11 +9,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
-from controller.recovery.log_patterns import Clue, clue, is_victim
-from controller.resources.pod.provisioner import PodSeen
+from controller.recovery.log_patterns import FailureCause, is_secondary_failure, match_failure
+from controller.resources.pod.provisioner import PodStatus
 
 
-class Kind(StrEnum):
+class VerdictKind(StrEnum):
     """Every verdict there is; docs/recovery.md shows each."""
 
     RUNNING = "running"
@@ -40,7 +40,7 @@ class Kind(StrEnum):
 
 
 @dataclass(frozen=True)
-class WorkerSeen:
+class WorkerStatus:
     """What is known of one worker: how long it has been silent, and what its agent said last."""
 
     silent_seconds: float = 0.0
@@ -67,12 +67,12 @@ class WorkerSeen:
 
 
 @dataclass(frozen=True)
-class Observed:
+class Observation:
     """Everything a verdict may rest on. `pod` is None while Google's API does not answer."""
 
-    pod: PodSeen | None
-    workers: tuple[WorkerSeen, ...]
-    still_seconds: float = 0.0
+    pod: PodStatus | None
+    workers: tuple[WorkerStatus, ...]
+    idle_seconds: float = 0.0
     """Since any worker reported a step or printed anything."""
     step: int | None = None
     hang_seconds: float | None = None
@@ -92,7 +92,7 @@ class Observed:
 class Verdict:
     """`worker` is the one it is about, if it is one. `certain` is False while workers that still run may say more."""
 
-    kind: Kind
+    kind: VerdictKind
     evidence: tuple[str, ...] = ()
     worker: int | None = None
     unreachable: tuple[int, ...] = ()
@@ -112,34 +112,35 @@ class Verdict:
 
 STOPPED_SECONDS = 10.0
 """A program that a signal has stopped for so long does not go on by itself."""
-WHOLE_POD = 3.0
+WHOLE_POD_FACTOR = 3.0
 """If no worker answers, that may be the way there: so many times the patience with one."""
 NEARLY_FULL_GB = 0.05
-GONE = frozenset({"ABSENT", "PREEMPTED", "TERMINATED", "STOPPED", "STOPPING", "DELETING", "SUSPENDED", "SUSPENDING",
+GONE_STATES = frozenset({"ABSENT", "PREEMPTED", "TERMINATED", "STOPPED", "STOPPING", "DELETING",
+                         "SUSPENDED", "SUSPENDING",
                   "GONE", "FAILED", "EXPIRED", "HIDING", "HIDDEN"})  # fmt: skip
 """States of a pod that has been taken away, or is about to be."""
-UNDER_REPAIR = frozenset({"REPAIRING", "RESTARTING", "REIMAGING", "STARTING", "CREATING"})
-ILL = frozenset({"TIMEOUT", "UNHEALTHY_TENSORFLOW"})
-ILL_SYMPTOMS = frozenset({"MESH_BUILD_FAIL", "EXECUTE_TIMED_OUT"})
-EXIT_CODES = {3: Kind.DEVICE_MISMATCH, 4: Kind.WORKERS_DISAGREE}
+REPAIR_STATES = frozenset({"REPAIRING", "RESTARTING", "REIMAGING", "STARTING", "CREATING"})
+UNHEALTHY_STATES = frozenset({"TIMEOUT", "UNHEALTHY_TENSORFLOW"})
+UNHEALTHY_SYMPTOMS = frozenset({"MESH_BUILD_FAIL", "EXECUTE_TIMED_OUT"})
+EXIT_CODES = {3: VerdictKind.DEVICE_MISMATCH, 4: VerdictKind.WORKERS_DISAGREE}
 """By which the bundled trainer, and any program that likes, says what is wrong."""
-SAVED = 75
+SAVED_EXIT_CODE = 75
 """The exit code of a program that was told to go and has saved what it had, as the bundled trainer does."""
-TOLD = {
+NOTICE_MESSAGES = {
     "": "its program was told to end",
     "preemption": "its program was told that the VM is being taken away",
     "maintenance": "its program was told of maintenance",
     "shutdown": "its program was told that the VM shuts down",
 }
-FROM_OUTSIDE = frozenset({"SIGKILL", "SIGTERM", "SIGHUP"})
+EXTERNAL_SIGNALS = frozenset({"SIGKILL", "SIGTERM", "SIGHUP"})
 
 
-def judge(seen: Observed) -> Verdict:
+def diagnose(seen: Observation) -> Verdict:
     """The verdict: the first rule that applies counts. What workers show may be explained by what the pod says."""
     for rule in RULES:
         if verdict := rule(seen):
-            return _explained(verdict, seen.pod) if seen.pod else verdict
-    return Verdict(Kind.RUNNING, _remarks(seen))
+            return _explained_by_pod(verdict, seen.pod) if seen.pod else verdict
+    return Verdict(VerdictKind.RUNNING, _pod_remarks(seen))
 
 
 def hang_limit(setting: float | None, intervals: Sequence[float]) -> float | None:
@@ -153,74 +154,76 @@ def hang_limit(setting: float | None, intervals: Sequence[float]) -> float | Non
     return max(900.0, 10 * max(intervals)) if len(intervals) >= 3 else None
 
 
-def _finished(seen: Observed) -> Verdict | None:
+def _finished(seen: Observation) -> Verdict | None:
     if seen.workers and all(w.ended and w.code == 0 for w in seen.workers):
-        return Verdict(Kind.FINISHED, ("the program ended with 0 everywhere",))
+        return Verdict(VerdictKind.FINISHED, ("the program ended with 0 everywhere",))
     return None
 
 
-def _ordered(seen: Observed) -> Verdict | None:
+def _user_requested(seen: Observation) -> Verdict | None:
     if seen.cancelled:
-        return Verdict(Kind.CANCELLED, ("the run was ended on purpose",))
-    return Verdict(Kind.OVER_BUDGET, (seen.over_budget,)) if seen.over_budget else None
+        return Verdict(VerdictKind.CANCELLED, ("the run was ended on purpose",))
+    return Verdict(VerdictKind.OVER_BUDGET, (seen.over_budget,)) if seen.over_budget else None
 
 
-def _taken(seen: Observed) -> Verdict | None:
+def _pod_gone(seen: Observation) -> Verdict | None:
     """The pod is not there any more, or not for programs."""
     pod = seen.pod
     if pod is None:
         return None
     if pod.replaced:
-        return Verdict(Kind.PREEMPTED, ("the node was replaced",))
-    if pod.state in GONE:
-        return Verdict(Kind.PREEMPTED, (f"the node is {_plain(pod.state, ABSENT='gone')}",))
-    if pod.state in UNDER_REPAIR:
-        return Verdict(Kind.MAINTENANCE, (f"the node is {_plain(pod.state)}",))
+        return Verdict(VerdictKind.PREEMPTED, ("the node was replaced",))
+    if pod.state in GONE_STATES:
+        return Verdict(VerdictKind.PREEMPTED, (f"the node is {_state_text(pod.state, ABSENT='gone')}",))
+    if pod.state in REPAIR_STATES:
+        return Verdict(VerdictKind.MAINTENANCE, (f"the node is {_state_text(pod.state)}",))
     return None
 
 
-def _told(seen: Observed) -> Verdict | None:
+def _preemption_notice(seen: Observation) -> Verdict | None:
     """A VM was told that it is being taken away, and programs have ended there: Google's API says so later."""
     told = [i for i, w in enumerate(seen.workers) if w.notice == "preemption"]
     ended = [i for i, w in enumerate(seen.workers) if w.ended and w.code != 0]
     if not told or not ended:
         return None
-    saved = all(seen.workers[i].code == SAVED for i in ended)
-    how = "its program saved what it had, and ended" if saved else _how(seen.workers[ended[0]])
+    saved = all(seen.workers[i].code == SAVED_EXIT_CODE for i in ended)
+    how = "its program saved what it had, and ended" if saved else _exit_description(seen.workers[ended[0]])
     words = (f"worker {told[0]} was told that its VM is being taken away", how)
-    return Verdict(Kind.PREEMPTED, words, told[0], certain=all(w.ended for w in seen.workers), noticed=True)
+    return Verdict(VerdictKind.PREEMPTED, words, told[0], certain=all(w.ended for w in seen.workers), noticed=True)
 
 
-def _cut_off(seen: Observed) -> Verdict | None:
+def _network_lost(seen: Observation) -> Verdict | None:
     """Nothing at all is reachable, so that nothing is known: least of all that the pod was preempted."""
     if seen.pod is not None or any(w.ended for w in seen.workers):
         return None
     if all(w.unreachable or w.silent_seconds >= seen.lost_seconds for w in seen.workers):
         heard = min((w.silent_seconds for w in seen.workers), default=0.0)
         said = f"the last word of a worker came {heard:.0f} s ago" if heard else "no worker answers either"
-        return Verdict(Kind.NETWORK_LOST, ("Google's API does not answer", said))
+        return Verdict(VerdictKind.NETWORK_LOST, ("Google's API does not answer", said))
     return None
 
 
-def _not_ready(seen: Observed) -> Verdict | None:
+def _setup_failed(seen: Observation) -> Verdict | None:
     """The program was not begun: what its workers could not do."""
     if seen.devices:
         usual = max(set(seen.devices), key=seen.devices.count)
         odd = [i for i, found in enumerate(seen.devices) if found != usual]
         table = "; ".join(f"worker {i}: {found}" for i, found in enumerate(seen.devices))
         if odd and seen.devices.count(usual) > len(odd):
-            return Verdict(Kind.UNHEALTHY_HOST, (f"{_those(odd)} has other devices than the rest", table), odd[0])
-        return Verdict(Kind.DEVICE_MISMATCH, (seen.setup or table,))
+            return Verdict(
+                VerdictKind.UNHEALTHY_HOST, (f"{_worker_list(odd)} has other devices than the rest", table), odd[0]
+            )
+        return Verdict(VerdictKind.DEVICE_MISMATCH, (seen.setup or table,))
     if not seen.setup:
         return None
     if away := [i for i, w in enumerate(seen.workers) if w.unreachable]:
-        return Verdict(Kind.WORKER_LOST, (seen.setup,), away[0], tuple(away), len(away) == len(seen.workers))
-    found = clue(f"{seen.setup}\n{seen.setup_details}")
-    kind = Kind.DISK_FULL if found == Clue.DISK else Kind.SETUP_FAILURE
+        return Verdict(VerdictKind.WORKER_LOST, (seen.setup,), away[0], tuple(away), len(away) == len(seen.workers))
+    found = match_failure(f"{seen.setup}\n{seen.setup_details}")
+    kind = VerdictKind.DISK_FULL if found == FailureCause.DISK else VerdictKind.SETUP_FAILURE
     return Verdict(kind, (seen.setup,), next((i for i, w in enumerate(seen.workers) if w.error), None))
 
 
-def _failed(seen: Observed) -> Verdict | None:
+def _program_failed(seen: Observation) -> Verdict | None:
     """A program ended badly. Of several the first counts, but one that only lost its peers tells of another."""
     failed = [(i, w) for i, w in enumerate(seen.workers) if w.ended and w.code != 0 and not w.told_to_stop]
     if not failed:
@@ -228,133 +231,142 @@ def _failed(seen: Observed) -> Verdict | None:
     # Three seconds: clocks of workers differ a little, and so does how long a death takes.
     first = min(w.ended_at for _, w in failed)
     together = [(i, w) for i, w in failed if w.ended_at <= first + 3.0]
-    worker, end = min(together, key=lambda item: (_is_victim(item[1]), item[1].ended_at))
+    worker, end = min(together, key=lambda item: (_is_secondary(item[1]), item[1].ended_at))
     away = tuple(i for i, w in enumerate(seen.workers) if not w.ended and w.silent_seconds >= seen.lost_seconds)
     if away:
-        return _lost(seen, away)
-    if _is_victim(end):
+        return _workers_lost(seen, away)
+    if _is_secondary(end):
         others = any(not w.ended for w in seen.workers)
-        words = (f"worker {worker}: {_how(end)}: it lost the others", _last_line(end))
-        return Verdict(Kind.WORKER_LOST, tuple(filter(None, words)), worker, certain=not others)
-    return _why(worker, end)
+        words = (f"worker {worker}: {_exit_description(end)}: it lost the others", _last_line(end))
+        return Verdict(VerdictKind.WORKER_LOST, tuple(filter(None, words)), worker, certain=not others)
+    return _explain_exit(worker, end)
 
 
-def _why(worker: int, end: WorkerSeen) -> Verdict:
+def _explain_exit(worker: int, end: WorkerStatus) -> Verdict:
     """What one end means, by its exit code, its signal, its kernel and the end of its log."""
-    how, found = f"worker {worker}: {_how(end)}", clue(end.log_tail)
+    how, found = f"worker {worker}: {_exit_description(end)}", match_failure(end.log_tail)
     said = _last_line(end)
     words = (how, said) if said else (how,)
     if end.code in EXIT_CODES:
         return Verdict(EXIT_CODES[end.code], words, worker)
     if end.error:
-        return Verdict(Kind.WORKER_LOST, (f"worker {worker}: {end.error}",), worker)
-    if end.code == SAVED:
+        return Verdict(VerdictKind.WORKER_LOST, (f"worker {worker}: {end.error}",), worker)
+    if end.code == SAVED_EXIT_CODE:
         return Verdict(
-            Kind.WORKER_LOST, (f"worker {worker}: {TOLD[end.notice]}; it saved what it had, and ended",), worker
+            VerdictKind.WORKER_LOST,
+            (f"worker {worker}: {NOTICE_MESSAGES[end.notice]}; it saved what it had, and ended",),
+            worker,
         )
     if end.signal == "SIGKILL" and end.oom_kills:
-        return Verdict(Kind.OUT_OF_RAM, (how, "its kernel killed a process for want of memory"), worker)
-    if found == Clue.DISK or (end.free_gb is not None and end.free_gb < NEARLY_FULL_GB):
+        return Verdict(VerdictKind.OUT_OF_RAM, (how, "its kernel killed a process for want of memory"), worker)
+    if found == FailureCause.DISK or (end.free_gb is not None and end.free_gb < NEARLY_FULL_GB):
         left = [] if end.free_gb is None else [f"its disk has {end.free_gb:.1f} GB left"]
-        return Verdict(Kind.DISK_FULL, (*words, *left), worker)
-    if end.signal in FROM_OUTSIDE:
-        return Verdict(Kind.WORKER_LOST, (f"{how} from outside",), worker)
-    kind = {Clue.HBM: Kind.OUT_OF_HBM, Clue.RAM: Kind.OUT_OF_RAM, Clue.HOST: Kind.UNHEALTHY_HOST}
-    return Verdict(kind.get(found, Kind.PROGRAM_ERROR) if found else Kind.PROGRAM_ERROR, words, worker)
+        return Verdict(VerdictKind.DISK_FULL, (*words, *left), worker)
+    if end.signal in EXTERNAL_SIGNALS:
+        return Verdict(VerdictKind.WORKER_LOST, (f"{how} from outside",), worker)
+    kind = {
+        FailureCause.HBM: VerdictKind.OUT_OF_HBM,
+        FailureCause.RAM: VerdictKind.OUT_OF_RAM,
+        FailureCause.HOST: VerdictKind.UNHEALTHY_HOST,
+    }
+    return Verdict(kind.get(found, VerdictKind.PROGRAM_ERROR) if found else VerdictKind.PROGRAM_ERROR, words, worker)
 
 
-def _silent(seen: Observed) -> Verdict | None:
+def _workers_silent(seen: Observation) -> Verdict | None:
     away = tuple(i for i, w in enumerate(seen.workers) if not w.ended and w.silent_seconds >= seen.lost_seconds)
     if not away or seen.pod is None:
         return None
     if len(away) == len([w for w in seen.workers if not w.ended]) > 1:
-        patience = WHOLE_POD * seen.lost_seconds
+        patience = WHOLE_POD_FACTOR * seen.lost_seconds
         if any(seen.workers[i].silent_seconds < patience for i in away):
             return None
-    return _lost(seen, away)
+    return _workers_lost(seen, away)
 
 
-def _lost(seen: Observed, away: tuple[int, ...]) -> Verdict:
+def _workers_lost(seen: Observation, away: tuple[int, ...]) -> Verdict:
     silence = min(seen.workers[i].silent_seconds for i in away)
     why = {seen.workers[i].trouble for i in away if seen.workers[i].trouble}
-    words = (f"{_those(away)} has not answered for {silence:.0f} s", *sorted(why))
-    return Verdict(Kind.WORKER_LOST, words, away[0], away, len(away) == len(seen.workers))
+    words = (f"{_worker_list(away)} has not answered for {silence:.0f} s", *sorted(why))
+    return Verdict(VerdictKind.WORKER_LOST, words, away[0], away, len(away) == len(seen.workers))
 
 
-def _hung(seen: Observed) -> Verdict | None:
+def _hung(seen: Observation) -> Verdict | None:
     for i, worker in enumerate(seen.workers):
         if not worker.ended and worker.stopped_seconds >= STOPPED_SECONDS:
             words = f"worker {i}: its program has been stopped by a signal for {worker.stopped_seconds:.0f} s"
-            return Verdict(Kind.HUNG, (words,), i)
-    if seen.hang_seconds is not None and seen.still_seconds >= seen.hang_seconds:
+            return Verdict(VerdictKind.HUNG, (words,), i)
+    if seen.hang_seconds is not None and seen.idle_seconds >= seen.hang_seconds:
         last = f"the last step was {seen.step}" if seen.step is not None else "it has reported no step"
         limit = f"{seen.hang_seconds:.0f} s is the limit"
-        return Verdict(Kind.HUNG, (f"no step and no word for {seen.still_seconds:.0f} s", last, limit))
+        return Verdict(VerdictKind.HUNG, (f"no step and no word for {seen.idle_seconds:.0f} s", last, limit))
     return None
 
 
-RULES: tuple[Callable[[Observed], Verdict | None], ...] = (
-    _finished, _ordered, _taken, _told, _cut_off, _not_ready, _failed, _silent, _hung,
+RULES: tuple[Callable[[Observation], Verdict | None], ...] = (
+    _finished, _user_requested, _pod_gone, _preemption_notice, _network_lost, _setup_failed, _program_failed,
+    _workers_silent, _hung,
 )  # fmt: skip
-UNEXPLAINED = frozenset({Kind.WORKER_LOST, Kind.PROGRAM_ERROR, Kind.HUNG, Kind.SETUP_FAILURE})
+WORKER_SIDE_KINDS = frozenset(
+    {VerdictKind.WORKER_LOST, VerdictKind.PROGRAM_ERROR, VerdictKind.HUNG, VerdictKind.SETUP_FAILURE}
+)
 """What shows on workers, and may have its cause in the pod."""
 
 
-def _explained(verdict: Verdict, pod: PodSeen) -> Verdict:
+def _explained_by_pod(verdict: Verdict, pod: PodStatus) -> Verdict:
     """What is wrong with a worker, by what Google says is wrong with the pod."""
-    if verdict.kind not in UNEXPLAINED:
+    if verdict.kind not in WORKER_SIDE_KINDS:
         return verdict
     named = {symptom.kind: str(symptom) for symptom in pod.symptoms}
     kind, words = verdict.kind, ""
     if pod.maintenance == "ONGOING" or pod.health == "UNHEALTHY_MAINTENANCE":
-        kind, words = Kind.MAINTENANCE, "Google is at work on the pod"
+        kind, words = VerdictKind.MAINTENANCE, "Google is at work on the pod"
     elif word := named.get("HBM_OUT_OF_MEMORY"):
-        kind, words = Kind.OUT_OF_HBM, word
+        kind, words = VerdictKind.OUT_OF_HBM, word
     elif word := named.get("OUT_OF_MEMORY") or named.get("LOW_MEMORY"):
-        kind, words = Kind.OUT_OF_RAM, word
-    elif pod.health in ILL:
-        kind, words = Kind.UNHEALTHY_HOST, _ill(pod)
-    elif ill := [name for name in named if name in ILL_SYMPTOMS]:
-        kind, words = Kind.UNHEALTHY_HOST, named[ill[0]]
+        kind, words = VerdictKind.OUT_OF_RAM, word
+    elif pod.health in UNHEALTHY_STATES:
+        kind, words = VerdictKind.UNHEALTHY_HOST, _health_message(pod)
+    elif ill := [name for name in named if name in UNHEALTHY_SYMPTOMS]:
+        kind, words = VerdictKind.UNHEALTHY_HOST, named[ill[0]]
     return replace(verdict, kind=kind, evidence=(*verdict.evidence, words)) if words else verdict
 
 
-def _remarks(seen: Observed) -> tuple[str, ...]:
+def _pod_remarks(seen: Observation) -> tuple[str, ...]:
     """What the user may want to know although the run goes on."""
     if seen.pod is None:
         return ("Google's API does not answer; the workers do",)
     remarks = [str(symptom) for symptom in seen.pod.symptoms]
-    if seen.pod.health in ILL:
-        remarks.append(_ill(seen.pod))
+    if seen.pod.health in UNHEALTHY_STATES:
+        remarks.append(_health_message(seen.pod))
     if seen.pod.maintenance:
         remarks.append(f"Google's maintenance of the pod is {seen.pod.maintenance.lower()}")
     return tuple(remarks)
 
 
-def _ill(pod: PodSeen) -> str:
+def _health_message(pod: PodStatus) -> str:
     said = f" ({pod.health_words})" if pod.health_words else ""
     return f"Google calls the pod {pod.health.lower().replace('_', ' ')}{said}"
 
 
-def _is_victim(end: WorkerSeen) -> bool:
+def _is_secondary(end: WorkerStatus) -> bool:
     """Did it end for want of its peers?"""
-    return not end.error and end.signal not in FROM_OUTSIDE and is_victim(end.log_tail)
+    return not end.error and end.signal not in EXTERNAL_SIGNALS and is_secondary_failure(end.log_tail)
 
 
-def _how(end: WorkerSeen) -> str:
+def _exit_description(end: WorkerStatus) -> str:
     if end.signal:
         return f"its program was ended by {end.signal}"
     return f"its program ended with code {end.code}" if end.code is not None else end.error
 
 
-def _last_line(end: WorkerSeen) -> str:
+def _last_line(end: WorkerStatus) -> str:
     lines = [line.strip() for line in end.log_tail.splitlines() if line.strip()]
     return lines[-1][:200] if lines else ""
 
 
-def _those(workers: Sequence[int]) -> str:
+def _worker_list(workers: Sequence[int]) -> str:
     return f"worker {', '.join(map(str, workers))}"
 
 
-def _plain(state: str, **others: str) -> str:
+def _state_text(state: str, **others: str) -> str:
     return others.get(state, state.lower().replace("_", " "))

@@ -5,10 +5,10 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 
-from controller.core.clock import Clock, Interrupted
+from controller.core.clock import Clock, InterruptedSleepError
 from controller.core.errors import SlipwayError
 from controller.gcp.client import GoogleError
-from controller.resources.pod.provisioner import PodSeen
+from controller.resources.pod.provisioner import PodStatus
 
 STALE_SECONDS = 15.0
 """What Google said so long ago (three polls, if they are rarer) is not known any more."""
@@ -17,11 +17,11 @@ STALE_SECONDS = 15.0
 class PodWatch:
     """What Google said last of a pod, and when."""
 
-    def __init__(self, look: Callable[[], PodSeen], clock: Clock, poll_seconds: float) -> None:
+    def __init__(self, look: Callable[[], PodStatus], clock: Clock, poll_seconds: float) -> None:
         self._look, self._clock, self._poll_seconds = look, clock, poll_seconds
-        self._stale = max(STALE_SECONDS, 3 * poll_seconds)
+        self._stale_seconds = max(STALE_SECONDS, 3 * poll_seconds)
         self._wake, self._closed = threading.Event(), threading.Event()
-        self._seen: PodSeen | None = None
+        self._seen: PodStatus | None = None
         self._asked = self._answered = 0.0
         self.since = clock.steady()
         """Since when the API has been answering without a gap."""
@@ -29,11 +29,11 @@ class PodWatch:
         """What no later answer will mend: we may not look, say."""
         threading.Thread(target=self._watch, daemon=True, name="pod-watch").start()
 
-    def now(self) -> PodSeen | None:
+    def now(self) -> PodStatus | None:
         """The newest answer; None where there is none that is new enough."""
-        return self._seen if self._clock.steady() - self._answered <= self._stale else None
+        return self._seen if self._clock.steady() - self._answered <= self._stale_seconds else None
 
-    def asked_after(self, time: float) -> bool:
+    def is_newer_than(self, time: float) -> bool:
         """Was the newest answer asked for after that time? If not, it is asked for at once."""
         if self._asked <= time:
             self._wake.set()
@@ -49,7 +49,7 @@ class PodWatch:
             asked = self._clock.steady()
             try:
                 seen = self._look()
-            except Interrupted:
+            except InterruptedSleepError:
                 return
             except GoogleError as error:
                 if not error.passes:
@@ -60,7 +60,7 @@ class PodWatch:
                 return
             else:
                 now = self._clock.steady()
-                if now - self._answered > self._stale:
+                if now - self._answered > self._stale_seconds:
                     self.since = now
                 self._seen, self._asked, self._answered = seen, asked, now
             self._wake.wait(self._poll_seconds)

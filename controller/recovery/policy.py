@@ -8,15 +8,23 @@ from typing import Any
 
 from conf.schema.run.lifecycle import Recovery
 from controller.core.formats import checked, stamped
-from controller.recovery.diagnosis import Kind, Verdict
+from controller.recovery.diagnosis import Verdict, VerdictKind
 
-LOSSES = frozenset({Kind.PREEMPTED, Kind.MAINTENANCE, Kind.UNHEALTHY_HOST, Kind.WORKER_LOST, Kind.HUNG})
+INFRASTRUCTURE_KINDS = frozenset(
+    {
+        VerdictKind.PREEMPTED,
+        VerdictKind.MAINTENANCE,
+        VerdictKind.UNHEALTHY_HOST,
+        VerdictKind.WORKER_LOST,
+        VerdictKind.HUNG,
+    }
+)
 """Counted against max_preemptions; what else ends an attempt counts against max_program_failures."""
-PATIENT = frozenset({Kind.PREEMPTED, Kind.MAINTENANCE, Kind.NETWORK_LOST})
+CRASH_LOOP_EXEMPT_KINDS = frozenset({VerdictKind.PREEMPTED, VerdictKind.MAINTENANCE, VerdictKind.NETWORK_LOST})
 """What Google does and what the network does says nothing about the program: no sign of a crash loop."""
 WAIT, RESTART_PROGRAM, RESTART_WORKER = "wait", "restart_program", "restart_worker"
 REPLACE_NODE, MOVE_ZONE, GIVE_UP = "replace_node", "move_zone", "give_up"
-WORDS = {
+DESCRIPTIONS = {
     WAIT: "waiting",
     RESTART_PROGRAM: "starting the program again everywhere, from the last checkpoint",
     RESTART_WORKER: "restarting its VM and going on from the last checkpoint",
@@ -26,7 +34,7 @@ WORDS = {
 
 
 @dataclass(frozen=True)
-class Episode:
+class Incident:
     """One end of an attempt and what was done about it, as it is on record in the bucket.
 
     `progress` is the newest checkpoint, or the last step of a program of which no checkpoint is known.
@@ -46,22 +54,22 @@ class Episode:
         return stamped({**what, "progress": self.progress, "time": self.time, "evidence": list(self.evidence)})
 
     @classmethod
-    def from_json(cls, body: Any, where: str = "verdict") -> Episode:
+    def from_json(cls, body: Any, where: str = "verdict") -> Incident:
         """Raises FormatError for another format."""
         body = checked(body, where)
         what = (body["attempt"], body["kind"], body["message"], body["response"])
         return cls(*what, body["progress"], body["time"], tuple(body["evidence"]))
 
 
-def words(response: str, verdict: Verdict) -> str:
+def describe(response: str, verdict: Verdict) -> str:
     """What is being done, for people."""
     if response == RESTART_PROGRAM and verdict.whole_pod:
         return "seeing to the way there; a program that is alive is joined again"
-    return WORDS[response]
+    return DESCRIPTIONS[response]
 
 
 @dataclass(frozen=True)
-class Possible:
+class PodCapabilities:
     """What can be done with the pod. `places`: how many there are to go to; `restarts`: can a VM of it be restarted?"""
 
     replaceable: bool = True
@@ -80,7 +88,7 @@ class Decision:
 
 
 def decide(
-    verdict: Verdict, past: Sequence[Episode], progress: int | None, recovery: Recovery, possible: Possible
+    verdict: Verdict, past: Sequence[Incident], progress: int | None, recovery: Recovery, possible: PodCapabilities
 ) -> Decision:
     """What to do now.
 
@@ -92,31 +100,33 @@ def decide(
     wanted: str = getattr(recovery.policy, verdict.kind)
     if wanted in (WAIT, GIVE_UP):
         return Decision(wanted)
-    since = _since_given_up(past)
-    if verdict.kind in LOSSES:
-        losses = sum(episode.kind in LOSSES for episode in since)
+    since = _since_last_give_up(past)
+    if verdict.kind in INFRASTRUCTURE_KINDS:
+        losses = sum(episode.kind in INFRASTRUCTURE_KINDS for episode in since)
         if losses >= recovery.max_preemptions:
             key = "raise recovery.max_preemptions, and `up` goes on from the last checkpoint"
             return Decision(GIVE_UP, f"the pod was taken away more than {recovery.max_preemptions} times; {key}", True)
     else:
-        failures = sum(_fails(episode) for episode in _since_progress(since, progress))
+        failures = sum(_fails(episode) for episode in _since_last_progress(since, progress))
         if failures >= recovery.max_program_failures:
             key = f"recovery.max_program_failures is {recovery.max_program_failures}"
             return Decision(GIVE_UP, key if recovery.max_program_failures else "")
-    if verdict.kind not in PATIENT:
-        in_vain = 1 + sum(Kind(e.kind) not in PATIENT for e in _since_progress(since, progress))
+    if verdict.kind not in CRASH_LOOP_EXEMPT_KINDS:
+        in_vain = 1 + sum(
+            VerdictKind(e.kind) not in CRASH_LOOP_EXEMPT_KINDS for e in _since_last_progress(since, progress)
+        )
         if in_vain >= recovery.max_without_progress:
             words = f"it ended {in_vain} times in a row without a newer checkpoint (recovery.max_without_progress)"
             return Decision(GIVE_UP, words)
-    return _possible(wanted, verdict, _since_progress(since, progress), possible)
+    return _strongest_possible(wanted, verdict, _since_last_progress(since, progress), possible)
 
 
-def _possible(wanted: str, verdict: Verdict, past: Sequence[Episode], possible: Possible) -> Decision:
+def _strongest_possible(wanted: str, verdict: Verdict, past: Sequence[Incident], possible: PodCapabilities) -> Decision:
     """The next stronger thing where what is wanted cannot be done."""
     response = wanted
-    if response == RESTART_PROGRAM and verdict.unreachable and not _way_may_be_shut(verdict, past):
+    if response == RESTART_PROGRAM and verdict.unreachable and not _maybe_unreachable_pod(verdict, past):
         response = RESTART_WORKER
-    if response == RESTART_WORKER and not verdict.unreachable and verdict.kind is not Kind.UNHEALTHY_HOST:
+    if response == RESTART_WORKER and not verdict.unreachable and verdict.kind is not VerdictKind.UNHEALTHY_HOST:
         response = RESTART_PROGRAM
     if response == RESTART_WORKER and not possible.restarts:
         response = REPLACE_NODE
@@ -127,19 +137,19 @@ def _possible(wanted: str, verdict: Verdict, past: Sequence[Episode], possible: 
     return Decision(response)
 
 
-def _way_may_be_shut(verdict: Verdict, past: Sequence[Episode]) -> bool:
+def _maybe_unreachable_pod(verdict: Verdict, past: Sequence[Incident]) -> bool:
     """Does no worker at all answer, for the first time? Then the way there is seen to first, which harms no program."""
-    return verdict.whole_pod and not (past and past[-1].kind == Kind.WORKER_LOST)
+    return verdict.whole_pod and not (past and past[-1].kind == VerdictKind.WORKER_LOST)
 
 
-def _since_given_up(past: Sequence[Episode]) -> list[Episode]:
+def _since_last_give_up(past: Sequence[Incident]) -> list[Incident]:
     ends = [i for i, episode in enumerate(past) if episode.response == GIVE_UP]
     return list(past[ends[-1] + 1 :] if ends else past)
 
 
-def _since_progress(past: Sequence[Episode], progress: int | None) -> list[Episode]:
+def _since_last_progress(past: Sequence[Incident], progress: int | None) -> list[Incident]:
     """The episodes at the end of `past` after which nothing newer was saved."""
-    same: list[Episode] = []
+    same: list[Incident] = []
     for episode in reversed(past):
         if progress is not None and (episode.progress is None or episode.progress < progress):
             break
@@ -147,5 +157,5 @@ def _since_progress(past: Sequence[Episode], progress: int | None) -> list[Episo
     return same
 
 
-def _fails(episode: Episode) -> bool:
-    return Kind(episode.kind) not in LOSSES | PATIENT
+def _fails(episode: Incident) -> bool:
+    return VerdictKind(episode.kind) not in INFRASTRUCTURE_KINDS | CRASH_LOOP_EXEMPT_KINDS

@@ -11,13 +11,19 @@ from typing import Any, NoReturn
 from controller.agent.protocol import STACKS, STOP, Stacks, State, StopQuestion
 from controller.checks import fit_cache
 from controller.context import Context
-from controller.core.errors import BudgetSpent, ProgramFailed, SlipwayError, WorkersDisagree, WrongDevices
-from controller.gcp.client import GoogleError, NotFound
+from controller.core.errors import (
+    ProgramFailedError,
+    RetriesExhaustedError,
+    SlipwayError,
+    WorkersDisagreeError,
+    WrongDevicesError,
+)
+from controller.gcp.client import GoogleError, NotFoundError
 from controller.plan.build import Plan
 from controller.reconcile.resource import Absent, Pending
 from controller.records.ledger import Ledger
-from controller.records.spending import Spending, watchdogs_word
-from controller.recovery.diagnosis import Kind, Observed, Verdict, WorkerSeen, judge
+from controller.records.spending import Spending, watchdog_note
+from controller.recovery.diagnosis import Observation, Verdict, VerdictKind, WorkerStatus, diagnose
 from controller.recovery.policy import (
     GIVE_UP,
     MOVE_ZONE,
@@ -26,35 +32,38 @@ from controller.recovery.policy import (
     RESTART_WORKER,
     WAIT,
     Decision,
-    Episode,
-    Possible,
+    Incident,
+    PodCapabilities,
     decide,
-    words,
+    describe,
 )
 from controller.resources.pod.node import Node
-from controller.resources.pod.provisioner import PodSeen
-from controller.run.follow import Outcome
+from controller.resources.pod.provisioner import PodStatus
+from controller.run.follow import AttemptOutcome
 from controller.ssh.fleet import Fleet, WorkerError
 
 TAIL_LINES = 25
-PAUSES = 6
+MAX_PAUSES = 6
 """While nothing is reachable it is asked for again after so many polls."""
-EXITS: dict[Kind, type[SlipwayError]] = {Kind.DEVICE_MISMATCH: WrongDevices, Kind.WORKERS_DISAGREE: WorkersDisagree}
-FIXES = {
-    Kind.OUT_OF_HBM: "`slipway fit` says what fits: try a smaller loop.micro_batch_size, model.remat=full, a mesh that "
-    "splits the weights over more chips (mesh.fsdp), or a larger tpu.accelerator_type",
-    Kind.OUT_OF_RAM: "fewer loader processes, a smaller read-ahead, or hosts with more memory per chip",
-    Kind.DISK_FULL: "delete what the program leaves there, write to the bucket, or have a disk of your own "
+ERRORS_BY_KIND: dict[VerdictKind, type[SlipwayError]] = {
+    VerdictKind.DEVICE_MISMATCH: WrongDevicesError,
+    VerdictKind.WORKERS_DISAGREE: WorkersDisagreeError,
+}
+HINTS = {
+    VerdictKind.OUT_OF_HBM: "`slipway fit` says what fits: try a smaller loop.micro_batch_size, model.remat=full, "
+    "a mesh that splits the weights over more chips (mesh.fsdp), or a larger tpu.accelerator_type",
+    VerdictKind.OUT_OF_RAM: "fewer loader processes, a smaller read-ahead, or hosts with more memory per chip",
+    VerdictKind.DISK_FULL: "delete what the program leaves there, write to the bucket, or have a disk of your own "
     "(tpu.data_disk_gb)",
-    Kind.DEVICE_MISMATCH: "tpu.accelerator_type, tpu.runtime_version and the program must mean the same devices",
-    Kind.WORKERS_DISAGREE: "`slipway verify` shows where code, config and packages differ",
+    VerdictKind.DEVICE_MISMATCH: "tpu.accelerator_type, tpu.runtime_version and the program must mean the same devices",
+    VerdictKind.WORKERS_DISAGREE: "`slipway verify` shows where code, config and packages differ",
 }
 FRAME = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+) in (?P<name>.+)')
 FATAL = re.compile(r"^Fatal Python error: ", re.MULTILINE)
 
 
 @dataclass
-class Recovery:
+class RecoveryExecutor:
     """What one `up` does to go on; the episodes of earlier ones count as its own."""
 
     plan: Plan
@@ -63,12 +72,12 @@ class Recovery:
     spending: Spending
     poll_seconds: float
     delete_pod: Callable[[], None]
-    _past: list[Episode] | None = field(default=None)
+    _incidents: list[Incident] | None = field(default=None)
     _waiting_since: float | None = None
-    _recorded: bool = False
+    _incident_recorded: bool = False
     """Is what is being responded to on record already?"""
 
-    def respond(self, outcome: Outcome, attempt: int, error: SlipwayError | None = None) -> None:
+    def respond(self, outcome: AttemptOutcome, attempt: int, error: SlipwayError | None = None) -> None:
         """Make the next attempt possible.
 
         Args:
@@ -77,7 +86,7 @@ class Recovery:
         Raises:
             SlipwayError: it is given up, by the error itself or by one whose exit code says why.
         """
-        self._recorded = False
+        self._incident_recorded = False
         while True:
             try:
                 return self._respond(outcome, attempt, error)
@@ -86,59 +95,59 @@ class Recovery:
                     raise
                 message = f"Google's API does not answer ({unreachable.message}); waiting"
                 self.world.events.note(self.plan.run_id, message)
-                self.world.clock.sleep(PAUSES * self.poll_seconds)
+                self.world.clock.sleep(MAX_PAUSES * self.poll_seconds)
 
-    def _respond(self, outcome: Outcome, attempt: int, error: SlipwayError | None) -> None:
+    def _respond(self, outcome: AttemptOutcome, attempt: int, error: SlipwayError | None) -> None:
         verdict = outcome.verdict
-        if verdict.kind is Kind.NETWORK_LOST:  # nothing can be looked up, nor put on record
+        if verdict.kind is VerdictKind.NETWORK_LOST:  # nothing can be looked up, nor put on record
             if self.plan.config.recovery.policy.network_lost == GIVE_UP:
-                raise error or ProgramFailed(f"{verdict}; the run goes on without us")
+                raise error or ProgramFailedError(f"{verdict}; the run goes on without us")
             self.world.events.note(self.plan.run_id, f"{verdict}; waiting")
-            self.world.clock.sleep(PAUSES * self.poll_seconds)
+            self.world.clock.sleep(MAX_PAUSES * self.poll_seconds)
             return
         self.world.before_pod_write()
-        past, progress = self._episodes(), self._progress(outcome.step)
-        past = past[:-1] if self._recorded else past
-        decision = decide(verdict, past, progress, self.plan.config.recovery, self._possible(verdict))
-        if decision.response == WAIT and error is not None and not self._waited_enough():
+        past, progress = self._load_incidents(), self._progress(outcome.step)
+        past = past[:-1] if self._incident_recorded else past
+        decision = decide(verdict, past, progress, self.plan.config.recovery, self._pod_capabilities(verdict))
+        if decision.response == WAIT and error is not None and not self._wait_timed_out():
             # The reconciler waits for a node that is being repaired.
             self.world.events.note(self.plan.run_id, f"{verdict}; waiting")
             self.world.clock.sleep(self.poll_seconds)
             return
         self._waiting_since = None
         response = REPLACE_NODE if decision.response == WAIT else decision.response
-        self._record(Episode(
+        self._record(Incident(
             attempt, verdict.kind.value, str(verdict), response, progress, self.world.clock.now(), verdict.evidence
         ))  # fmt: skip
-        if verdict.kind is Kind.HUNG:
-            self._keep_stacks(attempt, verdict)
+        if verdict.kind is VerdictKind.HUNG:
+            self._save_stacks(attempt, verdict)
         if response == GIVE_UP:
             self._give_up(outcome, decision, error)
-        self._say_why_it_went()
+        self._report_watchdog()
         if not self.spending.over():
-            message = f"{verdict}; {words(response, verdict)}"
+            message = f"{verdict}; {describe(response, verdict)}"
             self.world.events.note(self.plan.run_id, message, attempt=attempt, verdict=verdict.kind.value)
         self._act(response, verdict)
 
-    def setup_verdict(self, error: SlipwayError) -> Verdict:
+    def diagnose_setup(self, error: SlipwayError) -> Verdict:
         """What it means that the workers could not be made ready."""
         if isinstance(error, GoogleError) and not error.passes:  # what is asked of a pod that has been taken away
             pod = self._pod()
-            return judge(Observed(pod if pod and pod.state != "ABSENT" else PodSeen(), (), setup=f"{error}"))
+            return diagnose(Observation(pod if pod and pod.state != "ABSENT" else PodStatus(), (), setup=f"{error}"))
         if isinstance(error, GoogleError):
-            return Verdict(Kind.NETWORK_LOST, ("Google's API does not answer", str(error)))
+            return Verdict(VerdictKind.NETWORK_LOST, ("Google's API does not answer", str(error)))
         failed = (error,) if isinstance(error, WorkerError) else getattr(error, "errors", ())
         of = {e.worker: e for e in failed}
         agent_spoke = {worker for worker, e in of.items() if e.kind in ("agent", "auth", "denied", "host_key")}
         workers = tuple(
-            WorkerSeen(unreachable=i in of and i not in agent_spoke, error=of[i].words if i in agent_spoke else "")
+            WorkerStatus(unreachable=i in of and i not in agent_spoke, error=of[i].words if i in agent_spoke else "")
             for i in range(self.plan.node.spec.workers)
         )
-        found = error.found if isinstance(error, WrongDevices) else ()
+        found = error.found if isinstance(error, WrongDevicesError) else ()
         details = "".join(f"\n{e.detail}" for e in failed)
-        return judge(Observed(self._pod(), workers, setup=f"{error}", devices=found, setup_details=details))
+        return diagnose(Observation(self._pod(), workers, setup=f"{error}", devices=found, setup_details=details))
 
-    def _waited_enough(self) -> bool:
+    def _wait_timed_out(self) -> bool:
         """For as long as a new pod may take to be made."""
         now = self.world.clock.steady()
         self._waiting_since = self._waiting_since or now
@@ -162,7 +171,7 @@ class Recovery:
             payload: StopQuestion = {"run_id": self.plan.run_id, "grace_seconds": 5.0}
             self._fleet().call_all(STOP, payload)  # who cannot be reached is the business of the next attempt
 
-    def _give_up(self, outcome: Outcome, decision: Decision, error: SlipwayError | None) -> NoReturn:
+    def _give_up(self, outcome: AttemptOutcome, decision: Decision, error: SlipwayError | None) -> NoReturn:
         """End with the worker that it is about, its last words, and the exit code that they mean."""
         verdict = outcome.verdict
         if self.plan.config.cleanup.on_failure == "delete":
@@ -171,30 +180,34 @@ class Recovery:
         if error is not None:
             raise error
         if decision.spent:
-            raise BudgetSpent(f"{decision.why}; the last time: {verdict}")
+            raise RetriesExhaustedError(f"{decision.why}; the last time: {verdict}")
         said = [self._headline(outcome), *([decision.why] if decision.why else [])]
         ends = dict(outcome.ends)
         if verdict.worker in ends:
-            said.append(last_words(ends[verdict.worker]["log_tail"]))
-        if fix := self._fix(verdict.kind):
+            said.append(log_excerpt(ends[verdict.worker]["log_tail"]))
+        if fix := self._hint(verdict.kind):
             said.append(f"what helps: {fix}")
         said.append(f"logs: gs://{self.plan.bucket}/{self.ledger.prefix}/logs/; an edited line and `up` start anew")
-        raise EXITS.get(verdict.kind, ProgramFailed)("\n".join(said))
+        raise ERRORS_BY_KIND.get(verdict.kind, ProgramFailedError)("\n".join(said))
 
-    def _headline(self, outcome: Outcome) -> str:
+    def _headline(self, outcome: AttemptOutcome) -> str:
         verdict, ends = outcome.verdict, dict(outcome.ends)
         if verdict.worker not in ends:
             return str(verdict)
-        others = [f"worker {w} {_how(e)}" for w, e in outcome.ends if w != verdict.worker and e["code"] != 0]
-        first = f"{verdict.kind.words}: worker {verdict.worker} {_how(ends[verdict.worker])}; it failed first"
+        others = [
+            f"worker {w} {_exit_description(e)}" for w, e in outcome.ends if w != verdict.worker and e["code"] != 0
+        ]
+        first = (
+            f"{verdict.kind.words}: worker {verdict.worker} {_exit_description(ends[verdict.worker])}; it failed first"
+        )
         return "\n".join([first, *(["; ".join(others)] if others else [])])
 
-    def _fix(self, kind: Kind) -> str:
+    def _hint(self, kind: VerdictKind) -> str:
         """What helps, as far as that can be said; of HBM what the compiler has found, if it was asked."""
-        found = fit_cache.fix(self.plan.config) if kind is Kind.OUT_OF_HBM else ""
-        return f"it fits with {found}, as `slipway fit` found" if found else FIXES.get(kind, "")
+        found = fit_cache.suggested_overrides(self.plan.config) if kind is VerdictKind.OUT_OF_HBM else ""
+        return f"it fits with {found}, as `slipway fit` found" if found else HINTS.get(kind, "")
 
-    def _keep_stacks(self, attempt: int, verdict: Verdict) -> None:
+    def _save_stacks(self, attempt: int, verdict: Verdict) -> None:
         """Have all workers say where they are, while they still are; the words go to the bucket."""
         fleet = self._fleet()
         who = [i for i in range(len(fleet)) if i not in verdict.unreachable]
@@ -205,31 +218,31 @@ class Recovery:
                 places[str(answer.words)].append(worker)
                 continue
             self.ledger.write(f"stacks/attempt-{attempt}/worker-{worker}.txt", _as_text(answer))
-            places[where(answer)].append(worker)
+            places[innermost_frame(answer)].append(worker)
         for place, workers in places.items():
             self.world.events.note(self.plan.run_id, f"worker {', '.join(map(str, workers))}: {place}")
         folder = f"gs://{self.plan.bucket}/{self.ledger.prefix}/stacks/attempt-{attempt}/"
         self.world.events.note(self.plan.run_id, f"stacks: {folder}")
 
-    def _say_why_it_went(self) -> None:
+    def _report_watchdog(self) -> None:
         """Of a pod that deleted itself: for want of use, or because the budget was spent."""
         for life in self.spending.lives():
-            word = watchdogs_word(self.world.google, self.plan.bucket, life.pod, life.uid) if not life.ended else {}
+            word = watchdog_note(self.world.google, self.plan.bucket, life.pod, life.uid) if not life.ended else {}
             if word:
                 self.world.events.note(self.plan.run_id, f"the pod deleted itself: {word['reason']}")
 
-    def _possible(self, verdict: Verdict) -> Possible:
+    def _pod_capabilities(self, verdict: Verdict) -> PodCapabilities:
         node = self.plan.node
-        gone = verdict.kind is Kind.PREEMPTED and not verdict.noticed
-        if gone or verdict.kind is Kind.NETWORK_LOST:  # whose pod it is, the reconciler sees
-            return Possible(places=len(node.places))
+        gone = verdict.kind is VerdictKind.PREEMPTED and not verdict.noticed
+        if gone or verdict.kind is VerdictKind.NETWORK_LOST:  # whose pod it is, the reconciler sees
+            return PodCapabilities(places=len(node.places))
         try:
             seen = node.observe(self.world, {})
         except GoogleError:
-            return Possible(places=len(node.places))
+            return PodCapabilities(places=len(node.places))
         restarts = isinstance(seen, Node) and seen.is_ready and not seen.cannot_stop
         ours = not isinstance(seen, Node) or seen.ours
-        return Possible(ours and not node.adopt, restarts and not node.adopt, len(node.places))
+        return PodCapabilities(ours and not node.adopt, restarts and not node.adopt, len(node.places))
 
     def _progress(self, step: int | None) -> int | None:
         """The newest checkpoint in the bucket; the last step that was reported, where no checkpoint is known."""
@@ -243,24 +256,24 @@ class Recovery:
                 if not (token := answer.get("nextPageToken")):
                     break
                 where["pageToken"] = token
-        except NotFound:
+        except NotFoundError:
             return step
         return max(found, default=step)
 
-    def _episodes(self) -> list[Episode]:
-        if self._past is None:
-            self._past = [Episode.from_json(document) for document in self.ledger.episodes()]
-        return self._past
+    def _load_incidents(self) -> list[Incident]:
+        if self._incidents is None:
+            self._incidents = [Incident.from_json(document) for document in self.ledger.episodes()]
+        return self._incidents
 
-    def _record(self, episode: Episode) -> None:
-        past = self._episodes()
-        if self._recorded:
+    def _record(self, episode: Incident) -> None:
+        past = self._load_incidents()
+        if self._incident_recorded:
             return
-        self.ledger.add_episode(len(past) + 1, episode.to_json())
+        self.ledger.add_incident(len(past) + 1, episode.to_json())
         past.append(episode)
-        self._recorded = True
+        self._incident_recorded = True
 
-    def _pod(self) -> PodSeen | None:
+    def _pod(self) -> PodStatus | None:
         try:
             return self.plan.node.pod_seen(self.world)
         except GoogleError as error:
@@ -271,14 +284,14 @@ class Recovery:
     def _node(self) -> Node:
         seen = self.plan.observe_pod(self.world)
         if isinstance(seen, Absent | Pending):
-            raise ProgramFailed(f"{self.plan.node.title} has gone")
+            raise ProgramFailedError(f"{self.plan.node.title} has gone")
         return seen
 
     def _fleet(self) -> Fleet:
         return self.world.fleet(self._node())
 
 
-def where(answer: Stacks) -> str:
+def innermost_frame(answer: Stacks) -> str:
     """Where a worker's program is, in a line: the innermost frame of its main thread, which comes last in a dump."""
     stopped = [p for p in answer["processes"] if p["state"].startswith("T")]
     frames = list(FRAME.finditer(answer["text"].rpartition("most recent call first")[2]))
@@ -290,7 +303,7 @@ def where(answer: Stacks) -> str:
     return f"in {at}" if at else names or "no program"
 
 
-def last_words(log_tail: str) -> str:
+def log_excerpt(log_tail: str) -> str:
     """The last lines of a log; of one that Python ended with the stacks of all its threads those before them."""
     fatal = FATAL.search(log_tail)
     lines = log_tail[: fatal.start()].splitlines() + log_tail[fatal.start() :].splitlines()[:1] if fatal else None
@@ -304,7 +317,7 @@ def _as_text(answer: Stacks) -> str:
     return "\n".join([*rows, answer["text"]])
 
 
-def _how(end: State) -> str:
+def _exit_description(end: State) -> str:
     if end["signal"]:
         return f"was ended by {end['signal']}"
     return f"ended with code {end['code']}" if end["code"] is not None else f"was lost ({end['error']})"

@@ -17,14 +17,14 @@ from typing import Any
 from conf.schema.config import Config
 from conf.schema.infra.cloud import LocalCloud
 from controller.cloud import emulator as emulated
-from controller.cloud.connect import connected, project_of
+from controller.cloud.connect import open_context, project_of
 from controller.cloud.emulator import Emulator
 from controller.context import Context
 from controller.core.errors import ConfigError
-from controller.core.text import counted
-from controller.core.ui import Screen
-from controller.plan.build import Plan, build
-from controller.plan.preview import preview
+from controller.core.text import plural
+from controller.core.ui import BoardScreen
+from controller.plan.build import Plan, build_plan
+from controller.plan.preview import preview_resources
 from controller.reconcile.reconciler import reconcile
 from controller.records.ledger import Ledger, Result
 from controller.run.drive import drive
@@ -56,7 +56,7 @@ class Rehearsal:
     folder: Path
     """Where its emulated cloud lives."""
 
-    def run(self, screen: Screen) -> Result | None:
+    def run(self, screen: BoardScreen) -> Result | None:
         """Drive the run to its end."""
         options = RunOptions(self.options.overrides, yes=True, json=self.options.json)
         return drive(options, self.plan, self.world, self.emulator, screen)
@@ -66,8 +66,8 @@ class Rehearsal:
         plan, state, requests = self.plan, self.emulator.get("state"), self.emulator.requests()
         ledger = Ledger(self.world.google, plan.bucket, plan.run_id)
         topology, workers = plan.config.topology, plan.node.spec.workers
-        pod = f"{topology.accelerator_type} with {counted(workers, 'worker')}, {counted(topology.devices, 'device')}"
-        shared = preview(tuple(plan.of_scope("shared", "external")), self.world)
+        pod = f"{topology.accelerator_type} with {plural(workers, 'worker')}, {plural(topology.devices, 'device')}"
+        shared = preview_resources(tuple(plan.in_scope("shared", "external")), self.world)
         changed = [row.resource.title for row in shared if row.action != "none"]
         refused = [r for r in requests if r["status"] == 400]
         objects = [name for name in state["objects"].get(plan.bucket, []) if name.startswith(f"{ledger.prefix}/")]
@@ -78,7 +78,7 @@ class Rehearsal:
             Check(not changed, made),
             Check(bool(ledger.launches()), f"a {pod}, reached and verified"),
             *_check_recovery(ledger, state),
-            Check(result is not None, f"the program ended with 0 on {workers} of {counted(workers, 'worker')}"),
+            Check(result is not None, f"the program ended with 0 on {workers} of {plural(workers, 'worker')}"),
             Check(bool(objects), f"{len(objects)} objects of the run in the bucket: logs, checkpoints, result"),
             Check(not refused, f"{len(requests)} requests, {len(refused) or 'none'} of them refused as malformed"),
             _check_leftovers(plan, left),
@@ -100,9 +100,9 @@ def open_rehearsal(options: RunOptions) -> Iterator[Rehearsal]:
         ConfigError: the config is unusable, or a rehearsal of that name is under way.
     """
     config, folder = _rehearsal_config(options)
-    plan = build(config, project_of(config), Path.cwd())
+    plan = build_plan(config, project_of(config), Path.cwd())
     _wipe_cloud(folder)
-    with connected(config, keep_awake=True) as (world, emulator):
+    with open_context(config, keep_awake=True) as (world, emulator):
         assert emulator is not None, "a rehearsal is on the emulated cloud"
         if config.tpu.adopt:
             _create_adopted_pod(config, world)
@@ -130,7 +130,7 @@ def _key(override: str) -> str:
 def _create_adopted_pod(config: Config, world: Context) -> None:
     """Create the pod that the run adopts: the same plan without `tpu.adopt`, as far as its node."""
     other = config.model_copy(update={"tpu": config.tpu.model_copy(update={"adopt": False})})
-    plan = build(other, project_of(other), Path.cwd())
+    plan = build_plan(other, project_of(other), Path.cwd())
     reconcile(plan.resources[: plan.resources.index(plan.node) + 1], world)
 
 
@@ -185,7 +185,7 @@ def _wipe_cloud(folder: Path) -> None:
     users = folder / "localcloud" / "users"
     if users.exists() and not emulated.is_idle(users.parent):
         raise ConfigError(f"run.name: a rehearsal of {folder.name} is under way; wait for it, or give this one another")
-    status, message = emulated.command(["wipe"], folder / "localcloud")
+    status, message = emulated.run_emulator_verb(["wipe"], folder / "localcloud")
     if status != 0:
         raise ConfigError(message.strip())
     shutil.rmtree(folder)

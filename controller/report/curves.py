@@ -7,17 +7,17 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from controller.report.gather import RESULT, Metric
+from controller.report.gather import RESULT_FILE, Metric
 from controller.report.settings import Setting
 
-FIRST = (
+PREFERRED_METRICS = (
     ("eval", "eval_accuracy"), ("test", "test_accuracy"), ("eval", "eval_loss"), ("", "accuracy"), ("", "loss"),
     ("", "reward_mean"),
 )  # fmt: skip
 """What is looked at first, where a run has it; the phase of the last ones is any."""
-MOST_METRICS = 100
-MOST_POINTS, FEWEST_POINTS = 200, 20
-MOST_NUMBERS = 200_000
+MAX_METRICS = 100
+MAX_POINTS, MIN_POINTS = 200, 20
+MAX_VALUES = 200_000
 """Of all curves together: about 1.5 MB."""
 
 
@@ -31,7 +31,7 @@ class Curve:
     high: tuple[float | None, ...]
 
 
-def metrics_of(settings: Sequence[Setting], wanted: str = "") -> tuple[list[Metric], int]:
+def select_metrics(settings: Sequence[Setting], wanted: str = "") -> tuple[list[Metric], int]:
     """The metrics of the runs, those first that are looked at first, and how many more there are.
 
     Left out are first those that the fewest runs have.
@@ -43,42 +43,44 @@ def metrics_of(settings: Sequence[Setting], wanted: str = "") -> tuple[list[Metr
 
     def rank(metric: Metric) -> int:
         phase, name = metric
-        like = [i for i, (p, n) in enumerate(FIRST) if n == name and p in ("", phase) and phase != RESULT]
-        return -1 if name == wanted else min(like, default=len(FIRST)) + (phase == RESULT)
+        like = [
+            i for i, (p, n) in enumerate(PREFERRED_METRICS) if n == name and p in ("", phase) and phase != RESULT_FILE
+        ]
+        return -1 if name == wanted else min(like, default=len(PREFERRED_METRICS)) + (phase == RESULT_FILE)
 
-    most = min(MOST_METRICS, max(1, MOST_NUMBERS // (3 * FEWEST_POINTS * max(1, len(settings)))))
+    most = min(MAX_METRICS, max(1, MAX_VALUES // (3 * MIN_POINTS * max(1, len(settings)))))
     kept = sorted(found, key=lambda metric: (rank(metric), -found[metric], metric))[:most]
     return sorted(kept, key=lambda metric: (rank(metric), metric)), len(found) - len(kept)
 
 
-def points_of(metrics: Sequence[Metric], settings: Sequence[Setting]) -> int:
+def points_per_curve(metrics: Sequence[Metric], settings: Sequence[Setting]) -> int:
     """How many points a curve may have, that all together stay small."""
-    share = MOST_NUMBERS // (3 * max(1, len(metrics)) * max(1, len(settings)))
-    return min(MOST_POINTS, max(FEWEST_POINTS, share))
+    share = MAX_VALUES // (3 * max(1, len(metrics)) * max(1, len(settings)))
+    return min(MAX_POINTS, max(MIN_POINTS, share))
 
 
-def curve(setting: Setting, metric: Metric, points: int = MOST_POINTS) -> Curve | None:
+def build_curve(setting: Setting, metric: Metric, points: int = MAX_POINTS) -> Curve | None:
     """The curve of one setting, thinned to every k-th step, the last one included; None where it has none.
 
     It is over the steps that all runs have told. Runs that told other steps than each other, as after warm starts of
     different lengths, are joined by straight lines over the steps that all of them span.
     """
     known = [run.curves[metric] for run in setting.counted if metric in run.curves]
-    if not known or metric[0] == RESULT:
+    if not known or metric[0] == RESULT_FILE:
         return None
     shared, every = set.intersection(*map(set, known)), set.union(*map(set, known))
     if 2 * len(shared) < min(map(len, known)):
         first, last = max(map(min, known)), min(map(max, known))
-        known = [_joined(one, every) for one in known]
+        known = [_interpolate(one, every) for one in known]
         shared = {step for step in every if first <= step <= last}
-    steps = _thinned(sorted(shared or every), points)
+    steps = _downsample(sorted(shared or every), points)
     values = [[value for one in known if (value := one.get(step)) is not None] for step in steps]
     mean = tuple(statistics.fmean(found) if found else None for found in values)
     low, high = ([edge(found) if found else None for found in values] for edge in (min, max))
     return Curve(tuple(steps), mean, tuple(low), tuple(high))
 
 
-def _joined(told: Mapping[float, float | None], steps: Iterable[float]) -> dict[float, float | None]:
+def _interpolate(told: Mapping[float, float | None], steps: Iterable[float]) -> dict[float, float | None]:
     """What one run has told, and between that straight lines; of steps before and after it, nothing."""
     import numpy as np
 
@@ -91,11 +93,11 @@ def _joined(told: Mapping[float, float | None], steps: Iterable[float]) -> dict[
     return joined | {step: None for step, value in told.items() if value is None}
 
 
-def _thinned(steps: Sequence[float], points: int) -> list[float]:
+def _downsample(steps: Sequence[float], points: int) -> list[float]:
     every = -(-len(steps) // points) if points else 1
     return [step for i, step in enumerate(reversed(steps)) if i % max(1, every) == 0][::-1]
 
 
-def rounded(values: Iterable[float | None]) -> list[float | None]:
+def round_values(values: Iterable[float | None]) -> list[float | None]:
     """Five digits, which is more than a screen shows."""
     return [None if value is None else float(f"{value:.5g}") for value in values]

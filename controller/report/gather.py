@@ -14,23 +14,23 @@ from pathlib import Path
 from typing import Any
 
 from controller.core.formats import checked, has_format
-from controller.gcp.client import Google, NotFound
-from controller.records.index import Row
-from controller.records.recorder import RECORD, TOLD, folder_of
+from controller.gcp.client import GoogleClient, NotFoundError
+from controller.records.index import RunRow
+from controller.records.recorder import LOCAL_METRICS_FILE, RECORD_FILE, run_folder
 
 Metric = tuple[str, str]
 """Phase and name: `("eval", "eval_accuracy")`; phase `result` is what the program left in summary.json."""
-Read = Callable[[str, str], Sequence[bytes]]
+FileReader = Callable[[str, str], Sequence[bytes]]
 """(run, name) -> the contents of that name; none where there is none."""
-RESULT = "result"
-METRICS, EVENTS = "metrics.jsonl", "events.jsonl"
-LONGEST_NAME = 80
-OWN = ("step", "phase", "time")
+RESULT_FILE = "result"
+METRICS_FILE, EVENTS = "metrics.jsonl", "events.jsonl"
+MAX_NAME_LENGTH = 80
+RESERVED_KEYS = ("step", "phase", "time")
 """The keys of a line of metrics.jsonl that are no metrics."""
 
 
 @dataclass(frozen=True)
-class Line:
+class MetricsLine:
     """One line of metrics.jsonl: seconds since the epoch, updates done, seconds of an update where it says so."""
 
     time: float
@@ -39,13 +39,13 @@ class Line:
 
 
 @dataclass(frozen=True)
-class Run:
+class RecordedRun:
     """One run. `curves` is by metric and step; a value that is not finite is None."""
 
-    row: Row
+    row: RunRow
     record: dict[str, Any] | None
     curves: Mapping[Metric, Mapping[float, float | None]] = field(default_factory=dict)
-    lines: Sequence[Line] = ()
+    lines: Sequence[MetricsLine] = ()
     events: Sequence[dict[str, Any]] = ()
     transcripts: Sequence[dict[str, Any]] = ()
 
@@ -71,18 +71,18 @@ class Run:
         return curve[max(curve)] if curve else None
 
 
-def from_here(state: Path) -> Read:
+def local_reader(state: Path) -> FileReader:
     """Files of this machine."""
 
     def read(run: str, name: str) -> list[bytes]:
-        folder = folder_of(state, run)
-        names = (name, TOLD) if name == METRICS else (name,)
+        folder = run_folder(state, run)
+        names = (name, LOCAL_METRICS_FILE) if name == METRICS_FILE else (name,)
         return [file.read_bytes() for part in names if (file := folder / part).is_file()][:1]
 
     return read
 
 
-def from_bucket(google: Google, bucket: str, otherwise: Read) -> Read:
+def bucket_reader(google: GoogleClient, bucket: str, otherwise: FileReader) -> FileReader:
     """Objects of the bucket, those of all machines; where there is none, what `otherwise` finds."""
 
     def read(run: str, name: str) -> Sequence[bytes]:
@@ -90,46 +90,47 @@ def from_bucket(google: Google, bucket: str, otherwise: Read) -> Read:
         try:
             items = list(google.pages("storage", "objects.list", "items", bucket=bucket, prefix=prefix))
             found = [google.download(bucket, item["name"]) for item in items]
-        except NotFound:
+        except NotFoundError:
             found = []
         return found or otherwise(run, name)
 
     return read
 
 
-def gathered(rows: Sequence[Row], read: Read) -> list[Run]:
+def gather_runs(rows: Sequence[RunRow], read: FileReader) -> list[RecordedRun]:
     """The runs of these rows of the table (not flat), oldest first."""
-    return [_run(row, read) for row in sorted(rows, key=lambda row: _number(row.get("created")) or 0.0)]
+    return [_load_run(row, read) for row in sorted(rows, key=lambda row: _finite_number(row.get("created")) or 0.0)]
 
 
-def _run(row: Row, read: Read) -> Run:
-    record = next(_own(_documents(read(row["run"], RECORD)), f"{row['run']}: {RECORD}"), None)
-    written = list(_lines(read(row["run"], METRICS)))
+def _load_run(row: RunRow, read: FileReader) -> RecordedRun:
+    record = next(_site_packages(_parse_jsonl(read(row["run"], RECORD_FILE)), f"{row['run']}: {RECORD_FILE}"), None)
+    written = list(_parse_metrics(read(row["run"], METRICS_FILE)))
     curves: dict[Metric, dict[float, float | None]] = {}
     lines = []
     for document in written:
-        step, time = _number(document.get("step")), _number(document.get("time"))
+        step, time = _finite_number(document.get("step")), _finite_number(document.get("time"))
         if step is None:
             continue
         if time is not None:
-            lines.append(Line(time, step, _number(document.get("step_time"))))
-        phase = str(document.get("phase", ""))[:LONGEST_NAME]
+            lines.append(MetricsLine(time, step, _finite_number(document.get("step_time"))))
+        phase = str(document.get("phase", ""))[:MAX_NAME_LENGTH]
         for name, value in document.items():
-            if name not in OWN and (value is None or isinstance(value, int | float)):
-                curves.setdefault((phase, name[:LONGEST_NAME]), {})[step] = _number(value)
+            if name not in RESERVED_KEYS and (value is None or isinstance(value, int | float)):
+                curves.setdefault((phase, name[:MAX_NAME_LENGTH]), {})[step] = _finite_number(value)
     results = row.get("metrics")
     for name, value in results.items() if isinstance(results, dict) else ():
-        if (number := _number(value)) is not None:
-            curves[RESULT, name[:LONGEST_NAME]] = {0.0: number}
+        if (number := _finite_number(value)) is not None:
+            curves[RESULT_FILE, name[:MAX_NAME_LENGTH]] = {0.0: number}
     known = {metric: curve for metric, curve in curves.items() if any(value is not None for value in curve.values())}
     events = sorted(
-        _events(_own(_lines(read(row["run"], EVENTS)), f"{row['run']}: {EVENTS}")), key=lambda event: event["time"]
+        _parse_events(_site_packages(_parse_metrics(read(row["run"], EVENTS)), f"{row['run']}: {EVENTS}")),
+        key=lambda event: event["time"],
     )
-    transcripts = list(_lines(read(row["run"], "transcripts.jsonl")))
-    return Run(row, record, known, sorted(lines, key=lambda line: line.time), events, transcripts)
+    transcripts = list(_parse_metrics(read(row["run"], "transcripts.jsonl")))
+    return RecordedRun(row, record, known, sorted(lines, key=lambda line: line.time), events, transcripts)
 
 
-def _number(value: Any) -> float | None:
+def _finite_number(value: Any) -> float | None:
     """A finite float, None for anything else; numbers of JSON have no end."""
     if not isinstance(value, int | float) or isinstance(value, bool):
         return None
@@ -140,7 +141,7 @@ def _number(value: Any) -> float | None:
     return number if math.isfinite(number) else None
 
 
-def _documents(contents: Sequence[bytes]) -> Iterator[dict[str, Any]]:
+def _parse_jsonl(contents: Sequence[bytes]) -> Iterator[dict[str, Any]]:
     for content in contents:
         try:
             document = json.loads(content)
@@ -150,7 +151,7 @@ def _documents(contents: Sequence[bytes]) -> Iterator[dict[str, Any]]:
             yield document
 
 
-def _own(documents: Iterable[dict[str, Any]], where: str) -> Iterator[dict[str, Any]]:
+def _site_packages(documents: Iterable[dict[str, Any]], where: str) -> Iterator[dict[str, Any]]:
     """Those that slipway wrote, without their format.
 
     Raises:
@@ -159,12 +160,12 @@ def _own(documents: Iterable[dict[str, Any]], where: str) -> Iterator[dict[str, 
     return (checked(document, where) for document in documents if has_format(document))
 
 
-def _lines(contents: Sequence[bytes]) -> Iterator[dict[str, Any]]:
+def _parse_metrics(contents: Sequence[bytes]) -> Iterator[dict[str, Any]]:
     for content in contents:
-        yield from _documents(content.splitlines())
+        yield from _parse_jsonl(content.splitlines())
 
 
-def _events(events: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+def _parse_events(events: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]:
     for event in events:
         try:
             yield event | {"time": datetime.fromisoformat(event["time"]).timestamp()}

@@ -7,28 +7,36 @@ from xml.etree.ElementTree import Element, SubElement, tostring
 
 from controller.core.printable import printable
 
-RAW = ("script", "style")
+RAW_TAGS = ("script", "style")
 """What is in them is not escaped: they take our own files, and JSON in which nothing can end them."""
 
 
-def add(parent: Element, tag: str, text: object = "", **attributes: object) -> Element:
+def add_child(parent: Element, tag: str, text: object = "", **attributes: object) -> Element:
     """A new last child. `class_` is the attribute class, `aria_label` aria-label; None and False leave one out."""
     given = {name.rstrip("_").replace("_", "-"): value for name, value in attributes.items()}
-    child = SubElement(parent, tag, {k: _value(v) for k, v in given.items() if v is not None and v is not False})
+    child = SubElement(
+        parent, tag, {k: _attribute_value(v) for k, v in given.items() if v is not None and v is not False}
+    )
     if text != "":
-        child.text = str(text) if tag in RAW else shown(text)
+        child.text = str(text) if tag in RAW_TAGS else printable_text(text)
     return child
 
 
-def shown(text: object) -> str:
+def printable_text(text: object) -> str:
     """The text as it can stand on a page: control characters and half characters written out."""
     return printable(str(text)).encode("utf-8", "backslashreplace").decode()
 
 
-def page(root: Element) -> str:
+def serialize_page(root: Element) -> str:
     """The whole document."""
     return "<!DOCTYPE html>\n" + tostring(root, encoding="unicode", method="html") + "\n"
 
 
-def _value(value: Any) -> str:
-    return "" if value is True else f"{value:.2f}".rstrip("0").rstrip(".") if isinstance(value, float) else shown(value)
+def _attribute_value(value: Any) -> str:
+    return (
+        ""
+        if value is True
+        else f"{value:.2f}".rstrip("0").rstrip(".")
+        if isinstance(value, float)
+        else printable_text(value)
+    )

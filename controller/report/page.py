@@ -14,20 +14,20 @@ from importlib.resources import files
 from xml.etree.ElementTree import Element
 
 from controller.report import sections
-from controller.report.curves import curve, points_of, rounded
-from controller.report.markup import add, page, shown
-from controller.report.model import Study
+from controller.report.curves import build_curve, points_per_curve, round_values
+from controller.report.markup import add_child, printable_text, serialize_page
+from controller.report.model import ReportModel
 
-PARTS = (
-    ("curves", "Curves", sections.curves),
-    ("ablation", "Settings compared", sections.ablation),
-    ("time", "Time and cost", sections.time),
-    ("transcripts", "Transcripts", sections.transcripts),
-    ("runs", "Runs", sections.runs),
+SECTIONS = (
+    ("curves", "Curves", sections.curves_section),
+    ("ablation", "Settings compared", sections.ablation_section),
+    ("time", "Time and cost", sections.time_section),
+    ("transcripts", "Transcripts", sections.transcripts_section),
+    ("runs", "Runs", sections.runs_section),
 )
 
 
-def render(study: Study, now: float) -> str:
+def render(study: ReportModel, now: float) -> str:
     """The page.
 
     Args:
@@ -35,23 +35,23 @@ def render(study: Study, now: float) -> str:
     """
     style, script = (files("controller.report").joinpath(f"page.{kind}").read_text() for kind in ("css", "js"))
     root = Element("html", {"lang": "en"})
-    head = add(root, "head")
-    add(head, "meta", charset="utf-8")
-    add(head, "meta", http_equiv="Content-Security-Policy", content=policy(style, script))
-    add(head, "meta", name="viewport", content="width=device-width, initial-scale=1")
-    add(head, "meta", name="referrer", content="no-referrer")
-    add(head, "title", f"{study.name}: report")
-    add(head, "link", rel="icon", href="data:,")
-    add(head, "style", style)
-    body = add(root, "body")
-    add(body, "a", "Skip to the curves", class_="skip", href="#curves")
-    _header(add(body, "header"), study, now)
-    main = add(body, "main")
-    for _, _, part in PARTS:
+    head = add_child(root, "head")
+    add_child(head, "meta", charset="utf-8")
+    add_child(head, "meta", http_equiv="Content-Security-Policy", content=policy(style, script))
+    add_child(head, "meta", name="viewport", content="width=device-width, initial-scale=1")
+    add_child(head, "meta", name="referrer", content="no-referrer")
+    add_child(head, "title", f"{study.name}: report")
+    add_child(head, "link", rel="icon", href="data:,")
+    add_child(head, "style", style)
+    body = add_child(root, "body")
+    add_child(body, "a", "Skip to the curves", class_="skip", href="#curves")
+    _header(add_child(body, "header"), study, now)
+    main = add_child(body, "main")
+    for _, _, part in SECTIONS:
         part(main, study)
-    add(body, "script", _data(study), type="application/json", id="data")
-    add(body, "script", script)
-    return page(root)
+    add_child(body, "script", _chart_data(study), type="application/json", id="data")
+    add_child(body, "script", script)
+    return serialize_page(root)
 
 
 def policy(style: str, script: str) -> str:
@@ -65,10 +65,10 @@ def policy(style: str, script: str) -> str:
     return "; ".join(rules)
 
 
-def _header(header: Element, study: Study, now: float) -> None:
-    add(header, "h1", study.name)
+def _header(header: Element, study: ReportModel, now: float) -> None:
+    add_child(header, "h1", study.name)
     when = datetime.fromtimestamp(now, UTC).strftime("%Y-%m-%d %H:%M")
-    add(header, "p", f"Report of {when} UTC by slipway {version('slipway')}", class_="soft")
+    add_child(header, "p", f"Report of {when} UTC by slipway {version('slipway')}", class_="soft")
     times = [study.times[run.id] for run in study.runs]
     hours = sum(time.pod_hours or 0.0 for time in times)
     dollars = [time.usd for time in times if time.usd is not None]
@@ -81,33 +81,33 @@ def _header(header: Element, study: Study, now: float) -> None:
         "pod hours": f"{hours:.2f}",
         "cost": f"${sum(dollars):,.2f}" if dollars else "not billed, or not known",
     }
-    listed = add(header, "dl", class_="facts")
+    listed = add_child(header, "dl", class_="facts")
     for name, value in facts.items():
-        fact = add(listed, "div")
-        add(fact, "dt", name)
-        add(fact, "dd", value)
-    links = add(add(header, "nav", aria_label="Sections"), "ul")
-    for name, title, _ in PARTS:
-        add(add(links, "li"), "a", title, href=f"#{name}")
+        fact = add_child(listed, "div")
+        add_child(fact, "dt", name)
+        add_child(fact, "dd", value)
+    links = add_child(add_child(header, "nav", aria_label="Sections"), "ul")
+    for name, title, _ in SECTIONS:
+        add_child(add_child(links, "li"), "a", title, href=f"#{name}")
 
 
-def _data(study: Study) -> str:
+def _chart_data(study: ReportModel) -> str:
     """What page.js draws. Steps that curves share are there once."""
-    points = points_of(study.metrics, study.settings)
+    points = points_per_curve(study.metrics, study.settings)
     grids: dict[tuple[float, ...], int] = {}
     metrics = []
     for metric in study.metrics:
         lines = []
         for setting in study.settings:
-            found = curve(setting, metric, points)
+            found = build_curve(setting, metric, points)
             if found is None:
                 lines.append(None)
                 continue
-            line: dict[str, object] = {"x": grids.setdefault(found.steps, len(grids)), "m": rounded(found.mean)}
+            line: dict[str, object] = {"x": grids.setdefault(found.steps, len(grids)), "m": round_values(found.mean)}
             if len(setting.counted) > 1:
-                line |= {"l": rounded(found.low), "h": rounded(found.high)}
+                line |= {"l": round_values(found.low), "h": round_values(found.high)}
             lines.append(line)
-        metrics.append({"name": shown(sections.name_of(metric)), "lines": lines})
+        metrics.append({"name": printable_text(sections.metric_name(metric)), "lines": lines})
     told = [[int(step) if step.is_integer() else step for step in steps] for steps in grids]
     text = json.dumps({"grids": told, "metrics": metrics}, separators=(",", ":"))
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")

@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from conf.schema.base import essential
+from conf.schema.base import without_volatile
 from conf.schema.config import digest
 from conf.schema.validation import validate
 from controller.core.errors import ConfigError
 from controller.records.table import flat
-from controller.report.gather import Run
+from controller.report.gather import RecordedRun
 
 
 @dataclass(frozen=True)
@@ -20,16 +20,16 @@ class Setting:
     """`runs` has one per seed; `left_out` are those that a later run with the same seed stands for."""
 
     label: str
-    runs: tuple[Run, ...]
-    left_out: tuple[Run, ...] = ()
+    runs: tuple[RecordedRun, ...]
+    left_out: tuple[RecordedRun, ...] = ()
 
     @cached_property
-    def counted(self) -> tuple[Run, ...]:
+    def counted(self) -> tuple[RecordedRun, ...]:
         """Those whose numbers are told: the finished ones, or all while none has finished."""
         return tuple(run for run in self.runs if run.state == "finished") or self.runs
 
 
-def settings(runs: Sequence[Run], baseline: str = "") -> list[Setting]:
+def group_settings(runs: Sequence[RecordedRun], baseline: str = "") -> list[Setting]:
     """The settings, the baseline first.
 
     Args:
@@ -39,12 +39,12 @@ def settings(runs: Sequence[Run], baseline: str = "") -> list[Setting]:
     Raises:
         ConfigError: there is no such setting, or more than one.
     """
-    groups: dict[str, list[Run]] = {}
+    groups: dict[str, list[RecordedRun]] = {}
     for run in runs:
-        groups.setdefault(_what(run), []).append(run)
+        groups.setdefault(_setting_key(run), []).append(run)
     found = list(groups.values())
-    own = _own_words([group[0] for group in found])
-    labels = _labels(found, _short(own))
+    own = _distinct_overrides([group[0] for group in found])
+    labels = _labels(found, _short_keys(own))
     if baseline:
         wanted = set(baseline.split())
         chosen = [i for i, words in enumerate(own) if labels[i] == baseline or wanted <= set(words)]
@@ -54,32 +54,32 @@ def settings(runs: Sequence[Run], baseline: str = "") -> list[Setting]:
     else:
         chosen = [min(range(len(found)), key=lambda i: (len(own[i]), i))] if found else []
     order = [*chosen, *(i for i in range(len(found)) if i not in chosen)]
-    return [Setting(labels[i], *_one_per_seed(found[i])) for i in order]
+    return [Setting(labels[i], *_latest_per_seed(found[i])) for i in order]
 
 
-def _what(run: Run) -> str:
+def _setting_key(run: RecordedRun) -> str:
     """What is computed, but for the seed; of a run whose record cannot be read what its words say."""
     config = validate(run.record["config"])[0] if run.record and isinstance(run.record.get("config"), dict) else None
     if run.record is None or config is None:
-        return digest([word for word in run.words if not _is_of_no_matter(word)])
-    plain = essential(config)
+        return digest([word for word in run.words if not _is_ignored_override(word)])
+    plain = without_volatile(config)
     del plain["run"]["seed"]
     data = [asset.get("identity") for asset in run.record.get("assets", ()) if isinstance(asset, dict)]
     return digest([plain, run.record.get("code_sha256"), data])
 
 
-def _is_of_no_matter(word: str) -> bool:
+def _is_ignored_override(word: str) -> bool:
     """Does it say the seed, or how the sweep is run?"""
     return word.lstrip("+").startswith(("run.seed=", "sweep.", "sweep="))
 
 
-def _own_words(runs: Sequence[Run]) -> list[tuple[str, ...]]:
+def _distinct_overrides(runs: Sequence[RecordedRun]) -> list[tuple[str, ...]]:
     """Of each the words that not all have."""
     shared = set.intersection(*(set(run.words) for run in runs)) if runs else set()
-    return [tuple(word for word in run.words if word not in shared and not _is_of_no_matter(word)) for run in runs]
+    return [tuple(word for word in run.words if word not in shared and not _is_ignored_override(word)) for run in runs]
 
 
-def _short(own: Sequence[Sequence[str]]) -> list[list[str]]:
+def _short_keys(own: Sequence[Sequence[str]]) -> list[list[str]]:
     """`optimizer.lr=0.1` as `lr=0.1`, where no other key ends like that."""
     keys = {word.partition("=")[0].lstrip("+") for words in own for word in words}
     ends = [key.rpartition(".")[2] for key in keys]
@@ -92,7 +92,7 @@ def _short(own: Sequence[Sequence[str]]) -> list[list[str]]:
     return [[short(word) for word in words] for words in own]
 
 
-def _labels(groups: Sequence[Sequence[Run]], own: Sequence[Sequence[str]]) -> list[str]:
+def _labels(groups: Sequence[Sequence[RecordedRun]], own: Sequence[Sequence[str]]) -> list[str]:
     """The words, else the name; where that is not enough, also what else differs."""
     labels = [" ".join(w) or str(g[0].row.get("name") or g[0].id) for g, w in zip(groups, own, strict=True)]
     for label in {label for label in labels if labels.count(label) > 1}:
@@ -102,7 +102,7 @@ def _labels(groups: Sequence[Sequence[Run]], own: Sequence[Sequence[str]]) -> li
     return labels
 
 
-def _differences(runs: Sequence[Run]) -> list[str]:
+def _differences(runs: Sequence[RecordedRun]) -> list[str]:
     """What tells apart runs of the same words: keys of the config, else the code, else the id."""
     configs = [flat((run.record or {}).get("config") or {}) for run in runs]
     away = ("run.seed", "tpu.name", "run.state_dir")
@@ -113,9 +113,9 @@ def _differences(runs: Sequence[Run]) -> list[str]:
     return [f"code {code}" for code in codes] if len(set(codes)) == len(codes) else [run.id for run in runs]
 
 
-def _one_per_seed(runs: Sequence[Run]) -> tuple[tuple[Run, ...], tuple[Run, ...]]:
+def _latest_per_seed(runs: Sequence[RecordedRun]) -> tuple[tuple[RecordedRun, ...], tuple[RecordedRun, ...]]:
     """For each seed the last run, a finished one if there is any; and the others."""
-    best: dict[Any, Run] = {}
+    best: dict[Any, RecordedRun] = {}
     for run in runs:
         key = run.id if run.seed is None else digest([run.seed])
         if key not in best or run.state == "finished" or best[key].state != "finished":

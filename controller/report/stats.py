@@ -15,7 +15,7 @@ CONFIDENCE = 0.95
 
 
 @dataclass(frozen=True)
-class Compared:
+class Comparison:
     """One setting beside the baseline. `n`: runs with a number; `pairs`: seeds that both have.
 
     What cannot be said is None: a spread of one run, an interval of one pair, or of differences that are all the same.
@@ -36,18 +36,18 @@ class Compared:
         return self.low is not None and self.high is not None and not self.low <= 0 <= self.high
 
 
-def alone(values: Mapping[Any, float]) -> Compared:
+def summarize(values: Mapping[Any, float]) -> Comparison:
     """A setting by itself; values by seed."""
     found = list(values.values())
     deviation = statistics.stdev(found) if len(found) > 1 else None
-    return Compared(len(found), statistics.fmean(found) if found else None, deviation)
+    return Comparison(len(found), statistics.fmean(found) if found else None, deviation)
 
 
-def compared(values: Mapping[Any, float], baseline: Mapping[Any, float]) -> Compared:
+def compare(values: Mapping[Any, float], baseline: Mapping[Any, float]) -> Comparison:
     """A setting beside the baseline: values minus baseline, by seed where at least two seeds are in both."""
     from scipy import stats  # half a second of imports
 
-    one = alone(values)
+    one = summarize(values)
     seeds = [seed for seed in values if seed in baseline]
     if not values or not baseline:
         return one
@@ -64,4 +64,4 @@ def compared(values: Mapping[Any, float], baseline: Mapping[Any, float]) -> Comp
             if len(set(a)) > 1 or len(set(b)) > 1:
                 bounds = stats.ttest_ind(a, b, equal_var=False).confidence_interval(CONFIDENCE)
     low, high = (float(bound) for bound in bounds) if bounds else (None, None)
-    return Compared(one.n, one.mean, one.deviation, mean, low, high, how, len(seeds))
+    return Comparison(one.n, one.mean, one.deviation, mean, low, high, how, len(seeds))

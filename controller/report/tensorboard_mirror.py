@@ -10,35 +10,35 @@ from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from controller.gcp.client import Google, NotFound
+from controller.gcp.client import GoogleClient, NotFoundError
 
 PART = re.compile(r"[A-Za-z0-9][\w.=+-]{0,199}", re.ASCII)
 """Of a path: workers name the objects of a run, and may not name any other file here."""
-AT_ONCE = 8
+PARALLEL_RUNS = 8
 
 
-class Mirror:
+class TensorBoardMirror:
     """Copies what is new.
 
     Args:
         folders: by run the folder that its files go to.
     """
 
-    def __init__(self, google: Google, bucket: str, folders: Mapping[str, Path]) -> None:
+    def __init__(self, google: GoogleClient, bucket: str, folders: Mapping[str, Path]) -> None:
         self._google, self._bucket, self._folders = google, bucket, folders
         self._seen: dict[str, str] = {}
 
     def update(self, runs: set[str]) -> int:
         """Copy the files of these runs that are new or have grown; returns how many."""
-        with ThreadPoolExecutor(max_workers=AT_ONCE, thread_name_prefix="mirror") as pool:
-            return sum(pool.map(self._one, sorted(runs)))
+        with ThreadPoolExecutor(max_workers=PARALLEL_RUNS, thread_name_prefix="mirror") as pool:
+            return sum(pool.map(self._update_run, sorted(runs)))
 
-    def _one(self, run: str) -> int:
+    def _update_run(self, run: str) -> int:
         prefix, copied = f"runs/{run}/tb/", 0
         where = {"bucket": self._bucket, "prefix": prefix, "fields": "items(name,generation),nextPageToken"}
         try:
             items = list(self._google.pages("storage", "objects.list", "items", **where))
-        except NotFound:
+        except NotFoundError:
             return 0
         for item in items:
             name, generation = item["name"], item["generation"]
@@ -47,9 +47,9 @@ class Mirror:
                 continue
             try:
                 content = self._google.download(self._bucket, name)
-            except NotFound:
+            except NotFoundError:
                 continue  # replaced or deleted since it was listed
-            _put(self._folders[run].joinpath(*parts), content)
+            _write_file(self._folders[run].joinpath(*parts), content)
             self._seen[name] = generation
             copied += 1
         return copied
@@ -61,7 +61,7 @@ def folder_name(label: str, run: str) -> str:
     return f"{words}_{run[-8:]}" if words else run
 
 
-def _put(file: Path, content: bytes) -> None:
+def _write_file(file: Path, content: bytes) -> None:
     """In place where it has only grown: TensorBoard keeps the file open and reads on."""
     file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     known = file.read_bytes() if file.is_file() else b""

@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from controller.report.gather import Line, Run
+from controller.report.gather import MetricsLine, RecordedRun
 
-KINDS: Mapping[str, str] = {
+SPAN_KINDS: Mapping[str, str] = {
     "provisioning": "pod, set-up of the workers, launch",
     "starting": "start and compile: from the launch to the first update",
     "training": "updates and evaluations that count",
@@ -19,7 +19,7 @@ KINDS: Mapping[str, str] = {
 }
 
 
-AFTER = {"finished": "closing", "running": "training"}
+FINAL_SPAN_KIND = {"finished": "closing", "running": "training"}
 """What follows the last line of an attempt, by the state of the run whose last one it is."""
 
 
@@ -37,7 +37,7 @@ class Span:
 
 
 @dataclass(frozen=True)
-class Mark:
+class Interruption:
     """Something that interrupted a run."""
 
     time: float
@@ -49,7 +49,7 @@ class Timeline:
     """`pod_hours` and `usd` are those on record when the run ended; None where they are not known."""
 
     spans: tuple[Span, ...]
-    marks: tuple[Mark, ...]
+    marks: tuple[Interruption, ...]
     attempts: int
     pod_hours: float | None
     usd: float | None
@@ -79,10 +79,10 @@ class _Attempt:
     ended: float | None = None
 
 
-def timeline(run: Run) -> Timeline:
+def build_timeline(run: RecordedRun) -> Timeline:
     """Of one run; empty where nothing was recorded."""
     attempts, marks = _attempts(run.events)
-    began, ended = _bounds(run)
+    began, ended = _time_bounds(run)
     created = run.row.get("created")
     if not attempts and isinstance(created, int | float):  # the record is made at the first launch
         attempts = [_Attempt(created)]
@@ -98,7 +98,7 @@ def timeline(run: Run) -> Timeline:
         found = [line for line in run.lines if start <= line.time <= end]
         state = run.state if following is None and attempt.ended is None else "lost"
         spans += (
-            _of_attempt(found, start, end, step, AFTER.get(state, "lost"))
+            _attempt_spans(found, start, end, step, FINAL_SPAN_KIND.get(state, "lost"))
             if run.lines
             else [Span("running", start, end)]
         )
@@ -109,7 +109,7 @@ def timeline(run: Run) -> Timeline:
     return Timeline(kept, tuple(marks), len(attempts) or int(run.row.get("attempts") or 0), *cost)
 
 
-def _of_attempt(lines: Sequence[Line], start: float, end: float, step: float, after: str) -> list[Span]:
+def _attempt_spans(lines: Sequence[MetricsLine], start: float, end: float, step: float, after: str) -> list[Span]:
     """The spans of one attempt, which began after the update `step`; a line tells of updates that lie before it."""
     if not lines:
         return [Span("lost" if after == "lost" else "starting", start, end)]
@@ -120,7 +120,7 @@ def _of_attempt(lines: Sequence[Line], start: float, end: float, step: float, af
     return [Span("starting", start, trains), Span("training", trains, last), Span(after, last, end)]
 
 
-def _attempts(events: Sequence[dict[str, Any]]) -> tuple[list[_Attempt], list[Mark]]:
+def _attempts(events: Sequence[dict[str, Any]]) -> tuple[list[_Attempt], list[Interruption]]:
     """When each attempt was launched and lost, and what interrupted the run."""
     found: dict[int, _Attempt] = {}
     marks = []
@@ -129,7 +129,7 @@ def _attempts(events: Sequence[dict[str, Any]]) -> tuple[list[_Attempt], list[Ma
         if event.get("kind") != "note" or not isinstance(number, int):
             continue
         if "verdict" in event:
-            marks.append(Mark(event["time"], str(event.get("message", ""))))
+            marks.append(Interruption(event["time"], str(event.get("message", ""))))
             if number in found:
                 found[number].ended = event["time"]
         else:
@@ -137,7 +137,7 @@ def _attempts(events: Sequence[dict[str, Any]]) -> tuple[list[_Attempt], list[Ma
     return [found[number] for number in sorted(found)], marks
 
 
-def _bounds(run: Run) -> tuple[float, float]:
+def _time_bounds(run: RecordedRun) -> tuple[float, float]:
     """From the first pod, or the first thing that happened, to the end on record, or the last thing that happened."""
     times = [event["time"] for event in run.events] + [line.time for line in run.lines]
     pods = run.row.get("pods")

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from controller.checks.preflight import probe
+from controller.checks.preflight import probe_cloud
 from controller.context import Context
 from controller.core.errors import ConfigError
-from controller.core.ui import Screen
-from controller.gcp.client import ServiceDisabled
-from controller.gcp.prices import most, rate
+from controller.core.ui import BoardScreen
+from controller.gcp.client import ServiceDisabledError
+from controller.gcp.prices import hourly_price, max_cost
 from controller.plan.build import Plan
 from controller.reconcile.resource import Absent
 
 
-def before_it_bills(plan: Plan, world: Context, screen: Screen, *, yes: bool) -> None:
+def confirm_cost(plan: Plan, world: Context, screen: BoardScreen, *, yes: bool) -> None:
     """Ask Google, then the user, before the first thing that is billed; a pod that is there already is paid for.
 
     Raises:
@@ -20,19 +20,19 @@ def before_it_bills(plan: Plan, world: Context, screen: Screen, *, yes: bool) ->
     """
     try:
         seen = plan.observe_pod(world)
-    except ServiceDisabled:
+    except ServiceDisabledError:
         seen = Absent()
     if not isinstance(seen, Absent):
         return
-    findings = probe(plan.config, world)
+    findings = probe_cloud(plan.config, world)
     if errors := [finding for finding in findings if finding.severity == "error"]:
         raise ConfigError(errors)
     for finding in findings:
         world.events.note(plan.run_id, f"{finding.severity}: {finding}")
     if not world.billed or plan.node.adopt:
         return
-    price = rate(plan.config, world.clock.now())
+    price = hourly_price(plan.config, world.clock.now())
     cost = "a price that is not known" if price.tpu is None else price
-    question = f"Create {plan.node.title} for {cost}? The run costs {most(plan.config, price)}."
+    question = f"Create {plan.node.title} for {cost}? The run costs {max_cost(plan.config, price)}."
     if not screen.ask(question, yes):
         raise ConfigError("nothing was created; say --yes to go on without being asked")

@@ -7,26 +7,26 @@ from dataclasses import dataclass
 from functools import partial
 
 from controller.context import Context
-from controller.core.errors import ConfigError, Fenced, SlipwayError, WrongDevices
-from controller.core.text import counted
-from controller.core.ui import Screen
+from controller.core.errors import ConfigError, LeaseLostError, SlipwayError, WrongDevicesError
+from controller.core.text import plural
+from controller.core.ui import BoardScreen
 from controller.gcp.client import GoogleError
-from controller.lease.lease import Held, Lease
+from controller.lease.lease import Lease, LeaseHeldError
 from controller.plan.build import Plan
 from controller.reconcile.reconciler import reconcile
 from controller.records.ledger import Ledger
-from controller.records.recorder import RECORD, Recorder
+from controller.records.recorder import RECORD_FILE, Recorder
 from controller.records.spending import Spending
-from controller.recovery.diagnosis import Kind
-from controller.recovery.recover import Recovery
+from controller.recovery.diagnosis import VerdictKind
+from controller.recovery.recover import RecoveryExecutor
 from controller.resources.pod.node import Node
 from controller.resources.workers.watchdog import Watchdog
-from controller.run.follow import Follower, Outcome
-from controller.run.launch import alive, launch, stop
+from controller.run.follow import AttemptOutcome, Follower
+from controller.run.launch import launch, running_runs, stop
 from controller.run.options import RunOptions
-from controller.run.queue import Turns
-from controller.run.queue_wait import Line
-from controller.ssh.fleet import Fleet, WorkerError, WorkersFailed
+from controller.run.queue import PodQueue
+from controller.run.queue_wait import QueueWaiter
+from controller.ssh.fleet import Fleet, WorkerError, WorkersFailedError
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class AttemptResult:
 
     number: int
     """From 1; 0 where the program was not launched."""
-    outcome: Outcome | None = None
+    outcome: AttemptOutcome | None = None
     """None: we detached, and the program goes on."""
     error: SlipwayError | None = None
     """Why the program was not launched."""
@@ -49,12 +49,12 @@ class AttemptRunner:
     plan: Plan
     world: Context
     ledger: Ledger
-    screen: Screen
+    screen: BoardScreen
     recorder: Recorder
     spending: Spending
-    queue: Turns
+    queue: PodQueue
     lease: Lease
-    recovery: Recovery
+    recovery: RecoveryExecutor
     poll_seconds: float
 
     def run(self) -> AttemptResult:
@@ -63,15 +63,15 @@ class AttemptRunner:
             with self.queue_turn():
                 node, fleet = self.provision()
                 launched, was_running = launch(self.plan, self.ledger, node, fleet, self.world.clock, self.lease.hold)
-            if not (was_running and self.ledger.has(RECORD)):  # a controller may have been killed before that
+            if not (was_running and self.ledger.has(RECORD_FILE)):  # a controller may have been killed before that
                 self.recorder.begin(fleet)
-        except (WorkersFailed, WorkerError, WrongDevices, GoogleError) as error:
-            verdict = self.recovery.setup_verdict(error)
-            if isinstance(error, GoogleError) and not error.passes and verdict.kind is Kind.SETUP_FAILURE:
+        except (WorkersFailedError, WorkerError, WrongDevicesError, GoogleError) as error:
+            verdict = self.recovery.diagnose_setup(error)
+            if isinstance(error, GoogleError) and not error.passes and verdict.kind is VerdictKind.SETUP_FAILURE:
                 raise
-            return AttemptResult(0, Outcome(verdict), error)
+            return AttemptResult(0, AttemptOutcome(verdict), error)
         verb = "re-attached to" if was_running else "launched"
-        message = f"{verb} attempt {launched.attempt} on {counted(self.plan.node.spec.workers, 'worker')}"
+        message = f"{verb} attempt {launched.attempt} on {plural(self.plan.node.spec.workers, 'worker')}"
         self._note(message, attempt=launched.attempt)
         if self.options.detach:
             return AttemptResult(launched.attempt)
@@ -81,7 +81,7 @@ class AttemptRunner:
         """Make the pod and all that the program needs there, for this run alone."""
         node = self._reconcile()
         fleet = self.world.fleet(node)
-        self._make_room(fleet)
+        self._stop_leftover_program(fleet)
         self.spending.begin(node)
         self.screen.set_price(self.spending.rate(node).total)
         for resource in self.plan.resources:
@@ -93,7 +93,7 @@ class AttemptRunner:
         """Reconcile the plan. A pod that was made and cannot be used has cost as well."""
         try:
             return reconcile(self.plan.resources, self.world)[self.plan.node.id]
-        except (Fenced, Held):
+        except (LeaseLostError, LeaseHeldError):
             raise
         except SlipwayError:
             with suppress(SlipwayError):
@@ -102,9 +102,9 @@ class AttemptRunner:
                     self.spending.begin(node, if_new=True)
             raise
 
-    def _make_room(self, fleet: Fleet) -> None:
+    def _stop_leftover_program(self, fleet: Fleet) -> None:
         """Stop a leftover program that no controller owns, if the user agrees: a pod runs one program at a time."""
-        for other in alive(fleet) - {self.plan.run_id}:
+        for other in running_runs(fleet) - {self.plan.run_id}:
             question = f"{other} is running on this pod. Stop it and start {self.plan.run_id}?"
             if not self.screen.ask(question, self.options.yes):
                 raise ConfigError(
@@ -113,7 +113,7 @@ class AttemptRunner:
             stop(fleet, other)
             self._note(f"stopped {other}")
 
-    def follow(self, node: Node, fleet: Fleet, number: int, was_running: bool) -> Outcome | None:
+    def follow(self, node: Node, fleet: Fleet, number: int, was_running: bool) -> AttemptOutcome | None:
         """Follow the attempt until it ends; None if the user detached."""
         self.lease.hold()  # whoever follows answers for it
         outcome = Follower(
@@ -142,7 +142,7 @@ class AttemptRunner:
         """With --queue: wait for our turn, and keep it until the context ends."""
         if not self.options.queue:
             return nullcontext()
-        return Line(self.plan, self.world, self.queue, self.lease, self.poll_seconds, self._note).joined()
+        return QueueWaiter(self.plan, self.world, self.queue, self.lease, self.poll_seconds, self._note).joined()
 
     def _note(self, message: str, **data: int) -> None:
         self.world.events.note(self.plan.run_id, message, **data)

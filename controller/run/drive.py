@@ -16,27 +16,27 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from conf.schema.infra.cloud import LocalCloud
 from controller.cloud.connect import NO_PROJECT
 from controller.context import Context
-from controller.core.clock import Interrupted
-from controller.core.errors import ConfigError, Fenced, OverBudget, SlipwayError
-from controller.core.ui import Screen
-from controller.lease.lease import Asked, Held
-from controller.lease.scope import lease_of, working_under
-from controller.lease.store import Seen
+from controller.core.clock import InterruptedSleepError
+from controller.core.errors import ConfigError, LeaseLostError, OverBudgetError, SlipwayError
+from controller.core.ui import BoardScreen
+from controller.lease.lease import LeaseHeldError, ReleaseRequestedError
+from controller.lease.scope import lease_guard, pod_lease
+from controller.lease.store import LeaseSnapshot
 from controller.plan.build import Plan
 from controller.reconcile.reconciler import destroy
 from controller.records.ledger import Ledger, Result
 from controller.records.recorder import Recorder
 from controller.records.spending import Spending
-from controller.recovery.diagnosis import Kind
-from controller.recovery.recover import Recovery
-from controller.run.approval import before_it_bills
+from controller.recovery.diagnosis import VerdictKind
+from controller.recovery.recover import RecoveryExecutor
+from controller.run.approval import confirm_cost
 from controller.run.attempt import AttemptResult, AttemptRunner
 from controller.run.handover import Handover
 from controller.run.launch import stop
 from controller.run.options import RunOptions
-from controller.run.queue import Turns
-from controller.run.session import opened
-from controller.run.standby import Beside, Ended, Left
+from controller.run.queue import PodQueue
+from controller.run.session import open_sweep
+from controller.run.standby import LeaderGaveUpError, Standby, StandbyOutcome
 
 if TYPE_CHECKING:
     from controller.cloud.emulator import Emulator
@@ -49,7 +49,7 @@ def open_run(options: RunOptions) -> Iterator[tuple[Plan, Context, Emulator | No
     Raises:
         ConfigError: the config is unusable, or names no project.
     """
-    with opened(options, repeat=True) as (plan, world, emulator):
+    with open_sweep(options, repeat=True) as (plan, world, emulator):
         if plan.project == NO_PROJECT:
             raise ConfigError(
                 "cloud.project: is not set; set it, or run `gcloud config set project ID`, or use cloud=local"
@@ -62,7 +62,7 @@ def drive(
     plan: Plan,
     world: Context,
     emulator: Emulator | None,
-    screen: Screen,
+    screen: BoardScreen,
     *,
     sweep: str = "",
     handed_over: dict[str, Any] | None = None,
@@ -81,16 +81,16 @@ def drive(
     recorder = Recorder(plan, world, ledger, options.overrides, sweep, handed_over)
     driver = RunDriver(options, plan, world, ledger, screen, recorder, emulator, on_bastion=handed_over is not None)
     if (result := ledger.result()) is not None:
-        deleted = driver.clean_up_after(result)
-        recorder.catch_up(result, driver.spending)
+        deleted = driver.clean_up_after_crash(result)
+        recorder.finish_after_crash(result, driver.spending)
         screen.show_result(result, again=not deleted)
         return result
     with recorder.listening():
         if emulator is not None:
-            _script_faults(emulator, plan)
+            _inject_faults(emulator, plan)
         try:
             result = driver.run()
-        except (Fenced, Ended):
+        except (LeaseLostError, LeaderGaveUpError):
             raise  # another controller keeps the record
         except SlipwayError as error:
             recorder.stopped("failed", str(error), driver.spending)
@@ -110,7 +110,7 @@ class RunDriver:
         plan: Plan,
         world: Context,
         ledger: Ledger,
-        screen: Screen,
+        screen: BoardScreen,
         recorder: Recorder,
         emulator: Emulator | None = None,
         *,
@@ -119,10 +119,10 @@ class RunDriver:
         self.options, self.plan, self.world, self.ledger, self.screen = options, plan, world, ledger, screen
         self.recorder = recorder
         self.spending = Spending(world.google, world.clock, plan.bucket, plan.run_id, plan.config)
-        self.queue = Turns(world.google, world.clock, plan.bucket, plan.node.name)
-        self.lease = lease_of(plan, world, "bastion" if on_bastion else "laptop")
+        self.queue = PodQueue(world.google, world.clock, plan.bucket, plan.node.name)
+        self.lease = pod_lease(plan, world, "bastion" if on_bastion else "laptop")
         self._poll_seconds = plan.config.recovery.poll_seconds if world.billed else world.pace
-        self.recovery = Recovery(plan, world, ledger, self.spending, self._poll_seconds, self._delete_pod)
+        self.recovery = RecoveryExecutor(plan, world, ledger, self.spending, self._poll_seconds, self._delete_pod)
         self.attempts = AttemptRunner(
             options=options,
             plan=plan,
@@ -137,7 +137,7 @@ class RunDriver:
             poll_seconds=self._poll_seconds,
         )
         self._emulator = emulator
-        self._hands_over = plan.config.recovery.driver == "bastion" and not on_bastion
+        self._delegates_to_bastion = plan.config.recovery.driver == "bastion" and not on_bastion
         self._cost_confirmed = on_bastion
         self._take_over = options.take_over
 
@@ -151,13 +151,13 @@ class RunDriver:
             Fenced: another controller acts on the pod, by mishap or on demand.
         """
         try:
-            with working_under(self.lease, self.plan, self.world):
+            with lease_guard(self.lease, self.plan, self.world):
                 try:
                     return self.acquire()
-                except Interrupted:
+                except InterruptedSleepError:
                     self.lease.check()  # who fences us wakes us up
                     raise
-        except Asked as asked:
+        except ReleaseRequestedError as asked:
             if not asked.ends:
                 raise
             self._note(str(asked))
@@ -168,45 +168,45 @@ class RunDriver:
         while True:
             if (other := self.lease.look()) is not None:
                 outcome = self._stand_by(other)
-                if outcome is not Left.FREE:
+                if outcome is not StandbyOutcome.LEASE_FREE:
                     return outcome if isinstance(outcome, Result) else None
             try:
                 if not self._cost_confirmed:
-                    before_it_bills(self.plan, self.world, self.screen, yes=self.options.yes)
+                    confirm_cost(self.plan, self.world, self.screen, yes=self.options.yes)
                     self._cost_confirmed = True
-                if not self._hands_over:
+                if not self._delegates_to_bastion:
                     return self._attempt_until_done()
-                bastion = self._hand_over()
-            except Held:
+                bastion = self._delegate_to_bastion()
+            except LeaseHeldError:
                 self._note("another controller was faster")
                 continue
             outcome = self._stand_by(bastion)
-            if outcome is not Left.FREE:
+            if outcome is not StandbyOutcome.LEASE_FREE:
                 return outcome if isinstance(outcome, Result) else None
 
-    def _hand_over(self) -> Seen:
+    def _delegate_to_bastion(self) -> LeaseSnapshot:
         """Make what the run needs before its pod, then the bastion, and wait until that one acts."""
         handover = Handover(self.plan, self.world, self.ledger, self.lease, self._emulator, self._poll_seconds)
         with self.attempts.queue_turn():
             ours = {"yes": self.options.yes, "ssh_key": self.world.ssh_key_line()}
-            token = handover.make(lambda: self.recorder.to_hand_over() | ours)
+            token = handover.make(lambda: self.recorder.handover_data() | ours)
             self._note(f"{handover.bastion.title} is there; waiting until it acts")
             holder = handover.wait(token)
         self._note("the bastion sees the run through: this machine may leave, and the same command looks on again")
         return holder
 
-    def _stand_by(self, other: Seen) -> Result | Left:
+    def _stand_by(self, other: LeaseSnapshot) -> Result | StandbyOutcome:
         """Watch another controller, queue behind it or replace it."""
         run_id = other.term.run_id
         take_over, self._take_over = self._take_over, False
         if run_id == self.plan.run_id and not take_over:
             if self.options.detach:
                 self._note(f"{other.term} acts on this pod; the run goes on")
-                return Left.DETACHED
-            standby = Beside(self.plan, self.world, self.ledger, self.lease, self.screen, self._poll_seconds)
+                return StandbyOutcome.DETACHED
+            standby = Standby(self.plan, self.world, self.ledger, self.lease, self.screen, self._poll_seconds)
             return standby.watch(other)
         if self.options.queue:
-            return Left.FREE  # in line behind it
+            return StandbyOutcome.LEASE_FREE  # in line behind it
         question = f"{other.term} acts on this pod. Stop that and start {self.plan.run_id}?"
         if not take_over and not self.screen.ask(question, self.options.yes):
             raise ConfigError(
@@ -214,30 +214,30 @@ class RunDriver:
                 f"{other.term} acts on it"
             )
         self.lease.take_over("taken over", self._note)
-        return Left.FREE
+        return StandbyOutcome.LEASE_FREE
 
     def _attempt_until_done(self) -> Result | None:
         while True:
             if over := self.spending.over():
-                self._end_over_budget(over)
+                self._stop_over_budget(over)
             attempt = self.attempts.run()
             if attempt.outcome is None:
                 return None
             match attempt.outcome.verdict.kind:
-                case Kind.FINISHED:
+                case VerdictKind.FINISHED:
                     return self._finish(attempt)
-                case Kind.CANCELLED:
+                case VerdictKind.CANCELLED:
                     self.recorder.stopped("cancelled", "", self.spending)
                     message = "cancelled; the same command starts it again from its last checkpoint"
                     self._note(message)
                     self.lease.release(message, 0)
                     return None
-                case Kind.OVER_BUDGET:
-                    self._end_over_budget(attempt.outcome.verdict.words)
+                case VerdictKind.OVER_BUDGET:
+                    self._stop_over_budget(attempt.outcome.verdict.words)
                 case _:
                     self.recovery.respond(attempt.outcome, attempt.number, attempt.error)
 
-    def _end_over_budget(self, why: str) -> NoReturn:
+    def _stop_over_budget(self, why: str) -> NoReturn:
         """End the program and delete the pod, if the run has one; what was saved stays, and so does an adopted pod."""
         self.lease.hold()
         node = self.plan.node.find(self.world)
@@ -248,7 +248,7 @@ class RunDriver:
                 stop(self.world.fleet(node), self.plan.run_id)
             self._delete_pod()
         self.spending.end("over budget")
-        raise OverBudget(
+        raise OverBudgetError(
             f"{self.plan.run_id} was ended: {why}. Spent: {self.spending.spent()}. Raise the limit, and the same "
             f"command goes on from the last checkpoint; results: gs://{self.plan.bucket}/{self.ledger.prefix}"
         )
@@ -275,9 +275,9 @@ class RunDriver:
         self.lease.release("finished", 0)
         return result
 
-    def clean_up_after(self, result: Result) -> bool:
+    def clean_up_after_crash(self, result: Result) -> bool:
         """Clean up after a controller that was killed before it could; one that still lives does it itself."""
-        with working_under(self.lease, self.plan, self.world):
+        with lease_guard(self.lease, self.plan, self.world):
             return self.lease.look() is None and self.clean_up(result)
 
     def clean_up(self, result: Result) -> bool:
@@ -303,7 +303,7 @@ class RunDriver:
         self.world.events.note(self.plan.run_id, message)
 
 
-def _script_faults(emulator: Emulator, plan: Plan) -> None:
+def _inject_faults(emulator: Emulator, plan: Plan) -> None:
     """Pass the faults of the config to the emulated cloud; the same script counts once per run."""
     faults = list(plan.config.cloud.faults) if isinstance(plan.config.cloud, LocalCloud) else []
     if faults:

@@ -16,25 +16,25 @@ from dataclasses import dataclass, field
 from conf.schema.run.lifecycle import Recovery
 from controller.agent.protocol import STOP, WATCH, State, StopQuestion, WatchLine, WatchQuestion
 from controller.context import Context
-from controller.core.clock import Interrupted
+from controller.core.clock import InterruptedSleepError
 from controller.gcp.client import GoogleError
-from controller.recovery.diagnosis import Kind, Observed, Verdict, WorkerSeen, hang_limit, judge
+from controller.recovery.diagnosis import Observation, Verdict, VerdictKind, WorkerStatus, diagnose, hang_limit
 from controller.recovery.pod_watch import PodWatch
 from controller.resources.pod.node import Node
 from controller.ssh.fleet import Fleet, WorkerError
 
 STRAGGLER_SECONDS = 3.0
 """After one worker has failed, the others are given this long to end by themselves; JAX may hang for minutes."""
-ORIGIN_SECONDS = 15.0
+ROOT_CAUSE_SECONDS = 15.0
 """The same where that one only lost its peers: the one that it lost may still have its last words to say."""
 STOP_SECONDS = 20.0
 """How long workers that were told to stop may take until we go on without their last words."""
-SECOND_LOOK_SECONDS = 5.0
+CONFIRM_SECONDS = 5.0
 """How long Google may take to say whether the pod was taken away, before a verdict on its workers counts."""
-LARGEST_STEP = 1e15
+MAX_STEP = 1e15
 TAIL_BYTES = 2000
 """Of each log, what is shown of a run that was running before."""
-AT_ONCE = frozenset({Kind.PREEMPTED, Kind.OVER_BUDGET, Kind.CANCELLED})
+IMMEDIATE_KINDS = frozenset({VerdictKind.PREEMPTED, VerdictKind.OVER_BUDGET, VerdictKind.CANCELLED})
 """Verdicts for which no other worker needs to be heard."""
 
 
@@ -45,7 +45,7 @@ class _Line(WatchLine, total=False):
 
 
 @dataclass(frozen=True)
-class Outcome:
+class AttemptOutcome:
     """How an attempt ended. `ends` holds the last state of each worker that ended, in the order they ended."""
 
     verdict: Verdict
@@ -68,10 +68,10 @@ class _Stream:
     told_to_stop: bool = False
     notice: str = ""
 
-    def seen(self, now: float, since: float) -> WorkerSeen:
+    def seen(self, now: float, since: float) -> WorkerStatus:
         """What the verdict is told. Silence counts from when the network was last known to be fine."""
         end = self.exited or {}
-        return WorkerSeen(
+        return WorkerStatus(
             silent_seconds=max(0.0, now - max(self.heard, since)),
             trouble=self.trouble,
             unreachable=bool(self.trouble),
@@ -90,7 +90,7 @@ class _Stream:
 
 
 @dataclass
-class _Steps:
+class StepTracker:
     """The steps that worker 0 reports, how far apart they were at most, and when anybody said anything at all."""
 
     at: float
@@ -102,7 +102,7 @@ class _Steps:
         if "log" in line or "metrics" in line:  # an evaluation may take long, and may speak
             self.at = now
         step = line.get("metrics", {}).get("step")
-        if worker == 0 and isinstance(step, int | float) and abs(step) < LARGEST_STEP:  # JSON knows NaN and infinity
+        if worker == 0 and isinstance(step, int | float) and abs(step) < MAX_STEP:  # JSON knows NaN and infinity
             if self.last is not None and step > self.last:
                 self.intervals = sorted([*self.intervals, now - self.step_at])[-3:]  # the longest ones
             self.last, self.step_at = int(step), now
@@ -131,10 +131,10 @@ class Follower:
     _queue: queue.Queue[tuple[int, _Line]] = field(default_factory=queue.Queue)
     _stopping: threading.Event = field(default_factory=threading.Event)
     _ends: list[tuple[int, State]] = field(default_factory=list)
-    _told: Verdict = field(default_factory=lambda: Verdict(Kind.RUNNING))
+    _told: Verdict = field(default_factory=lambda: Verdict(VerdictKind.RUNNING))
     _waiting_since: float | None = None
 
-    def follow(self) -> Outcome | None:
+    def follow(self) -> AttemptOutcome | None:
         """Block until the attempt has ended, however it ends; None: Ctrl-C was pressed, and the run goes on."""
         offsets, now = (-TAIL_BYTES, -1) if self.begun else (0, 0), self.world.clock.steady()
         streams = [_Stream(*offsets, heard=now, opened=now) for _ in self.node.status.endpoints]
@@ -145,28 +145,28 @@ class Follower:
         pod = PodWatch(lambda: self.node.pod_seen(self.world, since=since), self.world.clock, self.poll_seconds)
         try:
             with _ctrl_c_sets(self._stopping):
-                return self._wait(streams, pod, _Steps(now))
+                return self._wait(streams, pod, StepTracker(now))
         finally:
             self._stopping.set()
             pod.close()
 
-    def _wait(self, streams: list[_Stream], pod: PodWatch, steps: _Steps) -> Outcome | None:
+    def _wait(self, streams: list[_Stream], pod: PodWatch, steps: StepTracker) -> AttemptOutcome | None:
         while not self._stopping.is_set():
             self.glance()
             self._listen(streams, steps)
             verdict = self._judge(streams, pod, steps)
-            if verdict.kind is Kind.RUNNING or self._waits_for(verdict):
-                self._remark(verdict)
+            if verdict.kind is VerdictKind.RUNNING or self._should_wait(verdict):
+                self._report_change(verdict)
                 continue
-            if verdict.kind is Kind.FINISHED and not self._have_said_all(streams, pod):
+            if verdict.kind is VerdictKind.FINISHED and not self._streams_drained(streams, pod):
                 continue  # logs are being uploaded
-            if self.acting and verdict.kind not in (Kind.FINISHED, Kind.OVER_BUDGET):
-                verdict = self._second_look(verdict, streams, pod, steps)
+            if self.acting and verdict.kind not in (VerdictKind.FINISHED, VerdictKind.OVER_BUDGET):
+                verdict = self._confirm(verdict, streams, pod, steps)
             if verdict is not None and not self._stopping.is_set():
-                return Outcome(verdict, tuple(self._ends), steps.last)
+                return AttemptOutcome(verdict, tuple(self._ends), steps.last)
         return None
 
-    def _have_said_all(self, streams: list[_Stream], pod: PodWatch) -> bool:
+    def _streams_drained(self, streams: list[_Stream], pod: PodWatch) -> bool:
         """Is nothing more to be heard of programs that have ended well? Of a pod that was taken away nothing is."""
         silent = [i for i, stream in enumerate(streams) if not stream.ended]
         seen = pod.now()
@@ -175,26 +175,30 @@ class Follower:
         self._ends += [(i, exited) for i in silent if (exited := streams[i].exited) is not None]
         return True
 
-    def _second_look(self, verdict: Verdict, streams: list[_Stream], pod: PodWatch, steps: _Steps) -> Verdict | None:
+    def _confirm(self, verdict: Verdict, streams: list[_Stream], pod: PodWatch, steps: StepTracker) -> Verdict | None:
         """The verdict once Google has been asked again and, where it matters, all others have ended as well.
 
         A VM that is taken away kills its program first, so that the state of the pod must be newer than that. None:
         it was a false alarm.
         """
         clock = self.world.clock
-        began, late = clock.steady(), clock.deadline(SECOND_LOOK_SECONDS)
-        while not pod.asked_after(began) and not late() and verdict.kind is not Kind.NETWORK_LOST:
+        began, late = clock.steady(), clock.deadline(CONFIRM_SECONDS)
+        while not pod.is_newer_than(began) and not late() and verdict.kind is not VerdictKind.NETWORK_LOST:
             self._listen(streams, steps)
         verdict = self._judge(streams, pod, steps)
-        if verdict.kind in (Kind.RUNNING, Kind.FINISHED) or self._waits_for(verdict) or self._stopping.is_set():
+        if (
+            verdict.kind in (VerdictKind.RUNNING, VerdictKind.FINISHED)
+            or self._should_wait(verdict)
+            or self._stopping.is_set()
+        ):
             return None
-        at_once = verdict.kind in AT_ONCE and not verdict.noticed
-        if not at_once and verdict.kind is not Kind.HUNG and not verdict.whole_pod:
-            verdict = self._end_the_others(verdict, streams, pod, steps)
-            if self._waits_for(verdict):
+        at_once = verdict.kind in IMMEDIATE_KINDS and not verdict.noticed
+        if not at_once and verdict.kind is not VerdictKind.HUNG and not verdict.whole_pod:
+            verdict = self._stop_others(verdict, streams, pod, steps)
+            if self._should_wait(verdict):
                 return None
         if self._was_cancelled():
-            return judge(Observed(None, (), cancelled=True))
+            return diagnose(Observation(None, (), cancelled=True))
         return verdict
 
     def _was_cancelled(self) -> bool:
@@ -203,7 +207,7 @@ class Follower:
         except GoogleError:  # nobody knows; what comes next will ask Google for more than that
             return False
 
-    def _end_the_others(self, verdict: Verdict, streams: list[_Stream], pod: PodWatch, steps: _Steps) -> Verdict:
+    def _stop_others(self, verdict: Verdict, streams: list[_Stream], pod: PodWatch, steps: StepTracker) -> Verdict:
         """One that has ended ends all. What they say meanwhile may make the verdict a better one."""
 
         def left() -> list[int]:
@@ -220,7 +224,7 @@ class Follower:
 
         if left():
             self.world.events.note(self.run_id, f"{verdict.evidence[0]}; ending the others")
-        wait(STRAGGLER_SECONDS if verdict.certain else ORIGIN_SECONDS, able)
+        wait(STRAGGLER_SECONDS if verdict.certain else ROOT_CAUSE_SECONDS, able)
         running = [i for i in left() if streams[i].exited is None]
         if running and not self._stopping.is_set():
             for worker in running:
@@ -229,17 +233,17 @@ class Follower:
             self.fleet.call_all(STOP, payload, workers=running)
         wait(STOP_SECONDS, left)
         final = self._judge(streams, pod, steps)
-        return verdict if final.kind in (Kind.RUNNING, Kind.FINISHED, Kind.NETWORK_LOST) else final
+        return verdict if final.kind in (VerdictKind.RUNNING, VerdictKind.FINISHED, VerdictKind.NETWORK_LOST) else final
 
-    def _judge(self, streams: list[_Stream], pod: PodWatch, steps: _Steps) -> Verdict:
+    def _judge(self, streams: list[_Stream], pod: PodWatch, steps: StepTracker) -> Verdict:
         if pod.error is not None:
             raise pod.error
         now, recovery = self.world.clock.steady(), self.recovery
-        return judge(
-            Observed(
+        return diagnose(
+            Observation(
                 pod=pod.now(),
                 workers=tuple(stream.seen(now, pod.since) for stream in streams),
-                still_seconds=now - max(steps.at, streams[0].opened, pod.since),
+                idle_seconds=now - max(steps.at, streams[0].opened, pod.since),
                 step=steps.last,
                 hang_seconds=hang_limit(recovery.hang_timeout_seconds, steps.intervals),
                 lost_seconds=recovery.heartbeat_timeout_seconds,
@@ -247,25 +251,27 @@ class Follower:
             )
         )
 
-    def _waits_for(self, verdict: Verdict) -> bool:
+    def _should_wait(self, verdict: Verdict) -> bool:
         """Is it to be waited for? Maintenance at most for as long as a new pod may take to be made."""
         if getattr(self.recovery.policy, verdict.kind, "") != "wait":
             self._waiting_since = None
             return False
         now = self.world.clock.steady()
         self._waiting_since = self._waiting_since or now
-        return verdict.kind is Kind.NETWORK_LOST or now - self._waiting_since < self.node.create_seconds
+        return verdict.kind is VerdictKind.NETWORK_LOST or now - self._waiting_since < self.node.create_seconds
 
-    def _remark(self, verdict: Verdict) -> None:
+    def _report_change(self, verdict: Verdict) -> None:
         """Say what is new about a run that goes on."""
         before, self._told = self._told, verdict
         if verdict.kind is before.kind and set(verdict.evidence) <= set(before.evidence):
             return
-        if verdict.kind is not before.kind or verdict.kind is Kind.RUNNING:
-            words = f"{verdict}; waiting" if verdict.kind is not Kind.RUNNING else verdict.words or "the run goes on"
+        if verdict.kind is not before.kind or verdict.kind is VerdictKind.RUNNING:
+            words = (
+                f"{verdict}; waiting" if verdict.kind is not VerdictKind.RUNNING else verdict.words or "the run goes on"
+            )
             self.world.events.note(self.run_id, words)
 
-    def _listen(self, streams: list[_Stream], steps: _Steps) -> None:
+    def _listen(self, streams: list[_Stream], steps: StepTracker) -> None:
         """Take what the workers have said; wait a moment where they have said nothing."""
         try:
             worker, line = self._queue.get(timeout=min(self.poll_seconds, 0.5))
@@ -324,7 +330,7 @@ class Follower:
                 stream.trouble = error.words
             try:
                 clock.sleep(self.world.pace)
-            except Interrupted:
+            except InterruptedSleepError:
                 return
 
 

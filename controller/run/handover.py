@@ -11,21 +11,21 @@ from controller.context import Context
 from controller.core.errors import CloudError
 from controller.core.formats import dump
 from controller.lease.lease import Lease
-from controller.lease.store import Seen
+from controller.lease.store import LeaseSnapshot
 from controller.plan.build import Plan
 from controller.reconcile.reconciler import reconcile
 from controller.reconcile.resource import Absent, Resource
 from controller.records.ledger import Ledger
-from controller.resources.bastion.vm import Bastion, BastionRoles, Package
+from controller.resources.bastion.vm import Bastion, BastionRoles, SlipwayPackage
 from controller.resources.pod.node import Node
-from controller.resources.workers.base import OnWorkers
+from controller.resources.workers.base import WorkerResource
 
 if TYPE_CHECKING:
     from controller.cloud.emulator import Emulator
 
 HANDOVER, LOG = "handover.json", "bastion.log"
 HOME = "~/.slipway"
-BEGIN_SECONDS = 1200.0
+START_TIMEOUT_SECONDS = 1200.0
 """How long a bastion may take until it acts: a boot, and the installation of some packages on a small machine."""
 TAIL_LINES = 20
 
@@ -47,8 +47,8 @@ class Handover:
         Args:
             document: gives what the bastion makes the plan again of; asked once there is a bucket.
         """
-        first = [r for r in self.plan.resources if not isinstance(r, Node | OnWorkers | Bastion | BastionRoles)]
-        reconcile(_alone(first), self.world)
+        first = [r for r in self.plan.resources if not isinstance(r, Node | WorkerResource | Bastion | BastionRoles)]
+        reconcile(_without_outside_dependencies(first), self.world)
         before = self.lease.last()
         token = self.lease.hold()
         if before is not None and before.term.driver == "bastion" and not before.term.released:
@@ -56,21 +56,23 @@ class Handover:
         self.ledger.write(HANDOVER, dump(document()))
         machine = replace(self.bastion, orders=dump(self._orders()))
         roles = [r for r in self.plan.resources if isinstance(r, BastionRoles)]
-        reconcile(_alone([machine, *roles]), self.world)
+        reconcile(_without_outside_dependencies([machine, *roles]), self.world)
         self.lease.release()
         return token
 
-    def wait(self, token: int) -> Seen:
+    def wait(self, token: int) -> LeaseSnapshot:
         """Until the bastion has taken the lease, or even let go of it again; what it says there.
 
         Raises:
             CloudError: it does not come to that; with what it has said.
         """
-        late = self.world.clock.deadline(BEGIN_SECONDS)
+        late = self.world.clock.deadline(START_TIMEOUT_SECONDS)
         while (seen := self.lease.last()) is None or seen.term.token <= token:
             gone = isinstance(self.bastion.observe(self.world, {}), Absent)
             if gone or late():
-                raise CloudError(f"{self.bastion.title} {'has ended' if gone else 'does not begin'}:\n{self._said()}")
+                raise CloudError(
+                    f"{self.bastion.title} {'has ended' if gone else 'does not begin'}:\n{self._log_tail()}"
+                )
             self.world.clock.sleep(self.poll_seconds)
         return seen
 
@@ -78,13 +80,13 @@ class Handover:
     def bastion(self) -> Bastion:
         return self.plan.get(Bastion)
 
-    def _said(self) -> str:
+    def _log_tail(self) -> str:
         kept = self.ledger.read(LOG) or b""
         text = self.bastion.printed(self.world) or kept.decode(errors="replace")
         return "\n".join(text.splitlines()[-TAIL_LINES:])
 
     def _orders(self) -> dict[str, Any]:
-        package = self.plan.get(Package)
+        package = self.plan.get(SlipwayPackage)
         emulator = self.emulator
         return {
             "bucket": self.plan.bucket,
@@ -103,7 +105,7 @@ class Handover:
         }
 
 
-def _alone(resources: Sequence[Resource]) -> list[Resource]:
+def _without_outside_dependencies(resources: Sequence[Resource]) -> list[Resource]:
     """With needs among themselves alone: the others are there."""
     ids = {r.id for r in resources}
     return [replace(r, needs=tuple(n for n in r.needs if n in ids)) for r in resources]

@@ -47,7 +47,7 @@ def launch(
             return fresh, False
 
 
-def alive(fleet: Fleet) -> set[str]:
+def running_runs(fleet: Fleet) -> set[str]:
     """The runs whose program is alive on some worker of the pod: at most one, unless something went wrong."""
     answers = fleet.call_all(OBSERVE, {})
     raise_failures(answers, "look at the workers")

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from controller.config.compose import compose, laid_over
+from controller.config.compose import compose, with_overrides
 from controller.core.errors import ConfigError
 
 if TYPE_CHECKING:  # a verb that composes nothing need not wait for the schema
@@ -54,7 +54,7 @@ class RunOptions:
         """
         from controller.checks.preflight import preflight
 
-        config, problems = self._composed()
+        config, problems = self._compose()
         findings = preflight(config) if config else []
         if config is None or problems:
             raise ConfigError([*problems, *(f for f in findings if f.severity == "error")])
@@ -66,7 +66,7 @@ class RunOptions:
         Raises:
             ConfigError: the schema finds a problem.
         """
-        config, problems = self._composed()
+        config, problems = self._compose()
         if config is None or problems:
             raise ConfigError(problems)
         return config
@@ -88,11 +88,11 @@ class RunOptions:
             print(f"{finding.severity}: {finding}", file=sys.stderr)
         return config
 
-    def _composed(self) -> tuple[Config | None, list[ConfigProblem]]:
+    def _compose(self) -> tuple[Config | None, list[ConfigProblem]]:
         """The config that the overrides mean, or that of the plan file with the overrides applied."""
         if self.plan_file is not None:
             from conf.schema.validation import validate
-            from controller.records.plan_file import planned
+            from controller.records.plan_file import load_planned_config
 
-            return validate(laid_over(planned(self.plan_file), self.overrides))
+            return validate(with_overrides(load_planned_config(self.plan_file), self.overrides))
         return compose(self.overrides, extra_dir=Path.cwd() / "slipway")

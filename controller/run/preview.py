@@ -8,21 +8,21 @@ from typing import TYPE_CHECKING, Any
 
 from conf.schema.config import Config
 from conf.schema.infra.cloud import LocalCloud
-from controller.checks.preflight import by_severity, probe
-from controller.cloud.connect import NO_PROJECT, connected, project_of
+from controller.checks.preflight import probe_cloud, sort_by_severity
+from controller.cloud.connect import NO_PROJECT, open_context, project_of
 from controller.core.errors import ConfigError
 from controller.core.finding import Finding
-from controller.gcp.prices import Rate, rate
-from controller.inputs.code import unfetched
+from controller.gcp.prices import HourlyPrice, hourly_price
+from controller.inputs.code import unfetched_snapshot
 from controller.inputs.git import UnreachableError
-from controller.plan.build import Plan, build
-from controller.plan.preview import Row, preview
+from controller.plan.build import Plan, build_plan
+from controller.plan.preview import ResourcePreview, preview_resources
 from controller.reconcile.resource import Absent, Unknown
 from controller.records.ledger import Ledger
 from controller.resources.pod.node import Node
-from controller.run.launch import alive
+from controller.run.launch import running_runs
 from controller.run.options import RunOptions
-from controller.ssh.fleet import WorkersFailed
+from controller.ssh.fleet import WorkersFailedError
 
 if TYPE_CHECKING:
     from controller.cloud.emulator import Emulator
@@ -34,9 +34,9 @@ class RunPreview:
     """What `up` would do."""
 
     plan: Plan
-    rows: list[Row]
+    rows: list[ResourcePreview]
     findings: list[Finding]
-    price: Rate
+    price: HourlyPrice
     status: str
     """What the run and the pod are doing already, empty if nothing."""
 
@@ -73,22 +73,22 @@ def preview_run(options: RunOptions) -> RunPreview:
     """
     config, findings = options.config()
     try:
-        plan = build(config, project_of(config), Path.cwd())
+        plan = build_plan(config, project_of(config), Path.cwd())
     except UnreachableError as error:  # offline, or not yet allowed to: all else can be planned
         message = f"{str(error).removeprefix('code.repository: ')}; `up` needs it, and gives the run its id"
         findings = [*findings, Finding("repository", "warning", "code.repository", message)]
-        plan = build(config, project_of(config), Path.cwd(), unfetched(config))
+        plan = build_plan(config, project_of(config), Path.cwd(), unfetched_snapshot(config))
     if plan.project == NO_PROJECT:
         message = "no project; set cloud.project, or run `gcloud config set project ID`"
         findings = [*findings, Finding("project", "warning", "cloud.project", message)]
-    with connected(config, keep_awake=True) as (world, emulator):
-        findings += probe(config, world) if plan.project != NO_PROJECT else []
+    with open_context(config, keep_awake=True) as (world, emulator):
+        findings += probe_cloud(config, world) if plan.project != NO_PROJECT else []
         findings += _check_faults(config, emulator)
-        rows = preview(plan.resources, world)
-        price = rate(config, world.clock.now())
+        rows = preview_resources(plan.resources, world)
+        price = hourly_price(config, world.clock.now())
         status = _status(plan, rows, world)
     findings += [finding for row in rows for finding in row.resource.findings(row.seen)]
-    return RunPreview(plan, rows, by_severity(findings), price, status)
+    return RunPreview(plan, rows, sort_by_severity(findings), price, status)
 
 
 def _check_faults(config: Config, emulator: Emulator | None) -> list[Finding]:
@@ -102,7 +102,7 @@ def _check_faults(config: Config, emulator: Emulator | None) -> list[Finding]:
     return []
 
 
-def _status(plan: Plan, rows: list[Row], world: Context) -> str:
+def _status(plan: Plan, rows: list[ResourcePreview], world: Context) -> str:
     """What the run and the pod are doing already, empty if nothing."""
     bucket = next(row for row in rows if row.resource.id == f"bucket/{plan.bucket}")
     if isinstance(bucket.seen, Unknown | Absent):
@@ -113,8 +113,8 @@ def _status(plan: Plan, rows: list[Row], world: Context) -> str:
     if not isinstance(node, Node) or not node.is_ready:
         return ""
     try:
-        running = alive(world.fleet(node))
-    except WorkersFailed:
+        running = running_runs(world.fleet(node))
+    except WorkersFailedError:
         return ""
     if plan.run_id in running:
         return "the run is under way on the pod: up follows it"

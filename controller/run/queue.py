@@ -11,16 +11,16 @@ from contextlib import contextmanager
 
 from controller.core.clock import Clock
 from controller.core.formats import dump, load
-from controller.gcp.client import Google, NotFound
+from controller.gcp.client import GoogleClient, NotFoundError
 
 STALE_SECONDS = 120.0
 REFRESH_SECONDS = 20.0
 
 
-class Turns:
+class PodQueue:
     """The line of one pod. Times are seconds since the epoch by each controller's own clock."""
 
-    def __init__(self, google: Google, clock: Clock, bucket: str, pod: str) -> None:
+    def __init__(self, google: GoogleClient, clock: Clock, bucket: str, pod: str) -> None:
         self._google, self._clock, self._bucket = google, clock, bucket
         self._prefix = f"pods/{pod}/waiting/"
 
@@ -31,12 +31,12 @@ class Turns:
             items = list(
                 self._google.pages("storage", "objects.list", "items", bucket=self._bucket, prefix=self._prefix)
             )
-        except NotFound:
+        except NotFoundError:
             return []
         for item in items:
             try:
                 entry = load(self._google.download(self._bucket, item["name"]), item["name"])
-            except NotFound:
+            except NotFoundError:
                 continue  # it has just left
             if self._clock.now() - entry["refreshed"] < STALE_SECONDS:
                 found.append((entry["since"], entry["run_id"]))
@@ -65,7 +65,7 @@ class Turns:
     def _leave(self, run_id: str) -> None:
         try:
             self._google.call("storage", "objects.delete", bucket=self._bucket, object=self._name(run_id))
-        except NotFound:
+        except NotFoundError:
             return
 
     def _name(self, run_id: str) -> str:

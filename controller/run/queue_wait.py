@@ -10,17 +10,17 @@ from controller.context import Context
 from controller.lease.lease import Lease
 from controller.plan.build import Plan
 from controller.resources.pod.node import Node
-from controller.run.launch import alive
-from controller.run.queue import Turns
+from controller.run.launch import running_runs
+from controller.run.queue import PodQueue
 
 
 @dataclass(frozen=True)
-class Line:
+class QueueWaiter:
     """Those that come before a run on its pod."""
 
     plan: Plan
     world: Context
-    turns: Turns
+    turns: PodQueue
     lease: Lease
     poll_seconds: float
     note: Callable[[str], None]
@@ -45,14 +45,14 @@ class Line:
         """The runs that come before ours: what runs on the pod or is being seen to there, and who waits longer."""
         node = self.plan.observe_pod(self.world)
         running = set[str]()
-        if isinstance(node, Node) and node.is_ready and self.world.lets_us_in(node):
-            running = alive(self.world.fleet(node))
+        if isinstance(node, Node) and node.is_ready and self.world.accepts_our_key(node):
+            running = running_runs(self.world.fleet(node))
         if (other := self.lease.look()) is not None:
             running.add(other.term.run_id)
         if self.plan.run_id in running:
             return []
-        return [*sorted(running), *self._earlier()]
+        return [*sorted(running), *self._queued_before()]
 
-    def _earlier(self) -> list[str]:
+    def _queued_before(self) -> list[str]:
         line = self.turns.waiting()
         return line[: line.index(self.plan.run_id)] if self.plan.run_id in line else line

@@ -8,14 +8,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from controller.cloud.connect import connected, project_of
+from controller.cloud.connect import open_context, project_of
 from controller.context import Context
 from controller.core.errors import ConfigError
-from controller.gcp.client import Forbidden
-from controller.plan.build import Plan, build
+from controller.gcp.client import ForbiddenError
+from controller.plan.build import Plan, build_plan
 from controller.reconcile.resource import Absent, Pending
 from controller.records.ledger import Ledger
-from controller.records.restore import restored
+from controller.records.restore import restored_run
 from controller.resources.pod.node import Node, describe
 from controller.resources.workers.ssh_access import SshAccess
 from controller.run.options import RunOptions
@@ -43,8 +43,8 @@ class Session:
         node = self.node()
         if not isinstance(node, Node) or not node.is_ready:
             return None
-        with suppress(Forbidden):  # then the workers say so
-            self._access.let_in(self.world, node)  # a controller elsewhere may have made it
+        with suppress(ForbiddenError):  # then the workers say so
+            self._access.authorize_key(self.world, node)  # a controller elsewhere may have made it
         return self.world.fleet(node)
 
     def workers(self) -> Fleet:
@@ -56,7 +56,7 @@ class Session:
         node = self.node()
         if not isinstance(node, Node) or not node.is_ready:
             raise ConfigError(f"the pod {self.plan.node.name} is {describe(node)}; `slipway up` makes it ready")
-        self._access.let_in(self.world, node)
+        self._access.authorize_key(self.world, node)
         return self.world.fleet(node)
 
     @property
@@ -76,24 +76,24 @@ class Session:
 
 
 @contextmanager
-def session(options: RunOptions) -> Iterator[Session]:
+def open_session(options: RunOptions) -> Iterator[Session]:
     """Open what the options name and close it again; an emulated cloud that holds no node is put to sleep."""
-    with opened(options) as (plan, world, emulator):
+    with open_sweep(options) as (plan, world, emulator):
         yield Session(plan, world, Ledger(world.google, plan.bucket, plan.run_id), emulator)
 
 
 @contextmanager
-def opened(options: RunOptions, *, repeat: bool = False) -> Iterator[tuple[Plan, Context, Emulator | None]]:
+def open_sweep(options: RunOptions, *, repeat: bool = False) -> Iterator[tuple[Plan, Context, Emulator | None]]:
     """The plan that the overrides mean, or the record of `options.run_id`, and a way to its cloud.
 
     Args:
         repeat: the record of a run that has finished means a new run like it.
     """
     if options.run_id:
-        with restored(options.run_id, options.overrides, Path.cwd(), repeat=repeat) as found:
+        with restored_run(options.run_id, options.overrides, Path.cwd(), repeat=repeat) as found:
             yield found
         return
     config = options.checked_config()
-    plan = build(config, project_of(config), Path.cwd())
-    with connected(config) as (world, emulator):
+    plan = build_plan(config, project_of(config), Path.cwd())
+    with open_context(config) as (world, emulator):
         yield plan, world, emulator

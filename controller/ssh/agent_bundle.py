@@ -10,14 +10,14 @@ from pathlib import Path
 
 import controller.agent
 
-MAIN = """import sys
+ENTRY_POINT = """import sys
 from slipway_agent.main import main
 sys.exit(main())
 """
 
 
 @dataclass(frozen=True)
-class Bundle:
+class AgentBundle:
     """`content` is what lies on a worker as `name`, which changes with it."""
 
     name: str
@@ -28,13 +28,13 @@ class Bundle:
         return hashlib.sha256(self.content).hexdigest()
 
 
-def bundle() -> Bundle:
+def build_bundle() -> AgentBundle:
     """Pack the agent of this installation; the same files give the same bytes on every host."""
     package = Path(controller.agent.__file__).parent
     files = {f"slipway_agent/{p.relative_to(package).as_posix()}": p.read_bytes() for p in package.rglob("*.py")}
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w") as archive:
-        for name, content in sorted({**files, "__main__.py": MAIN.encode()}.items()):
+        for name, content in sorted({**files, "__main__.py": ENTRY_POINT.encode()}.items()):
             archive.writestr(zipfile.ZipInfo(name), content)
     content = buffer.getvalue()
-    return Bundle(f"agent-{hashlib.sha256(content).hexdigest()[:12]}.pyz", content)
+    return AgentBundle(f"agent-{hashlib.sha256(content).hexdigest()[:12]}.pyz", content)

@@ -6,18 +6,18 @@ import os
 import tempfile
 from pathlib import Path
 
-NAME = "id_ed25519"
+KEY_FILE_NAME = "id_ed25519"
 
 
 def private_key(folder: Path) -> Path:
     """The private key's file (OpenSSH format, 0600); the key is made on first use, by one of several processes."""
-    path = folder / NAME
+    path = folder / KEY_FILE_NAME
     if not path.exists():
-        _make(path)
+        _generate(path)
     return path
 
 
-def public_line(folder: Path, comment: str) -> str:
+def public_key_line(folder: Path, comment: str) -> str:
     """`ssh-ed25519 AAAA… comment`, as in `authorized_keys` or, behind `user:`, in a node's `ssh-keys` metadata."""
     from cryptography.hazmat.primitives import serialization
 
@@ -26,7 +26,7 @@ def public_line(folder: Path, comment: str) -> str:
     return f"{key.public_key().public_bytes(encoding, form).decode()} {comment}"
 
 
-def _make(path: Path) -> None:
+def _generate(path: Path) -> None:
     from cryptography.hazmat.primitives import serialization
     from cryptography.hazmat.primitives.asymmetric import ed25519
 
@@ -34,7 +34,7 @@ def _make(path: Path) -> None:
         serialization.Encoding.PEM, serialization.PrivateFormat.OpenSSH, serialization.NoEncryption()
     )
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    with tempfile.NamedTemporaryFile(dir=path.parent, prefix=f".{NAME}.") as draft:  # 0600
+    with tempfile.NamedTemporaryFile(dir=path.parent, prefix=f".{KEY_FILE_NAME}.") as draft:  # 0600
         draft.write(text)
         draft.flush()
         try:

@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from controller.core.errors import SlipwayError
 
-Kind = Literal["refused", "timeout", "auth", "denied", "host_key", "dropped", "agent"]
+ConnectionFailure = Literal["refused", "timeout", "auth", "denied", "host_key", "dropped", "agent"]
 
 
 class WorkerError(SlipwayError):
@@ -20,13 +20,13 @@ class WorkerError(SlipwayError):
     command failed there; `detail` says more).
     """
 
-    def __init__(self, worker: int, address: str, kind: Kind, words: str, detail: str = "") -> None:
+    def __init__(self, worker: int, address: str, kind: ConnectionFailure, words: str, detail: str = "") -> None:
         super().__init__(f"worker {worker} ({address}): {words}")
         self.worker, self.address, self.kind, self.words, self.detail = worker, address, kind, words, detail
 
 
 @dataclass(frozen=True)
-class Access:
+class ConnectionParams:
     """How the workers of a pod are reached.
 
     Attributes:
@@ -41,7 +41,7 @@ class Access:
         way: how that is called, for messages.
         kept: file in which the host keys of this incarnation of the pod are kept; None: nowhere.
         incarnation: of the pod; host keys that were kept of another are dropped.
-        pin_first: take the host key that a worker shows first; by default only one that Google vouches for.
+        trust_on_first_use: take the host key that a worker shows first; by default only one that Google vouches for.
         auth_hint: what else the user may lack where no key is accepted.
         connect_seconds: for a connection to be made.
         warm_up_seconds: how long a fresh worker may refuse.
@@ -58,7 +58,7 @@ class Access:
     way: str = "its address"
     kept: Path | None = None
     incarnation: str = ""
-    pin_first: bool = False
+    trust_on_first_use: bool = False
     auth_hint: str = ""
     connect_seconds: float = 15.0
     warm_up_seconds: float = 300.0

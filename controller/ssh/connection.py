@@ -13,15 +13,15 @@ from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
 from controller.agent.formats import dump, format_problem
-from controller.ssh.agent_bundle import Bundle
-from controller.ssh.connect import Access, Kind, WorkerError
+from controller.ssh.agent_bundle import AgentBundle
+from controller.ssh.connect import ConnectionFailure, ConnectionParams, WorkerError
 
 if TYPE_CHECKING:
     from paramiko import Channel, Transport
 
     from controller.ssh.worker_connection import WorkerConnection
 
-SECONDS = {
+COMMAND_TIMEOUTS = {
     "install_venv": 1800.0,
     "run_setup": 3600.0,
     "install_code": 600.0,
@@ -31,17 +31,19 @@ SECONDS = {
 }
 """How long a command may take; the others have 60 s. A worker that is gone is noticed much earlier."""
 CHUNK = 1 << 16
-LARGEST_ANSWER = 64 << 20
-BY_SIGNAL = 128
+MAX_ANSWER_BYTES = 64 << 20
+SIGNAL_EXIT_BASE = 128
 """Stands for the exit code of what a signal has ended."""
 UPLOAD_SECONDS = 60.0
 """After this long without a word an upload is given up."""
 
 
-class Link:
+class Connection:
     """One connection, made when it is needed, kept, and made anew when it has broken. Threads may share it."""
 
-    def __init__(self, access: Access, worker: int, connect: Callable[[int], WorkerConnection], agent: Bundle) -> None:
+    def __init__(
+        self, access: ConnectionParams, worker: int, connect: Callable[[int], WorkerConnection], agent: AgentBundle
+    ) -> None:
         self._access, self._worker, self._connect, self._agent = access, worker, connect, agent
         self._connection: WorkerConnection | None = None
         self._connecting, self._probing = threading.Lock(), threading.Lock()
@@ -54,7 +56,7 @@ class Link:
             WorkerError: of any kind.
         """
         output = bytearray()
-        for chunk in self._agent_says(command, payload, SECONDS.get(command, 60.0)):
+        for chunk in self._agent_says(command, payload, COMMAND_TIMEOUTS.get(command, 60.0)):
             output += self._bounded(command, chunk, len(output))
         return self._parse(command, output)
 
@@ -77,7 +79,7 @@ class Link:
         Raises:
             WorkerError: of any kind but agent.
         """
-        with self._running(shell, b"") as channel:
+        with self._start_command(shell, b"") as channel:
             aside = threading.Thread(target=_drain_stderr, args=(channel, err), daemon=True)
             aside.start()
             for chunk in self.chunks(channel):
@@ -103,7 +105,7 @@ class Link:
         for placed in (False, True):
             said = False
             shell = f"python3 ~/.slipway/{self._agent.name} {command}"
-            with self._running(shell, dump(payload)) as channel:
+            with self._start_command(shell, dump(payload)) as channel:
                 for chunk in self.chunks(channel, seconds):
                     said = True
                     yield chunk
@@ -113,9 +115,9 @@ class Link:
                 return
             if placed or code != 2:  # with which Python says that there is no such file
                 raise self._error("agent", f"`{command}` ended with exit code {code}", words)
-            self._place_agent()
+            self._install_agent()
 
-    def _place_agent(self) -> None:
+    def _install_agent(self) -> None:
         """Upload the agent under another name first: what breaks off in transit does not become the agent."""
         from invoke.exceptions import Failure, ThreadException
         from paramiko import SSHException
@@ -136,8 +138,8 @@ class Link:
 
     def _bounded(self, command: str, chunk: bytes, before: int) -> bytes:
         """The chunk, unless a worker that says no end of it would fill our memory."""
-        if before + len(chunk) > LARGEST_ANSWER:
-            raise self._error("agent", f"`{command}` answered more than {LARGEST_ANSWER >> 20} MiB")
+        if before + len(chunk) > MAX_ANSWER_BYTES:
+            raise self._error("agent", f"`{command}` answered more than {MAX_ANSWER_BYTES >> 20} MiB")
         return chunk
 
     def _parse(self, command: str, line: bytes | bytearray) -> dict[str, Any]:
@@ -154,7 +156,7 @@ class Link:
 
     # The connection
 
-    def _error(self, kind: Kind, words: str, detail: str = "") -> WorkerError:
+    def _error(self, kind: ConnectionFailure, words: str, detail: str = "") -> WorkerError:
         return WorkerError(self._worker, self._access.addresses[self._worker], kind, words, detail)
 
     def connection(self) -> WorkerConnection:
@@ -211,7 +213,7 @@ class Link:
             channel.close()
 
     @contextmanager
-    def _running(self, shell: str, stdin: bytes) -> Iterator[Channel]:
+    def _start_command(self, shell: str, stdin: bytes) -> Iterator[Channel]:
         """A command that has been started and given its stdin."""
         with self.channel() as channel:
             channel.exec_command(shell)
@@ -255,7 +257,7 @@ class Link:
         code = channel.recv_exit_status()
         if code < 0:  # the connection has gone, or a signal ended the command: paramiko does not say
             self.probe(channel.get_transport())
-            return BY_SIGNAL
+            return SIGNAL_EXIT_BASE
         return code
 
     def probe(self, transport: Transport) -> None:

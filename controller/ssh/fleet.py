@@ -14,30 +14,30 @@ from tenacity import RetryCallState, Retrying, retry_if_exception, wait_exponent
 
 from controller.agent.protocol import OBSERVE, A, Command, Observation, ObserveQuestion, Q
 from controller.core.errors import SlipwayError
-from controller.ssh.agent_bundle import bundle
-from controller.ssh.connect import Access, Kind, WorkerError
-from controller.ssh.connection import Link
+from controller.ssh.agent_bundle import build_bundle
+from controller.ssh.connect import ConnectionFailure, ConnectionParams, WorkerError
+from controller.ssh.connection import Connection
 
 if TYPE_CHECKING:
-    from controller.ssh.worker_connection import Dialer, WorkerConnection
+    from controller.ssh.worker_connection import Connector, WorkerConnection
 
-__all__ = ["Access", "Fleet", "WorkerError", "WorkersFailed", "failures"]
+__all__ = ["ConnectionParams", "Fleet", "WorkerError", "WorkersFailedError", "failures"]
 
 ATTEMPTS = 3
-PASSING: frozenset[Kind] = frozenset({"refused", "dropped"})
+TRANSIENT: frozenset[ConnectionFailure] = frozenset({"refused", "dropped"})
 """What may be over in a second. Every agent command can be repeated."""
-PASSING_WHILE_FRESH: frozenset[Kind] = frozenset({"refused", "dropped", "timeout", "auth"})
+TRANSIENT_WHILE_BOOTING: frozenset[ConnectionFailure] = frozenset({"refused", "dropped", "timeout", "auth"})
 """What a VM does that has just been created, and learns of its users only after a while."""
-LOOKS = frozenset({"observe", "state", "guard_state"})
+READ_ONLY_COMMANDS = frozenset({"observe", "state", "guard_state"})
 """The agent commands that change nothing."""
-FENCED = frozenset(
+FENCED_COMMANDS = frozenset(
     {"install_code", "install_venv", "write_config", "tidy", "run_setup", "fetch_asset", "start", "stop"}
 )
 """Those that only the controller which has the lease may send; they carry its token."""
-SURVEY_SECONDS = 10.0
+OBSERVATION_CACHE_SECONDS = 10.0
 
 
-class WorkersFailed(SlipwayError):
+class WorkersFailedError(SlipwayError):
     """Some workers could not do what they had to."""
 
     def __init__(self, words: str, errors: Sequence[WorkerError] = ()) -> None:
@@ -50,7 +50,7 @@ def failures(answers: Sequence[object]) -> list[WorkerError]:
 
 
 @dataclass
-class _Survey:
+class _ObservationCache:
     """What all workers observed at one time, and who has had the answers."""
 
     payload: ObserveQuestion
@@ -62,20 +62,20 @@ class _Survey:
 class Fleet:
     """Connections to the workers of one incarnation of a pod. Threads may share it."""
 
-    def __init__(self, access: Access, sleep: Callable[[float], None] = time.sleep) -> None:
+    def __init__(self, access: ConnectionParams, sleep: Callable[[float], None] = time.sleep) -> None:
         """Nothing is connected before the first call.
 
         Args:
             sleep: how to wait between attempts.
         """
         self._access, self._sleep = access, sleep
-        self._survey: _Survey | None = None
+        self._cache: _ObservationCache | None = None
         self.guard: Callable[[], tuple[str, int]] = lambda: ("", 0)
         """Gives our lease, its place and its token, 0 for none; raises where another controller acts."""
-        self._dialer: Dialer | None = None
+        self._connector: Connector | None = None
         self._lock = threading.Lock()
-        agent = bundle()
-        self._links = [Link(access, worker, self._connect, agent) for worker in range(len(access.addresses))]
+        agent = build_bundle()
+        self._links = [Connection(access, worker, self._connect, agent) for worker in range(len(access.addresses))]
 
     def __len__(self) -> int:
         return len(self._links)
@@ -86,13 +86,13 @@ class Fleet:
         Raises:
             WorkerError: it could not be reached, or the command failed there.
         """
-        if command not in LOOKS:
-            self._survey = None
+        if command not in READ_ONLY_COMMANDS:
+            self._cache = None
         leased: dict[str, Any] = {}
-        if command in FENCED and (lease := self.guard())[1]:
+        if command in FENCED_COMMANDS and (lease := self.guard())[1]:
             leased = {"lease": {"place": lease[0], "token": lease[1]}}
         call: Callable[..., Any] = self._links[worker].call
-        return self._retrying(worker, _attempts, PASSING)(call, command, {**payload, **leased})
+        return self._retrying(worker, _attempts, TRANSIENT)(call, command, {**payload, **leased})
 
     def call_all(
         self, command: Command[Q, A], payload: Q | Sequence[Q], workers: Sequence[int] | None = None
@@ -108,12 +108,12 @@ class Fleet:
         """
         who = range(len(self)) if workers is None else workers
         payloads: Sequence[Any] = payload if isinstance(payload, Sequence) else [payload] * len(who)
-        return self._at_once([partial(self.call, w, command, p) for w, p in zip(who, payloads, strict=True)])
+        return self._run_parallel([partial(self.call, w, command, p) for w, p in zip(who, payloads, strict=True)])
 
     def survey(self, payload: ObserveQuestion) -> list[Observation | WorkerError]:
         """Have all workers observe everything that several are going to `look` at; see there."""
         answers = self.call_all(OBSERVE, payload)
-        self._survey = None if failures(answers) else _Survey(payload, answers, time.monotonic())
+        self._cache = None if failures(answers) else _ObservationCache(payload, answers, time.monotonic())
         return answers
 
     def look(self, who: str, payload: ObserveQuestion) -> list[Observation | WorkerError]:
@@ -122,8 +122,8 @@ class Fleet:
         Each one who asks is answered once from the last survey if that is seconds old and nothing was changed since:
         to start a Python on each worker for everyone who looks is what takes most of the time on 64 workers.
         """
-        past = self._survey
-        fresh = past is not None and time.monotonic() - past.time < SURVEY_SECONDS
+        past = self._cache
+        fresh = past is not None and time.monotonic() - past.time < OBSERVATION_CACHE_SECONDS
         if past is not None and fresh and who not in past.given and payload.items() <= past.payload.items():
             past.given.add(who)
             return past.answers
@@ -140,9 +140,9 @@ class Fleet:
             waited = max(state.idle_for, state.seconds_since_start or 0.0)
             return waited >= self._access.warm_up_seconds or in_vain()
 
-        return self._at_once(
+        return self._run_parallel(
             [
-                partial(self._retrying(worker, late, PASSING_WHILE_FRESH), link.call, OBSERVE, {})
+                partial(self._retrying(worker, late, TRANSIENT_WHILE_BOOTING), link.call, OBSERVE, {})
                 for worker, link in enumerate(self._links)
             ]
         )
@@ -156,7 +156,7 @@ class Fleet:
         lines: Iterator[Any] = self._links[worker].stream(command, payload)
         return lines
 
-    def link(self, worker: int) -> Link:
+    def link(self, worker: int) -> Connection:
         """The connection to one worker, for what is no command of the agent."""
         return self._links[worker]
 
@@ -164,30 +164,32 @@ class Fleet:
         """For good: calls and streams under way end with a WorkerError."""
         for link in self._links:
             link.close()
-        if self._dialer is not None:
-            self._dialer.close()
+        if self._connector is not None:
+            self._connector.close()
 
     def _connect(self, worker: int) -> WorkerConnection:
-        from controller.ssh.worker_connection import Dialer  # fabric takes 0.2 s
+        from controller.ssh.worker_connection import Connector  # fabric takes 0.2 s
 
         with self._lock:
-            if self._dialer is None:
-                self._dialer = Dialer(self._access)
-        return self._dialer.connection(worker)
+            if self._connector is None:
+                self._connector = Connector(self._access)
+        return self._connector.connection(worker)
 
-    def _at_once(self, calls: Sequence[Callable[[], Any]]) -> list[Any]:
+    def _run_parallel(self, calls: Sequence[Callable[[], Any]]) -> list[Any]:
         if not calls:
             return []
         pool = ThreadPoolExecutor(max_workers=len(calls))
         try:
-            return list(pool.map(_as_value, calls))
+            return list(pool.map(_catch_worker_error, calls))
         except BaseException:  # an interrupt does not wait for the workers
             self.close()
             raise
         finally:
             pool.shutdown()
 
-    def _retrying(self, worker: int, stop: Callable[[RetryCallState], bool], kinds: frozenset[Kind]) -> Retrying:
+    def _retrying(
+        self, worker: int, stop: Callable[[RetryCallState], bool], kinds: frozenset[ConnectionFailure]
+    ) -> Retrying:
         def passing(error: BaseException) -> bool:
             return isinstance(error, WorkerError) and error.kind in kinds and not self._links[worker].closed
 
@@ -204,7 +206,7 @@ def _attempts(state: RetryCallState) -> bool:
     return state.attempt_number >= ATTEMPTS
 
 
-def _as_value(call: Callable[[], A]) -> A | WorkerError:
+def _catch_worker_error(call: Callable[[], A]) -> A | WorkerError:
     try:
         return call()
     except WorkerError as error:

@@ -11,7 +11,7 @@ import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-Keys = dict[str, str]
+KnownKeys = dict[str, str]
 """Of one worker, by type: base64."""
 _HEADER = "# incarnation "
 KEY = re.compile(r"((?:ssh-ed25519|ecdsa-|ssh-rsa)\S*) +([A-Za-z0-9+/]+=*)( .*)?")
@@ -28,21 +28,21 @@ class HostKeys:
         """
         self._read, self._file, self._incarnation = read, file, incarnation
         self._lock = threading.Lock()
-        self._known: dict[int, Keys] | None = None
+        self._known: dict[int, KnownKeys] | None = None
 
-    def of(self, worker: int) -> Keys:
+    def of(self, worker: int) -> KnownKeys:
         """The keys of one worker, those that it was known by first; none if it has published none."""
         with self._lock:
             if not self._all().get(worker):
                 self._learn(dict(enumerate(_parse(lines) for lines in self._read())))
             return dict(self._all().get(worker, {}))
 
-    def kept(self, worker: int) -> Keys:
+    def kept(self, worker: int) -> KnownKeys:
         """As `of`, without asking Google."""
         with self._lock:
             return dict(self._all().get(worker, {}))
 
-    def published(self, worker: int) -> Keys:
+    def published(self, worker: int) -> KnownKeys:
         """What Google vouches for now, be it known or not."""
         lines = self._read()
         return _parse(lines[worker]) if worker < len(lines) else {}
@@ -52,12 +52,12 @@ class HostKeys:
         with self._lock:
             self._learn({worker: {kind: text}})
 
-    def _all(self) -> dict[int, Keys]:
+    def _all(self) -> dict[int, KnownKeys]:
         if self._known is None:
             self._known = self._load()
         return self._known
 
-    def _learn(self, found: dict[int, Keys]) -> None:
+    def _learn(self, found: dict[int, KnownKeys]) -> None:
         known = self._all()
         merged = {w: found.get(w, {}) | known.get(w, {}) for w in sorted({*known, *found})}
         merged = {worker: keys for worker, keys in merged.items() if keys}
@@ -65,8 +65,8 @@ class HostKeys:
             self._known = merged
             self._save(merged)
 
-    def _load(self) -> dict[int, Keys]:
-        known: dict[int, Keys] = {}
+    def _load(self) -> dict[int, KnownKeys]:
+        known: dict[int, KnownKeys] = {}
         if self._file is None or not self._file.is_file():
             return known
         header, *lines = self._file.read_text().splitlines() or [""]
@@ -77,7 +77,7 @@ class HostKeys:
             known.setdefault(int(name.removeprefix("worker-")), {})[kind] = text
         return known
 
-    def _save(self, known: dict[int, Keys]) -> None:
+    def _save(self, known: dict[int, KnownKeys]) -> None:
         if self._file is None:
             return
         lines = [f"worker-{worker} {kind} {text}" for worker, keys in known.items() for kind, text in keys.items()]
@@ -87,7 +87,7 @@ class HostKeys:
         Path(draft.name).replace(self._file)
 
 
-def _parse(lines: str) -> Keys:
+def _parse(lines: str) -> KnownKeys:
     """What can be checked of it; a program on a worker may publish anything as such."""
     found = map(KEY.fullmatch, lines.splitlines())
     return {match[1]: match[2] for match in found if match}

@@ -21,7 +21,7 @@ ENDPOINT = "wss://tunnel.cloudproxy.app/v4"
 SUBPROTOCOL = "relay.tunnel.cloudproxy.app"
 ORIGIN = "bot:iap-tunneler"
 CONNECTED, DATA, ACK = 0x0001, 0x0004, 0x0007
-LARGEST = 16384
+MAX_FRAME_BYTES = 16384
 """Bytes of data in one message."""
 ROLE = "roles/iap.tunnelResourceAccessor"
 REFUSALS = {
@@ -33,7 +33,7 @@ REFUSALS = {
 
 
 @dataclass(frozen=True)
-class Target:
+class IapTarget:
     """A port of a VM; `instance` is the name by which Compute Engine knows it, for a TPU its guest attribute
     `hostname`."""
 
@@ -44,7 +44,7 @@ class Target:
     interface: str = "nic0"
 
 
-class Tunnel:
+class IapTunnel:
     """One TCP connection; has of a socket what paramiko uses."""
 
     def __init__(self, websocket: ClientConnection, opened: ExitStack) -> None:
@@ -65,11 +65,11 @@ class Tunnel:
         """
         from websockets.exceptions import ConnectionClosed
 
-        part = bytes(data[:LARGEST])
+        part = bytes(data[:MAX_FRAME_BYTES])
         try:
             self._websocket.send(struct.pack(">HI", DATA, len(part)) + part)
         except ConnectionClosed as error:
-            raise BrokenPipeError(_why(error)) from None
+            raise BrokenPipeError(_refusal_reason(error)) from None
         return len(part)
 
     def recv(self, size: int) -> bytes:
@@ -82,7 +82,7 @@ class Tunnel:
 
         while not self._rest:
             try:
-                tag, content = _message(self._websocket.recv(timeout=self._seconds))
+                tag, content = _parse_message(self._websocket.recv(timeout=self._seconds))
                 if tag == DATA:
                     self._take(content)
             except ConnectionClosed:
@@ -98,12 +98,12 @@ class Tunnel:
         (length,) = struct.unpack_from(">I", content)
         self._rest = content[4 : 4 + length]
         self._received += length
-        if self._received - self._acknowledged > 2 * LARGEST:
+        if self._received - self._acknowledged > 2 * MAX_FRAME_BYTES:
             self._websocket.send(struct.pack(">HQ", ACK, self._received))
             self._acknowledged = self._received
 
 
-def connect(target: Target, token: Callable[[], str], seconds: float, endpoint: str = ENDPOINT) -> Tunnel:
+def connect(target: IapTarget, token: Callable[[], str], seconds: float, endpoint: str = ENDPOINT) -> IapTunnel:
     """Open a tunnel.
 
     Args:
@@ -145,22 +145,22 @@ def connect(target: Target, token: Callable[[], str], seconds: float, endpoint: 
         raise ConnectionRefusedError(f"no tunnel through IAP: {error}") from None
     with opened:
         try:
-            tag, _ = _message(websocket.recv(timeout=seconds))
+            tag, _ = _parse_message(websocket.recv(timeout=seconds))
         except ConnectionClosed as error:
             code = error.rcvd.code if error.rcvd else 0
-            raise (PermissionError if code == 4033 else ConnectionRefusedError)(_why(error)) from None
+            raise (PermissionError if code == 4033 else ConnectionRefusedError)(_refusal_reason(error)) from None
         if tag != CONNECTED:
             raise ConnectionRefusedError(f"IAP speaks another protocol: its first message has tag {tag}")
-        return Tunnel(websocket, opened.pop_all())
+        return IapTunnel(websocket, opened.pop_all())
 
 
-def _message(message: str | bytes) -> tuple[int, bytes]:
+def _parse_message(message: str | bytes) -> tuple[int, bytes]:
     """Tag and content. Tags that are not known are left to the caller to ignore."""
     content = message.encode() if isinstance(message, str) else message
     return (struct.unpack_from(">H", content)[0], content[2:]) if len(content) >= 2 else (0, b"")
 
 
-def _why(error: Exception) -> str:
+def _refusal_reason(error: Exception) -> str:
     received = getattr(error, "rcvd", None)
     if received is None:
         return "the tunnel through IAP broke off"

@@ -15,16 +15,16 @@ from controller.ssh.connection import CHUNK
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from controller.ssh.connection import Link
+    from controller.ssh.connection import Connection
 
 
-class Forward:
+class PortForward:
     """Listens on loopback only; every connection gets a `fabric.tunnels.Tunnel` over the one SSH connection.
 
     fabric's own listener would end when the worker refuses a connection, as it does until Jupyter is up.
     """
 
-    def __init__(self, link: Link, port: int, remote: int, note: Callable[[str], object]) -> None:
+    def __init__(self, link: Connection, port: int, remote: int, note: Callable[[str], object]) -> None:
         """Listen.
 
         Args:
@@ -35,7 +35,7 @@ class Forward:
         Raises:
             ConfigError: the port is in use or not allowed.
         """
-        self._link, self._remote, self._note = link, remote, note
+        self._connection, self._remote, self._note = link, remote, note
         self._finished = threading.Event()
         try:
             self._listener = socket.create_server(("127.0.0.1", port))
@@ -54,7 +54,7 @@ class Forward:
             except OSError:
                 return
             try:
-                tunnel = Tunnel(self._link.open_channel(self._remote), connection, self._finished)
+                tunnel = Tunnel(self._connection.open_channel(self._remote), connection, self._finished)
             except WorkerError as error:
                 self._note(str(error))
                 connection.close()

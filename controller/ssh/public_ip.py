@@ -5,12 +5,12 @@ from __future__ import annotations
 import ipaddress
 import urllib.request
 
-SERVICES = ("https://checkip.amazonaws.com", "https://ipv4.icanhazip.com")
+IP_SERVICES = ("https://checkip.amazonaws.com", "https://ipv4.icanhazip.com")
 """Each answers with the caller's IPv4 address as text; the second is asked if the first does not answer."""
 SECONDS = 5.0
 
 
-def public_address(services: tuple[str, ...] = SERVICES) -> str | None:
+def find_public_ip(services: tuple[str, ...] = IP_SERVICES) -> str | None:
     """The public IPv4 address, or None if nobody says. Asks over the network."""
     for service in services:
         try:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from conf.schema.infra.network import IAP_RANGE
-from controller.gcp.client import Forbidden
+from controller.gcp.client import ForbiddenError
 from controller.gcp.firewall_rules import admits
 from controller.gcp.names import TAG, leaf
 
@@ -18,24 +18,24 @@ if TYPE_CHECKING:
     from controller.context import Context
     from controller.resources.pod.node import Node
     from controller.ssh.fleet import Fleet
-    from controller.ssh.iap import Tunnel
+    from controller.ssh.iap import IapTunnel
 
-Way = Literal["external", "iap", "internal"]
+Route = Literal["external", "iap", "internal"]
 Rule = dict[str, Any]
 OS_LOGIN_HINT = (
     "OS Login is on here: you need roles/compute.osAdminLogin, and roles/iam.serviceAccountUser on the pod's account"
 )
 
 
-def fleet(world: Context, node: Node, config: Config, ssh_config: Path | None) -> Fleet:
+def open_fleet(world: Context, node: Node, config: Config, ssh_config: Path | None) -> Fleet:
     """The SSH connections to a pod, by the way that `ssh.method` says."""
     from controller.ssh.client_key import private_key
-    from controller.ssh.fleet import Access, Fleet
+    from controller.ssh.fleet import ConnectionParams, Fleet
 
-    way = way_to(world, node, config)
-    guests = Guests(world, node)
+    way = route_to(world, node, config)
+    guests = GuestAttributes(world, node)
     external = way == "external"
-    access = Access(
+    access = ConnectionParams(
         pod=node.name,
         user=world.login(),
         key=private_key(world.keys),
@@ -46,7 +46,7 @@ def fleet(world: Context, node: Node, config: Config, ssh_config: Path | None) -
         way={"external": "its external address", "iap": "IAP", "internal": "its internal address"}[way],
         kept=world.state / "known_hosts" / world.project.replace(":", "_") / node.name,
         incarnation=node.status.uid,
-        pin_first=config.ssh.host_keys == "trust_on_first_use",
+        trust_on_first_use=config.ssh.host_keys == "trust_on_first_use",
         auth_hint=OS_LOGIN_HINT if world.uses_os_login else "",
         connect_seconds=config.ssh.connect_timeout_seconds,
         warm_up_seconds=config.ssh.ready_timeout_seconds,
@@ -54,28 +54,28 @@ def fleet(world: Context, node: Node, config: Config, ssh_config: Path | None) -
     return Fleet(access, world.clock.sleep)
 
 
-def way_to(world: Context, node: Node, config: Config) -> Way:
+def route_to(world: Context, node: Node, config: Config) -> Route:
     """What `ssh.method` says; `auto`: the external address if a firewall rule admits this machine, else IAP if one
     admits that, else the internal address."""
     if config.ssh.method != "auto":
         return config.ssh.method
     external = bool(node.status.endpoints) and all(endpoint.external for endpoint in node.status.endpoints)
-    return choose(_rules(world, node.status.spec.network, config), external=external, laptop=world.find_public_ip)
+    return choose_route(_rules(world, node.status.spec.network, config), external=external, laptop=world.find_public_ip)
 
 
-def choose(
+def choose_route(
     rules: Sequence[Rule], *, external: bool, laptop: Callable[[], str | None], tags: Iterable[str] = (TAG,)
-) -> Way:
+) -> Route:
     """Pure but for `laptop`, which may ask somebody for our address and is called only if that matters."""
     tags = tuple(tags)
-    if external and any(_public(block) for rule in rules for block in rule.get("sourceRanges", ())):
+    if external and any(_may_contain_us(block) for rule in rules for block in rule.get("sourceRanges", ())):
         ours = laptop()
-        if ours is not None and lets_in(rules, f"{ours}/32", tags):
+        if ours is not None and admits_ssh(rules, f"{ours}/32", tags):
             return "external"
-    return "iap" if lets_in(rules, IAP_RANGE, tags) else "internal"
+    return "iap" if admits_ssh(rules, IAP_RANGE, tags) else "internal"
 
 
-def lets_in(rules: Iterable[Rule], source: str, tags: Iterable[str]) -> bool:
+def admits_ssh(rules: Iterable[Rule], source: str, tags: Iterable[str]) -> bool:
     """Do all rules together let `source` reach port 22? The one of the lowest priority number decides; among equals one
     that denies: https://cloud.google.com/firewall/docs/firewalls#priority_order_for_firewall_rules"""
     for rule in sorted(rules, key=lambda rule: (rule.get("priority", 1000), "denied" not in rule)):
@@ -85,7 +85,7 @@ def lets_in(rules: Iterable[Rule], source: str, tags: Iterable[str]) -> bool:
     return False
 
 
-def _public(block: str) -> bool:
+def _may_contain_us(block: str) -> bool:
     """Can this machine, seen from the workers, be in that range? Loopback is where the emulated cloud sees it."""
     range_ = ipaddress.ip_network(block, strict=False)
     return block != IAP_RANGE and (range_.is_loopback or not range_.is_private)
@@ -95,13 +95,13 @@ def _rules(world: Context, network: str, config: Config) -> list[Rule]:
     """The rules of a network as they are; as the config would have them, where we may not look."""
     try:
         found = list(world.google.pages("compute", "firewalls.list", "items", project=world.project))
-    except Forbidden:
-        ranges = list(config.network.ssh_admitted)
+    except ForbiddenError:
+        ranges = list(config.network.all_ssh_source_ranges)
         return [{"allowed": [{"IPProtocol": "tcp", "ports": ["22"]}], "sourceRanges": ranges, "targetTags": [TAG]}]
     return [rule for rule in found if leaf(rule.get("network", "")) == leaf(network)]
 
 
-class Guests:
+class GuestAttributes:
     """What the workers publish about themselves as guest attributes: SSH host keys, and the names of their VMs.
 
     https://cloud.google.com/tpu/docs/reference/rest/v2/projects.locations.nodes/getGuestAttributes
@@ -118,7 +118,7 @@ class Guests:
             for items in self._read()
         ]
 
-    def tunnel(self, worker: int, seconds: float) -> Tunnel:
+    def tunnel(self, worker: int, seconds: float) -> IapTunnel:
         """A way to port 22 of a worker through IAP, which knows its VM by the guest attribute `hostname`.
 
         Raises:
@@ -130,7 +130,7 @@ class Guests:
             self._read()
         if not (name := self._name(worker)):
             raise ConnectionRefusedError("it has not published the name of its VM yet, by which IAP would know it")
-        target = iap.Target(self._world.project, self._node.place.zone, name)
+        target = iap.IapTarget(self._world.project, self._node.place.zone, name)
         return iap.connect(target, self._world.google.token, seconds, self._world.iap)
 
     def _name(self, worker: int) -> str:

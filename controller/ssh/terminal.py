@@ -18,10 +18,10 @@ from controller.ssh.connection import CHUNK
 if TYPE_CHECKING:
     from paramiko import Channel
 
-    from controller.ssh.connection import Link
+    from controller.ssh.connection import Connection
 
 
-def interact(link: Link, command: str | None) -> int:
+def open_shell(link: Connection, command: str | None) -> int:
     """Run a shell, or a command, with our stdin, stdout and stderr until it ends; its exit code.
 
     It has a terminal if we have one; then Ctrl-C and the like go to the worker.
@@ -38,9 +38,9 @@ def interact(link: Link, command: str | None) -> int:
             channel.invoke_shell()
         else:
             channel.exec_command(command)
-        with _raw(channel) if on_terminal else contextlib.nullcontext():
-            threading.Thread(target=_pass_input, args=(channel,), daemon=True).start()
-            errors = threading.Thread(target=_pass_errors, args=(channel,), daemon=True)
+        with _raw_mode(channel) if on_terminal else contextlib.nullcontext():
+            threading.Thread(target=_forward_stdin, args=(channel,), daemon=True).start()
+            errors = threading.Thread(target=_forward_stderr, args=(channel,), daemon=True)
             errors.start()
             for data in link.chunks(channel):
                 _write(1, data)
@@ -48,14 +48,14 @@ def interact(link: Link, command: str | None) -> int:
         return link.exit_code(channel)
 
 
-def _pass_input(channel: Channel) -> None:
+def _forward_stdin(channel: Channel) -> None:
     with contextlib.suppress(OSError):  # the channel is closed: nobody reads any more
         while data := os.read(0, CHUNK):
             channel.sendall(data)
         channel.shutdown_write()
 
 
-def _pass_errors(channel: Channel) -> None:
+def _forward_stderr(channel: Channel) -> None:
     while data := channel.recv_stderr(CHUNK):
         _write(2, data)
 
@@ -66,7 +66,7 @@ def _write(descriptor: int, data: bytes) -> None:
 
 
 @contextmanager
-def _raw(channel: Channel) -> Iterator[None]:
+def _raw_mode(channel: Channel) -> Iterator[None]:
     """Every key goes to the worker, which is told when the window changes; as it was before, afterwards."""
     before = termios.tcgetattr(sys.stdin)
 

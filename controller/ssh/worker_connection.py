@@ -32,22 +32,22 @@ from paramiko import (
 from paramiko.ssh_exception import ConfigParseError
 
 from controller.core.errors import ConfigError
-from controller.ssh.connect import Access, Kind, WorkerError
-from controller.ssh.host_keys import HostKeys, Keys
+from controller.ssh.connect import ConnectionFailure, ConnectionParams, WorkerError
+from controller.ssh.host_keys import HostKeys, KnownKeys
 
 KNOWN_HOSTS = ("~/.ssh/known_hosts", "/etc/ssh/ssh_known_hosts")
 
 
-class Dialer:
+class Connector:
     """Makes the connections of one pod. They share its host keys, our key, ~/.ssh/config and the gateways."""
 
-    def __init__(self, access: Access) -> None:
+    def __init__(self, access: ConnectionParams) -> None:
         """Read our key and the SSH config.
 
         Raises:
             ConfigError: the SSH config cannot be read.
         """
-        _keep_quiet()
+        _silence_paramiko()
         self.access = access
         self.host_keys = HostKeys(access.host_keys, access.kept, access.incarnation)
         self.key = Ed25519Key.from_private_key_file(str(access.key))
@@ -90,7 +90,7 @@ class _HonoursConfig(Connection):
 
     inline_ssh_env = None  # fabric sets it; were it no attribute here, all settings would be merged again each time
 
-    def __init__(self, dialer: Dialer, host: str, **options: Any) -> None:
+    def __init__(self, dialer: Connector, host: str, **options: Any) -> None:
         self._set(dialer=dialer, opening=threading.Lock(), proxy=None)  # fabric takes other new attributes for settings
         super().__init__(host, config=dialer.config, forward_agent=False, **options)
         files = self.connect_kwargs.get("key_filename", [])
@@ -146,7 +146,7 @@ class _HonoursConfig(Connection):
 class GatewayConnection(_HonoursConfig):
     """Connection to a hop of `ProxyJump`. Its host key must be in a known_hosts file, whatever ~/.ssh/config says."""
 
-    def __init__(self, dialer: Dialer, host: str, before: GatewayConnection | None) -> None:
+    def __init__(self, dialer: Connector, host: str, before: GatewayConnection | None) -> None:
         seconds = dialer.access.connect_seconds
         super().__init__(
             dialer, host, gateway=before, connect_kwargs={"banner_timeout": seconds, "auth_timeout": seconds}
@@ -180,7 +180,7 @@ class WorkerConnection(_HonoursConfig):
     `ssh.user` and `ssh.connect_timeout_seconds`; the host key must be the one that `Access` vouches for.
     """
 
-    def __init__(self, dialer: Dialer, worker: int) -> None:
+    def __init__(self, dialer: Connector, worker: int) -> None:
         access, seconds = dialer.access, dialer.access.connect_seconds
         self._set(worker=worker, known={}, recognised=False)
         super().__init__(
@@ -199,7 +199,7 @@ class WorkerConnection(_HonoursConfig):
             },
         )
         self.connect_timeout = seconds  # fabric would round it
-        self.client.set_missing_host_key_policy(_Policy(self._recognise))
+        self.client.set_missing_host_key_policy(_Policy(self._verify_host_key))
 
     def _open(self) -> None:
         """Connect, once.
@@ -209,9 +209,9 @@ class WorkerConnection(_HonoursConfig):
         """
         if self.dialer.closed:
             raise self._error("dropped", "the connection was closed on this side")
-        pin_first = self.dialer.access.pin_first
-        self.known = (self.dialer.host_keys.kept if pin_first else self.dialer.host_keys.of)(self.worker)
-        if not self.known and not pin_first:
+        trust_on_first_use = self.dialer.access.trust_on_first_use
+        self.known = (self.dialer.host_keys.kept if trust_on_first_use else self.dialer.host_keys.of)(self.worker)
+        if not self.known and not trust_on_first_use:
             raise self._error("refused", "it has not published its SSH host keys yet")
         self.recognised = False
         with self._told_apart():
@@ -222,10 +222,10 @@ class WorkerConnection(_HonoursConfig):
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         transport = Transport(sock, **options)
         transport.handshake_timeout = self.dialer.access.connect_seconds
-        _prefer(transport, self.known)
+        _prefer_key_types(transport, self.known)
         return transport
 
-    def _recognise(self, shown: PKey) -> None:
+    def _verify_host_key(self, shown: PKey) -> None:
         """Check the host key that the server shows.
 
         Raises:
@@ -239,7 +239,7 @@ class WorkerConnection(_HonoursConfig):
             shows = f"it shows the SSH host key {kind} {shown.fingerprint}"
             expected = ", ".join(f"{k} {_fingerprint(k, t)}" for k, t in known.items())
             again = f"If you know why, delete {access.kept} and try again; `slipway down` drops it too"
-            if access.pin_first:
+            if access.trust_on_first_use:
                 words = f"{shows}, but at first it was {expected}. {again}"
             elif host_keys.published(self.worker).get(kind) == text:
                 words = (
@@ -275,7 +275,7 @@ class WorkerConnection(_HonoursConfig):
                 raise self._error("timeout", words) from error
             raise self._error("refused", f"no SSH: {_reason(error)}") from error
 
-    def _error(self, kind: Kind, words: str) -> WorkerError:
+    def _error(self, kind: ConnectionFailure, words: str) -> WorkerError:
         return WorkerError(self.worker, self.dialer.access.addresses[self.worker], kind, words)
 
 
@@ -289,7 +289,7 @@ class _Policy(MissingHostKeyPolicy):
         self._decide(key)
 
 
-def _config(access: Access) -> Config:
+def _config(access: ConnectionParams) -> Config:
     """Return fabric's settings. Only SSH config files are read: ~/.fabric.yaml is for other programs."""
     overrides = {"run": {"in_stream": False}, "timeouts": {"connect": math.ceil(access.connect_seconds)}}
     files = [access.ssh_config] if access.ssh_config else [Path("~/.ssh/config").expanduser(), "/etc/ssh/ssh_config"]
@@ -302,15 +302,15 @@ def _config(access: Access) -> Config:
     return config
 
 
-def _prefer(transport: Transport, known: Keys) -> None:
+def _prefer_key_types(transport: Transport, known: KnownKeys) -> None:
     """Ask for the kinds of host key that are known, Ed25519 first; else a server shows another that it also has."""
     options = transport.get_security_options()
-    wanted = [kind for kind in options.key_types if _family(kind) in known]
+    wanted = [kind for kind in options.key_types if _key_family(kind) in known]
     wanted.sort(key=lambda kind: kind != "ssh-ed25519")
     options.key_types = (*wanted, *(kind for kind in options.key_types if kind not in wanted))
 
 
-def _family(kind: str) -> str:
+def _key_family(kind: str) -> str:
     """Type of a key by the name of its signature: RSA keys sign in several ways.
 
     https://www.rfc-editor.org/rfc/rfc8332
@@ -326,7 +326,7 @@ def _reason(error: Exception) -> str:
     return getattr(error, "strerror", None) or str(error) or type(error).__name__
 
 
-def _keep_quiet() -> None:
+def _silence_paramiko() -> None:
     """Keep paramiko's log from the terminal: it logs with tracebacks what it also raises."""
     logger = logging.getLogger("paramiko")
     if not logger.handlers:

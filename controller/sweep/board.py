@@ -15,17 +15,17 @@ from controller.core.clock import Clock
 from controller.core.events import Event
 from controller.core.formats import checked, dump, stamped
 from controller.core.ui import FinishedRun
-from controller.records.spending import Spent
+from controller.records.spending import PodUsage
 from controller.run.text_screen import SHOWN_METRICS
 
-BARS = "▁▂▃▄▅▆▇█"
-POINTS = 24
+SPARK_BARS = "▁▂▃▄▅▆▇█"
+SPARK_POINTS = 24
 """Of a metric, so many are kept for its sparkline."""
 SAVE_SECONDS = 1.0
 
 
 @dataclass
-class Line:
+class BoardRow:
     """One run. `metric` names what `values` are, the first of the usual ones that the program reports."""
 
     run: str
@@ -55,7 +55,7 @@ class Line:
         return {**run, **times, **steps, "metric": self.metric, "values": self.values, **cost}
 
     @classmethod
-    def from_json(cls, body: dict[str, Any]) -> Line:
+    def from_json(cls, body: dict[str, Any]) -> BoardRow:
         return cls(
             run=body["run"],
             title=body["title"],
@@ -78,18 +78,18 @@ class Line:
 class Board:
     """The lines of a sweep; threads tell it what happens. `out` is where a line for people goes."""
 
-    def __init__(self, lines: Iterable[Line], file: Path, clock: Clock, *, json_lines: bool) -> None:
+    def __init__(self, lines: Iterable[BoardRow], file: Path, clock: Clock, *, json_lines: bool) -> None:
         self._lines = {line.run: line for line in lines}
         self._file, self._clock, self.json_lines = file, clock, json_lines
-        self._lock, self._saying = threading.Lock(), threading.Lock()
-        self._saved = 0.0
+        self._lock, self._output_lock = threading.Lock(), threading.Lock()
+        self._saved_at = 0.0
         self.out: Callable[[str], None] = partial(print, flush=True)
 
-    def add(self, line: Line) -> None:
+    def add(self, line: BoardRow) -> None:
         with self._lock:
             self._lines.setdefault(line.run, line)
 
-    def lines(self) -> list[Line]:
+    def lines(self) -> list[BoardRow]:
         with self._lock:
             return list(self._lines.values())
 
@@ -105,7 +105,7 @@ class Board:
             self._save(always=True)
         self.say(line, f"{state}{f': {words}' if words else ''}")
 
-    def say(self, line: Line, words: str) -> None:
+    def say(self, line: BoardRow, words: str) -> None:
         """A line for people, or for programs."""
         pod = f"pod {line.pod}" if line.pod is not None else ""
         if self.json_lines:
@@ -113,7 +113,7 @@ class Board:
             text = dump({**body, "message": words})
         else:
             text = f"  {pod:<6} {line.run}  {line.title}  {words}"
-        with self._saying:  # `print` writes a line and its end apart, and threads come between them
+        with self._output_lock:  # `print` writes a line and its end apart, and threads come between them
             self.out(text)
 
     def tell(self, run: str, event: Event) -> None:
@@ -121,7 +121,7 @@ class Board:
         line = self._lines[run]
         if event.kind == "metrics":
             with self._lock:
-                _take(line, event.data["metrics"])
+                _apply_metrics(line, event.data["metrics"])
                 self._save()
         elif event.kind == "note" and not event.words.startswith("launched attempt 1 "):
             self.say(line, event.words)
@@ -138,10 +138,10 @@ class Board:
 
     def _save(self, *, always: bool = False, over: bool = False) -> None:
         now = time.monotonic()
-        if always or now - self._saved >= SAVE_SECONDS:
-            self._saved = now
+        if always or now - self._saved_at >= SAVE_SECONDS:
+            self._saved_at = now
             draft = self._file.with_suffix(".draft")
-            draft.write_text(json.dumps(Saved(self._clock.now(), over, self._lines).to_json()))
+            draft.write_text(json.dumps(SavedBoard(self._clock.now(), over, self._lines).to_json()))
             draft.replace(self._file)
 
 
@@ -170,12 +170,12 @@ class BoardScreen:
 
 
 @dataclass(frozen=True)
-class Saved:
+class SavedBoard:
     """A board that a controller of this machine has left, or writes now. `over`: nothing further happens."""
 
     time: float = 0.0
     over: bool = False
-    lines: dict[str, Line] = field(default_factory=dict)
+    lines: dict[str, BoardRow] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
         """Return the content of `sweeps/ID.json` of the state folder."""
@@ -183,54 +183,64 @@ class Saved:
         return stamped({"time": self.time, "over": self.over, "lines": lines})
 
     @classmethod
-    def from_json(cls, body: Any, where: str = "board") -> Saved:
+    def from_json(cls, body: Any, where: str = "board") -> SavedBoard:
         """Raises FormatError for another format."""
         body = checked(body, where)
-        return cls(body["time"], body["over"], {line["run"]: Line.from_json(line) for line in body["lines"]})
+        return cls(body["time"], body["over"], {line["run"]: BoardRow.from_json(line) for line in body["lines"]})
 
 
-def saved(file: Path) -> Saved:
+def load_board(file: Path) -> SavedBoard:
     """What is in the file; an empty board if there is none."""
-    return Saved.from_json(json.loads(file.read_bytes()), str(file)) if file.is_file() else Saved()
+    return SavedBoard.from_json(json.loads(file.read_bytes()), str(file)) if file.is_file() else SavedBoard()
 
 
-def runs_of_sweeps(state: Path) -> dict[str, list[str]]:
+def run_ids_by_sweep(state: Path) -> dict[str, list[str]]:
     """Ids of all runs of each sweep whose board is on this machine, those too that it found finished."""
-    return {file.stem: list(saved(file).lines) for file in sorted((state / "sweeps").glob("*.json"))}
+    return {file.stem: list(load_board(file).lines) for file in sorted((state / "sweeps").glob("*.json"))}
 
 
-HEAD = ("run", "words", "pod", "state", "step", "metric", "", "ETA", "cost")
+HEADER = ("run", "words", "pod", "state", "step", "metric", "", "ETA", "cost")
 
 
-def cells(line: Line, now: float) -> list[str]:
+def format_row(line: BoardRow, now: float) -> list[str]:
     """One run under HEAD."""
     step = "" if line.step is None else f"{line.step}{f'/{line.steps_total}' if line.steps_total else ''}"
     metric = f"{line.metric} {line.values[-1]:.4g}" if line.values else ""
     pod = "" if line.pod is None else str(line.pod)
     state = f"{line.state} {now - line.began:.0f} s" if line.state == "running" and line.began else line.state
-    return [line.run, line.title, pod, state, step, metric, sparkline(line.values), eta(line), cost(line, now)]
+    return [
+        line.run,
+        line.title,
+        pod,
+        state,
+        step,
+        metric,
+        sparkline(line.values),
+        format_eta(line),
+        format_cost(line, now),
+    ]
 
 
-def table(lines: Sequence[Line], now: float) -> list[str]:
+def format_table(lines: Sequence[BoardRow], now: float) -> list[str]:
     """One line per run: id, words, pod, state, step, sparkline, time to go, cost."""
-    rows = [list(HEAD), *(cells(line, now) for line in lines)]
-    widths = [max(len(row[i]) for row in rows) for i in range(len(HEAD))]
+    rows = [list(HEADER), *(format_row(line, now) for line in lines)]
+    widths = [max(len(row[i]) for row in rows) for i in range(len(HEADER))]
     return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
 
 
-def counts(lines: Iterable[Line]) -> str:
+def format_counts(lines: Iterable[BoardRow]) -> str:
     """`2 running, 3 finished`."""
     states = [line.state for line in lines]
     return ", ".join(f"{states.count(state)} {state}" for state in dict.fromkeys(states)) or "no runs yet"
 
 
-def cost(line: Line, now: float) -> str:
+def format_cost(line: BoardRow, now: float) -> str:
     """Of a run that has ended as it is on record; so far, where it runs."""
     if line.cost or (line.state != "running" and not line.before):
         return line.cost
     since = now - line.began if line.state == "running" and line.began is not None else 0.0
     hours = (line.before + since) / 3600
-    return str(Spent(hours, None if line.usd_per_hour is None else hours * line.usd_per_hour))
+    return str(PodUsage(hours, None if line.usd_per_hour is None else hours * line.usd_per_hour))
 
 
 def sparkline(values: Sequence[float]) -> str:
@@ -239,17 +249,17 @@ def sparkline(values: Sequence[float]) -> str:
         return ""
     low, high = min(values), max(values)
     span = (high - low) or 1.0
-    return "".join(BARS[int((value - low) / span * (len(BARS) - 1))] for value in values[-POINTS:])
+    return "".join(SPARK_BARS[int((value - low) / span * (len(SPARK_BARS) - 1))] for value in values[-SPARK_POINTS:])
 
 
-def eta(line: Line) -> str:
+def format_eta(line: BoardRow) -> str:
     if line.state != "running" or not line.steps_total or line.step is None or not line.step_time:
         return ""
     minutes, seconds = divmod(round(max(0, line.steps_total - line.step) * line.step_time), 60)
     return f"{minutes}:{seconds:02}"
 
 
-def _take(line: Line, metrics: dict[str, Any]) -> None:
+def _apply_metrics(line: BoardRow, metrics: dict[str, Any]) -> None:
     if isinstance(step := metrics.get("step"), int | float):
         line.step = int(step)
     if isinstance(total := metrics.get("steps_total"), int | float):
@@ -257,4 +267,4 @@ def _take(line: Line, metrics: dict[str, Any]) -> None:
     line.step_time = metrics.get("step_time") or line.step_time
     line.metric = line.metric or next((name for name in SHOWN_METRICS if metrics.get(name) is not None), "")
     if isinstance(value := metrics.get(line.metric), int | float):
-        line.values = [*line.values, float(value)][-POINTS:]
+        line.values = [*line.values, float(value)][-SPARK_POINTS:]

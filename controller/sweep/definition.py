@@ -14,22 +14,22 @@ from conf.schema.config import Config, digest
 from conf.schema.run.sweep import Sweep
 from controller.checks.preflight import preflight
 from controller.cloud.connect import project_of
-from controller.config.compose import compose, compose_each
+from controller.config.compose import compose, compose_variants
 from controller.core.errors import ConfigError
-from controller.gcp.prices import rate
-from controller.inputs.code import Snapshot, snapshot
-from controller.plan.build import Plan, build
+from controller.gcp.prices import hourly_price
+from controller.inputs.code import CodeSnapshot, take_snapshot
+from controller.plan.build import Plan, build_plan
 from controller.records import index
 from controller.records.ledger import Ledger
-from controller.sweep.grid import Space, Variant, grid, split
-from controller.sweep.hydra_launchers import launched
+from controller.sweep.grid import SearchSpace, Variant, expand_grid, split_overrides
+from controller.sweep.hydra_launchers import apply_launcher
 
 if TYPE_CHECKING:
     from controller.context import Context
 
 
 @dataclass(frozen=True)
-class Job:
+class SweepJob:
     """One run of a sweep."""
 
     variant: Variant
@@ -38,14 +38,14 @@ class Job:
 
 
 @dataclass(frozen=True)
-class Study:
+class SweepDefinition:
     """All runs of a grid, in order; of a search, which draws them later, none. `base` is the config that all share."""
 
     base: Config
-    jobs: tuple[Job, ...]
+    jobs: tuple[SweepJob, ...]
     folder: Path
     same: tuple[str, ...] = ()
-    space: Space | None = None
+    space: SearchSpace | None = None
     """What a search draws from."""
 
     @property
@@ -61,14 +61,14 @@ class Study:
         return f"{self.base.run.name}-{digest(sorted(job.run_id for job in self.jobs))[:8]}"
 
 
-class Builder:
+class JobBuilder:
     """Makes runs of variants; code that several share is read once."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self._code: dict[str, Snapshot] = {}
+        self._code: dict[str, CodeSnapshot] = {}
 
-    def jobs(self, variants: Sequence[Variant]) -> Iterator[Job]:
+    def jobs(self, variants: Sequence[Variant]) -> Iterator[SweepJob]:
         """Compose, check and name each.
 
         Raises:
@@ -76,56 +76,56 @@ class Builder:
         """
         words = [variant.words for variant in variants]
         for variant, (config, problems) in zip(
-            variants, compose_each(words, extra_dir=self.folder / "slipway"), strict=True
+            variants, compose_variants(words, extra_dir=self.folder / "slipway"), strict=True
         ):
             errors = [f for f in preflight(config) if f.severity == "error"] if config else []
             if config is None or problems or errors:
                 raise ConfigError([f"{variant.title}: {problem}" for problem in [*problems, *errors]])
-            yield Job(variant, config, self.plan(config).run_id)
+            yield SweepJob(variant, config, self.plan(config).run_id)
 
     def plan(self, config: Config) -> Plan:
         """The plan of one run."""
         key = digest([config.program.kind, config.code.model_dump(mode="json")])
         if key not in self._code:
-            self._code[key] = snapshot(config, self.folder)
-        return build(config, project_of(config), self.folder, self._code[key])
+            self._code[key] = take_snapshot(config, self.folder)
+        return build_plan(config, project_of(config), self.folder, self._code[key])
 
 
-def base_of(words: Sequence[str], folder: Path) -> Config:
+def compose_base(words: Sequence[str], folder: Path) -> Config:
     """The config of a sweep's words without what they range over: it says how the sweep is run.
 
     Raises:
         ConfigError: it is unusable.
     """
-    same, _ = split(launched(words), folder)
+    same, _ = split_overrides(apply_launcher(words), folder)
     config, problems = compose(same, extra_dir=folder / "slipway")
     if config is None or problems:
         raise ConfigError(problems)
     return config
 
 
-def study(words: Sequence[str], folder: Path) -> Study:
+def define_sweep(words: Sequence[str], folder: Path) -> SweepDefinition:
     """The grid that the words mean.
 
     Raises:
         ConfigError: a word, or a run, is wrong; the runs do not fit on the same pods.
     """
-    words = launched(words)
-    base = base_of(words, folder)
+    words = apply_launcher(words)
+    base = compose_base(words, folder)
     if base.sweep.search is not None:
-        same, space = split(words, folder)
+        same, space = split_overrides(words, folder)
         essential = tuple(word for word in same if not word.lstrip("+").startswith("sweep.pods="))
-        return Study(base, (), folder, essential, space)
-    jobs = {job.run_id: job for job in Builder(folder).jobs(grid(words, base.sweep, folder))}
+        return SweepDefinition(base, (), folder, essential, space)
+    jobs = {job.run_id: job for job in JobBuilder(folder).jobs(expand_grid(words, base.sweep, folder))}
     pods = {job.config.pod_name for job in jobs.values()}
     if len(pods) > 1:
         raise ConfigError(
             "-m: cloud, tpu and network are the same in all runs of a sweep, which take turns on its pods"
         )
-    return Study(base, tuple(jobs.values()), folder)
+    return SweepDefinition(base, tuple(jobs.values()), folder)
 
 
-def on_pod(config: Config, pod: int) -> Config:
+def with_pod_number(config: Config, pod: int) -> Config:
     """The same run on the pod of that number, which stays for the next one."""
     if config.tpu.adopt:
         return config
@@ -134,7 +134,7 @@ def on_pod(config: Config, pod: int) -> Config:
     return config.model_copy(update={"tpu": tpu, "cleanup": cleanup})
 
 
-def finished(jobs: Iterable[Job], world: Context, bucket: str) -> set[str]:
+def finished_runs(jobs: Iterable[SweepJob], world: Context, bucket: str) -> set[str]:
     """The ids of those that have ended well."""
     ids = [job.run_id for job in jobs]
     with ThreadPoolExecutor(max_workers=8, thread_name_prefix="results") as pool:
@@ -156,7 +156,7 @@ class Estimate:
 def estimate(config: Config, left: int, pods: int, state: Path, now: float) -> Estimate:
     """Total duration and cost before anything starts."""
     name, kind = config.run.name, config.tpu.accelerator_type
-    rows = [row for row in index.rows(state) if (row.get("name"), row.get("type")) == (name, kind)]
+    rows = [row for row in index.load_rows(state) if (row.get("name"), row.get("type")) == (name, kind)]
     known = [row["seconds"] for row in rows if row.get("state") == "finished"]
     if known:
         each, why = statistics.median(known), f"as the {len(known)} runs of this name took so far"
@@ -165,5 +165,5 @@ def estimate(config: Config, left: int, pods: int, state: Path, now: float) -> E
     else:
         return Estimate(left, None, None, None, "no run of this name has finished yet; budget.max_hours sets a limit")
     hours = math.ceil(left / pods) * each / 3600
-    price = rate(config, now).total
+    price = hourly_price(config, now).total
     return Estimate(left, each, hours, None if price is None else left * each / 3600 * price, why)

@@ -5,18 +5,18 @@ from __future__ import annotations
 import sys
 
 from controller.cloud.connect import NO_PROJECT, project_of
-from controller.core.errors import ConfigError, Fenced, ProgramFailed
-from controller.core.text import counted
+from controller.core.errors import ConfigError, LeaseLostError, ProgramFailedError
+from controller.core.text import plural
 from controller.core.ui import confirm
-from controller.lease.lease import Asked, Held, Lease
-from controller.lease.store import Seen
+from controller.lease.lease import Lease, LeaseHeldError, ReleaseRequestedError
+from controller.lease.store import LeaseSnapshot
 from controller.reconcile.reconciler import reconcile
 from controller.run.options import RunOptions
-from controller.sweep.board import Board, counts
-from controller.sweep.definition import Builder, on_pod
-from controller.sweep.live import shown
-from controller.sweep.pods import delete_used, own, runs_on
-from controller.sweep.pool import Listed, Pool, Source
+from controller.sweep.board import Board, format_counts
+from controller.sweep.definition import JobBuilder, with_pod_number
+from controller.sweep.live import live_board
+from controller.sweep.pods import force_delete, managed_node, running_runs
+from controller.sweep.pool import GridSource, JobSource, PodPool
 from controller.sweep.session import SweepSession, open_sweep
 
 
@@ -26,7 +26,7 @@ def drive_sweep(options: RunOptions) -> None:
     Raises:
         ConfigError: the config is unusable, or the user does not want it.
         Fenced: another controller drives the sweep.
-        ProgramFailed: some runs were given up; the others have finished.
+        ProgramFailedError: some runs were given up; the others have finished.
     """
     with open_sweep(options.overrides) as session:
         base = session.definition.base
@@ -35,13 +35,13 @@ def drive_sweep(options: RunOptions) -> None:
         lease = session.lease()
         other = lease.look()
         if other is not None and not options.take_over:
-            raise Fenced(_holder_message(other))
+            raise LeaseLostError(_holder_message(other))
         if not options.json:
             print("\n".join(session.summary_lines()))
         _confirm_cost(session, options)
-        builder = Builder(session.definition.folder)
+        builder = JobBuilder(session.definition.folder)
         if session.remaining:  # what all pods share is made once, before they all look for it; the lease's bucket too
-            first = builder.plan(on_pod(base, 1))
+            first = builder.plan(with_pod_number(base, 1))
             reconcile(first.resources[: first.resources.index(first.node)], session.context)
         elif not session.last_run_by_pod:
             return  # no pod of it is left either
@@ -49,9 +49,9 @@ def drive_sweep(options: RunOptions) -> None:
             with lease.kept():
                 lease.take_over("taken over", _print_error)
                 _run_pool(session.refreshed(), builder, lease, options)
-        except Held as held:
-            raise Fenced(_holder_message(held.seen)) from None
-        except Asked as asked:
+        except LeaseHeldError as held:
+            raise LeaseLostError(_holder_message(held.seen)) from None
+        except ReleaseRequestedError as asked:
             if not asked.ends:
                 raise
             _print_error(str(asked))
@@ -62,49 +62,49 @@ def drive_sweep(options: RunOptions) -> None:
             raise
 
 
-def _run_pool(session: SweepSession, builder: Builder, lease: Lease, options: RunOptions) -> None:
+def _run_pool(session: SweepSession, builder: JobBuilder, lease: Lease, options: RunOptions) -> None:
     """Give the runs to the pods, as holder of the lease."""
     session.board_file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     clock = session.context.clock
     board = Board(session.board_rows(), session.board_file, clock, json_lines=options.json)
-    pool = Pool(
+    pool = PodPool(
         sweep_id=session.definition.id,
         bucket=session.bucket,
         lease=lease,
-        source=_source(session, builder),
+        source=_search_source(session, builder),
         builder=builder,
         board=board,
-        any_config=session.definition.base,
+        base_config=session.definition.base,
         pods=min(session.definition.sweep.pods, max(1, session.remaining)),
     )
     try:
-        with shown(board, clock):
+        with live_board(board, clock):
             pool.run(session.last_run_by_pod)
     finally:
         board.close()
     rows = board.lines()
     if not options.json:
-        print(f"sweep {pool.sweep_id}: {counts(rows)}; `slipway report --sweep {pool.sweep_id}` compares them")
+        print(f"sweep {pool.sweep_id}: {format_counts(rows)}; `slipway report --sweep {pool.sweep_id}` compares them")
     if pool.failed:
         head = f"{len(pool.failed)} of {len(rows)} runs failed; the same command tries them again:"
-        raise ProgramFailed("\n".join([head, *(f"  {run}: {why}" for run, why in pool.failed.items())]))
+        raise ProgramFailedError("\n".join([head, *(f"  {run}: {why}" for run, why in pool.failed.items())]))
 
 
-def _source(session: SweepSession, builder: Builder) -> Source:
+def _search_source(session: SweepSession, builder: JobBuilder) -> JobSource:
     """The runs of the grid that have not finished, or what draws the runs of a search."""
     definition, last_runs = session.definition, session.last_run_by_pod
     if definition.space is None or (search := definition.sweep.search) is None:
-        return Listed([job for job in definition.jobs if job.run_id not in session.finished_runs], last_runs)
-    from controller.sweep.search import Searched
+        return GridSource([job for job in definition.jobs if job.run_id not in session.finished_runs], last_runs)
+    from controller.sweep.search import SearchSource
 
     journal = session.board_file.with_suffix(".journal")
-    return Searched(search, definition.same, definition.space, builder, journal, last_runs)
+    return SearchSource(search, definition.same, definition.space, builder, journal, last_runs)
 
 
 def _confirm_cost(session: SweepSession, options: RunOptions) -> None:
     if not session.remaining or not session.context.billed or options.yes:
         return
-    if options.json or not confirm(f"Start {counted(session.remaining, 'run')}?"):
+    if options.json or not confirm(f"Start {plural(session.remaining, 'run')}?"):
         raise ConfigError("nothing was created; say --yes to go on without being asked")
 
 
@@ -116,10 +116,10 @@ def delete_pods(options: RunOptions) -> list[str]:
     """
     with open_sweep(options.overrides) as session:
         plans = session.pod_plans()
-        nodes = {plan.node.name: node for plan in plans if (node := own(plan, session.context)) is not None}
+        nodes = {plan.node.name: node for plan in plans if (node := managed_node(plan, session.context)) is not None}
         lease = session.lease()
         other = lease.look()
-        running = sorted(set().union(*(runs_on(node, session.context) for node in nodes.values())))
+        running = sorted(set().union(*(running_runs(node, session.context) for node in nodes.values())))
         if running or other is not None:
             ended = ", ".join(running) or f"what {other.term if other else 'nobody'} does"
             if not confirm("Go on?", yes=options.yes, details=[f"This ends {ended}"]):
@@ -131,11 +131,11 @@ def delete_pods(options: RunOptions) -> list[str]:
                 lease.take_over("deleted", _print_error)
             for plan in plans:
                 if (node := nodes.get(plan.node.name)) is not None:
-                    delete_used(plan, session.context, node)
+                    force_delete(plan, session.context, node)
     return list(nodes)
 
 
-def _holder_message(seen: Seen) -> str:
+def _holder_message(seen: LeaseSnapshot) -> str:
     """Who drives the sweep, and for how long that counts."""
     heard = f"heard of {max(0.0, seen.age):.0f} s ago, gone after {seen.term.seconds:.0f} s of silence"
     how = "`slipway status -m …` shows it, --take-over acts in its place"

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from conf.schema.run.sweep import Sweep
-from controller.config.compose import groups, normalize
+from controller.config.compose import config_groups, normalize_override
 from controller.core.errors import ConfigError
 
 
@@ -31,7 +31,7 @@ class Variant:
 
 
 @dataclass(frozen=True)
-class Space:
+class SearchSpace:
     """What a search draws from: by word prefix `key=` the choices, or an interval of Hydra's."""
 
     choices: dict[str, tuple[str, ...]]
@@ -39,7 +39,7 @@ class Space:
     """Start, end, is it of whole numbers, is it drawn on a log scale."""
 
 
-def split(words: Sequence[str], folder: Path) -> tuple[tuple[str, ...], Space]:
+def split_overrides(words: Sequence[str], folder: Path) -> tuple[tuple[str, ...], SearchSpace]:
     """The words that are the same in every run, and what the others range over.
 
     Raises:
@@ -54,7 +54,7 @@ def split(words: Sequence[str], folder: Path) -> tuple[tuple[str, ...], Space]:
     intervals: dict[str, tuple[float, float, bool, bool]] = {}
     for word in words:
         try:
-            override = parser.parse_override(normalize(word))
+            override = parser.parse_override(normalize_override(word))
         except HydraException:
             key, _, value = word.partition("=")
             raise ConfigError(f"{key}: {value!r} cannot be read; quote what holds commas: '{key}=\"…\"'") from None
@@ -62,13 +62,13 @@ def split(words: Sequence[str], folder: Path) -> tuple[tuple[str, ...], Space]:
         if not override.is_sweep_override():
             same.append(word)
         elif override.is_interval_sweep():
-            intervals[prefix] = _interval(override.value())
+            intervals[prefix] = _parse_interval(override.value())
         else:
-            choices[prefix] = _choices(override, word, folder)
-    return tuple(same), Space(choices, intervals)
+            choices[prefix] = _parse_choices(override, word, folder)
+    return tuple(same), SearchSpace(choices, intervals)
 
 
-def grid(words: Sequence[str], sweep: Sweep, folder: Path) -> list[Variant]:
+def expand_grid(words: Sequence[str], sweep: Sweep, folder: Path) -> list[Variant]:
     """Every run of the sweep, cases slowest.
 
     Args:
@@ -80,7 +80,7 @@ def grid(words: Sequence[str], sweep: Sweep, folder: Path) -> list[Variant]:
     """
     given = {word.lstrip("+").partition("=")[0] for word in words}
     further = [f"{key}={value}" for key, value in sweep.params.items() if key not in given]
-    same, space = split([*words, *further], folder)
+    same, space = split_overrides([*words, *further], folder)
     if space.intervals:
         key = next(iter(space.intervals)).rstrip("=")
         raise ConfigError(f"{key}: an interval has no points of a grid; give values, or set sweep.search")
@@ -91,19 +91,19 @@ def grid(words: Sequence[str], sweep: Sweep, folder: Path) -> list[Variant]:
     ]
 
 
-def _choices(override: Any, word: str, folder: Path) -> tuple[str, ...]:
+def _parse_choices(override: Any, word: str, folder: Path) -> tuple[str, ...]:
     from hydra.core.override_parser.types import Glob
 
     value = override.value()
     if not isinstance(value, Glob):
         return tuple(override.sweep_string_iterator())
     key = word.lstrip("+").partition("=")[0]
-    known = groups(folder / "slipway").get(key, [])
+    known = config_groups(folder / "slipway").get(key, [])
     if not (found := tuple(value.filter(known))):
         raise ConfigError(f"{word}: fits no {key}; choices: {', '.join(known) or 'there is no such group'}")
     return found
 
 
-def _interval(sweep: Any) -> tuple[float, float, bool, bool]:
+def _parse_interval(sweep: Any) -> tuple[float, float, bool, bool]:
     whole = isinstance(sweep.start, int) and isinstance(sweep.end, int)
     return sweep.start, sweep.end, whole, "log" in sweep.tags

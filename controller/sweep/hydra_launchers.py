@@ -16,7 +16,7 @@ LAUNCHERS = ("pods", "joblib", "basic")
 PODS = "sweep.pods"
 
 
-def launched(words: Sequence[str]) -> tuple[str, ...]:
+def apply_launcher(words: Sequence[str]) -> tuple[str, ...]:
     """The words without those for Hydra's launcher, and with `sweep.pods` where that is what they mean.
 
     Raises:

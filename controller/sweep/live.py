@@ -8,48 +8,48 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from controller.core.clock import Clock
-from controller.core.printable import drawable, printable
-from controller.sweep.board import HEAD, Board, Line, cells, counts, table
+from controller.core.printable import printable, unsanitized_stream
+from controller.sweep.board import HEADER, Board, BoardRow, format_counts, format_row, format_table
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-FIRST = ("running", "failed", "ended early", "waiting", "finished")
+STATE_ORDER = ("running", "failed", "ended early", "waiting", "finished")
 """The order in which runs are shown where there is no room for all."""
-REST = 4
+MIN_ROWS = 4
 """Lines of the terminal that are not for runs: the head, the sum, the line of the shell."""
 STYLES = {"running": "cyan", "failed": "red", "finished": "green", "ended early": "yellow", "waiting": "dim"}
 
 
 @contextmanager
-def shown(board: Board, clock: Clock) -> Iterator[None]:
+def live_board(board: Board, clock: Clock) -> Iterator[None]:
     """For as long as this lasts the board stands at the end of the terminal, what is said above it; then it stays."""
     if board.json_lines or not sys.stdout.isatty():
         yield
         return
-    with drawing(lambda height: drawn(board.lines(), clock.now(), height)) as console:
+    with redrawing(lambda height: render_board(board.lines(), clock.now(), height)) as console:
         before, board.out = board.out, lambda text: console.print(printable(text), markup=False)
         try:
             yield
         finally:
             board.out = before
-    print("\n".join(table(board.lines(), clock.now())))
+    print("\n".join(format_table(board.lines(), clock.now())))
 
 
 @contextmanager
-def drawing(draw: Any) -> Iterator[Console]:
+def redrawing(draw: Any) -> Iterator[Console]:
     """Redraw `draw(height)` a few times a second until this ends; nothing of it stays."""
     from rich.console import Console
     from rich.live import Live
 
-    console = Console(file=drawable(sys.stdout), highlight=False, soft_wrap=True)
+    console = Console(file=unsanitized_stream(sys.stdout), highlight=False, soft_wrap=True)
     with Live(
-        console=console, refresh_per_second=4, transient=True, get_renderable=lambda: draw(console.height - REST)
+        console=console, refresh_per_second=4, transient=True, get_renderable=lambda: draw(console.height - MIN_ROWS)
     ):
         yield console
 
 
-def drawn(lines: Sequence[Line], now: float, height: int) -> Any:
+def render_board(lines: Sequence[BoardRow], now: float, height: int) -> Any:
     """A table of as many runs as there is room for, and what the others do."""
     from rich.console import Group
     from rich.table import Table
@@ -58,13 +58,15 @@ def drawn(lines: Sequence[Line], now: float, height: int) -> Any:
     room = max(1, height)
     seen = list(lines)
     if len(seen) > room:
-        seen = sorted(seen, key=lambda line: FIRST.index(line.state) if line.state in FIRST else 0)[:room]
+        seen = sorted(seen, key=lambda line: STATE_ORDER.index(line.state) if line.state in STATE_ORDER else 0)[:room]
     made = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
-    for name in HEAD:
+    for name in HEADER:
         made.add_column(name, no_wrap=True, overflow="ellipsis", ratio=1 if name == "words" else None)
     for line in seen:
         style = STYLES.get(line.state, "")
-        made.add_row(*(Text(printable(cell), style=style if i == 3 else "") for i, cell in enumerate(cells(line, now))))
+        made.add_row(
+            *(Text(printable(cell), style=style if i == 3 else "") for i, cell in enumerate(format_row(line, now)))
+        )
     hidden = [line for line in lines if line not in seen]
-    rest = f"; not shown: {counts(hidden)}" if hidden else ""
-    return Group(made, Text(f"{counts(lines)}{rest}", style="bold"))
+    rest = f"; not shown: {format_counts(hidden)}" if hidden else ""
+    return Group(made, Text(f"{format_counts(lines)}{rest}", style="bold"))

@@ -15,10 +15,10 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from conf.schema.config import Config
-from controller.cloud.connect import connected
+from controller.cloud.connect import open_context
 from controller.cloud.emulator import Emulator
 from controller.context import Context
-from controller.core.errors import Fenced, SlipwayError
+from controller.core.errors import LeaseLostError, SlipwayError
 from controller.core.events import Event, Events
 from controller.lease.lease import Lease
 from controller.records.ledger import Ledger, Result
@@ -26,72 +26,72 @@ from controller.resources.pod.node import Node
 from controller.run.drive import drive
 from controller.run.launch import stop
 from controller.run.options import RunOptions
-from controller.sweep.board import Board, BoardScreen, Line
-from controller.sweep.definition import Builder, Job, on_pod
-from controller.sweep.pods import delete_unused, record
+from controller.sweep.board import Board, BoardRow, BoardScreen
+from controller.sweep.definition import JobBuilder, SweepJob, with_pod_number
+from controller.sweep.pods import delete_if_unused, record_assignment
 
-LEAVE_SECONDS = 10.0
+SHUTDOWN_SECONDS = 10.0
 """For the threads to let go of their pods after Ctrl-C; a worker may be slow to answer."""
 
 
-class Source(Protocol):
+class JobSource(Protocol):
     """Where the runs come from; threads ask it one at a time."""
 
-    def take(self, pod: int) -> Job | None:
+    def take(self, pod: int) -> SweepJob | None:
         """The next run, None where there is none left for this pod."""
         ...
 
-    def ended(self, job: Job, result: Result | None) -> None:
+    def ended(self, job: SweepJob, result: Result | None) -> None:
         """It has finished, or has been given up (None)."""
         ...
 
-    def metrics(self, job: Job, event: Event) -> bool:
+    def metrics(self, job: SweepJob, event: Event) -> bool:
         """One line of its metrics; True: it is to be ended now, being worse than others were."""
         ...
 
 
-class Listed:
+class GridSource:
     """The runs of a grid, in order; a run that a pod had when the last controller ended goes to that pod first."""
 
-    def __init__(self, jobs: Iterable[Job], held: dict[int, str]) -> None:
+    def __init__(self, jobs: Iterable[SweepJob], held: dict[int, str]) -> None:
         left = {job.run_id: job for job in jobs}
         self._held = {pod: left.pop(run) for pod, run in sorted(held.items()) if run in left}
         self._left = deque(left.values())
 
-    def take(self, pod: int) -> Job | None:
+    def take(self, pod: int) -> SweepJob | None:
         if pod in self._held:
             return self._held.pop(pod)
         return self._left.popleft() if self._left else None
 
-    def ended(self, job: Job, result: Result | None) -> None:
+    def ended(self, job: SweepJob, result: Result | None) -> None:
         pass
 
-    def metrics(self, job: Job, event: Event) -> bool:
+    def metrics(self, job: SweepJob, event: Event) -> bool:
         return False
 
 
 @dataclass
-class Pool:
+class PodPool:
     """Carries all runs of a source through; `failed` holds those that were given up, and why."""
 
     sweep_id: str
     bucket: str
     lease: Lease
     """Of the sweep, which we hold: who loses it gives out no further run."""
-    source: Source
-    builder: Builder
+    source: JobSource
+    builder: JobBuilder
     board: Board
-    any_config: Config
+    base_config: Config
     pods: int
     failed: dict[str, str] = field(default_factory=dict)
-    _no_more: bool = False
+    _draining: bool = False
     """A run has failed, and by the policy no further one is begun."""
     _left: threading.Event = field(default_factory=threading.Event)
     """This controller goes; what is under way goes on without it."""
     _lock: threading.Lock = field(default_factory=threading.Lock)
-    _worlds: list[Context] = field(default_factory=list)
-    _broken: list[BaseException] = field(default_factory=list)
-    _fenced: list[Fenced] = field(default_factory=list)
+    _contexts: list[Context] = field(default_factory=list)
+    _errors: list[BaseException] = field(default_factory=list)
+    _fenced: list[LeaseLostError] = field(default_factory=list)
 
     def run(self, further_pods: Iterable[int] = ()) -> None:
         """Until nothing is left to run.
@@ -104,7 +104,7 @@ class Pool:
             Fenced: so it does, and another controller has the sweep, or one of its pods.
         """
         numbers = sorted({*range(1, self.pods + 1), *further_pods})
-        threads = [threading.Thread(target=self._work, args=(n,), daemon=True, name=f"pod-{n}") for n in numbers]
+        threads = [threading.Thread(target=self._run_pod, args=(n,), daemon=True, name=f"pod-{n}") for n in numbers]
         for thread in threads:
             thread.start()
         try:
@@ -113,11 +113,11 @@ class Pool:
                     self.lease.check()
                     thread.join(0.2)
             self.lease.check()
-        except (KeyboardInterrupt, Fenced):
+        except (KeyboardInterrupt, LeaseLostError):
             self._leave(threads)
             raise
-        if self._broken:
-            raise self._broken[0]
+        if self._errors:
+            raise self._errors[0]
         if self._fenced:
             raise self._fenced[0]
 
@@ -125,51 +125,51 @@ class Pool:
         """Let each pod's thread let go of its lease; one that cannot within a moment ends with the process."""
         with self._lock:
             self._left.set()
-            worlds = list(self._worlds)
+            worlds = list(self._contexts)
         for world in worlds:
             world.clock.interrupt()
-        late = time.monotonic() + LEAVE_SECONDS
+        late = time.monotonic() + SHUTDOWN_SECONDS
         for thread in threads:
             thread.join(max(0.0, late - time.monotonic()))
 
-    def _work(self, pod: int) -> None:
-        cleanup = self.any_config.cleanup
+    def _run_pod(self, pod: int) -> None:
+        cleanup = self.base_config.cleanup
         try:
             job = self._take(pod)
             if job is None and cleanup.on_success != "delete":
                 return
-            with connected(on_pod(self.any_config, pod), keep_awake=True) as (world, emulator):
+            with open_context(with_pod_number(self.base_config, pod), keep_awake=True) as (world, emulator):
                 with self._lock:
-                    self._worlds.append(world)
+                    self._contexts.append(world)
                     if self._left.is_set():
                         return
                 while job is not None:
-                    record(world.google, self.bucket, self.sweep_id, pod, job.run_id)
-                    if not self._carry(job, pod, world, emulator):
+                    record_assignment(world.google, self.bucket, self.sweep_id, pod, job.run_id)
+                    if not self._run_job(job, pod, world, emulator):
                         return
                     job = self._take(pod)
                 if cleanup.on_success == "delete":
-                    self._let_go(pod, world)
+                    self._release_pod(pod, world)
         except BaseException as error:  # it is raised where the sweep was started
             if not self._left.is_set():
-                self._broken.append(error)
-                self._no_more = True
+                self._errors.append(error)
+                self._draining = True
 
-    def _take(self, pod: int) -> Job | None:
+    def _take(self, pod: int) -> SweepJob | None:
         self.lease.hold()
         with self._lock:
-            return None if self._no_more or self._left.is_set() else self.source.take(pod)
+            return None if self._draining or self._left.is_set() else self.source.take(pod)
 
-    def _carry(self, job: Job, pod: int, world: Context, emulator: Emulator | None) -> bool:
+    def _run_job(self, job: SweepJob, pod: int, world: Context, emulator: Emulator | None) -> bool:
         """One run, as often as the policy says; is the pod to be used any further?"""
-        sweep = self.any_config.sweep
+        sweep = self.base_config.sweep
         tries = 1 + (sweep.retries if sweep.on_failure == "retry" else 0)
-        self.board.add(Line(job.run_id, job.variant.title))
+        self.board.add(BoardRow(job.run_id, job.variant.title))
         for attempt in range(tries):
             self.board.state(job.run_id, "running", pod=pod, began=world.clock.now(), why="")
             try:
                 result = self._once(job, pod, world, emulator)
-            except Fenced as error:
+            except LeaseLostError as error:
                 self.board.state(job.run_id, "left to another controller", str(error))
                 self._fenced.append(error)
                 return False
@@ -187,11 +187,11 @@ class Pool:
                 return True
         with self._lock:
             self.source.ended(job, None)
-            self._no_more = self._no_more or sweep.on_failure == "stop"
-        return sweep.on_failure != "stop" or self.any_config.cleanup.on_failure == "delete"
+            self._draining = self._draining or sweep.on_failure == "stop"
+        return sweep.on_failure != "stop" or self.base_config.cleanup.on_failure == "delete"
 
-    def _once(self, job: Job, pod: int, world: Context, emulator: Emulator | None) -> Result | None:
-        plan = self.builder.plan(on_pod(job.config, pod))
+    def _once(self, job: SweepJob, pod: int, world: Context, emulator: Emulator | None) -> Result | None:
+        plan = self.builder.plan(with_pod_number(job.config, pod))
         world.events = Events(world.clock)
         screen = BoardScreen(self.board, job.run_id, world.clock)
         pruned = False
@@ -215,8 +215,8 @@ class Pool:
         options = RunOptions(job.variant.words, yes=True, queue=True)
         return drive(options, plan, world, emulator, screen, sweep=self.sweep_id)
 
-    def _let_go(self, pod: int, world: Context) -> None:
+    def _release_pod(self, pod: int, world: Context) -> None:
         """Nothing is left for this pod; an earlier controller may have left it without coming to that."""
-        plan = self.builder.plan(on_pod(self.any_config, pod))
+        plan = self.builder.plan(with_pod_number(self.base_config, pod))
         world.events = Events(world.clock)
-        delete_unused(plan, world, "the sweep has no more runs")
+        delete_if_unused(plan, world, "the sweep has no more runs")

@@ -15,15 +15,21 @@ from conf.schema.run.sweep import Search
 from controller.core.errors import ConfigError
 from controller.core.events import Event
 from controller.records.ledger import Result
-from controller.sweep.definition import Builder, Job
-from controller.sweep.grid import Space, Variant
+from controller.sweep.definition import JobBuilder, SweepJob
+from controller.sweep.grid import SearchSpace, Variant
 
 
-class Searched:
+class SearchSource:
     """The runs of a search; threads ask it one at a time."""
 
     def __init__(
-        self, search: Search, same: tuple[str, ...], space: Space, builder: Builder, file: Path, held: dict[int, str]
+        self,
+        search: Search,
+        same: tuple[str, ...],
+        space: SearchSpace,
+        builder: JobBuilder,
+        file: Path,
+        held: dict[int, str],
     ) -> None:
         """Open the study, or begin it.
 
@@ -44,7 +50,7 @@ class Searched:
         if not space.choices and not space.intervals:
             raise ConfigError("sweep.search: nothing to draw; give a=interval(0,1), a=tag(log,interval(1,9)) or a=1,2")
         optuna.logging.set_verbosity(optuna.logging.ERROR)
-        self._search, self._same, self._space, self._builder = search, same, space, builder
+        self._search, self._fixed_overrides, self._space, self._builder = search, same, space, builder
         self._trials: dict[str, Any] = {}
         self._state: Any = optuna.trial.TrialState
         file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -60,18 +66,18 @@ class Searched:
         self.study.sampler = samplers[search.method](seed=search.seed + len(self.study.get_trials(deepcopy=False)))
         under_way = self.study.get_trials(deepcopy=False, states=(self._state.RUNNING,))
         self._held = held
-        self._resumed = {
+        self._resumed_trials = {
             trial.user_attrs.get("run", str(trial.number)): optuna.trial.Trial(self.study, trial._trial_id)
             for trial in under_way
         }
 
-    def take(self, pod: int) -> Job | None:
+    def take(self, pod: int) -> SweepJob | None:
         """The next trial; those that an earlier controller began come first, each on the pod that had it.
 
         A trial that means a run which is under way is given up: two programs of one run would write to the same place.
         """
-        while trial := self._next(pod):
-            job = self._job(trial)
+        while trial := self._next_trial(pod):
+            job = self._build_job(trial)
             if job.run_id in self._trials:
                 self.study.tell(trial, state=self._state.FAIL)
                 continue
@@ -80,14 +86,14 @@ class Searched:
             return job
         return None
 
-    def _next(self, pod: int) -> Any:
-        free = [run for run in self._resumed if run not in self._held.values()]
+    def _next_trial(self, pod: int) -> Any:
+        free = [run for run in self._resumed_trials if run not in self._held.values()]
         for run in [self._held.get(pod, ""), *free]:
-            if run in self._resumed:
-                return self._resumed.pop(run)
+            if run in self._resumed_trials:
+                return self._resumed_trials.pop(run)
         return self.study.ask() if len(self.study.get_trials(deepcopy=False)) < self._search.trials else None
 
-    def ended(self, job: Job, result: Result | None) -> None:
+    def ended(self, job: SweepJob, result: Result | None) -> None:
         """Tell what came of it: the metric, or that it has failed; one that was pruned has been told of already."""
         trial = self._trials.pop(job.run_id, None)
         if trial is None:
@@ -98,7 +104,7 @@ class Searched:
         else:
             self.study.tell(trial, state=self._state.FAIL)
 
-    def metrics(self, job: Job, event: Event) -> bool:
+    def metrics(self, job: SweepJob, event: Event) -> bool:
         """Report a line; is the run worse than the others were at that step?"""
         line, trial = event.data["metrics"], self._trials.get(job.run_id)
         value, step = line.get(self._search.metric), line.get("step")
@@ -110,9 +116,9 @@ class Searched:
         self.study.tell(self._trials.pop(job.run_id), state=self._state.PRUNED)
         return True
 
-    def _job(self, trial: Any) -> Job:
+    def _build_job(self, trial: Any) -> SweepJob:
         own = tuple(f"{prefix}{self._draw(trial, prefix)}" for prefix in [*self._space.choices, *self._space.intervals])
-        [job] = self._builder.jobs([Variant((*self._same, *own), own)])
+        [job] = self._builder.jobs([Variant((*self._fixed_overrides, *own), own)])
         return job
 
     def _draw(self, trial: Any, prefix: str) -> Any:

@@ -8,18 +8,25 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from controller.cloud.connect import connected, project_of
+from controller.cloud.connect import open_context, project_of
 from controller.core.errors import ConfigError
-from controller.core.text import counted
-from controller.gcp.prices import rate
+from controller.core.text import plural
+from controller.gcp.prices import hourly_price
 from controller.lease.lease import Lease
 from controller.lease.scope import sweep_lease
 from controller.plan.build import Plan
 from controller.plan.project import bucket_name
 from controller.records import index
-from controller.sweep.board import Line, saved
-from controller.sweep.definition import Builder, Study, estimate, finished, on_pod, study
-from controller.sweep.pods import recorded
+from controller.sweep.board import BoardRow, load_board
+from controller.sweep.definition import (
+    JobBuilder,
+    SweepDefinition,
+    define_sweep,
+    estimate,
+    finished_runs,
+    with_pod_number,
+)
+from controller.sweep.pods import load_assignments
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -32,7 +39,7 @@ if TYPE_CHECKING:
 class SweepSession:
     """A sweep and a way to its cloud."""
 
-    definition: Study
+    definition: SweepDefinition
     context: Context
     bucket: str
     finished_runs: set[str]
@@ -46,7 +53,7 @@ class SweepSession:
     def remaining(self) -> int:
         """Number of runs to do; of a search those that the last controller's board does not show as ended."""
         if (search := self.definition.sweep.search) is not None:
-            ended = sum(line.state not in ("waiting", "running") for line in saved(self.board_file).lines.values())
+            ended = sum(line.state not in ("waiting", "running") for line in load_board(self.board_file).lines.values())
             return max(0, search.trials - ended)
         return sum(job.run_id not in self.finished_runs for job in self.definition.jobs)
 
@@ -59,29 +66,29 @@ class SweepSession:
         """The same sweep with what the bucket knows of it now."""
         return replace(
             self,
-            finished_runs=finished(self.definition.jobs, self.context, self.bucket),
-            last_run_by_pod=recorded(self.context.google, self.bucket, self.definition.id),
+            finished_runs=finished_runs(self.definition.jobs, self.context, self.bucket),
+            last_run_by_pod=load_assignments(self.context.google, self.bucket, self.definition.id),
         )
 
     def pod_plans(self) -> list[Plan]:
         """One plan for each pod, those of an earlier controller included."""
-        builder = Builder(self.definition.folder)
+        builder = JobBuilder(self.definition.folder)
         numbers = sorted({*range(1, self.definition.sweep.pods + 1), *self.last_run_by_pod})
-        return [builder.plan(on_pod(self.definition.base, pod)) for pod in numbers]
+        return [builder.plan(with_pod_number(self.definition.base, pod)) for pod in numbers]
 
     def estimate(self) -> Estimate:
         """How long the remaining runs will take, and their cost."""
         now = self.context.clock.now()
         return estimate(self.definition.base, self.remaining, self.definition.sweep.pods, self.context.state, now)
 
-    def board_rows(self) -> list[Line]:
+    def board_rows(self) -> list[BoardRow]:
         """Every run as the last controller left it, and as the table of runs knows it."""
-        known = saved(self.board_file).lines
+        known = load_board(self.board_file).lines
         if self.definition.space is not None:
             return list(known.values())
-        table, rows = {row["run"]: row for row in index.rows(self.context.state)}, []
+        table, rows = {row["run"]: row for row in index.load_rows(self.context.state)}, []
         for job in self.definition.jobs:
-            row = known.get(job.run_id) or Line(job.run_id, job.variant.title)
+            row = known.get(job.run_id) or BoardRow(job.run_id, job.variant.title)
             record: dict[str, Any] = table.get(job.run_id, {})
             row.title = job.variant.title
             if job.run_id in self.finished_runs:
@@ -98,13 +105,13 @@ class SweepSession:
         tpu = self.definition.base.tpu.accelerator_type
         hours = "not known" if guess.hours is None else f"about {guess.hours:.2f} h"
         if self.context.billed:
-            price = rate(self.definition.base, self.context.clock.now())
+            price = hourly_price(self.definition.base, self.context.clock.now())
             cost = f"{'not known' if guess.usd is None else f'about ${guess.usd:.2f}'}; {price} and pod"
         else:
             cost = "nothing: the cloud is emulated on this machine"
         return [
             f"sweep    {self.definition.id}: {self._count_message()}, {self.remaining} to do",
-            f"pods     {counted(sweep.pods, 'pod')} of {tpu}; a run that fails: {sweep.on_failure}",
+            f"pods     {plural(sweep.pods, 'pod')} of {tpu}; a run that fails: {sweep.on_failure}",
             f"takes    {hours} ({guess.why})",
             f"cost     {cost}",
         ]
@@ -113,7 +120,7 @@ class SweepSession:
         if (search := self.definition.sweep.search) is not None:
             pruned = ", pruned by the median" if search.prune and search.method == "optuna" else ""
             return f"{search.trials} runs by {search.method} for the {search.mode} of {search.metric}{pruned}"
-        return f"{counted(len(self.definition.jobs), 'run')}, {len(self.finished_runs)} finished"
+        return f"{plural(len(self.definition.jobs), 'run')}, {len(self.finished_runs)} finished"
 
 
 @contextmanager
@@ -123,10 +130,10 @@ def open_sweep(overrides: Sequence[str]) -> Iterator[SweepSession]:
     Raises:
         ConfigError: an override, or a run, is wrong; several pods for an adopted one.
     """
-    definition = study(overrides, Path.cwd())
+    definition = define_sweep(overrides, Path.cwd())
     base = definition.base
     if base.tpu.adopt and base.sweep.pods > 1:
         raise ConfigError("sweep.pods: an adopted pod is one; set sweep.pods=1, or tpu.adopt=false")
     bucket = bucket_name(base, project_of(base))
-    with connected(base) as (world, _):
+    with open_context(base) as (world, _):
         yield SweepSession(definition, world, bucket, set(), {}).refreshed()

@@ -20,7 +20,7 @@ import numpy as np
 
 from conf.schema.training.data import ParquetData
 from conf.schema.training.loop import LmLoop
-from tests.groups import group
+from tests.groups import load_group
 from trainer.data import batches
 
 FILE_BYTES = 256 * 2**20
@@ -73,8 +73,8 @@ def read(folder: str, tokenizer: str, packing: str, seconds: float) -> None:
     """One epoch, or as much of it as there is time for."""
     keys = {"path": f"{folder}/*.parquet", "tokenizer": tokenizer, "packing": packing}
     bos = {"bos": "<bos>" if tokenizer == "bytes" else "<|bos|>"}
-    data = ParquetData(**group("data/parquet") | keys | bos)
-    loop = LmLoop(**group("loop/lm") | {"total_batch_tokens": ROWS * SEQUENCE, "seq_len": SEQUENCE})
+    data = ParquetData(**load_group("data/parquet") | keys | bos)
+    loop = LmLoop(**load_group("loop/lm") | {"total_batch_tokens": ROWS * SEQUENCE, "seq_len": SEQUENCE})
     before = peak_gib()
     stream, began, tokens = batches.Dataset(data).training(loop, 0, range(ROWS)), time.perf_counter(), 0.0
     while time.perf_counter() - began < seconds and "'epoch': 1" not in str(stream.position()):

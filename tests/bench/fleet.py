@@ -22,9 +22,9 @@ from pathlib import Path
 from typing import Any
 
 from controller.cli import main as cli
-from controller.cloud.connect import connected, project_of
-from controller.cloud.emulator import command, state_folder
-from controller.plan.build import build
+from controller.cloud.connect import open_context, project_of
+from controller.cloud.emulator import run_emulator_verb, state_folder
+from controller.plan.build import build_plan
 from controller.reconcile.reconciler import reconcile
 
 ECHO = 'program.command=[sh,-c,"echo hello"]'
@@ -47,7 +47,7 @@ def main() -> None:
         try:
             measure(words, options)
         finally:
-            command(["wipe"], state_folder(str(home)))
+            run_emulator_verb(["wipe"], state_folder(str(home)))
 
 
 def measure(words: Sequence[str], options: argparse.Namespace) -> None:
@@ -56,19 +56,19 @@ def measure(words: Sequence[str], options: argparse.Namespace) -> None:
     again, memory_again = slipway("up", *words, "run.seed=1")
     rows = [("`up` from nothing, echo program", first), ("`up` again, another run on the same pod", again)]
     config = cli.parse(["up", *words]).options.checked_config()
-    plan = build(config, project_of(config), Path.cwd())
+    plan = build_plan(config, project_of(config), Path.cwd())
     rows.append(("reconcile with nothing to do", repeated(options.repeat, lambda: nothing_to_do(config, plan))))
     rows.append(("`slipway status`, whole command", repeated(options.repeat, lambda: slipway("status", *words)[0])))
     table(["what", "seconds"], [[what, f"{seconds:.2f}"] for what, seconds in rows])
     print(f"memory of the controller during `up`: {max(memory, memory_again)} MB\n")
-    with connected(config) as (world, _):
+    with open_context(config) as (world, _):
         node: Any = plan.observe_pod(world)
         fan_out(world, node, words, options)
 
 
 def nothing_to_do(config: Any, plan: Any) -> float:
     """Seconds to find that all is as wanted, opening the connections to the workers included."""
-    with connected(config) as (world, _):
+    with open_context(config) as (world, _):
         acts: list[str] = []
         world.events.listen(lambda e: acts.append(e.subject) if e.kind == "step_started" else None)
         began = time.perf_counter()

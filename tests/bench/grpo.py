@@ -94,20 +94,20 @@ def rollouts(rounds: int) -> None:
     import numpy as np
 
     from conf.schema.training.model import Model
-    from tests.groups import group
+    from tests.groups import load_group
     from trainer.distributed import mesh
     from trainer.models import weights
-    from trainer.sampler import Sampler, Settings, Stops
+    from trainer.sampler import Sampler, SamplerSettings, StopCriteria
 
     sizes = dict(word.removeprefix("model.").split("=") for word in MODEL[1:])
-    cfg = Model(**group("model/tiny") | {name: int(size) for name, size in sizes.items()})
-    devices = jax.make_mesh((1, 1, 1), mesh.AXES, axis_types=(jax.sharding.AxisType.Auto,) * 3)
-    params, key = jax.jit(weights.init, static_argnums=0)(cfg, jax.random.key(0)), jax.random.key(1)
+    cfg = Model(**load_group("model/tiny") | {name: int(size) for name, size in sizes.items()})
+    devices = jax.make_mesh((1, 1, 1), mesh.MESH_AXES, axis_types=(jax.sharding.AxisType.Auto,) * 3)
+    params, key = jax.jit(weights.init_params, static_argnums=0)(cfg, jax.random.key(0)), jax.random.key(1)
     random = np.random.default_rng(0)
     prompts = random.integers(0, 512, (16, 64)).tolist()
 
     def drawing(response: int, ends: tuple[int, ...], chunk: int) -> Callable[..., None]:
-        sampler = Sampler(cfg, Settings(64, response, slots=32, chunk=chunk), devices, Stops(ends))
+        sampler = Sampler(cfg, SamplerSettings(64, response, slots=32, chunk=chunk), devices, StopCriteria(ends))
         copy = sampler.load(params)
         return lambda asked, samples: [None for _ in sampler.draw(copy, asked, samples, key, 1.0)]
 

@@ -11,8 +11,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from controller.core.clock import Clock, iso
-from controller.gcp.client import Conflict, NotFound
+from controller.core.clock import Clock, iso_timestamp
+from controller.gcp.client import ConflictError, NotFoundError
 
 EPOCH = 1_790_000_000.0
 """When simulations begin, seconds since the epoch."""
@@ -139,12 +139,12 @@ class Google:
 
     def download(self, bucket: str, name: str) -> bytes:
         if name not in self.objects:
-            raise NotFound("storage objects.get", 404, "notFound", name)
+            raise NotFoundError("storage objects.get", 404, "notFound", name)
         return self.objects[name]
 
     def upload(self, bucket: str, name: str, content: bytes, *, generation: int | None = None) -> dict[str, Any]:
         if generation == 0 and name in self.objects:
-            raise Conflict("storage objects.insert", 412, "conditionNotMet", name)
+            raise ConflictError("storage objects.insert", 412, "conditionNotMet", name)
         self.objects[name] = content
         return {"name": name}
 
@@ -153,25 +153,33 @@ class Google:
         rest = [name.removeprefix(prefix) for name in names]
         folders = {part.partition(delimiter)[0] for part in rest if delimiter and delimiter in part}
         prefixes = sorted(f"{prefix}{folder}{delimiter}" for folder in folders)
-        return {"items": [{"name": name, "updated": iso(self.clock.now())} for name in names], "prefixes": prefixes}
+        return {
+            "items": [{"name": name, "updated": iso_timestamp(self.clock.now())} for name in names],
+            "prefixes": prefixes,
+        }
 
     def _there(self, name: str) -> Pod:
         if self.pod is None:
-            raise NotFound("tpu", 404, "NOT_FOUND", name)
+            raise NotFoundError("tpu", 404, "NOT_FOUND", name)
         return self.pod
 
     def _queued(self, name: str) -> dict[str, Any]:
         pod = self._there(name)
         node = pod.state(self.clock.elapsed)
         state = {"READY": "ACTIVE", "CREATING": "PROVISIONING", "PREEMPTED": "SUSPENDED"}.get(node, node)
-        return {**pod.body, "name": name, "state": {"state": state}, "createTime": iso(EPOCH + pod.asked)}
+        return {**pod.body, "name": name, "state": {"state": state}, "createTime": iso_timestamp(EPOCH + pod.asked)}
 
     def _node(self, name: str) -> dict[str, Any]:
         pod = self._there(name)
         if (state := pod.state(self.clock.elapsed)) == "WAITING_FOR_RESOURCES":
-            raise NotFound("tpu", 404, "NOT_FOUND", name)
+            raise NotFoundError("tpu", 404, "NOT_FOUND", name)
         endpoints = [{"ipAddress": f"10.0.0.{i + 2}", "accessConfig": {}} for i in range(4)]
-        fields = {"name": name, "id": f"{len(self.pods)}", "createTime": iso(EPOCH + pod.room), "state": state}
+        fields = {
+            "name": name,
+            "id": f"{len(self.pods)}",
+            "createTime": iso_timestamp(EPOCH + pod.room),
+            "state": state,
+        }
         spot = {"schedulingConfig": {"spot": True}}
         return {**pod.body["tpu"]["nodeSpec"][0]["node"], **spot, **fields, "networkEndpoints": endpoints}
 

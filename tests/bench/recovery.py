@@ -21,7 +21,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from controller.cloud.emulator import command, state_folder
+from controller.cloud.emulator import run_emulator_verb, state_folder
 from tests.bench.fleet import table
 from tests.scenarios.recovery.test_noticed import SHORT
 
@@ -80,7 +80,7 @@ def met(fault: str) -> Recovered:
         finally:
             up.kill()
             up.wait()
-            command(["wipe"], state_folder(str(home)))
+            run_emulator_verb(["wipe"], state_folder(str(home)))
 
 
 def followed(events: Iterator[str], cloud: Path) -> Recovered:
@@ -112,7 +112,9 @@ def struck(cloud: Path) -> float:
     """When the fault struck, by the emulated cloud."""
     from controller.localcloud import lifecycle
 
-    fault = next(iter(json.loads(lifecycle.ask(lifecycle.running(cloud), "GET", "state"))["fault"].values()))
+    fault = next(
+        iter(json.loads(lifecycle.request_admin(lifecycle.require_endpoint(cloud), "GET", "state"))["fault"].values())
+    )
     return fault["due"]
 
 

@@ -54,7 +54,7 @@ def fill(state: Path, records: int) -> None:
         numbers = {"accuracy_before": 0.1, "accuracy_after": i / records, "reward_mean": 0.5, "steps": 100}
         ended = {"state": "finished", "seconds": 100.5, "attempts": 1, "usd": 0.5, "pods": [], "metrics": numbers}
         row = {**begun, **words, **pod}
-        index.add(state, [row | {"state": "running"}, row | ended])
+        index.append_rows(state, [row | {"state": "running"}, row | ended])
 
 
 def _timed(argv: list[str], folder: str, environment: dict[str, str]) -> tuple[float, float]:

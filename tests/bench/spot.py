@@ -26,16 +26,16 @@ from controller.config.compose import compose
 from controller.context import Context
 from controller.core.errors import SlipwayError
 from controller.core.events import Event, Events
-from controller.plan.build import Plan, build
-from controller.reconcile.resource import Absent, Diff, Have, Resource, Scope
+from controller.plan.build import Plan, build_plan
+from controller.reconcile.resource import Absent, Diff, ObservedResources, Resource, Scope
 from controller.records.ledger import Ledger
-from controller.recovery.diagnosis import Observed, WorkerSeen, judge
+from controller.recovery.diagnosis import Observation, WorkerStatus, diagnose
 from controller.resources.pod.node import Node
 from controller.run import attempt, drive
-from controller.run.follow import Outcome
+from controller.run.follow import AttemptOutcome
 from controller.run.options import RunOptions
 from controller.ssh.connect import WorkerError
-from controller.ssh.fleet import WorkersFailed
+from controller.ssh.fleet import WorkersFailedError
 from tests.bench.market import Fleet, Google, Market, Over, Simulated, draw_market
 
 WORDS = (
@@ -88,18 +88,18 @@ class Setup(Resource):
     google: Google = field(compare=False)
     seconds: float = field(compare=False)
 
-    def observe(self, world: Context, have: Have) -> Any:
+    def observe(self, world: Context, have: ObservedResources) -> Any:
         pod = self.google.pod
         return self if pod and pod.set_up else Absent()
 
-    def apply(self, world: Context, have: Have, diff: Diff) -> None:
+    def apply(self, world: Context, have: ObservedResources, diff: Diff) -> None:
         clock, pod = self.google.clock, self.google.pod
         assert pod is not None, "what it needs is there"
         done = clock.elapsed + self.seconds
         clock.until(min(done, pod.lost))
         if pod.lost < done:
             silent = [WorkerError(i, "10.0.0.2", "dropped", "the connection broke off") for i in range(4)]
-            raise WorkersFailed("no worker answers", silent)
+            raise WorkersFailedError("no worker answers", silent)
         pod.set_up = True
 
     def destroy(self, world: Context) -> None:
@@ -128,7 +128,10 @@ def on_slipway(market: Market, costs: Costs, tell: Callable[[Event], None] = lam
         lease = mock.MagicMock()  # nobody else is there
         lease.look.return_value, lease.hold.return_value = None, 1
         lease.kept.return_value.__exit__.return_value = False
-        with mock.patch.object(drive, "lease_of", return_value=lease), mock.patch.object(attempt, "Follower", follower):
+        with (
+            mock.patch.object(drive, "pod_lease", return_value=lease),
+            mock.patch.object(attempt, "Follower", follower),
+        ):
             options = RunOptions(WORDS, yes=True)
             driver = drive.RunDriver(options, plan, world, ledger, mock.MagicMock(), mock.MagicMock())
             driver._cost_confirmed = True
@@ -145,12 +148,12 @@ def planned(google: Google, costs: Costs) -> Plan:
     """The plan of an ordinary run, of which only the pod and the set-up of its workers are left to be made."""
     config, problems = compose(WORDS)
     assert config is not None, problems
-    plan = build(config, "a-project", Path.cwd())
+    plan = build_plan(config, "a-project", Path.cwd())
     setup = Setup(name="image", needs=(plan.node.id,), google=google, seconds=costs.setup)
     return replace(plan, resources=(replace(plan.node, needs=()), setup))
 
 
-def followed(google: Google, costs: Costs, day: Day, plan: Plan, given: dict[str, Any]) -> Outcome:
+def followed(google: Google, costs: Costs, day: Day, plan: Plan, given: dict[str, Any]) -> AttemptOutcome:
     """The program runs until the pod is lost; what was computed after the last checkpoint is lost with it."""
     clock, pod, node = google.clock, google.pods[-1], cast(Node, given["node"])
     begins = clock.elapsed + costs.start
@@ -164,8 +167,10 @@ def followed(google: Google, costs: Costs, day: Day, plan: Plan, given: dict[str
     if kept:
         google.objects[f"runs/{plan.run_id}/checkpoints/{day.useful:.0f}/done"] = b""
     clock.sleep(given["poll_seconds"])  # Google's API is asked so often: at worst it has just been
-    workers = tuple(WorkerSeen(silent_seconds=given["poll_seconds"], unreachable=True) for _ in node.status.endpoints)
-    return Outcome(judge(Observed(pod=node.pod_seen(given["world"]), workers=workers)), step=int(day.useful))
+    workers = tuple(WorkerStatus(silent_seconds=given["poll_seconds"], unreachable=True) for _ in node.status.endpoints)
+    return AttemptOutcome(
+        diagnose(Observation(pod=node.pod_seen(given["world"]), workers=workers)), step=int(day.useful)
+    )
 
 
 def in_a_loop(market: Market, costs: Costs, attempts: float) -> Day:

@@ -78,7 +78,7 @@ class Study:
         alone.join()
         lone = {run: arrays_of(self.alone, self.words, run) for run in finished(self.alone)}
         equal = [run for run in arrays if arrays[run] == lone.get(run)]
-        attempts = {row["run"]: row.get("attempts", 0) for row in index.rows(self.swept)}
+        attempts = {row["run"]: row.get("attempts", 0) for row in index.load_rows(self.swept)}
         return {
             "runs": len(arrays),
             "exit codes of the controllers": codes,
@@ -95,7 +95,7 @@ class Study:
 
     def wipe(self) -> None:
         for home in (self.swept, self.alone):
-            emulator.command(["wipe"], emulator.state_folder(str(home)))
+            emulator.run_emulator_verb(["wipe"], emulator.state_folder(str(home)))
 
     def _sweep(self, kill_after: int | None) -> int:
         """One controller of the sweep, to its end or to its death; the exit code."""
@@ -109,7 +109,7 @@ class Study:
     def _preempt(self, draw: random.Random, times: int, over: threading.Event) -> None:
         """All pods are taken back, some random time after one of them has begun to train."""
         while self.preempted < times and not over.is_set():
-            running = sum(row.get("state") == "running" for row in index.rows(self.swept))
+            running = sum(row.get("state") == "running" for row in index.load_rows(self.swept))
             if not running or over.wait(draw.uniform(5, 60)):
                 over.wait(0.5)
                 continue
@@ -153,7 +153,7 @@ def values(words: str) -> list[str]:
 
 
 def finished(home: Path) -> list[str]:
-    return [row["run"] for row in index.rows(home) if row.get("state") == "finished"]
+    return [row["run"] for row in index.load_rows(home) if row.get("state") == "finished"]
 
 
 def cloud(home: Path, words: tuple[str, ...]) -> emulator.Emulator:
@@ -166,7 +166,7 @@ def arrays_of(home: Path, words: tuple[str, ...], run: str) -> dict[str, str]:
     """By name the SHA-256 of every array of the last checkpoint in the bucket."""
     target = home / "checkpoints" / run
     google = client(cloud(home, words))
-    [bucket] = {row["bucket"] for row in index.rows(home)}
+    [bucket] = {row["bucket"] for row in index.load_rows(home)}
     for item in google.pages("storage", "objects.list", "items", bucket=bucket, prefix=f"runs/{run}/checkpoints/"):
         file = target / item["name"].removeprefix(f"runs/{run}/")
         file.parent.mkdir(parents=True, exist_ok=True)

@@ -57,7 +57,7 @@ def measure(runs: int, pods: int) -> dict[str, Any]:
         finally:
             controller.kill()
             controller.wait()
-            emulator.command(["wipe"], emulator.state_folder(str(home)))
+            emulator.run_emulator_verb(["wipe"], emulator.state_folder(str(home)))
     return watched.result(pods) | {
         "wall_seconds": round(wall, 1),
         "wall_times_pods_by_runs": round(wall * pods / runs, 3),

@@ -16,14 +16,14 @@ from controller.cli import main
 from controller.cloud import emulator
 from controller.cloud.emulator import Emulator
 from controller.ssh.fleet import Fleet
-from tests.controller.ssh.sshserver import Pod
-from tests.controller.state import mistakes_of
+from tests.controller.ssh.sshserver import SshPod
+from tests.controller.state import internal_errors
 
-ECHO = 'program.command=[sh,-c,"echo hello from worker $TPU_WORKER_ID"]'
+ECHO_COMMAND = 'program.command=[sh,-c,"echo hello from worker $TPU_WORKER_ID"]'
 
 
 @dataclass
-class Slipway:
+class SlipwayCli:
     """`slipway …` with a state folder, a repository to stand in, and a fast emulated cloud."""
 
     home: Path
@@ -49,7 +49,7 @@ class Slipway:
 
     def cloud(self) -> Emulator:
         """The emulated cloud, awake."""
-        config = main.parse(["plan", ECHO, *self.base]).options.config()[0]
+        config = main.parse(["plan", ECHO_COMMAND, *self.base]).options.config()[0]
         assert config.cloud.kind == "local"
         return emulator.ensure_running(config.cloud, str(self.home))  # pyright: ignore[reportArgumentType]
 
@@ -59,16 +59,18 @@ class Slipway:
 
 
 @pytest.fixture
-def slipway(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Iterator[Slipway]:
+def slipway(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Iterator[SlipwayCli]:
     home, repository = tmp_path / "home", tmp_path / "repository"
     repository.mkdir()
     (repository / "hello.txt").write_text("hello\n")
     monkeypatch.chdir(repository)
     monkeypatch.setenv("SLIPWAY_HOME", str(home))
-    yield Slipway(home, repository, capsys, {**os.environ})
+    yield SlipwayCli(home, repository, capsys, {**os.environ})
     cloud = emulator.state_folder(str(home))
-    mistakes = mistakes_of(cloud)
-    status, words = emulator.command(["wipe"], cloud)
+    mistakes = internal_errors(cloud)
+    status, words = emulator.run_emulator_verb(["wipe"], cloud)
     assert status == 0, words
     assert mistakes == []
 
@@ -82,12 +84,12 @@ def fleets() -> Iterator[list[Fleet]]:
 
 
 @pytest.fixture
-def pod_of(tmp_path: Path, fleets: list[Fleet]) -> Iterator[Callable[..., tuple[Pod, Fleet]]]:
+def make_pod(tmp_path: Path, fleets: list[Fleet]) -> Iterator[Callable[..., tuple[SshPod, Fleet]]]:
     """Makes a pod, and a fleet that is connected to it as soon as it is asked something."""
-    pods: list[Pod] = []
+    pods: list[SshPod] = []
 
-    def make(workers: int = 1, sleep: Callable[[float], None] = time.sleep, **access: Any) -> tuple[Pod, Fleet]:
-        pod = Pod(tmp_path / f"pod-{len(pods)}", workers)
+    def make(workers: int = 1, sleep: Callable[[float], None] = time.sleep, **access: Any) -> tuple[SshPod, Fleet]:
+        pod = SshPod(tmp_path / f"pod-{len(pods)}", workers)
         pods.append(pod)
         fleets.append(Fleet(pod.access(**access), sleep))
         return pod, fleets[-1]

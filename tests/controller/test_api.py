@@ -10,12 +10,12 @@ import pytest
 
 from controller import api
 from controller.records import index
-from controller.sweep.definition import study
-from tests.controller.conftest import ECHO, Slipway
+from controller.sweep.definition import define_sweep
+from tests.controller.conftest import ECHO_COMMAND, SlipwayCli
 
 
 @pytest.mark.e2e
-def test_from_a_config_to_rows_metrics_and_the_record(slipway: Slipway) -> None:
+def test_from_a_config_to_rows_metrics_and_the_record(slipway: SlipwayCli) -> None:
     lines = [{"step": 1, "phase": "train", "loss": 2.0}, {"step": 1, "phase": "eval", "eval_loss": 1.5}]
     wanted = "; ".join(f"echo '{json.dumps(line)}' >> $SLIPWAY_RUN_DIR/metrics.jsonl" for line in lines)
     (slipway.repository / "run.sh").write_text(f"{wanted}\necho '{{\"acc\": 0.5}}' > $SLIPWAY_RUN_DIR/summary.json\n")
@@ -38,14 +38,14 @@ def test_from_a_config_to_rows_metrics_and_the_record(slipway: Slipway) -> None:
 
 
 @pytest.mark.e2e
-def test_the_workers_of_a_pod_are_fabric_connections(slipway: Slipway) -> None:
+def test_the_workers_of_a_pod_are_fabric_connections(slipway: SlipwayCli) -> None:
     from fabric import Connection, ThreadingGroup
 
     with pytest.raises(api.ConfigError, match="no run was started from this folder"):
         api.pod()
     with pytest.raises(api.ConfigError, match="is absent; `slipway up` makes it ready"):
-        api.pod(ECHO, *slipway.base)
-    assert slipway("up", ECHO, "cleanup.on_success=keep")[0] == 0
+        api.pod(ECHO_COMMAND, *slipway.base)
+    assert slipway("up", ECHO_COMMAND, "cleanup.on_success=keep")[0] == 0
     with api.pod() as pod:
         assert len(pod) == 4
         connection = pod.connection(worker=2)
@@ -66,9 +66,9 @@ def test_the_rows_of_a_search_are_those_that_it_drew(tmp_path: Path, monkeypatch
     monkeypatch.setenv("SLIPWAY_HOME", str(tmp_path))
     search = "sweep.search={method: random, trials: 2, metric: loss, mode: min, prune: false, seed: 0}"
     words = ["+experiment=quickstart", "optimizer.lr=interval(1e-5,1e-3)", search]
-    made_by = study(words, Path.cwd()).id
+    made_by = define_sweep(words, Path.cwd()).id
     rows = [{"run": name, "created": at, "sweep": made_by} for at, name in ((2.0, "late"), (1.0, "early"))]
     monkeypatch.setattr(
-        "controller.sweep.drive.drive_sweep", lambda options: index.add(tmp_path, [*rows, {"run": "other"}])
+        "controller.sweep.drive.drive_sweep", lambda options: index.append_rows(tmp_path, [*rows, {"run": "other"}])
     )
     assert [row["run"] for row in api.sweep(*words)] == ["early", "late"]

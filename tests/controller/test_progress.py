@@ -7,7 +7,7 @@ from typing import Any, cast
 
 from controller.core.clock import Clock
 from controller.core.events import Event, Events
-from controller.progress import Progress, size_words
+from controller.progress import Progress, format_size
 
 
 class Stepping(Clock):
@@ -33,4 +33,4 @@ def test_it_tells_bytes_and_rate_once_a_second() -> None:
 
 
 def test_sizes() -> None:
-    assert [size_words(n) for n in (0, 999, 1e3, 1.5e6, 2.34e9)] == ["0 B", "999 B", "1 kB", "1.5 MB", "2.34 GB"]
+    assert [format_size(n) for n in (0, 999, 1e3, 1.5e6, 2.34e9)] == ["0 B", "999 B", "1 kB", "1.5 MB", "2.34 GB"]

@@ -11,9 +11,9 @@ import pytest
 
 from controller.cli import main
 from controller.cli.flags import VERBS
-from controller.config.compose import groups
+from controller.config.compose import config_groups
 from controller.records import last_command
-from controller.sweep.definition import study
+from controller.sweep.definition import define_sweep
 from tests.paths import ROOT
 
 PAGES = sorted([ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").glob("*.md")])
@@ -51,7 +51,7 @@ def test_commands_are_understood(words: str) -> None:
     if command.verb in last_command.VERBS and not command.overrides and not command.options.run_id:
         command = replace(command, overrides=("+experiment=quickstart",))  # they mean the last run
     if getattr(command.flags, "multirun", False):
-        found = study(command.overrides, ROOT)
+        found = define_sweep(command.overrides, ROOT)
         assert found.jobs or found.space  # a search draws its runs later
     elif (
         command.verb in ("orphans", "init", "runs", "report", "tensorboard")
@@ -69,7 +69,7 @@ def test_there_are_commands_to_check() -> None:
 
 
 def test_every_experiment_says_command_time_and_result() -> None:
-    for name in groups()["experiment"]:
+    for name in config_groups()["experiment"]:
         header = (ROOT / "conf" / "experiment" / f"{name}.yaml").read_text()
         assert header.startswith("# @package _global_\n")
         for word in ("command:", "time:", "result:"):

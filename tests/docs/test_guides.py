@@ -17,7 +17,7 @@ import controller.resources
 from conf.schema.config import Config
 from controller.checks.page import page as checks_page
 from controller.cli.main import VERBS
-from controller.config.compose import groups
+from controller.config.compose import config_groups
 from controller.reconcile.resource import Resource
 from tests.paths import ROOT
 
@@ -63,7 +63,7 @@ EXISTS = {
     "verb": VERBS.__contains__,
     "page": lambda name: (ROOT / name).is_file(),
     "file": lambda name: (ROOT / name).is_file(),
-    **{group: groups()[group].__contains__ for group in ("experiment", "program", "scale", "tpu")},
+    **{group: config_groups()[group].__contains__ for group in ("experiment", "program", "scale", "tpu")},
     "later": bool,
     "none": bool,
 }

@@ -20,8 +20,8 @@ from jax.sharding import AxisType, Mesh
 from conf.schema.training.model import Model
 from conf.schema.training.optimizer import Adamw
 from conf.schema.training.run_yaml import RunFile
-from tests.groups import group
-from trainer.distributed.mesh import AXES
+from tests.groups import load_group
+from trainer.distributed.mesh import MESH_AXES
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -33,22 +33,24 @@ def compile_cache(tmp_path_factory: pytest.TempPathFactory) -> str:
     return folder
 
 
-def mesh_of(*sizes: int) -> Mesh:
+def make_mesh(*sizes: int) -> Mesh:
     """A mesh (data, fsdp, tensor) over the first devices."""
-    auto = (AxisType.Auto,) * len(AXES)
-    return jax.make_mesh(sizes, AXES, axis_types=auto, devices=jax.devices()[: math.prod(sizes)])
+    auto = (AxisType.Auto,) * len(MESH_AXES)
+    return jax.make_mesh(sizes, MESH_AXES, axis_types=auto, devices=jax.devices()[: math.prod(sizes)])
 
 
 @pytest.fixture
 def tiny() -> Model:
     """The tiny model with soft-caps low enough to matter."""
-    return Model(**group("model/tiny") | {"attn_logit_softcap": 2.0, "final_logit_softcap": 3.0, "sliding_window": 5})
+    return Model(
+        **load_group("model/tiny") | {"attn_logit_softcap": 2.0, "final_logit_softcap": 3.0, "sliding_window": 5}
+    )
 
 
 @pytest.fixture
 def adamw() -> Adamw:
     """Of the YAML group, without warm-up."""
-    return Adamw(**group("optimizer/adamw") | {"schedule": {"kind": "constant", "warmup_steps": 0}})
+    return Adamw(**load_group("optimizer/adamw") | {"schedule": {"kind": "constant", "warmup_steps": 0}})
 
 
 @pytest.fixture
@@ -71,13 +73,13 @@ def lm_run(tmp_path: Path) -> dict[str, Any]:
             "hbm_bytes_per_chip": None,
             "bf16_flops_per_chip": None,
         },
-        "model": group("model/tiny") | {"vocab_size": 256, "dim": 32, "mlp_dim": 64, "logit_chunk": 8},
-        "data": group("data/text") | {"path": str(text), "eval_fraction": 0.2},
-        "loop": group("loop/lm")
+        "model": load_group("model/tiny") | {"vocab_size": 256, "dim": 32, "mlp_dim": 64, "logit_chunk": 8},
+        "data": load_group("data/text") | {"path": str(text), "eval_fraction": 0.2},
+        "loop": load_group("loop/lm")
         | {"steps": 6, "total_batch_tokens": 320, "seq_len": 20}
         | {"eval_interval": 4, "eval_batches": 2},
-        "optimizer": group("optimizer/adamw"),
-        "mesh": group("mesh/data"),
+        "optimizer": load_group("optimizer/adamw"),
+        "mesh": load_group("mesh/data"),
         "checkpoint": {"save_interval": 2, "max_to_keep": 2, "best": None, "verify_interval": 3},
         "logging": {"log_interval": 1, "profile": None, "wandb": None},
     }
@@ -104,8 +106,8 @@ def grpo_run(lm_run: dict[str, Any]) -> dict[str, Any]:
         "transcripts": 3,
     }
     return lm_run | {
-        "model": group("model/tiny") | {"vocab_size": 260, "dim": 32, "mlp_dim": 64},
-        "data": group("data/arithmetic"),
-        "loop": group("loop/grpo") | loop,
+        "model": load_group("model/tiny") | {"vocab_size": 260, "dim": 32, "mlp_dim": 64},
+        "data": load_group("data/arithmetic"),
+        "loop": load_group("loop/grpo") | loop,
         "checkpoint": lm_run["checkpoint"] | {"max_to_keep": 10},
     }

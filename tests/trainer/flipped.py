@@ -6,12 +6,12 @@ import jax
 import numpy as np
 
 from trainer import main
-from trainer.checkpoint.manager import Checkpoints
+from trainer.checkpoint.manager import CheckpointManager
 
-verify = Checkpoints.verify
+verify = CheckpointManager.verify
 
 
-def flipped(array: jax.Array) -> jax.Array:
+def flip_bit(array: jax.Array) -> jax.Array:
     copies = []
     for shard in array.addressable_shards:
         values = np.array(shard.data)
@@ -20,14 +20,14 @@ def flipped(array: jax.Array) -> jax.Array:
     return jax.make_array_from_single_device_arrays(array.shape, array.sharding, copies)
 
 
-def verify_spoilt(checkpoints: Checkpoints, step: int, state: Any) -> None:
+def verify_corrupted(checkpoints: CheckpointManager, step: int, state: Any) -> None:
     if step == 3 and jax.process_index() == 1:
         with jax.transfer_guard("allow"):
-            embedding = flipped(state.params["embedding"])
+            embedding = flip_bit(state.params["embedding"])
         state = state._replace(params=state.params | {"embedding": embedding})
     verify(checkpoints, step, state)
 
 
 if __name__ == "__main__":
-    Checkpoints.verify = verify_spoilt
+    CheckpointManager.verify = verify_corrupted
     main.main()

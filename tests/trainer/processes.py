@@ -16,22 +16,26 @@ CODE = "c0de" * 16
 
 
 @dataclass(frozen=True)
-class Ended:
+class ProcessResult:
     """How a worker's process ended."""
 
     code: int
     stderr: str
 
 
-def start(run: dict[str, Any], folder: Path, cache: str, *environments: dict[str, str]) -> list[subprocess.Popen[str]]:
+def start_trainer(
+    run: dict[str, Any], folder: Path, cache: str, *environments: dict[str, str]
+) -> list[subprocess.Popen[str]]:
     """The trainer, by `launch`; `folder` takes run.yaml and files."""
     folder.mkdir(parents=True, exist_ok=True)
     run_file = folder / "run.yaml"
     run_file.write_text(run if isinstance(run, str) else yaml.safe_dump(run))
-    return launch(["trainer", str(run_file)], folder, cache, *environments)
+    return start_processes(["trainer", str(run_file)], folder, cache, *environments)
 
 
-def launch(module: list[str], folder: Path, cache: str, *environments: dict[str, str]) -> list[subprocess.Popen[str]]:
+def start_processes(
+    module: list[str], folder: Path, cache: str, *environments: dict[str, str]
+) -> list[subprocess.Popen[str]]:
     """`python -m` module and its arguments: a process for each environment, laid over what all workers have."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
@@ -61,13 +65,13 @@ def launch(module: list[str], folder: Path, cache: str, *environments: dict[str,
     return started
 
 
-def finish(started: list[subprocess.Popen[str]], seconds: float = 540) -> list[Ended]:
+def wait_processes(started: list[subprocess.Popen[str]], seconds: float = 540) -> list[ProcessResult]:
     """Wait for all of them; whatever happens, none is left behind. seconds: after which one hangs."""
     ended = []
     try:
         for process in started:
             _, words = process.communicate(timeout=seconds)
-            ended.append(Ended(process.returncode, words))
+            ended.append(ProcessResult(process.returncode, words))
     finally:
         for process in started:
             process.kill()

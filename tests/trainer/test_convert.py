@@ -17,7 +17,7 @@ from etils import epath
 from conf.schema.training import families
 from conf.schema.training.model import Model
 from conf.schema.training.run_yaml import RunFileError
-from tests.trainer.conftest import mesh_of
+from tests.trainer.conftest import make_mesh
 from trainer import convert
 from trainer.models import decoder, weights
 from trainer.pretrained import hf_families, hf_files, store
@@ -38,7 +38,7 @@ def imported(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
 
 
 def tensors_of(folder: Path) -> dict[str, np.ndarray]:
-    return dict(hf_files.stored(epath.Path(folder)))
+    return dict(hf_files.iter_tensors(epath.Path(folder)))
 
 
 @pytest.mark.parametrize("shard_bytes", [2 << 30, 50_000], ids=["one-file", "shards"])
@@ -47,7 +47,7 @@ def test_export_writes_what_was_imported(imported, tmp_path, monkeypatch, shard_
     family, folder = imported
     monkeypatch.setattr(hf_files, "SHARD_BYTES", shard_bytes)
     assert run("export", folder, tmp_path / "out") == 0
-    assert (tmp_path / "out" / hf_files.INDEX).exists() == (shard_bytes < 2 << 30)
+    assert (tmp_path / "out" / hf_files.INDEX_FILE).exists() == (shard_bytes < 2 << 30)
     before, after = tensors_of(FIXTURES / family), tensors_of(tmp_path / "out")
     assert before.keys() == after.keys()
     for name, array in before.items():
@@ -55,15 +55,15 @@ def test_export_writes_what_was_imported(imported, tmp_path, monkeypatch, shard_
     exported = (FIXTURES / family / "exported_config.json").read_text()
     assert (tmp_path / "out/config.json").read_text() == exported
     theirs, ours = (hf_files.read_config(epath.Path(f)) for f in (FIXTURES / family, tmp_path / "out"))
-    assert hf_families.model_from(theirs) == hf_families.model_from(ours)
+    assert hf_families.model_from_config(theirs) == hf_families.model_from_config(ours)
 
 
 def test_weights_are_placed_on_a_mesh(imported):
     family, folder = imported
-    cfg = store.describe(epath.Path(folder)).model_copy(update={"activation_dtype": "float32"})
-    mesh = mesh_of(1, 1, 2) if cfg.vocab_size % 2 == 0 else mesh_of(1, 2, 1)
-    placed = store.place(epath.Path(folder), cfg, mesh)
-    assert jax.tree.map(lambda x: x.sharding, placed) == weights.shardings(cfg, mesh)
+    cfg = store.read_model(epath.Path(folder)).model_copy(update={"activation_dtype": "float32"})
+    mesh = make_mesh(1, 1, 2) if cfg.vocab_size % 2 == 0 else make_mesh(1, 2, 1)
+    placed = store.load_sharded(epath.Path(folder), cfg, mesh)
+    assert jax.tree.map(lambda x: x.sharding, placed) == weights.param_shardings(cfg, mesh)
     with np.load(FIXTURES / family / "expected.npz") as expected:
         tokens = jnp.array(expected["tokens"])
         positions = jnp.broadcast_to(jnp.arange(tokens.shape[1]), tokens.shape)
@@ -75,17 +75,17 @@ def test_weights_are_placed_on_a_mesh(imported):
 
 def test_hugging_faces_folder_is_read_as_it_is(imported):
     family, folder = imported
-    cfg = store.describe(epath.Path(folder))
-    mesh = mesh_of(1, 2, 1)
-    ours, theirs = (store.place(epath.Path(f), cfg, mesh) for f in (folder, FIXTURES / family))
+    cfg = store.read_model(epath.Path(folder))
+    mesh = make_mesh(1, 2, 1)
+    ours, theirs = (store.load_sharded(epath.Path(f), cfg, mesh) for f in (folder, FIXTURES / family))
     jax.tree.map(np.testing.assert_array_equal, ours, theirs)
-    assert jax.tree.map(lambda x: x.sharding, theirs) == weights.shardings(cfg, mesh)
+    assert jax.tree.map(lambda x: x.sharding, theirs) == weights.param_shardings(cfg, mesh)
 
 
 def test_low_precision_is_kept_in_the_folder_and_widened_on_the_mesh(tmp_path, tiny):
-    wide = jax.tree.map(np.asarray, weights.init(tiny, jax.random.key(0)))
-    store.write(epath.Path(tmp_path / "low"), jax.tree.map(lambda x: x.astype(jnp.bfloat16), wide), tiny)
-    placed = store.place(epath.Path(tmp_path / "low"), tiny, mesh_of(1, 2, 1))
+    wide = jax.tree.map(np.asarray, weights.init_params(tiny, jax.random.key(0)))
+    store.write_params(epath.Path(tmp_path / "low"), jax.tree.map(lambda x: x.astype(jnp.bfloat16), wide), tiny)
+    placed = store.load_sharded(epath.Path(tmp_path / "low"), tiny, make_mesh(1, 2, 1))
     for found, wanted in zip(jax.tree.leaves(placed), jax.tree.leaves(wide), strict=True):
         assert found.dtype == jnp.float32
         np.testing.assert_allclose(found, wanted, rtol=2**-8)
@@ -96,8 +96,8 @@ def test_low_precision_is_kept_in_the_folder_and_widened_on_the_mesh(tmp_path, t
 def test_deepminds_gemma(tmp_path, family, nested):
     """Its layout, written out by its einsums, holds the same model: heads first, both gates in one array."""
     folder = epath.Path(FIXTURES / family)
-    cfg = hf_families.model_from(hf_files.read_config(folder))
-    ours = hf_files.read(folder, cfg)
+    cfg = hf_families.model_from_config(hf_files.read_config(folder))
+    ours = hf_files.read_params(folder, cfg)
     flat = {"embedder/input_embedding": ours["embedding"], "final_norm/scale": ours["final_norm"]}
     for i in range(cfg.num_layers):
         w = {name: array[i] for name, array in ours["layers"].items()}
@@ -126,7 +126,7 @@ def test_deepminds_gemma(tmp_path, family, nested):
         checkpointer.save(tmp_path / "flax", tree)
     (tmp_path / "model.yaml").write_text(yaml.safe_dump(cfg.model_dump(mode="json")))
     assert run("import", tmp_path / "flax", tmp_path / "in", "--model", tmp_path / "model.yaml") == 0
-    read = store.read(epath.Path(tmp_path / "in"), cfg)
+    read = store.read_params(epath.Path(tmp_path / "in"), cfg)
     jax.tree.map(np.testing.assert_array_equal, read, ours)
 
 
@@ -163,8 +163,11 @@ def truncate(folder: Path) -> None:
             lambda f: (f / "config.json").write_text('{"model_type": "gpt2", "n_embd": 8, "n_head": 2}'),
             "config.json: there is no 'n_layer' of gpt2",
         ),
-        (lambda f: (f / hf_files.INDEX).write_text("[]"), "model.safetensors.index.json: is no index of shards"),
-        (lambda f: (f / hf_files.INDEX).unlink(), "there is neither model.safetensors nor model.safetensors.index"),
+        (lambda f: (f / hf_files.INDEX_FILE).write_text("[]"), "model.safetensors.index.json: is no index of shards"),
+        (
+            lambda f: (f / hf_files.INDEX_FILE).unlink(),
+            "there is neither model.safetensors nor model.safetensors.index",
+        ),
         (lambda f: (f / "config.json").write_text("{"), "config.json: is no JSON"),
         (lambda f: (f / "config.json").unlink(), "is neither a Hugging Face model (config.json) nor an Orbax"),
     ],
@@ -192,10 +195,10 @@ def test_what_is_broken_is_named_in_one_line(tmp_path, capsys, spoil, words):
 def test_a_run_names_what_is_broken_in_its_weights(tmp_path, spoil, words):
     """`model.weights` of a run: an error of its run file, in one line."""
     folder = copy_of("llama3", tmp_path)
-    cfg = store.describe(epath.Path(folder))
+    cfg = store.read_model(epath.Path(folder))
     spoil(folder)
     with pytest.raises(RunFileError) as error:
-        store.place(epath.Path(folder), cfg, mesh_of(1, 2, 1))
+        store.load_sharded(epath.Path(folder), cfg, make_mesh(1, 2, 1))
     assert words in str(error.value)
     assert len(str(error.value).splitlines()) == 1
 
@@ -227,7 +230,7 @@ def test_what_transformers_cannot_be_told_is_not_exported(tmp_path, capsys, fami
         "mlp_dim": 8,
         "vocab_size": 16,
     }
-    cfg = Model(**families.switches(family) | sizes | switches)
+    cfg = Model(**families.family_switches(family) | sizes | switches)
     (tmp_path / "model.yaml").write_text(yaml.safe_dump(cfg.model_dump(mode="json")))
     assert run("export", tmp_path, tmp_path / "out") == 2
     assert capsys.readouterr().err == "model: transformers has no architecture with these switches\n"
@@ -255,25 +258,25 @@ def test_what_the_decoder_cannot_be_is_refused(tmp_path, capsys, family, changes
 
 def test_weights_of_another_model_are_refused(imported):
     _, folder = imported
-    cfg: Model = store.describe(epath.Path(folder))
+    cfg: Model = store.read_model(epath.Path(folder))
     with pytest.raises(store.StoreError, match=r"model\.mlp_dim: is 49, but \d+ in the weights of"):
-        store.read(epath.Path(folder), cfg.model_copy(update={"mlp_dim": 49}))
+        store.read_params(epath.Path(folder), cfg.model_copy(update={"mlp_dim": 49}))
 
 
 @pytest.fixture(scope="module")
 def large(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, int]:
     """Hugging Face's folder of a model of 11 MB in ten shards, and the bytes of its weights."""
     config = hf_files.read_config(epath.Path(FIXTURES / "qwen3"))
-    cfg = hf_families.model_from(config).model_copy(
+    cfg = hf_families.model_from_config(config).model_copy(
         update={"dim": 256, "mlp_dim": 1024, "vocab_size": 512, "tie_word_embeddings": True}
     )
     params = jax.tree.map(lambda w: np.full(w.shape, 0.01, np.float32), weights.weight_table(cfg))
     folder = tmp_path_factory.mktemp("large")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(hf_files, "SHARD_BYTES", 2_000_000)
-        hf_files.write(epath.Path(folder), params, cfg, hf_families.config_for(cfg))
+        hf_files.write_params(epath.Path(folder), params, cfg, hf_families.hf_config(cfg))
     assert len(list(folder.glob("model-*.safetensors"))) == 10
-    return folder, 4 * weights.count(cfg)
+    return folder, 4 * weights.num_params(cfg)
 
 
 def peak_of(act: Callable[[], object]) -> int:
@@ -296,7 +299,7 @@ def test_import_never_holds_the_model_twice(large, tmp_path):
 
 def test_reading_into_devices_never_holds_the_model_twice(large):
     folder, size = large
-    cfg, devices = store.describe(epath.Path(folder)), mesh_of(1, 2, 1)
-    store.place(epath.Path(folder), cfg, devices)
-    peak = peak_of(lambda: store.place(epath.Path(folder), cfg, devices))
+    cfg, devices = store.read_model(epath.Path(folder)), make_mesh(1, 2, 1)
+    store.load_sharded(epath.Path(folder), cfg, devices)
+    peak = peak_of(lambda: store.load_sharded(epath.Path(folder), cfg, devices))
     assert size < peak < 1.4 * size

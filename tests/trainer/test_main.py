@@ -13,8 +13,8 @@ import pytest
 import yaml
 
 from conf.schema.training.run_yaml import RunFile
-from tests.groups import group
-from tests.trainer.processes import CODE, ROOT, finish, launch, results, start
+from tests.groups import load_group
+from tests.trainer.processes import CODE, ROOT, results, start_processes, start_trainer, wait_processes
 from trainer.main import train
 
 
@@ -25,7 +25,7 @@ def pair(lm_run):
 
 
 def test_two_workers_train_and_leave_results(pair, tmp_path, compile_cache):
-    first, second = finish(start(pair, tmp_path / "run", compile_cache, {}, {}))
+    first, second = wait_processes(start_trainer(pair, tmp_path / "run", compile_cache, {}, {}))
     assert (first.code, second.code) == (0, 0), first.stderr + second.stderr
     lines = [json.loads(line) for line in (tmp_path / "run/worker-0/metrics.jsonl").read_text().splitlines()]
     steps = [line for line in lines if line["phase"] == "train"]
@@ -44,7 +44,7 @@ def test_grpo_on_two_workers_has_the_numbers_of_one(grpo_run, tmp_path, compile_
     loop = {"prompts_per_step": 8, "group_size": 4, "updates_per_rollout": 2, "warm_start_steps": 0, "steps": 2}
     alone = grpo_run | {"loop": grpo_run["loop"] | loop, "dir": str(tmp_path / "alone")}
     pair = alone | {"pod": grpo_run["pod"] | {"workers": 2, "devices": 4}, "dir": str(tmp_path / "bucket")}
-    for ended in finish(start(pair, tmp_path / "run", compile_cache, {}, {})):
+    for ended in wait_processes(start_trainer(pair, tmp_path / "run", compile_cache, {}, {})):
         assert ended.code == 0, ended.stderr
     train(RunFile.model_validate(alone), tmp_path / "local")
     one, two = (
@@ -62,7 +62,7 @@ def test_grpo_on_two_workers_has_the_numbers_of_one(grpo_run, tmp_path, compile_
 
 def test_workers_that_disagree_all_exit_4_and_name_the_one(pair, tmp_path, compile_cache):
     other = {"SLIPWAY_CODE_SHA256": "1a2b" * 16}
-    for ended in finish(start(pair, tmp_path / "run", compile_cache, {}, other)):
+    for ended in wait_processes(start_trainer(pair, tmp_path / "run", compile_cache, {}, other)):
         assert ended.code == 4
         assert f"worker 1: code 1a2b1a2b1a2b… differs from {CODE[:12]}… on workers 0" in ended.stderr
         assert "Traceback" not in ended.stderr
@@ -72,8 +72,8 @@ def test_a_worker_whose_weights_are_others_is_named_and_all_exit_4(lm_run, tmp_p
     four = lm_run | {"pod": lm_run["pod"] | {"workers": 4}}
     run_file = tmp_path / "run.yaml"
     run_file.write_text(yaml.safe_dump(four))
-    processes = launch(["tests.trainer.flipped", str(run_file)], tmp_path, compile_cache, {}, {}, {}, {})
-    for ended in finish(processes):
+    processes = start_processes(["tests.trainer.flipped", str(run_file)], tmp_path, compile_cache, {}, {}, {}, {})
+    for ended in wait_processes(processes):
         assert ended.code == 4, ended.stderr
         words = "worker 1: its copy of params.embedding differs from the other workers' after update 3"
         assert words in ended.stderr.splitlines()
@@ -81,7 +81,7 @@ def test_a_worker_whose_weights_are_others_is_named_and_all_exit_4(lm_run, tmp_p
 
 
 def test_wrong_number_of_devices_exits_3_on_every_worker(pair, tmp_path, compile_cache):
-    for ended in finish(start(pair, tmp_path / "run", compile_cache, {}, {"JAX_NUM_CPU_DEVICES": "1"})):
+    for ended in wait_processes(start_trainer(pair, tmp_path / "run", compile_cache, {}, {"JAX_NUM_CPU_DEVICES": "1"})):
         assert ended.code == 3
         assert re.search(r"^0 +cpu +cpu +2\n1 +cpu +cpu +1$", ended.stderr, re.MULTILINE)
         assert "Traceback" not in ended.stderr
@@ -92,14 +92,14 @@ def test_a_killed_worker_ends_the_other(pair, tmp_path, compile_cache):
         "loop": pair["loop"] | {"steps": 1_000_000},
         "checkpoint": pair["checkpoint"] | {"save_interval": 1_000_000},
     }
-    processes = start(endless, tmp_path / "run", compile_cache, {}, {})
+    processes = start_trainer(endless, tmp_path / "run", compile_cache, {}, {})
     metrics = tmp_path / "run/worker-0/metrics.jsonl"
     deadline = time.monotonic() + 400
     while not (metrics.exists() and '"step": 20,' in metrics.read_text()):
         assert time.monotonic() < deadline
         time.sleep(0.05)
     processes[1].send_signal(signal.SIGKILL)
-    first, second = finish(processes)
+    first, second = wait_processes(processes)
     assert second.code == -signal.SIGKILL
     # by the collective's error or, where XLA waits on, by the missing heartbeat
     assert first.code in (1, -signal.SIGABRT)
@@ -110,14 +110,14 @@ def test_a_killed_worker_ends_the_other(pair, tmp_path, compile_cache):
     [
         ({"mesh": {"data": 3, "fsdp": 1, "tensor": 1}}, "mesh: data 3 x fsdp 1 x tensor 1 does not make 2 devices"),
         (
-            {"data": group("data/text") | {"path": "absent.txt"}},
+            {"data": load_group("data/text") | {"path": "absent.txt"}},
             "data.path: there is no absent.txt",
         ),
     ],
 )
 def test_what_only_the_worker_can_see_exits_2(lm_run, tmp_path, compile_cache, change, words):
     run = lm_run | {"pod": lm_run["pod"] | {"devices": 2}} | change
-    (ended,) = finish(start(run, tmp_path / "run", compile_cache, {}))
+    (ended,) = wait_processes(start_trainer(run, tmp_path / "run", compile_cache, {}))
     assert ended.code == 2
     assert ended.stderr.strip().endswith(words) or words in ended.stderr
     assert "Traceback" not in ended.stderr
@@ -125,7 +125,7 @@ def test_what_only_the_worker_can_see_exits_2(lm_run, tmp_path, compile_cache, c
 
 def test_a_bad_run_file_exits_2(lm_run, tmp_path, compile_cache):
     bad = lm_run | {"loop": lm_run["loop"] | {"steps": -1, "stepz": 3}}
-    (ended,) = finish(start(bad, tmp_path / "run", compile_cache, {}))
+    (ended,) = wait_processes(start_trainer(bad, tmp_path / "run", compile_cache, {}))
     assert ended.code == 2
     assert ended.stderr.splitlines()[0].endswith("run.yaml: 2 wrong")
     assert "  loop.steps: Input should be greater than or equal to 1 (got -1)" in ended.stderr
@@ -150,12 +150,12 @@ def test_nothing_touches_a_backend_at_import():
 def test_data_that_one_worker_cannot_read_end_the_run_with_its_words(pair, tmp_path, compile_cache):
     path = tmp_path / "rows.jsonl"
     path.write_text('{"text": "a line of text"}\n' * 400 + "oops\n")
-    data = group("data/jsonl") | {"path": str(path), "streams": 2, "shuffle": False, "eval_path": str(path)}
+    data = load_group("data/jsonl") | {"path": str(path), "streams": 2, "shuffle": False, "eval_path": str(path)}
     data |= {"eval_fraction": 0, "tokenizer": "bytes"}
     loop = pair["loop"] | {"steps": 1_000_000, "eval_interval": 1_000_000}
     run = pair | {"data": data, "model": pair["model"] | {"vocab_size": 260}, "loop": loop}
     run |= {"checkpoint": pair["checkpoint"] | {"save_interval": 1_000_000}}
-    ended = finish(start(run, tmp_path / "run", compile_cache, {}, {}))
+    ended = wait_processes(start_trainer(run, tmp_path / "run", compile_cache, {}, {}))
     alone = [worker for worker in ended if worker.code == 2]
     assert len(alone) == 1, ended
     assert f"data.path: {path}:401 is not JSON: Expecting value, at character 0 of the line\n" in alone[0].stderr

@@ -1,6 +1,6 @@
 """A reward that tells the responses of a random policy apart."""
 
 
-def variety(response: str, answer: str) -> float:
+def distinct_characters(response: str, answer: str) -> float:
     """The share of characters that the response has once."""
     return len(set(response)) / max(1, len(response))

@@ -12,19 +12,19 @@ import fsspec
 from gcsfs import GCSFileSystem
 from gcsfs.retry import retry_request
 
-ROUNDS = 25
+MAX_ATTEMPTS = 25
 """Of gcsfs's own six attempts each, which take half a minute, with pauses of up to half a minute between."""
 
 
-class PatientFileSystem(GCSFileSystem):
+class RetryingFileSystem(GCSFileSystem):
     """gs:// as gcsfs knows it, with more attempts."""
 
-    @retry_request(retries=ROUNDS)  # pyright: ignore[reportCallIssue]
+    @retry_request(retries=MAX_ATTEMPTS)  # pyright: ignore[reportCallIssue]
     async def _request(self, *args: Any, **kwargs: Any) -> Any:
         return await super()._request(*args, **kwargs)
 
 
-def be_patient() -> None:
+def install_gcs_retries() -> None:
     """Let every gs:// path of this process be read and written so; to be called before the first one is."""
     for scheme in ("gs", "gcs"):
-        fsspec.register_implementation(scheme, PatientFileSystem, clobber=True)
+        fsspec.register_implementation(scheme, RetryingFileSystem, clobber=True)

@@ -15,10 +15,10 @@ import tensorstore
 from etils import epath
 
 
-def check(folder: epath.Path) -> None:
+def check_database(folder: epath.Path) -> None:
     """Raise ValueError where a file of the database in `folder` is missing or too short, or its index is damaged."""
     wanted: dict[str, int] = defaultdict(int)
-    for location in _locations(folder):
+    for location in _value_locations(folder):
         _, base, name, offset, length = location.split(":")
         file = unquote(base) + unquote(name)
         wanted[file] = max(wanted[file], int(offset) + int(length))
@@ -32,7 +32,7 @@ def check(folder: epath.Path) -> None:
             raise ValueError(f"{folder.name}/{file} has {sizes[file]} bytes of at least {size}")
 
 
-def _locations(folder: epath.Path) -> Iterator[str]:
+def _value_locations(folder: epath.Path) -> Iterator[str]:
     """<kind>:<folder>:<file>:<offset>:<length> of every node of the tree, and of every value outside of it."""
     base = tensorstore.KvStore.open(f"{folder if '://' in str(folder) else f'file://{folder}'}/").result()
     todo = [tensorstore.ocdbt.dump(base).result()["versions"][-1]["root"]["location"]]

@@ -14,19 +14,19 @@ from orbax.checkpoint import type_handlers
 
 from conf.formats import FORMAT, format_problem
 from conf.schema.training.run_yaml import RunFileError
-from conf.schema.training.settings import Checkpoint
+from conf.schema.training.settings import CheckpointSettings
 from trainer.checkpoint import integrity
 from trainer.checkpoint.retention import Retention
-from trainer.distributed.checksums import Checksums, DisagreementError, path_of
-from trainer.distributed.preemption import NoticedError
+from trainer.distributed.checksums import DisagreementError, ReplicaChecksums, leaf_path
+from trainer.distributed.preemption import PreemptedError
 from trainer.distributed.runtime import gather_texts, gather_tree
 from trainer.models.weights import Params
 from trainer.step.nan_check import DivergedError
 
 SMALLEST_SLICE_BYTES = 1 << 20
-OUTAGE = re.compile(r"UNAVAILABLE|UNAUTHENTICATED|PERMISSION_DENIED|DEADLINE_EXCEEDED|RESOURCE_EXHAUSTED")
+OUTAGE_PATTERN = re.compile(r"UNAVAILABLE|UNAUTHENTICATED|PERMISSION_DENIED|DEADLINE_EXCEEDED|RESOURCE_EXHAUSTED")
 
-ON_ALL_WORKERS = (DisagreementError, DivergedError, NoticedError)
+COLLECTIVE_ERRORS = (DisagreementError, DivergedError, PreemptedError)
 """Errors that no worker raises alone."""
 
 
@@ -34,7 +34,7 @@ class BrokenCheckpointError(RuntimeError):
     """Files of a checkpoint are missing, cut short or altered."""
 
 
-class Resumed(NamedTuple):
+class RestoredCheckpoint(NamedTuple):
     """Where a run goes on."""
 
     step: int  # updates done
@@ -42,13 +42,13 @@ class Resumed(NamedTuple):
     position: dict[str, Any]
 
 
-class Checkpoints:
+class CheckpointManager:
     """The checkpoints of a run: DIR/checkpoints/<step>/, and DIR/reference/, the frozen policy, saved once.
 
     All processes call every method, in the same order. metrics: what `score` will be told, by name.
     """
 
-    def __init__(self, folder: str, settings: Checkpoint, metrics: Sequence[str] = ()) -> None:
+    def __init__(self, folder: str, settings: CheckpointSettings, metrics: Sequence[str] = ()) -> None:
         if settings.best and metrics and settings.best.metric not in metrics:
             known = ", ".join(metrics)
             raise RunFileError(
@@ -60,11 +60,11 @@ class Checkpoints:
         self._settings = settings
         self._folder, self._reference = root / "checkpoints", root / "reference"
         self._retention = Retention(root, settings, writes=jax.process_index() == 0)
-        self._checksums = Checksums()
+        self._checksums = ReplicaChecksums()
         self._manager = ocp.CheckpointManager(
             self._folder,
             options=ocp.CheckpointManagerOptions(preservation_policy=self._retention, cleanup_tmp_directories=True),
-            item_handlers={"state": _arrays(), "position": ocp.JsonCheckpointHandler()},
+            item_handlers={"state": _array_handler(), "position": ocp.JsonCheckpointHandler()},
         )
 
     def latest(self) -> int | None:
@@ -107,7 +107,7 @@ class Checkpoints:
         if self._settings.best and self._settings.best.metric in values:
             self._retention.score(step, float(values[self._settings.best.metric]))
 
-    def resume(self, abstract: Any) -> Resumed | None:
+    def resume(self, abstract: Any) -> RestoredCheckpoint | None:
         """The newest checkpoint that can be read; None: there is none, the run begins.
 
         abstract: shapes, types and shardings, as of `update.abstract_state`; other ones than it was saved with will do.
@@ -117,8 +117,8 @@ class Checkpoints:
         self._manager.wait_until_finished()
         steps = sorted(self._manager.all_steps(), reverse=True)
         for step in steps:
-            found = self._sound(step, abstract)
-            if isinstance(found, Resumed):
+            found = self._load_verified(step, abstract)
+            if isinstance(found, RestoredCheckpoint):
                 return found
             self._retention.broken.add(step)
             if jax.process_index() == 0:
@@ -133,12 +133,12 @@ class Checkpoints:
     def restore(self, step: int, abstract: Any) -> tuple[Any, dict[str, Any]]:
         """State and position saved at `step`. Raises BrokenCheckpointError, and RunFileError as `resume`."""
         self._manager.wait_until_finished()
-        found = self._sound(step, abstract)
+        found = self._load_verified(step, abstract)
         if isinstance(found, str):
             raise BrokenCheckpointError(found)
         return found.state, found.position
 
-    def _sound(self, step: int, abstract: Any) -> Resumed | str:
+    def _load_verified(self, step: int, abstract: Any) -> RestoredCheckpoint | str:
         """The checkpoint, as every process could read it; or what is wrong with it. All processes return the same."""
         content, state, problem = {}, None, ""
         try:
@@ -153,7 +153,9 @@ class Checkpoints:
         except DisagreementError as error:
             return str(error)
         altered = [name for name, value in sums.items() if content["checksums"].get(name) != value]
-        return f"{altered[0]} is not what was saved" if altered else Resumed(step, state, content["position"])
+        return (
+            f"{altered[0]} is not what was saved" if altered else RestoredCheckpoint(step, state, content["position"])
+        )
 
     def _read(self, step: int, abstract: Any) -> tuple[dict[str, Any], Any]:
         """What was saved as JSON, and the state. Without any waiting for other processes, which may fail elsewhere."""
@@ -161,10 +163,10 @@ class Checkpoints:
         try:
             content = ocp.JsonCheckpointHandler().restore(folder / "position")
             # first of all, since TensorStore's failed reads end in pages of tracebacks
-            integrity.check(folder / "state")
-            saved = _shapes(_arrays().metadata(folder / "state").tree)
+            integrity.check_database(folder / "state")
+            saved = _shapes(_array_handler().metadata(folder / "state").tree)
         except Exception as error:
-            raise _judged(error) from error
+            raise _classify_error(error) from error
         if problem := format_problem(content, f"dir: the checkpoint of step {step}"):
             raise RunFileError(problem)
         for name, shape in _shapes(abstract).items():
@@ -174,29 +176,29 @@ class Checkpoints:
                     "config; resume with the model and optimizer that the run began with, or take another dir"
                 )
         try:
-            state = _arrays().restore(folder / "state", args=_into(abstract))
+            state = _array_handler().restore(folder / "state", args=_restore_args(abstract))
         except Exception as error:
-            raise _judged(error) from error
+            raise _classify_error(error) from error
         return dict(content), state
 
     def save_reference(self, params: Params) -> None:
         """Save the frozen policy, unless it is there. Returns when it is complete."""
         if not (self._reference.exists() and ocp.utils.is_checkpoint_finalized(self._reference)):
-            with ocp.Checkpointer(_arrays()) as checkpointer:
+            with ocp.Checkpointer(_array_handler()) as checkpointer:
                 # in a bucket objects of a life that was cut short may be there
                 checkpointer.save(self._reference, args=ocp.args.PyTreeSave(params), force=True)
 
     def restore_reference(self, abstract: Params) -> Params:
         """The frozen policy, as saved. abstract: shapes, types and shardings of the weights."""
-        with ocp.Checkpointer(_arrays()) as checkpointer:
-            return checkpointer.restore(self._reference, args=_into(abstract))
+        with ocp.Checkpointer(_array_handler()) as checkpointer:
+            return checkpointer.restore(self._reference, args=_restore_args(abstract))
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         """What is being written is finished, unless one worker's own error ends it: the others would be waited for."""
-        if kind is None or issubclass(kind, ON_ALL_WORKERS):
+        if kind is None or issubclass(kind, COLLECTIVE_ERRORS):
             self.close()
 
     def close(self) -> None:
@@ -205,20 +207,20 @@ class Checkpoints:
         self._manager.close()
 
 
-def _judged(error: Exception) -> Exception:
+def _classify_error(error: Exception) -> Exception:
     """A broken checkpoint, unless it is the store that cannot be reached: then it may be sound."""
     if isinstance(error, (OSError, TimeoutError)) and not isinstance(error, FileNotFoundError):
         return error
-    if OUTAGE.search(str(error)) or getattr(error, "code", 404) != 404:  # of TensorStore, of gcsfs
+    if OUTAGE_PATTERN.search(str(error)) or getattr(error, "code", 404) != 404:  # of TensorStore, of gcsfs
         return error
     return BrokenCheckpointError(f"{type(error).__name__}: {' '.join(str(error).split())[:300]}")
 
 
 def _shapes(tree: Any) -> dict[str, tuple[int, ...]]:
-    return {path_of(path): tuple(leaf.shape) for path, leaf in jax.tree.leaves_with_path(tree)}
+    return {leaf_path(path): tuple(leaf.shape) for path, leaf in jax.tree.leaves_with_path(tree)}
 
 
-def _arrays() -> ocp.PyTreeCheckpointHandler:
+def _array_handler() -> ocp.PyTreeCheckpointHandler:
     """Devices that hold the same array share its writing, where it is large: each new slice costs a compilation."""
     handler = type_handlers.ArrayHandler(min_slice_bytes_for_replica_parallel=SMALLEST_SLICE_BYTES)
     return ocp.PyTreeCheckpointHandler(
@@ -226,5 +228,5 @@ def _arrays() -> ocp.PyTreeCheckpointHandler:
     )
 
 
-def _into(abstract: Any) -> ocp.args.PyTreeRestore:
+def _restore_args(abstract: Any) -> ocp.args.PyTreeRestore:
     return ocp.args.PyTreeRestore(abstract, restore_args=ocp.checkpoint_utils.construct_restore_args(abstract))

@@ -10,16 +10,21 @@ from etils import epath
 
 from conf.formats import FORMAT, format_problem
 from conf.schema.training.run_yaml import RunFileError
-from conf.schema.training.settings import Checkpoint
+from conf.schema.training.settings import CheckpointSettings
 
-SCORES = "scores.json"
+SCORES_FILE = "scores.json"
 
 
 class Retention:
     """A preservation policy of Orbax. What is kept is the same on all processes, since the scores are."""
 
-    def __init__(self, folder: epath.Path, settings: Checkpoint, writes: bool) -> None:
-        self._file, self._keep, self._best, self._writes = folder / SCORES, settings.max_to_keep, settings.best, writes
+    def __init__(self, folder: epath.Path, settings: CheckpointSettings, writes: bool) -> None:
+        self._file, self._keep, self._best, self._writes = (
+            folder / SCORES_FILE,
+            settings.max_to_keep,
+            settings.best,
+            writes,
+        )
         self._scores: dict[int, float] = {}
         self.broken: set[int] = set()
         if self._best and self._file.exists():

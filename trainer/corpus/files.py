@@ -9,7 +9,7 @@ from typing import IO
 from conf.schema.training.run_yaml import RunFileError
 
 
-def expand(pattern: str, key: str) -> list[str]:
+def expand_glob(pattern: str, key: str) -> list[str]:
     """The files that a path or glob means, sorted. Raises RunFileError naming the key where there are none."""
     from fsspec.core import url_to_fs
 
@@ -27,7 +27,7 @@ def expand(pattern: str, key: str) -> list[str]:
 
 
 @contextmanager
-def opened(file: str) -> Iterator[IO[bytes]]:
+def open_file(file: str) -> Iterator[IO[bytes]]:
     """A file to read and seek in."""
     from fsspec.core import url_to_fs
 
@@ -36,7 +36,7 @@ def opened(file: str) -> Iterator[IO[bytes]]:
         yield stream
 
 
-def size(file: str) -> int:
+def file_size(file: str) -> int:
     """In bytes."""
     from fsspec.core import url_to_fs
 

@@ -17,13 +17,13 @@ if TYPE_CHECKING:
 FOOTERS_AT_ONCE = 16
 
 
-class Parquet:
+class ParquetSource:
     """Row groups of all files, in order. Raises RunFileError where a file is none, or has not the columns."""
 
     def __init__(self, found: list[str], columns: tuple[str, ...], key: str, column_key: str) -> None:
         self._columns, self._key, self._column_key = list(columns), key, column_key
         with ThreadPoolExecutor(FOOTERS_AT_ONCE) as pool:
-            filled = list(pool.map(self._filled_groups, found))
+            filled = list(pool.map(self._nonempty_groups, found))
         self._groups = [(file, i) for file, groups in zip(found, filled, strict=True) for i in groups]
         if not self._groups:
             raise RunFileError(f"{key}: {found[0]} holds no rows" + (", nor any other" * (len(found) > 1)))
@@ -38,18 +38,18 @@ class Parquet:
         file, index = self._groups[number]
         place = f"{file}, row group {index},"
         try:
-            with files.opened(file) as stream:
+            with files.open_file(file) as stream:
                 table = parquet.ParquetFile(stream).read_row_group(index, columns=self._columns, use_threads=False)
         except (pa.ArrowException, OSError) as error:
             raise RunFileError(f"{self._key}: {place} cannot be read: {_first_line(error)}") from None
         return _RowGroup(table, place, self._key)
 
-    def _filled_groups(self, file: str) -> list[int]:
+    def _nonempty_groups(self, file: str) -> list[int]:
         import pyarrow as pa
         from pyarrow import parquet
 
         try:
-            with files.opened(file) as stream:
+            with files.open_file(file) as stream:
                 opened = parquet.ParquetFile(stream)
                 schema, footer = opened.schema_arrow, opened.metadata
         except (pa.ArrowException, OSError) as error:

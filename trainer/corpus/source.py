@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from threading import Lock
 from typing import IO, NamedTuple, Protocol
 
-from conf.schema.training.data import Corpus, ParquetData, Table, TextData
+from conf.schema.training.data import Corpus, ParquetData, TableData, TextData
 from conf.schema.training.run_yaml import RunFileError
 from trainer.corpus import files
 
@@ -39,7 +39,7 @@ class Group(Protocol):
         ...
 
 
-class Source(Protocol):
+class DocumentSource(Protocol):
     """A data set; `len` is its number of groups."""
 
     def __len__(self) -> int: ...
@@ -49,24 +49,24 @@ class Source(Protocol):
         ...
 
 
-def open_source(data: Corpus, pattern: str, key: str) -> Source:
+def open_source(data: Corpus, pattern: str, key: str) -> DocumentSource:
     """The files of `pattern`, the value of a config key, as `data` says. Raises RunFileError."""
-    found = files.expand(pattern, key)
+    found = files.expand_glob(pattern, key)
     if isinstance(data, TextData):
-        return Ranges(found, (data.separator or "").encode(), text_rows("text"), key)
-    assert isinstance(data, Table)
+        return ByteRangeSource(found, (data.separator or "").encode(), text_parser("text"), key)
+    assert isinstance(data, TableData)
     columns, column_key = data.columns, "data.text_column" if data.template is None else "data.template"
     if isinstance(data, ParquetData):
-        from trainer.corpus.parquet import Parquet
+        from trainer.corpus.parquet import ParquetSource
 
-        return Parquet(found, columns, key, column_key)
-    return Ranges(found, b"\n", json_rows(columns), key, column_key)
+        return ParquetSource(found, columns, key, column_key)
+    return ByteRangeSource(found, b"\n", json_parser(columns), key, column_key)
 
 
-class Cached:
+class CachedSource:
     """A source whose last groups are kept: streams that walk through them side by side read each once."""
 
-    def __init__(self, source: Source, groups: int) -> None:
+    def __init__(self, source: DocumentSource, groups: int) -> None:
         self._source, self._groups = source, groups
         self._kept: OrderedDict[int, Group] = OrderedDict()
         self._lock = Lock()
@@ -84,13 +84,13 @@ class Cached:
             return self._kept[number]
 
 
-class _Range(NamedTuple):
+class _ByteRange(NamedTuple):
     file: str
     start: int
     stop: int
 
 
-class Ranges:
+class ByteRangeSource:
     """Files of documents with a separator between them; a group is those that begin in a range of bytes.
 
     Without a separator a file is a group, and a document. Documents of white space are left out. Where `\n\n` stands
@@ -102,11 +102,11 @@ class Ranges:
     ) -> None:
         """parse: from the bytes of a document to its columns; key, column_key: what to change, for messages."""
         self._separator, self._parse, self._key, self._column_key = separator, parse, key, column_key
-        self._ranges: list[_Range] = []
+        self._ranges: list[_ByteRange] = []
         for file in found:
-            size = files.size(file)
+            size = files.file_size(file)
             step = GROUP_BYTES if separator else max(size, 1)
-            self._ranges += [_Range(file, start, min(start + step, size)) for start in range(0, size, step)]
+            self._ranges += [_ByteRange(file, start, min(start + step, size)) for start in range(0, size, step)]
         if not self._ranges:
             raise RunFileError(f"{key}: {found[0]} is empty" + (", and all others are" * (len(found) > 1)))
 
@@ -115,15 +115,15 @@ class Ranges:
 
     def read(self, number: int) -> Group:
         file, start, stop = self._ranges[number]
-        with files.opened(file) as stream:
+        with files.open_file(file) as stream:
             if not self._separator:
                 pieces = [(0, stream.read())]
             else:
-                first = _boundary(stream, start, self._separator)
-                last = _boundary(stream, stop, self._separator)
+                first = _document_start(stream, start, self._separator)
+                last = _document_start(stream, stop, self._separator)
                 stream.seek(first)
                 pieces = _pieces(stream.read(max(0, last - first)), first, self._separator)
-        return _Lines(self, file, [piece for piece in pieces if piece[1].strip()])
+        return _RangeDocuments(self, file, [piece for piece in pieces if piece[1].strip()])
 
     def parsed(self, file: str, at: int, raw: bytes) -> Document:
         """One document, which begins at a byte of its file. Raises RunFileError."""
@@ -141,7 +141,7 @@ class Ranges:
     def place(self, file: str, at: int) -> str:
         """`corpus.jsonl:12`: the line that begins at that byte, or holds it."""
         line = 1
-        with files.opened(file) as stream:
+        with files.open_file(file) as stream:
             while at > 0 and (chunk := stream.read(min(at, CHUNK_BYTES))):
                 line += chunk.count(b"\n")
                 at -= len(chunk)
@@ -153,8 +153,8 @@ class ColumnError(ValueError):
 
 
 @dataclass(frozen=True)
-class _Lines:
-    source: Ranges
+class _RangeDocuments:
+    source: ByteRangeSource
     file: str
     pieces: list[tuple[int, bytes]]  # where it begins in the file, and what it is
 
@@ -168,7 +168,7 @@ class _Lines:
         return self.source.place(self.file, self.pieces[number][0])
 
 
-def _boundary(stream: IO[bytes], at: int, separator: bytes) -> int:
+def _document_start(stream: IO[bytes], at: int, separator: bytes) -> int:
     """Where the first document at or after a byte begins: behind the first separator that ends there or later."""
     if at == 0:
         return 0
@@ -193,12 +193,12 @@ def _pieces(raw: bytes, at: int, separator: bytes) -> list[tuple[int, bytes]]:
     return pieces
 
 
-def text_rows(column: str) -> Callable[[bytes], Document]:
+def text_parser(column: str) -> Callable[[bytes], Document]:
     """Plain text as a row of one column."""
     return lambda raw: {column: raw.decode()}
 
 
-def json_rows(columns: tuple[str, ...]) -> Callable[[bytes], Document]:
+def json_parser(columns: tuple[str, ...]) -> Callable[[bytes], Document]:
     """A JSON object as a row of these columns, which must hold text."""
 
     def parse(raw: bytes) -> Document:

@@ -16,25 +16,25 @@ from conf.schema.training.run_yaml import RunFileError
 from trainer.data.problem import Problem
 
 NAMES = ("Ann", "Bob", "Eve", "Ian", "Joe", "Kim", "Lea", "Max", "Sam", "Tom")
-THINGS = ("pens", "nuts", "figs", "caps", "eggs", "toys")
+OBJECTS = ("pens", "nuts", "figs", "caps", "eggs", "toys")
 VERBS = {"+": "gets", "-": "uses"}
-HELD_OUT_SHARE = 0.2
+HELD_OUT_FRACTION = 0.2
 
 
-class Arithmetic:
+class ArithmeticProblems:
     """Problems of one seed, with operands up to those of `data`; see `data.problem.Problems`."""
 
     def __init__(self, data: ArithmeticData, seed: int) -> None:
-        self._firsts, self._seconds = range(1, data.largest_first + 1), range(1, data.largest_second + 1)
+        self._first_operands, self._seconds = range(1, data.largest_first + 1), range(1, data.largest_second + 1)
         self._seed = seed
 
     def train(self, step: int, count: int) -> list[Problem]:
         draw = random.Random(f"{self._seed} train {step}")  # noqa: S311 - nothing here is secret
-        return [_problem(*draw.choice(self._training), draw.choice(NAMES), draw.choice(THINGS)) for _ in range(count)]
+        return [_problem(*draw.choice(self._training), draw.choice(NAMES), draw.choice(OBJECTS)) for _ in range(count)]
 
     def held_out(self, count: int | None) -> list[Problem]:
         """Distinct questions. Raises RunFileError where there are not that many."""
-        every = [_problem(*sum_, n, t) for sum_ in self._held_out for n in NAMES for t in THINGS]
+        every = [_problem(*sum_, n, t) for sum_ in self._held_out for n in NAMES for t in OBJECTS]
         count = len(every) if count is None else count
         if count > len(every):
             raise RunFileError(f"loop.eval_prompts: there are {len(every)} held-out prompts, not {count}")
@@ -43,19 +43,19 @@ class Arithmetic:
     @cached_property
     def held_out_pairs(self) -> frozenset[tuple[int, int]]:
         """Unordered pairs, the smaller number first."""
-        pairs = sorted({(min(p), max(p)) for p in itertools.product(self._firsts, self._seconds)})
-        return frozenset(random.Random(f"{self._seed} pairs").sample(pairs, round(HELD_OUT_SHARE * len(pairs))))  # noqa: S311
+        pairs = sorted({(min(p), max(p)) for p in itertools.product(self._first_operands, self._seconds)})
+        return frozenset(random.Random(f"{self._seed} pairs").sample(pairs, round(HELD_OUT_FRACTION * len(pairs))))  # noqa: S311
 
     @cached_property
     def _training(self) -> list[tuple[str, int, int]]:
-        return [s for s in self._sums() if (min(s[1:]), max(s[1:])) not in self.held_out_pairs]
+        return [s for s in self._all_problems() if (min(s[1:]), max(s[1:])) not in self.held_out_pairs]
 
     @cached_property
     def _held_out(self) -> list[tuple[str, int, int]]:
-        return [s for s in self._sums() if (min(s[1:]), max(s[1:])) in self.held_out_pairs]
+        return [s for s in self._all_problems() if (min(s[1:]), max(s[1:])) in self.held_out_pairs]
 
-    def _sums(self) -> list[tuple[str, int, int]]:
-        every = itertools.product(VERBS, self._firsts, self._seconds)
+    def _all_problems(self) -> list[tuple[str, int, int]]:
+        every = itertools.product(VERBS, self._first_operands, self._seconds)
         return [(operator, x, y) for operator, x, y in every if operator == "+" or x >= y]
 
 

@@ -21,29 +21,29 @@ from conf.schema.training.run_yaml import RunFileError
 from trainer.data import windows
 from trainer.distributed.batch import Batch
 from trainer.tokenizer import loading
-from trainer.tokenizer.characters import Characters
+from trainer.tokenizer.characters import CharacterTokenizer
 from trainer.tokenizer.loading import Tokenizer
 
-Position = dict[str, Any]
+Progress = dict[str, Any]
 """Where the streams stand, as JSON; those of all processes are merged by `|`."""
 
-BYTES = 256
+BYTE_VOCAB_SIZE = 256
 
 
-class Batches(Protocol):
+class BatchStream(Protocol):
     """An endless iterator of this process's rows of the next global batch."""
 
-    def __iter__(self) -> Batches: ...
+    def __iter__(self) -> BatchStream: ...
 
     def __next__(self) -> Batch:
         """The next batch. Raises RunFileError where the data cannot be read or hold nothing."""
         ...
 
-    def position(self) -> Position:
+    def position(self) -> Progress:
         """Where this process's streams stand after the batch last handed out, whatever was read ahead."""
         ...
 
-    def restore(self, position: Position) -> None:
+    def restore(self, position: Progress) -> None:
         """Go on after the batch at which the processes, of any number, had these merged positions.
 
         Raises RunFileError where the position is none of these data.
@@ -68,10 +68,10 @@ class Dataset:
     def tokenizer(self) -> Tokenizer:
         """What makes text of samples, and samples of text. Raises RunFileError."""
         if self._data.tokenizer != loading.CHARACTERS:
-            return loading.load(self._data.tokenizer)
+            return loading.load_tokenizer(self._data.tokenizer)
         if not isinstance(self._data, TextData):
             raise RunFileError(f"data.tokenizer: characters are those of a text, not of {self._data.kind}; take bytes")
-        return Characters(windows.texts(self._data))
+        return CharacterTokenizer(windows.read_texts(self._data))
 
     @property
     def begin(self) -> list[int]:
@@ -84,25 +84,25 @@ class Dataset:
         """The special token after each document. Raises RunFileError."""
         return self.tokenizer.special.get(self._data.eos or "")
 
-    def training(self, loop: LmLoop, seed: int, rows: range) -> Batches:
+    def training(self, loop: LmLoop, seed: int, rows: range) -> BatchStream:
         """The rows `rows` of every global batch, from the beginning. Raises RunFileError where they cannot be made."""
-        if self._in_windows:
-            return _Windows(self._windows(loop), loop, seed, rows)
+        if self._uses_windows:
+            return _WindowBatches(self._window_text(loop), loop, seed, rows)
         from trainer.data import streams
 
-        return streams.training(self._data, self.tokenizer, loop, seed, rows)
+        return streams.train_batches(self._data, self.tokenizer, loop, seed, rows)
 
     def validation(self, loop: LmLoop, rows: range) -> list[Batch]:
         """The rows `rows` of the `loop.eval_batches` batches of every evaluation, the same on any number of processes.
 
         Where the data end, the rows that are left have weight 0. Raises RunFileError.
         """
-        if self._in_windows:
-            text, numbers = self._windows(loop), range(loop.eval_batches)
+        if self._uses_windows:
+            text, numbers = self._window_text(loop), range(loop.eval_batches)
             return [windows.validation_batch(text, i, loop.rows, loop.seq_len, rows) for i in numbers]
         from trainer.data import streams
 
-        return streams.validation(self._data, self.tokenizer, loop, rows)
+        return streams.validation_batches(self._data, self.tokenizer, loop, rows)
 
     @property
     def fields(self) -> dict[str, str]:
@@ -113,9 +113,13 @@ class Dataset:
     @property
     def vocab(self) -> int:
         """Ids that the model must know: `model.vocab_size` must not be below. Raises RunFileError."""
-        return BYTES if self._in_windows and isinstance(self.tokenizer, loading.Bytes) else self.tokenizer.vocab
+        return (
+            BYTE_VOCAB_SIZE
+            if self._uses_windows and isinstance(self.tokenizer, loading.ByteTokenizer)
+            else self.tokenizer.vocab
+        )
 
-    def check_vocab(self, model_vocab: int) -> None:
+    def check_vocab_size(self, model_vocab: int) -> None:
         """Raise RunFileError where the tokenizer has ids that the model does not know."""
         if self.vocab > model_vocab:
             words = f"{model_vocab} ids are too few for data.tokenizer={self._data.tokenizer}, which has {self.vocab}"
@@ -128,27 +132,27 @@ class Dataset:
         return self.tokenizer.token_bytes()[: self.vocab]
 
     @property
-    def _in_windows(self) -> bool:
+    def _uses_windows(self) -> bool:
         return self._data.packing == "windows"
 
     @cached_property
-    def _text(self) -> windows.Text:
+    def _text(self) -> windows.TextSplits:
         assert isinstance(self._data, TextData)
-        return windows.load(self._data, self.tokenizer)
+        return windows.load_text(self._data, self.tokenizer)
 
-    def _windows(self, loop: LmLoop) -> windows.Text:
+    def _window_text(self, loop: LmLoop) -> windows.TextSplits:
         self._text.check(loop.seq_len)
         return self._text
 
 
-class _Windows:
+class _WindowBatches:
     """Random windows of one text."""
 
-    def __init__(self, text: windows.Text, loop: LmLoop, seed: int, rows: range) -> None:
+    def __init__(self, text: windows.TextSplits, loop: LmLoop, seed: int, rows: range) -> None:
         self._text, self._loop, self._seed, self._rows = text, loop, seed, rows
         self._step = 0
 
-    def __iter__(self) -> _Windows:
+    def __iter__(self) -> _WindowBatches:
         return self
 
     def __next__(self) -> Batch:
@@ -156,10 +160,10 @@ class _Windows:
         loop = self._loop
         return windows.train_batch(self._text, self._seed, self._step - 1, loop.rows, loop.seq_len, self._rows)
 
-    def position(self) -> Position:
+    def position(self) -> Progress:
         return {"step": self._step}
 
-    def restore(self, position: Position) -> None:
+    def restore(self, position: Progress) -> None:
         if "step" not in position:
             raise RunFileError(
                 "data.packing: the checkpoint's position is not one of windows; resume with its own data"

@@ -19,16 +19,16 @@ from typing import NamedTuple
 from conf.schema.training.prompts import Prompt
 
 
-class Special(NamedTuple):
+class SpecialToken(NamedTuple):
     """A special token, by its name."""
 
     name: str
 
 
-Piece = Special | str
+PromptPart = SpecialToken | str
 
 
-class Turn(NamedTuple):
+class ChatMessage(NamedTuple):
     """What one side says. role: system, user or assistant."""
 
     role: str
@@ -36,86 +36,89 @@ class Turn(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Format:
+class ChatTemplate:
     """How turns are written: `before` and `after` each, with the role's name where ROLE stands."""
 
     bos: str | None
-    before: tuple[Piece, ...]
-    after: tuple[Piece, ...]
+    before: tuple[PromptPart, ...]
+    after: tuple[PromptPart, ...]
     roles: dict[str, str]
     end: str
     """The special token with which the model ends its turn."""
 
 
-ROLE = "{role}"
-CHATS = {
-    "gemma": Format(
+ROLE_PLACEHOLDER = "{role}"
+CHAT_TEMPLATES = {
+    "gemma": ChatTemplate(
         bos="<bos>",
-        before=(Special("<start_of_turn>"), ROLE, "\n"),
-        after=(Special("<end_of_turn>"), "\n"),
+        before=(SpecialToken("<start_of_turn>"), ROLE_PLACEHOLDER, "\n"),
+        after=(SpecialToken("<end_of_turn>"), "\n"),
         roles={"user": "user", "assistant": "model"},  # a system's words begin the user's first turn
         end="<end_of_turn>",
     ),
-    "llama3": Format(
+    "llama3": ChatTemplate(
         bos="<|begin_of_text|>",
-        before=(Special("<|start_header_id|>"), ROLE, Special("<|end_header_id|>"), "\n\n"),
-        after=(Special("<|eot_id|>"),),
+        before=(SpecialToken("<|start_header_id|>"), ROLE_PLACEHOLDER, SpecialToken("<|end_header_id|>"), "\n\n"),
+        after=(SpecialToken("<|eot_id|>"),),
         roles={"system": "system", "user": "user", "assistant": "assistant"},
         end="<|eot_id|>",
     ),
-    "qwen": Format(
+    "qwen": ChatTemplate(
         bos=None,
-        before=(Special("<|im_start|>"), ROLE, "\n"),
-        after=(Special("<|im_end|>"), "\n"),
+        before=(SpecialToken("<|im_start|>"), ROLE_PLACEHOLDER, "\n"),
+        after=(SpecialToken("<|im_end|>"), "\n"),
         roles={"system": "system", "user": "user", "assistant": "assistant"},
         end="<|im_end|>",
     ),
 }
 
 
-def plain(prompt: Prompt, question: str) -> list[Piece]:
+def plain_prompt(prompt: Prompt, question: str) -> list[PromptPart]:
     """System, shots and question as one text, for models that know no turns."""
-    shots = [_asked(prompt, shot.question) + answered(prompt, shot.answer) for shot in prompt.shots]
-    parts = [*([prompt.system] if prompt.system is not None else []), *shots, _asked(prompt, question)]
+    shots = [_format_question(prompt, shot.question) + format_solution(prompt, shot.answer) for shot in prompt.shots]
+    parts = [*([prompt.system] if prompt.system is not None else []), *shots, _format_question(prompt, question)]
     return [prompt.between.join(parts)]
 
 
-def chat(form: Format, prompt: Prompt, question: str) -> list[Piece]:
+def chat_prompt(form: ChatTemplate, prompt: Prompt, question: str) -> list[PromptPart]:
     """System, shots and question as turns, up to where the model's own begins, without BOS."""
-    turns = [Turn("system", prompt.system)] if prompt.system is not None else []
+    turns = [ChatMessage("system", prompt.system)] if prompt.system is not None else []
     for shot in prompt.shots:
-        turns += [Turn("user", _asked(prompt, shot.question)), Turn("assistant", answered(prompt, shot.answer))]
-    turns.append(Turn("user", _asked(prompt, question)))
+        turns += [
+            ChatMessage("user", _format_question(prompt, shot.question)),
+            ChatMessage("assistant", format_solution(prompt, shot.answer)),
+        ]
+    turns.append(ChatMessage("user", _format_question(prompt, question)))
     if "system" not in form.roles and turns[0].role == "system":
         system, first, *rest = turns
-        turns = [Turn("user", f"{system.text.strip()}\n\n{first.text.strip()}"), *rest]
-    pieces = [piece for turn in turns for piece in (*_before(form, turn.role), turn.text.strip(), *form.after)]
-    return list(_joined([*pieces, *_before(form, "assistant")]))
+        turns = [ChatMessage("user", f"{system.text.strip()}\n\n{first.text.strip()}"), *rest]
+    pieces = [piece for turn in turns for piece in (*_role_prefix(form, turn.role), turn.text.strip(), *form.after)]
+    return list(_merge([*pieces, *_role_prefix(form, "assistant")]))
 
 
-def answered(prompt: Prompt, answer: str) -> str:
+def format_solution(prompt: Prompt, answer: str) -> str:
     """A worked answer in the prompt's words."""
     return prompt.answer.format(answer=answer)
 
 
-def text(pieces: Sequence[Piece]) -> str:
+def render(pieces: Sequence[PromptPart]) -> str:
     """As one reads it."""
-    return "".join(piece.name if isinstance(piece, Special) else piece for piece in pieces)
+    return "".join(piece.name if isinstance(piece, SpecialToken) else piece for piece in pieces)
 
 
-def _asked(prompt: Prompt, question: str) -> str:
+def _format_question(prompt: Prompt, question: str) -> str:
     return prompt.question.format(question=question)
 
 
-def _before(form: Format, role: str) -> tuple[Piece, ...]:
-    return tuple(form.roles[role] if piece == ROLE else piece for piece in form.before)
+def _role_prefix(form: ChatTemplate, role: str) -> tuple[PromptPart, ...]:
+    return tuple(form.roles[role] if piece == ROLE_PLACEHOLDER else piece for piece in form.before)
 
 
-def _joined(pieces: Sequence[Piece]) -> Iterator[Piece]:
+def _merge(pieces: Sequence[PromptPart]) -> Iterator[PromptPart]:
     """Neighbouring texts as one: a tokenizer may merge across them."""
     waiting = ""
     for piece in pieces:
-        if isinstance(piece, Special):
+        if isinstance(piece, SpecialToken):
             if waiting:
                 yield waiting
             waiting = ""

@@ -17,26 +17,26 @@ import grain
 import numpy as np
 
 from conf.schema.training.run_yaml import RunFileError
-from trainer.corpus.source import Cached, Group, Source
-from trainer.data.encoding import Encoder
+from trainer.corpus.source import CachedSource, DocumentSource, Group
+from trainer.data.encoding import DocumentEncoder
 
 GROUPS_PER_STREAM = 8
 """With fewer, the streams would be of too different lengths to deal them whole."""
-DOCUMENTS_AT_ONCE = 32
+ENCODE_BATCH_SIZE = 32
 """Encoded in one call, so that a tokenizer has work for several threads."""
-SHARED_GROUPS = 3
+CACHED_GROUPS = 3
 
 logger = logging.getLogger(__name__)
 
-Cut = Callable[[np.ndarray], "list[np.ndarray] | str"]
+DocumentSplitter = Callable[[np.ndarray], "list[np.ndarray] | str"]
 """A document's pieces, in order, or why it has none."""
 
 
 @dataclass(frozen=True)
-class Part:
+class Split:
     """The documents of a data set that are for training, or for validation."""
 
-    source: Source
+    source: DocumentSource
     fraction: float  # of the documents, kept for validation
     is_validation: bool
     streams: int
@@ -45,25 +45,25 @@ class Part:
     key: str  # of the config, for messages
 
     @property
-    def deals_groups(self) -> bool:
+    def splits_by_group(self) -> bool:
         return len(self.source) >= GROUPS_PER_STREAM * self.streams
 
     def groups(self, stream: int, epoch: int) -> np.ndarray:
         """The groups that a stream reads in an epoch, in order."""
-        if self.deals_groups:
+        if self.splits_by_group:
             return self._shuffled(np.arange(stream, len(self.source), self.streams), epoch, stream)
         return self._shuffled(np.arange(len(self.source)), epoch)  # the same for all streams, which can share them
 
     def documents(self, stream: int, epoch: int, group: int, count: int) -> np.ndarray:
         """The numbers of a stream's documents among the `count` of a group, in order."""
         numbers = self._kept(group, count)
-        if not self.deals_groups:
-            numbers = numbers[(stream - _shift(group)) % self.streams :: self.streams]
+        if not self.splits_by_group:
+            numbers = numbers[(stream - _group_offset(group)) % self.streams :: self.streams]
         return self._shuffled(numbers, epoch, group)
 
-    def shared(self) -> Part:
+    def shared(self) -> Split:
         """The same; groups that all streams read are read once, if the streams walk side by side."""
-        return self if self.deals_groups else replace(self, source=Cached(self.source, SHARED_GROUPS))
+        return self if self.splits_by_group else replace(self, source=CachedSource(self.source, CACHED_GROUPS))
 
     def is_empty(self) -> bool:
         """No stream has a document. Reads groups until there is one."""
@@ -72,14 +72,14 @@ class Part:
 
     def _kept(self, group: int, count: int) -> np.ndarray:
         """Numbers of the documents of a group that are in this part."""
-        shares = np.floor((np.arange(count + 1) + _shift(group)) * self.fraction)
+        shares = np.floor((np.arange(count + 1) + _group_offset(group)) * self.fraction)
         return np.flatnonzero((np.diff(shares) > 0) == self.is_validation)
 
     def _shuffled(self, numbers: np.ndarray, *at: int) -> np.ndarray:
         return numbers if self.seed is None else np.random.default_rng((self.seed, *at)).permutation(numbers)
 
 
-def _shift(group: int) -> int:
+def _group_offset(group: int) -> int:
     """A number of the group's own: else it would be the first documents of every group that a part or stream gets."""
     return zlib.crc32(str(group).encode()) % 4096
 
@@ -87,21 +87,25 @@ def _shift(group: int) -> int:
 class Documents(grain.IterDataset):
     """Pieces of documents, int32 [tokens, columns of `cut`]."""
 
-    def __init__(self, whole: Part, stream: int, encode: Encoder, cut: Cut, *, refuses: bool) -> None:
+    def __init__(
+        self, whole: Split, stream: int, encode: DocumentEncoder, cut: DocumentSplitter, *, refuses: bool
+    ) -> None:
         """refuses: is a document without pieces an error, or left out?"""
         super().__init__()
-        self._made_of = (whole, stream, encode, cut, refuses)
+        self._iterator_args = (whole, stream, encode, cut, refuses)
 
-    def __iter__(self) -> _Iterator:
-        return _Iterator(*self._made_of)
+    def __iter__(self) -> _DocumentIterator:
+        return _DocumentIterator(*self._iterator_args)
 
 
-class _Iterator(grain.DatasetIterator):
+class _DocumentIterator(grain.DatasetIterator):
     """Its state is {epoch, group, document, piece}: each counts those of the stream, in the order of the epoch."""
 
-    def __init__(self, whole: Part, stream: int, encode: Encoder, cut: Cut, refuses: bool) -> None:
+    def __init__(
+        self, whole: Split, stream: int, encode: DocumentEncoder, cut: DocumentSplitter, refuses: bool
+    ) -> None:
         super().__init__()
-        self._part, self._stream, self._encode, self._cut, self._refuses = whole, stream, encode, cut, refuses
+        self._split, self._stream, self._encode, self._cut, self._refuses = whole, stream, encode, cut, refuses
         self._warned = False
         self.set_state({"epoch": 0, "group": 0, "document": 0, "piece": 0})
 
@@ -119,7 +123,7 @@ class _Iterator(grain.DatasetIterator):
 
     def __next__(self) -> np.ndarray:
         while not self._ready:
-            if self._epoch == self._part.epochs:
+            if self._epoch == self._split.epochs:
                 raise StopIteration
             self._advance()
         piece, self._state = self._ready.popleft()
@@ -128,15 +132,15 @@ class _Iterator(grain.DatasetIterator):
     def _advance(self) -> None:
         """Encode the next few documents, or go on to the next group or epoch."""
         if self._groups is None:
-            self._groups = self._part.groups(self._stream, self._epoch)
+            self._groups = self._split.groups(self._stream, self._epoch)
         if self._at >= len(self._groups):
             self._end_epoch()
             return
         number = int(self._groups[self._at])
         if self._group is None:
-            self._group = self._part.source.read(number)
-            self._numbers = self._part.documents(self._stream, self._epoch, number, len(self._group))
-        chosen = self._numbers[self._document : self._document + DOCUMENTS_AT_ONCE]
+            self._group = self._split.source.read(number)
+            self._numbers = self._split.documents(self._stream, self._epoch, number, len(self._group))
+        chosen = self._numbers[self._document : self._document + ENCODE_BATCH_SIZE]
         if chosen.size:
             encoded = self._encode(self._group.take(chosen.tolist()))
             for document, tokens in zip(chosen.tolist(), encoded, strict=True):
@@ -147,7 +151,7 @@ class _Iterator(grain.DatasetIterator):
     def _take(self, tokens: np.ndarray, group: Group, number: int) -> None:
         pieces = self._cut(tokens)
         if isinstance(pieces, str):
-            self._leave_out(f"{group.name(number)} {pieces}")
+            self._skip_document(f"{group.name(number)} {pieces}")
             pieces = []
         last, at = len(pieces) - 1, {"epoch": self._epoch, "group": self._at, "document": self._document}
         for i, piece in enumerate(pieces):
@@ -158,7 +162,7 @@ class _Iterator(grain.DatasetIterator):
         self._skip = 0
         self._document += 1
 
-    def _leave_out(self, words: str) -> None:
+    def _skip_document(self, words: str) -> None:
         if self._refuses:
             raise RunFileError(f"data.long_documents: {words}; take split or skip, or a larger loop.seq_len")
         if not self._warned:
@@ -166,12 +170,12 @@ class _Iterator(grain.DatasetIterator):
         self._warned = True
 
     def _end_epoch(self) -> None:
-        if self._barren and self._part.epochs is None:
-            raise RunFileError(self._nothing())
+        if self._barren and self._split.epochs is None:
+            raise RunFileError(self._empty_message())
         self._epoch, self._at, self._groups, self._barren = self._epoch + 1, 0, None, True
 
-    def _nothing(self) -> str:
-        whole = self._part
+    def _empty_message(self) -> str:
+        whole = self._split
         if self._warned:
             return f"data.long_documents: stream {self._stream} holds no document that fits; take split"
         if whole.streams > 1:

@@ -7,21 +7,21 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from conf.schema.training.data import Corpus, Table, TextData
+from conf.schema.training.data import Corpus, TableData, TextData
 from conf.schema.training.run_yaml import RunFileError
 from trainer.corpus.source import Document
 from trainer.tokenizer.loading import Tokenizer
 
 
-class Encoder:
+class DocumentEncoder:
     """Documents as `data` wants them: BOS, text, EOS; of a prompt and its answer only the answer and EOS count."""
 
     def __init__(self, data: Corpus, tokenizer: Tokenizer) -> None:
         """Raises RunFileError where the tokenizer has no such special token."""
         self._tokenizer = tokenizer
-        self._bos = [_id_of(name, "data.bos", tokenizer) for name in (data.bos,) if name is not None]
-        self._eos = [_id_of(name, "data.eos", tokenizer) for name in (data.eos,) if name is not None]
-        self._template = data.template if isinstance(data, Table) else None
+        self._bos = [_special_id(name, "data.bos", tokenizer) for name in (data.bos,) if name is not None]
+        self._eos = [_special_id(name, "data.eos", tokenizer) for name in (data.eos,) if name is not None]
+        self._template = data.template if isinstance(data, TableData) else None
         self._column = "text" if isinstance(data, TextData) else getattr(data, "text_column", None)
         self._remove = re.compile(self._template.remove) if self._template and self._template.remove else None
 
@@ -46,7 +46,7 @@ class Encoder:
         return template.format_map(columns)
 
 
-def _id_of(name: str, key: str, tokenizer: Tokenizer) -> int:
+def _special_id(name: str, key: str, tokenizer: Tokenizer) -> int:
     if name not in tokenizer.special:
         choices = ", ".join(tokenizer.special) or "none"
         raise RunFileError(f"{key}: the tokenizer has no special token {name}; it has {choices}")

@@ -16,10 +16,10 @@ from conf.schema.training.prompts import Gsm8kData
 from conf.schema.training.run_yaml import RunFileError
 from trainer.data.problem import Problem
 
-CALCULATION = re.compile(r"<<.*?>>")
+CALCULATOR_ANNOTATION = re.compile(r"<<.*?>>")
 
 
-class Gsm8k:
+class Gsm8kProblems:
     """Questions that fit into a prompt; see `data.problem.Problems`. `too_long` counts those that do not."""
 
     def __init__(self, cfg: Gsm8kData, seed: int, fitting: Callable[[list[Problem]], list[Problem]]) -> None:
@@ -28,7 +28,7 @@ class Gsm8k:
         fitting: those of some problems whose prompts are short enough.
         """
         self._seed = seed
-        train, held_out = read(cfg.path, "data.path"), read(cfg.eval_path, "data.eval_path")
+        train, held_out = read_problems(cfg.path, "data.path"), read_problems(cfg.eval_path, "data.eval_path")
         self._train, self._held_out = fitting(train), fitting(held_out)
         self.too_long = len(train) + len(held_out) - len(self._train) - len(self._held_out)
         for kept, key in ((self._train, "data.path"), (self._held_out, "data.eval_path")):
@@ -46,7 +46,7 @@ class Gsm8k:
         return random.Random("held out").sample(self._held_out, count)  # noqa: S311 - the same for every seed
 
 
-def read(path: str, key: str) -> list[Problem]:
+def read_problems(path: str, key: str) -> list[Problem]:
     """Every row of a file, local or gs://. Raises RunFileError naming the key, the file and the line."""
     file = epath.Path(path)
     if not file.exists():
@@ -62,7 +62,7 @@ def read(path: str, key: str) -> list[Problem]:
 
 
 def _problem(question: str, answer: str) -> Problem:
-    worked, mark, gold = CALCULATION.sub("", answer).rpartition("#### ")
+    worked, mark, gold = CALCULATOR_ANNOTATION.sub("", answer).rpartition("#### ")
     gold = gold.strip()
     if not isinstance(question, str):
         raise TypeError("the question is no text")

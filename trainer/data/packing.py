@@ -9,20 +9,20 @@ import grain
 import numpy as np
 from grain.experimental import BestFitPackIterDataset
 
-from trainer.data.documents import Cut, Documents
+from trainer.data.documents import Documents, DocumentSplitter
 
-BINS = 32
+NUM_BINS = 32
 """Rows that are filled at the same time: the more, the less padding."""
 
 Row = dict[str, np.ndarray]
 
 
-def whole(tokens: np.ndarray) -> list[np.ndarray]:
+def keep_whole(tokens: np.ndarray) -> list[np.ndarray]:
     """The cut of a flat stream: none."""
     return [tokens] if len(tokens) else []
 
 
-def pairs(sequence: int, *, split: bool) -> Cut:
+def token_target_pairs(sequence: int, *, split: bool) -> DocumentSplitter:
     """The cut of documents that share rows: int32 [tokens, 3] of token, target and whether it counts.
 
     Every token but a document's first is a target exactly once.
@@ -37,31 +37,31 @@ def pairs(sequence: int, *, split: bool) -> Cut:
     return cut
 
 
-def flat(documents: Documents, sequence: int) -> grain.IterDataset:
+def flat_rows(documents: Documents, sequence: int) -> grain.IterDataset:
     """Rows of a stream without gaps; a row begins with the last target of the one before."""
-    return _Flat(documents, sequence)
+    return _FlatRows(documents, sequence)
 
 
-def shared(documents: Documents, sequence: int, seed: int | None) -> grain.IterDataset:
+def packed_rows(documents: Documents, sequence: int, seed: int | None) -> grain.IterDataset:
     """Rows of whole documents (as of `pairs`), in bins filled by best fit; with a seed the bins are shuffled."""
     packed = BestFitPackIterDataset(
         documents.map(lambda piece: {"pairs": piece}),
         length_struct={"pairs": sequence},
-        num_packing_bins=BINS,
+        num_packing_bins=NUM_BINS,
         shuffle_bins=seed is not None,
         seed=seed or 0,
     )
-    return packed.map(_unpacked)
+    return packed.map(_to_row)
 
 
-def blank(sequence: int, packing: str) -> Row:
+def padding_row(sequence: int, packing: str) -> Row:
     """A row of padding."""
     zeros = np.zeros(sequence, np.int32)
     plain = {"tokens": zeros, "targets": zeros, "weights": np.zeros(sequence, np.float32)}
     return plain | ({"segments": zeros, "positions": zeros} if packing == "documents" else {})
 
 
-def _unpacked(bins: dict[str, np.ndarray]) -> Row:
+def _to_row(bins: dict[str, np.ndarray]) -> Row:
     tokens, targets, counts = bins["pairs"].T
     return {
         "tokens": tokens,
@@ -72,7 +72,7 @@ def _unpacked(bins: dict[str, np.ndarray]) -> Row:
     }
 
 
-class _Flat(grain.IterDataset):
+class _FlatRows(grain.IterDataset):
     def __init__(self, documents: grain.IterDataset, sequence: int) -> None:
         super().__init__(documents)
         self._sequence = sequence

@@ -23,7 +23,7 @@ class Question(NamedTuple):
     worked: list[int]
 
 
-class Problems(Protocol):
+class ProblemSource(Protocol):
     """A source of problems; every method is a pure function of its arguments and of the run's seed."""
 
     def train(self, step: int, count: int) -> list[Problem]:

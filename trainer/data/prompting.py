@@ -4,43 +4,43 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from conf.schema.training.prompts import Questions
+from conf.schema.training.prompts import QuestionData
 from conf.schema.training.run_yaml import RunFileError
 from trainer.data import chat
-from trainer.data.chat import Piece, Special
+from trainer.data.chat import PromptPart, SpecialToken
 from trainer.data.problem import Problem, Question
 from trainer.tokenizer import loading
 
 
-class Prompting:
+class PromptEncoder:
     """The tokenizer, template and words of `data`.
 
     ends: ids of the special tokens that end a response; the first one follows a worked answer.
     vocab: ids that the model must know.
     """
 
-    def __init__(self, data: Questions) -> None:
+    def __init__(self, data: QuestionData) -> None:
         """Raises RunFileError where the tokenizer cannot be read or has not the special tokens of data or template."""
         if data.tokenizer == loading.CHARACTERS:
             raise RunFileError("data.tokenizer: characters are those of a text, not of questions; take bytes")
-        self._prompt, self._form = data.prompt, chat.CHATS.get(data.chat_template)
-        self._tokenizer = loading.load(data.tokenizer)
-        bos = data.bos or (self._form.bos if self._form else None)
-        self._bos = [self._id(bos, "data.bos" if data.bos else "data.chat_template")] if bos else []
-        ends = [self._id(self._form.end, "data.chat_template")] if self._form else []
-        ends += [self._id(data.eos, "data.eos")] if data.eos else []
+        self._prompt, self._template = data.prompt, chat.CHAT_TEMPLATES.get(data.chat_template)
+        self._tokenizer = loading.load_tokenizer(data.tokenizer)
+        bos = data.bos or (self._template.bos if self._template else None)
+        self._bos = [self._special_id(bos, "data.bos" if data.bos else "data.chat_template")] if bos else []
+        ends = [self._special_id(self._template.end, "data.chat_template")] if self._template else []
+        ends += [self._special_id(data.eos, "data.eos")] if data.eos else []
         self.ends = tuple(dict.fromkeys(ends))
         self.vocab = self._tokenizer.vocab
 
     def questions(self, problems: Sequence[Problem]) -> list[Question]:
         """Prompts with what comes before the answer, and worked answers with their end."""
         prompts = [self._pieces(problem.question) for problem in problems]
-        texts = [piece for pieces in prompts for piece in pieces if not isinstance(piece, Special)]
+        texts = [piece for pieces in prompts for piece in pieces if not isinstance(piece, SpecialToken)]
         worked = [self._answered(problem.worked) for problem in problems]
         ids = (found.tolist() for found in self._tokenizer.encode([*texts, *worked]))
         tokens = [self._ids(pieces, ids) for pieces in prompts]
         return [
-            Question(chat.text(pieces), prompt, problem.answer, [*answer, self.ends[0]])
+            Question(chat.render(pieces), prompt, problem.answer, [*answer, self.ends[0]])
             for problem, pieces, prompt, answer in zip(problems, prompts, tokens, ids, strict=True)
         ]
 
@@ -48,22 +48,28 @@ class Prompting:
         """The text of a response, without special tokens."""
         return self._tokenizer.decode(tokens)
 
-    def _pieces(self, question: str) -> list[Piece]:
-        return chat.chat(self._form, self._prompt, question) if self._form else chat.plain(self._prompt, question)
+    def _pieces(self, question: str) -> list[PromptPart]:
+        return (
+            chat.chat_prompt(self._template, self._prompt, question)
+            if self._template
+            else chat.plain_prompt(self._prompt, question)
+        )
 
-    def _ids(self, pieces: Sequence[Piece], texts: Iterator[list[int]]) -> list[int]:
+    def _ids(self, pieces: Sequence[PromptPart], texts: Iterator[list[int]]) -> list[int]:
         """texts: the ids of the pieces that are text, in their order."""
         ids = list(self._bos)
         for piece in pieces:
-            ids += [self._id(piece.name, "data.chat_template")] if isinstance(piece, Special) else next(texts)
+            ids += (
+                [self._special_id(piece.name, "data.chat_template")] if isinstance(piece, SpecialToken) else next(texts)
+            )
         return ids
 
     def _answered(self, worked: str) -> str:
         """A worked answer; in a chat without white space around it, as an earlier turn of the model's."""
-        text = chat.answered(self._prompt, worked)
-        return text.strip() if self._form else text
+        text = chat.format_solution(self._prompt, worked)
+        return text.strip() if self._template else text
 
-    def _id(self, name: str, key: str) -> int:
+    def _special_id(self, name: str, key: str) -> int:
         special = self._tokenizer.special
         if name not in special:
             choices = ", ".join(list(special)[:12]) or "none"

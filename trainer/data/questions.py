@@ -3,30 +3,30 @@
 from __future__ import annotations
 
 from conf.schema.training.loop import GrpoLoop
-from conf.schema.training.prompts import ArithmeticData, Gsm8kData, Questions
+from conf.schema.training.prompts import ArithmeticData, Gsm8kData, QuestionData
 from conf.schema.training.run_yaml import RunFile, RunFileError
-from trainer.data.arithmetic import Arithmetic
-from trainer.data.gsm8k import Gsm8k
-from trainer.data.problem import Problem, Problems, Question
-from trainer.data.prompting import Prompting
+from trainer.data.arithmetic import ArithmeticProblems
+from trainer.data.gsm8k import Gsm8kProblems
+from trainer.data.problem import Problem, ProblemSource, Question
+from trainer.data.prompting import PromptEncoder
 
 
-class Asked:
+class QuestionSet:
     """A source of problems, and how they are asked.
 
     too_long: problems of the source that are never asked, since their prompts exceed `loop.max_prompt_length`.
     """
 
-    def __init__(self, data: Questions, loop: GrpoLoop, seed: int) -> None:
+    def __init__(self, data: QuestionData, loop: GrpoLoop, seed: int) -> None:
         """Raises RunFileError where tokenizer or files cannot be used."""
-        self.prompting = Prompting(data)
-        self._longest, self.too_long = loop.max_prompt_length, 0
+        self.prompting = PromptEncoder(data)
+        self._max_prompt_length, self.too_long = loop.max_prompt_length, 0
         if isinstance(data, Gsm8kData):
-            rows = Gsm8k(data, seed, self._fitting)
+            rows = Gsm8kProblems(data, seed, self._fitting_problems)
             self._problems, self.too_long = rows, rows.too_long
         else:
             assert isinstance(data, ArithmeticData)
-            self._problems: Problems = Arithmetic(data, seed)
+            self._problems: ProblemSource = ArithmeticProblems(data, seed)
 
     def train(self, step: int, count: int) -> list[Question]:
         """As `data.problem.Problems.train`."""
@@ -36,20 +36,24 @@ class Asked:
         """As `data.problem.Problems.held_out`."""
         return self._short(self.prompting.questions(self._problems.held_out(count)))
 
-    def _fitting(self, problems: list[Problem]) -> list[Problem]:
+    def _fitting_problems(self, problems: list[Problem]) -> list[Problem]:
         asked = self.prompting.questions(problems)
-        return [p for p, question in zip(problems, asked, strict=True) if len(question.tokens) <= self._longest]
+        return [
+            p for p, question in zip(problems, asked, strict=True) if len(question.tokens) <= self._max_prompt_length
+        ]
 
     def _short(self, questions: list[Question]) -> list[Question]:
         longest = max(len(question.tokens) for question in questions)
-        if longest > self._longest:
-            raise RunFileError(f"loop.max_prompt_length: a prompt has {longest} tokens, more than {self._longest}")
+        if longest > self._max_prompt_length:
+            raise RunFileError(
+                f"loop.max_prompt_length: a prompt has {longest} tokens, more than {self._max_prompt_length}"
+            )
         return questions
 
 
-def of(experiment: RunFile, loop: GrpoLoop) -> Asked:
+def load_questions(experiment: RunFile, loop: GrpoLoop) -> QuestionSet:
     """The experiment's questions. Raises RunFileError where it has none, or its files are no such."""
     data = experiment.data
     if not isinstance(data, ArithmeticData | Gsm8kData):
         raise RunFileError(f"data.kind: the grpo loop asks questions; {data.kind} has none: choose arithmetic or gsm8k")
-    return Asked(data, loop, experiment.seed)
+    return QuestionSet(data, loop, experiment.seed)

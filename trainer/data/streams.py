@@ -12,23 +12,23 @@ from grain.experimental import ThreadPrefetchDatasetIterator
 
 from conf.schema.training.data import JsonlData, ParquetData, TextData
 from conf.schema.training.loop import LmLoop
-from conf.schema.training.run_yaml import OwnError, RunFileError
+from conf.schema.training.run_yaml import LocalRunFileError, RunFileError
 from trainer.corpus.source import open_source
 from trainer.data import packing
-from trainer.data.documents import Documents, Part
-from trainer.data.encoding import Encoder
+from trainer.data.documents import Documents, Split
+from trainer.data.encoding import DocumentEncoder
 from trainer.distributed.batch import Batch
 from trainer.tokenizer.loading import Tokenizer
 
-READERS = 8
+MAX_READERS = 8
 """Streams whose next rows are made at the same time: one may wait for a bucket."""
 
-Packed = TextData | JsonlData | ParquetData
+PackedData = TextData | JsonlData | ParquetData
 
 
-def training(data: Packed, tokenizer: Tokenizer, loop: LmLoop, seed: int, rows: range) -> Batches:
+def train_batches(data: PackedData, tokenizer: Tokenizer, loop: LmLoop, seed: int, rows: range) -> PackedBatches:
     """See `batches.Dataset.training`."""
-    whole = Part(
+    whole = Split(
         open_source(data, data.path, "data.path"),
         fraction=data.eval_fraction,
         is_validation=False,
@@ -37,13 +37,13 @@ def training(data: Packed, tokenizer: Tokenizer, loop: LmLoop, seed: int, rows: 
         epochs=None,
         key="data.path",
     )
-    return Batches(_Together(data, whole, tokenizer, loop, rows), data, loop)
+    return PackedBatches(_StreamGroup(data, whole, tokenizer, loop, rows), data, loop)
 
 
-def validation(data: Packed, tokenizer: Tokenizer, loop: LmLoop, rows: range) -> list[Batch]:
+def validation_batches(data: PackedData, tokenizer: Tokenizer, loop: LmLoop, rows: range) -> list[Batch]:
     """See `batches.Dataset.validation`."""
     key = "data.path" if data.eval_path is None else "data.eval_path"
-    whole = Part(
+    whole = Split(
         open_source(data, data.eval_path or data.path, key),
         fraction=data.eval_fraction or 1.0,
         is_validation=True,
@@ -54,24 +54,24 @@ def validation(data: Packed, tokenizer: Tokenizer, loop: LmLoop, rows: range) ->
     )
     if whole.is_empty():
         raise RunFileError(f"{key}: no document is left for validation; take a larger data.eval_fraction")
-    together = _Together(data, whole, tokenizer, loop, rows)
+    together = _StreamGroup(data, whole, tokenizer, loop, rows)
     try:
         return [next(together) for _ in range(loop.eval_batches)]
     finally:
         together.close()
 
 
-class _Ahead(ThreadPrefetchDatasetIterator):
+class _Prefetcher(ThreadPrefetchDatasetIterator):
     def __del__(self) -> None:
         """grain's closes, with what the interpreter has taken away at its end; `finalize` has closed before."""
 
 
-class Batches:
+class PackedBatches:
     """See `batches.Batches`."""
 
-    def __init__(self, together: _Together, data: Packed, loop: LmLoop) -> None:
-        self._together, self._reads_ahead = together, data.prefetch_batches > 0
-        self._ahead = _Ahead(together, data.prefetch_batches)
+    def __init__(self, together: _StreamGroup, data: PackedData, loop: LmLoop) -> None:
+        self._stream_group, self._reads_ahead = together, data.prefetch_batches > 0
+        self._ahead = _Prefetcher(together, data.prefetch_batches)
         self._close = finalize(self, _close, self._ahead, together)  # also where nobody closes it
         self._start()
         self._of = {
@@ -81,14 +81,14 @@ class Batches:
             "data.path": f"{together.groups} groups",
         }
 
-    def __iter__(self) -> Batches:
+    def __iter__(self) -> PackedBatches:
         return self
 
     def __next__(self) -> Batch:
         try:
             return next(self._ahead)
         except RunFileError as error:
-            raise OwnError(str(error)) from None
+            raise LocalRunFileError(str(error)) from None
 
     def position(self) -> dict[str, Any]:
         return self._ahead.get_state() | {"of": self._of}
@@ -101,7 +101,7 @@ class Batches:
                     f"{key}: the checkpoint's place in the data was one of {began.get(key)}, and is one of {value} "
                     "now; resume with the data that the run began with"
                 )
-        self._ahead.set_state({name: position[name] for name in self._together.get_state()})
+        self._ahead.set_state({name: position[name] for name in self._stream_group.get_state()})
         self._start()
 
     def close(self) -> None:
@@ -113,36 +113,36 @@ class Batches:
             self._ahead.start_prefetch()
 
 
-def _close(ahead: ThreadPrefetchDatasetIterator, together: _Together) -> None:
+def _close(ahead: ThreadPrefetchDatasetIterator, together: _StreamGroup) -> None:
     ahead.close()
     together.close()
 
 
-class _Together:
+class _StreamGroup:
     """The next rows of a process's streams, in the order of the rows; its state is theirs, by stream."""
 
-    def __init__(self, data: Packed, whole: Part, tokenizer: Tokenizer, loop: LmLoop, rows: range) -> None:
+    def __init__(self, data: PackedData, whole: Split, tokenizer: Tokenizer, loop: LmLoop, rows: range) -> None:
         if loop.rows % data.streams:
             raise RunFileError(
                 f"data.streams: {data.streams} streams cannot share the {loop.rows} rows of a batch evenly; take a "
                 f"divisor of {loop.rows}"
             )
-        self._each = loop.rows // data.streams
-        numbers = range(rows.start // self._each, -(-rows.stop // self._each))
+        self._rows_per_stream = loop.rows // data.streams
+        numbers = range(rows.start // self._rows_per_stream, -(-rows.stop // self._rows_per_stream))
         self.groups = len(whole.source)
-        encode, whole = Encoder(data, tokenizer), whole.shared()
-        self._streams = {i: iter(_rows_of(data, whole, i, encode, loop.seq_len)) for i in numbers}
-        first = numbers.start * self._each
+        encode, whole = DocumentEncoder(data, tokenizer), whole.shared()
+        self._streams = {i: iter(_stream_rows(data, whole, i, encode, loop.seq_len)) for i in numbers}
+        first = numbers.start * self._rows_per_stream
         self._mine = slice(rows.start - first, rows.stop - first)
-        self._blank = packing.blank(loop.seq_len, data.packing)
-        self._pool = ThreadPoolExecutor(min(READERS, len(numbers)), thread_name_prefix="data")
+        self._padding_row = packing.padding_row(loop.seq_len, data.packing)
+        self._pool = ThreadPoolExecutor(min(MAX_READERS, len(numbers)), thread_name_prefix="data")
 
-    def __iter__(self) -> _Together:
+    def __iter__(self) -> _StreamGroup:
         return self
 
     def __next__(self) -> Batch:
         rows = [row for found in self._pool.map(self._next_rows, self._streams.values()) for row in found]
-        return {name: np.stack([row[name] for row in rows[self._mine]]) for name in self._blank}
+        return {name: np.stack([row[name] for row in rows[self._mine]]) for name in self._padding_row}
 
     def get_state(self) -> dict[str, Any]:
         return {str(i): stream.get_state() for i, stream in self._streams.items()}
@@ -155,12 +155,14 @@ class _Together:
         self._pool.shutdown()
 
     def _next_rows(self, stream: grain.DatasetIterator) -> list[Batch]:
-        return [next(stream, self._blank) for _ in range(self._each)]
+        return [next(stream, self._padding_row) for _ in range(self._rows_per_stream)]
 
 
-def _rows_of(data: Packed, whole: Part, stream: int, encode: Encoder, sequence: int) -> grain.IterDataset:
+def _stream_rows(
+    data: PackedData, whole: Split, stream: int, encode: DocumentEncoder, sequence: int
+) -> grain.IterDataset:
     if data.packing == "stream":
-        return packing.flat(Documents(whole, stream, encode, packing.whole, refuses=False), sequence)
-    cut = packing.pairs(sequence, split=data.long_documents == "split")
+        return packing.flat_rows(Documents(whole, stream, encode, packing.keep_whole, refuses=False), sequence)
+    cut = packing.token_target_pairs(sequence, split=data.long_documents == "split")
     documents = Documents(whole, stream, encode, cut, refuses=data.long_documents == "error")
-    return packing.shared(documents, sequence, None if whole.seed is None else whole.seed + stream)
+    return packing.packed_rows(documents, sequence, None if whole.seed is None else whole.seed + stream)

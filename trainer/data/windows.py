@@ -10,11 +10,11 @@ from conf.schema.training.data import TextData
 from conf.schema.training.run_yaml import RunFileError
 from trainer.corpus import files
 from trainer.distributed.batch import Batch
-from trainer.tokenizer.loading import Bytes, Tokenizer
+from trainer.tokenizer.loading import ByteTokenizer, Tokenizer
 
 
 @dataclass(frozen=True)
-class Text:
+class TextSplits:
     """Tokens to train on, and tokens kept for validation."""
 
     train: np.ndarray  # unsigned [tokens]
@@ -29,23 +29,23 @@ class Text:
                 raise RunFileError(f"{source} has {len(tokens)} tokens for {name}; loop.seq_len + 1 are needed")
 
 
-def load(data: TextData, tokenizer: Tokenizer) -> Text:
+def load_text(data: TextData, tokenizer: Tokenizer) -> TextSplits:
     """Read the files. Raises RunFileError where they are missing."""
-    train, source = _tokens(data.path, "data.path", tokenizer), f"data.path: {data.path}"
+    train, source = _encode_files(data.path, "data.path", tokenizer), f"data.path: {data.path}"
     if data.eval_path is None:
         split = len(train) - int(len(train) * data.eval_fraction)
-        return Text(train[:split], train[split:], (source, source))
-    validation = _tokens(data.eval_path, "data.eval_path", tokenizer)
-    return Text(train, validation, (source, f"data.eval_path: {data.eval_path}"))
+        return TextSplits(train[:split], train[split:], (source, source))
+    validation = _encode_files(data.eval_path, "data.eval_path", tokenizer)
+    return TextSplits(train, validation, (source, f"data.eval_path: {data.eval_path}"))
 
 
-def train_batch(text: Text, seed: int, step: int, batch: int, sequence: int, rows: range) -> Batch:
+def train_batch(text: TextSplits, seed: int, step: int, batch: int, sequence: int, rows: range) -> Batch:
     """The rows `rows` of the random windows of a step: `tokens`, `targets`, `weights`, each [rows, sequence]."""
     starts = np.random.default_rng((seed, step)).integers(0, len(text.train) - sequence, batch)
-    return _windows(text.train, starts[rows.start : rows.stop], sequence)
+    return _make_batch(text.train, starts[rows.start : rows.stop], sequence)
 
 
-def validation_batch(text: Text, index: int, batch: int, sequence: int, rows: range) -> Batch:
+def validation_batch(text: TextSplits, index: int, batch: int, sequence: int, rows: range) -> Batch:
     """The rows `rows` of a batch of the windows that follow each other without overlap, each token a target once.
 
     What is past the end has weight 0.
@@ -53,37 +53,37 @@ def validation_batch(text: Text, index: int, batch: int, sequence: int, rows: ra
     starts = (index * batch + np.array(rows)) * sequence
     ends = np.minimum(starts + sequence, len(text.validation) - 1)
     last = max(0, len(text.validation) - 1 - sequence)
-    found = _windows(text.validation, np.minimum(starts, last), sequence)
+    found = _make_batch(text.validation, np.minimum(starts, last), sequence)
     # the last window is cut short: it overlaps the one before, and what that had does not count again
     counted = np.minimum(starts, last)[:, None] + np.arange(sequence)
     found["weights"] = ((counted >= starts[:, None]) & (counted < ends[:, None])).astype(np.float32)
     return found
 
 
-def _windows(tokens: np.ndarray, starts: np.ndarray, sequence: int) -> Batch:
+def _make_batch(tokens: np.ndarray, starts: np.ndarray, sequence: int) -> Batch:
     rows = tokens[starts[:, None] + np.arange(sequence + 1)].astype(np.int32)
     return {"tokens": rows[:, :-1], "targets": rows[:, 1:], "weights": np.ones((len(rows), sequence), np.float32)}
 
 
-def _tokens(pattern: str, key: str, tokenizer: Tokenizer) -> np.ndarray:
-    return np.concatenate([_of_file(file, key, tokenizer) for file in files.expand(pattern, key)])
+def _encode_files(pattern: str, key: str, tokenizer: Tokenizer) -> np.ndarray:
+    return np.concatenate([_encode_file(file, key, tokenizer) for file in files.expand_glob(pattern, key)])
 
 
-def _of_file(file: str, key: str, tokenizer: Tokenizer) -> np.ndarray:
+def _encode_file(file: str, key: str, tokenizer: Tokenizer) -> np.ndarray:
     text = _read(file, key)
-    if isinstance(tokenizer, Bytes):
+    if isinstance(tokenizer, ByteTokenizer):
         return np.frombuffer(text.encode(), np.uint8)
     return tokenizer.encode([text])[0].astype(np.uint32)
 
 
-def texts(data: TextData) -> list[str]:
+def read_texts(data: TextData) -> list[str]:
     """All there is to read. Raises RunFileError."""
     places = {"data.path": data.path, "data.eval_path": data.eval_path}
-    return [_read(file, key) for key, path in places.items() if path for file in files.expand(path, key)]
+    return [_read(file, key) for key, path in places.items() if path for file in files.expand_glob(path, key)]
 
 
 def _read(file: str, key: str) -> str:
-    with files.opened(file) as stream:
+    with files.open_file(file) as stream:
         raw = stream.read()
     try:
         return raw.decode()

@@ -41,30 +41,32 @@ def check_devices(pod: PodFacts) -> None:
     ):
         return
     title = f"{pod.accelerator_type} has {pod.workers} workers with {wanted} {pod.backend} devices each; JAX found:"
-    raise WrongDevicesError("\n".join([title, *_table(("worker", "backend", "kind", "devices"), rows)]))
+    raise WrongDevicesError("\n".join([title, *_format_table(("worker", "backend", "kind", "devices"), rows)]))
 
 
 def check_agreement(run_file: Path, experiment: RunFile) -> None:
     """Compare config, code, packages and data over all workers; all must call it, and all raise DisagreementError."""
-    facts = _facts(run_file) | {key: fingerprint.of(path) for key, path in _inputs(experiment)}
+    facts = _worker_facts(run_file) | {
+        key: fingerprint.file_fingerprint(path) for key, path in _input_files(experiment)
+    }
     everyone = [json.loads(text) for text in gather_texts(json.dumps(facts))]
-    complaints = [line for name in everyone[0] for line in differences(name, [facts[name] for facts in everyone])]
+    complaints = [line for name in everyone[0] for line in disagreements(name, [facts[name] for facts in everyone])]
     if complaints:
         raise DisagreementError("\n".join(complaints))
 
 
-def differences(name: str, values: list[str]) -> list[str]:
+def disagreements(name: str, values: list[str]) -> list[str]:
     """One line for each worker whose value is not the most common one (of equally common ones, worker 0's side)."""
     usual = Counter(values).most_common(1)[0][0]  # insertion order decides a tie: the one that worker 0 is nearest to
     majority = ",".join(str(worker) for worker, value in enumerate(values) if value == usual)
     return [
-        f"worker {worker}: {name} {_short(value)} differs from {_short(usual)} on workers {majority}"
+        f"worker {worker}: {name} {_abbreviate(value)} differs from {_abbreviate(usual)} on workers {majority}"
         for worker, value in enumerate(values)
         if value != usual
     ]
 
 
-def _facts(run_file: Path) -> dict[str, str]:
+def _worker_facts(run_file: Path) -> dict[str, str]:
     return {
         "config": hashlib.sha256(run_file.read_bytes()).hexdigest(),
         "code": os.environ.get("SLIPWAY_CODE_SHA256", "unknown"),
@@ -72,7 +74,7 @@ def _facts(run_file: Path) -> dict[str, str]:
     }
 
 
-def _inputs(experiment: RunFile) -> Iterator[tuple[str, str]]:
+def _input_files(experiment: RunFile) -> Iterator[tuple[str, str]]:
     """Keys and values of the config that name files."""
     if experiment.model.weights is not None:
         yield "model.weights", experiment.model.weights
@@ -88,12 +90,12 @@ def _version(package: str) -> str:
         return "absent"
 
 
-def _short(value: str) -> str:
+def _abbreviate(value: str) -> str:
     """A hash by its first digits; anything else in full."""
     return f"{value[:12]}…" if len(value) == 64 and " " not in value else value
 
 
-def _table(head: tuple[str, ...], rows: list[tuple[str, ...]]) -> list[str]:
+def _format_table(head: tuple[str, ...], rows: list[tuple[str, ...]]) -> list[str]:
     widths = [max(len(cell) for cell in column) for column in zip(head, *rows, strict=True)]
     return [
         "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in [head, *rows]

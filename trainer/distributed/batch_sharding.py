@@ -20,13 +20,13 @@ from trainer.distributed.batch import Batch, DeviceBatch
 
 
 @dataclass(frozen=True)
-class Share:
+class BatchSharding:
     """How global batches are split.
 
     Attributes:
         mesh: what they are split over.
         accumulation: parts that an update computes one after the other.
-        device_rows: rows that a device computes at a time.
+        micro_batch_rows: rows that a device computes at a time.
         devices: those that have different rows, over all processes.
         lots: which rows each device (jax.Device) of this process has: the first lot, the second, ...
         rows: those of the global batch that this process holds.
@@ -34,7 +34,7 @@ class Share:
 
     mesh: Mesh
     accumulation: int
-    device_rows: int
+    micro_batch_rows: int
     devices: int
     lots: dict[Any, int]
     rows: range
@@ -42,35 +42,35 @@ class Share:
     @property
     def sharding(self) -> NamedSharding:
         """Of an array [B, ...], or [A, B / A, ...] where A, the accumulation, is above 1."""
-        return meshes.named(self.mesh, *self._leading)
+        return meshes.named_sharding(self.mesh, *self._leading_axes)
 
     def shape(self, sequence: int) -> tuple[int, ...]:
         """That of the arrays of a whole batch."""
-        at_a_time = self.device_rows * self.devices
+        at_a_time = self.micro_batch_rows * self.devices
         return (at_a_time, sequence) if self.accumulation == 1 else (self.accumulation, at_a_time, sequence)
 
     def place(self, batch: Batch) -> DeviceBatch:
         """This process's rows, [rows, T] each, on its devices, as part of the global arrays."""
-        size, sharding = self.device_rows * self.accumulation, self.sharding
+        size, sharding = self.micro_batch_rows * self.accumulation, self.sharding
         starts = [lot * size - self.rows.start for lot in self.lots.values()]
 
         def put(values: np.ndarray) -> jax.Array:
             parts = [values[start : start + size] for start in starts]
             if self.accumulation > 1:
-                parts = [part.reshape(self.accumulation, self.device_rows, -1) for part in parts]
+                parts = [part.reshape(self.accumulation, self.micro_batch_rows, -1) for part in parts]
             parts = jax.device_put(parts, list(self.lots))
             return jax.make_array_from_single_device_arrays(self.shape(values.shape[1]), sharding, parts)
 
         return {name: put(values) for name, values in batch.items()}
 
     @property
-    def _leading(self) -> tuple[str | None, ...]:
+    def _leading_axes(self) -> tuple[str | None, ...]:
         return ("batch",) if self.accumulation == 1 else (None, "batch")
 
 
-def deal(loop: LmLoop, mesh: Mesh) -> Share:
+def shard_rows(loop: LmLoop, mesh: Mesh) -> BatchSharding:
     """The split of the loop's batches over a mesh. Raises RunFileError where they cannot be split evenly."""
-    parts = meshes.shards(mesh, "batch")
+    parts = meshes.num_shards(mesh, "batch")
     try:
         accumulation = loop.accumulation(parts)
     except UnevenError as error:
@@ -79,16 +79,16 @@ def deal(loop: LmLoop, mesh: Mesh) -> Share:
     holders = list(mesh.devices.reshape(parts, -1))  # of each part, in the order of the batch axes
     owners = [{device.process_index for device in part} for part in holders]
     in_order = sorted(range(parts), key=lambda part: (min(owners[part]), part))
-    own = {device: lot for lot, part in enumerate(in_order) for device in holders[part] if _is_here(device)}
+    own = {device: lot for lot, part in enumerate(in_order) for device in holders[part] if _is_local_device(device)}
     rows, lots = loop.rows // parts, own.values() or (0,)
     held = range(min(lots) * rows, (max(lots) + 1) * rows)
-    return Share(mesh, accumulation, rows // accumulation, parts, own, held)
+    return BatchSharding(mesh, accumulation, rows // accumulation, parts, own, held)
 
 
-def _is_here(device: Any) -> bool:
+def _is_local_device(device: Any) -> bool:
     return device.process_index == jax.process_index()
 
 
-def whole(mesh: Mesh) -> NamedSharding:
+def replicated_sharding(mesh: Mesh) -> NamedSharding:
     """The sharding of an array that every device holds."""
     return NamedSharding(mesh, PartitionSpec())

@@ -15,15 +15,15 @@ import numpy as np
 from jax import lax
 from jax.sharding import NamedSharding, PartitionSpec
 
-UNSIGNED = {1: jnp.uint8, 2: jnp.uint16, 4: jnp.uint32}
-SHOWN = 3
+UNSIGNED_BY_SIZE = {1: jnp.uint8, 2: jnp.uint16, 4: jnp.uint32}
+MAX_NAMES_SHOWN = 3
 
 
 class DisagreementError(RuntimeError):
     """Workers differ in what must be the same on all of them; the message names those that differ."""
 
 
-class Checksums:
+class ReplicaChecksums:
     """Computes them, with one program for all trees of the same shapes and shardings: it reads every array once."""
 
     def __init__(self) -> None:
@@ -35,7 +35,7 @@ class Checksums:
         tree: of jax.Array with NamedSharding, all on one mesh. when: words for the message, e.g. "after update 30".
         Raises DisagreementError, on all processes, where copies of the same part differ.
         """
-        named = {path_of(path): leaf for path, leaf in jax.tree.leaves_with_path(tree)}
+        named = {leaf_path(path): leaf for path, leaf in jax.tree.leaves_with_path(tree)}
         leaves = list(named.values())
         shardings = tuple(leaf.sharding for leaf in leaves)
         if shardings not in self._programs:
@@ -45,16 +45,20 @@ class Checksums:
         sums: dict[str, int] = {}
         odd: dict[int, list[str]] = defaultdict(list)
         for (name, leaf), column in zip(named.items(), table.T, strict=True):
-            parts = _parts(leaf.sharding, leaf.shape)
+            parts = _replica_rows(leaf.sharding, leaf.shape)
             sums[name] = sum(int(column[rows[0]]) for rows in parts) % 2**32
-            for worker in sorted({worker for rows in parts for worker in _odd_workers(leaf.sharding, rows, column)}):
+            for worker in sorted(
+                {worker for rows in parts for worker in _disagreeing_workers(leaf.sharding, rows, column)}
+            ):
                 odd[worker].append(name)
         if odd:
-            raise DisagreementError("\n".join(_words(worker, names, when) for worker, names in sorted(odd.items())))
+            raise DisagreementError(
+                "\n".join(_parse_message(worker, names, when) for worker, names in sorted(odd.items()))
+            )
         return sums
 
 
-def path_of(path: Any) -> str:
+def leaf_path(path: Any) -> str:
     """The path of a leaf, with dots: params.layers.down."""
     return jax.tree_util.keystr(path, simple=True, separator=".")
 
@@ -64,20 +68,20 @@ def _program(shardings: tuple[NamedSharding, ...]) -> Any:
     mesh = shardings[0].mesh
 
     def sums(leaves: list[jax.Array]) -> jax.Array:
-        own = jnp.stack([_sum_of_bits(leaf) for leaf in leaves])
+        own = jnp.stack([_bit_sum(leaf) for leaf in leaves])
         return lax.all_gather(own, mesh.axis_names)
 
     specs = [sharding.spec for sharding in shardings]
     return jax.jit(jax.shard_map(sums, mesh=mesh, in_specs=(specs,), out_specs=PartitionSpec(), check_vma=False))
 
 
-def _sum_of_bits(part: jax.Array) -> jax.Array:
+def _bit_sum(part: jax.Array) -> jax.Array:
     bits = part.astype(jnp.uint8) if part.dtype == jnp.bool_ else part
-    bits = lax.bitcast_convert_type(bits, UNSIGNED[min(bits.dtype.itemsize, 4)])
+    bits = lax.bitcast_convert_type(bits, UNSIGNED_BY_SIZE[min(bits.dtype.itemsize, 4)])
     return bits.astype(jnp.uint32).sum(dtype=jnp.uint32)
 
 
-def _parts(sharding: NamedSharding, shape: tuple[int, ...]) -> list[list[int]]:
+def _replica_rows(sharding: NamedSharding, shape: tuple[int, ...]) -> list[list[int]]:
     """For each distinct part of the array the rows of the table, that is the devices, which hold a copy of it."""
     row_of = {device: row for row, device in enumerate(_devices(sharding))}
     parts: dict[Any, list[int]] = defaultdict(list)
@@ -86,7 +90,7 @@ def _parts(sharding: NamedSharding, shape: tuple[int, ...]) -> list[list[int]]:
     return [sorted(rows) for rows in parts.values()]
 
 
-def _odd_workers(sharding: NamedSharding, rows: list[int], column: np.ndarray) -> set[int]:
+def _disagreeing_workers(sharding: NamedSharding, rows: list[int], column: np.ndarray) -> set[int]:
     """Processes whose copy is not the most common one; of equally common ones, that of the first device is right."""
     usual = Counter(int(column[row]) for row in rows).most_common(1)[0][0]
     devices = _devices(sharding)
@@ -99,6 +103,7 @@ def _devices(sharding: NamedSharding) -> list[Any]:
     return list(devices.flat)
 
 
-def _words(worker: int, names: list[str], when: str) -> str:
-    more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
-    return f"worker {worker}: its copy of {', '.join(names[:SHOWN])}{more} differs from the other workers' {when}"
+def _parse_message(worker: int, names: list[str], when: str) -> str:
+    more = f" and {len(names) - MAX_NAMES_SHOWN} more" if len(names) > MAX_NAMES_SHOWN else ""
+    listed = ", ".join(names[:MAX_NAMES_SHOWN])
+    return f"worker {worker}: its copy of {listed}{more} differs from the other workers' {when}"

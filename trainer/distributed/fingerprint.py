@@ -8,11 +8,11 @@ from typing import Any
 
 import fsspec
 
-WHOLE_BYTES = 1 << 23
-ENDS_BYTES = 1 << 20
+MAX_FULL_HASH_BYTES = 1 << 23
+EDGE_BYTES = 1 << 20
 
 
-def of(path: str) -> str:
+def file_fingerprint(path: str) -> str:
     """SHA-256 of names, sizes and contents of the file, the files below the folder, or those that a pattern matches.
 
     Of contents in a bucket counts the checksum that the store keeps; of a local file above 8 MiB its first and last
@@ -26,11 +26,11 @@ def of(path: str) -> str:
     if not found:
         return "absent"
     top = len(str(Path(root).parent))
-    lines = [f"{name[top:]} {item['size']} {_content(name, item)}" for name, item in sorted(found.items())]
+    lines = [f"{name[top:]} {item['size']} {_content_hash(name, item)}" for name, item in sorted(found.items())]
     return hashlib.sha256("\n".join(lines).encode()).hexdigest()
 
 
-def _content(name: str, item: dict[str, Any]) -> str:
+def _content_hash(name: str, item: dict[str, Any]) -> str:
     for stored in ("crc32c", "md5Hash"):
         if stored in item:
             return item[stored]
@@ -38,8 +38,8 @@ def _content(name: str, item: dict[str, Any]) -> str:
     if not path.is_file():
         return ""
     with path.open("rb") as file:
-        if item["size"] <= WHOLE_BYTES:
+        if item["size"] <= MAX_FULL_HASH_BYTES:
             return hashlib.file_digest(file, "sha256").hexdigest()
-        first = file.read(ENDS_BYTES)
-        file.seek(-ENDS_BYTES, 2)
+        first = file.read(EDGE_BYTES)
+        file.seek(-EDGE_BYTES, 2)
         return hashlib.sha256(first + file.read()).hexdigest()

@@ -14,20 +14,20 @@ from typing import Any, Self
 
 import jax
 
-SAVED = 75
+PREEMPTED_EXIT_CODE = 75
 """Exit code of a program that was told to go and has saved what it had: EX_TEMPFAIL of sysexits.h."""
 
 
-class NoticedError(Exception):
+class PreemptedError(Exception):
     """Raised on all processes after the same update, once what they had is saved."""
 
 
-class Notice:
+class PreemptionNotice:
     """Listens while it is entered; in a run of several processes JAX does so, from when they have met."""
 
     def __init__(self) -> None:
         self._asked, self._told = 0, False
-        self._before: Any = None
+        self._previous_handler: Any = None
 
     def agreed(self, step: int) -> bool:
         """Shall all processes save what they have after `step` updates, and end?
@@ -36,13 +36,13 @@ class Notice:
         notice does who asks wait for another one that is behind.
         """
         self._asked += 1
-        if not self._reached():
+        if not self._sync_point_reached():
             return False
         if jax.process_index() == 0:
             print(f"a notice that the VM goes away: saving after update {step}, then ending", flush=True)
         return True
 
-    def _reached(self) -> bool:
+    def _sync_point_reached(self) -> bool:
         if jax.process_count() == 1:
             return self._told
         from jax.experimental.multihost_utils import reached_preemption_sync_point
@@ -51,12 +51,12 @@ class Notice:
 
     def __enter__(self) -> Self:
         if jax.process_count() == 1 and threading.current_thread() is threading.main_thread():
-            self._before = signal.signal(signal.SIGTERM, self._take)
+            self._previous_handler = signal.signal(signal.SIGTERM, self._take)
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self._before is not None:
-            signal.signal(signal.SIGTERM, self._before)
+        if self._previous_handler is not None:
+            signal.signal(signal.SIGTERM, self._previous_handler)
 
     def _take(self, *_: object) -> None:
         self._told = True

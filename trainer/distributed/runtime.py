@@ -22,7 +22,7 @@ class JoinError(RuntimeError):
     """The processes did not find each other in time."""
 
 
-def spare_threads(pod: PodFacts) -> None:
+def set_cpu_threads(pod: PodFacts) -> None:
     """Give XLA's CPU backend threads enough; to be called before any use of JAX, a no-op on other backends.
 
     Each virtual device may hold a thread while it waits in a collective. With the default, a thread per core, those of
@@ -34,7 +34,7 @@ def spare_threads(pod: PodFacts) -> None:
         os.environ.setdefault("PJRT_NPROC", str(max(cores, 2 * pod.devices // pod.workers)))
 
 
-def join(pod: PodFacts, timeout_seconds: int) -> None:
+def join_processes(pod: PodFacts, timeout_seconds: int) -> None:
     """Connect this process to those on the other workers; a no-op where there is one worker.
 
     Who and where the others are is found by JAX from what a TPU VM tells. Raises JoinError after the time-out.
@@ -88,17 +88,17 @@ def _merge(whole: dict[str, Any], part: dict[str, Any], prefix: str) -> None:
             raise ValueError(f"{prefix}{key} is {known!r} on one worker and {value!r} on another")
 
 
-def place_batch(batch: Any, mesh: Mesh) -> Any:
+def shard_batch(batch: Any, mesh: Mesh) -> Any:
     """Spread a whole batch (a pytree of NumPy arrays, the same on every process) over the mesh by rows.
 
     Each process keeps the rows of its own devices. Raises ValueError where the rows cannot be split evenly.
     """
-    rows = meshes.named(mesh, "batch")
+    rows = meshes.named_sharding(mesh, "batch")
     return jax.tree.map(lambda x: jax.make_array_from_callback(x.shape, rows, lambda index: x[index]), batch)
 
 
-def fetch_batch(x: jax.Array) -> np.ndarray:
-    """An array that `place_batch` spread over the mesh, or one like it, whole; all processes must call it."""
+def gather_batch(x: jax.Array) -> np.ndarray:
+    """An array that `shard_batch` spread over the mesh, or one like it, whole; all processes must call it."""
     if jax.process_count() == 1:
         return np.asarray(x)
     from jax.experimental.multihost_utils import process_allgather
@@ -106,14 +106,14 @@ def fetch_batch(x: jax.Array) -> np.ndarray:
     return np.asarray(process_allgather(x, tiled=True))
 
 
-def leave(code: int) -> NoReturn:
+def exit_together(code: int) -> NoReturn:
     """End this process together with the others, which leave with a code of their own choice."""
     if jax.distributed.is_initialized():
         jax.distributed.shutdown()  # waits for the others, so that none takes the end of worker 0 for a crash
     _exit(code)
 
 
-def abandon(code: int) -> NoReturn:
+def exit_now(code: int) -> NoReturn:
     """End this process at once, after an error of its own or of a peer: an orderly end would wait for the others."""
     _exit(code)
 

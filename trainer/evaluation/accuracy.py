@@ -10,20 +10,20 @@ import jax
 
 from conf.schema.training.loop import GrpoLoop
 from trainer.data.problem import Question
-from trainer.data.questions import Asked
+from trainer.data.questions import QuestionSet
 from trainer.evaluation import statistics
-from trainer.evaluation.answering import Answering, Answers
+from trainer.evaluation.answering import AnswerEvaluator, GradedAnswers
 from trainer.models.weights import Params
-from trainer.rewards.pool import Pool
+from trainer.rewards.pool import RewardPool
 from trainer.sampler import Sampler
 from trainer.telemetry.transcripts import Transcript
 
-KEY_OF_TESTS = 2_000_000_000
+TEST_KEY_OFFSET = 2_000_000_000
 """Folded into the run's key: no rollout has that number. All tests draw with the same randomness."""
 
 
 @dataclass(frozen=True)
-class Result:
+class EvalResult:
     """accuracy: the share of right answers; interval: what it may be of all such questions, with 95 %; values: by the
     names of the metrics; transcripts: on process 0."""
 
@@ -33,18 +33,20 @@ class Result:
     transcripts: list[Transcript]
 
 
-class Evaluation:
+class Evaluator:
     """The fixed questions of a run, and what answers and checks them."""
 
-    def __init__(self, loop: GrpoLoop, asked: Asked, sampler: Sampler, checks: Pool, seed: int) -> None:
+    def __init__(self, loop: GrpoLoop, asked: QuestionSet, sampler: Sampler, checks: RewardPool, seed: int) -> None:
         """Raises RunFileError where there are not as many questions."""
         self._loop, self._sampler = loop, sampler
-        self._answering = Answering(sampler, asked.prompting, checks)
+        self._answer_evaluator = AnswerEvaluator(sampler, asked.prompting, checks)
         self._held_out = asked.held_out(loop.eval_prompts)
         self._test = [] if loop.test_samples_per_prompt is None else asked.held_out(loop.test_prompts)
-        self._key = jax.random.fold_in(jax.random.key(seed), KEY_OF_TESTS)
+        self._key = jax.random.fold_in(jax.random.key(seed), TEST_KEY_OFFSET)
 
-    def greedy(self, params: Params, count: int | None = None, between: Callable[[], None] = lambda: None) -> Result:
+    def greedy(
+        self, params: Params, count: int | None = None, between: Callable[[], None] = lambda: None
+    ) -> EvalResult:
         """The likeliest tokens as the answer to each of the first `count` held-out questions, or of all.
 
         between: called between chunks of decoding; what it raises ends the evaluation.
@@ -52,11 +54,11 @@ class Evaluation:
         began, asked = time.perf_counter(), self._held_out[:count]
         found = self._answers(params, asked, 1, 0.0, between)
         right = sum(answer for (answer,) in found.right)
-        accuracy, interval = right / len(asked), statistics.wilson(right, len(asked))
+        accuracy, interval = right / len(asked), statistics.wilson_interval(right, len(asked))
         values = {"eval_accuracy": accuracy, "eval_accuracy_low": interval[0], "eval_accuracy_high": interval[1]}
-        return Result(accuracy, interval, values | {"eval_time": time.perf_counter() - began}, found.transcripts)
+        return EvalResult(accuracy, interval, values | {"eval_time": time.perf_counter() - began}, found.transcripts)
 
-    def test(self, params: Params, between: Callable[[], None] = lambda: None) -> Result | None:
+    def test(self, params: Params, between: Callable[[], None] = lambda: None) -> EvalResult | None:
         """Draw `loop.test_samples_per_prompt` answers to each of `loop.test_prompts` questions; None if null."""
         samples = self._loop.test_samples_per_prompt
         if samples is None:
@@ -64,25 +66,25 @@ class Evaluation:
         began = time.perf_counter()
         found = self._answers(params, self._test, samples, self._loop.temperature, between)
         means = [sum(answers) / samples for answers in found.right]
-        accuracy, interval = sum(means) / len(means), statistics.clustered(means)
+        accuracy, interval = sum(means) / len(means), statistics.clustered_interval(means)
         values = {"test_accuracy": accuracy, "test_accuracy_low": interval[0], "test_accuracy_high": interval[1]}
-        values |= of_several(found, samples) | {"test_time": time.perf_counter() - began}
-        return Result(accuracy, interval, values, found.transcripts)
+        values |= multi_sample_metrics(found, samples) | {"test_time": time.perf_counter() - began}
+        return EvalResult(accuracy, interval, values, found.transcripts)
 
     def _answers(
         self, params: Params, asked: Sequence[Question], samples: int, temperature: float, between: Callable[[], None]
-    ) -> Answers:
+    ) -> GradedAnswers:
         copy, kept = self._sampler.load(params), self._loop.transcripts
-        return self._answering.answers(copy, asked, samples, self._key, temperature, kept, between)
+        return self._answer_evaluator.answers(copy, asked, samples, self._key, temperature, kept, between)
 
 
-def of_several(found: Answers, samples: int) -> dict[str, float]:
+def multi_sample_metrics(found: GradedAnswers, samples: int) -> dict[str, float]:
     """pass@k for several k, and majority@samples: means over the questions."""
     counts = [sum(answers) for answers in found.right]
     values = {
         f"test_pass_at_{k}": sum(statistics.pass_at_k(samples, count, k) for count in counts) / len(counts)
-        for k in statistics.ks(samples)
+        for k in statistics.pass_k_values(samples)
     }
     votes = zip(found.canonical, found.right, strict=True)
-    values[f"test_majority_at_{samples}"] = sum(statistics.majority(*vote) for vote in votes) / len(counts)
+    values[f"test_majority_at_{samples}"] = sum(statistics.majority_vote(*vote) for vote in votes) / len(counts)
     return values

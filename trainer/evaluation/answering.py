@@ -8,19 +8,19 @@ from dataclasses import dataclass
 import jax
 
 from trainer.data.problem import Question
-from trainer.data.prompting import Prompting
+from trainer.data.prompting import PromptEncoder
 from trainer.distributed import runtime
 from trainer.models.weights import Params
-from trainer.rewards.equal import canonical
-from trainer.rewards.extract import extract
+from trainer.rewards.equal import canonicalize
+from trainer.rewards.extract import extract_answer
 from trainer.rewards.functions import answer_match
-from trainer.rewards.pool import Pool
+from trainer.rewards.pool import RewardPool
 from trainer.sampler import Sampler
 from trainer.telemetry.transcripts import Transcript
 
 
 @dataclass(frozen=True)
-class Answers:
+class GradedAnswers:
     """Of every question, of each of its samples. right: is the answer right; canonical: the answer, the same for equal
     numbers and words; None: there is none. transcripts: of the first questions' first samples, on process 0."""
 
@@ -29,11 +29,11 @@ class Answers:
     transcripts: list[Transcript]
 
 
-class Answering:
+class AnswerEvaluator:
     """What answers and checks questions. All processes must do the same with it, and all get the same answers."""
 
-    def __init__(self, sampler: Sampler, prompting: Prompting, checks: Pool) -> None:
-        self._sampler, self._prompting, self._checks = sampler, prompting, checks
+    def __init__(self, sampler: Sampler, prompting: PromptEncoder, checks: RewardPool) -> None:
+        self._sampler, self._prompt_encoder, self._checks = sampler, prompting, checks
 
     def answers(
         self,
@@ -44,7 +44,7 @@ class Answering:
         temperature: float,
         transcripts: int,
         between: Callable[[], None] = lambda: None,
-    ) -> Answers:
+    ) -> GradedAnswers:
         """copy: of the weights, by `Sampler.load`; transcripts: so many questions are written down.
 
         The sampler has no more rows in flight than in training: the others wait for a slot. between: as `Sampler.draw`.
@@ -56,24 +56,24 @@ class Answering:
             question, sample = divmod(drawn.row, samples)
             is_kept = process == 0 and sample == 0 and question < transcripts
             if drawn.row % processes == process or is_kept:
-                text = self._prompting.decode(drawn.tokens.tolist())
+                text = self._prompt_encoder.decode(drawn.tokens.tolist())
                 if is_kept:
                     texts[question] = text
                 if drawn.row % processes == process:
                     answer = questions[question].answer
                     check = self._checks.submit([answer_match.__name__], text, answer)
-                    waiting[drawn.row] = check, extract(text)
+                    waiting[drawn.row] = check, extract_answer(text)
         own = {
-            str(row): [check.result().scores[answer_match.__name__], said and canonical(said)]
+            str(row): [check.result().scores[answer_match.__name__], said and canonicalize(said)]
             for row, (check, said) in waiting.items()
         }
         every = runtime.gather_tree(own)
         rows = [[every[str(q * samples + i)] for i in range(samples)] for q in range(len(questions))]
-        return Answers(
+        return GradedAnswers(
             [[score == 1.0 for score, _ in row] for row in rows],
             [[said for _, said in row] for row in rows],
             [
-                Transcript(questions[q].text, questions[q].answer, text, extract(text), rows[q][0][0])
+                Transcript(questions[q].text, questions[q].answer, text, extract_answer(text), rows[q][0][0])
                 for q, text in sorted(texts.items())
             ],
         )

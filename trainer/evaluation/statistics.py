@@ -6,23 +6,23 @@ import math
 from collections import Counter
 from collections.abc import Sequence
 
-NORMAL_95 = 1.959963984540054
+Z_95 = 1.959963984540054
 """Of a normal distribution, 95 % lies within so many standard deviations."""
 
 
-def wilson(right: int, total: int) -> tuple[float, float]:
+def wilson_interval(right: int, total: int) -> tuple[float, float]:
     """The 95 % interval of a share of independent answers.
 
     Wilson, "Probable inference, the law of succession, and statistical inference", JASA 22 (1927), 209-212.
     """
-    share, z = right / total, NORMAL_95
+    share, z = right / total, Z_95
     centre = share + z**2 / (2 * total)
     spread = z * math.sqrt(share * (1 - share) / total + z**2 / (4 * total**2))
     below, above = ((centre + sign * spread) / (1 + z**2 / total) for sign in (-1, 1))
     return max(below, 0.0), min(above, 1.0)
 
 
-def clustered(means: Sequence[float]) -> tuple[float, float]:
+def clustered_interval(means: Sequence[float]) -> tuple[float, float]:
     """The 95 % interval of the mean of several answers to each question, which are not independent: from the means of
     the questions. Miller, "Adding error bars to evals", https://arxiv.org/abs/2411.00640, 2.2."""
     count = len(means)
@@ -30,7 +30,7 @@ def clustered(means: Sequence[float]) -> tuple[float, float]:
     if count == 1:
         return 0.0, 1.0
     error = math.sqrt(sum((m - mean) ** 2 for m in means) / (count - 1) / count)
-    return max(mean - NORMAL_95 * error, 0.0), min(mean + NORMAL_95 * error, 1.0)
+    return max(mean - Z_95 * error, 0.0), min(mean + Z_95 * error, 1.0)
 
 
 def pass_at_k(samples: int, right: int, k: int) -> float:
@@ -42,7 +42,7 @@ def pass_at_k(samples: int, right: int, k: int) -> float:
     return 1.0 - math.comb(samples - right, k) / math.comb(samples, k)
 
 
-def majority(answers: Sequence[str | None], right: Sequence[bool]) -> float:
+def majority_vote(answers: Sequence[str | None], right: Sequence[bool]) -> float:
     """Is the most frequent answer right? Of equally frequent ones, the share that is: what a toss gives on average.
 
     None is no answer, and has no vote. Wang et al., https://arxiv.org/abs/2203.11171.
@@ -56,6 +56,6 @@ def majority(answers: Sequence[str | None], right: Sequence[bool]) -> float:
     return len(winners & good) / len(winners)
 
 
-def ks(samples: int) -> list[int]:
+def pass_k_values(samples: int) -> list[int]:
     """1, 2, 4, ..., and the number of samples itself."""
     return sorted({1 << i for i in range(samples.bit_length())} | {samples})

@@ -12,15 +12,15 @@ from jax.sharding import Mesh
 
 from conf.schema.training.loop import GrpoLoop
 from conf.schema.training.run_yaml import RunFile
-from trainer.fit.remat import USABLE, fits, programs, with_model
-from trainer.fit.topologies import CannotTellError
+from trainer.fit.remat import USABLE_HBM_FRACTION, fits, programs, with_model_overrides
+from trainer.fit.topologies import CompilerError
 from trainer.step.program import Program
 
 GIB = 2**30
 
 
 @dataclass(frozen=True)
-class Verdict:
+class MemoryReport:
     """One program on one chip; memory in GiB, FLOPs over all chips, recomputed ones apart.
 
     Attributes:
@@ -49,31 +49,33 @@ class Verdict:
         return {"name": self.name, "fits": self.fits, **memory, **flops, "compile_seconds": self.compile_seconds}
 
 
-def judged(experiment: RunFile, mesh: Mesh, names: set[str], known: Iterable[Verdict] = ()) -> list[Verdict]:
+def measure_all(
+    experiment: RunFile, mesh: Mesh, names: set[str], known: Iterable[MemoryReport] = ()
+) -> list[MemoryReport]:
     """What the compiler says of the run's programs, or of those with some names, where it is not known already.
 
     A function that is there under two names, as the sampler is, is compiled once.
     """
-    verdicts: list[Verdict] = []
+    verdicts: list[MemoryReport] = []
     before = {v.name: v for v in known}
-    seen: dict[tuple[int, int], Verdict] = {}
+    seen: dict[tuple[int, int], MemoryReport] = {}
     for program in programs(experiment, mesh):
         if names and program.name not in names:
             continue
-        key = (id(program.function), program.bytes_beside)
+        key = (id(program.function), program.resident_bytes)
         if program.name in before:
             verdict = before[program.name]
         elif key in seen:
             verdict = replace(seen[key], name=program.name, compile_seconds=0.0)
         else:
-            verdict = seen[key] = compiled(program, experiment, mesh)
+            verdict = seen[key] = measure(program, experiment, mesh)
         verdicts.append(verdict)
     return verdicts
 
 
-def compiled(program: Program, experiment: RunFile, mesh: Mesh) -> Verdict:
-    """What the compiler says of one program. Raises CannotTellError where it refuses it, but not for its size."""
-    beside = program.bytes_beside / GIB
+def measure(program: Program, experiment: RunFile, mesh: Mesh) -> MemoryReport:
+    """What the compiler says of one program. Raises CompilerError where it refuses it, but not for its size."""
+    beside = program.resident_bytes / GIB
     argument, temp, peak = 0.0, 0.0, beside
     began = time.perf_counter()
     if program.function is not None:
@@ -83,18 +85,18 @@ def compiled(program: Program, experiment: RunFile, mesh: Mesh) -> Verdict:
             argument, temp = memory.argument_size_in_bytes / GIB, memory.temp_size_in_bytes / GIB
             peak += memory.peak_memory_in_bytes / GIB
         except jax.errors.JaxRuntimeError as error:
-            peak += wanted_gib(str(error))
+            peak += requested_gib(str(error))
     seconds = time.perf_counter() - began
-    flops, least = flops_of(program.name, experiment, mesh), 0.0
+    flops, least = count_flops(program.name, experiment, mesh), 0.0
     if program.name == "update" and experiment.model.remat != "none":
-        least = flops_of(program.name, with_model(experiment, remat="none"), mesh)
+        least = count_flops(program.name, with_model_overrides(experiment, remat="none"), mesh)
     hbm = (experiment.pod.hbm_bytes_per_chip or 0) / GIB
     is_small = fits(peak * GIB, experiment)
-    return Verdict(
+    return MemoryReport(
         name=program.name,
         fits=is_small,
         peak_gib=round(peak, 3),
-        short_gib=0.0 if is_small else round(peak - USABLE * hbm, 3),
+        short_gib=0.0 if is_small else round(peak - USABLE_HBM_FRACTION * hbm, 3),
         argument_gib=round(argument, 3),
         temp_gib=round(temp, 3),
         beside_gib=round(beside, 3),
@@ -105,10 +107,10 @@ def compiled(program: Program, experiment: RunFile, mesh: Mesh) -> Verdict:
     )
 
 
-def wanted_gib(words: str) -> float:
-    """How much the compiler says it would have needed. Raises CannotTellError for any other complaint."""
+def requested_gib(words: str) -> float:
+    """How much the compiler says it would have needed. Raises CompilerError for any other complaint."""
     if "RESOURCE_EXHAUSTED" not in words:
-        raise CannotTellError(f"the TPU compiler refuses the program: {words.strip().splitlines()[0]}")
+        raise CompilerError(f"the TPU compiler refuses the program: {words.strip().splitlines()[0]}")
     found = re.search(r"\(([\d.]+)([GMK])\)?[^(]*exceeds available|Used ([\d.]+)([GMK]) of", words)
     if found is None:
         return float("inf")
@@ -116,10 +118,10 @@ def wanted_gib(words: str) -> float:
     return float(amount) * {"G": 1.0, "M": 2**-10, "K": 2**-20}[unit]
 
 
-def flops_of(name: str, experiment: RunFile, mesh: Mesh) -> float:
+def count_flops(name: str, experiment: RunFile, mesh: Mesh) -> float:
     """Operations of a program over all chips, counted on the plain attention: what a kernel does cannot be seen."""
-    plain = with_model(experiment, attention="plain")
-    if experiment.model.attention != "plain" and isinstance(plain.loop, GrpoLoop) and plain.loop.whole_groups:
+    plain = with_model_overrides(experiment, attention="plain")
+    if experiment.model.attention != "plain" and isinstance(plain.loop, GrpoLoop) and plain.loop.keeps_groups_together:
         apart = plain.loop.model_copy(update={"micro_batch_size": plain.loop.rows})  # kernels share no prompt
         plain = plain.model_copy(update={"loop": apart})
     with jax.sharding.use_abstract_mesh(mesh.abstract_mesh):

@@ -21,8 +21,8 @@ from jax.sharding import Mesh
 from conf.formats import FORMAT
 from conf.schema.training.run_yaml import RunFile, RunFileError, load
 from trainer.fit import suggestions, topologies
-from trainer.fit.memory import GIB, Verdict, judged
-from trainer.fit.remat import USABLE, candidates, with_model
+from trainer.fit.memory import GIB, MemoryReport, measure_all
+from trainer.fit.remat import USABLE_HBM_FRACTION, remat_candidates, with_model_overrides
 from trainer.models import attention
 
 
@@ -36,52 +36,55 @@ def main(arguments: Sequence[str] | None = None) -> int:
     only = set(filter(None, options.only.split(",")))
     try:
         experiment = load(options.run)
-        chosen, verdicts = judge(experiment, topologies.mesh_for(experiment), only)
+        chosen, verdicts = measure_run(experiment, topologies.slice_mesh(experiment), only)
         short = [v for v in verdicts if not v.fits]
-        fix = None if only or not short else suggestions.first_that_fits(chosen, verdicts, _judge)
-    except (RunFileError, topologies.CannotTellError) as error:
+        fix = None if only or not short else suggestions.find_fix(chosen, verdicts, _measure)
+    except (RunFileError, topologies.CompilerError) as error:
         print(error, file=sys.stderr)
         return 2
-    found = document(experiment, chosen, verdicts, fix)
+    found = report_json(experiment, chosen, verdicts, fix)
     if options.out:
         options.out.write_text(json.dumps(found, indent=1))
-    print(json.dumps(found, indent=1) if options.json else "\n".join(lines(chosen, verdicts)))
+    print(json.dumps(found, indent=1) if options.json else "\n".join(report_lines(chosen, verdicts)))
     if short and not options.json:
-        print("\n".join(["", *complaints(chosen, short, fix, looked=not only)]))
+        print("\n".join(["", *failure_lines(chosen, short, fix, looked=not only)]))
     return 2 if short else 0
 
 
-def judge(experiment: RunFile, mesh: Mesh, only: set[str]) -> tuple[RunFile, list[Verdict]]:
+def measure_run(experiment: RunFile, mesh: Mesh, only: set[str]) -> tuple[RunFile, list[MemoryReport]]:
     """Compile every program, or those of some names. With `model.remat: auto`, the update decides which policy all of
     them have: the one that recomputes least among those with which it fits."""
-    chosen, known = with_model(experiment, attention=attention.kernel(experiment.model, "tpu")), list[Verdict]()
+    chosen, known = (
+        with_model_overrides(experiment, attention=attention.choose_kernel(experiment.model, "tpu")),
+        list[MemoryReport](),
+    )
     if experiment.model.remat == "auto":
-        for candidate in candidates(chosen):
-            chosen, known = candidate, judged(candidate, mesh, {"update"})
-            _tell(f"model.remat={candidate.model.remat}", known)
+        for candidate in remat_candidates(chosen):
+            chosen, known = candidate, measure_all(candidate, mesh, {"update"})
+            _print_progress(f"model.remat={candidate.model.remat}", known)
             if known[0].fits:
                 break
-    return chosen, judged(chosen, mesh, only, known)
+    return chosen, measure_all(chosen, mesh, only, known)
 
 
-def document(
+def report_json(
     experiment: RunFile,
     chosen: RunFile,
-    verdicts: list[Verdict],
-    fix: tuple[suggestions.Overrides, list[Verdict]] | None,
+    verdicts: list[MemoryReport],
+    fix: tuple[suggestions.Overrides, list[MemoryReport]] | None,
 ) -> dict[str, Any]:
     """The verdicts for programs; `fix` is null where all fits, or where nothing helped."""
     return {
         "format": FORMAT,
         "accelerator_type": experiment.pod.accelerator_type,
         "remat": chosen.model.remat,
-        "usable_gib": round(USABLE * (experiment.pod.hbm_bytes_per_chip or 0) / GIB, 3),
+        "usable_gib": round(USABLE_HBM_FRACTION * (experiment.pod.hbm_bytes_per_chip or 0) / GIB, 3),
         "programs": [v.to_json() for v in verdicts],
-        "fix": fix and {"overrides": suggestions.words(fix[0]), "programs": [v.to_json() for v in fix[1]]},
+        "fix": fix and {"overrides": suggestions.format_overrides(fix[0]), "programs": [v.to_json() for v in fix[1]]},
     }
 
 
-def lines(chosen: RunFile, verdicts: list[Verdict]) -> list[str]:
+def report_lines(chosen: RunFile, verdicts: list[MemoryReport]) -> list[str]:
     """The verdicts for people."""
     title = f"{chosen.pod.accelerator_type}, remat {chosen.model.remat}; GiB per chip, FLOPs of all chips"
     head = f"{'program':<12}{'fits':<6}{'peak':>8}{'of':>8}{'arguments':>11}{'temps':>8}{'beside':>8}"
@@ -93,14 +96,25 @@ def lines(chosen: RunFile, verdicts: list[Verdict]) -> list[str]:
     return [title, f"{head}{'FLOPs':>11}{'recomputed':>12}{'compile':>9}", *rows]
 
 
-def complaints(
-    chosen: RunFile, short: list[Verdict], fix: tuple[suggestions.Overrides, list[Verdict]] | None, *, looked: bool
+def failure_lines(
+    chosen: RunFile,
+    short: list[MemoryReport],
+    fix: tuple[suggestions.Overrides, list[MemoryReport]] | None,
+    *,
+    looked: bool,
 ) -> list[str]:
     """By how much it does not fit, and what helps, with the figures then."""
-    said = [f"{v.name}: {v.short_gib:.2f} GiB too much, of the {v.hbm_gib * USABLE:.2f} it may use" for v in short]
+    said = [
+        f"{v.name}: {v.short_gib:.2f} GiB too much, of the {v.hbm_gib * USABLE_HBM_FRACTION:.2f} it may use"
+        for v in short
+    ]
     if fix:
         overrides, verdicts = fix
-        return [*said, f"it fits with {' '.join(suggestions.words(overrides))}:", *lines(chosen, verdicts)]
+        return [
+            *said,
+            f"it fits with {' '.join(suggestions.format_overrides(overrides))}:",
+            *report_lines(chosen, verdicts),
+        ]
     if looked:
         said.append(
             "no other model.remat, model.logit_chunk, loop.micro_batch_size or mesh.fsdp makes it fit; make the"
@@ -109,13 +123,13 @@ def complaints(
     return said
 
 
-def _judge(experiment: RunFile, overrides: suggestions.Overrides, names: set[str]) -> list[Verdict]:
-    verdicts = judged(experiment, topologies.mesh_for(experiment), names)
-    _tell(" ".join(suggestions.words(overrides)), verdicts)
+def _measure(experiment: RunFile, overrides: suggestions.Overrides, names: set[str]) -> list[MemoryReport]:
+    verdicts = measure_all(experiment, topologies.slice_mesh(experiment), names)
+    _print_progress(" ".join(suggestions.format_overrides(overrides)), verdicts)
     return verdicts
 
 
-def _tell(what: str, verdicts: list[Verdict]) -> None:
+def _print_progress(what: str, verdicts: list[MemoryReport]) -> None:
     """Each takes a minute with a large model: so that the wait is not silent."""
     said = ", ".join(f"{v.name} {v.peak_gib:.2f} GiB{'' if v.fits else ', too much'}" for v in verdicts)
     print(f"tried {what}: {said}", file=sys.stderr, flush=True)

@@ -9,24 +9,24 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-from conf.schema.infra.topology import topology
+from conf.schema.infra.topology import find_topology
 from conf.schema.training.run_yaml import RunFile
 from trainer.distributed import mesh as meshes
-from trainer.fit.memory import Verdict
-from trainer.fit.remat import POLICIES
+from trainer.fit.memory import MemoryReport
+from trainer.fit.remat import REMAT_POLICIES
 
 Overrides = dict[str, Any]
 """Dotted keys and their values, as on the command line."""
 
-Judge = Callable[[RunFile, Overrides, set[str]], list[Verdict]]
+MeasureFn = Callable[[RunFile, Overrides, set[str]], list[MemoryReport]]
 """Verdicts on an experiment that has such overrides: on its programs of some names; no names: on all."""
 
-SMALLEST_CHUNK = 16
+MIN_LOGIT_CHUNK = 16
 
 
-def first_that_fits(
-    experiment: RunFile, verdicts: Iterable[Verdict], judge: Judge
-) -> tuple[Overrides, list[Verdict]] | None:
+def find_fix(
+    experiment: RunFile, verdicts: Iterable[MemoryReport], judge: MeasureFn
+) -> tuple[Overrides, list[MemoryReport]] | None:
     """The first overrides with which all programs fit, and the verdicts then; None where these do not help.
 
     experiment: with a policy in `model.remat`, not auto; verdicts: what does not fit yet is asked about. Each kind of
@@ -34,11 +34,11 @@ def first_that_fits(
     """
     failing = {v.name for v in verdicts if not v.fits}
 
-    def verdicts_with(overrides: Overrides, names: set[str]) -> list[Verdict]:
+    def verdicts_with(overrides: Overrides, names: set[str]) -> list[MemoryReport]:
         return judge(with_overrides(experiment, overrides), overrides, names)
 
     taken: Overrides = {}
-    for kind in (policies, chunks, accumulations, splits):
+    for kind in (remat_candidates, logit_chunk_candidates, micro_batch_candidates, fsdp_candidates):
         options = [taken | option for option in kind(with_overrides(experiment, taken))]
         if not options:
             continue
@@ -53,7 +53,7 @@ def first_that_fits(
     return None
 
 
-def words(overrides: Overrides) -> list[str]:
+def format_overrides(overrides: Overrides) -> list[str]:
     """As on the command line."""
     return [f"{key}={value}" for key, value in overrides.items()]
 
@@ -70,34 +70,34 @@ def with_overrides(experiment: RunFile, overrides: Overrides) -> RunFile:
     return RunFile.model_validate(raw)
 
 
-def policies(experiment: RunFile) -> Iterator[Overrides]:
+def remat_candidates(experiment: RunFile) -> Iterator[Overrides]:
     """Those that keep less than the experiment's."""
-    for policy in POLICIES[POLICIES.index(experiment.model.remat) + 1 :]:
+    for policy in REMAT_POLICIES[REMAT_POLICIES.index(experiment.model.remat) + 1 :]:
         yield {"model.remat": policy}
 
 
-def chunks(experiment: RunFile) -> Iterator[Overrides]:
+def logit_chunk_candidates(experiment: RunFile) -> Iterator[Overrides]:
     """Half, a quarter, an eighth."""
     for share in (2, 4, 8):
-        if experiment.model.logit_chunk // share >= SMALLEST_CHUNK:
+        if experiment.model.logit_chunk // share >= MIN_LOGIT_CHUNK:
             yield {"model.logit_chunk": experiment.model.logit_chunk // share}
 
 
-def accumulations(experiment: RunFile) -> Iterator[Overrides]:
+def micro_batch_candidates(experiment: RunFile) -> Iterator[Overrides]:
     """Fewer rows of a device at a time, down to one."""
-    sizes = meshes.resolve(experiment.mesh, topology(experiment.pod.accelerator_type).devices)
+    sizes = meshes.axis_sizes(experiment.mesh, find_topology(experiment.pod.accelerator_type).devices)
     rows = experiment.loop.rows // (sizes["data"] * sizes["fsdp"])
     for size in range((experiment.loop.micro_batch_size or rows) - 1, 0, -1):
         if rows % size == 0:
             yield {"loop.micro_batch_size": size}
 
 
-def splits(experiment: RunFile) -> Iterator[Overrides]:
+def fsdp_candidates(experiment: RunFile) -> Iterator[Overrides]:
     """The weights split over all devices that split the batch."""
-    sizes = meshes.resolve(experiment.mesh, topology(experiment.pod.accelerator_type).devices)
+    sizes = meshes.axis_sizes(experiment.mesh, find_topology(experiment.pod.accelerator_type).devices)
     if sizes["data"] > 1:
         yield {"mesh.data": 1, "mesh.fsdp": sizes["data"] * sizes["fsdp"]}
 
 
-def _all_fit(verdicts: Iterable[Verdict]) -> bool:
+def _all_fit(verdicts: Iterable[MemoryReport]) -> bool:
     return all(v.fits for v in verdicts)

@@ -9,25 +9,25 @@ from typing import Any
 import numpy as np
 from jax.sharding import AxisType, Mesh
 
-from conf.schema.infra.topology import Topology, topology
+from conf.schema.infra.topology import Topology, find_topology
 from conf.schema.training.run_yaml import RunFile
 from trainer.distributed import mesh as meshes
 
 
-class CannotTellError(RuntimeError):
+class CompilerError(RuntimeError):
     """The compiler is missing, does not know the slice, or refuses a program for another reason than its size."""
 
 
-def mesh_for(experiment: RunFile) -> Mesh:
+def slice_mesh(experiment: RunFile) -> Mesh:
     """The run's mesh over the devices of its slice, which are not here.
 
-    Raises CannotTellError, or RunFileError where the mesh does not make the slice's devices.
+    Raises CompilerError, or RunFileError where the mesh does not make the slice's devices.
     """
     if importlib.util.find_spec("libtpu") is None:
-        raise CannotTellError(
+        raise CompilerError(
             "the TPU compiler is not installed: python -m pip install libtpu (Linux on x86_64 only, 590 MB)"
         )
-    slice_ = topology(experiment.pod.accelerator_type)
+    slice_ = find_topology(experiment.pod.accelerator_type)
     os.environ |= {
         "JAX_PLATFORMS": "cpu",
         "TPU_SKIP_MDS_QUERY": "1",
@@ -35,12 +35,12 @@ def mesh_for(experiment: RunFile) -> Mesh:
         "TPU_WORKER_HOSTNAMES": "localhost",
         "TPU_ACCELERATOR_TYPE": slice_.accelerator_type,
     }
-    sizes = meshes.resolve(experiment.mesh, slice_.devices)
-    devices = np.array(_devices(slice_)).reshape(tuple(sizes.values()))
-    return Mesh(devices, meshes.AXES, axis_types=(AxisType.Auto,) * len(meshes.AXES))
+    sizes = meshes.axis_sizes(experiment.mesh, slice_.devices)
+    devices = np.array(_slice_devices(slice_)).reshape(tuple(sizes.values()))
+    return Mesh(devices, meshes.MESH_AXES, axis_types=(AxisType.Auto,) * len(meshes.MESH_AXES))
 
 
-def _devices(slice_: Topology) -> list[Any]:
+def _slice_devices(slice_: Topology) -> list[Any]:
     """v4's two cores are one device, as on a real one; slices of one chip say so."""
     from jax.experimental import topologies
 
@@ -51,9 +51,9 @@ def _devices(slice_: Topology) -> list[Any]:
     try:
         found = topologies.get_topology_desc(platform="tpu", topology_name=f"{slice_.generation}:{shape}", **options)
     except Exception as error:  # libtpu raises what it likes
-        raise CannotTellError(f"the TPU compiler does not know {slice_.accelerator_type}: {error}") from None
+        raise CompilerError(f"the TPU compiler does not know {slice_.accelerator_type}: {error}") from None
     if len(found.devices) != slice_.devices:
-        raise CannotTellError(
+        raise CompilerError(
             f"the TPU compiler sees {len(found.devices)} devices on {slice_.accelerator_type}, JAX {slice_.devices}"
         )
     return found.devices

@@ -15,42 +15,49 @@ from jax.sharding import Mesh
 
 from conf.schema.training.loop import GrpoLoop, UnevenError
 from conf.schema.training.run_yaml import RunFile, RunFileError
-from trainer.checkpoint.manager import Checkpoints
+from trainer.checkpoint.manager import CheckpointManager
 from trainer.data import questions
-from trainer.data.prompting import Prompting
+from trainer.data.prompting import PromptEncoder
 from trainer.distributed import mesh as meshes
-from trainer.distributed.preemption import Notice
-from trainer.evaluation.accuracy import Evaluation
+from trainer.distributed.preemption import PreemptionNotice
+from trainer.evaluation.accuracy import Evaluator
 from trainer.models.weights import Params
 from trainer.rewards.functions import resolve
-from trainer.rewards.pool import Pool
+from trainer.rewards.pool import RewardPool
 from trainer.rl import batching
 from trainer.rl.evaluations import Evaluations
-from trainer.rl.programs import Programs, abstract_reference, all_programs, frozen, programs, warm_optimizer
+from trainer.rl.programs import (
+    GrpoPrograms,
+    abstract_reference,
+    all_programs,
+    copy_reference,
+    programs,
+    warm_start_optimizer,
+)
 from trainer.rl.progress import Progress
-from trainer.rl.rollouts import Rollouts
+from trainer.rl.rollouts import RolloutGenerator
 from trainer.rl.state import StateSaver, TrainState
 from trainer.rl.telemetry import Telemetry
 from trainer.rl.warm_start import WarmStart
 from trainer.step import train_step
 from trainer.telemetry import startup_report
-from trainer.telemetry.metrics import Metrics
+from trainer.telemetry.metrics import MetricsLogger
 
 __all__ = ["programs", "run"]
 
 
-def run(experiment: RunFile, mesh: Mesh, log: Metrics) -> None:
+def run(experiment: RunFile, mesh: Mesh, log: MetricsLogger) -> None:
     """Train from the newest checkpoint, or from the seed, to the last step. Raises RunFileError before any work."""
-    loop = _checked(experiment, mesh)
+    loop = _validated_loop(experiment, mesh)
     with (
-        Notice() as notice,
-        Pool(loop.reward_workers, loop.reward_timeout_seconds) as checks,
-        Checkpoints(experiment.dir, experiment.checkpoint, metrics=("eval_accuracy",)) as checkpoints,
+        PreemptionNotice() as notice,
+        RewardPool(loop.reward_workers, loop.reward_timeout_seconds) as checks,
+        CheckpointManager(experiment.dir, experiment.checkpoint, metrics=("eval_accuracy",)) as checkpoints,
     ):
-        Run(experiment, loop, mesh, log, checks, checkpoints, notice).run()
+        GrpoTrainer(experiment, loop, mesh, log, checks, checkpoints, notice).run()
 
 
-class Run:
+class GrpoTrainer:
     """One run of the loop: what it consists of, and its phases in their order."""
 
     def __init__(
@@ -58,25 +65,25 @@ class Run:
         experiment: RunFile,
         loop: GrpoLoop,
         mesh: Mesh,
-        log: Metrics,
-        checks: Pool,
-        checkpoints: Checkpoints,
-        notice: Notice,
+        log: MetricsLogger,
+        checks: RewardPool,
+        checkpoints: CheckpointManager,
+        notice: PreemptionNotice,
     ) -> None:
         self.experiment, self.loop, self.mesh, self.checkpoints = experiment, loop, mesh, checkpoints
-        self.asked = questions.of(experiment, loop)
+        self.asked = questions.load_questions(experiment, loop)
         prompting = self.asked.prompting
         _check_vocab(experiment, prompting)
         self.sampler = batching.build_sampler(experiment.model, loop, mesh, prompting)
-        evaluation = Evaluation(loop, self.asked, self.sampler, checks, experiment.seed)
+        evaluation = Evaluator(loop, self.asked, self.sampler, checks, experiment.seed)
         self.telemetry = Telemetry(experiment, loop, log)
         self.saver = StateSaver(checkpoints, notice, self.telemetry)
         self.evaluations = Evaluations(loop, evaluation, log, checkpoints, self.telemetry, self.saver)
         listed = list(all_programs(experiment, loop, mesh, self.sampler.programs))
         startup_report.probe_bucket(experiment.dir, mesh)
-        startup_report.tell_memory(listed, experiment.pod)
-        self.programs = Programs(loop, startup_report.compile_all(listed, self.telemetry.costs))
-        self.rollouts = Rollouts(
+        startup_report.log_memory(listed, experiment.pod)
+        self.programs = GrpoPrograms(loop, startup_report.compile_all(listed, self.telemetry.costs))
+        self.rollouts = RolloutGenerator(
             loop, mesh, experiment.seed, self.asked, self.sampler, self.programs, checks, self.telemetry.stopwatch
         )
 
@@ -89,10 +96,10 @@ class Run:
             self.evaluations.log_baseline(train_state)
         if train_state.progress.phase == "warm_start":
             self._warm_start(train_state)
-            reference = frozen(train_state.state.params, self.experiment, self.mesh)
+            reference = copy_reference(train_state.state.params, self.experiment, self.mesh)
             if reference:
                 self.checkpoints.save_reference(reference)
-            train_state.state = self._renewed(train_state.state)
+            train_state.state = self._reset_optimizer(train_state.state)
             self.telemetry.restart_clock()
         else:
             wanted = abstract_reference(self.experiment, self.mesh)
@@ -117,7 +124,7 @@ class Run:
                 self.evaluations.evaluate(train_state, "eval", "accuracy")
             self.saver.verify_replicas(train_state)
             if progress.steps % loop.updates_per_rollout == 0:
-                self._draw_ahead(train_state, reference)
+                self._prefetch_rollouts(train_state, reference)
             batch, placed = train_state.rollouts[0].take()
             with telemetry.stopwatch.spending("update_time"):
                 train_state.state, metrics = self.programs.update(train_state.state, placed)
@@ -129,7 +136,7 @@ class Run:
             if self.checkpoints.due(progress.total_steps, evaluates=progress.steps % loop.eval_interval == 0):
                 self.saver.save(train_state)
 
-    def _draw_ahead(self, train_state: TrainState, reference: Params) -> None:
+    def _prefetch_rollouts(self, train_state: TrainState, reference: Params) -> None:
         """Draw the rollout that is learnt from next, and with `loop.async_depth` the one after it, whose rewards are
         then computed beside the updates."""
         loop, next_one = self.loop, train_state.progress.steps // self.loop.updates_per_rollout
@@ -144,25 +151,25 @@ class Run:
             self.telemetry.tokens["rollout"] += rollout.tokens
         rollouts[0].finish()
         if train_state.progress.steps == 0:
-            self.telemetry.log_lines(startup_report.transcripts(rollouts[0].examples))
+            self.telemetry.log_lines(startup_report.format_transcripts(rollouts[0].examples))
 
     def _start(self) -> TrainState:
         """Where the newest checkpoint stands, else a new run."""
         cfg, opt = self.experiment.model, self.experiment.optimizer
         if restored := self.saver.restore(train_step.abstract_state(cfg, opt, self.mesh), self.mesh):
             return restored
-        warm, key = warm_optimizer(opt, self.loop), jax.random.key(self.experiment.seed)
+        warm, key = warm_start_optimizer(opt, self.loop), jax.random.key(self.experiment.seed)
         return TrainState(train_step.init_state(cfg, warm, self.mesh, key), Progress(), deque())
 
-    def _renewed(self, state: train_step.State) -> train_step.State:
+    def _reset_optimizer(self, state: train_step.State) -> train_step.State:
         """The same weights, with an optimizer that has seen nothing."""
         cfg, opt = self.experiment.model, self.experiment.optimizer
         shardings = train_step.state_shardings(cfg, opt, self.mesh)
-        make = jax.jit(lambda p: train_step.fresh(p, cfg, opt), out_shardings=shardings, donate_argnums=0)
+        make = jax.jit(lambda p: train_step.new_state(p, cfg, opt), out_shardings=shardings, donate_argnums=0)
         return make(state.params)
 
 
-def _checked(experiment: RunFile, mesh: Mesh) -> GrpoLoop:
+def _validated_loop(experiment: RunFile, mesh: Mesh) -> GrpoLoop:
     loop = experiment.loop
     if not isinstance(loop, GrpoLoop):
         raise TypeError(f"a grpo loop is wanted, not {loop.kind}")
@@ -172,7 +179,7 @@ def _checked(experiment: RunFile, mesh: Mesh) -> GrpoLoop:
             f"{experiment.model.max_seq_len}"
         )
     try:
-        loop.accumulation(meshes.shards(mesh, "batch"))
+        loop.accumulation(meshes.num_shards(mesh, "batch"))
     except UnevenError as error:
         raise RunFileError(str(error)) from None
     for name in loop.rewards:
@@ -180,7 +187,7 @@ def _checked(experiment: RunFile, mesh: Mesh) -> GrpoLoop:
     return loop
 
 
-def _check_vocab(experiment: RunFile, prompting: Prompting) -> None:
+def _check_vocab(experiment: RunFile, prompting: PromptEncoder) -> None:
     known, wanted = experiment.model.vocab_size, prompting.vocab
     if known < wanted:
         raise RunFileError(

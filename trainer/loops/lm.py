@@ -19,78 +19,78 @@ from jax.sharding import Mesh
 
 from conf.schema.training.loop import LmLoop
 from conf.schema.training.run_yaml import RunFile, RunFileError
-from trainer.checkpoint.manager import Checkpoints
+from trainer.checkpoint.manager import CheckpointManager
 from trainer.data import batches
 from trainer.distributed import batch_sharding
 from trainer.distributed.batch import Batch, DeviceBatch
-from trainer.distributed.preemption import Notice, NoticedError
+from trainer.distributed.preemption import PreemptedError, PreemptionNotice
 from trainer.losses import lm
 from trainer.models import weights
 from trainer.step import train_step
 from trainer.step.nan_check import check_finite
 from trainer.step.program import Program
 from trainer.telemetry import throughput
-from trainer.telemetry.metrics import Metrics
-from trainer.telemetry.text_samples import Continuations
+from trainer.telemetry.metrics import MetricsLogger
+from trainer.telemetry.text_samples import TextSampler
 
 
-def run(experiment: RunFile, mesh: Mesh, log: Metrics) -> None:
+def run(experiment: RunFile, mesh: Mesh, log: MetricsLogger) -> None:
     """Train from the newest checkpoint, or from the seed, to the last step. Raises RunFileError before any work."""
     data = batches.Dataset(experiment.data)
-    loop = _checked(experiment, data)
-    split = batch_sharding.deal(loop, mesh)
+    loop = _validated_loop(experiment, data)
+    split = batch_sharding.shard_rows(loop, mesh)
     stream = data.training(loop, experiment.seed, split.rows)
     metrics = ("eval_loss", "eval_bits_per_byte")
     with (
-        Notice() as notice,
+        PreemptionNotice() as notice,
         closing(stream),
-        Checkpoints(experiment.dir, experiment.checkpoint, metrics) as checkpoints,
+        CheckpointManager(experiment.dir, experiment.checkpoint, metrics) as checkpoints,
     ):
-        first, state = _start(experiment, mesh, checkpoints, stream)
+        first, state = _restore_or_init(experiment, mesh, checkpoints, stream)
         log.resume(first)
         compiled = _compile(experiment, loop, data, split, state)
         with jax.transfer_guard("disallow"):  # nothing goes to or from the devices but what is put and got here
-            Training(experiment, loop, split, stream, checkpoints, log, notice, compiled).run(state, first)
+            LmTrainer(experiment, loop, split, stream, checkpoints, log, notice, compiled).run(state, first)
 
 
 def programs(experiment: RunFile, mesh: Mesh) -> Iterator[Program]:
     """What a run compiles, with its arguments as shapes."""
     cfg, loop, opt = experiment.model, experiment.loop, experiment.optimizer
     assert isinstance(loop, LmLoop)
-    split = batch_sharding.deal(loop, mesh)
+    split = batch_sharding.shard_rows(loop, mesh)
     state, batch = train_step.abstract_state(cfg, opt, mesh), _abstract_batch(experiment, loop, split)
-    yield Program("update", train_step.build(lm.loss(cfg), cfg, opt, mesh, split.accumulation), (state, batch))
-    token_bytes = jax.ShapeDtypeStruct((cfg.vocab_size,), "int32", sharding=batch_sharding.whole(mesh))
-    evaluate = jax.jit(lm.evaluation(cfg, split.accumulation))
-    evaluated = train_step.for_evaluation(state)
+    yield Program("update", train_step.build_update(lm.loss(cfg), cfg, opt, mesh, split.accumulation), (state, batch))
+    token_bytes = jax.ShapeDtypeStruct((cfg.vocab_size,), "int32", sharding=batch_sharding.replicated_sharding(mesh))
+    evaluate = jax.jit(lm.build_eval(cfg, split.accumulation))
+    evaluated = train_step.eval_params(state)
     beside = (state.optimizer, () if evaluated is state.params else state.params)
     yield Program("eval", evaluate, (evaluated, token_bytes, batch), beside=beside)
     yield Program("resident", None, beside=state)
 
 
 @dataclass
-class Compiled:
+class CompiledPrograms:
     """The programs of a run, ready to be called, and how long that took."""
 
     update: Callable[[train_step.State, DeviceBatch], tuple[train_step.State, dict[str, jax.Array]]]
     evaluate: Callable[[weights.Params, Callable[[], None]], dict[str, float]]
-    samples: Continuations | None
+    samples: TextSampler | None
     seconds: float
 
 
-class Training:
+class LmTrainer:
     """One process's part of a run: its programs, its data, and what it writes."""
 
     def __init__(
         self,
         experiment: RunFile,
         loop: LmLoop,
-        split: batch_sharding.Share,
-        stream: batches.Batches,
-        checkpoints: Checkpoints,
-        log: Metrics,
-        notice: Notice,
-        compiled: Compiled,
+        split: batch_sharding.BatchSharding,
+        stream: batches.BatchStream,
+        checkpoints: CheckpointManager,
+        log: MetricsLogger,
+        notice: PreemptionNotice,
+        compiled: CompiledPrograms,
     ) -> None:
         self.experiment, self.loop, self.split, self.stream = experiment, loop, split, stream
         self.checkpoints, self.log, self.notice, self.compiled = checkpoints, log, notice, compiled
@@ -104,9 +104,9 @@ class Training:
         loop, profiler = self.loop, self.log.profiler(self.experiment.logging.profile)
         self.first = self.logged = first
         for step in range(first, loop.steps):
-            self._heed(step, state)
+            self._save_if_preempted(step, state)
             with self.watch.apart():
-                self._between(step, state)
+                self._after_checkpoint(step, state)
             profiler.before_update(state)
             with self.watch.spending("data_time"):
                 batch = next(self.stream)
@@ -115,7 +115,7 @@ class Training:
             state, metrics = self.compiled.update(state, placed)
             self._look()
             self.unseen = (step + 1, metrics, batch)
-            if self._stops(step + 1):
+            if self._needs_flush(step + 1):
                 self._look()
                 with self.watch.apart():
                     self._save(step + 1, state)
@@ -123,34 +123,34 @@ class Training:
         results = self._evaluate(loop.steps, state)
         self.log.summarize(**results, steps=loop.steps)
 
-    def _stops(self, done: int) -> bool:
+    def _needs_flush(self, done: int) -> bool:
         """Does anything but an update follow, which wants to know how the last one went?"""
         evaluates = done % self.loop.eval_interval == 0
         return (
-            evaluates or self._samples_follow(done) or done == self.loop.steps or self.checkpoints.due(done, evaluates)
+            evaluates or self._should_sample(done) or done == self.loop.steps or self.checkpoints.due(done, evaluates)
         )
 
-    def _samples_follow(self, done: int) -> bool:
+    def _should_sample(self, done: int) -> bool:
         every = self.loop.text_samples.interval
         return every is not None and done % every == 0
 
-    def _between(self, step: int, state: train_step.State) -> None:
+    def _after_checkpoint(self, step: int, state: train_step.State) -> None:
         """What comes after the checkpoint of a step, and again when a run is resumed there."""
         if step and step % self.loop.eval_interval == 0:
             self._evaluate(step, state)
-        if self.compiled.samples and step and self._samples_follow(step):
-            texts = self.compiled.samples.texts(train_step.for_evaluation(state))
+        if self.compiled.samples and step and self._should_sample(step):
+            texts = self.compiled.samples.texts(train_step.eval_params(state))
             self.log.text(step, "samples", "\n\n---\n\n".join(texts))
         self.checkpoints.verify(step, state)
 
-    def _heed(self, step: int, state: train_step.State) -> None:
-        """Where the VM is about to go: save, and end on all processes. Raises NoticedError."""
+    def _save_if_preempted(self, step: int, state: train_step.State) -> None:
+        """Where the VM is about to go: save, and end on all processes. Raises PreemptedError."""
         if self.notice.agreed(step):
             self._look()
             if step > self.first:
                 self.log.upload()
                 self.checkpoints.save(step, state, {"data": self.stream.position()})
-            raise NoticedError
+            raise PreemptedError
 
     def _look(self) -> None:
         """Wait for the last update, see that it went well, and tell of it."""
@@ -165,7 +165,9 @@ class Training:
         self.logged = step
         seconds = times["step_time"]
         rates = {"tokens_per_second": self.loop.total_batch_tokens / seconds}
-        rates |= throughput.utilization(self.flops, seconds, self.experiment.pod) | throughput.memory()
+        rates |= (
+            throughput.model_flops_utilization(self.flops, seconds, self.experiment.pod) | throughput.device_memory()
+        )
         self.log.log(step, "train", **values, **times, **rates, **self.costs, steps_total=self.loop.steps)
         self.costs = {}
 
@@ -177,17 +179,17 @@ class Training:
 
     def _evaluate(self, step: int, state: train_step.State) -> dict[str, float]:
         began = time.perf_counter()
-        results = self.compiled.evaluate(train_step.for_evaluation(state), lambda: self._heed(step, state))
+        results = self.compiled.evaluate(train_step.eval_params(state), lambda: self._save_if_preempted(step, state))
         self.log.log(step, "eval", **results, eval_time=time.perf_counter() - began)
         self.checkpoints.score(step, **results)
         return results
 
 
-def _checked(experiment: RunFile, data: batches.Dataset) -> LmLoop:
+def _validated_loop(experiment: RunFile, data: batches.Dataset) -> LmLoop:
     loop = experiment.loop
     if not isinstance(loop, LmLoop):
         raise TypeError(f"an lm loop is wanted, not {loop.kind}")
-    data.check_vocab(experiment.model.vocab_size)
+    data.check_vocab_size(experiment.model.vocab_size)
     if loop.seq_len > experiment.model.max_seq_len:
         raise RunFileError(
             f"loop.seq_len: {loop.seq_len} tokens are more than model.max_seq_len, {experiment.model.max_seq_len}"
@@ -195,8 +197,8 @@ def _checked(experiment: RunFile, data: batches.Dataset) -> LmLoop:
     return loop
 
 
-def _start(
-    experiment: RunFile, mesh: Mesh, checkpoints: Checkpoints, stream: batches.Batches
+def _restore_or_init(
+    experiment: RunFile, mesh: Mesh, checkpoints: CheckpointManager, stream: batches.BatchStream
 ) -> tuple[int, train_step.State]:
     """Updates done, and the state after them; the data stand where they stood then."""
     abstract = train_step.abstract_state(experiment.model, experiment.optimizer, mesh)
@@ -207,19 +209,23 @@ def _start(
 
 
 def _compile(
-    experiment: RunFile, loop: LmLoop, data: batches.Dataset, split: batch_sharding.Share, state: train_step.State
-) -> Compiled:
+    experiment: RunFile,
+    loop: LmLoop,
+    data: batches.Dataset,
+    split: batch_sharding.BatchSharding,
+    state: train_step.State,
+) -> CompiledPrograms:
     """Everything that runs between the first and the last update. Nothing is compiled after that."""
     began = time.perf_counter()
     ready = {p.name: p.function.lower(*p.arguments).compile() for p in programs(experiment, split.mesh) if p.function}
     samples = None
     if loop.text_samples.interval is not None:
-        samples = Continuations(loop.text_samples, data, experiment.model, split.mesh, experiment.seed)
+        samples = TextSampler(loop.text_samples, data, experiment.model, split.mesh, experiment.seed)
         samples.compile(state.params)
     known = data.token_bytes()
     token_bytes = np.zeros(experiment.model.vocab_size, np.int32)
     token_bytes[: len(known)] = known
-    on_devices = jax.device_put(token_bytes, batch_sharding.whole(split.mesh))
+    on_devices = jax.device_put(token_bytes, batch_sharding.replicated_sharding(split.mesh))
     held_out = data.validation(loop, split.rows)
 
     def evaluate(params: weights.Params, between: Callable[[], None]) -> dict[str, float]:
@@ -230,10 +236,12 @@ def _compile(
         totals = jax.tree.map(lambda *values: float(math.fsum(values)), *parts)
         return {f"eval_{name}": total / count if count else math.nan for name, (total, count) in totals.items()}
 
-    return Compiled(ready["update"], evaluate, samples, time.perf_counter() - began)
+    return CompiledPrograms(ready["update"], evaluate, samples, time.perf_counter() - began)
 
 
-def _abstract_batch(experiment: RunFile, loop: LmLoop, split: batch_sharding.Share) -> dict[str, jax.ShapeDtypeStruct]:
+def _abstract_batch(
+    experiment: RunFile, loop: LmLoop, split: batch_sharding.BatchSharding
+) -> dict[str, jax.ShapeDtypeStruct]:
     shape, sharding = split.shape(loop.seq_len), split.sharding
     types = batches.Dataset(experiment.data).fields
     return {name: jax.ShapeDtypeStruct(shape, dtype, sharding=sharding) for name, dtype in types.items()}

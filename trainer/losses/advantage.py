@@ -40,7 +40,7 @@ def overlong_penalty(lengths: np.ndarray, loop: GrpoLoop) -> np.ndarray:
     return -np.clip((lengths - loop.max_new_tokens + buffer) / buffer, 0, 1).astype(np.float32)
 
 
-def weights(equal: np.ndarray, truncated: np.ndarray, loop: GrpoLoop) -> dict[str, np.ndarray]:
+def sample_weights(equal: np.ndarray, truncated: np.ndarray, loop: GrpoLoop) -> dict[str, np.ndarray]:
     """Which samples count in the loss, and which do not, and why: float32 of 0 and 1, as the arguments.
 
     equal: 1 for the samples of a group with equal rewards, which DAPO's dynamic sampling leaves out (eq. 11);

@@ -23,9 +23,9 @@ from conf.schema.training.model import Model
 from trainer.distributed.batch import DeviceBatch
 from trainer.losses import token_logprobs
 from trainer.models import decoder, weights
-from trainer.models.shared_prompt import Group, group_of, hidden_states, in_place
+from trainer.models.shared_prompt import PromptGroup, prompt_group, response_hidden_states, scatter_to_columns
 from trainer.step.metric_sums import Max, Mean, MetricSums, Min
-from trainer.step.train_step import Loss
+from trainer.step.train_step import LossFn
 
 ROW_FIELDS = ("advantage", "weight")
 """Of a batch, float32 [B]. weight: 0 where a sample is filtered out of the loss, else 1."""
@@ -35,8 +35,8 @@ TOKEN_FIELDS = ("old", "reference", "sampler")
 reference; under the policy that drew the sample, by the sampler."""
 
 
-def logprobs(
-    params: weights.Params, cfg: Model, batch: DeviceBatch, temperature: float, group: Group | None = None
+def per_token_logps(
+    params: weights.Params, cfg: Model, batch: DeviceBatch, temperature: float, group: PromptGroup | None = None
 ) -> tuple[jax.Array, jax.Array]:
     """Log-probability of each token but the first given those before it, and the entropy there: two [B, T - 1].
 
@@ -46,9 +46,9 @@ def logprobs(
     tokens = batch["tokens"]
     if group is not None:
         starts = jnp.argmax(batch["mask"], axis=1) + 1
-        hidden, targets = hidden_states(params, cfg, tokens, starts, group)
+        hidden, targets = response_hidden_states(params, cfg, tokens, starts, group)
         found = token_logprobs.token_logprobs(hidden, params, targets, cfg, temperature)
-        logprobs, entropy = (in_place(values, starts, tokens.shape[1]) for values in found)
+        logprobs, entropy = (scatter_to_columns(values, starts, tokens.shape[1]) for values in found)
         return logprobs, entropy
     positions = jnp.broadcast_to(jnp.arange(tokens.shape[1]), tokens.shape)
     hidden = decoder.forward(params, cfg, tokens, positions)
@@ -56,7 +56,7 @@ def logprobs(
     return logprobs[:, :-1], entropy[:, :-1]
 
 
-def loss(cfg: Model, loop: GrpoLoop, *, grouped: bool = False) -> Loss:
+def loss(cfg: Model, loop: GrpoLoop, *, grouped: bool = False) -> LossFn:
     """The loss of `update.build` on batches with, per row, tokens [T], mask [T - 1] (1 where the next token is of the
     response), TOKEN_FIELDS and ROW_FIELDS. Where `loop.on_policy`, `old` is what is computed here.
 
@@ -64,16 +64,16 @@ def loss(cfg: Model, loop: GrpoLoop, *, grouped: bool = False) -> Loss:
     """
 
     def sums(params: weights.Params, batch: DeviceBatch) -> MetricSums:
-        group = group_of(cfg, loop, batch["tokens"].shape[1]) if grouped else None
-        logprob, entropy = logprobs(params, cfg, batch, loop.temperature, group)
+        group = prompt_group(cfg, loop, batch["tokens"].shape[1]) if grouped else None
+        logprob, entropy = per_token_logps(params, cfg, batch, loop.temperature, group)
         if loop.on_policy:
             batch = batch | {"old": lax.stop_gradient(logprob)}
-        return policy_sums(logprob, entropy, batch, loop)
+        return policy_loss_terms(logprob, entropy, batch, loop)
 
     return sums
 
 
-def policy_sums(logprob: jax.Array, entropy: jax.Array, batch: DeviceBatch, loop: GrpoLoop) -> MetricSums:
+def policy_loss_terms(logprob: jax.Array, entropy: jax.Array, batch: DeviceBatch, loop: GrpoLoop) -> MetricSums:
     """The loss of the tokens' log-probabilities and entropies [B, T - 1], and what is to be known about them."""
     every, weight = batch["mask"], batch["weight"]
     mask = every * weight[:, None]
@@ -85,7 +85,7 @@ def policy_sums(logprob: jax.Array, entropy: jax.Array, batch: DeviceBatch, loop
         ratio = jnp.exp(log_ratio.sum(axis=1, keepdims=True) / (lengths if loop.loss_type == "gspo" else 1))
         where = weight[:, None]
 
-    surrogate, clipped = _clipped(ratio, batch["advantage"][:, None], loop)
+    surrogate, clipped = _clipped_objective(ratio, batch["advantage"][:, None], loop)
     found: MetricSums = {}
     if loop.importance_sampling_cap is not None and loop.old_logprobs == "trainer":
         importance = jnp.exp((old - batch["sampler"]) * mask)
@@ -95,13 +95,13 @@ def policy_sums(logprob: jax.Array, entropy: jax.Array, batch: DeviceBatch, loop
     if loop.entropy_coef:
         penalty -= loop.entropy_coef * entropy
     if loop.kl_coef:
-        kl = _kl((batch["reference"] - logprob) * every, loop.kl_estimator)
+        kl = _kl_penalty((batch["reference"] - logprob) * every, loop.kl_estimator)
         penalty += loop.kl_coef * (kl * jnp.exp(log_ratio) if loop.kl_unbiased else kl)
         found["kl"] = Mean((kl * every).sum(), every.sum())
     if loop.loss_type == "rloo":
         penalty = penalty * lengths  # summed over the response, as its reward is
 
-    found["loss"] = _reduced((penalty - surrogate) * mask, lengths, mask, weight, loop)
+    found["loss"] = _aggregate_loss((penalty - surrogate) * mask, lengths, mask, weight, loop)
     apart = jnp.abs(batch["old"] - batch["sampler"]) * every
     return found | {
         "entropy": Mean((entropy * every).sum(), every.sum()),
@@ -114,7 +114,7 @@ def policy_sums(logprob: jax.Array, entropy: jax.Array, batch: DeviceBatch, loop
     }
 
 
-def _clipped(ratio: jax.Array, advantage: jax.Array, loop: GrpoLoop) -> tuple[jax.Array, jax.Array]:
+def _clipped_objective(ratio: jax.Array, advantage: jax.Array, loop: GrpoLoop) -> tuple[jax.Array, jax.Array]:
     """min(r A, clip(r, 1 - low, 1 + high) A), and 1 where the bound holds the ratio back.
 
     Where the ratio corrects the sampler's own probabilities, `loop.importance_sampling_cap` bounds it, whatever the
@@ -129,7 +129,7 @@ def _clipped(ratio: jax.Array, advantage: jax.Array, loop: GrpoLoop) -> tuple[ja
     return jnp.minimum(free, bounded), (bounded < free).astype(jnp.float32)
 
 
-def _kl(difference: jax.Array, estimator: str) -> jax.Array:
+def _kl_penalty(difference: jax.Array, estimator: str) -> jax.Array:
     """KL from the reference per token, of difference = reference - policy: http://joschu.net/blog/kl-approx.html."""
     match estimator:
         case "k1":
@@ -140,7 +140,7 @@ def _kl(difference: jax.Array, estimator: str) -> jax.Array:
             return jnp.expm1(difference) - difference
 
 
-def _reduced(terms: jax.Array, lengths: jax.Array, mask: jax.Array, weight: jax.Array, loop: GrpoLoop) -> Mean:
+def _aggregate_loss(terms: jax.Array, lengths: jax.Array, mask: jax.Array, weight: jax.Array, loop: GrpoLoop) -> Mean:
     """Return the loss, from its terms [B, T - 1], which are 0 where the mask is."""
     match loop.loss_type:
         case "token_mean" | "dapo":
@@ -151,11 +151,11 @@ def _reduced(terms: jax.Array, lengths: jax.Array, mask: jax.Array, weight: jax.
             return Mean((terms / lengths).sum(), weight.sum())
 
 
-def supervised_loss(cfg: Model) -> Loss:
+def supervised_loss(cfg: Model) -> LossFn:
     """Cross-entropy of the response's tokens, for the warm start: batches with tokens [T] and mask [T - 1] per row."""
 
     def sums(params: weights.Params, batch: DeviceBatch) -> MetricSums:
-        logprob, _ = logprobs(params, cfg, batch, 1.0)
+        logprob, _ = per_token_logps(params, cfg, batch, 1.0)
         return {"loss": Mean(-(logprob * batch["mask"]).sum(), batch["mask"].sum())}
 
     return sums

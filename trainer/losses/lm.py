@@ -16,34 +16,34 @@ from trainer.losses import token_logprobs
 from trainer.models import decoder
 from trainer.models.weights import Params
 from trainer.step.metric_sums import Mean, MetricSums
-from trainer.step.train_step import Loss
+from trainer.step.train_step import LossFn
 
-Evaluation = Callable[[Params, jax.Array, DeviceBatch], MetricSums]
+EvalFn = Callable[[Params, jax.Array, DeviceBatch], MetricSums]
 """(weights, bytes of each token [vocab], batch) to sums."""
 
 
-def loss(cfg: Model) -> Loss:
+def loss(cfg: Model) -> LossFn:
     """Cross-entropy of the targets that count, in nats.
 
     A batch holds `tokens`, `targets` and `weights` [B, T], and where documents share a row `segments` and `positions`.
     """
 
     def sums(params: Params, batch: DeviceBatch) -> MetricSums:
-        hidden = _hidden(params, cfg, batch)
+        hidden = _hidden_states(params, cfg, batch)
         nats = token_logprobs.cross_entropy(hidden, params, batch["targets"], batch["weights"], cfg)
         return {"loss": Mean(nats, batch["weights"].sum())}
 
     return sums
 
 
-def evaluation(cfg: Model, accumulation: int) -> Evaluation:
+def build_eval(cfg: Model, accumulation: int) -> EvalFn:
     """The loss of a batch, and its bits per byte of text: special tokens, which stand for none, are left out of those.
 
     accumulation: above 1 the batch is [A, B / A, T], and its parts are computed one after the other.
     """
 
     def part(params: Params, token_bytes: jax.Array, batch: DeviceBatch) -> MetricSums:
-        hidden = _hidden(params, cfg, batch)
+        hidden = _hidden_states(params, cfg, batch)
         logprobs, _ = token_logprobs.token_logprobs(hidden, params, batch["targets"], cfg)
         nats = -logprobs * batch["weights"]
         stands_for = token_bytes[batch["targets"]]
@@ -60,7 +60,7 @@ def evaluation(cfg: Model, accumulation: int) -> Evaluation:
     return part if accumulation == 1 else parts
 
 
-def _hidden(params: Params, cfg: Model, batch: DeviceBatch) -> jax.Array:
+def _hidden_states(params: Params, cfg: Model, batch: DeviceBatch) -> jax.Array:
     tokens = batch["tokens"]
     positions = batch.get("positions")
     if positions is None:

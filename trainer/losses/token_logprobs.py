@@ -10,8 +10,8 @@ import jax.numpy as jnp
 
 from conf.schema.training.model import Model
 from trainer.distributed import mesh as meshes
-from trainer.models.decoder import logits_of, output_table
-from trainer.models.layers import in_chunks
+from trainer.models.decoder import compute_logits, unembedding_matrix
+from trainer.models.layers import map_chunks
 from trainer.models.weights import Params
 
 
@@ -28,13 +28,13 @@ def token_logprobs(
     # hidden states of one chunk, and neither the output layer nor its gradient is ever whole on a device.
     split = meshes.splits_evenly("logits", cfg.vocab_size)
     rows, ids_axis = ("rows", "logits") if split else ("batch", "vocab")
-    table = output_table(params, cfg, hidden.dtype)
+    table = unembedding_matrix(params, cfg, hidden.dtype)
     if split:
         table = meshes.constrain(table, "logits", None)
 
     def score(table: jax.Array, states: jax.Array, ids: jax.Array) -> tuple[jax.Array, jax.Array]:
         states, ids = meshes.constrain(states, rows, None, None), meshes.constrain(ids, rows, None)
-        logits = meshes.constrain(logits_of(states, table, cfg) / temperature, rows, None, ids_axis)
+        logits = meshes.constrain(compute_logits(states, table, cfg) / temperature, rows, None, ids_axis)
         total = jax.nn.logsumexp(logits, axis=-1)
         is_target = ids[..., None] == jnp.arange(logits.shape[-1])
         chosen = jnp.sum(jnp.where(is_target, logits, 0), axis=-1)
@@ -42,7 +42,7 @@ def token_logprobs(
         return meshes.constrain(chosen - total, "batch", None), meshes.constrain(total - mean, "batch", None)
 
     with jax.named_scope("token_logprobs"):
-        return in_chunks(lambda states, ids: score(table, states, ids), cfg.logit_chunk, hidden, targets)
+        return map_chunks(lambda states, ids: score(table, states, ids), cfg.logit_chunk, hidden, targets)
 
 
 def cross_entropy(hidden: jax.Array, params: Params, targets: jax.Array, weights: jax.Array, cfg: Model) -> jax.Array:

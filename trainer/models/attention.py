@@ -22,7 +22,7 @@ SPLASH_BLOCK = 512
 LANES = 128
 
 
-def kernel(cfg: Model, backend: str) -> Kernel:
+def choose_kernel(cfg: Model, backend: str) -> Kernel:
     """The kernel for a model on a backend: as `model.attention` says, or the fastest that can compute it.
 
     cuDNN has no soft-cap and wants bfloat16; splash attention (Pallas, TPU only) has everything.
@@ -41,7 +41,7 @@ def soft_cap(logits: jax.Array, cap: float | None) -> jax.Array:
     return logits if cap is None else cap * jnp.tanh(logits / cap)
 
 
-def attend(
+def self_attention(
     query: jax.Array, key: jax.Array, value: jax.Array, segments: jax.Array | None, window: int | None, cfg: Model
 ) -> jax.Array:
     """A whole sequence attends to itself: a token sees the `window` tokens up to and with itself; None: all of them.
@@ -50,9 +50,9 @@ def attend(
     sees only those with its own number; None: one document. Each key head serves heads / kv_heads neighbouring query
     heads. Returns [B, T, heads, head_dim].
     """
-    match kernel(cfg, jax.default_backend()):
+    match choose_kernel(cfg, jax.default_backend()):
         case "splash":
-            return on_each_device(partial(splash, window=window, cfg=cfg), query, key, value, segments)
+            return run_per_device(partial(splash_attention, window=window, cfg=cfg), query, key, value, segments)
         case "cudnn" if segments is None:
             left = query.shape[1] if window is None else window - 1
             return jax.nn.dot_product_attention(
@@ -60,13 +60,15 @@ def attend(
             )
         case _:
             index = jnp.arange(query.shape[1])
-            mask = within((index[:, None] - index[None, :])[None], window)
+            mask = in_window((index[:, None] - index[None, :])[None], window)
             if segments is not None:
                 mask = mask & (segments[:, :, None] == segments[:, None, :])
-            return masked(query, key, value, mask, cfg.attn_logit_softcap)
+            return masked_attention(query, key, value, mask, cfg.attn_logit_softcap)
 
 
-def masked(query: jax.Array, key: jax.Array, value: jax.Array, mask: jax.Array, cap: float | None) -> jax.Array:
+def masked_attention(
+    query: jax.Array, key: jax.Array, value: jax.Array, mask: jax.Array, cap: float | None
+) -> jax.Array:
     """Softmax attention in plain einsums, in float32 between the two products: the reference.
 
     mask: [B or 1, T, S], True where a token may look; the rest as in `attend`.
@@ -79,25 +81,25 @@ def masked(query: jax.Array, key: jax.Array, value: jax.Array, mask: jax.Array, 
     return jnp.einsum("bkgts,bskh->btkgh", weights, value).reshape(query.shape)
 
 
-def within(distance: jax.Array, window: int | None) -> jax.Array:
+def in_window(distance: jax.Array, window: int | None) -> jax.Array:
     """May a token look at another one that is so many places before it?"""
     return distance >= 0 if window is None else (distance >= 0) & (distance < window)
 
 
-def on_each_device(
+def run_per_device(
     attention: Callable[..., jax.Array], query: jax.Array, key: jax.Array, value: jax.Array, segments: jax.Array | None
 ) -> jax.Array:
     """Run a kernel that the partitioner cannot split: each device has its own rows and heads, and needs no other's."""
     mesh = jax.sharding.get_abstract_mesh()
     if mesh.empty or mesh.manual_axes:
         return attention(query, key, value, segments)
-    rows = meshes.spec("batch", None)
-    by_head, by_kv_head = (meshes.spec("batch", None, axis, None) for axis in ("heads", "kv_heads"))
+    rows = meshes.partition_spec("batch", None)
+    by_head, by_kv_head = (meshes.partition_spec("batch", None, axis, None) for axis in ("heads", "kv_heads"))
     specs = (by_head, by_kv_head, by_kv_head, None if segments is None else rows)
     return jax.shard_map(attention, in_specs=specs, out_specs=by_head, check_vma=False)(query, key, value, segments)
 
 
-def splash(
+def splash_attention(
     query: jax.Array,
     key: jax.Array,
     value: jax.Array,

@@ -16,24 +16,24 @@ from jax.ad_checkpoint import checkpoint_name
 
 from conf.schema.training.model import Model
 from trainer.distributed import mesh as meshes
-from trainer.models.attention import attend, soft_cap
-from trainer.models.layers import in_chunks, inverse_frequencies, mlp, norm, product, rotate
+from trainer.models.attention import self_attention, soft_cap
+from trainer.models.layers import apply_rope, linear, map_chunks, mlp, norm, rope_inv_freq
 from trainer.models.weights import Params
 
-KEPT = {
+REMAT_SAVED_NAMES = {
     "products": ("product", "output", "attention"),
     "outputs": ("output", "attention"),
     "attention": ("attention",),
     "full": (),
 }
 """Names of the arrays inside a layer that are kept for the backward pass, by `model.remat`."""
-FEED_FORWARD_TOKENS = {"outputs": 4096, "attention": 4096, "full": 2048}
+FFN_CHUNK_TOKENS = {"outputs": 4096, "attention": 4096, "full": 2048}
 """Tokens of a device that a feed-forward block takes at a time where the backward pass computes it again: its inner
 arrays, several times as wide as the residual stream, are the largest of all. By the chips' figures gathering the split
 weights for each chunk takes, with 4096, a quarter (v5e) to half (v6e) of the time of the products, and may hide."""
 
 
-Attention = Callable[[jax.Array, jax.Array, jax.Array, int | None], jax.Array]
+AttentionFn = Callable[[jax.Array, jax.Array, jax.Array, int | None], jax.Array]
 """(query, key, value, window) to what the tokens see, [B, T, heads, head_dim]."""
 
 
@@ -43,7 +43,7 @@ def forward(
     tokens: jax.Array,
     positions: jax.Array,
     segments: jax.Array | None = None,
-    attention: Attention | None = None,
+    attention: AttentionFn | None = None,
 ) -> jax.Array:
     """Hidden states after the last norm: [B, T, D], in the type of the activations.
 
@@ -52,30 +52,30 @@ def forward(
     its own, 0, or put it to the right; ignore its output. attention: another rule of what sees what, in their place.
     """
     if attention is None:
-        attention = partial(_causal, segments=segments, cfg=cfg)
+        attention = partial(_causal_attention, segments=segments, cfg=cfg)
     x = embed(params, cfg, tokens, positions)
-    x = _train_layers(params["layers"], cfg, x, positions, attention)
+    x = _apply_layers(params["layers"], cfg, x, positions, attention)
     return norm(x, params, "final_norm", cfg)
 
 
 def unembed(params: Params, cfg: Model, hidden: jax.Array) -> jax.Array:
     """Logits in float32, [..., vocab], of hidden states [..., D]: for few positions; whole sequences: `chunked`."""
     with jax.named_scope("unembed"):
-        return logits_of(hidden, output_table(params, cfg, hidden.dtype), cfg)
+        return compute_logits(hidden, unembedding_matrix(params, cfg, hidden.dtype), cfg)
 
 
-def output_table(params: Params, cfg: Model, dtype: jnp.dtype) -> jax.Array:
+def unembedding_matrix(params: Params, cfg: Model, dtype: jnp.dtype) -> jax.Array:
     """The output layer's weights, [vocab, D]."""
     return params["embedding" if cfg.tie_word_embeddings else "unembedding"].astype(dtype)
 
 
-def logits_of(hidden: jax.Array, table: jax.Array, cfg: Model) -> jax.Array:
-    """Logits in float32, [..., vocab], of hidden states [..., D] and an `output_table`."""
+def compute_logits(hidden: jax.Array, table: jax.Array, cfg: Model) -> jax.Array:
+    """Logits in float32, [..., vocab], of hidden states [..., D] and an `unembedding_matrix`."""
     logits = jnp.einsum("...d,vd->...v", hidden, table, preferred_element_type=jnp.float32)
     return soft_cap(logits, cfg.final_logit_softcap)
 
 
-def is_local(cfg: Model, layer: int) -> bool:
+def is_local_layer(cfg: Model, layer: int) -> bool:
     """Does the layer see a window only?"""
     return cfg.attention_pattern[layer % len(cfg.attention_pattern)] == "L"
 
@@ -95,24 +95,24 @@ def embed(params: Params, cfg: Model, tokens: jax.Array, positions: jax.Array) -
         return meshes.constrain(x, "batch", None, None)
 
 
-def _causal(
+def _causal_attention(
     query: jax.Array, key: jax.Array, value: jax.Array, window: int | None, *, segments: jax.Array | None, cfg: Model
 ) -> jax.Array:
-    return attend(query, key, value, segments, window, cfg)
+    return self_attention(query, key, value, segments, window, cfg)
 
 
-def _train_layers(layers: Params, cfg: Model, x: jax.Array, positions: jax.Array, attention: Attention) -> jax.Array:
+def _apply_layers(layers: Params, cfg: Model, x: jax.Array, positions: jax.Array, attention: AttentionFn) -> jax.Array:
     """All layers on whole sequences. Scanned by periods of the pattern, so that each window is a constant."""
     first = x
 
     def computed(i: int, x: jax.Array, weights: Params) -> jax.Array:
         def compute(x: jax.Array, first: jax.Array, weights: Params) -> jax.Array:
-            return layer(x, first, weights, cfg, positions, is_local(cfg, i), attention)
+            return decoder_layer(x, first, weights, cfg, positions, is_local_layer(cfg, i), attention)
 
-        return _rematerialized(compute, cfg)(x, first, weights)
+        return _with_remat(compute, cfg)(x, first, weights)
 
     if not cfg.scan_layers:
-        for i, weights in enumerate(_unstack(layers, cfg.num_layers)):
+        for i, weights in enumerate(_unstack_layers(layers, cfg.num_layers)):
             x = computed(i, x, weights)
         return x
     period = len(cfg.attention_pattern)
@@ -120,38 +120,38 @@ def _train_layers(layers: Params, cfg: Model, x: jax.Array, positions: jax.Array
     scanned, rest = jax.tree.map(lambda w: w[:whole], layers), jax.tree.map(lambda w: w[whole:], layers)
 
     def step(x: jax.Array, group: Params) -> tuple[jax.Array, None]:
-        for i, weights in enumerate(_unstack(group, period)):
+        for i, weights in enumerate(_unstack_layers(group, period)):
             x = computed(i, x, weights)
         return x, None
 
     if whole:
         x, _ = lax.scan(step, x, jax.tree.map(lambda w: w.reshape(whole // period, period, *w.shape[1:]), scanned))
-    for i, weights in enumerate(_unstack(rest, cfg.num_layers - whole)):
+    for i, weights in enumerate(_unstack_layers(rest, cfg.num_layers - whole)):
         x = computed(whole + i, x, weights)
     return x
 
 
-def _rematerialized(compute: Callable[..., jax.Array], cfg: Model) -> Callable[..., jax.Array]:
+def _with_remat(compute: Callable[..., jax.Array], cfg: Model) -> Callable[..., jax.Array]:
     """`compute` with as much kept for the backward pass as `model.remat` says; inputs are always kept."""
     if cfg.remat == "none":
         return compute
-    return jax.checkpoint(compute, policy=jax.checkpoint_policies.save_only_these_names(*KEPT[cfg.remat]))
+    return jax.checkpoint(compute, policy=jax.checkpoint_policies.save_only_these_names(*REMAT_SAVED_NAMES[cfg.remat]))
 
 
-def _unstack(layers: Params, count: int) -> list[Params]:
+def _unstack_layers(layers: Params, count: int) -> list[Params]:
     """One tree per layer. Split, not indexed: the gradient is then one concatenation instead of a padded sum."""
     parts = jax.tree.map(lambda w: [p.squeeze(0) for p in lax.split(w, (1,) * count)] if count else [], layers)
     return [{name: pieces[i] for name, pieces in parts.items()} for i in range(count)]
 
 
-def layer(
+def decoder_layer(
     x: jax.Array,
     first: jax.Array,
     weights: Params,
     cfg: Model,
     positions: jax.Array,
     local: bool,
-    attention: Attention,
+    attention: AttentionFn,
 ) -> jax.Array:
     """The residual stream [B, T, D] after one layer; `first` is what it was before all of them, `weights` the layer's
     own."""
@@ -159,10 +159,10 @@ def layer(
         scales = (weights[name].astype(x.dtype) for name in ("residual_scale", "embedding_scale"))
         x = next(scales) * x + next(scales) * first
     with jax.named_scope("attention"):
-        query, key, value = _project(norm(x, weights, "attention_norm", cfg), weights, cfg, positions, local)
+        query, key, value = _project_qkv(norm(x, weights, "attention_norm", cfg), weights, cfg, positions, local)
         mixed = attention(query, key, value, cfg.sliding_window if local else None)
         heads = mixed.shape[2:]
-        out = product(mixed.reshape(*mixed.shape[:2], -1), weights["output"].reshape(math.prod(heads), -1))
+        out = linear(mixed.reshape(*mixed.shape[:2], -1), weights["output"].reshape(math.prod(heads), -1))
         if "output_bias" in weights:
             out = out + weights["output_bias"].astype(x.dtype)
         out = checkpoint_name(out, "output")
@@ -173,24 +173,24 @@ def layer(
         return x + (norm(out, weights, "post_mlp_norm", cfg) if cfg.post_norms else out)
 
     with jax.named_scope("mlp"):
-        x = in_chunks(feed_forward, _feed_forward_chunk(x, cfg), x, keep=KEPT.get(cfg.remat, ()))
+        x = map_chunks(feed_forward, _ffn_chunk_size(x, cfg), x, keep=REMAT_SAVED_NAMES.get(cfg.remat, ()))
     return meshes.constrain(x, "batch", None, None)
 
 
-def _feed_forward_chunk(x: jax.Array, cfg: Model) -> int:
+def _ffn_chunk_size(x: jax.Array, cfg: Model) -> int:
     """Positions of each row that the feed-forward block is given at a time: all, where its products are kept."""
-    if cfg.remat not in FEED_FORWARD_TOKENS:
+    if cfg.remat not in FFN_CHUNK_TOKENS:
         return x.shape[1]
-    return max(1, FEED_FORWARD_TOKENS[cfg.remat] // meshes.rows_on_a_device(x.shape[0]))
+    return max(1, FFN_CHUNK_TOKENS[cfg.remat] // meshes.rows_per_device(x.shape[0]))
 
 
-def _project(
+def _project_qkv(
     x: jax.Array, weights: Params, cfg: Model, positions: jax.Array, local: bool
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     """Query (scaled), key and value [B, T, heads, head_dim] of a layer; query and key turned to their positions."""
 
     def heads(name: str) -> jax.Array:
-        out = product(x, weights[name])
+        out = linear(x, weights[name])
         if f"{name}_bias" in weights:
             out = out + weights[f"{name}_bias"].astype(x.dtype)
         return meshes.constrain(out, "batch", None, "heads" if name == "query" else "kv_heads", None)
@@ -200,9 +200,9 @@ def _project(
         if cfg.qk_norm == "before_rotation":
             out = norm(out, weights, f"{name}_norm", cfg)
         if cfg.position_embedding == "rope":
-            out = rotate(out, positions, frequencies)
+            out = apply_rope(out, positions, frequencies)
         return norm(out, weights, f"{name}_norm", cfg) if cfg.qk_norm == "after_rotation" else out
 
-    frequencies = inverse_frequencies(cfg, local=local)
+    frequencies = rope_inv_freq(cfg, local=local)
     query = placed("query") * jnp.asarray((cfg.query_pre_attn_scalar or cfg.head_dim) ** -0.5, x.dtype)
     return tuple(checkpoint_name(part, "attention") for part in (query, placed("key"), heads("value")))  # pyright: ignore[reportReturnType]

@@ -17,7 +17,7 @@ from trainer.distributed.mesh import constrain
 from trainer.models.weights import Params
 
 
-def in_chunks(function: Callable[..., Any], size: int, *arrays: jax.Array, keep: tuple[str, ...] = ()) -> Any:
+def map_chunks(function: Callable[..., Any], size: int, *arrays: jax.Array, keep: tuple[str, ...] = ()) -> Any:
     """`function` of arrays [B, T, ...], called on `size` positions of each row at a time.
 
     What it computes inside exists for one chunk only, and is computed again for the backward pass, but for what has
@@ -41,7 +41,7 @@ def in_chunks(function: Callable[..., Any], size: int, *arrays: jax.Array, keep:
     return jax.tree.map(join, lax.map(lambda chunk: checkpointed(*chunk), tuple(split(x) for x in arrays)))
 
 
-def product(x: jax.Array, weight: jax.Array) -> jax.Array:
+def linear(x: jax.Array, weight: jax.Array) -> jax.Array:
     """[B, T, D] times [D, ...] is [B, T, ...], in the type of x.
 
     Computed on matrices: of products of more axes XLA copies, on CPU, what their gradients are made of, at a sixth of
@@ -69,7 +69,7 @@ def norm(x: jax.Array, weights: Params, name: str, cfg: Model) -> jax.Array:
     return wide.astype(x.dtype)
 
 
-def inverse_frequencies(cfg: Model, *, local: bool) -> np.ndarray:
+def rope_inv_freq(cfg: Model, *, local: bool) -> np.ndarray:
     """Radians per token of each pair of a head's entries, float32 [head_dim / 2], as `model.rope_scaling` says."""
     half = cfg.head_dim // 2
     base = (cfg.rope_local_theta or cfg.rope_theta) if local else cfg.rope_theta
@@ -85,7 +85,7 @@ def inverse_frequencies(cfg: Model, *, local: bool) -> np.ndarray:
     return (kept * frequencies + (1 - kept) * frequencies / scaling.factor).astype(np.float32)
 
 
-def rotate(x: jax.Array, positions: jax.Array, frequencies: np.ndarray) -> jax.Array:
+def apply_rope(x: jax.Array, positions: jax.Array, frequencies: np.ndarray) -> jax.Array:
     """Rotary position embedding (https://arxiv.org/abs/2104.09864), the two halves of a head as pairs.
 
     x: [B, T, heads, head_dim]; positions: [B, T] integers; frequencies: [head_dim / 2], radians per token. Same shape
@@ -101,7 +101,7 @@ def mlp(x: jax.Array, weights: Params, cfg: Model) -> jax.Array:
     """The feed-forward block: [B, T, D] to the same shape and type."""
 
     def wide(name: str) -> jax.Array:
-        out = product(x, weights[name])
+        out = linear(x, weights[name])
         if f"{name}_bias" in weights:
             out = out + weights[f"{name}_bias"].astype(x.dtype)
         return constrain(checkpoint_name(out, "product"), "batch", None, "hidden")
@@ -116,7 +116,7 @@ def mlp(x: jax.Array, weights: Params, cfg: Model) -> jax.Array:
             inner = jax.nn.gelu(up, approximate=True)
         case "relu2":
             inner = jnp.square(jax.nn.relu(up))
-    out = product(inner, weights["down"])
+    out = linear(inner, weights["down"])
     if "down_bias" in weights:
         out = out + weights["down_bias"].astype(x.dtype)
     return checkpoint_name(out, "output")

@@ -15,10 +15,10 @@ from jax import lax
 from conf.schema.training.loop import GrpoLoop
 from conf.schema.training.model import Model
 from trainer.models import decoder, weights
-from trainer.models.attention import kernel, masked, within
+from trainer.models.attention import choose_kernel, in_window, masked_attention
 
 
-class Group(NamedTuple):
+class PromptGroup(NamedTuple):
     """Sizes of a group: samples of a prompt, and tokens that the longest prompt and the longest response have."""
 
     samples: int
@@ -26,17 +26,17 @@ class Group(NamedTuple):
     response: int
 
 
-def group_of(cfg: Model, loop: GrpoLoop, width: int) -> Group | None:
+def prompt_group(cfg: Model, loop: GrpoLoop, width: int) -> PromptGroup | None:
     """How rows [B, width] that stand group by group are put together; None: each is computed by itself, since padding
     would cost more than the prompts do, or the kernel wants it so."""
-    group = Group(loop.group_size, min(loop.max_prompt_length, width), min(loop.max_new_tokens, width))
+    group = PromptGroup(loop.group_size, min(loop.max_prompt_length, width), min(loop.max_new_tokens, width))
     tokens = group.prompt + group.samples * group.response
     is_less = tokens < group.samples * width
-    return group if is_less and kernel(cfg, jax.default_backend()) == "plain" else None
+    return group if is_less and choose_kernel(cfg, jax.default_backend()) == "plain" else None
 
 
-def hidden_states(
-    params: weights.Params, cfg: Model, tokens: jax.Array, starts: jax.Array, group: Group
+def response_hidden_states(
+    params: weights.Params, cfg: Model, tokens: jax.Array, starts: jax.Array, group: PromptGroup
 ) -> tuple[jax.Array, jax.Array]:
     """Hidden states that predict the tokens of the responses, [B, R, D], and these tokens, [B, R].
 
@@ -44,9 +44,9 @@ def hidden_states(
     """
     samples, prompt, response = group
     rows, together = len(tokens), len(tokens) // samples
-    own = _cut(jnp.pad(tokens, ((0, 0), (0, response))), starts, response)
+    own = _slice_rows(jnp.pad(tokens, ((0, 0), (0, response))), starts, response)
     length = starts[::samples]
-    asked = _cut(jnp.pad(tokens[::samples], ((0, 0), (prompt, 0))), length, prompt)
+    asked = _slice_rows(jnp.pad(tokens[::samples], ((0, 0), (prompt, 0))), length, prompt)
     begins = (prompt - length)[:, None]  # the column of the prompt's first token
     columns = jnp.concatenate([jnp.arange(prompt), jnp.tile(jnp.arange(prompt, prompt + response), samples)])
     x = decoder.forward(
@@ -54,14 +54,14 @@ def hidden_states(
         cfg,
         jnp.concatenate([asked, own.reshape(together, -1)], axis=1),
         jnp.maximum(columns[None] - begins, 0),
-        attention=_attention(cfg, group, begins),
+        attention=_shared_prompt_attention(cfg, group, begins),
     )
     last = jnp.broadcast_to(x[:, None, prompt - 1 : prompt], (together, samples, 1, x.shape[-1]))
     earlier = x[:, prompt:].reshape(together, samples, response, -1)[:, :, :-1]
     return jnp.concatenate([last, earlier], axis=2).reshape(rows, response, -1), own
 
 
-def in_place(values: jax.Array, starts: jax.Array, width: int) -> jax.Array:
+def scatter_to_columns(values: jax.Array, starts: jax.Array, width: int) -> jax.Array:
     """What is known of responses' tokens [B, R], at the tokens before them: [B, width - 1], and 0 elsewhere."""
 
     def put(value: jax.Array, start: jax.Array) -> jax.Array:
@@ -70,14 +70,14 @@ def in_place(values: jax.Array, starts: jax.Array, width: int) -> jax.Array:
     return jax.vmap(put)(values, starts)[:, : width - 1]
 
 
-def _attention(cfg: Model, group: Group, begins: jax.Array) -> decoder.Attention:
+def _shared_prompt_attention(cfg: Model, group: PromptGroup, begins: jax.Array) -> decoder.AttentionFn:
     """Of rows of a group, whose prompts begin at the columns [G, 1]: a response sees its prompt and itself."""
     samples, prompt, response = group
     columns = jnp.arange(prompt + response)
     is_token = columns >= begins
 
     def attend(query: jax.Array, key: jax.Array, value: jax.Array, window: int | None) -> jax.Array:
-        seen = within((columns[:, None] - columns[None, :])[None], window) & is_token[:, None]
+        seen = in_window((columns[:, None] - columns[None, :])[None], window) & is_token[:, None]
 
         def whole(x: jax.Array) -> jax.Array:
             """Of each sample, [B, P + R, ...], its prompt before it."""
@@ -88,14 +88,14 @@ def _attention(cfg: Model, group: Group, begins: jax.Array) -> decoder.Attention
             return x[:, prompt:].reshape(-1, response, *x.shape[2:])
 
         asked, known, said = (x[:, :prompt] for x in (query, key, value))
-        before = masked(asked, known, said, seen[:, :prompt, :prompt], cfg.attn_logit_softcap)
+        before = masked_attention(asked, known, said, seen[:, :prompt, :prompt], cfg.attn_logit_softcap)
         own = jnp.repeat(seen[:, prompt:], samples, axis=0)
-        mixed = masked(each(query), whole(key), whole(value), own, cfg.attn_logit_softcap)
+        mixed = masked_attention(each(query), whole(key), whole(value), own, cfg.attn_logit_softcap)
         return jnp.concatenate([before, mixed.reshape(len(query), -1, *query.shape[2:])], axis=1)
 
     return attend
 
 
-def _cut(rows: jax.Array, starts: jax.Array, size: int) -> jax.Array:
+def _slice_rows(rows: jax.Array, starts: jax.Array, size: int) -> jax.Array:
     """`size` columns of each row, from its own start on."""
     return jax.vmap(lambda row, start: lax.dynamic_slice_in_dim(row, start, size))(rows, starts)

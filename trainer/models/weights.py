@@ -52,37 +52,37 @@ def weight_table(cfg: Model) -> Params:
         "embedding": Weight((cfg.vocab_size, cfg.dim), ("vocab", "embed"), inits.embedding),
         "layers": {
             name: Weight((cfg.num_layers, *w.shape), ("layers", *w.axes), w.init)
-            for name, w in [*_attention(cfg, inits), *_mlp(cfg, inits), *_residual(cfg)]
+            for name, w in [*_attention_weights(cfg, inits), *_mlp_weights(cfg, inits), *_residual_weights(cfg)]
         },
-        **dict(_norm(cfg, "final_norm")),
+        **dict(_norm_weights(cfg, "final_norm")),
     }
     if cfg.position_embedding == "learned":
         table["position_embedding"] = Weight((cfg.max_seq_len, cfg.dim), (None, "embed"), inits.by_dim)
     if cfg.norm_embedding:
-        table |= dict(_norm(cfg, "embedding_norm"))
+        table |= dict(_norm_weights(cfg, "embedding_norm"))
     if not cfg.tie_word_embeddings:
         table["unembedding"] = Weight((cfg.vocab_size, cfg.dim), ("vocab", "embed"), inits.unembedding)
     return table
 
 
-def init(cfg: Model, key: jax.Array) -> Params:
+def init_params(cfg: Model, key: jax.Array) -> Params:
     """First values of all weights; the same for a key on any number of devices. Call it under jit to shard them."""
     weights, tree = jax.tree.flatten(weight_table(cfg))
     keys = jax.random.split(key, len(weights))
     return tree.unflatten([w.init(k, w.shape, jnp.dtype(w.dtype)) for w, k in zip(weights, keys, strict=True)])
 
 
-def abstract(cfg: Model) -> Params:
+def abstract_params(cfg: Model) -> Params:
     """Shape and type of every weight, without any array."""
     return jax.tree.map(lambda w: jax.ShapeDtypeStruct(w.shape, w.dtype), weight_table(cfg))
 
 
-def count(cfg: Model) -> int:
+def num_params(cfg: Model) -> int:
     """How many numbers the model has learned when it has learned."""
     return sum(math.prod(weight.shape) for weight in jax.tree.leaves(weight_table(cfg)))
 
 
-def shardings(cfg: Model, mesh: Mesh) -> Params:
+def param_shardings(cfg: Model, mesh: Mesh) -> Params:
     """How the mesh splits every weight.
 
     Raises RunFileError where an axis cannot be split evenly.
@@ -90,13 +90,13 @@ def shardings(cfg: Model, mesh: Mesh) -> Params:
     table = weight_table(cfg)
     for path, weight in jax.tree.leaves_with_path(table):
         for size, axis in zip(weight.shape, weight.axes, strict=True):
-            parts = 1 if axis is None else meshes.shards(mesh, axis)
+            parts = 1 if axis is None else meshes.num_shards(mesh, axis)
             if axis is not None and size % parts:
                 raise RunFileError(
-                    f"mesh.{meshes.RULES[axis]}: {parts} devices cannot split the {size} {axis} of "
+                    f"mesh.{meshes.LOGICAL_AXIS_RULES[axis]}: {parts} devices cannot split the {size} {axis} of "
                     f"{jax.tree_util.keystr(path, simple=True, separator='.')} evenly"
                 )
-    return jax.tree.map(lambda w: meshes.named(mesh, *w.axes), table)
+    return jax.tree.map(lambda w: meshes.named_sharding(mesh, *w.axes), table)
 
 
 def _inits(cfg: Model) -> _Inits:
@@ -117,7 +117,7 @@ def _uniform(bound: float) -> Initializer:
     return init
 
 
-def _norm(cfg: Model, name: str, axis: str = "embed", size: int | None = None) -> Iterator[tuple[str, Weight]]:
+def _norm_weights(cfg: Model, name: str, axis: str = "embed", size: int | None = None) -> Iterator[tuple[str, Weight]]:
     """What a norm learns: nothing, a gain, or a gain and a bias."""
     shape = (size or cfg.dim,)
     if cfg.norm != "rms_plain":
@@ -126,8 +126,8 @@ def _norm(cfg: Model, name: str, axis: str = "embed", size: int | None = None) -
         yield f"{name}_bias", Weight(shape, (axis,), zeros)
 
 
-def _attention(cfg: Model, inits: _Inits) -> Iterator[tuple[str, Weight]]:
-    yield from _norm(cfg, "attention_norm")
+def _attention_weights(cfg: Model, inits: _Inits) -> Iterator[tuple[str, Weight]]:
+    yield from _norm_weights(cfg, "attention_norm")
     for name, heads, axis in (
         ("query", cfg.num_heads, "heads"),
         ("key", cfg.num_kv_heads, "kv_heads"),
@@ -140,14 +140,14 @@ def _attention(cfg: Model, inits: _Inits) -> Iterator[tuple[str, Weight]]:
     if cfg.biases == "all":
         yield "output_bias", Weight((cfg.dim,), ("embed",), zeros)
     if cfg.qk_norm != "none":
-        yield from _norm(cfg, "query_norm", "head_dim", cfg.head_dim)
-        yield from _norm(cfg, "key_norm", "head_dim", cfg.head_dim)
+        yield from _norm_weights(cfg, "query_norm", "head_dim", cfg.head_dim)
+        yield from _norm_weights(cfg, "key_norm", "head_dim", cfg.head_dim)
     if cfg.post_norms:
-        yield from _norm(cfg, "post_attention_norm")
+        yield from _norm_weights(cfg, "post_attention_norm")
 
 
-def _mlp(cfg: Model, inits: _Inits) -> Iterator[tuple[str, Weight]]:
-    yield from _norm(cfg, "mlp_norm")
+def _mlp_weights(cfg: Model, inits: _Inits) -> Iterator[tuple[str, Weight]]:
+    yield from _norm_weights(cfg, "mlp_norm")
     if cfg.mlp in ("geglu", "swiglu"):
         yield "gate", Weight((cfg.dim, cfg.mlp_dim), ("embed", "hidden"), inits.by_dim)
     yield "up", Weight((cfg.dim, cfg.mlp_dim), ("embed", "hidden"), inits.by_dim)
@@ -156,10 +156,10 @@ def _mlp(cfg: Model, inits: _Inits) -> Iterator[tuple[str, Weight]]:
         yield "up_bias", Weight((cfg.mlp_dim,), ("hidden",), zeros)
         yield "down_bias", Weight((cfg.dim,), ("embed",), zeros)
     if cfg.post_norms:
-        yield from _norm(cfg, "post_mlp_norm")
+        yield from _norm_weights(cfg, "post_mlp_norm")
 
 
-def _residual(cfg: Model) -> Iterator[tuple[str, Weight]]:
+def _residual_weights(cfg: Model) -> Iterator[tuple[str, Weight]]:
     if cfg.residual_scalars:
         yield "residual_scale", Weight((), (), ones)
         yield "embedding_scale", Weight((), (), zeros)

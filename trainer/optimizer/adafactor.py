@@ -9,10 +9,10 @@ import optax
 
 from conf.schema.training.model import Model
 from conf.schema.training.optimizer import Adafactor
-from trainer.optimizer.matrices import views
-from trainer.optimizer.rules import named
+from trainer.optimizer.matrices import matrix_views
+from trainer.optimizer.rules import map_with_path
 
-SMALLEST_SCALE = 1e-3
+MIN_SCALE = 1e-3
 """Below this root mean square a weight counts as this large, so that one that begins with zeros moves."""
 
 
@@ -25,16 +25,16 @@ def scale_by_adafactor(opt: Adafactor, cfg: Model) -> optax.GradientTransformati
     if opt.update_clip is not None:
         parts.append(optax.clip_by_block_rms(opt.update_clip))
     if opt.scale_by_weight:
-        parts.append(optax.scale_by_param_block_rms(SMALLEST_SCALE))
+        parts.append(optax.scale_by_param_block_rms(MIN_SCALE))
     if opt.b1 is not None:
         parts.append(optax.ema(opt.b1, debias=False))
-    one, shapes = optax.chain(*parts), views(cfg)
+    one, shapes = optax.chain(*parts), matrix_views(cfg)
 
     def viewed(tree: Any) -> Any:
-        return named(lambda path, x: x.reshape(shapes[path].shape), tree)
+        return map_with_path(lambda path, x: x.reshape(shapes[path].shape), tree)
 
     def stacked(tree: Any) -> bool:
-        found = {shapes[path].stacked for path in jax.tree.leaves(named(lambda path, _: path, tree))}
+        found = {shapes[path].stacked for path in jax.tree.leaves(map_with_path(lambda path, _: path, tree))}
         return found == {True}
 
     def init(params: Any) -> Any:

@@ -12,9 +12,9 @@ import optax
 from conf.schema.training.model import Model
 from conf.schema.training.optimizer import Adafactor, Adamw, Muon, Optimizer
 from trainer.optimizer import adafactor, muon
-from trainer.optimizer.descent import descend
-from trainer.optimizer.rules import Rule, named, rules
-from trainer.optimizer.schedules import Share, share
+from trainer.optimizer.descent import apply_update_rules
+from trainer.optimizer.rules import UpdateRule, map_with_path, update_rules
+from trainer.optimizer.schedules import ScheduleFn, schedule_factor
 
 
 def build_optimizer(opt: Optimizer, cfg: Model) -> optax.GradientTransformation:
@@ -22,24 +22,24 @@ def build_optimizer(opt: Optimizer, cfg: Model) -> optax.GradientTransformation:
 
     Raises RunFileError where a group's pattern matches no weight.
     """
-    by_path = rules(opt, cfg)
+    by_path = update_rules(opt, cfg)
     directions: dict[Hashable, optax.GradientTransformation] = {
         rule.direction: _direction(opt, cfg, rule) for rule in by_path.values()
     }
     return optax.chain(
         optax.identity() if opt.max_grad_norm is None else optax.clip_by_global_norm(opt.max_grad_norm),
-        optax.partition(directions, lambda params: named(lambda path, _: by_path[path].direction, params)),
-        descend(by_path, share(opt.schedule), share(opt.weight_decay_schedule)),
+        optax.partition(directions, lambda params: map_with_path(lambda path, _: by_path[path].direction, params)),
+        apply_update_rules(by_path, schedule_factor(opt.schedule), schedule_factor(opt.weight_decay_schedule)),
     )
 
 
-def learning_rate_schedule(opt: Optimizer) -> Share:
+def learning_rate_schedule(opt: Optimizer) -> ScheduleFn:
     """`optimizer.lr` under its schedule, for the update after `count` earlier ones."""
-    by_count = share(opt.schedule)
+    by_count = schedule_factor(opt.schedule)
     return lambda count: opt.lr * by_count(count)
 
 
-def _direction(opt: Optimizer, cfg: Model, rule: Rule) -> optax.GradientTransformation:
+def _direction(opt: Optimizer, cfg: Model, rule: UpdateRule) -> optax.GradientTransformation:
     match opt:
         case Muon() if rule.is_muon:
             return muon.scale_by_muon(opt, cfg)

@@ -9,8 +9,8 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from trainer.optimizer.rules import Rule, named
-from trainer.optimizer.schedules import Share
+from trainer.optimizer.rules import UpdateRule, map_with_path
+from trainer.optimizer.schedules import ScheduleFn
 
 
 class DescentState(NamedTuple):
@@ -19,7 +19,9 @@ class DescentState(NamedTuple):
     done: Any
 
 
-def descend(rules: Mapping[str, Rule], rate: Share, decay: Share) -> optax.GradientTransformation:
+def apply_update_rules(
+    rules: Mapping[str, UpdateRule], rate: ScheduleFn, decay: ScheduleFn
+) -> optax.GradientTransformation:
     """Directions in, updates out: - rate * lr * (direction + decay * weight_decay * weight), by each weight's rule.
 
     rate, decay: shares of the peak values. A cautious weight decays only where its direction has its sign, or is 0.
@@ -39,6 +41,6 @@ def descend(rules: Mapping[str, Rule], rate: Share, decay: Share) -> optax.Gradi
                 direction = direction + (jnp.where(direction * weight >= 0, shrunk, 0) if rule.cautious else shrunk)
             return -rates * rule.lr * direction
 
-        return named(step, updates, params), DescentState(state.done + 1)
+        return map_with_path(step, updates, params), DescentState(state.done + 1)
 
     return optax.GradientTransformation(init, update)

@@ -12,7 +12,7 @@ from trainer.models.weights import weight_table
 
 
 @dataclass(frozen=True)
-class View:
+class MatrixView:
     """A weight with some of its axes merged.
 
     Attributes:
@@ -34,16 +34,16 @@ class View:
         return self.stacked and len(self.shape) == 3
 
 
-def views(cfg: Model) -> dict[str, View]:
+def matrix_views(cfg: Model) -> dict[str, MatrixView]:
     """Of each weight, by its dotted path: the two axes of heads are one axis of a matrix."""
     leaves = jax.tree.leaves_with_path(weight_table(cfg))
     return {
-        jax.tree_util.keystr(path, simple=True, separator="."): _view(weight.shape, weight.axes)
+        jax.tree_util.keystr(path, simple=True, separator="."): _matrix_view(weight.shape, weight.axes)
         for path, weight in leaves
     }
 
 
-def _view(shape: tuple[int, ...], axes: tuple[str | None, ...]) -> View:
+def _matrix_view(shape: tuple[int, ...], axes: tuple[str | None, ...]) -> MatrixView:
     merged: list[tuple[str | None, ...]] = []
     for axis in axes:
         if axis == "head_dim" and merged and merged[-1][-1] in ("heads", "kv_heads"):
@@ -54,4 +54,4 @@ def _view(shape: tuple[int, ...], axes: tuple[str | None, ...]) -> View:
     for group in merged:
         sizes.append(math.prod(shape[start : start + len(group)]))
         start += len(group)
-    return View(tuple(sizes), tuple(merged))
+    return MatrixView(tuple(sizes), tuple(merged))

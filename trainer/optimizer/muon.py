@@ -14,14 +14,14 @@ from jax.sharding import PartitionSpec
 from conf.schema.training.model import Model
 from conf.schema.training.optimizer import Muon
 from trainer.distributed import mesh as meshes
-from trainer.optimizer.matrices import View, views
-from trainer.optimizer.rules import named
-from trainer.optimizer.schedules import share
+from trainer.optimizer.matrices import MatrixView, matrix_views
+from trainer.optimizer.rules import map_with_path
+from trainer.optimizer.schedules import schedule_factor
 
-NEWTON_SCHULZ = (3.4445, -4.7750, 2.0315)
+NEWTON_SCHULZ_COEFFICIENTS = (3.4445, -4.7750, 2.0315)
 """a, b, c of a x + b x^3 + c x^5, as in the Muon post: steep at 0, and close enough to 1 after five times."""
 
-POLAR_EXPRESS = (
+POLAR_EXPRESS_COEFFICIENTS = (
     (8.156554524902461, -22.48329292557795, 15.878769915207462),
     (4.042929935166739, -2.808917465908714, 0.5000178451051316),
     (3.8916678022926607, -2.772484153217685, 0.5060648178503393),
@@ -29,8 +29,8 @@ POLAR_EXPRESS = (
     (2.3465413258596377, -1.7097828382687081, 0.42323551169305323),
 )
 """As published with https://arxiv.org/abs/2505.16932 and used by nanochat: for 5 steps, with a margin of 2 %."""
-MARGIN = 1.02
-TINY = 1e-10
+NORM_MARGIN = 1.02
+EPSILON = 1e-10
 
 
 class MuonState(NamedTuple):
@@ -46,14 +46,14 @@ def scale_by_muon(opt: Muon, cfg: Model) -> optax.GradientTransformation:
 
     The device mesh in context shares the layers out, so that none of a matrix's products needs another device.
     """
-    shapes, by_count = views(cfg), share(opt.momentum_schedule)
+    shapes, by_count = matrix_views(cfg), schedule_factor(opt.momentum_schedule)
 
     def init(params: Any) -> Any:
         def zeros(path: str, x: jax.Array) -> jax.Array:
             layers, inputs, outputs = shapes[path].shape
             return jnp.zeros((layers, max(inputs, outputs)), x.dtype)
 
-        variance = None if opt.normuon_b2 is None else named(zeros, params)
+        variance = None if opt.normuon_b2 is None else map_with_path(zeros, params)
         return MuonState(jnp.int32(0), jax.tree.map(jnp.zeros_like, params), variance)
 
     def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, Any]:
@@ -63,7 +63,7 @@ def scale_by_muon(opt: Muon, cfg: Model) -> optax.GradientTransformation:
         if opt.nesterov:
             ahead = jax.tree.map(lambda m, g: g + kept * (m - g), momentum, updates)
         matrices, tree = jax.tree.flatten(ahead)
-        paths = jax.tree.leaves(named(lambda path, _: path, ahead))
+        paths = jax.tree.leaves(map_with_path(lambda path, _: path, ahead))
         variances = jax.tree.leaves(state.variance) or [None] * len(paths)
         found = [
             _direction(x, variance, shapes[path], opt)
@@ -75,23 +75,25 @@ def scale_by_muon(opt: Muon, cfg: Model) -> optax.GradientTransformation:
     return optax.GradientTransformation(init, update)
 
 
-def _direction(x: jax.Array, variance: jax.Array | None, view: View, opt: Muon) -> tuple[jax.Array, jax.Array | None]:
+def _direction(
+    x: jax.Array, variance: jax.Array | None, view: MatrixView, opt: Muon
+) -> tuple[jax.Array, jax.Array | None]:
     """Of one weight: the direction, in the weight's shape, and its new mean squares."""
     layers = view.shape[0]
-    out = orthogonalized(
-        _shared_out(x.reshape(view.shape)),
+    out = orthogonalize(
+        _shard_first_axis(x.reshape(view.shape)),
         opt.orthogonalization,
         opt.orthogonalization_steps,
         jnp.dtype(opt.orthogonalization_dtype),
     )
     if variance is not None and opt.normuon_b2 is not None:
-        out, variance = evened_out(out, _shared_out(variance), opt.normuon_b2)
+        out, variance = normalize_neurons(out, _shard_first_axis(variance), opt.normuon_b2)
         variance = variance[:layers]
     whole = meshes.constrain(out[:layers], *(axes[0] for axes in view.axes))
     return whole.reshape(x.shape).astype(x.dtype), variance
 
 
-def orthogonalized(
+def orthogonalize(
     x: jax.Array, method: Literal["newton_schulz", "polar_express"], steps: int, dtype: jnp.dtype
 ) -> jax.Array:
     """The matrices [N, m, n] with all singular values near 1, in `dtype`: odd polynomials of each, in turn."""
@@ -100,9 +102,9 @@ def orthogonalized(
     x = (x if wide else x.swapaxes(1, 2)).astype(dtype)
     norm = jnp.sqrt(jnp.sum(jnp.square(x.astype(jnp.float32)), axis=(1, 2), keepdims=True))
     if method == "polar_express":
-        polynomials, norm = POLAR_EXPRESS[:steps], norm * MARGIN + 1e-6
+        polynomials, norm = POLAR_EXPRESS_COEFFICIENTS[:steps], norm * NORM_MARGIN + 1e-6
     else:
-        polynomials, norm = (NEWTON_SCHULZ,) * steps, jnp.maximum(norm, 1e-7)
+        polynomials, norm = (NEWTON_SCHULZ_COEFFICIENTS,) * steps, jnp.maximum(norm, 1e-7)
     x = (x / norm).astype(dtype)
 
     def polynomial(x: jax.Array, coefficients: jax.Array) -> tuple[jax.Array, None]:
@@ -115,7 +117,7 @@ def orthogonalized(
     return x if wide else x.swapaxes(1, 2)
 
 
-def evened_out(x: jax.Array, variance: jax.Array, decay: float) -> tuple[jax.Array, jax.Array]:
+def normalize_neurons(x: jax.Array, variance: jax.Array, decay: float) -> tuple[jax.Array, jax.Array]:
     """NorMuon (https://arxiv.org/abs/2510.05491): the matrices [N, m, n], with what lies along their longer axis scaled
     to like size, by a running mean square [N, max(m, n)]; and that mean, updated. The norm of each matrix stays.
     """
@@ -123,17 +125,17 @@ def evened_out(x: jax.Array, variance: jax.Array, decay: float) -> tuple[jax.Arr
     across = 1 if outputs >= inputs else 2  # the axis that is averaged over
     squares = jnp.mean(jnp.square(x.astype(jnp.float32)), axis=across)
     variance = variance + (1 - decay) * (squares - variance)
-    scale = lax.rsqrt(jnp.maximum(variance, TINY))
+    scale = lax.rsqrt(jnp.maximum(variance, EPSILON))
     before = jnp.sqrt(jnp.sum(squares, axis=1, keepdims=True))
     after = jnp.sqrt(jnp.sum(squares * jnp.square(scale), axis=1, keepdims=True))
-    scale = scale * before / jnp.maximum(after, TINY / x.shape[across] ** 0.5)
+    scale = scale * before / jnp.maximum(after, EPSILON / x.shape[across] ** 0.5)
     return x * jnp.expand_dims(scale, across).astype(x.dtype), variance
 
 
-def _shared_out(x: jax.Array) -> jax.Array:
+def _shard_first_axis(x: jax.Array) -> jax.Array:
     """Each device of the mesh in context with its share of the first axis, which is filled up to a whole number."""
     mesh = jax.sharding.get_abstract_mesh()
     if mesh.empty or mesh.manual_axes:
         return x
     filled = jnp.pad(x, ((0, -x.shape[0] % mesh.size), *((0, 0),) * (x.ndim - 1)))
-    return lax.with_sharding_constraint(filled, PartitionSpec(meshes.AXES))
+    return lax.with_sharding_constraint(filled, PartitionSpec(meshes.MESH_AXES))

@@ -10,13 +10,13 @@ from typing import Any
 import jax
 
 from conf.schema.training.model import Model
-from conf.schema.training.optimizer import Adafactor, Group, Muon, MuonGroup, Optimizer
+from conf.schema.training.optimizer import Adafactor, Muon, MuonParamGroup, Optimizer, ParamGroup
 from conf.schema.training.run_yaml import RunFileError
-from trainer.optimizer.matrices import View, views
+from trainer.optimizer.matrices import MatrixView, matrix_views
 
 
 @dataclass(frozen=True)
-class Rule:
+class UpdateRule:
     """How one weight is updated.
 
     Attributes:
@@ -40,19 +40,19 @@ class Rule:
         return self.direction == "muon"
 
 
-def rules(opt: Optimizer, cfg: Model) -> dict[str, Rule]:
+def update_rules(opt: Optimizer, cfg: Model) -> dict[str, UpdateRule]:
     """By the path of each weight. Raises RunFileError where a group's pattern matches none."""
-    shapes = views(cfg)
+    shapes = matrix_views(cfg)
     for i, group in enumerate(opt.param_groups):
         if not any(fnmatchcase(path, group.match) for path in shapes):
             raise RunFileError(
                 f"optimizer.param_groups.{i}.match: {group.match!r} matches no weight of the model; "
                 f"its weights: {', '.join(sorted(shapes))}"
             )
-    return {path: _rule(opt, cfg, view, _group(opt, path)) for path, view in shapes.items()}
+    return {path: _update_rule(opt, cfg, view, _matching_group(opt, path)) for path, view in shapes.items()}
 
 
-def named(function: Callable[..., Any], tree: Any, *rest: Any) -> Any:
+def map_with_path(function: Callable[..., Any], tree: Any, *rest: Any) -> Any:
     """`jax.tree.map` with the weight's path, dotted, as first argument."""
 
     def call(path: Any, *leaves: Any) -> Any:
@@ -61,23 +61,23 @@ def named(function: Callable[..., Any], tree: Any, *rest: Any) -> Any:
     return jax.tree.map_with_path(call, tree, *rest)
 
 
-def _group(opt: Optimizer, path: str) -> Group:
-    return next((g for g in opt.param_groups if fnmatchcase(path, g.match)), MuonGroup(match=path))
+def _matching_group(opt: Optimizer, path: str) -> ParamGroup:
+    return next((g for g in opt.param_groups if fnmatchcase(path, g.match)), MuonParamGroup(match=path))
 
 
-def _rule(opt: Optimizer, cfg: Model, view: View, group: Group) -> Rule:
+def _update_rule(opt: Optimizer, cfg: Model, view: MatrixView, group: ParamGroup) -> UpdateRule:
     if isinstance(opt, Muon) and view.is_matrix and getattr(group, "algorithm", None) is None:
-        return _muon(opt, cfg, view, group)
+        return _muon_rule(opt, cfg, view, group)
     base = opt.adamw if isinstance(opt, Muon) else opt
-    lr, decay = _lr(group, base.lr, cfg), _decay(group, base.weight_decay)
+    lr, decay = _group_lr(group, base.lr, cfg), _group_weight_decay(group, base.weight_decay)
     if isinstance(base, Adafactor):
-        return Rule("adafactor_layers" if view.stacked else "adafactor", lr, decay)
-    b1, b2 = (base_value if own is None else own for own, base_value in _betas(group, base))
+        return UpdateRule("adafactor_layers" if view.stacked else "adafactor", lr, decay)
+    b1, b2 = (base_value if own is None else own for own, base_value in _group_betas(group, base))
     name = "adamw" if (b1, b2) == (base.b1, base.b2) else f"adamw_{b1}_{b2}"
-    return Rule(name, lr, decay, b1=b1, b2=b2)
+    return UpdateRule(name, lr, decay, b1=b1, b2=b2)
 
 
-def _muon(opt: Muon, cfg: Model, view: View, group: Group) -> Rule:
+def _muon_rule(opt: Muon, cfg: Model, view: MatrixView, group: ParamGroup) -> UpdateRule:
     layers = 1.0 if opt.reference_layers is None else (opt.reference_layers / cfg.num_layers) ** 2
     _, inputs, outputs = view.shape
     factor = {
@@ -85,23 +85,23 @@ def _muon(opt: Muon, cfg: Model, view: View, group: Group) -> Rule:
         "aspect": max(1.0, outputs / inputs) ** 0.5,
         "match_adamw": 0.2 * max(inputs, outputs) ** 0.5,
     }[opt.shape_scale]
-    decay = _decay(group, opt.weight_decay * layers)
-    return Rule(
+    decay = _group_weight_decay(group, opt.weight_decay * layers)
+    return UpdateRule(
         "muon",
-        _lr(group, opt.lr, cfg) * factor,
+        _group_lr(group, opt.lr, cfg) * factor,
         decay if opt.scaled_decay else decay / factor,
         cautious=opt.cautious_weight_decay,
     )
 
 
-def _lr(group: Group, base: float, cfg: Model) -> float:
+def _group_lr(group: ParamGroup, base: float, cfg: Model) -> float:
     lr = (base if group.lr is None else group.lr) * (1.0 if group.lr_scale is None else group.lr_scale)
     return lr if group.reference_dim is None else lr * (cfg.dim / group.reference_dim) ** -0.5
 
 
-def _decay(group: Group, base: float) -> float:
+def _group_weight_decay(group: ParamGroup, base: float) -> float:
     return base if group.weight_decay is None else group.weight_decay
 
 
-def _betas(group: Group, base: Any) -> tuple[tuple[float | None, float], tuple[float | None, float]]:
+def _group_betas(group: ParamGroup, base: Any) -> tuple[tuple[float | None, float], tuple[float | None, float]]:
     return (getattr(group, "b1", None), base.b1), (getattr(group, "b2", None), base.b2)

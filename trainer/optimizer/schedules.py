@@ -17,11 +17,11 @@ from conf.schema.training.schedule import (
     WarmupStableDecaySchedule,
 )
 
-Share = Callable[[Any], jax.Array]
+ScheduleFn = Callable[[Any], jax.Array]
 """Number of updates done before to the share of the peak, float32."""
 
 
-def share(schedule: Schedule | None) -> Share:
+def schedule_factor(schedule: Schedule | None) -> ScheduleFn:
     """The schedule as a function. None: always 1.
 
     Update number n (from 1) of a warm-up has n / warmup_steps, so that the first one already moves the weights. A decay
@@ -32,11 +32,11 @@ def share(schedule: Schedule | None) -> Share:
     if isinstance(schedule, PiecewiseSchedule):
         steps, shares = zip(*schedule.points, strict=True)
         return lambda count: jnp.interp(jnp.float32(count), jnp.float32(steps), jnp.float32(shares))
-    warmup, rest = schedule.warmup_steps, _after_warmup(schedule)
+    warmup, rest = schedule.warmup_steps, _main_schedule(schedule)
     return lambda count: jnp.float32(jnp.where(count < warmup, (count + 1) / max(warmup, 1), rest(count - warmup)))
 
 
-def _after_warmup(schedule: ConstantSchedule | DecaySchedule | WarmupStableDecaySchedule) -> optax.Schedule:
+def _main_schedule(schedule: ConstantSchedule | DecaySchedule | WarmupStableDecaySchedule) -> optax.Schedule:
     """By the number of updates since the warm-up."""
     if isinstance(schedule, ConstantSchedule):
         return optax.schedules.constant_schedule(1.0)

@@ -16,10 +16,10 @@ from etils import epath
 
 from conf.schema.training.model import Model
 from trainer.models.weights import Params, weight_table
-from trainer.pretrained.hf_files import CheckpointError
+from trainer.pretrained.hf_files import PretrainedError
 
-LAYER = re.compile(r"layer_(\d+)/(.+)")
-NORMS = {
+LAYER_NAME = re.compile(r"layer_(\d+)/(.+)")
+NORM_NAMES = {
     "pre_attention_norm": "attention_norm",
     "post_attention_norm": "post_attention_norm",
     "pre_ffw_norm": "mlp_norm",
@@ -35,55 +35,57 @@ def is_checkpoint(folder: epath.Path) -> bool:
     return any((folder / name).exists() for name in signs)
 
 
-def read(folder: epath.Path, cfg: Model) -> Params:
+def read_params(folder: epath.Path, cfg: Model) -> Params:
     """All weights of the model as NumPy arrays, in the tree of `weight_table`.
 
     Raises:
-        CheckpointError: a weight is missing, or the checkpoint is of another model.
+        PretrainedError: a weight is missing, or the checkpoint is of another model.
     """
     with ocp.PyTreeCheckpointer() as checkpointer:
         tree = checkpointer.restore(folder)
     table = weight_table(cfg)
     params: Params = {"layers": {}}
     for path, array in jax.tree.leaves_with_path(tree):
-        name = _plain(jax.tree_util.keystr(path, simple=True, separator="/"))
-        layer = LAYER.fullmatch(name)
-        found = _of_layer(layer[2], np.asarray(array), cfg) if layer else _of_model(name, np.asarray(array), cfg)
+        name = _normalized_name(jax.tree_util.keystr(path, simple=True, separator="/"))
+        layer = LAYER_NAME.fullmatch(name)
+        found = (
+            _layer_weights(layer[2], np.asarray(array), cfg) if layer else _model_weights(name, np.asarray(array), cfg)
+        )
         for ours, part in found.items():
             wanted = table["layers"][ours].shape[1:] if layer else table[ours].shape
             if part.shape != wanted:
-                raise CheckpointError(f"{folder}: {name} has the shape {part.shape}, but {ours} of the model {wanted}")
+                raise PretrainedError(f"{folder}: {name} has the shape {part.shape}, but {ours} of the model {wanted}")
             if layer is None:
                 params[ours] = part
             elif int(layer[1]) >= cfg.num_layers:
-                raise CheckpointError(f"{folder}: holds more than the model's {cfg.num_layers} layers")
+                raise PretrainedError(f"{folder}: holds more than the model's {cfg.num_layers} layers")
             else:
                 stacked = params["layers"].setdefault(ours, [None] * cfg.num_layers)
                 stacked[int(layer[1])] = part
     missing = {*table, *table["layers"]} - {*params, *params["layers"]}
     missing |= {name for name, parts in params["layers"].items() if any(part is None for part in parts)}
     if missing:
-        raise CheckpointError(f"{folder}: has no {', '.join(sorted(missing))} for all of the {cfg.num_layers} layers")
+        raise PretrainedError(f"{folder}: has no {', '.join(sorted(missing))} for all of the {cfg.num_layers} layers")
     params["layers"] = {name: np.stack(parts) for name, parts in params["layers"].items()}
     return params
 
 
-def _plain(name: str) -> str:
+def _normalized_name(name: str) -> str:
     """Without the names of the collection and of the model, which differ between releases, and of the single array."""
     for start in ("params/", "transformer/"):
         name = name.removeprefix(start)
     return re.sub(r"/(w|scale)$", "", name)
 
 
-def _of_model(name: str, array: np.ndarray, cfg: Model) -> dict[str, Any]:
+def _model_weights(name: str, array: np.ndarray, cfg: Model) -> dict[str, Any]:
     if name == "embedder/input_embedding":
         return {"embedding": array[: cfg.vocab_size]}
     return {"final_norm": array} if name == "final_norm" else {}  # the tower that sees images is left out
 
 
-def _of_layer(name: str, array: np.ndarray, cfg: Model) -> dict[str, Any]:
-    if name in NORMS:
-        return {NORMS[name]: array}
+def _layer_weights(name: str, array: np.ndarray, cfg: Model) -> dict[str, Any]:
+    if name in NORM_NAMES:
+        return {NORM_NAMES[name]: array}
     match name:
         case "attn/q_einsum":
             return {"query": array.swapaxes(0, 1)}

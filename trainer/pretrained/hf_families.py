@@ -23,7 +23,7 @@ FAMILIES = {
     "gpt2": "gpt2",
 }
 """model_type of config.json: our family."""
-PREFIXES = ("model.", "transformer.", "language_model.model.", "model.language_model.", "")
+NAME_PREFIXES = ("model.", "transformer.", "language_model.model.", "model.language_model.", "")
 """What may stand before a name: some checkpoints are of the bare decoder, some of a model that sees images as well."""
 Arrays = tuple[np.ndarray, ...]
 
@@ -32,7 +32,7 @@ class UnknownArchitectureError(ValueError):
     """config.json describes a model that the decoder cannot be."""
 
 
-class Tensor(NamedTuple):
+class TensorMapping(NamedTuple):
     """One of their tensors, and which of our weights it holds. `ours` are keys of the tree, or of its "layers"."""
 
     theirs: str  # with {i} for the number of the layer
@@ -41,11 +41,11 @@ class Tensor(NamedTuple):
     write: Callable[..., np.ndarray]
 
     @property
-    def of_layers(self) -> bool:
+    def is_per_layer(self) -> bool:
         return "{i}" in self.theirs
 
 
-def model_from(config: dict[str, Any], **compute: Any) -> Model:
+def model_from_config(config: dict[str, Any], **compute: Any) -> Model:
     """Our description of the model in a config.json.
 
     compute: keys of `Model` that say how it is computed, not what it is; the rest of them is the family's.
@@ -59,8 +59,8 @@ def model_from(config: dict[str, Any], **compute: Any) -> Model:
         known = ", ".join(FAMILIES)
         raise UnknownArchitectureError(f"config.json: model_type {kind!r} is not one of {known}")
     try:
-        described = _gpt2(config) if kind == "gpt2" else _rotary(config)
-        return Model.model_validate({**families.switches(FAMILIES[kind]), **described, **compute})
+        described = _gpt2_fields(config) if kind == "gpt2" else _rotary_fields(config)
+        return Model.model_validate({**families.family_switches(FAMILIES[kind]), **described, **compute})
     except KeyError as error:
         raise UnknownArchitectureError(f"config.json: there is no {error} of {kind}") from None
     except ValidationError as error:
@@ -69,7 +69,7 @@ def model_from(config: dict[str, Any], **compute: Any) -> Model:
         raise UnknownArchitectureError(f"config.json: {key} of {kind}: {found['msg']}") from None
 
 
-def config_for(cfg: Model) -> dict[str, Any]:
+def hf_config(cfg: Model) -> dict[str, Any]:
     """A config.json that makes transformers build the same model. Raises UnknownArchitectureError where it has none."""
     kind = next((kind for kind, family in FAMILIES.items() if family == family_of(cfg)), None)
     if kind is None:
@@ -90,41 +90,41 @@ def config_for(cfg: Model) -> dict[str, Any]:
     return common | _rotary_config(cfg, kind)
 
 
-SAID = {"norm_eps", "max_seq_len"}
+COMMON_KEYS = {"norm_eps", "max_seq_len"}
 """Keys of the model that every config.json says."""
-ROTARY = {"rope_theta", "rope_scaling", "tie_word_embeddings"}
-GEMMA = ROTARY | {
+ROTARY_KEYS = {"rope_theta", "rope_scaling", "tie_word_embeddings"}
+GEMMA_KEYS = ROTARY_KEYS | {
     "attention_pattern",
     "sliding_window",
     "query_pre_attn_scalar",
     "attn_logit_softcap",
     "final_logit_softcap",
 }
-SAID_BY = {
-    "gemma2": GEMMA,
-    "gemma3": GEMMA | {"rope_local_theta"},
-    "llama3": ROTARY,
-    "qwen2": ROTARY,
-    "qwen3": ROTARY,
+KEYS_BY_FAMILY = {
+    "gemma2": GEMMA_KEYS,
+    "gemma3": GEMMA_KEYS | {"rope_local_theta"},
+    "llama3": ROTARY_KEYS,
+    "qwen2": ROTARY_KEYS,
+    "qwen3": ROTARY_KEYS,
     "gpt2": set[str](),
 }
 """What those of a family say as well."""
-COMPUTED = {"init", "activation_dtype", "attention", "scan_layers", "remat", "logit_chunk", "weights"}
+COMPUTE_KEYS = {"init", "activation_dtype", "attention", "scan_layers", "remat", "logit_chunk", "weights"}
 """What is no matter of theirs: how it is computed, and first values."""
 
 
 def family_of(cfg: Model) -> str | None:
     """The family whose config.json can say all that the model is."""
-    for name, said in SAID_BY.items():
-        free = SAID | said | COMPUTED
-        if cfg.attention_pattern == families.switches(name)["attention_pattern"] == "G":
+    for name, said in KEYS_BY_FAMILY.items():
+        free = COMMON_KEYS | said | COMPUTE_KEYS
+        if cfg.attention_pattern == families.family_switches(name)["attention_pattern"] == "G":
             free |= {"sliding_window"}  # of no layer
-        if all(getattr(cfg, key) == value for key, value in families.switches(name).items() if key not in free):
+        if all(getattr(cfg, key) == value for key, value in families.family_switches(name).items() if key not in free):
             return name
     return None
 
 
-def tensors(cfg: Model) -> Iterator[Tensor]:
+def tensor_mappings(cfg: Model) -> Iterator[TensorMapping]:
     """All tensors of a checkpoint of the model. Raises UnknownArchitectureError for a family that they do not have."""
     family = family_of(cfg)
     if family is None:
@@ -132,69 +132,69 @@ def tensors(cfg: Model) -> Iterator[Tensor]:
     if family == "gpt2":
         yield from _gpt2_tensors(cfg)
         return
-    yield _same("embed_tokens.weight", "embedding")
-    yield _same("norm.weight", "final_norm")
+    yield _copied("embed_tokens.weight", "embedding")
+    yield _copied("norm.weight", "final_norm")
     if not cfg.tie_word_embeddings:
-        yield _same("lm_head.weight", "unembedding")
+        yield _copied("lm_head.weight", "unembedding")
     layer = "layers.{i}."
-    yield _same(f"{layer}input_layernorm.weight", "attention_norm")
+    yield _copied(f"{layer}input_layernorm.weight", "attention_norm")
     after = "post_attention_norm" if cfg.post_norms else "mlp_norm"
-    yield _same(f"{layer}post_attention_layernorm.weight", after)
+    yield _copied(f"{layer}post_attention_layernorm.weight", after)
     if cfg.post_norms:
-        yield _same(f"{layer}pre_feedforward_layernorm.weight", "mlp_norm")
-        yield _same(f"{layer}post_feedforward_layernorm.weight", "post_mlp_norm")
+        yield _copied(f"{layer}pre_feedforward_layernorm.weight", "mlp_norm")
+        yield _copied(f"{layer}post_feedforward_layernorm.weight", "post_mlp_norm")
     for letter, name, heads in (
         ("q", "query", cfg.num_heads),
         ("k", "key", cfg.num_kv_heads),
         ("v", "value", cfg.num_kv_heads),
     ):
-        yield _into_heads(f"{layer}self_attn.{letter}_proj.weight", name, heads)
+        yield _split_heads(f"{layer}self_attn.{letter}_proj.weight", name, heads)
         if cfg.biases == "qkv":
-            yield _reshaped(f"{layer}self_attn.{letter}_proj.bias", f"{name}_bias", (heads, cfg.head_dim))
+            yield _with_shape(f"{layer}self_attn.{letter}_proj.bias", f"{name}_bias", (heads, cfg.head_dim))
         if cfg.qk_norm != "none" and name != "value":
-            yield _same(f"{layer}self_attn.{letter}_norm.weight", f"{name}_norm")
-    yield _from_heads(f"{layer}self_attn.o_proj.weight", "output", cfg.num_heads)
+            yield _copied(f"{layer}self_attn.{letter}_norm.weight", f"{name}_norm")
+    yield _merge_heads(f"{layer}self_attn.o_proj.weight", "output", cfg.num_heads)
     for name in ("gate", "up", "down"):
         yield _transposed(f"{layer}mlp.{name}_proj.weight", name)
 
 
-def _gpt2_tensors(cfg: Model) -> Iterator[Tensor]:
+def _gpt2_tensors(cfg: Model) -> Iterator[TensorMapping]:
     heads = (cfg.num_heads, cfg.head_dim)
     layer = "h.{i}."
-    yield _same("wte.weight", "embedding")
-    yield _same("wpe.weight", "position_embedding")
+    yield _copied("wte.weight", "embedding")
+    yield _copied("wpe.weight", "position_embedding")
     for theirs, ours in (("ln_f", "final_norm"), (f"{layer}ln_1", "attention_norm"), (f"{layer}ln_2", "mlp_norm")):
-        yield _same(f"{theirs}.weight", ours)
-        yield _same(f"{theirs}.bias", f"{ours}_bias")
+        yield _copied(f"{theirs}.weight", ours)
+        yield _copied(f"{theirs}.bias", f"{ours}_bias")
     for kind, suffix in (("weight", ""), ("bias", "_bias")):
-        yield Tensor(
+        yield TensorMapping(
             f"{layer}attn.c_attn.{kind}",
             tuple(f"{name}{suffix}" for name in ("query", "key", "value")),
             lambda x: tuple(part.reshape(*part.shape[:-1], *heads) for part in np.split(x, 3, axis=-1)),
             lambda *parts: np.concatenate([part.reshape(*part.shape[:-2], -1) for part in parts], axis=-1),
         )
-    yield _reshaped(f"{layer}attn.c_proj.weight", "output", (*heads, cfg.dim), joined=(-1, cfg.dim))
-    yield _same(f"{layer}attn.c_proj.bias", "output_bias")
+    yield _with_shape(f"{layer}attn.c_proj.weight", "output", (*heads, cfg.dim), joined=(-1, cfg.dim))
+    yield _copied(f"{layer}attn.c_proj.bias", "output_bias")
     for theirs, ours in (("c_fc", "up"), ("c_proj", "down")):
-        yield _same(f"{layer}mlp.{theirs}.weight", ours)
-        yield _same(f"{layer}mlp.{theirs}.bias", f"{ours}_bias")
+        yield _copied(f"{layer}mlp.{theirs}.weight", ours)
+        yield _copied(f"{layer}mlp.{theirs}.bias", f"{ours}_bias")
 
 
-def _same(theirs: str, ours: str) -> Tensor:
-    return Tensor(theirs, (ours,), lambda x: (x,), lambda x: x)
+def _copied(theirs: str, ours: str) -> TensorMapping:
+    return TensorMapping(theirs, (ours,), lambda x: (x,), lambda x: x)
 
 
-def _transposed(theirs: str, ours: str) -> Tensor:
-    return Tensor(theirs, (ours,), lambda x: (x.T,), lambda x: x.T)
+def _transposed(theirs: str, ours: str) -> TensorMapping:
+    return TensorMapping(theirs, (ours,), lambda x: (x.T,), lambda x: x.T)
 
 
-def _reshaped(theirs: str, ours: str, shape: tuple[int, ...], joined: tuple[int, ...] = (-1,)) -> Tensor:
-    return Tensor(theirs, (ours,), lambda x: (x.reshape(shape),), lambda x: x.reshape(joined))
+def _with_shape(theirs: str, ours: str, shape: tuple[int, ...], joined: tuple[int, ...] = (-1,)) -> TensorMapping:
+    return TensorMapping(theirs, (ours,), lambda x: (x.reshape(shape),), lambda x: x.reshape(joined))
 
 
-def _into_heads(theirs: str, ours: str, heads: int) -> Tensor:
+def _split_heads(theirs: str, ours: str, heads: int) -> TensorMapping:
     """[heads * head_dim, dim] to [dim, heads, head_dim]."""
-    return Tensor(
+    return TensorMapping(
         theirs,
         (ours,),
         lambda x: (x.T.reshape(x.shape[1], heads, -1),),
@@ -202,9 +202,9 @@ def _into_heads(theirs: str, ours: str, heads: int) -> Tensor:
     )
 
 
-def _from_heads(theirs: str, ours: str, heads: int) -> Tensor:
+def _merge_heads(theirs: str, ours: str, heads: int) -> TensorMapping:
     """[dim, heads * head_dim] to [heads, head_dim, dim]."""
-    return Tensor(
+    return TensorMapping(
         theirs,
         (ours,),
         lambda x: (x.T.reshape(heads, -1, x.shape[0]),),
@@ -212,10 +212,10 @@ def _from_heads(theirs: str, ours: str, heads: int) -> Tensor:
     )
 
 
-def _gpt2(config: dict[str, Any]) -> dict[str, Any]:
+def _gpt2_fields(config: dict[str, Any]) -> dict[str, Any]:
     dim, heads = config["n_embd"], config["n_head"]
-    _refuse(config, activation_function=("gelu_new",), scale_attn_by_inverse_layer_idx=(False,))
-    _refuse(config, scale_attn_weights=(True,), add_cross_attention=(False,), tie_word_embeddings=(True,))
+    _reject_unsupported(config, activation_function=("gelu_new",), scale_attn_by_inverse_layer_idx=(False,))
+    _reject_unsupported(config, scale_attn_weights=(True,), add_cross_attention=(False,), tie_word_embeddings=(True,))
     return {
         "num_layers": config["n_layer"], "dim": dim, "num_heads": heads, "num_kv_heads": heads,
         "head_dim": dim // heads, "mlp_dim": config.get("n_inner") or 4 * dim, "vocab_size": config["vocab_size"],
@@ -223,14 +223,14 @@ def _gpt2(config: dict[str, Any]) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _rotary(config: dict[str, Any]) -> dict[str, Any]:
+def _rotary_fields(config: dict[str, Any]) -> dict[str, Any]:
     kind = config["model_type"]
     gemma = kind.startswith("gemma")
     activation = config.get("hidden_activation") if gemma else config.get("hidden_act")
     if activation not in (("gelu_pytorch_tanh",) if gemma else ("silu",)):
         raise UnknownArchitectureError(f"config.json: activation {activation!r} of {kind} is not supported")
-    _refuse(config, attention_bias=(False, None), mlp_bias=(False, None), use_sliding_window=(False, None))
-    _refuse(config, use_bidirectional_attention=(False, None), pretraining_tp=(1, None))
+    _reject_unsupported(config, attention_bias=(False, None), mlp_bias=(False, None), use_sliding_window=(False, None))
+    _reject_unsupported(config, use_bidirectional_attention=(False, None), pretraining_tp=(1, None))
     described = {
         "num_layers": config["num_hidden_layers"],
         "dim": config["hidden_size"],
@@ -242,7 +242,7 @@ def _rotary(config: dict[str, Any]) -> dict[str, Any]:
         "max_seq_len": config["max_position_embeddings"],
         "norm_eps": config["rms_norm_eps"],
         "tie_word_embeddings": config.get("tie_word_embeddings", gemma),
-        **_rope(config),
+        **_rope_parameters(config),
     }
     if gemma:
         scalar = config["query_pre_attn_scalar"]
@@ -266,7 +266,7 @@ def _pattern(config: dict[str, Any], kind: str) -> str:
     return next(letters[:n] for n in lengths if (letters[:n] * len(letters))[: len(letters)] == letters)
 
 
-def _rope(config: dict[str, Any]) -> dict[str, Any]:
+def _rope_parameters(config: dict[str, Any]) -> dict[str, Any]:
     """Rotary parameters, as transformers 5 (rope_parameters) or 4 (rope_theta, rope_scaling) write them."""
     given = config.get("rope_parameters") or {}
     everywhere = given.get("full_attention", given)
@@ -328,7 +328,7 @@ def _rotary_config(cfg: Model, kind: str) -> dict[str, Any]:
     return written
 
 
-def _refuse(config: dict[str, Any], **allowed: tuple[Any, ...]) -> None:
+def _reject_unsupported(config: dict[str, Any], **allowed: tuple[Any, ...]) -> None:
     for key, values in allowed.items():
         if key in config and config[key] not in values:
             raise UnknownArchitectureError(f"config.json: {key}: {config[key]!r} is not supported")

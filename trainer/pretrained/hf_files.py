@@ -12,73 +12,73 @@ from etils import epath
 
 from conf.schema.training.model import Model
 from trainer.models.weights import Params, weight_table
-from trainer.pretrained.hf_families import PREFIXES, Tensor, tensors
+from trainer.pretrained.hf_families import NAME_PREFIXES, TensorMapping, tensor_mappings
 
-INDEX = "model.safetensors.index.json"
-SINGLE = "model.safetensors"
+INDEX_FILE = "model.safetensors.index.json"
+SINGLE_FILE = "model.safetensors"
 SHARD_BYTES = 2 << 30
 """Size of the files that `write` makes; it holds two such sizes beside the model."""
 
 
-class CheckpointError(ValueError):
+class PretrainedError(ValueError):
     """A checkpoint that is incomplete, damaged, or of another model."""
 
 
 def read_config(folder: epath.Path) -> dict[str, Any]:
-    """config.json. Raises CheckpointError."""
+    """config.json. Raises PretrainedError."""
     file = folder / "config.json"
     if not file.exists():
-        raise CheckpointError(f"{folder}: there is no config.json; give the folder of a Hugging Face model")
+        raise PretrainedError(f"{folder}: there is no config.json; give the folder of a Hugging Face model")
     try:
         return json.loads(file.read_text())
     except json.JSONDecodeError as error:
-        raise CheckpointError(f"{file}: is no JSON: {error}") from None
+        raise PretrainedError(f"{file}: is no JSON: {error}") from None
 
 
-def read(folder: epath.Path, cfg: Model) -> Params:
+def read_params(folder: epath.Path, cfg: Model) -> Params:
     """All weights of the model as NumPy arrays, in the types of the checkpoint, in the tree of `weight_table`.
 
     Raises:
-        CheckpointError: a shard is missing or cut off, a tensor is missing or of another shape.
+        PretrainedError: a shard is missing or cut off, a tensor is missing or of another shape.
     """
-    wanted = {name: tensor for tensor in tensors(cfg) for name in _names(tensor, cfg)}
+    wanted = {name: tensor for tensor in tensor_mappings(cfg) for name in _hf_names(tensor, cfg)}
     table, params = weight_table(cfg), {}
-    for name, array in stored(folder):
-        known = next((name.removeprefix(p) for p in PREFIXES if name.removeprefix(p) in wanted), None)
+    for name, array in iter_tensors(folder):
+        known = next((name.removeprefix(p) for p in NAME_PREFIXES if name.removeprefix(p) in wanted), None)
         if known is None:
             continue  # buffers, an output layer that is tied anyway, the tower that sees images
-        _place(params, table, known, wanted.pop(known), array)
+        _copy_into_params(params, table, known, wanted.pop(known), array)
     if wanted:
         missing = sorted(wanted)
-        raise CheckpointError(f"{folder}: {len(missing)} tensors are missing, such as {', '.join(missing[:3])}")
+        raise PretrainedError(f"{folder}: {len(missing)} tensors are missing, such as {', '.join(missing[:3])}")
     return params
 
 
-def write(folder: epath.Path, params: Params, cfg: Model, config: dict[str, Any]) -> None:
+def write_params(folder: epath.Path, params: Params, cfg: Model, config: dict[str, Any]) -> None:
     """Write config.json and shards of at most SHARD_BYTES, as transformers' `from_pretrained` reads them."""
     from safetensors.numpy import save
 
     folder.mkdir(parents=True, exist_ok=True)
-    shards = _into_shards(params, cfg)
+    shards = _plan_shards(params, cfg)
     where: dict[str, str] = {}
     for i, shard in enumerate(shards, start=1):
-        file = SINGLE if len(shards) == 1 else f"model-{i:05}-of-{len(shards):05}.safetensors"
-        arrays = {_exported_name(name, cfg): _theirs(name, tensor, params) for name, tensor in shard}
+        file = SINGLE_FILE if len(shards) == 1 else f"model-{i:05}-of-{len(shards):05}.safetensors"
+        arrays = {_hf_name(name, cfg): _to_hf_array(name, tensor, params) for name, tensor in shard}
         (folder / file).write_bytes(save(arrays, metadata={"format": "pt"}))
         where |= dict.fromkeys(arrays, file)
     if len(shards) > 1:
-        (folder / INDEX).write_text(json.dumps({"metadata": {}, "weight_map": where}, indent=2) + "\n")
+        (folder / INDEX_FILE).write_text(json.dumps({"metadata": {}, "weight_map": where}, indent=2) + "\n")
     (folder / "config.json").write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")
 
 
-def _into_shards(params: Params, cfg: Model) -> list[list[tuple[str, Tensor]]]:
+def _plan_shards(params: Params, cfg: Model) -> list[list[tuple[str, TensorMapping]]]:
     """Which of their tensors go into which file."""
-    shards: list[list[tuple[str, Tensor]]] = [[]]
+    shards: list[list[tuple[str, TensorMapping]]] = [[]]
     size = 0
-    for tensor in tensors(cfg):
-        tree = params["layers"] if tensor.of_layers else params
-        nbytes = sum(tree[ours].nbytes for ours in tensor.ours) // (cfg.num_layers if tensor.of_layers else 1)
-        for name in _names(tensor, cfg):
+    for tensor in tensor_mappings(cfg):
+        tree = params["layers"] if tensor.is_per_layer else params
+        nbytes = sum(tree[ours].nbytes for ours in tensor.ours) // (cfg.num_layers if tensor.is_per_layer else 1)
+        for name in _hf_names(tensor, cfg):
             if size + nbytes > SHARD_BYTES and shards[-1]:
                 shards.append([])
                 size = 0
@@ -87,77 +87,77 @@ def _into_shards(params: Params, cfg: Model) -> list[list[tuple[str, Tensor]]]:
     return shards
 
 
-def _exported_name(name: str, cfg: Model) -> str:
+def _hf_name(name: str, cfg: Model) -> str:
     return name if name == "lm_head.weight" else f"{'transformer' if cfg.norm == 'layer' else 'model'}.{name}"
 
 
-def _theirs(name: str, tensor: Tensor, params: Params) -> np.ndarray:
-    if not tensor.of_layers:
+def _to_hf_array(name: str, tensor: TensorMapping, params: Params) -> np.ndarray:
+    if not tensor.is_per_layer:
         return np.ascontiguousarray(tensor.write(*(np.asarray(params[ours]) for ours in tensor.ours)))
-    parts = [np.asarray(params["layers"][ours][_layer(name)]) for ours in tensor.ours]
+    parts = [np.asarray(params["layers"][ours][_layer_index(name)]) for ours in tensor.ours]
     return np.ascontiguousarray(tensor.write(*parts))
 
 
-def _layer(name: str) -> int:
+def _layer_index(name: str) -> int:
     """The number of the layer in one of their names."""
     return int(next(word for word in name.split(".") if word.isdigit()))
 
 
-def _names(tensor: Tensor, cfg: Model) -> list[str]:
+def _hf_names(tensor: TensorMapping, cfg: Model) -> list[str]:
     """Their names of one kind of tensor: one, or one per layer."""
-    return [tensor.theirs.format(i=i) for i in range(cfg.num_layers)] if tensor.of_layers else [tensor.theirs]
+    return [tensor.theirs.format(i=i) for i in range(cfg.num_layers)] if tensor.is_per_layer else [tensor.theirs]
 
 
-def _place(params: Params, table: Params, name: str, tensor: Tensor, array: np.ndarray) -> None:
+def _copy_into_params(params: Params, table: Params, name: str, tensor: TensorMapping, array: np.ndarray) -> None:
     """Put a tensor of theirs where it belongs; the arrays of all layers are made when the first one comes."""
     try:
         parts = tensor.read(array)
     except ValueError:
         parts = ()
-    shapes = [(table["layers"] if tensor.of_layers else table)[ours].shape for ours in tensor.ours]
-    if tensor.of_layers:
+    shapes = [(table["layers"] if tensor.is_per_layer else table)[ours].shape for ours in tensor.ours]
+    if tensor.is_per_layer:
         shapes = [shape[1:] for shape in shapes]
     if [part.shape for part in parts] != shapes:
-        raise CheckpointError(f"{name}: the shape {array.shape} is not that of the model in config.json")
+        raise PretrainedError(f"{name}: the shape {array.shape} is not that of the model in config.json")
     for ours, part in zip(tensor.ours, parts, strict=True):
-        if not tensor.of_layers:
+        if not tensor.is_per_layer:
             params[ours] = np.ascontiguousarray(part)
             continue
         layers = params.setdefault("layers", {})
         if ours not in layers:
             layers[ours] = np.empty(table["layers"][ours].shape, part.dtype)
-        layers[ours][_layer(name)] = part
+        layers[ours][_layer_index(name)] = part
 
 
-def stored(folder: epath.Path) -> Iterator[tuple[str, np.ndarray]]:
+def iter_tensors(folder: epath.Path) -> Iterator[tuple[str, np.ndarray]]:
     """Every tensor of every shard, one at a time."""
     from safetensors import SafetensorError, safe_open
 
     for name in _shards(folder):
         file = folder / name
         if not file.exists():
-            raise CheckpointError(f"{file}: the shard is missing; download the model again")
-        with _local(file) as path:
+            raise PretrainedError(f"{file}: the shard is missing; download the model again")
+        with _local_copy(file) as path:
             try:
                 with safe_open(path, framework="np") as shard:
                     for key in shard.keys():  # noqa: SIM118 - it is no dict
                         yield key, shard.get_tensor(key)
             except SafetensorError as error:
-                raise CheckpointError(f"{file}: is damaged or cut off ({error}); download it again") from None
+                raise PretrainedError(f"{file}: is damaged or cut off ({error}); download it again") from None
 
 
 def _shards(folder: epath.Path) -> list[str]:
-    if (folder / INDEX).exists():
+    if (folder / INDEX_FILE).exists():
         try:
-            return sorted(set(json.loads((folder / INDEX).read_text())["weight_map"].values()))
+            return sorted(set(json.loads((folder / INDEX_FILE).read_text())["weight_map"].values()))
         except (json.JSONDecodeError, KeyError, TypeError, AttributeError):
-            raise CheckpointError(f"{folder / INDEX}: is no index of shards; download it again") from None
-    if (folder / SINGLE).exists():
-        return [SINGLE]
-    raise CheckpointError(f"{folder}: there is neither {SINGLE} nor {INDEX}")
+            raise PretrainedError(f"{folder / INDEX_FILE}: is no index of shards; download it again") from None
+    if (folder / SINGLE_FILE).exists():
+        return [SINGLE_FILE]
+    raise PretrainedError(f"{folder}: there is neither {SINGLE_FILE} nor {INDEX_FILE}")
 
 
-def _local(file: epath.Path) -> Any:
+def _local_copy(file: epath.Path) -> Any:
     """The file as a local path for the time of a `with`: itself, or a copy that is deleted afterwards."""
     import contextlib
     import tempfile

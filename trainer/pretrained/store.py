@@ -15,12 +15,21 @@ from pydantic import ValidationError
 
 from conf.schema.training.model import Model
 from conf.schema.training.run_yaml import RunFileError
-from trainer.models.weights import Params, abstract, shardings
+from trainer.models.weights import Params, abstract_params, param_shardings
 from trainer.pretrained import hf_families, hf_files
 
-WEIGHTS = "weights"
-DESCRIPTION = "model.yaml"
-COMPUTATION = {"activation_dtype", "attention", "scan_layers", "remat", "logit_chunk", "init", "max_seq_len", "weights"}
+WEIGHTS_FOLDER = "weights"
+DESCRIPTION_FILE = "model.yaml"
+COMPUTE_KEYS = {
+    "activation_dtype",
+    "attention",
+    "scan_layers",
+    "remat",
+    "logit_chunk",
+    "init",
+    "max_seq_len",
+    "weights",
+}
 """Keys of the model that may differ between who wrote the weights and who reads them."""
 
 
@@ -28,78 +37,80 @@ class StoreError(RunFileError):
     """A folder without weights, or with those of another model."""
 
 
-def write(folder: epath.Path, params: Params, cfg: Model) -> None:
+def write_params(folder: epath.Path, params: Params, cfg: Model) -> None:
     """Write the weights, NumPy arrays, then their description: a folder without one is not complete."""
     # the usual handler makes a copy of every array first, so that it may be changed meanwhile; nobody does that here
     handler = ocp.type_handlers.NumpyHandler(deepcopy_host_arrays=False)
     registry = ocp.type_handlers.create_type_handler_registry((np.ndarray, handler))
     with ocp.Checkpointer(ocp.PyTreeCheckpointHandler(type_handler_registry=registry)) as checkpointer:
-        checkpointer.save(_absolute(folder) / WEIGHTS, params)
-    (folder / DESCRIPTION).write_text(yaml.safe_dump(cfg.model_dump(mode="json"), sort_keys=False))
+        checkpointer.save(_absolute(folder) / WEIGHTS_FOLDER, params)
+    (folder / DESCRIPTION_FILE).write_text(yaml.safe_dump(cfg.model_dump(mode="json"), sort_keys=False))
 
 
-def describe(folder: epath.Path) -> Model:
+def read_model(folder: epath.Path) -> Model:
     """What model the weights are of. Raises StoreError."""
-    file = folder / DESCRIPTION
+    file = folder / DESCRIPTION_FILE
     if not file.exists() and (folder / "config.json").exists():
         try:
-            return hf_families.model_from(hf_files.read_config(folder))
-        except (hf_files.CheckpointError, hf_families.UnknownArchitectureError) as error:
+            return hf_families.model_from_config(hf_files.read_config(folder))
+        except (hf_files.PretrainedError, hf_families.UnknownArchitectureError) as error:
             raise StoreError(f"{folder}: {error}") from None
     if not file.exists():
-        raise StoreError(f"{folder}: there is no {DESCRIPTION}; make it with `python -m trainer.convert import`")
+        raise StoreError(f"{folder}: there is no {DESCRIPTION_FILE}; make it with `python -m trainer.convert import`")
     try:
         return Model.model_validate(yaml.safe_load(file.read_text()))
     except ValidationError as error:
         raise StoreError(f"{file}: {error.errors()[0]['msg']}") from None
 
 
-def read(folder: epath.Path, cfg: Model) -> Params:
+def read_params(folder: epath.Path, cfg: Model) -> Params:
     """The weights as NumPy arrays, in the types they are stored in. Raises StoreError."""
-    _check(folder, cfg)
+    _check_same_model(folder, cfg)
     with ocp.PyTreeCheckpointer() as checkpointer:
-        return jax.tree.map(np.asarray, checkpointer.restore(_absolute(folder) / WEIGHTS))
+        return jax.tree.map(np.asarray, checkpointer.restore(_absolute(folder) / WEIGHTS_FOLDER))
 
 
-def place(folder: epath.Path, cfg: Model, mesh: Mesh) -> Params:
+def load_sharded(folder: epath.Path, cfg: Model, mesh: Mesh) -> Params:
     """The weights in the model's types, on the mesh.
 
     Of our own folders, each process reads only what its devices hold; of Hugging Face's, everything, into its memory.
     Raises StoreError.
     """
-    _check(folder, cfg)
+    _check_same_model(folder, cfg)
     wanted = jax.tree.map(
-        lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), abstract(cfg), shardings(cfg, mesh)
+        lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s),
+        abstract_params(cfg),
+        param_shardings(cfg, mesh),
     )
-    if not (folder / DESCRIPTION).exists():
-        read, shapes = _pretrained(folder, cfg), jax.tree.leaves(wanted)
+    if not (folder / DESCRIPTION_FILE).exists():
+        read, shapes = _read_pretrained(folder, cfg), jax.tree.leaves(wanted)
         arrays, tree = jax.tree.flatten(read)
         del read  # so that each array goes when it has been placed
-        return tree.unflatten([_placed(arrays.pop(0), shape) for shape in shapes])
+        return tree.unflatten([_to_sharded_array(arrays.pop(0), shape) for shape in shapes])
     restore: Any = ocp.checkpoint_utils.construct_restore_args(wanted)
     with ocp.PyTreeCheckpointer() as checkpointer:
-        placed = checkpointer.restore(_absolute(folder) / WEIGHTS, restore_args=restore)
+        placed = checkpointer.restore(_absolute(folder) / WEIGHTS_FOLDER, restore_args=restore)
     return jax.tree.map(lambda x, w: x.astype(w.dtype) if x.dtype != w.dtype else x, placed, wanted)
 
 
-def _pretrained(folder: epath.Path, cfg: Model) -> Params:
+def _read_pretrained(folder: epath.Path, cfg: Model) -> Params:
     try:
-        return hf_files.read(folder, cfg)
-    except hf_files.CheckpointError as error:
+        return hf_files.read_params(folder, cfg)
+    except hf_files.PretrainedError as error:
         raise StoreError(f"model.weights: {error}") from None
 
 
-def _placed(array: np.ndarray, wanted: jax.ShapeDtypeStruct) -> jax.Array:
+def _to_sharded_array(array: np.ndarray, wanted: jax.ShapeDtypeStruct) -> jax.Array:
     def part(index: tuple[slice, ...]) -> np.ndarray:
         return array[index].astype(wanted.dtype, copy=False)
 
     return jax.make_array_from_callback(wanted.shape, wanted.sharding, part)  # pyright: ignore[reportArgumentType]
 
 
-def _check(folder: epath.Path, cfg: Model) -> None:
+def _check_same_model(folder: epath.Path, cfg: Model) -> None:
     """Raise StoreError unless the weights are of this model."""
-    found, wanted = describe(folder).model_dump(), cfg.model_dump()
-    for key in wanted.keys() - COMPUTATION:
+    found, wanted = read_model(folder).model_dump(), cfg.model_dump()
+    for key in wanted.keys() - COMPUTE_KEYS:
         if found[key] != wanted[key]:
             raise StoreError(f"model.{key}: is {wanted[key]!r}, but {found[key]!r} in the weights of {folder}")
 

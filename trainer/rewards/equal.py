@@ -13,13 +13,13 @@ from functools import lru_cache
 from trainer.rewards import symbolic
 from trainer.rewards.extract import NUMBER
 
-LONGEST_ANSWER = 300
+MAX_ANSWER_CHARS = 300
 """Characters; what is longer is no answer."""
 
 WRAPPERS = (("$$", "$$"), ("$", "$"), ("\\(", "\\)"), ("\\[", "\\]"), ("**", "**"), ("{", "}"), ("`", "`"))
-WRAPPING = re.compile(r"\\(?:boxed|fbox|framebox|text|textbf|mathbf|mathrm|mbox)\s*\{([^{}]*)\}")
+WRAPPER_COMMAND = re.compile(r"\\(?:boxed|fbox|framebox|text|textbf|mathbf|mathrm|mbox)\s*\{([^{}]*)\}")
 TEXT = re.compile(r"\\(?:text|textbf|textit|textrm|mathrm|mathbf|mbox)\s*\{([^{}]*)\}")
-REPLACED = (
+REPLACEMENTS = (
     (re.compile(r"\{,\}|\\,|\\!|\\(?:left|right|displaystyle)(?![a-zA-Z])|\^\s*\{?\s*\\circ\s*\}?|°"), ""),
     (re.compile(r"\\[;: ]|~|\\q?quad(?![a-zA-Z])|\s+"), " "),
     (re.compile(r"\\([%$#&])"), r"\1"),
@@ -30,11 +30,11 @@ FRACTION = re.compile(r"\\frac\s*(?:\{\s*(\d+(?:\.\d+)?)\s*\}|(\d))\s*(?:\{\s*(\
 MIXED = re.compile(r"(?<![\d.,/])(\d+)\s+(\d+)\s*/\s*(\d+)(?![\d.,/])")
 SQUARED_UNIT = re.compile(r"(?<=[A-Za-z])\s*\^\s*\{?\s*[23]\s*\}?")
 THOUSANDS = re.compile(r"(?<=\d),(?=\d{3}(?!\d))")
-SEVERAL = re.compile(r"[,;]|\b(?:and|or)\b", re.IGNORECASE)
+SEPARATOR = re.compile(r"[,;]|\b(?:and|or)\b", re.IGNORECASE)
 EQUALS = re.compile(r"=|\u2248|\\approx(?![a-zA-Z])")
-BEFORE = re.compile(r"(?:.*(?:[^A-Za-z]|[A-Za-z]{2}))?", re.DOTALL)
+BEFORE_VARIABLE = re.compile(r"(?:.*(?:[^A-Za-z]|[A-Za-z]{2}))?", re.DOTALL)
 """A letter alone, right before the number, makes it a name: x18."""
-AROUND = (re.compile(r"[A-Za-z\s$€£¥:.,('\"]*"), re.compile(r"[A-Za-z\s$€£¥%.,;/)'\"²³-]*"))
+SURROUNDING_TEXT = (re.compile(r"[A-Za-z\s$€£¥:.,('\"]*"), re.compile(r"[A-Za-z\s$€£¥%.,;/)'\"²³-]*"))
 """What may stand before and after a number."""
 VARIABLE = re.compile(r"\s*(?:[abeiknxyz]|pi)\s*")
 MAGNITUDE = re.compile(r"\s*(thousand|million|billion|trillion)\b", re.IGNORECASE)
@@ -43,38 +43,38 @@ MATHEMATICAL = re.compile(r"[\d\\^+*/=<>()\[\]|]")
 
 
 @lru_cache(maxsize=4096)  # the samples of a group give the same answers, and several rewards ask about each
-def same(given: str, right: str) -> bool:
+def is_equal(given: str, right: str) -> bool:
     """Is the given answer the right one? Deterministic; under a limit where one of them is neither number nor word."""
-    if len(given) > LONGEST_ANSWER:
+    if len(given) > MAX_ANSWER_CHARS:
         return False
-    left, gold = plain(given), plain(right)
+    left, gold = strip_formatting(given), strip_formatting(right)
     if not left:
         return False
-    a, b = number(left), number(gold)
+    a, b = parse_number(left), parse_number(gold)
     if a is not None and b is not None:
         return a == b
-    if _words(left) == _words(gold):
+    if _normalized_words(left) == _normalized_words(gold):
         return True
     if not (MATHEMATICAL.search(left) and MATHEMATICAL.search(gold)):
         return False
-    return symbolic.same(TEXT.sub("", left), TEXT.sub("", gold))
+    return symbolic.is_equal(TEXT.sub("", left), TEXT.sub("", gold))
 
 
-def canonical(answer: str) -> str | None:
+def canonicalize(answer: str) -> str | None:
     """The same text for answers that say the same number or the same words; None for what is no answer."""
-    if len(answer) > LONGEST_ANSWER or not (text := plain(answer)):
+    if len(answer) > MAX_ANSWER_CHARS or not (text := strip_formatting(answer)):
         return None
-    value = number(text)
-    return _words(text) if value is None else str(value)
+    value = parse_number(text)
+    return _normalized_words(text) if value is None else str(value)
 
 
-def plain(text: str) -> str:
+def strip_formatting(text: str) -> str:
     """The answer without what is around it and without the typography of TeX."""
-    for pattern, by in REPLACED:
+    for pattern, by in REPLACEMENTS:
         text = pattern.sub(by, text)
     while True:
         stripped = text.strip().rstrip(".,;").strip()
-        if wrapped := WRAPPING.fullmatch(stripped):
+        if wrapped := WRAPPER_COMMAND.fullmatch(stripped):
             stripped = wrapped[1]
         for begin, end in WRAPPERS:
             inside = stripped[len(begin) : -len(end)]
@@ -86,13 +86,13 @@ def plain(text: str) -> str:
         text = stripped
 
 
-def number(text: str) -> Fraction | None:
+def parse_number(text: str) -> Fraction | None:
     """The number that a text says, unit or currency aside; None if it says none, or more than one.
 
     None, too, for a division by zero and for more digits than Python turns into a number (4300).
     """
     *names, text = EQUALS.split(THOUSANDS.sub("", TEXT.sub(r" \1 ", text)))
-    if SEVERAL.search(" ".join(names)):
+    if SEPARATOR.search(" ".join(names)):
         return None
     text = FRACTION.sub(lambda m: f" {m[1] or m[2]}/{m[3] or m[4]}", text)
     text = SQUARED_UNIT.sub("", text)
@@ -104,8 +104,8 @@ def number(text: str) -> Fraction | None:
     if len(found) != 1:
         return None
     before, after = text[: found[0].start()], text[found[0].end() :]
-    allowed_before, allowed_after = AROUND
-    if not (allowed_before.fullmatch(before) and allowed_after.fullmatch(after) and BEFORE.fullmatch(before)):
+    allowed_before, allowed_after = SURROUNDING_TEXT
+    if not (allowed_before.fullmatch(before) and allowed_after.fullmatch(after) and BEFORE_VARIABLE.fullmatch(before)):
         return None
     if VARIABLE.fullmatch(after):
         return None
@@ -126,5 +126,5 @@ def _fraction(above: str, below: str) -> Fraction | None:
         return None
 
 
-def _words(text: str) -> str:
+def _normalized_words(text: str) -> str:
     return " ".join(TEXT.sub(r" \1 ", text).casefold().split()).strip(" .!")

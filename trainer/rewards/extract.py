@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 
-LONGEST_RESPONSE = 50_000
+MAX_RESPONSE_CHARS = 50_000
 """Characters of a response that are looked at, from its end. Every pattern here takes time linear in them."""
 
 ANOTHER_QUESTION = re.compile(
@@ -19,7 +19,7 @@ ANOTHER_QUESTION = re.compile(
     r"|(?:\n[ \t\r]*){3,}",
     re.IGNORECASE | re.MULTILINE,
 )
-HASHES = re.compile(r"####[ \t]*([^\n]*)")
+HASH_ANSWER = re.compile(r"####[ \t]*([^\n]*)")
 BRACES = re.compile(
     r"(?P<box>\\(?:boxed|fbox|framebox)\s*\{)|\\boxed[ \t]+(?P<bare>[^\s{}\\$]+)|\\[{}]|(?P<open>\{)|(?P<close>\})"
 )
@@ -28,7 +28,7 @@ NO_ANSWER = re.compile(
     r"(?:answer|result|number|value|[lc]?dots)?(?:\s+here)?\W*",
     re.IGNORECASE,
 )
-SAID = re.compile(r"\banswer(?:\s+is|\s*=|\s*:)+\s*", re.IGNORECASE)
+ANSWER_PHRASE = re.compile(r"\banswer(?:\s+is|\s*=|\s*:)+\s*", re.IGNORECASE)
 SENTENCE_END = re.compile(r"[.!?](?:\s|$)")
 NUMBER = re.compile(
     r"(?:(?<![\w.)\]}])[-+\u2212]\s?)?\$?"  # no sign, but a minus, after another number
@@ -37,11 +37,11 @@ NUMBER = re.compile(
 )
 
 
-def extract(response: str) -> str | None:
+def extract_answer(response: str) -> str | None:
     """The answer of a response; None if it has none."""
-    pieces = _pieces(response)
+    pieces = _split_at_questions(response)
     for piece in pieces:
-        if found := _marked(piece) or _said(piece):
+        if found := _marked_answer(piece) or _stated_answer(piece):
             return found
     for piece in pieces:
         if numbers := NUMBER.findall(piece):
@@ -51,31 +51,31 @@ def extract(response: str) -> str | None:
 
 def extract_boxed(response: str) -> str | None:
     """What stands in the last closed box that holds an answer; None if there is none."""
-    for piece in _pieces(response):
+    for piece in _split_at_questions(response):
         if found := [box for _, box in _boxes(piece)]:
             return found[-1]
     return None
 
 
-def is_marked(response: str) -> bool:
+def has_marked_answer(response: str) -> bool:
     """Does it mark an answer?"""
-    return any(_marked(piece) for piece in _pieces(response))
+    return any(_marked_answer(piece) for piece in _split_at_questions(response))
 
 
-def _pieces(response: str) -> list[str]:
+def _split_at_questions(response: str) -> list[str]:
     """The response, cut where it goes on to another question."""
-    tail = response[-LONGEST_RESPONSE:].replace("{,}", ",")  # the comma of 1{,}800, as TeX wants it
+    tail = response[-MAX_RESPONSE_CHARS:].replace("{,}", ",")  # the comma of 1{,}800, as TeX wants it
     return [piece for piece in ANOTHER_QUESTION.split(tail) if piece.strip()]
 
 
-def _marked(piece: str) -> str | None:
-    hashes = [(m.start(), m[1]) for m in HASHES.finditer(piece) if not NO_ANSWER.fullmatch(m[1])]
+def _marked_answer(piece: str) -> str | None:
+    hashes = [(m.start(), m[1]) for m in HASH_ANSWER.finditer(piece) if not NO_ANSWER.fullmatch(m[1])]
     marks = sorted(hashes + _boxes(piece))
     return marks[-1][1].strip() if marks else None
 
 
-def _said(piece: str) -> str | None:
-    said = [m.end() for m in SAID.finditer(piece)]
+def _stated_answer(piece: str) -> str | None:
+    said = [m.end() for m in ANSWER_PHRASE.finditer(piece)]
     if not said:
         return None
     line = piece[said[-1] :].partition("\n")[0]

@@ -10,36 +10,36 @@ import importlib
 from collections.abc import Callable
 
 from conf.schema.training.run_yaml import RunFileError
-from trainer.rewards.equal import same
-from trainer.rewards.extract import LONGEST_RESPONSE, extract, extract_boxed, is_marked
+from trainer.rewards.equal import is_equal
+from trainer.rewards.extract import MAX_RESPONSE_CHARS, extract_answer, extract_boxed, has_marked_answer
 
 Reward = Callable[[str, str], float]
 
 
 def answer_match(response: str, answer: str) -> float:
     """1 if the response's answer, in whatever form it is given, is the right one."""
-    given = extract(response)
-    return float(given is not None and same(given, answer))
+    given = extract_answer(response)
+    return float(given is not None and is_equal(given, answer))
 
 
 def boxed(response: str, answer: str) -> float:
     """1 if the answer that the response puts into a box is the right one."""
     given = extract_boxed(response)
-    return float(given is not None and same(given, answer))
+    return float(given is not None and is_equal(given, answer))
 
 
 def answer_format(response: str, answer: str) -> float:
     """1 if the response marks its answer, with `####` or a closed box, right or wrong."""
-    return float(is_marked(response))
+    return float(has_marked_answer(response))
 
 
 def length(response: str, answer: str) -> float:
-    """Of a right answer, the share of LONGEST_RESPONSE characters that it does without; 0 for a wrong one.
+    """Of a right answer, the share of MAX_RESPONSE_CHARS characters that it does without; 0 for a wrong one.
 
     After the length reward of Kimi k1.5 (https://arxiv.org/abs/2501.12599, 2.3.3), which rewards no short wrong answer
     either; unlike there it does not depend on the other samples of the group.
     """
-    unused = 1 - min(len(response), LONGEST_RESPONSE) / LONGEST_RESPONSE
+    unused = 1 - min(len(response), MAX_RESPONSE_CHARS) / MAX_RESPONSE_CHARS
     return answer_match(response, answer) * unused
 
 

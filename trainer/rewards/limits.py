@@ -7,13 +7,13 @@ import resource
 import signal
 from collections.abc import Iterator
 
-MOST_MEMORY = 4 << 30
+MAX_MEMORY_BYTES = 4 << 30
 """Bytes of data that a worker may have."""
-WALL_SECONDS = 30
+WALL_LIMIT_SECONDS = 30
 """What a check may wait beyond ten times its CPU time: this limit is for those that sleep, and not deterministic."""
 
 
-def prepare() -> None:
+def install_limits() -> None:
     """Make this process one that the limits can end, quietly."""
     signal.signal(signal.SIGPROF, signal.SIG_DFL)
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
@@ -21,15 +21,15 @@ def prepare() -> None:
         signal.signal(told, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     _, hard = resource.getrlimit(resource.RLIMIT_DATA)
-    most = MOST_MEMORY if hard == resource.RLIM_INFINITY else min(MOST_MEMORY, hard)
+    most = MAX_MEMORY_BYTES if hard == resource.RLIM_INFINITY else min(MAX_MEMORY_BYTES, hard)
     resource.setrlimit(resource.RLIMIT_DATA, (most, hard))
 
 
 @contextlib.contextmanager
-def limited(seconds: float) -> Iterator[None]:
+def cpu_time_limit(seconds: float) -> Iterator[None]:
     """At most that much CPU time, of all threads together: how busy the machine is does not matter."""
     signal.setitimer(signal.ITIMER_PROF, seconds)
-    signal.setitimer(signal.ITIMER_REAL, 10 * seconds + WALL_SECONDS)
+    signal.setitimer(signal.ITIMER_REAL, 10 * seconds + WALL_LIMIT_SECONDS)
     try:
         yield
     finally:
@@ -38,7 +38,7 @@ def limited(seconds: float) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def uncounted() -> Iterator[None]:
+def uncounted_cpu_time() -> Iterator[None]:
     """For imports: what happens once per process must not be charged to the check that comes first."""
     left, _ = signal.setitimer(signal.ITIMER_PROF, 0)
     try:
@@ -48,6 +48,6 @@ def uncounted() -> Iterator[None]:
             signal.setitimer(signal.ITIMER_PROF, left)
 
 
-def is_time_out(code: int) -> bool:
+def is_timeout(code: int) -> bool:
     """Does a process that ended with this code of `Popen` owe it to a limit?"""
     return code in (-signal.SIGPROF, -signal.SIGALRM)

@@ -19,7 +19,7 @@ from trainer.rewards import limits
 
 
 @dataclass(frozen=True)
-class Checked:
+class RewardResult:
     """The scores of one response by the names of its rewards, and how many of these timed out or failed."""
 
     scores: dict[str, float]
@@ -27,7 +27,7 @@ class Checked:
     failed: int
 
 
-class Pool:
+class RewardPool:
     """Workers that check responses; to be closed, or used in a `with`. One worker process per check at a time."""
 
     def __init__(self, workers: int, seconds: float) -> None:
@@ -39,7 +39,7 @@ class Pool:
         self._workers = workers
         self._told: set[str] = set()
 
-    def submit(self, names: Sequence[str], response: str, answer: str) -> Future[Checked]:
+    def submit(self, names: Sequence[str], response: str, answer: str) -> Future[RewardResult]:
         """Score a response by these rewards, beside whatever the caller does next; `result()` waits for it."""
         return self._threads.submit(self._check, list(names), response, answer)
 
@@ -56,7 +56,7 @@ class Pool:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _check(self, names: list[str], response: str, answer: str) -> Checked:
+    def _check(self, names: list[str], response: str, answer: str) -> RewardResult:
         scores, timed_out, failed = dict.fromkeys(names, 0.0), 0, 0
         worker = self._idle.get()
         try:
@@ -64,16 +64,16 @@ class Pool:
                 try:
                     try:
                         scores[name] = worker.check(name, response, answer)
-                    except _DiedError:  # perhaps by no fault of its own
+                    except _WorkerDiedError:  # perhaps by no fault of its own
                         scores[name] = worker.check(name, response, answer)
-                except _TimedOutError:
+                except _CheckTimeoutError:
                     timed_out += 1
-                except _FailedError as error:
+                except _CheckFailedError as error:
                     failed += 1
                     self._tell(name, error)
         finally:
             self._idle.put(worker)
-        return Checked(scores, timed_out, failed)
+        return RewardResult(scores, timed_out, failed)
 
     def _tell(self, name: str, error: Exception) -> None:
         """Once per reward: the first failure may well be a mistake in the function."""
@@ -82,15 +82,15 @@ class Pool:
             print(f"reward {name} failed on a response, which scores 0: {error}", file=sys.stderr, flush=True)
 
 
-class _TimedOutError(Exception):
+class _CheckTimeoutError(Exception):
     """A check took too long."""
 
 
-class _FailedError(Exception):
+class _CheckFailedError(Exception):
     """A check raised."""
 
 
-class _DiedError(_FailedError):
+class _WorkerDiedError(_CheckFailedError):
     """A process ended amid a check."""
 
 
@@ -112,10 +112,10 @@ class _Worker:
         except BrokenPipeError:
             reply = ""
         if not reply:
-            self._bury(process)
+            self._raise_exit_error(process)
         found = json.loads(reply)
         if isinstance(found, str):
-            raise _FailedError(found)
+            raise _CheckFailedError(found)
         return found
 
     def stop(self) -> None:
@@ -138,7 +138,7 @@ class _Worker:
         )
         return self._process
 
-    def _bury(self, process: subprocess.Popen[str]) -> NoReturn:
+    def _raise_exit_error(self, process: subprocess.Popen[str]) -> NoReturn:
         """The process has ended itself, or was ended."""
         assert process.stdout is not None
         code = process.wait()
@@ -149,6 +149,6 @@ class _Worker:
         except BrokenPipeError:
             pass  # what it was not there to read
         self._process = None
-        if limits.is_time_out(code):
-            raise _TimedOutError
-        raise _DiedError(f"its process ended with code {code}")
+        if limits.is_timeout(code):
+            raise _CheckTimeoutError
+        raise _WorkerDiedError(f"its process ended with code {code}")

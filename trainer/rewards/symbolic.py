@@ -12,22 +12,22 @@ from typing import Any
 from trainer.rewards import limits
 
 
-def same(given: str, right: str) -> bool:
+def is_equal(given: str, right: str) -> bool:
     """Are two LaTeX expressions, without `$` around them, equal? False where one cannot be read."""
-    math_verify = _library()
-    left, gold = ([*_parsed(math_verify, text)] for text in (given, right))
+    math_verify = _load_math_verify()
+    left, gold = ([*_parse(math_verify, text)] for text in (given, right))
     return bool(left and gold and math_verify.verify(gold, left, timeout_seconds=None))
 
 
 @cache
-def _library() -> Any:
-    with limits.uncounted():
+def _load_math_verify() -> Any:
+    with limits.uncounted_cpu_time():
         import math_verify
     logging.getLogger("math_verify").setLevel(logging.CRITICAL)  # it warns of every expression that it cannot read
     return math_verify
 
 
-def _parsed(math_verify: Any, text: str) -> list[Any]:
+def _parse(math_verify: Any, text: str) -> list[Any]:
     where = [math_verify.LatexExtractionConfig(boxed_match_priority=0)]
     return math_verify.parse(
         f"\\boxed{{{text}}}", extraction_config=where, fallback_mode="no_fallback", parsing_timeout=None

@@ -21,7 +21,7 @@ def main() -> None:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)  # to all of the run: a notice, which the trainer answers
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
-    limits.prepare()
+    limits.install_limits()
     for line in sys.stdin:
         name, response, answer = json.loads(line)
         print(json.dumps(_check(name, response, answer, seconds)), file=answers, flush=True)
@@ -30,9 +30,9 @@ def main() -> None:
 def _check(name: str, response: str, answer: str, seconds: float) -> float | str:
     """The score, or what went wrong."""
     try:
-        with limits.uncounted():
+        with limits.uncounted_cpu_time():
             reward = resolve(name)
-        with limits.limited(seconds):
+        with limits.cpu_time_limit(seconds):
             score = float(reward(response, answer))
     except (Exception, SystemExit) as error:
         return repr(error)[:500]

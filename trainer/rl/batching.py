@@ -10,37 +10,39 @@ from jax.sharding import Mesh
 from conf.schema.training.loop import GrpoLoop
 from conf.schema.training.model import Model
 from trainer.data.problem import Question
-from trainer.data.prompting import Prompting
+from trainer.data.prompting import PromptEncoder
 from trainer.distributed.batch import Batch
-from trainer.sampler import Sampler, Settings, Stops
+from trainer.sampler import Sampler, SamplerSettings, StopCriteria
 
-PAD = 0
+PAD_ID = 0
 """Stands behind the end of a row, where nothing looks."""
 
 
-def build_sampler(cfg: Model, loop: GrpoLoop, mesh: Mesh, prompting: Prompting) -> Sampler:
+def build_sampler(cfg: Model, loop: GrpoLoop, mesh: Mesh, prompting: PromptEncoder) -> Sampler:
     """Of rollouts, and of evaluations with the same programs."""
-    return Sampler(cfg, settings(loop), mesh, Stops(prompting.ends, loop.sampler.stop, prompting.decode))
+    return Sampler(cfg, sampler_settings(loop), mesh, StopCriteria(prompting.ends, loop.sampler.stop, prompting.decode))
 
 
-def settings(loop: GrpoLoop) -> Settings:
+def sampler_settings(loop: GrpoLoop) -> SamplerSettings:
     """Those of the loop's sampler."""
-    return Settings.of(loop.sampler, loop.max_prompt_length, loop.max_new_tokens, loop.rows * loop.updates_per_rollout)
+    return SamplerSettings.of(
+        loop.sampler, loop.max_prompt_length, loop.max_new_tokens, loop.rows * loop.updates_per_rollout
+    )
 
 
-def supervised(questions: Sequence[Question], loop: GrpoLoop) -> Batch:
+def supervised_batch(questions: Sequence[Question], loop: GrpoLoop) -> Batch:
     """A batch for `grpo.supervised_loss`: the worked responses, cut off where a drawn one would be."""
     responses = [question.worked[: loop.max_new_tokens] for question in questions]
-    tokens, mask = sequences([question.tokens for question in questions], responses, loop.widths[-1])
+    tokens, mask = pad_sequences([question.tokens for question in questions], responses, loop.widths[-1])
     return {"tokens": tokens, "mask": mask}
 
 
-def sequences(prompts: list[list[int]], responses: list[list[int]], width: int) -> tuple[np.ndarray, np.ndarray]:
+def pad_sequences(prompts: list[list[int]], responses: list[list[int]], width: int) -> tuple[np.ndarray, np.ndarray]:
     """Prompt and response end to end, padded to the right: int32 [B, width], and mask float32 [B, width - 1].
 
     The mask is 1 at a position whose next token is of the response.
     """
-    tokens = np.full((len(prompts), width), PAD, np.int32)
+    tokens = np.full((len(prompts), width), PAD_ID, np.int32)
     mask = np.zeros((len(prompts), width - 1), np.float32)
     for row, (prompt, response) in enumerate(zip(prompts, responses, strict=True)):
         end = len(prompt) + len(response)

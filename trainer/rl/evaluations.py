@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from conf.schema.training.loop import GrpoLoop
-from trainer.checkpoint.manager import Checkpoints
-from trainer.evaluation.accuracy import Evaluation, Result
+from trainer.checkpoint.manager import CheckpointManager
+from trainer.evaluation.accuracy import EvalResult, Evaluator
 from trainer.rl.state import StateSaver, TrainState
 from trainer.rl.telemetry import Telemetry
 from trainer.step import train_step
-from trainer.telemetry.metrics import Metrics
+from trainer.telemetry.metrics import MetricsLogger
 
 NUM_BASELINE_QUESTIONS = 64
 
@@ -19,9 +19,9 @@ class Evaluations:
     def __init__(
         self,
         loop: GrpoLoop,
-        evaluation: Evaluation,
-        log: Metrics,
-        checkpoints: Checkpoints,
+        evaluation: Evaluator,
+        log: MetricsLogger,
+        checkpoints: CheckpointManager,
         telemetry: Telemetry,
         saver: StateSaver,
     ) -> None:
@@ -32,7 +32,7 @@ class Evaluations:
         """Print how often the policy is right before it has learnt anything, on a few questions."""
         with self._telemetry.stopwatch.apart():
             count = min(NUM_BASELINE_QUESTIONS, self._loop.eval_prompts)
-            result = self._evaluation.greedy(train_step.for_evaluation(train_state.state), count)
+            result = self._evaluation.greedy(train_step.eval_params(train_state.state), count)
         message = f"baseline: {_format_accuracy(result)} of {count} held-out questions answered rightly"
         self._telemetry.log_lines([message])
 
@@ -47,7 +47,7 @@ class Evaluations:
         with self._telemetry.stopwatch.apart():
             step = train_state.progress.total_steps
             between = (lambda: self._saver.save_if_preempted(train_state)) if phase == "eval" else lambda: None
-            result = self._evaluation.greedy(train_step.for_evaluation(train_state.state), between=between)
+            result = self._evaluation.greedy(train_step.eval_params(train_state.state), between=between)
             self._log.log(step, phase, **result.values)
         if phase == "eval":
             self._log.transcripts(step, phase, result.transcripts)
@@ -65,7 +65,7 @@ class Evaluations:
         """
         self._telemetry.flush()
         with self._telemetry.stopwatch.apart():
-            params = train_step.for_evaluation(train_state.state)
+            params = train_step.eval_params(train_state.state)
             result = self._evaluation.test(params, lambda: self._saver.save_if_preempted(train_state))
             if result is None:
                 return {}
@@ -92,6 +92,6 @@ class Evaluations:
         )
 
 
-def _format_accuracy(result: Result) -> str:
+def _format_accuracy(result: EvalResult) -> str:
     low, high = result.interval
     return f"{result.accuracy:.3f} ({low:.3f} to {high:.3f})"

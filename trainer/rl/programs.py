@@ -16,17 +16,17 @@ from trainer.distributed import mesh as meshes
 from trainer.distributed.batch import DeviceBatch
 from trainer.losses import grpo
 from trainer.models import weights
-from trainer.models.shared_prompt import group_of
+from trainer.models.shared_prompt import prompt_group
 from trainer.rl import batching
-from trainer.sampler.programs import Programs as Sampling
+from trainer.sampler.programs import SamplerPrograms as Sampling
 from trainer.step import train_step
 from trainer.step.program import Program, abstract_rows
 
-Logprobs = Callable[[weights.Params, weights.Params, DeviceBatch], tuple[jax.Array, jax.Array]]
+LogprobsFn = Callable[[weights.Params, weights.Params, DeviceBatch], tuple[jax.Array, jax.Array]]
 """(policy, reference, batch) to the log-probabilities of the batch's responses under each, [B, T - 1]; 0 elsewhere."""
 
 
-class Programs:
+class GrpoPrograms:
     """Those that have been compiled. A batch is as wide as one of `loop.widths`, and each has its own."""
 
     def __init__(self, loop: GrpoLoop, compiled: dict[str, Any]) -> None:
@@ -47,69 +47,73 @@ class Programs:
         return self._compiled["warm_start"](state, batch)
 
     def _of(self, name: str, batch: DeviceBatch) -> Any:
-        return self._compiled[_named(name, self._loop, batch["tokens"].shape[1])]
+        return self._compiled[_program_name(name, self._loop, batch["tokens"].shape[1])]
 
 
 def programs(experiment: RunFile, mesh: Mesh) -> Iterator[Program]:
     """What decides whether a run fits: of updates and scores, those of the longest samples."""
     loop = experiment.loop
     assert isinstance(loop, GrpoLoop)
-    state, reference = _resident(experiment, mesh)
-    yield from _training(experiment, loop, mesh, loop.widths[-1:])
-    yield from _sampling(experiment, loop, mesh, Sampling(experiment.model, batching.settings(loop), mesh, ends=(0,)))
+    state, reference = _resident_arrays(experiment, mesh)
+    yield from _training_programs(experiment, loop, mesh, loop.widths[-1:])
+    yield from _sampling_programs(
+        experiment, loop, mesh, Sampling(experiment.model, batching.sampler_settings(loop), mesh, ends=(0,))
+    )
     yield Program("resident", None, beside=(state, reference))
 
 
 def all_programs(experiment: RunFile, loop: GrpoLoop, mesh: Mesh, sampler: Sampling) -> Iterator[Program]:
     """What a run compiles before its first step. sampler: its functions are the ones that the run calls."""
-    yield from _sampling(experiment, loop, mesh, sampler)
-    yield from _training(experiment, loop, mesh, loop.widths)
+    yield from _sampling_programs(experiment, loop, mesh, sampler)
+    yield from _training_programs(experiment, loop, mesh, loop.widths)
 
 
-def _training(experiment: RunFile, loop: GrpoLoop, mesh: Mesh, widths: list[int]) -> Iterator[Program]:
+def _training_programs(experiment: RunFile, loop: GrpoLoop, mesh: Mesh, widths: list[int]) -> Iterator[Program]:
     cfg, opt = experiment.model, experiment.optimizer
-    state, reference = _resident(experiment, mesh)
-    train = updater(grpo.loss(cfg, loop, grouped=loop.whole_groups), experiment, opt, mesh)
-    score = logprobs(experiment, loop, mesh)
+    state, reference = _resident_arrays(experiment, mesh)
+    train = build_update(grpo.loss(cfg, loop, grouped=loop.keeps_groups_together), experiment, opt, mesh)
+    score = build_logprobs(experiment, loop, mesh)
     for width in reversed(widths):
-        drawn = _drawn(loop, mesh, width)
+        drawn = _abstract_rollout(loop, mesh, width)
         batch = drawn | dict.fromkeys(grpo.TOKEN_FIELDS, drawn["mask"])
         batch |= {name: abstract_rows(mesh, (loop.rows,), "float32") for name in grpo.ROW_FIELDS}
-        yield Program(_named("update", loop, width), train, (state, batch), beside=reference)
-        yield Program(_named("logprob", loop, width), score, (state.params, reference, drawn), beside=state.optimizer)
+        yield Program(_program_name("update", loop, width), train, (state, batch), beside=reference)
+        yield Program(
+            _program_name("logprob", loop, width), score, (state.params, reference, drawn), beside=state.optimizer
+        )
     if loop.warm_start_steps:
-        supervised = updater(grpo.supervised_loss(cfg), experiment, warm_optimizer(opt, loop), mesh)
-        yield Program("warm_start", supervised, (state, _drawn(loop, mesh, loop.widths[-1])))
+        supervised = build_update(grpo.supervised_loss(cfg), experiment, warm_start_optimizer(opt, loop), mesh)
+        yield Program("warm_start", supervised, (state, _abstract_rollout(loop, mesh, loop.widths[-1])))
 
 
-def _sampling(experiment: RunFile, loop: GrpoLoop, mesh: Mesh, sampler: Sampling) -> Iterator[Program]:
+def _sampling_programs(experiment: RunFile, loop: GrpoLoop, mesh: Mesh, sampler: Sampling) -> Iterator[Program]:
     """What draws responses, beside all that a run holds; evaluations draw with the same programs."""
-    state, reference = _resident(experiment, mesh)
+    state, reference = _resident_arrays(experiment, mesh)
     yield Program("reshard", sampler.reshard, (state.params,), beside=(state.optimizer, reference))
     for name, function, arguments, others in sampler.listed(loop.group_size):
         yield Program(name, function, arguments, beside=(state, reference, others), turns=loop.sampler.chunk)
 
 
-def _resident(experiment: RunFile, mesh: Mesh) -> tuple[train_step.State, weights.Params]:
+def _resident_arrays(experiment: RunFile, mesh: Mesh) -> tuple[train_step.State, weights.Params]:
     """State and reference, which lie on the devices all the time."""
     return train_step.abstract_state(experiment.model, experiment.optimizer, mesh), abstract_reference(experiment, mesh)
 
 
-def _drawn(loop: GrpoLoop, mesh: Mesh, width: int) -> dict[str, jax.ShapeDtypeStruct]:
+def _abstract_rollout(loop: GrpoLoop, mesh: Mesh, width: int) -> dict[str, jax.ShapeDtypeStruct]:
     mask = abstract_rows(mesh, (loop.rows, width - 1), "float32")
     return {"tokens": abstract_rows(mesh, (loop.rows, width), "int32"), "mask": mask}
 
 
-def _named(name: str, loop: GrpoLoop, width: int) -> str:
+def _program_name(name: str, loop: GrpoLoop, width: int) -> str:
     return name if width == loop.widths[-1] else f"{name}_{width}"
 
 
-def updater(loss: train_step.Loss, experiment: RunFile, opt: Optimizer, mesh: Mesh) -> jax.stages.Wrapped:
+def build_update(loss: train_step.LossFn, experiment: RunFile, opt: Optimizer, mesh: Mesh) -> jax.stages.Wrapped:
     """`update.build`, on whole batches [B, ...]: where `loop.micro_batch_size` is set, each device takes so many of its
     rows at a time."""
     assert isinstance(experiment.loop, GrpoLoop)
-    parts = experiment.loop.accumulation(meshes.shards(mesh, "batch"))
-    step = train_step.build(loss, experiment.model, opt, mesh, parts)
+    parts = experiment.loop.accumulation(meshes.num_shards(mesh, "batch"))
+    step = train_step.build_update(loss, experiment.model, opt, mesh, parts)
     if parts == 1:
         return step
 
@@ -121,32 +125,32 @@ def updater(loss: train_step.Loss, experiment: RunFile, opt: Optimizer, mesh: Me
     return jax.jit(lambda state, batch: step(state, jax.tree.map(dealt, batch)), donate_argnums=0)
 
 
-def logprobs(experiment: RunFile, loop: GrpoLoop, mesh: Mesh) -> Logprobs:
+def build_logprobs(experiment: RunFile, loop: GrpoLoop, mesh: Mesh) -> LogprobsFn:
     """The jitted program that scores a batch under the policy that drew it and under the reference. Where
     `loop.on_policy` the first is 0: the update computes it anyway. Without `loop.kl_coef` the second is."""
     cfg = experiment.model
 
     def score(params: weights.Params, reference: weights.Params, batch: DeviceBatch) -> tuple[jax.Array, jax.Array]:
-        group = group_of(cfg, loop, batch["tokens"].shape[1]) if loop.whole_groups else None
+        group = prompt_group(cfg, loop, batch["tokens"].shape[1]) if loop.keeps_groups_together else None
 
         def under(policy: weights.Params) -> jax.Array:
-            return grpo.logprobs(policy, cfg, batch, loop.temperature, group)[0] * batch["mask"]
+            return grpo.per_token_logps(policy, cfg, batch, loop.temperature, group)[0] * batch["mask"]
 
         nothing = jnp.zeros_like(batch["mask"])
         return nothing if loop.on_policy else under(params), under(reference) if loop.kl_coef else nothing
 
     if meshes.is_data_parallel(mesh):
-        whole, rows = jax.sharding.PartitionSpec(), meshes.spec("batch")
+        whole, rows = jax.sharding.PartitionSpec(), meshes.partition_spec("batch")
         score = jax.shard_map(score, mesh=mesh, in_specs=(whole, whole, rows), out_specs=rows, check_vma=False)
-    return jax.jit(score, out_shardings=meshes.named(mesh, "batch"))
+    return jax.jit(score, out_shardings=meshes.named_sharding(mesh, "batch"))
 
 
-def warm_optimizer(opt: Optimizer, loop: GrpoLoop) -> Optimizer:
+def warm_start_optimizer(opt: Optimizer, loop: GrpoLoop) -> Optimizer:
     """The optimizer of the warm start."""
     return opt.constant(loop.warm_start_lr)
 
 
-def frozen(params: weights.Params, experiment: RunFile, mesh: Mesh) -> weights.Params:
+def copy_reference(params: weights.Params, experiment: RunFile, mesh: Mesh) -> weights.Params:
     """A copy of the policy to hold on to as the reference: its own buffers are given up at each update. Empty where
     `loop.kl_coef` is 0."""
     wanted = abstract_reference(experiment, mesh)
@@ -160,9 +164,9 @@ def abstract_reference(experiment: RunFile, mesh: Mesh) -> weights.Params:
     assert isinstance(experiment.loop, GrpoLoop)
     if not experiment.loop.kl_coef:
         return {}
-    kind, placed = experiment.loop.reference_dtype, weights.shardings(experiment.model, mesh)
+    kind, placed = experiment.loop.reference_dtype, weights.param_shardings(experiment.model, mesh)
     return jax.tree.map(
         lambda x, s: jax.ShapeDtypeStruct(x.shape, kind or x.dtype, sharding=s),
-        weights.abstract(experiment.model),
+        weights.abstract_params(experiment.model),
         placed,
     )

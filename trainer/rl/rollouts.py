@@ -20,15 +20,15 @@ from jax.sharding import Mesh
 
 from conf.schema.training.loop import GrpoLoop
 from trainer.data.problem import Question
-from trainer.data.questions import Asked
+from trainer.data.questions import QuestionSet
 from trainer.distributed.batch import Batch, DeviceBatch
-from trainer.distributed.runtime import fetch_batch, gather_tree, place_batch
+from trainer.distributed.runtime import gather_batch, gather_tree, shard_batch
 from trainer.losses import advantage
 from trainer.models.weights import Params
-from trainer.rewards.pool import Checked, Pool
-from trainer.rl.batching import sequences
-from trainer.rl.programs import Programs
-from trainer.sampler import Drawn, Sampler
+from trainer.rewards.pool import RewardPool, RewardResult
+from trainer.rl.batching import pad_sequences
+from trainer.rl.programs import GrpoPrograms
+from trainer.sampler import Completion, Sampler
 from trainer.telemetry.throughput import Stopwatch
 
 
@@ -37,12 +37,12 @@ class Sample:
     """One response to a question. text: the response's."""
 
     question: Question
-    drawn: Drawn
+    drawn: Completion
     text: str
 
 
 @dataclass(frozen=True)
-class Outcome:
+class RewardSummary:
     """What the rewards say. facts: about all samples that were drawn; fields: for each update, advantage and weight;
     examples: (sample, reward) of two questions."""
 
@@ -66,7 +66,7 @@ class Rollout:
         batches: list[Batch],
         placed: list[DeviceBatch],
         facts: dict[str, float],
-        outcome: Callable[[], Outcome] | None,
+        outcome: Callable[[], RewardSummary] | None,
         mesh: Mesh,
         tokens: int = 0,
     ) -> None:
@@ -83,7 +83,7 @@ class Rollout:
         self.facts, self.examples = found.facts, found.examples
         for batch, placed, own in zip(self.batches, self.placed, found.fields, strict=True):
             batch |= own
-            placed |= place_batch(own, self._mesh)
+            placed |= shard_batch(own, self._mesh)
 
     def take(self) -> tuple[Batch, DeviceBatch]:
         """The batch of the next update, on the host and on the devices."""
@@ -93,19 +93,19 @@ class Rollout:
         """As JSON, exact to the last bit; all processes must call it."""
         self.finish()
         whole = [
-            batch | {name: fetch_batch(placed[name]) for name in ("old", "reference")}
+            batch | {name: gather_batch(placed[name]) for name in ("old", "reference")}
             for batch, placed in zip(self.batches, self.placed, strict=True)
         ]
-        return {"facts": self.facts, "batches": [_as_text(batch) for batch in whole]}
+        return {"facts": self.facts, "batches": [_encode_batch(batch) for batch in whole]}
 
     @classmethod
     def restored(cls, saved: dict[str, Any], mesh: Mesh) -> Rollout:
         """What `saved` gave, on any mesh."""
-        batches = [_from_text(text) for text in saved["batches"]]
-        return cls(batches, [place_batch(batch, mesh) for batch in batches], saved["facts"], None, mesh)
+        batches = [_decode_batch(text) for text in saved["batches"]]
+        return cls(batches, [shard_batch(batch, mesh) for batch in batches], saved["facts"], None, mesh)
 
 
-class Rollouts:
+class RolloutGenerator:
     """Draws rollout number n with whatever policy it is given: a function of (seed, n, policy)."""
 
     def __init__(
@@ -113,10 +113,10 @@ class Rollouts:
         loop: GrpoLoop,
         mesh: Mesh,
         seed: int,
-        asked: Asked,
+        asked: QuestionSet,
         sampler: Sampler,
-        programs: Programs,
-        checks: Pool,
+        programs: GrpoPrograms,
+        checks: RewardPool,
         watch: Stopwatch,
     ) -> None:
         self._loop, self._mesh, self._seed, self._asked = loop, mesh, seed, asked
@@ -131,24 +131,24 @@ class Rollouts:
         between: called between chunks of decoding; what it raises ends the draw.
         """
         loop, wanted = self._loop, self._loop.prompts_per_step * self._loop.updates_per_rollout
-        samples, checks, chosen = list[Sample](), dict[int, Future[Checked]](), np.arange(wanted)
+        samples, checks, chosen = list[Sample](), dict[int, Future[RewardResult]](), np.arange(wanted)
         with self._watch.spending("rollout_time"):
             copy = self._sampler.load(params)
         for attempt in range(1 + loop.max_resample_rounds):
             with self._watch.spending("rollout_time"):
                 self._draw(copy, number, attempt, samples, checks, between)
             if loop.max_resample_rounds:
-                equal = _is_equal(self._scores(len(samples), checks)[..., 0])
+                equal = _has_equal_rewards(self._scores(len(samples), checks)[..., 0])
                 chosen = np.argsort(equal, stable=True)[:wanted]
                 if not equal[chosen].any():
                     break
         rows = (chosen[:, None] * loop.group_size + np.arange(loop.group_size)).reshape(-1)
-        if not loop.whole_groups:
+        if not loop.keeps_groups_together:
             rows = np.random.default_rng((self._seed, number)).permutation(rows)
         dealt = np.split(rows, loop.updates_per_rollout)
-        batches = [batch_of([samples[row] for row in part], loop) for part in dealt]
+        batches = [build_batch([samples[row] for row in part], loop) for part in dealt]
         with self._watch.spending("score_time"):
-            placed = [place_batch(batch, self._mesh) for batch in batches]
+            placed = [shard_batch(batch, self._mesh) for batch in batches]
             for batch in placed:
                 batch["old"], batch["reference"] = self._programs.score(params, reference, batch)
             jax.block_until_ready(placed)
@@ -162,7 +162,7 @@ class Rollouts:
         number: int,
         attempt: int,
         samples: list[Sample],
-        checks: dict[int, Future[Checked]],
+        checks: dict[int, Future[RewardResult]],
         between: Callable[[], None],
     ) -> None:
         """A group for each of as many questions as a rollout has, added to those there are."""
@@ -180,7 +180,7 @@ class Rollouts:
                 checks[row] = self._checks.submit(self._rewards, text, question.answer)
         samples += [found[row] for row in range(first, first + len(found))]
 
-    def _scores(self, count: int, checks: dict[int, Future[Checked]]) -> np.ndarray:
+    def _scores(self, count: int, checks: dict[int, Future[RewardResult]]) -> np.ndarray:
         """Of all samples on all processes, float32 [groups, samples, 4]: reward, right or not, how many checks timed
         out, how many failed."""
         with self._watch.spending("reward_time"):
@@ -200,15 +200,19 @@ class Rollouts:
         return table.reshape(-1, self._loop.group_size, 4)
 
     def _outcome(
-        self, samples: list[Sample], checks: dict[int, Future[Checked]], chosen: np.ndarray, dealt: list[np.ndarray]
-    ) -> Outcome:
+        self,
+        samples: list[Sample],
+        checks: dict[int, Future[RewardResult]],
+        chosen: np.ndarray,
+        dealt: list[np.ndarray],
+    ) -> RewardSummary:
         """What each sample counts for. chosen: the groups that the updates get; dealt: for each update, its samples."""
         loop, scores = self._loop, self._scores(len(samples), checks)
         lengths = np.array([len(s.drawn.tokens) for s in samples]).reshape(scores.shape[:2])
         truncated = np.array([not s.drawn.ended for s in samples], np.float32).reshape(lengths.shape)
-        equal = np.repeat(_is_equal(scores[..., 0])[:, None], loop.group_size, axis=1).astype(np.float32)
+        equal = np.repeat(_has_equal_rewards(scores[..., 0])[:, None], loop.group_size, axis=1).astype(np.float32)
         rewards = scores[..., 0] + advantage.overlong_penalty(lengths, loop)
-        counted = advantage.weights(equal, truncated, loop)
+        counted = advantage.sample_weights(equal, truncated, loop)
         used = np.zeros(lengths.shape, np.float32)
         used[chosen] = 1
         facts = {
@@ -219,7 +223,7 @@ class Rollouts:
             "response_length": lengths.mean(),
             "response_length_max": lengths.max(),
             "truncated": truncated.mean(),
-            "zero_variance_groups": _is_equal(rewards).mean(),
+            "zero_variance_groups": _has_equal_rewards(rewards).mean(),
             "filtered_equal": counted["filtered_equal"].mean(),
             "filtered_overlong": counted["filtered_overlong"].mean(),
             "unused": ((1 - used) * counted["weight"]).mean(),
@@ -229,34 +233,36 @@ class Rollouts:
         }
         advantages = advantage.advantages(rewards, loop.advantage_std, loop.loss_type == "rloo").reshape(-1)
         weights = counted["weight"].reshape(-1)
-        return Outcome(
+        return RewardSummary(
             {name: float(value) for name, value in facts.items()},
             [{"advantage": advantages[part], "weight": weights[part]} for part in dealt],
             [(samples[row], float(rewards.flat[row])) for row in (0, len(samples) - 1)],
         )
 
 
-def batch_of(samples: list[Sample], loop: GrpoLoop) -> Batch:
+def build_batch(samples: list[Sample], loop: GrpoLoop) -> Batch:
     """Tokens, mask and the sampler's log-probabilities, padded to the smallest bucket that holds them."""
     longest = max(len(s.question.tokens) + len(s.drawn.tokens) for s in samples)
     width = next(width for width in loop.widths if width >= longest)
-    tokens, mask = sequences([s.question.tokens for s in samples], [s.drawn.tokens.tolist() for s in samples], width)
+    tokens, mask = pad_sequences(
+        [s.question.tokens for s in samples], [s.drawn.tokens.tolist() for s in samples], width
+    )
     logprobs = np.zeros(mask.shape, np.float32)
     logprobs[mask == 1] = np.concatenate([s.drawn.logprobs for s in samples])
     return {"tokens": tokens, "mask": mask, "sampler": logprobs}
 
 
-def _is_equal(rewards: np.ndarray) -> np.ndarray:
+def _has_equal_rewards(rewards: np.ndarray) -> np.ndarray:
     """Of each group of rewards [groups, samples], whether all are equal: bool [groups]."""
     return rewards.max(axis=1) == rewards.min(axis=1)
 
 
-def _as_text(batch: Batch) -> str:
+def _encode_batch(batch: Batch) -> str:
     content = io.BytesIO()
     np.savez_compressed(content, **batch)  # pyright: ignore[reportArgumentType]
     return base64.b64encode(content.getvalue()).decode()
 
 
-def _from_text(text: str) -> Batch:
+def _decode_batch(text: str) -> Batch:
     with np.load(io.BytesIO(base64.b64decode(text))) as found:
         return dict(found)

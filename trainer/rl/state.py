@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import jax
 from jax.sharding import Mesh
 
-from trainer.checkpoint.manager import Checkpoints
-from trainer.distributed.preemption import Notice, NoticedError
+from trainer.checkpoint.manager import CheckpointManager
+from trainer.distributed.preemption import PreemptedError, PreemptionNotice
 from trainer.rl.progress import Progress
 from trainer.rl.rollouts import Rollout
 from trainer.rl.telemetry import Telemetry
@@ -28,7 +28,7 @@ class TrainState:
 class StateSaver:
     """Saves and restores the state of a run. All processes call every method, in the same order."""
 
-    def __init__(self, checkpoints: Checkpoints, preemption: Notice, telemetry: Telemetry) -> None:
+    def __init__(self, checkpoints: CheckpointManager, preemption: PreemptionNotice, telemetry: Telemetry) -> None:
         self._checkpoints, self._preemption, self._telemetry = checkpoints, preemption, telemetry
         self._first_step = 0
 
@@ -55,12 +55,12 @@ class StateSaver:
             self._checkpoints.save(train_state.progress.total_steps, train_state.state, written)
 
     def save_if_preempted(self, train_state: TrainState) -> None:
-        """Save and end the run on all processes if the VM is about to be preempted. Raises NoticedError."""
+        """Save and end the run on all processes if the VM is about to be preempted. Raises PreemptedError."""
         step = train_state.progress.total_steps
         if self._preemption.agreed(step):
             if step > self._first_step:
                 self.save(train_state)
-            raise NoticedError
+            raise PreemptedError
 
     def verify_replicas(self, train_state: TrainState) -> None:
         """Compare the copies of the state on all devices, if it is time to. Raises DisagreementError."""

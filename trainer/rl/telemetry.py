@@ -14,9 +14,9 @@ from trainer.distributed.batch import Batch
 from trainer.rl.progress import Progress
 from trainer.step.nan_check import check_finite
 from trainer.telemetry import startup_report, throughput
-from trainer.telemetry.alerts import Alerts
-from trainer.telemetry.averages import Window
-from trainer.telemetry.metrics import Metrics
+from trainer.telemetry.alerts import AlertMonitor
+from trainer.telemetry.averages import MetricAverages
+from trainer.telemetry.metrics import MetricsLogger
 
 
 @dataclass(frozen=True)
@@ -38,9 +38,9 @@ class Telemetry:
         costs: seconds that are logged once, with the next line.
     """
 
-    def __init__(self, experiment: RunFile, loop: GrpoLoop, log: Metrics) -> None:
+    def __init__(self, experiment: RunFile, loop: GrpoLoop, log: MetricsLogger) -> None:
         self._experiment, self._loop, self._log = experiment, loop, log
-        self._averages, self._alerts = Window(), Alerts(loop.alerts, loop.steps)
+        self._averages, self._alerts = MetricAverages(), AlertMonitor(loop.alerts, loop.steps)
         self._pending: _PendingUpdate | None = None
         self._last_logged_step = 0
         self._pace_logged = False
@@ -54,7 +54,7 @@ class Telemetry:
 
     def restore(self, body: dict[str, Any]) -> None:
         """Go on as in the run whose `to_json` this is."""
-        self._averages, self._alerts.remembered = Window.from_json(body["window"]), body["alerts"]
+        self._averages, self._alerts.remembered = MetricAverages.from_json(body["window"]), body["alerts"]
 
     def resume(self, step: int) -> None:
         """Go on after the updates that are done."""
@@ -91,7 +91,7 @@ class Telemetry:
         if last.rollout_metrics:
             self._log_alerts(progress.steps, values)
         if progress.steps == 1:
-            self.log_lines(startup_report.first_update(values, self._loop))
+            self.log_lines(startup_report.check_first_update(values, self._loop))
         if step % self._experiment.logging.log_interval == 0 or progress.steps == self._loop.steps:
             self._log_line(progress)
 
@@ -131,10 +131,10 @@ class Telemetry:
         self.tokens = dict.fromkeys(self.tokens, 0)
         warm_steps_left = self._loop.warm_start_steps - progress.warm_steps if progress.phase == "warm_start" else 0
         steps_left = self._loop.steps - progress.steps
-        values = self._averages.take() | times | rates | throughput.memory() | self.costs
+        values = self._averages.take() | times | rates | throughput.device_memory() | self.costs
         self.costs = {}
         steps_total = progress.total_steps + warm_steps_left + steps_left
         self._log.log(progress.total_steps, progress.phase, **values, steps_total=steps_total)
         if progress.phase == "grpo" and not self._pace_logged:
             self._pace_logged = True
-            self.log_lines([startup_report.pace(values, steps_left)])
+            self.log_lines([startup_report.time_report(values, steps_left)])

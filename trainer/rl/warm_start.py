@@ -6,11 +6,11 @@ from jax.sharding import Mesh
 
 from conf.schema.training.loop import GrpoLoop
 from conf.schema.training.run_yaml import RunFile
-from trainer.data.questions import Asked
-from trainer.distributed.runtime import place_batch
+from trainer.data.questions import QuestionSet
+from trainer.distributed.runtime import shard_batch
 from trainer.rl import batching
 from trainer.rl.evaluations import Evaluations
-from trainer.rl.programs import Programs
+from trainer.rl.programs import GrpoPrograms
 from trainer.rl.progress import Progress
 from trainer.rl.state import StateSaver, TrainState
 from trainer.rl.telemetry import Telemetry
@@ -24,8 +24,8 @@ class WarmStart:
         experiment: RunFile,
         loop: GrpoLoop,
         mesh: Mesh,
-        asked: Asked,
-        programs: Programs,
+        asked: QuestionSet,
+        programs: GrpoPrograms,
         telemetry: Telemetry,
         saver: StateSaver,
         evaluations: Evaluations,
@@ -42,8 +42,8 @@ class WarmStart:
         while not self._over(progress):
             self._saver.save_if_preempted(train_state)
             with telemetry.stopwatch.spending("update_time"):
-                batch = batching.supervised(self._asked.train(progress.warm_steps, loop.rows), loop)
-                placed = place_batch(batch, self._mesh)
+                batch = batching.supervised_batch(self._asked.train(progress.warm_steps, loop.rows), loop)
+                placed = shard_batch(batch, self._mesh)
                 train_state.state, metrics = self._programs.warm_start(train_state.state, placed)
             progress.warm_steps += 1
             telemetry.record(progress, metrics, batch, rollout_metrics={})

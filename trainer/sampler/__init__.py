@@ -8,8 +8,8 @@ A row's tokens depend on the weights, its prompt, the key and its number alone: 
 chunks, devices or processes.
 """
 
-from trainer.sampler.engine import Drawn, Sampler
-from trainer.sampler.settings import Settings
-from trainer.sampler.stops import Stops
+from trainer.sampler.engine import Completion, Sampler
+from trainer.sampler.settings import SamplerSettings
+from trainer.sampler.stops import StopCriteria
 
-__all__ = ["Drawn", "Sampler", "Settings", "Stops"]
+__all__ = ["Completion", "Sampler", "SamplerSettings", "StopCriteria"]

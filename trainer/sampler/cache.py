@@ -17,36 +17,36 @@ from jax import lax
 from conf.schema.training.model import Model
 from trainer.distributed import mesh as meshes
 from trainer.models.attention import soft_cap
-from trainer.models.decoder import is_local
+from trainer.models.decoder import is_local_layer
 
-AXES = ("batch", "kv_heads", None, None)
-PREFILLED = (None, "kv_heads", None, None)
+CACHE_AXES = ("batch", "kv_heads", None, None)
+PREFILL_AXES = (None, "kv_heads", None, None)
 """Logical axes of the arrays, and of those of prompts, which every device that has other rows holds."""
 
 
-class Cache(NamedTuple):
+class KVCache(NamedTuple):
     """One array [slots, kv_heads, places, head_dim] per layer, or in its place its partition."""
 
     keys: tuple[Any, ...]
     values: tuple[Any, ...]
 
 
-def places(cfg: Model, layer: int, length: int) -> int:
+def ring_size(cfg: Model, layer: int, length: int) -> int:
     """Tokens that a layer's ring holds, of rows of at most `length` tokens."""
-    return min(cfg.sliding_window, length) if is_local(cfg, layer) else length
+    return min(cfg.sliding_window, length) if is_local_layer(cfg, layer) else length
 
 
-def empty(cfg: Model, slots: int, length: int) -> Cache:
+def init_cache(cfg: Model, slots: int, length: int) -> KVCache:
     """For rows of at most `length` tokens, prompt and response, in the type of the activations."""
 
     def rings() -> tuple[jax.Array, ...]:
-        shapes = [(slots, cfg.num_kv_heads, places(cfg, i, length), cfg.head_dim) for i in range(cfg.num_layers)]
-        return tuple(meshes.constrain(jnp.zeros(shape, cfg.activation_dtype), *AXES) for shape in shapes)
+        shapes = [(slots, cfg.num_kv_heads, ring_size(cfg, i, length), cfg.head_dim) for i in range(cfg.num_layers)]
+        return tuple(meshes.constrain(jnp.zeros(shape, cfg.activation_dtype), *CACHE_AXES) for shape in shapes)
 
-    return Cache(rings(), rings())
+    return KVCache(rings(), rings())
 
 
-def admit(cache: Cache, prompts: Cache, source: jax.Array, lengths: jax.Array, step: jax.Array) -> Cache:
+def insert_prompts(cache: KVCache, prompts: KVCache, source: jax.Array, lengths: jax.Array, step: jax.Array) -> KVCache:
     """The cache with prompts in some of the slots, whose rows begin at `step`.
 
     prompts: arrays [P, kv_heads, bucket, head_dim] by position; source: int32 [slots], the prompt of each slot, below 0
@@ -54,14 +54,14 @@ def admit(cache: Cache, prompts: Cache, source: jax.Array, lengths: jax.Array, s
     """
 
     def admitted(ring: jax.Array, prompt: jax.Array) -> jax.Array:
-        taken = jax.vmap(lambda p, length: _turned(prompt[p], length, step, ring.shape[2]))
+        taken = jax.vmap(lambda p, length: _to_ring(prompt[p], length, step, ring.shape[2]))
         new = taken(jnp.maximum(source, 0), lengths)
-        return meshes.constrain(jnp.where((source >= 0)[:, None, None, None], new, ring), *AXES)
+        return meshes.constrain(jnp.where((source >= 0)[:, None, None, None], new, ring), *CACHE_AXES)
 
-    return Cache(*(tuple(map(admitted, *pair)) for pair in zip(cache, prompts, strict=True)))
+    return KVCache(*(tuple(map(admitted, *pair)) for pair in zip(cache, prompts, strict=True)))
 
 
-def _turned(prompt: jax.Array, length: jax.Array, step: jax.Array, size: int) -> jax.Array:
+def _to_ring(prompt: jax.Array, length: jax.Array, step: jax.Array, size: int) -> jax.Array:
     """A prompt [kv_heads, bucket, head_dim] as a ring of `size` places, its last token written just before `step`."""
     bucket = prompt.shape[1]
     first = jnp.maximum(length - size, 0)  # the oldest position that the ring holds
@@ -72,7 +72,7 @@ def _turned(prompt: jax.Array, length: jax.Array, step: jax.Array, size: int) ->
     return lax.dynamic_slice_in_dim(jnp.concatenate([held, held], axis=1), turn, size, axis=1)
 
 
-def attend(
+def cached_attention(
     query: jax.Array,
     key: jax.Array,
     value: jax.Array,

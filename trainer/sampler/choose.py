@@ -6,11 +6,11 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-NOTHING = -1e30
+MASKED_LOGIT = -1e30
 """Logit of a token that may not be drawn: its probability is exactly 0."""
 
 
-def choose(
+def sample_token(
     logits: jax.Array,
     keys: jax.Array,
     at: jax.Array,
@@ -25,7 +25,7 @@ def choose(
     Temperature 0 takes the likeliest token; its log-probability is then that at temperature 1. Gumbel's way: the
     largest of the logits, each with noise of its own, has the probabilities of the softmax.
     """
-    scaled = truncated(logits / jnp.where(temperature > 0, temperature, 1.0), top_k, top_p)
+    scaled = truncate_logits(logits / jnp.where(temperature > 0, temperature, 1.0), top_k, top_p)
 
     def noise() -> jax.Array:
         return jax.vmap(lambda key, i: jax.random.gumbel(jax.random.fold_in(key, i), logits.shape[1:]))(keys, at)
@@ -36,19 +36,19 @@ def choose(
     return token, chosen - jax.nn.logsumexp(scaled, axis=-1)
 
 
-def truncated(logits: jax.Array, top_k: int | None, top_p: float | None) -> jax.Array:
-    """Logits [B, V] with NOTHING in the place of those that may not be drawn; equal logits go together.
+def truncate_logits(logits: jax.Array, top_k: int | None, top_p: float | None) -> jax.Array:
+    """Logits [B, V] with MASKED_LOGIT in the place of those that may not be drawn; equal logits go together.
 
     top_p (https://arxiv.org/abs/1904.09751): the fewest likeliest tokens whose probability is at least that, among
     those that top_k has left.
     """
     if top_k is not None and top_k < logits.shape[-1]:
         least = lax.top_k(logits, top_k)[0][:, -1:]
-        logits = jnp.where(logits >= least, logits, NOTHING)
+        logits = jnp.where(logits >= least, logits, MASKED_LOGIT)
     if top_p is not None and top_p < 1:
         ordered = jnp.sort(logits, axis=-1, descending=True)
         probabilities = jax.nn.softmax(ordered, axis=-1)
         kept = jnp.cumsum(probabilities, axis=-1) - probabilities < top_p  # the likelier ones do not suffice
         least = jnp.min(jnp.where(kept, ordered, jnp.inf), axis=-1, keepdims=True)
-        logits = jnp.where(logits >= least, logits, NOTHING)
+        logits = jnp.where(logits >= least, logits, MASKED_LOGIT)
     return logits

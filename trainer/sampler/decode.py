@@ -13,10 +13,10 @@ from trainer.models import decoder
 from trainer.models.layers import norm
 from trainer.models.weights import Params
 from trainer.sampler import cache as caches
-from trainer.sampler.cache import Cache
-from trainer.sampler.choose import choose
-from trainer.sampler.prefill import Prefilled
-from trainer.sampler.settings import Settings
+from trainer.sampler.cache import KVCache
+from trainer.sampler.choose import sample_token
+from trainer.sampler.prefill import PrefillResult
+from trainer.sampler.settings import SamplerSettings
 
 NO_TOKEN = -1
 """In the place of a token where a row had ended."""
@@ -31,17 +31,19 @@ class Slots(NamedTuple):
     row: Any  # int32 [slots]: the row's number gives it its randomness
     active: Any  # bool [slots]
     step: Any  # int32: tokens decoded since the beginning, by any row
-    cache: Cache
+    cache: KVCache
 
 
-def empty(cfg: Model, slots: int, length: int) -> Slots:
+def init_slots(cfg: Model, slots: int, length: int) -> Slots:
     """Nobody is there yet. length: tokens of the longest row, prompt and response."""
     none = jnp.zeros(slots, jnp.int32)
     hidden = jnp.zeros((slots, cfg.dim), cfg.activation_dtype)
-    return Slots(hidden, none, none, none, none > 0, jnp.int32(0), caches.empty(cfg, slots, length))
+    return Slots(hidden, none, none, none, none > 0, jnp.int32(0), caches.init_cache(cfg, slots, length))
 
 
-def admit(slots: Slots, prompts: Prefilled, source: jax.Array, lengths: jax.Array, rows: jax.Array) -> Slots:
+def insert_prompts(
+    slots: Slots, prompts: PrefillResult, source: jax.Array, lengths: jax.Array, rows: jax.Array
+) -> Slots:
     """The slots with new rows in some of them.
 
     source: int32 [slots], the prompt of each slot's new row, below 0 where there is none; lengths, rows: int32 [slots],
@@ -55,11 +57,11 @@ def admit(slots: Slots, prompts: Prefilled, source: jax.Array, lengths: jax.Arra
         jnp.where(new, rows, slots.row),
         new | slots.active,
         slots.step,
-        caches.admit(slots.cache, prompts.cache, source, lengths, slots.step),
+        caches.insert_prompts(slots.cache, prompts.cache, source, lengths, slots.step),
     )
 
 
-class _Loop(NamedTuple):
+class _DecodeState(NamedTuple):
     """What changes from token to token."""
 
     t: jax.Array
@@ -71,7 +73,7 @@ class _Loop(NamedTuple):
 def decode(
     copy: Params,
     cfg: Model,
-    settings: Settings,
+    settings: SamplerSettings,
     ends: tuple[int, ...],
     slots: Slots,
     wanted: jax.Array,
@@ -87,18 +89,18 @@ def decode(
     count, chunk = slots.row.shape[0], settings.chunk
     keys = jax.vmap(lambda row: jax.random.fold_in(key, row))(slots.row)
 
-    def not_ended(loop: _Loop) -> jax.Array:
+    def not_ended(loop: _DecodeState) -> jax.Array:
         return (loop.t < chunk) & jnp.any(loop.slots.active)
 
-    def next_token(loop: _Loop) -> _Loop:
+    def next_token(loop: _DecodeState) -> _DecodeState:
         now = loop.slots
         logits = decoder.unembed(copy, cfg, now.hidden)
-        token, logprob = choose(logits, keys, now.drawn, temperature, settings.top_k, settings.top_p)
+        token, logprob = sample_token(logits, keys, now.drawn, temperature, settings.top_k, settings.top_p)
         told = jnp.where(now.active, token, NO_TOKEN)
         logprob = jnp.where(now.active, logprob, 0.0)
         lasts = now.drawn + 1 >= settings.max_new_tokens
         lasts |= jnp.isin(token, jnp.array(ends, jnp.int32))
-        hidden, cache = _through(copy, cfg, token, now)
+        hidden, cache = _decode_step(copy, cfg, token, now)
         moved = now.active.astype(jnp.int32)
         later = now._replace(
             hidden=hidden,
@@ -109,17 +111,17 @@ def decode(
             cache=cache,
         )
         write = lambda into, new: lax.dynamic_update_slice_in_dim(into, new[:, None], loop.t, axis=1)  # noqa: E731
-        return _Loop(loop.t + 1, later, write(loop.tokens, told), write(loop.logprobs, logprob))
+        return _DecodeState(loop.t + 1, later, write(loop.tokens, told), write(loop.logprobs, logprob))
 
     tokens = jnp.full((count, chunk), NO_TOKEN, jnp.int32)
-    start = _Loop(jnp.int32(0), slots._replace(active=slots.active & wanted), tokens, jnp.zeros((count, chunk)))
+    start = _DecodeState(jnp.int32(0), slots._replace(active=slots.active & wanted), tokens, jnp.zeros((count, chunk)))
     ended = lax.while_loop(not_ended, next_token, start)
     bits = lax.bitcast_convert_type(ended.logprobs, jnp.int32)
     # rows that begin next count from here, on whichever device, however early all rows of this one had ended
     return ended.slots._replace(step=slots.step + chunk), jnp.stack([ended.tokens, bits])
 
 
-def _through(copy: Params, cfg: Model, token: jax.Array, slots: Slots) -> tuple[jax.Array, Cache]:
+def _decode_step(copy: Params, cfg: Model, token: jax.Array, slots: Slots) -> tuple[jax.Array, KVCache]:
     """Hidden states [slots, D] of one more token in each slot, and the cache with it."""
     keys, values = list(slots.cache.keys), list(slots.cache.values)
     positions = slots.position[:, None]
@@ -128,8 +130,10 @@ def _through(copy: Params, cfg: Model, token: jax.Array, slots: Slots) -> tuple[
 
         def attend(query: jax.Array, key: jax.Array, value: jax.Array, window: int | None, i: int = i) -> jax.Array:
             rings = (keys[i], values[i])
-            mixed, (keys[i], values[i]) = caches.attend(query, key, value, rings, slots.position, slots.step, cfg)
+            mixed, (keys[i], values[i]) = caches.cached_attention(
+                query, key, value, rings, slots.position, slots.step, cfg
+            )
             return mixed
 
-        x = decoder.layer(x, first, weights, cfg, positions, decoder.is_local(cfg, i), attend)
-    return norm(x[:, 0], copy, "final_norm", cfg), Cache(tuple(keys), tuple(values))
+        x = decoder.decoder_layer(x, first, weights, cfg, positions, decoder.is_local_layer(cfg, i), attend)
+    return norm(x[:, 0], copy, "final_norm", cfg), KVCache(tuple(keys), tuple(values))

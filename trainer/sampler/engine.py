@@ -14,12 +14,12 @@ from conf.schema.training.model import Model
 from conf.schema.training.run_yaml import RunFileError
 from trainer.models.weights import Params
 from trainer.sampler import decode
-from trainer.sampler.programs import Programs
-from trainer.sampler.settings import Settings
-from trainer.sampler.stops import Stops
+from trainer.sampler.programs import SamplerPrograms
+from trainer.sampler.settings import SamplerSettings
+from trainer.sampler.stops import StopCriteria
 
 
-class Drawn(NamedTuple):
+class Completion(NamedTuple):
     """A response. row: prompt * samples + sample; tokens: int32 [n], the one that ended it included; logprobs: float32
     [n], in the distribution each was drawn from; ended: a stop ended it, not its length."""
 
@@ -30,7 +30,7 @@ class Drawn(NamedTuple):
 
 
 @dataclass
-class _Row:
+class _ActiveRow:
     """A row in a slot."""
 
     number: int
@@ -44,9 +44,9 @@ class Sampler:
     Raises RunFileError where `loop.sampler.mesh` does not suit the model or the devices.
     """
 
-    def __init__(self, cfg: Model, settings: Settings, mesh: Mesh, stops: Stops) -> None:
+    def __init__(self, cfg: Model, settings: SamplerSettings, mesh: Mesh, stops: StopCriteria) -> None:
         self.settings, self.stops = settings, stops
-        self.programs = Programs(cfg, settings, mesh, stops.tokens)
+        self.programs = SamplerPrograms(cfg, settings, mesh, stops.tokens)
         self.slots = self.programs.slots
 
     def load(self, params: Params) -> Params:
@@ -61,7 +61,7 @@ class Sampler:
         key: jax.Array,
         temperature: float,
         between: Callable[[], None] = lambda: None,
-    ) -> Iterator[Drawn]:
+    ) -> Iterator[Completion]:
         """`samples` responses to each prompt, as they end: the same in the same order on every process.
 
         Meanwhile the devices decode the next chunk. between: called before each chunk; what it raises ends the draw.
@@ -72,10 +72,10 @@ class Sampler:
             raise RunFileError(
                 f"loop.max_prompt_length: a prompt has {longest} tokens, more than {self.settings.max_prompt_length}"
             )
-        return _Draw(self, copy, prompts, samples, key, temperature).run(between)
+        return _Generation(self, copy, prompts, samples, key, temperature).run(between)
 
 
-class _Draw:
+class _Generation:
     """One call of `Sampler.draw`."""
 
     def __init__(
@@ -90,15 +90,15 @@ class _Draw:
         self.copy, self.prompts, self.samples, self.stops = copy, prompts, samples, sampler.stops
         self.settings, self.programs = sampler.settings, sampler.programs
         self.bucket = self.settings.bucket(max(len(prompt) for prompt in prompts))
-        self.at_a_time = self.programs.prompts_at_a_time(samples, self.bucket)
+        self.at_a_time = self.programs.prefill_batch_size(samples, self.bucket)
         self.given = self.programs.whole((jax.device_get(jax.random.key_data(key)), np.array(temperature, np.float32)))
-        self.held: list[_Row | None] = [None] * sampler.slots
+        self.held: list[_ActiveRow | None] = [None] * sampler.slots
         self.next = 0  # row
         self.group, self.prefilled = -1, None
 
-    def run(self, between: Callable[[], None]) -> Iterator[Drawn]:
+    def run(self, between: Callable[[], None]) -> Iterator[Completion]:
         slots = self.programs.empty(self.bucket)
-        ended: list[Drawn] = []
+        ended: list[Completion] = []
         while True:
             slots = self._filled(slots)
             if not any(self.held):
@@ -107,20 +107,20 @@ class _Draw:
             wanted = self.programs.whole(np.array([row is not None for row in self.held]))
             slots, told = self.programs.decode(self.copy, slots, wanted, *self.given)
             yield from ended  # while the devices decode
-            ended = self._taken(jax.device_get(told))
+            ended = self._collect_chunk(jax.device_get(told))
         yield from ended
 
     def _filled(self, slots: decode.Slots) -> decode.Slots:
         """Rows that wait take the slots that are free."""
         free = [slot for slot, row in enumerate(self.held) if row is None]
         while free and self.next < len(self.prompts) * self.samples:
-            first = self._group_of(self.next)
+            first = self._prefill_group(self.next)
             last = min(first + self.at_a_time, len(self.prompts)) * self.samples
             sources = np.full((3, len(self.held)), -1, np.int32)
             for slot in free[: last - self.next]:
                 prompt = self.next // self.samples
                 sources[:, slot] = prompt - first, len(self.prompts[prompt]), self.next
-                self.held[slot] = _Row(self.next)
+                self.held[slot] = _ActiveRow(self.next)
                 self.next += 1
             free = [slot for slot in free if self.held[slot] is None]
             slots = self.programs.admit(slots, self.prefilled, self.programs.whole(sources))
@@ -128,7 +128,7 @@ class _Draw:
             self.prefilled = None
         return slots
 
-    def _group_of(self, row: int) -> int:
+    def _prefill_group(self, row: int) -> int:
         """The first of the prompts that are computed together with that of a row; they are, if need be."""
         first = row // self.samples // self.at_a_time * self.at_a_time
         if first != self.group:
@@ -141,7 +141,7 @@ class _Draw:
             self.prefilled = self.programs.prefill(self.copy, *self.programs.rows((tokens, lengths)))
         return first
 
-    def _taken(self, told: np.ndarray) -> list[Drawn]:
+    def _collect_chunk(self, told: np.ndarray) -> list[Completion]:
         """What a chunk [2, slots, chunk] has brought; the rows that have ended leave their slots."""
         tokens, logprobs = told[0], told[1].view(np.float32)
         counts = (tokens != decode.NO_TOKEN).sum(axis=1)
@@ -157,6 +157,6 @@ class _Draw:
             by_token = stop is None and row.tokens[-1] in self.stops.tokens
             if stop is not None or by_token or length >= self.settings.max_new_tokens:
                 kept = np.array(row.tokens[:length], np.int32), np.array(row.logprobs[:length], np.float32)
-                ended.append(Drawn(row.number, *kept, stop is not None or by_token))
+                ended.append(Completion(row.number, *kept, stop is not None or by_token))
                 self.held[slot] = None
         return ended

@@ -19,19 +19,19 @@ from conf.schema.training.run_yaml import RunFileError
 from trainer.distributed import mesh as meshes
 from trainer.models import weights
 from trainer.models.weights import Params
-from trainer.sampler.settings import Settings
+from trainer.sampler.settings import SamplerSettings
 
-SMALL_BYTES = 512 << 20
+SMALL_MODEL_BYTES = 512 << 20
 """A device reads as much in less time than the sums of a token take (v5e: 0.6 ms): no need to split it further."""
 
 
-def decoder(cfg: Model, settings: Settings) -> Model:
+def sampler_model(cfg: Model, settings: SamplerSettings) -> Model:
     """The model as the sampler computes it."""
     changes = {"activation_dtype": settings.dtype or cfg.activation_dtype, "remat": "none"}
     return cfg.model_copy(update=changes)
 
 
-def mesh_of(cfg: Model, settings: Settings, mesh: Mesh) -> Mesh:
+def sampler_mesh(cfg: Model, settings: SamplerSettings, mesh: Mesh) -> Mesh:
     """The sampler's mesh over the devices of the trainer's, in the same order.
 
     Where `settings.mesh` is None, tensor is the least that makes the copy small on each device, among the sizes that
@@ -40,26 +40,26 @@ def mesh_of(cfg: Model, settings: Settings, mesh: Mesh) -> Mesh:
     devices = math.prod(mesh.shape.values())
     if settings.mesh is not None:
         try:
-            sizes = meshes.resolve(settings.mesh, devices)
+            sizes = meshes.axis_sizes(settings.mesh, devices)
         except RunFileError as error:
             raise RunFileError(f"loop.sampler.{error}") from None
         tensor = sizes["tensor"]
     else:
         common = math.gcd(devices, cfg.num_kv_heads, cfg.num_heads, cfg.mlp_dim, cfg.vocab_size)
-        size = weights.count(cfg) * jnp.dtype(decoder(cfg, settings).activation_dtype).itemsize
+        size = weights.num_params(cfg) * jnp.dtype(sampler_model(cfg, settings).activation_dtype).itemsize
         possible = [n for n in range(1, common + 1) if common % n == 0]
-        tensor = next((n for n in possible if size // n <= SMALL_BYTES), possible[-1])
+        tensor = next((n for n in possible if size // n <= SMALL_MODEL_BYTES), possible[-1])
     assert mesh.devices is not None, "a mesh of devices"
     arranged = mesh.devices.reshape(devices // tensor, 1, tensor)
-    found = Mesh(arranged, meshes.AXES, axis_types=(AxisType.Auto,) * len(meshes.AXES))
+    found = Mesh(arranged, meshes.MESH_AXES, axis_types=(AxisType.Auto,) * len(meshes.MESH_AXES))
     try:
-        weights.shardings(cfg, found)
+        weights.param_shardings(cfg, found)
     except RunFileError as error:
         raise RunFileError(f"loop.sampler.{error}") from None
     return found
 
 
-def copied(params: Params, cfg: Model) -> Params:
+def copy_params(params: Params, cfg: Model) -> Params:
     """The tree of weights with a list of layers in the place of stacked ones, so that no token cuts them out; in the
     types that the model would compute with anyway."""
 
@@ -73,15 +73,17 @@ def copied(params: Params, cfg: Model) -> Params:
     return copy | {"layers": layers}
 
 
-def shardings(cfg: Model, mesh: Mesh) -> Params:
+def param_shardings(cfg: Model, mesh: Mesh) -> Params:
     """Of the copy, on the sampler's mesh."""
     table = weights.weight_table(cfg)
-    layer = {name: meshes.named(mesh, *weight.axes[1:]) for name, weight in table["layers"].items()}
-    rest = {name: meshes.named(mesh, *weight.axes) for name, weight in table.items() if name != "layers"}
+    layer = {name: meshes.named_sharding(mesh, *weight.axes[1:]) for name, weight in table["layers"].items()}
+    rest = {name: meshes.named_sharding(mesh, *weight.axes) for name, weight in table.items() if name != "layers"}
     return rest | {"layers": [layer] * cfg.num_layers}
 
 
-def abstract(cfg: Model, mesh: Mesh) -> Params:
+def abstract_params(cfg: Model, mesh: Mesh) -> Params:
     """Shapes, types and shardings of the copy."""
-    shapes = jax.eval_shape(lambda p: copied(p, cfg), weights.abstract(cfg))
-    return jax.tree.map(lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), shapes, shardings(cfg, mesh))
+    shapes = jax.eval_shape(lambda p: copy_params(p, cfg), weights.abstract_params(cfg))
+    return jax.tree.map(
+        lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), shapes, param_shardings(cfg, mesh)
+    )

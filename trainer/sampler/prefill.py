@@ -11,17 +11,17 @@ from conf.schema.training.model import Model
 from trainer.models import attention, decoder
 from trainer.models.layers import norm
 from trainer.models.weights import Params
-from trainer.sampler.cache import Cache
+from trainer.sampler.cache import KVCache
 
 
-class Prefilled(NamedTuple):
+class PrefillResult(NamedTuple):
     """Prompts that wait for slots: arrays, or in their place their partitions."""
 
     hidden: Any  # [P, D] of each prompt's last token
-    cache: Cache  # arrays [P, kv_heads, bucket, head_dim], by position
+    cache: KVCache  # arrays [P, kv_heads, bucket, head_dim], by position
 
 
-def prefill(cfg: Model, copy: Params, tokens: jax.Array, lengths: jax.Array) -> Prefilled:
+def prefill(cfg: Model, copy: Params, tokens: jax.Array, lengths: jax.Array) -> PrefillResult:
     """tokens: int32 [P, bucket], padded to the right with anything; lengths: int32 [P]."""
     positions = jnp.broadcast_to(jnp.arange(tokens.shape[1]), tokens.shape)
     keys: list[jax.Array] = []
@@ -30,10 +30,10 @@ def prefill(cfg: Model, copy: Params, tokens: jax.Array, lengths: jax.Array) -> 
     def attend(query: jax.Array, key: jax.Array, value: jax.Array, window: int | None) -> jax.Array:
         keys.append(key.swapaxes(1, 2))
         values.append(value.swapaxes(1, 2))
-        return attention.attend(query, key, value, None, window, cfg)
+        return attention.self_attention(query, key, value, None, window, cfg)
 
     first = x = decoder.embed(copy, cfg, tokens, positions)
     for i, weights in enumerate(copy["layers"]):
-        x = decoder.layer(x, first, weights, cfg, positions, decoder.is_local(cfg, i), attend)
+        x = decoder.decoder_layer(x, first, weights, cfg, positions, decoder.is_local_layer(cfg, i), attend)
     last = jnp.take_along_axis(x, (lengths - 1)[:, None, None], axis=1)
-    return Prefilled(norm(last, copy, "final_norm", cfg)[:, 0], Cache(tuple(keys), tuple(values)))
+    return PrefillResult(norm(last, copy, "final_norm", cfg)[:, 0], KVCache(tuple(keys), tuple(values)))

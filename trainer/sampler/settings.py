@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from conf.schema.training.sampler import Sampling
 from conf.schema.training.settings import Mesh
 
-SHORTEST_BUCKET = 128
+MIN_BUCKET = 128
 
 
 @dataclass(frozen=True)
-class Settings:
+class SamplerSettings:
     """Sizes and distribution; see `conf.schema.training.sampler.Sampling`.
 
     Attributes:
@@ -30,7 +30,7 @@ class Settings:
     mesh: Mesh | None = None
 
     @classmethod
-    def of(cls, sampling: Sampling, max_prompt_length: int, max_new_tokens: int, rows: int) -> Settings:
+    def of(cls, sampling: Sampling, max_prompt_length: int, max_new_tokens: int, rows: int) -> SamplerSettings:
         """Those of a loop that draws `rows` responses with one policy."""
         given = sampling.model_dump(include={"chunk", "top_k", "top_p", "dtype"})
         slots = min(rows, sampling.slots or rows)
@@ -40,7 +40,7 @@ class Settings:
     def buckets(self) -> list[int]:
         """Lengths that prompts are padded to, each with programs of its own: the longest, its half, its quarter, ..."""
         found = [self.max_prompt_length]
-        while found[-1] >= 2 * SHORTEST_BUCKET:
+        while found[-1] >= 2 * MIN_BUCKET:
             found.append(-(-found[-1] // 2))
         return sorted(found)
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
-class Stops:
+class StopCriteria:
     """tokens: ids that end a response, as its last token. texts: it ends with the token that completes the first of
     them; `decode` gives the text of tokens."""
 

@@ -18,8 +18,8 @@ from etils import epath
 
 from conf.schema.training.run_yaml import PodFacts
 
-FOLDER = "compile_cache"
-PAUSE_SECONDS = 20.0
+CACHE_FOLDER = "compile_cache"
+COPY_INTERVAL_SECONDS = 20.0
 
 
 class CompileCache:
@@ -29,11 +29,11 @@ class CompileCache:
     """
 
     def __init__(self, local: Path, remote: str, pod: PodFacts, writes: bool) -> None:
-        self._local = local / FOLDER / _platform(pod)
-        self._remote = epath.Path(remote) / FOLDER / _platform(pod)
+        self._local = local / CACHE_FOLDER / _platform_key(pod)
+        self._remote = epath.Path(remote) / CACHE_FOLDER / _platform_key(pod)
         self._sizes: dict[str, int] = {}
         self._known: set[str] = set()
-        self._ended = threading.Event()
+        self._stop = threading.Event()
         try:
             self._fetch()
         except Exception as error:
@@ -41,14 +41,14 @@ class CompileCache:
         jax.config.update("jax_compilation_cache_dir", str(self._local))
         # of GPUs only, and otherwise the folder's path would be part of a program's name
         jax.config.update("jax_persistent_cache_enable_xla_caches", "none")
-        self._thread = threading.Thread(target=self._keep_copying, name="compile_cache", daemon=True)
+        self._thread = threading.Thread(target=self._copy_loop, name="compile_cache", daemon=True)
         if writes:
             self._thread.start()
 
     def close(self) -> None:
         """Copy what is left, then stop."""
         if self._thread.is_alive():
-            self._ended.set()
+            self._stop.set()
             self._thread.join()
 
     def _fetch(self) -> None:
@@ -63,9 +63,9 @@ class CompileCache:
                 partial.write_bytes(source.read_bytes())
                 partial.replace(target)
 
-    def _keep_copying(self) -> None:
+    def _copy_loop(self) -> None:
         try:
-            while not self._ended.wait(PAUSE_SECONDS):
+            while not self._stop.wait(COPY_INTERVAL_SECONDS):
                 self._copy(finished=False)
             self._copy(finished=True)
         except Exception as error:
@@ -85,7 +85,7 @@ class CompileCache:
                 self._known.add(path.name)
 
 
-def _platform(pod: PodFacts) -> str:
+def _platform_key(pod: PodFacts) -> str:
     """XLA compiles for the very CPU it runs on, which is not in a program's name."""
     if pod.backend != "cpu":
         return pod.backend

@@ -75,11 +75,11 @@ def all_reduce(gradients: Params, sums: MetricSums) -> tuple[Params, MetricSums]
     """Combine gradients and sums of all devices, inside a `shard_map`: as one vector, extremes as a second one."""
     extremes = {name: entry for name, entry in sums.items() if not isinstance(entry, Mean)}
     flat, unravel = ravel_pytree((gradients, {n: entry for n, entry in sums.items() if n not in extremes}))
-    gradients, sums = unravel(lax.psum(flat, meshes.AXES))
+    gradients, sums = unravel(lax.psum(flat, meshes.MESH_AXES))
     if extremes:
         # the smallest value is minus the largest of the negated ones: one collective does for both
         signed = jnp.stack([_sign(entry) * entry.value for entry in extremes.values()])
-        largest = zip(extremes.items(), lax.pmax(signed, meshes.AXES), strict=True)
+        largest = zip(extremes.items(), lax.pmax(signed, meshes.MESH_AXES), strict=True)
         sums |= {name: type(entry)(_sign(entry) * value) for (name, entry), value in largest}
     return gradients, sums
 

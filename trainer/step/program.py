@@ -33,14 +33,14 @@ class Program:
     turns: int = 1
 
     @property
-    def bytes_of_arguments(self) -> int:
+    def argument_bytes(self) -> int:
         """Bytes per device of its arguments."""
-        return sum(_bytes_on_a_device(x) for x in jax.tree.leaves(self.arguments))
+        return sum(_bytes_per_device(x) for x in jax.tree.leaves(self.arguments))
 
     @property
-    def bytes_beside(self) -> int:
+    def resident_bytes(self) -> int:
         """Bytes per device of what else lies there."""
-        return sum(_bytes_on_a_device(x) for x in jax.tree.leaves(self.beside))
+        return sum(_bytes_per_device(x) for x in jax.tree.leaves(self.beside))
 
     def flops(self) -> float:
         """Floating-point operations of all matrix products, over all devices, what is computed twice counted twice.
@@ -54,19 +54,19 @@ class Program:
 
 def abstract_rows(mesh: Mesh, shape: tuple[int, ...], dtype: str) -> jax.ShapeDtypeStruct:
     """An array whose first axis is the batch."""
-    return jax.ShapeDtypeStruct(shape, dtype, sharding=meshes.named(mesh, "batch"))
+    return jax.ShapeDtypeStruct(shape, dtype, sharding=meshes.named_sharding(mesh, "batch"))
 
 
-def _bytes_on_a_device(x: jax.ShapeDtypeStruct) -> int:
+def _bytes_per_device(x: jax.ShapeDtypeStruct) -> int:
     shape = x.shape if x.sharding is None else x.sharding.shard_shape(x.shape)
     return math.prod(shape) * jnp.dtype(x.dtype).itemsize
 
 
 def _flops(jaxpr: Jaxpr, turns: int) -> float:
-    return sum(_flops_of(eqn, turns) for eqn in jaxpr.eqns)
+    return sum(_eqn_flops(eqn, turns) for eqn in jaxpr.eqns)
 
 
-def _flops_of(eqn: JaxprEqn, turns: int) -> float:
+def _eqn_flops(eqn: JaxprEqn, turns: int) -> float:
     if eqn.primitive.name == "dot_general":
         (contracted, _), _ = eqn.params["dimension_numbers"]
         left = eqn.invars[0].aval.shape  # pyright: ignore[reportAttributeAccessIssue]
@@ -74,7 +74,7 @@ def _flops_of(eqn: JaxprEqn, turns: int) -> float:
         return 2.0 * math.prod(out) * math.prod(left[i] for i in contracted)
     if eqn.primitive.name == "pallas_call":
         return 0.0
-    inner = [_flops(sub, turns) for value in eqn.params.values() for sub in _jaxprs(value)]
+    inner = [_flops(sub, turns) for value in eqn.params.values() for sub in _sub_jaxprs(value)]
     match eqn.primitive.name:
         case "scan":
             return sum(inner) * eqn.params["length"]
@@ -89,11 +89,11 @@ def _flops_of(eqn: JaxprEqn, turns: int) -> float:
             return sum(inner)
 
 
-def _jaxprs(value: Any) -> list[Jaxpr]:
+def _sub_jaxprs(value: Any) -> list[Jaxpr]:
     if isinstance(value, ClosedJaxpr):
         return [value.jaxpr]
     if isinstance(value, Jaxpr):
         return [value]
     if isinstance(value, (tuple, list)):
-        return [jaxpr for item in value for jaxpr in _jaxprs(item)]
+        return [jaxpr for item in value for jaxpr in _sub_jaxprs(item)]
     return []

@@ -27,7 +27,7 @@ from trainer.pretrained import store
 from trainer.step import metric_sums
 from trainer.step.metric_sums import Mean, MetricSums
 
-Loss = Callable[[Params, DeviceBatch], MetricSums]
+LossFn = Callable[[Params, DeviceBatch], MetricSums]
 """Returns at least "loss", a `Mean`, over the rows of the batch."""
 
 
@@ -47,32 +47,32 @@ def init_state(cfg: Model, opt: Optimizer, mesh: Mesh, key: jax.Array) -> State:
     Raises StoreError where those are not there, or of another model.
     """
     if cfg.weights is not None:
-        params = store.place(epath.Path(cfg.weights), cfg, mesh)
+        params = store.load_sharded(epath.Path(cfg.weights), cfg, mesh)
         placed = state_shardings(cfg, opt, mesh)
-        return jax.jit(lambda p: fresh(p, cfg, opt), out_shardings=placed, donate_argnums=0)(params)
+        return jax.jit(lambda p: new_state(p, cfg, opt), out_shardings=placed, donate_argnums=0)(params)
 
     def make(key: jax.Array) -> State:
-        return fresh(weights.init(cfg, key), cfg, opt)
+        return new_state(weights.init_params(cfg, key), cfg, opt)
 
     # it runs once: on CPU the compiler's optimizations would cost several times what they save
     options = {"xla_backend_optimization_level": 0} if jax.default_backend() == "cpu" else None
     return jax.jit(make, out_shardings=state_shardings(cfg, opt, mesh), compiler_options=options)(key)
 
 
-def fresh(params: Params, cfg: Model, opt: Optimizer) -> State:
+def new_state(params: Params, cfg: Model, opt: Optimizer) -> State:
     """These weights, with an optimizer that has seen nothing."""
     moments = build_optimizer(opt, cfg).init(params)
     return State(jnp.int32(0), params, moments, jnp.int32(0), None if opt.ema_decay is None else params)
 
 
-def for_evaluation(state: State) -> Params:
+def eval_params(state: State) -> Params:
     """The weights to evaluate: their average, where there is one."""
     return state.params if state.average is None else state.average
 
 
 def abstract_state(cfg: Model, opt: Optimizer, mesh: Mesh) -> State:
     """Shape, type and sharding of every array of the state: what a checkpoint is restored into."""
-    state = jax.eval_shape(lambda p: fresh(p, cfg, opt), weights.abstract(cfg))
+    state = jax.eval_shape(lambda p: new_state(p, cfg, opt), weights.abstract_params(cfg))
     return jax.tree.map(
         lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), state, state_shardings(cfg, opt, mesh)
     )
@@ -80,14 +80,14 @@ def abstract_state(cfg: Model, opt: Optimizer, mesh: Mesh) -> State:
 
 def state_shardings(cfg: Model, opt: Optimizer, mesh: Mesh) -> State:
     """Moments and averages are split like their weights; the rest is on every device."""
-    params = weights.shardings(cfg, mesh)
+    params = weights.param_shardings(cfg, mesh)
     everywhere = NamedSharding(mesh, PartitionSpec())
-    moments = jax.eval_shape(build_optimizer(opt, cfg).init, weights.abstract(cfg))
-    placed = placement.shardings(moments, cfg, mesh)
+    moments = jax.eval_shape(build_optimizer(opt, cfg).init, weights.abstract_params(cfg))
+    placed = placement.state_shardings(moments, cfg, mesh)
     return State(everywhere, params, placed, everywhere, None if opt.ema_decay is None else params)
 
 
-def build(loss: Loss, cfg: Model, opt: Optimizer, mesh: Mesh, accumulation: int = 1) -> jax.stages.Wrapped:
+def build_update(loss: LossFn, cfg: Model, opt: Optimizer, mesh: Mesh, accumulation: int = 1) -> jax.stages.Wrapped:
     """The jitted update: (state, batch) to (state, metrics). The old state's buffers are given up to the new one.
 
     accumulation: parts that the batch is computed in, one after the other; above 1 its leaves are [A, B / A, ...]. The
@@ -107,7 +107,7 @@ def build(loss: Loss, cfg: Model, opt: Optimizer, mesh: Mesh, accumulation: int 
         def apply() -> tuple[Any, Any, Any]:
             changes, moments = chain.update(gradients, state.optimizer, state.params)
             params = optax.apply_updates(state.params, changes)
-            return params, moments, _averaged(state, params, opt)
+            return params, moments, _update_average(state, params, opt)
 
         with jax.named_scope("optimizer"):
             # a branch, not a choice between two results, both of which would have to exist
@@ -121,7 +121,7 @@ def build(loss: Loss, cfg: Model, opt: Optimizer, mesh: Mesh, accumulation: int 
     return jax.jit(update, donate_argnums=0, out_shardings=(state_shardings(cfg, opt, mesh), None))
 
 
-def _averaged(state: State, params: Any, opt: Optimizer) -> Any:
+def _update_average(state: State, params: Any, opt: Optimizer) -> Any:
     """The average with the new weights in it. Early on it forgets faster, as TensorFlow's ExponentialMovingAverage with
     `num_updates`: the first weights are random.
     """
@@ -133,7 +133,7 @@ def _averaged(state: State, params: Any, opt: Optimizer) -> Any:
 
 
 def mean_gradient(
-    loss: Loss, cfg: Model, mesh: Mesh, accumulation: int = 1
+    loss: LossFn, cfg: Model, mesh: Mesh, accumulation: int = 1
 ) -> Callable[[Params, DeviceBatch], tuple[Params, dict[str, jax.Array]]]:
     """A function (params, batch) to the gradient of the mean loss and the means of all entries; to be called in a jit.
 
@@ -166,7 +166,7 @@ def mean_gradient(
     def placed(total: tuple[Params, MetricSums]) -> tuple[Params, MetricSums]:
         if meshes.is_data_parallel(mesh):
             return total
-        return lax.with_sharding_constraint(total[0], weights.shardings(cfg, mesh)), total[1]
+        return lax.with_sharding_constraint(total[0], weights.param_shardings(cfg, mesh)), total[1]
 
     def summed_at_once(params: Params, batch: DeviceBatch) -> tuple[Params, MetricSums]:
         return metric_sums.all_reduce(*accumulated(params, batch))
@@ -174,7 +174,7 @@ def mean_gradient(
     over_mesh = accumulated
     if meshes.is_data_parallel(mesh):
         # check_vma would make the gradient of a replicated weight an all-reduce of its own
-        rows = meshes.spec("batch") if accumulation == 1 else meshes.spec(None, "batch")
+        rows = meshes.partition_spec("batch") if accumulation == 1 else meshes.partition_spec(None, "batch")
         specs = {"in_specs": (PartitionSpec(), rows), "out_specs": PartitionSpec()}
         over_mesh = jax.shard_map(summed_at_once, mesh=mesh, check_vma=False, **specs)
 

@@ -7,12 +7,12 @@ from typing import Any
 import conf.schema.training.loop
 
 
-class Alerts:
+class AlertMonitor:
     """Looks at every update. What it remembers goes through a checkpoint, so that a resumed run says the same."""
 
     def __init__(self, settings: conf.schema.training.loop.Alerts, last: int) -> None:
         """last: the number of the last update of the phase."""
-        self._settings, self._last = settings, last
+        self._settings, self._last_step = settings, last
         self.remembered: dict[str, Any] = {"told": [], "without_answer": 0, "equal": 0, "had_a_rate": False}
 
     def look(self, step: int, values: dict[str, float]) -> list[str]:
@@ -22,9 +22,9 @@ class Alerts:
         seen["equal"] = seen["equal"] + 1 if values["zero_variance_groups"] == 1 else 0
         seen["had_a_rate"] = seen["had_a_rate"] or values["learning_rate"] > 0
         found: dict[str, str] = {}
-        if wanted.zero_learning_rate and seen["had_a_rate"] and values["learning_rate"] == 0 and step < self._last:
+        if wanted.zero_learning_rate and seen["had_a_rate"] and values["learning_rate"] == 0 and step < self._last_step:
             found["learning_rate"] = (
-                f"the learning rate is 0, and {self._last - step} updates are to come: see optimizer.schedule"
+                f"the learning rate is 0, and {self._last_step - step} updates are to come: see optimizer.schedule"
             )
         if wanted.entropy_below is not None and values["entropy"] < wanted.entropy_below:
             found["entropy"] = (

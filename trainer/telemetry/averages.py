@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 from typing import Any
 
-NEWEST = ("learning_rate", "skipped", "finite")
+LATEST_VALUE_METRICS = ("learning_rate", "skipped", "finite")
 """Told as they are after the newest update."""
 
 
-class Window:
+class MetricAverages:
     """Means over updates, so that every sample counts; extremes, by their names; and the newest of some.
 
     What it holds goes through a checkpoint, so that a resumed run writes the same lines.
@@ -23,12 +23,12 @@ class Window:
         left_out = not (math.isfinite(values["loss"]) and math.isfinite(values["grad_norm"]))
         self._count += not left_out
         for name, value in values.items():
-            if name in NEWEST:
+            if name in LATEST_VALUE_METRICS:
                 self._values[name] = value
             elif not left_out:
-                self._values[name] = self._joined(name, value)
+                self._values[name] = self._merged(name, value)
 
-    def _joined(self, name: str, value: float) -> float:
+    def _merged(self, name: str, value: float) -> float:
         known = self._values.get(name)
         if known is None:
             return value
@@ -39,7 +39,7 @@ class Window:
     def take(self) -> dict[str, float]:
         """What is to be told; begin anew."""
         found = {
-            name: value if name in NEWEST or name.endswith(("_min", "_max")) else value / self._count
+            name: value if name in LATEST_VALUE_METRICS or name.endswith(("_min", "_max")) else value / self._count
             for name, value in self._values.items()
         }
         self._count, self._values = 0, {}
@@ -55,5 +55,5 @@ class Window:
         return {"updates": self._count, "values": dict(self._values)}
 
     @classmethod
-    def from_json(cls, body: dict[str, Any]) -> Window:
+    def from_json(cls, body: dict[str, Any]) -> MetricAverages:
         return cls(body["updates"], body["values"])

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 from etils import epath
 
-from conf.schema.training.settings import Profile
+from conf.schema.training.settings import ProfileSettings
 from trainer.telemetry import transcripts
 from trainer.telemetry.profiler import Profiler
 from trainer.telemetry.transcripts import Transcript
@@ -28,12 +28,12 @@ if TYPE_CHECKING:
 
     from trainer.telemetry.wandb import WandbRun
 
-METRICS = "metrics.jsonl"
-SUMMARY = "summary.json"
-TRANSCRIPTS = "transcripts.jsonl"
+METRICS_FILE = "metrics.jsonl"
+SUMMARY_FILE = "summary.json"
+TRANSCRIPTS_FILE = "transcripts.jsonl"
 
 
-class Metrics:
+class MetricsLogger:
     """Written by process 0; on the others every method is a no-op.
 
     local: the folder the program writes to; remote: the run's folder, local or gs://; there: the run at W&B, if any.
@@ -48,8 +48,8 @@ class Metrics:
         from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
         local.mkdir(parents=True, exist_ok=True)
-        self._lines = (local / METRICS).open("a")
-        self._transcripts = (local / TRANSCRIPTS).open("a")
+        self._lines = (local / METRICS_FILE).open("a")
+        self._transcripts = (local / TRANSCRIPTS_FILE).open("a")
         self._events = EventFileWriter(str(local / "tb"), filename_suffix=f".{time.time_ns()}")
 
     def resume(self, step: int) -> None:
@@ -62,14 +62,14 @@ class Metrics:
             return
         self._lines.close()
         self._transcripts.close()
-        for name in (METRICS, TRANSCRIPTS):
+        for name in (METRICS_FILE, TRANSCRIPTS_FILE):
             local, remote = self._local / name, self._remote / name
             source = local if local.stat().st_size or not remote.exists() else remote
-            kept = [line for line in source.read_bytes().splitlines(keepends=True) if _is_before(line, step)]
+            kept = [line for line in source.read_bytes().splitlines(keepends=True) if _is_line_before(line, step)]
             local.write_bytes(b"".join(kept))
-        self._lines = (self._local / METRICS).open("a")
-        self._transcripts = (self._local / TRANSCRIPTS).open("a")
-        self._events.add_event(_session_start(step + 1))
+        self._lines = (self._local / METRICS_FILE).open("a")
+        self._transcripts = (self._local / TRANSCRIPTS_FILE).open("a")
+        self._events.add_event(_session_start_event(step + 1))
 
     def log(self, step: int, phase: str, **values: float) -> None:
         """One line and one point of each curve, at the number of updates done. What is not finite becomes null."""
@@ -79,14 +79,14 @@ class Metrics:
         finite = {name: float(value) if math.isfinite(value) else None for name, value in values.items()}
         self._lines.write(json.dumps({"step": step, "phase": phase, "time": round(now, 3)} | finite) + "\n")
         self._lines.flush()
-        self._events.add_event(_scalars(step, now, values))
+        self._events.add_event(_scalar_event(step, now, values))
         if self._there:
             self._there.log(step, finite)
 
     def text(self, step: int, name: str, words: str) -> None:
         """A text (Markdown) for TensorBoard."""
         if self._writes:
-            self._events.add_event(_text(step, time.time(), name, words))
+            self._events.add_event(_text_event(step, time.time(), name, words))
 
     def transcripts(self, step: int, phase: str, rows: Sequence[Transcript]) -> None:
         """What was asked and answered: a JSON line each, and a table for TensorBoard."""
@@ -95,18 +95,18 @@ class Metrics:
         for row in rows:
             self._transcripts.write(json.dumps({"step": step, "phase": phase} | row.to_json()) + "\n")
         self._transcripts.flush()
-        self.text(step, f"transcripts/{phase}", transcripts.table(rows))
+        self.text(step, f"transcripts/{phase}", transcripts.markdown_table(rows))
 
-    def profiler(self, settings: Profile | None) -> Profiler:
+    def profiler(self, settings: ProfileSettings | None) -> Profiler:
         """Its traces lie beside the event files."""
         return Profiler(settings, self._local / "tb", self._writes)
 
     def summarize(self, **values: float | str) -> None:
         """The results of the run, as flat scalars."""
         if self._writes:
-            partial = self._local / f"{SUMMARY}.partial"
+            partial = self._local / f"{SUMMARY_FILE}.partial"
             partial.write_text(json.dumps(values, indent=1) + "\n")
-            partial.replace(self._local / SUMMARY)
+            partial.replace(self._local / SUMMARY_FILE)
             if self._there:
                 self._there.summarize(values)
 
@@ -116,7 +116,7 @@ class Metrics:
             return
         self._events.flush()
         for path in [
-            *(self._local / name for name in (METRICS, SUMMARY, TRANSCRIPTS)),
+            *(self._local / name for name in (METRICS_FILE, SUMMARY_FILE, TRANSCRIPTS_FILE)),
             *(self._local / "tb").rglob("*"),
             *(self._local / "wandb").glob("offline-run-*/*.wandb"),
         ]:
@@ -142,7 +142,7 @@ def run_folder(run_file: Path, run_id: str) -> Path:
     return Path(given) if given else run_file.resolve().parent / run_id
 
 
-def _is_before(line: bytes, step: int) -> bool:
+def _is_line_before(line: bytes, step: int) -> bool:
     """Was it written before the checkpoint of this step? Step 0 has none; a line that was cut short does not count."""
     try:
         values = json.loads(line)
@@ -151,7 +151,7 @@ def _is_before(line: bytes, step: int) -> bool:
     return values["step"] < step or (0 < values["step"] == step and values["phase"] not in ("eval", "test"))
 
 
-def _scalars(step: int, now: float, values: dict[str, float]) -> Event:
+def _scalar_event(step: int, now: float, values: dict[str, float]) -> Event:
     from tensorboard.compat.proto.event_pb2 import Event
     from tensorboard.compat.proto.summary_pb2 import Summary
 
@@ -159,7 +159,7 @@ def _scalars(step: int, now: float, values: dict[str, float]) -> Event:
     return Event(wall_time=now, step=step, summary=Summary(value=points))
 
 
-def _text(step: int, now: float, name: str, words: str) -> Event:
+def _text_event(step: int, now: float, name: str, words: str) -> Event:
     from tensorboard.compat.proto.event_pb2 import Event
     from tensorboard.compat.proto.summary_pb2 import Summary, SummaryMetadata
     from tensorboard.compat.proto.tensor_pb2 import TensorProto
@@ -171,7 +171,7 @@ def _text(step: int, now: float, name: str, words: str) -> Event:
     return Event(wall_time=now, step=step, summary=Summary(value=[value]))
 
 
-def _session_start(step: int) -> Event:
+def _session_start_event(step: int) -> Event:
     """Tells TensorBoard to forget points of earlier event files from this step on."""
     from tensorboard.compat.proto.event_pb2 import Event, SessionLog
 

@@ -18,51 +18,54 @@ from etils import epath
 from jax.sharding import Mesh
 
 from conf.schema.training.loop import GrpoLoop
-from conf.schema.training.run_yaml import OwnError, PodFacts
-from trainer.distributed.runtime import place_batch
-from trainer.rewards.extract import extract
+from conf.schema.training.run_yaml import LocalRunFileError, PodFacts
+from trainer.distributed.runtime import shard_batch
+from trainer.rewards.extract import extract_answer
 from trainer.step.program import Program
 
 GIB = 2**30
-RATIO_OFF = 0.02
+RATIO_TOLERANCE = 0.02
 """How far the largest ratio may be from 1 at the first update: bfloat16 rounds differently in different programs."""
-KL_OFF = 1e-3
+KL_TOLERANCE = 1e-3
 
 
-def tell(words: str) -> None:
+def log_on_main(words: str) -> None:
     """A line for the log of the first process."""
     if jax.process_index() == 0:
         print(words, flush=True)
 
 
 def probe_bucket(folder: str, mesh: Mesh) -> None:
-    """Write an array as a checkpoint's are written, read it back, remove it. Raises OwnError where that fails."""
+    """Write an array as a checkpoint's are written, read it back, remove it.
+
+    Raises LocalRunFileError where that fails.
+    """
     began, path = time.perf_counter(), epath.Path(folder) / "probe"
     if not folder.startswith("gs://"):
         path = path.resolve()
-    wanted = place_batch({"probe": np.arange(mesh.size, dtype=np.float32)}, mesh)
+    wanted = shard_batch({"probe": np.arange(mesh.size, dtype=np.float32)}, mesh)
     try:
         with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as checkpointer:
             checkpointer.save(path, args=ocp.args.PyTreeSave(wanted), force=True)
             how = ocp.checkpoint_utils.construct_restore_args(wanted)
             found = checkpointer.restore(path, args=ocp.args.PyTreeRestore(wanted, restore_args=how))
     except Exception as error:  # of the store's client, whichever it is
-        raise OwnError(f"dir: {folder} cannot be written and read: {type(error).__name__}: {error}") from error
+        raise LocalRunFileError(f"dir: {folder} cannot be written and read: {type(error).__name__}: {error}") from error
     pairs = zip(wanted["probe"].addressable_shards, found["probe"].addressable_shards, strict=True)
     if any((np.asarray(a.data) != np.asarray(b.data)).any() for a, b in pairs):
-        raise OwnError(f"dir: {folder} gives back something else than was written to it")
+        raise LocalRunFileError(f"dir: {folder} gives back something else than was written to it")
     if jax.process_index() == 0:
         path.rmtree()
-    tell(f"bucket: written to and restored from {folder} in {time.perf_counter() - began:.1f} s")
+    log_on_main(f"bucket: written to and restored from {folder} in {time.perf_counter() - began:.1f} s")
 
 
-def tell_memory(programs: Sequence[Program], pod: PodFacts) -> None:
+def log_memory(programs: Sequence[Program], pod: PodFacts) -> None:
     """What lies on a device in each phase, before temporaries."""
     limit = pod.hbm_bytes_per_chip
     if (stats := jax.local_devices()[0].memory_stats()) and "bytes_limit" in stats:
         limit = stats["bytes_limit"]
-    phases = ", ".join(f"{p.name} {(p.bytes_of_arguments + p.bytes_beside) / GIB:.3g}" for p in programs)
-    tell(f"memory per device, GiB{f' of {limit / GIB:.2f}' if limit else ''}, without temporaries: {phases}")
+    phases = ", ".join(f"{p.name} {(p.argument_bytes + p.resident_bytes) / GIB:.3g}" for p in programs)
+    log_on_main(f"memory per device, GiB{f' of {limit / GIB:.2f}' if limit else ''}, without temporaries: {phases}")
 
 
 def compile_all(programs: Iterable[Program], costs: dict[str, float]) -> dict[str, Any]:
@@ -72,17 +75,17 @@ def compile_all(programs: Iterable[Program], costs: dict[str, float]) -> dict[st
         start = time.perf_counter()
         ready[program.name] = compiled = program.function.lower(*program.arguments).compile()
         seconds = time.perf_counter() - start
-        peak = (compiled.memory_analysis().peak_memory_in_bytes + program.bytes_beside) / GIB
-        tell(f"compiled {program.name} in {seconds:.1f} s, {peak:.3g} GiB per device; {left} to go")
+        peak = (compiled.memory_analysis().peak_memory_in_bytes + program.resident_bytes) / GIB
+        log_on_main(f"compiled {program.name} in {seconds:.1f} s, {peak:.3g} GiB per device; {left} to go")
     costs["compile_time"] = time.perf_counter() - began
     return ready
 
 
-def transcripts(examples: Iterable[tuple[Any, float]]) -> list[str]:
+def format_transcripts(examples: Iterable[tuple[Any, float]]) -> list[str]:
     """Prompts and responses in full, the answers found in them, and their rewards."""
     lines = []
     for sample, reward in examples:
-        found, right = extract(sample.text), sample.question.answer
+        found, right = extract_answer(sample.text), sample.question.answer
         lines += [
             f"--- prompt\n{sample.question.text}",
             f"--- response\n{sample.text}",
@@ -91,7 +94,7 @@ def transcripts(examples: Iterable[tuple[Any, float]]) -> list[str]:
     return lines
 
 
-def first_update(values: dict[str, float], loop: GrpoLoop) -> list[str]:
+def check_first_update(values: dict[str, float], loop: GrpoLoop) -> list[str]:
     """Is update 1 what it must be? Where not, what that means."""
     kl = values.get("kl", 0.0)  # without `loop.kl_coef` it is not known
     lines = [
@@ -101,18 +104,18 @@ def first_update(values: dict[str, float], loop: GrpoLoop) -> list[str]:
         f"{values['sampler_trainer_logp_diff_max']:.2g}",
         f"truncated {values['truncated']:.1%}, groups of equal rewards {values['zero_variance_groups']:.1%}",
     ]
-    if abs(kl) > KL_OFF:
+    if abs(kl) > KL_TOLERANCE:
         lines.append(
             f"WARNING: the KL to the reference is {kl:.2g}, not 0: policy and reference do not begin as the same "
             "weights, or are computed differently"
         )
     off = max(abs(values["ratio_min"] - 1), abs(values["ratio_max"] - 1))
-    if off > RATIO_OFF and loop.old_logprobs == "trainer":
+    if off > RATIO_TOLERANCE and loop.old_logprobs == "trainer":
         lines.append(
             f"WARNING: ratios are up to {off:.2g} from 1 before anything was learnt: the update computes other "
             "log-probabilities than the program that scored the samples"
         )
-    elif off > RATIO_OFF:
+    elif off > RATIO_TOLERANCE:
         lines.append(
             f"WARNING: ratios are up to {off:.2g} from 1 before anything was learnt: sampler and trainer compute "
             "different log-probabilities; take loop.old_logprobs=trainer, or set loop.importance_sampling_cap"
@@ -122,7 +125,7 @@ def first_update(values: dict[str, float], loop: GrpoLoop) -> list[str]:
     return lines
 
 
-def pace(values: dict[str, float], updates_to_go: int) -> str:
+def time_report(values: dict[str, float], updates_to_go: int) -> str:
     """Where the time of an update goes, and when the run will be over at that pace, evaluations apart."""
     parts = ", ".join(
         f"{name} {values[f'{name}_time'] / values['step_time']:.0%}"

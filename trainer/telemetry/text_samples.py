@@ -8,13 +8,13 @@ from jax.sharding import Mesh
 from conf.schema.training.loop import TextSamples
 from conf.schema.training.model import Model
 from conf.schema.training.run_yaml import RunFileError
-from conf.schema.training.sampler import LONGEST_CHUNK
+from conf.schema.training.sampler import MAX_DECODE_CHUNK
 from trainer.data import batches
 from trainer.models.weights import Params
-from trainer.sampler import Sampler, Settings, Stops
+from trainer.sampler import Sampler, SamplerSettings, StopCriteria
 
 
-class Continuations:
+class TextSampler:
     """The prompts of `loop.text_samples`, and the sampler that continues them.
 
     The randomness is the same each time, so that texts of one run can be compared. Raises RunFileError where prompt and
@@ -33,8 +33,8 @@ class Continuations:
             )
         if not all(encoded):
             raise RunFileError("loop.text_samples.prompts: a prompt is empty; there must be a token to continue")
-        sizes = Settings(longest, settings.max_new_tokens, slots=len(encoded), chunk=LONGEST_CHUNK)
-        self._sampler = Sampler(cfg, sizes, mesh, Stops(() if data.end is None else (data.end,)))
+        sizes = SamplerSettings(longest, settings.max_new_tokens, slots=len(encoded), chunk=MAX_DECODE_CHUNK)
+        self._sampler = Sampler(cfg, sizes, mesh, StopCriteria(() if data.end is None else (data.end,)))
         self._prompts, self._key = encoded, jax.random.key(seed)
 
     def compile(self, params: Params) -> None:

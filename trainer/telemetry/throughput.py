@@ -9,11 +9,11 @@ from contextlib import contextmanager
 
 import jax
 
-from conf.schema.infra.topology import topology
+from conf.schema.infra.topology import find_topology
 from conf.schema.training.model import Model
 from conf.schema.training.run_yaml import PodFacts
 from trainer.models import weights
-from trainer.models.decoder import is_local
+from trainer.models.decoder import is_local_layer
 
 GIB = 2**30
 
@@ -22,28 +22,28 @@ class Stopwatch:
     """Seconds per update since the last lap, those that the host spent on some things apart, by name."""
 
     def __init__(self, *names: str) -> None:
-        self._spent = dict.fromkeys(names, 0.0)
-        self._began, self._apart = time.perf_counter(), 0.0
+        self._seconds_by_name = dict.fromkeys(names, 0.0)
+        self._began, self._excluded_seconds = time.perf_counter(), 0.0
 
     @contextmanager
     def spending(self, name: str) -> Iterator[None]:
         """Time on one of the names."""
         began = time.perf_counter()
         yield
-        self._spent[name] += time.perf_counter() - began
+        self._seconds_by_name[name] += time.perf_counter() - began
 
     @contextmanager
     def apart(self) -> Iterator[None]:
         """Time that is no part of the updates: evaluations, samples, checkpoints."""
         began = time.perf_counter()
         yield
-        self._apart += time.perf_counter() - began
+        self._excluded_seconds += time.perf_counter() - began
 
     def lap(self, updates: int) -> dict[str, float]:
         """Means over so many updates; begin anew."""
         now = time.perf_counter()
-        values = {"step_time": now - self._began - self._apart} | self._spent
-        self._spent, self._began, self._apart = dict.fromkeys(self._spent, 0.0), now, 0.0
+        values = {"step_time": now - self._began - self._excluded_seconds} | self._seconds_by_name
+        self._seconds_by_name, self._began, self._excluded_seconds = dict.fromkeys(self._seconds_by_name, 0.0), now, 0.0
         return {name: seconds / updates for name, seconds in values.items()}
 
 
@@ -55,18 +55,18 @@ def model_flops(cfg: Model, tokens: int, sequence: int) -> float:
     """
     table = weights.weight_table(cfg)
     layers = sum(math.prod(w.shape) for w in table["layers"].values() if len(w.shape) > 2)
-    seen = sum(min(sequence, cfg.sliding_window) if is_local(cfg, i) else sequence for i in range(cfg.num_layers))
+    seen = sum(min(sequence, cfg.sliding_window) if is_local_layer(cfg, i) else sequence for i in range(cfg.num_layers))
     return tokens * (6.0 * (layers + cfg.vocab_size * cfg.dim) + 12.0 * cfg.num_heads * cfg.head_dim * seen)
 
 
-def utilization(flops: float, seconds: float, pod: PodFacts) -> dict[str, float]:
+def model_flops_utilization(flops: float, seconds: float, pod: PodFacts) -> dict[str, float]:
     """Model FLOPs utilization: the share of the chips' peak bfloat16 speed. Nothing where there are no TPU chips."""
     if pod.backend != "tpu" or pod.bf16_flops_per_chip is None:
         return {}
-    return {"mfu": flops / seconds / (topology(pod.accelerator_type).chips * pod.bf16_flops_per_chip)}
+    return {"mfu": flops / seconds / (find_topology(pod.accelerator_type).chips * pod.bf16_flops_per_chip)}
 
 
-def memory() -> dict[str, float]:
+def device_memory() -> dict[str, float]:
     """Bytes in use on the fullest device of this process, now and at most, in GiB. Nothing on CPU."""
     found = [stats for device in jax.local_devices() if (stats := device.memory_stats())]
     names = {"hbm_gib": "bytes_in_use", "hbm_peak_gib": "peak_bytes_in_use"}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-LONGEST_CELL = 2000
+MAX_CELL_CHARS = 2000
 """Characters of a cell of the table; the lines hold everything."""
 
 
@@ -25,19 +25,19 @@ class Transcript:
         return {**asked, "extracted": self.extracted, "reward": self.reward}
 
 
-def table(transcripts: Sequence[Transcript]) -> str:
+def markdown_table(transcripts: Sequence[Transcript]) -> str:
     """As Markdown."""
     rows = [["prompt", "response", "extracted", "right", "reward"], ["---"] * 5]
     for t in transcripts:
         texts = (t.prompt, t.response, t.extracted or "(none)", t.answer, f"{t.reward:g}")
-        rows.append([_cell(text) for text in texts])
+        rows.append([_escape_cell(text) for text in texts])
     return "\n".join(f"| {' | '.join(row)} |" for row in rows)
 
 
-def _cell(text: str) -> str:
+def _escape_cell(text: str) -> str:
     """Nothing in a text may end its cell or become HTML."""
-    if len(text) > LONGEST_CELL:
-        text = text[:LONGEST_CELL] + " …"
+    if len(text) > MAX_CELL_CHARS:
+        text = text[:MAX_CELL_CHARS] + " …"
     for mark, written in (("&", "&amp;"), ("<", "&lt;"), (">", "&gt;"), ("|", "&#124;"), ("\r", ""), ("\n", "<br>")):
         text = text.replace(mark, written)
     return text

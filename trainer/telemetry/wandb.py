@@ -52,7 +52,7 @@ class WandbRun:
             logger.warning("logging.wandb: %s", _first_line(error))
 
 
-def start(experiment: RunFile, folder: Path) -> WandbRun | None:
+def start_run(experiment: RunFile, folder: Path) -> WandbRun | None:
     """The run there, begun or gone on with; None where none is wanted, or it cannot be reached.
 
     Args:

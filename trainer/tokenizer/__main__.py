@@ -18,12 +18,12 @@ from etils import epath
 
 from conf.schema.training.run_yaml import RunFileError
 from trainer.corpus import files
-from trainer.corpus.parquet import Parquet
-from trainer.corpus.source import Ranges, Source, json_rows, text_rows
+from trainer.corpus.parquet import ParquetSource
+from trainer.corpus.source import ByteRangeSource, DocumentSource, json_parser, text_parser
 from trainer.tokenizer import loading, training
 
-ROWS = (".parquet", ".jsonl")
-AT_ONCE = 256
+ROW_SUFFIXES = (".parquet", ".jsonl")
+READ_BATCH_SIZE = 256
 """Documents in memory as text."""
 
 
@@ -31,13 +31,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """What the words above say; returns the exit code."""
     options = _parser().parse_args(arguments)
     try:
-        longest = options.doc_chars if options.path.endswith(ROWS) else options.max_chars
-        documents = training.first(_documents(options.path, options.column), options.max_chars, longest)
-        raw = training.train(documents, options.vocab).to_str(pretty=True).encode()
+        longest = options.doc_chars if options.path.endswith(ROW_SUFFIXES) else options.max_chars
+        documents = training.take_documents(_documents(options.path, options.column), options.max_chars, longest)
+        raw = training.train_tokenizer(documents, options.vocab).to_str(pretty=True).encode()
     except RunFileError as error:
         print(error, file=sys.stderr)
         return 2
-    trained = loading.parse(raw, "the trained tokenizer")
+    trained = loading.parse_tokenizer(raw, "the trained tokenizer")
     folder = epath.Path(options.output)
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "tokenizer.json").write_bytes(raw)
@@ -54,34 +54,34 @@ def _parser() -> argparse.ArgumentParser:
     train = parser.add_subparsers(required=True, metavar="train").add_parser("train", help="byte-pair encoding")
     train.add_argument("path", help="the data set: a local path or gs://…; * and ** stand for many files")
     train.add_argument("--output", required=True, help="folder for tokenizer.json and token_bytes.npy")
-    train.add_argument("--vocab", type=_vocab, default=65_536, help="ids, special tokens included (65536)")
+    train.add_argument("--vocab", type=_parse_vocab_size, default=65_536, help="ids, special tokens included (65536)")
     train.add_argument("--column", default="text", help="of .parquet and .jsonl (text)")
     train.add_argument("--max-chars", type=int, default=2_000_000_000, help="characters to learn from (2000000000)")
     train.add_argument("--doc-chars", type=int, default=10_000, help="characters of a row that count (10000)")
     return parser
 
 
-def _vocab(word: str) -> int:
-    if (size := int(word)) < training.SMALLEST_VOCAB:
-        raise argparse.ArgumentTypeError(f"at least {training.SMALLEST_VOCAB}: the bytes and the special tokens")
+def _parse_vocab_size(word: str) -> int:
+    if (size := int(word)) < training.MIN_VOCAB_SIZE:
+        raise argparse.ArgumentTypeError(f"at least {training.MIN_VOCAB_SIZE}: the bytes and the special tokens")
     return size
 
 
 def _documents(pattern: str, column: str) -> Iterator[str]:
-    opened = _opened(files.expand(pattern, "path"), column)
+    opened = _open_corpus(files.expand_glob(pattern, "path"), column)
     for number in range(len(opened)):
         group = opened.read(number)
-        for start in range(0, len(group), AT_ONCE):
-            for row in group.take(range(start, min(start + AT_ONCE, len(group)))):
+        for start in range(0, len(group), READ_BATCH_SIZE):
+            for row in group.take(range(start, min(start + READ_BATCH_SIZE, len(group)))):
                 yield row[column]
 
 
-def _opened(found: list[str], column: str) -> Source:
+def _open_corpus(found: list[str], column: str) -> DocumentSource:
     if found[0].endswith(".parquet"):
-        return Parquet(found, (column,), "path", "--column")
+        return ParquetSource(found, (column,), "path", "--column")
     if found[0].endswith(".jsonl"):
-        return Ranges(found, b"\n", json_rows((column,)), "path", "--column")
-    return Ranges(found, b"", text_rows(column), "path")
+        return ByteRangeSource(found, b"\n", json_parser((column,)), "path", "--column")
+    return ByteRangeSource(found, b"", text_parser(column), "path")
 
 
 if __name__ == "__main__":

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 PAD = 256
-BOS = 257
-EOS = 258
+BOS_ID = 257
+EOS_ID = 258
 
-VOCAB = 259
+VOCAB_SIZE = 259
 """Ids that a model must know."""
 
 

@@ -9,7 +9,7 @@ import numpy as np
 from conf.schema.training.run_yaml import RunFileError
 
 
-class Characters:
+class CharacterTokenizer:
     """Ids are the characters of a text, in the order of Unicode."""
 
     def __init__(self, texts: Sequence[str]) -> None:

@@ -39,10 +39,10 @@ class Tokenizer(Protocol):
         ...
 
 
-def load(name: str, key: str = "data.tokenizer") -> Tokenizer:
+def load_tokenizer(name: str, key: str = "data.tokenizer") -> Tokenizer:
     """The tokenizer of that name or path, the value of a config key. Raises RunFileError."""
     if name == BYTES:
-        return Bytes()
+        return ByteTokenizer()
     from etils import epath
 
     path = epath.Path(name)
@@ -50,26 +50,26 @@ def load(name: str, key: str = "data.tokenizer") -> Tokenizer:
         raise RunFileError(
             f"{key}: there is no {name}; give `bytes`, `characters` (of a text), or the path of a tokenizer.json"
         )
-    return parse(path.read_bytes(), f"{key}: {name}")
+    return parse_tokenizer(path.read_bytes(), f"{key}: {name}")
 
 
-def parse(raw: bytes, whence: str) -> Tokenizer:
+def parse_tokenizer(raw: bytes, whence: str) -> Tokenizer:
     """A tokenizer.json's content. Raises RunFileError, which begins with `whence`."""
     from tokenizers import Tokenizer as Library
 
     try:
-        return Pieces(Library.from_str(raw.decode()))
+        return LibraryTokenizer(Library.from_str(raw.decode()))
     except Exception as error:  # the library raises plain Exception
         raise RunFileError(f"{whence} is no tokenizer.json of Hugging Face's tokenizers: {error}") from None
 
 
-class Bytes:
+class ByteTokenizer:
     """Ids 0 to 255 are the bytes of UTF-8."""
 
-    vocab = byte_level.VOCAB
+    vocab = byte_level.VOCAB_SIZE
 
     def __init__(self) -> None:
-        self.special = {"<pad>": byte_level.PAD, "<bos>": byte_level.BOS, "<eos>": byte_level.EOS}
+        self.special = {"<pad>": byte_level.PAD, "<bos>": byte_level.BOS_ID, "<eos>": byte_level.EOS_ID}
 
     def encode(self, texts: Sequence[str]) -> list[np.ndarray]:
         return [np.frombuffer(text.encode(), np.uint8).astype(np.int32) for text in texts]
@@ -81,7 +81,7 @@ class Bytes:
         return np.array([1] * byte_level.PAD + [0] * len(self.special), np.int32)
 
 
-class Pieces:
+class LibraryTokenizer:
     """A tokenizer of the tokenizers library."""
 
     def __init__(self, library: Library) -> None:
@@ -103,22 +103,22 @@ class Pieces:
 
     def token_bytes(self) -> np.ndarray:
         lengths = np.zeros(self.vocab, np.int32)
-        is_byte_level = "ByteLevel" in _kinds(json.loads(self._library.to_str())["decoder"])
+        is_byte_level = "ByteLevel" in _decoder_kinds(json.loads(self._library.to_str())["decoder"])
         special = set(self.special.values())
         for token, i in self._library.get_vocab(with_added_tokens=True).items():
             if i not in special:
-                lengths[i] = len(token) if is_byte_level and token not in self._added else _length(token)
+                lengths[i] = len(token) if is_byte_level and token not in self._added else _token_bytes(token)
         return lengths
 
 
-def _kinds(decoder: Any) -> set[str]:
+def _decoder_kinds(decoder: Any) -> set[str]:
     """The kinds of decoder of a tokenizer.json, which may be a sequence of several."""
     if decoder is None:
         return set()
-    return {decoder["type"]}.union(*(_kinds(inner) for inner in decoder.get("decoders", [])))
+    return {decoder["type"]}.union(*(_decoder_kinds(inner) for inner in decoder.get("decoders", [])))
 
 
-def _length(token: str) -> int:
+def _token_bytes(token: str) -> int:
     """Bytes of a token of SentencePiece's kind: `▁` is a space, `<0x0A>` a byte."""
     if len(token) == 6 and token.startswith("<0x") and token.endswith(">"):
         return 1

@@ -11,8 +11,10 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from tokenizers import Tokenizer as Library
 
-SPLIT = r"'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?+\p{L}+|\p{N}{1,2}| ?[^\s\p{L}\p{N}]++[\r\n]*|\s*[\r\n]|\s+(?!\S)|\s+"
-SPECIAL = (
+SPLIT_PATTERN = (
+    r"'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?+\p{L}+|\p{N}{1,2}| ?[^\s\p{L}\p{N}]++[\r\n]*|\s*[\r\n]|\s+(?!\S)|\s+"
+)
+SPECIAL_TOKENS = (
     "<|bos|>",
     "<|user_start|>",
     "<|user_end|>",
@@ -25,33 +27,33 @@ SPECIAL = (
 )
 """nanochat's, with the last ids."""
 
-SMALLEST_VOCAB = 256 + len(SPECIAL)
+MIN_VOCAB_SIZE = 256 + len(SPECIAL_TOKENS)
 """The bytes and the special tokens."""
 
 
-def train(documents: Iterable[str], vocab: int) -> Library:
+def train_tokenizer(documents: Iterable[str], vocab: int) -> Library:
     """A byte-level BPE with `vocab` ids (265 or more), or fewer where the documents do not hold as many pairs."""
     from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [
-            pre_tokenizers.Split(Regex(SPLIT), "isolated"),
+            pre_tokenizers.Split(Regex(SPLIT_PATTERN), "isolated"),
             pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
         ]
     )
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
-        vocab_size=vocab - len(SPECIAL),
+        vocab_size=vocab - len(SPECIAL_TOKENS),
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),  # so that any byte can be written
         show_progress=False,
     )
     tokenizer.train_from_iterator(documents, trainer)
-    tokenizer.add_special_tokens(list(SPECIAL))
+    tokenizer.add_special_tokens(list(SPECIAL_TOKENS))
     return tokenizer
 
 
-def first(documents: Iterable[str], characters: int, longest: int) -> Iterator[str]:
+def take_documents(documents: Iterable[str], characters: int, longest: int) -> Iterator[str]:
     """Documents, each cut after `longest` characters, until there are `characters` of them."""
     left = characters
     for document in documents:

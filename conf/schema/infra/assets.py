@@ -37,7 +37,7 @@ class Asset(Strict):
     )
 
     @model_validator(mode="after")
-    def one_source(self) -> Self:
+    def _has_one_source(self) -> Self:
         if (self.path is not None) + bool(self.files) + bool(self.build) != 1:
             raise ValueError("give either path (local), files (downloads) or build (a command that makes the files)")
         if self.build and not any("{output}" in word for word in self.build):

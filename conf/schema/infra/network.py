@@ -8,7 +8,7 @@ from pydantic import Field, StringConstraints
 
 from conf.schema.base import Name, Strict
 
-WORLD = "0.0.0.0/0"
+ANYWHERE = "0.0.0.0/0"
 IAP_RANGE = "35.235.240.0/20"
 """Where Google's Identity-Aware Proxy comes from: https://cloud.google.com/iap/docs/using-tcp-forwarding"""
 Cidr = Annotated[str, StringConstraints(pattern=r"^\d{1,3}(\.\d{1,3}){3}/\d{1,2}$")]
@@ -32,11 +32,11 @@ class Network(Strict):
     open_to_world: bool = Field(description="further, everybody")
 
     @property
-    def ssh_admitted(self) -> tuple[str, ...]:
+    def all_ssh_source_ranges(self) -> tuple[str, ...]:
         """Who may reach port 22 of a worker, all in all; without a laptop whose address is not known yet."""
         laptop = {self.laptop} - {None, "auto"}
-        return tuple(sorted({*self.ssh_source_ranges, *filter(None, laptop), *([WORLD] * self.open_to_world)}))
+        return tuple(sorted({*self.ssh_source_ranges, *filter(None, laptop), *([ANYWHERE] * self.open_to_world)}))
 
-    def subnet_in(self, region: str) -> str:
+    def subnet_name(self, region: str) -> str:
         """The subnet's name in a region; Google's own in an auto mode network is called as the network."""
         return self.subnet or (self.name if self.mode == "auto" else f"{self.name}-{region}")

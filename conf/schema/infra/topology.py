@@ -16,11 +16,11 @@ import yaml
 
 import conf
 
-TABLE = Path(conf.__file__).with_name("tpu_types.yaml")
+TABLE_FILE = Path(conf.__file__).with_name("tpu_types.yaml")
 YamlLoader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # the C loader is ten times faster where libyaml is present
 
 
-class UnknownType(ValueError):
+class UnknownTypeError(ValueError):
     """An accelerator type that the table does not hold; the words suggest the nearest ones."""
 
 
@@ -54,23 +54,23 @@ class Topology:
 
 
 @cache
-def table() -> dict[str, Any]:
+def tpu_type_table() -> dict[str, Any]:
     """The parsed `tpu_types.yaml`."""
-    return yaml.load(TABLE.read_text(), Loader=YamlLoader)  # noqa: S506 - CSafeLoader is a safe loader
+    return yaml.load(TABLE_FILE.read_text(), Loader=YamlLoader)  # noqa: S506 - CSafeLoader is a safe loader
 
 
-def topology(accelerator_type: str) -> Topology:
+def find_topology(accelerator_type: str) -> Topology:
     """Look up an accelerator type.
 
     Raises:
-        UnknownType: with the nearest names.
+        UnknownTypeError: with the nearest names.
     """
-    types = table()["types"]
+    types = tpu_type_table()["types"]
     if accelerator_type not in types:
         near = difflib.get_close_matches(accelerator_type, types, n=4, cutoff=0.5)
-        raise UnknownType(f"unknown type {accelerator_type!r}; nearest: {', '.join(near) or 'none'}")
+        raise UnknownTypeError(f"unknown type {accelerator_type!r}; nearest: {', '.join(near) or 'none'}")
     name, chips, vms, _, shape = types[accelerator_type]
-    generation = table()["generations"][name]
+    generation = tpu_type_table()["generations"][name]
     return Topology(
         accelerator_type=accelerator_type,
         generation=name,
@@ -86,6 +86,6 @@ def topology(accelerator_type: str) -> Topology:
     )
 
 
-def region(zone: str) -> str:
+def zone_region(zone: str) -> str:
     """`us-central1-a` is in `us-central1`."""
     return zone.rpartition("-")[0]

@@ -7,14 +7,14 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field, field_validator
 
 from conf.schema.base import VOLATILE, Name, Strict, Zone
-from conf.schema.infra.topology import UnknownType, topology
+from conf.schema.infra.topology import UnknownTypeError, find_topology
 
 Tier = Literal["on_demand", "spot", "preemptible", "reserved", "flex_start"]
 NODE_GENERATIONS = frozenset({"v2", "v3"})
 """What provisioner=auto makes as plain nodes; every later generation is queued for."""
 
 
-def _one_or_many(value: Any) -> Any:
+def _as_tuple(value: Any) -> Any:
     return [value] if isinstance(value, str) else value
 
 
@@ -28,7 +28,7 @@ class Tpu(Strict):
     )
     name: Annotated[Name | None, VOLATILE] = Field(description="node name; null: derived from cloud, tpu and network")
     runtime_version: str | None = Field(description="VM image; null: the one Google documents for the generation")
-    capacity: Annotated[tuple[Tier, ...], BeforeValidator(_one_or_many, Tier | tuple[Tier, ...]), VOLATILE] = Field(
+    capacity: Annotated[tuple[Tier, ...], BeforeValidator(_as_tuple, Tier | tuple[Tier, ...]), VOLATILE] = Field(
         description="one word or an ordered list, tried in order; spot is cheaper and may be taken away"
     )
     provisioner: Annotated[Literal["auto", "node", "queued"], VOLATILE] = Field(
@@ -55,8 +55,8 @@ class Tpu(Strict):
     @classmethod
     def known(cls, value: str) -> str:
         try:
-            topology(value)
-        except UnknownType as error:
+            find_topology(value)
+        except UnknownTypeError as error:
             raise ValueError(str(error)) from None
         return value
 
@@ -80,4 +80,4 @@ class Tpu(Strict):
             return True
         if self.provisioner != "auto":
             return self.provisioner == "queued"
-        return tier != "preemptible" and topology(self.accelerator_type).generation not in NODE_GENERATIONS
+        return tier != "preemptible" and find_topology(self.accelerator_type).generation not in NODE_GENERATIONS

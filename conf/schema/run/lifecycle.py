@@ -36,29 +36,29 @@ class Run(Strict):
     state_dir: Annotated[str, VOLATILE] = Field(description="keys, events and the emulated cloud live here")
 
 
-AnyResponse = Literal["restart_program", "restart_worker", "replace_node", "move_zone", "give_up"]
-OfPod = Literal["replace_node", "move_zone", "give_up"]
+ProgramResponse = Literal["restart_program", "restart_worker", "replace_node", "move_zone", "give_up"]
+PodResponse = Literal["replace_node", "move_zone", "give_up"]
 
 
 class RecoveryPolicy(Strict):
     """What is done about each verdict. What cannot be done is escalated: a program cannot be started on a worker that
     does not answer, Google restarts no single worker of several, an adopted pod is not replaced."""
 
-    preempted: OfPod = Field(description="the pod was taken away")
-    maintenance: Literal["wait"] | AnyResponse = Field(description="wait: for as long as a creation may take")
-    unhealthy_host: AnyResponse = Field(description="Google, libtpu or a missing chip say that a host is sick")
-    worker_lost: AnyResponse = Field(description="a worker does not answer, or its program was killed from outside")
+    preempted: PodResponse = Field(description="the pod was taken away")
+    maintenance: Literal["wait"] | ProgramResponse = Field(description="wait: for as long as a creation may take")
+    unhealthy_host: ProgramResponse = Field(description="Google, libtpu or a missing chip say that a host is sick")
+    worker_lost: ProgramResponse = Field(description="a worker does not answer, or its program was killed from outside")
     network_lost: Literal["wait", "give_up"] = Field(description="neither workers nor Google's API can be reached")
-    hung: AnyResponse = Field(
+    hung: ProgramResponse = Field(
         description="no step and no word for hang_timeout_seconds; the stacks of all workers are kept first"
     )
-    out_of_hbm: AnyResponse = Field(description="the TPU's memory")
-    out_of_ram: AnyResponse = Field(description="the memory of a host")
-    disk_full: AnyResponse = Field(description="the disk of a worker")
-    program_error: AnyResponse = Field(description="everything else that the program may end with")
-    device_mismatch: AnyResponse = Field(description="other devices than planned, on all workers")
-    workers_disagree: AnyResponse = Field(description="code, config or packages differ between workers")
-    setup_failure: AnyResponse = Field(description="a worker could not be made ready")
+    out_of_hbm: ProgramResponse = Field(description="the TPU's memory")
+    out_of_ram: ProgramResponse = Field(description="the memory of a host")
+    disk_full: ProgramResponse = Field(description="the disk of a worker")
+    program_error: ProgramResponse = Field(description="everything else that the program may end with")
+    device_mismatch: ProgramResponse = Field(description="other devices than planned, on all workers")
+    workers_disagree: ProgramResponse = Field(description="code, config or packages differ between workers")
+    setup_failure: ProgramResponse = Field(description="a worker could not be made ready")
 
 
 class Recovery(Strict):

@@ -3,7 +3,7 @@
 from string import Formatter
 
 
-def columns_of(template: str) -> list[str]:
+def template_columns(template: str) -> list[str]:
     """The columns that a template names, in its order. Raises ValueError for what `{name}` cannot hold."""
     names: list[str] = []
     for _, name, form, conversion in Formatter().parse(template):

@@ -6,16 +6,18 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, field_validator, model_validator
 
 from conf.schema.base import Strict
-from conf.schema.training.columns import columns_of
+from conf.schema.training.columns import template_columns
 from conf.schema.training.prompts import ArithmeticData, Gsm8kData
 
-PATH = "a local path, gs://…, or assets://NAME/FILE; * and ** stand for many files, which are taken in sorted order"
+PATH_HELP = (
+    "a local path, gs://…, or assets://NAME/FILE; * and ** stand for many files, which are taken in sorted order"
+)
 
 
 class Corpus(Strict):
     """What every kind of text to learn by heart has in common; it is read as documents."""
 
-    path: str = Field(min_length=1, description=PATH)
+    path: str = Field(min_length=1, description=PATH_HELP)
     eval_path: str | None = Field(min_length=1, description="the same for validation; null: eval_fraction")
     eval_fraction: float = Field(ge=0, lt=1, description="share of `path` kept for validation; 0: eval_path")
     tokenizer: str = Field(min_length=1, description="bytes, characters (of a small text), or a tokenizer.json")
@@ -59,12 +61,12 @@ class Template(Strict):
     @field_validator("prompt", "answer")
     @classmethod
     def _names_only(cls, template: str) -> str:
-        columns_of(template)
+        template_columns(template)
         return template
 
     @field_validator("remove")
     @classmethod
-    def _compiles(cls, pattern: str | None) -> str | None:
+    def _valid_regex(cls, pattern: str | None) -> str | None:
         try:
             re.compile(pattern or "")
         except re.error as error:
@@ -72,7 +74,7 @@ class Template(Strict):
         return pattern
 
 
-class Table(Corpus):
+class TableData(Corpus):
     """Rows with named columns: one of them is the text, or a template makes a prompt and an answer of several."""
 
     packing: Literal["stream", "documents"] = Field(
@@ -87,7 +89,7 @@ class Table(Corpus):
         """The columns that are read."""
         if self.template is None:
             return (self.text_column or "",)
-        return tuple(dict.fromkeys(columns_of(self.template.prompt) + columns_of(self.template.answer)))
+        return tuple(dict.fromkeys(template_columns(self.template.prompt) + template_columns(self.template.answer)))
 
     @model_validator(mode="after")
     def _one_text(self) -> Self:
@@ -98,13 +100,13 @@ class Table(Corpus):
         return self
 
 
-class JsonlData(Table):
+class JsonlData(TableData):
     """A JSON object a line."""
 
     kind: Literal["jsonl"]
 
 
-class ParquetData(Table):
+class ParquetData(TableData):
     """Parquet files, read a row group at a time."""
 
     kind: Literal["parquet"]

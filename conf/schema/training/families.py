@@ -10,19 +10,19 @@ import yaml
 
 import conf
 
-FOLDER = Path(conf.__file__).with_name("model") / "family"
+FAMILY_FOLDER = Path(conf.__file__).with_name("model") / "family"
 
 
-def names() -> list[str]:
+def family_names() -> list[str]:
     """gemma2, gemma3, gpt2, llama3, nanochat, qwen2, qwen3."""
-    return sorted(file.stem for file in FOLDER.glob("*.yaml"))
+    return sorted(file.stem for file in FAMILY_FOLDER.glob("*.yaml"))
 
 
-def switches(name: str) -> dict[str, Any]:
+def family_switches(name: str) -> dict[str, Any]:
     """All keys of `conf.schema.training.model.Model` but the sizes."""
     return dict(_read(name))
 
 
 @cache
 def _read(name: str) -> dict[str, Any]:
-    return yaml.safe_load((FOLDER / f"{name}.yaml").read_text())
+    return yaml.safe_load((FAMILY_FOLDER / f"{name}.yaml").read_text())

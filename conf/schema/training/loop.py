@@ -50,7 +50,7 @@ class LmLoop(Strict):
     @model_validator(mode="after")
     def _whole_rows(self) -> "LmLoop":
         if self.total_batch_tokens % self.seq_len:
-            near = " or ".join(str(n) for n in _near(self.total_batch_tokens, self.seq_len))
+            near = " or ".join(str(n) for n in _nearest_multiples(self.total_batch_tokens, self.seq_len))
             words = f"total_batch_tokens ({self.total_batch_tokens}) must be a multiple of seq_len ({self.seq_len})"
             raise ValueError(f"{words}: {near}")
         return self
@@ -64,13 +64,13 @@ class LmLoop(Strict):
         """Gradients summed per update where that many devices split the batch. Raises UnevenError."""
         per_device, rest = divmod(self.rows, devices)
         if rest:
-            near = _near(self.rows, devices)
+            near = _nearest_multiples(self.rows, devices)
             words = f"{self.rows} rows of {self.seq_len} tokens cannot be split evenly over {devices} devices; take "
             raise UnevenError("loop.total_batch_tokens", words + " or ".join(str(n * self.seq_len) for n in near))
-        return _parts(per_device, self.micro_batch_size)
+        return _num_micro_batches(per_device, self.micro_batch_size)
 
 
-def _parts(per_device: int, micro_batch_size: int | None) -> int:
+def _num_micro_batches(per_device: int, micro_batch_size: int | None) -> int:
     """Into how many parts the rows of a device are dealt out. Raises UnevenError."""
     if micro_batch_size is None or micro_batch_size >= per_device:
         return 1
@@ -84,7 +84,7 @@ def _parts(per_device: int, micro_batch_size: int | None) -> int:
     return per_device // micro_batch_size
 
 
-def _near(number: int, of: int) -> list[int]:
+def _nearest_multiples(number: int, of: int) -> list[int]:
     """The multiples of `of` around a number that is none."""
     below = number // of * of
     return [n for n in (below, below + of) if n]
@@ -93,7 +93,7 @@ def _near(number: int, of: int) -> list[int]:
 REWARDS = ("answer_match", "boxed", "format", "length")
 
 
-def _reward(name: str) -> str:
+def _known_reward(name: str) -> str:
     if name not in REWARDS and not re.fullmatch(r"\w+(\.\w+)*:\w+", name):
         raise ValueError(f"there is no reward {name!r}: choose {', '.join(REWARDS)}, or module:function")
     return name
@@ -175,7 +175,7 @@ class GrpoLoop(Strict):
     overlong_buffer_fraction: float = Field(
         gt=0, le=1, description="share of max_new_tokens, its end, over which the penalty grows from 0 to 1"
     )
-    rewards: dict[Annotated[str, AfterValidator(_reward)], float] = Field(
+    rewards: dict[Annotated[str, AfterValidator(_known_reward)], float] = Field(
         min_length=1, description="name: weight; a name is answer_match, boxed, format, length, or module:function"
     )
     reward_timeout_seconds: float = Field(
@@ -214,7 +214,7 @@ class GrpoLoop(Strict):
     @model_validator(mode="after")
     def _consistent(self) -> "GrpoLoop":
         if self.steps % self.updates_per_rollout:
-            near = " or ".join(str(n) for n in _near(self.steps, self.updates_per_rollout))
+            near = " or ".join(str(n) for n in _nearest_multiples(self.steps, self.updates_per_rollout))
             words = f"steps ({self.steps}) must be a multiple of updates_per_rollout ({self.updates_per_rollout})"
             raise ValueError(f"{words}: {near}")
         if self.max_resample_rounds and not self.filter_zero_variance_groups:
@@ -230,7 +230,7 @@ class GrpoLoop(Strict):
         return self.updates_per_rollout == 1 and self.async_depth == 0
 
     @property
-    def whole_groups(self) -> bool:
+    def keeps_groups_together(self) -> bool:
         """Do all samples of a prompt go into one update, and are computed at the same time?"""
         return self.updates_per_rollout == 1 and self.micro_batch_size is None
 
@@ -254,7 +254,7 @@ class GrpoLoop(Strict):
             )
             words += str(devices)
             raise UnevenError("loop.prompts_per_step", words)
-        return _parts(per_device * self.group_size, self.micro_batch_size)
+        return _num_micro_batches(per_device * self.group_size, self.micro_batch_size)
 
 
 Loop = Annotated[LmLoop | GrpoLoop, Field(discriminator="kind")]

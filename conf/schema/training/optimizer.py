@@ -14,7 +14,7 @@ Rate = Annotated[float, Field(gt=0, le=10)]
 Decay = Annotated[float, Field(ge=0, lt=1)]
 
 
-class Group(Strict):
+class ParamGroup(Strict):
     """Weights with values of their own. The first group whose pattern matches a weight has it."""
 
     match: str = Field(min_length=1, description="pattern of paths, e.g. embedding, layers.*_norm; * is any text")
@@ -26,23 +26,23 @@ class Group(Strict):
     weight_decay: float | None = Field(default=None, ge=0, description="as optimizer.weight_decay")
 
 
-class AdamwGroup(Group):
+class AdamwParamGroup(ParamGroup):
     """Weights with an AdamW of their own."""
 
     b1: Decay | None = Field(default=None, description="decay of the first moment, per update")
     b2: Decay | None = Field(default=None, description="decay of the second moment, per update")
 
 
-class MuonGroup(AdamwGroup):
+class MuonParamGroup(AdamwParamGroup):
     """As AdamW's; a matrix may be taken from Muon."""
 
     algorithm: Literal["adamw"] | None = Field(default=None, description="absent: matrices of the layers have Muon")
 
 
-GroupT = TypeVar("GroupT", bound=Group)
+GroupT = TypeVar("GroupT", bound=ParamGroup)
 
 
-class _Common(Strict, Generic[GroupT]):
+class _OptimizerBase(Strict, Generic[GroupT]):
     lr: Rate = Field(description="peak learning rate")
     schedule: Schedule = Field(description="of the learning rate")
     weight_decay: float = Field(ge=0, le=10, description="decoupled decay, multiplied by the learning rate")
@@ -65,7 +65,7 @@ class _Common(Strict, Generic[GroupT]):
         return self.model_copy(update={"lr": lr, "schedule": schedule, "param_groups": groups})
 
 
-class Adamw(_Common[AdamwGroup]):
+class Adamw(_OptimizerBase[AdamwParamGroup]):
     """AdamW (https://arxiv.org/abs/1711.05101)."""
 
     kind: Literal["adamw"]
@@ -74,7 +74,7 @@ class Adamw(_Common[AdamwGroup]):
     eps: float = Field(gt=0, lt=1, description="added to the root of the second moment")
 
 
-class Adafactor(_Common[Group]):
+class Adafactor(_OptimizerBase[ParamGroup]):
     """Adafactor (https://arxiv.org/abs/1804.04235): for each matrix a second moment per row and per column."""
 
     kind: Literal["adafactor"]
@@ -95,7 +95,7 @@ class AdamwPart(Strict):
     weight_decay: float = Field(ge=0, le=10, description="decoupled decay, multiplied by the learning rate")
 
 
-class Muon(_Common[MuonGroup]):
+class Muon(_OptimizerBase[MuonParamGroup]):
     """Muon (https://kellerjordan.github.io/posts/muon/) for the matrices of the layers, AdamW for the rest."""
 
     kind: Literal["muon"]

@@ -5,7 +5,7 @@ from typing import Literal, Self
 from pydantic import Field, model_validator
 
 from conf.schema.base import Strict
-from conf.schema.training.columns import columns_of
+from conf.schema.training.columns import template_columns
 
 
 class Shot(Strict):
@@ -27,12 +27,12 @@ class Prompt(Strict):
     @model_validator(mode="after")
     def _each_names_its_own(self) -> Self:
         for name in ("question", "answer"):
-            if columns_of(getattr(self, name)) != [name]:
+            if template_columns(getattr(self, name)) != [name]:
                 raise ValueError(f"{name} must hold {{{name}}}, once, and no other name; write {{{{ for a brace")
         return self
 
 
-class Questions(Strict):
+class QuestionData(Strict):
     """What every kind of questions has in common: how they are written down as tokens."""
 
     tokenizer: str = Field(min_length=1, description="bytes, or a tokenizer.json: gs://…, assets://NAME/FILE, a path")
@@ -56,7 +56,7 @@ class Questions(Strict):
         return self
 
 
-class ArithmeticData(Questions):
+class ArithmeticData(QuestionData):
     """Synthetic word problems of sums and differences, made on the spot."""
 
     kind: Literal["arithmetic"]
@@ -64,7 +64,7 @@ class ArithmeticData(Questions):
     largest_second: int = Field(ge=2, le=9, description="what is added or taken away: 1 to this")
 
 
-class Gsm8kData(Questions):
+class Gsm8kData(QuestionData):
     """GSM8K rows, {"question", "answer"} as JSON lines."""
 
     kind: Literal["gsm8k"]

@@ -15,14 +15,14 @@ from conf.schema.training.data import Data
 from conf.schema.training.loop import Loop
 from conf.schema.training.model import Model
 from conf.schema.training.optimizer import Optimizer
-from conf.schema.training.settings import Checkpoint, Logging, Mesh
+from conf.schema.training.settings import CheckpointSettings, Logging, Mesh
 
 
 class RunFileError(ValueError):
     """The file cannot be read, breaks the schema or asks for what cannot be done; the message names every wrong key."""
 
 
-class OwnError(RunFileError):
+class LocalRunFileError(RunFileError):
     """One that this worker may have alone: the others are in the middle of a step, and must not be waited for."""
 
 
@@ -52,7 +52,7 @@ class RunFile(Strict):
     loop: Loop
     optimizer: Optimizer
     mesh: Mesh
-    checkpoint: Checkpoint
+    checkpoint: CheckpointSettings
     logging: Logging
 
 
@@ -71,11 +71,11 @@ def load(path: Path) -> RunFile:
     try:
         return RunFile.model_validate(raw)
     except ValidationError as error:
-        problems = [f"  {(key := _key(raw, e))}: {_words(key, e)}" for e in error.errors()]
+        problems = [f"  {(key := _dotted_key(raw, e))}: {_parse_message(key, e)}" for e in error.errors()]
         raise RunFileError("\n".join([f"{path}: {len(problems)} wrong", *problems])) from None
 
 
-def _key(raw: Any, error: Any) -> str:
+def _dotted_key(raw: Any, error: Any) -> str:
     """The dotted key, without the tags that pydantic adds for the members of a union."""
     parts, last = [], len(error["loc"]) - 1
     for i, part in enumerate(error["loc"]):
@@ -86,7 +86,7 @@ def _key(raw: Any, error: Any) -> str:
     return ".".join(parts)
 
 
-def _words(key: str, error: Any) -> str:
+def _parse_message(key: str, error: Any) -> str:
     if error["type"] == "missing":
         return "missing"
     if error["type"] == "extra_forbidden":

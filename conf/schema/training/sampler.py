@@ -7,7 +7,7 @@ from pydantic import Field, field_validator
 from conf.schema.base import Strict
 from conf.schema.training.settings import Mesh
 
-LONGEST_CHUNK = 64
+MAX_DECODE_CHUNK = 64
 """Tokens of each row that are decoded without asking the host: a preemption's notice must be heard in time."""
 
 
@@ -25,7 +25,7 @@ class Sampling(Strict):
         description="responses in flight; where one ends, the next begins in its place. null: all of a rollout at once",
     )
     chunk: int = Field(
-        ge=1, le=LONGEST_CHUNK, description="tokens of each response between two looks at what has ended"
+        ge=1, le=MAX_DECODE_CHUNK, description="tokens of each response between two looks at what has ended"
     )
     dtype: Literal["float32", "bfloat16"] | None = Field(
         description="type of the weights' copy, the activations and the cache; null: model.activation_dtype"

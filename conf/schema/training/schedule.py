@@ -20,7 +20,7 @@ class ConstantSchedule(Strict):
         return None
 
 
-class _Horizon(Strict):
+class _HorizonSchedule(Strict):
     """Warms up, and comes to its final value at a horizon of its own, wherever the run ends."""
 
     warmup_steps: int = Field(ge=0, description="updates of linear warm-up from 0; 0: none")
@@ -33,7 +33,7 @@ class _Horizon(Strict):
         return None if self.final_fraction else self.horizon_steps
 
 
-class DecaySchedule(_Horizon):
+class DecaySchedule(_HorizonSchedule):
     """Linear warm-up, then a cosine or a line down to the final share, reached after `horizon_steps` updates."""
 
     kind: Literal["cosine", "linear"]
@@ -45,7 +45,7 @@ class DecaySchedule(_Horizon):
         return self
 
 
-class WarmupStableDecaySchedule(_Horizon):
+class WarmupStableDecaySchedule(_HorizonSchedule):
     """Linear warm-up, the peak, and a line down over the last `decay_steps` before the horizon.
 
     https://arxiv.org/abs/2404.06395, there with another curve in place of the line.

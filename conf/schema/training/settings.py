@@ -27,19 +27,19 @@ class Mesh(Strict):
         return self
 
 
-class Best(Strict):
+class BestCheckpoint(Strict):
     """Which checkpoint is the best: the one whose evaluation gave the smallest or the largest value."""
 
     metric: str = Field(min_length=1, description="a number of the evaluation, e.g. eval_loss")
     mode: Literal["min", "max"] = Field(description="is the best value the smallest or the largest?")
 
 
-class Checkpoint(Strict):
+class CheckpointSettings(Strict):
     """Checkpoints in the run's folder; the last step is always saved."""
 
     save_interval: int = Field(ge=1, description="updates between checkpoints")
     max_to_keep: int = Field(ge=1, le=1000, description="newest checkpoints kept; older ones are deleted")
-    best: Best | None = Field(
+    best: BestCheckpoint | None = Field(
         description="kept beside the newest; each evaluation is then of a checkpoint. null: only the newest are kept"
     )
     verify_interval: int = Field(
@@ -56,7 +56,7 @@ class Checkpoint(Strict):
         return value
 
 
-class Profile(Strict):
+class ProfileSettings(Strict):
     """A trace of a few updates for TensorBoard's profile page."""
 
     after: int = Field(ge=0, description="updates of this process before the trace begins; the first ones are unusual")
@@ -81,5 +81,5 @@ class Logging(Strict):
     """Metrics to metrics.jsonl and TensorBoard, and to Weights & Biases if wanted."""
 
     log_interval: int = Field(ge=1, description="updates between metric lines")
-    profile: Annotated[Profile | None, VOLATILE] = Field(description="of the lm loop's updates; null: none")
+    profile: Annotated[ProfileSettings | None, VOLATILE] = Field(description="of the lm loop's updates; null: none")
     wandb: Annotated[Wandb | None, VOLATILE] = Field(description="null: nothing goes there; docs/runs.md")

@@ -12,9 +12,9 @@ from urllib.error import HTTPError
 from urllib.request import Request, urlopen
 
 from ..formats import say
-from ..fs import AgentError, inside, locked, root, size_of
-from ..storage import TransferError, exists, upload, upload_file, with_retries
-from ..tree_hash import CHUNK, file_hash
+from ..fs import AgentError, agent_root, file_size, locked, safe_join
+from ..storage import TransferError, object_exists, upload_file, upload_stream, with_retries
+from ..tree_hash import CHUNK_BYTES, file_hash
 
 THREADS = 4
 
@@ -33,41 +33,43 @@ def fetch_asset(
     Raises:
         AgentError: one cannot be had, or has another content than its sha256 says.
     """
-    telling = _Telling()
+    telling = _ProgressReporter()
     with locked(f"fetch-{hashlib.sha256(prefix.encode()).hexdigest()[:16]}"):
         with ThreadPoolExecutor(max_workers=THREADS) as pool:
             jobs = [
-                pool.submit(_one, bucket, f"{prefix}/{name}", name, file, (tokens or {}).get(name), telling)
+                pool.submit(_fetch_file, bucket, f"{prefix}/{name}", name, file, (tokens or {}).get(name), telling)
                 for name, file in sorted(files.items())
             ]
         for job in jobs:
             job.result()
         text = manifest.encode()
-        with_retries(lambda: upload([text], len(text), bucket, f"{prefix}/manifest.json"))
+        with_retries(lambda: upload_stream([text], len(text), bucket, f"{prefix}/manifest.json"))
     telling.say({"done": True})
 
 
-class _Telling:
+class _ProgressReporter:
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._bytes = self._told = 0
+        self._bytes_done = self._told = 0
 
     def moved(self, size: int) -> None:
         with self._lock:
-            self._bytes += size
-            if self._bytes - self._told >= 16 * CHUNK:
-                self._told = self._bytes
-                self.say({"bytes": self._bytes})
+            self._bytes_done += size
+            if self._bytes_done - self._told >= 16 * CHUNK_BYTES:
+                self._told = self._bytes_done
+                self.say({"bytes": self._bytes_done})
 
     def say(self, line: dict[str, Any]) -> None:
         say(line)
 
 
-def _one(bucket: str, target: str, name: str, file: dict[str, str], token: str | None, telling: _Telling) -> None:
-    if exists(bucket, target):
+def _fetch_file(
+    bucket: str, target: str, name: str, file: dict[str, str], token: str | None, telling: _ProgressReporter
+) -> None:
+    if object_exists(bucket, target):
         return  # it was checked before it was put there
-    (root() / "fetched").mkdir(mode=0o700, parents=True, exist_ok=True)
-    part = inside("fetched", file["sha256"])
+    (agent_root() / "fetched").mkdir(mode=0o700, parents=True, exist_ok=True)
+    part = safe_join("fetched", file["sha256"])
     with_retries(lambda: _download(name, file["url"], part, token, telling))
     if (found := file_hash(part)) != file["sha256"]:
         part.unlink()
@@ -76,9 +78,9 @@ def _one(bucket: str, target: str, name: str, file: dict[str, str], token: str |
     part.unlink()
 
 
-def _download(name: str, url: str, part: Path, token: str | None, telling: _Telling) -> None:
+def _download(name: str, url: str, part: Path, token: str | None, telling: _ProgressReporter) -> None:
     """Go on where the last attempt stopped. Redirects lead to storage that must not see the token."""
-    have = size_of(part)
+    have = file_size(part)
     request = Request(url, headers={"Range": f"bytes={have}-"} if have else {})  # noqa: S310 (http(s) by schema)
     if token:
         request.add_unredirected_header("Authorization", f"Bearer {token}")
@@ -86,7 +88,7 @@ def _download(name: str, url: str, part: Path, token: str | None, telling: _Tell
         with urlopen(request, timeout=60) as answer, part.open("ab" if answer.status == 206 else "wb") as out:  # noqa: S310
             expected = answer.headers.get("Content-Length")
             begin = out.tell()
-            while chunk := answer.read(CHUNK):
+            while chunk := answer.read(CHUNK_BYTES):
                 out.write(chunk)
                 telling.moved(len(chunk))
             if expected is not None and out.tell() - begin != int(expected):

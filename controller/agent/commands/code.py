@@ -7,8 +7,8 @@ import tarfile
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
 
-from ..fs import AgentError, inside, locked, remove
-from ..tree_hash import tree_files, tree_hash, tree_now
+from ..fs import AgentError, locked, remove_tree, safe_join
+from ..tree_hash import current_tree_hash, tree_files, tree_hash
 
 if TYPE_CHECKING:
     from ..protocol import InstalledCode
@@ -25,27 +25,27 @@ def install_code(bucket: str, object: str, sha256: str, tree: str) -> InstalledC
         sha256: of the archive.
         tree: `tree_hash` of what is in it.
     """
-    from ..storage import download, with_retries  # HTTP takes a third of the time that `observe` takes to start
+    from ..storage import download_object, with_retries  # HTTP takes a third of the time that `observe` takes to start
 
-    folder = inside("code", tree)
+    folder = safe_join("code", tree)
     with locked(f"code-{tree}"):
-        if tree_now(folder) == tree:
+        if current_tree_hash(folder) == tree:
             return {"tree": tree, "changed": False}
         archive, fresh, old = (folder.with_name(f".{tree}.{word}") for word in ("archive", "new", "old"))
         archive.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        with_retries(lambda: download(bucket, object, sha256, archive))
-        remove(fresh)
+        with_retries(lambda: download_object(bucket, object, sha256, archive))
+        remove_tree(fresh)
         try:
             unpack(archive, fresh)
         except (tarfile.TarError, OSError, EOFError) as error:
             raise AgentError(f"gs://{bucket}/{object} cannot be unpacked: {error}") from error
         if (found := tree_hash(fresh)) != tree:
             raise AgentError(f"gs://{bucket}/{object} holds the tree {found}, not {tree}")
-        remove(old)
+        remove_tree(old)
         if folder.exists():
             folder.rename(old)
         fresh.rename(folder)
-        remove(old)
+        remove_tree(old)
         archive.unlink()
     return {"tree": tree, "changed": True}
 
@@ -82,7 +82,7 @@ def check_out(code: str, work: Path) -> str:
 
     A program may write beside its code, which would look like altered code, and be found there by other runs.
     """
-    source = inside("code", code)
+    source = safe_join("code", code)
     if not source.is_dir():
         raise AgentError(f"the code {code} is not on this worker: install it first")
     work.mkdir(mode=0o700, parents=True, exist_ok=True)

@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..fs import AgentError, inside, read_json, write_atomic, write_json
+from ..fs import AgentError, read_json, safe_join, write_atomic, write_json
 from ..tree_hash import file_hash
 from .venv import program_env
 
@@ -16,13 +16,13 @@ if TYPE_CHECKING:
 
 def write_config(run_id: str, text: str, env: dict[str, str] | None = None) -> WrittenConfig:
     """Place run.yaml, and the variables that every attempt of the run shall see."""
-    folder = inside("runs", run_id)
-    write_json(folder / "env", {"variables": checked_env(env or {})})
+    folder = safe_join("runs", run_id)
+    write_json(folder / "env", {"variables": validate_env(env or {})})
     write_atomic(folder / "run.yaml", text.encode())
     return {"path": str(folder / "run.yaml"), "sha256": file_hash(folder / "run.yaml")}
 
 
-def checked_env(env: dict[str, str]) -> dict[str, str]:
+def validate_env(env: dict[str, str]) -> dict[str, str]:
     for name, value in env.items():
         if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
             raise AgentError(f"no environment variable can be called {name!r}")

@@ -8,15 +8,15 @@ import socket
 import time
 from typing import TYPE_CHECKING
 
-from ..fs import AgentError, locked, read_json, root, write_json
-from ..process import boot_id, tool
-from ..program.state import active
+from ..fs import AgentError, agent_root, locked, read_json, write_json
+from ..process import boot_id, run_tool
+from ..program.state import active_attempt
 from .venv import NO_VENV, program_env, venv_folder
 
 if TYPE_CHECKING:
     from ..protocol import Devices, Peers
 
-ASK_JAX = """
+DEVICE_SCRIPT = """
 import json, jax
 local = jax.local_devices()
 kind = ", ".join(sorted({device.device_kind for device in local}))
@@ -27,15 +27,15 @@ print(json.dumps({"backend": backend, "local_devices": len(local), "devices": ev
 
 def probe_devices(venv: str, timeout_seconds: float = 120.0, env: dict[str, str] | None = None) -> Devices:
     """Return what JAX sees from this worker, asked once per boot; on a pod only when all workers are asked at once."""
-    path, boot = root() / "devices.json", boot_id()
+    path, boot = agent_root() / "devices.json", boot_id()
     with locked("devices"):
         known = read_json(path)
         if known and known["boot_id"] == boot:
             return known
-        if holder := active():
+        if holder := active_attempt():
             raise AgentError(f"run {holder['run_id']} holds the devices")
         python = "python3" if venv == NO_VENV else f"{venv_folder(venv)}/bin/python"
-        printed = tool([python, "-c", ASK_JAX], timeout=timeout_seconds, env=program_env(venv, env or {}))
+        printed = run_tool([python, "-c", DEVICE_SCRIPT], timeout=timeout_seconds, env=program_env(venv, env or {}))
         facts = json.loads(printed.splitlines()[-1])
         found: Devices = {
             "boot_id": boot,
@@ -59,13 +59,13 @@ def probe_peers(index: int, addresses: list[str], port: int, timeout_seconds: fl
     if hostnames := os.environ.get("TPU_WORKER_HOSTNAMES"):
         addresses = hostnames.split(",")
     end = time.monotonic() + timeout_seconds
-    words = _call(addresses[0], port, index, end) if index else _listen(addresses, port, end)
+    words = _connect_to_worker_0(addresses[0], port, index, end) if index else _listen_for_peers(addresses, port, end)
     found: Peers = {"boot_id": boot_id(), "reachable": not words, "detail": words}
-    write_json(root() / "peers.json", found)
+    write_json(agent_root() / "peers.json", found)
     return found
 
 
-def _listen(addresses: list[str], port: int, end: float) -> str:
+def _listen_for_peers(addresses: list[str], port: int, end: float) -> str:
     missing = set(range(1, len(addresses)))
     try:
         server = socket.create_server((addresses[0], port), backlog=len(addresses))
@@ -84,7 +84,7 @@ def _listen(addresses: list[str], port: int, end: float) -> str:
     return f"worker 0 has not heard of worker {', '.join(map(str, sorted(missing)))}" if missing else ""
 
 
-def _call(address: str, port: int, index: int, end: float) -> str:
+def _connect_to_worker_0(address: str, port: int, index: int, end: float) -> str:
     while True:
         try:
             with socket.create_connection((address, port), timeout=max(0.1, end - time.monotonic())) as peer:

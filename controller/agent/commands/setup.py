@@ -8,12 +8,12 @@ import subprocess
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..fs import AgentError, inside, locked, read_from, size_of, write_json
-from ..secrets import Mask, forget, keep
-from ..secrets import environment as secrets_of
+from ..fs import AgentError, file_size, locked, read_range, safe_join, write_json
+from ..secrets import SecretMask, delete_secrets, store_secrets
+from ..secrets import secret_environment as secrets_of
 from .code import check_out
-from .config import checked_env, run_environment
-from .venv import accept_changes, setup_state, venv_state
+from .config import run_environment, validate_env
+from .venv import accept_changes, applied_setup_key, venv_state
 
 if TYPE_CHECKING:
     from ..protocol import Changed
@@ -34,28 +34,28 @@ def run_setup(
     Raises:
         AgentError: a command failed; the detail is the end of its output.
     """
-    run = inside("runs", run_id)
+    run = safe_join("runs", run_id)
     with locked(f"setup-{run_id}"):
-        if setup_state(run_id, venv) == key:
+        if applied_setup_key(run_id, venv) == key:
             return {"changed": False}
         now = venv_state(venv)
         if not now:
             raise AgentError(f"the venv {venv} is not on this worker: install it first")
         (run / "setup.log").unlink(missing_ok=True)
-        keep(run, checked_env(secrets or {}))
+        store_secrets(run, validate_env(secrets or {}))
         try:
             own = {"SLIPWAY_CODE_SHA256": check_out(code, run / "work")}
             environment = run_environment(run, venv, secrets_of(run), own)
             for argv in commands:
-                _command(run, argv, environment, Mask.of(run))
+                _run_command(run, argv, environment, SecretMask.of(run))
         finally:
-            forget(run)
+            delete_secrets(run)
         accept_changes(venv)
         write_json(run / "setup.json", {"key": key, "venv": now["id"]})
     return {"changed": True}
 
 
-def _command(run: Path, argv: list[str], environment: dict[str, str], mask: Mask) -> None:
+def _run_command(run: Path, argv: list[str], environment: dict[str, str], mask: SecretMask) -> None:
     path = run / "setup.log"
     with path.open("ab") as log:
         log.write(f"$ {shlex.join(argv)}\n".encode())
@@ -70,5 +70,5 @@ def _command(run: Path, argv: list[str], environment: dict[str, str], mask: Mask
             raise AgentError(f"setup command `{shlex.join(argv)}` cannot be started: {error}") from error
     mask.cover(path)
     if code:
-        tail = read_from(path, max(0, size_of(path) - TAIL_BYTES), TAIL_BYTES).decode(errors="replace")
+        tail = read_range(path, max(0, file_size(path) - TAIL_BYTES), TAIL_BYTES).decode(errors="replace")
         raise AgentError(f"setup command `{shlex.join(argv)}` ended with code {code}", tail)

@@ -8,14 +8,14 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..fs import attempt_folder, read_from, read_json, size_of
-from ..process import alive, boot_id, group_of, marked, send
-from ..secrets import Mask
+from ..fs import attempt_folder, file_size, read_json, read_range
+from ..process import attempt_processes, boot_id, group_members, is_alive, send_signal
+from ..secrets import SecretMask
 
 if TYPE_CHECKING:
     from ..protocol import Stacks, StacksProcess
 
-MOST_BYTES = 1 << 16
+MAX_BYTES = 1 << 16
 QUIET_SECONDS = 0.3
 
 
@@ -28,18 +28,18 @@ def stacks(run_id: str, attempt: int | None = None, timeout_seconds: float = 5.0
     """
     folder = attempt_folder(run_id, attempt)
     begun = read_json(folder / "pid.json")
-    if not begun or begun["boot_id"] != boot_id() or not alive(begun["program"]):
+    if not begun or begun["boot_id"] != boot_id() or not is_alive(begun["program"]):
         return {"processes": [], "text": ""}
-    before = size_of(folder / "log")
-    group = group_of(begun["program"]["pid"])
-    found = [_ask(pid) for pid in sorted({*group, *marked(folder)})]
+    before = file_size(folder / "log")
+    group = group_members(begun["program"]["pid"])
+    found = [_request_stack(pid) for pid in sorted({*group, *attempt_processes(folder)})]
     if any(process["signal"] for process in found):
-        _wait(folder / "log", before, timeout_seconds)
-    text = Mask.of(folder.parent).masked(read_from(folder / "log", before, MOST_BYTES))
+        _wait_for_output(folder / "log", before, timeout_seconds)
+    text = SecretMask.of(folder.parent).masked(read_range(folder / "log", before, MAX_BYTES))
     return {"processes": found, "text": text.decode(errors="replace")}
 
 
-def _ask(pid: int) -> StacksProcess:
+def _request_stack(pid: int) -> StacksProcess:
     """Send one process the signal that it listens to; what is known of it without its help comes back."""
     folder = Path("/proc") / str(pid)
     try:
@@ -51,9 +51,9 @@ def _ask(pid: int) -> StacksProcess:
     listens = [s for s in (signal.SIGQUIT, signal.SIGABRT) if caught >> (s - 1) & 1]
     state = lines.get("State", "").strip()
     if listens:
-        send(os.kill, pid, listens[0])
+        send_signal(os.kill, pid, listens[0])
         if state.startswith("T"):
-            send(os.kill, pid, signal.SIGCONT)  # a stopped process takes no signal
+            send_signal(os.kill, pid, signal.SIGCONT)  # a stopped process takes no signal
     name = lines.get("Name", "").strip()
     return {
         "pid": pid,
@@ -64,12 +64,12 @@ def _ask(pid: int) -> StacksProcess:
     }
 
 
-def _wait(log: Path, before: int, seconds: float) -> None:
+def _wait_for_output(log: Path, before: int, seconds: float) -> None:
     """Until something was written and nothing more comes."""
     end, size, quiet_since = time.monotonic() + seconds, before, time.monotonic()
     while time.monotonic() < end:
         time.sleep(0.05)
-        if (now := size_of(log)) != size:
+        if (now := file_size(log)) != size:
             size, quiet_since = now, time.monotonic()
         elif size > before and time.monotonic() - quiet_since > QUIET_SECONDS:
             return

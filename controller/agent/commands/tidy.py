@@ -7,61 +7,67 @@ import signal
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..fs import AgentError, locked, read_json, root, wait_until, write_json
-from ..process import alive, boot_id, marked_of, send, tool
-from ..program.state import active, situation
+from ..fs import AgentError, agent_root, locked, read_json, wait_until, write_json
+from ..process import boot_id, is_alive, processes_by_attempt, run_tool, send_signal
+from ..program.state import active_attempt, attempt_status
 
 if TYPE_CHECKING:
-    from ..protocol import Tidied
+    from ..protocol import WorkerHygiene
 
 THP = "kernel/mm/transparent_hugepage/enabled"
 """https://docs.kernel.org/admin-guide/mm/transhuge.html; JAX warns on TPU VMs where it is not `always`."""
 
 
-def untidy() -> list[str]:
+def pending_cleanup() -> list[str]:
     """What there is to tidy, in words; nothing of it while a program of ours runs. Reads some small files only."""
-    if active():
+    if active_attempt():
         return []
-    found = [f"stale {_lockfile()}"] if _lockfile().exists() and not _holders(_lockfile()) else []
-    found += [f"process {pid} of {folder.parent.name}, {folder.name}" for folder, pids in _left() for pid in pids]
-    if _huge_pages() == "off" and _given_up() is None:
+    found = (
+        [f"stale {_libtpu_lockfile()}"]
+        if _libtpu_lockfile().exists() and not _processes_holding(_libtpu_lockfile())
+        else []
+    )
+    found += [
+        f"process {pid} of {folder.parent.name}, {folder.name}" for folder, pids in _check_leftovers() for pid in pids
+    ]
+    if _huge_pages_mode() == "off" and _last_result_this_boot() is None:
         found.append("transparent huge pages are off")
     return found
 
 
-def tidy() -> Tidied:
+def tidy() -> WorkerHygiene:
     """Do what `untidy` names; what this user may not do is put on record, once per boot."""
     with locked("start"):
-        return {"done": [], "not_done": []} if active() else put_in_order()
+        return {"done": [], "not_done": []} if active_attempt() else tidy_locked()
 
 
-def put_in_order() -> Tidied:
+def tidy_locked() -> WorkerHygiene:
     """`tidy`, for who holds the lock of starts and knows that nothing of ours runs."""
     done: list[str] = []
     refused: list[str] = []
-    if _lockfile().exists() and not _holders(_lockfile()):
-        _as_root(["rm", "-f", str(_lockfile())], lambda: _lockfile().unlink())
-        done.append(f"removed the stale {_lockfile()}")
-    for folder, pids in _left():
-        _end(folder, pids)
+    if _libtpu_lockfile().exists() and not _processes_holding(_libtpu_lockfile()):
+        _run_as_root(["rm", "-f", str(_libtpu_lockfile())], lambda: _libtpu_lockfile().unlink())
+        done.append(f"removed the stale {_libtpu_lockfile()}")
+    for folder, pids in _check_leftovers():
+        _kill_leftovers(folder, pids)
         done.append(f"ended what was left of {folder.parent.name}, {folder.name}")
-    if _huge_pages() == "off" and _given_up() is None:
-        path = _sysfs() / THP
+    if _huge_pages_mode() == "off" and _last_result_this_boot() is None:
+        path = _sysfs_root() / THP
         try:
-            _as_root(["sh", "-c", 'echo always > "$0"', str(path)], lambda: path.write_text("always"))
+            _run_as_root(["sh", "-c", 'echo always > "$0"', str(path)], lambda: path.write_text("always"))
             done.append("transparent huge pages: always")
         except AgentError:
-            write_json(root() / "tidy.json", {"boot_id": boot_id(), "huge_pages": "refused"})
+            write_json(agent_root() / "tidy.json", {"boot_id": boot_id(), "huge_pages": "refused"})
             refused.append("transparent huge pages stay off: this user has no sudo")
     return {"done": done, "not_done": refused}
 
 
-def _lockfile() -> Path:
+def _libtpu_lockfile() -> Path:
     """What libtpu holds while a process has the TPU, and a process that was killed leaves behind."""
     return Path(os.environ.get("TMPDIR", "/tmp")) / "libtpu_lockfile"  # noqa: S108 - libtpu's own place
 
 
-def _holders(path: Path) -> list[int]:
+def _processes_holding(path: Path) -> list[int]:
     """Processes that have the file open, as far as this user may see (Linux only)."""
     found = []
     for link in Path("/proc").glob("[0-9]*/fd/*"):
@@ -73,47 +79,47 @@ def _holders(path: Path) -> list[int]:
     return found
 
 
-def _left() -> list[tuple[Path, list[int]]]:
+def _check_leftovers() -> list[tuple[Path, list[int]]]:
     """Processes of attempts that have ended: on record, or marked by the environment that they were given."""
-    folders = [path.parent for path in sorted(root().glob("runs/*/attempt-*/pid.json"))]
+    folders = [path.parent for path in sorted(agent_root().glob("runs/*/attempt-*/pid.json"))]
     begun = {folder: read_json(folder / "pid.json") for folder in folders}
     now = boot_id()
     here = [folder for folder in folders if begun[folder]["boot_id"] == now]
-    ended = [f for f in here if (s := situation(f))["state"] == "exited" and not s.get("uploading")]
-    marks = marked_of(ended)
-    alive_of = {f: [begun[f]["program"]["pid"]] if alive(begun[f]["program"]) else [] for f in ended}
+    ended = [f for f in here if (s := attempt_status(f))["state"] == "exited" and not s.get("uploading")]
+    marks = processes_by_attempt(ended)
+    alive_of = {f: [begun[f]["program"]["pid"]] if is_alive(begun[f]["program"]) else [] for f in ended}
     return [(f, pids) for f in ended if (pids := sorted({*alive_of[f], *marks[f]}))]
 
 
-def _end(folder: Path, pids: list[int]) -> None:
+def _kill_leftovers(folder: Path, pids: list[int]) -> None:
     program = read_json(folder / "pid.json")["program"]
-    if alive(program):
-        send(os.killpg, program["pid"], signal.SIGKILL)
+    if is_alive(program):
+        send_signal(os.killpg, program["pid"], signal.SIGKILL)
     for pid in pids:
-        send(os.kill, pid, signal.SIGKILL)
-    wait_until(lambda: folder not in dict(_left()), 10.0)
+        send_signal(os.kill, pid, signal.SIGKILL)
+    wait_until(lambda: folder not in dict(_check_leftovers()), 10.0)
 
 
-def _sysfs() -> Path:
+def _sysfs_root() -> Path:
     """An emulated worker has a place of its own."""
     return Path(os.environ.get("SLIPWAY_SYSFS", "/sys"))
 
 
-def _huge_pages() -> str:
+def _huge_pages_mode() -> str:
     """on, off, or none where the kernel has no such thing."""
     try:
-        text = (_sysfs() / THP).read_text()
+        text = (_sysfs_root() / THP).read_text()
     except OSError:
         return "none"
     return "on" if "[always]" in text or text.strip() == "always" else "off"
 
 
-def _given_up() -> Any:
-    known = read_json(root() / "tidy.json")
+def _last_result_this_boot() -> Any:
+    known = read_json(agent_root() / "tidy.json")
     return known if known and known["boot_id"] == boot_id() else None
 
 
-def _as_root(argv: list[str], directly: Any) -> None:
+def _run_as_root(argv: list[str], directly: Any) -> None:
     """Do it as this user, else by sudo where that asks for no password.
 
     Raises:
@@ -122,4 +128,4 @@ def _as_root(argv: list[str], directly: Any) -> None:
     try:
         directly()
     except PermissionError:
-        tool(["sudo", "-n", *argv])
+        run_tool(["sudo", "-n", *argv])

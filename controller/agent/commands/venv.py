@@ -11,9 +11,9 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..fs import AgentError, inside, locked, read_json, remove, root, write_atomic, write_json
-from ..process import tool
-from ..secrets import handed_to_a_tool
+from ..fs import AgentError, agent_root, locked, read_json, remove_tree, safe_join, write_atomic, write_json
+from ..process import run_tool
+from ..secrets import tool_environment
 
 if TYPE_CHECKING:
     from ..protocol import InstalledVenv, VenvState, Wheel
@@ -23,7 +23,7 @@ UV = "uv==0.13.8 --hash=sha256:e18a57b8b352eb7c8feb317b9f6f533c8f0ad9673fd6cf34b
 """A line of a requirements file: of Linux on x86-64, as TPU VMs are; used only where the image has no uv."""
 
 
-def versions_in(folders: Iterable[Path]) -> dict[str, str]:
+def installed_versions(folders: Iterable[Path]) -> dict[str, str]:
     """Version by name of the distributions in these folders, read off the names of their metadata, which is fast."""
     found: dict[str, str] = {}
     for path in (path for folder in folders for path in folder.iterdir()):
@@ -32,11 +32,11 @@ def versions_in(folders: Iterable[Path]) -> dict[str, str]:
     return found
 
 
-def image() -> dict[str, Any]:
+def image_python() -> dict[str, Any]:
     """The image's own Python, which runs this, and its packages: {python, fingerprint, versions, folders}."""
     places = (Path(path) for path in sys.path)
     folders = [path for path in places if path.name in ("site-packages", "dist-packages") and path.is_dir()]
-    python, versions = ".".join(map(str, sys.version_info[:3])), versions_in(folders)
+    python, versions = ".".join(map(str, sys.version_info[:3])), installed_versions(folders)
     fingerprint = hashlib.sha256(json.dumps([python, sorted(versions.items())]).encode()).hexdigest()
     return {"python": python, "fingerprint": fingerprint, "versions": versions, "folders": [*map(str, folders)]}
 
@@ -44,19 +44,19 @@ def image() -> dict[str, Any]:
 def venv_folder(venv: str) -> Path:
     """`venv`: a fingerprint; or "image", "image-<hash of a setup>" for one made of what is installed here now."""
     kind, dash, setup = venv.partition("-")
-    return inside("venv", f"{image()['fingerprint']}{dash}{setup}" if kind == "image" else venv)
+    return safe_join("venv", f"{image_python()['fingerprint']}{dash}{setup}" if kind == "image" else venv)
 
 
 def venv_state(venv: str) -> VenvState | None:
     """Return None without a complete one; "none" is the image's Python as it is."""
     if venv == NO_VENV:
-        versions = image()["versions"]
+        versions = image_python()["versions"]
         return {"fingerprint": venv, "ok": True, "versions": versions, "installed": versions, "id": venv}
     folder = venv_folder(venv)
     mark = read_json(folder / "slipway.json")
     if mark is None:
         return None
-    versions = _visible(folder, mark["folders"])
+    versions = _visible_versions(folder, mark["folders"])
     return {
         "fingerprint": folder.name,
         "ok": (folder / "bin" / "python").exists() and versions == mark["versions"],
@@ -95,19 +95,19 @@ def install_venv(
         now = venv_state(folder.name)
         if now and now["ok"] and constraints in (None, now["installed"]):
             return {**now, "changed": False}
-        remove(folder)
+        remove_tree(folder)
         folders: list[str] = []
         if packages == "image":
-            folders = _make_from_image(folder)
+            folders = _create_from_image(folder)
         elif packages == "lock":
-            _make_from_lock(folder, python or "3.11", requirements, index)
+            _create_from_lock(folder, python or "3.11", requirements, index)
         elif packages == "requirements":
-            fetched = "".join(f"{_bring(folder.name, wheel)}\n" for wheel in wheels or [])
-            with handed_to_a_tool(secrets or {}) as env:
-                _make_from_requirements(folder, python or "3.11", requirements + fetched, constraints or {}, env)
+            fetched = "".join(f"{_download_wheel(folder.name, wheel)}\n" for wheel in wheels or [])
+            with tool_environment(secrets or {}) as env:
+                _create_from_requirements(folder, python or "3.11", requirements + fetched, constraints or {}, env)
         else:
             raise AgentError(f"packages is {packages!r}; it can be lock, requirements or image")
-        versions = _visible(folder, folders)
+        versions = _visible_versions(folder, folders)
         mark = {"folders": folders, "versions": versions, "installed": versions, "id": os.urandom(8).hex()}
         write_json(folder / "slipway.json", mark)
         made = venv_state(folder.name)
@@ -115,9 +115,9 @@ def install_venv(
         return {**made, "changed": True}
 
 
-def setup_state(run_id: str, venv: str) -> str | None:
+def applied_setup_key(run_id: str, venv: str) -> str | None:
     """The key of the setup that this run had here, None without one, or if its venv was made anew since."""
-    done, now = read_json(inside("runs", run_id) / "setup.json"), venv_state(venv)
+    done, now = read_json(safe_join("runs", run_id) / "setup.json"), venv_state(venv)
     return done["key"] if done and now and done["venv"] == now["id"] else None
 
 
@@ -126,33 +126,33 @@ def accept_changes(venv: str) -> None:
     if venv != NO_VENV:
         folder = venv_folder(venv)
         mark: dict[str, Any] = read_json(folder / "slipway.json")
-        write_json(folder / "slipway.json", {**mark, "versions": _visible(folder, mark["folders"])})
+        write_json(folder / "slipway.json", {**mark, "versions": _visible_versions(folder, mark["folders"])})
 
 
-def _make_from_image(folder: Path) -> list[str]:
-    here = image()
+def _create_from_image(folder: Path) -> list[str]:
+    here = image_python()
     if folder.name.partition("-")[0] != here["fingerprint"]:
         raise AgentError(f"the packages of this image have the fingerprint {here['fingerprint']}, not {folder.name}")
-    _make(folder, sys.executable)
-    for own in _own(folder):
+    _create_venv(folder, sys.executable)
+    for own in _site_packages(folder):
         (own / "slipway.pth").write_text("".join(f"{path}\n" for path in here["folders"]))
     return here["folders"]
 
 
-def _make_from_lock(folder: Path, python: str, requirements: str, index: str | None) -> None:
-    _make(folder, python)
+def _create_from_lock(folder: Path, python: str, requirements: str, index: str | None) -> None:
+    _create_venv(folder, python)
     lock = folder / "requirements.txt"
     write_atomic(lock, requirements.encode())
     source = []
     if index:
         source = [f"--index-url={index}"] if re.match("https?://", index) else ["--no-index", f"--find-links={index}"]
-    tool([uv(), "pip", "sync", "--quiet", "--require-hashes", f"--python={folder}/bin/python", *source, str(lock)])
+    run_tool([uv(), "pip", "sync", "--quiet", "--require-hashes", f"--python={folder}/bin/python", *source, str(lock)])
 
 
-def _make_from_requirements(
+def _create_from_requirements(
     folder: Path, python: str, requirements: str, constraints: dict[str, str], env: dict[str, str]
 ) -> None:
-    _make(folder, python)
+    _create_venv(folder, python)
     wanted, exact = folder / "requirements.txt", folder / "constraints.txt"
     write_atomic(wanted, requirements.encode())
     # What comes as a wheel of a local folder cannot be constrained too.
@@ -160,46 +160,46 @@ def _make_from_requirements(
     pins = [f"{name}=={version}\n" for name, version in constraints.items() if f"{name} @ " not in own]
     write_atomic(exact, "".join(pins).encode())
     argv = [uv(), "pip", "install", "--quiet", f"--python={folder}/bin/python", f"--constraint={exact}", f"-r{wanted}"]
-    tool(argv, env={**os.environ, **env})
+    run_tool(argv, env={**os.environ, **env})
 
 
-def _bring(venv: str, wheel: Wheel) -> str:
+def _download_wheel(venv: str, wheel: Wheel) -> str:
     """Download a wheel, and give the line by which a requirements file names it."""
-    from ..storage import download, with_retries  # HTTP takes a third of the time that `observe` takes to start
+    from ..storage import download_object, with_retries  # HTTP takes a third of the time that `observe` takes to start
 
-    folder = inside("wheels", venv)
+    folder = safe_join("wheels", venv)
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     target = folder / Path(wheel["name"]).name
-    with_retries(lambda: download(wheel["bucket"], wheel["object"], wheel["sha256"], target))
+    with_retries(lambda: download_object(wheel["bucket"], wheel["object"], wheel["sha256"], target))
     return f"{wheel['before']} @ {target.as_uri()}{wheel['after']}"
 
 
-def _make(folder: Path, python: str) -> None:
-    tool([uv(), "venv", "--quiet", "--no-project", f"--python={python}", str(folder)])
+def _create_venv(folder: Path, python: str) -> None:
+    run_tool([uv(), "venv", "--quiet", "--no-project", f"--python={python}", str(folder)])
 
 
-def _own(folder: Path) -> list[Path]:
+def _site_packages(folder: Path) -> list[Path]:
     return [*folder.glob("lib/python*/site-packages")]
 
 
-def _visible(folder: Path, others: list[str]) -> dict[str, str]:
-    return versions_in([*_own(folder), *filter(Path.is_dir, map(Path, others))])
+def _visible_versions(folder: Path, others: list[str]) -> dict[str, str]:
+    return installed_versions([*_site_packages(folder), *filter(Path.is_dir, map(Path, others))])
 
 
 def uv() -> str:
     """uv of the image, else one of our own beside the venvs."""
     import shutil
 
-    own = root() / "uv"
+    own = agent_root() / "uv"
     if found := shutil.which("uv", path=f"{os.environ.get('PATH', '')}:{Path.home()}/.local/bin:{own}/bin"):
         return found
     with locked("uv"):
-        draft = root() / ".uv"
-        remove(draft)
-        write_atomic(root() / "uv.txt", UV.encode())
+        draft = agent_root() / ".uv"
+        remove_tree(draft)
+        write_atomic(agent_root() / "uv.txt", UV.encode())
         pip = [sys.executable, "-m", "pip", "install", "--quiet", "--require-hashes", "--only-binary=:all:"]
-        tool([*pip, f"--requirement={root()}/uv.txt", "--target", str(draft)])
-        remove(own)
+        run_tool([*pip, f"--requirement={agent_root()}/uv.txt", "--target", str(draft)])
+        remove_tree(own)
         draft.rename(own)
     return str(own / "bin" / "uv")
 
@@ -210,7 +210,7 @@ def program_env(venv: str, env: dict[str, str]) -> dict[str, str]:
     `uv` is found by a setup that calls it: images of TPU VMs have none, and what we install there is in no PATH.
     """
     merged = {**os.environ, "PYTHONUNBUFFERED": "1", **env}
-    merged["PATH"] = f"{merged.get('PATH', os.defpath)}:{Path.home()}/.local/bin:{root()}/uv/bin"
+    merged["PATH"] = f"{merged.get('PATH', os.defpath)}:{Path.home()}/.local/bin:{agent_root()}/uv/bin"
     if venv == NO_VENV:
         return merged
     folder = venv_folder(venv)

@@ -6,17 +6,17 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..fs import attempt_folder, attempt_of, read_from, read_json, root, size_of
-from ..process import alive, boot_id
-from ..secrets import Mask
+from ..fs import agent_root, attempt_folder, attempt_number, file_size, read_json, read_range
+from ..process import boot_id, is_alive
+from ..secrets import SecretMask
 
 if TYPE_CHECKING:
     from ..protocol import Active, State
 
-LARGEST_SUMMARY = 1 << 20
+MAX_SUMMARY_BYTES = 1 << 20
 
 
-def situation(folder: Path) -> dict[str, Any]:
+def attempt_status(folder: Path) -> dict[str, Any]:
     """Whether an attempt is absent, running or exited, and how it ended.
 
     A supervisor that was killed leaves no word of how its program ended: `lost` says that there is something left to do
@@ -26,7 +26,7 @@ def situation(folder: Path) -> dict[str, Any]:
     if begun is None:
         return {"state": "absent"}
     same_boot = begun["boot_id"] == boot_id()
-    program, supervisor = (same_boot and alive(begun[who]) for who in ("program", "supervisor"))
+    program, supervisor = (same_boot and is_alive(begun[who]) for who in ("program", "supervisor"))
     ended = read_json(folder / "exit.json")
     if ended:
         lost = ended["upload"] == "pending" and not supervisor
@@ -39,24 +39,24 @@ def situation(folder: Path) -> dict[str, Any]:
     return {"state": "exited", "started": begun["started"], "error": error, "lost": True}
 
 
-def active() -> Active | None:
+def active_attempt() -> Active | None:
     """What is alive on this worker, None where nothing is."""
-    for path in sorted(root().glob("runs/*/attempt-*/pid.json")):
+    for path in sorted(agent_root().glob("runs/*/attempt-*/pid.json")):
         folder = path.parent
-        if not (folder / "exit.json").exists() and situation(folder)["state"] == "running":
-            return {"run_id": folder.parent.name, "attempt": attempt_of(folder)}
+        if not (folder / "exit.json").exists() and attempt_status(folder)["state"] == "running":
+            return {"run_id": folder.parent.name, "attempt": attempt_number(folder)}
     return None
 
 
 def state(run_id: str, attempt: int | None = None, tail_bytes: int = 16384) -> State:
     """How an attempt fares (by default the latest), with the end of its log and the summary that it wrote."""
     folder = attempt_folder(run_id, attempt)
-    now = situation(folder)
-    mask = Mask.of(folder.parent)
-    size = size_of(folder / "log")
+    now = attempt_status(folder)
+    mask = SecretMask.of(folder.parent)
+    size = file_size(folder / "log")
     return {
         "run_id": run_id,
-        "attempt": attempt_of(folder),
+        "attempt": attempt_number(folder),
         "state": now["state"],
         "code": now.get("code"),
         "signal": now.get("signal"),
@@ -69,24 +69,24 @@ def state(run_id: str, attempt: int | None = None, tail_bytes: int = 16384) -> S
         "upload_error": now.get("upload_error"),
         "notice": now.get("notice"),
         "log_size": size,
-        "log_tail": _tail(folder / "log", size, tail_bytes, mask).decode(errors="replace"),
-        "summary": _summary(folder.parent),
+        "log_tail": _log_tail(folder / "log", size, tail_bytes, mask).decode(errors="replace"),
+        "summary": _read_summary(folder.parent),
     }
 
 
-def _tail(log: Path, size: int, tail_bytes: int, mask: Mask) -> bytes:
+def _log_tail(log: Path, size: int, tail_bytes: int, mask: SecretMask) -> bytes:
     """A secret at the beginning of the tail, or of which only the beginning is there, is masked too."""
     begin = max(0, size - tail_bytes)
     early = max(0, begin - mask.longest)
-    data = mask.masked(read_from(log, early, size - early))
+    data = mask.masked(read_range(log, early, size - early))
     return data[begin - early : len(data) - mask.begun(data)]
 
 
-def _summary(run: Path) -> dict[str, Any] | None:
+def _read_summary(run: Path) -> dict[str, Any] | None:
     """It is the program's file and may hold anything, or not end."""
     path = run / "summary.json"
-    if size_of(path) > LARGEST_SUMMARY:
-        return {"error": f"summary.json has more than {LARGEST_SUMMARY} bytes"}
+    if file_size(path) > MAX_SUMMARY_BYTES:
+        return {"error": f"summary.json has more than {MAX_SUMMARY_BYTES} bytes"}
     try:
         found = json.loads(path.read_bytes())
     except FileNotFoundError:

@@ -8,13 +8,13 @@ import time
 from pathlib import Path
 
 from ..formats import say
-from ..fs import AgentError, attempt_folder, attempt_of, free_gb, read_from, read_json, size_of
-from ..process import alive, group_of, wall_time
-from ..secrets import Mask
-from ..tree_hash import CHUNK
-from .notice import noticed
-from .state import situation, state
-from .stop import finish_lost
+from ..fs import AgentError, attempt_folder, attempt_number, file_size, free_gb, read_json, read_range
+from ..process import group_members, is_alive, wall_time
+from ..secrets import SecretMask
+from ..tree_hash import CHUNK_BYTES
+from .notice import recorded_notice
+from .state import attempt_status, state
+from .stop import finalize_lost_attempt
 
 HEARTBEAT_SECONDS = 5.0
 POLL_SECONDS = 0.1
@@ -31,37 +31,37 @@ def watch(
     end, back to the beginning of its line: -1 begins with the last line.
     """
     folder = attempt_folder(run_id, attempt)
-    log_offset = _from_the_end(folder / "log", log_offset)
-    metrics_offset = _from_the_end(folder.parent / "metrics.jsonl", metrics_offset)
+    log_offset = _resolve_offset(folder / "log", log_offset)
+    metrics_offset = _resolve_offset(folder.parent / "metrics.jsonl", metrics_offset)
     beat, exited, notice = time.monotonic(), False, None
     while True:
-        now = situation(folder)
+        now = attempt_status(folder)
         if now["state"] == "absent":
             raise AgentError(f"run {run_id} has no {folder.name} on this worker")
         if follow and now.get("lost"):
-            finish_lost(folder)
-        mask = Mask.of(folder.parent)
+            finalize_lost_attempt(folder)
+        mask = SecretMask.of(folder.parent)
         last = not follow or (now["state"] == "exited" and not now.get("uploading"))
-        log_offset = _tell_log(folder / "log", log_offset, last, mask)
-        metrics_offset = _tell_metrics(folder.parent / "metrics.jsonl", metrics_offset, mask)
-        if notice is None and (notice := noticed(folder)):
+        log_offset = _emit_log(folder / "log", log_offset, last, mask)
+        metrics_offset = _emit_metrics(folder.parent / "metrics.jsonl", metrics_offset, mask)
+        if notice is None and (notice := recorded_notice(folder)):
             say({"notice": notice})
         if follow and not exited and now["state"] == "exited":  # the upload may take its time
             exited = True
-            say({"exited": state(run_id, attempt_of(folder))})
+            say({"exited": state(run_id, attempt_number(folder))})
         if last:
-            return say({"end": state(run_id, attempt_of(folder))})
+            return say({"end": state(run_id, attempt_number(folder))})
         if time.monotonic() - beat > HEARTBEAT_SECONDS:
             beat = time.monotonic()
             say({"heartbeat": wall_time(), "stopped": _is_stopped(folder), "free_gb": round(free_gb(), 3)})
         time.sleep(POLL_SECONDS)
 
 
-def _from_the_end(path: Path, offset: int) -> int:
+def _resolve_offset(path: Path, offset: int) -> int:
     if offset >= 0:
         return offset
-    begin = max(0, size_of(path) + offset)
-    while begin and (before := read_from(path, max(0, begin - CHUNK), min(begin, CHUNK))):
+    begin = max(0, file_size(path) + offset)
+    while begin and (before := read_range(path, max(0, begin - CHUNK_BYTES), min(begin, CHUNK_BYTES))):
         if (newline := before.rfind(b"\n")) >= 0:
             return begin - len(before) + newline + 1
         begin -= len(before)
@@ -71,13 +71,13 @@ def _from_the_end(path: Path, offset: int) -> int:
 def _is_stopped(folder: Path) -> bool:
     """Has a signal stopped a process of the program?"""
     begun = read_json(folder / "pid.json")
-    return bool(begun and alive(begun["program"]) and "T" in group_of(begun["program"]["pid"]).values())
+    return bool(begun and is_alive(begun["program"]) and "T" in group_members(begun["program"]["pid"]).values())
 
 
-def _tell_log(path: Path, offset: int, last: bool, mask: Mask) -> int:
+def _emit_log(path: Path, offset: int, last: bool, mask: SecretMask) -> int:
     """Tell what is new; what is not all there yet, a character or a secret, waits, unless nothing more will come."""
-    while data := mask.masked(read_from(path, offset, CHUNK)):
-        whole = last and len(data) < CHUNK
+    while data := mask.masked(read_range(path, offset, CHUNK_BYTES)):
+        whole = last and len(data) < CHUNK_BYTES
         shown = data if whole else data[: len(data) - mask.begun(data)]
         text, used = codecs.utf_8_decode(shown, "replace", whole)
         if not used:
@@ -87,10 +87,10 @@ def _tell_log(path: Path, offset: int, last: bool, mask: Mask) -> int:
     return offset
 
 
-def _tell_metrics(path: Path, offset: int, mask: Mask) -> int:
+def _emit_metrics(path: Path, offset: int, mask: SecretMask) -> int:
     """Tell the new whole lines; all of them again where a resumed program has cut the file."""
-    offset = 0 if size_of(path) < offset else offset
-    while end := (data := mask.masked(read_from(path, offset, CHUNK))).rfind(b"\n") + 1:
+    offset = 0 if file_size(path) < offset else offset
+    while end := (data := mask.masked(read_range(path, offset, CHUNK_BYTES))).rfind(b"\n") + 1:
         for line in data[:end].splitlines(keepends=True):
             offset += len(line)
             try:

@@ -13,17 +13,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..commands.code import check_out
-from ..commands.config import checked_env, run_environment
-from ..commands.tidy import put_in_order
+from ..commands.config import run_environment, validate_env
+from ..commands.tidy import tidy_locked
 from ..commands.venv import venv_state
 from ..formats import dump
-from ..fs import AgentError, attempt_folder, free_gb, locked, size_of, wait_until, write_json
-from ..process import boot_id, oom_kills, send, this_process, wall_time
-from ..secrets import Mask, environment, keep
+from ..fs import AgentError, attempt_folder, file_size, free_gb, locked, wait_until, write_json
+from ..process import boot_id, oom_kills, process_identity, send_signal, wall_time
+from ..secrets import SecretMask, secret_environment, store_secrets
 from ..storage import TransferError, upload_file
-from .notice import SHUTDOWN, listen, put_on_record
-from .state import active, situation, state
-from .stop import kill_marked, settle
+from .notice import SHUTDOWN, record_notice, watch_notices
+from .state import active_attempt, attempt_status, state
+from .stop import finalize_attempt, kill_leftovers
 
 if TYPE_CHECKING:
     from ..protocol import State
@@ -63,16 +63,16 @@ def start(
     if not argv or not all(isinstance(word, str) and "\0" not in word for word in argv):
         raise AgentError(f"this is no command: {argv!r}")
     order = {"run_id": run_id, "attempt": attempt, "argv": argv, "code": code, "venv": venv}
-    order |= {"env": checked_env(env or {}), "bucket": bucket, "log_object": log_object, "exit_object": exit_object}
+    order |= {"env": validate_env(env or {}), "bucket": bucket, "log_object": log_object, "exit_object": exit_object}
     order["notice"] = signal.Signals[notice].name if notice else None
     folder = attempt_folder(run_id, attempt)
     with locked("start") as lock:
-        if situation(folder)["state"] == "absent":
-            if other := active():
+        if attempt_status(folder)["state"] == "absent":
+            if other := active_attempt():
                 raise AgentError(f"run {other['run_id']}, attempt {other['attempt']}, is alive on this worker")
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            put_in_order()
-            keep(folder.parent, checked_env(secrets or {}))
+            tidy_locked()
+            store_secrets(folder.parent, validate_env(secrets or {}))
             _spawn_supervisor(folder, order, lock.fileno())
     return state(run_id, attempt)
 
@@ -109,47 +109,47 @@ def supervise(
     folder = attempt_folder(run_id, attempt)
     if not venv_state(venv):
         raise AgentError(f"the venv {venv} is not on this worker: install it first")
-    environment = _environment(folder, venv, env, check_out(code, folder.parent / "work"))
-    begun = {"boot_id": boot_id(), "started": wall_time(), "supervisor": this_process()}
+    environment = _program_environment(folder, venv, env, check_out(code, folder.parent / "work"))
+    begun = {"boot_id": boot_id(), "started": wall_time(), "supervisor": process_identity()}
     begun |= {"bucket": bucket, "log_object": log_object, "exit_object": exit_object, "oom_kills": oom_kills()}
-    program = _launch(folder, argv, environment, begun)
+    program = _spawn_program(folder, argv, environment, begun)
     os.close(lock)
 
     def tell(kind: str, number: int | None) -> None:
-        put_on_record(folder, kind)
+        record_notice(folder, kind)
         if number is not None:
-            send(os.killpg, program, number)
+            send_signal(os.killpg, program, number)
 
     # When the VM shuts down, everyone gets a SIGTERM: the program may save something, and its end is still recorded.
     signal.signal(signal.SIGTERM, lambda *_: tell(SHUTDOWN, signal.SIGTERM))
-    listen(lambda kind: tell(kind, signal.Signals[notice] if notice else None))
+    watch_notices(lambda kind: tell(kind, signal.Signals[notice] if notice else None))
     ended = threading.Event()
-    uploads = threading.Thread(target=_keep_uploading, args=(folder, begun, ended), daemon=True)
+    uploads = threading.Thread(target=_upload_log_periodically, args=(folder, begun, ended), daemon=True)
     uploads.start()
     status = os.waitstatus_to_exitcode(os.waitpid(program, 0)[1])
     finish, starved = wall_time(), oom_kills() - begun["oom_kills"]
-    send(os.killpg, program, signal.SIGKILL)
-    kill_marked(folder)
+    send_signal(os.killpg, program, signal.SIGKILL)
+    kill_leftovers(folder)
     ended.set()
     how = {"code": status, "signal": None} if status >= 0 else {"code": None, "signal": signal.Signals(-status).name}
     how |= {"error": None, "ended": finish, "oom_kills": starved, "free_gb": round(free_gb(), 3)}
-    return settle(folder, how, before_masking=uploads.join)
+    return finalize_attempt(folder, how, before_masking=uploads.join)
 
 
-def _environment(folder: Path, venv: str, env: dict[str, str], code_sha256: str) -> dict[str, str]:
+def _program_environment(folder: Path, venv: str, env: dict[str, str], code_sha256: str) -> dict[str, str]:
     attempt = {"SLIPWAY_ATTEMPT": folder.name.partition("-")[2]}
-    given = {**env, **environment(folder.parent)}
+    given = {**env, **secret_environment(folder.parent)}
     return run_environment(folder.parent, venv, given, {**attempt, "SLIPWAY_CODE_SHA256": code_sha256})
 
 
-def _launch(folder: Path, argv: list[str], environment: dict[str, str], begun: dict[str, Any]) -> int:
+def _spawn_program(folder: Path, argv: list[str], environment: dict[str, str], begun: dict[str, Any]) -> int:
     """Fork; the child puts its own pid on record, and then becomes the program: what runs is always on record."""
     pid = os.fork()
     if pid:
         return pid
     try:
         os.setsid()
-        write_json(folder / "pid.json", {**begun, "program": this_process()})
+        write_json(folder / "pid.json", {**begun, "program": process_identity()})
         os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
         log = os.open(folder / "log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         os.dup2(log, 1)
@@ -164,11 +164,11 @@ def _launch(folder: Path, argv: list[str], environment: dict[str, str], begun: d
         os._exit(127)
 
 
-def _keep_uploading(folder: Path, begun: dict[str, Any], ended: threading.Event) -> None:
+def _upload_log_periodically(folder: Path, begun: dict[str, Any], ended: threading.Event) -> None:
     """Upload the log now and then while it grows, spending at most about a tenth of the time on it."""
-    seen, pause, log, mask = 0, LOG_UPLOAD_SECONDS, folder / "log", Mask.of(folder.parent)
+    seen, pause, log, mask = 0, LOG_UPLOAD_SECONDS, folder / "log", SecretMask.of(folder.parent)
     while begun["bucket"] and not ended.wait(pause):
-        if size_of(log) == seen:
+        if file_size(log) == seen:
             continue
         before, size = time.monotonic(), mask.cover(log, seen)
         try:

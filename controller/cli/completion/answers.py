@@ -8,43 +8,43 @@ import shlex
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from controller.cli.flags import ASKED, HELP, VERBS, Flag, flags
+from controller.cli.flags import COMPLETION_QUERY, HELP, VERBS, Flag, flags
 
-TAIL = 400_000
+TAIL_BYTES = 400_000
 """Bytes of the table of runs that are looked at, its end: some thousand runs."""
-RUN = re.compile(rb'"run": ?"([\w.-]+)"')
-SWEEP = re.compile(rb'"sweep": ?"([\w.-]+)"')
+RUN_PATTERN = re.compile(rb'"run": ?"([\w.-]+)"')
+SWEEP_PATTERN = re.compile(rb'"sweep": ?"([\w.-]+)"')
 
-Answers = dict[str, str]
+Completions = dict[str, str]
 """Whole words that may take the place of the one under the cursor, each with a few words about it."""
 
 
-def answers(line: str, folder: Path) -> Answers:
+def complete(line: str, folder: Path) -> Completions:
     """Of a line up to the cursor, the program's name first."""
-    words = _split(line)[1:]
+    words = _split_line(line)[1:]
     if not words or "--" in words[:-1]:
         return {}
     *before, word = words
     verb = before[0] if before and before[0] in VERBS else "up"
-    flag = _waiting(flags(verb), before)
+    flag = _pending_flag(flags(verb), before)
     if flag is not None:
-        found = _values(flag)
+        found = _flag_values(flag)
     elif word.startswith("-"):
         found = {name: flag.words for flag in (*flags(verb), HELP) for name in flag.names if name.startswith("--")}
         found = {name: about for name, about in found.items() if name not in before or name == "--where"}
     else:
         found = {} if before else {name: each.words for name, each in VERBS.items()}
-        found |= _positional(verb, before)
+        found |= _complete_positional(verb, before)
         if VERBS[verb].config and (before or word):
-            from controller.cli.completion.hydra import config_words
+            from controller.cli.completion.hydra import complete_override
 
-            found |= dict.fromkeys(config_words(word, before, folder), "")
+            found |= dict.fromkeys(complete_override(word, before, folder), "")
         elif not before:
             found["+experiment="] = "a run: another word for `up +experiment=`"
     return {each: about for each, about in found.items() if each.startswith(word)}
 
 
-def _split(line: str) -> list[str]:
+def _split_line(line: str) -> list[str]:
     """The words as a shell takes them, the last one under the cursor, perhaps empty; a quote may still be open."""
     for closing in ("", "'", '"'):
         try:
@@ -55,7 +55,7 @@ def _split(line: str) -> list[str]:
     return []
 
 
-def _waiting(known: Iterable[Flag], before: Sequence[str]) -> Flag | None:
+def _pending_flag(known: Iterable[Flag], before: Sequence[str]) -> Flag | None:
     """The flag whose value the cursor is on."""
     for flag in known:
         count = 0 if flag.more.get("action") == "store_true" else flag.more.get("nargs") or 1
@@ -65,32 +65,32 @@ def _waiting(known: Iterable[Flag], before: Sequence[str]) -> Flag | None:
     return None
 
 
-def _positional(verb: str, before: Sequence[str]) -> Answers:
+def _complete_positional(verb: str, before: Sequence[str]) -> Completions:
     """What a verb takes beside config, as long as it is not there."""
-    found: Answers = {}
+    found: Completions = {}
     for flag in VERBS[verb].flags:
         if not flag.names[0].startswith("-") and before:
-            choices = [each for each in flag.more.get("choices", ()) if each != ASKED]
+            choices = [each for each in flag.more.get("choices", ()) if each != COMPLETION_QUERY]
             found |= dict.fromkeys(choices, "") if len(before) == 1 else {}
-            found |= {name: each.words for name, each in VERBS.items()} if flag.values == "verb" else _values(flag)
+            found |= {name: each.words for name, each in VERBS.items()} if flag.values == "verb" else _flag_values(flag)
     return found
 
 
-def _values(flag: Flag) -> Answers:
+def _flag_values(flag: Flag) -> Completions:
     if flag.values == "run":
-        return _ids(RUN)
+        return _recent_ids(RUN_PATTERN)
     if flag.values == "sweep":
-        return _ids(SWEEP)
+        return _recent_ids(SWEEP_PATTERN)
     return {}
 
 
-def _ids(pattern: re.Pattern[bytes]) -> Answers:
+def _recent_ids(pattern: re.Pattern[bytes]) -> Completions:
     """Of the runs or sweeps that this machine knows, the newest first."""
     home = Path(os.environ.get("SLIPWAY_HOME") or "~/.slipway").expanduser()
     file = home / "runs" / "index.jsonl"
-    found: Answers = {}
+    found: Completions = {}
     if file.is_file():
         with file.open("rb") as rows:
-            rows.seek(max(0, file.stat().st_size - TAIL))
+            rows.seek(max(0, file.stat().st_size - TAIL_BYTES))
             found = dict.fromkeys((each.decode() for each in reversed(pattern.findall(rows.read()))), "")
-    return found | dict.fromkeys((each.stem for each in home.glob("sweeps/*.json") if pattern is SWEEP), "")
+    return found | dict.fromkeys((each.stem for each in home.glob("sweeps/*.json") if pattern is SWEEP_PATTERN), "")

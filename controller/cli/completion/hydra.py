@@ -16,13 +16,13 @@ from hydra.plugins.completion_plugin import DefaultCompletionPlugin
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
-from controller.cli.completion.values import values_of
-from controller.config.compose import CONFIG_DIR, OVERRIDE, normalize, searched, with_resolver
+from controller.cli.completion.values import allowed_values
+from controller.config.compose import CONFIG_DIR, OVERRIDE, normalize_override, register_resolver, search_path_override
 
-HYDRAS_OWN = "hydra"
+HYDRA_KEY = "hydra"
 
 
-def config_words(word: str, before: Sequence[str], folder: Path) -> list[str]:
+def complete_override(word: str, before: Sequence[str], folder: Path) -> list[str]:
     """What the word under the cursor may become; a key is followed by `=` or `.`.
 
     Args:
@@ -30,14 +30,14 @@ def config_words(word: str, before: Sequence[str], folder: Path) -> list[str]:
         before: the words on its left; only the files that they choose matter.
         folder: where the user stands.
     """
-    with_resolver()
+    register_resolver()
     with initialize_config_dir(str(CONFIG_DIR), version_base="1.3"):
-        completion = _Completion(GlobalHydra.instance().hydra.config_loader)  # pyright: ignore[reportOptionalMemberAccess]
-        files = [*filter(None, map(_chosen_file, before)), *searched(folder / "slipway")]
+        completion = _OverrideCompleter(GlobalHydra.instance().hydra.config_loader)  # pyright: ignore[reportOptionalMemberAccess]
+        files = [*filter(None, map(_group_file, before)), *search_path_override(folder / "slipway")]
         return completion.of(word, files)
 
 
-class _Completion(DefaultCompletionPlugin):
+class _OverrideCompleter(DefaultCompletionPlugin):
     """Hydra's `_query` takes the line apart at every space, and gives up where one value is wrong; this does not."""
 
     def of(self, word: str, files: list[str]) -> list[str]:
@@ -51,7 +51,7 @@ class _Completion(DefaultCompletionPlugin):
         found, is_group = self._query_config_groups(bare, "config", files)
         if not is_group:
             found = [*found, *self._keys(bare, files)]
-        return sorted({f"{sign}{each}" for each in found if not each.startswith(HYDRAS_OWN)})
+        return sorted({f"{sign}{each}" for each in found if not each.startswith(HYDRA_KEY)})
 
     def _keys(self, word: str, files: list[str]) -> list[str]:
         from hydra.types import RunMode
@@ -62,12 +62,12 @@ class _Completion(DefaultCompletionPlugin):
         except (HydraException, OmegaConfBaseException, YAMLError, AttributeError, AssertionError):
             return []  # a word on the left is wrong, or there is no such section
         key, equals, _ = word.partition("=")
-        return [*found, *(f"{key}={each}" for each in values_of(key) if equals)]
+        return [*found, *(f"{key}={each}" for each in allowed_values(key) if equals)]
 
 
-def _chosen_file(word: str) -> str | None:
+def _group_file(word: str) -> str | None:
     """`group=choice` of a word, of several choices the first; values do not matter for what keys there are."""
     match = OVERRIDE.match(word)
     if match is None or not match["value"] or "." in match["key"] or match["sign"] == "~":
         return None
-    return normalize(word).partition(",")[0]
+    return normalize_override(word).partition(",")[0]

@@ -9,11 +9,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from controller.cli.flags import ASKED
+from controller.cli.flags import COMPLETION_QUERY
 from controller.core.errors import ConfigError
 
-ASK = f"completion {ASKED}"
-MARK = "# slipway completion"
+COMPLETION_COMMAND = f"completion {COMPLETION_QUERY}"
+MARKER = "# slipway completion"
 
 BASH = f"""\
 # Tab completion of slipway. https://www.gnu.org/software/bash/manual/html_node/Programmable-Completion.html
@@ -24,7 +24,7 @@ _slipway() {{
     COMPREPLY=()
     while IFS=$'\\t' read -r answer _; do
         [[ "$answer" == "$typed"* ]] && COMPREPLY+=("${{answer#"$kept"}}")
-    done < <(COMP_LINE="$line" "$1" {ASK} 2>/dev/null)
+    done < <(COMP_LINE="$line" "$1" {COMPLETION_COMMAND} 2>/dev/null)
     if [[ ${{#COMPREPLY[@]}} -eq 1 && "${{COMPREPLY[0]}}" == *[=.] ]]; then
         compopt -o nospace 2>/dev/null   # bash 3.2, of macOS, has none
     fi
@@ -43,7 +43,7 @@ _slipway() {{
         else
             whole+=("$answer"); about_whole+=("$answer${{about:+  -- $about}}")
         fi
-    done < <(COMP_LINE="${{(j: :)words[1,CURRENT-1]}} $PREFIX" "${{words[1]}}" {ASK} 2>/dev/null)
+    done < <(COMP_LINE="${{(j: :)words[1,CURRENT-1]}} $PREFIX" "${{words[1]}}" {COMPLETION_COMMAND} 2>/dev/null)
     (( $#open + $#whole )) || {{ _default; return; }}
     (( $#open )) && compadd -Q -S '' -l -d about_open -a open
     (( $#whole )) && compadd -Q -l -d about_whole -a whole
@@ -56,7 +56,7 @@ FISH = f"""\
 function __slipway_answers
     set -lx COMP_LINE (commandline --current-process --cut-at-cursor)
     set -l program (commandline --current-process --tokenize)[1]
-    $program {ASK} 2>/dev/null
+    $program {COMPLETION_COMMAND} 2>/dev/null
 end
 complete --command slipway --no-files --keep-order --arguments '(__slipway_answers)'
 complete --command slipway --condition 'string match -qr -- "--plan [^ ]*\\$" (commandline -pc)' --force-files
@@ -91,7 +91,7 @@ SHELLS = {
 }
 
 
-def shell_of(name: str | None) -> str:
+def resolve_shell(name: str | None) -> str:
     """The shell that is meant, by default the user's own.
 
     Raises:
@@ -109,11 +109,11 @@ def install(name: str, state: Path) -> list[str]:
     """Write the script, and the line that reads it; what was done, in words. Once more changes nothing."""
     shell = SHELLS[name]
     file = shell.file(state)
-    done = [_written(file, shell.script)]
+    done = [_write_if_changed(file, shell.script)]
     if shell.start is not None:
         start = shell.start()
-        line = f"[ -f {shlex.quote(str(file))} ] && . {shlex.quote(str(file))}  {MARK}"
-        done.append(_written(start, _without_line(start) + f"{line}\n"))
+        line = f"[ -f {shlex.quote(str(file))} ] && . {shlex.quote(str(file))}  {MARKER}"
+        done.append(_write_if_changed(start, _without_source_line(start) + f"{line}\n"))
     done.append(f"open a new {name}, or read it now: . {shlex.quote(str(file))}")
     return done
 
@@ -125,18 +125,18 @@ def uninstall(name: str, state: Path) -> list[str]:
     done = [f"deleted {file}" if file.is_file() else f"{file} is not there"]
     file.unlink(missing_ok=True)
     if shell.start is not None and (start := shell.start()).is_file():
-        done.append(_written(start, _without_line(start)))
+        done.append(_write_if_changed(start, _without_source_line(start)))
     return done
 
 
-def _without_line(start: Path) -> str:
+def _without_source_line(start: Path) -> str:
     """A start file without our line, a newline at its end."""
     text = start.read_text() if start.is_file() else ""
-    text = re.sub(rf"^.*{re.escape(MARK)}$\n?", "", text, flags=re.MULTILINE)
+    text = re.sub(rf"^.*{re.escape(MARKER)}$\n?", "", text, flags=re.MULTILINE)
     return text if not text or text.endswith("\n") else f"{text}\n"
 
 
-def _written(file: Path, text: str) -> str:
+def _write_if_changed(file: Path, text: str) -> str:
     if file.is_file() and file.read_text() == text:
         return f"{file} is as it should be"
     file.parent.mkdir(parents=True, exist_ok=True)

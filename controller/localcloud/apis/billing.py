@@ -5,14 +5,22 @@ from __future__ import annotations
 from typing import Any
 
 from controller.localcloud.apis.catalog import Catalog
-from controller.localcloud.http.call import PROJECT, PROJECT_NUMBER, Call, Handler, check_project, merge_patch, page
-from controller.localcloud.http.errors import CloudError, not_found
+from controller.localcloud.http.call import (
+    PROJECT,
+    PROJECT_NUMBER,
+    ApiCall,
+    Handler,
+    check_project,
+    merge_patch,
+    paginate,
+)
+from controller.localcloud.http.errors import ApiError, not_found
 from controller.localcloud.store import Document, Store
 
-ACCOUNT = "012345-6789AB-CDEF01"
+BILLING_ACCOUNT = "012345-6789AB-CDEF01"
 """The one billing account there is."""
-_METRICS = {"v4": "tpu-v4s", "v5e": "tpu-v5s-litepod", "v5p": "tpu-v5p", "v6e": "tpu-v6e"}
-_LIMIT = 4096
+_QUOTA_METRICS = {"v4": "tpu-v4s", "v5e": "tpu-v5s-litepod", "v5p": "tpu-v5p", "v6e": "tpu-v6e"}
+_CHIP_QUOTA = 4096
 _BUDGETS = "billingbudgets.v1:billingAccounts.budgets."
 
 
@@ -27,7 +35,9 @@ class Billing:
         """By method key."""
         return {
             "cloudbilling.v1:projects.getBillingInfo": self._info,
-            "cloudbilling.v1:billingAccounts.list": lambda call: page(call, [_account()], "billingAccounts"),
+            "cloudbilling.v1:billingAccounts.list": lambda call: paginate(
+                call, [_billing_account()], "billingAccounts"
+            ),
             "serviceusage.v1beta1:services.consumerQuotaMetrics.list": self._quotas,
             f"{_BUDGETS}create": self._create,
             f"{_BUDGETS}get": self._get,
@@ -36,57 +46,59 @@ class Billing:
             f"{_BUDGETS}delete": self._delete,
         }
 
-    def _info(self, call: Call) -> Document:
+    def _info(self, call: ApiCall) -> Document:
         check_project(call.path["projectsId"])
         return {
             "name": f"projects/{PROJECT}/billingInfo",
             "projectId": PROJECT,
-            "billingAccountName": f"billingAccounts/{ACCOUNT}",
+            "billingAccountName": f"billingAccounts/{BILLING_ACCOUNT}",
             "billingEnabled": True,
         }
 
-    def _quotas(self, call: Call) -> Document:
+    def _quotas(self, call: ApiCall) -> Document:
         """Plenty of every generation in each of its zones, on demand and preemptible."""
         check_project(call.path["v1beta1Id1"])
         if call.path["servicesId"] != "tpu.googleapis.com":
             return {}
         metrics = [
             self._metric(f"tpu.googleapis.com/{name}{kind}", sorted(self._catalog.zones_of[generation]))
-            for generation, name in _METRICS.items()
+            for generation, name in _QUOTA_METRICS.items()
             for kind in ("", "-preemptible")
         ]
-        return page(call, metrics, "metrics")
+        return paginate(call, metrics, "metrics")
 
     def _metric(self, metric: str, zones: list[str]) -> Document:
         unit = "1/{project}/{zone}"
         buckets: list[dict[str, Any]] = [{"effectiveLimit": "0", "defaultLimit": "0"}]
-        buckets += [{"effectiveLimit": str(_LIMIT), "defaultLimit": "0", "dimensions": {"zone": z}} for z in zones]
+        buckets += [{"effectiveLimit": str(_CHIP_QUOTA), "defaultLimit": "0", "dimensions": {"zone": z}} for z in zones]
         name = (
             f"projects/{PROJECT_NUMBER}/services/tpu.googleapis.com/consumerQuotaMetrics/{metric.replace('/', '%2F')}"
         )
         limit = {"name": f"{name}/limits/%2Fproject%2Fzone", "metric": metric, "unit": unit, "quotaBuckets": buckets}
         return {"name": name, "metric": metric, "unit": unit, "consumerQuotaLimits": [limit]}
 
-    def _create(self, call: Call) -> Document:
+    def _create(self, call: ApiCall) -> Document:
         parent = self._parent(call)
         if "amount" not in call.body:
-            raise CloudError(400, "Budget amount is required.")
+            raise ApiError(400, "Budget amount is required.")
         name = f"{parent}/budgets/{self._store.counter('budget'):08d}"
         budget = {**call.body, "name": name, "etag": "1"}
         self._store.put("budget", name, budget)
         return budget
 
-    def _get(self, call: Call) -> Document:
+    def _get(self, call: ApiCall) -> Document:
         name = f"{self._parent(call)}/budgets/{call.path['budgetsId']}"
         budget = self._store.get("budget", name)
         if budget is None:
             raise not_found(name)
         return budget
 
-    def _list(self, call: Call) -> Document:
-        return page(call, [budget for _, budget in self._store.items("budget", f"{self._parent(call)}/")], "budgets")
+    def _list(self, call: ApiCall) -> Document:
+        return paginate(
+            call, [budget for _, budget in self._store.items("budget", f"{self._parent(call)}/")], "budgets"
+        )
 
-    def _patch(self, call: Call) -> Document:
+    def _patch(self, call: ApiCall) -> Document:
         budget = self._get(call)
         mask = [name for name in call.query.get("updateMask", "").split(",") if name]
         change = {key: value for key, value in call.body.items() if not mask or key in mask}
@@ -94,16 +106,21 @@ class Billing:
         self._store.put("budget", budget["name"], changed)
         return changed
 
-    def _delete(self, call: Call) -> Document:
+    def _delete(self, call: ApiCall) -> Document:
         self._store.delete("budget", self._get(call)["name"])
         return {}
 
-    def _parent(self, call: Call) -> str:
+    def _parent(self, call: ApiCall) -> str:
         account = call.path["billingAccountsId"]
-        if account != ACCOUNT:
-            raise CloudError(403, f"The caller does not have permission on billing account '{account}'")
+        if account != BILLING_ACCOUNT:
+            raise ApiError(403, f"The caller does not have permission on billing account '{account}'")
         return f"billingAccounts/{account}"
 
 
-def _account() -> Document:
-    return {"name": f"billingAccounts/{ACCOUNT}", "open": True, "displayName": "Emulated", "masterBillingAccount": ""}
+def _billing_account() -> Document:
+    return {
+        "name": f"billingAccounts/{BILLING_ACCOUNT}",
+        "open": True,
+        "displayName": "Emulated",
+        "masterBillingAccount": "",
+    }

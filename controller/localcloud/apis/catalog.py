@@ -51,7 +51,7 @@ class Catalog:
         """The accelerator types of a zone."""
         return [kind for kind in self.types.values() if zone in self.zones_of[kind.generation]]
 
-    def by_config(self, config: Mapping[str, Any]) -> AcceleratorType | None:
+    def find_by_config(self, config: Mapping[str, Any]) -> AcceleratorType | None:
         """The type that an acceleratorConfig ({type, topology}) names."""
         return next((kind for kind in self.types.values() if kind.config and kind.config == dict(config)), None)
 

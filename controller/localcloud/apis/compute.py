@@ -13,26 +13,26 @@ from functools import partial
 from typing import Any
 
 from controller.localcloud.apis.catalog import Catalog
-from controller.localcloud.apis.networks import KIND, Networks, check_name
+from controller.localcloud.apis.networks import COMPUTE_KIND, Networks, check_name
 from controller.localcloud.apis.operations import Effect, Operations
-from controller.localcloud.apis.oslogin import METADATA
+from controller.localcloud.apis.oslogin import PROJECT_METADATA_KIND
 from controller.localcloud.apis.projects import Policies
 from controller.localcloud.http.call import (
     PROJECT,
     PROJECT_NUMBER,
-    Call,
+    ApiCall,
     Handler,
     check_project,
     merge_patch,
-    page,
+    paginate,
     timestamp,
 )
-from controller.localcloud.http.errors import CloudError, already_exists, not_found
+from controller.localcloud.http.errors import ApiError, already_exists, not_found
 from controller.localcloud.store import Document, Store
-from controller.localcloud.vms.machines import Machines
+from controller.localcloud.vms.machines import Instances
 
 _OUTPUT_ONLY = ("id", "kind", "selfLink", "selfLinkWithId", "creationTimestamp", "fingerprint", "region", "subnetworks")
-_ON_THE_WAY = {"insert": "PROVISIONING", "delete": "STOPPING"}
+_TRANSITIONAL_STATUS = {"insert": "PROVISIONING", "delete": "STOPPING"}
 _WAIT_SECONDS = 120.0  # as documented for operations.wait
 
 
@@ -44,11 +44,11 @@ class Collection:
     singular: str
     scope: str
 
-    def path(self, call: Call, name: str) -> str:
+    def path(self, call: ApiCall, name: str) -> str:
         """The store's name of one of them."""
         return f"{self.parent(call)}/{self.plural}/{name}"
 
-    def parent(self, call: Call) -> str:
+    def parent(self, call: ApiCall) -> str:
         """The zone, the region or the global scope that a call speaks of."""
         place = "global" if self.scope == "global" else f"{self.scope}s/{call.path[self.scope]}"
         return f"projects/{PROJECT}/{place}"
@@ -82,7 +82,7 @@ class Compute:
         catalog: Catalog,
         url: str,
         changed: Callable[[], None],
-        machines: Machines,
+        machines: Instances,
         policies: Policies,
     ) -> None:
         self._machines = machines
@@ -100,10 +100,10 @@ class Compute:
             "projects.get": self._project,
             "projects.setCommonInstanceMetadata": self._set_metadata,
             "zones.get": partial(self._place, "zone"),
-            "zones.list": partial(self._places, "zone"),
+            "zones.list": partial(self._list_locations, "zone"),
             "regions.get": partial(self._place, "region"),
-            "regions.list": partial(self._places, "region"),
-            "subnetworks.setPrivateIpGoogleAccess": partial(self._change, SUBNETWORKS),
+            "regions.list": partial(self._list_locations, "region"),
+            "subnetworks.setPrivateIpGoogleAccess": partial(self._update, SUBNETWORKS),
             "instances.getSerialPortOutput": self._serial_port,
             "instances.getIamPolicy": self._get_policy,
             "instances.setIamPolicy": self._set_policy,
@@ -113,8 +113,8 @@ class Compute:
                 f"{collection.plural}.insert": partial(self._insert, collection),
                 f"{collection.plural}.get": partial(self._get, collection),
                 f"{collection.plural}.list": partial(self._list, collection),
-                f"{collection.plural}.patch": partial(self._change, collection),
-                f"{collection.plural}.update": partial(self._change, collection),
+                f"{collection.plural}.patch": partial(self._update, collection),
+                f"{collection.plural}.update": partial(self._update, collection),
                 f"{collection.plural}.delete": partial(self._delete, collection),
                 f"{collection.plural}.aggregatedList": partial(self._aggregated, collection),
             }
@@ -128,31 +128,33 @@ class Compute:
 
     def effects(self) -> dict[str, Effect]:
         """What operations do when they end."""
-        return {"compute.delete": self._deleted, "compute.boot": self._machines.boot}
+        return {"compute.delete": self._on_deleted, "compute.boot": self._machines.boot}
 
-    def _insert(self, collection: Collection, call: Call) -> Document:
-        self._check_place(call)
+    def _insert(self, collection: Collection, call: ApiCall) -> Document:
+        self._check_location(call)
         path = collection.path(call, check_name(call.body.get("name")))
-        if self._store.get(KIND, path):
+        if self._store.get(COMPUTE_KIND, path):
             raise already_exists(path)
         body = {key: value for key, value in call.body.items() if key not in _OUTPUT_ONLY}
-        resource = self._networks.prepare(collection.plural, _place(call), body, path)
+        resource = self._networks.prepare(collection.plural, _location_of(call), body, path)
         self._check_ready(resource.get("network", ""))
-        self._put(path, resource)
+        self._finalize(path, resource)
         if resource.get("autoCreateSubnetworks"):
             for other, subnetwork in self._networks.automatic_subnetworks(path):
-                self._put(other, subnetwork)
+                self._finalize(other, subnetwork)
         return self._begin(
             collection, call, "insert", path, "compute.boot" if collection is INSTANCES else None
         )  # fmt: skip
 
-    def _put(self, path: str, resource: Document) -> None:
+    def _finalize(self, path: str, resource: Document) -> None:
         now = time.time()
         resource.setdefault("id", str(self._store.counter("id", 10**18)))
         resource.setdefault("creationTimestamp", timestamp(now))
-        self._store.put(KIND, path, resource)
+        self._store.put(COMPUTE_KIND, path, resource)
 
-    def _begin(self, collection: Collection, call: Call, verb: str, path: str, effect: str | None = None) -> Document:
+    def _begin(
+        self, collection: Collection, call: ApiCall, verb: str, path: str, effect: str | None = None
+    ) -> Document:
         operation = self._operations.begin(collection.parent(call), verb, path, effect)
         if collection.plural == "firewalls":
             self._changed()
@@ -161,37 +163,37 @@ class Compute:
     def _check_ready(self, path: str) -> None:
         """A resource cannot be used while it is being made."""
         if self._operations.pending(path):
-            raise CloudError(400, f"The resource '{path}' is not ready", reason="resourceNotReady")
+            raise ApiError(400, f"The resource '{path}' is not ready", reason="resourceNotReady")
 
-    def _find(self, collection: Collection, call: Call, argument: str = "") -> tuple[str, Document]:
-        self._check_place(call)
+    def _find(self, collection: Collection, call: ApiCall, argument: str = "") -> tuple[str, Document]:
+        self._check_location(call)
         path = collection.path(call, call.path[argument or collection.singular])
-        resource = self._store.get(KIND, path)
+        resource = self._store.get(COMPUTE_KIND, path)
         if resource is None:
             raise not_found(path)
         return path, resource
 
-    def _get(self, collection: Collection, call: Call) -> Document:
+    def _get(self, collection: Collection, call: ApiCall) -> Document:
         return self._render(collection, *self._find(collection, call))
 
-    def _list(self, collection: Collection, call: Call) -> Document:
-        self._check_place(call)
-        found = self._store.items(KIND, f"{collection.parent(call)}/{collection.plural}/")
+    def _list(self, collection: Collection, call: ApiCall) -> Document:
+        self._check_location(call)
+        found = self._store.items(COMPUTE_KIND, f"{collection.parent(call)}/{collection.plural}/")
         items = [self._render(collection, path, resource) for path, resource in found]
-        chosen = [item for item in items if _matches(call.query.get("filter", ""), item)]
+        chosen = [item for item in items if _matches_filter(call.query.get("filter", ""), item)]
         kind = f"compute#{collection.singular}List"
-        return {"kind": kind, "id": collection.parent(call), **page(call, chosen, "items", "maxResults")}
+        return {"kind": kind, "id": collection.parent(call), **paginate(call, chosen, "items", "maxResults")}
 
-    def _aggregated(self, collection: Collection, call: Call) -> Document:
+    def _aggregated(self, collection: Collection, call: ApiCall) -> Document:
         check_project(call.path["project"])
         items: dict[str, Any] = {}
-        for path, resource in self._store.items(KIND, collection.prefix()):
+        for path, resource in self._store.items(COMPUTE_KIND, collection.prefix()):
             if f"/{collection.plural}/" in path:
                 scope = items.setdefault("/".join(path.split("/")[2:4]), {collection.plural: []})
                 scope[collection.plural].append(self._render(collection, path, resource))
         return {"kind": f"compute#{collection.singular}AggregatedList", "items": items}
 
-    def _change(self, collection: Collection, call: Call) -> Document:
+    def _update(self, collection: Collection, call: ApiCall) -> Document:
         path, resource = self._find(collection, call)
         body = {key: value for key, value in call.body.items() if key not in _OUTPUT_ONLY}
         if call.method.http == "PUT":
@@ -199,36 +201,36 @@ class Compute:
             wanted = {**kept, **body}
         else:
             wanted = merge_patch(resource, body)
-        changed = self._networks.prepare(collection.plural, _place(call), wanted, path)
+        changed = self._networks.prepare(collection.plural, _location_of(call), wanted, path)
         for fixed in ("network", "ipCidrRange", "name"):
             if changed.get(fixed) != resource.get(fixed):
-                raise CloudError(400, f"Invalid value for field 'resource.{fixed}': it cannot be changed")
-        self._store.put(KIND, path, changed)
+                raise ApiError(400, f"Invalid value for field 'resource.{fixed}': it cannot be changed")
+        self._store.put(COMPUTE_KIND, path, changed)
         return self._begin(collection, call, "patch", path)
 
-    def _delete(self, collection: Collection, call: Call) -> Document:
+    def _delete(self, collection: Collection, call: ApiCall) -> Document:
         path, _ = self._find(collection, call)
         self._check_ready(path)
         if users := self._networks.users(path):
             message = f"The {collection.singular} resource '{path}' is already being used by '{users[0]}'"
             # Google names the same refusal in two ways; the longer one appears in operations.
-            raise CloudError(400, message, status="RESOURCE_IN_USE", reason="resourceInUseByAnotherResource")
+            raise ApiError(400, message, status="RESOURCE_IN_USE", reason="resourceInUseByAnotherResource")
         return self._begin(collection, call, "delete", path, "compute.delete")
 
-    async def _deleted(self, path: str) -> None:
-        resource = self._store.get(KIND, path) or {}
+    async def _on_deleted(self, path: str) -> None:
+        resource = self._store.get(COMPUTE_KIND, path) or {}
         if resource.get("autoCreateSubnetworks"):
-            for subnetwork, _ in self._networks.of_network(path, "subnetworks"):
-                self._store.delete(KIND, subnetwork)
+            for subnetwork, _ in self._networks.resources_of(path, "subnetworks"):
+                self._store.delete(COMPUTE_KIND, subnetwork)
         await self._machines.remove(path)
-        self._store.delete(KIND, path)
+        self._store.delete(COMPUTE_KIND, path)
         self._changed()
 
     def _render(self, collection: Collection, path: str, resource: Document) -> Document:
         shown = {"kind": f"compute#{collection.singular}", "selfLink": self._root + path, **resource}
         digest = hashlib.sha256(json.dumps(resource, sort_keys=True).encode()).digest()
-        if collection.plural == "instances" and (verb := self._operations.under_way(path)) in _ON_THE_WAY:
-            shown["status"] = _ON_THE_WAY[verb]
+        if collection.plural == "instances" and (verb := self._operations.under_way(path)) in _TRANSITIONAL_STATUS:
+            shown["status"] = _TRANSITIONAL_STATUS[verb]
         if "network" in resource:
             shown["network"] = self._root + resource["network"]
         if collection.scope != "global":
@@ -236,17 +238,17 @@ class Compute:
         if collection.plural == "subnetworks":
             shown["fingerprint"] = base64.b64encode(digest[:8]).decode()
             shown.setdefault("privateIpGoogleAccess", False)
-        if collection.plural == "networks" and (mine := self._networks.of_network(path, "subnetworks")):
+        if collection.plural == "networks" and (mine := self._networks.resources_of(path, "subnetworks")):
             shown["subnetworks"] = [self._root + subnetwork for subnetwork, _ in mine]
         return shown
 
-    def _check_place(self, call: Call) -> None:
+    def _check_location(self, call: ApiCall) -> None:
         check_project(call.path["project"])
         for place, known in (("region", self._catalog.regions), ("zone", self._catalog.zones)):
             if place in call.path and call.path[place] not in known:
-                raise CloudError(400, f"Invalid value for field '{place}': '{call.path[place]}'. Unknown {place}.")
+                raise ApiError(400, f"Invalid value for field '{place}': '{call.path[place]}'. Unknown {place}.")
 
-    def _project(self, call: Call) -> Document:
+    def _project(self, call: ApiCall) -> Document:
         check_project(call.path["project"])
         return {
             "kind": "compute#project",
@@ -256,19 +258,19 @@ class Compute:
             "commonInstanceMetadata": {
                 "kind": "compute#metadata",
                 "fingerprint": "AAAAAAAAAAA=",
-                "items": (self._store.get("setting", METADATA) or {}).get("items", []),
+                "items": (self._store.get("setting", PROJECT_METADATA_KIND) or {}).get("items", []),
             },
             "defaultServiceAccount": f"{PROJECT_NUMBER}-compute@developer.gserviceaccount.com",
         }
 
-    def _set_metadata(self, call: Call) -> Document:
+    def _set_metadata(self, call: ApiCall) -> Document:
         check_project(call.path["project"])
-        self._store.put("setting", METADATA, {"items": call.body.get("items", [])})
+        self._store.put("setting", PROJECT_METADATA_KIND, {"items": call.body.get("items", [])})
         parent = f"projects/{PROJECT}/global"
         return self._render_operation(self._operations.begin(parent, "setMetadata", f"projects/{PROJECT}", None))
 
-    def _place(self, kind: str, call: Call) -> Document:
-        self._check_place(call)
+    def _place(self, kind: str, call: ApiCall) -> Document:
+        self._check_location(call)
         name = call.path[kind]
         link = f"{self._root}projects/{PROJECT}/{kind}s/{name}"
         shown = {"kind": f"compute#{kind}", "name": name, "status": "UP", "selfLink": link}
@@ -276,12 +278,12 @@ class Compute:
             shown["region"] = f"{self._root}projects/{PROJECT}/regions/{name.rpartition('-')[0]}"
         return shown
 
-    def _places(self, kind: str, call: Call) -> Document:
+    def _list_locations(self, kind: str, call: ApiCall) -> Document:
         names = self._catalog.zones if kind == "zone" else self._catalog.regions
         places = [self._place(kind, replace(call, path={**call.path, kind: name})) for name in names]
-        return {"kind": f"compute#{kind}List", **page(call, places, "items", "maxResults")}
+        return {"kind": f"compute#{kind}List", **paginate(call, places, "items", "maxResults")}
 
-    def _serial_port(self, call: Call) -> Document:
+    def _serial_port(self, call: ApiCall) -> Document:
         path, _ = self._find(INSTANCES, call)
         start = int(call.query.get("start", "0"))
         text, end = self._machines.serial(path, start)
@@ -294,32 +296,32 @@ class Compute:
             "next": str(end),
         }
 
-    def _get_policy(self, call: Call) -> Document:
+    def _get_policy(self, call: ApiCall) -> Document:
         return self._policies.get(self._find(INSTANCES, call, "resource")[0])
 
-    def _set_policy(self, call: Call) -> Document:
+    def _set_policy(self, call: ApiCall) -> Document:
         path, _ = self._find(INSTANCES, call, "resource")
         return self._policies.set(path, call.body.get("policy", {}), conflict=412)
 
-    def _operation_parent(self, call: Call) -> str:
-        self._check_place(call)
+    def _operation_parent(self, call: ApiCall) -> str:
+        self._check_location(call)
         for place in ("region", "zone"):
             if place in call.path:
                 return f"projects/{PROJECT}/{place}s/{call.path[place]}"
         return f"projects/{PROJECT}/global"
 
-    def _operation(self, call: Call) -> Document:
+    def _operation(self, call: ApiCall) -> Document:
         name = f"{self._operation_parent(call)}/operations/{call.path['operation']}"
         return self._render_operation(self._operations.get(name))
 
-    async def _wait(self, call: Call) -> Document:
+    async def _wait(self, call: ApiCall) -> Document:
         name = f"{self._operation_parent(call)}/operations/{call.path['operation']}"
         return self._render_operation(await self._operations.wait(name, _WAIT_SECONDS))
 
-    def _operation_list(self, call: Call) -> Document:
+    def _operation_list(self, call: ApiCall) -> Document:
         found = self._operations.under(self._operation_parent(call))
         items = [self._render_operation(operation) for operation in found]
-        return {"kind": "compute#operationList", **page(call, items, "items", "maxResults")}
+        return {"kind": "compute#operationList", **paginate(call, items, "items", "maxResults")}
 
     def _render_operation(self, operation: Document) -> Document:
         started = timestamp(operation["created"])
@@ -347,18 +349,18 @@ class Compute:
         return shown
 
 
-def _place(call: Call) -> str:
+def _location_of(call: ApiCall) -> str:
     """The region or zone of a call, or nothing."""
     return call.path.get("region") or call.path.get("zone") or ""
 
 
-def _matches(condition: str, resource: Mapping[str, Any]) -> bool:
+def _matches_filter(condition: str, resource: Mapping[str, Any]) -> bool:
     """The simple form of a list filter, `field = value` or `field eq regex`; CloudError 400 for a richer one."""
     if not condition:
         return True
     parts = re.fullmatch(r"\(?(\w+)\s*(=|!=|eq|ne)\s*\"?([^\"()]*)\"?\)?", condition)
     if parts is None:
-        raise CloudError(400, f"Invalid value for field 'filter': '{condition}'. Known here: FIELD = VALUE.")
+        raise ApiError(400, f"Invalid value for field 'filter': '{condition}'. Known here: FIELD = VALUE.")
     field, operator, wanted = parts.groups()
     value = str(resource.get(field, ""))
     equal = re.fullmatch(wanted, value) is not None if operator in ("eq", "ne") else value == wanted

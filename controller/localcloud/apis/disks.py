@@ -7,24 +7,24 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from controller.localcloud.http.call import PROJECT
-from controller.localcloud.http.errors import CloudError, not_found
+from controller.localcloud.http.errors import ApiError, not_found
 from controller.localcloud.store import Document, Store
 
-KIND = "compute"
+DISK_KIND = "compute"
 HYPERDISK_ONLY = frozenset({"v6e"})
-_TYPES = ("hyperdisk-balanced", "hyperdisk-ml", "pd-balanced", "pd-extreme", "pd-ssd", "pd-standard")
+_DISK_TYPES = ("hyperdisk-balanced", "hyperdisk-ml", "pd-balanced", "pd-extreme", "pd-ssd", "pd-standard")
 
 
 def prepare_disk(zone: str, body: Mapping[str, Any]) -> Document:
     """The disk to store; CloudError 400 for a size or a type that makes no sense."""
     kind = str(body.get("type") or f"zones/{zone}/diskTypes/pd-standard")
     name = kind.rpartition("/")[2]
-    if name not in _TYPES or ("zones/" in kind and f"zones/{zone}/diskTypes/" not in kind):
-        raise CloudError(400, f"Invalid value for field 'resource.type': '{kind}'. The URL is malformed.")
+    if name not in _DISK_TYPES or ("zones/" in kind and f"zones/{zone}/diskTypes/" not in kind):
+        raise ApiError(400, f"Invalid value for field 'resource.type': '{kind}'. The URL is malformed.")
     size = str(body.get("sizeGb", "500"))
     least = 4 if name.startswith("hyperdisk") else 10
     if not least <= int(size) <= 65536:
-        raise CloudError(400, f"Disk size: '{size} GB' is not between {least} GB and 65536 GB.")
+        raise ApiError(400, f"Disk size: '{size} GB' is not between {least} GB and 65536 GB.")
     path = f"projects/{PROJECT}/zones/{zone}/diskTypes/{name}"
     return {**body, "sizeGb": size, "type": path, "status": "READY"}
 
@@ -38,20 +38,20 @@ def check_attached(store: Store, zone: str, disks: Sequence[Mapping[str, Any]], 
         link = str(attached.get("sourceDisk", ""))
         path = link[link.find("projects/") :]
         if not re.fullmatch(rf"projects/[^/]+/zones/{zone}/disks/[^/]+", path):
-            raise CloudError(400, f"Cloud TPU received a bad request. Disk '{link}' is not one of zone {zone}.")
-        disk = store.get(KIND, path)
+            raise ApiError(400, f"Cloud TPU received a bad request. Disk '{link}' is not one of zone {zone}.")
+        disk = store.get(DISK_KIND, path)
         if disk is None:
             raise not_found(path)
         hyper = disk["type"].rpartition("/")[2].startswith("hyperdisk")
         if hyper != (generation in HYPERDISK_ONLY):
             message = f"Disk type {disk['type'].rpartition('/')[2]} cannot be attached to {generation}"
-            raise CloudError(400, f"Cloud TPU received a bad request. {message}")
+            raise ApiError(400, f"Cloud TPU received a bad request. {message}")
         writes = attached.get("mode", "READ_WRITE") != "READ_ONLY"
         if writes and vms > 1:
             message = "A disk can be attached to a TPU slice of several VMs in READ_ONLY mode only"
-            raise CloudError(400, f"Cloud TPU received a bad request. {message}")
+            raise ApiError(400, f"Cloud TPU received a bad request. {message}")
         if writes and users_of_disk(store, path):
-            raise CloudError(400, f"Cloud TPU received a bad request. Disk {path} is in use by another node.")
+            raise ApiError(400, f"Cloud TPU received a bad request. Disk {path} is in use by another node.")
 
 
 def users_of_disk(store: Store, path: str) -> list[str]:

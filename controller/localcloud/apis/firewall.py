@@ -6,14 +6,14 @@ import ipaddress
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-Rule = Mapping[str, Any]
+FirewallRule = Mapping[str, Any]
 
-LAPTOP = "127.0.0.1/32"
+LAPTOP_RANGE = "127.0.0.1/32"
 IAP_RANGE = "35.235.240.0/20"  # where the Identity-Aware Proxy comes from
 ANY_PORT = (1024, 65535)  # jax.distributed and gloo pick ports of their own
 
 
-def admits(rules: Iterable[Rule], *, source: str, ports: tuple[int, int], tags: Iterable[str]) -> bool:
+def allows_tcp(rules: Iterable[FirewallRule], *, source: str, ports: tuple[int, int], tags: Iterable[str]) -> bool:
     """Whether TCP from the network `source` (CIDR) reaches all `ports` (first, last) of a VM with these tags.
 
     The rule of the lowest priority number decides, a denying one first among equals; without a rule nothing comes in.
@@ -22,18 +22,18 @@ def admits(rules: Iterable[Rule], *, source: str, ports: tuple[int, int], tags: 
     matching = [
         (rule.get("priority", 1000), "denied" not in rule)
         for rule in rules
-        if _applies(rule, tags) and _from(rule, source, tags) and _speaks_tcp(rule, ports)
+        if _targets(rule, tags) and _matches_source(rule, source, tags) and _allows_ports(rule, ports)
     ]
     return min(matching)[1] if matching else False
 
 
-def _applies(rule: Rule, tags: frozenset[str]) -> bool:
+def _targets(rule: FirewallRule, tags: frozenset[str]) -> bool:
     enabled = not rule.get("disabled", False) and rule.get("direction", "INGRESS") == "INGRESS"
     targets = rule.get("targetTags")
     return enabled and (not targets or not tags.isdisjoint(targets))
 
 
-def _from(rule: Rule, source: str, tags: frozenset[str]) -> bool:
+def _matches_source(rule: FirewallRule, source: str, tags: frozenset[str]) -> bool:
     wanted = ipaddress.ip_network(source)
     for text in rule.get("sourceRanges", ()):
         allowed = ipaddress.ip_network(text, strict=False)
@@ -43,10 +43,10 @@ def _from(rule: Rule, source: str, tags: frozenset[str]) -> bool:
             if "denied" in rule and wanted.overlaps(allowed):
                 return True
     # Peers of one node carry the same tags; the laptop carries none.
-    return source != LAPTOP and not tags.isdisjoint(rule.get("sourceTags", ()))
+    return source != LAPTOP_RANGE and not tags.isdisjoint(rule.get("sourceTags", ()))
 
 
-def _speaks_tcp(rule: Rule, ports: tuple[int, int]) -> bool:
+def _allows_ports(rule: FirewallRule, ports: tuple[int, int]) -> bool:
     first, last = ports
     denies = "denied" in rule
     for entry in rule.get("denied" if denies else "allowed", ()):

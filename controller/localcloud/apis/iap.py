@@ -19,27 +19,27 @@ from aiohttp import WSMsgType, web
 from controller.localcloud.faults.faults import Faults
 from controller.localcloud.http.call import PROJECT, without_secrets
 from controller.localcloud.store import Store
-from controller.localcloud.vms.image import Worker
-from controller.localcloud.vms.workers import Workers
+from controller.localcloud.vms.image import EmulatedWorker
+from controller.localcloud.vms.workers import EmulatedWorkers
 
 PREFIX = "iap/v4/connect"
 _SUBPROTOCOL = "relay.tunnel.cloudproxy.app"
 _CONNECTED, _DATA, _ACK = 1, 4, 7
-_LARGEST = 16384
+_MAX_FRAME_BYTES = 16384
 _NO_BACKEND, _NOT_FOUND = 4003, 4047
-_INSTANCE = re.compile(r"t1v-n-(\d+)-w-(\d+)")
+_VM_NAME = re.compile(r"t1v-n-(\d+)-w-(\d+)")
 
 
 @dataclass(frozen=True)
-class _Refusal(Exception):
+class _TunnelError(Exception):
     code: int
     words: str
 
 
-class Iap:
+class IapRelay:
     """Relays to port 22 of workers whose firewall rules admit IAP, whether or not they have an external address."""
 
-    def __init__(self, store: Store, workers: Workers, faults: Faults) -> None:
+    def __init__(self, store: Store, workers: EmulatedWorkers, faults: Faults) -> None:
         self._store, self._workers, self._faults = store, workers, faults
 
     async def answer(self, request: web.Request, client: str) -> web.StreamResponse:
@@ -51,7 +51,7 @@ class Iap:
         await tunnel.prepare(request)
         try:
             worker = self._find(request)
-        except _Refusal as refusal:
+        except _TunnelError as refusal:
             await tunnel.close(code=refusal.code, message=refusal.words.encode())
             return tunnel
         sid = secrets.token_hex(8).encode()
@@ -61,26 +61,26 @@ class Iap:
         await _relay(tunnel, ours)
         return tunnel
 
-    def _find(self, request: web.Request) -> Worker:
+    def _find(self, request: web.Request) -> EmulatedWorker:
         query = request.query
-        found = _INSTANCE.fullmatch(query.get("instance", ""))
+        found = _VM_NAME.fullmatch(query.get("instance", ""))
         node = self._workers.node(found[1]) if found else {}
         where = (query.get("project"), query.get("zone"))
         if not found or node.get("state") != "READY" or where != (PROJECT, node["name"].split("/")[3]):
-            raise _Refusal(_NOT_FOUND, "Failed to lookup instance")
+            raise _TunnelError(_NOT_FOUND, "Failed to lookup instance")
         workers = {worker.index: worker for worker in self._workers.of_node(found[1])}
         if int(found[2]) not in workers:
-            raise _Refusal(_NOT_FOUND, "Failed to lookup instance")
+            raise _TunnelError(_NOT_FOUND, "Failed to lookup instance")
         worker = workers[int(found[2])]
         admitted = self._workers.admits_iap(node) and not self._faults.refuses_ssh(worker.index)
         if query.get("port") != "22" or query.get("interface") != "nic0" or not admitted:
-            raise _Refusal(_NO_BACKEND, "failed to connect to backend")
+            raise _TunnelError(_NO_BACKEND, "failed to connect to backend")
         return worker
 
 
 async def _relay(tunnel: web.WebSocketResponse, ours: socket.socket) -> None:
     reader, writer = await asyncio.open_connection(sock=ours)
-    back = asyncio.create_task(_send(tunnel, reader))
+    back = asyncio.create_task(_forward_output(tunnel, reader))
     received = acknowledged = 0
     try:
         async for message in tunnel:
@@ -93,7 +93,7 @@ async def _relay(tunnel: web.WebSocketResponse, ours: socket.socket) -> None:
             writer.write(message.data[6 : 6 + length])
             await writer.drain()
             received += length
-            if received - acknowledged > 2 * _LARGEST:
+            if received - acknowledged > 2 * _MAX_FRAME_BYTES:
                 await tunnel.send_bytes(struct.pack(">HQ", _ACK, received))
                 acknowledged = received
     except (OSError, RuntimeError):
@@ -105,9 +105,9 @@ async def _relay(tunnel: web.WebSocketResponse, ours: socket.socket) -> None:
             await writer.wait_closed()
 
 
-async def _send(tunnel: web.WebSocketResponse, reader: asyncio.StreamReader) -> None:
+async def _forward_output(tunnel: web.WebSocketResponse, reader: asyncio.StreamReader) -> None:
     try:
-        while data := await reader.read(_LARGEST):
+        while data := await reader.read(_MAX_FRAME_BYTES):
             await tunnel.send_bytes(struct.pack(">HI", _DATA, len(data)) + data)
         await tunnel.close()
     except (OSError, RuntimeError):

@@ -11,20 +11,20 @@ from aiohttp import web
 
 from controller.localcloud.http.call import PROJECT, PROJECT_NUMBER
 from controller.localcloud.store import Document, Store
-from controller.localcloud.vms.image import Worker, vm_name
-from controller.localcloud.vms.machines import Machines
-from controller.localcloud.vms.workers import Workers
+from controller.localcloud.vms.image import EmulatedWorker, vm_name
+from controller.localcloud.vms.machines import Instances
+from controller.localcloud.vms.workers import EmulatedWorkers
 
 PREFIX = "computeMetadata/v1/"
 _HEADERS = {"Metadata-Flavor": "Google", "Server": "Metadata Server for VM"}
 _TOKEN_SECONDS = 3600
-_LOOK_SECONDS = 0.25
+_POLL_SECONDS = 0.25
 
 
-class Metadata:
+class MetadataServer:
     """Answers what programs on a VM ask about it; each worker has its own URL."""
 
-    def __init__(self, store: Store, workers: Workers, machines: Machines, token: str) -> None:
+    def __init__(self, store: Store, workers: EmulatedWorkers, machines: Instances, token: str) -> None:
         self._store = store
         self._machines = machines
         self._workers = workers
@@ -38,21 +38,21 @@ class Metadata:
         """
         if request.headers.get("Metadata-Flavor") != "Google":
             return web.Response(status=403, text="Missing Metadata-Flavor:Google header.", headers=_HEADERS)
-        answer = self._now(request, path, uid, index)
+        answer = self._current_value(request, path, uid, index)
         if request.query.get("wait_for_change", "").lower() == "true":
             known = request.query.get("last_etag", answer.headers.get("ETag"))
             late = time.monotonic() + float(request.query.get("timeout_sec", "inf"))
             while answer.headers.get("ETag") == known and time.monotonic() < late:
-                await asyncio.sleep(_LOOK_SECONDS)
-                answer = self._now(request, path, uid, index)
+                await asyncio.sleep(_POLL_SECONDS)
+                answer = self._current_value(request, path, uid, index)
         return answer
 
-    def _now(self, request: web.Request, path: str, uid: str, index: int) -> web.Response:
+    def _current_value(self, request: web.Request, path: str, uid: str, index: int) -> web.Response:
         workers = {worker.index: worker for worker in self._workers.of_node(uid)}
         node = next((node for _, node in self._store.items("node") if node["id"] == uid), None)
         value: Any = self._machines.metadata(uid)
         if value is None and node is not None and index in workers:
-            value = self._tree(node, workers[index])
+            value = self._metadata_tree(node, workers[index])
         if value is None:
             return web.Response(status=404, text="no such worker", headers=_HEADERS)
         keys = [key for key in path.removeprefix(PREFIX).split("/") if key]
@@ -68,7 +68,7 @@ class Metadata:
         listing = "".join(f"{key}/\n" if isinstance(child, dict) else f"{key}\n" for key, child in value.items())
         return web.Response(text=listing, headers=headers)
 
-    def _tree(self, node: Document, worker: Worker) -> dict[str, Any]:
+    def _metadata_tree(self, node: Document, worker: EmulatedWorker) -> dict[str, Any]:
         zone = node["name"].split("/")[3]
         notice = (self._store.get("notice", node["id"]) or {}).get("kind")
         token = {

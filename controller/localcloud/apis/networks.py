@@ -9,12 +9,12 @@ from typing import Any
 
 from controller.localcloud.apis.catalog import Catalog
 from controller.localcloud.apis.disks import prepare_disk, users_of_disk
-from controller.localcloud.apis.firewall import Rule
+from controller.localcloud.apis.firewall import FirewallRule
 from controller.localcloud.http.call import PROJECT, PROJECT_NUMBER
-from controller.localcloud.http.errors import CloudError, not_found
+from controller.localcloud.http.errors import ApiError, not_found
 from controller.localcloud.store import Document, Store
 
-KIND = "compute"  # the store's kind of all of them; their name is `projects/P/global/networks/N` and the like
+COMPUTE_KIND = "compute"  # the store's kind of all of them; their name is `projects/P/global/networks/N` and the like
 
 _NAME = re.compile(r"[a-z]([-a-z0-9]{0,61}[a-z0-9])?")
 _NAT_RANGES = ("ALL_SUBNETWORKS_ALL_IP_RANGES", "ALL_SUBNETWORKS_ALL_PRIMARY_IP_RANGES", "LIST_OF_SUBNETWORKS")
@@ -25,15 +25,15 @@ def subnetwork_path(region: str, name: str) -> str:
     return f"projects/{PROJECT}/regions/{region}/subnetworks/{name}"
 
 
-def invalid(field: str, value: Any, why: str) -> CloudError:
+def invalid_field(field: str, value: Any, why: str) -> ApiError:
     """400 in the words of compute."""
-    return CloudError(400, f"Invalid value for field 'resource.{field}': '{value}'. {why}")
+    return ApiError(400, f"Invalid value for field 'resource.{field}': '{value}'. {why}")
 
 
 def check_name(name: Any) -> str:
     """A resource name per RFC 1035; CloudError 400."""
     if not isinstance(name, str) or not _NAME.fullmatch(name):
-        raise invalid("name", name, "Must be a match of regex '(?:[a-z](?:[-a-z0-9]{0,61}[a-z0-9])?)'")
+        raise invalid_field("name", name, "Must be a match of regex '(?:[a-z](?:[-a-z0-9]{0,61}[a-z0-9])?)'")
     return name
 
 
@@ -53,25 +53,25 @@ class Networks:
         path = f"projects/{PROJECT}/{pattern.format(name)}"
         start = reference.find("projects/")
         said = reference[start:] if start >= 0 else f"projects/{PROJECT}/{reference}"
-        if ("/" in reference and said != path) or self._store.get(KIND, path) is None:
+        if ("/" in reference and said != path) or self._store.get(COMPUTE_KIND, path) is None:
             raise not_found(said if "/" in reference else path)
         return path
 
-    def of_network(self, network: str, plural: str) -> list[tuple[str, Document]]:
+    def resources_of(self, network: str, plural: str) -> list[tuple[str, Document]]:
         """The subnetworks, routers or firewalls of a network, by path."""
-        items = self._store.items(KIND)
+        items = self._store.items(COMPUTE_KIND)
         return [(path, item) for path, item in items if f"/{plural}/" in path and item.get("network") == network]
 
-    def rules(self, network: str) -> list[Rule]:
+    def rules(self, network: str) -> list[FirewallRule]:
         """The firewall rules of a network."""
-        return [rule for _, rule in self.of_network(network, "firewalls")]
+        return [rule for _, rule in self.resources_of(network, "firewalls")]
 
     def users(self, path: str) -> list[str]:
         """Paths of what keeps a network or subnetwork from being deleted."""
-        automatic = (self._store.get(KIND, path) or {}).get("autoCreateSubnetworks", False)
+        automatic = (self._store.get(COMPUTE_KIND, path) or {}).get("autoCreateSubnetworks", False)
         resources = [
             other
-            for other, item in self._store.items(KIND)
+            for other, item in self._store.items(COMPUTE_KIND)
             if (item.get("network") == path and not (automatic and "/subnetworks/" in other))
             or any(path in (card["network"], card["subnetwork"]) for card in item.get("networkInterfaces", ()))
         ]
@@ -93,16 +93,16 @@ class Networks:
         if plural == "disks":
             return prepare_disk(place, resource)
         if plural == "instances":
-            return self._instance(place, resource)
+            return self._prepare_instance(place, resource)
         if plural == "networks":
             resource.setdefault("autoCreateSubnetworks", True)
             resource.setdefault("routingConfig", {"routingMode": "REGIONAL"})
             mtu = int(resource.setdefault("mtu", 1460))
             if not 1300 <= mtu <= 8896:
-                raise invalid("mtu", mtu, "Must be between 1300 and 8896")
+                raise invalid_field("mtu", mtu, "Must be between 1300 and 8896")
             return resource
         if not resource.get("network"):
-            raise invalid("network", "", "A network must be specified")
+            raise invalid_field("network", "", "A network must be specified")
         resource["network"] = self.resolve(resource["network"], "global/networks/{}")
         if plural == "subnetworks":
             self._check_subnetwork(place, resource)
@@ -129,28 +129,28 @@ class Networks:
         CloudError 404 for what does not exist, 400 for a missing or foreign subnetwork.
         """
         if subnetwork and not network:  # the subnetwork says which
-            network = self._store_item(self.resolve(subnetwork, f"regions/{region}/subnetworks/{{}}"))["network"]
+            network = self._require(self.resolve(subnetwork, f"regions/{region}/subnetworks/{{}}"))["network"]
         found = self.resolve(network or "default", "global/networks/{}")
-        mine = [path for path, _ in self.of_network(found, "subnetworks") if f"/regions/{region}/" in path]
+        mine = [path for path, _ in self.resources_of(found, "subnetworks") if f"/regions/{region}/" in path]
         if subnetwork:
             chosen = self.resolve(subnetwork, f"regions/{region}/subnetworks/{{}}")
-        elif self._store_item(found).get("autoCreateSubnetworks") and mine:
+        elif self._require(found).get("autoCreateSubnetworks") and mine:
             chosen = mine[0]
         else:
-            raise CloudError(400, "A subnetwork must be specified if the network is in custom subnet mode.")
+            raise ApiError(400, "A subnetwork must be specified if the network is in custom subnet mode.")
         if chosen not in mine:
-            raise CloudError(400, f"The subnetwork '{chosen}' is not one of network '{found}'.")
+            raise ApiError(400, f"The subnetwork '{chosen}' is not one of network '{found}'.")
         return found, chosen
 
-    def _store_item(self, path: str) -> Document:
-        return self._store.get(KIND, path) or {}
+    def _require(self, path: str) -> Document:
+        return self._store.get(COMPUTE_KIND, path) or {}
 
-    def _instance(self, zone: str, instance: Document) -> Document:
+    def _prepare_instance(self, zone: str, instance: Document) -> Document:
         """A machine that is listed and holds its network, and never boots."""
         cards = []
         for number, card in enumerate(instance.get("networkInterfaces") or [{}]):
             network, subnetwork = self.attach(zone.rpartition("-")[0], card.get("network"), card.get("subnetwork"))
-            block = ipaddress.ip_network(self._store_item(subnetwork)["ipCidrRange"])
+            block = ipaddress.ip_network(self._require(subnetwork)["ipCidrRange"])
             address = card.get("networkIP") or str(
                 block[2 + self._store.counter("address") % (block.num_addresses - 4)]
             )
@@ -168,7 +168,7 @@ class Networks:
     def _check_one_nat_for_all(self, region: str, router: Document, mine: str) -> None:
         """A NAT for all subnets of a network in a region has none beside it: https://cloud.google.com/nat/docs/overview"""
         nats = list(router.get("nats", ()))
-        for path, other in self.of_network(router["network"], "routers"):
+        for path, other in self.resources_of(router["network"], "routers"):
             if path != mine and f"/regions/{region}/" in path:
                 nats += other.get("nats", ())
         if (
@@ -177,18 +177,18 @@ class Networks:
             and any(nat["sourceSubnetworkIpRangesToNat"][:3] == "ALL" for nat in nats)
         ):
             message = "Invalid value for field 'resource.nats': a NAT that serves all subnetworks of the network exists"
-            raise CloudError(400, f"{message} in region '{region}'; there can be no other beside it.")
+            raise ApiError(400, f"{message} in region '{region}'; there can be no other beside it.")
 
     def _check_subnetwork(self, region: str, subnetwork: Document) -> None:
         cidr = subnetwork.get("ipCidrRange", "")
         try:
             block = ipaddress.ip_network(cidr)
         except ValueError as error:
-            raise invalid("ipCidrRange", cidr, f"Must be a CIDR address range: {error}") from error
+            raise invalid_field("ipCidrRange", cidr, f"Must be a CIDR address range: {error}") from error
         mine = subnetwork_path(region, subnetwork["name"])
-        for path, other in self.of_network(subnetwork["network"], "subnetworks"):
+        for path, other in self.resources_of(subnetwork["network"], "subnetworks"):
             if path != mine and block.overlaps(ipaddress.ip_network(other["ipCidrRange"])):
-                raise CloudError(
+                raise ApiError(
                     400,
                     f"Invalid IPCidrRange: {cidr} conflicts with existing subnetwork '{other['name']}' in region "
                     f"'{path.split('/')[3]}'.",
@@ -199,10 +199,10 @@ def check_nat(nat: Mapping[str, Any]) -> None:
     """CloudError 400 unless a router's NAT says how it gets addresses and for which ranges."""
     check_name(nat.get("name"))
     if nat.get("natIpAllocateOption") not in ("AUTO_ONLY", "MANUAL_ONLY"):
-        raise invalid("nats[].natIpAllocateOption", nat.get("natIpAllocateOption"), "AUTO_ONLY or MANUAL_ONLY")
+        raise invalid_field("nats[].natIpAllocateOption", nat.get("natIpAllocateOption"), "AUTO_ONLY or MANUAL_ONLY")
     if nat.get("sourceSubnetworkIpRangesToNat") not in _NAT_RANGES:
         why = f"Must be one of {', '.join(_NAT_RANGES)}"
-        raise invalid("nats[].sourceSubnetworkIpRangesToNat", nat.get("sourceSubnetworkIpRangesToNat"), why)
+        raise invalid_field("nats[].sourceSubnetworkIpRangesToNat", nat.get("sourceSubnetworkIpRangesToNat"), why)
 
 
 def check_rule(rule: Document) -> None:
@@ -211,17 +211,17 @@ def check_rule(rule: Document) -> None:
     rule["priority"] = int(rule.get("priority", 1000))
     rule.setdefault("disabled", False)
     if bool(rule.get("allowed")) == bool(rule.get("denied")):
-        raise CloudError(400, "Firewall rule must specify exactly one of 'allowed' and 'denied'.")
+        raise ApiError(400, "Firewall rule must specify exactly one of 'allowed' and 'denied'.")
     for entry in rule.get("allowed") or rule.get("denied") or ():
         if "IPProtocol" not in entry:
-            raise invalid("allowed[].IPProtocol", "", "A protocol must be specified")
+            raise invalid_field("allowed[].IPProtocol", "", "A protocol must be specified")
         for ports in entry.get("ports", ()):
             if not re.fullmatch(r"\d+(-\d+)?", ports):
-                raise invalid("allowed[].ports", ports, "Must be a port or a range of ports")
+                raise invalid_field("allowed[].ports", ports, "Must be a port or a range of ports")
     if rule["direction"] == "INGRESS" and not (rule.get("sourceRanges") or rule.get("sourceTags")):
         rule["sourceRanges"] = ["0.0.0.0/0"]
     for cidr in rule.get("sourceRanges", ()):
         try:
             ipaddress.ip_network(cidr, strict=False)
         except ValueError as error:
-            raise invalid("sourceRanges", cidr, "Must be a CIDR address range") from error
+            raise invalid_field("sourceRanges", cidr, "Must be a CIDR address range") from error

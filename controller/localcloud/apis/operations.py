@@ -9,7 +9,7 @@ from typing import Any
 
 from controller.localcloud.http import internal_errors
 from controller.localcloud.http.call import timestamp
-from controller.localcloud.http.errors import CloudError
+from controller.localcloud.http.errors import ApiError
 from controller.localcloud.store import Document, Store
 
 # What an operation does when its time has come. It is given the target's name and must be idempotent: a killed
@@ -17,9 +17,9 @@ from controller.localcloud.store import Document, Store
 Effect = Callable[[str], Awaitable[float | None]]
 
 # The kind and the document of what an operation changes.
-Former = tuple[str, Document]
+PreviousDocument = tuple[str, Document]
 
-_KEPT_SECONDS = 24 * 3600.0
+_RETENTION_SECONDS = 24 * 3600.0
 
 
 class Operations:
@@ -29,7 +29,7 @@ class Operations:
         self._store = store
         self.seconds = seconds
         self._effects: Mapping[str, Effect] = {}
-        self._undone: Callable[[], None] = lambda: None
+        self._on_undone: Callable[[], None] = lambda: None
         self._tasks: dict[str, asyncio.Task[None]] = {}
 
     def resume(self, effects: Mapping[str, Effect], undone: Callable[[], None]) -> None:
@@ -38,15 +38,15 @@ class Operations:
         `undone` is called when a target has been given back the state it was in before an operation.
         """
         self._effects = effects
-        self._undone = undone
+        self._on_undone = undone
         for name, operation in self._store.items("operation"):
             if not operation["done"]:
                 self._schedule(name, operation["due"])
-            elif operation["ended"] < time.time() - _KEPT_SECONDS:
+            elif operation["ended"] < time.time() - _RETENTION_SECONDS:
                 self._store.delete("operation", name)
 
     def begin(
-        self, parent: str, verb: str, target: str, effect: str | None = None, before: Former | None = None
+        self, parent: str, verb: str, target: str, effect: str | None = None, before: PreviousDocument | None = None
     ) -> Document:
         """Starts an operation on `target`; `effect` happens at its end. Returns the stored document.
 
@@ -73,7 +73,7 @@ class Operations:
         """The stored document; CloudError 404."""
         operation = self._store.get("operation", name)
         if operation is None:
-            raise CloudError(404, f"Operation '{name}' was not found")
+            raise ApiError(404, f"Operation '{name}' was not found")
         return operation
 
     def under(self, parent: str) -> list[Document]:
@@ -92,7 +92,7 @@ class Operations:
         """Cancels whatever is under way on a resource (it is being deleted)."""
         for operation in self._unfinished():
             if operation["target"] == target:
-                self._finish(operation["name"], CloudError(499, f"Operation on {target} was cancelled").rpc())
+                self._finish(operation["name"], ApiError(499, f"Operation on {target} was cancelled").rpc())
 
     def _unfinished(self) -> list[Document]:
         scheduled = (self._store.get("operation", name) for name in self._tasks)
@@ -130,15 +130,15 @@ class Operations:
                     break
                 await asyncio.sleep(again)
                 operation = self.get(name)
-        except CloudError as refusal:
+        except ApiError as refusal:
             error = refusal.rpc()
         except Exception as mistake:
-            internal_errors.record(self._store, name, mistake)
+            internal_errors.record_error(self._store, name, mistake)
             if operation["before"]:
                 kind, document = operation["before"]
                 self._store.put(kind, operation["target"], document)
-                self._undone()
-            error = internal_errors.answer(mistake).rpc()
+                self._on_undone()
+            error = internal_errors.internal_error(mistake).rpc()
         self._finish(name, error)
 
     def _finish(self, name: str, error: Document | None) -> None:
@@ -151,7 +151,7 @@ class Operations:
         self._store.put("operation", name, operation)
 
 
-def longrunning(operation: Document, *, response: Document | None = None, short_name: bool = False) -> Document:
+def as_longrunning(operation: Document, *, response: Document | None = None, short_name: bool = False) -> Document:
     """As google.longrunning.Operation (tpu, serviceusage); `response` is filled in on success."""
     metadata = {
         "createTime": timestamp(operation["created"]),

@@ -4,25 +4,25 @@ from __future__ import annotations
 
 import hashlib
 
-from controller.localcloud.http.call import PROJECT, Call, Handler, check_project
-from controller.localcloud.http.errors import CloudError
+from controller.localcloud.http.call import PROJECT, ApiCall, Handler, check_project
+from controller.localcloud.http.errors import ApiError
 from controller.localcloud.store import Document, Store
 
 EMAIL = "you@example.com"  # whom the one token stands for
 _USER = "you_example_com"
-KIND = "loginProfile"
-METADATA = "project-metadata"  # of the store's kind `setting`
+PROFILE_KIND = "loginProfile"
+PROJECT_METADATA_KIND = "project-metadata"  # of the store's kind `setting`
 
 
-def enforced(store: Store) -> bool:
+def is_enforced(store: Store) -> bool:
     """Whether the project's metadata turns OS Login on."""
-    items = (store.get("setting", METADATA) or {}).get("items", [])
+    items = (store.get("setting", PROJECT_METADATA_KIND) or {}).get("items", [])
     return any(item["key"] == "enable-oslogin" and item["value"].upper() == "TRUE" for item in items)
 
 
-def keys_of(store: Store, user: str) -> list[str]:
+def keys_for_user(store: Store, user: str) -> list[str]:
     """The keys that open a VM to that user of OS Login."""
-    profile = store.get(KIND, EMAIL) if user == _USER else None
+    profile = store.get(PROFILE_KIND, EMAIL) if user == _USER else None
     return [key["key"] for key in (profile or {}).get("sshPublicKeys", {}).values()]
 
 
@@ -40,18 +40,18 @@ class OsLogin:
             "oslogin.v1:users.importSshPublicKey": self._import,
         }
 
-    def _get(self, call: Call) -> Document:
+    def _get(self, call: ApiCall) -> Document:
         _check_user(call)
-        return self._store.get(KIND, EMAIL) or {"name": EMAIL}
+        return self._store.get(PROFILE_KIND, EMAIL) or {"name": EMAIL}
 
-    def _import(self, call: Call) -> Document:
+    def _import(self, call: ApiCall) -> Document:
         _check_user(call)
         if "projectId" in call.query:
             check_project(call.query["projectId"])
         key = call.body.get("key", "").strip()
         if not key.startswith(("ssh-", "ecdsa-")):
-            raise CloudError(400, "Invalid SSH public key")
-        profile = self._store.get(KIND, EMAIL) or {"name": EMAIL, "sshPublicKeys": {}}
+            raise ApiError(400, "Invalid SSH public key")
+        profile = self._store.get(PROFILE_KIND, EMAIL) or {"name": EMAIL, "sshPublicKeys": {}}
         fingerprint = hashlib.sha256(key.encode()).hexdigest()
         entry = {"key": key, "fingerprint": fingerprint, "name": f"users/{EMAIL}/sshPublicKeys/{fingerprint}"}
         profile["sshPublicKeys"][fingerprint] = entry
@@ -59,11 +59,11 @@ class OsLogin:
         account |= {"primary": True, "operatingSystemType": "LINUX", "accountId": PROJECT}
         account["name"] = f"users/{EMAIL}/projects/{PROJECT}"
         profile["posixAccounts"] = [account]
-        self._store.put(KIND, EMAIL, profile)
+        self._store.put(PROFILE_KIND, EMAIL, profile)
         return {"loginProfile": profile}
 
 
-def _check_user(call: Call) -> None:
+def _check_user(call: ApiCall) -> None:
     user = call.path["usersId"]
     if user != EMAIL:
-        raise CloudError(403, f"The caller is {EMAIL} and may not see the profile of {user}")
+        raise ApiError(403, f"The caller is {EMAIL} and may not see the profile of {user}")

@@ -6,9 +6,9 @@ import base64
 import re
 from typing import Any
 
-from controller.localcloud.apis.operations import Operations, longrunning
-from controller.localcloud.http.call import PROJECT, PROJECT_NUMBER, Call, Handler, check_project, page
-from controller.localcloud.http.errors import CloudError
+from controller.localcloud.apis.operations import Operations, as_longrunning
+from controller.localcloud.http.call import PROJECT, PROJECT_NUMBER, ApiCall, Handler, check_project, paginate
+from controller.localcloud.http.errors import ApiError
 from controller.localcloud.store import Document, Store
 
 SERVICES = (
@@ -39,13 +39,13 @@ class Policies:
 
     def get(self, resource: str) -> Document:
         """The policy, empty at first."""
-        return self._store.get("policy", resource) or {"version": 1, "etag": _etag(0), "bindings": []}
+        return self._store.get("policy", resource) or {"version": 1, "etag": _format_etag(0), "bindings": []}
 
     def set(self, resource: str, policy: Document, *, conflict: int) -> Document:
         """Replaces the policy; CloudError `conflict` when its etag is not the current one."""
         current = self.get(resource)
         if policy.get("etag") not in (None, "", current["etag"]):
-            raise CloudError(
+            raise ApiError(
                 conflict,
                 "There were concurrent policy changes. Please retry the whole read-modify-write with exponential "
                 "backoff.",
@@ -56,11 +56,11 @@ class Policies:
         for binding in bindings:
             for member in binding["members"]:
                 if not _MEMBER.fullmatch(member):
-                    raise CloudError(400, f"Invalid value for member: {member}")
+                    raise ApiError(400, f"Invalid value for member: {member}")
                 self._check_account(member)
         changed = {
             "version": 3 if any(binding.get("condition") for binding in bindings) else 1,
-            "etag": _etag(self._store.counter("policy")),
+            "etag": _format_etag(self._store.counter("policy")),
             "bindings": bindings,
         }
         self._store.put("policy", resource, changed)
@@ -70,7 +70,7 @@ class Policies:
         kind, _, email = member.partition(":")
         own = email.endswith(f"@{PROJECT}.iam.gserviceaccount.com")
         if kind == "serviceAccount" and own and self._store.get("serviceAccount", email) is None:
-            raise CloudError(400, f"Service account {email} does not exist.")
+            raise ApiError(400, f"Service account {email} does not exist.")
 
 
 class Projects:
@@ -112,7 +112,7 @@ class Projects:
     def _service(self, project: str, name: str) -> Document:
         check_project(project)
         if name not in SERVICES:
-            raise CloudError(403, f"Not found or permission denied for service(s): {name}.")
+            raise ApiError(403, f"Not found or permission denied for service(s): {name}.")
         state = (self._store.get("service", name) or {"state": "DISABLED"})["state"]
         return {
             "name": f"projects/{PROJECT_NUMBER}/services/{name}",
@@ -121,34 +121,34 @@ class Projects:
             "state": state,
         }
 
-    def _enable(self, call: Call, names: list[str], state: str) -> Document:
+    def _enable(self, call: ApiCall, names: list[str], state: str) -> Document:
         for name in names:
             self._service(_project(call), name)
         for name in names:
             self._store.put("service", name, {"state": state})
         verb = "enable" if state == "ENABLED" else "disable"
         operation = self._operations.begin(f"projects/{PROJECT}", verb, f"services/{','.join(names)}")
-        return longrunning(operation, short_name=True)
+        return as_longrunning(operation, short_name=True)
 
-    def _batch_get(self, call: Call) -> Document:
+    def _batch_get(self, call: ApiCall) -> Document:
         names = [name.rpartition("/")[2] for name in call.query.get("names", "").split(",") if name]
         return {"services": [self._service(_project(call), name) for name in names]}
 
-    def _list_services(self, call: Call) -> Document:
+    def _list_services(self, call: ApiCall) -> Document:
         services = [self._service(_project(call), name) for name in SERVICES]
         wanted = call.query.get("filter", "")
         if wanted:
             _, _, state = wanted.partition(":")
             if wanted not in ("state:ENABLED", "state:DISABLED"):
-                raise CloudError(400, f"Invalid filter '{wanted}': state:ENABLED or state:DISABLED")
+                raise ApiError(400, f"Invalid filter '{wanted}': state:ENABLED or state:DISABLED")
             services = [service for service in services if service["state"] == state]
-        return page(call, services, "services")
+        return paginate(call, services, "services")
 
-    def _operation(self, call: Call) -> Document:
+    def _operation(self, call: ApiCall) -> Document:
         name = f"projects/{PROJECT}/operations/{call.path['operationsId']}"
-        return longrunning(self._operations.get(name), short_name=True)
+        return as_longrunning(self._operations.get(name), short_name=True)
 
-    def _project_v1(self, call: Call) -> Document:
+    def _project_v1(self, call: ApiCall) -> Document:
         check_project(call.path["projectId"])
         return {
             "projectId": PROJECT,
@@ -158,7 +158,7 @@ class Projects:
             "createTime": "2026-01-01T00:00:00.000Z",
         }
 
-    def _project_v3(self, call: Call) -> Document:
+    def _project_v3(self, call: ApiCall) -> Document:
         check_project(call.path["projectsId"])
         return {
             "name": f"projects/{PROJECT_NUMBER}",
@@ -168,34 +168,34 @@ class Projects:
             "createTime": "2026-01-01T00:00:00.000Z",
         }
 
-    def _get_policy(self, call: Call) -> Document:
+    def _get_policy(self, call: ApiCall) -> Document:
         check_project(_project(call))
         return self._policies.get(f"projects/{PROJECT}")
 
-    def _set_policy(self, call: Call) -> Document:
+    def _set_policy(self, call: ApiCall) -> Document:
         check_project(_project(call))
         return self._policies.set(f"projects/{PROJECT}", call.body.get("policy", {}), conflict=409)
 
-    def _test_permissions(self, call: Call) -> Document:
+    def _test_permissions(self, call: ApiCall) -> Document:
         check_project(_project(call))
         return {"permissions": list(call.body.get("permissions", ()))}  # the one user there is owns the project
 
-    def _create_account(self, call: Call) -> Document:
+    def _create_account(self, call: ApiCall) -> Document:
         check_project(_project(call))
         account_id = call.body.get("accountId", "")
         if not _ACCOUNT_ID.fullmatch(account_id):
-            raise CloudError(400, f"The account ID \"{account_id}\" must match '[a-z]([-a-z0-9]{{4,28}}[a-z0-9])'")
+            raise ApiError(400, f"The account ID \"{account_id}\" must match '[a-z]([-a-z0-9]{{4,28}}[a-z0-9])'")
         email = f"{account_id}@{PROJECT}.iam.gserviceaccount.com"
         name = f"projects/{PROJECT}/serviceAccounts/{email}"
         if self._store.get("serviceAccount", email):
-            raise CloudError(409, f"Service account {account_id} already exists within project projects/{PROJECT}.")
+            raise ApiError(409, f"Service account {account_id} already exists within project projects/{PROJECT}.")
         account: dict[str, Any] = {
             **call.body.get("serviceAccount", {}),
             "name": name,
             "email": email,
             "projectId": PROJECT,
             "uniqueId": str(self._store.counter("account", 10**20)),
-            "etag": _etag(1),
+            "etag": _format_etag(1),
         }
         self._store.put("serviceAccount", email, account)
         return account
@@ -209,44 +209,44 @@ class Projects:
             "projectId": PROJECT,
             "uniqueId": PROJECT_NUMBER,
             "displayName": "Compute Engine default service account",
-            "etag": _etag(1),
+            "etag": _format_etag(1),
         }
         return {email: default, **dict(self._store.items("serviceAccount"))}
 
-    def _account(self, call: Call) -> Document:
+    def _account(self, call: ApiCall) -> Document:
         if _project(call) != "-":
             check_project(_project(call))
         wanted = call.path["serviceAccountsId"]
         for email, account in self._accounts().items():
             if wanted in (email, account["uniqueId"]):
                 return account
-        raise CloudError(404, f"Unknown service account: {wanted}")
+        raise ApiError(404, f"Unknown service account: {wanted}")
 
-    def _get_account(self, call: Call) -> Document:
+    def _get_account(self, call: ApiCall) -> Document:
         return self._account(call)
 
-    def _list_accounts(self, call: Call) -> Document:
+    def _list_accounts(self, call: ApiCall) -> Document:
         check_project(_project(call))
-        return page(call, list(self._accounts().values()), "accounts")
+        return paginate(call, list(self._accounts().values()), "accounts")
 
-    def _get_account_policy(self, call: Call) -> Document:
+    def _get_account_policy(self, call: ApiCall) -> Document:
         return self._policies.get(self._account(call)["name"])
 
-    def _set_account_policy(self, call: Call) -> Document:
+    def _set_account_policy(self, call: ApiCall) -> Document:
         return self._policies.set(self._account(call)["name"], call.body.get("policy", {}), conflict=409)
 
-    def _delete_account(self, call: Call) -> Document:
+    def _delete_account(self, call: ApiCall) -> Document:
         self._store.delete("serviceAccount", self._account(call)["email"])
         return {}
 
 
-def _project(call: Call) -> str:
+def _project(call: ApiCall) -> str:
     """The project of a call; the three documents name that path parameter differently."""
     for name in ("projectsId", "projectId", "resource", "v1Id1"):
         if name in call.path:
             return call.path[name]
-    raise CloudError(404, f"{call.method.name} names no project")
+    raise ApiError(404, f"{call.method.name} names no project")
 
 
-def _etag(number: int) -> str:
+def _format_etag(number: int) -> str:
     return base64.b64encode(number.to_bytes(8, "big")).decode()

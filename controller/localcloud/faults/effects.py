@@ -10,38 +10,38 @@ from collections.abc import Awaitable, Callable
 from controller.localcloud.apis.tpu.nodes import Nodes
 from controller.localcloud.http.call import timestamp
 from controller.localcloud.store import Document, Store
-from controller.localcloud.vms.image import CLOCK, DISK, Worker, marker
-from controller.localcloud.vms.processes import forbid_writing, kill_client, signal_programs
-from controller.localcloud.vms.workers import Workers
+from controller.localcloud.vms.image import CLOCK_FILE, DISK_FILE, EmulatedWorker, process_marker
+from controller.localcloud.vms.processes import kill_client, set_disk_full, signal_programs
+from controller.localcloud.vms.workers import EmulatedWorkers
 
-Act = Callable[[Document], Awaitable[None]]
+FaultAction = Callable[[Document], Awaitable[None]]
 
 
-class Misfortune:
+class FaultEffects:
     """Acts on every READY node."""
 
-    def __init__(self, store: Store, nodes: Nodes, workers: Workers, peers: Callable[[], list[int]]) -> None:
+    def __init__(self, store: Store, nodes: Nodes, workers: EmulatedWorkers, peers: Callable[[], list[int]]) -> None:
         """`peers`: the ports from which the laptop's latest requests came, the newest last."""
-        self._store, self._nodes, self._workers, self._peers = store, nodes, workers, peers
+        self._store, self._nodes, self._workers, self._client_ports = store, nodes, workers, peers
 
-    def acts(self) -> dict[str, Act]:
+    def acts(self) -> dict[str, FaultAction]:
         """By the kind of the fault; each is given the fault's spec."""
         return {
             "preempted": self._preempt,
             "maintenance": self._maintain,
-            "unhealthy": self._fall_ill,
+            "unhealthy": self._make_unhealthy,
             "killed": self._kill,
             "frozen": lambda spec: self._signal(spec["worker"], signal.SIGSTOP),
-            "controller_killed": lambda _: asyncio.to_thread(kill_client, self._peers()),
+            "controller_killed": lambda _: asyncio.to_thread(kill_client, self._client_ports()),
             "worker_clock": self._set_clock,
             "disk_full": self._fill_disk,
         }
 
     async def _preempt(self, spec: Document) -> None:
         """Google takes the VMs back; the nodes stay, PREEMPTED, until they are deleted."""
-        await self._nodes.preempt(await self._after_notice("preempted", spec["notice_seconds"]))
+        await self._nodes.preempt(await self._give_notice("preempted", spec["notice_seconds"]))
 
-    async def _after_notice(self, kind: str, seconds: float | None) -> list[str]:
+    async def _give_notice(self, kind: str, seconds: float | None) -> list[str]:
         """Have the metadata servers say what will come, and wait; the ids of the nodes that it will come to."""
         uids = [node["id"] for _, node in self._ready()]
         if seconds is not None:
@@ -54,7 +54,7 @@ class Misfortune:
 
     async def _maintain(self, spec: Document) -> None:
         """The VMs go down and come back after a while, as themselves but rebooted."""
-        uids = await self._after_notice("maintenance", spec["notice_seconds"])
+        uids = await self._give_notice("maintenance", spec["notice_seconds"])
         names = [name for name, node in self._ready() if node["id"] in uids]
         for name, node in self._ready():
             if name not in names:
@@ -70,7 +70,7 @@ class Misfortune:
                 self._store.put("node", name, node)
                 await self._nodes.make(name)
 
-    async def _fall_ill(self, spec: Document) -> None:
+    async def _make_unhealthy(self, spec: Document) -> None:
         """Google says so; whatever runs there runs on."""
         for name, node in self._ready():
             sick = {**node, "health": spec["health"], "healthDescription": spec["words"]}
@@ -82,30 +82,30 @@ class Misfortune:
 
     async def _kill(self, spec: Document) -> None:
         if spec["out_of_memory"]:
-            for worker in self._struck(spec["worker"]):
+            for worker in self._affected_workers(spec["worker"]):
                 (self._workers.home(worker).parent / "vmstat").write_text("oom_kill 1\n")
         await self._signal(spec["worker"], signal.SIGKILL)
 
     async def _set_clock(self, spec: Document) -> None:
-        for worker in self._struck(spec["worker"]):
-            (self._workers.home(worker).parent / CLOCK).write_text(f"{spec['seconds']}")
+        for worker in self._affected_workers(spec["worker"]):
+            (self._workers.home(worker).parent / CLOCK_FILE).write_text(f"{spec['seconds']}")
 
     async def _fill_disk(self, spec: Document) -> None:
         """Also of what comes later: a session asks when it begins."""
-        for worker in self._struck(spec["worker"]):
-            free = self._workers.home(worker).parent / DISK
+        for worker in self._affected_workers(spec["worker"]):
+            free = self._workers.home(worker).parent / DISK_FILE
             if self._workers.disk_is_full(worker):
                 free.write_text("0")
             else:
                 free.unlink(missing_ok=True)
-            owner = marker(self._workers.state, worker)
-            await asyncio.to_thread(forbid_writing, owner, self._workers.disk_is_full(worker))
+            owner = process_marker(self._workers.state, worker)
+            await asyncio.to_thread(set_disk_full, owner, self._workers.disk_is_full(worker))
 
     async def _signal(self, index: int | None, number: signal.Signals) -> None:
-        for worker in self._struck(index):
-            await asyncio.to_thread(signal_programs, marker(self._workers.state, worker), number)
+        for worker in self._affected_workers(index):
+            await asyncio.to_thread(signal_programs, process_marker(self._workers.state, worker), number)
 
-    def _struck(self, index: int | None) -> list[Worker]:
+    def _affected_workers(self, index: int | None) -> list[EmulatedWorker]:
         found = [worker for _, node in self._ready() for worker in self._workers.of_node(node["id"])]
         return [worker for worker in found if index is None or worker.index == index]
 

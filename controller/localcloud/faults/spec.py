@@ -8,15 +8,15 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, field_validator, model_validator
 
-from controller.localcloud.http.errors import CloudError
+from controller.localcloud.http.errors import ApiError
 
-Symptoms = Literal[
+Symptom = Literal[
     "LOW_MEMORY", "OUT_OF_MEMORY", "EXECUTE_TIMED_OUT", "MESH_BUILD_FAIL", "HBM_OUT_OF_MEMORY", "PROJECT_ABUSE"
 ]
 TRIGGERS = ("after_object", "after_seconds", "after_requests", "within_seconds")
 
 
-class Spec(BaseModel):
+class FaultSpec(BaseModel):
     """Strikes when its trigger comes. `must_wait`: there is one, for it would strike before anything is there."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -35,13 +35,13 @@ class Spec(BaseModel):
 
     @model_validator(mode="before")
     @classmethod
-    def _with_its_trigger(cls, spec: Any) -> Any:
+    def _apply_default_trigger(cls, spec: Any) -> Any:
         """What strikes at a moment of its own unless the script says when."""
         said = isinstance(spec, dict) and any(spec.get(trigger) is not None for trigger in TRIGGERS)
         return spec if said or not isinstance(spec, dict) else {**cls.default_trigger, **spec}
 
     @model_validator(mode="after")
-    def _at_most_one_trigger(self) -> Spec:
+    def _at_most_one_trigger(self) -> FaultSpec:
         given = [name for name in TRIGGERS if getattr(self, name) is not None]
         if len(given) > 1 or (self.must_wait and not given):
             word = "exactly" if self.must_wait else "at most"
@@ -59,54 +59,54 @@ class Spec(BaseModel):
         return None if self.after_seconds is None else self.after_seconds + self.delay_seconds
 
 
-class _Blow(Spec):
+class _OneShotSpec(FaultSpec):
     """Strikes once, and is over."""
 
     must_wait: ClassVar[bool] = True
 
 
-class _Counted(Spec):
+class _CountedSpec(FaultSpec):
     """Strikes the next `times` things that it is about."""
 
     times: int = Field(1, ge=1)
 
 
-class _Lasting(Spec):
+class _LastingSpec(FaultSpec):
     """Lasts for so many seconds."""
 
     seconds: float = Field(gt=0)
 
 
-class _Noticed(_Blow):
+class _NoticedSpec(_OneShotSpec):
     notice_seconds: float | None = Field(
         None, gt=0, description="so long before, the VMs' metadata servers say that it will come; null: they do not"
     )
 
 
-class Preempted(_Noticed):
+class PreemptionSpec(_NoticedSpec):
     """All READY nodes are taken back."""
 
     kind: Literal["preempted"]  # pyright: ignore[reportIncompatibleVariableOverride]
 
 
-class Maintenance(_Noticed):
+class MaintenanceSpec(_NoticedSpec):
     """They are REPAIRING for so many seconds, and then READY again, their VMs rebooted."""
 
     kind: Literal["maintenance"]  # pyright: ignore[reportIncompatibleVariableOverride]
     seconds: float = Field(gt=0)
 
 
-class Unhealthy(_Blow):
+class UnhealthySpec(_OneShotSpec):
     """Google calls them ill, and names a symptom of one worker if there is one; what runs there runs on."""
 
     kind: Literal["unhealthy"]  # pyright: ignore[reportIncompatibleVariableOverride]
     health: Literal["TIMEOUT", "UNHEALTHY_TENSORFLOW", "UNHEALTHY_MAINTENANCE"] = "TIMEOUT"
-    symptom: Symptoms | None = None
+    symptom: Symptom | None = None
     worker: int | None = Field(None, ge=0)
     words: str = "The TPU does not answer"
 
 
-class Killed(_Blow):
+class ProgramKilledSpec(_OneShotSpec):
     """The program of one worker, or of all, is killed; `out_of_memory`: by its kernel."""
 
     kind: Literal["killed"]  # pyright: ignore[reportIncompatibleVariableOverride]
@@ -114,20 +114,20 @@ class Killed(_Blow):
     out_of_memory: bool = False
 
 
-class Frozen(_Blow):
+class ProgramFrozenSpec(_OneShotSpec):
     """The program of one worker, or of all, is stopped by a signal: it is there and does nothing."""
 
     kind: Literal["frozen"]  # pyright: ignore[reportIncompatibleVariableOverride]
     worker: int | None = Field(None, ge=0)
 
 
-class ControllerKilled(_Blow):
+class ControllerKilledSpec(_OneShotSpec):
     """kill -9 of the process on this machine that sent the last request: the controller itself."""
 
     kind: Literal["controller_killed"]  # pyright: ignore[reportIncompatibleVariableOverride]
 
 
-class WorkerClock(_Blow):
+class WorkerClockSpec(_OneShotSpec):
     """From now on the clock of one worker, or of all, is wrong by so many seconds, as far as its agent can see."""
 
     kind: Literal["worker_clock"]  # pyright: ignore[reportIncompatibleVariableOverride]
@@ -135,7 +135,7 @@ class WorkerClock(_Blow):
     worker: int | None = Field(None, ge=0)
 
 
-class Creation(_Counted):
+class CreationSpec(_CountedSpec):
     """The next `times` attempts to make a node there, in that tier, are refused: when asked for, or later."""
 
     zone: str | None = Field(None, description="null: any")
@@ -143,27 +143,27 @@ class Creation(_Counted):
     at: Literal["request", "operation"] = Field("operation", description="refused at once, or the operation fails")
 
 
-class Stockout(Creation):
+class StockoutSpec(CreationSpec):
     """No capacity."""
 
     kind: Literal["stockout"]  # pyright: ignore[reportIncompatibleVariableOverride]
 
 
-class Quota(Creation):
+class QuotaSpec(CreationSpec):
     """The project's quota is spent."""
 
     kind: Literal["quota"]  # pyright: ignore[reportIncompatibleVariableOverride]
     at: Literal["request", "operation"] = "request"
 
 
-class Permission(Creation):
+class PermissionSpec(CreationSpec):
     """The caller may not."""
 
     kind: Literal["permission"]  # pyright: ignore[reportIncompatibleVariableOverride]
     at: Literal["request", "operation"] = "request"
 
 
-class Failure(Creation):
+class FailureSpec(CreationSpec):
     """Something breaks on Google's side."""
 
     kind: Literal["failure"]  # pyright: ignore[reportIncompatibleVariableOverride]
@@ -171,14 +171,14 @@ class Failure(Creation):
     message: str = "An internal error has occurred"
 
 
-class Endpoints(_Counted):
+class EndpointsSpec(_CountedSpec):
     """The next `times` nodes get another number of VMs than their type has."""
 
     kind: Literal["endpoints"]  # pyright: ignore[reportIncompatibleVariableOverride]
     endpoints: int = Field(ge=1)
 
 
-class QueuedState(_Counted):
+class QueuedStateSpec(_CountedSpec):
     """The next `times` queued resources that would become ACTIVE end otherwise."""
 
     kind: Literal["queued"]  # pyright: ignore[reportIncompatibleVariableOverride]
@@ -186,7 +186,7 @@ class QueuedState(_Counted):
     message: str = "The request could not be served"
 
 
-class _OfRequests(_Counted):
+class _RequestSpec(_CountedSpec):
     match: str
 
     @field_validator("match")
@@ -199,7 +199,7 @@ class _OfRequests(_Counted):
         return value
 
 
-class Http(_OfRequests):
+class HttpSpec(_RequestSpec):
     """The next `times` requests whose "METHOD /path" matches are answered with `status`."""
 
     kind: Literal["http"]  # pyright: ignore[reportIncompatibleVariableOverride]
@@ -209,7 +209,7 @@ class Http(_OfRequests):
     reason: str | None = Field(None, description="its machine-readable reason, e.g. SERVICE_DISABLED")
 
 
-class Cut(_OfRequests):
+class ConnectionCutSpec(_RequestSpec):
     """The connection of the next `times` requests that match breaks: before anything is done, in the middle of the
     bytes of an upload, or after it was done and before the answer."""
 
@@ -217,7 +217,7 @@ class Cut(_OfRequests):
     at: Literal["request", "upload", "answer"] = "answer"
 
 
-class Brownout(_Lasting):
+class BrownoutSpec(_LastingSpec):
     """For so many seconds a share of all requests fails: 503, 429, or a connection that stalls and breaks."""
 
     kind: Literal["brownout"]  # pyright: ignore[reportIncompatibleVariableOverride]
@@ -225,7 +225,7 @@ class Brownout(_Lasting):
     client: Literal["laptop", "workers"] | None = Field(None, description="whose requests; null: everybody's")
 
 
-class Partition(_Lasting):
+class PartitionSpec(_LastingSpec):
     """For so many seconds nothing gets through: from the laptop neither to Google's APIs nor to the workers, or from
     the workers to Google's APIs."""
 
@@ -233,7 +233,7 @@ class Partition(_Lasting):
     client: Literal["laptop", "workers"] = "laptop"
 
 
-class DiskFull(_Lasting):
+class DiskFullSpec(_LastingSpec):
     """For so many seconds nothing can be written to the disk of one worker, or of all (Linux only)."""
 
     kind: Literal["disk_full"]  # pyright: ignore[reportIncompatibleVariableOverride]
@@ -241,45 +241,46 @@ class DiskFull(_Lasting):
     worker: int | None = Field(None, ge=0)
 
 
-class _OfSsh(_Lasting):
+class _SshSpec(_LastingSpec):
     default_trigger: ClassVar[dict[str, float]] = {"after_seconds": 0.0}
     worker: int | None = Field(None, ge=0)
 
 
-class SshRefused(_OfSsh):
+class SshRefusedSpec(_SshSpec):
     """Workers refuse SSH, from the moment a node is READY unless the script says otherwise; one, or all."""
 
     kind: Literal["ssh_refused"]  # pyright: ignore[reportIncompatibleVariableOverride]
 
 
-class SshFrozen(_OfSsh):
+class SshFrozenSpec(_SshSpec):
     """SSH connections are open and nobody answers; of one worker, or of all."""
 
     kind: Literal["ssh_frozen"]  # pyright: ignore[reportIncompatibleVariableOverride]
 
 
-Fault = Annotated[
-    Preempted | Maintenance | Unhealthy | Killed | Frozen | ControllerKilled | WorkerClock
-    | Stockout | Quota | Permission | Failure | Endpoints | QueuedState
-    | Http | Cut | Brownout | Partition | DiskFull | SshRefused | SshFrozen,
+AnyFaultSpec = Annotated[
+    PreemptionSpec | MaintenanceSpec | UnhealthySpec | ProgramKilledSpec | ProgramFrozenSpec | ControllerKilledSpec
+    | WorkerClockSpec
+    | StockoutSpec | QuotaSpec | PermissionSpec | FailureSpec | EndpointsSpec | QueuedStateSpec
+    | HttpSpec | ConnectionCutSpec | BrownoutSpec | PartitionSpec | DiskFullSpec | SshRefusedSpec | SshFrozenSpec,
     Field(discriminator="kind"),
 ]  # fmt: skip
-_FAULT: TypeAdapter[Any] = TypeAdapter(Fault)
-BLOWS = ("preempted", "maintenance", "unhealthy", "killed", "frozen", "controller_killed", "worker_clock")
-CREATION = ("stockout", "quota", "permission", "failure")
-LASTING = ("brownout", "partition", "disk_full", "ssh_refused", "ssh_frozen")
-KINDS = (*BLOWS, *CREATION, "endpoints", "queued", "http", "cut", *LASTING)
+_FAULT_ADAPTER: TypeAdapter[Any] = TypeAdapter(AnyFaultSpec)
+ONE_SHOT_KINDS = ("preempted", "maintenance", "unhealthy", "killed", "frozen", "controller_killed", "worker_clock")
+CREATION_KINDS = ("stockout", "quota", "permission", "failure")
+LASTING_KINDS = ("brownout", "partition", "disk_full", "ssh_refused", "ssh_frozen")
+FAULT_KINDS = (*ONE_SHOT_KINDS, *CREATION_KINDS, "endpoints", "queued", "http", "cut", *LASTING_KINDS)
 
 
-def parse(spec: Any) -> Spec:
+def parse_fault(spec: Any) -> FaultSpec:
     """One fault as written in YAML; CloudError 400 that names the key, and the kinds for an unknown one."""
     kind = spec.get("kind") if isinstance(spec, dict) else None
-    if kind not in KINDS:
-        raise CloudError(400, f"cloud.faults: unknown kind {kind!r}; known: {', '.join(KINDS)}")
+    if kind not in FAULT_KINDS:
+        raise ApiError(400, f"cloud.faults: unknown kind {kind!r}; known: {', '.join(FAULT_KINDS)}")
     try:
-        return _FAULT.validate_python(spec)
+        return _FAULT_ADAPTER.validate_python(spec)
     except ValidationError as error:
         words = "; ".join(
             ": ".join([*(str(part) for part in problem["loc"][1:]), problem["msg"]]) for problem in error.errors()
         )
-        raise CloudError(400, f"cloud.faults ({kind}): {words}") from error
+        raise ApiError(400, f"cloud.faults ({kind}): {words}") from error

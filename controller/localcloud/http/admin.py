@@ -13,13 +13,14 @@ from controller.localcloud.apis.operations import Operations
 from controller.localcloud.apis.storage.objects import Objects
 from controller.localcloud.apis.tpu.nodes import Nodes
 from controller.localcloud.faults.faults import Faults
-from controller.localcloud.faults.spec import parse
-from controller.localcloud.http.errors import CloudError
+from controller.localcloud.faults.spec import parse_fault
+from controller.localcloud.http.errors import ApiError
 from controller.localcloud.store import Store
 
-_SHOWN = ("node", "queued", "worker", "compute", "service", "serviceAccount", "policy", "bucket", "operation", "fault",
+_VISIBLE_KINDS = ("node", "queued", "worker", "compute", "service", "serviceAccount", "policy", "bucket", "operation",
+                  "fault",
           "mistake")  # fmt: skip
-_HIDDEN = frozenset(
+_HIDDEN_KINDS = frozenset(
     {"boot", "counter", "faults", "hostkey", "secretPayload", "setting", "upload"}
 )  # how the emulator works, not what is
 
@@ -54,20 +55,20 @@ class Admin:
             case ("GET", "settings"):
                 return self._settings({})
             case ("POST", "faults"):
-                return self._register(await _body(request, "key", "faults", "check"))
+                return self._register_faults(await _json_body(request, "key", "faults", "check"))
             case ("DELETE", "faults"):
                 self._faults.clear()
                 return web.json_response({})
             case ("POST", "settings"):
-                return self._settings(await _body(request, "operation_seconds"))
+                return self._settings(await _json_body(request, "operation_seconds"))
             case ("POST", "stop"):
                 self._stopped.set()
                 return web.json_response({})
         known = "GET state, GET requests, GET settings, POST settings, POST faults, DELETE faults, POST stop"
-        raise CloudError(404, f"No such method: {request.method} /emulator/{path}; known: {known}")
+        raise ApiError(404, f"No such method: {request.method} /emulator/{path}; known: {known}")
 
     def _state(self) -> dict[str, Any]:
-        kinds = [*_SHOWN, *sorted(set(self._store.kinds()) - _HIDDEN - set(_SHOWN))]
+        kinds = [*_VISIBLE_KINDS, *sorted(set(self._store.kinds()) - _HIDDEN_KINDS - set(_VISIBLE_KINDS))]
         state: dict[str, Any] = {kind: dict(self._store.items(kind)) for kind in kinds}
         state["objects"] = {name: self._objects.names(name) for name in state["bucket"]}
         state["settings"] = {"operation_seconds": self._operations.seconds}
@@ -75,33 +76,33 @@ class Admin:
 
     def _requests(self, after: str) -> web.Response:
         if not after.isdigit():
-            raise CloudError(400, f"after must be a sequence number, not {after!r}")
+            raise ApiError(400, f"after must be a sequence number, not {after!r}")
         lines = "".join(json.dumps(entry, separators=(",", ":")) + "\n" for entry in self._store.logged(int(after)))
         return web.Response(text=lines, content_type="application/jsonl")
 
-    def _register(self, body: dict[str, Any]) -> web.Response:
+    def _register_faults(self, body: dict[str, Any]) -> web.Response:
         key, faults = body.get("key"), body.get("faults")
         if not isinstance(key, str) or not key or not isinstance(faults, list):
-            raise CloudError(400, 'cloud.faults: expected {"key": NAME, "faults": [...]}')
+            raise ApiError(400, 'cloud.faults: expected {"key": NAME, "faults": [...]}')
         if body.get("check"):  # only whether it makes sense
-            return web.json_response({"checked": len([parse(spec) for spec in faults])})
+            return web.json_response({"checked": len([parse_fault(spec) for spec in faults])})
         registered = self._faults.register(key, faults, self._nodes.ready_since())
         return web.json_response({"registered": registered})
 
     def _settings(self, body: dict[str, Any]) -> web.Response:
         seconds = body.get("operation_seconds", self._operations.seconds)
         if not isinstance(seconds, int | float) or seconds < 0:
-            raise CloudError(400, f"operation_seconds must be a number of seconds, not {seconds!r}")
+            raise ApiError(400, f"operation_seconds must be a number of seconds, not {seconds!r}")
         self._operations.seconds = float(seconds)
         self._store.put("setting", "operation_seconds", {"value": float(seconds)})
         return web.json_response({"operation_seconds": self._operations.seconds, "pid": os.getpid()})
 
 
-async def _body(request: web.Request, *known: str) -> dict[str, Any]:
+async def _json_body(request: web.Request, *known: str) -> dict[str, Any]:
     try:
         body = json.loads(await request.read())
     except ValueError as error:
-        raise CloudError(400, f"Invalid JSON: {error}") from error
+        raise ApiError(400, f"Invalid JSON: {error}") from error
     if not isinstance(body, dict) or not set(body) <= set(known):
-        raise CloudError(400, f"Expected an object with {', '.join(known)}")
+        raise ApiError(400, f"Expected an object with {', '.join(known)}")
     return body

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from aiohttp import web
 
-from controller.localcloud.http.errors import CloudError
+from controller.localcloud.http.errors import ApiError
 
 LAPTOP = "laptop"
 IAP_CLIENT = "bot:iap-tunneler"
@@ -17,7 +17,7 @@ IAP_CLIENT = "bot:iap-tunneler"
 
 
 @dataclass(frozen=True)
-class Admitted:
+class AdmittedRequest:
     """A request let in. `path` is without the prefix that carried the token; `base` the root the client speaks to."""
 
     client: str  # "laptop", or "UID/INDEX" of the worker that sent it
@@ -25,7 +25,7 @@ class Admitted:
     base: str
 
 
-def admit(request: web.Request, token: str, url: str) -> Admitted:
+def admit(request: web.Request, token: str, url: str) -> AdmittedRequest:
     """Checks Host, Origin and the token, which comes as a Bearer token or in the path.
 
     Paths: /t/TOKEN/... from the laptop, /w/TOKEN/UID/INDEX/... from a worker. The Host and Origin checks keep web
@@ -33,22 +33,22 @@ def admit(request: web.Request, token: str, url: str) -> Admitted:
     """
     host = request.headers.get("Host", "")
     if not _is_loopback(host):
-        raise CloudError(403, f"Host {host!r} is not a loopback address")
+        raise ApiError(403, f"Host {host!r} is not a loopback address")
     if request.headers.get("Origin", IAP_CLIENT) != IAP_CLIENT:
-        raise CloudError(403, "Requests from web pages are refused")
+        raise ApiError(403, "Requests from web pages are refused")
     path = request.raw_path.partition("?")[0].lstrip("/")
     parts = path.split("/")
-    if parts[0] == "t" and len(parts) > 2 and _same(parts[1], token):
-        return Admitted(LAPTOP, "/".join(parts[2:]), f"{url}t/{token}/")
-    if parts[0] == "w" and len(parts) > 4 and _same(parts[1], token):
+    if parts[0] == "t" and len(parts) > 2 and _tokens_equal(parts[1], token):
+        return AdmittedRequest(LAPTOP, "/".join(parts[2:]), f"{url}t/{token}/")
+    if parts[0] == "w" and len(parts) > 4 and _tokens_equal(parts[1], token):
         worker = f"{parts[2]}/{parts[3]}"
-        return Admitted(worker, "/".join(parts[4:]), f"{url}w/{token}/{worker}/")
+        return AdmittedRequest(worker, "/".join(parts[4:]), f"{url}w/{token}/{worker}/")
     scheme, _, bearer = request.headers.get("Authorization", "").partition(" ")
     # The metadata server's tokens name the worker: TOKEN.UID.INDEX
     secret, _, worker = bearer.strip().partition(".")
-    if scheme.lower() == "bearer" and _same(secret, token):
-        return Admitted(worker.replace(".", "/") or LAPTOP, path, url)
-    raise CloudError(401, "Request is missing a valid token (endpoint.json in the state folder holds it)")
+    if scheme.lower() == "bearer" and _tokens_equal(secret, token):
+        return AdmittedRequest(worker.replace(".", "/") or LAPTOP, path, url)
+    raise ApiError(401, "Request is missing a valid token (endpoint.json in the state folder holds it)")
 
 
 def _is_loopback(host: str) -> bool:
@@ -60,5 +60,5 @@ def _is_loopback(host: str) -> bool:
         return False
 
 
-def _same(given: str, token: str) -> bool:
+def _tokens_equal(given: str, token: str) -> bool:
     return hmac.compare_digest(given.encode(errors="surrogateescape"), token.encode())

@@ -12,11 +12,11 @@ from urllib.parse import parse_qsl
 
 from aiohttp import web
 
-from controller.localcloud.http.errors import CloudError
+from controller.localcloud.http.errors import ApiError
 
 
 @dataclass(frozen=True)
-class Part:
+class BatchPart:
     """One call of a batch."""
 
     content_id: str
@@ -26,11 +26,11 @@ class Part:
     body: Any
 
 
-def parse_batch(content_type: str, body: bytes) -> list[Part]:
+def parse_batch(content_type: str, body: bytes) -> list[BatchPart]:
     """The calls in order; CloudError 400 when it is no batch."""
     message = BytesParser().parsebytes(b"Content-Type: " + content_type.encode() + b"\r\n\r\n" + body)
     if not message.is_multipart():
-        raise CloudError(400, "A batch is a multipart/mixed body")
+        raise ApiError(400, "A batch is a multipart/mixed body")
     parts = []
     for item in message.walk():
         if item.is_multipart():
@@ -40,7 +40,7 @@ def parse_batch(content_type: str, body: bytes) -> list[Part]:
         head, _, content = payload.replace(b"\r\n", b"\n").partition(b"\n\n")
         words = head.decode().partition("\n")[0].split()
         if len(words) < 2:
-            raise CloudError(400, "A part of a batch starts with METHOD PATH")
+            raise ApiError(400, "A part of a batch starts with METHOD PATH")
         # Google's clients send a path, some send the whole URL.
         path, _, query = words[1].partition("?")
         if "://" in path:
@@ -48,8 +48,10 @@ def parse_batch(content_type: str, body: bytes) -> list[Part]:
         try:
             document = json.loads(content) if content.strip() else None
         except ValueError as error:
-            raise CloudError(400, f"Invalid JSON payload received. {error}") from error
-        parts.append(Part(item.get("Content-ID", ""), words[0], path.lstrip("/"), dict(parse_qsl(query)), document))
+            raise ApiError(400, f"Invalid JSON payload received. {error}") from error
+        parts.append(
+            BatchPart(item.get("Content-ID", ""), words[0], path.lstrip("/"), dict(parse_qsl(query)), document)
+        )
     return parts
 
 

@@ -8,14 +8,14 @@ from datetime import UTC, datetime
 from typing import Any
 
 from controller.localcloud.http.discovery import Method
-from controller.localcloud.http.errors import CloudError
+from controller.localcloud.http.errors import ApiError
 
 PROJECT = "slipway-local"
 PROJECT_NUMBER = "314159265358"
 
 
 @dataclass(frozen=True)
-class Call:
+class ApiCall:
     """One validated request: path parameters, query, JSON body; `base` is the root that the client speaks to."""
 
     method: Method
@@ -32,19 +32,19 @@ class Call:
         """A query parameter that must be there; CloudError 400 otherwise."""
         value = self.query.get(name)
         if not value:
-            raise CloudError(400, f"Required parameter: {name}", reason="required")
+            raise ApiError(400, f"Required parameter: {name}", reason="required")
         return value
 
 
 # A handler answers with the response document; only those that wait are coroutines.
-Handler = Callable[[Call], dict[str, Any] | Awaitable[dict[str, Any]]]
+Handler = Callable[[ApiCall], dict[str, Any] | Awaitable[dict[str, Any]]]
 Handlers = Mapping[str, Handler]  # by Method.key
 
 
 def check_project(name: str) -> None:
     """Raises CloudError 403 for a project that is not the emulator's one, as Google does for one that is not yours."""
     if name not in (PROJECT, PROJECT_NUMBER):
-        raise CloudError(403, f"The caller does not have permission on project '{name}' (here it is '{PROJECT}')")
+        raise ApiError(403, f"The caller does not have permission on project '{name}' (here it is '{PROJECT}')")
 
 
 def without_secrets(query: Mapping[str, str]) -> dict[str, str]:
@@ -58,7 +58,7 @@ def timestamp(seconds: float) -> str:
     return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
-def page(call: Call, items: list[Any], field: str, size: str = "pageSize") -> dict[str, Any]:
+def paginate(call: ApiCall, items: list[Any], field: str, size: str = "pageSize") -> dict[str, Any]:
     """One page of a list response; the page token is the index of its first item."""
     start = int(call.query.get("pageToken", "0"))
     end = start + (int(call.query.get(size, "0")) or 500)

@@ -53,7 +53,7 @@ _RPC_CODE = {
 }
 
 
-class CloudError(Exception):
+class ApiError(Exception):
     """A request or an operation that the cloud refuses.
 
     `code` is the HTTP status, `status` the canonical name (newer APIs), `reason` the short name (compute, storage).
@@ -99,11 +99,11 @@ class CloudError(Exception):
         }
 
 
-def not_found(what: str) -> CloudError:
+def not_found(what: str) -> ApiError:
     """404 in the words of compute ("The resource '...' was not found")."""
-    return CloudError(404, f"The resource '{what}' was not found")
+    return ApiError(404, f"The resource '{what}' was not found")
 
 
-def already_exists(what: str) -> CloudError:
+def already_exists(what: str) -> ApiError:
     """409 in the words of compute."""
-    return CloudError(409, f"The resource '{what}' already exists", reason="alreadyExists")
+    return ApiError(409, f"The resource '{what}' already exists", reason="alreadyExists")

@@ -5,39 +5,39 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from controller.localcloud.http.errors import CloudError
+from controller.localcloud.http.errors import ApiError
 
-_Mask = dict[str, "_Mask"]  # field -> what to keep of it; an empty mask keeps everything
+_FieldMask = dict[str, "_FieldMask"]  # field -> what to keep of it; an empty mask keeps everything
 
 _TOKEN = re.compile(r"[^,()/\s]+|[,()/]")
 
 
-def keep(document: Any, fields: str) -> Any:
+def select_fields(document: Any, fields: str) -> Any:
     """The parts of a JSON document that `fields` selects, e.g. "items(name,size),nextPageToken" or "items/name"."""
     tokens = _TOKEN.findall(fields)
-    mask, rest = _parse(tokens, fields)
+    mask, rest = _parse_selection(tokens, fields)
     if rest:
-        raise CloudError(400, f"Invalid field selection {fields}")
+        raise ApiError(400, f"Invalid field selection {fields}")
     return _select(document, mask)
 
 
-def _parse(tokens: list[str], fields: str) -> tuple[_Mask, list[str]]:
+def _parse_selection(tokens: list[str], fields: str) -> tuple[_FieldMask, list[str]]:
     """A comma-separated list of selections up to a closing parenthesis or the end, and the tokens that follow."""
-    mask: _Mask = {}
+    mask: _FieldMask = {}
     while tokens:
         node = mask
         while True:
             if not tokens or tokens[0] in ",()/":
-                raise CloudError(400, f"Invalid field selection {fields}")
+                raise ApiError(400, f"Invalid field selection {fields}")
             node = node.setdefault(tokens[0], {})
             tokens = tokens[1:]
             if not tokens or tokens[0] != "/":
                 break
             tokens = tokens[1:]
         if tokens and tokens[0] == "(":
-            inner, tokens = _parse(tokens[1:], fields)
+            inner, tokens = _parse_selection(tokens[1:], fields)
             if not tokens or tokens[0] != ")":
-                raise CloudError(400, f"Invalid field selection {fields}")
+                raise ApiError(400, f"Invalid field selection {fields}")
             node.update(inner)
             tokens = tokens[1:]
         if not tokens or tokens[0] != ",":
@@ -46,7 +46,7 @@ def _parse(tokens: list[str], fields: str) -> tuple[_Mask, list[str]]:
     return mask, tokens
 
 
-def _select(value: Any, mask: _Mask) -> Any:
+def _select(value: Any, mask: _FieldMask) -> Any:
     if not mask or "*" in mask:
         return value
     if isinstance(value, list):

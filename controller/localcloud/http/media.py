@@ -14,19 +14,19 @@ from urllib.parse import quote
 from aiohttp import web
 
 from controller.localcloud.apis.storage.blobs import Blobs, Digest
-from controller.localcloud.apis.storage.objects import Objects, Stored, resource
-from controller.localcloud.http.call import Call
-from controller.localcloud.http.errors import CloudError
+from controller.localcloud.apis.storage.objects import Objects, StoredObject, object_resource
+from controller.localcloud.http.call import ApiCall
+from controller.localcloud.http.errors import ApiError
 from controller.localcloud.store import Document, Store
 
-_QUANTUM = 256 * 1024  # chunks of a resumable upload, but for the last, are multiples of this
-_SMALL = 1 << 20  # bytes that may be read or hashed on the event loop
-_PIECE = 1 << 20
+_CHUNK_MULTIPLE = 256 * 1024  # chunks of a resumable upload, but for the last, are multiples of this
+_INLINE_BYTES = 1 << 20  # bytes that may be read or hashed on the event loop
+_CHUNK_BYTES = 1 << 20
 _CONTENT_RANGE = re.compile(r"bytes (?:(\d+)-(\d+)|\*)/(\d+|\*)")
 _SESSION_SECONDS = 7 * 24 * 3600.0
 
 
-class Media:
+class MediaTransfers:
     """Uploads (simple, multipart, resumable) and downloads."""
 
     def __init__(self, store: Store, objects: Objects, blobs: Blobs) -> None:
@@ -38,7 +38,7 @@ class Media:
                 blobs.delete(session["blob"])
                 store.delete("upload", name)
 
-    async def upload(self, request: web.Request, call: Call) -> web.Response:
+    async def upload(self, request: web.Request, call: ApiCall) -> web.Response:
         """POST or PUT on /upload/... : one of the three protocols, or the next chunk of the last."""
         if upload_id := call.query.get("upload_id"):
             return await self._continue(request, call, upload_id)
@@ -50,9 +50,9 @@ class Media:
             return await self._multipart(request, call)
         if kind == "resumable":
             return await self._begin(request, call)
-        raise CloudError(400, f"Invalid uploadType '{kind}': media, multipart or resumable")
+        raise ApiError(400, f"Invalid uploadType '{kind}': media, multipart or resumable")
 
-    async def _simple(self, request: web.Request, call: Call, metadata: Document) -> web.Response:
+    async def _simple(self, request: web.Request, call: ApiCall, metadata: Document) -> web.Response:
         blob = self._blobs.create()
         digest = Digest()
         with self._blobs.partial(blob).open("wb") as file:
@@ -61,13 +61,13 @@ class Media:
                 digest.update(data)
         return self._finalize(call, metadata, blob, digest)
 
-    async def _multipart(self, request: web.Request, call: Call) -> web.Response:
+    async def _multipart(self, request: web.Request, call: ApiCall) -> web.Response:
         text, content_type, data = _split_related(request.headers.get("Content-Type", ""), await request.read())
-        metadata = _metadata(text)
+        metadata = _parse_metadata(text)
         metadata.setdefault("contentType", content_type)
         blob = self._blobs.create()
         digest = Digest()
-        if len(data) <= _SMALL:
+        if len(data) <= _INLINE_BYTES:
             self._write(blob, digest, data)
         else:
             await asyncio.to_thread(self._write, blob, digest, data)
@@ -77,22 +77,22 @@ class Media:
         digest.update(data)
         self._blobs.partial(blob).write_bytes(data)
 
-    def _finalize(self, call: Call, metadata: Document, blob: str, digest: Digest) -> web.Response:
+    def _finalize(self, call: ApiCall, metadata: Document, blob: str, digest: Digest) -> web.Response:
         fields = digest.fields()
         for key in ("md5Hash", "crc32c"):
             if metadata.get(key) not in (None, fields[key]):
                 self._blobs.delete(blob)
                 message = f"Provided {key} {metadata[key]} doesn't match calculated {key} {fields[key]}."
-                raise CloudError(400, message)
+                raise ApiError(400, message)
         name = call.query.get("name") or metadata.get("name", "")
         if encoding := call.query.get("contentEncoding"):
             metadata["contentEncoding"] = encoding
         self._blobs.finish(blob)
         stored = self._objects.put(call.path["bucket"], name, {**metadata, **fields}, blob, call.query)
-        return web.json_response(resource(stored, call.base), headers=_object_headers(stored))
+        return web.json_response(object_resource(stored, call.base), headers=_object_headers(stored))
 
-    async def _begin(self, request: web.Request, call: Call) -> web.Response:
-        metadata = _metadata(await request.read() or b"{}")
+    async def _begin(self, request: web.Request, call: ApiCall) -> web.Response:
+        metadata = _parse_metadata(await request.read() or b"{}")
         name = call.query.get("name") or metadata.get("name", "")
         self._objects.find(call.path["bucket"], name)  # 404 for a missing bucket now, not after the bytes
         metadata.setdefault("contentType", request.headers.get("X-Upload-Content-Type", "application/octet-stream"))
@@ -109,16 +109,16 @@ class Media:
         location = f"{call.base}upload/storage/v1/b/{call.path['bucket']}/o?{query}"
         return web.json_response({}, headers={"Location": location, "X-GUploader-UploadID": upload_id})
 
-    async def _continue(self, request: web.Request, call: Call, upload_id: str) -> web.Response:
+    async def _continue(self, request: web.Request, call: ApiCall, upload_id: str) -> web.Response:
         session = self._store.get("upload", upload_id)
         if session is None or session["bucket"] != call.path["bucket"]:
-            raise CloudError(404, f"No such upload: {upload_id}")
+            raise ApiError(404, f"No such upload: {upload_id}")
         if request.method == "DELETE":
             self._blobs.delete(session["blob"])
             self._store.delete("upload", upload_id)
             return web.Response(status=499)
         if "finished" in session:
-            return web.json_response(resource(Stored(session["finished"], ""), call.base))
+            return web.json_response(object_resource(StoredObject(session["finished"], ""), call.base))
         total = await self._append(request, session)
         received = self._blobs.partial(session["blob"]).stat().st_size
         if total is None or received < total:
@@ -126,12 +126,12 @@ class Media:
             if received:
                 headers["Range"] = f"bytes=0-{received - 1}"
             return web.Response(status=308, reason="Resume Incomplete", headers=headers)
-        if received <= _SMALL:
+        if received <= _INLINE_BYTES:
             digest = self._blobs.digest(session["blob"])
         else:
             digest = await asyncio.to_thread(self._blobs.digest, session["blob"])
         query = {**session["query"], "name": session["metadata"]["name"]}
-        finalizing = Call(call.method, call.path, query, {}, call.base)
+        finalizing = ApiCall(call.method, call.path, query, {}, call.base)
         response = self._finalize(finalizing, session["metadata"], session["blob"], digest)
         done = self._objects.find(session["bucket"], session["metadata"]["name"])
         if done:
@@ -147,14 +147,14 @@ class Media:
         if header:
             match = _CONTENT_RANGE.fullmatch(header)
             if match is None:
-                raise CloudError(400, f"Invalid Content-Range: {header}")
+                raise ApiError(400, f"Invalid Content-Range: {header}")
             total = None if match[3] == "*" else int(match[3])
             if match[1] is None:
                 return total  # a question about the state
             first, last = int(match[1]), int(match[2])
         if first > received:
             message = f"The upload offset is {first} byte(s), which exceeds the uploaded {received} byte(s)."
-            raise CloudError(400, message)
+            raise ApiError(400, message)
         skip = received - first
         with path.open("ab") as file:
             async for data in request.content.iter_any():
@@ -166,10 +166,10 @@ class Media:
         assert last is not None
         if total is None or last + 1 < total:
             with path.open("r+b") as file:
-                file.truncate(max(received, size - size % _QUANTUM))  # Google keeps whole quanta only
+                file.truncate(max(received, size - size % _CHUNK_MULTIPLE))  # Google keeps whole quanta only
         return total
 
-    async def take_half(self, request: web.Request) -> None:
+    async def read_half(self, request: web.Request) -> None:
         """Reads half of what is being sent, before its connection breaks: a resumable upload keeps it, in quanta."""
         data = await request.content.readexactly((request.content_length or 0) // 2)
         session = self._store.get("upload", request.query.get("upload_id", ""))
@@ -180,9 +180,9 @@ class Media:
         received = path.stat().st_size
         fresh = data[max(0, received - int(match[1])) :]
         with path.open("ab") as file:
-            file.write(fresh[: len(fresh) - (received + len(fresh)) % _QUANTUM])
+            file.write(fresh[: len(fresh) - (received + len(fresh)) % _CHUNK_MULTIPLE])
 
-    async def download(self, request: web.Request, call: Call) -> web.StreamResponse:
+    async def download(self, request: web.Request, call: ApiCall) -> web.StreamResponse:
         """The bytes of an object, or a range of them: 200, 206, 304, 404, 416."""
         stored = self._objects.get(call.path["bucket"], call.path["object"], call.query)
         headers = _object_headers(stored)
@@ -191,26 +191,26 @@ class Media:
             headers["Content-Encoding"] = encoding
         start, stop, status = 0, stored.size, 200
         if "Range" in request.headers:
-            start, stop = _range(request.headers["Range"], stored.size)
+            start, stop = _parse_range(request.headers["Range"], stored.size)
             status = 206
             headers["Content-Range"] = f"bytes {start}-{stop - 1}/{stored.size}"
         # Opened at once: a newer generation may delete the file while this one is being sent.
         with self._blobs.path(stored.blob).open("rb") as file:
             file.seek(start)
-            if stop - start <= _SMALL:
+            if stop - start <= _INLINE_BYTES:
                 return web.Response(status=status, body=file.read(stop - start), headers=headers)
             response = web.StreamResponse(status=status, headers=headers)
             response.content_length = stop - start
             await response.prepare(request)
             while start < stop:
-                piece = await asyncio.to_thread(file.read, min(_PIECE, stop - start))
+                piece = await asyncio.to_thread(file.read, min(_CHUNK_BYTES, stop - start))
                 start += len(piece)
                 await response.write(piece)
             await response.write_eof()
             return response
 
 
-def _object_headers(stored: Stored) -> dict[str, str]:
+def _object_headers(stored: StoredObject) -> dict[str, str]:
     body = stored.body
     hashes = [f"{short}={body[key]}" for short, key in (("crc32c", "crc32c"), ("md5", "md5Hash")) if key in body]
     return {
@@ -224,7 +224,7 @@ def _object_headers(stored: Stored) -> dict[str, str]:
     }
 
 
-def _range(header: str, size: int) -> tuple[int, int]:
+def _parse_range(header: str, size: int) -> tuple[int, int]:
     """(start, stop) of a single byte range; CloudError 416 when it lies beyond the end."""
     match = re.fullmatch(r"bytes=(\d*)-(\d*)", header.strip())
     if match is None or match[1] == match[2] == "":
@@ -234,17 +234,17 @@ def _range(header: str, size: int) -> tuple[int, int]:
     else:
         start, stop = int(match[1]), min(size, int(match[2]) + 1) if match[2] else size
     if start >= size or start >= stop:
-        raise CloudError(416, "The requested range cannot be satisfied.")
+        raise ApiError(416, "The requested range cannot be satisfied.")
     return start, stop
 
 
-def _metadata(text: bytes) -> Document:
+def _parse_metadata(text: bytes) -> Document:
     try:
         metadata: Any = json.loads(text)
     except ValueError as error:
-        raise CloudError(400, f"Parse Error: {error}") from error
+        raise ApiError(400, f"Parse Error: {error}") from error
     if not isinstance(metadata, dict):
-        raise CloudError(400, "The metadata of an object is a JSON object")
+        raise ApiError(400, "The metadata of an object is a JSON object")
     return metadata
 
 
@@ -252,7 +252,7 @@ def _split_related(content_type: str, body: bytes) -> tuple[bytes, str, bytes]:
     """(metadata JSON, content type, bytes) of a multipart/related body; lines end in CRLF, or LF from some clients."""
     match = re.search(r"boundary=(?:\"([^\"]+)\"|'([^']+)'|([^;\s]+))", content_type)
     if match is None:
-        raise CloudError(400, "multipart upload without a boundary")
+        raise ApiError(400, "multipart upload without a boundary")
     mark = b"--" + next(text for text in match.groups() if text).encode()
     start = body.find(mark) + len(mark)
     line = b"\r\n" if body[start : start + 2] == b"\r\n" else b"\n"
@@ -261,13 +261,13 @@ def _split_related(content_type: str, body: bytes) -> tuple[bytes, str, bytes]:
     pieces = body[start:].split(separator, 1)
     end = pieces[1].rfind(separator) if len(pieces) == 2 else -1
     if end < 0:
-        raise CloudError(400, "multipart upload that does not hold two parts")
-    text = _part(pieces[0], line)[1]
-    headers, data = _part(pieces[1][:end], line)
+        raise ApiError(400, "multipart upload that does not hold two parts")
+    text = _parse_part(pieces[0], line)[1]
+    headers, data = _parse_part(pieces[1][:end], line)
     return text, headers.get("content-type", "application/octet-stream"), data
 
 
-def _part(part: bytes, line: bytes) -> tuple[Mapping[str, str], bytes]:
+def _parse_part(part: bytes, line: bytes) -> tuple[Mapping[str, str], bytes]:
     head, _, content = part.removeprefix(line).partition(line + line)
     if part.startswith(line + line):
         head, content = b"", part.removeprefix(line + line)

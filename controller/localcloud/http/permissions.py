@@ -6,17 +6,17 @@ from controller.localcloud.apis.projects import Policies
 from controller.localcloud.http.admission import LAPTOP
 from controller.localcloud.http.call import PROJECT, PROJECT_NUMBER
 from controller.localcloud.http.discovery import Method
-from controller.localcloud.http.errors import CloudError
+from controller.localcloud.http.errors import ApiError
 from controller.localcloud.store import Store
-from controller.localcloud.vms.machines import Machines
+from controller.localcloud.vms.machines import Instances
 
-_ENOUGH = frozenset({"roles/owner", "roles/editor", "roles/tpu.admin"})
+_SUFFICIENT_ROLES = frozenset({"roles/owner", "roles/editor", "roles/tpu.admin"})
 
 
 class Permissions:
     """Judged for calls that change TPUs or delete instances; what a custom role holds is not looked at."""
 
-    def __init__(self, store: Store, policies: Policies, machines: Machines) -> None:
+    def __init__(self, store: Store, policies: Policies, machines: Instances) -> None:
         self._machines = machines
         self._store = store
         self._policies = policies
@@ -36,9 +36,9 @@ class Permissions:
             return  # an editor in most projects
         bindings = self._policies.get(f"projects/{PROJECT}")["bindings"]
         roles = {b["role"] for b in bindings if f"serviceAccount:{email}" in b.get("members", ())}
-        if not any(role in _ENOUGH or role.startswith(f"projects/{PROJECT}/roles/") for role in roles):
+        if not any(role in _SUFFICIENT_ROLES or role.startswith(f"projects/{PROJECT}/roles/") for role in roles):
             permission = f"{method.api}.{method.name.replace('projects.locations.', '').lower()}"
-            raise CloudError(403, f"Permission '{permission}' denied on resource (or it may not exist).")
+            raise ApiError(403, f"Permission '{permission}' denied on resource (or it may not exist).")
 
     def _check_deletion(self, uid: str) -> None:
         """CloudError 403 for a VM whose account may not delete instances: by the policy of that one, its own."""
@@ -47,4 +47,4 @@ class Permissions:
         member = f"serviceAccount:{self._machines.account(uid)}"
         roles = {b["role"] for b in bindings if member in b.get("members", ())}
         if "roles/compute.instanceAdmin.v1" not in roles:
-            raise CloudError(403, "Required 'compute.instances.delete' permission for the instance")
+            raise ApiError(403, "Required 'compute.instances.delete' permission for the instance")

@@ -13,26 +13,26 @@ from typing import Any, NoReturn
 from aiohttp import web
 
 from controller.localcloud.apis.iap import PREFIX as IAP
-from controller.localcloud.apis.iap import Iap
+from controller.localcloud.apis.iap import IapRelay
 from controller.localcloud.apis.metadata import PREFIX as METADATA
-from controller.localcloud.apis.metadata import Metadata
-from controller.localcloud.faults.faults import Broken, Faults
+from controller.localcloud.apis.metadata import MetadataServer
+from controller.localcloud.faults.faults import BrokenConnection, Faults
 from controller.localcloud.http import internal_errors
 from controller.localcloud.http.admin import Admin
-from controller.localcloud.http.admission import LAPTOP, Admitted, admit
+from controller.localcloud.http.admission import LAPTOP, AdmittedRequest, admit
 from controller.localcloud.http.batch import parse_batch, render_batch
-from controller.localcloud.http.call import PROJECT_NUMBER, Call, Handlers, without_secrets
+from controller.localcloud.http.call import PROJECT_NUMBER, ApiCall, Handlers, without_secrets
 from controller.localcloud.http.discovery import Discovery, Method
-from controller.localcloud.http.errors import CloudError
-from controller.localcloud.http.fields import keep
-from controller.localcloud.http.media import Media
+from controller.localcloud.http.errors import ApiError
+from controller.localcloud.http.fields import select_fields
+from controller.localcloud.http.media import MediaTransfers
 from controller.localcloud.http.permissions import Permissions
 from controller.localcloud.http.validation import Validation
 from controller.localcloud.store import Store
 
-_SURFACES = ("resumable/upload/", "upload/", "download/")  # where storage's bytes go
+_MEDIA_PREFIXES = ("resumable/upload/", "upload/", "download/")  # where storage's bytes go
 # Methods that are called by POST although they change nothing.
-_READS = ("getIamPolicy", "testIamPermissions", "getGuestAttributes", "wait")
+_READ_VERBS = ("getIamPolicy", "testIamPermissions", "getGuestAttributes", "wait")
 
 
 class Server:
@@ -44,9 +44,9 @@ class Server:
         store: Store,
         discovery: Discovery,
         handlers: Handlers,
-        media: Media,
-        metadata: Metadata,
-        iap: Iap,
+        media: MediaTransfers,
+        metadata: MetadataServer,
+        iap: IapRelay,
         admin: Admin,
         faults: Faults,
         permissions: Permissions,
@@ -92,24 +92,24 @@ class Server:
                 return await self._iap.answer(request, admitted.client)
             if path.startswith("batch"):
                 return await self._batch(request, admitted)
-            return await self._api(request, admitted)
-        except CloudError as refusal:
-            return _refuse(refusal)
+            return await self._handle_api(request, admitted)
+        except ApiError as refusal:
+            return _error_response(refusal)
         except ConnectionResetError:
             raise  # the client has gone
         except Exception as mistake:
             # the path without the prefix that holds the token
-            internal_errors.record(self._store, f"{request.method} /{path}", mistake)
-            return _refuse(internal_errors.answer(mistake))
+            internal_errors.record_error(self._store, f"{request.method} /{path}", mistake)
+            return _error_response(internal_errors.internal_error(mistake))
 
-    async def _api(self, request: web.Request, admitted: Admitted) -> web.StreamResponse:
+    async def _handle_api(self, request: web.Request, admitted: AdmittedRequest) -> web.StreamResponse:
         """One call of one API, from its log entry to its answer."""
-        surface = next((name for name in _SURFACES if admitted.path.startswith(name)), "")
+        surface = next((name for name in _MEDIA_PREFIXES if admitted.path.startswith(name)), "")
         path = admitted.path.removeprefix(surface)
         # Chunks of an upload come by PUT and DELETE too, which the documents do not know.
         http = "POST" if "upload" in surface else request.method
         body = None if surface else await _json_body(request)
-        return await self._call(http, path, _query(request), body, admitted, request, surface)
+        return await self._call(http, path, _query_parameters(request), body, admitted, request, surface)
 
     async def _call(
         self,
@@ -117,58 +117,58 @@ class Server:
         path: str,
         query: Mapping[str, str],
         body: Any,
-        admitted: Admitted,
+        admitted: AdmittedRequest,
         request: web.Request | None = None,
         surface: str = "",
     ) -> web.StreamResponse:
         entry = {"time": time.time(), "method": request.method if request else http, "path": f"/{surface}{path}"}
         entry |= {"client": admitted.client, "query": without_secrets(query), "api": None, "call": None}
-        entry |= {"mutating": http not in ("GET", "HEAD"), "body": _redacted(body)}
+        entry |= {"mutating": http not in ("GET", "HEAD"), "body": _redact(body)}
         started = time.perf_counter()
         status = 500
         try:
-            self._faults.request_made()
+            self._faults.on_request()
             named = f"?name={query['name']}" if "upload" in surface and "name" in query else ""
             met = self._faults.meets(admitted.client == LAPTOP, http, f"/{surface}{path}{named}")
-            if isinstance(met, CloudError):
+            if isinstance(met, ApiError):
                 raise met
             if request is not None and met and met.at != "answer":
-                await self._break(request, met)
+                await self._break_connection(request, met)
             found = self._discovery.match(http, path)
             if found is None:
-                raise CloudError(404, f"No such method: {http} /{path}")
+                raise ApiError(404, f"No such method: {http} /{path}")
             method, parameters = found
             entry |= {"api": method.api, "call": method.name}
-            entry["mutating"] = entry["mutating"] and not method.name.endswith(_READS)
+            entry["mutating"] = entry["mutating"] and not method.name.endswith(_READ_VERBS)
             self._check_enabled(method)
             self._permissions.check(method, admitted.client)
             self._validation.check_query(method, query)
-            call = Call(method, parameters, query, body or {}, admitted.base)
+            call = ApiCall(method, parameters, query, body or {}, admitted.base)
             if request is None or not (surface or query.get("alt") == "media"):
                 response = await self._json_call(method, call, body)
             elif method.key == "storage.v1:objects.insert" and "upload" in surface:
                 response = await self._media.upload(request, call)
-                entry["body"] = _summary(response)
+                entry["body"] = _response_summary(response)
             elif method.key == "storage.v1:objects.get" and "upload" not in surface:
                 response = await self._media.download(request, call)
             else:
-                raise CloudError(400, f"{method.name} has no media")
+                raise ApiError(400, f"{method.name} has no media")
             status = response.status
             if request is not None and met:
-                await self._break(request, met)
+                await self._break_connection(request, met)
             return response
-        except CloudError as refusal:
+        except ApiError as refusal:
             status = refusal.code
-            return _refuse(refusal)
+            return _error_response(refusal)
         finally:
             seconds = round(time.perf_counter() - started, 6)
             self._store.log({**entry, "status": status, "seconds": seconds})
 
-    async def _break(self, request: web.Request, how: Broken) -> NoReturn:
+    async def _break_connection(self, request: web.Request, how: BrokenConnection) -> NoReturn:
         """The connection is gone, and who sent the request may only guess whether anything was done."""
         await asyncio.sleep(how.stall_seconds)
         if how.at == "upload":
-            await self._media.take_half(request)
+            await self._media.read_half(request)
         if request.transport is not None:
             request.transport.abort()
         raise ConnectionResetError("a scripted fault")
@@ -183,12 +183,12 @@ class Server:
             )
             info = {"@type": "type.googleapis.com/google.rpc.ErrorInfo", "reason": "SERVICE_DISABLED"}
             info |= {"domain": "googleapis.com", "metadata": {"service": name}}
-            raise CloudError(403, message, reason="accessNotConfigured", details=[info])
+            raise ApiError(403, message, reason="accessNotConfigured", details=[info])
 
-    async def _json_call(self, method: Method, call: Call, body: Any) -> web.Response:
+    async def _json_call(self, method: Method, call: ApiCall, body: Any) -> web.Response:
         handler = self._handlers.get(method.key)
         if handler is None:
-            raise CloudError(501, f"The emulated cloud does not implement {method.document} {method.name}")
+            raise ApiError(501, f"The emulated cloud does not implement {method.document} {method.name}")
         self._validation.check_body(method, body)
         with self._store.transaction():
             result = handler(call)
@@ -196,9 +196,9 @@ class Server:
             result = await result
         if not method.answers:
             return web.Response(status=204)
-        return web.json_response(keep(result, call.query["fields"]) if "fields" in call.query else result)
+        return web.json_response(select_fields(result, call.query["fields"]) if "fields" in call.query else result)
 
-    async def _batch(self, request: web.Request, admitted: Admitted) -> web.Response:
+    async def _batch(self, request: web.Request, admitted: AdmittedRequest) -> web.Response:
         """https://cloud.google.com/storage/docs/batch: several calls in one multipart request."""
         prefix = admitted.base.removeprefix(self._url)  # clients repeat it in every part
         parts = parse_batch(request.headers.get("Content-Type", ""), await request.read())
@@ -217,20 +217,20 @@ async def _json_body(request: web.Request) -> Any:
     try:
         return json.loads(text)
     except ValueError as error:
-        raise CloudError(400, f"Invalid JSON payload received. {error}") from error
+        raise ApiError(400, f"Invalid JSON payload received. {error}") from error
 
 
-def _refuse(refusal: CloudError) -> web.Response:
+def _error_response(refusal: ApiError) -> web.Response:
     if refusal.code == 304:
         return web.Response(status=304)
     headers = {} if refusal.retry_after is None else {"Retry-After": str(refusal.retry_after)}
     return web.json_response(refusal.body(), status=refusal.code, headers=headers)
 
 
-def _redacted(body: Any) -> Any:
+def _redact(body: Any) -> Any:
     """The body as logged: metadata (start-up scripts, say) may hold secrets; SSH keys are public."""
     if isinstance(body, list):
-        return [_redacted(item) for item in body]
+        return [_redact(item) for item in body]
     if not isinstance(body, dict):
         return body
     shown = {}
@@ -240,16 +240,16 @@ def _redacted(body: Any) -> Any:
         elif key == "payload":  # of a secret
             shown[key] = "..."
         else:
-            shown[key] = _redacted(value)
+            shown[key] = _redact(value)
     return shown
 
 
-def _summary(response: web.Response) -> dict[str, str]:
+def _response_summary(response: web.Response) -> dict[str, str]:
     """What the log holds of an object's bytes, once the last of them have come."""
     made = json.loads(response.body) if response.status == 200 and isinstance(response.body, bytes) else {}
     return {key: made[key] for key in ("name", "size", "md5Hash") if key in made}
 
 
-def _query(request: web.Request) -> dict[str, str]:
+def _query_parameters(request: web.Request) -> dict[str, str]:
     """A parameter that is repeated, as lists are in REST, becomes one value with commas."""
     return {name: ",".join(request.query.getall(name)) for name in request.query}

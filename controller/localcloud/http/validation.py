@@ -11,7 +11,7 @@ from jsonschema.exceptions import ValidationError
 from jsonschema.protocols import Validator
 
 from controller.localcloud.http.discovery import Discovery, Method
-from controller.localcloud.http.errors import CloudError
+from controller.localcloud.http.errors import ApiError
 
 _INTEGER = {"type": ["integer", "string"], "pattern": r"^-?\d+$"}  # proto3 JSON takes both
 _FORMATS: Mapping[str, dict[str, Any]] = {
@@ -37,10 +37,10 @@ class Validation:
         if method.body is None or body is None:
             return
         if not isinstance(body, dict):
-            raise CloudError(400, 'Invalid JSON payload received. Root element must be a "message".')
+            raise ApiError(400, 'Invalid JSON payload received. Root element must be a "message".')
         error = next(self._validator(method.document, method.body).iter_errors(_without_nulls(body)), None)
         if error is not None:
-            raise _refusal(error)
+            raise _validation_error(error)
 
     def check_query(self, method: Method, query: Mapping[str, str]) -> None:
         """Raises CloudError 400 on an unknown parameter, or on a value that is no number, boolean or known name."""
@@ -49,7 +49,7 @@ class Validation:
             if parameter is None:
                 if name in _UNDECLARED_QUERY:
                     continue
-                raise CloudError(
+                raise ApiError(
                     400,
                     f'Invalid JSON payload received. Unknown name "{name}": Cannot bind query parameter. '
                     f"Field '{name}' could not be found in request message.",
@@ -60,7 +60,7 @@ class Validation:
                 "boolean": value.lower() in ("true", "false"),
             }.get(str(kind), True)
             if not fits or ("enum" in parameter and value not in parameter["enum"]):
-                raise CloudError(400, f"Invalid value at '{name}' ({kind}), \"{value}\"")
+                raise ApiError(400, f"Invalid value at '{name}' ({kind}), \"{value}\"")
 
     def _validator(self, document: str, schema: str) -> Validator:
         key = (document, schema)
@@ -106,7 +106,7 @@ def _without_nulls(value: Any) -> Any:
     return value
 
 
-def _refusal(error: ValidationError) -> CloudError:
+def _validation_error(error: ValidationError) -> ApiError:
     where = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in error.absolute_path).lstrip(".")
     if error.validator == "additionalProperties":
         instance: Any = error.instance
@@ -120,4 +120,4 @@ def _refusal(error: ValidationError) -> CloudError:
         message = f"Invalid value at '{where}': {error.message}"
     violations = [{"field": where, "description": line} for line in message.splitlines()]
     detail = {"@type": "type.googleapis.com/google.rpc.BadRequest", "fieldViolations": violations}
-    return CloudError(400, message, details=[detail])
+    return ApiError(400, message, details=[detail])

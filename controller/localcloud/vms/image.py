@@ -14,12 +14,12 @@ from controller.localcloud.vms.processes import MARKER
 COORDINATOR_PORT = 8482  # the one that jax.distributed uses on Cloud TPU
 
 
-CLOCK, DISK = "clock", "free_gb"
+CLOCK_FILE, DISK_FILE = "clock", "free_gb"
 """Files beside a worker's home that say by how much its clock is wrong, and what is free on its disk, if they exist."""
 
 
 @dataclass(frozen=True)
-class Worker:
+class EmulatedWorker:
     """One VM of a node. `address` is what the cloud publishes; SSH listens on host:port."""
 
     uid: str  # of its node
@@ -36,23 +36,23 @@ class Worker:
         return f"{self.uid}/{self.index:04d}"
 
 
-def vm_name(worker: Worker) -> str:
+def vm_name(worker: EmulatedWorker) -> str:
     """The name of the VM, which is not that of the node."""
     return f"t1v-n-{worker.uid}-w-{worker.index}"
 
 
-def marker(state: Path, worker: Worker | None = None) -> str:
+def process_marker(state: Path, worker: EmulatedWorker | None = None) -> str:
     """The marker's value for one worker, or the prefix that all workers of a state folder share."""
     return f"{state}:{worker.name}" if worker else f"{state}:"
 
 
-def environment(
-    worker: Worker, hostnames: Sequence[str], *, home: Path, user: str, state: Path, url: str, token: str
+def worker_environment(
+    worker: EmulatedWorker, hostnames: Sequence[str], *, home: Path, user: str, state: Path, url: str, token: str
 ) -> dict[str, str]:
     """The variables of a session. `hostnames[i]` is where this worker finds worker i; `url` is the server's root."""
-    root = _root(url, token, worker.uid, worker.index)
+    root = _vm_api_root(url, token, worker.uid, worker.index)
     return {
-        **_session(home, user, root),
+        **_session_environment(home, user, root),
         "JAX_PLATFORMS": "cpu",
         "JAX_NUM_CPU_DEVICES": str(worker.devices),
         "JAX_FORCE_TPU_INIT": "1",
@@ -68,24 +68,24 @@ def environment(
         "GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT": "false",
         "SLIPWAY_BOOT_ID": worker.boot_id,
         "SLIPWAY_VMSTAT": str(home.parent / "vmstat"),
-        "SLIPWAY_CLOCK": str(home.parent / CLOCK),
-        "SLIPWAY_FREE_GB": str(home.parent / DISK),
+        "SLIPWAY_CLOCK": str(home.parent / CLOCK_FILE),
+        "SLIPWAY_FREE_GB": str(home.parent / DISK_FILE),
         "SLIPWAY_SYSFS": str(home.parent / "sys"),  # a kernel setting of this machine is none of a worker's business
-        MARKER: marker(state, worker),
+        MARKER: process_marker(state, worker),
     }
 
 
-def environment_of_vm(uid: str, home: Path, url: str, token: str) -> dict[str, str]:
+def vm_environment(uid: str, home: Path, url: str, token: str) -> dict[str, str]:
     """The variables of the startup script of an instance that is no TPU worker."""
-    return _session(home, "root", _root(url, token, uid, 0))
+    return _session_environment(home, "root", _vm_api_root(url, token, uid, 0))
 
 
-def _root(url: str, token: str, uid: str, index: int) -> str:
+def _vm_api_root(url: str, token: str, uid: str, index: int) -> str:
     """Where a VM finds the server: requests without an Authorization header carry the token, and who sends them."""
     return f"{url}w/{token}/{uid}/{index}/"
 
 
-def _session(home: Path, user: str, root: str) -> dict[str, str]:
+def _session_environment(home: Path, user: str, root: str) -> dict[str, str]:
     metadata = root.removeprefix("http://").rstrip("/")
     bin_folders = [str(Path(sys.executable).parent), sysconfig.get_path("scripts")]
     path = [*dict.fromkeys(bin_folders), "/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin", "/sbin", "/bin"]

@@ -14,18 +14,18 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from controller.localcloud.apis.networks import KIND
+from controller.localcloud.apis.networks import COMPUTE_KIND
 from controller.localcloud.http.call import PROJECT, PROJECT_NUMBER
 from controller.localcloud.store import Document, Store
-from controller.localcloud.vms.image import environment_of_vm
+from controller.localcloud.vms.image import vm_environment
 from controller.localcloud.vms.processes import MARKER, kill_marked
 
-SCRIPT = "startup-script"
+STARTUP_SCRIPT_KEY = "startup-script"
 SERIAL_BYTES = 1 << 20
 """What Google keeps of the newest output: https://cloud.google.com/compute/docs/troubleshooting/viewing-serial-port-output"""
 
 
-class Machines:
+class Instances:
     """All instances, by their path in the store; `ID/0` is how one calls itself in its requests."""
 
     def __init__(self, store: Store, state: Path, url: str, token: str) -> None:
@@ -33,25 +33,25 @@ class Machines:
 
     def any(self) -> bool:
         """Is there one?"""
-        return any("/instances/" in path for path, _ in self._store.items(KIND))
+        return any("/instances/" in path for path, _ in self._store.items(COMPUTE_KIND))
 
     async def boot(self, path: str) -> None:
         """Start the script of an instance, unless it runs already."""
-        instance = self._store.get(KIND, path)
+        instance = self._store.get(COMPUTE_KIND, path)
         if instance is None:
             return
         folder = self._folder(instance)
-        script = _attributes(instance).get(SCRIPT)
+        script = _metadata_attributes(instance).get(STARTUP_SCRIPT_KEY)
         if script is None or (folder / "booted").exists():
             return
         home = folder / "home"
         for place in (home, folder / "tmp"):
             place.mkdir(parents=True, exist_ok=True)
-        program = folder / SCRIPT
+        program = folder / STARTUP_SCRIPT_KEY
         program.write_text(script)
         program.chmod(0o700)
         (folder / "booted").touch()
-        variables = environment_of_vm(instance["id"], home, self._url, self._token)
+        variables = vm_environment(instance["id"], home, self._url, self._token)
         with (folder / "serial").open("ab") as serial:
             try:
                 subprocess.Popen(
@@ -59,18 +59,18 @@ class Machines:
                     start_new_session=True, env=variables | {MARKER: self._marker(instance)},
                 )  # fmt: skip
             except OSError as error:  # it has no #! line, or names what is not there
-                serial.write(f"{SCRIPT} cannot be run: {error.strerror}\n".encode())
+                serial.write(f"{STARTUP_SCRIPT_KEY} cannot be run: {error.strerror}\n".encode())
 
     async def remove(self, path: str) -> None:
         """End what runs there and delete its disk."""
-        instance = self._store.get(KIND, path)
+        instance = self._store.get(COMPUTE_KIND, path)
         if instance is not None:
             await asyncio.to_thread(kill_marked, self._marker(instance))
             await asyncio.to_thread(shutil.rmtree, self._folder(instance), ignore_errors=True)
 
     def serial(self, path: str, start: int) -> tuple[str, int]:
         """What the instance has printed from byte `start` on, and where that ends."""
-        instance = self._store.get(KIND, path) or {}
+        instance = self._store.get(COMPUTE_KIND, path) or {}
         file = self._folder(instance) / "serial"
         if not file.exists():
             return "", 0
@@ -81,7 +81,7 @@ class Machines:
 
     def find(self, uid: str) -> Document | None:
         """The instance of that id."""
-        for path, item in self._store.items(KIND):
+        for path, item in self._store.items(COMPUTE_KIND):
             if "/instances/" in path and item["id"] == uid:
                 return item | {"path": path}
         return None
@@ -110,7 +110,7 @@ class Machines:
                 "name": instance["name"],
                 "hostname": f"{instance['name']}.{zone}.c.{PROJECT}.internal",
                 "zone": f"projects/{PROJECT_NUMBER}/zones/{zone}",
-                "attributes": _attributes(instance),
+                "attributes": _metadata_attributes(instance),
                 "service-accounts": {"default": account, email: account} if email else {},
             },
             "project": {"project-id": PROJECT, "numeric-project-id": PROJECT_NUMBER, "attributes": {}},
@@ -124,5 +124,5 @@ class Machines:
         return f"{self._state}:{instance['id']}/"
 
 
-def _attributes(instance: Document) -> dict[str, str]:
+def _metadata_attributes(instance: Document) -> dict[str, str]:
     return {item["key"]: item.get("value", "") for item in instance.get("metadata", {}).get("items", ())}

@@ -24,7 +24,7 @@ def kill_marked(prefix: str) -> int:
     """
     killed: set[int] = set()
     deadline = time.monotonic() + _GIVE_UP_SECONDS
-    while found := _find(prefix):
+    while found := _find_processes(prefix):
         if time.monotonic() > deadline:
             raise TimeoutError(f"processes {[process.pid for process in found]} do not die")
         for process in found:
@@ -42,7 +42,7 @@ def signal_programs(worker: str, number: int) -> int:
     """
     struck = [
         process
-        for process, info in _listed("environ")
+        for process, info in _iter_processes("environ")
         if (environ := info["environ"] or {}).get(MARKER) == worker and "SLIPWAY_ATTEMPT" in environ
     ]
     for process in struck:
@@ -51,12 +51,12 @@ def signal_programs(worker: str, number: int) -> int:
     return len(struck)
 
 
-def forbid_writing(worker: str, full: bool) -> None:
+def set_disk_full(worker: str, full: bool) -> None:
     """No file of any process of one worker may grow, as on a disk that is full; or all may again.
 
     What they are told is EFBIG: a disk cannot be filled for some processes only. Blocking (tens of ms).
     """
-    for process in _find(worker):
+    for process in _find_processes(worker):
         with contextlib.suppress(psutil.NoSuchProcess):
             _, hard = process.rlimit(psutil.RLIMIT_FSIZE)
             process.rlimit(psutil.RLIMIT_FSIZE, (0 if full else hard, hard))
@@ -86,9 +86,9 @@ def wait_ended(process: psutil.Process, seconds: float) -> bool:
     return False
 
 
-def _find(prefix: str) -> list[psutil.Process]:
+def _find_processes(prefix: str) -> list[psutil.Process]:
     """The marked processes and their descendants, which may have been started with another environment."""
-    processes = {process.pid: (process, info) for process, info in _listed("ppid", "status", "environ")}
+    processes = {process.pid: (process, info) for process, info in _iter_processes("ppid", "status", "environ")}
     # Another user's environment reads as None: not ours.
     ours = {
         pid
@@ -102,7 +102,7 @@ def _find(prefix: str) -> list[psutil.Process]:
     ]
 
 
-def _listed(*attributes: str) -> Iterator[tuple[psutil.Process, dict[str, Any]]]:
+def _iter_processes(*attributes: str) -> Iterator[tuple[psutil.Process, dict[str, Any]]]:
     """Every process with what is asked of it; None for what may not be known.
 
     `psutil.process_iter` gives the same objects to every thread, and with them the answers to another's questions.

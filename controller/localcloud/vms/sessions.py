@@ -20,7 +20,7 @@ _CHUNK = 1 << 16
 _DRAIN_SECONDS = 0.5  # for what a program wrote last into its terminal
 
 # user -> environment of a session that starts now (firewall rules may have changed since the last one)
-Environment = Callable[[str], Mapping[str, str]]
+EnvironmentFactory = Callable[[str], Mapping[str, str]]
 
 
 class LoginServer(asyncssh.SSHServer):
@@ -89,7 +89,7 @@ class HomeFiles(asyncssh.SFTPServer):
 
 async def serve_process(
     process: asyncssh.SSHServerProcess[bytes],
-    environment: Environment,
+    environment: EnvironmentFactory,
     frozen: Callable[[], bool],
     *,
     writes: bool,
@@ -102,18 +102,18 @@ async def serve_process(
     """
     user = process.get_extra_info("username")
     variables = dict(environment(user))
-    variables |= {key: value for key, value in _text(process.env) if key == "LANG" or key.startswith("LC_")}
+    variables |= {key: value for key, value in _as_text(process.env) if key == "LANG" or key.startswith("LC_")}
     command = process.command
     arguments = ["/bin/bash", "-c", command] if command else ["/bin/bash", "-l"]
     if not writes:  # no file may grow beyond 0 bytes; the limit is a soft one, and lifted again
         arguments = ["/bin/bash", "-c", 'ulimit -S -f 0; exec "$0" "$@"', *arguments]
     if process.term_type:
-        await _with_terminal(process, arguments, variables)
+        await _run_with_terminal(process, arguments, variables)
     else:
-        await _with_pipes(process, arguments, variables, frozen)
+        await _run_with_pipes(process, arguments, variables, frozen)
 
 
-async def _with_pipes(
+async def _run_with_pipes(
     process: asyncssh.SSHServerProcess[bytes],
     arguments: list[str],
     variables: Mapping[str, str],
@@ -135,16 +135,20 @@ async def _with_pipes(
         os.close(output[1])
         os.close(error[1])
     assert child.stdin is not None
-    feeding = asyncio.create_task(_feed(process, child.stdin.write, child.stdin.drain, child.pid, child.stdin.close))
+    feeding = asyncio.create_task(
+        _forward_input(process, child.stdin.write, child.stdin.drain, child.pid, child.stdin.close)
+    )
     try:
-        await asyncio.gather(_copy(output[0], process.stdout, frozen), _copy(error[0], process.stderr, frozen))
+        await asyncio.gather(
+            _copy_output(output[0], process.stdout, frozen), _copy_output(error[0], process.stderr, frozen)
+        )
         code = await child.wait()
     finally:
         feeding.cancel()
-    _report(process, code)
+    _report_exit(process, code)
 
 
-async def _copy(pipe: int, target: asyncssh.SSHWriter[bytes], frozen: Callable[[], bool]) -> None:
+async def _copy_output(pipe: int, target: asyncssh.SSHWriter[bytes], frozen: Callable[[], bool]) -> None:
     """Passes a program's output on until it ends; when the client goes, the program finds its pipe broken."""
     loop = asyncio.get_running_loop()
     source = asyncio.StreamReader()
@@ -161,7 +165,7 @@ async def _copy(pipe: int, target: asyncssh.SSHWriter[bytes], frozen: Callable[[
         transport.close()
 
 
-async def _feed(
+async def _forward_input(
     process: asyncssh.SSHServerProcess[bytes],
     write: Callable[[bytes], Any],
     drain: Callable[[], Any],
@@ -190,7 +194,7 @@ async def _feed(
     close()
 
 
-async def _with_terminal(
+async def _run_with_terminal(
     process: asyncssh.SSHServerProcess[bytes], arguments: list[str], variables: dict[str, str]
 ) -> None:
     """As above, on a pseudo-terminal. A session leader that opens one gets it as its controlling terminal."""
@@ -207,7 +211,7 @@ async def _with_terminal(
         )
         loop.add_reader(master, _read_terminal, master, process, drained)
         ended, closed = asyncio.create_task(child.wait()), asyncio.create_task(process.channel.wait_closed())
-        feeding = _feed(
+        feeding = _forward_input(
             process,
             lambda data: os.write(master, data),
             process.stdout.drain,
@@ -221,7 +225,7 @@ async def _with_terminal(
             os.close(slave)  # ours was the last: once read empty, the terminal reads as an error
             slave = -1
             await asyncio.wait({drained}, timeout=_DRAIN_SECONDS)
-            _report(process, ended.result())
+            _report_exit(process, ended.result())
         else:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(child.pid, signal.SIGHUP)  # what losing a terminal means
@@ -248,7 +252,7 @@ def _resize(master: int, size: tuple[int, ...]) -> None:
     fcntl.ioctl(master, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
 
 
-def _report(process: asyncssh.SSHServerProcess[bytes], code: int) -> None:
+def _report_exit(process: asyncssh.SSHServerProcess[bytes], code: int) -> None:
     if process.is_closing():
         return
     if code < 0:
@@ -257,6 +261,6 @@ def _report(process: asyncssh.SSHServerProcess[bytes], code: int) -> None:
         process.exit(code)
 
 
-def _text(pairs: Mapping[Any, Any]) -> Iterable[tuple[str, str]]:
+def _as_text(pairs: Mapping[Any, Any]) -> Iterable[tuple[str, str]]:
     for key, value in pairs.items():
         yield (os.fsdecode(key), os.fsdecode(value))

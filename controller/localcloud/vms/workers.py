@@ -18,13 +18,13 @@ from urllib.parse import urlsplit
 import asyncssh
 
 from controller.localcloud.apis import oslogin
-from controller.localcloud.apis.firewall import ANY_PORT, IAP_RANGE, LAPTOP, admits
-from controller.localcloud.apis.networks import KIND, Networks
+from controller.localcloud.apis.firewall import ANY_PORT, IAP_RANGE, LAPTOP_RANGE, allows_tcp
+from controller.localcloud.apis.networks import COMPUTE_KIND, Networks
 from controller.localcloud.faults.faults import Faults
 from controller.localcloud.http import internal_errors
-from controller.localcloud.http.errors import CloudError
+from controller.localcloud.http.errors import ApiError
 from controller.localcloud.store import Document, Store
-from controller.localcloud.vms.image import Worker, environment, marker, vm_name
+from controller.localcloud.vms.image import EmulatedWorker, process_marker, vm_name, worker_environment
 from controller.localcloud.vms.processes import kill_marked
 from controller.localcloud.vms.sessions import HomeFiles, LoginServer, authorized_keys, freeze, serve_process
 
@@ -32,7 +32,7 @@ _SSH_PORT = 2222
 _LAST_HOST = 254
 
 
-class Workers:
+class EmulatedWorkers:
     """Boots, halts and removes VMs. `state` is the folder, `url` the server's root, `port` names the address block."""
 
     def __init__(self, store: Store, networks: Networks, faults: Faults, state: Path, url: str, token: str) -> None:
@@ -62,7 +62,7 @@ class Workers:
         """Brings back the SSH servers of a former process; kills what is left of VMs that are gone."""
         ready = {node["id"] for _, node in self._store.items("node") if node["state"] == "READY"}
         for uid in {worker.uid for worker in self._all()} - ready:
-            await asyncio.to_thread(kill_marked, f"{marker(self._state)}{uid}/")
+            await asyncio.to_thread(kill_marked, f"{process_marker(self._state)}{uid}/")
         await self.settle()
 
     async def close(self) -> None:
@@ -72,22 +72,22 @@ class Workers:
         for task in self._tasks:
             task.cancel()
 
-    def of_node(self, uid: str) -> list[Worker]:
+    def of_node(self, uid: str) -> list[EmulatedWorker]:
         """The VMs of a node by index; empty before its first boot."""
-        return [_worker(body) for _, body in self._store.items("worker", f"{uid}/")]
+        return [_worker_from_json(body) for _, body in self._store.items("worker", f"{uid}/")]
 
-    def home(self, worker: Worker) -> Path:
+    def home(self, worker: EmulatedWorker) -> Path:
         """The worker's home folder."""
         return self._state / "nodes" / worker.uid / f"worker-{worker.index}" / "home"
 
-    def host_key(self, worker: Worker) -> tuple[str, str]:
+    def host_key(self, worker: EmulatedWorker) -> tuple[str, str]:
         """The public host key: (algorithm, base64)."""
         text = self._store.get("hostkey", worker.name)
         assert text is not None, "a booted worker has a host key"
         algorithm, key = text["public"].split()[:2]
         return algorithm, key
 
-    async def boot(self, uid: str, count: int, devices: int) -> list[Worker]:
+    async def boot(self, uid: str, count: int, devices: int) -> list[EmulatedWorker]:
         """Makes (once) and boots the VMs of a node; SSH opens at the next `settle` that finds the node READY."""
         workers = self.of_node(uid)
         with self._store.transaction():
@@ -106,7 +106,7 @@ class Workers:
         async with self._lock:  # lest SSH servers that are being opened stay behind
             for worker in self.of_node(uid):
                 self._disconnect(worker.name)
-        await asyncio.to_thread(kill_marked, f"{marker(self._state)}{uid}/")
+        await asyncio.to_thread(kill_marked, f"{process_marker(self._state)}{uid}/")
 
     async def remove(self, uid: str) -> None:
         """Halts the VMs of a node and deletes their disks and addresses."""
@@ -130,7 +130,7 @@ class Workers:
         task = asyncio.get_running_loop().create_task(work, name=work.__qualname__)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
-        task.add_done_callback(partial(internal_errors.record_of, self._store))
+        task.add_done_callback(partial(internal_errors.record_task_error, self._store))
 
     async def settle(self) -> None:
         """As `changed`, but returns when it is done."""
@@ -149,13 +149,13 @@ class Workers:
                         acceptor.close()  # connections that are open stay: rules are asked when one is made
                     self._freeze(worker)
 
-    def _freeze(self, worker: Worker) -> None:
+    def _freeze(self, worker: EmulatedWorker) -> None:
         """Stop listening to the connections of a worker that a fault has frozen; listen again when that is over."""
         frozen = self._faults.freezes_ssh(worker.index)
         for connection in self._connections.get(worker.name, ()):
             freeze(connection, frozen)
 
-    def _create(self, uid: str, index: int, devices: int) -> Worker:
+    def _create(self, uid: str, index: int, devices: int) -> EmulatedWorker:
         taken = {worker.address for worker in self._all()}
         # Addresses go round, so that a replaced VM seldom gets its predecessor's (as in the cloud).
         for _ in range(_LAST_HOST):
@@ -165,29 +165,29 @@ class Workers:
                 continue
             host = address if self._own_addresses else "127.0.0.1"
             port = self._port or _free_port(host)
-            worker = Worker(uid, index, address, host, port, "", devices)
+            worker = EmulatedWorker(uid, index, address, host, port, "", devices)
             key = asyncssh.generate_private_key("ssh-ed25519")
             keys = {"private": key.export_private_key().decode(), "public": key.export_public_key().decode()}
             self._store.put("hostkey", worker.name, keys)
             self._store.put("worker", worker.name, dataclasses.asdict(worker))
             return worker
         message = f"There is no more capacity: the emulated cloud holds {_LAST_HOST - 1} workers"
-        raise CloudError(429, message)
+        raise ApiError(429, message)
 
-    async def _listen(self, worker: Worker) -> None:
+    async def _listen(self, worker: EmulatedWorker) -> None:
         options = self._options(worker)
         acceptor = await asyncssh.listen(worker.host, worker.port, reuse_address=True, backlog=128, **options)
         self._acceptors[worker.name] = acceptor
 
-    def serve(self, worker: Worker, connection: socket.socket) -> None:
+    def serve(self, worker: EmulatedWorker, connection: socket.socket) -> None:
         """SSH, in the background, on a connection that has come by another way than the network."""
         self._start(self._serve(worker, connection))
 
-    async def _serve(self, worker: Worker, connection: socket.socket) -> None:
+    async def _serve(self, worker: EmulatedWorker, connection: socket.socket) -> None:
         with contextlib.suppress(asyncssh.Error, OSError):  # the client went before it had logged in
             await asyncssh.run_server(connection, **self._options(worker))
 
-    def _options(self, worker: Worker) -> dict[str, Any]:
+    def _options(self, worker: EmulatedWorker) -> dict[str, Any]:
         keys = self._store.get("hostkey", worker.name)
         assert keys is not None, "a booted worker has a host key"
         connections = self._connections.setdefault(worker.name, set())
@@ -224,16 +224,16 @@ class Workers:
         for connection in list(self._connections.pop(name, ())):
             connection.abort()
 
-    def disk_is_full(self, worker: Worker) -> bool:
+    def disk_is_full(self, worker: EmulatedWorker) -> bool:
         """Whether a fault keeps the worker from writing now."""
         return self._faults.fills_disk(worker.index)
 
     def admits_iap(self, node: Document) -> bool:
         """Whether Google's Identity-Aware Proxy reaches port 22 of a node's workers."""
         rules = self._networks.rules(node["networkConfig"]["network"])
-        return admits(rules, source=IAP_RANGE, ports=(22, 22), tags=node.get("tags", ()))
+        return allows_tcp(rules, source=IAP_RANGE, ports=(22, 22), tags=node.get("tags", ()))
 
-    def guest_attributes(self, worker: Worker) -> list[Document]:
+    def guest_attributes(self, worker: EmulatedWorker) -> list[Document]:
         """What the worker tells about itself: its host key, and the name by which IAP knows its VM."""
         algorithm, key = self.host_key(worker)
         return [
@@ -241,16 +241,16 @@ class Workers:
             {"namespace": "hostname", "key": "hostname", "value": vm_name(worker)},
         ]
 
-    def _keys(self, worker: Worker, user: str) -> list[str]:
-        if oslogin.enforced(self._store):
-            return oslogin.keys_of(self._store, user)
+    def _keys(self, worker: EmulatedWorker, user: str) -> list[str]:
+        if oslogin.is_enforced(self._store):
+            return oslogin.keys_for_user(self._store, user)
         return authorized_keys(self.node(worker.uid).get("metadata", {}).get("ssh-keys", ""), user)
 
     def node(self, uid: str) -> Document:
         """The node of that id; empty when it is gone."""
         return next((node for _, node in self._store.items("node") if node["id"] == uid), {})
 
-    def _environment(self, worker: Worker, user: str) -> dict[str, str]:
+    def _environment(self, worker: EmulatedWorker, user: str) -> dict[str, str]:
         node = self.node(worker.uid)
         reachable = self._peers_admitted(node)
         nobody = f"{self._prefix}1"  # never given out: nothing listens there
@@ -258,23 +258,23 @@ class Workers:
             peer.host if reachable or peer.index == worker.index else nobody for peer in self.of_node(worker.uid)
         ]
         booted = self.of_node(worker.uid)[worker.index]
-        return environment(
+        return worker_environment(
             booted, hostnames, home=self.home(worker), user=user, state=self._state, url=self._url, token=self._token
         )
 
     def _ssh_admitted(self, node: Document) -> bool:
         # Every client connects over loopback, hence as the laptop.
         rules = self._networks.rules(node["networkConfig"]["network"])
-        return admits(rules, source=LAPTOP, ports=(22, 22), tags=node.get("tags", ()))
+        return allows_tcp(rules, source=LAPTOP_RANGE, ports=(22, 22), tags=node.get("tags", ()))
 
     def _peers_admitted(self, node: Document) -> bool:
-        subnetwork = self._store.get(KIND, node["networkConfig"]["subnetwork"])
+        subnetwork = self._store.get(COMPUTE_KIND, node["networkConfig"]["subnetwork"])
         rules = self._networks.rules(node["networkConfig"]["network"])
         source = subnetwork["ipCidrRange"] if subnetwork else "0.0.0.0/0"
-        return admits(rules, source=source, ports=ANY_PORT, tags=node.get("tags", ()))
+        return allows_tcp(rules, source=source, ports=ANY_PORT, tags=node.get("tags", ()))
 
-    def _all(self) -> list[Worker]:
-        return [_worker(body) for _, body in self._store.items("worker")]
+    def _all(self) -> list[EmulatedWorker]:
+        return [_worker_from_json(body) for _, body in self._store.items("worker")]
 
     def _write_ssh_config(self) -> None:
         blocks = [f"Host {worker.address}\n  HostName {worker.host}\n  Port {worker.port}\n" for worker in self._all()]
@@ -284,8 +284,8 @@ class Workers:
         fresh.replace(path)
 
 
-def _worker(body: dict[str, Any]) -> Worker:
-    return Worker(**body)
+def _worker_from_json(body: dict[str, Any]) -> EmulatedWorker:
+    return EmulatedWorker(**body)
 
 
 def _can_bind(host: str, port: int) -> bool:

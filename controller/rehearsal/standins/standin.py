@@ -79,7 +79,7 @@ class Peers:
 
     def __init__(self, worker: int, hosts: list[str]) -> None:
         self.worker, self.hosts = worker, hosts
-        self._links = self._accept() if worker == 0 else {0: self._dial()}
+        self._links = self._accept() if worker == 0 else {0: self._connect()}
 
     def gather(self, value: Any) -> list[Any]:
         """Every worker's value, on every worker: an all-gather, which proves that they reach each other."""
@@ -104,7 +104,7 @@ class Peers:
                     links[int(line)] = link
         return dict(sorted(links.items()))
 
-    def _dial(self) -> Any:
+    def _connect(self) -> Any:
         end = time.monotonic() + PATIENCE
         while True:
             try:

@@ -25,40 +25,40 @@ ATTRIBUTES = "instance/attributes/slipway"
 TOKEN = "instance/service-accounts/default/token"  # noqa: S105 - a path
 PAUSES = (5.0, 20.0, 60.0)
 """Seconds before something that failed is tried again."""
-CRASHES = 5
+MAX_CRASHES = 5
 """A driver that died from a signal or a bug of ours is started again so often."""
 LOG_BYTES = 4 << 20
 
 
 def main() -> int:
-    orders = json.loads(ask(metadata(ATTRIBUTES)))
+    orders = json.loads(send_request(read_metadata(ATTRIBUTES)))
     log = Path(orders["home"]).expanduser() / "bastion.log"
     log.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     code = 1
     try:
-        python, environment = patiently(lambda: prepare(orders, log.parent))
-        for _ in range(CRASHES):
-            code = drive(python, environment, orders, log)
+        python, environment = with_retries(lambda: install_slipway(orders, log.parent))
+        for _ in range(MAX_CRASHES):
+            code = run_controller(python, environment, orders, log)
             if 0 <= code != 1:
                 break
             time.sleep(PAUSES[0])
     except Exception as error:
-        say(log, f"the bastion cannot begin: {error!r}")
+        write_log_line(log, f"the bastion cannot begin: {error!r}")
     finally:
-        for leave in (lambda: keep(orders, log), lambda: delete_me(orders)):
+        for leave in (lambda: upload_log(orders, log), lambda: delete_this_vm(orders)):
             try:
-                patiently(leave)
+                with_retries(leave)
             except Exception as error:
                 print(repr(error), flush=True)
     return code
 
 
-def prepare(orders: dict[str, Any], home: Path) -> tuple[str, dict[str, str]]:
+def install_slipway(orders: dict[str, Any], home: Path) -> tuple[str, dict[str, str]]:
     """Slipway's source, checked and unpacked, and a Python with what it needs; returns that and its environment."""
     source = home / f"slipway-{orders['sha256'][:12]}"
     if not source.is_dir():
-        packed = ask(storage(orders, f"storage/v1/b/{quote(orders['bucket'])}/o/{quote(orders['package'], safe='')}"
-                                     "?alt=media"), token())  # fmt: skip
+        name = f"storage/v1/b/{quote(orders['bucket'])}/o/{quote(orders['package'], safe='')}?alt=media"
+        packed = send_request(download_object(orders, name), token())
         if (found := hashlib.sha256(packed).hexdigest()) != orders["sha256"]:
             raise ValueError(f"{orders['package']} has the SHA-256 {found}, not {orders['sha256']}")
         archive, draft = home / "slipway.tar.gz", home / f".slipway-{os.getpid()}"
@@ -73,10 +73,12 @@ def prepare(orders: dict[str, Any], home: Path) -> tuple[str, dict[str, str]]:
         venv = home / "venv"
         python = str(venv / "bin" / "python")
         if not (venv / "complete").exists():
-            run("apt-get", "update", "--quiet")
-            run("apt-get", "install", "--quiet", "--yes", "python3-venv")
-            run(sys.executable, "-m", "venv", "--clear", str(venv))
-            run(python, "-m", "pip", "install", "--quiet", "--require-hashes", "-r", str(source / "conf/driver.txt"))
+            main_loop("apt-get", "update", "--quiet")
+            main_loop("apt-get", "install", "--quiet", "--yes", "python3-venv")
+            main_loop(sys.executable, "-m", "venv", "--clear", str(venv))
+            main_loop(
+                python, "-m", "pip", "install", "--quiet", "--require-hashes", "-r", str(source / "conf/driver.txt")
+            )
             (venv / "complete").touch()
     return python, {**os.environ, "PYTHONPATH": str(source), "PYTHONUNBUFFERED": "1", "SLIPWAY_HOME": str(home)}
 
@@ -94,7 +96,7 @@ def unpack(archive: Path, folder: Path) -> None:
             path.write_bytes(content.read() if content else b"")
 
 
-def drive(python: str, environment: dict[str, str], orders: dict[str, Any], log: Path) -> int:
+def run_controller(python: str, environment: dict[str, str], orders: dict[str, Any], log: Path) -> int:
     """Let the controller see the run through; its exit code, negative for a signal."""
     command = [python, "-P", "-m", "controller.bastion.drive"]
     with subprocess.Popen(
@@ -105,34 +107,36 @@ def drive(python: str, environment: dict[str, str], orders: dict[str, Any], log:
         driver.stdin.write(json.dumps(orders))
         driver.stdin.close()
         for line in driver.stdout:
-            say(log, line.rstrip("\n"))
+            write_log_line(log, line.rstrip("\n"))
         return driver.wait()
 
 
-def say(log: Path, line: str) -> None:
+def write_log_line(log: Path, line: str) -> None:
     print(line, flush=True)
     with log.open("a") as file:
         file.write(f"{line}\n")
 
 
-def keep(orders: dict[str, Any], log: Path) -> None:
+def upload_log(orders: dict[str, Any], log: Path) -> None:
     """The log, in the bucket."""
     name = quote(orders["log"], safe="")
     place = f"upload/storage/v1/b/{quote(orders['bucket'])}/o?uploadType=media&name={name}"
-    ask(storage(orders, place), {**token(), "Content-Type": "text/plain"}, log.read_bytes()[-LOG_BYTES:])
+    send_request(
+        download_object(orders, place), {**token(), "Content-Type": "text/plain"}, log.read_bytes()[-LOG_BYTES:]
+    )
 
 
-def delete_me(orders: dict[str, Any]) -> None:
+def delete_this_vm(orders: dict[str, Any]) -> None:
     """Ask for the deletion of this VM; its account may delete this one and no other."""
     root = orders["roots"].get("compute", "https://compute.googleapis.com/")
-    ask(f"{root}compute/v1/{orders['instance']}", token(), method="DELETE")
+    send_request(f"{root}compute/v1/{orders['instance']}", token(), method="DELETE")
 
 
-def run(*command: str) -> None:
+def main_loop(*command: str) -> None:
     subprocess.run(command, check=True, env={**os.environ, "DEBIAN_FRONTEND": "noninteractive"})
 
 
-def patiently(act: Callable[[], Any]) -> Any:
+def with_retries(act: Callable[[], Any]) -> Any:
     for pause in PAUSES:
         try:
             return act()
@@ -142,20 +146,22 @@ def patiently(act: Callable[[], Any]) -> Any:
     return act()
 
 
-def metadata(path: str) -> str:
+def read_metadata(path: str) -> str:
     return f"http://{os.environ.get('GCE_METADATA_HOST', 'metadata.google.internal')}/computeMetadata/v1/{path}"
 
 
-def storage(orders: dict[str, Any], path: str) -> str:
+def download_object(orders: dict[str, Any], path: str) -> str:
     return f"{orders['roots'].get('storage', 'https://storage.googleapis.com/')}{path}"
 
 
 def token() -> dict[str, str]:
     """https://cloud.google.com/compute/docs/access/authenticate-workloads"""
-    return {"Authorization": f"Bearer {json.loads(ask(metadata(TOKEN)))['access_token']}"}
+    return {"Authorization": f"Bearer {json.loads(send_request(read_metadata(TOKEN)))['access_token']}"}
 
 
-def ask(url: str, headers: dict[str, str] | None = None, data: bytes | None = None, method: str | None = None) -> bytes:
+def send_request(
+    url: str, headers: dict[str, str] | None = None, data: bytes | None = None, method: str | None = None
+) -> bytes:
     """Google is reached directly, never by a proxy."""
     wanted = {"Metadata-Flavor": "Google"} if "/computeMetadata/" in url else headers or {}
     request = Request(url, data=data, headers=wanted, method=method)  # noqa: S310 - the scheme is ours

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
-from controller.gcp.client import Conflict, GoogleError, NotFound
+from controller.gcp.client import ConflictError, GoogleError, NotFoundError
 from controller.gcp.names import LABEL, MARK
 from controller.gcp.operations import wait_compute
-from controller.reconcile.resource import Absent, Diff, Have, Pending, Resource, Scope
+from controller.reconcile.resource import Absent, Diff, ObservedResources, Pending, Resource, Scope
 from controller.resources.project.accounts import ServiceAccount
 from controller.resources.project.roles import POLICY_VERSION, Policy, Roles
 from controller.resources.uploads.code import CodeArchive
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 RUN_LABEL, POD_LABEL = "slipway-run", "slipway-pod"
 IMAGE = "projects/debian-cloud/global/images/family/debian-12"
 SCOPE = "https://www.googleapis.com/auth/cloud-platform"
-COMING = frozenset({"PROVISIONING", "STAGING", "STOPPING", "SUSPENDING", "REPAIRING"})
+STARTING_STATES = frozenset({"PROVISIONING", "STAGING", "STOPPING", "SUSPENDING", "REPAIRING"})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,25 +57,26 @@ class Bastion(Resource):
     def path(self, project: str) -> str:
         return f"projects/{project}/zones/{self.zone}/instances/{self.name}"
 
-    def observe(self, world: Context, have: Have) -> Absent | Pending | Self:
+    def observe(self, world: Context, have: ObservedResources) -> Absent | Pending | Self:
         try:
-            answer = world.google.call("compute", "instances.get", **self._where(world), instance=self.name)
-        except NotFound:
+            answer = world.google.call("compute", "instances.get", **self._instance_path(world), instance=self.name)
+        except NotFoundError:
             return Absent()
-        if answer["status"] in COMING:
+        if answer["status"] in STARTING_STATES:
             return Pending(answer["status"].lower())
         labels = answer.get("labels", {})
         marked = LABEL.items() <= labels.items()
         return replace(self, status=answer["status"], run_id=labels.get(RUN_LABEL, ""), marked=marked)
 
-    def apply(self, world: Context, have: Have, diff: Diff) -> None:
+    def apply(self, world: Context, have: ObservedResources, diff: Diff) -> None:
         if diff.action != "create":
             self.destroy(world)
         try:
             wait_compute(
-                world, world.google.call("compute", "instances.insert", **self._where(world), body=self.body(world))
+                world,
+                world.google.call("compute", "instances.insert", **self._instance_path(world), body=self.body(world)),
             )  # fmt: skip
-        except Conflict:
+        except ConflictError:
             return  # it came into being meanwhile; the next look decides
 
     def destroy(self, world: Context) -> None:
@@ -86,9 +87,11 @@ class Bastion(Resource):
                 world.clock.sleep(world.pace)
                 continue
             try:
-                answer = world.google.call("compute", "instances.delete", **self._where(world), instance=self.name)
+                answer = world.google.call(
+                    "compute", "instances.delete", **self._instance_path(world), instance=self.name
+                )
                 wait_compute(world, answer)
-            except NotFound:
+            except NotFoundError:
                 return
             except GoogleError as error:
                 if error.reason not in ("resourceNotReady", "RESOURCE_NOT_READY"):
@@ -130,13 +133,13 @@ class Bastion(Resource):
         """What it has said on its serial port; empty where that cannot be had."""
         try:
             answer = world.google.call(
-                "compute", "instances.getSerialPortOutput", **self._where(world), instance=self.name, port=1
+                "compute", "instances.getSerialPortOutput", **self._instance_path(world), instance=self.name, port=1
             )  # fmt: skip
-        except NotFound:
+        except NotFoundError:
             return ""
         return answer.get("contents", "")
 
-    def _where(self, world: Context) -> dict[str, str]:
+    def _instance_path(self, world: Context) -> dict[str, str]:
         return {"project": world.project, "zone": self.zone}
 
 
@@ -205,7 +208,7 @@ class AccountRoles(Roles):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Package(CodeArchive):
+class SlipwayPackage(CodeArchive):
     """Slipway itself, as it runs here: what the bastion will run."""
 
     kind: ClassVar[str] = "slipway"

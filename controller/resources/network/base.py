@@ -10,10 +10,10 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from controller.core.errors import CloudError
-from controller.gcp.client import Conflict, Forbidden, GoogleError, NotFound
+from controller.gcp.client import ConflictError, ForbiddenError, GoogleError, NotFoundError
 from controller.gcp.names import MARK
 from controller.gcp.operations import wait_compute
-from controller.reconcile.resource import Absent, Diff, Have, Resource, Scope
+from controller.reconcile.resource import Absent, Diff, ObservedResources, Resource, Scope
 
 if TYPE_CHECKING:
     from controller.context import Context
@@ -55,14 +55,14 @@ class ComputeResource(Resource):
     def read(self, answer: dict[str, Any]) -> Self:
         """The observed thing."""
 
-    def observe(self, world: Context, have: Have) -> Absent | Self:
+    def observe(self, world: Context, have: ObservedResources) -> Absent | Self:
         try:
             answer = self.request(world, "get", **{self.argument: self.name})
-        except NotFound:
+        except NotFoundError:
             return Absent()
         return self.read(answer)
 
-    def apply(self, world: Context, have: Have, diff: Diff) -> None:
+    def apply(self, world: Context, have: ObservedResources, diff: Diff) -> None:
         """Create it, or patch it if it is ours.
 
         Raises:
@@ -72,9 +72,9 @@ class ComputeResource(Resource):
             body = {"name": self.name, "description": MARK, **self.body(world)}
             try:
                 wait_compute(world, self.request(world, "insert", body=body))
-            except Conflict:
+            except ConflictError:
                 return  # it came into being meanwhile; the next look decides
-            except Forbidden as error:
+            except ForbiddenError as error:
                 self.refused(world, error)
             return
         seen = self.observe(world, have)
@@ -105,7 +105,7 @@ class ComputeResource(Resource):
             return
         try:
             wait_compute(world, self.request(world, "delete", **{self.argument: self.name}))
-        except NotFound:
+        except NotFoundError:
             return  # someone was faster
 
     def request(self, world: Context, verb: str, **parameters: Any) -> dict[str, Any]:

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from controller.core.errors import ConfigError
 from controller.core.finding import Finding, Rule
-from controller.gcp.client import GoogleError, NotFound
-from controller.gcp.firewall_rules import WORLD, admits
+from controller.gcp.client import GoogleError, NotFoundError
+from controller.gcp.firewall_rules import ANY_ADDRESS, admits
 from controller.gcp.names import is_marked, leaf
-from controller.reconcile.resource import Absent, Have
+from controller.reconcile.resource import Absent, ObservedResources
 from controller.resources.network.base import ComputeResource
 
 if TYPE_CHECKING:
@@ -48,13 +48,13 @@ class Firewall(ComputeResource):
     """Of an observed one: the rule that does the work, which slipway did not make."""
     open_to_world: bool = field(default=False, compare=False)
 
-    def observe(self, world: Context, have: Have) -> Absent | Self:
+    def observe(self, world: Context, have: ObservedResources) -> Absent | Self:
         seen = super().observe(world, have)
         if not isinstance(seen, Absent) and seen.ours:
             return seen
-        if (other := self._stand_in(world)) is None:
+        if (other := self._find_equivalent(world)) is None:
             return seen
-        open_to_world = WORLD in other.get("sourceRanges", ())
+        open_to_world = ANY_ADDRESS in other.get("sourceRanges", ())
         return replace(self, marked=False, stand_in=other["name"], open_to_world=open_to_world)
 
     def findings(self, seen: Any) -> Iterator[Finding]:
@@ -66,7 +66,7 @@ class Firewall(ComputeResource):
             )
             yield OPEN_SSH.finding(words)
 
-    def _stand_in(self, world: Context) -> dict[str, Any] | None:
+    def _find_equivalent(self, world: Context) -> dict[str, Any] | None:
         """A rule made by someone else that admits all that this one would."""
         if not self.source_ranges:
             return None
@@ -116,19 +116,19 @@ class InternalRule(Firewall):
     def body(self, world: Context) -> dict[str, Any]:
         return replace(self, source_ranges=(self._cidr(world),))._body(world)
 
-    def observe(self, world: Context, have: Have) -> Absent | Self:
+    def observe(self, world: Context, have: ObservedResources) -> Absent | Self:
         seen = super().observe(world, have)
         if isinstance(seen, Absent):
             return self if self.id in world.permission_denied else seen
         try:
             covered = self._cidr(world) in (seen.source_ranges or ())
-        except NotFound:
+        except NotFoundError:
             covered = False
         return replace(seen, covers_subnet=covered)
 
     def refused(self, world: Context, error: GoogleError) -> None:
         """Another rule may do as well. Where we may make our own we do, and do not depend on that one."""
-        if replace(self, source_ranges=(self._cidr(world),))._stand_in(world) is None:
+        if replace(self, source_ranges=(self._cidr(world),))._find_equivalent(world) is None:
             super().refused(world, error)
         world.permission_denied.add(self.id)
 
@@ -149,9 +149,9 @@ class LaptopRule(Firewall):
     def body(self, world: Context) -> dict[str, Any]:
         seen = super().observe(world, {})
         before = () if isinstance(seen, Absent) else seen.source_ranges or ()
-        return replace(self, source_ranges=tuple(sorted({*before, _here(world)})))._body(world)
+        return replace(self, source_ranges=tuple(sorted({*before, _own_range(world)})))._body(world)
 
-    def observe(self, world: Context, have: Have) -> Absent | Self:
+    def observe(self, world: Context, have: ObservedResources) -> Absent | Self:
         seen = super().observe(world, have)
         if isinstance(seen, Absent):
             return seen
@@ -161,7 +161,7 @@ class LaptopRule(Firewall):
         return super().body(world)
 
 
-def _here(world: Context) -> str:
+def _own_range(world: Context) -> str:
     address = world.find_public_ip()
     if address is None:
         words = "nobody could say which address this machine has; set it, or null for IAP alone"

@@ -10,20 +10,20 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from controller.core.errors import CloudError
-from controller.gcp.client import NotFound
+from controller.gcp.client import NotFoundError
 from controller.gcp.names import is_marked, leaf
 from controller.gcp.operations import wait_compute
-from controller.reconcile.resource import Absent, Diff, Have
+from controller.reconcile.resource import Absent, Diff, ObservedResources
 from controller.resources.network.base import ComputeResource
 
 if TYPE_CHECKING:
     from controller.context import Context
 
-EVERY = frozenset({"ALL_SUBNETWORKS_ALL_IP_RANGES", "ALL_SUBNETWORKS_ALL_PRIMARY_IP_RANGES"})
+ALL_SUBNETS = frozenset({"ALL_SUBNETWORKS_ALL_IP_RANGES", "ALL_SUBNETWORKS_ALL_PRIMARY_IP_RANGES"})
 
 
 @dataclass(frozen=True, kw_only=True)
-class _OnRouter(ComputeResource):
+class _RouterResource(ComputeResource):
     collection: ClassVar[str] = "routers"
     argument: ClassVar[str] = "router"
     network: str
@@ -34,13 +34,13 @@ class _OnRouter(ComputeResource):
         where = {"project": world.project, "region": self.region}
         for router in world.google.pages("compute", "routers.list", "items", **where):
             here = router["name"] != self.name and leaf(router.get("network", "")) == self.network
-            if here and any(serves(nat, self.subnet) for nat in router.get("nats", [])):
+            if here and any(nat_serves(nat, self.subnet) for nat in router.get("nats", [])):
                 return router
         return None
 
 
 @dataclass(frozen=True, kw_only=True)
-class Router(_OnRouter):
+class Router(_RouterResource):
     """https://cloud.google.com/compute/docs/reference/rest/v1/routers"""
 
     kind: ClassVar[str] = "router"
@@ -58,7 +58,7 @@ class Router(_OnRouter):
     def read(self, answer: dict[str, Any]) -> Self:
         return replace(self, marked=is_marked(answer), network=leaf(answer["network"]))
 
-    def observe(self, world: Context, have: Have) -> Absent | Self:
+    def observe(self, world: Context, have: ObservedResources) -> Absent | Self:
         seen = super().observe(world, have)
         if isinstance(seen, Absent) and self.stand_in(world):
             return replace(self, marked=False)
@@ -66,7 +66,7 @@ class Router(_OnRouter):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Nat(_OnRouter):
+class Nat(_RouterResource):
     """One NAT gateway of our router of the same name: automatic addresses, all ranges of all subnets of the region.
 
     A NAT is no resource of its own but an entry in the router, which is read and patched as a whole; it can carry no
@@ -90,17 +90,17 @@ class Nat(_OnRouter):
     def read(self, answer: dict[str, Any]) -> Self:
         return replace(self, marked=is_marked(answer))
 
-    def observe(self, world: Context, have: Have) -> Absent | Self:
+    def observe(self, world: Context, have: ObservedResources) -> Absent | Self:
         try:
             answer = self.request(world, "get", router=self.name)
-        except NotFound:
+        except NotFoundError:
             answer = {}
-        if any(serves(nat, self.subnet) for nat in answer.get("nats", [])):
+        if any(nat_serves(nat, self.subnet) for nat in answer.get("nats", [])):
             return self.read(answer)
         other = self.stand_in(world)
         return Absent() if other is None else replace(self, marked=False)
 
-    def apply(self, world: Context, have: Have, diff: Diff) -> None:
+    def apply(self, world: Context, have: ObservedResources, diff: Diff) -> None:
         answer = self.request(world, "get", router=self.name)
         if not is_marked(answer):
             raise CloudError(
@@ -121,8 +121,8 @@ class Nat(_OnRouter):
         wait_compute(world, self.request(world, "patch", router=self.name, body={"nats": nats}))
 
 
-def serves(nat: dict[str, Any], subnet: str) -> bool:
+def nat_serves(nat: dict[str, Any], subnet: str) -> bool:
     """Does a NAT translate the primary range of the subnet?"""
-    if nat.get("sourceSubnetworkIpRangesToNat") in EVERY:
+    if nat.get("sourceSubnetworkIpRangesToNat") in ALL_SUBNETS:
         return True
     return subnet in {leaf(listed.get("name", "")) for listed in nat.get("subnetworks", [])}

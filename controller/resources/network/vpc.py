@@ -5,16 +5,16 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
-from controller.gcp.client import Forbidden, NotFound
+from controller.gcp.client import ForbiddenError, NotFoundError
 from controller.gcp.names import MARK, is_marked, leaf
 from controller.gcp.operations import wait_compute
-from controller.reconcile.resource import Absent, Diff, Have, Resource, Scope
+from controller.reconcile.resource import Absent, Diff, ObservedResources, Resource, Scope
 from controller.resources.network.base import ComputeResource
 
 if TYPE_CHECKING:
     from controller.context import Context
 
-RECORD = "switched on private Google access of subnet"
+SWITCH_RECORD = "switched on private Google access of subnet"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,21 +100,21 @@ class PrivateAccess(Resource):
     def ours(self) -> bool:
         return self.recorded
 
-    def observe(self, world: Context, have: Have) -> Absent | Self:
+    def observe(self, world: Context, have: ObservedResources) -> Absent | Self:
         try:
             answer = self._subnet(world, "get")
-        except NotFound:
+        except NotFoundError:
             return Absent()
         on = answer.get("privateIpGoogleAccess", False) or self.id in world.permission_denied
         return replace(self, on=on, recorded=self._record() in self._rule(world).get("description", ""))
 
-    def apply(self, world: Context, have: Have, diff: Diff) -> None:
+    def apply(self, world: Context, have: ObservedResources, diff: Diff) -> None:
         """Switch it on; where that cannot be recorded or is not permitted, a note, since a NAT does as well."""
         try:
-            if is_marked(self._subnet(world, "get")) or self._write_down(world):
+            if is_marked(self._subnet(world, "get")) or self._record_switch(world):
                 self._switch(world, on=True)
                 return
-        except Forbidden:
+        except ForbiddenError:
             pass
         world.permission_denied.add(self.id)
         words = f"private Google access is off in subnet {self.name}, which slipway did not make; to switch it on"
@@ -136,7 +136,7 @@ class PrivateAccess(Resource):
         body = {"privateIpGoogleAccess": on}
         wait_compute(world, self._subnet(world, "setPrivateIpGoogleAccess", body=body))
 
-    def _write_down(self, world: Context) -> bool:
+    def _record_switch(self, world: Context) -> bool:
         """Record that the switch was ours; False where no rule of ours could hold that."""
         rule = self._rule(world)
         if not is_marked(rule):
@@ -148,12 +148,12 @@ class PrivateAccess(Resource):
         return True
 
     def _record(self) -> str:
-        return f"{RECORD} {self.name}"
+        return f"{SWITCH_RECORD} {self.name}"
 
     def _rule(self, world: Context) -> dict[str, Any]:
         try:
             return world.google.call("compute", "firewalls.get", project=world.project, firewall=self.rule)
-        except NotFound:
+        except NotFoundError:
             return {}
 
     def _subnet(self, world: Context, verb: str, **parameters: Any) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from controller.gcp.client import Conflict, NotFound
+from controller.gcp.client import ConflictError, NotFoundError
 from controller.gcp.names import LABEL, is_labelled
 from controller.gcp.operations import wait_compute
 
@@ -43,7 +43,7 @@ def name_for(pod: str) -> str:
     return f"{pod[:58]}-data"
 
 
-def ensure(world: Context, name: str, zone: str, gigabytes: int, kind: str) -> bool:
+def ensure_disk(world: Context, name: str, zone: str, gigabytes: int, kind: str) -> bool:
     """Make the disk unless it is there; returns whether it was made just now."""
     body = {
         "name": name,
@@ -53,18 +53,18 @@ def ensure(world: Context, name: str, zone: str, gigabytes: int, kind: str) -> b
     }
     try:
         operation = world.google.call("compute", "disks.insert", project=world.project, zone=zone, body=body)
-    except Conflict:
+    except ConflictError:
         return False
     wait_compute(world, operation)
     return True
 
 
-def delete(world: Context, name: str, zone: str) -> None:
+def delete_disk(world: Context, name: str, zone: str) -> None:
     """Delete the disk if it is ours; no error when there is none."""
     where = {"project": world.project, "zone": zone, "disk": name}
     try:
         found = world.google.call("compute", "disks.get", **where)
         if is_labelled(found):
             wait_compute(world, world.google.call("compute", "disks.delete", **where))
-    except NotFound:
+    except NotFoundError:
         return

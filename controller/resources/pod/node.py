@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from controller.core.errors import CloudError
 from controller.core.finding import Finding, Rule
-from controller.core.text import counted
+from controller.core.text import plural
 from controller.gcp.client import GoogleError
-from controller.reconcile.resource import Absent, Diff, Have, Pending, Resource, Scope, difference
+from controller.reconcile.resource import Absent, Diff, ObservedResources, Pending, Resource, Scope, difference
 from controller.resources.pod import data_disk, node_api
-from controller.resources.pod.provisioner import NOT_OBSERVED, WAITING, Place, PodSeen, SliceSpec, SliceStatus
+from controller.resources.pod.provisioner import NOT_OBSERVED, WAITING_STATES, Place, PodStatus, SliceSpec, SliceStatus
 from controller.resources.pod.queued_api import QueuedProvisioner
 from controller.resources.pod.refusals import classify
-from controller.resources.pod.search import Search
+from controller.resources.pod.search import CapacitySearch
 from controller.resources.pod.slices import Slices
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ ENDPOINTS = Rule(
 UNHEALTHY = Rule(
     "unhealthy", ("warning",), ("tpu.name",), "Programs may not start on a pod that Google calls unhealthy."
 )
-_UNDELETED = "it is Google that does not finish: run this again later, or set tpu.name to another"
+_DELETION_PENDING_HINT = "it is Google that does not finish: run this again later, or set tpu.name to another"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,7 +65,7 @@ class Node(Resource):
 
     @property
     def title(self) -> str:
-        return f"TPU {self.spec.accelerator_type} ({counted(self.spec.workers, 'worker')}) {self.name}"
+        return f"TPU {self.spec.accelerator_type} ({plural(self.spec.workers, 'worker')}) {self.name}"
 
     @property
     def patience(self) -> float:
@@ -75,7 +75,7 @@ class Node(Resource):
 
     @property
     def ours(self) -> bool:
-        return self._is_ours(self.status)
+        return self._is_managed(self.status)
 
     @property
     def is_ready(self) -> bool:
@@ -116,15 +116,15 @@ class Node(Resource):
             words = f"Google calls the pod {health.lower()}; if programs do not start there, `slipway down` and up"
             yield UNHEALTHY.finding(words)
 
-    def observe(self, world: Context, have: Have) -> Absent | Pending | Self:
+    def observe(self, world: Context, have: ObservedResources) -> Absent | Pending | Self:
         status = self._slices.find(world)
         if status is None:
             return Absent()
-        mine = self.adopt or self._is_ours(status)
+        mine = self.adopt or self._is_managed(status)
         if status.pending and mine and not self._queue_timed_out(world, status):
             state = status.state.lower().replace("_", " ")
             if status.state == "DELETING":
-                return Pending(state, node_api.DELETE_SECONDS, _UNDELETED)
+                return Pending(state, node_api.DELETE_SECONDS, _DELETION_PENDING_HINT)
             return Pending(f"{state} in {status.place.zone}" if status.place.queued else state)
         return replace(self, status=status)
 
@@ -133,7 +133,7 @@ class Node(Resource):
         status = self._slices.find(world)
         return None if status is None else replace(self, status=status)
 
-    def apply(self, world: Context, have: Have, diff: Diff) -> None:
+    def apply(self, world: Context, have: ObservedResources, diff: Diff) -> None:
         """Search for capacity, after deleting what exists if it is ours; or start a stopped pod.
 
         Raises:
@@ -145,7 +145,7 @@ class Node(Resource):
         if status is None:
             self._search(world).run()
             return
-        if not self._is_ours(status):
+        if not self._is_managed(status):
             raise CloudError(
                 f"node {self.name} in {status.place.zone} was not made by slipway and differs ({diff}); it is left as "
                 "it is: set tpu.name to another"
@@ -156,24 +156,24 @@ class Node(Resource):
             return
         if not status.is_ready:
             world.events.note(self.id, f"the node is {status.state.lower()}: deleting and creating it again")
-        self._slices.delete(world, self._is_ours)
-        self._search(world).run(after=self._place_like(status) if status.state in WAITING else None)
+        self._slices.delete(world, self._is_managed)
+        self._search(world).run(after=self._place_like(status) if status.state in WAITING_STATES else None)
 
     def destroy(self, world: Context) -> None:
         if self.adopt:
             return
-        self._slices.delete(world, self._is_ours)
+        self._slices.delete(world, self._is_managed)
         for zone in self._zones if self.spec.data_disk_gb else ():
-            data_disk.delete(world, data_disk.name_for(self.name), zone)
+            data_disk.delete_disk(world, data_disk.name_for(self.name), zone)
 
-    def pod_seen(self, world: Context, since: float = 0.0) -> PodSeen:
+    def pod_seen(self, world: Context, since: float = 0.0) -> PodStatus:
         """Return what Google reports now about this incarnation of the pod.
 
         Args:
             since: leaves out symptoms that appeared earlier; seconds since the epoch.
         """
         status = self._slices.find(world)
-        return PodSeen("ABSENT") if status is None else status.pod_seen(self.status.uid, since)
+        return PodStatus("ABSENT") if status is None else status.pod_seen(self.status.uid, since)
 
     def delete_all(self, world: Context, *, elsewhere: bool = False) -> None:
         """Delete every slice of ours, whatever its state.
@@ -182,17 +182,17 @@ class Node(Resource):
             elsewhere: create the pod again, starting with the next place.
         """
         status = self._slices.find(world)
-        self._slices.delete(world, self._is_ours)
+        self._slices.delete(world, self._is_managed)
         if elsewhere and status is not None:
             self._search(world).run(after=self._place_like(status))
 
     def path(self, world: Context) -> str:
         """Return the full name, in the zone where it is or is tried first."""
-        return node_api.path(world, self.name, self.place.zone)
+        return node_api.node_path(world, self.name, self.place.zone)
 
     def paths(self, world: Context) -> set[str]:
         """Return the full names that it may have."""
-        return {node_api.path(world, self.name, zone) for zone in self._zones}
+        return {node_api.node_path(world, self.name, zone) for zone in self._zones}
 
     def stop(self, world: Context) -> None:
         """Stop an observed node; see `cannot_stop` first."""
@@ -221,8 +221,8 @@ class Node(Resource):
         queued = QueuedProvisioner(self.create_seconds)
         return Slices(self.name, self._zones, {"queued": queued, "node": self._node_api})
 
-    def _search(self, world: Context) -> Search:
-        return Search(
+    def _search(self, world: Context) -> CapacitySearch:
+        return CapacitySearch(
             world=world,
             subject=self.id,
             title=self.title,
@@ -252,14 +252,14 @@ class Node(Resource):
     def _queue_timed_out(self, world: Context, status: SliceStatus) -> bool:
         """Whether a queued request has waited so long that the next place is tried."""
         others = len(self.places) > 1
-        return others and status.state in WAITING and world.clock.now() - status.created > self.create_seconds
+        return others and status.state in WAITING_STATES and world.clock.now() - status.created > self.create_seconds
 
     def _place_like(self, status: SliceStatus) -> Place:
         """Return the place of ours that is most like the one where a slice is."""
         here = [place for place in self.places if place.zone == status.place.zone] or list(self.places)
         return next((place for place in here if place.capacity == status.place.capacity), here[0])
 
-    def _is_ours(self, status: SliceStatus) -> bool:
+    def _is_managed(self, status: SliceStatus) -> bool:
         return not self.adopt and status.is_labelled
 
 
@@ -277,7 +277,7 @@ def describe(observed: Absent | Pending | Node) -> str:
 def _wrong_worker_count(node: Node, status: SliceStatus) -> str:
     spec = node.spec
     return (
-        f"conf/tpu_types.yaml says that {spec.accelerator_type} has {counted(spec.workers, 'worker')}, Google gave "
+        f"conf/tpu_types.yaml says that {spec.accelerator_type} has {plural(spec.workers, 'worker')}, Google gave "
         f"{status.spec.workers}; the table is wrong about this type or the pod is not whole: `slipway down` deletes "
         "it; please report it, and choose another tpu.accelerator_type meanwhile"
     )

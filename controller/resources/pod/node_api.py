@@ -7,7 +7,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 from controller.core.errors import CloudError
-from controller.gcp.client import Conflict, NotFound
+from controller.gcp.client import ConflictError, NotFoundError
 from controller.gcp.names import LABEL, TAG, leaf
 from controller.gcp.operations import wait_rpc
 from controller.resources.pod import data_disk
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 SCOPE = "https://www.googleapis.com/auth/cloud-platform"
 TIER_LABEL = "slipway-capacity"
-SETTLING = frozenset({"CREATING", "RESTARTING", "REIMAGING", "DELETING", "REPAIRING", "STOPPING", "STARTING",
+TRANSITIONAL_STATES = frozenset({"CREATING", "RESTARTING", "REIMAGING", "DELETING", "REPAIRING", "STOPPING", "STARTING",
                       "HIDING", "UNHIDING", "UNKNOWN"})  # fmt: skip
 DELETE_SECONDS = 900.0
 API = "tpu"
@@ -32,17 +32,17 @@ class NodeProvisioner:
 
     def observe(self, world: Context, name: str, zone: str) -> SliceStatus | None:
         try:
-            return read(world.google.call(API, "projects.locations.nodes.get", name=path(world, name, zone)))
-        except NotFound:
+            return parse_node(world.google.call(API, "projects.locations.nodes.get", name=node_path(world, name, zone)))
+        except NotFoundError:
             return None
 
     def create(self, world: Context, name: str, spec: SliceSpec, place: Place) -> None:
         operation = world.google.call(
             API,
             "projects.locations.nodes.create",
-            parent=parent(world, place.zone),
+            parent=zone_path(world, place.zone),
             nodeId=name,
-            body={**body(world, name, spec, place), "schedulingConfig": scheduling(place.capacity)},
+            body={**node_body(world, name, spec, place), "schedulingConfig": scheduling(place.capacity)},
         )
         wait_rpc(world, API, operation, "projects.locations.operations.get", self.create_seconds)
 
@@ -50,11 +50,11 @@ class NodeProvisioner:
         late = world.clock.deadline(DELETE_SECONDS)
         while True:
             try:
-                operation = world.google.call(API, "projects.locations.nodes.delete", name=path(world, name, zone))
+                operation = world.google.call(API, "projects.locations.nodes.delete", name=node_path(world, name, zone))
                 wait_rpc(world, API, operation, "projects.locations.operations.get", DELETE_SECONDS)
-            except NotFound:
+            except NotFoundError:
                 return
-            except Conflict:  # something else is under way on it, maybe another deletion
+            except ConflictError:  # something else is under way on it, maybe another deletion
                 if late():
                     raise
                 world.clock.sleep(world.pace)
@@ -63,25 +63,25 @@ class NodeProvisioner:
 
     def start(self, world: Context, name: str, zone: str) -> None:
         """Start a stopped node of one VM; GoogleError if there is no room now."""
-        operation = world.google.call(API, "projects.locations.nodes.start", name=path(world, name, zone), body={})
+        operation = world.google.call(API, "projects.locations.nodes.start", name=node_path(world, name, zone), body={})
         wait_rpc(world, API, operation, "projects.locations.operations.get", self.create_seconds)
 
     def stop(self, world: Context, name: str, zone: str) -> None:
         """Stop a node of one VM, which ends what it costs apart from its disks."""
-        operation = world.google.call(API, "projects.locations.nodes.stop", name=path(world, name, zone), body={})
+        operation = world.google.call(API, "projects.locations.nodes.stop", name=node_path(world, name, zone), body={})
         wait_rpc(world, API, operation, "projects.locations.operations.get", self.create_seconds)
 
 
-def parent(world: Context, zone: str) -> str:
+def zone_path(world: Context, zone: str) -> str:
     return f"projects/{world.project}/locations/{zone}"
 
 
-def path(world: Context, name: str, zone: str) -> str:
+def node_path(world: Context, name: str, zone: str) -> str:
     """The node's full name."""
-    return f"{parent(world, zone)}/nodes/{name}"
+    return f"{zone_path(world, zone)}/nodes/{name}"
 
 
-def body(world: Context, name: str, spec: SliceSpec, place: Place) -> dict[str, Any]:
+def node_body(world: Context, name: str, spec: SliceSpec, place: Place) -> dict[str, Any]:
     """Return the body of a create request, without the tier: what `gcloud compute tpus tpu-vm create` sends."""
     metadata = {"ssh-keys": "\n".join([world.ssh_key_line(), *world.extra_ssh_keys])}
     node: dict[str, Any] = {
@@ -116,14 +116,14 @@ def scheduling(capacity: str) -> dict[str, bool]:
     }
 
 
-def tier(answer: dict[str, Any]) -> str:
+def capacity_of(answer: dict[str, Any]) -> str:
     """The tier of a node: what our label says was asked for, since the API does not tell all of them."""
     said = answer.get("schedulingConfig", {})
     found = next((word for word in ("spot", "preemptible", "reserved") if said.get(word)), "on_demand")
     return answer.get("labels", {}).get(TIER_LABEL, found)
 
 
-def read(answer: dict[str, Any], provisioner: ProvisionerName = "node") -> SliceStatus:
+def parse_node(answer: dict[str, Any], provisioner: ProvisionerName = "node") -> SliceStatus:
     """Return the status of a node."""
     zone, network = answer["name"].split("/")[3], answer.get("networkConfig", {})
     state = answer.get("state", "UNKNOWN")
@@ -140,11 +140,11 @@ def read(answer: dict[str, Any], provisioner: ProvisionerName = "node") -> Slice
             network=leaf(network.get("network", "")),
             external_ip=network.get("enableExternalIps", False),
         ),
-        place=Place(zone, tier(answer), leaf(network.get("subnetwork", "")), provisioner),
+        place=Place(zone, capacity_of(answer), leaf(network.get("subnetwork", "")), provisioner),
         state=state,
-        pending=state in SETTLING,
+        pending=state in TRANSITIONAL_STATES,
         uid=answer.get("id", "") + answer.get("createTime", ""),
-        created=seconds(answer.get("createTime")),
+        created=parse_timestamp(answer.get("createTime")),
         endpoints=endpoints,
         ssh_keys=answer.get("metadata", {}).get("ssh-keys", ""),
         labels=tuple(sorted(answer.get("labels", {}).items())),
@@ -152,7 +152,7 @@ def read(answer: dict[str, Any], provisioner: ProvisionerName = "node") -> Slice
         health_words=answer.get("healthDescription", ""),
         symptoms=tuple(
             (
-                seconds(s.get("createTime")),
+                parse_timestamp(s.get("createTime")),
                 Symptom(s.get("symptomType", ""), s.get("workerId", ""), s.get("details", "")),
             )
             for s in answer.get("symptoms", [])
@@ -161,7 +161,7 @@ def read(answer: dict[str, Any], provisioner: ProvisionerName = "node") -> Slice
     )
 
 
-def seconds(timestamp: str | None) -> float:
+def parse_timestamp(timestamp: str | None) -> float:
     """RFC 3339 as seconds since the epoch; 0 where Google says none. Nanoseconds are cut to microseconds."""
     if not timestamp:
         return 0.0

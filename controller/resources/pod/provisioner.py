@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from conf.schema.config import Config
     from controller.context import Context
 
-WAITING = frozenset({"CREATING", "ACCEPTED", "WAITING_FOR_RESOURCES"})
+WAITING_STATES = frozenset({"CREATING", "ACCEPTED", "WAITING_FOR_RESOURCES"})
 """States of a queued request that has no capacity yet; Google uses the last two for the same thing."""
 ProvisionerName = Literal["node", "queued"]
 
@@ -107,7 +107,7 @@ class Symptom:
 
 
 @dataclass(frozen=True)
-class PodSeen:
+class PodStatus:
     """What Google reports about a pod, in its own words. `state` is ABSENT for a 404."""
 
     state: str = "READY"
@@ -163,14 +163,14 @@ class SliceStatus:
         """Whether Slipway created it."""
         return LABEL.items() <= dict(self.labels).items()
 
-    def pod_seen(self, uid: str, since: float) -> PodSeen:
+    def pod_seen(self, uid: str, since: float) -> PodStatus:
         """Return what a diagnosis needs to know.
 
         Args:
             uid: of the incarnation that is used, or empty.
             since: leaves out symptoms that appeared earlier; seconds since the epoch.
         """
-        return PodSeen(
+        return PodStatus(
             state=self.state,
             replaced=bool(uid and self.uid and self.uid != uid),
             health=self.health,
@@ -207,16 +207,16 @@ class Provisioner(Protocol):
         ...
 
 
-def short(uid: str) -> str:
+def short_uid(uid: str) -> str:
     """Return a pod's uid as part of an object's name."""
     return hashlib.sha256(uid.encode()).hexdigest()[:12]
 
 
 def claim_name(pod: str, uid: str) -> str:
     """Return the name of the object that says which runs had a pod."""
-    return f"pods/{pod}/claims/{short(uid)}.json"
+    return f"pods/{pod}/claims/{short_uid(uid)}.json"
 
 
 def end_name(pod: str, uid: str) -> str:
     """Return the name of the object in which a pod's watchdog records why it deleted the pod."""
-    return f"pods/{pod}/ends/{short(uid)}.json"
+    return f"pods/{pod}/ends/{short_uid(uid)}.json"

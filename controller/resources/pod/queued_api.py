@@ -10,10 +10,10 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from controller.core.errors import CloudError
-from controller.gcp.client import Conflict, GoogleError, NotFound
+from controller.gcp.client import ConflictError, GoogleError, NotFoundError
 from controller.gcp.operations import RPC_CODES, wait_rpc
 from controller.resources.pod import node_api
-from controller.resources.pod.provisioner import WAITING, Place, SliceSpec, SliceStatus
+from controller.resources.pod.provisioner import WAITING_STATES, Place, SliceSpec, SliceStatus
 
 if TYPE_CHECKING:
     from controller.context import Context
@@ -22,7 +22,7 @@ FLEX_API = "tpu:v2alpha1"
 """The only API that has flex-start, as of revision 20261001 of the discovery documents."""
 FLEX_SECONDS = 7 * 24 * 3600
 """The longest life that Google gives a flex-start slice: https://cloud.google.com/tpu/docs/about-flex-start"""
-SETTLING = WAITING | {"PROVISIONING", "DELETING", "SUSPENDING", "STATE_UNSPECIFIED"}
+TRANSITIONAL_STATES = WAITING_STATES | {"PROVISIONING", "DELETING", "SUSPENDING", "STATE_UNSPECIFIED"}
 
 
 @dataclass(frozen=True)
@@ -33,23 +33,27 @@ class QueuedProvisioner:
 
     def observe(self, world: Context, name: str, zone: str) -> SliceStatus | None:
         try:
-            queued = world.google.call("tpu", "projects.locations.queuedResources.get", name=path(world, name, zone))
-        except NotFound:
+            queued = world.google.call(
+                "tpu", "projects.locations.queuedResources.get", name=request_path(world, name, zone)
+            )
+        except NotFoundError:
             return None
         try:
-            answer = world.google.call("tpu", "projects.locations.nodes.get", name=node_api.path(world, name, zone))
-        except NotFound:
+            answer = world.google.call(
+                "tpu", "projects.locations.nodes.get", name=node_api.node_path(world, name, zone)
+            )
+        except NotFoundError:
             answer = None
-        return read(queued, answer, world.clock.now())
+        return parse_request(queued, answer, world.clock.now())
 
     def create(self, world: Context, name: str, spec: SliceSpec, place: Place) -> None:
         api = FLEX_API if place.capacity == "flex_start" else "tpu"
         operation = world.google.call(
             api,
             "projects.locations.queuedResources.create",
-            parent=node_api.parent(world, place.zone),
+            parent=node_api.zone_path(world, place.zone),
             queuedResourceId=name,
-            body=body(world, name, spec, place),
+            body=request_body(world, name, spec, place),
         )
         wait_rpc(world, "tpu", operation, "projects.locations.operations.get", self.create_seconds)
 
@@ -62,10 +66,10 @@ class QueuedProvisioner:
                 if found.state != "DELETING":
                     self._delete(world, name, zone, with_node=bool(found.uid))
                     continue
-            except NotFound:
+            except NotFoundError:
                 break
             except GoogleError as error:  # a node that has just come, or something else under way on it
-                if not isinstance(error, Conflict) and error.reason not in ("FAILED_PRECONDITION", "ABORTED"):
+                if not isinstance(error, ConflictError) and error.reason not in ("FAILED_PRECONDITION", "ABORTED"):
                     raise
             world.clock.sleep(world.pace)
         nodes = node_api.NodeProvisioner(self.create_seconds)
@@ -75,20 +79,20 @@ class QueuedProvisioner:
     def _delete(self, world: Context, name: str, zone: str, *, with_node: bool) -> None:
         force: dict[str, Any] = {"force": True} if with_node else {}
         operation = world.google.call(
-            "tpu", "projects.locations.queuedResources.delete", name=path(world, name, zone), **force
+            "tpu", "projects.locations.queuedResources.delete", name=request_path(world, name, zone), **force
         )
         wait_rpc(world, "tpu", operation, "projects.locations.operations.get", node_api.DELETE_SECONDS)
 
 
-def path(world: Context, name: str, zone: str) -> str:
+def request_path(world: Context, name: str, zone: str) -> str:
     """The request's full name."""
-    return f"{node_api.parent(world, zone)}/queuedResources/{name}"
+    return f"{node_api.zone_path(world, zone)}/queuedResources/{name}"
 
 
-def body(world: Context, name: str, spec: SliceSpec, place: Place) -> dict[str, Any]:
+def request_body(world: Context, name: str, spec: SliceSpec, place: Place) -> dict[str, Any]:
     """What create is sent; field for field what `gcloud compute tpus queued-resources create` sends."""
-    where = node_api.parent(world, place.zone)
-    node = {"node": node_api.body(world, name, spec, place), "nodeId": name, "parent": where}
+    where = node_api.zone_path(world, place.zone)
+    node = {"node": node_api.node_body(world, name, spec, place), "nodeId": name, "parent": where}
     request: dict[str, Any] = {"tpu": {"nodeSpec": [node]}}
     if spec.valid_until_seconds is not None:
         request["queueingPolicy"] = {"validUntilDuration": f"{spec.valid_until_seconds:.0f}s"}
@@ -107,13 +111,13 @@ def body(world: Context, name: str, spec: SliceSpec, place: Place) -> dict[str, 
     return request
 
 
-def read(queued: dict[str, Any], answer: dict[str, Any] | None, now: float) -> SliceStatus:
+def parse_request(queued: dict[str, Any], answer: dict[str, Any] | None, now: float) -> SliceStatus:
     """A request and its node as one slice. The node's word counts where it has one to say that the request has not."""
     where = queued["name"].split("/")[3]
     specs = queued.get("tpu", {}).get("nodeSpec") or [{}]
     wanted = {"name": f"projects/-/locations/{where}/nodes/-", **specs[0].get("node", {}), "state": "UNKNOWN"}
     wanted.setdefault("schedulingConfig", {"spot": "spot" in queued, "reserved": "reservationName" in queued})
-    seen = node_api.read(answer or wanted, "queued")
+    seen = node_api.parse_node(answer or wanted, "queued")
     told = queued.get("state", {})
     state = told.get("state", "STATE_UNSPECIFIED")
     failure = told.get("failedData", {}).get("error", {})
@@ -121,14 +125,14 @@ def read(queued: dict[str, Any], answer: dict[str, Any] | None, now: float) -> S
         state = seen.state if answer else "GONE"
     elif answer and state in ("SUSPENDED", "SUSPENDING") and seen.state in ("PREEMPTED", "TERMINATED", "STOPPED"):
         state = seen.state if state == "SUSPENDED" else state
-    elif state in WAITING and has_expired(queued, now):
+    elif state in WAITING_STATES and has_expired(queued, now):
         state = "EXPIRED"
     return replace(
         seen,
         state=state,
-        pending=state in SETTLING or (answer is not None and state == seen.state and seen.pending),
+        pending=state in TRANSITIONAL_STATES or (answer is not None and state == seen.state and seen.pending),
         uid=seen.uid if answer else "",
-        created=node_api.seconds(queued.get("createTime")),
+        created=node_api.parse_timestamp(queued.get("createTime")),
         code=RPC_CODES.get(failure.get("code", 0), ""),
         message=failure.get("message", ""),
     )
@@ -138,6 +142,6 @@ def has_expired(queued: dict[str, Any], now: float) -> bool:
     """Has its time passed? Google leaves an expired request in the queue, where it will never be served."""
     policy = queued.get("queueingPolicy", {})
     if duration := policy.get("validUntilDuration"):
-        return now > node_api.seconds(queued.get("createTime")) + float(duration.rstrip("s"))
+        return now > node_api.parse_timestamp(queued.get("createTime")) + float(duration.rstrip("s"))
     until = policy.get("validUntilTime") or policy.get("validInterval", {}).get("endTime")
-    return until is not None and now > node_api.seconds(until)
+    return until is not None and now > node_api.parse_timestamp(until)

@@ -9,7 +9,7 @@ import re
 from dataclasses import dataclass
 from typing import Literal
 
-Kind = Literal[
+RefusalKind = Literal[
     "stock_out",  # no room now: ask elsewhere, or later
     "quota",  # the project may not have it in this tier or zone: ask elsewhere, never again
     "permission",
@@ -21,7 +21,7 @@ Kind = Literal[
     "unknown",
 ]
 
-_TABLE: tuple[tuple[Kind, str, str], ...] = (
+_TABLE: tuple[tuple[RefusalKind, str, str], ...] = (
     # kind, codes (a pattern; empty: any), words (a pattern)
     ("stock_out", "", r"per minute|rate ?limit"),  # of requests, not of chips: it passes
     ("quota", "", r"quota limit .* exceeded|quota '[^']*' (has been )?(exceeded|exhausted)|quota exceeded"),
@@ -37,7 +37,7 @@ _TABLE: tuple[tuple[Kind, str, str], ...] = (
     ("bad_request", "INVALID_ARGUMENT|FAILED_PRECONDITION|NOT_FOUND|OUT_OF_RANGE|400|404", r""),
 )  # fmt: skip
 
-HINTS: dict[Kind, str] = {
+HINTS: dict[RefusalKind, str] = {
     "stock_out": "add zones to tpu.fallback_zones or tiers to tpu.capacity, or raise recovery.max_create_attempts",
     "quota": "request quota at https://console.cloud.google.com/iam-admin/quotas, or change tpu.capacity, tpu.zone or "
     "tpu.accelerator_type; dead queued resources count too",
@@ -57,7 +57,7 @@ HINTS: dict[Kind, str] = {
 class Refusal:
     """Why a pod was not made."""
 
-    kind: Kind
+    kind: RefusalKind
     words: str
 
     @property
@@ -65,7 +65,7 @@ class Refusal:
         return HINTS[self.kind]
 
 
-def classify(code: str, message: str) -> Kind:
+def classify(code: str, message: str) -> RefusalKind:
     """What an answer means.
 
     Args:

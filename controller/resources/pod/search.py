@@ -10,27 +10,34 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from controller.core.clock import Interrupted
-from controller.core.errors import BudgetSpent, CloudError
-from controller.gcp.client import Conflict, GoogleError
+from controller.core.clock import InterruptedSleepError
+from controller.core.errors import CloudError, RetriesExhaustedError
+from controller.gcp.client import ConflictError, GoogleError
 from controller.resources.pod import data_disk
-from controller.resources.pod.provisioner import WAITING, Place, Provisioner, ProvisionerName, SliceSpec, SliceStatus
+from controller.resources.pod.provisioner import (
+    WAITING_STATES,
+    Place,
+    Provisioner,
+    ProvisionerName,
+    SliceSpec,
+    SliceStatus,
+)
 from controller.resources.pod.refusals import HINTS, Refusal, classify
 
 if TYPE_CHECKING:
     from controller.context import Context
 
-LONGEST_PAUSE = 60
+MAX_PAUSE_SECONDS = 60
 """In units of the world's pace: five minutes on Google Cloud."""
 
 
-def pause(round_: int, pace: float, draw: float) -> float:
+def backoff_seconds(round_: int, pace: float, draw: float) -> float:
     """Seconds to wait after so many rounds in vain (from 1): doubling, bounded, and spread by `draw` in [0, 1)."""
-    return pace * min(LONGEST_PAUSE, 2.0**round_) * (0.5 + draw / 2)
+    return pace * min(MAX_PAUSE_SECONDS, 2.0**round_) * (0.5 + draw / 2)
 
 
 @dataclass(frozen=True)
-class Search:
+class CapacitySearch:
     """One search for capacity for one pod."""
 
     world: Context
@@ -50,12 +57,12 @@ class Search:
             after: begin with the place that follows this one, which has been waited for already.
 
         Raises:
-            BudgetSpent: no capacity after `max_attempts`.
+            RetriesExhaustedError: no capacity after `max_attempts`.
             CloudError: a refusal that asking again would not change.
         """
         attempt, rounds = 0, 0
         ruled_out: dict[Place, Refusal] = {}
-        places = _beginning_after(self.places, after)
+        places = _rotate_after(self.places, after)
         while True:
             for place in places:
                 if place in ruled_out:
@@ -76,14 +83,16 @@ class Search:
             rounds += 1
             if attempt >= self.max_attempts:
                 self._give_up()
-            seconds = pause(rounds, self.world.pace, self.world.draw())
+            seconds = backoff_seconds(rounds, self.world.pace, self.world.draw())
             message = f"asking again in {seconds:.0f} s (attempt {attempt + 1} of {self.max_attempts})"
             self.world.events.note(self.subject, message)
             self.world.clock.sleep(seconds)
 
     def _judge(self, place: Place, refusal: Refusal, ruled_out: dict[Place, Refusal], attempt: int) -> None:
         if refusal.kind == "stock_out":
-            self.world.events.note(self.subject, f"no capacity in {place} (attempt {attempt}): {_first(refusal.words)}")
+            self.world.events.note(
+                self.subject, f"no capacity in {place} (attempt {attempt}): {_first_sentence(refusal.words)}"
+            )
         elif refusal.kind == "quota":
             ruled_out[place] = refusal
             if len(ruled_out) < len(self.places):
@@ -98,15 +107,15 @@ class Search:
         try:
             if spec.data_disk_gb is not None:
                 disk = data_disk.name_for(name)
-                fresh = data_disk.ensure(world, disk, place.zone, spec.data_disk_gb, spec.data_disk_kind)
+                fresh = data_disk.ensure_disk(world, disk, place.zone, spec.data_disk_gb, spec.data_disk_kind)
             maker.create(world, name, spec, place)
             refusal = self._wait(maker, place)
-        except Interrupted:
+        except InterruptedSleepError:
             if place.queued:
                 message = "the request stays in the queue: `slipway up` goes on waiting, `slipway down` takes it back"
                 self.world.events.note(self.subject, message)
             raise
-        except Conflict as error:
+        except ConflictError as error:
             kind = classify(error.reason, error.message)
             if kind == "name_taken":
                 return None  # it came into being meanwhile; the next look says whose it is
@@ -118,7 +127,7 @@ class Search:
             if error.status == 0:  # it was begun and may have left something
                 maker.delete(world, name, place.zone)
         if refusal is not None and fresh:
-            data_disk.delete(world, data_disk.name_for(name), place.zone)
+            data_disk.delete_disk(world, data_disk.name_for(name), place.zone)
         return refusal
 
     def _wait(self, maker: Provisioner, place: Place) -> Refusal | None:
@@ -134,17 +143,17 @@ class Search:
                 return Refusal("stock_out", "what was asked for has gone again")
             if not seen.pending:
                 break
-            if too_late() or (late() and seen.state in WAITING):
+            if too_late() or (late() and seen.state in WAITING_STATES):
                 maker.delete(world, self.name, place.zone)
-                return Refusal("stock_out", f"still {_plain(seen.state)} after {patience:.0f} s")
+                return Refusal("stock_out", f"still {_state_text(seen.state)} after {patience:.0f} s")
             if seen.state != told:
                 told = seen.state
-                world.events.emit("step_started", self.subject, f"{place}: {_plain(told)}", title=self.title)
+                world.events.emit("step_started", self.subject, f"{place}: {_state_text(told)}", title=self.title)
             world.clock.sleep(world.pace)
         if seen.is_ready:
             return None
         maker.delete(world, self.name, place.zone)
-        return of_state(seen)
+        return refusal_of_state(seen)
 
     @property
     def patience(self) -> float:
@@ -155,30 +164,30 @@ class Search:
 
     def _give_up(self) -> None:
         where = ", ".join(map(str, self.places))
-        raise BudgetSpent(
+        raise RetriesExhaustedError(
             f"no capacity for {self.spec.accelerator_type} in {where} after {self.max_attempts} attempts; "
             f"{HINTS['stock_out']}"
         )
 
 
-def of_state(seen: SliceStatus) -> Refusal:
+def refusal_of_state(seen: SliceStatus) -> Refusal:
     """What a request that came to nothing means."""
     if seen.state == "FAILED" and seen.message:
         return Refusal(classify(seen.code, seen.message), seen.message)
     return Refusal("stock_out", f"the request is {seen.state.lower()}")
 
 
-def _plain(state: str) -> str:
+def _state_text(state: str) -> str:
     """WAITING_FOR_RESOURCES in small letters."""
     return state.lower().replace("_", " ")
 
 
-def _first(words: str) -> str:
+def _first_sentence(words: str) -> str:
     """The part of Google's words that says something; advice and an error id follow."""
     return words.partition(";")[0].partition(" [EID")[0]
 
 
-def _beginning_after(places: Sequence[Place], after: Place | None) -> Sequence[Place]:
+def _rotate_after(places: Sequence[Place], after: Place | None) -> Sequence[Place]:
     if after is None or after not in places:
         return places
     at = list(places).index(after) + 1

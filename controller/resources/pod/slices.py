@@ -24,7 +24,7 @@ class Slices:
         """Return a READY slice if there is one, else one that is coming up, else a dead one."""
         found: list[SliceStatus] = []
         for zone in self.zones:
-            for _, status in self._in(context, zone):
+            for _, status in self._spec_at(context, zone):
                 found.append(status)
                 break
             if found and found[-1].is_ready:
@@ -34,11 +34,11 @@ class Slices:
     def delete(self, context: Context, condition: Callable[[SliceStatus], bool]) -> None:
         """Delete every slice that meets the condition; their data disks stay."""
         for zone in self.zones:
-            for provisioner, status in self._in(context, zone):
+            for provisioner, status in self._spec_at(context, zone):
                 if condition(status):
                     provisioner.delete(context, self.name, zone)
 
-    def _in(self, context: Context, zone: str) -> Iterator[tuple[Provisioner, SliceStatus]]:
+    def _spec_at(self, context: Context, zone: str) -> Iterator[tuple[Provisioner, SliceStatus]]:
         for provisioner in self.provisioners.values():
             if (status := provisioner.observe(context, self.name, zone)) is not None:
                 yield provisioner, status

@@ -6,9 +6,9 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, ClassVar, Self
 
 from controller.core.errors import CloudError
-from controller.gcp.client import Conflict, Forbidden, NotFound
+from controller.gcp.client import ConflictError, ForbiddenError, NotFoundError
 from controller.gcp.names import MARK, is_marked
-from controller.reconcile.resource import Absent, Diff, Have, Resource, Scope, Unknown
+from controller.reconcile.resource import Absent, Diff, ObservedResources, Resource, Scope, Unknown
 
 if TYPE_CHECKING:
     from controller.context import Context
@@ -33,30 +33,30 @@ class ServiceAccount(Resource):
     def email(self, world: Context) -> str:
         return world.account_email(self.name)
 
-    def observe(self, world: Context, have: Have) -> Absent | Unknown | Self:
+    def observe(self, world: Context, have: ObservedResources) -> Absent | Unknown | Self:
         email = self.email(world)
         try:
             answer = world.google.call(
                 "iam", "projects.serviceAccounts.get", name=f"projects/-/serviceAccounts/{email}"
             )
-        except NotFound:
+        except NotFoundError:
             if self._named_by_id:
                 return Absent()
             words = "enable the Compute Engine API, or set" if self.name == "default" else "set"
             return Unknown(f"{email} does not exist; {words} cloud.service_account to slipway-runner")
-        except Forbidden:
+        except ForbiddenError:
             return self  # it cannot be looked at; whether it can be used, the node will tell
         marked = self._named_by_id and is_marked(answer)
         return replace(self, marked=marked)
 
-    def apply(self, world: Context, have: Have, diff: Diff) -> None:
+    def apply(self, world: Context, have: ObservedResources, diff: Diff) -> None:
         account = {"displayName": "Slipway TPU workers", "description": MARK}
         body = {"accountId": self.name, "serviceAccount": account}
         try:
             world.google.call("iam", "projects.serviceAccounts.create", name=f"projects/{world.project}", body=body)
-        except Conflict:
+        except ConflictError:
             world.clock.sleep(world.pace)  # made a moment ago, and not seen everywhere yet
-        except Forbidden as error:
+        except ForbiddenError as error:
             raise CloudError(
                 f"{self.title}: you may not create it ({error.message}); ask an admin for `gcloud iam service-accounts "
                 f"create {self.name} --project={world.project}`, or set cloud.service_account to one that you may use: "
@@ -70,7 +70,7 @@ class ServiceAccount(Resource):
         name = f"projects/{world.project}/serviceAccounts/{self.email(world)}"
         try:
             world.google.call("iam", "projects.serviceAccounts.delete", name=name)
-        except NotFound:
+        except NotFoundError:
             return
 
     @property

@@ -7,18 +7,23 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
-from conf.schema.infra.regions import covers
+from conf.schema.infra.regions import is_near
 from controller.core.errors import CloudError
 from controller.core.finding import Finding, Rule
-from controller.gcp.client import Conflict, Forbidden, GoogleError, NotFound
+from controller.gcp.client import ConflictError, ForbiddenError, GoogleError, NotFoundError
 from controller.gcp.names import LABEL, is_labelled
-from controller.reconcile.resource import Absent, Diff, Have, Resource, Scope
+from controller.reconcile.resource import Absent, Diff, ObservedResources, Resource, Scope
 
 if TYPE_CHECKING:
     from controller.context import Context
 
-DAY = 24 * 3600
-NEEDED = ("storage.objects.create", "storage.objects.delete", "storage.objects.get", "storage.objects.list")
+DAY_SECONDS = 24 * 3600
+REQUIRED_PERMISSIONS = (
+    "storage.objects.create",
+    "storage.objects.delete",
+    "storage.objects.get",
+    "storage.objects.list",
+)
 USD_PER_GB_MONTH = 0.02
 """List price of standard storage in most regions, 2026: https://cloud.google.com/storage/pricing"""
 
@@ -55,13 +60,13 @@ class Bucket(Resource):
     def ours(self) -> bool:
         return self.marked
 
-    def observe(self, world: Context, have: Have) -> Absent | Self:
+    def observe(self, world: Context, have: ObservedResources) -> Absent | Self:
         try:
             answer = world.google.call("storage", "buckets.get", bucket=self.name, projection="noAcl")
-        except NotFound:
+        except NotFoundError:
             return Absent()
-        except Forbidden as error:
-            return self._seen_through_a_keyhole(world, error)
+        except ForbiddenError as error:
+            return self._observe_without_read_access(world, error)
         return self._read(answer)
 
     def findings(self, seen: Any) -> Iterator[Finding]:
@@ -75,7 +80,7 @@ class Bucket(Resource):
             )
             yield SOFT_DELETE.finding(words)
 
-    def apply(self, world: Context, have: Have, diff: Diff) -> None:
+    def apply(self, world: Context, have: ObservedResources, diff: Diff) -> None:
         if diff.action == "update":
             body = {key: value for key, value in self.body().items() if key not in ("name", "location", "labels")}
             world.google.call("storage", "buckets.patch", bucket=self.name, body=body)
@@ -88,7 +93,7 @@ class Bucket(Resource):
             )
         try:
             world.google.call("storage", "buckets.insert", project=world.project, body=self.body())
-        except Conflict:
+        except ConflictError:
             return  # ours from a moment ago, or someone else's: the next look decides
 
     def body(self) -> dict[str, Any]:
@@ -105,7 +110,7 @@ class Bucket(Resource):
                 "uniformBucketLevelAccess": {"enabled": self.uniform_access},
                 "publicAccessPrevention": self.public_access_prevention,
             },
-            "softDeletePolicy": {"retentionDurationSeconds": str(self.soft_delete_days * DAY)},
+            "softDeletePolicy": {"retentionDurationSeconds": str(self.soft_delete_days * DAY_SECONDS)},
             "lifecycle": {"rule": rules},
         }
 
@@ -123,14 +128,14 @@ class Bucket(Resource):
         where = {"bucket": self.name, "object": item["name"], "generation": item["generation"]}
         try:
             world.google.call("storage", "objects.delete", **where)
-        except NotFound:
+        except NotFoundError:
             return  # someone was faster
 
     def _read(self, answer: dict[str, Any]) -> Self:
         location = answer["location"].lower()
-        near = all(covers(location, region) for region in self.regions)
+        near = all(is_near(location, region) for region in self.regions)
         marked = is_labelled(answer)
-        kept = int(answer.get("softDeletePolicy", {}).get("retentionDurationSeconds", 0)) / DAY
+        kept = int(answer.get("softDeletePolicy", {}).get("retentionDurationSeconds", 0)) / DAY_SECONDS
         seen = replace(self, location=self.location if near else location, marked=marked, kept_days=kept)
         if not marked:
             return seen  # its other settings are its owner's
@@ -147,17 +152,17 @@ class Bucket(Resource):
             unfinished_upload_days=conditions.get("AbortIncompleteMultipartUpload", {}).get("age", 0),
         )
 
-    def _seen_through_a_keyhole(self, world: Context, error: GoogleError) -> Self:
+    def _observe_without_read_access(self, world: Context, error: GoogleError) -> Self:
         """We may not look at it: it is someone else's, or we may use its objects and no more."""
         permitted: list[str] = []
         try:
             answer = world.google.call(
-                "storage", "buckets.testIamPermissions", bucket=self.name, permissions=list(NEEDED)
+                "storage", "buckets.testIamPermissions", bucket=self.name, permissions=list(REQUIRED_PERMISSIONS)
             )
             permitted = answer.get("permissions", [])
-        except (Forbidden, NotFound):
+        except (ForbiddenError, NotFoundError):
             pass
-        if set(NEEDED) <= set(permitted):
+        if set(REQUIRED_PERMISSIONS) <= set(permitted):
             return self
         raise CloudError(
             f"bucket {self.name} exists and is not yours to use ({error.message}): the names of buckets are shared by "

@@ -6,8 +6,8 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from controller.core.errors import CloudError
-from controller.gcp.client import Forbidden, NotFound
-from controller.reconcile.resource import Absent, Diff, Have, Resource, Scope
+from controller.gcp.client import ForbiddenError, NotFoundError
+from controller.reconcile.resource import Absent, Diff, ObservedResources, Resource, Scope
 
 if TYPE_CHECKING:
     from controller.context import Context
@@ -33,13 +33,13 @@ class BillingBudget(Resource):
     def title(self) -> str:
         return f"budget of ${self.usd} per month on billing account {self.account}"
 
-    def observe(self, world: Context, have: Have) -> Absent | Self:
+    def observe(self, world: Context, have: ObservedResources) -> Absent | Self:
         parent = f"billingAccounts/{self.account}"
         try:
             listed = list(
                 world.google.pages("billingbudgets", "billingAccounts.budgets.list", "budgets", parent=parent)
             )
-        except Forbidden as error:
+        except ForbiddenError as error:
             raise CloudError(
                 f"{self.title}: you may not see budgets there ({error.message}); ask an admin of the account for "
                 "roles/billing.costsManager, or set cloud.billing_budget=null"
@@ -49,7 +49,7 @@ class BillingBudget(Resource):
                 return self._read(budget)
         return Absent()
 
-    def apply(self, world: Context, have: Have, diff: Diff) -> None:
+    def apply(self, world: Context, have: ObservedResources, diff: Diff) -> None:
         if diff.action == "create":
             parent = f"billingAccounts/{self.account}"
             world.google.call("billingbudgets", "billingAccounts.budgets.create", parent=parent, body=self.body(world))
@@ -71,7 +71,7 @@ class BillingBudget(Resource):
             return
         try:
             world.google.call("billingbudgets", "billingAccounts.budgets.delete", name=seen.path)
-        except NotFound:
+        except NotFoundError:
             return
 
     def display_name(self, world: Context) -> str:

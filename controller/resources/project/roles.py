@@ -11,8 +11,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
-from controller.gcp.client import Conflict, Forbidden, GoogleError, NotFound
-from controller.reconcile.resource import Absent, Diff, Have, Resource, Scope
+from controller.gcp.client import ConflictError, ForbiddenError, GoogleError, NotFoundError
+from controller.reconcile.resource import Absent, Diff, ObservedResources, Resource, Scope
 from controller.resources.project.accounts import ServiceAccount
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ class Roles(Resource):
 
     @abstractmethod
     def read(self, world: Context) -> Policy:
-        """The policy as it is. NotFound: what it belongs to does not exist."""
+        """The policy as it is. NotFoundError: what it belongs to does not exist."""
 
     @abstractmethod
     def write(self, world: Context, policy: Policy) -> None:
@@ -52,16 +52,16 @@ class Roles(Resource):
     def command(self, world: Context, role: str) -> str:
         """The gcloud command that binds one role."""
 
-    def observe(self, world: Context, have: Have) -> Absent | Self:
+    def observe(self, world: Context, have: ObservedResources) -> Absent | Self:
         account = have.get(self.account.id) or self.account.observe(world, {})
         if isinstance(account, ServiceAccount) and not account.ours:
             return replace(self, given=True)
         try:
             policy = self.read(world)
-        except NotFound:
+        except NotFoundError:
             return Absent()
-        except Forbidden:
-            self._ask_admin(world, "look at")
+        except ForbiddenError:
+            self._admin_hint(world, "look at")
             return self
         if self.id in world.permission_denied:
             return self
@@ -69,12 +69,12 @@ class Roles(Resource):
         seen = tuple(role for role in self.roles if role in bound)
         return replace(self, roles=seen) if seen else Absent()
 
-    def apply(self, world: Context, have: Have, diff: Diff) -> None:
+    def apply(self, world: Context, have: ObservedResources, diff: Diff) -> None:
         try:
             self._rewrite(world, add=set(self.roles))
-        except Forbidden:
+        except ForbiddenError:
             world.permission_denied.add(self.id)
-            self._ask_admin(world, "change")
+            self._admin_hint(world, "change")
 
     def destroy(self, world: Context) -> None:
         seen = self.observe(world, {})
@@ -86,7 +86,7 @@ class Roles(Resource):
         member = self._member(world)
         for attempt in range(ATTEMPTS):
             policy = self.read(world)
-            bindings = rebound(policy.get("bindings", []), member, of=set(self.roles), to=add)
+            bindings = rebind(policy.get("bindings", []), member, of=set(self.roles), to=add)
             if bindings == policy.get("bindings", []):
                 return
             try:
@@ -95,12 +95,12 @@ class Roles(Resource):
             except GoogleError as error:
                 # An account that was made a moment ago is not known everywhere yet.
                 unknown = error.status == 400 and "does not exist" in error.message
-                if attempt == ATTEMPTS - 1 or not (isinstance(error, Conflict) or unknown):
+                if attempt == ATTEMPTS - 1 or not (isinstance(error, ConflictError) or unknown):
                     raise
                 if unknown:
                     world.clock.sleep(world.pace)
 
-    def _ask_admin(self, world: Context, verb: str) -> None:
+    def _admin_hint(self, world: Context, verb: str) -> None:
         commands = "\n".join(f"  {self.command(world, role)}" for role in self.roles)
         words = f"you may not {verb} the policy; unless it is done, ask an admin of the project for:\n{commands}"
         world.events.note(self.id, f"{self.title}: {words}")
@@ -160,7 +160,7 @@ def roles_of(policy: Mapping[str, Any], member: str) -> list[str]:
     return [b["role"] for b in bindings if member in b.get("members", []) and not b.get("condition")]
 
 
-def rebound(bindings: list[dict[str, Any]], member: str, *, of: set[str], to: set[str]) -> list[dict[str, Any]]:
+def rebind(bindings: list[dict[str, Any]], member: str, *, of: set[str], to: set[str]) -> list[dict[str, Any]]:
     """The bindings with the member in the roles `to` and in no other of the roles `of`. Pure."""
     result, left = [], set(to)
     for binding in bindings:

@@ -6,14 +6,14 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar, Self
 
 from controller.core.errors import CloudError
-from controller.gcp.client import Forbidden
+from controller.gcp.client import ForbiddenError
 from controller.gcp.operations import wait_rpc
-from controller.reconcile.resource import Diff, Have, Resource, Scope
+from controller.reconcile.resource import Diff, ObservedResources, Resource, Scope
 
 if TYPE_CHECKING:
     from controller.context import Context
 
-MOST = 20
+MAX_BATCH = 20
 """APIs that one request enables: https://cloud.google.com/service-usage/docs/reference/rest/v1/services/batchEnable"""
 
 
@@ -33,19 +33,19 @@ class Services(Resource):
     def ours(self) -> bool:
         return False
 
-    def observe(self, world: Context, have: Have) -> Self:
+    def observe(self, world: Context, have: ObservedResources) -> Self:
         parent = f"projects/{world.project}"
         on: set[str] = set()
         for apis in _batches(self.apis):
             names = [f"{parent}/services/{api}" for api in apis]
             try:
                 answer = world.google.call("serviceusage", "services.batchGet", parent=parent, names=names)
-            except Forbidden:
+            except ForbiddenError:
                 return self  # it cannot be looked at; what is missing, the first request to it will tell
             on |= {s["name"].rsplit("/", 1)[-1] for s in answer.get("services", []) if s.get("state") == "ENABLED"}
         return replace(self, apis=tuple(api for api in self.apis if api in on))
 
-    def apply(self, world: Context, have: Have, diff: Diff) -> None:
+    def apply(self, world: Context, have: ObservedResources, diff: Diff) -> None:
         missing = [api for api in self.apis if api not in (diff.changes[0].old or ())]
         parent = f"projects/{world.project}"
         for apis in _batches(missing):
@@ -53,7 +53,7 @@ class Services(Resource):
                 operation = world.google.call(
                     "serviceusage", "services.batchEnable", parent=parent, body={"serviceIds": list(apis)}
                 )
-            except Forbidden as error:
+            except ForbiddenError as error:
                 raise CloudError(
                     f"you may not enable {', '.join(missing)} ({error.message}); ask an admin of the project for: "
                     f"gcloud services enable {' '.join(missing)} --project={world.project}"
@@ -69,4 +69,4 @@ class Services(Resource):
 
 
 def _batches(apis: tuple[str, ...] | list[str]) -> list[tuple[str, ...]]:
-    return [tuple(apis[i : i + MOST]) for i in range(0, len(apis), MOST)]
+    return [tuple(apis[i : i + MAX_BATCH]) for i in range(0, len(apis), MAX_BATCH)]

@@ -13,14 +13,14 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from controller.agent.protocol import FETCH_ASSET, FetchAssetQuestion
 from controller.core.errors import CloudError
-from controller.gcp.client import NotFound
-from controller.inputs.assets import Content, Source, local_files, manifest
-from controller.inputs.download import build, fetch, token_for
-from controller.inputs.hash_cache import Digests, Hashes
+from controller.gcp.client import NotFoundError
+from controller.inputs.assets import AssetFile, ResolvedAsset, local_files, manifest_text
+from controller.inputs.download import download_file, run_recipe, token_for
+from controller.inputs.hash_cache import Digests, HashCache
 from controller.progress import Progress
-from controller.reconcile.resource import Absent, Diff, Have, Resource, Scope
-from controller.resources.workers.base import OnWorkers
-from controller.ssh.fleet import WorkerError, WorkersFailed
+from controller.reconcile.resource import Absent, Diff, ObservedResources, Resource, Scope
+from controller.resources.workers.base import WorkerResource
+from controller.ssh.fleet import WorkerError, WorkersFailedError
 
 if TYPE_CHECKING:
     from controller.context import Context
@@ -29,16 +29,16 @@ if TYPE_CHECKING:
 THREADS = 8
 FETCH_ATTEMPTS = 5
 """How often a fetch on the pod is taken up again after SSH broke off."""
-Stored = dict[str, tuple[int, str]]
+StoredObjects = dict[str, tuple[int, str]]
 """Size and MD5 of objects, by name."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Copied(Resource):
+class AssetInBucket(Resource):
     """The files, then `manifest.json`: where the manifest is, everything before it arrived."""
 
     bucket: str = field(compare=False)
-    content: Content = field(compare=False)
+    content: ResolvedAsset = field(compare=False)
     vault: Vault = field(compare=False, repr=False)
 
     @property
@@ -54,10 +54,10 @@ class Copied(Resource):
     def manifest_object(self) -> str:
         return f"{self.content.prefix}/manifest.json"
 
-    def observe(self, world: Context, have: Have) -> Absent | Self:
+    def observe(self, world: Context, have: ObservedResources) -> Absent | Self:
         try:
             world.google.call("storage", "objects.get", bucket=self.bucket, object=self.manifest_object)
-        except NotFound:
+        except NotFoundError:
             return Absent()
         return self
 
@@ -66,28 +66,28 @@ class Copied(Resource):
 
 
 @dataclass(frozen=True, kw_only=True)
-class AssetCopy(Copied):
+class UploadedAsset(AssetInBucket):
     """Copied by this machine."""
 
     kind: ClassVar[str] = "asset"
     scope: ClassVar[Scope] = "shared"
 
-    def apply(self, world: Context, have: Have, diff: Diff) -> None:
+    def apply(self, world: Context, have: ObservedResources, diff: Diff) -> None:
         key = f"assets.{self.content.path}"
-        with Hashes(world.state / "hashes.json") as hashes:
+        with HashCache(world.state / "hashes.json") as hashes:
             files = self.content.files
             if self.content.recipe is not None:
-                files = local_files(build(self.content.recipe, key), hashes)
-            elsewhere = self._stored(world)
+                files = local_files(run_recipe(self.content.recipe, key), hashes)
+            elsewhere = self._stored_objects(world)
             known = {f.local: d for f in files if f.url is None for d in hashes.of([f.local]).values()}
             total = sum(f.local.stat().st_size for f in files if f.url is None)
             progress = Progress(world, self.id, total if all(f.url is None for f in files) else 0)
             send = partial(self._send, world, elsewhere, known, progress.moved)
             with ThreadPoolExecutor(max_workers=THREADS, thread_name_prefix="upload") as pool:
                 list(pool.map(send, files))
-        world.google.upload(self.bucket, self.manifest_object, manifest(files).encode())
+        world.google.upload(self.bucket, self.manifest_object, manifest_text(files).encode())
 
-    def _stored(self, world: Context) -> Stored:
+    def _stored_objects(self, world: Context) -> StoredObjects:
         """What the bucket holds of this asset, in this version and in others."""
         items = world.google.pages(
             "storage", "objects.list", "items", bucket=self.bucket, prefix=f"assets/{self.name}-",
@@ -96,13 +96,18 @@ class AssetCopy(Copied):
         return {item["name"]: (int(item["size"]), item.get("md5Hash", "")) for item in items}
 
     def _send(
-        self, world: Context, stored: Stored, known: dict[Any, Digests], moved: Callable[[int], None], source: Source
+        self,
+        world: Context,
+        stored: StoredObjects,
+        known: dict[Any, Digests],
+        moved: Callable[[int], None],
+        source: AssetFile,
     ) -> None:
         """Bring one file to the bucket, in the cheapest way."""
-        fetch(source, token_for(source, self.vault.values()), moved)
+        download_file(source, token_for(source, self.vault.values()), moved)
         digests = known.get(source.local)
         if digests is None:
-            with Hashes(world.state / "hashes" / f"{source.sha256}.json") as hashes:
+            with HashCache(world.state / "hashes" / f"{source.sha256}.json") as hashes:
                 digests = hashes.of([source.local])[source.local]
         if digests.sha256 != source.sha256:
             raise CloudError(f"{source.local} was changed while it was being copied; run `up` again")
@@ -113,7 +118,7 @@ class AssetCopy(Copied):
             return
         other = next((o for o, what in stored.items() if what == same), None)
         if other is not None:
-            _copy_inside(world, self.bucket, other, name)
+            _rewrite_object(world, self.bucket, other, name)
             return
         session = world.state / "uploads" / f"{source.sha256}-{self.content.identity[:12]}"
         got = world.google.upload_file(self.bucket, name, source.local, session, moved)
@@ -123,7 +128,7 @@ class AssetCopy(Copied):
             )
 
 
-def _copy_inside(world: Context, bucket: str, source: str, target: str) -> None:
+def _rewrite_object(world: Context, bucket: str, source: str, target: str) -> None:
     """https://cloud.google.com/storage/docs/json_api/v1/objects/rewrite; large objects take several calls."""
     place = {
         "sourceBucket": bucket,
@@ -138,12 +143,12 @@ def _copy_inside(world: Context, bucket: str, source: str, target: str) -> None:
 
 
 @dataclass(frozen=True, kw_only=True)
-class PodAsset(Copied, OnWorkers):
+class PodFetchedAsset(AssetInBucket, WorkerResource):
     """Downloaded by worker 0, which is near the bucket, and copied from there: `assets.fetch_on=pod`."""
 
     kind: ClassVar[str] = "asset"
 
-    def apply(self, world: Context, have: Have, diff: Diff) -> None:
+    def apply(self, world: Context, have: ObservedResources, diff: Diff) -> None:
         files = {f.name: {"url": f.url, "sha256": f.sha256} for f in self.content.files}
         secrets = self.vault.values()
         tokens = {f.name: token for f in self.content.files if (token := token_for(f, secrets))}
@@ -151,7 +156,7 @@ class PodAsset(Copied, OnWorkers):
             "bucket": self.bucket,
             "prefix": self.content.prefix,
             "files": files,
-            "manifest": manifest(self.content.files),
+            "manifest": manifest_text(self.content.files),
             "tokens": tokens,
         }
         fleet = self.fleet(world, have)
@@ -164,7 +169,7 @@ class PodAsset(Copied, OnWorkers):
                         before = line["bytes"]
             except WorkerError as error:
                 if error.kind == "agent" or attempt + 1 == FETCH_ATTEMPTS:
-                    raise WorkersFailed(f"{self.title}: {error}", [error]) from None
+                    raise WorkersFailedError(f"{self.title}: {error}", [error]) from None
                 world.clock.sleep(world.pace)
             else:
                 return

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, ClassVar, Self
 
-from controller.gcp.client import Conflict, NotFound
-from controller.inputs.code import Snapshot
-from controller.reconcile.resource import Absent, Diff, Have, Resource, Scope
+from controller.gcp.client import ConflictError, NotFoundError
+from controller.inputs.code import CodeSnapshot
+from controller.reconcile.resource import Absent, Diff, ObservedResources, Resource, Scope
 
 if TYPE_CHECKING:
     from controller.context import Context
@@ -20,7 +20,7 @@ class CodeArchive(Resource):
     kind: ClassVar[str] = "code"
     scope: ClassVar[Scope] = "run"
     bucket: str = field(compare=False)
-    snapshot: Snapshot = field(compare=False)
+    snapshot: CodeSnapshot = field(compare=False)
 
     @property
     def title(self) -> str:
@@ -30,17 +30,17 @@ class CodeArchive(Resource):
     def object(self) -> str:
         return f"code/{self.name}.tar.gz"
 
-    def observe(self, world: Context, have: Have) -> Absent | Self:
+    def observe(self, world: Context, have: ObservedResources) -> Absent | Self:
         try:
             world.google.call("storage", "objects.get", bucket=self.bucket, object=self.object)
-        except NotFound:
+        except NotFoundError:
             return Absent()
         return self
 
-    def apply(self, world: Context, have: Have, diff: Diff) -> None:
+    def apply(self, world: Context, have: ObservedResources, diff: Diff) -> None:
         try:
             world.google.upload(self.bucket, self.object, self.snapshot.archive, generation=0)
-        except Conflict:
+        except ConflictError:
             return  # the same bytes, uploaded meanwhile
 
     def destroy(self, world: Context) -> None:

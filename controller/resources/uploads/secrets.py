@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, ClassVar, Self
 
 from controller.core.errors import ConfigError
-from controller.reconcile.resource import Diff, Have, Resource, Scope, Unknown
+from controller.reconcile.resource import Diff, ObservedResources, Resource, Scope, Unknown
 
 if TYPE_CHECKING:
     from controller.context import Context
@@ -25,14 +25,14 @@ class Secrets(Resource):
     def title(self) -> str:
         return f"secrets {', '.join(self.vault.names)}"
 
-    def observe(self, world: Context, have: Have) -> Unknown | Self:
+    def observe(self, world: Context, have: ObservedResources) -> Unknown | Self:
         try:
             self.vault.open(world.google)
         except ConfigError as error:
             return Unknown(str(error))
         return self
 
-    def apply(self, world: Context, have: Have, diff: Diff) -> None:
+    def apply(self, world: Context, have: ObservedResources, diff: Diff) -> None:
         """Nothing ever differs."""
 
     def destroy(self, world: Context) -> None:

@@ -15,10 +15,10 @@ from conf.schema.config import digest
 from controller.core.errors import CloudError, ConfigError
 from controller.core.finding import Finding, Rule
 from controller.core.formats import dump, load
-from controller.gcp.client import NotFound
-from controller.inputs.git import clone, without_password
-from controller.inputs.requirements import GitLine
-from controller.reconcile.resource import Absent, Diff, Have, Resource, Scope
+from controller.gcp.client import NotFoundError
+from controller.inputs.git import clone, strip_password
+from controller.inputs.requirements import GitRequirement
+from controller.reconcile.resource import Absent, Diff, ObservedResources, Resource, Scope
 
 if TYPE_CHECKING:
     from controller.context import Context
@@ -38,31 +38,31 @@ class Wheels(Resource):
     scope: ClassVar[Scope] = "run"
     bucket: str = field(compare=False)
     python: str = field(compare=False)
-    lines: tuple[GitLine, ...] = field(compare=False)
+    lines: tuple[GitRequirement, ...] = field(compare=False)
     # observed only
     built: tuple[dict[str, str], ...] = field(default=(), compare=False)
 
     @classmethod
-    def of(cls, lines: tuple[GitLine, ...], python: str, bucket: str, needs: tuple[str, ...]) -> Self:
+    def of(cls, lines: tuple[GitRequirement, ...], python: str, bucket: str, needs: tuple[str, ...]) -> Self:
         name = digest([[line.line for line in lines], python])[:16]
         return cls(name=name, bucket=bucket, python=python, lines=lines, needs=needs)
 
     @property
-    def _manifest(self) -> str:
+    def _asset_manifest(self) -> str:
         return f"wheels/{self.name}/manifest.json"
 
     @property
     def title(self) -> str:
         return f"wheels of {len(self.lines)} git repositories in the bucket"
 
-    def observe(self, world: Context, have: Have) -> Absent | Self:
+    def observe(self, world: Context, have: ObservedResources) -> Absent | Self:
         try:
-            manifest = load(world.google.download(self.bucket, self._manifest), self._manifest)
-        except NotFound:
+            manifest = load(world.google.download(self.bucket, self._asset_manifest), self._asset_manifest)
+        except NotFoundError:
             return Absent()
         return replace(self, built=tuple(manifest["wheels"]))
 
-    def apply(self, world: Context, have: Have, diff: Diff) -> None:
+    def apply(self, world: Context, have: ObservedResources, diff: Diff) -> None:
         built: list[dict[str, str]] = []
         with tempfile.TemporaryDirectory() as folder:
             for number, line in enumerate(self.lines):
@@ -79,19 +79,19 @@ class Wheels(Resource):
                 }
                 world.google.upload(self.bucket, entry["object"], wheel.read_bytes())
                 built.append(entry)
-        world.google.upload(self.bucket, self._manifest, dump({"wheels": built}, indent=1).encode())
+        world.google.upload(self.bucket, self._asset_manifest, dump({"wheels": built}, indent=1).encode())
 
     def findings(self, seen: Any) -> Iterator[Finding]:
         for line in self.lines:
             if not line.pinned:
-                words = f"{without_password(line.url)} is built once, then reused; end the line with @COMMIT"
+                words = f"{strip_password(line.url)} is built once, then reused; end the line with @COMMIT"
                 yield GIT_PIN.finding(words)
 
     def destroy(self, world: Context) -> None:
         """Kept: other runs may use them; they go with the bucket."""
 
 
-def build_wheel(line: GitLine, folder: Path, python: str) -> tuple[Path, str]:
+def build_wheel(line: GitRequirement, folder: Path, python: str) -> tuple[Path, str]:
     """Clone and build one line; returns the wheel and the commit.
 
     Raises:
@@ -101,11 +101,19 @@ def build_wheel(line: GitLine, folder: Path, python: str) -> tuple[Path, str]:
     source, out = folder / "source", folder / "out"
     source.mkdir(parents=True)
     commit = clone(line.url, line.ref, source, "env.requirements")
-    argv = [uv(), "build", "--quiet", "--wheel", "--no-config", f"--out-dir={out}", str(source / line.subdirectory)]
+    argv = [
+        find_uv(),
+        "build",
+        "--quiet",
+        "--wheel",
+        "--no-config",
+        f"--out-dir={out}",
+        str(source / line.subdirectory),
+    ]
     done = subprocess.run(argv, capture_output=True, text=True, check=False)
     if done.returncode:
         tail = "\n".join(done.stderr.splitlines()[-12:])
-        raise CloudError(f"env.requirements: {without_password(line.url)} cannot be built into a wheel:\n{tail}")
+        raise CloudError(f"env.requirements: {strip_password(line.url)} cannot be built into a wheel:\n{tail}")
     [wheel] = out.glob("*.whl")
     tags = wheel.stem.split("-")[-3:]
     fits = tags[2] == "any" or (tags[2].endswith("linux_x86_64") and f"cp{''.join(python.split('.')[:2])}" in tags)
@@ -115,7 +123,7 @@ def build_wheel(line: GitLine, folder: Path, python: str) -> tuple[Path, str]:
     return wheel, commit
 
 
-def uv() -> str:
+def find_uv() -> str:
     """The uv that slipway depends on, wherever its environment keeps it."""
     beside = Path(sys.executable).with_name("uv")
     return str(beside) if beside.exists() else "uv"

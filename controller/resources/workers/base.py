@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from controller.agent.protocol import A, Command, Observation, Q
-from controller.reconcile.resource import Diff, Have, Resource, Scope
-from controller.ssh.fleet import WorkerError, WorkersFailed, failures
+from controller.reconcile.resource import Diff, ObservedResources, Resource, Scope
+from controller.ssh.fleet import WorkerError, WorkersFailedError, failures
 
 if TYPE_CHECKING:
     from controller.context import Context
@@ -19,26 +19,30 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True)
-class OnWorkers(Resource):
+class WorkerResource(Resource):
     """Something of which every worker of a node has its own."""
 
     scope: ClassVar[Scope] = "pod"
     node: str = field(compare=False)
 
-    def fleet(self, world: Context, have: Have) -> Fleet:
+    def fleet(self, world: Context, have: ObservedResources) -> Fleet:
         return world.fleet(have[self.node])
 
-    def ask(self, world: Context, have: Have, read: Callable[[Observation], Any], **payload: Any) -> tuple[Any, ...]:
+    def ask(
+        self, world: Context, have: ObservedResources, read: Callable[[Observation], Any], **payload: Any
+    ) -> tuple[Any, ...]:
         """`read` of every worker's observation; a worker that does not answer yields its error."""
         question: Any = payload
         answers = self.fleet(world, have).look(self.id, question)
         return tuple(read(a) if isinstance(a, dict) else str(a) for a in answers)
 
-    def act(self, world: Context, have: Have, command: Command[Q, A], payload: Q, diff: Diff, name: str) -> list[A]:
+    def act(
+        self, world: Context, have: ObservedResources, command: Command[Q, A], payload: Q, diff: Diff, name: str
+    ) -> list[A]:
         """Send `command` to the workers on which the field `name` differs; returns their answers.
 
         Raises:
-            WorkersFailed: what the workers that could not do it said.
+            WorkersFailedError: what the workers that could not do it said.
         """
         change = next(c for c in diff.changes if c.field == name)
         old = change.old or (None,) * len(change.new)
@@ -57,7 +61,7 @@ def raise_failures(answers: Sequence[object], what: str) -> None:
         for error in failed:
             said.setdefault(error.words, []).append(str(error.worker))
         reasons = "; ".join(f"worker {', '.join(who)}: {words}" for words, who in said.items())
-        raise WorkersFailed(f"{what} failed: {reasons}", failed)
+        raise WorkersFailedError(f"{what} failed: {reasons}", failed)
 
 
 def active_runs(answers: Iterable[Observation | WorkerError]) -> set[str]:

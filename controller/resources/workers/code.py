@@ -6,17 +6,17 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from controller.agent.protocol import INSTALL_CODE, InstallCodeQuestion
-from controller.core.text import counted
-from controller.reconcile.resource import Diff, Have
+from controller.core.text import plural
+from controller.reconcile.resource import Diff, ObservedResources
 from controller.resources.uploads.code import CodeArchive
-from controller.resources.workers.base import OnWorkers
+from controller.resources.workers.base import WorkerResource
 
 if TYPE_CHECKING:
     from controller.context import Context
 
 
 @dataclass(frozen=True, kw_only=True)
-class WorkerCode(OnWorkers):
+class WorkerCode(WorkerResource):
     """The code, unpacked; hashed anew at every look, so that one altered byte shows."""
 
     kind: ClassVar[str] = "worker code"
@@ -31,12 +31,12 @@ class WorkerCode(OnWorkers):
 
     @property
     def title(self) -> str:
-        return f"code on {counted(len(self.tree), 'worker')}"
+        return f"code on {plural(len(self.tree), 'worker')}"
 
-    def observe(self, world: Context, have: Have) -> Self:
+    def observe(self, world: Context, have: ObservedResources) -> Self:
         return replace(self, tree=self.ask(world, have, lambda a: a["code"], code=self.name))
 
-    def apply(self, world: Context, have: Have, diff: Diff) -> None:
+    def apply(self, world: Context, have: ObservedResources, diff: Diff) -> None:
         payload: InstallCodeQuestion = {
             "bucket": self.bucket,
             "object": self.archive.object,

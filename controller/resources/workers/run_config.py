@@ -7,16 +7,16 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from controller.agent.protocol import WRITE_CONFIG, WriteConfigQuestion
-from controller.core.text import counted
-from controller.reconcile.resource import Diff, Have
-from controller.resources.workers.base import OnWorkers
+from controller.core.text import plural
+from controller.reconcile.resource import Diff, ObservedResources
+from controller.resources.workers.base import WorkerResource
 
 if TYPE_CHECKING:
     from controller.context import Context
 
 
 @dataclass(frozen=True, kw_only=True)
-class RunConfig(OnWorkers):
+class RunConfig(WorkerResource):
     """run.yaml and the environment of the program, byte for byte the same on every worker."""
 
     kind: ClassVar[str] = "run config"
@@ -32,11 +32,11 @@ class RunConfig(OnWorkers):
 
     @property
     def title(self) -> str:
-        return f"run.yaml on {counted(len(self.sha256), 'worker')}"
+        return f"run.yaml on {plural(len(self.sha256), 'worker')}"
 
-    def observe(self, world: Context, have: Have) -> Self:
+    def observe(self, world: Context, have: ObservedResources) -> Self:
         return replace(self, sha256=self.ask(world, have, lambda a: a["config"], run_id=self.name))
 
-    def apply(self, world: Context, have: Have, diff: Diff) -> None:
+    def apply(self, world: Context, have: ObservedResources, diff: Diff) -> None:
         payload: WriteConfigQuestion = {"run_id": self.name, "text": self.text, "env": dict(self.variables)}
         self.act(world, have, WRITE_CONFIG, payload, diff, "sha256")

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from conf.schema.config import digest
 from controller.agent.protocol import RUN_SETUP, RunSetupQuestion
-from controller.core.errors import WorkersDisagree
-from controller.core.text import counted
-from controller.reconcile.resource import Diff, Have
-from controller.resources.workers.base import OnWorkers
-from controller.ssh.fleet import WorkersFailed
+from controller.core.errors import WorkersDisagreeError
+from controller.core.text import plural
+from controller.reconcile.resource import Diff, ObservedResources
+from controller.resources.workers.base import WorkerResource
+from controller.ssh.fleet import WorkersFailedError
 
 if TYPE_CHECKING:
     from controller.context import Context
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Setup(OnWorkers):
+class Setup(WorkerResource):
     """The commands have run, with these words, this code and this venv."""
 
     kind: ClassVar[str] = "setup"
@@ -36,16 +36,16 @@ class Setup(OnWorkers):
 
     @property
     def title(self) -> str:
-        return f"setup: {counted(len(self.commands), 'command')} on {counted(len(self.done), 'worker')}"
+        return f"setup: {plural(len(self.commands), 'command')} on {plural(len(self.done), 'worker')}"
 
-    def observe(self, world: Context, have: Have) -> Self:
+    def observe(self, world: Context, have: ObservedResources) -> Self:
         seen = self.ask(world, have, lambda a: (a["setup"], a["venv"]), run_id=self.name, venv=self.venv)
         done = tuple(pair[0] if isinstance(pair, tuple) else pair for pair in seen)
         if done == self.done:
             _refuse_differences([pair[1]["versions"] for pair in seen])
         return replace(self, done=done)
 
-    def apply(self, world: Context, have: Have, diff: Diff) -> None:
+    def apply(self, world: Context, have: ObservedResources, diff: Diff) -> None:
         payload: RunSetupQuestion = {
             "run_id": self.name,
             "key": self.done[0],
@@ -56,9 +56,9 @@ class Setup(OnWorkers):
         }
         try:
             self.act(world, have, RUN_SETUP, payload, diff, "done")
-        except WorkersFailed as failed:
+        except WorkersFailedError as failed:
             first = failed.errors[0]
-            raise WorkersFailed(
+            raise WorkersFailedError(
                 f"worker {first.worker} printed:\n{first.detail.rstrip()}\n{failed}", failed.errors
             ) from None
 
@@ -70,4 +70,4 @@ def _refuse_differences(versions: list[dict[str, str]]) -> None:
             name = min(found.items() ^ versions[0].items())[0]
             here, there = found.get(name, "none"), versions[0].get(name, "none")
             words = f"{name} is {here} on worker {worker} and {there} on worker 0; name its version in program.setup"
-            raise WorkersDisagree(words)
+            raise WorkersDisagreeError(words)

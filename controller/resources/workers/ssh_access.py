@@ -7,22 +7,22 @@ from functools import partial
 from typing import TYPE_CHECKING, ClassVar, Self
 
 from controller.agent.protocol import ObserveQuestion
-from controller.core.text import counted
+from controller.core.text import plural
 from controller.gcp.client import GoogleError
-from controller.reconcile.resource import Absent, Diff, Have
+from controller.reconcile.resource import Absent, Diff, ObservedResources
 from controller.resources.pod.node import Node
-from controller.resources.workers.base import OnWorkers, raise_failures
+from controller.resources.workers.base import WorkerResource, raise_failures
 
 if TYPE_CHECKING:
     from controller.context import Context
 
 
-LOOK_SECONDS = 5.0
+OBSERVE_SECONDS = 5.0
 """While workers do not answer, Google is asked so often whether the pod is still there."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class SshAccess(OnWorkers):
+class SshAccess(WorkerResource):
     """Every worker answers over SSH, with the host key Google vouches for, and has this version of the agent."""
 
     kind: ClassVar[str] = "ssh"
@@ -32,28 +32,28 @@ class SshAccess(OnWorkers):
 
     @property
     def title(self) -> str:
-        return f"SSH to {counted(len(self.reachable), 'worker')}"
+        return f"SSH to {plural(len(self.reachable), 'worker')}"
 
-    def observe(self, world: Context, have: Have) -> Absent | Self:
-        if not world.lets_us_in(have[self.node]):
+    def observe(self, world: Context, have: ObservedResources) -> Absent | Self:
+        if not world.accepts_our_key(have[self.node]):
             return Absent()
         answers = self.fleet(world, have).survey(self.asks)
         return replace(self, reachable=tuple("yes" if isinstance(a, dict) else str(a) for a in answers))
 
-    def apply(self, world: Context, have: Have, diff: Diff) -> None:
-        self.let_in(world, have[self.node])
-        raise_failures(self.fleet(world, have).warm_up(partial(_has_gone, world, have[self.node], [])), self.title)
+    def apply(self, world: Context, have: ObservedResources, diff: Diff) -> None:
+        self.authorize_key(world, have[self.node])
+        raise_failures(self.fleet(world, have).warm_up(partial(_pod_is_gone, world, have[self.node], [])), self.title)
 
-    def let_in(self, world: Context, node: Node) -> None:
+    def authorize_key(self, world: Context, node: Node) -> None:
         """Make our key known on the workers of a pod that someone else may have made."""
-        if not world.lets_us_in(node):
-            world.let_us_in(node)
+        if not world.accepts_our_key(node):
+            world.authorize_our_key(node)
 
 
-def _has_gone(world: Context, node: Node, looks: list[float]) -> bool:
+def _pod_is_gone(world: Context, node: Node, looks: list[float]) -> bool:
     """Is the pod not READY any more, so that its workers need not be waited for? `looks`: when Google was asked."""
     now = world.clock.steady()
-    if looks and now - looks[-1] < LOOK_SECONDS:
+    if looks and now - looks[-1] < OBSERVE_SECONDS:
         return False
     looks.append(now)
     try:

@@ -6,19 +6,19 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from controller.agent.protocol import OBSERVE, TIDY, Observation
-from controller.core.text import counted
-from controller.reconcile.resource import Diff, Have
-from controller.resources.workers.base import OnWorkers, raise_failures
-from controller.ssh.fleet import WorkersFailed
+from controller.core.text import plural
+from controller.reconcile.resource import Diff, ObservedResources
+from controller.resources.workers.base import WorkerResource, raise_failures
+from controller.ssh.fleet import WorkersFailedError
 
 if TYPE_CHECKING:
     from controller.context import Context
 
-FIT = "tidy"
+TIDY_STATE = "tidy"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Tidied(OnWorkers):
+class WorkerHygiene(WorkerResource):
     """No stale lock of the TPU, no process of an earlier attempt, huge pages where they can be had, free disk space."""
 
     kind: ClassVar[str] = "tidied"
@@ -27,16 +27,16 @@ class Tidied(OnWorkers):
 
     @classmethod
     def wanted_on(cls, min_free_gb: float, workers: int, **placing: Any) -> Self:
-        return cls(min_free_gb=min_free_gb, state=(FIT,) * workers, **placing)
+        return cls(min_free_gb=min_free_gb, state=(TIDY_STATE,) * workers, **placing)
 
     @property
     def title(self) -> str:
-        return f"tidy {counted(len(self.state), 'worker')}: locks, leftovers, disk space"
+        return f"tidy {plural(len(self.state), 'worker')}: locks, leftovers, disk space"
 
-    def observe(self, world: Context, have: Have) -> Self:
+    def observe(self, world: Context, have: ObservedResources) -> Self:
         return replace(self, state=self.ask(world, have, self._state))
 
-    def apply(self, world: Context, have: Have, diff: Diff) -> None:
+    def apply(self, world: Context, have: ObservedResources, diff: Diff) -> None:
         fleet = self.fleet(world, have)
         answers = fleet.call_all(TIDY, {})
         raise_failures(answers, self.title)
@@ -49,14 +49,14 @@ class Tidied(OnWorkers):
         full = [(w, a["free_gb"]) for w, a in enumerate(looks) if isinstance(a, dict) and self._is_full(a)]
         if full:
             listed = "; ".join(f"worker {worker} has {free:.1f} GB left" for worker, free in full)
-            raise WorkersFailed(
+            raise WorkersFailedError(
                 f"env.min_free_gb: {listed}, and {self.min_free_gb:g} are wanted; make room, "
                 "`slipway down` for fresh disks, or lower the key"
             )
 
     def _state(self, answer: Observation) -> str:
         words = [*answer["untidy"], *([f"{answer['free_gb']:.1f} GB left"] if self._is_full(answer) else [])]
-        return "; ".join(words) or FIT
+        return "; ".join(words) or TIDY_STATE
 
     def _is_full(self, answer: Observation) -> bool:
         """While a program runs, its disk is its own business."""

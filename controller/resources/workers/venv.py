@@ -10,9 +10,9 @@ from conf.schema.config import Config, digest
 from conf.schema.run.program import Program
 from controller.agent.protocol import INSTALL_VENV, InstallVenvQuestion, VenvState
 from controller.core.formats import dump, load
-from controller.gcp.client import Conflict, NotFound
-from controller.reconcile.resource import Diff, Have
-from controller.resources.workers.base import OnWorkers
+from controller.gcp.client import ConflictError, NotFoundError
+from controller.reconcile.resource import Diff, ObservedResources
+from controller.resources.workers.base import WorkerResource
 
 if TYPE_CHECKING:
     from controller.context import Context
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Venv(OnWorkers):
+class Venv(WorkerResource):
     """By kind: of a lock, of a requirements file, of what the image has, or none.
 
     A requirements file leaves versions open. What the first worker got is put on record in the bucket, and everybody
@@ -59,13 +59,13 @@ class Venv(OnWorkers):
         }
         return kinds[self.packages]
 
-    def observe(self, world: Context, have: Have) -> Self:
+    def observe(self, world: Context, have: ObservedResources) -> Self:
         if self.packages == "none":
             return self
         frozen = self._frozen(world)
         return replace(self, intact=self.ask(world, have, lambda a: _intact(a["venv"], frozen), venv=self.name))
 
-    def apply(self, world: Context, have: Have, diff: Diff) -> None:
+    def apply(self, world: Context, have: ObservedResources, diff: Diff) -> None:
         frozen = self._frozen(world)
         payload: InstallVenvQuestion = {
             "packages": self.packages,
@@ -81,7 +81,7 @@ class Venv(OnWorkers):
             text = dump({"packages": dict(sorted(made[0]["installed"].items()))}, indent=1)
             try:
                 world.google.upload(self.bucket, self._record, text.encode(), generation=0)
-            except Conflict:
+            except ConflictError:
                 return  # another controller was faster; the next look compares with what it put there
 
     @property
@@ -94,7 +94,7 @@ class Venv(OnWorkers):
             return None
         try:
             return load(world.google.download(self.bucket, self._record), self._record)["packages"]
-        except NotFound:
+        except NotFoundError:
             return None
 
 

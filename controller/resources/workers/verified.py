@@ -6,12 +6,12 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, ClassVar, Self
 
 from controller.agent.protocol import PROBE_DEVICES, PROBE_PEERS, Observation, ProbePeersQuestion
-from controller.core.errors import WrongDevices
-from controller.core.text import counted
-from controller.reconcile.resource import Absent, Diff, Have, Pending
+from controller.core.errors import WrongDevicesError
+from controller.core.text import plural
+from controller.reconcile.resource import Absent, Diff, ObservedResources, Pending
 from controller.resources.pod.node import Node
-from controller.resources.workers.base import OnWorkers, raise_failures
-from controller.ssh.fleet import WorkersFailed
+from controller.resources.workers.base import WorkerResource, raise_failures
+from controller.ssh.fleet import WorkersFailedError
 
 if TYPE_CHECKING:
     from controller.context import Context
@@ -22,7 +22,7 @@ PEER_PORT = 8476
 
 
 @dataclass(frozen=True, kw_only=True)
-class Verified(OnWorkers):
+class DeviceProbe(WorkerResource):
     """The devices JAX finds on each worker, and whether each reaches worker 0; probed once per boot of the VMs."""
 
     kind: ClassVar[str] = "verified"
@@ -34,9 +34,9 @@ class Verified(OnWorkers):
 
     @property
     def title(self) -> str:
-        return f"verify {counted(len(self.devices), 'worker')}: devices, network"
+        return f"verify {plural(len(self.devices), 'worker')}: devices, network"
 
-    def observe(self, world: Context, have: Have) -> Self:
+    def observe(self, world: Context, have: ObservedResources) -> Self:
         answers = self.fleet(world, have).look(self.id, {})
         raise_failures(answers, self.title)
         rows = [a for a in answers if isinstance(a, dict)]
@@ -47,14 +47,14 @@ class Verified(OnWorkers):
             reach_worker_0=tuple(bool(row["peers"] and row["peers"]["reachable"]) for row in rows),
         )
 
-    def apply(self, world: Context, have: Have, diff: Diff) -> None:
+    def apply(self, world: Context, have: ObservedResources, diff: Diff) -> None:
         fleet = self.fleet(world, have)
         answers = fleet.call_all(PROBE_PEERS, peer_payloads(have[self.node]))
         raise_failures(answers, self.title)
         rows = [a for a in answers if isinstance(a, dict)]
         cut_off = [f"worker {i}: {row['detail']}" for i, row in enumerate(rows) if not row["reachable"]]
         if cut_off:
-            raise WorkersFailed(
+            raise WorkersFailedError(
                 "the workers do not reach each other; is there a firewall rule that allows tcp inside the subnet? "
                 + "; ".join(cut_off), []
             )  # fmt: skip
@@ -68,7 +68,9 @@ class Verified(OnWorkers):
         ):
             seen = [f"{row['local_devices']} {row['backend']}" for row in rows]
             table = "; ".join(f"worker {i}: {found}" for i, found in enumerate(seen))
-            raise WrongDevices(f"each worker should have {self.devices[0]} {self.backend} devices, but {table}", seen)
+            raise WrongDevicesError(
+                f"each worker should have {self.devices[0]} {self.backend} devices, but {table}", seen
+            )
 
 
 def peer_payloads(node: Absent | Pending | Node) -> list[ProbePeersQuestion]:

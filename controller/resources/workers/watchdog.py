@@ -6,9 +6,9 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, ClassVar, Self
 
 from controller.agent.protocol import GUARD, GUARD_STATE, GuardQuestion
-from controller.reconcile.resource import Absent, Diff, Have
+from controller.reconcile.resource import Absent, Diff, ObservedResources
 from controller.resources.pod.provisioner import end_name
-from controller.resources.workers.base import OnWorkers, raise_failures
+from controller.resources.workers.base import WorkerResource, raise_failures
 
 if TYPE_CHECKING:
     from controller.context import Context
@@ -19,7 +19,7 @@ GRACE_HOURS = 2 / 60
 
 
 @dataclass(frozen=True, kw_only=True)
-class Watchdog(OnWorkers):
+class Watchdog(WorkerResource):
     """Someone stands guard. What exactly his orders are is told with each launch: another run may have the pod now."""
 
     kind: ClassVar[str] = "watchdog"
@@ -33,11 +33,11 @@ class Watchdog(OnWorkers):
             return "watchdog: the pod deletes itself when the budget is spent"
         return f"watchdog: the pod deletes itself after {self.idle_seconds / 60:g} idle minutes"
 
-    def observe(self, world: Context, have: Have) -> Absent | Self:
+    def observe(self, world: Context, have: ObservedResources) -> Absent | Self:
         [answer] = self.fleet(world, have).call_all(GUARD_STATE, {}, workers=[0])
         return self if isinstance(answer, dict) and answer["standing"] else Absent()
 
-    def apply(self, world: Context, have: Have, diff: Diff) -> None:
+    def apply(self, world: Context, have: ObservedResources, diff: Diff) -> None:
         self.tell(world, have[self.node], None)
 
     def tell(self, world: Context, node: Node, hours_left: float | None) -> None:
@@ -47,15 +47,15 @@ class Watchdog(OnWorkers):
             hours_left: until the budget is spent; None: there is none.
 
         Raises:
-            WorkersFailed: worker 0 could not be told.
+            WorkersFailedError: worker 0 could not be told.
         """
         payload: GuardQuestion = {
             "project": world.project,
-            "deletes": deletes(world.project, node),
+            "deletes": delete_requests(world.project, node),
             "tpu_api": world.google.root("tpu"),
             "projects_api": world.google.root("cloudresourcemanager"),
             "idle_seconds": self.idle_seconds,
-            "seconds_left": None if hours_left is None else 3600 * _granted(hours_left),
+            "seconds_left": None if hours_left is None else 3600 * _with_grace(hours_left),
             "bucket": self.bucket,
             "note_object": end_name(node.name, node.status.uid),
         }
@@ -70,12 +70,12 @@ class Watchdog(OnWorkers):
             world.events.note(self.id, words)
 
 
-def deletes(project: str, node: Node) -> list[str]:
+def delete_requests(project: str, node: Node) -> list[str]:
     """What makes the pod go, first what applies to a queued one: its request holds the node and outlives it."""
     where = f"projects/{project}/locations/{node.place.zone}"
     return [f"{where}/queuedResources/{node.name}?force=true", f"{where}/nodes/{node.name}"]
 
 
-def _granted(hours: float) -> float:
+def _with_grace(hours: float) -> float:
     """A little more than the controller grants, so that it comes first: two minutes, or a tenth of a short time."""
     return hours + min(GRACE_HOURS, hours / 10)

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from conf.schema.config import Config
-from conf.schema.infra.topology import TABLE, UnknownType, table, topology
+from conf.schema.infra.topology import TABLE_FILE, UnknownTypeError, find_topology, tpu_type_table
 from controller.config.compose import compose
-from controller.config.editor_schemas import texts
+from controller.config.editor_schemas import schema_files
 
 TINY = ["cloud=local", "loop=grpo", "model=tiny", "optimizer=adamw", "data=arithmetic"]
 
@@ -49,20 +49,20 @@ def test_the_pod_is_named_by_cloud_tpu_and_network_alone() -> None:
 
 
 def test_every_type_of_the_table_reads() -> None:
-    for name in table()["types"]:
-        found = topology(name)
+    for name in tpu_type_table()["types"]:
+        found = find_topology(name)
         assert found.devices % found.workers == 0
         assert found.runtime_version
 
 
 def test_the_suffix_counts_cores_on_v4_and_chips_on_v5e() -> None:
-    assert (topology("v4-32").chips, topology("v4-32").workers, topology("v4-32").devices) == (16, 4, 16)
-    assert (topology("v5litepod-16").chips, topology("v5litepod-16").workers) == (16, 4)
-    assert topology("v5litepod-8").workers == 1
-    assert topology("v3-8").devices == 8
+    assert (find_topology("v4-32").chips, find_topology("v4-32").workers, find_topology("v4-32").devices) == (16, 4, 16)
+    assert (find_topology("v5litepod-16").chips, find_topology("v5litepod-16").workers) == (16, 4)
+    assert find_topology("v5litepod-8").workers == 1
+    assert find_topology("v3-8").devices == 8
 
 
-@pytest.mark.parametrize("file", sorted((TABLE.parent / "tpu").glob("*.yaml")), ids=lambda f: f.stem)
+@pytest.mark.parametrize("file", sorted((TABLE_FILE.parent / "tpu").glob("*.yaml")), ids=lambda f: f.stem)
 def test_what_the_files_of_types_say_is_in_the_table(file: Path) -> None:
     found = config(f"tpu={file.stem}")
     kind = found.topology
@@ -74,15 +74,15 @@ def test_what_the_files_of_types_say_is_in_the_table(file: Path) -> None:
 
 
 def test_price_is_per_slice() -> None:
-    assert topology("v5litepod-16").usd_per_hour("us-central1-a", spot=True) == pytest.approx(16 * 0.24493)
-    assert topology("v6e-8").usd_per_hour("nowhere-a", spot=False) is None
+    assert find_topology("v5litepod-16").usd_per_hour("us-central1-a", spot=True) == pytest.approx(16 * 0.24493)
+    assert find_topology("v6e-8").usd_per_hour("nowhere-a", spot=False) is None
 
 
 def test_an_unknown_type_suggests_the_nearest() -> None:
-    with pytest.raises(UnknownType, match="v5litepod-16"):
-        topology("v5litpod-16")
+    with pytest.raises(UnknownTypeError, match="v5litepod-16"):
+        find_topology("v5litpod-16")
 
 
 def test_the_schemas_for_editors_are_those_of_the_models() -> None:
     """If not: python -m controller.config.editor_schemas"""
-    assert [str(file) for file, text in texts().items() if not file.is_file() or file.read_text() != text] == []
+    assert [str(file) for file, text in schema_files().items() if not file.is_file() or file.read_text() != text] == []

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from conf.schema.validation import validate
-from controller.config.compose import compose, raw
+from controller.config.compose import compose, compose_raw
 from tests.conf.schema.test_config import TINY, config
 
 
@@ -27,14 +27,14 @@ def test_every_error_comes_at_once() -> None:
 
 
 def test_unknown_keys_do_not_hide_the_config() -> None:
-    found, problems = validate({**raw(TINY), "colour": "red"})
+    found, problems = validate({**compose_raw(TINY), "colour": "red"})
     assert found is not None
     assert [p.key for p in problems] == ["colour"]
 
 
 def test_a_nul_is_refused_and_named() -> None:
     config, problems = validate(
-        raw(["program=command", "program.command=[a]"]) | {"env": {"vars": {"A\0": "b", "C": "d\0"}}}
+        compose_raw(["program=command", "program.command=[a]"]) | {"env": {"vars": {"A\0": "b", "C": "d\0"}}}
     )
     assert config is None
     assert [p.key for p in problems] == ["env.vars.A\0", "env.vars.C"]
@@ -42,7 +42,7 @@ def test_a_nul_is_refused_and_named() -> None:
 
 
 def test_a_long_value_is_shown_in_part() -> None:
-    [problem] = validate(raw(["program=command", "program.command=[a]"]) | {"code": "x" * 100_000})[1]
+    [problem] = validate(compose_raw(["program=command", "program.command=[a]"]) | {"code": "x" * 100_000})[1]
     assert len(str(problem)) < 1000
     assert "(100002 characters)" in problem.message
 

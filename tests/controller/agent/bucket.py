@@ -11,7 +11,7 @@ from urllib.parse import parse_qs, unquote, urlsplit
 
 
 @dataclass
-class Bucket:
+class FakeBucket:
     """`faults` are used up by requests, first in first out: an HTTP status, "corrupt", "cut" or "hang"."""
 
     objects: dict[str, bytes] = field(default_factory=dict)
@@ -34,7 +34,7 @@ class Bucket:
 
 
 class _Handler(BaseHTTPRequestHandler):
-    store: Bucket
+    store: FakeBucket
 
     def log_message(self, format: str, *args: Any) -> None:
         """The requests are on record in the bucket."""

@@ -20,16 +20,16 @@ import pytest
 from controller.agent import tree_hash
 from controller.agent.formats import dump
 from controller.agent.fs import checked
-from controller.agent.process import alive
-from controller.ssh.agent_bundle import bundle
-from tests.controller.agent.bucket import Bucket
+from controller.agent.process import is_alive
+from controller.ssh.agent_bundle import build_bundle
+from tests.controller.agent.bucket import FakeBucket
 from tests.controller.agent.programs import end_programs
 from tests.golden import golden
 
 GOLDEN = golden("agent")
 
 
-def eventually(true: Callable[[], Any], seconds: float = 240) -> Any:
+def wait_for(true: Callable[[], Any], seconds: float = 240) -> Any:
     """Wait until something holds, and give it; a test never depends on how long that takes."""
     end = time.monotonic() + seconds
     while not (value := true()):
@@ -39,14 +39,14 @@ def eventually(true: Callable[[], Any], seconds: float = 240) -> Any:
 
 
 @dataclass
-class Worker:
+class AgentWorker:
     home: Path
-    bucket: Bucket
+    bucket: FakeBucket
     boot: str = "boot-1"
     extra: dict[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        packed = bundle()
+        packed = build_bundle()
         self.agent = self.root / packed.name
         self.root.mkdir(parents=True)
         self.agent.write_bytes(packed.content)
@@ -106,7 +106,7 @@ class Worker:
 
     def deliver(self, files: dict[str, str | bytes]) -> dict[str, str]:
         """Put a code archive into the bucket, and give what `install_code` is to be asked."""
-        content = archive(files)
+        content = make_archive(files)
         sha256 = hashlib.sha256(content).hexdigest()
         self.bucket.objects[f"code/{sha256}.tar.gz"] = content
         source = self.home / "source" / sha256
@@ -116,7 +116,7 @@ class Worker:
         return {"bucket": "b", "object": f"code/{sha256}.tar.gz", "sha256": sha256, "tree": tree_hash(source)}
 
 
-def archive(files: dict[str, str | bytes], *members: tarfile.TarInfo) -> bytes:
+def make_archive(files: dict[str, str | bytes], *members: tarfile.TarInfo) -> bytes:
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w:gz") as tar:
         for name, text in files.items():
@@ -130,8 +130,8 @@ def archive(files: dict[str, str | bytes], *members: tarfile.TarInfo) -> bytes:
 
 
 @pytest.fixture
-def bucket() -> Iterator[Bucket]:
-    store = Bucket()
+def bucket() -> Iterator[FakeBucket]:
+    store = FakeBucket()
     server = store.serve()
     yield store
     store.released.set()
@@ -140,17 +140,17 @@ def bucket() -> Iterator[Bucket]:
 
 
 @pytest.fixture
-def worker(tmp_path: Path, bucket: Bucket) -> Iterator[Worker]:
-    made = Worker(tmp_path / "home", bucket)
+def worker(tmp_path: Path, bucket: FakeBucket) -> Iterator[AgentWorker]:
+    made = AgentWorker(tmp_path / "home", bucket)
     yield made
     end_programs(made.home)
 
 
 @dataclass
-class Run:
+class ProgramRun:
     """A run whose program is one Python file, on a worker where everything is installed."""
 
-    worker: Worker
+    worker: AgentWorker
     code: str
     run_id: str = "run-1"
 
@@ -167,8 +167,8 @@ class Run:
     def ended(self, attempt: int | None = None) -> dict[str, Any]:
         """Its state once it has ended and its supervisor has gone."""
         folder = self.folder / f"attempt-{attempt or 1}"
-        eventually(lambda: (folder / "exit.json").exists())
-        eventually(lambda: not alive(json.loads((folder / "pid.json").read_bytes())["supervisor"]))
+        wait_for(lambda: (folder / "exit.json").exists())
+        wait_for(lambda: not is_alive(json.loads((folder / "pid.json").read_bytes())["supervisor"]))
         return self.state(attempt)
 
     @property
@@ -177,8 +177,8 @@ class Run:
 
 
 @pytest.fixture
-def run(worker: Worker) -> Run:
+def run(worker: AgentWorker) -> ProgramRun:
     order = worker.deliver({"package/module.py": "x = 1\n"})
     worker.ask("install_code", **order)
     worker.ask("install_venv", packages="image", fingerprint="image")
-    return Run(worker, order["tree"])
+    return ProgramRun(worker, order["tree"])

@@ -7,7 +7,7 @@ import os
 import signal
 from pathlib import Path
 
-from controller.agent.process import alive
+from controller.agent.process import is_alive
 
 
 def end_programs(home: Path) -> None:
@@ -15,5 +15,5 @@ def end_programs(home: Path) -> None:
     for path in home.glob(".slipway/runs/*/attempt-*/pid.json"):
         record = json.loads(path.read_bytes())
         for who in ("supervisor", "program"):
-            if alive(record[who]):
+            if is_alive(record[who]):
                 os.kill(record[who]["pid"], signal.SIGKILL)

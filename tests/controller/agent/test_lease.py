@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from tests.controller.agent.conftest import Worker
+from tests.controller.agent.conftest import AgentWorker
 
 
-def test_orders_with_an_older_lease_are_refused(worker: Worker) -> None:
+def test_orders_with_an_older_lease_are_refused(worker: AgentWorker) -> None:
     for token in (3, 5, 5):
         worker.ask("guard_state", lease={"place": "gs://b/pods/pod", "token": token})
     said = worker.refusal("guard_state", lease={"place": "gs://b/pods/pod", "token": 4})
@@ -13,7 +13,7 @@ def test_orders_with_an_older_lease_are_refused(worker: Worker) -> None:
     worker.ask("guard_state", lease={"place": "gs://b/pods/pod", "token": 5})
 
 
-def test_leases_of_different_places_are_not_compared(worker: Worker) -> None:
+def test_leases_of_different_places_are_not_compared(worker: AgentWorker) -> None:
     """A bucket that was deleted, or another one, counts from the beginning."""
     worker.ask("guard_state", lease={"place": "gs://b/pods/pod", "token": 5})
     worker.ask("guard_state", lease={"place": "gs://other/pods/pod", "token": 1})

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from controller.agent import main, protocol
-from tests.controller.agent.conftest import Worker
+from tests.controller.agent.conftest import AgentWorker
 from tests.golden import golden
 
 COMMANDS = [command for command in vars(protocol).values() if isinstance(command, protocol.Command)]
@@ -25,7 +25,7 @@ def types_of(command: protocol.Command[Any, Any]) -> tuple[Any, Any]:
     return command.__orig_class__.__args__  # pyright: ignore[reportAttributeAccessIssue]
 
 
-def keys_of(kind: Any) -> dict[str, str]:
+def keys_for_user(kind: Any) -> dict[str, str]:
     """The types of its keys, as they are written."""
     return {key: hint.__forward_arg__ for key, hint in kind.__annotations__.items()}
 
@@ -36,7 +36,7 @@ def test_every_command_has_types_and_a_golden_question_and_answer() -> None:
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_a_question_is_what_its_handler_takes(command: protocol.Command[Any, Any]) -> None:
-    question = keys_of(types_of(command)[0])
+    question = keys_for_user(types_of(command)[0])
     assert set(GOLDEN[command]["question"]) - {"format", "lease"} == set(question)
     handler = getattr(import_module(f"controller.agent.{main.COMMANDS[command]}"), command)
     parameters = inspect.signature(handler).parameters
@@ -50,14 +50,14 @@ def test_a_question_is_what_its_handler_takes(command: protocol.Command[Any, Any
 def test_an_answer_has_the_keys_of_its_type(command: protocol.Command[Any, Any]) -> None:
     lines, kind = GOLDEN[command].get("lines"), types_of(command)[1]
     if lines is not None:  # each line of a stream has some of the keys
-        assert set().union(*lines) == {"format", *keys_of(kind)}
+        assert set().union(*lines) == {"format", *keys_for_user(kind)}
         return
     answer = GOLDEN[command]["answer"]
     check(GOLDEN[answer]["answer"] if isinstance(answer, str) else answer, kind)
 
 
 def check(body: dict[str, Any], kind: Any) -> None:
-    keys = keys_of(kind)
+    keys = keys_for_user(kind)
     assert set(body) - {"format"} == set(keys)
     for key, hint in keys.items():
         if named := re.fullmatch(r"(?:list\[)?([A-Z]\w+)\]?(?: \| None)?", hint):
@@ -70,7 +70,7 @@ def check(body: dict[str, Any], kind: Any) -> None:
 @pytest.mark.parametrize(
     ("question", "said"), [({"format": 2}, "has format 2"), ({}, "has no format")], ids=["another", "none"]
 )
-def test_an_unknown_format_is_one_clear_error(worker: Worker, question: dict[str, Any], said: str) -> None:
+def test_an_unknown_format_is_one_clear_error(worker: AgentWorker, question: dict[str, Any], said: str) -> None:
     asked = subprocess.run(
         [sys.executable, str(worker.agent), "observe"], input=json.dumps(question).encode(), capture_output=True,
         env=worker.environment, check=False,
@@ -80,7 +80,7 @@ def test_an_unknown_format_is_one_clear_error(worker: Worker, question: dict[str
     assert answer["error"].startswith(f"the question of `observe` {said}; this slipway reads format 1: ")
 
 
-def test_so_is_a_file_of_another_agent(worker: Worker) -> None:
+def test_so_is_a_file_of_another_agent(worker: AgentWorker) -> None:
     file = worker.root / "runs/run-1/attempt-1/pid.json"
     file.parent.mkdir(parents=True)
     file.write_text('{"format": 2}')

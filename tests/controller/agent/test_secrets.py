@@ -7,15 +7,15 @@ from pathlib import Path
 
 import pytest
 
-from controller.agent.secrets import Mask
-from tests.controller.agent.conftest import Run, eventually
+from controller.agent.secrets import SecretMask
+from tests.controller.agent.conftest import ProgramRun, wait_for
 
 SECRET = "hf_abcdefghij"
 PRINT = "import os, sys, time; print('token', os.environ['HF_TOKEN'], 'end', flush=True)"
 WAIT = f"{PRINT}\nwhile not os.path.exists('../go'): time.sleep(0.02)"
 
 
-def test_the_program_sees_them_and_nothing_else_does(run: Run) -> None:
+def test_the_program_sees_them_and_nothing_else_does(run: ProgramRun) -> None:
     script = f"import json, os; json.dump(dict(os.environ), open('../seen', 'w')); {PRINT}"
     netrc = "machine api.example.com login me password sesame-open\n"
     order = run.order(script + "; print(open(os.environ['NETRC']).read())", bucket="b", log_object="l", exit_object="e")
@@ -32,10 +32,10 @@ def test_the_program_sees_them_and_nothing_else_does(run: Run) -> None:
     assert not (run.folder / "netrc").exists()
 
 
-def test_while_it_lives_they_are_in_one_private_file_and_the_stream_is_masked(run: Run) -> None:
+def test_while_it_lives_they_are_in_one_private_file_and_the_stream_is_masked(run: ProgramRun) -> None:
     run.start(WAIT, secrets={"HF_TOKEN": SECRET})
     log = run.folder / "attempt-1/log"
-    eventually(lambda: log.exists() and b"end" in log.read_bytes())
+    wait_for(lambda: log.exists() and b"end" in log.read_bytes())
     assert (run.folder / "secrets").stat().st_mode & 0o777 == 0o600
     said = "".join(line.get("log", "") for line in run.worker.watch(run_id=run.run_id, follow=False))
     assert said == f"token {'*' * len(SECRET)} end\n"
@@ -46,42 +46,42 @@ def test_while_it_lives_they_are_in_one_private_file_and_the_stream_is_masked(ru
     assert run.ended()["code"] == 0
 
 
-def test_metrics_are_masked_as_they_are_told(run: Run) -> None:
+def test_metrics_are_masked_as_they_are_told(run: ProgramRun) -> None:
     line = "json.dumps({'step': 1, 'x': os.environ['HF_TOKEN']})"
     run.start(
         f"import json, os; print({line}, file=open('../metrics.jsonl', 'w'), flush=True)\n{WAIT}",
         secrets={"HF_TOKEN": SECRET},
     )
-    eventually(lambda: (run.folder / "metrics.jsonl").exists() and (run.folder / "metrics.jsonl").read_bytes())
+    wait_for(lambda: (run.folder / "metrics.jsonl").exists() and (run.folder / "metrics.jsonl").read_bytes())
     said = [line["metrics"] for line in run.worker.watch(run_id=run.run_id, follow=False) if "metrics" in line]
     assert said == [{"step": 1, "x": "*" * len(SECRET)}]
     (run.folder / "go").touch()
     assert run.ended()["code"] == 0
 
 
-def test_the_files_that_slipway_reads_are_masked_too(run: Run) -> None:
+def test_the_files_that_slipway_reads_are_masked_too(run: ProgramRun) -> None:
     script = "import json, os; json.dump({'x': os.environ['HF_TOKEN']}, open('../summary.json', 'w'))"
     run.start(script, secrets={"HF_TOKEN": SECRET})
     assert run.ended()["summary"] == {"x": "*" * len(SECRET)}
 
 
-def test_a_program_that_is_stopped_leaves_none(run: Run) -> None:
+def test_a_program_that_is_stopped_leaves_none(run: ProgramRun) -> None:
     run.start(WAIT, secrets={"HF_TOKEN": SECRET})
     log = run.folder / "attempt-1/log"
-    eventually(lambda: log.exists() and b"end" in log.read_bytes())
+    wait_for(lambda: log.exists() and b"end" in log.read_bytes())
     run.worker.ask("stop", run_id=run.run_id, grace_seconds=1)
     assert SECRET.encode() not in log.read_bytes()
     assert not (run.folder / "secrets").exists()
 
 
-def test_a_start_that_is_repeated_does_not_bring_them_back(run: Run) -> None:
+def test_a_start_that_is_repeated_does_not_bring_them_back(run: ProgramRun) -> None:
     run.start("pass", secrets={"HF_TOKEN": SECRET})
     run.ended()
     run.start("pass", secrets={"HF_TOKEN": SECRET})
     assert not (run.folder / "secrets").exists()
 
 
-def test_a_setup_sees_them_and_its_output_is_masked(run: Run) -> None:
+def test_a_setup_sees_them_and_its_output_is_masked(run: ProgramRun) -> None:
     order = {"run_id": run.run_id, "key": "k", "code": run.code, "venv": "image", "secrets": {"HF_TOKEN": SECRET}}
     said = run.worker.refusal("run_setup", commands=[["sh", "-c", "echo $HF_TOKEN; exit 3"]], **order)
     assert SECRET not in json.dumps(said)
@@ -92,7 +92,7 @@ def test_a_setup_sees_them_and_its_output_is_masked(run: Run) -> None:
 
 @pytest.mark.parametrize("gap", [0, 1, (1 << 20) - 5, (1 << 20) + 1])
 def test_a_mask_covers_every_place_and_moves_nothing(tmp_path: Path, gap: int) -> None:
-    mask = Mask({"A": SECRET, "B": "line one\nline two", "C": "short"})
+    mask = SecretMask({"A": SECRET, "B": "line one\nline two", "C": "short"})
     content = b"x" * gap + SECRET.encode() + b"line two short" + SECRET.encode()
     (log := tmp_path / "log").write_bytes(content)
     assert mask.cover(log) == len(content)
@@ -104,9 +104,9 @@ def test_a_mask_covers_every_place_and_moves_nothing(tmp_path: Path, gap: int) -
 
 
 def test_half_a_secret_waits_for_the_rest(tmp_path: Path) -> None:
-    mask = Mask({"A": SECRET})
+    mask = SecretMask({"A": SECRET})
     (log := tmp_path / "log").write_text(f"said {SECRET[:5]}")
     assert mask.cover(log) == len("said ")
     assert mask.begun(b"said " + SECRET[:1].encode()) == 1
     assert mask.begun(b"said") == 0
-    assert not Mask({"A": "tiny"})
+    assert not SecretMask({"A": "tiny"})

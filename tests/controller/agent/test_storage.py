@@ -6,7 +6,7 @@ import pytest
 
 from controller.agent import storage
 from controller.agent.storage import RETRY_SECONDS, TransferError, with_retries
-from tests.controller.agent.bucket import Bucket
+from tests.controller.agent.bucket import FakeBucket
 
 
 def test_what_may_pass_is_tried_again_and_then_told() -> None:
@@ -39,7 +39,7 @@ def test_google_is_asked_with_the_token_of_the_vm(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setenv("GCE_METADATA_HOST", "127.0.0.1:1")
     monkeypatch.setattr(storage, "open_url", google)
     sha256 = "ed7002b439e9ac845f22357d822bac1444730fbdb6016d3ec9432297b9ec9f73"
-    storage.download("b", "code/a b.tar.gz", sha256, tmp_path / "out")
+    storage.download_object("b", "code/a b.tar.gz", sha256, tmp_path / "out")
     assert asked == {
         "http://127.0.0.1:1/computeMetadata/v1/instance/service-accounts/default/token": {"Metadata-Flavor": "Google"},
         "https://storage.googleapis.com/storage/v1/b/b/o/code%2Fa%20b.tar.gz?alt=media": {
@@ -49,7 +49,9 @@ def test_google_is_asked_with_the_token_of_the_vm(monkeypatch: pytest.MonkeyPatc
     assert (tmp_path / "out").read_bytes() == b"content"
 
 
-def test_an_upload_holds_what_the_file_held(monkeypatch: pytest.MonkeyPatch, bucket: Bucket, tmp_path: Path) -> None:
+def test_an_upload_holds_what_the_file_held(
+    monkeypatch: pytest.MonkeyPatch, bucket: FakeBucket, tmp_path: Path
+) -> None:
     monkeypatch.setenv("SLIPWAY_STORAGE_ROOT", bucket.url)
     (tmp_path / "log").write_bytes(b"x" * 3_000_000)
     storage.upload_file(tmp_path / "log", "b", "runs/a b/log")
@@ -62,11 +64,11 @@ def test_a_storage_out_of_reach_is_a_transfer_error(monkeypatch: pytest.MonkeyPa
     with pytest.raises(TransferError, match="refused"):
         storage.upload_file(tmp_path / "log", "b", "log")
     with pytest.raises(TransferError, match="refused"):
-        storage.download("b", "x", "", tmp_path / "out")
+        storage.download_object("b", "x", "", tmp_path / "out")
 
 
 def test_a_failure_names_the_object_and_never_the_url(
-    monkeypatch: pytest.MonkeyPatch, bucket: Bucket, tmp_path: Path
+    monkeypatch: pytest.MonkeyPatch, bucket: FakeBucket, tmp_path: Path
 ) -> None:
     """The root of an emulated worker holds a token."""
     monkeypatch.setenv("SLIPWAY_STORAGE_ROOT", f"{bucket.url}w/t0ken/")
@@ -74,6 +76,6 @@ def test_a_failure_names_the_object_and_never_the_url(
     bucket.objects["x"] = b"content"
     for words in ("HTTP 403: out of order", "has the SHA-256"):
         with pytest.raises(TransferError, match=words) as caught:
-            storage.download("b", "x", "", tmp_path / "out")
+            storage.download_object("b", "x", "", tmp_path / "out")
         assert "gs://b/x" in str(caught.value)
         assert "t0ken" not in str(caught.value)

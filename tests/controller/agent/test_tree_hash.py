@@ -3,7 +3,7 @@ from pathlib import Path
 import pytest
 
 from controller.agent import tree_hash
-from controller.agent.tree_hash import tree_files, tree_now
+from controller.agent.tree_hash import current_tree_hash, tree_files
 
 
 @pytest.fixture
@@ -62,4 +62,4 @@ def test_a_choice_of_files_hashes_like_a_tree_of_just_them(
 
 
 def test_nothing_there_is_no_hash(tmp_path: Path) -> None:
-    assert tree_now(tmp_path / "nothing") is None
+    assert current_tree_hash(tmp_path / "nothing") is None

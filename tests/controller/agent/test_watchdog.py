@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 
-from controller.agent.process import alive
-from controller.agent.watchdog import logged_in, reason
-from tests.controller.agent.conftest import Run, Worker, eventually
+from controller.agent.process import is_alive
+from controller.agent.watchdog import deletion_reason, ssh_sessions
+from tests.controller.agent.conftest import AgentWorker, ProgramRun, wait_for
 
 QUEUED, NODE = "projects/p/locations/z/queuedResources/pod?force=true", "projects/p/locations/z/nodes/pod"
 
@@ -62,14 +62,14 @@ class Apis:
 
 
 @pytest.fixture
-def apis(worker: Worker) -> Iterator[Apis]:
+def apis(worker: AgentWorker) -> Iterator[Apis]:
     made = Apis()
     worker.extra["GCE_METADATA_HOST"] = made.url.removeprefix("http://").rstrip("/")
     yield made
     made.server.shutdown()
     made.server.server_close()
     record = worker.root / "guard-pid.json"
-    if record.exists() and alive(json.loads(record.read_bytes())):
+    if record.exists() and is_alive(json.loads(record.read_bytes())):
         os.killpg(json.loads(record.read_bytes())["pid"], signal.SIGKILL)
 
 
@@ -78,34 +78,34 @@ def order(apis: Apis, **changed: Any) -> dict[str, Any]:
     return {**given, "bucket": "b", "note_object": "pods/pod/ends/1.json", **changed}
 
 
-def test_a_pod_that_nobody_uses_deletes_itself_and_says_why(worker: Worker, apis: Apis) -> None:
+def test_a_pod_that_nobody_uses_deletes_itself_and_says_why(worker: AgentWorker, apis: Apis) -> None:
     state = worker.ask("guard", **order(apis, idle_seconds=0.4))
     assert state == {"standing": True, "idle_seconds": 0.4, "seconds_left": None, "refused": None, "allowed": True}
-    eventually(lambda: NODE in apis.deleted())
+    wait_for(lambda: NODE in apis.deleted())
     assert apis.deleted()[:2] == [QUEUED, NODE]
     assert {token for _, _, token in apis.asked} == {"Bearer ya29.pod"}
     note = json.loads(worker.bucket.objects["pods/pod/ends/1.json"])
     assert note["reason"].startswith("no program and no SSH session for 0.00")
 
 
-def test_a_pod_whose_time_is_up_deletes_itself_though_a_program_runs(run: Run, apis: Apis) -> None:
+def test_a_pod_whose_time_is_up_deletes_itself_though_a_program_runs(run: ProgramRun, apis: Apis) -> None:
     run.start("import time; time.sleep(600)")
     run.worker.ask("guard", **order(apis, seconds_left=0.0))
-    eventually(lambda: NODE in apis.deleted())
+    wait_for(lambda: NODE in apis.deleted())
     assert apis.deleted()[:2] == [QUEUED, NODE]
 
 
-def test_a_pod_with_a_program_is_not_idle(run: Run, apis: Apis) -> None:
+def test_a_pod_with_a_program_is_not_idle(run: ProgramRun, apis: Apis) -> None:
     run.start("import time, pathlib; p = pathlib.Path('../go')\nwhile not p.exists(): time.sleep(0.05)")
     run.worker.ask("guard", **order(apis, idle_seconds=0.2))
     run.worker.ask("stop", run_id="no-such-run")  # some time passes, and several looks
     run.worker.ask("observe")
     assert apis.deleted() == []
     (run.folder / "go").touch()
-    eventually(lambda: NODE in apis.deleted())
+    wait_for(lambda: NODE in apis.deleted())
 
 
-def test_there_is_one_and_it_takes_new_orders(worker: Worker, apis: Apis) -> None:
+def test_there_is_one_and_it_takes_new_orders(worker: AgentWorker, apis: Apis) -> None:
     assert worker.ask("guard_state")["standing"] is False
     worker.ask("guard", **order(apis, idle_seconds=3600.0))
     first = (worker.root / "guard-pid.json").read_bytes()
@@ -117,19 +117,19 @@ def test_there_is_one_and_it_takes_new_orders(worker: Worker, apis: Apis) -> Non
     assert worker.ask("guard_state")["standing"] is False
 
 
-def test_a_refusal_is_on_record(worker: Worker, apis: Apis) -> None:
+def test_a_refusal_is_on_record(worker: AgentWorker, apis: Apis) -> None:
     apis.refuse[NODE] = 403
     worker.ask("guard", **order(apis, seconds_left=0.0))
-    refused = eventually(lambda: worker.ask("guard_state")["refused"])
+    refused = wait_for(lambda: worker.ask("guard_state")["refused"])
     assert refused.startswith("HTTP 403")
 
 
 def test_when_it_is_time() -> None:
     order: dict[str, Any] = {"idle_seconds": 60.0, "until": 1000.0}
-    assert reason(order, 900.0, used=850.0) == ""
-    assert reason(order, 920.0, used=850.0) == "no program and no SSH session for 1 minutes"
-    assert reason(order, 1000.0, used=999.0) == "the budget of the run is spent"
-    assert reason({"idle_seconds": None, "until": None}, 1e9, used=0.0) == ""
+    assert deletion_reason(order, 900.0, used=850.0) == ""
+    assert deletion_reason(order, 920.0, used=850.0) == "no program and no SSH session for 1 minutes"
+    assert deletion_reason(order, 1000.0, used=999.0) == "the budget of the run is spent"
+    assert deletion_reason({"idle_seconds": None, "until": None}, 1e9, used=0.0) == ""
 
 
 def test_a_login_is_use(tmp_path: Path) -> None:
@@ -137,4 +137,4 @@ def test_a_login_is_use(tmp_path: Path) -> None:
     for pid, title in titles.items():
         (tmp_path / str(pid)).mkdir()
         (tmp_path / str(pid) / "cmdline").write_bytes(title.encode() + b"\0")
-    assert sorted(logged_in(tmp_path)) == ["sshd-session: me@notty", "sshd: me@pts/0"]
+    assert sorted(ssh_sessions(tmp_path)) == ["sshd-session: me@notty", "sshd: me@pts/0"]

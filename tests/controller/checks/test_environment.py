@@ -10,8 +10,8 @@ from conf.schema.config import Config
 from controller.checks import assets, environment, program
 from controller.checks.preflight import checks_of
 from controller.config.compose import compose
-from controller.inputs.code import snapshot
-from controller.plan.workers import PIN, requirements_of
+from controller.inputs.code import take_snapshot
+from controller.plan.workers import PIN, venv_requirements
 
 COMMAND = ["cloud=local", "program=command", "program.command=[python,train.py]"]
 SHA = "a" * 64
@@ -156,7 +156,7 @@ def test_the_lock_has_wandb_where_it_is_wanted_and_every_package_once() -> None:
     ):
         config, _ = compose(words)
         assert config is not None
-        text = requirements_of(config, snapshot(config, Path.cwd())).text
+        text = venv_requirements(config, take_snapshot(config, Path.cwd())).text
         names = [match["name"] for match in PIN.finditer(text)]
         assert len(names) == len(set(names))
         assert ("wandb" in names) == there

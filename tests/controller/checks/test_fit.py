@@ -33,7 +33,7 @@ def document(peak: float, fix: list[str] | None = None) -> dict[str, Any]:
 
 
 def store(found: dict[str, Any], *overrides: str) -> None:
-    file = fit_cache.file(config(*overrides))
+    file = fit_cache.cache_file(config(*overrides))
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text(json.dumps(found))
 
@@ -71,7 +71,7 @@ def test_another_size_is_another_question(state, change):
 
 def test_a_broken_file_counts_as_none(state):
     store(document(18.3), *LARGE, state)
-    fit_cache.file(config(*LARGE, state)).write_text("{")
+    fit_cache.cache_file(config(*LARGE, state)).write_text("{")
     assert said(*LARGE, state)[0].startswith("note")
 
 

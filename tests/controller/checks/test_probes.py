@@ -9,13 +9,13 @@ from typing import Any, cast
 import pytest
 
 from conf.schema.config import Config
-from controller.checks.preflight import probe
+from controller.checks.preflight import probe_cloud
 from controller.config.compose import compose
 from controller.context import Context
 from controller.core.clock import Clock
 from controller.core.events import Events
-from controller.gcp.client import Forbidden, NotFound, ServiceDisabled
-from tests.controller.conftest import ECHO, Slipway
+from controller.gcp.client import ForbiddenError, NotFoundError, ServiceDisabledError
+from tests.controller.conftest import ECHO_COMMAND, SlipwayCli
 
 
 @dataclass
@@ -44,7 +44,7 @@ GOOD: dict[str, Any] = {
     "projects.getBillingInfo": {"billingEnabled": True},
     "buckets.get": {"location": "US-CENTRAL1"},
 }
-REFUSED = Forbidden("x", 403, "PERMISSION_DENIED", "no permission")
+REFUSED = ForbiddenError("x", 403, "PERMISSION_DENIED", "no permission")
 
 
 def words(answers: dict[str, Any], *overrides: str, signed_in: bool = True) -> list[str]:
@@ -55,7 +55,7 @@ def words(answers: dict[str, Any], *overrides: str, signed_in: bool = True) -> l
     clock = Day()
     none = cast(Any, None)
     world = Context("acme", cast(Any, google), clock, Events(clock), none, "me", 1.0, none)
-    return [f"{f.check}: {f.severity} {f}" for f in probe(cast(Config, config), world)]
+    return [f"{f.check}: {f.severity} {f}" for f in probe_cloud(cast(Config, config), world)]
 
 
 def quota(limit: int, zone: str | None = "us-central1-a", metric: str = "tpu-v5s-litepod") -> dict[str, Any]:
@@ -70,7 +70,7 @@ def test_what_is_right_is_not_commented_on() -> None:
     assert words(quota(16)) == []
     assert words(quota(-1, zone=None)) == []
     assert words(quota(0, metric="tpu-v6e")) == []  # of another generation
-    assert words({"buckets.get": NotFound("x", 404, "notFound", "no such bucket")}) == []
+    assert words({"buckets.get": NotFoundError("x", 404, "notFound", "no such bucket")}) == []
 
 
 @pytest.mark.parametrize(
@@ -131,22 +131,22 @@ def test_without_credentials_only_that_is_said() -> None:
 
 
 def test_an_api_that_is_not_enabled_yet_is_no_finding() -> None:
-    off = ServiceDisabled("x", 403, "PERMISSION_DENIED", "tpu.googleapis.com is disabled")
+    off = ServiceDisabledError("x", 403, "PERMISSION_DENIED", "tpu.googleapis.com is disabled")
     assert words({"projects.locations.nodes.list": off, "services.consumerQuotaMetrics.list": off}) == []
 
 
 @pytest.mark.e2e
-def test_the_emulated_cloud_satisfies_every_check(slipway: Slipway) -> None:
-    assert slipway.json("plan", ECHO)["findings"] == []
+def test_the_emulated_cloud_satisfies_every_check(slipway: SlipwayCli) -> None:
+    assert slipway.json("plan", ECHO_COMMAND)["findings"] == []
     calls = {request["call"] for request in slipway.cloud().requests()}
     assert {"projects.getBillingInfo", "services.consumerQuotaMetrics.list", "projects.locations.nodes.list"} <= calls
 
 
 @pytest.mark.e2e
-def test_an_error_stops_up_before_anything_is_made(slipway: Slipway) -> None:
+def test_an_error_stops_up_before_anything_is_made(slipway: SlipwayCli) -> None:
     fault = {"kind": "http", "status": 403, "match": "GET .*/locations/us-central1-a/nodes$", "times": 9}
     slipway.cloud().post("faults", {"key": "nodes", "faults": [fault]})
-    code, _, err = slipway("up", ECHO)
+    code, _, err = slipway("up", ECHO_COMMAND)
     assert code == 2
     assert err.startswith("error: tpu.zone: you may not list TPUs in us-central1-a")
     assert slipway.mutations() == []

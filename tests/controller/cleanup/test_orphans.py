@@ -8,28 +8,28 @@ import pytest
 from google.oauth2.credentials import Credentials
 
 from controller.core.clock import Clock
-from controller.gcp.client import Google
+from controller.gcp.client import GoogleClient
 from tests.controller.cli.verbs.run.test_up import KEEP, SLOW, let_go, until
-from tests.controller.conftest import ECHO, Slipway
+from tests.controller.conftest import ECHO_COMMAND, SlipwayCli
 
 pytestmark = pytest.mark.e2e
 LABELS = {"managed-by": "slipway"}
 ONE = ["tpu.accelerator_type=v6e-1", "tpu.zone=us-east5-b"]
 
 
-def google_of(slipway: Slipway) -> Google:
+def google_of(slipway: SlipwayCli) -> GoogleClient:
     """The emulated cloud's APIs, for things that slipway would not make by itself."""
     cloud = slipway.cloud()
-    return Google(Credentials(token=cloud.token), Clock(), cloud.roots)
+    return GoogleClient(Credentials(token=cloud.token), Clock(), cloud.roots)
 
 
-def listed(slipway: Slipway, *words: str) -> dict[str, tuple[str, str]]:
+def listed(slipway: SlipwayCli, *words: str) -> dict[str, tuple[str, str]]:
     """(use, why) by kind and name."""
     things: list[dict[str, Any]] = slipway.json("orphans", *words)["things"]
     return {f"{thing['kind']} {thing['name']}": (thing["use"], thing["why"]) for thing in things}
 
 
-def test_a_pod_in_use_is_no_orphan_and_one_left_behind_is(slipway: Slipway) -> None:
+def test_a_pod_in_use_is_no_orphan_and_one_left_behind_is(slipway: SlipwayCli) -> None:
     assert listed(slipway) == {}
     assert "no orphans" in slipway("orphans")[1]
     assert slipway("up", "--detach", SLOW, KEEP, *ONE)[0] == 0
@@ -54,7 +54,7 @@ def test_a_pod_in_use_is_no_orphan_and_one_left_behind_is(slipway: Slipway) -> N
     assert not any("/routers/" in name for name in state["compute"])
 
 
-def test_a_cancelled_run_and_a_failed_one_leave_orphans(slipway: Slipway) -> None:
+def test_a_cancelled_run_and_a_failed_one_leave_orphans(slipway: SlipwayCli) -> None:
     fails = 'program.command=[sh,-c,"exit 7"]'
     assert slipway("up", fails, *ONE)[0] == 5
     [(use, why)] = [found for name, found in listed(slipway).items() if name.startswith("TPU")]
@@ -66,9 +66,9 @@ def test_a_cancelled_run_and_a_failed_one_leave_orphans(slipway: Slipway) -> Non
     assert (use, why.partition(" ")[2]) == ("", "was cancelled")
 
 
-def test_disks_addresses_and_bastions_are_found_in_all_zones(slipway: Slipway) -> None:
+def test_disks_addresses_and_bastions_are_found_in_all_zones(slipway: SlipwayCli) -> None:
     project = {"project": "slipway-local"}
-    assert slipway("up", ECHO, *ONE)[0] == 0  # a network, for the VM
+    assert slipway("up", ECHO_COMMAND, *ONE)[0] == 0  # a network, for the VM
     google = google_of(slipway)
     kind = "projects/slipway-local/zones/us-west4-a/diskTypes/pd-balanced"
     disk = {"name": "old-data", "sizeGb": "100", "type": kind, "labels": LABELS}
@@ -96,9 +96,9 @@ def test_disks_addresses_and_bastions_are_found_in_all_zones(slipway: Slipway) -
     assert any(name.endswith("/disks/theirs") for name in slipway.cloud().get("state")["compute"])
 
 
-def test_a_queued_request_that_waits_is_in_use(slipway: Slipway) -> None:
+def test_a_queued_request_that_waits_is_in_use(slipway: SlipwayCli) -> None:
     """It is not billed, and whoever asked for it may still wait."""
-    assert slipway("up", ECHO, *ONE)[0] == 0  # a network
+    assert slipway("up", ECHO_COMMAND, *ONE)[0] == 0  # a network
     google, place = google_of(slipway), "projects/slipway-local/locations/us-east5-b"
     slipway.cloud().post("faults", {"key": "none", "faults": [{"kind": "stockout", "times": 1000}]})
     network = {"network": "projects/slipway-local/global/networks/slipway"}

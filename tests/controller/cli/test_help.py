@@ -15,7 +15,7 @@ import pytest
 from controller.cli import main
 from controller.cli.flags import VERBS, module_of
 from controller.cli.help import ABOUT, DOCS, FIRST_STEPS
-from controller.config.compose import groups
+from controller.config.compose import config_groups
 
 EXAMPLES = [example for verb in VERBS.values() for example in verb.examples]
 
@@ -30,7 +30,7 @@ def test_the_first_page_has_every_verb_group_and_choice(capsys: pytest.CaptureFi
     for name, verb in VERBS.items():
         assert re.search(rf"^  {name} +{re.escape(verb.words[:40])}", page, re.MULTILINE), name
     plain = " ".join(page.split())
-    for group, choices in groups().items():
+    for group, choices in config_groups().items():
         assert f" {group}= " in plain
         assert all(choice in plain for choice in choices if not choice.startswith("tiny_"))
     assert all(words in page for words, _ in FIRST_STEPS)
@@ -39,7 +39,7 @@ def test_the_first_page_has_every_verb_group_and_choice(capsys: pytest.CaptureFi
 
 
 def test_every_group_is_told_about() -> None:
-    assert set(ABOUT) == set(groups())
+    assert set(ABOUT) == set(config_groups())
 
 
 @pytest.mark.parametrize("verb", VERBS)

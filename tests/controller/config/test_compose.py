@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from controller.config.compose import CONFIG_DIR, compose, groups, normalize, raw
+from controller.config.compose import CONFIG_DIR, compose, compose_raw, config_groups, normalize_override
 from controller.core.errors import ConfigError
-from tests.groups import group
+from tests.groups import load_group
 
 
 @pytest.mark.parametrize(
@@ -26,7 +26,7 @@ from tests.groups import group
     ],
 )
 def test_normalize(typed: str, meant: str) -> None:
-    assert normalize(typed) == meant
+    assert normalize_override(typed) == meant
 
 
 def test_an_unknown_experiment_lists_the_known_ones() -> None:
@@ -48,7 +48,7 @@ def test_a_value_hydra_cannot_parse_is_one_line() -> None:
     assert "tpu.zone" in str(caught.value)
 
 
-@pytest.mark.parametrize("experiment", groups()["experiment"])
+@pytest.mark.parametrize("experiment", config_groups()["experiment"])
 def test_every_experiment_composes_and_scale_beats_it(experiment: str) -> None:
     config, problems = compose([f"+experiment={experiment}"])
     assert problems == []
@@ -75,7 +75,7 @@ def leaves(tree: Any, path: str = "") -> Iterator[tuple[str, Any]]:
         yield path, tree
 
 
-@pytest.mark.parametrize("experiment", groups()["experiment"])
+@pytest.mark.parametrize("experiment", config_groups()["experiment"])
 def test_every_line_of_a_scale_wins_over_the_experiment(experiment: str) -> None:
     text = (CONFIG_DIR / "experiment" / f"{experiment}.yaml").read_text()
     for base in ("quickstart", "nanochat_d16_v5e8", "gemma2b_gsm8k"):
@@ -86,12 +86,12 @@ def test_every_line_of_a_scale_wins_over_the_experiment(experiment: str) -> None
         f"loop/tiny_{chosen.get('loop')}",
         f"data/tiny_{chosen.get('data')}",
     ]
-    composed = dict(leaves(raw([f"+experiment={experiment}", "scale=tiny"])))
+    composed = dict(leaves(compose_raw([f"+experiment={experiment}", "scale=tiny"])))
     lines = [
         (key, value)
         for name in ["tiny", *files]
         if (CONFIG_DIR / "scale" / f"{name}.yaml").exists()
-        for key, value in leaves(group(f"scale/{name}"))
+        for key, value in leaves(load_group(f"scale/{name}"))
     ]
     assert len(lines) >= 4
     for key, value in lines:
@@ -126,4 +126,4 @@ def test_the_user_has_a_folder_of_their_own(tmp_path: Path) -> None:
     assert problems == []
     assert config is not None
     assert config.tpu.zone == "europe-west4-b"
-    assert "mine" in groups(tmp_path)["tpu"]
+    assert "mine" in config_groups(tmp_path)["tpu"]

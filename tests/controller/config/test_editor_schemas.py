@@ -13,8 +13,8 @@ from referencing import Registry, Resource
 from referencing.jsonschema import DRAFT202012
 
 from controller.cli import main
-from controller.config.compose import groups
-from controller.config.editor_schemas import FOLDER, PLACES, ROOT, settings
+from controller.config.compose import config_groups
+from controller.config.editor_schemas import FILE_PATTERNS, FOLDER, ROOT, editor_settings
 
 STORED = {file.stem: json.loads(file.read_bytes()) for file in FOLDER.glob("*.json")}
 KNOWN = Registry().with_resources(
@@ -30,10 +30,10 @@ def wrong(schema: str, document: Any) -> list[str]:
 
 
 def files(schema: str) -> list[Path]:
-    return [file for glob in PLACES[schema] for file in sorted(ROOT.glob(glob.format("conf")))]
+    return [file for glob in FILE_PATTERNS[schema] for file in sorted(ROOT.glob(glob.format("conf")))]
 
 
-@pytest.mark.parametrize("schema", PLACES)
+@pytest.mark.parametrize("schema", FILE_PATTERNS)
 def test_committed_files_are_right(schema: str) -> None:
     for file in files(schema):
         assert wrong(schema, OmegaConf.to_container(OmegaConf.load(file)) or {}) == [], file
@@ -41,11 +41,11 @@ def test_committed_files_are_right(schema: str) -> None:
 
 def test_every_file_of_every_group_has_a_schema() -> None:
     tables = {"prices.yaml", "regions.yaml", "tpu_types.yaml"}
-    judged = [file for schema in PLACES for file in files(schema)]
+    judged = [file for schema in FILE_PATTERNS for file in files(schema)]
     assert len(judged) == len(set(judged))
     assert {file.name for file in (ROOT / "conf").rglob("*.yaml") if file not in set(judged)} == tables
-    assert set(groups()) <= {*PLACES, "experiment", "scale"}
-    assert set(PLACES) == set(STORED)
+    assert set(config_groups()) <= {*FILE_PATTERNS, "experiment", "scale"}
+    assert set(FILE_PATTERNS) == set(STORED)
 
 
 @pytest.mark.parametrize(
@@ -84,4 +84,4 @@ def test_other_repositories_name_the_installed_files(capsys: pytest.CaptureFixtu
     mapping = json.loads(capsys.readouterr().out)["yaml.schemas"]
     assert all(Path(file).is_file() for file in mapping)
     assert mapping[str(FOLDER / "loop.json")] == ["conf/loop/**/*.yaml", "slipway/loop/**/*.yaml"]
-    assert all((ROOT / file).is_file() for file in settings(FOLDER.relative_to(ROOT))["yaml.schemas"])
+    assert all((ROOT / file).is_file() for file in editor_settings(FOLDER.relative_to(ROOT))["yaml.schemas"])

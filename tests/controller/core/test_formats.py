@@ -17,34 +17,36 @@ from controller.config.compose import compose
 from controller.config.run_yaml import render
 from controller.core.events import Event
 from controller.core.formats import FormatError, checked, has_format
-from controller.lease.store import Term
+from controller.lease.store import LeaseRecord
 from controller.records import index, recorder
 from controller.records.ledger import Launch, Ledger, Result
-from controller.records.spending import Life
-from controller.recovery.policy import Episode
+from controller.records.spending import PodLifetime
+from controller.recovery.policy import Incident
 from controller.ssh.connect import WorkerError
-from controller.ssh.connection import Link
-from controller.sweep.board import Line, Saved
+from controller.ssh.connection import Connection
+from controller.sweep.board import BoardRow, SavedBoard
 from tests.golden import golden
 
-RUN, BEGAN, ENDED = "quickstart-0a1b2c3d", 1767225600.0, 1767229200.0
-LINE = Line(
-    RUN, "optimizer.lr=0.1", "failed", 1, BEGAN, 50.0, 20, 100, 0.5, "loss", [3.0, 2.5], "1.2 pod minutes",
+RUN, START_TIME, ENDED = "quickstart-0a1b2c3d", 1767225600.0, 1767229200.0
+LINE = BoardRow(
+    RUN, "optimizer.lr=0.1", "failed", 1, START_TIME, 50.0, 20, 100, 0.5, "loss", [3.0, 2.5], "1.2 pod minutes",
     "the program ended with code 1", 10.0, 19.2,
 )  # fmt: skip
 DOCUMENTS: dict[str, Any] = {
-    "lease": Term(
-        3, "0f3c", "anna@lab", "laptop", RUN, "boot:pid[1]:7/9", BEGAN, 60.0, "taken over by ben@lab", True,
+    "lease": LeaseRecord(
+        3, "0f3c", "anna@lab", "laptop", RUN, "boot:pid[1]:7/9", START_TIME, 60.0, "taken over by ben@lab", True,
         "no more money", 7,
     ),
-    "launch": Launch(2, "5417", BEGAN + 0.5, 3),
+    "launch": Launch(2, "5417", START_TIME + 0.5, 3),
     "result": Result(RUN, "finished", 2, ENDED, 3600.0, {"accuracy_after": 0.9}, "delete"),
-    "verdict": Episode(
-        1, "preempted", "preempted: the node is preempted", "replace_node", 40, BEGAN + 400, ("the node is PREEMPTED",)
+    "verdict": Incident(
+        1, "preempted", "preempted: the node is preempted", "replace_node", 40, START_TIME + 400,
+        ("the node is PREEMPTED",)
     ),
-    "pod": Life("5417", "slipway-anna", "v5litepod-16", "us-east5-b", "spot", 19.2, BEGAN, ENDED, "finished"),
-    "board": Saved(BEGAN + 60, True, {RUN: LINE}),
-    "event": Event(BEGAN + 0.5, "note", RUN, "launched attempt 1", {"attempt": 1}),
+    "pod": PodLifetime("5417", "slipway-anna", "v5litepod-16", "us-east5-b", "spot", 19.2, START_TIME, ENDED,
+                       "finished"),
+    "board": SavedBoard(START_TIME + 60, True, {RUN: LINE}),
+    "event": Event(START_TIME + 0.5, "note", RUN, "launched attempt 1", {"attempt": 1}),
 }  # fmt: skip
 
 
@@ -70,21 +72,21 @@ def test_an_unknown_format_is_one_clear_error(name: str) -> None:
 def test_the_record_and_its_row(tmp_path: Path) -> None:
     record, row = golden("record"), golden("row")
     run = record["run"]
-    file = recorder.folder_of(tmp_path, run) / recorder.RECORD
+    file = recorder.run_folder(tmp_path, run) / recorder.RECORD_FILE
     file.parent.mkdir(parents=True)
     file.write_text(json.dumps(record))
-    known = recorder.read(tmp_path, run)
+    known = recorder.load_record(tmp_path, run)
     assert known == checked(record, "record.json")
-    assert recorder.row_of(known).items() <= row.items()
-    index.add(tmp_path, [checked(row, "row")])
-    assert json.loads(index.file_of(tmp_path).read_text()) == row
-    assert index.rows(tmp_path) == [checked(row, "row")]
-    for written in (file, index.file_of(tmp_path)):
+    assert recorder.row_from_record(known).items() <= row.items()
+    index.append_rows(tmp_path, [checked(row, "row")])
+    assert json.loads(index.index_file(tmp_path).read_text()) == row
+    assert index.load_rows(tmp_path) == [checked(row, "row")]
+    for written in (file, index.index_file(tmp_path)):
         written.write_text(json.dumps(json.loads(written.read_text()) | {"format": 2}))
     with pytest.raises(FormatError, match=f"^{file} has format 2; "):
-        recorder.read(tmp_path, run)
-    with pytest.raises(FormatError, match=f"^{index.file_of(tmp_path)} has format 2; "):
-        index.rows(tmp_path)
+        recorder.load_record(tmp_path, run)
+    with pytest.raises(FormatError, match=f"^{index.index_file(tmp_path)} has format 2; "):
+        index.load_rows(tmp_path)
 
 
 def test_run_yaml() -> None:
@@ -110,7 +112,7 @@ def test_the_end_of_a_program_in_the_bucket() -> None:
 
 def test_an_answer_of_the_agent() -> None:
     access: Any = SimpleNamespace(addresses=["10.0.0.2"])
-    parse: Callable[[str, bytes], dict[str, Any]] = Link(access, 0, cast(Any, None), cast(Any, None))._parse
+    parse: Callable[[str, bytes], dict[str, Any]] = Connection(access, 0, cast(Any, None), cast(Any, None))._parse
     assert parse("tidy", b'{"format": 1, "done": []}') == {"done": []}
     for line, said in ((b'{"format": 2}', "has format 2"), (b"{}", "has no format")):
         with pytest.raises(WorkerError, match=f"the answer to `tidy` {said}; this slipway reads format 1"):

@@ -15,8 +15,8 @@ from controller.cli.verbs.look import exec as exec_verb
 from controller.cli.view import View
 from controller.core.clock import Clock
 from controller.core.events import Event
-from controller.core.printable import Terminal, only_showing, printable
-from controller.plan.build import build
+from controller.core.printable import SanitizedStream, printable, sanitized_output
+from controller.plan.build import build_plan
 from controller.records.ledger import Result
 
 HOSTILE = "\x1b]0;title\x07\x1b[2J\x9b31m\x1b[6n\u202eevil\u2066[/][bold]\x08\x7f"
@@ -45,7 +45,7 @@ def test_a_terminal_shows_and_a_file_keeps(monkeypatch: pytest.MonkeyPatch) -> N
     tty, file = Tty(), io.StringIO()
     monkeypatch.setattr(sys, "stdout", tty)
     monkeypatch.setattr(sys, "stderr", file)
-    with only_showing():
+    with sanitized_output():
         print(HOSTILE, end="")
         print(HOSTILE, end="", file=sys.stderr)
     assert harmless(tty.getvalue())
@@ -64,7 +64,7 @@ def test_words_of_an_error_are_shown(monkeypatch: pytest.MonkeyPatch, tmp_path: 
 
 def test_what_a_command_prints_on_a_terminal() -> None:
     tty = Tty()
-    write = exec_verb._to(Terminal(tty))  # pyright: ignore[reportArgumentType]
+    write = exec_verb._writer_for(SanitizedStream(tty))  # pyright: ignore[reportArgumentType]
     for byte in "é\x1b[2J".encode():
         write(bytes([byte]))
     assert tty.getvalue() == r"é\x1b[2J"
@@ -78,7 +78,7 @@ def test_the_live_view(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, on_termi
     (tmp_path / "code.py").write_text("")
     monkeypatch.setattr(sys, "stdout", screen := Tty() if on_terminal else io.StringIO())
     words = ["plan", "cloud=local", "program=command", "program.command=[a]", "env.packages=none"]
-    plan = build(main.parse(words).options.config()[0], "slipway-local", tmp_path)
+    plan = build_plan(main.parse(words).options.config()[0], "slipway-local", tmp_path)
     said: list[tuple[str, dict[str, Any]]] = [
         ("log", {"worker": 0}),
         ("note", {}),
@@ -87,7 +87,7 @@ def test_the_live_view(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, on_termi
         ("step_failed", {"title": HOSTILE}),
         *(("metrics", {"metrics": m}) for m in anything()),
     ]
-    with only_showing(), View(plan, json_lines=False) as view:
+    with sanitized_output(), View(plan, json_lines=False) as view:
         for kind, data in said:
             view(Event(Clock().now(), kind, HOSTILE, HOSTILE, data))  # pyright: ignore[reportArgumentType]
         if view._live is not None:

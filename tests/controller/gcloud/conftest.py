@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from controller.localcloud import lifecycle
-from tests.controller.localcloud.harness import Cloud, localcloud
+from tests.controller.localcloud.harness import EmulatedCloud, run_localcloud
 
 SSH = """#!/bin/bash
 # ssh and scp with the port of the emulated workers. What gcloud sends a worker runs among stand-ins there.
@@ -30,7 +30,7 @@ done
 for word in "$@"; do [ "$word" = -i ] && mine=(); done
 exec "/usr/bin/$tool" $port PORT "${mine[@]}" "${args[@]}"
 """
-STAND_INS = """
+STUB_COMMANDS = """
 for name in sudo pip pip3 python python3 python3.11 wandb gcloud; do
   eval "$name() { echo \\"$name \\$*\\" >>~/ran; }"
 done
@@ -39,10 +39,10 @@ done
 
 
 @dataclass(frozen=True)
-class Shell:
+class GcloudShell:
     """A home of its own, where commands find gcloud, ssh and scp."""
 
-    cloud: Cloud
+    cloud: EmulatedCloud
     home: Path
 
     def __post_init__(self) -> None:
@@ -68,7 +68,7 @@ class Shell:
         mine = {"CLOUDSDK_CONFIG": str(self.home / "gcloud"), "CLOUDSDK_CORE_ACCOUNT": "me@example.com"}
         places = {"HOME": str(self.home), "TMP": str(self.home / "tmp"), "USER": "me", "LAPTOP": "127.0.0.0/8"}
         path = {"PATH": f"{self.home / 'bin'}:{os.environ['PATH']}", "BOTO_CONFIG": str(self.home / ".boto")}
-        return {**path, **lifecycle.exports(self.cloud.state), **quiet, **mine, **places, **variables}
+        return {**path, **lifecycle.client_environment(self.cloud.state), **quiet, **mine, **places, **variables}
 
     def run(self, command: str, **variables: str) -> subprocess.CompletedProcess[str]:
         """A command line in bash; its errors are among what it prints."""
@@ -79,11 +79,11 @@ class Shell:
 
 
 @pytest.fixture(scope="module")
-def cloud(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cloud]:
+def cloud(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmulatedCloud]:
     """One emulated cloud for all tests of a file; only where there is a gcloud to speak to it."""
     if shutil.which("gcloud") is None or shutil.which("ssh-keygen") is None:
         pytest.skip("gcloud or OpenSSH is not installed")
-    made = Cloud(tmp_path_factory.mktemp("cloud") / "state")
+    made = EmulatedCloud(tmp_path_factory.mktemp("cloud") / "state")
     made.start("--operation-seconds=0")
     yield made
-    localcloud("wipe", made.state)
+    run_localcloud("wipe", made.state)

@@ -11,22 +11,22 @@ from controller.config.compose import compose
 from controller.context import Context
 from controller.core.clock import Clock
 from controller.core.events import Events
-from controller.gcp.client import Google
+from controller.gcp.client import GoogleClient
 from controller.plan.pod import node_resource
-from controller.plan.preview import preview
+from controller.plan.preview import preview_resources
 from controller.plan.project import bucket_name, shared_resources
 from controller.reconcile.resource import Resource
-from tests.controller.localcloud.harness import Cloud
+from tests.controller.localcloud.harness import EmulatedCloud
 
 
-def world_on(cloud: Cloud, folder: Path) -> Context:
+def make_context(cloud: EmulatedCloud, folder: Path) -> Context:
     """The emulated cloud as the controller sees it; `folder` holds its keys."""
     endpoint, clock = cloud.endpoint, Clock()
-    google = Google(Credentials(token=endpoint["token"]), clock, endpoint["roots"])
+    google = GoogleClient(Credentials(token=endpoint["token"]), clock, endpoint["roots"])
     return Context("slipway-local", google, clock, Events(clock), folder, "slipway", 0.02, cast(Any, None))
 
 
-def wanted(*overrides: str) -> list[Resource]:
+def desired_resources(*overrides: str) -> list[Resource]:
     """What pods share, and the pod without what is on its workers."""
     config, problems = compose(["cloud=local", "program=command", *overrides])
     assert config is not None, problems
@@ -35,6 +35,6 @@ def wanted(*overrides: str) -> list[Resource]:
     return [*shared, node_resource(config, tuple(r.id for r in shared))]
 
 
-def actions(world: Context, *overrides: str) -> dict[str, str]:
+def planned_actions(world: Context, *overrides: str) -> dict[str, str]:
     """What `plan` says would be done about each resource, by id."""
-    return {row.resource.id: row.action for row in preview(tuple(wanted(*overrides)), world)}
+    return {row.resource.id: row.action for row in preview_resources(tuple(desired_resources(*overrides)), world)}

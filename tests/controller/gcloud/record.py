@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from controller.localcloud import lifecycle
-from tests.controller.localcloud.harness import REGION, ZONE, Cloud, localcloud
+from tests.controller.localcloud.harness import REGION, ZONE, EmulatedCloud, run_localcloud
 
 COMMANDS = (
     "gcloud compute networks create default --subnet-mode=auto",
@@ -32,15 +32,20 @@ COMMANDS = (
 )
 
 
-def requests(commands: tuple[str, ...]) -> list[dict[str, Any]]:
+def record_requests(commands: tuple[str, ...]) -> list[dict[str, Any]]:
     """What each command sends, in order; CalledProcessError if one fails."""
     found: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory() as folder:
-        cloud = Cloud(Path(folder) / "state")
+        cloud = EmulatedCloud(Path(folder) / "state")
         cloud.start("--operation-seconds=0")
         try:
             quiet = {"CLOUDSDK_CORE_DISABLE_PROMPTS": "1", "CLOUDSDK_COMPONENT_MANAGER_DISABLE_UPDATE_CHECK": "1"}
-            environment = {"PATH": os.environ["PATH"], "HOME": folder, **lifecycle.exports(cloud.state), **quiet}
+            environment = {
+                "PATH": os.environ["PATH"],
+                "HOME": folder,
+                **lifecycle.client_environment(cloud.state),
+                **quiet,
+            }
             for command in commands:
                 told = len(cloud.log())
                 subprocess.run(command.split(), env=environment, check=True, capture_output=True, timeout=120)
@@ -49,10 +54,10 @@ def requests(commands: tuple[str, ...]) -> list[dict[str, Any]]:
                     shown["query"] = {name: [value] for name, value in shown["query"].items()}
                     found.append({"label": command, **shown, **({"body": entry["body"]} if entry["body"] else {})})
         finally:
-            localcloud("wipe", cloud.state)
+            run_localcloud("wipe", cloud.state)
     return found
 
 
 if __name__ == "__main__":
-    for one in requests(COMMANDS):
+    for one in record_requests(COMMANDS):
         sys.stdout.write(json.dumps(one) + "\n")

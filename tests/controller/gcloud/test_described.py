@@ -12,11 +12,11 @@ import pytest
 from controller.reconcile.reconciler import reconcile
 from controller.resources.network.base import ComputeResource
 from controller.resources.project.services import Services
-from tests.controller.gcloud.conftest import Shell
-from tests.controller.gcloud.project import actions, wanted, world_on
-from tests.controller.localcloud.harness import REGION, ZONE, Cloud
+from tests.controller.gcloud.conftest import GcloudShell
+from tests.controller.gcloud.project import desired_resources, make_context, planned_actions
+from tests.controller.localcloud.harness import REGION, ZONE, EmulatedCloud
 
-APIS = next(tuple(sorted(r.apis)) for r in wanted() if isinstance(r, Services))
+APIS = next(tuple(sorted(r.apis)) for r in desired_resources() if isinstance(r, Services))
 OURS = "made by slipway"
 HERE = f"slipway-{REGION}"
 BUCKET = f"slipway-local-slipway-{REGION}"
@@ -98,16 +98,16 @@ DESCRIBED: dict[str, Any] = {
 
 
 @pytest.fixture(scope="module")
-def shell(cloud: Cloud, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shell]:
+def shell(cloud: EmulatedCloud, tmp_path_factory: pytest.TempPathFactory) -> Iterator[GcloudShell]:
     """A project in which the controller has made everything of a spot pod."""
     folder = tmp_path_factory.mktemp("made")
-    world = world_on(cloud, folder)
-    reconcile(wanted(*POD), world)
-    yield Shell(cloud, folder / "shell")
+    world = make_context(cloud, folder)
+    reconcile(desired_resources(*POD), world)
+    yield GcloudShell(cloud, folder / "shell")
     world.close()
 
 
-def test_gcloud_describes_what_was_wanted(shell: Shell) -> None:
+def test_gcloud_describes_what_was_wanted(shell: GcloudShell) -> None:
     def ask(command: str) -> str:
         return shell.run(
             f"gcloud {command} --format=json 2>errors-{hash(command)} || cat errors-{hash(command)}"
@@ -120,15 +120,15 @@ def test_gcloud_describes_what_was_wanted(shell: Shell) -> None:
 
 
 @pytest.mark.deep
-def test_the_commands_that_an_admin_is_told_make_what_is_wanted(shell: Shell, cloud: Cloud) -> None:
+def test_the_commands_that_an_admin_is_told_make_what_is_wanted(shell: GcloudShell, cloud: EmulatedCloud) -> None:
     names = ["network.name=told", "cloud.service_account=default", *POD]
-    world = world_on(cloud, shell.home)
+    world = make_context(cloud, shell.home)
     try:
-        for resource in wanted(*names):
+        for resource in desired_resources(*names):
             if isinstance(resource, ComputeResource) and resource.kind != "nat":  # told with its router
                 done = shell.run(resource.command(world))
                 assert done.returncode == 0, done.stdout
-        found = actions(world, *names)
+        found = planned_actions(world, *names)
         assert {name for name, action in found.items() if action != "none"} == {"node/pod"}  # in another network
     finally:
         world.close()

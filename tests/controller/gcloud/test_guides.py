@@ -21,9 +21,9 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.controller.gcloud.conftest import STAND_INS, Shell
-from tests.controller.gcloud.project import actions, world_on
-from tests.controller.localcloud.harness import Cloud
+from tests.controller.gcloud.conftest import STUB_COMMANDS, GcloudShell
+from tests.controller.gcloud.project import make_context, planned_actions
+from tests.controller.localcloud.harness import EmulatedCloud
 from tests.paths import SHARED
 
 SCENES: list[dict[str, Any]] = yaml.safe_load(Path(__file__).with_name("guides.yaml").read_text())
@@ -57,7 +57,7 @@ def run_in(scene: Mapping[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
 class Stage:
     """Where the scenes play; `came_of` holds the words and exit code, or the differences seen, of each block."""
 
-    cloud: Cloud
+    cloud: EmulatedCloud
     folder: Path
     came_of: dict[str, Any] = field(default_factory=dict)
     dressed: set[Path] = field(default_factory=set)
@@ -65,7 +65,7 @@ class Stage:
 
     def play(self, scene: Mapping[str, Any]) -> None:
         """Every block of a scene, in order."""
-        shell = Shell(self.cloud, self.folder / scene["scene"])
+        shell = GcloudShell(self.cloud, self.folder / scene["scene"])
         for name in ("google_compute_engine", "google_compute_engine.pub"):
             (shell.home / ".ssh" / name).write_bytes((self.folder / name).read_bytes())
         (shell.home / ".ssh" / "google_compute_engine").chmod(0o600)
@@ -82,15 +82,15 @@ class Stage:
             except Exception as error:  # the rest of the scene tells more
                 self.came_of[name] = error
 
-    def _observe(self, shell: Shell, block: Mapping[str, Any]) -> dict[str, str]:
-        world = world_on(self.cloud, shell.home)
+    def _observe(self, shell: GcloudShell, block: Mapping[str, Any]) -> dict[str, str]:
+        world = make_context(self.cloud, shell.home)
         try:
-            found = actions(world, *block["observe"].split())
+            found = planned_actions(world, *block["observe"].split())
         finally:
             world.close()
         return {name: found[name] for name in block["same"] if found[name] != "none"}
 
-    def _run(self, shell: Shell, block: Mapping[str, Any], values: dict[str, str], scene: dict[str, str]) -> Any:
+    def _run(self, shell: GcloudShell, block: Mapping[str, Any], values: dict[str, str], scene: dict[str, str]) -> Any:
         self._dress()
         if "before" in block:
             done = shell.run(f"set -e; {block['before']}", **values)
@@ -116,7 +116,7 @@ class Stage:
             self.dressed |= new
         for home in new:
             with suppress(FileNotFoundError):  # it is gone already
-                (home / ".stand-ins").write_text(STAND_INS)
+                (home / ".stand-ins").write_text(STUB_COMMANDS)
 
     def _ran(self, pattern: str | None) -> int:
         """How many workers have run something like `pattern`."""
@@ -128,7 +128,7 @@ class Stage:
 
 
 @pytest.fixture(scope="module")
-def stage(cloud: Cloud, tmp_path_factory: pytest.TempPathFactory) -> Stage:
+def stage(cloud: EmulatedCloud, tmp_path_factory: pytest.TempPathFactory) -> Stage:
     made = Stage(cloud, tmp_path_factory.mktemp("homes"))
     key = made.folder / "google_compute_engine"
     subprocess.run(["ssh-keygen", "-q", "-t", "rsa", "-N", "", "-f", str(key)], check=True, capture_output=True)

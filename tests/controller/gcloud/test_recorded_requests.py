@@ -17,8 +17,8 @@ import pytest
 from controller.reconcile.reconciler import destroy, reconcile
 from controller.resources.bastion.vm import Bastion
 from controller.resources.project.accounts import ServiceAccount
-from tests.controller.gcloud.project import wanted, world_on
-from tests.controller.localcloud.harness import COMPUTE, Cloud, localcloud
+from tests.controller.gcloud.project import desired_resources, make_context
+from tests.controller.localcloud.harness import COMPUTE, EmulatedCloud, run_localcloud
 from tests.paths import ROOT
 
 FIXTURES = ROOT / "tests" / "fixtures"
@@ -200,23 +200,23 @@ ON_DEMAND = Case(
 def sent(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[dict[str, Any]]]:
     """The requests of making and deleting everything: in a network of our own, and in `default` made by hand."""
     folder = tmp_path_factory.mktemp("parity")
-    cloud = Cloud(folder / "state")
+    cloud = EmulatedCloud(folder / "state")
     cloud.start("--operation-seconds=0")
-    world = world_on(cloud, folder)
+    world = make_context(cloud, folder)
     for overrides in ([*MINE, *SPOT], ON_DEMAND_POD, QUEUED_POD):
-        resources = wanted(*overrides)
+        resources = desired_resources(*overrides)
         reconcile(resources, world)
         destroy(resources, world)
     # A subnet made by hand, whose private access was left off.
     cloud.act("POST", f"{COMPUTE}/global/networks", {"name": "default"})
-    reconcile(wanted(*DEFAULT)[:-1], world)
+    reconcile(desired_resources(*DEFAULT)[:-1], world)
     machine = bastion()
     reconcile([machine], world)
     machine.printed(world)
     destroy([machine], world)
     yield cloud.log()
     world.close()
-    localcloud("wipe", cloud.state)
+    run_localcloud("wipe", cloud.state)
 
 
 def bastion() -> Bastion:

@@ -11,7 +11,7 @@ from controller.core.errors import ConfigError
 from controller.gcp.firewall_rules import admits
 from controller.reconcile.reconciler import destroy
 from tests.controller.localcloud.harness import COMPUTE, PROJECT
-from tests.controller.resources.conftest import Project
+from tests.controller.resources.conftest import EmulatedProject
 
 SSH = {"IPProtocol": "tcp", "ports": ["22"]}
 
@@ -46,7 +46,7 @@ def test_all_ports_are_not_some() -> None:
     assert not admits(rule | {"allowed": [SSH]}, ("tcp",), ("10.128.0.0/20",), ())
 
 
-def test_googles_own_ssh_rule_of_the_default_network_does_the_work_and_is_told(project: Project) -> None:
+def test_googles_own_ssh_rule_of_the_default_network_does_the_work_and_is_told(project: EmulatedProject) -> None:
     """Every new project has `default-allow-ssh` for all the world, under the very name that ours would have."""
     project.cloud.act("POST", f"{COMPUTE}/global/networks", {"name": project.tag})
     rule = {"name": f"{project.tag}-allow-ssh", "network": f"{PROJECT}/global/networks/{project.tag}", "allowed": [SSH]}
@@ -61,7 +61,7 @@ def test_googles_own_ssh_rule_of_the_default_network_does_the_work_and_is_told(p
     assert project.cloud.ok("GET", f"{COMPUTE}/global/firewalls/{project.tag}-allow-ssh") == before
 
 
-def test_what_lost_its_stand_in_is_made(project: Project) -> None:
+def test_what_lost_its_stand_in_is_made(project: EmulatedProject) -> None:
     project.settle()
     project.cloud.act("DELETE", f"{COMPUTE}/global/firewalls/{project.tag}-allow-ssh")
     rule = {"name": f"{project.tag}-office", "network": f"{PROJECT}/global/networks/{project.tag}", "allowed": [SSH]}
@@ -71,7 +71,7 @@ def test_what_lost_its_stand_in_is_made(project: Project) -> None:
     assert project.actions() == {f"firewall/{project.tag}-allow-ssh": "create"}
 
 
-def test_this_machine_is_admitted_beside_others_when_asked_for(project: Project) -> None:
+def test_this_machine_is_admitted_beside_others_when_asked_for(project: EmulatedProject) -> None:
     project.world.find_public_ip = lambda: "8.8.4.4"
     auto = "network.laptop=auto"
     project.settle(auto)
@@ -89,7 +89,7 @@ def test_this_machine_is_admitted_beside_others_when_asked_for(project: Project)
     assert project.cloud.call("GET", path)[0] == 404
 
 
-def test_a_range_of_this_machine_joins_the_rule(project: Project) -> None:
+def test_a_range_of_this_machine_joins_the_rule(project: EmulatedProject) -> None:
     project.settle("network.laptop=8.8.4.0/24", "network.open_to_world=true")
     rule = project.cloud.ok("GET", f"{COMPUTE}/global/firewalls/{project.tag}-allow-ssh")
     assert set(rule["sourceRanges"]) == {"8.8.4.0/24", "0.0.0.0/0", "127.0.0.0/8", IAP_RANGE}

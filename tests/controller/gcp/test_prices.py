@@ -10,9 +10,9 @@ import pytest
 from conf.schema.config import Config
 from controller.config.compose import compose
 from controller.core.clock import Clock
-from controller.gcp.client import NotFound
-from controller.gcp.prices import most, rate, stored
-from controller.records.spending import Spending, let_go
+from controller.gcp.client import NotFoundError
+from controller.gcp.prices import hourly_price, max_cost, monthly_storage_price
+from controller.records.spending import Spending, close_billing
 from controller.resources.pod.node import Node
 from controller.resources.pod.provisioner import Place, SliceSpec, SliceStatus
 
@@ -48,21 +48,21 @@ def config(*overrides: str) -> Config:
     ],
 )
 def test_an_hour(overrides: list[str], words: str) -> None:
-    assert str(rate(config(*overrides), NEW_YEAR)) == words
+    assert str(hourly_price(config(*overrides), NEW_YEAR)) == words
 
 
 def test_a_whole_run() -> None:
     free = config()
-    assert most(free, rate(free, NEW_YEAR)).startswith("no limit: how long its steps take is not known")
+    assert max_cost(free, hourly_price(free, NEW_YEAR)).startswith("no limit: how long its steps take is not known")
     bound = config("budget.max_hours=10", "budget.usd_per_hour=2", "budget.max_usd=15")
     words = (
         "at most $15.00 (budget.max_usd) and $20.00 in 10 h (budget.max_hours), then it is ended and the pod deleted"
     )
-    assert most(bound, rate(bound, NEW_YEAR)) == words
+    assert max_cost(bound, hourly_price(bound, NEW_YEAR)) == words
 
 
 def test_storage() -> None:
-    assert stored(100) == pytest.approx(2.0)
+    assert monthly_storage_price(100) == pytest.approx(2.0)
 
 
 class Hands(Clock):
@@ -84,7 +84,7 @@ class Bucket:
 
     def download(self, bucket: str, name: str) -> bytes:
         if name not in self.objects:
-            raise NotFound("x", 404, "notFound", name)
+            raise NotFoundError("x", 404, "notFound", name)
         return self.objects[name]
 
     def upload(self, bucket: str, name: str, content: bytes) -> None:
@@ -157,7 +157,7 @@ def test_a_pod_made_for_the_run_counts_from_its_creation_and_a_stopped_one_not()
     pod = books.pod("one", created=NEW_YEAR - 1800)
     books.of("r").begin(pod)
     books.later(1)
-    let_go(cast(Any, books.bucket), books.clock, "b", config(), pod, "stopped")
+    close_billing(cast(Any, books.bucket), books.clock, "b", config(), pod, "stopped")
     books.later(20)
     books.of("r").begin(pod)
     books.later(1)

@@ -18,11 +18,11 @@ import pytest
 
 from conf.schema.infra.assets import Asset
 from controller.core.errors import CloudError, ConfigError
-from controller.gcp.client import Google
-from controller.inputs.assets import Content, content
-from controller.inputs.download import build, fetch, token_for
-from controller.inputs.hash_cache import Hashes
-from tests.controller.conftest import ECHO, Slipway
+from controller.gcp.client import GoogleClient
+from controller.inputs.assets import ResolvedAsset, resolve_asset
+from controller.inputs.download import download_file, run_recipe, token_for
+from controller.inputs.hash_cache import HashCache
+from tests.controller.conftest import ECHO_COMMAND, SlipwayCli
 
 CONTENT = b"rows\n" * 400_000
 SHA256 = hashlib.sha256(CONTENT).hexdigest()
@@ -72,9 +72,9 @@ def host() -> Iterator[Host]:
         listening.shutdown()
 
 
-def held(tmp_path: Path, root: Path | None = None, **fields: Any) -> Content:
-    with Hashes(tmp_path / "hashes.json") as hashes:
-        return content("dataset", "d", Asset.model_validate(fields), root or tmp_path, tmp_path, hashes)
+def held(tmp_path: Path, root: Path | None = None, **fields: Any) -> ResolvedAsset:
+    with HashCache(tmp_path / "hashes.json") as hashes:
+        return resolve_asset("dataset", "d", Asset.model_validate(fields), root or tmp_path, tmp_path, hashes)
 
 
 def remote(host: Host, sha256: str = SHA256, **more: Any) -> dict[str, Any]:
@@ -101,7 +101,7 @@ def test_a_file_is_hashed_anew_only_when_it_has_changed(tmp_path: Path, monkeypa
     file = tmp_path / "data" / "x"
     file.write_text("one")
     first = held(tmp_path, path=str(file))
-    monkeypatch.setattr("controller.inputs.hash_cache.read", lambda path: pytest.fail(f"{path} was read again"))
+    monkeypatch.setattr("controller.inputs.hash_cache.hash_file", lambda path: pytest.fail(f"{path} was read again"))
     assert held(tmp_path, path=str(file)) == first
     monkeypatch.undo()
     file.write_text("two")
@@ -112,8 +112,8 @@ def test_a_file_is_hashed_anew_only_when_it_has_changed(tmp_path: Path, monkeypa
 def test_a_download_is_checked_and_kept(tmp_path: Path, host: Host) -> None:
     [source] = held(tmp_path, files=remote(host)).files
     moved: list[int] = []
-    fetch(source, None, moved.append)
-    fetch(source, None, moved.append)
+    download_file(source, None, moved.append)
+    download_file(source, None, moved.append)
     assert source.local.read_bytes() == CONTENT
     assert sum(moved) == len(CONTENT)
 
@@ -122,8 +122,8 @@ def test_a_download_that_broke_off_goes_on(tmp_path: Path, host: Host) -> None:
     [source] = held(tmp_path, files=remote(host)).files
     host.cut = True
     with pytest.raises(CloudError, match="`up` again goes on"):
-        fetch(source, None, nothing)
-    fetch(source, None, nothing)
+        download_file(source, None, nothing)
+    download_file(source, None, nothing)
     assert source.local.read_bytes() == CONTENT
     assert host.requests[1]["Range"] == f"bytes={len(CONTENT) // 2}-"
 
@@ -131,7 +131,7 @@ def test_a_download_that_broke_off_goes_on(tmp_path: Path, host: Host) -> None:
 def test_another_content_than_promised_is_refused(tmp_path: Path, host: Host) -> None:
     [source] = held(tmp_path, files=remote(host, "0" * 64)).files
     with pytest.raises(CloudError, match=r"has SHA-256 .*, the config says 000000000000"):
-        fetch(source, None, nothing)
+        download_file(source, None, nothing)
     assert list(source.local.parent.iterdir()) == []
 
 
@@ -139,14 +139,14 @@ def test_a_token_is_sent_and_does_not_follow_a_redirect(tmp_path: Path, host: Ho
     host.token = "hf_token"
     [source] = held(tmp_path, files=remote(host, token="MINE")).files
     with pytest.raises(CloudError, match=r"refused \(401\): it wants a token"):
-        fetch(source, token_for(source, {}), nothing)
-    fetch(source, token_for(source, {"MINE": "hf_token"}), nothing)
+        download_file(source, token_for(source, {}), nothing)
+    download_file(source, token_for(source, {"MINE": "hf_token"}), nothing)
     assert source.local.read_bytes() == CONTENT
     source.local.unlink()
     host.requests.clear()
     host.token = None
     moved = type(source)(source.name, source.local, source.sha256, host.url.replace("train.jsonl", "moved"), "MINE")
-    fetch(moved, token_for(moved, {"MINE": "hf_token"}), nothing)
+    download_file(moved, token_for(moved, {"MINE": "hf_token"}), nothing)
     assert [r.get("Authorization") for r in host.requests] == ["Bearer hf_token", None]
 
 
@@ -173,32 +173,32 @@ def test_a_build_runs_once_per_words_and_inputs(tmp_path: Path) -> None:
     argv = [sys.executable, "make.py", "{output}"]
     first = held(tmp_path, root, build=argv)
     assert first.recipe is not None
-    assert (build(first.recipe, "k") / "x").read_text() == "made"
+    assert (run_recipe(first.recipe, "k") / "x").read_text() == "made"
     (first.recipe.output / "x").write_text("kept")
     again = held(tmp_path, root, build=argv)
     assert again == first
-    assert (build(first.recipe, "k") / "x").read_text() == "kept"
+    assert (run_recipe(first.recipe, "k") / "x").read_text() == "kept"
     (root / "make.py").write_text("pass")
     changed = held(tmp_path, root, build=argv)
     assert changed.identity != first.identity
     assert changed.recipe is not None
     with pytest.raises(CloudError, match=r"left no file in \{output\}"):
-        build(changed.recipe, "k")
+        run_recipe(changed.recipe, "k")
     (root / "make.py").write_text("print('boom'); raise SystemExit(3)")
     failing = held(tmp_path, root, build=argv).recipe
     assert failing is not None
     with pytest.raises(CloudError, match=r"ended with code 3:\nboom"):
-        build(failing, "k")
+        run_recipe(failing, "k")
     assert [p.name for p in first.recipe.output.parent.iterdir()] == [first.recipe.output.name]
 
 
-def uploads(slipway: Slipway, word: str) -> list[str]:
+def uploads(slipway: SlipwayCli, word: str) -> list[str]:
     made = [r for r in slipway.cloud().requests() if r["mutating"] and word in json.dumps([r["query"], r["path"]])]
     return [f"{r['method']} {r['path'].partition('/o')[0]} {r['query'].get('name', r['path'])}" for r in made]
 
 
 @pytest.mark.e2e
-def test_copies_are_in_the_bucket_before_the_tpu_and_programs_know_where(slipway: Slipway, tmp_path: Path) -> None:
+def test_copies_are_in_the_bucket_before_the_tpu_and_programs_know_where(slipway: SlipwayCli, tmp_path: Path) -> None:
     for name in ("mine", "weights"):
         (tmp_path / name / "sub").mkdir(parents=True)
         (tmp_path / name / "sub/x.bin").write_bytes(CONTENT + name.encode())
@@ -239,12 +239,12 @@ def test_copies_are_in_the_bucket_before_the_tpu_and_programs_know_where(slipway
 
 
 @pytest.mark.e2e
-def test_the_pod_fetches_what_it_alone_may(slipway: Slipway, host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_pod_fetches_what_it_alone_may(slipway: SlipwayCli, host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
     host.token = "hf_planted_token"
     monkeypatch.setenv("GATED", host.token)
     entry = f"{{w.bin: {{url: '{host.url}', sha256: {SHA256}, token_secret: MINE}}}}"
     words = ["tpu.accelerator_type=v5litepod-4", "assets.fetch_on=pod", f"assets.models.gated.files={entry}"]
-    words += ["env.secrets.MINE=env:GATED", ECHO]
+    words += ["env.secrets.MINE=env:GATED", ECHO_COMMAND]
     code, out, err = slipway("up", *words, KEEP)
     assert (code, err) == (0, ""), err
     assert "model gated in the bucket" in out
@@ -264,10 +264,10 @@ def test_the_pod_fetches_what_it_alone_may(slipway: Slipway, host: Host, monkeyp
 
 @pytest.mark.e2e
 def test_an_upload_goes_on_where_it_was_cut_off(
-    slipway: Slipway, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    slipway: SlipwayCli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("controller.gcp.client.CHUNK", 1 << 18)
-    assert slipway("up", "tpu.accelerator_type=v5litepod-4", ECHO, KEEP)[0] == 0
+    assert slipway("up", "tpu.accelerator_type=v5litepod-4", ECHO_COMMAND, KEEP)[0] == 0
     cloud = slipway.cloud()
     [bucket] = cloud.get("state")["bucket"]
     (file := tmp_path / "big").write_bytes(CONTENT)
@@ -295,7 +295,7 @@ def test_an_upload_goes_on_where_it_was_cut_off(
     google.close()
 
 
-def opened(token: str, roots: dict[str, str]) -> Google:
+def opened(token: str, roots: dict[str, str]) -> GoogleClient:
     from google.oauth2.credentials import Credentials
 
     from controller.core.clock import Clock
@@ -304,7 +304,7 @@ def opened(token: str, roots: dict[str, str]) -> Google:
         def sleep(self, seconds: float) -> None:
             return
 
-    return Google(Credentials(token=token), Quick(), roots)
+    return GoogleClient(Credentials(token=token), Quick(), roots)
 
 
 def test_hashes_that_are_kept_by_several_at_once(tmp_path: Path) -> None:
@@ -314,7 +314,7 @@ def test_hashes_that_are_kept_by_several_at_once(tmp_path: Path) -> None:
         file.write_text(file.name)
 
     def look(file: Path) -> str:
-        with Hashes(tmp_path / "state" / "hashes.json") as hashes:
+        with HashCache(tmp_path / "state" / "hashes.json") as hashes:
             return hashes.of([file])[file].sha256
 
     with ThreadPoolExecutor(max_workers=8) as pool:

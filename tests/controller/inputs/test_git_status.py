@@ -5,7 +5,7 @@ from __future__ import annotations
 import subprocess
 from pathlib import Path
 
-from controller.inputs.git_status import record
+from controller.inputs.git_status import collect_git_status
 from tests.controller.inputs.wheels import git, git_repository
 
 EXCLUDE = (".env",)
@@ -15,7 +15,7 @@ def test_commit_changes_and_new_files_are_on_record(tmp_path: Path) -> None:
     root = tmp_path / "r"
     commit = git_repository(root, {"train.py": "lr = 1\n", ".env": "A=1\n", "big.txt": "", ".gitignore": "out/\n"})
     git(root, "remote", "add", "origin", "https://me:hunter2@example.com/r.git")
-    clean, patch = record(root, EXCLUDE, [])
+    clean, patch = collect_git_status(root, EXCLUDE, [])
     assert (clean["commit"], clean["branch"], clean["dirty"], clean["untracked"], patch) == (
         commit,
         "main",
@@ -30,7 +30,7 @@ def test_commit_changes_and_new_files_are_on_record(tmp_path: Path) -> None:
     (root / "new.py").write_text("")
     (root / "out").mkdir()
     (root / "out/x").write_text("")
-    document, patch = record(root, EXCLUDE, ["hf_planted"])
+    document, patch = collect_git_status(root, EXCLUDE, ["hf_planted"])
     assert (document["dirty"], document["changed"], document["untracked"]) == (
         True,
         ["big.txt", "train.py"],
@@ -48,10 +48,10 @@ def test_commit_changes_and_new_files_are_on_record(tmp_path: Path) -> None:
 
 
 def test_code_outside_git_says_so(tmp_path: Path) -> None:
-    document, patch = record(tmp_path, EXCLUDE, [])
+    document, patch = collect_git_status(tmp_path, EXCLUDE, [])
     assert (document["commit"], patch) == (None, "")
     git(tmp_path, "init", "--quiet")
-    document, patch = record(tmp_path, EXCLUDE, [])
+    document, patch = collect_git_status(tmp_path, EXCLUDE, [])
     assert (document["commit"], document["dirty"], patch) == (None, False, "")
     (tmp_path / "sub").mkdir()
-    assert "no git repository of its own" in record(tmp_path / "sub", EXCLUDE, [])[0]["why"]
+    assert "no git repository of its own" in collect_git_status(tmp_path / "sub", EXCLUDE, [])[0]["why"]

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from controller.core.errors import CloudError, ConfigError
-from controller.inputs.requirements import GitLine, read
+from controller.inputs.requirements import GitRequirement, read_requirements
 from controller.resources.uploads.wheels import build_wheel
 from tests.controller.inputs.wheels import git_repository, package_repository
 
@@ -22,7 +22,7 @@ def written(folder: Path, text: str, name: str = "requirements.txt") -> Path:
 def test_it_is_read_with_its_includes_and_without_comments(tmp_path: Path) -> None:
     written(tmp_path, "numpy>=2  # arrays\n", "base.txt")
     text = "# mine\n-r base.txt\njax[tpu]==0.7.1 \\\n  --hash=sha256:00\n--find-links https://example.com/x.html\n"
-    found = read(written(tmp_path, text), "requirements.txt")
+    found = read_requirements(written(tmp_path, text), "requirements.txt")
     assert found.text.splitlines() == [
         "numpy>=2",
         "jax[tpu]==0.7.1 --hash=sha256:00",
@@ -46,7 +46,7 @@ def test_it_is_read_with_its_includes_and_without_comments(tmp_path: Path) -> No
     ],
 )
 def test_git_lines_are_for_this_machine(tmp_path: Path, line: str, expected: tuple[str | None, ...]) -> None:
-    found = read(written(tmp_path, f"numpy\n{line}\n"), "requirements.txt")
+    found = read_requirements(written(tmp_path, f"numpy\n{line}\n"), "requirements.txt")
     assert found.text == "numpy\n"
     [git] = found.git
     assert (git.url, git.ref, git.subdirectory, git.extras, git.marker) == expected
@@ -65,12 +65,12 @@ def test_git_lines_are_for_this_machine(tmp_path: Path, line: str, expected: tup
 )
 def test_what_means_nothing_on_a_worker_is_refused(tmp_path: Path, text: str, words: str) -> None:
     with pytest.raises(ConfigError, match=r"^env\.requirements: requirements\.txt") as refused:
-        read(written(tmp_path, text), "requirements.txt")
+        read_requirements(written(tmp_path, text), "requirements.txt")
     assert words in str(refused.value)
 
 
-def line(url: str, ref: str | None) -> GitLine:
-    return GitLine(line=f"git+{url}", url=url, ref=ref, subdirectory="", extras="", marker="")
+def line(url: str, ref: str | None) -> GitRequirement:
+    return GitRequirement(line=f"git+{url}", url=url, ref=ref, subdirectory="", extras="", marker="")
 
 
 def test_a_wheel_is_built_of_a_commit_or_a_branch(tmp_path: Path) -> None:
@@ -96,7 +96,7 @@ def test_a_line_cannot_give_git_an_option(tmp_path: Path) -> None:
     text = f"git+file://{tmp_path}/repository@--upload-pack=touch\t{tmp_path}/canary;git-upload-pack\n".replace(
         "\t", "${IFS}"
     )
-    [hostile] = read(written(tmp_path, text), "requirements.txt").git
+    [hostile] = read_requirements(written(tmp_path, text), "requirements.txt").git
     with pytest.raises(ConfigError, match=r"env\.requirements: .* no branch, tag or commit called '--upload-pack"):
         build_wheel(hostile, tmp_path / "a", PYTHON)
     assert not (tmp_path / "canary").exists()
@@ -117,7 +117,7 @@ def test_a_file_of_somebody_else_reads_nothing_of_this_machine(tmp_path: Path, t
     (repository := tmp_path / "repository").mkdir()
     (repository / "link.txt").symlink_to(tmp_path / "outside.txt")
     with pytest.raises(ConfigError, match=words) as caught:
-        read(written(repository, text), "requirements.txt")
+        read_requirements(written(repository, text), "requirements.txt")
     assert "secret" not in str(caught.value)
 
 

@@ -12,17 +12,17 @@ import pytest
 
 from controller.core.clock import Clock
 from controller.core.errors import ConfigError
-from controller.gcp.client import Google
+from controller.gcp.client import GoogleClient
 from controller.inputs.secrets import Vault
-from tests.controller.conftest import Slipway
+from tests.controller.conftest import SlipwayCli
 
 PLANTED = "hf_planted0123456789"
 ONE = "tpu.accelerator_type=v5litepod-4"
 KEEP = "cleanup.on_success=keep"
 
 
-def nobody() -> Google:
-    return Google(None, Clock())
+def nobody() -> GoogleClient:
+    return GoogleClient(None, Clock())
 
 
 def opened(sources: dict[str, str | None], environment: dict[str, str]) -> Vault:
@@ -75,7 +75,7 @@ def content(file: Path) -> bytes:
 
 @pytest.mark.e2e
 def test_a_planted_secret_is_found_nowhere_but_in_its_file(
-    slipway: Slipway, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    slipway: SlipwayCli, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("HF_TOKEN", PLANTED)
     (tmp_path / "netrc").write_text("machine example.com login me password planted_password\n")
@@ -123,11 +123,11 @@ def test_a_planted_secret_is_found_nowhere_but_in_its_file(
 
 
 @pytest.mark.e2e
-def test_secret_manager(slipway: Slipway) -> None:
+def test_secret_manager(slipway: SlipwayCli) -> None:
     cloud = slipway.cloud()
     from google.oauth2.credentials import Credentials
 
-    google = Google(Credentials(token=cloud.token), Clock(), cloud.roots)
+    google = GoogleClient(Credentials(token=cloud.token), Clock(), cloud.roots)
     parent = "projects/slipway-local"
     secrets = "projects.secrets"
     google.call("secretmanager", f"{secrets}.create", parent=parent, secretId="key", body={})

@@ -8,7 +8,7 @@ import subprocess
 import zipfile
 from pathlib import Path
 
-BACKEND = """
+BUILD_BACKEND = """
 import base64, hashlib, pathlib, zipfile
 NAME = "{name}"
 def build_wheel(wheel_directory, config_settings=None, metadata_directory=None):
@@ -48,7 +48,7 @@ def _digest(text: str) -> str:
 def package_repository(folder: Path, name: str) -> str:
     """A git repository of a package whose build needs nothing from an index; returns its commit."""
     system = '[build-system]\nrequires = []\nbuild-backend = "backend"\nbackend-path = ["."]\n'
-    files = {"backend.py": BACKEND.format(name=name), f"{name}.py": "answer = 43\n"}
+    files = {"backend.py": BUILD_BACKEND.format(name=name), f"{name}.py": "answer = 43\n"}
     project = f'[project]\nname = "{name}"\nversion = "1.0"\n'
     return git_repository(folder, {**files, "pyproject.toml": system + project})
 

@@ -11,10 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from controller.core.clock import Clock
-from controller.core.errors import Fenced
-from controller.gcp.client import Conflict, GoogleError
-from controller.lease.lease import MARGIN, Asked, Held, Lease
-from controller.lease.store import Me, Seen, Term
+from controller.core.errors import LeaseLostError
+from controller.gcp.client import ConflictError, GoogleError
+from controller.lease.lease import SAFETY_MARGIN, Lease, LeaseHeldError, ReleaseRequestedError
+from controller.lease.store import Identity, LeaseRecord, LeaseSnapshot
 
 TERM = 60.0
 
@@ -29,7 +29,7 @@ class Time(Clock):
     def now(self) -> float:
         return self.true
 
-    def since_boot(self) -> float:
+    def boot_time(self) -> float:
         return self.true
 
     def sleep(self, seconds: float) -> None:
@@ -46,7 +46,7 @@ class Skewed(Time):
     def now(self) -> float:
         return self._time.true + self._off
 
-    def since_boot(self) -> float:
+    def boot_time(self) -> float:
         return self._time.true + 1000 * self._off
 
     def sleep(self, seconds: float) -> None:
@@ -58,23 +58,23 @@ class FakeFile:
 
     def __init__(self, time: Time) -> None:
         self._time = time
-        self._term: Term | None = None
+        self._term: LeaseRecord | None = None
         self._generation = 0
         self._updated = 0.0
         self.writes = 0
         self.lose_answer = self.down = False
 
-    def read(self) -> Seen | None:
+    def read(self) -> LeaseSnapshot | None:
         if self.down:
             raise GoogleError("get", 503, "UNREACHABLE", "no network")
         age = float(int(self._time.true)) - self._updated
-        return None if self._term is None else Seen(self._term, self._generation, age)
+        return None if self._term is None else LeaseSnapshot(self._term, self._generation, age)
 
-    def write(self, term: Term, generation: int) -> int:
+    def write(self, term: LeaseRecord, generation: int) -> int:
         if self.down:
             raise GoogleError("insert", 503, "UNREACHABLE", "no network")
         if generation != self._generation:
-            raise Conflict("insert", 412, "conditionNotMet", "another generation")
+            raise ConflictError("insert", 412, "conditionNotMet", "another generation")
         self._term, self._generation, self._updated = term, self._generation + 1, self._time.true
         self.writes += 1
         if self.lose_answer:
@@ -88,7 +88,7 @@ def never() -> None:
 
 
 def lease(file: FakeFile, clock: Clock, name: str = "me", fenced: Callable[[], None] = lambda: None) -> Lease:
-    me = Me("laptop", "run-1", id=name, holder=f"{name}@host", process="")
+    me = Identity("laptop", "run-1", id=name, holder=f"{name}@host", process="")
     made = Lease(file, clock, me, TERM, 3600.0, fenced)
     made._keep = lambda stop: None  # type: ignore[method-assign]  # renewals are steps of the test
     return made
@@ -100,7 +100,7 @@ def test_the_first_one_acts_and_the_second_one_is_told_who_does() -> None:
     first, second = lease(file, time, "anna"), lease(file, time, "ben")
     assert first.hold() == 1
     assert first.look() is None
-    with pytest.raises(Held, match=r"anna@host \(laptop\) for run-1 since"):
+    with pytest.raises(LeaseHeldError, match=r"anna@host \(laptop\) for run-1 since"):
         second.hold()
 
 
@@ -119,15 +119,15 @@ def test_who_was_silent_for_a_term_is_followed_and_fenced() -> None:
     first, second = lease(file, time, "anna", woken.set), lease(file, time, "ben")
     first.hold()
     time.true += TERM - 1
-    with pytest.raises(Held):
+    with pytest.raises(LeaseHeldError):
         second.hold()
     time.true += 1
     assert second.hold() == 2
-    with pytest.raises(Fenced, match="ben@host"):
+    with pytest.raises(LeaseLostError, match="ben@host"):
         first.hold()
     assert woken.is_set()
     time.true += 10 * TERM
-    with pytest.raises(Fenced):  # for good, though the lease is free again
+    with pytest.raises(LeaseLostError):  # for good, though the lease is free again
         first.hold()
 
 
@@ -147,7 +147,7 @@ def test_who_cannot_ask_does_not_act() -> None:
     mine.hold()
     file.down = True
     mine.hold()  # still sure
-    time.true += TERM * (1 - MARGIN)
+    time.true += TERM * (1 - SAFETY_MARGIN)
     with pytest.raises(GoogleError):
         mine.hold()
     file.down = False
@@ -182,10 +182,10 @@ def test_a_holder_that_is_asked_lets_go_and_says_so() -> None:
     first, second = lease(file, time, "anna"), lease(file, time, "ben")
     first.hold()
     assert second.ask("cancelled") is not None
-    with pytest.raises(Held):  # it may be in the middle of something
+    with pytest.raises(LeaseHeldError):  # it may be in the middle of something
         second.hold()
     time.true += TERM - 1
-    with pytest.raises(Asked, match="cancelled by ben@host") as asked, first.kept():
+    with pytest.raises(ReleaseRequestedError, match="cancelled by ben@host") as asked, first.kept():
         first.hold()
     assert asked.value.ends
     last = second.last()
@@ -203,7 +203,7 @@ def test_one_that_is_asked_and_dead_is_waited_for() -> None:
     second.take_over("taken over", told.append)
     assert "anna@host" in told[0]
     assert time.true >= TERM
-    with pytest.raises(Fenced):
+    with pytest.raises(LeaseLostError):
         first.hold()
 
 
@@ -212,23 +212,23 @@ def test_last_words_are_left_for_who_watches() -> None:
     file = FakeFile(time)
     mine = lease(file, time)
     mine.hold()
-    with pytest.raises(Fenced), mine.kept():
-        raise Fenced("no more money")
+    with pytest.raises(LeaseLostError), mine.kept():
+        raise LeaseLostError("no more money")
     seen = mine.last()
     assert seen is not None
     assert (seen.term.said, seen.term.exit_code, seen.term.released) == ("no more money", 8, True)
 
 
 def test_a_process_of_this_machine_that_is_dead_is_not_waited_for() -> None:
-    me = Me("laptop", "run-1")
+    me = Identity("laptop", "run-1")
     here, _, which = me.process.rpartition(":")
     if not here:
         pytest.skip("no /proc here")
     alive, dead = me.term(1, 0.0, TERM), replace(me.term(1, 0.0, TERM), process=f"{here}:{which.split('/')[0]}/0")
-    assert not me.knows_gone(alive)
-    assert me.knows_gone(dead)
-    assert not me.knows_gone(replace(dead, process=f"elsewhere:{which}"))
-    assert not me.knows_gone(replace(dead, process=""))
+    assert not me.is_known_dead(alive)
+    assert me.is_known_dead(dead)
+    assert not me.is_known_dead(replace(dead, process=f"elsewhere:{which}"))
+    assert not me.is_known_dead(replace(dead, process=""))
 
 
 STEPS = st.tuples(st.sampled_from(["anna", "ben", "cleo"]), st.sampled_from(["act", "begin", "end", "renew", "leave"]))
@@ -273,8 +273,8 @@ def test_no_order_of_steps_lets_two_act(steps: list[object], offs: tuple[float, 
                 others = [n for n, end in under_way.items() if n != name and time.true < end]
                 assert others == []
                 if what == "begin":
-                    under_way[name] = time.true + TERM * MARGIN
-        except (Held, Fenced):
+                    under_way[name] = time.true + TERM * SAFETY_MARGIN
+        except (LeaseHeldError, LeaseLostError):
             continue
         finally:
             file.lose_answer = False
@@ -286,10 +286,10 @@ def test_what_is_read_once_says_who_had_it_and_whether_it_is_to_be_had() -> None
     time = Time()
     file = FakeFile(time)
     first, second = lease(file, time, "anna"), lease(file, time, "ben")
-    assert not second.is_others(second.last())
+    assert not second.is_held_by_other(second.last())
     first.hold()
     held = second.last()
-    assert second.is_others(held)
-    assert not first.is_others(held)
+    assert second.is_held_by_other(held)
+    assert not first.is_held_by_other(held)
     first.release("cancelled", 0)
-    assert not second.is_others(second.last())
+    assert not second.is_held_by_other(second.last())

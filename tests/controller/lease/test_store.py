@@ -8,10 +8,10 @@ from typing import Any, Literal
 import pytest
 
 from controller.core.errors import CloudError
-from controller.gcp.client import NotFound
-from controller.lease.store import KEY, InBucket, Me, Seen
+from controller.gcp.client import NotFoundError
+from controller.lease.store import KEY, BucketLeaseStore, Identity, LeaseSnapshot
 
-TERM = Me("laptop", "run-1", holder="anna@lab", process="boot:pid[1]:7/9").term(3, 1.0, 60.0).to_json()
+TERM = Identity("laptop", "run-1", holder="anna@lab", process="boot:pid[1]:7/9").term(3, 1.0, 60.0).to_json()
 
 
 class Bucket:
@@ -28,11 +28,11 @@ class Bucket:
 
 class Empty:
     def metadata(self, bucket: str, name: str) -> tuple[dict[str, Any], float]:
-        raise NotFound("objects.get", 404, "notFound", "no such object")
+        raise NotFoundError("objects.get", 404, "notFound", "no such object")
 
 
-def read(google: Any, among: Literal["pods", "sweeps"] = "pods") -> Seen | None:
-    return InBucket(google, "b", "pod", among).read()
+def read(google: Any, among: Literal["pods", "sweeps"] = "pods") -> LeaseSnapshot | None:
+    return BucketLeaseStore(google, "b", "pod", among).read()
 
 
 def test_a_lease_is_read_with_its_age_and_a_later_versions_keys_are_left_out() -> None:

@@ -7,29 +7,29 @@ from pathlib import Path
 
 import pytest
 
-from tests.controller.localcloud.harness import Cloud, localcloud
-from tests.controller.state import mistakes_of
+from tests.controller.localcloud.harness import EmulatedCloud, run_localcloud
+from tests.controller.state import internal_errors
 
 FAST = "--operation-seconds=0.02"
 
 
 @pytest.fixture(scope="module")
-def cloud(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cloud]:
+def cloud(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmulatedCloud]:
     """A cloud that all tests of a file share; each uses names of its own in it."""
-    made = Cloud(tmp_path_factory.mktemp("cloud") / "state")
+    made = EmulatedCloud(tmp_path_factory.mktemp("cloud") / "state")
     made.start(FAST)
     yield made
-    mistakes = mistakes_of(made.state)
-    localcloud("wipe", made.state)
+    mistakes = internal_errors(made.state)
+    run_localcloud("wipe", made.state)
     assert mistakes == []
 
 
 @pytest.fixture
-def fresh_cloud(tmp_path: Path) -> Iterator[Cloud]:
+def fresh_cloud(tmp_path: Path) -> Iterator[EmulatedCloud]:
     """A cloud of its own."""
-    made = Cloud(tmp_path / "state")
+    made = EmulatedCloud(tmp_path / "state")
     made.start(FAST)
     yield made
-    mistakes = mistakes_of(made.state)
-    localcloud("wipe", made.state)
+    mistakes = internal_errors(made.state)
+    run_localcloud("wipe", made.state)
     assert mistakes == []

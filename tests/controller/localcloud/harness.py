@@ -24,18 +24,18 @@ PROJECT = "projects/slipway-local"
 COMPUTE = f"compute/v1/{PROJECT}"
 NODES = f"tpu/v2/{PROJECT}/locations/{ZONE}/nodes"
 RUNTIME = "v2-alpha-tpuv5-lite"
-RANGE = "10.20.0.0/24"
+SUBNET_RANGE = "10.20.0.0/24"
 
-Answer = tuple[int, Any]
+ApiAnswer = tuple[int, Any]
 
 
-def localcloud(command: str, state: Path, *flags: str) -> subprocess.CompletedProcess[str]:
+def run_localcloud(command: str, state: Path, *flags: str) -> subprocess.CompletedProcess[str]:
     """Runs the command line of the emulated cloud."""
     words = [sys.executable, "-m", "controller.localcloud", command, "--state", str(state), *flags]
     return subprocess.run(words, capture_output=True, text=True, timeout=300)
 
 
-def until(condition: Callable[[], Any], what: str, seconds: float = 120.0) -> Any:
+def wait_for(condition: Callable[[], Any], what: str, seconds: float = 120.0) -> Any:
     """The first true value of `condition`; fails the test when none comes."""
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
@@ -45,7 +45,7 @@ def until(condition: Callable[[], Any], what: str, seconds: float = 120.0) -> An
     raise AssertionError(f"waited {seconds} s in vain for: {what}")
 
 
-def alive(pid: int) -> bool:
+def is_alive(pid: int) -> bool:
     """Whether a process runs; a zombie does not."""
     try:
         state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
@@ -55,13 +55,13 @@ def alive(pid: int) -> bool:
 
 
 @dataclass(frozen=True)
-class Cloud:
+class EmulatedCloud:
     """An emulated cloud on `state`, started by `start`."""
 
     state: Path
 
     def start(self, *flags: str) -> None:
-        done = localcloud("start", self.state, *flags)
+        done = run_localcloud("start", self.state, *flags)
         assert done.returncode == 0, done.stderr
 
     @property
@@ -92,7 +92,7 @@ class Cloud:
             with error:
                 return error.code, error.read(), error.headers
 
-    def call(self, method: str, path: str, body: Any = None) -> Answer:
+    def call(self, method: str, path: str, body: Any = None) -> ApiAnswer:
         """Status and JSON of an API call."""
         data = None if body is None else json.dumps(body).encode()
         status, text, _ = self.send(method, path, data, {"Content-Type": "application/json"})
@@ -109,7 +109,7 @@ class Cloud:
         if operation.get("kind") == "compute#operation":
             path = operation["selfLink"].removeprefix(self.endpoint["url"])
             return self.ok("POST", f"{path}/wait")
-        return until(
+        return wait_for(
             lambda: (done := self.ok("GET", f"tpu/v2/{operation['name']}"))["done"] and done, operation["name"]
         )
 
@@ -120,12 +120,12 @@ class Cloud:
     def network(self, name: str, *, ssh: bool = True, internal: bool = True) -> None:
         """A custom network with one subnetwork and, if asked for, rules that admit SSH and workers."""
         self.act("POST", f"{COMPUTE}/global/networks", {"name": name, "autoCreateSubnetworks": False})
-        body = {"name": name, "network": f"{PROJECT}/global/networks/{name}", "ipCidrRange": RANGE}
+        body = {"name": name, "network": f"{PROJECT}/global/networks/{name}", "ipCidrRange": SUBNET_RANGE}
         self.act("POST", f"{COMPUTE}/regions/{REGION}/subnetworks", body)
         if ssh:
             self.rule(f"{name}-ssh", name, ["22"], ["0.0.0.0/0"])
         if internal:
-            self.rule(f"{name}-internal", name, None, [RANGE])
+            self.rule(f"{name}-internal", name, None, [SUBNET_RANGE])
 
     def rule(self, name: str, network: str, ports: list[str] | None, sources: list[str]) -> None:
         """A firewall rule that allows TCP."""
@@ -193,7 +193,7 @@ class Cloud:
         """kill -9 of the server."""
         pid = self.endpoint["pid"]
         os.kill(pid, 9)
-        until(lambda: not alive(pid), "the server is dead")
+        wait_for(lambda: not is_alive(pid), "the server is dead")
 
     def log(self, after: int = 0) -> list[dict[str, Any]]:
         """The request log."""

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from controller.localcloud import lifecycle
-from tests.controller.localcloud.harness import REGION, RUNTIME, ZONE, Cloud
+from tests.controller.localcloud.harness import REGION, RUNTIME, ZONE, EmulatedCloud
 
 pytestmark = pytest.mark.skipif(shutil.which("gcloud") is None, reason="gcloud is not installed")
 
@@ -19,11 +19,11 @@ Gcloud = Callable[[str], str]
 
 
 @pytest.fixture
-def gcloud(cloud: Cloud, tmp_path: Path) -> Gcloud:
+def gcloud(cloud: EmulatedCloud, tmp_path: Path) -> Gcloud:
     """Runs a gcloud command that must succeed; returns what it prints."""
     quiet = {"CLOUDSDK_CORE_DISABLE_PROMPTS": "1", "CLOUDSDK_COMPONENT_MANAGER_DISABLE_UPDATE_CHECK": "1"}
     place = {"CLOUDSDK_COMPUTE_ZONE": ZONE, "CLOUDSDK_COMPUTE_REGION": REGION, "HOME": str(tmp_path)}
-    environment = {"PATH": os.environ["PATH"], **lifecycle.exports(cloud.state), **quiet, **place}
+    environment = {"PATH": os.environ["PATH"], **lifecycle.client_environment(cloud.state), **quiet, **place}
 
     def run(command: str) -> str:
         words = ["gcloud", *command.split()]
@@ -65,7 +65,7 @@ def test_networks_and_nodes(gcloud: Gcloud) -> None:
     assert gcloud("compute networks list --format=value(name)").split() == []
 
 
-def test_iam_and_storage(gcloud: Gcloud, cloud: Cloud, tmp_path: Path) -> None:
+def test_iam_and_storage(gcloud: Gcloud, cloud: EmulatedCloud, tmp_path: Path) -> None:
     gcloud("iam service-accounts create runner")
     member = "--member=serviceAccount:runner@slipway-local.iam.gserviceaccount.com"
     gcloud(f"projects add-iam-policy-binding slipway-local {member} --role=roles/tpu.admin --condition=None")

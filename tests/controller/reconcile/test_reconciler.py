@@ -14,8 +14,8 @@ from controller.context import Context
 from controller.core.clock import Clock
 from controller.core.errors import CloudError, ConfigError
 from controller.core.events import Event, Events
-from controller.reconcile.reconciler import destroy, ordered, reconcile
-from controller.reconcile.resource import Absent, Change, Diff, Have, Pending, Resource, Scope, Unknown
+from controller.reconcile.reconciler import destroy, reconcile, topological_order
+from controller.reconcile.resource import Absent, Change, Diff, ObservedResources, Pending, Resource, Scope, Unknown
 
 
 class FakeClock(Clock):
@@ -49,13 +49,13 @@ class Thing(Resource):
     log: list[str] = field(default_factory=list, compare=False)
     stubborn: bool = field(default=False, compare=False)
 
-    def observe(self, world: Context, have: Have) -> Absent | Pending | Unknown | Self:
+    def observe(self, world: Context, have: ObservedResources) -> Absent | Pending | Unknown | Self:
         assert set(self.needs) <= set(have)
         if self.script:
             return self.script.pop(0)
         return self.store.get(self.name, Absent())
 
-    def apply(self, world: Context, have: Have, diff: Diff) -> None:
+    def apply(self, world: Context, have: ObservedResources, diff: Diff) -> None:
         self.log.append(f"{diff.action} {self.name}")
         if diff.action == "replace":
             self.destroy(world)
@@ -95,7 +95,7 @@ def test_independent_branches_run_at_the_same_time(world: Context) -> None:
 
     @dataclass(frozen=True, kw_only=True)
     class Meeting(Thing):
-        def apply(self, world: Context, have: Have, diff: Diff) -> None:
+        def apply(self, world: Context, have: ObservedResources, diff: Diff) -> None:
             both.wait()  # passes only if the other is here too
             super().apply(world, have, diff)
 
@@ -161,7 +161,7 @@ def test_what_does_not_converge_is_said_so(world: Context) -> None:
 def test_a_failure_stops_what_depends_on_it_and_only_that(world: Context) -> None:
     @dataclass(frozen=True, kw_only=True)
     class Broken(Thing):
-        def apply(self, world: Context, have: Have, diff: Diff) -> None:
+        def apply(self, world: Context, have: ObservedResources, diff: Diff) -> None:
             raise CloudError("broken")
 
     store: dict[str, Any] = {}
@@ -185,7 +185,7 @@ def test_dependents_are_destroyed_first(world: Context) -> None:
 def test_a_plan_that_is_no_dag_is_refused(needs: dict[str, tuple[str, ...]], words: str) -> None:
     _, _, made = things(**needs)
     with pytest.raises(ValueError, match=words):
-        ordered(made)
+        topological_order(made)
 
 
 def test_events_tell_what_was_done(world: Context) -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from controller.cli import main
 from controller.records import index
-from tests.controller.conftest import Slipway
+from tests.controller.conftest import SlipwayCli
 from tests.controller.inputs.wheels import git, git_repository
 from tests.golden import golden
 
@@ -19,7 +19,9 @@ pytestmark = pytest.mark.e2e
 SAYS = 'program.command=[sh,-c,"cat train.py new.py"]'
 
 
-def test_a_run_leads_back_to_what_made_it_and_is_repeated_from_a_clean_clone(slipway: Slipway, tmp_path: Path) -> None:
+def test_a_run_leads_back_to_what_made_it_and_is_repeated_from_a_clean_clone(
+    slipway: SlipwayCli, tmp_path: Path
+) -> None:
     root = slipway.repository
     commit = git_repository(root, {"train.py": "lr = 1\n", "old.py": "gone\n", ".gitignore": "out/\n"})
     (root / "train.py").write_text("lr = 2\n")
@@ -30,7 +32,7 @@ def test_a_run_leads_back_to_what_made_it_and_is_repeated_from_a_clean_clone(sli
     assert (code, err) == (0, "")
     assert "lr = 2" in out
     assert (git(root, "status", "--porcelain"), git(root, "rev-parse", "HEAD"), git(root, "diff", "--cached")) == before
-    [run] = [row["run"] for row in index.rows(slipway.home)]
+    [run] = [row["run"] for row in index.load_rows(slipway.home)]
     document = json.loads((slipway.home / "runs" / run / "record.json").read_text())
     assert set(document) == set(golden("record"))
     assert document["overrides"] == [SAYS, *slipway.base]
@@ -64,9 +66,9 @@ def test_a_run_leads_back_to_what_made_it_and_is_repeated_from_a_clean_clone(sli
     assert f"{run}-r1 has finished already; nothing was changed" in out
 
 
-def test_what_is_computed_cannot_be_changed_in_a_repetition(slipway: Slipway) -> None:
+def test_what_is_computed_cannot_be_changed_in_a_repetition(slipway: SlipwayCli) -> None:
     assert slipway("up", 'program.command=["true"]')[0] == 0
-    [row] = index.rows(slipway.home)
+    [row] = index.load_rows(slipway.home)
     code, _, err = slipway("up", "--run", row["run"], "run.seed=3")
     assert code == 2
     assert "what is computed stays as it is on record" in err
@@ -77,14 +79,14 @@ def test_what_is_computed_cannot_be_changed_in_a_repetition(slipway: Slipway) ->
     assert slipway.json("status", "--run", row["run"])["run"]["state"] == "finished"
 
 
-def test_another_machine_reads_the_table_from_the_bucket_and_what_differs(slipway: Slipway) -> None:
+def test_another_machine_reads_the_table_from_the_bucket_and_what_differs(slipway: SlipwayCli) -> None:
     summary = "echo '{\"acc\": %s}' > $SLIPWAY_RUN_DIR/summary.json\n"
     words = ["program.command=[sh,run.sh]", "tpu.accelerator_type=v5litepod-1", "cleanup.on_success=keep"]
     runs = []
     for acc, seed in ((0.5, 1), (0.75, 2)):
         (slipway.repository / "run.sh").write_text(summary % acc)
         assert slipway("up", *words, f"run.seed={seed}")[0] == 0
-        runs.append(index.rows(slipway.home)[-1]["run"])
+        runs.append(index.load_rows(slipway.home)[-1]["run"])
     shutil.rmtree(slipway.home / "runs")
     assert slipway("runs")[1] == "no runs\n"
     code, out, err = slipway("runs", "--refresh", "--sort", "metrics.acc", "--json")
@@ -105,16 +107,16 @@ def test_another_machine_reads_the_table_from_the_bucket_and_what_differs(slipwa
     assert "no such run on this machine, nor in gs://" in err
 
 
-def test_a_failed_run_of_code_without_git_is_on_record_all_the_same(slipway: Slipway) -> None:
+def test_a_failed_run_of_code_without_git_is_on_record_all_the_same(slipway: SlipwayCli) -> None:
     code, _, _ = slipway("up", 'program.command=[sh,-c,"exit 7"]')
     assert code == 5
-    [row] = index.rows(slipway.home)
+    [row] = index.load_rows(slipway.home)
     assert row["state"] == "failed"
     assert "worker" in row["reason"]
     assert row["commit"] is None
 
 
-def test_a_plan_is_saved_committed_and_planned_again(slipway: Slipway) -> None:
+def test_a_plan_is_saved_committed_and_planned_again(slipway: SlipwayCli) -> None:
     words = ['program.command=["true"]', "run.name=kept"]
     planned = slipway.json("plan", "--save", *words, "run.seed=5")["run"]
     file = slipway.repository / "plans" / f"{planned}.yaml"

@@ -13,8 +13,8 @@ import pytest
 from controller.cli import main
 from controller.core.errors import ConfigError
 from controller.records import index
-from controller.records.diff import difference
-from controller.records.table import as_csv, as_lines, chosen
+from controller.records.diff import diff_records
+from controller.records.table import as_csv, filter_rows, format_table
 
 ROWS = [
     {"run": "a-1", "created": 1.0, "state": "finished", "overrides": ["x=1", "+experiment=q"], "metrics": {"acc": 0.9}},
@@ -24,7 +24,7 @@ ROWS = [
 
 
 def names(*conditions: str, sort: str | None = None, last: int | None = None) -> list[str]:
-    return [row["run"] for row in chosen(ROWS, conditions, sort, last)]
+    return [row["run"] for row in filter_rows(ROWS, conditions, sort, last)]
 
 
 def test_conditions_order_and_number() -> None:
@@ -41,18 +41,18 @@ def test_conditions_order_and_number() -> None:
 
 
 def test_exports_hold_every_key_and_the_table_leaves_out_shared_words() -> None:
-    rows = chosen(ROWS, [], None, None)
+    rows = filter_rows(ROWS, [], None, None)
     read = list(csv.DictReader(io.StringIO(as_csv(rows))))
     assert [row["metrics.acc"] for row in read] == ["0.9", "", "0.5"]
     assert read[0]["overrides"] == "x=1 +experiment=q"
-    lines = as_lines(rows)
+    lines = format_table(rows)
     assert lines[1].endswith("x=1")
     assert not any("experiment" in line for line in lines)
 
 
 def test_no_cell_is_a_formula_and_a_shell_reads_the_same_words() -> None:
     row = {"run": "a-1", "reason": "=HYPERLINK(1)", "overrides": ["+experiment=q", "a=b c"], "metrics": {"acc": -0.5}}
-    [read] = csv.DictReader(io.StringIO(as_csv(chosen([row], [], None, None))))
+    [read] = csv.DictReader(io.StringIO(as_csv(filter_rows([row], [], None, None))))
     assert read["reason"] == "'=HYPERLINK(1)"
     assert read["overrides"] == "'+experiment=q' 'a=b c'"
     assert shlex.split(read["overrides"]) == row["overrides"]
@@ -62,21 +62,21 @@ def test_no_cell_is_a_formula_and_a_shell_reads_the_same_words() -> None:
 
 def test_runs_without_a_number_come_first() -> None:
     rows = [{"run": name, "loss": loss} for name, loss in [("a", 2.0), ("b", float("nan")), ("c", 1.0), ("d", None)]]
-    assert [row["run"] for row in chosen(rows, [], "loss", None)] == ["b", "d", "c", "a"]
+    assert [row["run"] for row in filter_rows(rows, [], "loss", None)] == ["b", "d", "c", "a"]
 
 
 def test_the_last_row_of_a_run_counts_and_a_torn_line_does_not(tmp_path: Path) -> None:
-    index.add(tmp_path, ROWS)
-    index.add(tmp_path, [{"run": "a-2", "state": "finished"}])
-    with index.file_of(tmp_path).open("a") as out:
+    index.append_rows(tmp_path, ROWS)
+    index.append_rows(tmp_path, [{"run": "a-2", "state": "finished"}])
+    with index.index_file(tmp_path).open("a") as out:
         out.write('{"run": "c-4", "st')
-    states = {row["run"]: row["state"] for row in index.rows(tmp_path)}
+    states = {row["run"]: row["state"] for row in index.load_rows(tmp_path)}
     assert states == {"a-1": "finished", "a-2": "finished", "b-3": "finished"}
 
 
 def test_the_verb(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setenv("SLIPWAY_HOME", str(tmp_path))
-    index.add(tmp_path, ROWS)
+    index.append_rows(tmp_path, ROWS)
     assert main.run(["runs", "--where", "state=finished", "--sort", "metrics.acc", "--json"]) == 0
     assert [row["run"] for row in json.loads(capsys.readouterr().out)] == ["b-3", "a-1"]
     assert main.run(["runs", "--csv", "--where=run=a-1"]) == 0
@@ -100,8 +100,8 @@ def test_the_difference_names_section_and_key() -> None:
     other["config"]["optimizer"]["lr"] = 2.0
     other["worker_0"]["packages"]["numpy"] = "2"
     other["row"]["metrics"]["acc"] = 0.6
-    assert difference(base, base) == {}
-    assert difference(base, other) == {
+    assert diff_records(base, base) == {}
+    assert diff_records(base, other) == {
         "config": {"optimizer.lr": (1.0, 2.0)},
         "packages": {"numpy": (None, "2")},
         "result": {"metrics.acc": (0.5, 0.6)},

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from controller.core.errors import ConfigError
-from controller.records.selection import selected
+from controller.records.selection import select_runs
 
 ROWS = [
     {"run": "q-1", "sweep": "q-aaaa", "name": "q", "overrides": ["sweep=seeds"]},
@@ -16,7 +16,7 @@ ROWS = [
 
 
 def names(**asked: object) -> tuple[str, list[str]]:
-    name, rows = selected(ROWS, **asked)  # pyright: ignore[reportArgumentType]
+    name, rows = select_runs(ROWS, **asked)  # pyright: ignore[reportArgumentType]
     return name, [row["run"] for row in rows]
 
 
@@ -38,6 +38,6 @@ def test_a_sweep_has_runs_that_an_earlier_one_made() -> None:
 
 def test_what_is_no_id_is_no_run() -> None:
     with pytest.raises(ConfigError, match="no such run"):
-        selected(ROWS, ["../../etc"])
+        select_runs(ROWS, ["../../etc"])
     with pytest.raises(ConfigError, match="no such sweep"):
-        selected(ROWS, sweep="../q")
+        select_runs(ROWS, sweep="../q")

@@ -6,35 +6,35 @@ from dataclasses import dataclass, field, replace
 
 import pytest
 
-from controller.recovery.diagnosis import Kind, Observed, WorkerSeen, hang_limit, judge
-from controller.resources.pod.provisioner import PodSeen, Symptom
+from controller.recovery.diagnosis import Observation, VerdictKind, WorkerStatus, diagnose, hang_limit
+from controller.resources.pod.provisioner import PodStatus, Symptom
 
-K = Kind
-OK = WorkerSeen()
-DONE = WorkerSeen(ended=True, code=0)
-READY = PodSeen()
+K = VerdictKind
+OK = WorkerStatus()
+DONE = WorkerStatus(ended=True, code=0)
+READY = PodStatus()
 PEERLESS = "jaxlib.XlaRuntimeError: UNKNOWN: Gloo AllReduce failed: Connection reset by peer"
 
 
-def failed(code: int | None = 1, tail: str = "ValueError: x", at: float = 10.0, **more: object) -> WorkerSeen:
-    return WorkerSeen(ended=True, code=code, log_tail=tail, ended_at=at, **more)  # type: ignore[arg-type]
+def failed(code: int | None = 1, tail: str = "ValueError: x", at: float = 10.0, **more: object) -> WorkerStatus:
+    return WorkerStatus(ended=True, code=code, log_tail=tail, ended_at=at, **more)  # type: ignore[arg-type]
 
 
-def killed(signal: str = "SIGKILL", at: float = 10.0, **more: object) -> WorkerSeen:
+def killed(signal: str = "SIGKILL", at: float = 10.0, **more: object) -> WorkerStatus:
     return failed(None, "step 12", at, signal=signal, **more)
 
 
-def silent(seconds: float = 30.0, trouble: str = "") -> WorkerSeen:
-    return WorkerSeen(silent_seconds=seconds, trouble=trouble)
+def silent(seconds: float = 30.0, trouble: str = "") -> WorkerStatus:
+    return WorkerStatus(silent_seconds=seconds, trouble=trouble)
 
 
 @dataclass(frozen=True)
 class Case:
     name: str
-    workers: tuple[WorkerSeen, ...]
+    workers: tuple[WorkerStatus, ...]
     kind: K
     words: str = ""
-    pod: PodSeen | None = READY
+    pod: PodStatus | None = READY
     more: dict[str, object] = field(default_factory=dict)
     worker: int | None = None
     unreachable: tuple[int, ...] = ()
@@ -44,49 +44,60 @@ CASES = [
     Case("all well", (OK, OK), K.RUNNING),
     Case("one is done", (DONE, OK), K.RUNNING),
     Case("all done", (DONE, DONE), K.FINISHED, "ended with 0"),
-    Case("done, and the pod went", (DONE, DONE), K.FINISHED, pod=PodSeen("PREEMPTED")),
+    Case("done, and the pod went", (DONE, DONE), K.FINISHED, pod=PodStatus("PREEMPTED")),
     Case("cancelled", (killed("SIGTERM"),), K.CANCELLED, "on purpose", more={"cancelled": True}),
     Case("too dear", (OK,), K.OVER_BUDGET, "12 h", more={"over_budget": "12 h"}),
     # the pod
-    Case("preempted", (OK, OK), K.PREEMPTED, "the node is preempted", PodSeen("PREEMPTED")),
-    Case("its programs die first", (killed(), OK), K.PREEMPTED, "preempted", PodSeen("PREEMPTED")),
-    Case("deleted", (OK,), K.PREEMPTED, "the node is gone", PodSeen("ABSENT")),
-    Case("being deleted", (OK,), K.PREEMPTED, "the node is deleting", PodSeen("DELETING")),
-    Case("another one", (OK,), K.PREEMPTED, "the node was replaced", PodSeen(replaced=True)),
-    Case("its request is suspended", (OK,), K.PREEMPTED, "suspending", PodSeen("SUSPENDING")),
-    Case("its request has no node", (silent(),), K.PREEMPTED, "gone", PodSeen("GONE")),
-    Case("terminated", (OK,), K.PREEMPTED, "terminated", PodSeen("TERMINATED")),
-    Case("stopped by hand", (silent(),), K.PREEMPTED, "the node is stopped", PodSeen("STOPPED")),
-    Case("under repair", (silent(),), K.MAINTENANCE, "the node is repairing", PodSeen("REPAIRING")),
-    Case("restarting", (OK,), K.MAINTENANCE, "restarting", PodSeen("RESTARTING")),
-    Case("a state nobody knows", (OK,), K.RUNNING, pod=PodSeen("STATE_UNSPECIFIED")),
-    Case("maintenance that hurts", (killed(),), K.MAINTENANCE, "at work", PodSeen(maintenance="ONGOING")),
+    Case("preempted", (OK, OK), K.PREEMPTED, "the node is preempted", PodStatus("PREEMPTED")),
+    Case("its programs die first", (killed(), OK), K.PREEMPTED, "preempted", PodStatus("PREEMPTED")),
+    Case("deleted", (OK,), K.PREEMPTED, "the node is gone", PodStatus("ABSENT")),
+    Case("being deleted", (OK,), K.PREEMPTED, "the node is deleting", PodStatus("DELETING")),
+    Case("another one", (OK,), K.PREEMPTED, "the node was replaced", PodStatus(replaced=True)),
+    Case("its request is suspended", (OK,), K.PREEMPTED, "suspending", PodStatus("SUSPENDING")),
+    Case("its request has no node", (silent(),), K.PREEMPTED, "gone", PodStatus("GONE")),
+    Case("terminated", (OK,), K.PREEMPTED, "terminated", PodStatus("TERMINATED")),
+    Case("stopped by hand", (silent(),), K.PREEMPTED, "the node is stopped", PodStatus("STOPPED")),
+    Case("under repair", (silent(),), K.MAINTENANCE, "the node is repairing", PodStatus("REPAIRING")),
+    Case("restarting", (OK,), K.MAINTENANCE, "restarting", PodStatus("RESTARTING")),
+    Case("a state nobody knows", (OK,), K.RUNNING, pod=PodStatus("STATE_UNSPECIFIED")),
+    Case("maintenance that hurts", (killed(),), K.MAINTENANCE, "at work", PodStatus(maintenance="ONGOING")),
     Case(
-        "rescheduled", (silent(),), K.MAINTENANCE, "at work", PodSeen(health="UNHEALTHY_MAINTENANCE"), unreachable=(0,)
+        "rescheduled",
+        (silent(),),
+        K.MAINTENANCE,
+        "at work",
+        PodStatus(health="UNHEALTHY_MAINTENANCE"),
+        unreachable=(0,),
     ),
-    Case("maintenance that does not", (OK,), K.RUNNING, "is ongoing", PodSeen(maintenance="ONGOING")),
-    Case("maintenance to come", (OK,), K.RUNNING, "is pending", PodSeen(maintenance="PENDING")),
-    Case("ill, and it works", (OK,), K.RUNNING, "calls the pod timeout", PodSeen(health="TIMEOUT")),
+    Case("maintenance that does not", (OK,), K.RUNNING, "is ongoing", PodStatus(maintenance="ONGOING")),
+    Case("maintenance to come", (OK,), K.RUNNING, "is pending", PodStatus(maintenance="PENDING")),
+    Case("ill, and it works", (OK,), K.RUNNING, "calls the pod timeout", PodStatus(health="TIMEOUT")),
     Case(
         "ill",
         (silent(), OK),
         K.UNHEALTHY_HOST,
         "timeout (no ping)",
-        PodSeen(health="TIMEOUT", health_words="no ping"),
+        PodStatus(health="TIMEOUT", health_words="no ping"),
         unreachable=(0,),
     ),
     Case(
-        "no mesh", (failed(), OK), K.UNHEALTHY_HOST, "MESH_BUILD_FAIL", PodSeen(symptoms=(Symptom("MESH_BUILD_FAIL"),))
+        "no mesh",
+        (failed(), OK),
+        K.UNHEALTHY_HOST,
+        "MESH_BUILD_FAIL",
+        PodStatus(symptoms=(Symptom("MESH_BUILD_FAIL"),)),
     ),
     Case(
         "Google saw HBM run out",
         (failed(),),
         K.OUT_OF_HBM,
         "HBM",
-        PodSeen(symptoms=(Symptom("HBM_OUT_OF_MEMORY", "w-1"),)),
+        PodStatus(symptoms=(Symptom("HBM_OUT_OF_MEMORY", "w-1"),)),
     ),
-    Case("Google saw RAM run out", (killed(),), K.OUT_OF_RAM, "LOW_MEMORY", PodSeen(symptoms=(Symptom("LOW_MEMORY"),))),
-    Case("a symptom that does not hurt", (OK,), K.RUNNING, "LOW_MEMORY", PodSeen(symptoms=(Symptom("LOW_MEMORY"),))),
+    Case(
+        "Google saw RAM run out", (killed(),), K.OUT_OF_RAM, "LOW_MEMORY", PodStatus(symptoms=(Symptom("LOW_MEMORY"),))
+    ),
+    Case("a symptom that does not hurt", (OK,), K.RUNNING, "LOW_MEMORY", PodStatus(symptoms=(Symptom("LOW_MEMORY"),))),
     Case(
         "libtpu calls the host sick",
         (failed(tail="FAILED_PRECONDITION: Accelerator device halted prematurely"), OK),
@@ -109,8 +120,8 @@ CASES = [
         "ended by SIGTERM",
         worker=0,
     ),
-    Case("told, and it went", (killed(notice="preemption"),), K.PREEMPTED, "is preempted", PodSeen("PREEMPTED")),
-    Case("told, and it goes on", (WorkerSeen(notice="preemption"), OK), K.RUNNING),
+    Case("told, and it went", (killed(notice="preemption"),), K.PREEMPTED, "is preempted", PodStatus("PREEMPTED")),
+    Case("told, and it goes on", (WorkerStatus(notice="preemption"), OK), K.RUNNING),
     Case("told, and done", (replace(DONE, notice="preemption"), DONE), K.FINISHED),
     Case("told of maintenance", (failed(75, "", notice="maintenance"),), K.WORKER_LOST, "maintenance; it saved"),
     Case(
@@ -118,13 +129,13 @@ CASES = [
         (failed(75, "", notice="maintenance"),),
         K.MAINTENANCE,
         "at work",
-        PodSeen(maintenance="ONGOING"),
+        PodStatus(maintenance="ONGOING"),
     ),
     Case("shut down from inside", (failed(75, "", notice="shutdown"), OK), K.WORKER_LOST, "shuts down; it saved"),
     Case("told to end by somebody", (failed(75, ""), OK), K.WORKER_LOST, "was told to end; it saved", worker=0),
     # the network
     Case("nothing is reachable", (silent(40), silent(50)), K.NETWORK_LOST, "Google's API", None),
-    Case("nothing was ever reachable", (WorkerSeen(unreachable=True),), K.NETWORK_LOST, pod=None),
+    Case("nothing was ever reachable", (WorkerStatus(unreachable=True),), K.NETWORK_LOST, pod=None),
     Case("only Google is away", (OK, OK), K.RUNNING, "the workers do", None),
     Case("one worker and Google are away", (silent(40), OK), K.RUNNING, pod=None),
     Case("it ended before Google went away", (failed(), silent(5)), K.PROGRAM_ERROR, "ValueError", None),
@@ -200,11 +211,11 @@ CASES = [
         "should have",
         more={"devices": ("8 tpu", "8 tpu"), "setup": "each worker should have 4"},
     ),
-    Case("setup", (WorkerSeen(error="exit 1"), OK), K.SETUP_FAILURE, "pip", worker=0, more={"setup": "pip failed"}),
+    Case("setup", (WorkerStatus(error="exit 1"), OK), K.SETUP_FAILURE, "pip", worker=0, more={"setup": "pip failed"}),
     Case("setup, no room", (OK,), K.DISK_FULL, more={"setup": "OSError: [Errno 28] No space left on device"}),
     Case(
         "setup, not reached",
-        (WorkerSeen(unreachable=True), OK),
+        (WorkerStatus(unreachable=True), OK),
         K.WORKER_LOST,
         "timed out",
         worker=0,
@@ -212,34 +223,38 @@ CASES = [
         more={"setup": "worker 0: timed out"},
     ),
     Case(
-        "setup, preempted", (WorkerSeen(unreachable=True),), K.PREEMPTED, pod=PodSeen("PREEMPTED"), more={"setup": "x"}
+        "setup, preempted",
+        (WorkerStatus(unreachable=True),),
+        K.PREEMPTED,
+        pod=PodStatus("PREEMPTED"),
+        more={"setup": "x"},
     ),
     # time
-    Case("stopped", (OK, WorkerSeen(stopped_seconds=12)), K.HUNG, "stopped by a signal", worker=1),
-    Case("stopped for a moment", (OK, WorkerSeen(stopped_seconds=5)), K.RUNNING),
+    Case("stopped", (OK, WorkerStatus(stopped_seconds=12)), K.HUNG, "stopped by a signal", worker=1),
+    Case("stopped for a moment", (OK, WorkerStatus(stopped_seconds=5)), K.RUNNING),
     Case(
         "no step",
         (OK, OK),
         K.HUNG,
         "no step and no word for 400 s; the last step was 12",
-        more={"still_seconds": 400.0, "hang_seconds": 300.0, "step": 12},
+        more={"idle_seconds": 400.0, "hang_seconds": 300.0, "step": 12},
     ),
-    Case("a long step", (OK,), K.RUNNING, more={"still_seconds": 200.0, "hang_seconds": 300.0}),
-    Case("no step, who knows what is long", (OK,), K.RUNNING, more={"still_seconds": 9000.0}),
+    Case("a long step", (OK,), K.RUNNING, more={"idle_seconds": 200.0, "hang_seconds": 300.0}),
+    Case("no step, who knows what is long", (OK,), K.RUNNING, more={"idle_seconds": 9000.0}),
     Case(
         "no step, under maintenance",
         (OK,),
         K.MAINTENANCE,
         "at work",
-        PodSeen(maintenance="ONGOING"),
-        {"still_seconds": 400.0, "hang_seconds": 300.0},
+        PodStatus(maintenance="ONGOING"),
+        {"idle_seconds": 400.0, "hang_seconds": 300.0},
     ),
 ]
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name.replace(" ", "-"))
 def test_case(case: Case) -> None:
-    verdict = judge(Observed(case.pod, case.workers, **case.more))  # type: ignore[arg-type]
+    verdict = diagnose(Observation(case.pod, case.workers, **case.more))  # type: ignore[arg-type]
     assert verdict.kind == case.kind, verdict
     assert case.words in str(verdict), verdict
     assert verdict.unreachable == case.unreachable
@@ -254,14 +269,14 @@ def test_every_verdict_has_a_case() -> None:
 
 
 def test_while_a_program_still_saves_a_preemption_that_was_announced_is_not_certain() -> None:
-    verdict = judge(Observed(READY, (failed(75, "", notice="preemption"), OK)))
+    verdict = diagnose(Observation(READY, (failed(75, "", notice="preemption"), OK)))
     assert (verdict.kind, verdict.noticed, verdict.certain) == (K.PREEMPTED, True, False)
-    assert judge(Observed(READY, (failed(75, "", notice="preemption"), failed(75, "")))).certain
+    assert diagnose(Observation(READY, (failed(75, "", notice="preemption"), failed(75, "")))).certain
 
 
 def test_who_lost_its_peers_may_not_be_the_last_to_speak() -> None:
-    assert not judge(Observed(READY, (failed(tail=PEERLESS), OK))).certain
-    assert judge(Observed(READY, (failed(tail=PEERLESS), failed(tail=PEERLESS)))).certain
+    assert not diagnose(Observation(READY, (failed(tail=PEERLESS), OK))).certain
+    assert diagnose(Observation(READY, (failed(tail=PEERLESS), failed(tail=PEERLESS)))).certain
 
 
 @pytest.mark.parametrize(

@@ -17,19 +17,21 @@ from typing import Any
 
 from websockets.sync.client import ClientConnection, connect
 
-FOUND = next((path for name in ("chromium", "chromium-browser", "google-chrome") if (path := shutil.which(name))), None)
-FLAGS = (
+BROWSER_PATH = next(
+    (path for name in ("chromium", "chromium-browser", "google-chrome") if (path := shutil.which(name))), None
+)
+BROWSER_FLAGS = (
     "--headless=new", "--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking",
     "--disable-component-update", "--disable-dev-shm-usage", "--mute-audio", "--hide-scrollbars",
     "--remote-debugging-port=0",
 )  # fmt: skip
-PATIENCE = 120.0
+TIMEOUT_SECONDS = 120.0
 """Seconds until a browser that does not answer is given up; no test depends on it."""
-KEYS = {"Tab": ("Tab", 9, ""), "Space": (" ", 32, " "), "Enter": ("Enter", 13, "\r"), "Home": ("Home", 36, ""),
+KEY_EVENTS = {"Tab": ("Tab", 9, ""), "Space": (" ", 32, " "), "Enter": ("Enter", 13, "\r"), "Home": ("Home", 36, ""),
         "ArrowLeft": ("ArrowLeft", 37, ""), "ArrowDown": ("ArrowDown", 40, "")}  # fmt: skip
 
 
-class Tab:
+class BrowserTab:
     """One page. `requests` are the URLs that it asked for, `said` what stood on its console, errors included."""
 
     def __init__(self, socket: ClientConnection) -> None:
@@ -44,13 +46,13 @@ class Tab:
         number = next(self._numbers)
         self._socket.send(json.dumps({"id": number, "method": method, "params": parameters}))
         while True:
-            answer = json.loads(self._socket.recv(timeout=PATIENCE))
+            answer = json.loads(self._socket.recv(timeout=TIMEOUT_SECONDS))
             if answer.get("id") == number:
                 assert "error" not in answer, answer
                 return answer["result"]
-            self._hear(answer)
+            self._on_event(answer)
 
-    def _hear(self, event: dict[str, Any]) -> None:
+    def _on_event(self, event: dict[str, Any]) -> None:
         about = event.get("params", {})
         match event.get("method"):
             case "Network.requestWillBeSent":
@@ -71,7 +73,7 @@ class Tab:
         self._loaded = False
         self.send("Page.navigate", url=file.as_uri())
         while not self._loaded:
-            self._hear(json.loads(self._socket.recv(timeout=PATIENCE)))
+            self._on_event(json.loads(self._socket.recv(timeout=TIMEOUT_SECONDS)))
         self.run("new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))")
 
     def run(self, script: str) -> Any:
@@ -81,7 +83,7 @@ class Tab:
         return answer["result"].get("value")
 
     def press(self, key: str, *, shift: bool = False) -> None:
-        name, code, text = KEYS[key]
+        name, code, text = KEY_EVENTS[key]
         what = {"key": name, "code": key, "windowsVirtualKeyCode": code, "modifiers": 8 if shift else 0}
         self.send("Input.dispatchKeyEvent", type="keyDown", **what, **({"text": text} if text else {}))
         self.send("Input.dispatchKeyEvent", type="keyUp", **what)
@@ -95,28 +97,28 @@ class Tab:
 
 
 @contextlib.contextmanager
-def browser() -> Iterator[Tab]:
+def browser() -> Iterator[BrowserTab]:
     """A browser with one empty tab, closed at the end."""
-    assert FOUND is not None
+    assert BROWSER_PATH is not None
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
-        argv = [FOUND, *FLAGS, f"--user-data-dir={folder}", "about:blank"]
+        argv = [BROWSER_PATH, *BROWSER_FLAGS, f"--user-data-dir={folder}", "about:blank"]
         process = subprocess.Popen(argv, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         try:
-            with connect(_tab_of(process, Path(folder)), max_size=None, proxy=None) as socket:
-                yield Tab(socket)
+            with connect(_tab_address(process, Path(folder)), max_size=None, proxy=None) as socket:
+                yield BrowserTab(socket)
         finally:
             process.kill()
             process.wait()
 
 
-def _tab_of(process: subprocess.Popen[bytes], folder: Path) -> str:
+def _tab_address(process: subprocess.Popen[bytes], folder: Path) -> str:
     """The address of its tab, once it has written down its port."""
-    file, until = folder / "DevToolsActivePort", time.monotonic() + PATIENCE
+    file, until = folder / "DevToolsActivePort", time.monotonic() + TIMEOUT_SECONDS
     while not (file.is_file() and len(file.read_text().splitlines()) > 1):
         assert process.poll() is None, "the browser has ended"
         assert time.monotonic() < until, "the browser does not start"
         time.sleep(0.05)
     with urllib.request.urlopen(
-        f"http://127.0.0.1:{file.read_text().splitlines()[0]}/json", timeout=PATIENCE
+        f"http://127.0.0.1:{file.read_text().splitlines()[0]}/json", timeout=TIMEOUT_SECONDS
     ) as answer:
         return next(tab["webSocketDebuggerUrl"] for tab in json.load(answer) if tab["type"] == "page")

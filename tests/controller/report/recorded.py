@@ -19,24 +19,31 @@ from controller.records import index
 SWEEP = "quickstart-00c0ffee"
 CASES = (("optimizer.lr=0.0001", "loop.kl_coef=0"), ("optimizer.lr=0.0001", "loop.kl_coef=0.001"),
          ("optimizer.lr=0.0007", "loop.kl_coef=0"), ("optimizer.lr=0.0007", "loop.kl_coef=0.001"))  # fmt: skip
-GAIN = {"optimizer.lr=0.0001": 0.36, "optimizer.lr=0.0007": 0.52, "loop.kl_coef=0": 0.0, "loop.kl_coef=0.001": -0.03}
-BEGAN = 1_790_000_000.0
-PREEMPTED = "preempted: the node is preempted; replacing it and going on from the last checkpoint"
+ACCURACY_GAIN = {
+    "optimizer.lr=0.0001": 0.36,
+    "optimizer.lr=0.0007": 0.52,
+    "loop.kl_coef=0": 0.0,
+    "loop.kl_coef=0.001": -0.03,
+}
+START_TIME = 1_790_000_000.0
+PREEMPTION_NOTE = "preempted: the node is preempted; replacing it and going on from the last checkpoint"
 
 
-def sweep(state: Path, seeds: Sequence[int] = (0, 1, 2), steps: int = 150, every: int = 5) -> list[str]:
+def write_sweep(state: Path, seeds: Sequence[int] = (0, 1, 2), steps: int = 150, every: int = 5) -> list[str]:
     """Write it to a state folder; returns the ids, setting by setting."""
     return [
-        recorded(state, case, seed, began=BEGAN + 100 * (seed + 3 * i), lines=curves(case, seed, steps, every))
+        write_run(
+            state, case, seed, began=START_TIME + 100 * (seed + 3 * i), lines=metric_lines(case, seed, steps, every)
+        )
         for i, case in enumerate(CASES)
         for seed in seeds
     ]
 
 
-def curves(case: Iterable[str], seed: int, steps: int, every: int) -> list[dict[str, Any]]:
+def metric_lines(case: Iterable[str], seed: int, steps: int, every: int) -> list[dict[str, Any]]:
     """metrics.jsonl without times: a loss of each update, an accuracy at every sixth."""
     draw = random.Random(f"{case} {seed}")
-    gain = sum(GAIN[word] for word in case) + draw.gauss(0, 0.03)
+    gain = sum(ACCURACY_GAIN[word] for word in case) + draw.gauss(0, 0.03)
     lines: list[dict[str, Any]] = []
     for step in range(every, steps + 1, every):
         rise = 1 - math.exp(-3 * step / steps)
@@ -48,7 +55,7 @@ def curves(case: Iterable[str], seed: int, steps: int, every: int) -> list[dict[
     return lines
 
 
-def recorded(
+def write_run(
     home: Path, words: Sequence[str], seed: int, began: float, lines: Sequence[dict[str, Any]], **row: Any
 ) -> str:
     """Write one run, whose first attempt was preempted where the seed is 1; returns its id."""
@@ -56,7 +63,7 @@ def recorded(
     run = f"quickstart-{random.Random(str(overrides)).getrandbits(32):08x}"
     folder = home / "runs" / run
     folder.mkdir(parents=True)
-    document = {"run": run, "config": _config(overrides), "code_sha256": "c0de" * 16, "assets": []}
+    document = {"run": run, "config": _composed_config(overrides), "code_sha256": "c0de" * 16, "assets": []}
     (folder / "record.json").write_text(json.dumps({"format": 1, **document}))
     at, half = began + 12.0, len(lines) // 2
     events = [_note(run, at, "launched attempt 1 on 4 workers", attempt=1)]
@@ -64,7 +71,7 @@ def recorded(
     for i, line in enumerate(lines):
         if seed == 1 and i == half:
             lost = at + 9.0
-            events.append(_note(run, lost, PREEMPTED, attempt=1, verdict="preempted"))
+            events.append(_note(run, lost, PREEMPTION_NOTE, attempt=1, verdict="preempted"))
             at = lost + 15.0
             events.append(_note(run, at, "launched attempt 2 on 4 workers", attempt=2))
         at += (6.0 if i in (0, half) else 0.0) + (1.5 if "step_time" in line else 0.4)
@@ -80,18 +87,18 @@ def recorded(
         "metrics": summary, "pod_hours": round(hours, 4), "usd": round(hours * 19.2, 4), "code": "c0de" * 16,
         "commit": "767b56a32d5f06ec26e4a4d2652dd6b668212b32", "pods": [{"began": began, "ended": ended}],
     }  # fmt: skip
-    index.add(home, [known | row])
+    index.append_rows(home, [known | row])
     return run
 
 
 @cache
-def _base() -> str:
+def _base_config() -> str:
     return json.dumps(parse(["plan", "+experiment=quickstart"]).options.cloud_config().model_dump(mode="json"))
 
 
-def _config(words: Sequence[str]) -> dict[str, Any]:
+def _composed_config(words: Sequence[str]) -> dict[str, Any]:
     """The config that the words mean, composed once for all."""
-    config = json.loads(_base())
+    config = json.loads(_base_config())
     for key, _, value in (word.partition("=") for word in words if "." in word.partition("=")[0]):
         section, _, name = key.partition(".")
         config[section][name] = yaml.safe_load(value)

@@ -8,22 +8,22 @@ from pathlib import Path
 import pytest
 
 from controller.records import index
-from controller.report.gather import from_here, gathered
-from controller.report.model import study
+from controller.report.gather import gather_runs, local_reader
+from controller.report.model import build_report
 from controller.report.page import render
-from tests.controller.report.browser import FOUND, Tab, browser
-from tests.controller.report.recorded import sweep
+from tests.controller.report.browser import BROWSER_PATH, BrowserTab, browser
+from tests.controller.report.recorded import write_sweep
 from tests.controller.report.test_hostile import MARKUP, with_words
 
 pytestmark = [
-    pytest.mark.skipif(FOUND is None, reason="no Chromium here"),
+    pytest.mark.skipif(BROWSER_PATH is None, reason="no Chromium here"),
     pytest.mark.e2e,
 ]
 MEANS = "[...document.querySelectorAll('#lines tbody tr')].map((row) => row.cells[1].textContent)"
 
 
 @pytest.fixture(scope="module")
-def tab() -> Iterator[Tab]:
+def tab() -> Iterator[BrowserTab]:
     with browser() as found:
         yield found
 
@@ -31,12 +31,12 @@ def tab() -> Iterator[Tab]:
 @pytest.fixture(scope="module")
 def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
     home = tmp_path_factory.mktemp("home")
-    sweep(home)
+    write_sweep(home)
     return written(home)
 
 
 @pytest.fixture(autouse=True)
-def silent(tab: Tab) -> Iterator[None]:
+def silent(tab: BrowserTab) -> Iterator[None]:
     """Nothing on the console, and no request but for the page itself, whatever a test does."""
     tab.said.clear()
     tab.requests.clear()
@@ -48,11 +48,13 @@ def silent(tab: Tab) -> Iterator[None]:
 
 def written(home: Path) -> Path:
     file = home / "page.html"
-    file.write_text(render(study("a sweep", gathered(index.rows(home), from_here(home))), 1e9), encoding="utf-8")
+    file.write_text(
+        render(build_report("a sweep", gather_runs(index.load_rows(home), local_reader(home))), 1e9), encoding="utf-8"
+    )
     return file
 
 
-def test_choosing_a_metric_changes_curves_and_table(tab: Tab, page: Path) -> None:
+def test_choosing_a_metric_changes_curves_and_table(tab: BrowserTab, page: Path) -> None:
     tab.open(page)
     assert tab.run("document.querySelectorAll('#chart path.line').length") == 4
     assert tab.run("document.querySelectorAll('#chart path.band').length") == 4
@@ -66,7 +68,7 @@ def test_choosing_a_metric_changes_curves_and_table(tab: Tab, page: Path) -> Non
     assert "eval: eval_accuracy" not in tab.run(shown)[0]
 
 
-def test_every_control_is_reached_by_the_tab_key(tab: Tab, page: Path) -> None:
+def test_every_control_is_reached_by_the_tab_key(tab: BrowserTab, page: Path) -> None:
     tab.open(page)
     there = (
         "[...document.querySelectorAll('a, select, input, summary, [tabindex]')].filter((one) => one.checkVisibility())"
@@ -80,7 +82,7 @@ def test_every_control_is_reached_by_the_tab_key(tab: Tab, page: Path) -> None:
     assert tab.run(f"{there}.filter((one) => !window.reached.has(one)).map((one) => one.outerHTML)") == []
 
 
-def test_the_slider_tells_the_values_at_a_step(tab: Tab, page: Path) -> None:
+def test_the_slider_tells_the_values_at_a_step(tab: BrowserTab, page: Path) -> None:
     tab.open(page)
     end = tab.run(MEANS)
     tab.run("document.getElementById('step').focus()")
@@ -90,7 +92,7 @@ def test_the_slider_tells_the_values_at_a_step(tab: Tab, page: Path) -> None:
     assert all(float(first) < float(last) for first, last in zip(tab.run(MEANS), end, strict=True))
 
 
-def test_lines_are_hidden_and_shown_and_the_axis_is_logarithmic_by_the_space_bar(tab: Tab, page: Path) -> None:
+def test_lines_are_hidden_and_shown_and_the_axis_is_logarithmic_by_the_space_bar(tab: BrowserTab, page: Path) -> None:
     tab.open(page)
     for left in (3, 2, 1, 0):
         tab.run(f"document.querySelectorAll('#lines input')[{left}].focus()")
@@ -109,7 +111,7 @@ def test_lines_are_hidden_and_shown_and_the_axis_is_logarithmic_by_the_space_bar
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("width", [1200, 360])
-def test_it_fits_the_screen_in_both_schemes(tab: Tab, page: Path, scheme: str, width: int) -> None:
+def test_it_fits_the_screen_in_both_schemes(tab: BrowserTab, page: Path, scheme: str, width: int) -> None:
     tab.open(page, width=width, scheme=scheme)
     assert tab.run("document.scrollingElement.scrollWidth") <= width
     paper = tab.run("getComputedStyle(document.body).backgroundColor")
@@ -117,7 +119,7 @@ def test_it_fits_the_screen_in_both_schemes(tab: Tab, page: Path, scheme: str, w
     assert tab.run("document.querySelector('#chart svg').getBoundingClientRect().width") <= width
 
 
-def test_hostile_words_stay_words(tab: Tab, tmp_path: Path) -> None:
+def test_hostile_words_stay_words(tab: BrowserTab, tmp_path: Path) -> None:
     tab.open(written(with_words(tmp_path, MARKUP)))
     assert tab.run("document.title") == "a sweep: report"
     assert tab.run("document.querySelectorAll('h1, main, script').length") == 4

@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from controller.records import index
-from controller.report.gather import from_here, gathered
-from controller.report.model import study
+from controller.report.gather import gather_runs, local_reader
+from controller.report.model import build_report
 from controller.report.page import render
-from tests.controller.report.recorded import recorded
-from tests.hostile import STRINGS
+from tests.controller.report.recorded import write_run
+from tests.hostile import HOSTILE_STRINGS
 
 MARKUP = (
     "</script><script>document.title='taken'</script>", "<img src=x onerror=alert(1)>", "</td></tr></table><h1>taken",
@@ -20,7 +20,7 @@ MARKUP = (
     "&lt;b&gt;", "javascript:alert(1)", "</style><style>*{display:none}", "<a href=//evil.example>x</a>",
     "\u2028</script >",
 )  # fmt: skip
-WORDS = tuple(word[:300] for word in (*MARKUP, *STRINGS))
+WORDS = tuple(word[:300] for word in (*MARKUP, *HOSTILE_STRINGS))
 
 
 class Seen(HTMLParser):
@@ -40,7 +40,7 @@ class Seen(HTMLParser):
 
 
 def page_of(home: Path) -> str:
-    return render(study("sweep-1", gathered(index.rows(home), from_here(home))), 1e9)
+    return render(build_report("sweep-1", gather_runs(index.load_rows(home), local_reader(home))), 1e9)
 
 
 def with_words(home: Path, words: tuple[str, ...]) -> Path:
@@ -50,9 +50,11 @@ def with_words(home: Path, words: tuple[str, ...]) -> Path:
         word = some[i % len(some)]
         names = {name: 1.0 + i for name in some if name not in ("step", "phase", "time")}
         lines = [{"step": 1, "phase": word, **names}, {"step": 2, "phase": "x", "a": 1.0}]
-        run = recorded(home, (f"loop.kl_coef={i / 10}",), i, 1000.0 + i, lines)
+        run = write_run(home, (f"loop.kl_coef={i / 10}",), i, 1000.0 + i, lines)
         row = {"overrides": ["+experiment=q", f"a={word}", f"b={i}"], "seed": word, "name": word, "code": word}
-        index.add(home, [{"run": run, **row, "commit": word, "metrics": dict.fromkeys(some, 1.0), "state": word}])
+        index.append_rows(
+            home, [{"run": run, **row, "commit": word, "metrics": dict.fromkeys(some, 1.0), "state": word}]
+        )
         folder = home / "runs" / run
         asked = [
             {"step": word, "phase": word, "prompt": w, "response": w, "answer": w, "extracted": w, "reward": w}

@@ -12,12 +12,12 @@ from scipy import stats as reference
 
 from controller.cli import main
 from controller.records import index
-from controller.report.curves import curve, metrics_of, points_of
-from controller.report.gather import Run, from_here, gathered
-from controller.report.model import study
-from controller.report.settings import settings
-from controller.report.stats import alone, compared
-from tests.controller.report.recorded import CASES, SWEEP, curves, recorded, sweep
+from controller.report.curves import build_curve, points_per_curve, select_metrics
+from controller.report.gather import RecordedRun, gather_runs, local_reader
+from controller.report.model import build_report
+from controller.report.settings import group_settings
+from controller.report.stats import compare, summarize
+from tests.controller.report.recorded import CASES, SWEEP, metric_lines, write_run, write_sweep
 
 ACCURACY = ("eval", "eval_accuracy")
 
@@ -34,12 +34,12 @@ def report(capsys: pytest.CaptureFixture[str], *words: str) -> dict[str, Any]:
     return json.loads(capsys.readouterr().out)
 
 
-def runs_of(state: Path) -> list[Run]:
-    return gathered(index.rows(state), from_here(state))
+def runs_of(state: Path) -> list[RecordedRun]:
+    return gather_runs(index.load_rows(state), local_reader(state))
 
 
 def test_the_table_equals_a_few_lines_from_metrics_jsonl(state: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    ids = sweep(state)
+    ids = write_sweep(state)
     document = report(capsys)
     [told] = [metric for metric in document["metrics"] if (metric["phase"], metric["name"]) == ACCURACY]
     last = {}
@@ -63,29 +63,29 @@ def test_the_table_equals_a_few_lines_from_metrics_jsonl(state: Path, capsys: py
 
 def test_paired_where_seeds_are_shared_else_two_samples() -> None:
     a, b = {0: 1.0, 1: 2.0, 2: 4.0}, {0: 0.5, 1: 1.9, 2: 3.0}
-    one = compared(a, b)
+    one = compare(a, b)
     expected = reference.ttest_rel([*a.values()], [*b.values()]).confidence_interval(0.95)
     assert (one.low, one.high) == pytest.approx((expected.low, expected.high))
-    other = compared(a, {7: 0.5, 8: 1.9, 0: 3.0})
+    other = compare(a, {7: 0.5, 8: 1.9, 0: 3.0})
     expected = reference.ttest_ind([1.0, 2.0, 4.0], [0.5, 1.9, 3.0], equal_var=False).confidence_interval(0.95)
     assert (other.how, other.low, other.high) == ("Welch", *(pytest.approx(bound) for bound in expected))
-    some = compared(a, {1: 1.0, 2: 1.0})
+    some = compare(a, {1: 1.0, 2: 1.0})
     assert (some.how, some.pairs, some.difference, some.n) == ("paired", 2, 2.0, 3)
 
 
 def test_what_cannot_be_told_is_not() -> None:
-    assert compared({0: 1.0}, {0: 0.5}).how == "too few seeds"
-    assert compared({0: 1.0}, {0: 0.5}).low is None
-    same = compared({0: 1.0, 1: 2.0}, {0: 0.5, 1: 1.5})
+    assert compare({0: 1.0}, {0: 0.5}).how == "too few seeds"
+    assert compare({0: 1.0}, {0: 0.5}).low is None
+    same = compare({0: 1.0, 1: 2.0}, {0: 0.5, 1: 1.5})
     assert (same.difference, same.low, same.differs) == (0.5, None, False)
-    assert compared({}, {0: 1.0}).difference is None
-    assert compared({0: 1.0, 1: 1.0}, {2: 1.0, 3: 1.0}).low is None
-    assert (alone({}).mean, alone({0: 3.0}).deviation) == (None, None)
+    assert compare({}, {0: 1.0}).difference is None
+    assert compare({0: 1.0, 1: 1.0}, {2: 1.0, 3: 1.0}).low is None
+    assert (summarize({}).mean, summarize({0: 3.0}).deviation) == (None, None)
 
 
 def test_runs_that_differ_only_in_the_seed_are_one_setting(state: Path) -> None:
-    sweep(state)
-    found = settings(runs_of(state))
+    write_sweep(state)
+    found = group_settings(runs_of(state))
     assert [s.label for s in found] == [
         "lr=0.0001 kl_coef=0",
         "lr=0.0001 kl_coef=0.001",
@@ -93,43 +93,43 @@ def test_runs_that_differ_only_in_the_seed_are_one_setting(state: Path) -> None:
         "lr=0.0007 kl_coef=0.001",
     ]
     assert [[run.seed for run in s.runs] for s in found] == [[0, 1, 2]] * 4
-    assert settings(runs_of(state), "optimizer.lr=0.0007 loop.kl_coef=0")[0].label == "lr=0.0007 kl_coef=0"
-    assert settings(runs_of(state), "lr=0.0007 kl_coef=0.001")[0].label == "lr=0.0007 kl_coef=0.001"
+    assert group_settings(runs_of(state), "optimizer.lr=0.0007 loop.kl_coef=0")[0].label == "lr=0.0007 kl_coef=0"
+    assert group_settings(runs_of(state), "lr=0.0007 kl_coef=0.001")[0].label == "lr=0.0007 kl_coef=0.001"
 
 
 def test_a_repeated_seed_counts_once_and_another_pod_is_the_same_setting(state: Path) -> None:
-    lines = curves(CASES[0], 0, 20, 5)
-    recorded(state, CASES[0], 0, 1000.0, lines)
-    recorded(state, (*CASES[0], "tpu.zone=us-west4-a", "sweep.pods=7"), 0, 2000.0, lines)
-    recorded(state, (*CASES[0], "tpu.name=other"), 0, 3000.0, lines, state="failed")
-    [setting] = settings(runs_of(state))
+    lines = metric_lines(CASES[0], 0, 20, 5)
+    write_run(state, CASES[0], 0, 1000.0, lines)
+    write_run(state, (*CASES[0], "tpu.zone=us-west4-a", "sweep.pods=7"), 0, 2000.0, lines)
+    write_run(state, (*CASES[0], "tpu.name=other"), 0, 3000.0, lines, state="failed")
+    [setting] = group_settings(runs_of(state))
     assert [run.row["created"] for run in setting.runs] == [2012.0]
     assert len(setting.left_out) == 2
 
 
 def test_the_same_words_with_other_code_are_another_setting(state: Path) -> None:
-    first, second = (recorded(state, CASES[0], seed, 1000.0 + seed, []) for seed in (0, 1))
+    first, second = (write_run(state, CASES[0], seed, 1000.0 + seed, []) for seed in (0, 1))
     record = state / "runs" / second / "record.json"
     document = json.loads(record.read_text())
     record.write_text(json.dumps(document | {"code_sha256": "beef" * 16}))
-    index.add(state, [{"run": second, "code": "beef" * 16}])
-    assert [s.label for s in settings(runs_of(state))] == [
+    index.append_rows(state, [{"run": second, "code": "beef" * 16}])
+    assert [s.label for s in group_settings(runs_of(state))] == [
         "quickstart (code c0dec0dec0de)", "quickstart (code beefbeefbeef)",
     ]  # fmt: skip
     (state / "runs" / first / "record.json").unlink()
     (state / "runs" / second / "record.json").write_text("no JSON")
-    assert [s.label for s in settings(runs_of(state))] == ["quickstart"]  # by words: nothing else is known
+    assert [s.label for s in group_settings(runs_of(state))] == ["quickstart"]  # by words: nothing else is known
 
 
 def test_a_value_that_is_not_finite_is_missing_and_so_is_an_unfinished_run(state: Path) -> None:
     for seed, value in enumerate((0.5, float("nan"), 0.7)):
         lines = [{"step": step, "phase": "x", "a": a} for step, a in ((1, 0.1), (2, value))]
-        recorded(state, CASES[0], seed, 1000.0 + seed, lines)
-    recorded(state, CASES[0], 3, 2000.0, [{"step": 2, "phase": "x", "a": 9.0}], state="failed")
-    found = study("s", runs_of(state))
+        write_run(state, CASES[0], seed, 1000.0 + seed, lines)
+    write_run(state, CASES[0], 3, 2000.0, [{"step": 2, "phase": "x", "a": 9.0}], state="failed")
+    found = build_report("s", runs_of(state))
     [row] = found.table(("x", "a"))
     assert (row.n, row.mean) == (2, 0.6)
-    line = curve(found.settings[0], ("x", "a"))
+    line = build_curve(found.settings[0], ("x", "a"))
     assert line is not None
     assert (line.steps, line.low, line.high) == ((1.0, 2.0), (0.1, 0.5), (0.1, 0.7))
     assert line.mean == pytest.approx((0.1, 0.6))
@@ -138,8 +138,8 @@ def test_a_value_that_is_not_finite_is_missing_and_so_is_an_unfinished_run(state
 def test_runs_that_told_other_steps_are_joined_where_all_of_them_went() -> None:
     """A warm start of another length shifts all steps of a run."""
     first, second = {10.0: 0.0, 50.0: 0.4, 90.0: 0.8}, {20.0: 0.5, 60.0: 0.5, 100.0: None, 140.0: 1.0}
-    runs = [Run({"run": str(i), "seed": i}, None, {("x", "a"): told}) for i, told in enumerate((first, second))]
-    line = curve(settings(runs)[0], ("x", "a"))
+    runs = [RecordedRun({"run": str(i), "seed": i}, None, {("x", "a"): told}) for i, told in enumerate((first, second))]
+    line = build_curve(group_settings(runs)[0], ("x", "a"))
     assert line is not None
     assert line.steps == (20.0, 50.0, 60.0, 90.0)
     assert line.mean == pytest.approx((0.3, 0.45, 0.5, (0.8 + 0.5 + 0.5 * 30 / 80) / 2))
@@ -147,38 +147,38 @@ def test_runs_that_told_other_steps_are_joined_where_all_of_them_went() -> None:
 
 
 def test_long_curves_are_thinned_and_keep_their_end(state: Path) -> None:
-    recorded(state, CASES[0], 0, 1000.0, [{"step": i, "phase": "x", "a": i / 7} for i in range(10_001)])
-    [setting] = settings(runs_of(state))
-    line = curve(setting, ("x", "a"), 200)
+    write_run(state, CASES[0], 0, 1000.0, [{"step": i, "phase": "x", "a": i / 7} for i in range(10_001)])
+    [setting] = group_settings(runs_of(state))
+    line = build_curve(setting, ("x", "a"), 200)
     assert line is not None
     assert len(line.steps) <= 200
     assert (line.steps[-1], line.mean[-1]) == (10_000, 10_000 / 7)
     many = [setting] * 500
-    metrics, _ = metrics_of(many)
-    assert points_of(metrics, many) * len(metrics) * len(many) * 3 <= 250_000
+    metrics, _ = select_metrics(many)
+    assert points_per_curve(metrics, many) * len(metrics) * len(many) * 3 <= 250_000
 
 
 def test_of_too_many_metrics_those_stay_that_most_runs_have(state: Path) -> None:
     for seed in (0, 1):
         odd = {f"a{seed}{i}": 1.0 for i in range(300)}
-        recorded(state, CASES[0], seed, 1000.0 + seed, [{"step": 1, "phase": "x", **odd, "zeal": 1.0}])
-    found = study("s", runs_of(state))
-    assert (len(found.metrics), found.further_metrics) == (100, 501)
+        write_run(state, CASES[0], seed, 1000.0 + seed, [{"step": 1, "phase": "x", **odd, "zeal": 1.0}])
+    found = build_report("s", runs_of(state))
+    assert (len(found.metrics), found.omitted_metrics) == (100, 501)
     assert ("x", "zeal") in found.metrics
 
 
 def test_the_metric_that_was_sought_comes_first(state: Path) -> None:
     lines = [{"step": 1, "phase": "x", "zeal": 1.0, "loss": 2.0, "accuracy": 0.5}]
-    recorded(state, CASES[0], 0, 1000.0, lines)
+    write_run(state, CASES[0], 0, 1000.0, lines)
     found = runs_of(state)
-    assert study("s", found).metrics[0] == ("x", "accuracy")
+    assert build_report("s", found).metrics[0] == ("x", "accuracy")
     search = "sweep.search={method: random, trials: 2, metric: zeal, mode: max, prune: false, seed: 0}"
-    recorded(state, (*CASES[0], search), 1, 2000.0, lines)
-    assert study("s", runs_of(state)).metrics[0] == ("x", "zeal")
+    write_run(state, (*CASES[0], search), 1, 2000.0, lines)
+    assert build_report("s", runs_of(state)).metrics[0] == ("x", "zeal")
 
 
 def test_lines_that_no_program_should_write_are_passed_over(state: Path) -> None:
-    run = recorded(state, CASES[0], 0, 1000.0, [{"step": 1, "phase": "x", "a": 1.0}])
+    run = write_run(state, CASES[0], 0, 1000.0, [{"step": 1, "phase": "x", "a": 1.0}])
     folder = state / "runs" / run
     odd = ['{"step": 2, "phase": ["x"], "a": 1e999}', "[1]", "null", "{", '{"a": 1}', '{"step": "2", "a": 3}',
            f'{{"step": 3, "a": {10**400}}}', '{"step": true, "a": 4}', "[" * 3000,
@@ -186,7 +186,7 @@ def test_lines_that_no_program_should_write_are_passed_over(state: Path) -> None
     for name in ("metrics.jsonl", "events.jsonl", "transcripts.jsonl"):
         with (folder / name).open("a") as out:
             out.write("\n".join(odd) + "\n")
-    index.add(
+    index.append_rows(
         state, [{"run": run, "pods": "none", "ended": "never", "metrics": [1], "created": "?", "overrides": None}]
     )
     [found] = runs_of(state)
@@ -195,19 +195,19 @@ def test_lines_that_no_program_should_write_are_passed_over(state: Path) -> None
 
 
 def test_a_run_that_goes_on_is_reported_by_what_it_has_told(state: Path) -> None:
-    run = recorded(state, CASES[0], 0, 1000.0, [{"step": 1, "phase": "x", "a": 1.0}], state="running")
+    run = write_run(state, CASES[0], 0, 1000.0, [{"step": 1, "phase": "x", "a": 1.0}], state="running")
     (state / "runs" / run / "metrics.jsonl").rename(state / "runs" / run / "told.jsonl")
     [found] = runs_of(state)
     assert found.last(("x", "a")) == 1.0
 
 
 def test_which_runs(state: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    ids = sweep(state, seeds=(0, 1))
-    alone = recorded(state, ("loop.kl_coef=0.5",), 0, 1.0, [], sweep="")
+    ids = write_sweep(state, seeds=(0, 1))
+    alone = write_run(state, ("loop.kl_coef=0.5",), 0, 1.0, [], sweep="")
     assert len(report(capsys)["runs"]) == 8
     assert [run["run"] for run in report(capsys, ids[0], alone, "-o", "two.html")["runs"]] == [alone, ids[0]]
     assert len(report(capsys, "--sweep", "quickstart", "--where", "seed=1")["runs"]) == 4
-    index.add(state, [{"run": alone, "created": 1e10}])
+    index.append_rows(state, [{"run": alone, "created": 1e10}])
     document = report(capsys)
     assert [run["run"] for run in document["runs"]] == [alone]
     pages = state / "reports"
@@ -228,7 +228,7 @@ def test_which_runs(state: Path, capsys: pytest.CaptureFixture[str]) -> None:
     ],
 )
 def test_mistakes(state: Path, capsys: pytest.CaptureFixture[str], words: list[str], said: str) -> None:
-    sweep(state, seeds=(0,))
+    write_sweep(state, seeds=(0,))
     assert main.run(["report", *words]) == 2
     assert said in capsys.readouterr().err
 

@@ -11,10 +11,10 @@ from tensorboard.summary import Writer
 
 from controller.cli import main
 from controller.cli.verbs.look import tensorboard
-from controller.gcp.client import NotFound
+from controller.gcp.client import NotFoundError
 from controller.records import index
-from controller.report.tensorboard_mirror import Mirror, folder_name
-from tests.controller.report.recorded import sweep
+from controller.report.tensorboard_mirror import TensorBoardMirror, folder_name
+from tests.controller.report.recorded import write_sweep
 
 
 class Bucket:
@@ -34,7 +34,7 @@ class Bucket:
 
     def download(self, bucket: str, name: str) -> bytes:
         if name not in self.objects:
-            raise NotFound(name, 404, "notFound", "gone")
+            raise NotFoundError(name, 404, "notFound", "gone")
         return self.objects[name]
 
 
@@ -46,7 +46,7 @@ def test_each_run_is_one_of_tensorboards(tmp_path: Path) -> None:
         writer.close()
         [file] = (tmp_path / "there" / run).iterdir()
         bucket.put(f"runs/{run}/tb/{file.name}", file.read_bytes())
-    mirror = Mirror(bucket, "b", {run: tmp_path / "here" / f"lr=1_{run}" for run in ("q-1", "q-2")})
+    mirror = TensorBoardMirror(bucket, "b", {run: tmp_path / "here" / f"lr=1_{run}" for run in ("q-1", "q-2")})
     assert mirror.update({"q-1", "q-2"}) == 2
     assert mirror.update({"q-1", "q-2"}) == 0
     found = EventMultiplexer().AddRunsFromDirectory(str(tmp_path / "here"))
@@ -56,7 +56,7 @@ def test_each_run_is_one_of_tensorboards(tmp_path: Path) -> None:
 
 def test_a_file_that_grows_is_gone_on_with_in_place(tmp_path: Path) -> None:
     bucket: Any = Bucket()
-    mirror, file = Mirror(bucket, "b", {"q-1": tmp_path / "q"}), tmp_path / "q" / "events.1"
+    mirror, file = TensorBoardMirror(bucket, "b", {"q-1": tmp_path / "q"}), tmp_path / "q" / "events.1"
     bucket.put("runs/q-1/tb/events.1", b"one")
     mirror.update({"q-1"})
     with file.open("rb") as reader:
@@ -75,7 +75,7 @@ def test_a_file_that_grows_is_gone_on_with_in_place(tmp_path: Path) -> None:
 def test_workers_name_no_other_file(tmp_path: Path, name: str) -> None:
     bucket: Any = Bucket()
     bucket.put(f"runs/q-1/tb/{name}", b"x")
-    assert Mirror(bucket, "b", {"q-1": tmp_path / "a" / "b"}).update({"q-1"}) == 0
+    assert TensorBoardMirror(bucket, "b", {"q-1": tmp_path / "a" / "b"}).update({"q-1"}) == 0
     assert list(tmp_path.iterdir()) == []
 
 
@@ -87,12 +87,15 @@ def test_names_for_people_are_names_of_folders() -> None:
 
 def test_which_bucket(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setenv("SLIPWAY_HOME", str(tmp_path))
-    ids = sweep(tmp_path, seeds=(0,), steps=30)
+    ids = write_sweep(tmp_path, seeds=(0,), steps=30)
     rows: list[Any] = [{"run": run, "cloud": "gcp", "project": "a-project", "bucket": "b"} for run in ids]
-    index.add(tmp_path, rows)
+    index.append_rows(tmp_path, rows)
     command = main.parse(["tensorboard", "--sweep", "quickstart"])
-    assert tensorboard.config_of(rows, command).cloud.project == "a-project"
-    assert tensorboard.names(index.rows(tmp_path), tmp_path)[ids[3]] == f"lr=0.0007_kl_coef=0.001_seed_0_{ids[3][-8:]}"
-    index.add(tmp_path, [{"run": ids[0], "bucket": "another"}])
+    assert tensorboard.compose_config(rows, command).cloud.project == "a-project"
+    assert (
+        tensorboard.display_names(index.load_rows(tmp_path), tmp_path)[ids[3]]
+        == f"lr=0.0007_kl_coef=0.001_seed_0_{ids[3][-8:]}"
+    )
+    index.append_rows(tmp_path, [{"run": ids[0], "bucket": "another"}])
     assert main.run(["tensorboard", "--sweep", "quickstart"]) == 2
     assert "these runs are in several buckets" in capsys.readouterr().err

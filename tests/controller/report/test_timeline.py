@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from controller.records import index
-from controller.report.gather import Line, Run, from_here, gathered
-from controller.report.timeline import timeline
-from tests.controller.report.recorded import CASES, PREEMPTED, curves, recorded
+from controller.report.gather import MetricsLine, RecordedRun, gather_runs, local_reader
+from controller.report.timeline import build_timeline
+from tests.controller.report.recorded import CASES, PREEMPTION_NOTE, metric_lines, write_run
 
 
 def note(time: float, **data: object) -> dict[str, object]:
@@ -17,9 +17,9 @@ def note(time: float, **data: object) -> dict[str, object]:
 
 
 def test_a_preempted_run_as_recorded(tmp_path: Path) -> None:
-    recorded(tmp_path, CASES[0], 1, 1000.0, curves(CASES[0], 1, 60, 5))
-    [run] = gathered(index.rows(tmp_path), from_here(tmp_path))
-    found = timeline(run)
+    write_run(tmp_path, CASES[0], 1, 1000.0, metric_lines(CASES[0], 1, 60, 5))
+    [run] = gather_runs(index.load_rows(tmp_path), local_reader(tmp_path))
+    found = build_timeline(run)
     kinds = [span.kind for span in found.spans]
     first, second = ["provisioning", "starting", "training", "lost"], ["recovery", "starting", "training", "closing"]
     assert kinds == first + second
@@ -28,37 +28,42 @@ def test_a_preempted_run_as_recorded(tmp_path: Path) -> None:
     assert (found.of("provisioning"), found.of("lost"), found.of("recovery"), found.of("closing")) == (
         pytest.approx(12.0), pytest.approx(9.0), pytest.approx(15.0), pytest.approx(2.0, abs=0.01),
     )  # fmt: skip
-    assert [mark.words for mark in found.marks] == [PREEMPTED]
+    assert [mark.words for mark in found.marks] == [PREEMPTION_NOTE]
     assert found.goodput == pytest.approx(found.of("training") / found.seconds, rel=0.01)
     assert (found.attempts, found.usd) == (2, pytest.approx(19.2 * found.seconds / 3600, rel=0.01))
 
 
 def test_the_first_line_tells_of_updates_before_it() -> None:
-    run = Run({"run": "r", "state": "finished", "ended": 100.0}, None, {}, [Line(50.0, 10, 2.0), Line(70.0, 20, 2.0)],
+    run = RecordedRun({"run": "r", "state": "finished", "ended": 100.0}, None, {}, 
+                      [MetricsLine(50.0, 10, 2.0), MetricsLine(70.0, 20, 2.0)],
               [note(10.0, attempt=1)])  # fmt: skip
-    assert [(span.kind, span.began, span.ended) for span in timeline(run).spans] == [
+    assert [(span.kind, span.began, span.ended) for span in build_timeline(run).spans] == [
         ("starting", 10.0, 30.0), ("training", 30.0, 70.0), ("closing", 70.0, 100.0),
     ]  # fmt: skip
 
 
 def test_a_program_that_tells_no_steps_just_runs() -> None:
     pods = [{"began": 0.0}]
-    run = Run({"run": "r", "state": "finished", "ended": 60.0, "pods": pods}, None, events=[note(20.0, attempt=1)])
-    found = timeline(run)
+    run = RecordedRun(
+        {"run": "r", "state": "finished", "ended": 60.0, "pods": pods}, None, events=[note(20.0, attempt=1)]
+    )
+    found = build_timeline(run)
     assert [(span.kind, span.seconds) for span in found.spans] == [("provisioning", 20.0), ("running", 40.0)]
     assert found.goodput is None
 
 
 def test_an_attempt_that_never_came_to_an_update_is_lost() -> None:
     events = [note(10.0, attempt=1), note(30.0, attempt=1, verdict="preempted"), note(40.0, attempt=2)]
-    run = Run({"run": "r", "state": "running"}, None, {}, [Line(50.0, 1, None), Line(60.0, 2, None)], events)
-    assert [(span.kind, span.seconds) for span in timeline(run).spans] == [
+    run = RecordedRun(
+        {"run": "r", "state": "running"}, None, {}, [MetricsLine(50.0, 1, None), MetricsLine(60.0, 2, None)], events
+    )
+    assert [(span.kind, span.seconds) for span in build_timeline(run).spans] == [
         ("lost", 20.0), ("recovery", 10.0), ("starting", 10.0), ("training", 10.0),
     ]  # fmt: skip
 
 
 def test_without_events_the_record_says_when_it_was_launched() -> None:
     row = {"run": "r", "state": "finished", "created": 10.0, "ended": 40.0, "attempts": 3, "pods": [{"began": 0.0}]}
-    found = timeline(Run(row, None, {}, [Line(20.0, 1, None), Line(30.0, 2, None)]))
+    found = build_timeline(RecordedRun(row, None, {}, [MetricsLine(20.0, 1, None), MetricsLine(30.0, 2, None)]))
     assert [span.kind for span in found.spans] == ["provisioning", "starting", "training", "closing"]
-    assert timeline(Run({"run": "r"}, None)).spans == ()
+    assert build_timeline(RecordedRun({"run": "r"}, None)).spans == ()

@@ -14,18 +14,18 @@ from google.oauth2.credentials import Credentials
 from conf.schema.config import Config
 from controller.config.compose import compose
 from controller.context import Context
-from controller.core.clock import Clock, Interrupted
+from controller.core.clock import Clock, InterruptedSleepError
 from controller.core.events import Events
-from controller.gcp.client import Google
-from controller.plan.preview import preview
+from controller.gcp.client import GoogleClient
+from controller.plan.preview import preview_resources
 from controller.plan.project import bucket_name, shared_resources
 from controller.reconcile.reconciler import reconcile
 from controller.reconcile.resource import Resource
-from tests.controller.localcloud.harness import Cloud, localcloud
-from tests.controller.state import comparable, mistakes_of
+from tests.controller.localcloud.harness import EmulatedCloud, run_localcloud
+from tests.controller.state import comparable_state, internal_errors
 
 
-class QuickClock(Clock):
+class FakeClock(Clock):
     """Sleeping is written down and takes no time."""
 
     def __init__(self) -> None:
@@ -38,23 +38,23 @@ class QuickClock(Clock):
         self.slept.append(seconds)
         if self.interrupt_at and len(self.slept) >= self.interrupt_at:
             self.interrupt_at = 0
-            raise Interrupted
+            raise InterruptedSleepError
 
 
 @dataclass
-class Project:
+class EmulatedProject:
     """A project of the emulated cloud, seen by one user; names carry `tag`, so that tests do not meet."""
 
-    cloud: Cloud
+    cloud: EmulatedCloud
     tag: str
     folder: Path
     notes: list[str] = field(default_factory=list)
-    clock: QuickClock = field(default_factory=QuickClock)
+    clock: FakeClock = field(default_factory=FakeClock)
     faults: int = 0
 
     def __post_init__(self) -> None:
         endpoint = self.cloud.endpoint
-        google = Google(Credentials(token=endpoint["token"]), self.clock, endpoint["roots"])
+        google = GoogleClient(Credentials(token=endpoint["token"]), self.clock, endpoint["roots"])
         events = Events(self.clock)
         none = cast(Any, None)
         self.world = Context("slipway-local", google, self.clock, events, self.folder, "me", 0.01, none)
@@ -80,11 +80,11 @@ class Project:
 
     def actions(self, *overrides: str) -> dict[str, str]:
         """What `plan` says would be done, without what is right already."""
-        rows = preview(tuple(self.shared(*overrides)), self.world)
+        rows = preview_resources(tuple(self.shared(*overrides)), self.world)
         return {row.resource.id: row.action for row in rows if row.action != "none"}
 
     def state(self) -> dict[str, Any]:
-        return comparable(self.cloud.ok("GET", "emulator/state"))
+        return comparable_state(self.cloud.ok("GET", "emulator/state"))
 
     def fault(self, **spec: Any) -> None:
         self.faults += 1
@@ -93,18 +93,18 @@ class Project:
 
 
 @pytest.fixture(scope="module")
-def emulated(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cloud]:
-    made = Cloud(tmp_path_factory.mktemp("cloud") / "state")
+def emulated(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmulatedCloud]:
+    made = EmulatedCloud(tmp_path_factory.mktemp("cloud") / "state")
     made.start("--operation-seconds=0")
     yield made
-    mistakes = mistakes_of(made.state)
-    localcloud("wipe", made.state)
+    mistakes = internal_errors(made.state)
+    run_localcloud("wipe", made.state)
     assert mistakes == []
 
 
 @pytest.fixture
-def project(emulated: Cloud, request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Project]:
+def project(emulated: EmulatedCloud, request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[EmulatedProject]:
     number = zlib.crc32(request.node.name.encode()) % 10**6
-    made = Project(emulated, f"t{number}", tmp_path)
+    made = EmulatedProject(emulated, f"t{number}", tmp_path)
     yield made
     made.world.close()

@@ -10,7 +10,7 @@ import pytest
 from controller.plan.pod import node_resource
 from controller.reconcile.reconciler import destroy, reconcile
 from controller.resources.pod.node import Node
-from tests.controller.resources.conftest import Project
+from tests.controller.resources.conftest import EmulatedProject
 
 A, B = "us-central1-a", "us-east1-b"
 TWO_ZONES = (f"tpu.fallback_zones=[{B}]", "cloud.bucket_location=us")
@@ -20,7 +20,7 @@ TWO_ZONES = (f"tpu.fallback_zones=[{B}]", "cloud.bucket_location=us")
 class Pod:
     """One pod of a project whose shared parts exist."""
 
-    project: Project
+    project: EmulatedProject
     node: Node
 
     def up(self) -> Node:
@@ -64,7 +64,7 @@ def _tier(body: dict[str, Any]) -> str:
     return found[0] if found else "on_demand"
 
 
-def pod(project: Project, *overrides: str, **changes: Any) -> Pod:
+def pod(project: EmulatedProject, *overrides: str, **changes: Any) -> Pod:
     (project.folder / "keys").mkdir(exist_ok=True)
     project.world.draw = lambda: 0.0
     one = ("tpu=v5litepod_8", f"tpu.zone={A}", f"tpu.name={project.tag}-pod")
@@ -75,5 +75,5 @@ def pod(project: Project, *overrides: str, **changes: Any) -> Pod:
     return Pod(project, replace(node, **changes))
 
 
-WAYS = pytest.mark.parametrize("way", ["node", "queued"])
+PROVISIONERS = pytest.mark.parametrize("way", ["node", "queued"])
 """By what API a pod is asked for."""

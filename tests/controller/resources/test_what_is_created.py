@@ -7,7 +7,7 @@ import re
 from controller.config.compose import compose
 from controller.plan.bastion import bastion_resources
 from controller.reconcile.resource import Resource
-from tests.controller.gcloud.project import wanted
+from tests.controller.gcloud.project import desired_resources
 from tests.paths import ROOT
 
 PAGE = ROOT / "docs" / "what-is-created.md"
@@ -20,7 +20,10 @@ def driven() -> list[Resource]:
     return list(bastion_resources(config, "a-bucket", "a-run", ()))
 
 
-ALL = [*wanted("cloud.billing_budget={account: 012345-6789AB-CDEF01, usd: 10, thresholds: [0.5]}"), *driven()]
+ALL = [
+    *desired_resources("cloud.billing_budget={account: 012345-6789AB-CDEF01, usd: 10, thresholds: [0.5]}"),
+    *driven(),
+]
 
 
 def test_every_kind_has_a_row_and_every_row_a_kind() -> None:
@@ -33,7 +36,7 @@ def test_every_kind_has_a_row_and_every_row_a_kind() -> None:
 
 def test_names_are_those_of_the_page() -> None:
     page = PAGE.read_text()
-    for resource in wanted():
+    for resource in desired_resources():
         if resource.scope == "shared":
             name = resource.name.replace("us-central1", "R").replace("slipway-local", "P")
             assert f"`{name}`" in page or f"`{name}:" in page or resource.kind in ("private Google access",), name

@@ -14,10 +14,10 @@ from controller.context import Context
 from controller.core.clock import Clock
 from controller.core.events import Event, Events
 from controller.gcp.client import GoogleError
-from controller.recovery.diagnosis import Kind
+from controller.recovery.diagnosis import VerdictKind
 from controller.resources.pod.node import Node
-from controller.resources.pod.provisioner import Endpoint, Place, PodSeen, SliceSpec, SliceStatus
-from controller.run.follow import Follower, Outcome
+from controller.resources.pod.provisioner import Endpoint, Place, PodStatus, SliceSpec, SliceStatus
+from controller.run.follow import AttemptOutcome, Follower
 from controller.ssh.fleet import Fleet, WorkerError
 from tests.controller.recovery.test_policy import recovery
 
@@ -37,13 +37,13 @@ NODE = Node(
 class FakeNode(Node):
     """A node that is seen as what the test says."""
 
-    def pod_seen(self, world: Context, since: float = 0.0) -> PodSeen:
+    def pod_seen(self, world: Context, since: float = 0.0) -> PodStatus:
         if isinstance(SEEN[0], Exception):
             raise SEEN[0]
         return SEEN[0]
 
 
-READY = PodSeen()
+READY = PodStatus()
 SEEN: list[Any] = [READY]
 
 
@@ -84,7 +84,7 @@ def end(code: int | None, ended: float = 1.0, **more: Any) -> dict[str, Any]:
     }
 
 
-def follow(fleet: FakeFleet, seen: Any = READY, **settings: Any) -> tuple[Outcome, list[Event]]:
+def follow(fleet: FakeFleet, seen: Any = READY, **settings: Any) -> tuple[AttemptOutcome, list[Event]]:
     SEEN[0] = seen
     clock = Clock()
     world = Context("p", cast(Any, None), clock, Events(clock), Path("unused"), "me", 0.01, cast(Any, None))
@@ -101,21 +101,21 @@ def follow(fleet: FakeFleet, seen: Any = READY, **settings: Any) -> tuple[Outcom
 
 def test_all_zero_is_finished() -> None:
     outcome, events = follow(FakeFleet([[{"metrics": {"step": 1, "kind": "x"}, "offset": 9}, end(0)]], [[end(0)]]))
-    assert outcome.verdict.kind is Kind.FINISHED
+    assert outcome.verdict.kind is VerdictKind.FINISHED
     assert outcome.step == 1
     assert [e.data["metrics"] for e in events if e.kind == "metrics"] == [{"step": 1, "kind": "x"}]
 
 
 def test_a_run_that_ended_well_is_finished_though_its_pod_is_taken_away_before_the_last_log() -> None:
     exited = {"exited": end(0, summary={"loss": 1})["end"]}
-    outcome, _ = follow(FakeFleet([[exited, "hang for good"]], [[end(0)]]), PodSeen("PREEMPTED"))
-    assert outcome.verdict.kind is Kind.FINISHED
+    outcome, _ = follow(FakeFleet([[exited, "hang for good"]], [[end(0)]]), PodStatus("PREEMPTED"))
+    assert outcome.verdict.kind is VerdictKind.FINISHED
     assert dict(outcome.ends)[0]["summary"] == {"loss": 1}
 
 
 def test_the_first_failure_is_by_the_workers_clocks() -> None:
     outcome, _ = follow(FakeFleet([[end(1, ended=5.0)]], [[end(7, ended=3.0)]]))
-    assert (outcome.verdict.kind, outcome.verdict.worker) == (Kind.PROGRAM_ERROR, 1)
+    assert (outcome.verdict.kind, outcome.verdict.worker) == (VerdictKind.PROGRAM_ERROR, 1)
 
 
 def test_one_failure_stops_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -123,7 +123,7 @@ def test_one_failure_stops_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
     fleet = FakeFleet([[end(7, ended=3.0)]], [["hang", end(None, ended=3.1, signal="SIGTERM")]])
     outcome, _ = follow(fleet)
     assert fleet.told_to_stop == [1]
-    assert (outcome.verdict.kind, outcome.verdict.worker) == (Kind.PROGRAM_ERROR, 0)
+    assert (outcome.verdict.kind, outcome.verdict.worker) == (VerdictKind.PROGRAM_ERROR, 0)
     assert [worker for worker, _ in outcome.ends] == [0, 1]
 
 
@@ -135,7 +135,7 @@ def test_an_end_counts_before_its_log_is_uploaded(monkeypatch: pytest.MonkeyPatc
     )
     outcome, _ = follow(fleet)
     assert fleet.told_to_stop == [1]
-    assert (outcome.verdict.kind, outcome.verdict.worker) == (Kind.WORKER_LOST, 0)
+    assert (outcome.verdict.kind, outcome.verdict.worker) == (VerdictKind.WORKER_LOST, 0)
 
 
 def test_a_broken_stream_is_taken_up_where_it_stopped() -> None:
@@ -143,7 +143,7 @@ def test_a_broken_stream_is_taken_up_where_it_stopped() -> None:
     first: list[Any] = [{"log": "a", "offset": 4}, {"metrics": {"step": 1}, "offset": 9}, broken]
     fleet = FakeFleet([first, [{"log": "b", "offset": 8}, end(0)]], [[end(0)]])
     outcome, events = follow(fleet)
-    assert outcome.verdict.kind is Kind.FINISHED
+    assert outcome.verdict.kind is VerdictKind.FINISHED
     resumed = [payload for worker, payload in fleet.asked if worker == 0][1]
     assert (resumed["log_offset"], resumed["metrics_offset"]) == (4, 9)
     assert [e.words for e in events if e.kind == "log"] == ["a", "b"]
@@ -152,22 +152,22 @@ def test_a_broken_stream_is_taken_up_where_it_stopped() -> None:
 @pytest.mark.parametrize(
     ("seen", "words"),
     [
-        (PodSeen("ABSENT"), "the node is gone"),
-        (PodSeen("DELETING"), "the node is deleting"),
-        (PodSeen("PREEMPTED"), "the node is preempted"),
-        (PodSeen(replaced=True), "the node was replaced"),
+        (PodStatus("ABSENT"), "the node is gone"),
+        (PodStatus("DELETING"), "the node is deleting"),
+        (PodStatus("PREEMPTED"), "the node is preempted"),
+        (PodStatus(replaced=True), "the node was replaced"),
     ],
 )
 def test_a_node_that_is_lost_is_a_preemption_and_no_failure(seen: Any, words: str) -> None:
     outcome, _ = follow(FakeFleet([[end(None, signal="SIGKILL")]], [["hang", end(1)]]), seen)
-    assert (outcome.verdict.kind, outcome.verdict.words) == (Kind.PREEMPTED, words)
+    assert (outcome.verdict.kind, outcome.verdict.words) == (VerdictKind.PREEMPTED, words)
 
 
 def test_a_preemption_that_was_announced_counts_once_all_have_saved() -> None:
     told: list[Any] = [{"notice": "preemption"}]
     fleet = FakeFleet([[*told, end(75, ended=3.0)]], [[*told, "pause", "pause", end(75, ended=3.1)]])
     outcome, events = follow(fleet)
-    assert (outcome.verdict.kind, outcome.verdict.noticed) == (Kind.PREEMPTED, True)
+    assert (outcome.verdict.kind, outcome.verdict.noticed) == (VerdictKind.PREEMPTED, True)
     assert fleet.told_to_stop == []
     assert [worker for worker, _ in outcome.ends] == [0, 1]
     assert len([e for e in events if e.kind == "note" and "has notice of preemption" in e.words]) == 1
@@ -177,7 +177,7 @@ def test_what_was_ended_on_purpose_is_cancelled() -> None:
     outcome, _ = follow(
         FakeFleet([[end(None, signal="SIGTERM")]], [[end(None, signal="SIGTERM")]]), cancelled=lambda: True
     )
-    assert outcome.verdict.kind is Kind.CANCELLED
+    assert outcome.verdict.kind is VerdictKind.CANCELLED
 
 
 def test_a_worker_that_falls_silent_is_lost_and_the_others_are_ended(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -185,7 +185,7 @@ def test_a_worker_that_falls_silent_is_lost_and_the_others_are_ended(monkeypatch
     speaks: list[Any] = [{"heartbeat": 1.0}, "pause"] * 400
     fleet = FakeFleet([[*speaks, end(None, signal="SIGTERM")]], [["hang for good"]])
     outcome, _ = follow(fleet, heartbeat_timeout_seconds=0.5)
-    assert (outcome.verdict.kind, outcome.verdict.unreachable) == (Kind.WORKER_LOST, (1,))
+    assert (outcome.verdict.kind, outcome.verdict.unreachable) == (VerdictKind.WORKER_LOST, (1,))
     assert fleet.told_to_stop == [0]
 
 
@@ -193,12 +193,12 @@ def test_a_stopped_program_is_hung(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("controller.recovery.diagnosis.STOPPED_SECONDS", 0.1)
     stopped: list[Any] = [{"heartbeat": 1.0, "stopped": True}, "pause"] * 400
     outcome, _ = follow(FakeFleet([stopped], [["hang for good"]]))
-    assert (outcome.verdict.kind, outcome.verdict.worker) == (Kind.HUNG, 0)
+    assert (outcome.verdict.kind, outcome.verdict.worker) == (VerdictKind.HUNG, 0)
 
 
 def test_nobody_waits_for_a_stopped_program_to_end(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its peers died of its silence, which is no cause: they say that they lost somebody."""
-    monkeypatch.setattr("controller.run.follow.ORIGIN_SECONDS", 1e9)
+    monkeypatch.setattr("controller.run.follow.ROOT_CAUSE_SECONDS", 1e9)
     lost = end(1, ended=3.0, log_tail="The tasks have crashed: heartbeat timeout")
     fleet = FakeFleet([[lost]], [[{"heartbeat": 1.0, "stopped": True}, "hang", end(None, signal="SIGKILL")]])
     outcome, _ = follow(fleet)
@@ -224,7 +224,7 @@ def test_while_nothing_is_reachable_it_is_waited_for(monkeypatch: pytest.MonkeyP
 
     threading.Thread(target=restore, daemon=True).start()
     outcome, events = follow(Restored([], []), GoogleError("tpu", 503, "UNREACHABLE", "no route"))
-    assert outcome.verdict.kind is Kind.FINISHED
+    assert outcome.verdict.kind is VerdictKind.FINISHED
     notes = [e.words for e in events if e.kind == "note"]
     assert any(n.startswith("network lost: Google's API does not answer") and n.endswith("waiting") for n in notes), (
         notes

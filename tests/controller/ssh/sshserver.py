@@ -17,15 +17,15 @@ from typing import Any
 import asyncssh
 
 from controller.localcloud.vms.sessions import HomeFiles
-from controller.ssh.client_key import private_key, public_line
-from controller.ssh.fleet import Access
+from controller.ssh.client_key import private_key, public_key_line
+from controller.ssh.fleet import ConnectionParams
 from tests.controller.agent.programs import end_programs
 
 USER = "slipway"
 
 
 @dataclass
-class Worker:
+class SshWorker:
     """One server; `commands` are the shell commands that it was sent, `forwarded` the ports it led to."""
 
     home: Path
@@ -60,7 +60,7 @@ class Worker:
         )
         self.port = self.server.get_port()
 
-    async def hang_up(self) -> None:
+    async def drop_connections(self) -> None:
         """Refuse new connections and drop the old ones; what runs goes on."""
         if self.server:
             loop = asyncio.get_running_loop()
@@ -85,15 +85,15 @@ class Worker:
         assert program.stdin
         assert program.stdout
         assert program.stderr
-        feeding = asyncio.ensure_future(_pump(process.stdin, program.stdin))
-        await asyncio.gather(_pump(program.stdout, process.stdout), _pump(program.stderr, process.stderr))
+        feeding = asyncio.ensure_future(_copy_stream(process.stdin, program.stdin))
+        await asyncio.gather(_copy_stream(program.stdout, process.stdout), _copy_stream(program.stderr, process.stderr))
         code = await program.wait()
         feeding.cancel()
         process.exit(code)
 
 
 class _Server(asyncssh.SSHServer):
-    def __init__(self, worker: Worker) -> None:
+    def __init__(self, worker: SshWorker) -> None:
         self._worker = worker
 
     def connection_made(self, conn: asyncssh.SSHServerConnection) -> None:
@@ -109,7 +109,7 @@ class _Server(asyncssh.SSHServer):
         return True
 
 
-async def _pump(source: asyncio.StreamReader | asyncssh.SSHReader[bytes], sink) -> None:
+async def _copy_stream(source: asyncio.StreamReader | asyncssh.SSHReader[bytes], sink) -> None:
     try:
         while data := await source.read(1 << 16):
             sink.write(data)
@@ -120,7 +120,7 @@ async def _pump(source: asyncio.StreamReader | asyncssh.SSHReader[bytes], sink) 
         return  # either side may end first
 
 
-class Pod:
+class SshPod:
     """Some workers, their own event loop in a thread, and the `Access` that leads to them."""
 
     def __init__(self, folder: Path, workers: int) -> None:
@@ -128,7 +128,7 @@ class Pod:
         self.workers = []
         for index in range(workers):
             (home := folder / f"worker-{index}").mkdir(parents=True)
-            self.workers.append(Worker(home, public_line(self.keys, USER)))
+            self.workers.append(SshWorker(home, public_key_line(self.keys, USER)))
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever)
         self._thread.start()
@@ -148,7 +148,7 @@ class Pod:
         finally:
             release.set()
 
-    def access(self, **changed) -> Access:
+    def access(self, **changed) -> ConnectionParams:
         config = self.folder / "ssh_config"
         blocks = [f"Host 10.0.0.{i}\n  HostName 127.0.0.1\n  Port {w.port}\n" for i, w in enumerate(self.workers)]
         config.write_text("".join(blocks))
@@ -163,11 +163,11 @@ class Pod:
             "warm_up_seconds": 10.0,
             "silence_seconds": 5.0,
         }
-        return Access(**{**plain, **changed})
+        return ConnectionParams(**{**plain, **changed})
 
     def close(self) -> None:
         for worker in self.workers:
-            self.do(worker.hang_up())
+            self.do(worker.drop_connections())
             end_programs(worker.home)
         self.do(self._finish())
         self._loop.call_soon_threadsafe(self._loop.stop)

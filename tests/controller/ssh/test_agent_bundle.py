@@ -8,24 +8,24 @@ from pathlib import Path
 import pytest
 
 import controller.agent
-from controller.ssh.agent_bundle import bundle
+from controller.ssh.agent_bundle import build_bundle
 
 PACKAGE = Path(controller.agent.__file__).parent
 SOURCES = sorted(PACKAGE.rglob("*.py"))
 
 
 def test_the_same_agent_gives_the_same_bytes_and_name() -> None:
-    assert bundle() == bundle()
-    assert bundle().name == f"agent-{bundle().sha256[:12]}.pyz"
+    assert build_bundle() == build_bundle()
+    assert build_bundle().name == f"agent-{build_bundle().sha256[:12]}.pyz"
 
 
 def test_it_holds_the_whole_package_and_runs(tmp_path: Path) -> None:
-    names = zipfile.ZipFile(io.BytesIO(bundle().content)).namelist()
+    names = zipfile.ZipFile(io.BytesIO(build_bundle().content)).namelist()
     assert sorted(names) == [
         "__main__.py",
         *(f"slipway_agent/{path.relative_to(PACKAGE).as_posix()}" for path in SOURCES),
     ]
-    (tmp_path / "agent.pyz").write_bytes(bundle().content)
+    (tmp_path / "agent.pyz").write_bytes(build_bundle().content)
     command = [sys.executable, tmp_path / "agent.pyz", "observe"]
     done = subprocess.run(command, input=b"{}", capture_output=True, env={"HOME": str(tmp_path)}, check=True)
     assert b'"boot_id"' in done.stdout

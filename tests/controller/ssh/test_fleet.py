@@ -12,12 +12,12 @@ from pathlib import Path
 import asyncssh
 import pytest
 
-from controller.core.clock import Interrupted
+from controller.core.clock import InterruptedSleepError
 from controller.ssh import connection
-from controller.ssh.agent_bundle import bundle
+from controller.ssh.agent_bundle import build_bundle
 from controller.ssh.client_key import private_key
 from controller.ssh.fleet import Fleet, WorkerError, failures
-from tests.controller.ssh.sshserver import Pod
+from tests.controller.ssh.sshserver import SshPod
 
 
 def only(answers: list) -> WorkerError:
@@ -49,11 +49,11 @@ def test_the_agent_looks_around_without_loading_http() -> None:
 def test_the_agent_is_placed_when_it_is_first_missed(pod_of) -> None:
     pod, fleet = pod_of()
     assert fleet.call(0, "observe", {})["home"] == str(pod.workers[0].home)
-    placed = pod.workers[0].home / ".slipway" / bundle().name
-    assert placed.read_bytes() == bundle().content
+    placed = pod.workers[0].home / ".slipway" / build_bundle().name
+    assert placed.read_bytes() == build_bundle().content
     before = len(pod.workers[0].commands)
     fleet.call(0, "observe", {})
-    assert pod.workers[0].commands[before:] == [f"python3 ~/.slipway/{bundle().name} observe"]
+    assert pod.workers[0].commands[before:] == [f"python3 ~/.slipway/{build_bundle().name} observe"]
     placed.unlink()
     assert fleet.call(0, "observe", {})["active"] is None, "and again, when someone has removed it"
 
@@ -72,7 +72,7 @@ def test_an_agent_that_arrives_incomplete_is_not_placed(pod_of, monkeypatch: pyt
     with pytest.raises(WorkerError, match="could not be placed: the upload broke off"):
         fleet.call(0, "observe", {})
     [draft] = (pod.workers[0].home / ".slipway").iterdir()
-    assert draft.name.startswith(f".{bundle().name}.")
+    assert draft.name.startswith(f".{build_bundle().name}.")
 
 
 def test_an_agent_that_cannot_be_placed_says_why(pod_of) -> None:
@@ -113,7 +113,7 @@ def test_an_answer_that_is_none_is_an_error_of_that_worker(pod_of, answer: str) 
     """Whoever can replace the agent there, as the experiment's code can, may answer anything."""
     pod, fleet = pod_of()
     fleet.call(0, "observe", {})
-    (pod.workers[0].home / ".slipway" / bundle().name).write_text(f"print({answer!r})")
+    (pod.workers[0].home / ".slipway" / build_bundle().name).write_text(f"print({answer!r})")
     with pytest.raises(WorkerError, match="did not answer in JSON"):
         fleet.call(0, "observe", {})
     with pytest.raises(WorkerError, match="did not answer in JSON"):
@@ -122,8 +122,8 @@ def test_an_answer_that_is_none_is_an_error_of_that_worker(pod_of, answer: str) 
 
 def test_an_answer_without_end_is_cut_off(pod_of, monkeypatch: pytest.MonkeyPatch) -> None:
     _, fleet = pod_of()
-    monkeypatch.setattr(connection, "LARGEST_ANSWER", 1 << 20)
-    monkeypatch.setattr(connection.Link, "_agent_says", lambda *_: itertools.repeat(b"x" * connection.CHUNK))
+    monkeypatch.setattr(connection, "MAX_ANSWER_BYTES", 1 << 20)
+    monkeypatch.setattr(connection.Connection, "_agent_says", lambda *_: itertools.repeat(b"x" * connection.CHUNK))
     with pytest.raises(WorkerError, match="answered more than 1 MiB"):
         fleet.call(0, "observe", {})
     with pytest.raises(WorkerError, match="answered more than 1 MiB"):
@@ -144,7 +144,7 @@ def test_all_are_asked_at_the_same_time_and_answer_in_order(pod_of) -> None:
 
 def test_a_worker_that_fails_is_a_value_among_the_answers(pod_of) -> None:
     pod, fleet = pod_of(3, sleep=lambda _: None)
-    pod.do(pod.workers[1].hang_up())
+    pod.do(pod.workers[1].drop_connections())
     answers = fleet.call_all("observe", {})
     assert [isinstance(answer, dict) for answer in answers] == [True, False, True]
     error = only(answers)
@@ -153,11 +153,11 @@ def test_a_worker_that_fails_is_a_value_among_the_answers(pod_of) -> None:
 
 def test_an_interrupted_wait_interrupts(pod_of) -> None:
     def interrupted(_: float) -> None:
-        raise Interrupted
+        raise InterruptedSleepError
 
     pod, fleet = pod_of(2, sleep=interrupted)
-    pod.do(pod.workers[1].hang_up())
-    with pytest.raises(Interrupted):
+    pod.do(pod.workers[1].drop_connections())
+    with pytest.raises(InterruptedSleepError):
         fleet.call_all("observe", {})
 
 
@@ -172,7 +172,7 @@ def test_a_shell_command_runs_by_fabric(pod_of) -> None:
 
 def test_a_command_that_takes_too_long_is_a_timeout(pod_of, monkeypatch: pytest.MonkeyPatch) -> None:
     pod, fleet = pod_of()
-    monkeypatch.setitem(connection.SECONDS, "observe", 0.3)
+    monkeypatch.setitem(connection.COMMAND_TIMEOUTS, "observe", 0.3)
     (pod.workers[0].home / "bin").mkdir()
     (fake := pod.workers[0].home / "bin/python3").write_text("#!/bin/sh\nsleep 5\n")
     fake.chmod(0o700)
@@ -189,7 +189,7 @@ def test_another_host_key_than_the_published_one_is_refused(pod_of) -> None:
     pod, fleet = pod_of(2)
     stranger = asyncssh.generate_private_key("ssh-ed25519")
     pod.workers[1].key, trusted = stranger, [w.host_key_line for w in pod.workers]
-    pod.do(pod.workers[1].hang_up())
+    pod.do(pod.workers[1].drop_connections())
     pod.do(pod.workers[1].listen())
     fleet = Fleet(pod.access(host_keys=lambda: trusted))
     error = only(fleet.call_all("observe", {}))
@@ -207,8 +207,8 @@ def test_a_host_without_a_published_key_is_not_spoken_to(pod_of) -> None:
     assert pod.workers[0].connections == []
 
 
-def change_host_key(pod: Pod, worker: int = 0) -> asyncssh.SSHKey:
-    pod.do(pod.workers[worker].hang_up())
+def change_host_key(pod: SshPod, worker: int = 0) -> asyncssh.SSHKey:
+    pod.do(pod.workers[worker].drop_connections())
     pod.workers[worker].key = asyncssh.generate_private_key("ssh-ed25519")
     pod.do(pod.workers[worker].listen())
     return pod.workers[worker].key
@@ -248,7 +248,12 @@ def test_host_keys_are_dropped_with_the_life_of_the_pod(pod_of, tmp_path: Path) 
 
 def test_the_first_host_key_can_be_pinned(pod_of, tmp_path: Path) -> None:
     """For pods that publish none: whoever answers first is believed, and nobody else from then on."""
-    options = {"kept": tmp_path / "known_hosts", "incarnation": "one", "pin_first": True, "host_keys": lambda: []}
+    options = {
+        "kept": tmp_path / "known_hosts",
+        "incarnation": "one",
+        "trust_on_first_use": True,
+        "host_keys": lambda: [],
+    }
     pod, fleet = pod_of(1, **options)
     assert fleet.call(0, "observe", {})["active"] is None
     change_host_key(pod)
@@ -303,7 +308,7 @@ def test_fresh_workers_are_waited_for(pod_of, tmp_path: Path) -> None:
     known = pod.workers[1].authorized
     pod.workers[1].authorized = asyncssh.generate_private_key("ssh-ed25519").export_public_key().decode()
     for worker in pod.workers[:2]:
-        pod.do(worker.hang_up())
+        pod.do(worker.drop_connections())
     pod.do(pod.workers[1].listen())
     pauses: list[float] = []
 
@@ -313,7 +318,7 @@ def test_fresh_workers_are_waited_for(pod_of, tmp_path: Path) -> None:
             published[:] = [w.host_key_line for w in pod.workers]
         if len(pauses) == 12:
             pod.workers[1].authorized = known
-            pod.do(pod.workers[1].hang_up())
+            pod.do(pod.workers[1].drop_connections())
             for worker in pod.workers[:2]:
                 pod.do(worker.listen())
 
@@ -327,7 +332,7 @@ def test_fresh_workers_are_waited_for(pod_of, tmp_path: Path) -> None:
 def test_a_worker_that_never_comes_is_given_up(pod_of) -> None:
     pauses: list[float] = []
     pod, fleet = pod_of(2, sleep=pauses.append, warm_up_seconds=60.0)
-    pod.do(pod.workers[0].hang_up())
+    pod.do(pod.workers[0].drop_connections())
     error = only(fleet.warm_up())
     assert (error.worker, error.kind) == (0, "refused")
     assert 60 <= sum(pauses) <= 66
@@ -337,7 +342,7 @@ def test_a_worker_that_never_comes_is_given_up(pod_of) -> None:
 def test_a_worker_of_a_pod_that_has_gone_is_not_waited_for(pod_of) -> None:
     pauses: list[float] = []
     pod, fleet = pod_of(2, sleep=pauses.append, warm_up_seconds=1e6)
-    pod.do(pod.workers[0].hang_up())
+    pod.do(pod.workers[0].drop_connections())
     assert only(fleet.warm_up(lambda: len(pauses) >= 3)).kind == "refused"
     assert len(pauses) == 3
 
@@ -345,7 +350,7 @@ def test_a_worker_of_a_pod_that_has_gone_is_not_waited_for(pod_of) -> None:
 def test_a_dropped_connection_is_made_anew(pod_of) -> None:
     pod, fleet = pod_of()
     fleet.call(0, "observe", {})
-    pod.do(pod.workers[0].hang_up())
+    pod.do(pod.workers[0].drop_connections())
     pod.do(pod.workers[0].listen())
     assert fleet.call(0, "observe", {})["active"] is None
 

@@ -11,10 +11,10 @@ from conf.schema.infra.network import IAP_RANGE
 from controller.cli import main
 from controller.cloud.emulator import Emulator
 from controller.ssh import iap
-from tests.controller.conftest import ECHO, Slipway
+from tests.controller.conftest import ECHO_COMMAND, SlipwayCli
 
 pytestmark = pytest.mark.e2e
-KEEP = [ECHO, "cleanup.on_success=keep"]
+KEEP = [ECHO_COMMAND, "cleanup.on_success=keep"]
 HIDDEN = ["tpu.external_ip=false", f"network.ssh_source_ranges=[{IAP_RANGE}]"]
 
 
@@ -22,7 +22,7 @@ def tunnels(cloud: Emulator) -> int:
     return sum(request["api"] == "iap" for request in cloud.requests())
 
 
-def test_a_pod_without_external_addresses_runs_a_program(slipway: Slipway) -> None:
+def test_a_pod_without_external_addresses_runs_a_program(slipway: SlipwayCli) -> None:
     code, out, err = slipway("up", *KEEP, *HIDDEN)
     assert (code, err) == (0, "")
     assert "hello from worker 0" in out
@@ -42,10 +42,10 @@ def test_a_pod_without_external_addresses_runs_a_program(slipway: Slipway) -> No
     what_goes_wrong_is_told_apart(cloud)
 
 
-def target(cloud: Emulator, **changed: object) -> iap.Target:
+def target(cloud: Emulator, **changed: object) -> iap.IapTarget:
     [node] = cloud.get("state")["node"].values()
     plain = {"project": "slipway-local", "zone": node["name"].split("/")[3], "instance": f"t1v-n-{node['id']}-w-3"}
-    return iap.Target(**{**plain, **changed})  # pyright: ignore[reportArgumentType]
+    return iap.IapTarget(**{**plain, **changed})  # pyright: ignore[reportArgumentType]
 
 
 def what_goes_wrong_is_told_apart(cloud: Emulator) -> None:
@@ -75,6 +75,6 @@ def test_a_host_that_is_no_proxy_is_refused() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         where = f"ws://127.0.0.1:{server.getsockname()[1]}"
         with pytest.raises(TimeoutError):
-            iap.connect(iap.Target("p", "z", "i"), lambda: "t", 0.2, where)
+            iap.connect(iap.IapTarget("p", "z", "i"), lambda: "t", 0.2, where)
     with pytest.raises(OSError, match="refused"):
-        iap.connect(iap.Target("p", "z", "i"), lambda: "t", 5, where)
+        iap.connect(iap.IapTarget("p", "z", "i"), lambda: "t", 5, where)

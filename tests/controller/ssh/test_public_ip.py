@@ -8,7 +8,7 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import pytest
 
-from controller.ssh.public_ip import public_address
+from controller.ssh.public_ip import find_public_ip
 
 ANSWERS = {"/good": b"8.8.4.4\n", "/html": b"<html>", "/six": b"2001:db8::1\n"}
 
@@ -43,4 +43,4 @@ def root() -> Iterator[str]:
     ],
 )
 def test_the_first_that_knows_is_believed(root: str, asked: list[str], found: str | None) -> None:
-    assert public_address(tuple(root + path for path in asked)) == found
+    assert find_public_ip(tuple(root + path for path in asked)) == found

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from conf.schema.infra.network import IAP_RANGE
-from controller.ssh.route import choose, lets_in
+from controller.ssh.route import admits_ssh, choose_route
 
 HERE = "8.8.4.4"
 
@@ -38,7 +38,7 @@ def nobody_asks() -> str:
     ],
 )
 def test_the_way(rules: list[dict[str, Any]], external: bool, laptop: Callable[[], str | None], way: str) -> None:
-    assert choose(rules, external=external, laptop=laptop) == way
+    assert choose_route(rules, external=external, laptop=laptop) == way
 
 
 @pytest.mark.parametrize(
@@ -55,4 +55,4 @@ def test_the_way(rules: list[dict[str, Any]], external: bool, laptop: Callable[[
     ],
 )
 def test_all_rules_decide_together(rules: list[dict[str, Any]], open_: bool) -> None:
-    assert lets_in(rules, f"{HERE}/32", ("slipway",)) is open_
+    assert admits_ssh(rules, f"{HERE}/32", ("slipway",)) is open_

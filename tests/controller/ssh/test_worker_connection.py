@@ -18,8 +18,8 @@ import pytest
 from controller.core.errors import ConfigError
 from controller.ssh.client_key import private_key
 from controller.ssh.fleet import Fleet, WorkerError
-from controller.ssh.port_forward import Forward
-from tests.controller.ssh.sshserver import Pod
+from controller.ssh.port_forward import PortForward
+from tests.controller.ssh.sshserver import SshPod
 
 LAX = "StrictHostKeyChecking no\n  UserKnownHostsFile /dev/null\n  User nobody\n  ConnectTimeout 1"
 """What must not count for a worker."""
@@ -49,7 +49,7 @@ def block(name: str, port: int, *lines: str) -> str:
     return "\n  ".join([f"Host {name}", "HostName 127.0.0.1", f"Port {port}", *lines]) + "\n"
 
 
-def by_home(pod: Pod, home: Path, fleets: list[Fleet], *blocks: str, **access: object) -> Fleet:
+def by_home(pod: SshPod, home: Path, fleets: list[Fleet], *blocks: str, **access: object) -> Fleet:
     (home / ".ssh/config").write_text("".join(blocks))
     fleets.append(Fleet(pod.access(ssh_config=None, **access), sleep=lambda _: None))
     return fleets[-1]
@@ -114,7 +114,7 @@ def test_a_gateway_that_shows_another_key_or_is_down_is_told(pod_of, home: Path,
     with pytest.raises(WorkerError, match=r"the gateway first \(me\): Host key for server") as caught:
         by_home(pod, home, fleets, *blocks).call(1, "observe", {})
     assert caught.value.kind == "denied"
-    pod.do(pod.workers[0].hang_up())
+    pod.do(pod.workers[0].drop_connections())
     with pytest.raises(WorkerError, match="no SSH: the gateway first: ") as caught:
         by_home(pod, home, fleets, *blocks).call(1, "observe", {})
     assert caught.value.kind == "refused"
@@ -143,7 +143,7 @@ def test_files_go_up_and_come_down(pod_of, tmp_path: Path) -> None:
     connection = fleet.link(0).connection()
     connection.put(io.BytesIO(b"x" * 300_000), "data.bin")
     assert (pod.workers[0].home / "data.bin").read_bytes() == b"x" * 300_000
-    pod.do(pod.workers[0].hang_up())
+    pod.do(pod.workers[0].drop_connections())
     pod.do(pod.workers[0].listen())
     connection.get("data.bin", str(tmp_path / "back"))  # over a new connection
     assert (tmp_path / "back").read_bytes() == b"x" * 300_000
@@ -197,7 +197,7 @@ def test_a_forward_outlives_what_refuses_and_what_breaks(pod_of) -> None:
     pod, fleet = pod_of()
     notes: list[str] = []
     remote = free_port()
-    forward = Forward(fleet.link(0), 0, remote, notes.append)
+    forward = PortForward(fleet.link(0), 0, remote, notes.append)
     serve = threading.Thread(target=forward.serve, daemon=True)
     serve.start()
     with socket.create_connection(("127.0.0.1", forward.port), timeout=60) as refused:
@@ -205,7 +205,7 @@ def test_a_forward_outlives_what_refuses_and_what_breaks(pod_of) -> None:
     assert [f"no way to port {remote} there" in note for note in notes] == [True]
     with serving(remote):
         assert page(forward.port) == b"x" * 3_000_000
-        pod.do(pod.workers[0].hang_up())
+        pod.do(pod.workers[0].drop_connections())
         pod.do(pod.workers[0].listen())
         assert retried(lambda: page(forward.port)) == b"x" * 3_000_000  # it may not know yet that the old one is gone
         before = len(pod.workers[0].forwarded)

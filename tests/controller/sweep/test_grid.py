@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from conf.schema.run.sweep import Sweep
-from controller.config.compose import compose, compose_each
+from controller.config.compose import compose, compose_variants
 from controller.core.errors import ConfigError
-from controller.sweep.definition import study
-from controller.sweep.grid import grid, split
+from controller.sweep.definition import define_sweep
+from controller.sweep.grid import expand_grid, split_overrides
 
 HERE = Path(__file__).parent
 
@@ -23,12 +23,12 @@ def sweep(**values: object) -> Sweep:
 
 def test_hydras_grammar_last_word_fastest() -> None:
     words = ["+experiment=quickstart", "loop.kl_coef=choice(0,0.001)", "run.seed=range(0,3)"]
-    found = grid(words, sweep(), HERE)
+    found = expand_grid(words, sweep(), HERE)
     wanted = [(f"loop.kl_coef={kl}", f"run.seed={seed}") for kl, seed in itertools.product(("0", "0.001"), range(3))]
     assert [variant.own for variant in found] == wanted
     assert found[0].words == ("+experiment=quickstart", *wanted[0])
     with pytest.raises(ConfigError, match=r"loop\.kl_coef: '0,\[' cannot be read"):
-        grid(["loop.kl_coef=0,["], sweep(), HERE)
+        expand_grid(["loop.kl_coef=0,["], sweep(), HERE)
 
 
 def test_equal_to_hydras_own_sweeper() -> None:
@@ -37,20 +37,20 @@ def test_equal_to_hydras_own_sweeper() -> None:
 
     words = ["a.b=1,2", "c.d=x", "e.f=[1,2],[3]", 'g.h="p,q"', "i.j=range(0,1,0.5)"]
     theirs = BasicSweeper.split_arguments(OverridesParser.create().parse_overrides(words), max_batch_size=None)[0]
-    ours = grid(words, sweep(), HERE)
+    ours = expand_grid(words, sweep(), HERE)
     assert [set(variant.words) for variant in ours] == [set(run) for run in theirs]
 
 
 def test_a_glob_means_files_of_a_group() -> None:
-    found = [variant.own[0] for variant in grid(["loop=glob(*grpo)"], sweep(), HERE)]
+    found = [variant.own[0] for variant in expand_grid(["loop=glob(*grpo)"], sweep(), HERE)]
     assert found == ["loop=dr_grpo", "loop=grpo"]
     with pytest.raises(ConfigError, match="fits no loop; choices: dapo, dr_grpo"):
-        grid(["loop=glob(zzz*)"], sweep(), HERE)
+        expand_grid(["loop=glob(zzz*)"], sweep(), HERE)
 
 
 def test_cases_times_params_and_what_is_typed_wins() -> None:
     settings = sweep(params={"run.seed": "0,1"}, cases={"grpo": [], "no_kl": ["loop.kl_coef=0"]})
-    found = grid(["run.seed=7,8,9"], settings, HERE)
+    found = expand_grid(["run.seed=7,8,9"], settings, HERE)
     assert len(found) == 6
     assert (found[0].case, found[0].own) == ("grpo", ("run.seed=7",))
     assert found[-1].words == ("loop.kl_coef=0", "run.seed=9")
@@ -59,12 +59,12 @@ def test_cases_times_params_and_what_is_typed_wins() -> None:
 
 def test_an_interval_is_for_a_search() -> None:
     words = ["optimizer.lr=tag(log,interval(1e-5,1e-3))", "loop.prompts_per_step=int(interval(1,8))"]
-    assert split(words, HERE)[1].intervals == {
+    assert split_overrides(words, HERE)[1].intervals == {
         "optimizer.lr=": (1e-5, 1e-3, False, True),
         "loop.prompts_per_step=": (1, 8, True, False),
     }
     with pytest.raises(ConfigError, match="an interval has no points of a grid"):
-        grid(words, sweep(), HERE)
+        expand_grid(words, sweep(), HERE)
 
 
 def test_composed_together_is_composed_one_by_one() -> None:
@@ -72,17 +72,17 @@ def test_composed_together_is_composed_one_by_one() -> None:
         ("+experiment=quickstart", f"loop.steps={steps}", f"tpu={tpu}", "scale=tiny")
         for steps, tpu in itertools.product((100, 300), ("v6e_8", "v5litepod_16"))
     ]
-    assert list(compose_each(variants)) == [compose(words) for words in variants]
+    assert list(compose_variants(variants)) == [compose(words) for words in variants]
 
 
 def test_a_named_sweep_of_the_project_has_different_runs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("SLIPWAY_HOME", str(tmp_path))
-    found = study(["+experiment=quickstart", "sweep=grpo_ablations"], HERE)
+    found = define_sweep(["+experiment=quickstart", "sweep=grpo_ablations"], HERE)
     assert len(found.jobs) == len({job.run_id for job in found.jobs}) == 15
     assert found.sweep.pods == 2
-    again = study(["+experiment=quickstart", "sweep=grpo_ablations", "sweep.pods=5"], HERE)
+    again = define_sweep(["+experiment=quickstart", "sweep=grpo_ablations", "sweep.pods=5"], HERE)
     assert again.id == found.id
     with pytest.raises(ConfigError, match=r"run\.seed=-1: run\.seed: "):
-        study(["+experiment=quickstart", "run.seed=0,-1"], HERE)
+        define_sweep(["+experiment=quickstart", "run.seed=0,-1"], HERE)
     with pytest.raises(ConfigError, match="cloud, tpu and network are the same in all runs"):
-        study(["+experiment=quickstart", "tpu=v6e_8,v5litepod_16"], HERE)
+        define_sweep(["+experiment=quickstart", "tpu=v6e_8,v5litepod_16"], HERE)

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from controller.core.errors import ConfigError
-from controller.sweep.definition import study
-from controller.sweep.hydra_launchers import launched
+from controller.sweep.definition import define_sweep
+from controller.sweep.hydra_launchers import apply_launcher
 
 GRID = ["+experiment=quickstart", "run.seed=0,1"]
 
@@ -29,9 +29,9 @@ def test_words_of_a_launcher_are_a_number_of_pods(
     words: list[str], pods: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SLIPWAY_HOME", str(tmp_path))
-    found = study([*GRID, *words], tmp_path)
+    found = define_sweep([*GRID, *words], tmp_path)
     assert found.sweep.pods == pods
-    assert [job.run_id for job in found.jobs] == [job.run_id for job in study(GRID, tmp_path).jobs]
+    assert [job.run_id for job in found.jobs] == [job.run_id for job in define_sweep(GRID, tmp_path).jobs]
     assert not any("hydra" in word for job in found.jobs for word in job.variant.words)
 
 
@@ -48,5 +48,5 @@ def test_words_of_a_launcher_are_a_number_of_pods(
 )
 def test_what_cannot_be_meant_names_the_key(words: list[str], said: str) -> None:
     with pytest.raises(ConfigError) as error:
-        launched([*GRID, *words])
+        apply_launcher([*GRID, *words])
     assert str(error.value).startswith(said)

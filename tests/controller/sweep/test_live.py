@@ -17,8 +17,8 @@ from controller.cli.verbs.look import sweep_status
 from controller.core.clock import Clock
 from controller.core.events import Event
 from controller.records import index
-from controller.sweep.board import Board, BoardScreen, Line, cost, runs_of_sweeps, saved
-from controller.sweep.live import drawn, shown
+from controller.sweep.board import Board, BoardRow, BoardScreen, format_cost, load_board, run_ids_by_sweep
+from controller.sweep.live import live_board, render_board
 
 
 class Still(Clock):
@@ -43,14 +43,14 @@ class Glass(io.StringIO):
         return True
 
 
-def board(file: Path, *lines: Line, clock: Clock | None = None, json_lines: bool = False) -> Board:
+def board(file: Path, *lines: BoardRow, clock: Clock | None = None, json_lines: bool = False) -> Board:
     file.parent.mkdir(exist_ok=True)
     return Board(lines, file, clock or Still(), json_lines=json_lines)
 
 
-def text(lines: list[Line], height: int = 20) -> str:
+def text(lines: list[BoardRow], height: int = 20) -> str:
     console = Console(width=140, record=True, file=io.StringIO())
-    console.print(drawn(lines, 1060.0, height))
+    console.print(render_board(lines, 1060.0, height))
     return console.export_text()
 
 
@@ -58,15 +58,15 @@ STEPS: dict[str, Any] = {"step": 5, "steps_total": 10, "step_time": 2.0, "metric
 
 
 def test_what_a_line_shows() -> None:
-    line = Line("q-1", "seed=1", "running", 2, 1000.0, usd_per_hour=60.0, **STEPS)
-    row = text([line, Line("q-2", "seed=2")]).splitlines()[1].split()
+    line = BoardRow("q-1", "seed=1", "running", 2, 1000.0, usd_per_hour=60.0, **STEPS)
+    row = text([line, BoardRow("q-2", "seed=2")]).splitlines()[1].split()
     assert row == ["q-1", "seed=1", "2", "running", "60", "s", "5/10", "loss", "1", "█▁", "0:10", "1.0", "pod",
                    "minutes,", "about", "$1.00"]  # fmt: skip
-    assert "1 running, 1 waiting" in text([line, Line("q-2", "seed=2")])
+    assert "1 running, 1 waiting" in text([line, BoardRow("q-2", "seed=2")])
 
 
 def test_where_there_is_no_room_for_all_those_that_run_come_first() -> None:
-    lines = [*(Line(f"w-{i}", "") for i in range(50)), *(Line(f"r-{i}", "", "running") for i in range(3))]
+    lines = [*(BoardRow(f"w-{i}", "") for i in range(50)), *(BoardRow(f"r-{i}", "", "running") for i in range(3))]
     shown = text(lines, height=5)
     assert all(f"r-{i}" in shown for i in range(3))
     assert shown.count("w-") == 2
@@ -75,17 +75,17 @@ def test_where_there_is_no_room_for_all_those_that_run_come_first() -> None:
 
 def test_the_cost_counts_every_try(tmp_path: Path) -> None:
     clock = Still()
-    made = board(tmp_path / "s.json", Line("q-1", ""), clock=clock)
+    made = board(tmp_path / "s.json", BoardRow("q-1", ""), clock=clock)
     made.state("q-1", "running", began=clock.at)
     BoardScreen(made, "q-1", clock).set_price(36.0)
     clock.at += 100
     made.state("q-1", "failed")
     clock.at += 5000  # nobody pays for that
     [line] = made.lines()
-    assert cost(line, clock.at) == "1.7 pod minutes, about $1.00"
+    assert format_cost(line, clock.at) == "1.7 pod minutes, about $1.00"
     made.state("q-1", "running", began=clock.at)
     clock.at += 100
-    assert cost(line, clock.at) == "3.3 pod minutes, about $2.00"
+    assert format_cost(line, clock.at) == "3.3 pod minutes, about $2.00"
 
 
 def test_on_a_terminal_it_is_redrawn_and_what_is_said_stands_above(
@@ -94,8 +94,8 @@ def test_on_a_terminal_it_is_redrawn_and_what_is_said_stands_above(
     glass = Glass()
     monkeypatch.setattr(sys, "stdout", glass)
     monkeypatch.setenv("TERM", "xterm")
-    made = board(tmp_path / "s.json", *(Line(f"q-{i}", f"seed={i}") for i in range(4)))
-    with shown(made, Still()):
+    made = board(tmp_path / "s.json", *(BoardRow(f"q-{i}", f"seed={i}") for i in range(4)))
+    with live_board(made, Still()):
         threads = [threading.Thread(target=made.state, args=(f"q-{i}", "running", "\x1b[2J")) for i in range(4)]
         for thread in threads:
             thread.start()
@@ -107,7 +107,7 @@ def test_on_a_terminal_it_is_redrawn_and_what_is_said_stands_above(
     assert said.count("running: \\x1b[2J") == 4
     assert "\x1b[2J" not in said
     assert "4 running" in said
-    made.say(Line("q-9", ""), "afterwards")
+    made.say(BoardRow("q-9", ""), "afterwards")
     assert glass.getvalue().endswith("q-9    afterwards\n")
 
 
@@ -123,7 +123,7 @@ def status(*words: str) -> int:
 
 
 def test_status_of_a_sweep_by_its_name(state: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    made = board(state / "sweeps" / "q-abc.json", Line("q-1", "seed=1"), Line("q-2", "seed=2"))
+    made = board(state / "sweeps" / "q-abc.json", BoardRow("q-1", "seed=1"), BoardRow("q-2", "seed=2"))
     made.state("q-1", "running", pod=2, began=0.0)
     capsys.readouterr()
     assert status("--sweep", "q-") == 0
@@ -141,7 +141,7 @@ def test_status_of_a_sweep_by_its_name(state: Path, capsys: pytest.CaptureFixtur
 def test_a_sweep_of_another_machine_is_known_from_the_table(state: Path, capsys: pytest.CaptureFixture[str]) -> None:
     rows = [{"run": f"q-{i}", "sweep": "q-abc", "state": "finished", "usd": 1.5, "metrics": {"loss": 0.25},
              "overrides": ["+experiment=q", f"run.seed={i}"]} for i in range(2)]  # fmt: skip
-    index.add(state, [*rows, {"run": "x-1", "sweep": "q-xyz", "state": "failed"}])
+    index.append_rows(state, [*rows, {"run": "x-1", "sweep": "q-xyz", "state": "failed"}])
     assert status("--sweep", "q-abc", "--follow") == 0
     out = capsys.readouterr().out.splitlines()
     assert len(out) == 6  # each once, then the table
@@ -155,7 +155,7 @@ def test_a_sweep_of_another_machine_is_known_from_the_table(state: Path, capsys:
 
 def test_following_says_what_changes_until_it_is_over(state: Path) -> None:
     file = state / "sweeps" / "q-abc.json"
-    made = board(file, Line("q-1", ""), Line("q-2", ""))
+    made = board(file, BoardRow("q-1", ""), BoardRow("q-2", ""))
 
     def moved(step: int) -> None:
         made.tell("q-1", Event(0.0, "metrics", "q-1", data={"metrics": {"step": step}}))
@@ -168,7 +168,7 @@ def test_following_says_what_changes_until_it_is_over(state: Path) -> None:
     ]
     made.state("q-1", "waiting")
     clock = Still(then=lambda: acts.pop(0)())
-    seen = [(line.run, line.state, line.step) for line in sweep_status.news(state, "q-abc", clock)]
+    seen = [(line.run, line.state, line.step) for line in sweep_status.watch_changes(state, "q-abc", clock)]
     assert seen == [
         ("q-1", "waiting", None),
         ("q-2", "waiting", None),
@@ -177,11 +177,11 @@ def test_following_says_what_changes_until_it_is_over(state: Path) -> None:
         ("q-1", "running", 1),
         ("q-2", "finished", None),
     ]
-    assert saved(file).over
+    assert load_board(file).over
 
 
 def test_the_runs_of_each_sweep_are_known_from_its_board(tmp_path: Path) -> None:
-    assert runs_of_sweeps(tmp_path) == {}
+    assert run_ids_by_sweep(tmp_path) == {}
     (tmp_path / "sweeps").mkdir()
-    board(tmp_path / "sweeps/q-1.json", Line("a", "lr=1", "finished"), Line("b", "lr=2", "waiting")).close()
-    assert runs_of_sweeps(tmp_path) == {"q-1": ["a", "b"]}
+    board(tmp_path / "sweeps/q-1.json", BoardRow("a", "lr=1", "finished"), BoardRow("b", "lr=2", "waiting")).close()
+    assert run_ids_by_sweep(tmp_path) == {"q-1": ["a", "b"]}

@@ -9,24 +9,24 @@ import pytest
 from controller.cli import main
 from controller.records import index
 from tests.controller.cli.verbs.run.test_up import until
-from tests.controller.conftest import ECHO, Slipway
+from tests.controller.conftest import ECHO_COMMAND, SlipwayCli
 from tests.controller.sweep.test_pool import SMALL, launches
 from tests.scenarios.unattended.test_two_controllers import controllers
 
 pytestmark = pytest.mark.e2e
 
 
-def waiting(slipway: Slipway, seeds: str = "0,1,2") -> list[str]:
+def waiting(slipway: SlipwayCli, seeds: str = "0,1,2") -> list[str]:
     """A sweep whose programs end once `go` is there."""
     go = slipway.home / "go"
     return ["-m", *SMALL, f'program.command=[sh,-c,"while [ ! -e {go} ]; do sleep 0.1; done"]', f"run.seed={seeds}"]
 
 
-def run_when(slipway: Slipway, number: int) -> None:
-    until(lambda: [row["state"] for row in index.rows(slipway.home)].count("running") == number, 300)
+def run_when(slipway: SlipwayCli, number: int) -> None:
+    until(lambda: [row["state"] for row in index.load_rows(slipway.home)].count("running") == number, 300)
 
 
-def test_a_second_controller_is_told_takes_over_and_ctrl_c_lets_go(slipway: Slipway) -> None:
+def test_a_second_controller_is_told_takes_over_and_ctrl_c_lets_go(slipway: SlipwayCli) -> None:
     words = waiting(slipway)
     with controllers(slipway, words) as (first,):
         run_when(slipway, 2)
@@ -54,7 +54,7 @@ def test_a_second_controller_is_told_takes_over_and_ctrl_c_lets_go(slipway: Slip
     assert slipway.cloud().get("state")["node"] == {}
 
 
-def test_down_asks_before_it_ends_runs_and_the_controller_ends_well(slipway: Slipway) -> None:
+def test_down_asks_before_it_ends_runs_and_the_controller_ends_well(slipway: SlipwayCli) -> None:
     words = waiting(slipway, "0,1")
     with controllers(slipway, words) as (sweep,):
         run_when(slipway, 2)
@@ -70,12 +70,12 @@ def test_down_asks_before_it_ends_runs_and_the_controller_ends_well(slipway: Sli
     assert slipway.cloud().get("state")["node"] == {}
 
 
-def test_a_single_run_on_a_pod_of_a_sweep_is_told_and_may_replace_what_runs_there(slipway: Slipway) -> None:
+def test_a_single_run_on_a_pod_of_a_sweep_is_told_and_may_replace_what_runs_there(slipway: SlipwayCli) -> None:
     words = [*waiting(slipway, "0,1"), "sweep.pods=1"]
     with controllers(slipway, words) as (sweep,):
         run_when(slipway, 1)
         [pod] = slipway.cloud().get("state")["node"].values()
-        alone = ["up", ECHO, SMALL[0], f"tpu.name={pod['name'].rpartition('/')[2]}"]
+        alone = ["up", ECHO_COMMAND, SMALL[0], f"tpu.name={pod['name'].rpartition('/')[2]}"]
         code, _, err = slipway(*alone)
         assert code == 2
         assert "the pod is busy with run-" in err
@@ -86,7 +86,7 @@ def test_a_single_run_on_a_pod_of_a_sweep_is_told_and_may_replace_what_runs_ther
     assert slipway(*words)[0] == 0
 
 
-def test_by_the_policy_stop_what_runs_is_let_end_and_nothing_further_begins(slipway: Slipway) -> None:
+def test_by_the_policy_stop_what_runs_is_let_end_and_nothing_further_begins(slipway: SlipwayCli) -> None:
     home, go = slipway.home, slipway.home / "go"
     fails = f"while [ ! -e {home}/other ]; do sleep 0.1; done; exit 7"
     ends = f"touch {home}/other; while [ ! -e {go} ]; do sleep 0.1; done"

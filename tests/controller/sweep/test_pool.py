@@ -12,28 +12,28 @@ from pathlib import Path
 import pytest
 
 from controller.cli import main
-from controller.gcp.prices import rate
+from controller.gcp.prices import hourly_price
 from controller.records import index
-from controller.sweep.board import Line, sparkline, table
-from controller.sweep.definition import estimate, study
-from controller.sweep.pool import Listed
+from controller.sweep.board import BoardRow, format_table, sparkline
+from controller.sweep.definition import define_sweep, estimate
+from controller.sweep.pool import GridSource
 from tests.controller.cli.verbs.run.test_up import until
-from tests.controller.conftest import Slipway
+from tests.controller.conftest import SlipwayCli
 
 SMALL = ["tpu.accelerator_type=v5litepod-1", "sweep.pods=2"]
 
 
-def states(slipway: Slipway) -> dict[str, str]:
-    return {" ".join(w for w in row["overrides"] if "seed" in w): row["state"] for row in index.rows(slipway.home)}
+def states(slipway: SlipwayCli) -> dict[str, str]:
+    return {" ".join(w for w in row["overrides"] if "seed" in w): row["state"] for row in index.load_rows(slipway.home)}
 
 
-def launches(slipway: Slipway) -> list[str]:
+def launches(slipway: SlipwayCli) -> list[str]:
     objects = slipway.cloud().get("state")["objects"]
     return sorted(name for names in objects.values() for name in names if "/launches/" in name)
 
 
 @pytest.mark.e2e
-def test_killed_and_preempted_a_sweep_does_what_is_missing_and_leaves_no_pod(slipway: Slipway) -> None:
+def test_killed_and_preempted_a_sweep_does_what_is_missing_and_leaves_no_pod(slipway: SlipwayCli) -> None:
     go = slipway.home / "go"
     program = f'program.command=[sh,-c,"while [ ! -e {go} ]; do sleep 0.1; done"]'
     words = ["-m", *SMALL, *slipway.base, program, "run.seed=0,1,2,3,4"]
@@ -70,7 +70,7 @@ def test_killed_and_preempted_a_sweep_does_what_is_missing_and_leaves_no_pod(sli
 
 
 @pytest.mark.e2e
-def test_what_fails_is_tried_again_and_told(slipway: Slipway) -> None:
+def test_what_fails_is_tried_again_and_told(slipway: SlipwayCli) -> None:
     fails = 'program.command=[sh,-c,"test $SEED != 1 && test $SLIPWAY_ATTEMPT$SEED != 12"]'
     words = ["-m", *SMALL, *slipway.base, fails, "env.vars.SEED='0','1','2'"]
     assert main.run(words) == 5
@@ -87,9 +87,9 @@ def test_what_fails_is_tried_again_and_told(slipway: Slipway) -> None:
 
 def test_a_pod_goes_on_with_the_run_that_it_had(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SLIPWAY_HOME", str(tmp_path))
-    jobs = study(["+experiment=quickstart", "run.seed=0,1,2"], tmp_path).jobs
+    jobs = define_sweep(["+experiment=quickstart", "run.seed=0,1,2"], tmp_path).jobs
     ids = [job.run_id for job in jobs]
-    source = Listed(jobs, {2: ids[0], 3: "finished long ago"})
+    source = GridSource(jobs, {2: ids[0], 3: "finished long ago"})
     taken = [source.take(pod) for pod in (1, 2, 1, 2)]
     assert [job.run_id if job else None for job in taken] == [ids[1], ids[0], ids[2], None]
 
@@ -98,18 +98,20 @@ def test_the_estimate_is_by_runs_of_the_same_name(tmp_path: Path) -> None:
     config = main.parse(["plan", "+experiment=quickstart", "tpu=v6e_8", "cloud=gcp"]).options.cloud_config()
     assert estimate(config, 12, 2, tmp_path, 0.0).hours is None
     row = {"name": "quickstart", "type": config.tpu.accelerator_type, "state": "finished", "metrics": {}}
-    index.add(tmp_path, [{**row, "run": str(i), "seconds": seconds} for i, seconds in enumerate((90.0, 100.0, 500.0))])
+    index.append_rows(
+        tmp_path, [{**row, "run": str(i), "seconds": seconds} for i, seconds in enumerate((90.0, 100.0, 500.0))]
+    )
     guess = estimate(config, 12, 5, tmp_path, 0.0)
     assert (guess.seconds_each, guess.hours) == (100.0, 300 / 3600)
-    assert guess.usd == pytest.approx(12 * 100 / 3600 * (rate(config, 0.0).total or 0.0))
+    assert guess.usd == pytest.approx(12 * 100 / 3600 * (hourly_price(config, 0.0).total or 0.0))
 
 
 def test_a_line_per_run() -> None:
     assert sparkline([0, 1, 2, 3]) == "▁▃▅█"
     assert sparkline([]) == ""
     steps = {"step": 5, "steps_total": 10, "step_time": 2.0}
-    line = Line("q-1", "seed=1", "running", 2, 100.0, metric="loss", values=[2.0, 1.0], **steps)
-    shown = table([line], 160.0)[1]
+    line = BoardRow("q-1", "seed=1", "running", 2, 100.0, metric="loss", values=[2.0, 1.0], **steps)
+    shown = format_table([line], 160.0)[1]
     assert shown.split() == [
         "q-1",
         "seed=1",

@@ -11,28 +11,30 @@ from conf.schema.run.sweep import Search
 from controller.core.errors import ConfigError
 from controller.core.events import Event
 from controller.records.ledger import Result
-from controller.sweep.definition import Builder, Job
-from controller.sweep.grid import split
-from controller.sweep.search import Searched
+from controller.sweep.definition import JobBuilder, SweepJob
+from controller.sweep.grid import split_overrides
+from controller.sweep.search import SearchSource
 
 pytest.importorskip("optuna")
 WORDS = ["+experiment=quickstart", "optimizer.lr=tag(log,interval(1e-6,1e-1))"]
 
 
-def search(folder: Path, method: str = "optuna", trials: int = 20, words: list[str] = WORDS, **held: str) -> Searched:
-    same, space = split(words, folder)
+def search(
+    folder: Path, method: str = "optuna", trials: int = 20, words: list[str] = WORDS, **held: str
+) -> SearchSource:
+    same, space = split_overrides(words, folder)
     pods = {int(pod[-1]): run for pod, run in held.items()}
     plain = {"method": method, "trials": trials, "metric": "loss", "mode": "min", "prune": True, "seed": 0}
-    return Searched(Search.model_validate(plain), same, space, Builder(folder), folder / "study.journal", pods)
+    return SearchSource(Search.model_validate(plain), same, space, JobBuilder(folder), folder / "study.journal", pods)
 
 
-def loss(job: Job, step: int) -> float:
+def loss(job: SweepJob, step: int) -> float:
     """Smallest at a learning rate of 1e-3."""
     assert job.config.optimizer is not None
     return abs(math.log10(job.config.optimizer.lr) + 3) + 1 / step
 
 
-def carry(source: Searched, job: Job) -> bool:
+def carry(source: SearchSource, job: SweepJob) -> bool:
     """Run the toy; says whether it was pruned."""
     for step in range(1, 6):
         line = {"step": step, "phase": "train", "loss": loss(job, step)}

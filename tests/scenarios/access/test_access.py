@@ -7,27 +7,27 @@ import json
 import pytest
 
 from controller.cli import main
-from controller.cloud.connect import connected
-from controller.run.session import session
+from controller.cloud.connect import open_context
+from controller.run.session import open_session
 from controller.ssh.fleet import WorkerError, failures
-from tests.controller.conftest import ECHO, Slipway
+from tests.controller.conftest import ECHO_COMMAND, SlipwayCli
 
 pytestmark = pytest.mark.e2e
-KEEP = [ECHO, "cleanup.on_success=keep"]
+KEEP = [ECHO_COMMAND, "cleanup.on_success=keep"]
 
 
-def fault(slipway: Slipway, **spec: object) -> None:
+def fault(slipway: SlipwayCli, **spec: object) -> None:
     slipway.cloud().post("faults", {"key": json.dumps(spec, sort_keys=True), "faults": [spec]})
 
 
-def test_ssh_that_is_refused_for_a_while_is_waited_for(slipway: Slipway) -> None:
+def test_ssh_that_is_refused_for_a_while_is_waited_for(slipway: SlipwayCli) -> None:
     fault(slipway, kind="ssh_refused", seconds=2)
     code, out, err = slipway("up", *KEEP)
     assert (code, err) == (0, "")
     assert "hello from worker 0" in out
 
 
-def test_ssh_that_stays_refused_is_told(slipway: Slipway) -> None:
+def test_ssh_that_stays_refused_is_told(slipway: SlipwayCli) -> None:
     fault(slipway, kind="ssh_refused", seconds=600, worker=2)
     code, _, err = slipway("up", *KEEP, "ssh.ready_timeout_seconds=0.5")
     assert code != 0
@@ -35,9 +35,9 @@ def test_ssh_that_stays_refused_is_told(slipway: Slipway) -> None:
     assert "worker 1" not in err
 
 
-def test_a_worker_that_freezes_is_noticed(slipway: Slipway) -> None:
+def test_a_worker_that_freezes_is_noticed(slipway: SlipwayCli) -> None:
     assert slipway("up", *KEEP)[0] == 0
-    with session(main.parse(["status", *KEEP, *slipway.base]).options) as now:
+    with open_session(main.parse(["status", *KEEP, *slipway.base]).options) as now:
         fleet = now.workers()
         assert not failures(fleet.call_all("observe", {}))
         access = fleet._access
@@ -55,9 +55,9 @@ def test_a_worker_that_freezes_is_noticed(slipway: Slipway) -> None:
         assert fleet.link(0).follow("true", print, print) == 0
 
 
-def test_os_login_where_the_project_wants_it(slipway: Slipway) -> None:
+def test_os_login_where_the_project_wants_it(slipway: SlipwayCli) -> None:
     cloud = slipway.cloud()
-    with connected(main.parse(["plan", *KEEP, *slipway.base]).options.config()[0], keep_awake=True) as (world, _):
+    with open_context(main.parse(["plan", *KEEP, *slipway.base]).options.config()[0], keep_awake=True) as (world, _):
         body = {"items": [{"key": "enable-oslogin", "value": "TRUE"}]}
         world.google.call("compute", "projects.setCommonInstanceMetadata", project="slipway-local", body=body)
     code, out, err = slipway("up", *KEEP)

@@ -20,13 +20,13 @@ import pytest
 
 from conf.schema.infra.cloud import LocalCloud
 from controller.cli import main
-from controller.cli.verbs.look.forward import ports
-from controller.cloud.emulator import command, ensure_running, state_folder
+from controller.cli.verbs.look.forward import parse_ports
+from controller.cloud.emulator import ensure_running, run_emulator_verb, state_folder
 from controller.core.errors import ConfigError
-from tests.controller.conftest import ECHO, Slipway
+from tests.controller.conftest import ECHO_COMMAND, SlipwayCli
 
 pytestmark = pytest.mark.e2e
-WORDS = [ECHO, "cloud=local", "program=command", "env.packages=image", "cloud.operation_seconds=0"]
+WORDS = [ECHO_COMMAND, "cloud=local", "program=command", "env.packages=image", "cloud.operation_seconds=0"]
 
 
 @pytest.fixture(scope="module")
@@ -39,7 +39,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         patch.setenv("SLIPWAY_HOME", str(place.parent / "home"))
         assert main.run(["up", "cleanup.on_success=keep", *WORDS]) == 0
         yield place
-    status, words = command(["wipe"], state_folder(str(place.parent / "home")))
+    status, words = run_emulator_verb(["wipe"], state_folder(str(place.parent / "home")))
     assert status == 0, words
 
 
@@ -145,7 +145,7 @@ def test_what_makes_no_sense_is_said(here, words: list[str], said: str) -> None:
     assert said in here.readouterr().err
 
 
-def test_without_a_pod_there_is_nothing_to_reach(slipway: Slipway) -> None:
+def test_without_a_pod_there_is_nothing_to_reach(slipway: SlipwayCli) -> None:
     assert main.run(["exec", *WORDS, "--", "true"]) == 2
     err = slipway.capsys.readouterr().err
     assert "is absent; `slipway up` makes it ready" in err
@@ -278,8 +278,8 @@ def test_a_port_in_use_is_said(here) -> None:
 
 
 def test_ports() -> None:
-    assert ports("8888") == (8888, 8888)
-    assert ports("9999:8888") == (9999, 8888)
+    assert parse_ports("8888") == (8888, 8888)
+    assert parse_ports("9999:8888") == (9999, 8888)
     for wrong in ("", "x", "70000", "1:0", "-1"):
         with pytest.raises(ConfigError):
-            ports(wrong)
+            parse_ports(wrong)

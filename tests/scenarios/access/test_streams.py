@@ -7,13 +7,13 @@ import threading
 import pytest
 
 from controller.ssh.fleet import Fleet, WorkerError
-from tests.controller.ssh.sshserver import Pod
+from tests.controller.ssh.sshserver import SshPod
 
 TALK = "import os, time\nprint('one', flush=True)\nwhile not os.path.exists('go'): time.sleep(0.02)\nprint('two')"
 
 
 @pytest.fixture
-def program(pod_of) -> tuple[Pod, Fleet]:
+def program(pod_of) -> tuple[SshPod, Fleet]:
     """A program that says one, and when it is told to go, two."""
     pod, fleet = pod_of()
     code = "1" * 64
@@ -24,11 +24,11 @@ def program(pod_of) -> tuple[Pod, Fleet]:
     return pod, fleet
 
 
-def go(pod: Pod) -> None:
+def go(pod: SshPod) -> None:
     (pod.workers[0].home / ".slipway/runs/r/work/go").write_text("")
 
 
-def test_a_program_is_watched_to_its_end(program: tuple[Pod, Fleet]) -> None:
+def test_a_program_is_watched_to_its_end(program: tuple[SshPod, Fleet]) -> None:
     pod, fleet = program
     lines = fleet.stream(0, "watch", {"run_id": "r"})
     assert next(lines) == {"log": "one\n", "offset": 4}
@@ -39,11 +39,11 @@ def test_a_program_is_watched_to_its_end(program: tuple[Pod, Fleet]) -> None:
     assert rest[-1]["end"]["code"] == 0
 
 
-def test_a_program_goes_on_without_us_and_is_taken_up_again(program: tuple[Pod, Fleet]) -> None:
+def test_a_program_goes_on_without_us_and_is_taken_up_again(program: tuple[SshPod, Fleet]) -> None:
     pod, fleet = program
     lines = fleet.stream(0, "watch", {"run_id": "r"})
     seen = next(lines)
-    pod.do(pod.workers[0].hang_up())
+    pod.do(pod.workers[0].drop_connections())
     with pytest.raises(WorkerError) as caught:
         list(lines)
     assert caught.value.kind == "dropped"
@@ -53,7 +53,7 @@ def test_a_program_goes_on_without_us_and_is_taken_up_again(program: tuple[Pod, 
     assert (rest[0]["log"], rest[-1]["end"]["code"]) == ("two\n", 0)
 
 
-def test_a_stream_that_is_left_early_leaves_the_connection_usable(program: tuple[Pod, Fleet]) -> None:
+def test_a_stream_that_is_left_early_leaves_the_connection_usable(program: tuple[SshPod, Fleet]) -> None:
     _, fleet = program
     lines = fleet.stream(0, "watch", {"run_id": "r"})
     next(lines)
@@ -61,7 +61,7 @@ def test_a_stream_that_is_left_early_leaves_the_connection_usable(program: tuple
     assert fleet.call(0, "stop", {"run_id": "r", "grace_seconds": 60})["signal"] == "SIGTERM"
 
 
-def test_closing_ends_a_stream(program: tuple[Pod, Fleet]) -> None:
+def test_closing_ends_a_stream(program: tuple[SshPod, Fleet]) -> None:
     _, fleet = program
     lines = fleet.stream(0, "watch", {"run_id": "r"})
     next(lines)

@@ -8,23 +8,23 @@ from typing import Protocol
 
 import pytest
 
-from tests.scenarios.chaos.harness import Stand
+from tests.scenarios.chaos.harness import ChaosHarness
 
 
-class StandOf(Protocol):
+class ChaosHarnessFactory(Protocol):
     """Lends a stand for a command."""
 
-    def __call__(self, *words: str, keep: tuple[str, ...]) -> AbstractContextManager[Stand]: ...
+    def __call__(self, *words: str, keep: tuple[str, ...]) -> AbstractContextManager[ChaosHarness]: ...
 
 
 @pytest.fixture(scope="session")
-def stand_of(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StandOf]:
+def make_harness(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ChaosHarnessFactory]:
     """The same stand for the same words, until something has gone wrong on it: what is left there is no one's basis."""
-    free: dict[tuple[str, ...], Stand] = {}
+    free: dict[tuple[str, ...], ChaosHarness] = {}
 
     @contextmanager
-    def lend(*words: str, keep: tuple[str, ...]) -> Iterator[Stand]:
-        stand = free.pop(words, None) or Stand(tmp_path_factory.mktemp("stand"), words, keep)
+    def lend(*words: str, keep: tuple[str, ...]) -> Iterator[ChaosHarness]:
+        stand = free.pop(words, None) or ChaosHarness(tmp_path_factory.mktemp("stand"), words, keep)
         try:
             yield stand
         except BaseException:

@@ -27,23 +27,23 @@ from controller.cloud import emulator
 from controller.cloud.emulator import Emulator
 from controller.config.compose import compose
 from controller.localcloud.vms.processes import MARKER
-from tests.controller.state import comparable
+from tests.controller.state import comparable_state
 from tests.paths import ROOT
 from tests.scenarios.chaos.fault_schedule import Spec
-from tests.scenarios.chaos.hurried import hurried
+from tests.scenarios.chaos.hurried import use_fast_clock
 
 LOCAL = ("cloud=local", "cloud.operation_seconds=0")
-TRIES = 12
+MAX_ATTEMPTS = 12
 """How often `up` may give up, as documented, and be told to go on."""
-GIVES_UP = frozenset({2, 5, 6})
+FINAL_EXIT_CODES = frozenset({2, 5, 6})
 """Google refuses or cannot be reached when it begins; a budget is spent."""
-REFUSED = re.compile("An internal error|UNREACHABLE|Too many requests|currently unavailable|Scripted fault")
+EXPECTED_REFUSALS = re.compile("An internal error|UNREACHABLE|Too many requests|currently unavailable|Scripted fault")
 """What the schedule has Google say; any other reason to refuse is a mistake of ours."""
-KILLED = -9
+SIGKILL_EXIT_CODE = -9
 
 
 @dataclass
-class Ended:
+class ChaosResult:
     """How a schedule went: the exit code of each `up`, what it said, and what the run left in the bucket."""
 
     codes: list[int]
@@ -58,7 +58,7 @@ class Ended:
 
 
 @dataclass
-class Stand:
+class ChaosHarness:
     """Where schedules are tried: a state folder, a repository to stand in, and an emulated cloud that stays awake."""
 
     folder: Path
@@ -72,8 +72,8 @@ class Stand:
         self._repository = self.folder / "repository"
         self._repository.mkdir()
         shutil.copy(Path(__file__).with_name("counter.py"), self._repository)
-        self._awake = contextlib.ExitStack()
-        self._awake.enter_context(emulator.in_use(self.state))  # so that no `up` puts it to sleep
+        self._cloud_running = contextlib.ExitStack()
+        self._cloud_running.enter_context(emulator.mark_in_use(self.state))  # so that no `up` puts it to sleep
 
     @property
     def state(self) -> Path:
@@ -81,8 +81,8 @@ class Stand:
 
     def close(self) -> None:
         """Whatever runs there ends."""
-        self._awake.close()
-        emulator.command(["wipe"], self.state)
+        self._cloud_running.close()
+        emulator.run_emulator_verb(["wipe"], self.state)
 
     def slipway(self, verb: str, *more: str, jump: int = 0, apart: bool = False) -> tuple[int, str]:
         """Exit code, and stdout and stderr together; `apart`: in a process of its own, which may be killed."""
@@ -94,9 +94,9 @@ class Stand:
             done = subprocess.run(command, **where, capture_output=True, text=True, timeout=300, check=False)
             return done.returncode, done.stdout + done.stderr
         with (
-            hurried(jump),
+            use_fast_clock(jump),
             mock.patch("controller.cloud.connect.ensure_running", return_value=self.cloud()),
-            mock.patch("controller.run.options.compose", _composed),
+            mock.patch("controller.run.options.compose", _compose),
             mock.patch.dict(os.environ, environment),
             contextlib.chdir(self._repository),
             contextlib.redirect_stdout(said),
@@ -117,11 +117,11 @@ class Stand:
         return emulator.ensure_running(config.cloud, str(self.folder / "home"))  # pyright: ignore[reportArgumentType]
 
     @cached_property
-    def undisturbed(self) -> Ended:
+    def undisturbed(self) -> ChaosResult:
         """With what schedules are compared."""
         return self.run(())
 
-    def run(self, faults: Sequence[Spec], jump: int = 0) -> Ended:
+    def run(self, faults: Sequence[Spec], jump: int = 0) -> ChaosResult:
         """The schedule, to its end; the cloud is as empty afterwards as before, or this fails."""
         cloud, apart = self.cloud(), any(fault["kind"] == "controller_killed" for fault in faults)
         codes, said = [], ""
@@ -131,9 +131,9 @@ class Stand:
             code, words = self.slipway("up", jump=jump, apart=apart)
             codes.append(code)
             said += f"\n=== up: {code}\n{words}"
-            assert code in {0, KILLED, *GIVES_UP}, said
-            assert code != 2 or REFUSED.search(words), said
-            assert len(codes) <= TRIES, said
+            assert code in {0, SIGKILL_EXIT_CODE, *FINAL_EXIT_CODES}, said
+            assert code != 2 or EXPECTED_REFUSALS.search(words), said
+            assert len(codes) <= MAX_ATTEMPTS, said
         state = cloud.get("state")
         cloud.delete("faults")  # what still lasts is not to meet us as well
         results = {name: self.read(cloud, bucket, name) for bucket, all_ in state["objects"].items() for name in all_}
@@ -141,14 +141,14 @@ class Stand:
         self.seen = max((r["seq"] for r in requests), default=self.seen)
         met = [{**fault["spec"], "struck": fault["struck"]} for fault in state["fault"].values()]
         assert not state["mistake"], said
-        assert alive(cloud.state) == [], said
+        assert live_processes(cloud.state) == [], said
         assert not {**state["node"], **state["queued"]}, said
-        at_most_one_attempt_at_a_time(requests, said)
+        assert_one_attempt_at_a_time(requests, said)
         code, words = self.slipway("down", "--all", "--yes")
         assert code == 0, said + words
-        return Ended(codes, said, results, comparable(cloud.get("state")), requests, met)
+        return ChaosResult(codes, said, results, comparable_state(cloud.get("state")), requests, met)
 
-    def kept(self, ended: Ended) -> dict[str, bytes]:
+    def kept(self, ended: ChaosResult) -> dict[str, bytes]:
         """The final parameters."""
         return {name: content for name, content in ended.results.items() if any(part in name for part in self.keep)}
 
@@ -159,17 +159,17 @@ class Stand:
             return answer.read()
 
 
-def _composed(words: tuple[str, ...], *, extra_dir: Path) -> tuple[Config | None, list[Any]]:
-    return _composed_once(words, extra_dir)
+def _compose(words: tuple[str, ...], *, extra_dir: Path) -> tuple[Config | None, list[Any]]:
+    return _compose_cached(words, extra_dir)
 
 
 @cache
-def _composed_once(words: tuple[str, ...], extra_dir: Path) -> tuple[Config | None, list[Any]]:
+def _compose_cached(words: tuple[str, ...], extra_dir: Path) -> tuple[Config | None, list[Any]]:
     """The same words in the same repository mean the same config, which takes a quarter of a second to find out."""
     return compose(words, extra_dir=extra_dir)
 
 
-def alive(cloud: Path) -> list[str]:
+def live_processes(cloud: Path) -> list[str]:
     """The processes of all workers of an emulated cloud."""
     ours = f"{cloud}:"
     return [
@@ -179,7 +179,7 @@ def alive(cloud: Path) -> list[str]:
     ]
 
 
-def at_most_one_attempt_at_a_time(requests: Sequence[dict[str, Any]], said: str) -> None:
+def assert_one_attempt_at_a_time(requests: Sequence[dict[str, Any]], said: str) -> None:
     """By what the programs wrote: nothing of an attempt comes after a later one has begun."""
     beats = re.compile(r"/beats/\d+-(\d+)-\d+$")
     found = [beats.search((r["body"] or {}).get("name", "")) for r in requests if isinstance(r["body"], dict)]

@@ -18,29 +18,29 @@ from controller.cli import main
 from controller.core.clock import Clock
 from controller.ssh import agent_bundle
 
-FASTER = 20.0
+SPEEDUP = 20.0
 """What the controller sleeps is so many times shorter."""
 JUMPS = (-3600.0, 3600.0, 86400.0)
 
 
-class Hurried(Clock):
+class FastClock(Clock):
     """Sleeps little; its wall time jumps once, at a moment drawn from `jump`, if that is not 0."""
 
     def __init__(self, jump: int) -> None:
         super().__init__()
         draw = random.Random(jump)
-        self._left, self._by = (draw.randrange(200), draw.choice(JUMPS)) if jump else (0, 0.0)
+        self._left, self._jump_seconds = (draw.randrange(200), draw.choice(JUMPS)) if jump else (0, 0.0)
 
     def now(self) -> float:
         self._left -= 1
-        return time.time() + (self._by if self._left < 0 else 0.0)
+        return time.time() + (self._jump_seconds if self._left < 0 else 0.0)
 
     def sleep(self, seconds: float) -> None:
-        super().sleep(seconds / FASTER)
+        super().sleep(seconds / SPEEDUP)
 
 
 @contextmanager
-def hurried(jump: int) -> Iterator[None]:
+def use_fast_clock(jump: int) -> Iterator[None]:
     """While this lasts, this process is in a hurry."""
     read = Path.read_bytes
 
@@ -52,10 +52,10 @@ def hurried(jump: int) -> Iterator[None]:
         return content.replace(b"HEARTBEAT_SECONDS = 5.0", b"HEARTBEAT_SECONDS = 0.5")
 
     with (
-        mock.patch("controller.cloud.connect.Clock", partial(Hurried, jump)),
-        mock.patch("controller.cloud.connect.LOCAL_PACE_SECONDS", 0.5),
+        mock.patch("controller.cloud.connect.Clock", partial(FastClock, jump)),
+        mock.patch("controller.cloud.connect.LOCAL_POLL_SECONDS", 0.5),
         mock.patch("controller.run.follow.STRAGGLER_SECONDS", 0.3),
-        mock.patch("controller.run.follow.ORIGIN_SECONDS", 1.0),
+        mock.patch("controller.run.follow.ROOT_CAUSE_SECONDS", 1.0),
         mock.patch("controller.recovery.diagnosis.STOPPED_SECONDS", 1.0),
         mock.patch.object(agent_bundle.Path, "read_bytes", with_more_heartbeats),
     ):
@@ -63,5 +63,5 @@ def hurried(jump: int) -> Iterator[None]:
 
 
 if __name__ == "__main__":
-    with hurried(int(sys.argv[1])):
+    with use_fast_clock(int(sys.argv[1])):
         sys.exit(main.run(sys.argv[2:]))

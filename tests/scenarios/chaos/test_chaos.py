@@ -10,10 +10,10 @@ from collections.abc import Sequence
 import pytest
 
 from tests.conftest import seeds
-from tests.scenarios.chaos.conftest import StandOf
+from tests.scenarios.chaos.conftest import ChaosHarnessFactory
 from tests.scenarios.chaos.counter import STEPS
 from tests.scenarios.chaos.fault_schedule import ChaosScenario, Spec, fault_schedule
-from tests.scenarios.chaos.harness import Stand
+from tests.scenarios.chaos.harness import ChaosHarness
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
 COUNTER = ("program=command", "program.command=[python,counter.py]", "env.packages=image")
@@ -36,7 +36,7 @@ def of_counter(seed: int) -> tuple[int, tuple[Spec, ...]]:
     return workers, fault_schedule(seed, ChaosScenario(workers, objects, seconds=1.5, max_blip_seconds=3.0))
 
 
-def survives(stand_of: StandOf, workers: int, faults: Sequence[Spec], jump: int = 0) -> None:
+def survives(stand_of: ChaosHarnessFactory, workers: int, faults: Sequence[Spec], jump: int = 0) -> None:
     """A run on a pod of so many workers comes to the same."""
     zone = ["tpu.zone=us-central2-b"] if workers == 2 else []
     with stand_of(*COUNTER, *PATIENT, PODS[workers], *zone, keep=("/final/",)) as stand:
@@ -45,7 +45,7 @@ def survives(stand_of: StandOf, workers: int, faults: Sequence[Spec], jump: int 
         assert ended.state == undisturbed.state, ended.said
 
 
-def test_a_schedule_ends_with_the_same_numbers_and_leaves_nothing(seed: int, stand_of: StandOf) -> None:
+def test_a_schedule_ends_with_the_same_numbers_and_leaves_nothing(seed: int, stand_of: ChaosHarnessFactory) -> None:
     survives(stand_of, *of_counter(seed), jump=seed * (seed % JUMPING == 0))
 
 
@@ -91,19 +91,19 @@ FAST = ("the network goes while a pod is asked for", "its deletion is asked for 
     "what",
     [name if name in FAST else pytest.param(name, marks=pytest.mark.deep) for name in FOUND],
 )
-def test_what_went_wrong_once(what: str, stand_of: StandOf) -> None:
+def test_what_went_wrong_once(what: str, stand_of: ChaosHarnessFactory) -> None:
     survives(stand_of, *FOUND[what])
 
 
-def test_a_stand_on_which_something_failed_is_thrown_away(stand_of: StandOf) -> None:
-    def use(fails: bool = False) -> Stand:
+def test_a_stand_on_which_something_failed_is_thrown_away(stand_of: ChaosHarnessFactory) -> None:
+    def use(fails: bool = False) -> ChaosHarness:
         with stand_of("program=command", keep=()) as stand:
             stand.cloud()
             used.append(stand)
             assert not fails
         return stand
 
-    used: list[Stand] = []
+    used: list[ChaosHarness] = []
     with pytest.raises(AssertionError):
         use(fails=True)
     assert use() is use() is not used[0]

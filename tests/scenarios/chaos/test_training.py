@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from tests.conftest import seeds
-from tests.scenarios.chaos.conftest import StandOf
+from tests.scenarios.chaos.conftest import ChaosHarnessFactory
 from tests.scenarios.chaos.fault_schedule import ChaosScenario, Spec, fault_schedule
-from tests.scenarios.chaos.harness import Ended
+from tests.scenarios.chaos.harness import ChaosResult
 from tests.scenarios.experiments.test_quickstart import weights
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
@@ -33,7 +33,7 @@ def of_training(seed: int) -> tuple[Spec, ...]:
     return fault_schedule(seed, ChaosScenario(2, objects, seconds=8.0, max_blip_seconds=4.0))
 
 
-def parameters(ended: Ended, folder: Path) -> dict[str, np.ndarray[Any, Any]]:
+def parameters(ended: ChaosResult, folder: Path) -> dict[str, np.ndarray[Any, Any]]:
     """Of the last checkpoint that the run left."""
     for name, content in ended.results.items():
         inside = name.partition("/")[2].partition("/")[2]  # behind runs/ID/
@@ -43,7 +43,7 @@ def parameters(ended: Ended, folder: Path) -> dict[str, np.ndarray[Any, Any]]:
     return weights(folder)
 
 
-def test_training_ends_with_the_same_weights(seed: int, stand_of: StandOf, tmp_path: Path) -> None:
+def test_training_ends_with_the_same_weights(seed: int, stand_of: ChaosHarnessFactory, tmp_path: Path) -> None:
     with stand_of(*TRAINING, keep=()) as stand:
         undisturbed, ended = stand.undisturbed, stand.run(of_training(seed))
         assert ended.state == undisturbed.state, ended.said

@@ -14,7 +14,7 @@ import yaml
 from conf.schema.config import Config
 from controller.checks.preflight import preflight
 from controller.cli import main
-from controller.plan.build import Plan, build
+from controller.plan.build import Plan, build_plan
 from controller.reconcile.resource import Resource
 
 EXPERIMENTS = {
@@ -47,7 +47,7 @@ def planned(name: str, *words: str) -> tuple[Config, Plan]:
     config, findings = main.parse(["plan", f"+experiment={name}", "cloud.project=a-project", *words]).options.config()
     assert [str(finding) for finding in findings if finding.severity == "error"] == []
     assert preflight(config) == findings
-    return config, build(config, "a-project", Path.cwd())
+    return config, build_plan(config, "a-project", Path.cwd())
 
 
 @pytest.mark.parametrize("name", EXPERIMENTS)

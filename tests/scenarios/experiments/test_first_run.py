@@ -44,7 +44,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     monkeypatch.chdir(project)
     monkeypatch.setenv("SLIPWAY_HOME", str(home))
     yield project
-    status, words = emulator.command(["wipe"], emulator.state_folder(str(home)))
+    status, words = emulator.run_emulator_verb(["wipe"], emulator.state_folder(str(home)))
     assert status == 0, words
 
 

@@ -8,7 +8,7 @@ import pytest
 from conf.schema.config import Config
 from controller.checks.preflight import preflight
 from controller.cli import main
-from controller.inputs.assets import contents
+from controller.inputs.assets import resolve_assets
 
 FLAGSHIPS = {"gemma2b_gsm8k": 1e-7, "gemma2b_gsm8k_fast": 1e-6}
 
@@ -55,8 +55,8 @@ def test_settings(name: str, lr: float) -> None:
 
 def test_weights_that_no_key_names_are_not_fetched(tmp_path: Path) -> None:
     place = f"run.state_dir={tmp_path}"
-    assert contents(composed("gemma2b_gsm8k", place), tmp_path).keys() == {"datasets.gsm8k", "models.gemma-2-2b"}
+    assert resolve_assets(composed("gemma2b_gsm8k", place), tmp_path).keys() == {"datasets.gsm8k", "models.gemma-2-2b"}
     elsewhere = ("model.weights=gs://b/gemma-2-2b", "data.tokenizer=gs://b/gemma-2-2b/tokenizer.json")
-    assert contents(composed("gemma2b_gsm8k", place, *elsewhere), tmp_path).keys() == {"datasets.gsm8k"}
+    assert resolve_assets(composed("gemma2b_gsm8k", place, *elsewhere), tmp_path).keys() == {"datasets.gsm8k"}
     half = composed("gemma2b_gsm8k", place, elsewhere[0])
-    assert contents(half, tmp_path).keys() == {"datasets.gsm8k", "models.gemma-2-2b"}
+    assert resolve_assets(half, tmp_path).keys() == {"datasets.gsm8k", "models.gemma-2-2b"}

@@ -15,7 +15,7 @@ import pytest
 
 from controller.cli import main
 from controller.cloud import emulator
-from controller.gcp.client import Google
+from controller.gcp.client import GoogleClient
 from controller.records import index
 from tests.paths import ROOT
 
@@ -57,12 +57,12 @@ def folder_of(home: Path, run: str = "") -> Path:
     return target
 
 
-def client(cloud: emulator.Emulator) -> Google:
+def client(cloud: emulator.Emulator) -> GoogleClient:
     from google.oauth2.credentials import Credentials
 
     from controller.core.clock import Clock
 
-    return Google(Credentials(token=cloud.token), Clock(), cloud.roots)
+    return GoogleClient(Credentials(token=cloud.token), Clock(), cloud.roots)
 
 
 def weights(folder: Path) -> dict[str, np.ndarray[Any, Any]]:
@@ -91,7 +91,7 @@ def homes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
 
     yield enter
     for home in made:
-        status, words = emulator.command(["wipe"], emulator.state_folder(str(home)))
+        status, words = emulator.run_emulator_verb(["wipe"], emulator.state_folder(str(home)))
         assert status == 0, words
 
 
@@ -119,7 +119,7 @@ def test_a_run_is_repeated_bit_for_bit_by_a_slipway_with_another_trainer(
 ) -> None:
     home = homes("home")
     run(capsys)
-    [row] = index.rows(home)
+    [row] = index.load_rows(home)
     packages = ROOT
     clone = tmp_path / "clone"
     for name in ("conf", "controller", "trainer"):

@@ -20,14 +20,14 @@ from hypothesis import strategies as st
 from conf.schema.training.run_yaml import load
 from conf.schema.validation import validate
 from controller.checks.preflight import preflight
-from controller.config.compose import raw
+from controller.config.compose import compose_raw
 from controller.config.placeholders import PLACEHOLDER
 from controller.core.errors import ConfigError
 from controller.inputs import assets
 from controller.inputs import code as snapshots
-from controller.inputs.code import Snapshot, snapshot
-from controller.plan.build import Plan, build
-from tests.hostile import TRICKS, hostile, placed, string_fields
+from controller.inputs.code import CodeSnapshot, take_snapshot
+from controller.plan.build import Plan, build_plan
+from tests.hostile import INJECTIONS, hostile_strings, string_fields, with_value
 
 SHA, COMMIT = "a" * 64, "c" * 40
 COMMAND = ["program=command", "program.command=[a, b]", "program.setup=[[a, b]]", "env.vars={A: b}"]
@@ -91,20 +91,22 @@ class Desk:
     configs: dict[str, dict[str, Any]]
 
     @cached_property
-    def trainer(self) -> Snapshot:
+    def trainer(self) -> CodeSnapshot:
         """Hashed once."""
         config, _ = validate(self.configs["grpo"])
         assert config is not None
-        return snapshot(config, self.folder)
+        return take_snapshot(config, self.folder)
 
     @cached_property
     def places(self) -> list[Place]:
         paths = sorted(set(string_fields()))
-        return [Place(base, path) for base, data in self.configs.items() for path in paths if placed(data, path, "x")]
+        return [
+            Place(base, path) for base, data in self.configs.items() for path in paths if with_value(data, path, "x")
+        ]
 
     def refusal(self, place: Place, value: str) -> list[str]:
         """What is said against a value there; nothing where it is carried to the workers unchanged."""
-        data = placed(self.configs[place.base], place.path, value)
+        data = with_value(self.configs[place.base], place.path, value)
         assert data is not None
         config, problems = validate(data)
         if config is None:
@@ -113,7 +115,7 @@ class Desk:
             return errors
         try:
             code = self.trainer if config.program.kind == "trainer" else None
-            plan = build(config, "slipway-local", self.folder, code)
+            plan = build_plan(config, "slipway-local", self.folder, code)
         except ConfigError as error:
             return error.problems
         self.check(plan, place, value)
@@ -151,9 +153,9 @@ def desk(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Desk]:
         patch.chdir(folder)
         patch.setenv("SLIPWAY_HOME", str(tmp_path_factory.mktemp("home")))
         # A path of an asset may be any of this machine's, and a repository anywhere.
-        patch.setattr(assets, "local_files", lambda path, hashes: (assets.Source("f", path, SHA),))
-        patch.setattr(snapshots, "checked_out", lambda *_: folder)
-        configs = {name: raw(words) for name, words in BASES.items()}
+        patch.setattr(assets, "local_files", lambda path, hashes: (assets.AssetFile("f", path, SHA),))
+        patch.setattr(snapshots, "checkout", lambda *_: folder)
+        configs = {name: compose_raw(words) for name, words in BASES.items()}
         for data in configs.values():
             for section, filled in FILLED.items():
                 data |= {section: {**data[section], **filled}} if section in data else {}
@@ -169,13 +171,13 @@ def test_the_configs_are_right_and_reach_every_string(desk: Desk) -> None:
     assert {place.path for place in desk.places} == set(string_fields())
 
 
-@pytest.mark.parametrize("value", TRICKS, ids=lambda value: ascii(value)[1:17])
+@pytest.mark.parametrize("value", INJECTIONS, ids=lambda value: ascii(value)[1:17])
 def test_every_known_trick_in_every_place(desk: Desk, value: str) -> None:
     first = {place.path: place for place in reversed(desk.places)}
     assert [wrong for place in first.values() for wrong in desk.wrong_with(place, value)] == []
 
 
 @settings(deadline=None, derandomize=EXAMPLES is None, max_examples=int(EXAMPLES or 400), database=None)
-@given(at=st.integers(0, 100_000), value=hostile())
+@given(at=st.integers(0, 100_000), value=hostile_strings())
 def test_any_text_in_any_place(desk: Desk, at: int, value: str) -> None:
     assert desk.wrong_with(desk.places[at % len(desk.places)], value) == []

@@ -14,19 +14,19 @@ import pytest
 import yaml
 
 from controller.localcloud import lifecycle
-from tests.controller.conftest import Slipway
-from tests.hostile import CANARY, STRINGS, TOUCH
+from tests.controller.conftest import SlipwayCli
+from tests.hostile import CANARY, HOSTILE_STRINGS, TOUCH_COMMAND
 
 ONE = "tpu.accelerator_type=v5litepod-4"
 REFUSED = ("\0", "\ud800", "${", "{assets", "é" * 1000)
-CARRIED = [text for text in STRINGS if not any(part in text for part in REFUSED)]
+CARRIED = [text for text in HOSTILE_STRINGS if not any(part in text for part in REFUSED)]
 """What is not refused; OmegaConf has a meaning of its own for the dollar with a brace."""
 GOT = "import json, os, sys; json.dump([sys.argv[1:], dict(os.environ)], open('got.json', 'w'))"
 PLANTED = "planted_0123456789"
 PASSWORD = "planted_password"
 
 
-def experiment(slipway: Slipway, content: dict) -> str:
+def experiment(slipway: SlipwayCli, content: dict) -> str:
     """The user's own file, for what Hydra's command line has no words for."""
     folder = slipway.repository / "slipway" / "experiment"
     folder.mkdir(parents=True, exist_ok=True)
@@ -35,11 +35,13 @@ def experiment(slipway: Slipway, content: dict) -> str:
 
 
 @pytest.mark.e2e
-def test_nothing_of_a_config_meets_a_shell(slipway: Slipway, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    slipway.home = tmp_path / f"-rf ;{TOUCH} $({TOUCH})`{TOUCH}`'\" [a] é\n{TOUCH}"
+def test_nothing_of_a_config_meets_a_shell(
+    slipway: SlipwayCli, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    slipway.home = tmp_path / f"-rf ;{TOUCH_COMMAND} $({TOUCH_COMMAND})`{TOUCH_COMMAND}`'\" [a] é\n{TOUCH_COMMAND}"
     slipway.packages = "none"
     monkeypatch.setenv("SLIPWAY_HOME", str(slipway.home))
-    (slipway.repository / f"$({TOUCH});.py").write_text("")
+    (slipway.repository / f"$({TOUCH_COMMAND});.py").write_text("")
     (slipway.repository / "-rf").write_text("")
     variables = {f"V{number}": text for number, text in enumerate(CARRIED)}
     command = ["python3", "-c", GOT, *CARRIED]
@@ -57,7 +59,7 @@ def test_nothing_of_a_config_meets_a_shell(slipway: Slipway, monkeypatch: pytest
         name: text.replace("{bucket}", bucket) for name, text in variables.items()
     }
     assert (got.parent / "-rf").exists()
-    exports = lifecycle.exports_text(slipway.home / "localcloud")
+    exports = lifecycle.format_exports(slipway.home / "localcloud")
     shell = ["/bin/sh", "-c", f'{exports}\nprintf %s "$CLOUDSDK_CONFIG"']
     shown = subprocess.run(shell, cwd=tmp_path, capture_output=True, text=True, check=True).stdout
     assert shown == str(slipway.home / "localcloud/gcloud")
@@ -75,7 +77,7 @@ def test_words_for_a_shell_are_quoted(text: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.e2e
-def test_a_failing_run_tells_no_secret(slipway: Slipway, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_failing_run_tells_no_secret(slipway: SlipwayCli, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Its setup fails first, then its program, with the secrets in what they print and raise."""
     (tmp_path / "netrc").write_text(f"machine example.com login me password {PASSWORD}\n")
     monkeypatch.setenv("HF_TOKEN", PLANTED)

@@ -19,8 +19,8 @@ from controller.cli import main
 from controller.cloud.connect import _state_folder
 from controller.config.compose import compose
 from controller.core.errors import ConfigError
-from tests.controller.conftest import Slipway
-from tests.hostile import CANARY, TOUCH
+from tests.controller.conftest import SlipwayCli
+from tests.hostile import CANARY, TOUCH_COMMAND
 from tests.paths import ROOT
 
 PACKAGES = ("conf", "controller", "hydra_plugins", "trainer")
@@ -90,12 +90,12 @@ INSTALL = re.compile(r"'pip', '(install|sync)'")
 @pytest.mark.parametrize(
     "text",
     [
-        f'program: {{command: !!python/object/apply:os.system ["{TOUCH}"]}}',
+        f'program: {{command: !!python/object/apply:os.system ["{TOUCH_COMMAND}"]}}',
         f'program: !!python/object/apply:subprocess.check_output [["touch", "{CANARY}"]]',
-        f"program: {{_target_: os.system, command: ['{TOUCH}']}}",
-        f"_target_: os.system\ncommand: {TOUCH}",
-        f"env: {{vars: {{A: {{_target_: os.system, command: '{TOUCH}'}}}}}}",
-        f"run: {{name: '${{os.system:{TOUCH}}}'}}",
+        f"program: {{_target_: os.system, command: ['{TOUCH_COMMAND}']}}",
+        f"_target_: os.system\ncommand: {TOUCH_COMMAND}",
+        f"env: {{vars: {{A: {{_target_: os.system, command: '{TOUCH_COMMAND}'}}}}}}",
+        f"run: {{name: '${{os.system:{TOUCH_COMMAND}}}'}}",
         "defaults: [{override /hydra/launcher: submitit}]",
     ],
 )
@@ -135,7 +135,7 @@ def test_a_state_folder_that_others_may_write_to_is_refused(tmp_path: Path) -> N
 
 
 @pytest.mark.e2e
-def test_files_are_private_and_sockets_on_loopback(slipway: Slipway) -> None:
+def test_files_are_private_and_sockets_on_loopback(slipway: SlipwayCli) -> None:
     """With a umask that would let everybody in, while a program runs."""
     words = [
         "cleanup.idle_minutes=60",

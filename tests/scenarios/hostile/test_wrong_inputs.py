@@ -35,7 +35,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
         monkeypatch.delenv(name, raising=False)
     monkeypatch.chdir(tmp_path)
     yield tmp_path / "home"
-    emulator.command(["wipe"], tmp_path / "home" / "localcloud")
+    emulator.run_emulator_verb(["wipe"], tmp_path / "home" / "localcloud")
 
 
 @pytest.mark.parametrize(

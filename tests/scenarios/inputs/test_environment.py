@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.controller.conftest import ECHO, Slipway
+from tests.controller.conftest import ECHO_COMMAND, SlipwayCli
 from tests.controller.inputs.wheels import git_repository, package_repository, write_wheel
 
 pytestmark = pytest.mark.e2e
@@ -16,7 +16,7 @@ PYTHON = f"env.python='{sys.version_info.major}.{sys.version_info.minor}'"
 ONE = "tpu.accelerator_type=v5litepod-4"
 
 
-def test_requirements_and_private_packages_are_the_same_on_all_workers(slipway: Slipway, tmp_path: Path) -> None:
+def test_requirements_and_private_packages_are_the_same_on_all_workers(slipway: SlipwayCli, tmp_path: Path) -> None:
     (wheels := tmp_path / "wheels").mkdir()
     write_wheel(wheels, "tiny_thing", "1.2")
     commit = package_repository(tmp_path / "private", "private_thing")
@@ -42,7 +42,7 @@ def test_requirements_and_private_packages_are_the_same_on_all_workers(slipway: 
     assert again == found[0]
 
 
-def test_setup_runs_once_on_each_worker_and_shows_who_failed(slipway: Slipway) -> None:
+def test_setup_runs_once_on_each_worker_and_shows_who_failed(slipway: SlipwayCli) -> None:
     picky = "[ $TPU_WORKER_ID != 2 ] || [ -e ../go ] || (echo no license; exit 3)"
     setup = f'[[sh,-c,"echo once >> ../times"],[sh,-c,"{picky}"]]'
     words = ["up", "program.command=[cat,../times]", f"program.setup={setup}", "cleanup.on_success=keep"]
@@ -59,7 +59,7 @@ def test_setup_runs_once_on_each_worker_and_shows_who_failed(slipway: Slipway) -
     assert slipway.json("logs", "--worker", "2", *words[1:]) == {"log": "once\nonce\n"}
 
 
-def test_no_venv(slipway: Slipway) -> None:
+def test_no_venv(slipway: SlipwayCli) -> None:
     slipway.packages = "none"
     code, out, _ = slipway("up", ONE, 'program.command=[sh,-c,"echo venv=$VIRTUAL_ENV."]')
     assert code == 0
@@ -67,34 +67,34 @@ def test_no_venv(slipway: Slipway) -> None:
     assert "no venv: the Python of the image" in out
 
 
-def test_requirements_must_be_shipped(slipway: Slipway) -> None:
+def test_requirements_must_be_shipped(slipway: SlipwayCli) -> None:
     slipway.packages = "requirements"
     code, _, err = slipway("up", ONE, "program.command=[echo]", "env.requirements=other.txt")
     assert code == 2
     assert err.startswith("error: env.requirements: other.txt is not among the files that are shipped")
 
 
-def test_workers_are_tidied_and_a_full_disk_names_worker_and_key(slipway: Slipway) -> None:
+def test_workers_are_tidied_and_a_full_disk_names_worker_and_key(slipway: SlipwayCli) -> None:
     keep = "cleanup.on_success=keep"
-    assert slipway("up", ONE, ECHO, keep)[0] == 0
+    assert slipway("up", ONE, ECHO_COMMAND, keep)[0] == 0
     [place] = (slipway.home / "localcloud" / "nodes").glob("*/worker-0")
     (lock := place / "tmp/libtpu_lockfile").touch()
     (slipway.repository / "hello.txt").write_text("another run\n")
-    code, out, _ = slipway("up", ONE, ECHO, keep)
+    code, out, _ = slipway("up", ONE, ECHO_COMMAND, keep)
     assert code == 0
     assert "removed the stale" in out
     assert not lock.exists()
-    code, _, err = slipway("up", ONE, ECHO, keep, "env.min_free_gb=1e9", "run.name=other")
+    code, _, err = slipway("up", ONE, ECHO_COMMAND, keep, "env.min_free_gb=1e9", "run.name=other")
     assert code == 1
     assert "env.min_free_gb: worker 0 has " in err
-    assert slipway("verify", ONE, ECHO, keep, "env.min_free_gb=1e9")[0] == 4
+    assert slipway("verify", ONE, ECHO_COMMAND, keep, "env.min_free_gb=1e9")[0] == 4
 
 
-def test_git_is_on_record_beside_the_results(slipway: Slipway) -> None:
+def test_git_is_on_record_beside_the_results(slipway: SlipwayCli) -> None:
     commit = git_repository(slipway.repository, {"train.py": "lr = 1\n"})
     (slipway.repository / "train.py").write_text("lr = 2\n")
-    assert slipway("up", ONE, ECHO)[0] == 0
-    run = slipway.json("status", ONE, ECHO)["run"]["id"]
+    assert slipway("up", ONE, ECHO_COMMAND)[0] == 0
+    run = slipway.json("status", ONE, ECHO_COMMAND)["run"]["id"]
     objects = json.dumps(slipway.cloud().get("state")["objects"])
     assert f"runs/{run}/git.json" in objects
     assert f"runs/{run}/diff.patch" in objects
@@ -102,7 +102,7 @@ def test_git_is_on_record_beside_the_results(slipway: Slipway) -> None:
     assert commit.encode() in b"".join(p.read_bytes() for p in blobs if p.is_file())
 
 
-def test_a_setup_that_leaves_workers_different_is_refused(slipway: Slipway) -> None:
+def test_a_setup_that_leaves_workers_different_is_refused(slipway: SlipwayCli) -> None:
     site = "$(python -c 'import sysconfig; print(sysconfig.get_path(\"purelib\"))')"
     (slipway.repository / "install.sh").write_text(f'mkdir -p "{site}/thing-1.$TPU_WORKER_ID.dist-info"\n')
     slipway.packages = "requirements"

@@ -11,21 +11,21 @@ import pytest
 from controller.context import Context
 from controller.core.clock import Clock
 from controller.core.events import Events
-from controller.gcp.client import Google
+from controller.gcp.client import GoogleClient
 from controller.gcp.operations import wait_compute, wait_rpc
-from tests.controller.conftest import ECHO, Slipway
-from tests.controller.state import comparable
+from tests.controller.conftest import ECHO_COMMAND, SlipwayCli
+from tests.controller.state import comparable_state
 
-ADOPT = ["tpu=v5litepod_8", "tpu.name=stable-1", "tpu.adopt=true", ECHO]
+ADOPT = ["tpu=v5litepod_8", "tpu.name=stable-1", "tpu.adopt=true", ECHO_COMMAND]
 PROJECT = "projects/slipway-local"
 
 
 @pytest.fixture
-def world(slipway: Slipway) -> Iterator[Context]:
+def world(slipway: SlipwayCli) -> Iterator[Context]:
     from google.oauth2.credentials import Credentials
 
     cloud, clock = slipway.cloud(), Clock()
-    google = Google(Credentials(token=cloud.token), clock, cloud.roots)
+    google = GoogleClient(Credentials(token=cloud.token), clock, cloud.roots)
     none = cast(Any, None)
     yield Context("slipway-local", google, clock, Events(clock), Path("unused"), "me", 0.02, none)
     google.close()
@@ -54,18 +54,18 @@ def make_by_hand(world: Context) -> None:
 
 
 @pytest.mark.e2e
-def test_an_adopted_pod_is_used_and_left_as_it_was(slipway: Slipway, world: Context) -> None:
+def test_an_adopted_pod_is_used_and_left_as_it_was(slipway: SlipwayCli, world: Context) -> None:
     code, out, err = slipway("plan", *ADOPT)
     assert code == 2
     assert "there is no pod stable-1 in us-west4-a; tpu.adopt=true uses one that exists" in out + err
     make_by_hand(world)
-    before = comparable(slipway.cloud().get("state"))
+    before = comparable_state(slipway.cloud().get("state"))
     code, out, err = slipway("up", *ADOPT)
     assert (code, err) == (0, "")
     assert "hello from worker 0" in out
     code, out, _ = slipway("down", "--all", "--yes", *ADOPT)
     assert code == 0
-    after = comparable(slipway.cloud().get("state"))
+    after = comparable_state(slipway.cloud().get("state"))
     for state in (before, after):
         for node in state["node"].values():
             node.pop("metadata", None)  # our key was let in, beside theirs

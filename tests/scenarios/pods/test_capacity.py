@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.controller.conftest import ECHO, Slipway
+from tests.controller.conftest import ECHO_COMMAND, SlipwayCli
 
 PLACES = [
     "tpu=v5litepod_8",
@@ -15,9 +15,9 @@ PLACES = [
 
 
 @pytest.mark.e2e
-def test_a_run_ends_well_in_the_second_zone(slipway: Slipway) -> None:
+def test_a_run_ends_well_in_the_second_zone(slipway: SlipwayCli) -> None:
     nowhere = "cloud.faults=[{kind: stockout, zone: us-west4-a, times: 9, at: request}]"
-    words = [*PLACES, ECHO, nowhere, "cleanup.on_success=keep"]
+    words = [*PLACES, ECHO_COMMAND, nowhere, "cleanup.on_success=keep"]
     code, out, err = slipway("up", *words)
     assert (code, err) == (0, "")
     assert "no capacity in us-west4-a (on_demand) (attempt 1): There is no more capacity in the zone" in out

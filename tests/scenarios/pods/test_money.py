@@ -15,7 +15,7 @@ import pytest
 
 from controller.run import session
 from tests.controller.cli.verbs.run.test_up import until, workers_home
-from tests.controller.conftest import ECHO, Slipway
+from tests.controller.conftest import ECHO_COMMAND, SlipwayCli
 
 pytestmark = pytest.mark.e2e
 ONE = ["tpu.accelerator_type=v6e-1", "tpu.zone=us-east5-b", "cloud.bucket=money"]
@@ -24,29 +24,29 @@ FAILS = 'program.command=[sh,-c,"exit 7"]'
 SECOND_IN_HOURS = 1 / 3600
 
 
-def nodes(slipway: Slipway) -> dict[str, Any]:
+def nodes(slipway: SlipwayCli) -> dict[str, Any]:
     """Nodes and the queued resources that hold them."""
     state = slipway.cloud().get("state")
     return state["node"] | state["queued"]
 
 
-def test_what_a_run_cost_is_told_at_its_end_and_by_status(slipway: Slipway) -> None:
+def test_what_a_run_cost_is_told_at_its_end_and_by_status(slipway: SlipwayCli) -> None:
     price = "budget.usd_per_hour=3600"
-    code, out, _ = slipway("up", ECHO, *ONE, price)
+    code, out, _ = slipway("up", ECHO_COMMAND, *ONE, price)
     assert code == 0
     assert "pod minutes, about $" in out
-    cost = slipway.json("status", ECHO, *ONE, price)["cost"]
+    cost = slipway.json("status", ECHO_COMMAND, *ONE, price)["cost"]
     assert cost["usd"] == pytest.approx(3600 * cost["pod_hours"], rel=0.5)
     assert cost["usd"] > 0
     [pod] = cost["pods"]
     assert (pod["zone"], pod["usd_per_hour"], pod["reason"]) == ("us-east5-b", 3600, "finished")
     assert (
         f"about ${cost['usd']:.2f} at $3600.00 per hour (budget.usd_per_hour)"
-        in slipway("status", ECHO, *ONE, price)[1]
+        in slipway("status", ECHO_COMMAND, *ONE, price)[1]
     )
 
 
-def test_a_run_over_its_budget_is_ended_and_its_pod_deleted(slipway: Slipway) -> None:
+def test_a_run_over_its_budget_is_ended_and_its_pod_deleted(slipway: SlipwayCli) -> None:
     limit = f"budget.max_hours={2 * SECOND_IN_HOURS:.6f}"
     code, out, err = slipway("up", FOREVER, *ONE, limit)
     assert code == 7
@@ -59,7 +59,7 @@ def test_a_run_over_its_budget_is_ended_and_its_pod_deleted(slipway: Slipway) ->
     assert [m for m in slipway.mutations()[len(before) :] if "/tpu/" in m] == []
 
 
-def test_a_failed_pod_that_nobody_uses_deletes_itself_though_the_controller_is_gone(slipway: Slipway) -> None:
+def test_a_failed_pod_that_nobody_uses_deletes_itself_though_the_controller_is_gone(slipway: SlipwayCli) -> None:
     idle = "cleanup.idle_minutes=0.25"
     assert slipway("up", FAILS, *ONE, idle)[0] == 5
     until(lambda: nodes(slipway) == {})
@@ -72,7 +72,7 @@ def test_a_failed_pod_that_nobody_uses_deletes_itself_though_the_controller_is_g
 
 
 @pytest.mark.deep
-def test_a_watchdog_whose_account_may_not_delete_is_on_record(slipway: Slipway) -> None:
+def test_a_watchdog_whose_account_may_not_delete_is_on_record(slipway: SlipwayCli) -> None:
     words = ["cleanup.idle_minutes=0.05", "cloud.roles=[roles/logging.logWriter]"]
     assert slipway("up", FAILS, *ONE, *words)[0] == 5
     [worker] = workers_home(slipway)
@@ -82,7 +82,7 @@ def test_a_watchdog_whose_account_may_not_delete_is_on_record(slipway: Slipway) 
 
 
 @pytest.mark.deep
-def test_a_run_over_its_budget_leaves_the_pod_of_another_alone(slipway: Slipway) -> None:
+def test_a_run_over_its_budget_leaves_the_pod_of_another_alone(slipway: SlipwayCli) -> None:
     assert slipway("up", FAILS, *ONE)[0] == 5
     assert slipway("up", "--detach", FOREVER, *ONE)[0] == 0  # it has the pod now
     code, _, err = slipway("up", FAILS, *ONE, "budget.max_hours=0.0000001")
@@ -93,7 +93,7 @@ def test_a_run_over_its_budget_leaves_the_pod_of_another_alone(slipway: Slipway)
 
 
 @pytest.mark.deep
-def test_a_pod_without_a_controller_ends_with_the_budget(slipway: Slipway) -> None:
+def test_a_pod_without_a_controller_ends_with_the_budget(slipway: SlipwayCli) -> None:
     limits = ["budget.max_hours=1", "cleanup.idle_minutes=null"]
     command = [sys.executable, "-m", "controller", "up", FOREVER, *ONE, *limits, *slipway.base]
     running = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env={**os.environ})
@@ -118,50 +118,50 @@ def billed(config: Any) -> Iterator[Any]:
         yield world, emulator
 
 
-really_connected = session.connected
+really_connected = session.open_context
 
 
-def test_nothing_billed_is_made_unasked(slipway: Slipway, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(session, "connected", billed)
+def test_nothing_billed_is_made_unasked(slipway: SlipwayCli, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(session, "open_context", billed)
     price = "budget.usd_per_hour=3"
-    code, _, err = slipway("up", ECHO, *ONE, price)  # no terminal to ask on
+    code, _, err = slipway("up", ECHO_COMMAND, *ONE, price)  # no terminal to ask on
     assert code == 2
     assert "nothing was created; say --yes" in err
     assert slipway.mutations() == []
     asked: list[str] = []
     monkeypatch.setattr("sys.stdin.isatty", lambda: True, raising=False)
     monkeypatch.setattr("rich.console.Console.input", lambda _, question, markup: asked.append(question) or "no")
-    assert slipway("up", ECHO, *ONE, price)[0] == 2
+    assert slipway("up", ECHO_COMMAND, *ONE, price)[0] == 2
     assert asked[0].startswith("Create TPU v6e-1 (1 worker)")
     assert "for $3.00 per hour (budget.usd_per_hour)? The run costs no limit" in asked[0]
     assert slipway.mutations() == []
-    assert slipway("up", "--yes", ECHO, *ONE, price, "recovery.poll_seconds=0.2")[0] == 0
+    assert slipway("up", "--yes", ECHO_COMMAND, *ONE, price, "recovery.poll_seconds=0.2")[0] == 0
 
 
 @pytest.mark.deep
-def test_plan_says_what_the_run_and_the_pod_are_doing(slipway: Slipway) -> None:
+def test_plan_says_what_the_run_and_the_pod_are_doing(slipway: SlipwayCli) -> None:
     assert slipway.json("plan", FOREVER, *ONE)["now"] == ""
     assert slipway("up", "--detach", FOREVER, *ONE)[0] == 0
     assert slipway.json("plan", FOREVER, *ONE)["now"] == "the run is under way on the pod: up follows it"
     run = slipway.json("plan", FOREVER, *ONE)["run"]
-    assert slipway.json("plan", ECHO, *ONE)["now"] == f"the pod is busy with {run}: up --queue waits for it"
-    assert slipway("up", "--yes", ECHO, *ONE)[0] == 0
-    assert "now      the run has finished already" in slipway("plan", ECHO, *ONE)[1]
+    assert slipway.json("plan", ECHO_COMMAND, *ONE)["now"] == f"the pod is busy with {run}: up --queue waits for it"
+    assert slipway("up", "--yes", ECHO_COMMAND, *ONE)[0] == 0
+    assert "now      the run has finished already" in slipway("plan", ECHO_COMMAND, *ONE)[1]
     whys = [life["reason"] for life in slipway.json("status", FOREVER, *ONE)["cost"]["pods"]]
-    assert whys == [f"taken over by {slipway.json('plan', ECHO, *ONE)['run']}"]
+    assert whys == [f"taken over by {slipway.json('plan', ECHO_COMMAND, *ONE)['run']}"]
 
 
 @pytest.mark.deep
-def test_down_ends_what_a_run_is_billed(slipway: Slipway) -> None:
+def test_down_ends_what_a_run_is_billed(slipway: SlipwayCli) -> None:
     assert slipway("up", FAILS, *ONE)[0] == 5
     assert slipway.json("status", FAILS, *ONE)["cost"]["pods"][0]["ended"] is None  # kept, and billed
     assert slipway("down", FAILS, *ONE)[0] == 0
     assert slipway.json("status", FAILS, *ONE)["cost"]["pods"][0]["why"] == "deleted by down"
 
 
-def test_plan_says_what_it_costs(slipway: Slipway) -> None:
-    code, out, _ = slipway("plan", ECHO, *ONE, "budget.usd_per_hour=3", "budget.max_hours=2")
+def test_plan_says_what_it_costs(slipway: SlipwayCli) -> None:
+    code, out, _ = slipway("plan", ECHO_COMMAND, *ONE, "budget.usd_per_hour=3", "budget.max_hours=2")
     assert code == 0
     assert "price    $3.00 per hour (budget.usd_per_hour)" in out
     assert "cost     at most $6.00 in 2 h (budget.max_hours), then it is ended and the pod deleted" in out
-    assert json.loads(slipway("plan", "--json", ECHO, *ONE)[1])["usd_per_hour"] is None
+    assert json.loads(slipway("plan", "--json", ECHO_COMMAND, *ONE)[1])["usd_per_hour"] is None

@@ -18,8 +18,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-LONG = 900.0
-IDS = re.compile(r"[0-9a-f]{8,}|\d{4,}\S*(?=\.)")
+TIMEOUT_SECONDS = 900.0
+ID_PATTERN = re.compile(r"[0-9a-f]{8,}|\d{4,}\S*(?=\.)")
 
 
 def main() -> None:
@@ -80,21 +80,21 @@ def _run(home: str, argv: list[str], before: str | None, log: str | None) -> int
     words = os.open(f"{home}/words", os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
     os.dup2(words, 1)
     os.dup2(words, 2)
-    _count(before, written)
-    scope.LOCAL_RENEW_SECONDS = LONG  # how often the lease is renewed would depend on the machine's speed
-    emulator.command = lambda *_, **__: (0, "")  # it runs, and is stopped and wiped by who ordered it
+    _count_request(before, written)
+    scope.LOCAL_RENEW_SECONDS = TIMEOUT_SECONDS  # how often the lease is renewed would depend on the machine's speed
+    emulator.run_emulator_verb = lambda *_, **__: (0, "")  # it runs, and is stopped and wiped by who ordered it
     return cli.run(argv)
 
 
-def _kind(api: str, method: str, parameters: dict[str, Any], *_: Any) -> str:
+def _request_kind(api: str, method: str, parameters: dict[str, Any], *_: Any) -> str:
     """What is written is told apart by its name, without what differs from run to run."""
     name = parameters.get("name", "") if method == "objects.insert" else ""
-    return f"{api} {method} {re.sub(IDS, '*', name)}".rstrip()
+    return f"{api} {method} {re.sub(ID_PATTERN, '*', name)}".rstrip()
 
 
-def _count(before: str | None, log: int) -> None:
-    from controller.gcp.client import Google
-    from controller.ssh.connection import Link
+def _count_request(before: str | None, log: int) -> None:
+    from controller.gcp.client import GoogleClient
+    from controller.ssh.connection import Connection
 
     seen: Counter[str] = Counter()
     lock = threading.Lock()
@@ -114,9 +114,9 @@ def _count(before: str | None, log: int) -> None:
 
         return act
 
-    Google._once = counted(Google._once, _kind)
-    Link._agent_says = counted(Link._agent_says, lambda command, *_: f"agent {command}")
-    Link._place_agent = counted(Link._place_agent, lambda *_: "agent upload")
+    GoogleClient._once = counted(GoogleClient._once, _request_kind)
+    Connection._agent_says = counted(Connection._agent_says, lambda command, *_: f"agent {command}")
+    Connection._install_agent = counted(Connection._install_agent, lambda *_: "agent upload")
 
 
 if __name__ == "__main__":

@@ -50,7 +50,7 @@ class Killer:
         self.homes.append(home)
         home.mkdir()
         self._order(serve=str(emulator.state_folder(str(home))))
-        while lifecycle.endpoint(emulator.state_folder(str(home))) is None:
+        while lifecycle.find_endpoint(emulator.state_folder(str(home))) is None:
             assert self.orders.poll() is None
         return home
 
@@ -68,7 +68,7 @@ class Killer:
         What each controller has seen and asked is its own.
         """
         state = emulator.state_folder(str(home))
-        found = json.loads(lifecycle.ask(lifecycle.running(state), "GET", "state"))
+        found = json.loads(lifecycle.request_admin(lifecycle.require_endpoint(state), "GET", "state"))
         lifecycle.wipe(state)
         names = [name for names in found["objects"].values() for name in names]
         names = [name for name in names if not re.match("pods/|runs/[^/]*/(events|requests)/", name)]

@@ -12,7 +12,7 @@ import pytest
 
 from controller.checks import fit_cache
 from controller.cli import main
-from tests.controller.conftest import Slipway
+from tests.controller.conftest import SlipwayCli
 
 pytestmark = pytest.mark.e2e
 PROGRAM = """
@@ -31,11 +31,11 @@ name = f"begun/{worker}-{attempt}"
 url = f"{host}/upload/storage/v1/b/{bucket}/o?uploadType=media&name={name}"
 urlopen(Request(url, data=b"x", method="POST")).read()
 
-def wait_for_the_others():
+def barrier():
     for _ in range(3000 if attempt == "1" else 0):
         time.sleep(0.1)
 
-wait_for_the_others()
+barrier()
 print("done in attempt", attempt)
 """
 """Waits, as good as for ever, in its first attempt, as JAX does in a collective, and ends in its second. Worker 2 is
@@ -70,7 +70,7 @@ class Recovered:
         return found[0]
 
 
-def up(slipway: Slipway, fault: str, *words: str) -> Recovered:
+def up(slipway: SlipwayCli, fault: str, *words: str) -> Recovered:
     """A run that is struck as soon as the program of worker 2 has begun."""
     (slipway.repository / "train.py").write_text(PROGRAM)
     code, out, err = slipway("up", *RUN, *words, f"cloud.faults=[{{{fault}, after_object: begun/2-1}}]")
@@ -82,12 +82,12 @@ def up(slipway: Slipway, fault: str, *words: str) -> Recovered:
     return Recovered(code, out, err, [(time - struck, e["message"]) for time, e in told if e["kind"] == "note"])
 
 
-def deletions(slipway: Slipway) -> int:
+def deletions(slipway: SlipwayCli) -> int:
     """How many pods were deleted."""
     return len([request for request in slipway.mutations() if request.startswith("DELETE /tpu/")])
 
 
-def test_one_dead_worker_ends_and_restarts_all(slipway: Slipway) -> None:
+def test_one_dead_worker_ends_and_restarts_all(slipway: SlipwayCli) -> None:
     found = up(slipway, "kind: killed, worker: 2")
     assert (found.code, found.err) == (0, "")
     words = (
@@ -99,18 +99,18 @@ def test_one_dead_worker_ends_and_restarts_all(slipway: Slipway) -> None:
 
 
 @pytest.mark.deep
-def test_a_frozen_program_is_hung_and_says_where(slipway: Slipway) -> None:
+def test_a_frozen_program_is_hung_and_says_where(slipway: SlipwayCli) -> None:
     found = up(slipway, "kind: frozen, worker: 2")
     assert (found.code, found.err) == (0, "")
     words = "hung: worker 2: its program has been stopped by a signal for"
     print("\nfrozen program:", found.after(words), found.after("launched attempt 2"))
-    found.after("worker 2: stopped by a signal, in wait_for_the_others (work/train.py:")
-    found.after("worker 0, 1, 3: in wait_for_the_others (work/train.py:")
+    found.after("worker 2: stopped by a signal, in barrier (work/train.py:")
+    found.after("worker 0, 1, 3: in barrier (work/train.py:")
     assert "stacks/attempt-1/worker-2.txt" in json.dumps(slipway.cloud().get("state")["objects"])
 
 
 @pytest.mark.deep
-def test_a_sick_host_is_replaced(slipway: Slipway) -> None:
+def test_a_sick_host_is_replaced(slipway: SlipwayCli) -> None:
     """Google calls it ill, which alone is no reason; then a program ends there."""
     ill = "kind: unhealthy, worker: 2, symptom: MESH_BUILD_FAIL, after_object: begun/2-1"
     found = up(slipway, f"{ill}}}, {{delay_seconds: 1, kind: killed")
@@ -121,7 +121,7 @@ def test_a_sick_host_is_replaced(slipway: Slipway) -> None:
 
 
 @pytest.mark.deep
-def test_maintenance_is_waited_for(slipway: Slipway) -> None:
+def test_maintenance_is_waited_for(slipway: SlipwayCli) -> None:
     found = up(slipway, "kind: maintenance, seconds: 3")
     assert (found.code, found.err) == (0, "")
     found.after("maintenance: the node is repairing; waiting")
@@ -130,7 +130,7 @@ def test_maintenance_is_waited_for(slipway: Slipway) -> None:
 
 
 @pytest.mark.deep
-def test_a_program_that_its_kernel_killed_is_not_started_again(slipway: Slipway) -> None:
+def test_a_program_that_its_kernel_killed_is_not_started_again(slipway: SlipwayCli) -> None:
     found = up(slipway, "kind: killed, worker: 2, out_of_memory: true")
     assert found.code == 5
     assert "out of ram: worker 2 was ended by SIGKILL; it failed first" in found.err
@@ -138,13 +138,13 @@ def test_a_program_that_its_kernel_killed_is_not_started_again(slipway: Slipway)
 
 
 @pytest.mark.deep
-def test_a_worker_that_does_not_answer_is_lost_and_its_node_replaced(slipway: Slipway) -> None:
+def test_a_worker_that_does_not_answer_is_lost_and_its_node_replaced(slipway: SlipwayCli) -> None:
     found = up(slipway, "kind: ssh_frozen, seconds: 30, worker: 1")
     assert (found.code, found.err) == (0, "")
     print("\nsilent worker:", found.after("worker lost: worker 1 has not answered"), found.after("launched attempt 2"))
 
 
-def test_a_preempted_node_is_noticed(slipway: Slipway) -> None:
+def test_a_preempted_node_is_noticed(slipway: SlipwayCli) -> None:
     found = up(slipway, "kind: preempted")
     assert (found.code, found.err) == (0, "")
     past = slipway.json("status", *RUN)["run"]["verdicts"]
@@ -155,7 +155,7 @@ def test_a_preempted_node_is_noticed(slipway: Slipway) -> None:
     print("\npreempted:", found.after("preempted: the node is preempted"), found.after("launched attempt 2"))
 
 
-def test_an_own_program_is_told_of_a_preemption_if_it_asks_for_it(slipway: Slipway) -> None:
+def test_an_own_program_is_told_of_a_preemption_if_it_asks_for_it(slipway: SlipwayCli) -> None:
     """The node goes much later: what is seen is that its program says that it has saved."""
     words = ("recovery.preemption_signal=SIGUSR1", "tpu=v5litepod_8", "cloud.operation_seconds=0")
     (slipway.repository / "train.py").write_text(SAVES)
@@ -171,11 +171,11 @@ def test_an_own_program_is_told_of_a_preemption_if_it_asks_for_it(slipway: Slipw
     assert deletions(slipway) == 2
 
 
-def test_out_of_hbm_says_what_fits_if_that_was_asked_before(slipway: Slipway) -> None:
+def test_out_of_hbm_says_what_fits_if_that_was_asked_before(slipway: SlipwayCli) -> None:
     (slipway.repository / "train.py").write_text(
         "raise RuntimeError('RESOURCE_EXHAUSTED: Ran out of memory in memory space hbm. Used 20.8G of 15.7G')"
     )
-    file = fit_cache.file(main.parse(["plan", *RUN, *slipway.base, "tpu=v5litepod_8"]).options.config()[0])
+    file = fit_cache.cache_file(main.parse(["plan", *RUN, *slipway.base, "tpu=v5litepod_8"]).options.config()[0])
     file.parent.mkdir(parents=True)
     file.write_text(json.dumps({"programs": [], "fix": {"overrides": ["loop.micro_batch_size=1", "model.remat=full"]}}))
     code, _, err = slipway("up", *RUN, "tpu=v5litepod_8")
@@ -185,7 +185,7 @@ def test_out_of_hbm_says_what_fits_if_that_was_asked_before(slipway: Slipway) ->
 
 
 @pytest.mark.deep
-def test_a_crash_loop_ends_and_an_own_error_is_tried_again_if_wanted(slipway: Slipway) -> None:
+def test_a_crash_loop_ends_and_an_own_error_is_tried_again_if_wanted(slipway: SlipwayCli) -> None:
     (slipway.repository / "train.py").write_text("raise ValueError('always')")
     code, out, err = slipway("up", *RUN, "recovery.max_program_failures=9", "tpu=v5litepod_8")
     assert code == 5

@@ -14,11 +14,11 @@ import pytest
 
 from conf.schema.training.run_yaml import RunFile
 from tests.controller.localcloud.conftest import cloud as cloud
-from tests.controller.localcloud.harness import Cloud, until
-from tests.trainer.conftest import mesh_of
-from tests.trainer.processes import ROOT, finish, start
+from tests.controller.localcloud.harness import EmulatedCloud, wait_for
+from tests.trainer.conftest import make_mesh
+from tests.trainer.processes import ROOT, start_trainer, wait_processes
 from trainer import main
-from trainer.checkpoint.manager import Checkpoints
+from trainer.checkpoint.manager import CheckpointManager
 from trainer.step import train_step
 
 FOLDER, STEPS = "runs/lm", 14
@@ -36,7 +36,7 @@ print(json.dumps([curve, texts]))
 class Bucket:
     """A bucket of the emulated cloud, and how programs find it."""
 
-    def __init__(self, cloud: Cloud, name: str) -> None:
+    def __init__(self, cloud: EmulatedCloud, name: str) -> None:
         self.cloud, self.name = cloud, name
         cloud.ok("POST", "storage/v1/b?project=slipway-local", {"name": name})
 
@@ -88,11 +88,11 @@ def wait_for_write(bucket: Bucket, processes: list[subprocess.Popen[str]], step:
     """Until an object of that checkpoint is there whose name holds `part`."""
     prefix = f"{FOLDER}/checkpoints/{step}/"
     try:
-        until(lambda: any(part in name for name in bucket.sizes(prefix)), "a write has begun", 300)
+        wait_for(lambda: any(part in name for name in bucket.sizes(prefix)), "a write has begun", 300)
     except BaseException:
         for process in processes:
             process.kill()
-        finish(processes)
+        wait_processes(processes)
         raise
 
 
@@ -101,7 +101,7 @@ def cut_while_writing(bucket: Bucket, processes: list[subprocess.Popen[str]], st
     wait_for_write(bucket, processes, step, "ocdbt.process")
     for process in processes:
         process.kill()
-    assert [ended.code for ended in finish(processes)] == [-9] * 4
+    assert [ended.code for ended in wait_processes(processes)] == [-9] * 4
 
 
 @pytest.mark.e2e
@@ -112,10 +112,10 @@ def test_two_processes_write_and_read_a_bucket_through_a_storm(cloud, run, tmp_p
     loop = run["loop"] | {"steps": 4, "text_samples": samples}
     short = run | {"loop": loop, "pod": run["pod"] | {"workers": 2}}
     bucket.refuse("at the start", 4)
-    processes = start(short, tmp_path / "first", "", *workers)
+    processes = start_trainer(short, tmp_path / "first", "", *workers)
     wait_for_write(bucket, processes, 2, "")
     bucket.refuse("amid a checkpoint", 8)
-    assert [(ended.code, ended.stderr if ended.code else "") for ended in finish(processes)] == [(0, "")] * 2
+    assert [(ended.code, ended.stderr if ended.code else "") for ended in wait_processes(processes)] == [(0, "")] * 2
     assert bucket.steps() == [2, 4]
     programs = bucket.sizes(f"{FOLDER}/compile_cache/")
     assert sum("jit_update" in name for name in programs) == 1
@@ -136,16 +136,16 @@ def test_a_run_in_a_bucket_through_storm_cut_and_loss(cloud, run, tmp_path):
 
     bucket.refuse("at the start", 4)
     short = run | {"loop": run["loop"] | {"steps": 4}}
-    processes = start(short, tmp_path / "first", "", *workers)
+    processes = start_trainer(short, tmp_path / "first", "", *workers)
     wait_for_write(bucket, processes, 2, "")
     bucket.refuse("amid a checkpoint", 8)
-    assert [ended.code for ended in finish(processes)] == [0] * 4
+    assert [ended.code for ended in wait_processes(processes)] == [0] * 4
     assert bucket.steps() == [2, 4]
     programs = bucket.sizes(f"{FOLDER}/compile_cache/")
     assert sum("jit_update" in name for name in programs) == 1
 
     # the VMs are replaced: nothing but the bucket is left; then the next checkpoint but one is cut
-    processes = start(run, tmp_path / "second", "", *workers)
+    processes = start_trainer(run, tmp_path / "second", "", *workers)
     cut_while_writing(bucket, processes, 8)
     names = [path.name for path in (tmp_path / "second/worker-0/compile_cache").rglob("jit_update*")]
     assert [f"/{name}" in whole for whole in programs for name in names if "jit_update" in whole] == [True]
@@ -157,7 +157,9 @@ def test_a_run_in_a_bucket_through_storm_cut_and_loss(cloud, run, tmp_path):
 
     # half as many processes, another mesh
     other = run | {"pod": run["pod"] | {"workers": 2}, "mesh": {"data": 2, "fsdp": 2, "tensor": 2}}
-    first, second = finish(start(other, tmp_path / "third", "", *[bucket.variables | {"JAX_NUM_CPU_DEVICES": "4"}] * 2))
+    first, second = wait_processes(
+        start_trainer(other, tmp_path / "third", "", *[bucket.variables | {"JAX_NUM_CPU_DEVICES": "4"}] * 2)
+    )
     assert (first.code, second.code) == (0, 0), first.stderr + second.stderr
     warned = [line for line in (first.stderr + second.stderr).splitlines() if " root WARNING " in line]
     words = f"checkpoint of step {newest} is broken and skipped: worker 0: ValueError: {lost} is missing"
@@ -187,10 +189,10 @@ def compare_states(bucket: Bucket, alone: dict[str, Any], copy: Path) -> None:
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_bytes(bucket.read(prefix + name))
     experiment = RunFile.model_validate(alone)
-    abstract = train_step.abstract_state(experiment.model, experiment.optimizer, mesh_of(8, 1, 1))
+    abstract = train_step.abstract_state(experiment.model, experiment.optimizer, make_mesh(8, 1, 1))
     found = []
     for folder in (str(copy), alone["dir"]):
-        checkpoints = Checkpoints(folder, experiment.checkpoint)
+        checkpoints = CheckpointManager(folder, experiment.checkpoint)
         found.append(checkpoints.restore(STEPS, abstract))
         checkpoints.close()
     assert found[0][1] == found[1][1]

@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 
 from conf.schema.training.run_yaml import RunFile
-from tests.groups import group
-from tests.trainer.conftest import mesh_of
-from tests.trainer.processes import finish, results, start
-from trainer.checkpoint.manager import Checkpoints
+from tests.groups import load_group
+from tests.trainer.conftest import make_mesh
+from tests.trainer.processes import results, start_trainer, wait_processes
+from trainer.checkpoint.manager import CheckpointManager
 from trainer.step import train_step
 
 STEPS, EVERY = 20, 3
@@ -28,7 +28,7 @@ def lm(lm_run, tmp_path) -> dict[str, Any]:
     words = [{"text": f"{i} and {i} make {2 * i}. " * (1 + i % 5)} for i in range(40)]
     file.write_text("".join(json.dumps(row) + "\n" for row in words))
     return lm_run | {
-        "data": group("data/jsonl") | {"path": str(file), "eval_fraction": 0.2},
+        "data": load_group("data/jsonl") | {"path": str(file), "eval_fraction": 0.2},
         "model": lm_run["model"] | {"vocab_size": 260},
         "loop": lm_run["loop"] | {"steps": STEPS, "eval_interval": 7},
         "checkpoint": kept(lm_run),
@@ -55,9 +55,11 @@ def environments(workers: int) -> list[dict[str, str]]:
 
 def live(run: dict[str, Any], workers: int, folder: Path, cache: str, until: Any = None) -> None:
     """One life of the run in `folder`: to its end, or to the moment at which `until` says true."""
-    processes = start(on(run, workers, folder / "bucket"), folder, cache, *environments(workers))
+    processes = start_trainer(on(run, workers, folder / "bucket"), folder, cache, *environments(workers))
     if until is None:
-        assert [(ended.code, ended.stderr if ended.code else "") for ended in finish(processes)] == [(0, "")] * workers
+        assert [(ended.code, ended.stderr if ended.code else "") for ended in wait_processes(processes)] == [
+            (0, "")
+        ] * workers
         return
     deadline = time.monotonic() + 1200
     try:
@@ -67,7 +69,7 @@ def live(run: dict[str, Any], workers: int, folder: Path, cache: str, until: Any
     finally:
         for process in processes:
             process.kill()
-        ended = finish(processes)
+        ended = wait_processes(processes)
     assert [one.code for one in ended] == [-9] * workers
 
 
@@ -87,8 +89,8 @@ def moments(folder: Path, chance: random.Random) -> list[Any]:
 def saved(run: dict[str, Any], folder: Path, step: int) -> tuple[list[np.ndarray], dict[str, Any]]:
     """Arrays and position of a checkpoint."""
     experiment = RunFile.model_validate(on(run, 1, folder / "bucket"))
-    checkpoints = Checkpoints(experiment.dir, experiment.checkpoint)
-    abstract = train_step.abstract_state(experiment.model, experiment.optimizer, mesh_of(8, 1, 1))
+    checkpoints = CheckpointManager(experiment.dir, experiment.checkpoint)
+    abstract = train_step.abstract_state(experiment.model, experiment.optimizer, make_mesh(8, 1, 1))
     state, position = checkpoints.restore(step, abstract)
     checkpoints.close()
     return [np.asarray(leaf) for leaf in jax.tree.leaves(state)], position

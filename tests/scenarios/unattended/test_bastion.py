@@ -8,7 +8,7 @@ import re
 import pytest
 
 from tests.controller.cli.verbs.run.test_up import until, workers_home
-from tests.controller.conftest import Slipway
+from tests.controller.conftest import SlipwayCli
 from tests.scenarios.unattended.test_two_controllers import controllers
 
 pytestmark = pytest.mark.e2e
@@ -18,17 +18,17 @@ WAITS = (
 )
 
 
-def instances(slipway: Slipway) -> list[str]:
+def instances(slipway: SlipwayCli) -> list[str]:
     return [path for path in slipway.cloud().get("state")["compute"] if "/instances/" in path]
 
 
-def go(slipway: Slipway, attempt: int) -> None:
+def go(slipway: SlipwayCli, attempt: int) -> None:
     for home in workers_home(slipway):
         for run in (home / ".slipway" / "runs").iterdir():
             (run / f"go{attempt}").touch()
 
 
-def test_the_bastion_sees_a_run_through_a_preemption_while_nobody_looks(slipway: Slipway) -> None:
+def test_the_bastion_sees_a_run_through_a_preemption_while_nobody_looks(slipway: SlipwayCli) -> None:
     faults = "cloud.faults=[{kind: preempted, after_object: launches/0001, delay_seconds: 1}]"
     code, out, err = slipway("up", "--detach", WAITS, *POD, faults)
     assert (code, err) == (0, ""), out
@@ -54,7 +54,7 @@ def test_the_bastion_sees_a_run_through_a_preemption_while_nobody_looks(slipway:
     assert slipway.json("status", WAITS, *POD)["run"]["state"] == "finished"
 
 
-def test_cancel_and_down_from_this_machine(slipway: Slipway) -> None:
+def test_cancel_and_down_from_this_machine(slipway: SlipwayCli) -> None:
     assert slipway("up", "--detach", WAITS, *POD)[0] == 0
     until(lambda: "/launches/0001" in json.dumps(slipway.cloud().get("state")["objects"]), 300)
     until(lambda: slipway("cancel", WAITS, *POD)[1].find("is cancelled") >= 0, 300)

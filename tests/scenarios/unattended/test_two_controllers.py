@@ -14,7 +14,7 @@ from contextlib import contextmanager
 import pytest
 
 from tests.controller.cli.verbs.run.test_up import SLOW, let_go, until
-from tests.controller.conftest import ECHO, Slipway
+from tests.controller.conftest import ECHO_COMMAND, SlipwayCli
 
 pytestmark = pytest.mark.e2e
 POD = ["tpu=v5litepod_8"]
@@ -25,7 +25,7 @@ SHORT = "recovery.lease_duration_seconds=4"
 class Controller:
     """`slipway up` in a process of its own; what it says is collected."""
 
-    def __init__(self, slipway: Slipway, *words: str) -> None:
+    def __init__(self, slipway: SlipwayCli, *words: str) -> None:
         command = [sys.executable, "-m", "controller", *words, *slipway.base]
         environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
         self.process = subprocess.Popen(
@@ -55,7 +55,7 @@ class Controller:
 
 
 @contextmanager
-def controllers(slipway: Slipway, *each: list[str]) -> Iterator[list[Controller]]:
+def controllers(slipway: SlipwayCli, *each: list[str]) -> Iterator[list[Controller]]:
     started = [Controller(slipway, *words) for words in each]
     try:
         yield started
@@ -67,17 +67,17 @@ def controllers(slipway: Slipway, *each: list[str]) -> Iterator[list[Controller]
             one.ends()
 
 
-def creations(slipway: Slipway) -> list[str]:
+def creations(slipway: SlipwayCli) -> list[str]:
     return [m for m in slipway.mutations() if m.startswith("POST /tpu/") and m.endswith(("/nodes", "/queuedResources"))]
 
 
-def launches(slipway: Slipway) -> list[str]:
+def launches(slipway: SlipwayCli) -> list[str]:
     return [
         name for names in slipway.cloud().get("state")["objects"].values() for name in names if "/launches/" in name
     ]
 
 
-def test_of_two_that_start_together_one_acts_and_when_it_is_killed_the_other_goes_on(slipway: Slipway) -> None:
+def test_of_two_that_start_together_one_acts_and_when_it_is_killed_the_other_goes_on(slipway: SlipwayCli) -> None:
     both = ["up", SLOW, *POD]
     with controllers(slipway, both, both) as (one, other):
         until(lambda: "launched attempt 1" in one.said + other.said, 300)
@@ -97,7 +97,7 @@ def test_of_two_that_start_together_one_acts_and_when_it_is_killed_the_other_goe
 
 
 @pytest.mark.deep
-def test_a_controller_that_slept_past_its_lease_is_fenced_and_touches_nothing(slipway: Slipway) -> None:
+def test_a_controller_that_slept_past_its_lease_is_fenced_and_touches_nothing(slipway: SlipwayCli) -> None:
     both = ["up", SLOW, *POD, SHORT]
     with controllers(slipway, both) as (asleep,):
         asleep.hears("launched attempt 1")
@@ -116,11 +116,11 @@ def test_a_controller_that_slept_past_its_lease_is_fenced_and_touches_nothing(sl
 
 
 @pytest.mark.deep
-def test_another_run_is_told_who_is_there_and_cancel_and_down_reach_the_holder(slipway: Slipway) -> None:
+def test_another_run_is_told_who_is_there_and_cancel_and_down_reach_the_holder(slipway: SlipwayCli) -> None:
     stockout = "cloud.faults=[{kind: stockout, times: 99, at: request}]"
     with controllers(slipway, ["up", SLOW, *POD, stockout]) as (holder,):
         holder.hears("no capacity")
-        code, _, err = slipway("up", ECHO, *POD)
+        code, _, err = slipway("up", ECHO_COMMAND, *POD)
         assert code == 2
         assert "the pod is busy with run-" in err
         assert "(laptop) for run-" in err

@@ -4,14 +4,14 @@ import gcsfs.retry
 import pytest
 
 from tests.controller.localcloud.conftest import cloud as cloud
-from trainer.checkpoint.gcs_retry import PatientFileSystem
+from trainer.checkpoint.gcs_retry import RetryingFileSystem
 
 
 def test_gcsfs_outlasts_a_storm(cloud, monkeypatch):
     cloud.ok("POST", "storage/v1/b?project=slipway-local", {"name": "storm"})
     monkeypatch.setattr(gcsfs.retry, "min", lambda *_: 0.0, raising=False)  # of the pauses
     endpoint = cloud.endpoint
-    files = PatientFileSystem(endpoint_url=f"{endpoint['url']}t/{endpoint['token']}", token="anon", project="p")
+    files = RetryingFileSystem(endpoint_url=f"{endpoint['url']}t/{endpoint['token']}", token="anon", project="p")
     storm = {"kind": "http", "status": 503, "match": "POST /upload", "times": 100}
     cloud.ok("POST", "emulator/faults", {"key": "storm", "faults": [storm]})
     files.pipe("storm/object", b"bytes")

@@ -7,20 +7,20 @@ import numpy as np
 import pytest
 
 from conf.schema.training.run_yaml import RunFileError
-from conf.schema.training.settings import Checkpoint
-from tests.trainer.conftest import mesh_of
+from conf.schema.training.settings import CheckpointSettings
+from tests.trainer.conftest import make_mesh
 from trainer.checkpoint import integrity
-from trainer.checkpoint.manager import BrokenCheckpointError, Checkpoints
+from trainer.checkpoint.manager import BrokenCheckpointError, CheckpointManager
 from trainer.step import train_step
 
 
 @pytest.fixture
 def state(tiny, adamw):
-    return train_step.init_state(tiny, adamw, mesh_of(8, 1, 1), jax.random.key(0))
+    return train_step.init_state(tiny, adamw, make_mesh(8, 1, 1), jax.random.key(0))
 
 
-def kept(keep: int, **others) -> Checkpoint:
-    return Checkpoint(**{"save_interval": 2, "max_to_keep": keep, "best": None, "verify_interval": 0} | others)
+def kept(keep: int, **others) -> CheckpointSettings:
+    return CheckpointSettings(**{"save_interval": 2, "max_to_keep": keep, "best": None, "verify_interval": 0} | others)
 
 
 def assert_equal(a, b) -> None:
@@ -31,12 +31,12 @@ def assert_equal(a, b) -> None:
 
 @pytest.mark.parametrize("sizes", [(8, 1, 1), (2, 2, 2), (1, 1, 1)])
 def test_restored_on_any_mesh(tmp_path, tiny, adamw, state, sizes):
-    written = Checkpoints(str(tmp_path), kept(1))
+    written = CheckpointManager(str(tmp_path), kept(1))
     assert written.latest() is None
     written.save(3, state, {"phase": "warm start", "drawn": [1, 2]})
     written.close()
-    read = Checkpoints(str(tmp_path), kept(1))
-    abstract = train_step.abstract_state(tiny, adamw, mesh_of(*sizes))
+    read = CheckpointManager(str(tmp_path), kept(1))
+    abstract = train_step.abstract_state(tiny, adamw, make_mesh(*sizes))
     restored, position = read.restore(read.latest(), abstract)
     read.close()
     assert position == {"phase": "warm start", "drawn": [1, 2]}
@@ -45,7 +45,7 @@ def test_restored_on_any_mesh(tmp_path, tiny, adamw, state, sizes):
 
 
 def test_the_newest_are_kept_and_a_half_written_one_does_not_count(tmp_path, state):
-    checkpoints = Checkpoints(str(tmp_path), kept(2))
+    checkpoints = CheckpointManager(str(tmp_path), kept(2))
     for step in (1, 2, 3):
         checkpoints.save(step, state, {"step": step})
     checkpoints.close()
@@ -53,7 +53,7 @@ def test_the_newest_are_kept_and_a_half_written_one_does_not_count(tmp_path, sta
     assert sorted(path.name for path in folder.iterdir()) == ["2", "3"]
     half = folder / "4.orbax-checkpoint-tmp-1700000000"  # as Orbax names a checkpoint until it is complete
     (half / "state").mkdir(parents=True)
-    again = Checkpoints(str(tmp_path), kept(2))
+    again = CheckpointManager(str(tmp_path), kept(2))
     assert again.latest() == 3
     again.save(5, state, {})
     again.close()
@@ -61,29 +61,29 @@ def test_the_newest_are_kept_and_a_half_written_one_does_not_count(tmp_path, sta
 
 
 def test_the_reference_is_saved_once(tmp_path, tiny, adamw, state):
-    checkpoints = Checkpoints(str(tmp_path), kept(1))
+    checkpoints = CheckpointManager(str(tmp_path), kept(1))
     checkpoints.save_reference(state.params)
     checkpoints.save_reference(jax.tree.map(lambda x: x + 1, state.params))
-    abstract = train_step.abstract_state(tiny, adamw, mesh_of(1, 4, 2)).params
+    abstract = train_step.abstract_state(tiny, adamw, make_mesh(1, 4, 2)).params
     assert_equal(checkpoints.restore_reference(abstract), state.params)
     checkpoints.close()
 
 
 def test_a_half_written_reference_is_written_anew(tmp_path, tiny, adamw, state, monkeypatch):
-    checkpoints = Checkpoints(str(tmp_path), kept(1))
+    checkpoints = CheckpointManager(str(tmp_path), kept(1))
     checkpoints.save_reference(jax.tree.map(lambda x: x + 1, state.params))
     # as in a bucket, where what is written lies under its last name from the start
     monkeypatch.setattr("orbax.checkpoint.utils.is_checkpoint_finalized", lambda path: False)
     checkpoints.save_reference(state.params)
-    abstract = train_step.abstract_state(tiny, adamw, mesh_of(8, 1, 1)).params
+    abstract = train_step.abstract_state(tiny, adamw, make_mesh(8, 1, 1)).params
     assert_equal(checkpoints.restore_reference(abstract), state.params)
     checkpoints.close()
 
 
 def test_a_checkpoint_of_another_model_is_refused(tmp_path, tiny, adamw, state):
-    checkpoints = Checkpoints(str(tmp_path), kept(1))
+    checkpoints = CheckpointManager(str(tmp_path), kept(1))
     checkpoints.save(1, state, {})
-    other = train_step.abstract_state(tiny.model_copy(update={"mlp_dim": 128}), adamw, mesh_of(8, 1, 1))
+    other = train_step.abstract_state(tiny.model_copy(update={"mlp_dim": 128}), adamw, make_mesh(8, 1, 1))
     with pytest.raises(
         RunFileError, match=r"params\.layers\.down is \(2, 256, 64\) in the checkpoint of step 1, .* \(2, 128, 64\)"
     ):
@@ -92,25 +92,25 @@ def test_a_checkpoint_of_another_model_is_refused(tmp_path, tiny, adamw, state):
 
 
 def test_a_checkpoint_of_another_format_is_refused(tmp_path, tiny, adamw, state):
-    with Checkpoints(str(tmp_path), kept(1)) as checkpoints:
+    with CheckpointManager(str(tmp_path), kept(1)) as checkpoints:
         checkpoints.save(2, state, {})
     file = tmp_path / "checkpoints/2/position/metadata"
     file.write_text(json.dumps(json.loads(file.read_text()) | {"format": 2}))
-    with Checkpoints(str(tmp_path), kept(1)) as checkpoints, pytest.raises(RunFileError) as error:
-        checkpoints.resume(train_step.abstract_state(tiny, adamw, mesh_of(8, 1, 1)))
+    with CheckpointManager(str(tmp_path), kept(1)) as checkpoints, pytest.raises(RunFileError) as error:
+        checkpoints.resume(train_step.abstract_state(tiny, adamw, make_mesh(8, 1, 1)))
     said = "dir: the checkpoint of step 2 has format 2; this slipway reads format 1: update slipway"
     assert str(error.value) == said
 
 
 def test_the_best_stays_beside_the_newest(tmp_path, state):
     best = {"best": {"metric": "eval_loss", "mode": "min"}}
-    checkpoints = Checkpoints(str(tmp_path), kept(2, save_interval=3, **best), metrics=("eval_loss",))
+    checkpoints = CheckpointManager(str(tmp_path), kept(2, save_interval=3, **best), metrics=("eval_loss",))
     assert [step for step in range(1, 8) if checkpoints.due(step, evaluates=step % 4 == 0)] == [3, 4, 6]
     for step, loss in ((1, 3.0), (2, 1.5), (3, 1.5), (4, 2.0)):
         checkpoints.save(step, state, {})
         checkpoints.score(step, eval_loss=loss, other=9.0)
     checkpoints.close()
-    again = Checkpoints(str(tmp_path), kept(2, **best))
+    again = CheckpointManager(str(tmp_path), kept(2, **best))
     for step in (5, 6):  # not evaluated, as where the run is cut short
         again.save(step, state, {})
     again.close()
@@ -121,14 +121,14 @@ def test_the_best_stays_beside_the_newest(tmp_path, state):
 def test_the_best_of_what_is_not_evaluated_is_refused(tmp_path):
     best = {"metric": "eval_los", "mode": "min"}
     with pytest.raises(RunFileError, match=r"checkpoint\.best\.metric: eval_los .*; choices: eval_loss"):
-        Checkpoints(str(tmp_path), kept(1, best=best), metrics=("eval_loss",))
+        CheckpointManager(str(tmp_path), kept(1, best=best), metrics=("eval_loss",))
 
 
 @pytest.mark.parametrize("damage", ["deleted", "cut"])
 def test_whatever_file_is_damaged_is_noticed_or_not_needed(tmp_path, tiny, adamw, damage):
-    mesh = mesh_of(2, 2, 2)
+    mesh = make_mesh(2, 2, 2)
     state = train_step.init_state(tiny, adamw, mesh, jax.random.key(0))
-    checkpoints = Checkpoints(str(tmp_path), kept(1))
+    checkpoints = CheckpointManager(str(tmp_path), kept(1))
     checkpoints.save(2, state, {"seen": 7})
     checkpoints.close()
     abstract, noticed = train_step.abstract_state(tiny, adamw, mesh), []
@@ -158,13 +158,13 @@ def alter(folder, step: int) -> None:
 
 
 def test_a_broken_checkpoint_is_skipped_with_one_warning_and_then_replaced(tmp_path, tiny, adamw, state, caplog):
-    written = Checkpoints(str(tmp_path), kept(2))
+    written = CheckpointManager(str(tmp_path), kept(2))
     for step in (2, 4, 6):
         written.save(step, state, {"step": step})
     written.close()
     alter(tmp_path, 6)
-    read = Checkpoints(str(tmp_path), kept(2))
-    step, restored, position = read.resume(train_step.abstract_state(tiny, adamw, mesh_of(8, 1, 1)))
+    read = CheckpointManager(str(tmp_path), kept(2))
+    step, restored, position = read.resume(train_step.abstract_state(tiny, adamw, make_mesh(8, 1, 1)))
     assert (step, position) == (4, {"step": 4})
     assert_equal(restored, state)
     warnings = [record.message for record in caplog.records if record.levelname == "WARNING"]
@@ -173,21 +173,21 @@ def test_a_broken_checkpoint_is_skipped_with_one_warning_and_then_replaced(tmp_p
     read.save(6, state, {"step": 6})
     read.close()
     assert sorted(path.name for path in (tmp_path / "checkpoints").iterdir()) == ["5", "6"]
-    again = Checkpoints(str(tmp_path), kept(2))
-    assert again.resume(train_step.abstract_state(tiny, adamw, mesh_of(8, 1, 1))).position == {"step": 6}
+    again = CheckpointManager(str(tmp_path), kept(2))
+    assert again.resume(train_step.abstract_state(tiny, adamw, make_mesh(8, 1, 1))).position == {"step": 6}
     again.close()
 
 
 @pytest.mark.parametrize(("steps", "begins_anew"), [((2,), True), ((2, 4), False)])
 def test_where_all_are_broken_at_most_the_first_interval_is_lost(tmp_path, tiny, adamw, state, steps, begins_anew):
-    checkpoints = Checkpoints(str(tmp_path), kept(2, save_interval=2))
+    checkpoints = CheckpointManager(str(tmp_path), kept(2, save_interval=2))
     for step in steps:
         checkpoints.save(step, state, {})
     checkpoints.close()
     for step in steps:
         alter(tmp_path, step)
-    abstract = train_step.abstract_state(tiny, adamw, mesh_of(8, 1, 1))
-    checkpoints = Checkpoints(str(tmp_path), kept(2, save_interval=2))
+    abstract = train_step.abstract_state(tiny, adamw, make_mesh(8, 1, 1))
+    checkpoints = CheckpointManager(str(tmp_path), kept(2, save_interval=2))
     if begins_anew:
         assert checkpoints.resume(abstract) is None
         checkpoints.save(2, state, {})
@@ -199,13 +199,13 @@ def test_where_all_are_broken_at_most_the_first_interval_is_lost(tmp_path, tiny,
 
 
 def test_a_store_that_cannot_be_reached_is_not_taken_for_a_broken_checkpoint(tmp_path, tiny, adamw, state, monkeypatch):
-    checkpoints = Checkpoints(str(tmp_path), kept(1))
+    checkpoints = CheckpointManager(str(tmp_path), kept(1))
     checkpoints.save(2, state, {})
 
     def unreachable(folder):
         raise ValueError("UNAVAILABLE: 503")
 
-    monkeypatch.setattr(integrity, "check", unreachable)
+    monkeypatch.setattr(integrity, "check_database", unreachable)
     with pytest.raises(ValueError, match="503"):
-        checkpoints.resume(train_step.abstract_state(tiny, adamw, mesh_of(8, 1, 1)))
+        checkpoints.resume(train_step.abstract_state(tiny, adamw, make_mesh(8, 1, 1)))
     checkpoints.close()

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 from conf.schema.training.data import JsonlData
 from conf.schema.training.run_yaml import RunFileError
-from tests.trainer.data.corpora import as_jsonl, as_parquet, lm_loop, stories
+from tests.trainer.data.corpora import lm_loop, make_documents, write_jsonl, write_parquet
 from trainer.corpus import files, source
-from trainer.corpus.parquet import Parquet
+from trainer.corpus.parquet import ParquetSource
 from trainer.data import batches
 from trainer.distributed.batch import Batch
 
@@ -44,7 +44,7 @@ def test_ranges_of_bytes_hold_every_document_once(tmp_path_factory, pieces, sepa
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(source, "GROUP_BYTES", size)
         patch.setattr(source, "CHUNK_BYTES", 1 + size // 2)
-        ranges = source.Ranges([str(path)], separator.encode(), source.text_rows("text"), "data.path")
+        ranges = source.ByteRangeSource([str(path)], separator.encode(), source.text_parser("text"), "data.path")
         groups = [ranges.read(i) for i in range(len(ranges))]
         found = [row["text"] for group in groups for row in group.take(range(len(group)))]
     assert [text.strip("\n") for text in found] == [piece for piece in [*pieces, "end"] if piece.strip()]
@@ -54,11 +54,11 @@ def test_globs_are_sorted_and_folders_are_searched(tmp_path):
     for name in ("b.txt", "a.txt", "c.md", "deep/d.txt"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text("x")
-    assert files.expand(f"{tmp_path}/*.txt", "data.path") == [f"{tmp_path}/a.txt", f"{tmp_path}/b.txt"]
-    assert len(files.expand(f"{tmp_path}/**/*.txt", "data.path")) == 3
+    assert files.expand_glob(f"{tmp_path}/*.txt", "data.path") == [f"{tmp_path}/a.txt", f"{tmp_path}/b.txt"]
+    assert len(files.expand_glob(f"{tmp_path}/**/*.txt", "data.path")) == 3
     odd = tmp_path / "what[1].txt"
     odd.write_text("x")
-    assert files.expand(str(odd), "data.path") == [str(odd)]
+    assert files.expand_glob(str(odd), "data.path") == [str(odd)]
 
 
 @pytest.mark.parametrize(
@@ -66,14 +66,14 @@ def test_globs_are_sorted_and_folders_are_searched(tmp_path):
 )
 def test_files_that_are_not_there(tmp_path, name, words):
     with pytest.raises(RunFileError, match=rf"^data\.eval_path: .*{words}"):
-        files.expand(f"{tmp_path}/{name}", "data.eval_path")
+        files.expand_glob(f"{tmp_path}/{name}", "data.eval_path")
 
 
 @pytest.mark.parametrize("rows_per_group", [2, 40])
 def test_few_row_groups_are_held(tmp_path, monkeypatch, rows_per_group):
     """Of many, one for each stream; of few, which all streams read, those that are shared besides."""
     held: weakref.WeakSet = weakref.WeakSet()
-    most, read = 0, Parquet.read
+    most, read = 0, ParquetSource.read
 
     class Watched:
         def __init__(self, group) -> None:
@@ -89,8 +89,8 @@ def test_few_row_groups_are_held(tmp_path, monkeypatch, rows_per_group):
         most = max(most, len(held))
         return group
 
-    monkeypatch.setattr(Parquet, "read", watched)
-    data = as_parquet(tmp_path / "a.parquet", stories(240), rows_per_group, streams=4, prefetch_batches=2)
+    monkeypatch.setattr(ParquetSource, "read", watched)
+    data = write_parquet(tmp_path / "a.parquet", make_documents(240), rows_per_group, streams=4, prefetch_batches=2)
     stream = batches.Dataset(data).training(LOOP, 0, range(8))
     for _ in range(60):
         next(stream)
@@ -100,35 +100,35 @@ def test_few_row_groups_are_held(tmp_path, monkeypatch, rows_per_group):
 
 class TestBadParquet:
     def test_a_column_that_is_not_there(self, tmp_path):
-        data = as_parquet(tmp_path / "a.parquet", ["x"], 1, text_column="body")
+        data = write_parquet(tmp_path / "a.parquet", ["x"], 1, text_column="body")
         with pytest.raises(
             RunFileError, match=r"^data\.text_column: .*a\.parquet has no column 'body'; it has 'id', 'text'$"
         ):
             first_batch(data)
 
     def test_a_column_without_text(self, tmp_path):
-        data = as_parquet(tmp_path / "a.parquet", ["x"], 1, text_column="id")
+        data = write_parquet(tmp_path / "a.parquet", ["x"], 1, text_column="id")
         with pytest.raises(RunFileError, match=r"^data\.text_column: .*a\.parquet: column 'id' holds int64, not text$"):
             first_batch(data)
 
     def test_a_template_of_other_columns(self, tmp_path):
         template = {"prompt": "{question}", "answer": "{text}", "remove": None}
-        data = as_parquet(tmp_path / "a.parquet", ["x"], 1, text_column=None, template=template, eos="<eos>")
+        data = write_parquet(tmp_path / "a.parquet", ["x"], 1, text_column=None, template=template, eos="<eos>")
         with pytest.raises(RunFileError, match=r"^data\.template: .* has no column 'question'; it has 'id', 'text'$"):
             first_batch(data)
 
     def test_no_rows(self, tmp_path):
         with pytest.raises(RunFileError, match=r"^data\.path: .*a\.parquet holds no rows$"):
-            first_batch(as_parquet(tmp_path / "a.parquet", [], 1))
+            first_batch(write_parquet(tmp_path / "a.parquet", [], 1))
 
     def test_another_format(self, tmp_path):
         (tmp_path / "a.parquet").write_text("no parquet at all")
-        data = as_parquet(tmp_path / "b.parquet", ["x"], 1).model_copy(update={"path": f"{tmp_path}/a.parquet"})
+        data = write_parquet(tmp_path / "b.parquet", ["x"], 1).model_copy(update={"path": f"{tmp_path}/a.parquet"})
         with pytest.raises(RunFileError, match=r"^data\.path: .*a\.parquet is no Parquet file: "):
             first_batch(data)
 
     def test_a_corrupt_row_group(self, tmp_path):
-        data = as_parquet(tmp_path / "a.parquet", stories(200), 100, streams=1)
+        data = write_parquet(tmp_path / "a.parquet", make_documents(200), 100, streams=1)
         raw = bytearray((tmp_path / "a.parquet").read_bytes())
         raw[4:2000] = b"\xee" * 1996
         (tmp_path / "a.parquet").write_bytes(raw)
@@ -140,13 +140,13 @@ class TestBadParquet:
         from pyarrow import parquet
 
         bad = pa.array([b"ok", b"\xff\xfe"]).view(pa.string())
-        data = as_parquet(tmp_path / "a.parquet", ["x"], 1, streams=1)
+        data = write_parquet(tmp_path / "a.parquet", ["x"], 1, streams=1)
         parquet.write_table(pa.table({"text": bad}), tmp_path / "a.parquet")
         with pytest.raises(RunFileError, match=r"^data\.path: .*a\.parquet, row group 0, holds text that is not UTF-8"):
             first_batch(data)
 
     def test_a_missing_text_is_an_empty_one(self, tmp_path):
-        data = as_parquet(tmp_path / "a.parquet", ["x", None, "y"], 3, streams=1)
+        data = write_parquet(tmp_path / "a.parquet", ["x", None, "y"], 3, streams=1)
         assert set(first_batch(data)["tokens"].flat) == {257, ord("x"), ord("y")}
 
 
@@ -163,7 +163,7 @@ class TestBadParquet:
     ],
 )
 def test_bad_lines(tmp_path, lines, words):
-    data = as_jsonl(tmp_path / "a.jsonl", ["x"], streams=1)
+    data = write_jsonl(tmp_path / "a.jsonl", ["x"], streams=1)
     (tmp_path / "a.jsonl").write_bytes(lines)
     with pytest.raises(RunFileError, match=f"^{words}"):
         first_batch(data)
@@ -172,7 +172,7 @@ def test_bad_lines(tmp_path, lines, words):
 def test_a_bad_line_in_a_late_range_has_its_own_number(tmp_path, monkeypatch):
     monkeypatch.setattr(source, "GROUP_BYTES", 64)
     monkeypatch.setattr(source, "CHUNK_BYTES", 7)
-    data = as_jsonl(tmp_path / "a.jsonl", ["some text"] * 50, streams=1)
+    data = write_jsonl(tmp_path / "a.jsonl", ["some text"] * 50, streams=1)
     with (tmp_path / "a.jsonl").open("a") as file:
         file.write("oops\n")
     with pytest.raises(RunFileError, match=r"a\.jsonl:51 is not JSON"):
@@ -199,7 +199,7 @@ def test_a_bad_line_in_a_late_range_has_its_own_number(tmp_path, monkeypatch):
     ],
 )
 def test_keys_that_contradict_each_other(tmp_path, keys, words):
-    good = as_jsonl(tmp_path / "a.jsonl", ["x"]).model_dump()
+    good = write_jsonl(tmp_path / "a.jsonl", ["x"]).model_dump()
     with pytest.raises(ValueError, match=words):
         JsonlData(**json.loads(json.dumps(good | keys)))
 
@@ -208,11 +208,13 @@ def test_what_lies_elsewhere_is_read_like_files(tmp_path):
     """As gs:// is: any file system that fsspec knows."""
     import fsspec
 
-    texts = stories(60)
-    local = as_parquet(tmp_path / "a.parquet", texts, 4)
+    texts = make_documents(60)
+    local = write_parquet(tmp_path / "a.parquet", texts, 4)
     memory = fsspec.filesystem("memory")
     for name in ("b", "a"):
         memory.pipe(f"/bucket/{name}.parquet", (tmp_path / "a.parquet").read_bytes())
-    assert files.expand("memory://bucket/*.parquet", "data.path") == [f"memory:///bucket/{n}.parquet" for n in "ab"]
+    assert files.expand_glob("memory://bucket/*.parquet", "data.path") == [
+        f"memory:///bucket/{n}.parquet" for n in "ab"
+    ]
     elsewhere = local.model_copy(update={"path": "memory://bucket/a.parquet"})
     np.testing.assert_array_equal(first_batch(elsewhere)["tokens"], first_batch(local)["tokens"])

@@ -9,35 +9,35 @@ from typing import Any
 
 from conf.schema.training.data import JsonlData, ParquetData, TextData
 from conf.schema.training.loop import LmLoop
-from tests.groups import group
+from tests.groups import load_group
 
 
-def stories(count: int) -> list[str]:
+def make_documents(count: int) -> list[str]:
     """Documents of different lengths, no two alike; some are empty, one is longer than any context here."""
     draw = random.Random(0)
     texts = [f"{i}:" + "".join(draw.choices("abcdefgh é", k=draw.randrange(40))) for i in range(count)]
     return [*texts, f"{count}:" + "long" * 60]
 
 
-def as_jsonl(path: Path, texts: list[str], **keys: Any) -> JsonlData:
+def write_jsonl(path: Path, texts: list[str], **keys: Any) -> JsonlData:
     path.write_text("".join(json.dumps({"id": i, "text": text}) + "\n" for i, text in enumerate(texts)))
-    return JsonlData(**group("data/jsonl") | {"path": str(path)} | keys)
+    return JsonlData(**load_group("data/jsonl") | {"path": str(path)} | keys)
 
 
-def as_parquet(path: Path, texts: list[str], rows_per_group: int, **keys: Any) -> ParquetData:
+def write_parquet(path: Path, texts: list[str], rows_per_group: int, **keys: Any) -> ParquetData:
     import pyarrow as pa
     from pyarrow import parquet
 
     table = pa.table({"id": list(range(len(texts))), "text": texts})
     parquet.write_table(table, path, row_group_size=rows_per_group)
-    return ParquetData(**group("data/parquet") | {"path": str(path)} | keys)
+    return ParquetData(**load_group("data/parquet") | {"path": str(path)} | keys)
 
 
-def as_text(path: Path, texts: list[str], **keys: Any) -> TextData:
+def write_text(path: Path, texts: list[str], **keys: Any) -> TextData:
     path.write_text("\n\n".join(texts))
-    return TextData(**group("data/text") | {"path": str(path), "separator": "\n\n"} | keys)
+    return TextData(**load_group("data/text") | {"path": str(path), "separator": "\n\n"} | keys)
 
 
 def lm_loop(rows: int, sequence: int, eval_batches: int = 1) -> LmLoop:
     sizes = {"total_batch_tokens": rows * sequence, "seq_len": sequence, "eval_batches": eval_batches}
-    return LmLoop(**group("loop/lm") | sizes)
+    return LmLoop(**load_group("loop/lm") | sizes)

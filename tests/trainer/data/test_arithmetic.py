@@ -6,15 +6,15 @@ import pytest
 
 from conf.schema.training.prompts import ArithmeticData
 from conf.schema.training.run_yaml import RunFileError
-from tests.groups import group
-from trainer.data.arithmetic import Arithmetic
+from tests.groups import load_group
+from trainer.data.arithmetic import ArithmeticProblems
 from trainer.rewards.functions import answer_match
 
 PROMPT = re.compile(r"\w+ has \w+: (\d+), (gets|uses) (\d)\. $")
 
 
-def problems_of(seed: int, **values: int) -> Arithmetic:
-    return Arithmetic(ArithmeticData(**group("data/arithmetic") | values), seed)
+def problems_of(seed: int, **values: int) -> ArithmeticProblems:
+    return ArithmeticProblems(ArithmeticData(**load_group("data/arithmetic") | values), seed)
 
 
 def operands(prompt: str) -> tuple[int, int]:

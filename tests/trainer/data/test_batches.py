@@ -5,17 +5,17 @@ import pytest
 
 from conf.schema.training.data import TextData
 from conf.schema.training.loop import LmLoop
-from tests.groups import group
+from tests.groups import load_group
 from trainer.data import batches
 
-LOOP = LmLoop(**group("loop/lm") | {"total_batch_tokens": 80, "seq_len": 10, "eval_batches": 2})
+LOOP = LmLoop(**load_group("loop/lm") | {"total_batch_tokens": 80, "seq_len": 10, "eval_batches": 2})
 
 
 @pytest.fixture
 def data(tmp_path) -> TextData:
     path = tmp_path / "text"
     path.write_bytes(bytes(range(100)) * 2)
-    return TextData(**group("data/text") | {"path": str(path), "eval_fraction": 0.5})
+    return TextData(**load_group("data/text") | {"path": str(path), "eval_fraction": 0.5})
 
 
 def test_the_rows_of_a_batch_do_not_depend_on_who_holds_them(data):

@@ -8,11 +8,11 @@ import pytest
 from conf.schema.training.loop import GrpoLoop
 from conf.schema.training.prompts import Gsm8kData
 from conf.schema.training.run_yaml import RunFileError
-from tests.groups import group
+from tests.groups import load_group
 from tests.paths import SHARED
-from trainer.data.gsm8k import read
+from trainer.data.gsm8k import read_problems
 from trainer.data.problem import Question
-from trainer.data.questions import Asked
+from trainer.data.questions import QuestionSet
 from trainer.rewards.functions import answer_match
 
 PUBLISHED = SHARED / "data" / "gsm8k" / "test.jsonl"
@@ -31,9 +31,9 @@ def file(tmp_path: Path) -> Path:
     return path
 
 
-def asked(file: Path, seed: int, max_prompt_length: int) -> Asked:
-    data = Gsm8kData(**group("data/gsm8k") | {"path": str(file), "eval_path": str(file)})
-    return Asked(data, GrpoLoop(**group("loop/grpo") | {"max_prompt_length": max_prompt_length}), seed)
+def asked(file: Path, seed: int, max_prompt_length: int) -> QuestionSet:
+    data = Gsm8kData(**load_group("data/gsm8k") | {"path": str(file), "eval_path": str(file)})
+    return QuestionSet(data, GrpoLoop(**load_group("loop/grpo") | {"max_prompt_length": max_prompt_length}), seed)
 
 
 def answers(questions: list[Question]) -> list[str]:
@@ -41,7 +41,7 @@ def answers(questions: list[Question]) -> list[str]:
 
 
 def test_rows_become_problems(file: Path) -> None:
-    first, second, _ = read(str(file), "data.path")
+    first, second, _ = read_problems(str(file), "data.path")
     assert first.question == "Two and two?"
     assert (first.answer, first.worked) == ("4", "2+2=4\n#### 4")
     assert second.answer == "1,000"
@@ -76,7 +76,7 @@ def test_a_row_ends_only_where_json_lines_end(tmp_path: Path) -> None:
     """Other characters at which Python would split a text are part of it."""
     path, odd = tmp_path / "rows.jsonl", "one\u2028two\x85three"
     path.write_text(json.dumps(ROWS[0] | {"question": odd}, ensure_ascii=False) + "\n", encoding="utf-8")
-    assert [p.question for p in read(str(path), "data.path")] == [odd]
+    assert [p.question for p in read_problems(str(path), "data.path")] == [odd]
 
 
 @pytest.mark.parametrize(
@@ -97,17 +97,17 @@ def test_a_bad_row_is_named(tmp_path: Path, line: str) -> None:
     path = tmp_path / "bad.jsonl"
     path.write_text(json.dumps(ROWS[0]) + f"\n{line}\n", encoding="latin-1")
     with pytest.raises(RunFileError, match=r"data\.path: .*bad\.jsonl, line 2 is no GSM8K row"):
-        read(str(path), "data.path")
+        read_problems(str(path), "data.path")
 
 
 def test_a_missing_file_is_named() -> None:
     with pytest.raises(RunFileError, match=r"data\.eval_path: there is no /nowhere"):
-        read("/nowhere", "data.eval_path")
+        read_problems("/nowhere", "data.eval_path")
 
 
 @pytest.mark.skipif(not PUBLISHED.exists(), reason="needs GSM8K")
 def test_published_worked_responses_are_right() -> None:
-    problems = read(str(PUBLISHED), "data.path")
+    problems = read_problems(str(PUBLISHED), "data.path")
     assert len(problems) == 1319
     for problem in problems:
         assert answer_match(problem.worked, problem.answer) == 1.0

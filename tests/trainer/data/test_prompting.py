@@ -9,13 +9,13 @@ from tokenizers import Tokenizer
 
 from conf.schema.training.prompts import ArithmeticData, Gsm8kData, Prompt
 from conf.schema.training.run_yaml import RunFileError
-from tests.groups import CONF, group
+from tests.groups import CONF, load_group
 from tests.paths import ROOT
 from trainer.data import chat
 from trainer.data.problem import Problem
-from trainer.data.prompting import Prompting
+from trainer.data.prompting import PromptEncoder
 from trainer.tokenizer import training
-from trainer.tokenizer.byte_level import BOS, EOS
+from trainer.tokenizer.byte_level import BOS_ID, EOS_ID
 
 RENDERED = json.loads((ROOT / "tests" / "trainer" / "fixtures" / "templates.json").read_text())
 SPECIAL = [
@@ -28,16 +28,16 @@ BARE = {"system": None, "question": "{question}", "answer": "{answer}", "between
 @pytest.fixture(scope="module")
 def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A tokenizer.json of pairs that knows the special tokens of every family."""
-    library = training.train([" user\n\nHow many? 2 + 3 = 5.\n\n\n#### 7\nTell me.\n" * 9], 310)
+    library = training.train_tokenizer([" user\n\nHow many? 2 + 3 = 5.\n\n\n#### 7\nTell me.\n" * 9], 310)
     library.add_special_tokens(SPECIAL)
     path = tmp_path_factory.mktemp("tokenizer") / "tokenizer.json"
     library.save(str(path))
     return path
 
 
-def prompting(file: Path, template: str, prompt: dict = BARE, **values: str | None) -> Prompting:
+def prompting(file: Path, template: str, prompt: dict = BARE, **values: str | None) -> PromptEncoder:
     own = {"tokenizer": str(file), "chat_template": template, "bos": None, "eos": None, "prompt": prompt}
-    return Prompting(ArithmeticData(**group("data/arithmetic") | own | values))
+    return PromptEncoder(ArithmeticData(**load_group("data/arithmetic") | own | values))
 
 
 @pytest.mark.parametrize("case", RENDERED, ids=lambda case: f"{case['template']}-{len(case['shots'])}")
@@ -45,17 +45,17 @@ def test_a_chat_is_what_the_models_own_template_renders(case: dict, file: Path) 
     shots = [{"question": question, "answer": answer} for question, answer in case["shots"]]
     asked = prompting(file, case["template"], BARE | {"system": case["system"], "shots": shots})
     (question,) = asked.questions([Problem(case["question"], "2", " 1 + 1 = 2 ")])
-    bos = chat.CHATS[case["template"]].bos or ""
+    bos = chat.CHAT_TEMPLATES[case["template"]].bos or ""
     assert bos + question.text == case["rendered"]
     library = Tokenizer.from_file(str(file))
     assert question.tokens == library.encode(case["rendered"], add_special_tokens=False).ids
-    end = chat.CHATS[case["template"]].end
+    end = chat.CHAT_TEMPLATES[case["template"]].end
     assert question.worked == library.encode(f"1 + 1 = 2{end}", add_special_tokens=False).ids
     assert asked.ends == (library.token_to_id(end),)
     assert asked.decode(question.worked) == "1 + 1 = 2"
 
 
-@pytest.mark.parametrize("template", ["none", *chat.CHATS])
+@pytest.mark.parametrize("template", ["none", *chat.CHAT_TEMPLATES])
 def test_a_question_cannot_end_its_turn(template: str, file: Path) -> None:
     asked = prompting(file, template, bos="<bos>", eos="<eos>")
     harmless, hostile = asked.questions(
@@ -78,11 +78,11 @@ def test_plain_text_has_shots_and_system_before_the_question(file: Path) -> None
 
 
 def test_bytes_are_marked_as_before() -> None:
-    asked = Prompting(ArithmeticData(**group("data/arithmetic")))
+    asked = PromptEncoder(ArithmeticData(**load_group("data/arithmetic")))
     (question,) = asked.questions([Problem("Kim", "3", "+1:3")])
-    assert question.tokens == [BOS, *b"Kim"]
-    assert question.worked == [*b"+1:3", EOS]
-    assert asked.ends == (EOS,)
+    assert question.tokens == [BOS_ID, *b"Kim"]
+    assert question.worked == [*b"+1:3", EOS_ID]
+    assert asked.ends == (EOS_ID,)
 
 
 def test_a_response_may_end_in_a_turns_end_or_the_texts(file: Path) -> None:
@@ -93,8 +93,8 @@ def test_a_response_may_end_in_a_turns_end_or_the_texts(file: Path) -> None:
 
 @pytest.mark.parametrize("name", sorted(path.stem for path in (CONF / "prompt").glob("*.yaml")))
 def test_every_prompt_of_conf_asks_the_question_last(name: str) -> None:
-    prompt = Prompt(**group(f"prompt/{name}"))
-    asked = Prompting(Gsm8kData(**group("data/gsm8k") | {"prompt": group(f"prompt/{name}")}))
+    prompt = Prompt(**load_group(f"prompt/{name}"))
+    asked = PromptEncoder(Gsm8kData(**load_group("data/gsm8k") | {"prompt": load_group(f"prompt/{name}")}))
     (question,) = asked.questions([Problem("HOW MANY?", "7", "#### 7")])
     before, _, after = question.text.partition("HOW MANY?")
     assert before.count(prompt.question.partition("{")[0]) >= len(prompt.shots)
@@ -103,8 +103,8 @@ def test_every_prompt_of_conf_asks_the_question_last(name: str) -> None:
 
 
 def test_the_zero_shot_words_are_those_of_supervised_fine_tuning() -> None:
-    ours, theirs = group("data/gsm8k")["prompt"], group("data/sft_gsm8k")["template"]
-    assert group("prompt/zero_shot") == ours
+    ours, theirs = load_group("data/gsm8k")["prompt"], load_group("data/sft_gsm8k")["template"]
+    assert load_group("prompt/zero_shot") == ours
     assert (ours["question"], ours["answer"]) == (theirs["prompt"], theirs["answer"])
 
 
@@ -112,9 +112,9 @@ def test_what_the_tokenizer_does_not_know_is_named(file: Path) -> None:
     with pytest.raises(RunFileError, match=r"data\.eos: the tokenizer has no special token <\|end\|>; it has"):
         prompting(file, "none", eos="<|end|>")
     with pytest.raises(RunFileError, match=r"data\.chat_template: the tokenizer has no special token <end_of_turn>"):
-        Prompting(ArithmeticData(**group("data/arithmetic") | {"chat_template": "gemma"}))
+        PromptEncoder(ArithmeticData(**load_group("data/arithmetic") | {"chat_template": "gemma"}))
     with pytest.raises(RunFileError, match=r"data\.tokenizer: characters are those of a text"):
-        Prompting(ArithmeticData(**group("data/arithmetic") | {"tokenizer": "characters"}))
+        PromptEncoder(ArithmeticData(**load_group("data/arithmetic") | {"tokenizer": "characters"}))
 
 
 @pytest.mark.parametrize(
@@ -127,4 +127,4 @@ def test_what_the_tokenizer_does_not_know_is_named(file: Path) -> None:
 )
 def test_a_prompt_that_cannot_work_is_refused(values: dict, words: str) -> None:
     with pytest.raises(ValidationError, match=words):
-        ArithmeticData(**group("data/arithmetic") | values)
+        ArithmeticData(**load_group("data/arithmetic") | values)

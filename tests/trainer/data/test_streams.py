@@ -14,7 +14,7 @@ import pytest
 
 from conf.schema.training.data import Corpus
 from conf.schema.training.run_yaml import RunFileError
-from tests.trainer.data.corpora import as_jsonl, as_parquet, as_text, lm_loop, stories
+from tests.trainer.data.corpora import lm_loop, make_documents, write_jsonl, write_parquet, write_text
 from trainer.data import batches
 from trainer.distributed.batch import Batch
 from trainer.tokenizer import byte_level
@@ -25,7 +25,7 @@ PACKINGS = ("stream", "documents")
 
 
 def texts() -> list[str]:
-    return stories(120)
+    return make_documents(120)
 
 
 @pytest.fixture(params=["text", "jsonl", "parquet", "few groups"])
@@ -35,11 +35,11 @@ def corpus(request, tmp_path):
     def made(**keys) -> Corpus:
         keys = {"streams": STREAMS, "eval_fraction": 0.1} | keys
         if request.param == "text":
-            return as_text(tmp_path / "a.txt", texts(), **keys)
+            return write_text(tmp_path / "a.txt", texts(), **keys)
         if request.param == "jsonl":
-            return as_jsonl(tmp_path / "a.jsonl", texts(), **keys)
+            return write_jsonl(tmp_path / "a.jsonl", texts(), **keys)
         # 40 row groups are dealt to the streams, of 3 each stream takes its documents
-        return as_parquet(tmp_path / "a.parquet", texts(), 3 if request.param == "parquet" else 50, **keys)
+        return write_parquet(tmp_path / "a.parquet", texts(), 3 if request.param == "parquet" else 50, **keys)
 
     return made
 
@@ -162,7 +162,7 @@ def test_a_position_restores_the_next_batch_on_any_number_of_processes(corpus, p
 
 
 def test_real_processes_make_the_same_rows(tmp_path):
-    data = as_jsonl(tmp_path / "a.jsonl", texts(), streams=STREAMS, packing="documents")
+    data = write_jsonl(tmp_path / "a.jsonl", texts(), streams=STREAMS, packing="documents")
     program = (
         "import sys, hashlib; from conf.schema.training.data import JsonlData; from trainer.data import batches;"
         "from tests.trainer.data.corpora import lm_loop; first = int(sys.argv[2]);"
@@ -180,7 +180,7 @@ def test_real_processes_make_the_same_rows(tmp_path):
 
 
 def test_seeds_and_epochs_have_orders_of_their_own(tmp_path):
-    data = as_jsonl(tmp_path / "a.jsonl", [f"{i:03}" for i in range(100)], streams=1, packing="stream")
+    data = write_jsonl(tmp_path / "a.jsonl", [f"{i:03}" for i in range(100)], streams=1, packing="stream")
 
     def order(**keys) -> list[list[bytes]]:
         loop = lm_loop(1, 4 * 99)  # an epoch: BOS and three digits; one of the 100 is for validation
@@ -198,7 +198,7 @@ def test_seeds_and_epochs_have_orders_of_their_own(tmp_path):
 
 
 def test_a_flat_row_goes_on_where_the_last_ended_and_every_token_is_a_target_once(tmp_path):
-    data = as_jsonl(tmp_path / "a.jsonl", texts(), streams=1, packing="stream")
+    data = write_jsonl(tmp_path / "a.jsonl", texts(), streams=1, packing="stream")
     found = made_rows(data, 30)
     for before, after in pairwise(found):
         assert before["targets"][-1] == after["tokens"][0]
@@ -212,14 +212,14 @@ def made_rows(data: Corpus, count: int) -> list[Batch]:
 
 def test_shared_rows_hold_whole_documents_that_end_in_themselves(tmp_path):
     short = [text for text in texts() if len(text.encode()) <= SEQUENCE]
-    data = as_jsonl(tmp_path / "a.jsonl", short, streams=2, packing="documents")
+    data = write_jsonl(tmp_path / "a.jsonl", short, streams=2, packing="documents")
     found = made_rows(data, 80)
     for row in found:
         for segment in range(1, row["segments"].max() + 1):
             mine = row["segments"] == segment
             ids, targets = row["tokens"][mine], row["targets"][mine]
             np.testing.assert_array_equal(row["positions"][mine], np.arange(mine.sum()))
-            assert ids[0] == byte_level.BOS  # from its beginning
+            assert ids[0] == byte_level.BOS_ID  # from its beginning
             assert bytes(targets.tolist()).decode() in short  # to its end: no target is of another document
             np.testing.assert_array_equal(ids[1:], targets[:-1])
             assert row["weights"][mine].all()
@@ -231,7 +231,7 @@ def test_shared_rows_hold_whole_documents_that_end_in_themselves(tmp_path):
 
 def test_a_long_document_is_split_without_a_loss(tmp_path):
     long = "".join(chr(97 + i % 26) for i in range(200))
-    data = as_jsonl(tmp_path / "a.jsonl", [long, "short"], streams=1, packing="documents", shuffle=False)
+    data = write_jsonl(tmp_path / "a.jsonl", [long, "short"], streams=1, packing="documents", shuffle=False)
     data = data.model_copy(update={"eval_fraction": 0, "eval_path": data.path})
     batch = batches.Dataset(data).validation(lm_loop(ROWS, SEQUENCE), range(ROWS))[0]
     targets = sorted(bytes(batch["targets"][batch["weights"] > 0].tolist()))
@@ -239,7 +239,7 @@ def test_a_long_document_is_split_without_a_loss(tmp_path):
 
 
 def test_a_long_document_is_left_out_or_refused_with_its_place(tmp_path, caplog):
-    data = as_jsonl(tmp_path / "a.jsonl", ["fits", "x" * 50], streams=1, packing="documents", eval_fraction=0.01)
+    data = write_jsonl(tmp_path / "a.jsonl", ["fits", "x" * 50], streams=1, packing="documents", eval_fraction=0.01)
     made(data.model_copy(update={"long_documents": "skip"}), range(ROWS), 1)
     words = rf"{tmp_path}/a\.jsonl:2 has 51 tokens, more than loop\.seq_len \+ 1 = 33"
     assert caplog.text.count("and others like it are left out") == 1
@@ -252,7 +252,7 @@ def test_only_the_answer_is_learnt_and_to_stop_after_it(tmp_path):
     rows = [{"q": "1+1", "a": "<<skip>>2", "n": 7}, {"q": "{2}", "a": "three"}]
     (tmp_path / "a.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     template = {"prompt": "Q {{}} {q}?", "answer": " {a}", "remove": "<<.*?>>"}
-    data = as_jsonl(tmp_path / "b.jsonl", ["x"], packing="documents", streams=1, shuffle=False)
+    data = write_jsonl(tmp_path / "b.jsonl", ["x"], packing="documents", streams=1, shuffle=False)
     data = type(data)(
         **data.model_dump()
         | {"path": str(tmp_path / "b.jsonl"), "eval_path": str(tmp_path / "a.jsonl"), "eval_fraction": 0}
@@ -263,7 +263,7 @@ def test_only_the_answer_is_learnt_and_to_stop_after_it(tmp_path):
     for segment in (1, 2):
         mine = batch["segments"][0] == segment
         targets, weights = batch["targets"][0][mine], batch["weights"][0][mine]
-        assert targets[-1] == byte_level.EOS
+        assert targets[-1] == byte_level.EOS_ID
         learnt.append((bytes(targets[:-1].tolist()), bytes(targets[:-1][weights[:-1] > 0].tolist()), weights[-1]))
     assert sorted(learnt) == [(b"Q {} 1+1? 2", b" 2", 1.0), (b"Q {} {2}? three", b" three", 1.0)]
 
@@ -284,15 +284,17 @@ def test_validation_is_fixed_and_its_last_rows_are_padding(corpus):
 
 
 def test_a_position_of_other_data_is_refused(tmp_path):
-    data = as_jsonl(tmp_path / "a.jsonl", texts(), streams=4)
+    data = write_jsonl(tmp_path / "a.jsonl", texts(), streams=4)
     position = batches.Dataset(data).training(LOOP, 5, range(ROWS)).position()
     other = batches.Dataset(data.model_copy(update={"streams": 2})).training(LOOP, 5, range(ROWS))
     with pytest.raises(RunFileError, match=r"^data\.streams: .* was one of 4, and is one of 2 now; resume with"):
         other.restore(position)
-    grown = batches.Dataset(as_parquet(tmp_path / "a.parquet", texts(), 10, streams=4)).training(LOOP, 5, range(ROWS))
+    grown = batches.Dataset(write_parquet(tmp_path / "a.parquet", texts(), 10, streams=4)).training(
+        LOOP, 5, range(ROWS)
+    )
     with pytest.raises(RunFileError, match=r"^data\.path: .* was one of 1 groups, and is one of 13 groups now"):
         grown.restore(position)
-    windows = batches.Dataset(as_text(tmp_path / "t", ["x" * 500])).training(LOOP, 5, range(ROWS))
+    windows = batches.Dataset(write_text(tmp_path / "t", ["x" * 500])).training(LOOP, 5, range(ROWS))
     with pytest.raises(RunFileError, match=r"^data\.packing: "):
         windows.restore(position)
     with pytest.raises(RunFileError, match=r"^data\.packing: .* was one of windows, and is one of stream now"):
@@ -300,7 +302,7 @@ def test_a_position_of_other_data_is_refused(tmp_path):
 
 
 def test_streams_must_share_the_rows_and_have_documents(tmp_path):
-    data = as_jsonl(tmp_path / "a.jsonl", ["one", "two"], streams=3)
+    data = write_jsonl(tmp_path / "a.jsonl", ["one", "two"], streams=3)
     with pytest.raises(RunFileError, match=r"^data\.streams: 3 streams cannot share the 8 rows of a batch evenly"):
         batches.Dataset(data).training(LOOP, 5, range(ROWS))
     data = data.model_copy(update={"streams": 8})

@@ -5,20 +5,20 @@ import pytest
 
 from conf.schema.training.data import TextData
 from conf.schema.training.run_yaml import RunFileError
-from tests.groups import group
+from tests.groups import load_group
 from trainer.data import windows
-from trainer.tokenizer.loading import Bytes
+from trainer.tokenizer.loading import ByteTokenizer
 
 
 def text_data(path, fraction=0.25, **keys) -> TextData:
-    return TextData(**group("data/text") | {"path": str(path), "eval_fraction": fraction} | keys)
+    return TextData(**load_group("data/text") | {"path": str(path), "eval_fraction": fraction} | keys)
 
 
 @pytest.fixture
-def corpus(tmp_path) -> windows.Text:
+def corpus(tmp_path) -> windows.TextSplits:
     path = tmp_path / "text"
     path.write_bytes(bytes(range(100)))
-    return windows.load(text_data(path), Bytes())
+    return windows.load_text(text_data(path), ByteTokenizer())
 
 
 def test_the_end_is_kept_for_validation(corpus):
@@ -30,7 +30,7 @@ def test_validation_may_have_files_of_its_own(tmp_path):
     for name, size in {"a.txt": 20, "b.txt": 30, "other": 40}.items():
         (tmp_path / name).write_bytes(b"x" * size)
     data = text_data(tmp_path / "*.txt", fraction=0, eval_path=str(tmp_path / "other"))
-    loaded = windows.load(data, Bytes())
+    loaded = windows.load_text(data, ByteTokenizer())
     assert (len(loaded.train), len(loaded.validation)) == (50, 40)
 
 
@@ -71,4 +71,4 @@ def test_bad_files(tmp_path, content, words):
     if content:
         path.write_bytes(content)
     with pytest.raises(RunFileError, match=rf"data\.path: .*{words}"):
-        windows.load(text_data(path, fraction=0.2), Bytes()).check(10)
+        windows.load_text(text_data(path, fraction=0.2), ByteTokenizer()).check(10)

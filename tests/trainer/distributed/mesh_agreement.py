@@ -18,19 +18,19 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 from conf.schema.training.model import Model
 from conf.schema.training.optimizer import Adamw
 from conf.schema.training.run_yaml import PodFacts
-from tests.groups import group
+from tests.groups import load_group
 from trainer.distributed import runtime
 from trainer.distributed.batch import DeviceBatch
-from trainer.distributed.mesh import AXES, shards
-from trainer.distributed.runtime import place_batch
+from trainer.distributed.mesh import MESH_AXES, num_shards
+from trainer.distributed.runtime import shard_batch
 from trainer.losses import token_logprobs
 from trainer.models import decoder, weights
 from trainer.step import train_step
 from trainer.step.metric_sums import Mean, MetricSums
 
 MESHES = ((1, 1, 1), (2, 2, 2), (1, 4, 2), (4, 1, 2))
-UPDATES = 50
-LENGTH = 12
+NUM_UPDATES = 50
+SEQ_LEN = 12
 
 
 def model_of(**changes: object) -> Model:
@@ -42,15 +42,15 @@ def model_of(**changes: object) -> Model:
         "logit_chunk": 5,
         "remat": "products",
     }
-    return Model(**group("model/tiny") | low | changes)
+    return Model(**load_group("model/tiny") | low | changes)
 
 
 def adamw() -> Adamw:
     """Of the YAML group, without warm-up."""
-    return Adamw(**group("optimizer/adamw") | {"schedule": {"kind": "constant", "warmup_steps": 0}})
+    return Adamw(**load_group("optimizer/adamw") | {"schedule": {"kind": "constant", "warmup_steps": 0}})
 
 
-def rows(length: int = LENGTH) -> dict[str, np.ndarray]:
+def make_rows(length: int = SEQ_LEN) -> dict[str, np.ndarray]:
     """Eight rows of unlike weight: a mean of the devices' means would be wrong."""
     random = np.random.default_rng(0)
     tokens = random.integers(0, 512, (8, length + 1), dtype=np.int32)
@@ -58,7 +58,7 @@ def rows(length: int = LENGTH) -> dict[str, np.ndarray]:
     return {"tokens": tokens[:, :-1], "targets": tokens[:, 1:], "weights": counted}
 
 
-def loss_of(cfg: Model) -> train_step.Loss:
+def make_loss(cfg: Model) -> train_step.LossFn:
     def loss(params: weights.Params, batch: DeviceBatch) -> MetricSums:
         tokens = batch["tokens"]
         positions = jnp.broadcast_to(jnp.arange(tokens.shape[1]), tokens.shape)
@@ -73,20 +73,20 @@ def bytes_per_device(cfg: Model, mesh: Mesh) -> int:
     """Bytes of the weights that each device holds, by the weight table."""
     total = 0
     for weight in jax.tree.leaves(weights.weight_table(cfg)):
-        parts = math.prod(1 if axis is None else shards(mesh, axis) for axis in weight.axes)
+        parts = math.prod(1 if axis is None else num_shards(mesh, axis) for axis in weight.axes)
         total += math.prod(weight.shape) * jnp.dtype(weight.dtype).itemsize // parts
     return total
 
 
-def trained(cfg: Model, devices: Mesh) -> dict[str, np.ndarray]:
+def train_on_mesh(cfg: Model, devices: Mesh) -> dict[str, np.ndarray]:
     """`curve` [UPDATES, 2]: loss and norm of the gradient; `gradient/…`: its running mean (Adam's first moment) after
     the last update, of every weight; `held`: bytes of weights and moments on each device of this process; `table`:
     as many as the weight table says."""
     with jax.set_mesh(devices):
         state = train_step.init_state(cfg, adamw(), devices, jax.random.key(5))
-        step = train_step.build(loss_of(cfg), cfg, adamw(), devices)
-        placed, found = place_batch(rows(), devices), []
-        for _ in range(UPDATES):
+        step = train_step.build_update(make_loss(cfg), cfg, adamw(), devices)
+        placed, found = shard_batch(make_rows(), devices), []
+        for _ in range(NUM_UPDATES):
             state, metrics = step(state, placed)
             found.append([metrics["loss"], metrics["grad_norm"]])
         whole = jax.jit(lambda tree: tree, out_shardings=NamedSharding(devices, PartitionSpec()))
@@ -107,15 +107,15 @@ def trained(cfg: Model, devices: Mesh) -> dict[str, np.ndarray]:
 def main(result: Path) -> None:
     """All meshes of eight devices, in processes that find each other as on a pod; each leaves its own file."""
     facts = {"accelerator_type": "v5litepod-8", "workers": 4, "devices": 8, "backend": "cpu"}
-    runtime.join(PodFacts(**facts, hbm_bytes_per_chip=None, bf16_flops_per_chip=None), timeout_seconds=300)
+    runtime.join_processes(PodFacts(**facts, hbm_bytes_per_chip=None, bf16_flops_per_chip=None), timeout_seconds=300)
     found = {}
     for sizes in MESHES[1:]:
-        devices = jax.make_mesh(sizes, AXES, axis_types=(AxisType.Auto,) * len(AXES))
+        devices = jax.make_mesh(sizes, MESH_AXES, axis_types=(AxisType.Auto,) * len(MESH_AXES))
         # few collectives: between processes each takes its time
-        arrays = trained(model_of(scan_layers=True, remat="none", logit_chunk=LENGTH), devices)
+        arrays = train_on_mesh(model_of(scan_layers=True, remat="none", logit_chunk=SEQ_LEN), devices)
         found |= {f"{'x'.join(map(str, sizes))}/{name}": array for name, array in arrays.items()}
     np.savez(result.with_stem(f"{result.stem}-{jax.process_index()}"), **found)
-    runtime.leave(0)
+    runtime.exit_together(0)
 
 
 if __name__ == "__main__":

@@ -37,14 +37,14 @@ def test_a_worker_without_devices_is_in_the_table():
 
 def test_differences_name_the_minority():
     good, bad = "9f" * 32, "1a2b" * 16
-    assert agreement.differences("code", [good] * 4) == []
-    assert agreement.differences("code", [good, good, good, bad]) == [
+    assert agreement.disagreements("code", [good] * 4) == []
+    assert agreement.disagreements("code", [good, good, good, bad]) == [
         "worker 3: code 1a2b1a2b1a2b… differs from 9f9f9f9f9f9f… on workers 0,1,2"
     ]
-    assert agreement.differences("packages", ["jax=2", "jax=1", "jax=1"]) == [
+    assert agreement.disagreements("packages", ["jax=2", "jax=1", "jax=1"]) == [
         "worker 0: packages jax=2 differs from jax=1 on workers 1,2"
     ]
-    assert agreement.differences("code", ["a", "b"]) == ["worker 1: code b differs from a on workers 0"]
+    assert agreement.disagreements("code", ["a", "b"]) == ["worker 1: code b differs from a on workers 0"]
 
 
 def test_alone_there_is_nobody_to_disagree_with(tmp_path, lm_run):
@@ -58,14 +58,14 @@ def test_alone_there_is_nobody_to_disagree_with(tmp_path, lm_run):
 def test_virtual_devices_get_threads(monkeypatch, facts, threads):
     monkeypatch.setattr("os.cpu_count", lambda: 2)
     monkeypatch.delenv("PJRT_NPROC")
-    runtime.spare_threads(pod(backend="tpu"))
+    runtime.set_cpu_threads(pod(backend="tpu"))
     monkeypatch.setenv("PJRT_NPROC", "3")
-    runtime.spare_threads(pod(**facts))
+    runtime.set_cpu_threads(pod(**facts))
     import os
 
     assert os.environ["PJRT_NPROC"] == "3"  # a choice of the user's stands
     monkeypatch.delenv("PJRT_NPROC")
-    runtime.spare_threads(pod(**facts))
+    runtime.set_cpu_threads(pod(**facts))
     assert os.environ["PJRT_NPROC"] == threads
 
 
@@ -76,7 +76,7 @@ def test_other_data_are_a_disagreement(tmp_path, lm_run, monkeypatch):
 
     def gathered(text: str) -> list[str]:
         Path(lm_run["data"]["path"]).write_text("other")
-        other = {"data.path": fingerprint.of(lm_run["data"]["path"])}
+        other = {"data.path": fingerprint.file_fingerprint(lm_run["data"]["path"])}
         return [text, json.dumps(json.loads(text) | other)]
 
     monkeypatch.setattr(agreement, "gather_texts", gathered)

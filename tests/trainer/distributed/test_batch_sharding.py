@@ -8,21 +8,21 @@ import pytest
 
 from conf.schema.training.loop import LmLoop
 from conf.schema.training.run_yaml import RunFileError
-from tests.groups import group
-from tests.trainer.conftest import mesh_of
+from tests.groups import load_group
+from tests.trainer.conftest import make_mesh
 from trainer.distributed import batch_sharding
 
 
 def loop(rows: int, micro_batch_size: int | None) -> LmLoop:
     return LmLoop(
-        **group("loop/lm") | {"total_batch_tokens": rows * 3, "seq_len": 3, "micro_batch_size": micro_batch_size}
+        **load_group("loop/lm") | {"total_batch_tokens": rows * 3, "seq_len": 3, "micro_batch_size": micro_batch_size}
     )
 
 
 @pytest.mark.parametrize("sizes", [(8, 1, 1), (2, 2, 2), (1, 1, 8), (1, 1, 1)])
 @pytest.mark.parametrize("micro_batch_size", [None, 2])
 def test_a_batch_is_on_the_devices_whole(sizes, micro_batch_size):
-    split = batch_sharding.deal(loop(32, micro_batch_size), mesh_of(*sizes))
+    split = batch_sharding.shard_rows(loop(32, micro_batch_size), make_mesh(*sizes))
     assert split.rows == range(32)
     tokens = np.arange(96, dtype=np.int32).reshape(32, 3)
     with jax.transfer_guard("disallow"):
@@ -51,7 +51,7 @@ def test_a_process_reads_one_range_of_rows(monkeypatch, processes, tensor, range
     found = []
     for process in (0, 1):
         monkeypatch.setattr(jax, "process_index", lambda process=process: process)
-        found.append(batch_sharding.deal(loop(16, None), mesh).rows)
+        found.append(batch_sharding.shard_rows(loop(16, None), mesh).rows)
     assert found == ranges
 
 
@@ -64,4 +64,4 @@ class FarDevice:
 
 def test_rows_that_cannot_be_split_are_refused():
     with pytest.raises(RunFileError, match=r"loop\.total_batch_tokens: 12 rows of 3 tokens .* take 24 or 48"):
-        batch_sharding.deal(loop(12, None), mesh_of(8, 1, 1))
+        batch_sharding.shard_rows(loop(12, None), make_mesh(8, 1, 1))

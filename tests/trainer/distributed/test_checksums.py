@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
-from tests.trainer.conftest import mesh_of
-from trainer.distributed.checksums import Checksums, DisagreementError
+from tests.trainer.conftest import make_mesh
+from trainer.distributed.checksums import DisagreementError, ReplicaChecksums
 
 SPECS = {
     "weights": PartitionSpec("fsdp", "tensor"),
@@ -29,9 +29,11 @@ def tree(mesh, **others):
 
 
 def test_they_do_not_depend_on_the_mesh():
-    sums = [Checksums().of(tree(mesh_of(*sizes)), "") for sizes in [(8, 1, 1), (2, 2, 2), (1, 4, 2), (1, 1, 1)]]
+    sums = [
+        ReplicaChecksums().of(tree(make_mesh(*sizes)), "") for sizes in [(8, 1, 1), (2, 2, 2), (1, 4, 2), (1, 1, 1)]
+    ]
     assert sums[0] == sums[1] == sums[2] == sums[3]
-    weights = np.asarray(tree(mesh_of(1, 1, 1))["weights"])
+    weights = np.asarray(tree(make_mesh(1, 1, 1))["weights"])
     assert sums[0]["weights"] == int(weights.view(np.uint32).sum(dtype=np.uint32))
     assert sums[0]["count"] == 2**32 - 5
     assert len(set(sums[0].values())) == 4
@@ -39,21 +41,21 @@ def test_they_do_not_depend_on_the_mesh():
 
 @pytest.mark.parametrize("bit", [0, 15, 31])
 def test_one_bit_changes_one_of_them(bit):
-    mesh = mesh_of(2, 2, 2)
+    mesh = make_mesh(2, 2, 2)
     whole = tree(mesh)
     flipped = np.asarray(whole["weights"]).copy()
     flipped.view(np.uint32)[3, 4] ^= np.uint32(1 << bit)
-    checksums = Checksums()
+    checksums = ReplicaChecksums()
     before, after = checksums.of(whole, ""), checksums.of(tree(mesh, weights=flipped), "")
     assert {name for name in before if before[name] != after[name]} == {"weights"}
 
 
 def test_copies_that_differ_are_told_by_worker_and_array():
-    mesh = mesh_of(4, 2, 1)
+    mesh = make_mesh(4, 2, 1)
     whole = tree(mesh)
     copies = [shard.data for shard in whole["weights"].addressable_shards]
     copies[5] = copies[5].at[0, 0].add(1.0)
     spoilt = jax.make_array_from_single_device_arrays((8, 6), whole["weights"].sharding, copies)
     with pytest.raises(DisagreementError) as error:
-        Checksums().of(whole | {"weights": spoilt}, "after update 30")
+        ReplicaChecksums().of(whole | {"weights": spoilt}, "after update 30")
     assert str(error.value) == "worker 0: its copy of weights differs from the other workers' after update 30"

@@ -6,11 +6,11 @@ import jax
 import numpy as np
 import pytest
 
-from tests.trainer.conftest import mesh_of
+from tests.trainer.conftest import make_mesh
 from tests.trainer.distributed import mesh_agreement
-from tests.trainer.processes import finish, launch
+from tests.trainer.processes import start_processes, wait_processes
 from trainer.distributed import mesh
-from trainer.distributed.runtime import place_batch
+from trainer.distributed.runtime import shard_batch
 from trainer.step import train_step
 
 TOLERANCE = 1e-4
@@ -19,7 +19,7 @@ TOLERANCE = 1e-4
 @pytest.fixture(scope="module")
 def alone() -> dict[str, np.ndarray]:
     """On one device."""
-    return mesh_agreement.trained(mesh_agreement.model_of(scan_layers=False), mesh_of(1, 1, 1))
+    return mesh_agreement.train_on_mesh(mesh_agreement.model_of(scan_layers=False), make_mesh(1, 1, 1))
 
 
 def assert_agree(found: dict[str, np.ndarray], alone: dict[str, np.ndarray]) -> None:
@@ -33,7 +33,7 @@ def assert_agree(found: dict[str, np.ndarray], alone: dict[str, np.ndarray]) -> 
 
 
 def test_the_curves_have_something_to_disagree_on(alone):
-    assert alone["curve"].shape == (mesh_agreement.UPDATES, 2)
+    assert alone["curve"].shape == (mesh_agreement.NUM_UPDATES, 2)
     assert alone["curve"][-1, 0] < 0.7 * alone["curve"][0, 0]
 
 
@@ -47,7 +47,7 @@ EVERY = [
 
 @pytest.mark.parametrize(("sizes", "scan"), EVERY)
 def test_fifty_updates_on_any_mesh(alone, sizes, scan):
-    assert_agree(mesh_agreement.trained(mesh_agreement.model_of(scan_layers=scan), mesh_of(*sizes)), alone)
+    assert_agree(mesh_agreement.train_on_mesh(mesh_agreement.model_of(scan_layers=scan), make_mesh(*sizes)), alone)
 
 
 @pytest.mark.deep
@@ -55,7 +55,7 @@ def test_fifty_updates_in_four_processes(alone, tmp_path, compile_cache):
     """Two devices each, weights, moments and batch spread over all eight."""
     result = tmp_path / "result.npz"
     module = ["tests.trainer.distributed.mesh_agreement", str(result)]
-    for ended in finish(launch(module, tmp_path, compile_cache, {}, {}, {}, {})):
+    for ended in wait_processes(start_processes(module, tmp_path, compile_cache, {}, {}, {}, {})):
         assert ended.code == 0, ended.stderr
     for process in range(4):
         with np.load(tmp_path / f"result-{process}.npz") as file:
@@ -70,16 +70,16 @@ def test_fifty_updates_in_four_processes(alone, tmp_path, compile_cache):
 @pytest.mark.parametrize("sizes", mesh_agreement.MESHES)
 def test_activations_are_split_as_the_table_says(sizes):
     """Of all arrays of the compiled update, those whose size is a multiple of the sequence's prime length."""
-    length, devices = 23, mesh_of(*sizes)
+    length, devices = 23, make_mesh(*sizes)
     cfg = mesh_agreement.model_of(remat="none")
     with jax.set_mesh(devices):
         state = train_step.abstract_state(cfg, mesh_agreement.adamw(), devices)
-        step = train_step.build(mesh_agreement.loss_of(cfg), cfg, mesh_agreement.adamw(), devices)
-        text = step.lower(state, place_batch(mesh_agreement.rows(length), devices)).compile().as_text()
+        step = train_step.build_update(mesh_agreement.make_loss(cfg), cfg, mesh_agreement.adamw(), devices)
+        text = step.lower(state, shard_batch(mesh_agreement.make_rows(length), devices)).compile().as_text()
     shapes = {tuple(map(int, shape.split(","))) for shape in re.findall(r"f32\[([\d,]+)\]", text)}
     activations = {shape for shape in shapes if np.prod(shape) % length == 0}
     rows, hidden, heads = (
-        size // mesh.shards(devices, axis)
+        size // mesh.num_shards(devices, axis)
         for axis, size in (("batch", 8), ("hidden", cfg.mlp_dim), ("heads", cfg.num_heads))
     )
     assert {(rows, length, cfg.dim), (rows, length, hidden), (rows, length, heads, cfg.head_dim)} <= activations

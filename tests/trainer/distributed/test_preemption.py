@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 
 from tests.trainer.loops.test_lm import changed, final_state, train
-from trainer.distributed.preemption import Notice, NoticedError
+from trainer.distributed.preemption import PreemptedError, PreemptionNotice
 from trainer.loops import lm
 
 
-class Scripted(Notice):
+class Scripted(PreemptionNotice):
     """Told so at the n-th question, as by a signal that came before it."""
 
     at: int
@@ -32,8 +32,8 @@ def test_a_noticed_run_saves_and_goes_on_to_the_same_numbers(lm_run, tmp_path, m
     whole, cut = changed(lm_run, dir=str(tmp_path / "whole")), changed(lm_run, dir=str(tmp_path / "cut"))
     expected = train(whole, tmp_path / "whole-local")
     monkeypatch.setattr(Scripted, "at", at, raising=False)
-    monkeypatch.setattr(lm, "Notice", Scripted)
-    with pytest.raises(NoticedError):
+    monkeypatch.setattr(lm, "PreemptionNotice", Scripted)
+    with pytest.raises(PreemptedError):
         train(cut, tmp_path / "first-life")
     step = saved[-1] if saved else 0
     assert f"saving after update {step}, then ending" in capsys.readouterr().out
@@ -49,7 +49,7 @@ def test_a_noticed_run_saves_and_goes_on_to_the_same_numbers(lm_run, tmp_path, m
 
 def test_it_listens_only_while_it_is_entered():
     before = signal.getsignal(signal.SIGTERM)
-    with Notice() as notice:
+    with PreemptionNotice() as notice:
         assert not notice.agreed(3)
         os.kill(os.getpid(), signal.SIGTERM)
         assert notice.agreed(3)

@@ -6,19 +6,19 @@ import pytest
 
 from conf.schema.training.loop import GrpoLoop
 from conf.schema.training.prompts import ArithmeticData
-from tests.groups import group
-from trainer.data.questions import Asked
+from tests.groups import load_group
+from trainer.data.questions import QuestionSet
 from trainer.distributed import runtime
-from trainer.evaluation.accuracy import Evaluation
-from trainer.rewards.pool import Pool
-from trainer.sampler import Drawn
+from trainer.evaluation.accuracy import Evaluator
+from trainer.rewards.pool import RewardPool
+from trainer.sampler import Completion
 from trainer.tokenizer.byte_level import encode
 
 
 class Parrot:
     """Answers rightly as often as `right` says of each sample; rows come in an odd order."""
 
-    def __init__(self, asked: Asked, right: list[float]) -> None:
+    def __init__(self, asked: QuestionSet, right: list[float]) -> None:
         self.answers = {tuple(q.tokens): q.answer for q in asked.held_out(None)}
         self.right, self.most = right, 0
 
@@ -34,16 +34,16 @@ class Parrot:
             said = answer if question < self.right[sample] * len(prompts) else str(100 + sample)
             text = f"so #### {said}" if sample < 3 else f"so {said}.0 apples"
             tokens = np.array(encode(text), np.int32)
-            yield Drawn(row, tokens, np.zeros(len(tokens), np.float32), True)
+            yield Completion(row, tokens, np.zeros(len(tokens), np.float32), True)
 
 
 @pytest.fixture(scope="module")
 def checks():
-    with Pool(2, 5.0) as pool:
+    with RewardPool(2, 5.0) as pool:
         yield pool
 
 
-def evaluation(checks: Pool, right: list[float]) -> Evaluation:
+def evaluation(checks: RewardPool, right: list[float]) -> Evaluator:
     sizes = {
         "max_prompt_length": 28,
         "eval_prompts": 20,
@@ -51,9 +51,9 @@ def evaluation(checks: Pool, right: list[float]) -> Evaluation:
         "test_prompts": 8,
         "transcripts": 3,
     }
-    loop = GrpoLoop(**group("loop/grpo") | sizes)
-    asked = Asked(ArithmeticData(**group("data/arithmetic")), loop, 0)
-    return Evaluation(loop, asked, Parrot(asked, right), checks, 0)  # pyright: ignore[reportArgumentType]
+    loop = GrpoLoop(**load_group("loop/grpo") | sizes)
+    asked = QuestionSet(ArithmeticData(**load_group("data/arithmetic")), loop, 0)
+    return Evaluator(loop, asked, Parrot(asked, right), checks, 0)  # pyright: ignore[reportArgumentType]
 
 
 def test_greedy_counts_right_answers_and_keeps_the_first_transcripts(checks) -> None:
@@ -110,6 +110,6 @@ def _filled(own: dict, count: int) -> dict:
 
 
 def test_no_test_where_none_is_wanted(checks) -> None:
-    loop = GrpoLoop(**group("loop/grpo") | {"max_prompt_length": 28})
-    asked = Asked(ArithmeticData(**group("data/arithmetic")), loop, 0)
-    assert Evaluation(loop, asked, Parrot(asked, []), checks, 0).test({}) is None  # pyright: ignore[reportArgumentType]
+    loop = GrpoLoop(**load_group("loop/grpo") | {"max_prompt_length": 28})
+    asked = QuestionSet(ArithmeticData(**load_group("data/arithmetic")), loop, 0)
+    assert Evaluator(loop, asked, Parrot(asked, []), checks, 0).test({}) is None  # pyright: ignore[reportArgumentType]

@@ -11,13 +11,13 @@ from trainer.evaluation import statistics
 @pytest.mark.parametrize(("right", "total", "low", "high"), [(81, 263, 0.2553, 0.3662), (15, 148, 0.0624, 0.1605)])
 def test_wilsons_interval_is_that_of_newcombes_table(right, total, low, high) -> None:
     """Newcombe, Statistics in Medicine 17 (1998), 857-872, table I, method 3."""
-    assert statistics.wilson(right, total) == pytest.approx((low, high), abs=1e-4)
+    assert statistics.wilson_interval(right, total) == pytest.approx((low, high), abs=1e-4)
 
 
 @pytest.mark.parametrize(("right", "total", "low", "high"), [(0, 20, 0.0, 0.1611), (1, 29, 0.0061, 0.1718)])
 def test_it_holds_at_the_edge(right, total, low, high) -> None:
-    assert statistics.wilson(right, total) == pytest.approx((low, high), abs=1e-4)
-    mirrored = statistics.wilson(total - right, total)
+    assert statistics.wilson_interval(right, total) == pytest.approx((low, high), abs=1e-4)
+    mirrored = statistics.wilson_interval(total - right, total)
     assert mirrored == pytest.approx((1 - high, 1 - low), abs=1e-4)
 
 
@@ -26,7 +26,7 @@ def test_the_intervals_share_of_hits_is_about_95_percent() -> None:
     for share in (0.1, 0.3, 0.5, 0.8):
         hits = 0.0
         for right in range(41):
-            low, high = statistics.wilson(right, 40)
+            low, high = statistics.wilson_interval(right, 40)
             if low <= share <= high:
                 hits += math.comb(40, right) * share**right * (1 - share) ** (40 - right)
         assert 0.92 < hits < 0.98
@@ -56,16 +56,16 @@ def test_majority_is_the_mean_over_all_tosses() -> None:
         most = max((said.count(answer) for answer in said), default=0)
         tossed = sorted({answer for answer in said if said.count(answer) == most})
         expected = tossed.count("7") / len(tossed) if tossed else 0.0
-        assert statistics.majority(answers, right) == pytest.approx(expected)
+        assert statistics.majority_vote(answers, right) == pytest.approx(expected)
 
 
 def test_samples_of_a_question_are_no_independent_evidence() -> None:
-    same, low = [1.0, 0.0] * 20, 0.5 - statistics.NORMAL_95 * math.sqrt(0.25 / 39)
-    assert statistics.clustered(same) == pytest.approx((low, 1 - low))
-    assert statistics.clustered([0.5] * 40) == (0.5, 0.5)
-    assert statistics.clustered([0.3]) == (0.0, 1.0)
+    same, low = [1.0, 0.0] * 20, 0.5 - statistics.Z_95 * math.sqrt(0.25 / 39)
+    assert statistics.clustered_interval(same) == pytest.approx((low, 1 - low))
+    assert statistics.clustered_interval([0.5] * 40) == (0.5, 0.5)
+    assert statistics.clustered_interval([0.3]) == (0.0, 1.0)
 
 
 @pytest.mark.parametrize(("samples", "expected"), [(1, [1]), (2, [1, 2]), (6, [1, 2, 4, 6]), (8, [1, 2, 4, 8])])
 def test_ks(samples, expected) -> None:
-    assert statistics.ks(samples) == expected
+    assert statistics.pass_k_values(samples) == expected

@@ -5,8 +5,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from tests.trainer.conftest import mesh_of
-from trainer.fit.remat import POLICIES
+from tests.trainer.conftest import make_mesh
+from trainer.fit.remat import REMAT_POLICIES
 from trainer.losses import token_logprobs
 from trainer.models import decoder, weights
 from trainer.step.program import Program
@@ -31,11 +31,11 @@ def tokens():
 @pytest.mark.parametrize("post_norms", [False, True])
 def test_loss_and_gradients_are_those_of_no_policy(tiny, tokens, post_norms, monkeypatch):
     """In chunks of 10 positions, where the policy computes the feed-forward block again; the last one is shorter."""
-    monkeypatch.setattr(decoder, "FEED_FORWARD_TOKENS", dict.fromkeys(decoder.FEED_FORWARD_TOKENS, 10 * BATCH))
+    monkeypatch.setattr(decoder, "FFN_CHUNK_TOKENS", dict.fromkeys(decoder.FFN_CHUNK_TOKENS, 10 * BATCH))
     tiny = tiny.model_copy(update={"post_norms": post_norms, "logit_chunk": 8})
-    params = jax.jit(weights.init, static_argnums=0)(tiny, jax.random.key(0))
+    params = jax.jit(weights.init_params, static_argnums=0)(tiny, jax.random.key(0))
     loss, gradients = gradient_of(tiny.model_copy(update={"remat": "none"}))(params, tokens)
-    for policy in POLICIES[1:]:
+    for policy in REMAT_POLICIES[1:]:
         for scan in (False, True):
             cfg = tiny.model_copy(update={"remat": policy, "scan_layers": scan})
             found, others = gradient_of(cfg)(params, tokens)
@@ -46,13 +46,13 @@ def test_loss_and_gradients_are_those_of_no_policy(tiny, tokens, post_norms, mon
 
 def test_chunks_count_the_tokens_of_a_device(tiny, tokens, monkeypatch):
     """Four rows on two devices: 12 tokens are 6 positions of each row."""
-    monkeypatch.setattr(decoder, "FEED_FORWARD_TOKENS", dict.fromkeys(decoder.FEED_FORWARD_TOKENS, 12))
+    monkeypatch.setattr(decoder, "FFN_CHUNK_TOKENS", dict.fromkeys(decoder.FFN_CHUNK_TOKENS, 12))
     seen = []
-    monkeypatch.setattr(decoder, "in_chunks", lambda function, size, x, keep: (seen.append(size), function(x))[1])
+    monkeypatch.setattr(decoder, "map_chunks", lambda function, size, x, keep: (seen.append(size), function(x))[1])
     for policy, size in (("full", 6), ("none", LENGTH)):
         cfg = tiny.model_copy(update={"remat": policy, "num_layers": 1})
-        with jax.set_mesh(mesh_of(1, 2, 4)):
-            gradient_of(cfg).lower(weights.abstract(cfg), tokens)
+        with jax.set_mesh(make_mesh(1, 2, 4)):
+            gradient_of(cfg).lower(weights.abstract_params(cfg), tokens)
         assert set(seen) == {size}
         seen.clear()
 
@@ -62,6 +62,6 @@ def test_chunks_cost_no_operations(tiny, tokens, post_norms, monkeypatch):
     cfg = tiny.model_copy(update={"post_norms": post_norms, "remat": "full"})
     counts = []
     for size in (LENGTH * BATCH, LENGTH * BATCH // 2):
-        monkeypatch.setattr(decoder, "FEED_FORWARD_TOKENS", dict.fromkeys(decoder.FEED_FORWARD_TOKENS, size))
-        counts.append(Program("gradient", gradient_of(cfg), (weights.abstract(cfg), tokens)).flops())
+        monkeypatch.setattr(decoder, "FFN_CHUNK_TOKENS", dict.fromkeys(decoder.FFN_CHUNK_TOKENS, size))
+        counts.append(Program("gradient", gradient_of(cfg), (weights.abstract_params(cfg), tokens)).flops())
     assert counts[0] == counts[1]

@@ -11,11 +11,11 @@ import pytest
 import yaml
 
 from conf.schema.training.run_yaml import RunFile
-from tests.groups import group
-from tests.trainer.conftest import mesh_of
+from tests.groups import load_group
+from tests.trainer.conftest import make_mesh
 from trainer.fit import memory, report, suggestions
-from trainer.fit.remat import USABLE, fits
-from trainer.fit.topologies import CannotTellError
+from trainer.fit.remat import USABLE_HBM_FRACTION, fits
+from trainer.fit.topologies import CompilerError
 
 needs_compiler = pytest.mark.skipif(importlib.util.find_spec("libtpu") is None, reason="needs libtpu")
 
@@ -73,14 +73,14 @@ def test_operations_are_those_of_rows_by_themselves_where_a_kernel_computes_them
             "micro_batch_size": micro_batch_size,
         }
         raw = grpo_run | {"loop": loop, "model": grpo_run["model"] | {"attention": attention}}
-        return memory.flops_of("logprob", RunFile.model_validate(raw), mesh_of(1, 1, 1))
+        return memory.count_flops("logprob", RunFile.model_validate(raw), make_mesh(1, 1, 1))
 
     assert counted("splash", None) == counted("plain", 16) > 2 * counted("plain", None)
 
 
 @needs_compiler
 def test_what_does_not_fit_is_told_with_exit_2(lm_run, tmp_path):
-    large = group("model/gemma2_2b")  # 31 GB of weights and moments on 16
+    large = load_group("model/gemma2_2b")  # 31 GB of weights and moments on 16
     raw = on(lm_run, "v5litepod-1", 1, {"data": 1, "fsdp": 1, "tensor": 1}) | {"model": large}
     raw["loop"] |= {"total_batch_tokens": 128, "seq_len": 128}
     ended = run(raw, tmp_path, "--out", str(tmp_path / "fit.json"))
@@ -101,7 +101,7 @@ def test_what_helps_is_found_on_a_chip_that_is_too_small(lm_run, tmp_path):
     wide = {"dim": 128, "mlp_dim": 4096, "attention": "plain", "remat": "none", "scan_layers": True}
     raw = on(lm_run, "v5litepod-1", 1, one, **wide)
     raw["loop"] |= {"total_batch_tokens": 16 * 256, "seq_len": 256, "micro_batch_size": None}
-    raw["pod"]["hbm_bytes_per_chip"] = int(0.27 * GIB / USABLE)
+    raw["pod"]["hbm_bytes_per_chip"] = int(0.27 * GIB / USABLE_HBM_FRACTION)
     ended = run(raw, tmp_path, "--json")
     assert ended.returncode == 2, ended.stderr[-2000:]
     found = json.loads(ended.stdout)
@@ -116,18 +116,20 @@ class Compiler:
     def __init__(self) -> None:
         self.asked: list[str] = []
 
-    def __call__(self, experiment: RunFile, overrides: suggestions.Overrides, names: set[str]) -> list[memory.Verdict]:
-        self.asked.append(" ".join(suggestions.words(overrides)))
+    def __call__(
+        self, experiment: RunFile, overrides: suggestions.Overrides, names: set[str]
+    ) -> list[memory.MemoryReport]:
+        self.asked.append(" ".join(suggestions.format_overrides(overrides)))
         return [self.verdict(experiment, name) for name in sorted(names or {"update", "eval"})]
 
-    def verdict(self, experiment: RunFile, name: str) -> memory.Verdict:
+    def verdict(self, experiment: RunFile, name: str) -> memory.MemoryReport:
         rows = experiment.loop.micro_batch_size or 4
         needs = {"none": 8, "products": 6, "outputs": 5, "attention": 4, "full": 3}[experiment.model.remat] * rows
         needs += experiment.model.logit_chunk / 16 + 64 / experiment.mesh.fsdp
         peak = needs if name == "update" else 1.0
         hbm = experiment.pod.hbm_bytes_per_chip or 0
         is_small = fits(peak * GIB, experiment)
-        return memory.Verdict(name, is_small, peak, 0, 0, 0, 0, hbm, 0, 0, 0)
+        return memory.MemoryReport(name, is_small, peak, 0, 0, 0, 0, hbm, 0, 0, 0)
 
 
 @pytest.mark.parametrize(
@@ -147,17 +149,17 @@ class Compiler:
 def test_fixes_are_tried_in_order_and_the_first_that_helps_is_told(lm_run, usable, helps):
     """Of 8 x 4 for the rows, 8 for the logits and 64 for the weights there are 104 GiB to begin with."""
     raw = on(lm_run, "v5litepod-8", 8, {"data": 8, "fsdp": 1, "tensor": 1}, remat="none", logit_chunk=128)
-    raw["pod"]["hbm_bytes_per_chip"] = int(usable * GIB / USABLE) + 1
+    raw["pod"]["hbm_bytes_per_chip"] = int(usable * GIB / USABLE_HBM_FRACTION) + 1
     raw["loop"] |= {"total_batch_tokens": 32 * 20, "micro_batch_size": None}
     experiment, compiler = RunFile.model_validate(raw), Compiler()
     before = compiler(experiment, {}, set())
-    found = suggestions.first_that_fits(experiment, before, compiler)
+    found = suggestions.find_fix(experiment, before, compiler)
     if helps is None:
         assert found is None
         assert len(compiler.asked) == 1 + 4  # the strongest of each kind, and no other
     else:
         assert found is not None
-        assert suggestions.words(found[0]) == helps
+        assert suggestions.format_overrides(found[0]) == helps
         assert {v.name: v.fits for v in found[1]} == {"update": True, "eval": True}
 
 
@@ -182,9 +184,9 @@ def test_without_the_compiler_there_is_a_clear_word(lm_run, tmp_path, monkeypatc
     ],
 )
 def test_what_would_have_been_needed_is_read_from_the_compilers_words(words, gib):
-    assert memory.wanted_gib(words) == gib
+    assert memory.requested_gib(words) == gib
 
 
 def test_any_other_complaint_of_the_compiler_is_passed_on():
-    with pytest.raises(CannotTellError, match="refuses the program: INTERNAL: no such thing"):
-        memory.wanted_gib("INTERNAL: no such thing\nmore")
+    with pytest.raises(CompilerError, match="refuses the program: INTERNAL: no such thing"):
+        memory.requested_gib("INTERNAL: no such thing\nmore")

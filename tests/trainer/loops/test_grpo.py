@@ -11,21 +11,21 @@ import numpy as np
 import pytest
 
 from conf.schema.training.run_yaml import RunFile, RunFileError
-from tests.groups import group
-from tests.trainer.conftest import mesh_of
+from tests.groups import load_group
+from tests.trainer.conftest import make_mesh
 from tests.trainer.processes import results
 from trainer import main
-from trainer.checkpoint.manager import Checkpoints
+from trainer.checkpoint.manager import CheckpointManager
 from trainer.distributed import mesh as meshes
-from trainer.distributed.preemption import Notice, NoticedError
-from trainer.distributed.runtime import place_batch
+from trainer.distributed.preemption import PreemptedError, PreemptionNotice
+from trainer.distributed.runtime import shard_batch
 from trainer.losses.grpo import supervised_loss
 from trainer.rl import telemetry
-from trainer.rl.programs import abstract_reference, frozen, updater
+from trainer.rl.programs import abstract_reference, build_update, copy_reference
 from trainer.step import train_step
 from trainer.telemetry import startup_report, throughput
 
-MOVING = {"rewards": {"tests.trainer.variety:variety": 1.0}}
+MOVING = {"rewards": {"tests.trainer.variety:distinct_characters": 1.0}}
 """Without a right answer there would be nothing to learn, and every resume would be exact."""
 
 
@@ -41,8 +41,8 @@ def train(raw, folder: Path) -> list[dict]:
 def saved(raw, *steps: int) -> list[tuple[train_step.State, dict]]:
     """State and position of some of its checkpoints."""
     experiment = RunFile.model_validate(raw)
-    checkpoints = Checkpoints(experiment.dir, experiment.checkpoint)
-    abstract = train_step.abstract_state(experiment.model, experiment.optimizer, meshes.build(experiment.mesh))
+    checkpoints = CheckpointManager(experiment.dir, experiment.checkpoint)
+    abstract = train_step.abstract_state(experiment.model, experiment.optimizer, meshes.build_mesh(experiment.mesh))
     found = [checkpoints.restore(step, abstract) for step in steps]
     checkpoints.close()
     return found
@@ -64,7 +64,7 @@ def compiled_once(monkeypatch) -> None:
 
 def run_until(raw, folder: Path, last_save: int, monkeypatch) -> None:
     """Run, and be killed as soon as that checkpoint is complete."""
-    save = Checkpoints.save
+    save = CheckpointManager.save
 
     def save_and_die(self, step, state, position):
         save(self, step, state, position)
@@ -73,7 +73,7 @@ def run_until(raw, folder: Path, last_save: int, monkeypatch) -> None:
             raise KilledError
 
     with monkeypatch.context() as patch:
-        patch.setattr(Checkpoints, "save", save_and_die)
+        patch.setattr(CheckpointManager, "save", save_and_die)
         with pytest.raises(KilledError):
             train(raw, folder)
 
@@ -170,7 +170,7 @@ def test_a_run_that_is_killed_after_any_update_equals_an_uninterrupted_one(
 ):
     """Bit for bit in weights, optimizer and position; the same numbers, each once, in metrics.jsonl."""
     changes = {
-        "mesh": dict(zip(meshes.AXES, sizes, strict=True)),
+        "mesh": dict(zip(meshes.MESH_AXES, sizes, strict=True)),
         "loop": grpo_run["loop"] | MOVING | {"async_depth": depth, "length_buckets": [32]},
         "checkpoint": grpo_run["checkpoint"] | {"save_interval": 1},
         "logging": grpo_run["logging"] | {"log_interval": 2},
@@ -207,8 +207,8 @@ def test_a_notice_amid_a_draw_costs_no_update(grpo_run, tmp_path, monkeypatch, c
         return asked == [*range(4), 3, 3]  # before updates, and before the chunk of the first and second draw
 
     with monkeypatch.context() as patch:
-        patch.setattr(Notice, "agreed", told)
-        with pytest.raises(NoticedError):
+        patch.setattr(PreemptionNotice, "agreed", told)
+        with pytest.raises(PreemptedError):
             train(cut, tmp_path / "life")
     [(_, position)] = saved(cut, 3)
     assert len(position["rollouts"]) == 1
@@ -228,7 +228,7 @@ def test_a_notice_amid_a_draw_costs_no_update(grpo_run, tmp_path, monkeypatch, c
         ({"loop": {"prompts_per_step": 6}}, r"loop\.prompts_per_step: 6 prompts cannot be split evenly over 8 devices"),
         ({"model": {"vocab_size": 256}}, r"model\.vocab_size: 256 ids are too few for data\.tokenizer, which has 259"),
         (
-            {"data": group("data/text") | {"path": "x"}},
+            {"data": load_group("data/text") | {"path": "x"}},
             r"data\.kind: the grpo loop asks questions",
         ),
         ({"loop": {"eval_prompts": 5000}}, r"loop\.eval_prompts: there are 1440 held-out prompts, not 5000"),
@@ -251,14 +251,14 @@ def test_an_update_in_parts_is_that_of_the_whole_batch(grpo_run):
         experiment = RunFile.model_validate(
             grpo_run | {"loop": grpo_run["loop"] | {"micro_batch_size": micro_batch_size}}
         )
-        mesh, opt = mesh_of(1, 2, 1), experiment.optimizer
+        mesh, opt = make_mesh(1, 2, 1), experiment.optimizer
         random = np.random.default_rng(0)
         tokens = random.integers(0, 256, (16, 40), dtype=np.int32)
         mask = (np.arange(39) < random.integers(1, 40, (16, 1))).astype(np.float32)
         with jax.set_mesh(mesh):
             state = train_step.init_state(experiment.model, opt, mesh, jax.random.key(0))
-            train = updater(supervised_loss(experiment.model), experiment, opt, mesh)
-            state, metrics = train(state, place_batch({"tokens": tokens, "mask": mask}, mesh))
+            train = build_update(supervised_loss(experiment.model), experiment, opt, mesh)
+            state, metrics = train(state, shard_batch({"tokens": tokens, "mask": mask}, mesh))
         states.append(jax.device_get((state, metrics)))
     for a, b in zip(*(jax.tree.leaves(s) for s in states), strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
@@ -268,10 +268,10 @@ def test_an_update_in_parts_is_that_of_the_whole_batch(grpo_run):
 def test_the_reference_is_a_copy_of_the_type_that_is_wanted(grpo_run, dtype, expected):
     """It outlives the policy's buffers, lies where they do, and is what a checkpoint is restored into."""
     experiment = RunFile.model_validate(grpo_run | {"loop": grpo_run["loop"] | {"reference_dtype": dtype}})
-    mesh = mesh_of(1, 2, 2)
+    mesh = make_mesh(1, 2, 2)
     state = train_step.init_state(experiment.model, experiment.optimizer, mesh, jax.random.key(0))
     before = jax.device_get(state.params)
-    reference = frozen(state.params, experiment, mesh)
+    reference = copy_reference(state.params, experiment, mesh)
     wanted = abstract_reference(experiment, mesh)
     jax.tree.map(lambda x: x.delete(), state.params)
     for found, like, was in zip(*(jax.tree.leaves(t) for t in (reference, wanted, before)), strict=True):

@@ -10,7 +10,7 @@ import pytest
 
 from conf.schema.training.run_yaml import RunFile, RunFileError
 from trainer import main
-from trainer.checkpoint.manager import Checkpoints
+from trainer.checkpoint.manager import CheckpointManager
 from trainer.distributed import mesh as meshes
 from trainer.step import train_step
 from trainer.step.nan_check import DivergedError
@@ -24,8 +24,8 @@ def train(raw, folder: Path) -> list[dict]:
 
 def final_state(raw) -> train_step.State:
     experiment = RunFile.model_validate(raw)
-    checkpoints = Checkpoints(experiment.dir, experiment.checkpoint)
-    abstract = train_step.abstract_state(experiment.model, experiment.optimizer, meshes.build(experiment.mesh))
+    checkpoints = CheckpointManager(experiment.dir, experiment.checkpoint)
+    abstract = train_step.abstract_state(experiment.model, experiment.optimizer, meshes.build_mesh(experiment.mesh))
     state, _ = checkpoints.restore(checkpoints.latest(), abstract)
     checkpoints.close()
     return state
@@ -58,7 +58,7 @@ def test_loss_falls_and_is_reported_on_held_out_text(lm_run, tmp_path):
 
 @pytest.mark.parametrize("sizes", [(8, 1, 1), (2, 2, 2)])
 def test_a_resumed_run_equals_an_uninterrupted_one_bit_for_bit(lm_run, tmp_path, sizes):
-    axes = dict(zip(meshes.AXES, sizes, strict=True))
+    axes = dict(zip(meshes.MESH_AXES, sizes, strict=True))
     whole = changed(lm_run, dir=str(tmp_path / "whole"), mesh=axes)
     cut = changed(lm_run, dir=str(tmp_path / "cut"), mesh=axes)
     expected = train(whole, tmp_path / "whole-local")

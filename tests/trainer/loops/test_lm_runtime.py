@@ -9,11 +9,11 @@ import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from conf.schema.training.run_yaml import RunFile, RunFileError
-from tests.groups import group
-from tests.trainer.conftest import mesh_of
+from tests.groups import load_group
+from tests.trainer.conftest import make_mesh
 from trainer import main
 from trainer.loops import lm
-from trainer.telemetry.metrics import Metrics
+from trainer.telemetry.metrics import MetricsLogger
 from trainer.tokenizer import loading, training
 
 COMPILES = "/jax/core/compile/backend_compile_duration"
@@ -40,8 +40,8 @@ def test_everything_is_compiled_before_the_first_update_ends(lm_run, tmp_path, m
     jax.monitoring.register_event_duration_secs_listener(
         lambda event, _, **rest: compiled.append(event) if event == COMPILES else None
     )
-    log = Metrics.log
-    monkeypatch.setattr(Metrics, "log", lambda *a, **values: (seen.append(len(compiled)), log(*a, **values)))
+    log = MetricsLogger.log
+    monkeypatch.setattr(MetricsLogger, "log", lambda *a, **values: (seen.append(len(compiled)), log(*a, **values)))
     try:
         lines = train(raw, tmp_path / "a")
     finally:
@@ -61,15 +61,15 @@ def test_everything_is_compiled_before_the_first_update_ends(lm_run, tmp_path, m
 
 
 def test_an_unasked_transfer_in_the_loop_is_an_error(lm_run, tmp_path, monkeypatch):
-    monkeypatch.setattr(lm.Training, "_between", lambda self, step, state: state.step + np.int32(1))
+    monkeypatch.setattr(lm.LmTrainer, "_after_checkpoint", lambda self, step, state: state.step + np.int32(1))
     with pytest.raises(Exception, match="Disallowed host-to-device transfer"):
         train(lm_run, tmp_path / "a")
 
 
 def losses(raw, folder: Path, devices: int) -> list[float]:
     """The curve of a run on the first so many devices."""
-    mesh = mesh_of(devices, 1, 1)
-    log = Metrics(folder, raw["dir"], writes=True)
+    mesh = make_mesh(devices, 1, 1)
+    log = MetricsLogger(folder, raw["dir"], writes=True)
     with jax.set_mesh(mesh):
         lm.run(RunFile.model_validate(raw | {"dir": str(folder / "run")}), mesh, log)
     log.close()
@@ -90,8 +90,8 @@ def nanochat(lm_run, **loop):
     }
     cpu = {"activation_dtype": "float32", "scan_layers": False, "remat": "none", "sliding_window": 11}
     raw = changed(lm_run, loop=loop | {"eval_interval": 100}, checkpoint={"save_interval": 100, "verify_interval": 0})
-    raw |= {"model": group("model/family/nanochat") | sizes | cpu}
-    return raw | {"optimizer": group("optimizer/nanochat") | {"orthogonalization_dtype": "float32"}}
+    raw |= {"model": load_group("model/family/nanochat") | sizes | cpu}
+    return raw | {"optimizer": load_group("optimizer/nanochat") | {"orthogonalization_dtype": "float32"}}
 
 
 def test_nanochats_curve_is_the_same_on_8_and_on_4_devices(lm_run, tmp_path):
@@ -106,11 +106,11 @@ def test_nanochats_bits_per_byte_fall_below_the_unigrams(lm_run, tmp_path):
     """With a tokenizer trained here; the unigram knows how frequent each token is in the held-out text itself."""
     text = Path(lm_run["data"]["path"]).read_text()
     library = tmp_path / "tokenizer.json"
-    training.train([text], 300).save(str(library))
+    training.train_tokenizer([text], 300).save(str(library))
     raw = nanochat(lm_run, steps=40, total_batch_tokens=640)
     raw["data"] = raw["data"] | {"tokenizer": str(library)}
     held_out = text[-len(text) // 5 :]
-    counts = np.bincount(loading.load(str(library)).encode([held_out])[0])
+    counts = np.bincount(loading.load_tokenizer(str(library)).encode([held_out])[0])
     shares = counts[counts > 0] / counts.sum()
     unigram = -counts.sum() * (shares * np.log2(shares)).sum() / len(held_out.encode())
     losses(raw, tmp_path / "a", 8)

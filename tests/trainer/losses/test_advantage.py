@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from conf.schema.training.loop import GrpoLoop
-from tests.groups import group
+from tests.groups import load_group
 from trainer.losses import advantage
 
 
@@ -37,7 +37,7 @@ def test_almost_equal_rewards_do_not_explode(std):
 
 
 def loop(**values) -> GrpoLoop:
-    return GrpoLoop(**group("loop/grpo") | values)
+    return GrpoLoop(**load_group("loop/grpo") | values)
 
 
 def test_the_penalty_grows_over_the_end_of_the_longest_response():
@@ -51,11 +51,11 @@ def test_the_penalty_grows_over_the_end_of_the_longest_response():
 
 def test_weights_say_what_is_left_out_and_why():
     equal, cut = np.array([1, 1, 0, 0], np.float32), np.array([0, 1, 1, 0], np.float32)
-    kept = advantage.weights(equal, cut, loop())
+    kept = advantage.sample_weights(equal, cut, loop())
     assert kept["weight"].tolist() == [1, 1, 1, 1]
     assert not kept["filtered_equal"].any()
     assert not kept["filtered_overlong"].any()
-    left_out = advantage.weights(equal, cut, loop(filter_zero_variance_groups=True, overlong="drop"))
+    left_out = advantage.sample_weights(equal, cut, loop(filter_zero_variance_groups=True, overlong="drop"))
     assert left_out["weight"].tolist() == [0, 0, 0, 1]
     assert left_out["filtered_equal"].tolist() == [1, 1, 0, 0]
     assert left_out["filtered_overlong"].tolist() == [0, 1, 1, 0]

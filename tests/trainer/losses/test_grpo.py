@@ -8,9 +8,9 @@ import pytest
 from conf.schema.training.loop import GrpoLoop
 from conf.schema.training.model import Model
 from conf.schema.training.run_yaml import RunFile
-from tests.groups import group
-from tests.trainer.conftest import mesh_of
-from trainer.distributed.runtime import place_batch
+from tests.groups import load_group
+from tests.trainer.conftest import make_mesh
+from trainer.distributed.runtime import shard_batch
 from trainer.losses import grpo
 from trainer.models import decoder, weights
 from trainer.rl import programs
@@ -18,24 +18,24 @@ from trainer.step import train_step
 
 ROWS, WIDTH = 6, 9
 
-logprobs = jax.jit(grpo.logprobs, static_argnums=1)
+logprobs = jax.jit(grpo.per_token_logps, static_argnums=1)
 
 
 @pytest.fixture(scope="module")
 def loop() -> GrpoLoop:
-    return GrpoLoop(**group("loop/grpo") | {"kl_coef": 0.3, "temperature": 0.7, "updates_per_rollout": 2})
+    return GrpoLoop(**load_group("loop/grpo") | {"kl_coef": 0.3, "temperature": 0.7, "updates_per_rollout": 2})
 
 
 @pytest.fixture(scope="module")
 def small() -> Model:
     sizes = {"num_layers": 1, "dim": 8, "head_dim": 4, "mlp_dim": 8, "vocab_size": 11, "logit_chunk": 3}
-    return Model(**group("model/tiny") | sizes)
+    return Model(**load_group("model/tiny") | sizes)
 
 
 @pytest.fixture(scope="module")
 def case(small, loop):
     """Weights and a batch whose policy has moved: some ratios are inside the clip's bounds, some on either side."""
-    params = jax.jit(weights.init, static_argnums=0)(small, jax.random.key(0))
+    params = jax.jit(weights.init_params, static_argnums=0)(small, jax.random.key(0))
     random = np.random.default_rng(1)
     batch = {"tokens": random.integers(0, small.vocab_size, (ROWS, WIDTH), dtype=np.int32)}
     now = np.asarray(logprobs(params, small, batch, loop.temperature)[0])
@@ -57,11 +57,11 @@ def test_loss_is_that_of_the_log_probabilities(small, loop, case):
     params, batch, now = case
     sums = jax.jit(grpo.loss(small, loop))(params, batch)
     _, entropy = logprobs(params, small, batch, loop.temperature)
-    for name, entry in grpo.policy_sums(now, entropy, batch, loop).items():
+    for name, entry in grpo.policy_loss_terms(now, entropy, batch, loop).items():
         np.testing.assert_allclose(sums[name], entry, rtol=1e-4, err_msg=name)
 
-    slope = jax.grad(lambda x: grpo.policy_sums(x, entropy, batch, loop)["loss"][0])(jnp.asarray(now))
-    expected = jax.vjp(lambda p: grpo.logprobs(p, small, batch, loop.temperature)[0], params)[1](slope)[0]
+    slope = jax.grad(lambda x: grpo.policy_loss_terms(x, entropy, batch, loop)["loss"][0])(jnp.asarray(now))
+    expected = jax.vjp(lambda p: grpo.per_token_logps(p, small, batch, loop.temperature)[0], params)[1](slope)[0]
     assert max(jnp.abs(leaf).max() for leaf in jax.tree.leaves(expected)) > 0.1
     gradient = jax.jit(jax.grad(lambda p: grpo.loss(small, loop)(p, batch)["loss"][0]))(params)
     for ours, theirs in zip(jax.tree.leaves(gradient), jax.tree.leaves(expected), strict=True):
@@ -87,15 +87,15 @@ def test_then_the_reference_alone_is_scored(grpo_run, sizes):
     found = []
     for updates in (1, 2):
         experiment = RunFile.model_validate(grpo_run | {"loop": grpo_run["loop"] | {"updates_per_rollout": updates}})
-        mesh = mesh_of(*sizes)
+        mesh = make_mesh(*sizes)
         tokens = np.random.default_rng(0).integers(0, 256, (16, 20), dtype=np.int32)
         mask = np.ones((16, 19), np.float32)
         with jax.set_mesh(mesh):
-            params = jax.jit(weights.init, static_argnums=0, out_shardings=weights.shardings(experiment.model, mesh))(
-                experiment.model, jax.random.key(0)
-            )
-            score = programs.logprobs(experiment, experiment.loop, mesh)
-            found.append(jax.device_get(score(params, params, place_batch({"tokens": tokens, "mask": mask}, mesh))))
+            params = jax.jit(
+                weights.init_params, static_argnums=0, out_shardings=weights.param_shardings(experiment.model, mesh)
+            )(experiment.model, jax.random.key(0))
+            score = programs.build_logprobs(experiment, experiment.loop, mesh)
+            found.append(jax.device_get(score(params, params, shard_batch({"tokens": tokens, "mask": mask}, mesh))))
     (none, reference), (old, same) = found
     assert not none.any()
     assert old.any()
@@ -104,13 +104,13 @@ def test_then_the_reference_alone_is_scored(grpo_run, sizes):
 
 def test_without_a_weight_of_the_kl_no_reference_is_held_or_scored(grpo_run):
     loop = grpo_run["loop"] | {"kl_coef": 0.0}
-    experiment, mesh = RunFile.model_validate(grpo_run | {"loop": loop}), mesh_of(2, 1, 1)
+    experiment, mesh = RunFile.model_validate(grpo_run | {"loop": loop}), make_mesh(2, 1, 1)
     batch = {"tokens": np.zeros((16, 20), np.int32), "mask": np.ones((16, 19), np.float32)}
     with jax.set_mesh(mesh):
-        params = jax.jit(weights.init, static_argnums=0)(experiment.model, jax.random.key(0))
-        reference = programs.frozen(params, experiment, mesh)
-        score = programs.logprobs(experiment, experiment.loop, mesh)
-        old, none = jax.device_get(score(params, reference, place_batch(batch, mesh)))
+        params = jax.jit(weights.init_params, static_argnums=0)(experiment.model, jax.random.key(0))
+        reference = programs.copy_reference(params, experiment, mesh)
+        score = programs.build_logprobs(experiment, experiment.loop, mesh)
+        old, none = jax.device_get(score(params, reference, shard_batch(batch, mesh)))
     assert reference == programs.abstract_reference(experiment, mesh) == {}
     assert old.any()
     assert not none.any()
@@ -139,7 +139,7 @@ def test_an_empty_response_counts_as_a_row_without_loss(small, loop, case):
 def test_a_batch_in_a_longer_bucket_is_the_same_batch(small, case, name):
     """Loss, its count, gradient and what is told, whatever lies behind the last response."""
     params, batch, _ = case
-    cfg = GrpoLoop(**group(f"loop/{name}") | {"kl_coef": 0.1, "max_new_tokens": WIDTH})
+    cfg = GrpoLoop(**load_group(f"loop/{name}") | {"kl_coef": 0.1, "max_new_tokens": WIDTH})
     random, padded = np.random.default_rng(3), dict(batch)
     padded["tokens"] = np.pad(batch["tokens"], ((0, 0), (0, 5)), constant_values=7)
     for field in ("mask", *grpo.TOKEN_FIELDS):
@@ -186,10 +186,10 @@ def test_many_devices_or_parts_equal_one(small, case, name):
     params, batch, _ = case
     batch = {k: np.concatenate([v, v[:2]]) for k, v in batch.items()}
     batch["weight"] = np.array([1, 0, 1, 1, 0, 0, 1, 1], np.float32)
-    cfg = GrpoLoop(**group(f"loop/{name}") | {"kl_coef": 0.1, "max_new_tokens": WIDTH})
+    cfg = GrpoLoop(**load_group(f"loop/{name}") | {"kl_coef": 0.1, "max_new_tokens": WIDTH})
 
     def updated(sizes, parts):
-        mesh = mesh_of(*sizes)
+        mesh = make_mesh(*sizes)
         leaves = (
             batch if parts == 1 else {k: v.reshape(-1, parts, *v.shape[1:]).swapaxes(0, 1) for k, v in batch.items()}
         )

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from conf.schema.training.loop import GrpoLoop
-from tests.groups import group
+from tests.groups import load_group
 from tests.paths import ROOT
 from trainer.losses import grpo
 
@@ -21,7 +21,7 @@ NOW, ENTROPY = GIVEN["now"], GIVEN["entropy"]
 
 
 def loop(**values) -> GrpoLoop:
-    return GrpoLoop(**group("loop/grpo") | {"max_new_tokens": FIXTURE["longest"]} | values)
+    return GrpoLoop(**load_group("loop/grpo") | {"max_new_tokens": FIXTURE["longest"]} | values)
 
 
 def batch(dtype=np.float32, weight=(1, 1, 1, 1, 1, 1)) -> dict[str, np.ndarray]:
@@ -30,7 +30,7 @@ def batch(dtype=np.float32, weight=(1, 1, 1, 1, 1, 1)) -> dict[str, np.ndarray]:
 
 
 def mean(cfg: GrpoLoop, logprob, entropy, fields) -> jax.Array:
-    total, count = grpo.policy_sums(logprob, entropy, fields, cfg)["loss"]
+    total, count = grpo.policy_loss_terms(logprob, entropy, fields, cfg)["loss"]
     return total / count
 
 
@@ -51,7 +51,7 @@ def test_the_fixture_has_every_loss_and_ratios_beyond_each_bound():
     }
     for name in ("grpo", "gspo", "rloo"):
         cfg = loop(**FIXTURE["cases"][name]["loop"])
-        share, count = grpo.policy_sums(NOW, ENTROPY, batch(), cfg)["clip_fraction"]
+        share, count = grpo.policy_loss_terms(NOW, ENTROPY, batch(), cfg)["clip_fraction"]
         assert 0 < share < count
 
 
@@ -106,7 +106,7 @@ def test_kl_estimators_by_hand(estimator, expected):
     }
     one |= {"advantage": np.zeros(1, np.float32), "weight": np.ones(1, np.float32)}
     one["reference"] -= 0.5
-    found = grpo.policy_sums(one["old"], one["mask"], one, cfg)
+    found = grpo.policy_loss_terms(one["old"], one["mask"], one, cfg)
     np.testing.assert_allclose(found["kl"], [expected, 1], rtol=1e-6)
     np.testing.assert_allclose(found["loss"], [2 * expected, 1], rtol=1e-6)
 
@@ -121,13 +121,13 @@ def test_k2_as_a_loss_has_the_gradient_of_k1_in_the_reward():
 
 @pytest.mark.parametrize("name", ["grpo", "token_mean", "dr_grpo", "dapo", "gspo", "rloo"])
 def test_samples_that_are_left_out_are_as_if_they_were_not_there(name):
-    cfg = loop(**group(f"loop/{name}") | {"max_new_tokens": FIXTURE["longest"], "kl_coef": 0.2})
+    cfg = loop(**load_group(f"loop/{name}") | {"max_new_tokens": FIXTURE["longest"], "kl_coef": 0.2})
     kept = np.array([True, True, False, True, False, True])
-    filtered = grpo.policy_sums(NOW, ENTROPY, batch(weight=kept), cfg)
-    fewer = grpo.policy_sums(NOW[kept], ENTROPY[kept], {k: v[kept] for k, v in batch().items()}, cfg)
+    filtered = grpo.policy_loss_terms(NOW, ENTROPY, batch(weight=kept), cfg)
+    fewer = grpo.policy_loss_terms(NOW[kept], ENTROPY[kept], {k: v[kept] for k, v in batch().items()}, cfg)
     for entry in ("loss", "clip_fraction", "ratio_mean", "ratio_min", "ratio_max"):
         np.testing.assert_allclose(filtered[entry], fewer[entry], rtol=1e-6, err_msg=entry)
-    all_tokens = grpo.policy_sums(NOW, ENTROPY, batch(), cfg)
+    all_tokens = grpo.policy_loss_terms(NOW, ENTROPY, batch(), cfg)
     for entry in ("entropy", "kl", "sampler_trainer_logp_diff"):
         np.testing.assert_array_equal(filtered[entry], all_tokens[entry])
 
@@ -135,21 +135,25 @@ def test_samples_that_are_left_out_are_as_if_they_were_not_there(name):
 def test_on_policy_the_ratio_is_1_and_nothing_is_clipped():
     fields = batch() | {"old": np.float32(NOW), "sampler": np.float32(NOW), "reference": np.float32(NOW)}
     for name in ("grpo", "token_mean", "dr_grpo", "dapo", "gspo", "rloo"):
-        found = grpo.policy_sums(np.float32(NOW), ENTROPY, fields, loop(**group(f"loop/{name}") | {"kl_coef": 0.1}))
+        found = grpo.policy_loss_terms(
+            np.float32(NOW), ENTROPY, fields, loop(**load_group(f"loop/{name}") | {"kl_coef": 0.1})
+        )
         assert found["clip_fraction"][0] == found["kl"][0] == found["sampler_trainer_logp_diff"][0] == 0
         assert found["ratio_min"].value == found["ratio_max"].value == 1
 
 
 def test_without_a_weight_of_the_kl_nobody_asks_for_the_reference():
     fields = {name: value for name, value in batch().items() if name != "reference"}
-    found = grpo.policy_sums(NOW, ENTROPY, fields, loop(kl_coef=0.0))
+    found = grpo.policy_loss_terms(NOW, ENTROPY, fields, loop(kl_coef=0.0))
     assert "kl" not in found
-    np.testing.assert_array_equal(found["loss"], grpo.policy_sums(NOW, ENTROPY, batch(), loop(kl_coef=0.0))["loss"])
+    np.testing.assert_array_equal(
+        found["loss"], grpo.policy_loss_terms(NOW, ENTROPY, batch(), loop(kl_coef=0.0))["loss"]
+    )
 
 
 def test_metrics_by_hand():
     fields = batch()
-    found = grpo.policy_sums(NOW, ENTROPY, fields, loop(importance_sampling_cap=1.2))
+    found = grpo.policy_loss_terms(NOW, ENTROPY, fields, loop(importance_sampling_cap=1.2))
     mask = GIVEN["mask"] == 1
     ratio = np.exp(NOW - GIVEN["old"])[mask]
     apart = np.abs(GIVEN["old"] - GIVEN["sampler"])[mask]

@@ -9,7 +9,7 @@ import optax
 import pytest
 
 from conf.schema.training.model import Model
-from tests.trainer.conftest import mesh_of
+from tests.trainer.conftest import make_mesh
 from trainer.distributed import mesh
 from trainer.losses import token_logprobs
 from trainer.models import decoder
@@ -63,10 +63,12 @@ def test_no_array_of_batch_sequence_vocab_is_compiled(tiny, sizes):
     """No array of the optimized program, gradients included, is as large as all logits of one device's rows."""
     batch, length = 8, 128
     cfg = tiny.model_copy(update={"vocab_size": 2048, "logit_chunk": 16})
-    devices = mesh_of(*sizes)
-    rows = mesh.named(devices, "batch")
+    devices = make_mesh(*sizes)
+    rows = mesh.named_sharding(devices, "batch")
     params = {
-        "embedding": jax.ShapeDtypeStruct((2048, cfg.dim), "float32", sharding=mesh.named(devices, "vocab", "embed"))
+        "embedding": jax.ShapeDtypeStruct(
+            (2048, cfg.dim), "float32", sharding=mesh.named_sharding(devices, "vocab", "embed")
+        )
     }
     hidden = jax.ShapeDtypeStruct((batch, length, cfg.dim), "float32", sharding=rows)
     targets = jax.ShapeDtypeStruct((batch, length), "int32", sharding=rows)

@@ -14,7 +14,7 @@ from jax.experimental import topologies
 from jax.sharding import AxisType, Mesh
 
 from conf.schema.training.model import Model
-from tests.groups import group
+from tests.groups import load_group
 from trainer.distributed import mesh
 from trainer.models import attention
 
@@ -40,9 +40,11 @@ USUAL = {
 def main(slices: list[str]) -> None:
     for name in slices:
         found = topologies.get_topology_desc(platform="tpu", topology_name=name).devices
-        devices = Mesh(np.array(found).reshape(2, 2, 2), mesh.AXES, axis_types=(AxisType.Auto,) * len(mesh.AXES))
+        devices = Mesh(
+            np.array(found).reshape(2, 2, 2), mesh.MESH_AXES, axis_types=(AxisType.Auto,) * len(mesh.MESH_AXES)
+        )
         for kind, switches in KINDS.items():
-            cfg = Model(**group("model/tiny") | USUAL | switches)
+            cfg = Model(**load_group("model/tiny") | USUAL | switches)
             for documents in (False, True):
                 words = "documents" if documents else "one document"
                 print(f"{name}, {kind}, {words}: {kernels(cfg, documents, devices)}")
@@ -52,14 +54,18 @@ def kernels(cfg: Model, documents: bool, devices: Mesh) -> int:
     """How often the compiled program calls a kernel: forward, gradient of the query, gradient of key and value."""
     rows = (8, cfg.max_seq_len)
     heads = (
-        jax.ShapeDtypeStruct((*rows, n, cfg.head_dim), "bfloat16", sharding=mesh.named(devices, "batch", None, axis))
+        jax.ShapeDtypeStruct(
+            (*rows, n, cfg.head_dim), "bfloat16", sharding=mesh.named_sharding(devices, "batch", None, axis)
+        )
         for n, axis in ((cfg.num_heads, "heads"), (cfg.num_kv_heads, "kv_heads"), (cfg.num_kv_heads, "kv_heads"))
     )
-    segments = jax.ShapeDtypeStruct(rows, "int32", sharding=mesh.named(devices, "batch")) if documents else None
+    segments = (
+        jax.ShapeDtypeStruct(rows, "int32", sharding=mesh.named_sharding(devices, "batch")) if documents else None
+    )
     window = cfg.sliding_window if cfg.sliding_window < cfg.max_seq_len else None
 
     def total(query: jax.Array, key: jax.Array, value: jax.Array, segments: jax.Array | None) -> jax.Array:
-        return attention.attend(query, key, value, segments, window, cfg).astype(jnp.float32).sum()
+        return attention.self_attention(query, key, value, segments, window, cfg).astype(jnp.float32).sum()
 
     with jax.sharding.use_abstract_mesh(devices.abstract_mesh):
         text = jax.jit(jax.grad(total, argnums=(0, 1, 2))).lower(*heads, segments).compile().as_text()

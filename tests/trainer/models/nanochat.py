@@ -27,7 +27,7 @@ def cfg(**compute: object) -> Model:
         "vocab_size": VOCAB,
     }
     return Model(
-        **families.switches("nanochat")
+        **families.family_switches("nanochat")
         | sizes
         | {"attention_pattern": "LLLGLG", "sliding_window": 13, "max_seq_len": 24}
         | compute

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from conf.schema.training.model import Model
-from tests.trainer.conftest import mesh_of
+from tests.trainer.conftest import make_mesh
 from tests.trainer.processes import ROOT
 from trainer.models import attention
 
@@ -30,7 +30,7 @@ def packed(length: int) -> jax.Array:
 
 
 def plain(query, key, value, segments, window, cfg):
-    return attention.attend(query, key, value, segments, window, cfg.model_copy(update={"attention": "plain"}))
+    return attention.self_attention(query, key, value, segments, window, cfg.model_copy(update={"attention": "plain"}))
 
 
 def written_out(query, key, value, segments, window, cap):
@@ -74,7 +74,7 @@ def test_splash_equals_plain(tiny, length, window, cap, documents):
         return lambda *qkv: (attend(*qkv) * weights).sum()
 
     def splash(*qkv):
-        return attention.splash(*qkv, segments, window=window, cfg=cfg, interpret=True)
+        return attention.splash_attention(*qkv, segments, window=window, cfg=cfg, interpret=True)
 
     def reference(*qkv):
         return plain(*qkv, segments, window, cfg)
@@ -108,8 +108,8 @@ def test_a_kernel_runs_on_each_device_with_its_rows_and_heads(tiny):
         seen.append((query.shape, key.shape, segments.shape))
         return plain(query, key, value, segments, None, tiny)
 
-    with jax.set_mesh(mesh_of(1, 2, 2)):
-        found = jax.jit(lambda *args: attention.on_each_device(kernel, *args))(query, key, value, packed(16))
+    with jax.set_mesh(make_mesh(1, 2, 2)):
+        found = jax.jit(lambda *args: attention.run_per_device(kernel, *args))(query, key, value, packed(16))
     assert seen == [((1, 16, 2, 16), (1, 16, 1, 16), (1, 16))]
     np.testing.assert_allclose(found, plain(query, key, value, packed(16), None, tiny), atol=1e-6)
 
@@ -117,6 +117,10 @@ def test_a_kernel_runs_on_each_device_with_its_rows_and_heads(tiny):
 def test_the_kernel_is_chosen_by_backend_and_model(tiny):
     capped = tiny.model_copy(update={"activation_dtype": "bfloat16"})
     free = capped.model_copy(update={"attn_logit_softcap": None})
-    assert [attention.kernel(capped, backend) for backend in ("cpu", "tpu", "gpu")] == ["plain", "splash", "plain"]
-    assert attention.kernel(free, "gpu") == "cudnn"
-    assert attention.kernel(free.model_copy(update={"attention": "plain"}), "tpu") == "plain"
+    assert [attention.choose_kernel(capped, backend) for backend in ("cpu", "tpu", "gpu")] == [
+        "plain",
+        "splash",
+        "plain",
+    ]
+    assert attention.choose_kernel(free, "gpu") == "cudnn"
+    assert attention.choose_kernel(free.model_copy(update={"attention": "plain"}), "tpu") == "plain"

@@ -39,7 +39,7 @@ def params(family: str) -> weights.Params:
     if family == "nanochat":
         return jax.tree.map(jnp.asarray, nanochat.params())
     folder = epath.Path(FIXTURES / family)
-    read = hf_files.read(folder, hf_families.model_from(hf_files.read_config(folder)))
+    read = hf_files.read_params(folder, hf_families.model_from_config(hf_files.read_config(folder)))
     return jax.tree.map(jnp.asarray, read)
 
 
@@ -49,7 +49,7 @@ def cfg(family: str, request: pytest.FixtureRequest) -> Model:
     computed = {"scan_layers": request.param, "remat": remat, "logit_chunk": 7, "activation_dtype": "float32"}
     if family == "nanochat":
         return nanochat.cfg(**computed)
-    return hf_families.model_from(hf_files.read_config(epath.Path(FIXTURES / family)), **computed)
+    return hf_families.model_from_config(hf_files.read_config(epath.Path(FIXTURES / family)), **computed)
 
 
 forward = jax.jit(decoder.forward, static_argnums=1)
@@ -87,7 +87,7 @@ def test_loss_and_gradient_norm_equal_the_reference(expected, params, cfg):
 
 
 def test_documents_in_one_row_do_not_see_each_other(tiny):
-    params = jax.jit(weights.init, static_argnums=0)(tiny, jax.random.key(0))
+    params = jax.jit(weights.init_params, static_argnums=0)(tiny, jax.random.key(0))
     tokens = jax.random.randint(jax.random.key(1), (1, 20), 0, tiny.vocab_size)
     positions = jnp.concatenate([jnp.arange(12), jnp.arange(8)])[None]
     packed = forward(params, tiny, tokens, positions, segments=(jnp.arange(20) >= 12)[None].astype(int))
@@ -115,13 +115,13 @@ def test_gradients_equal_finite_differences(tiny):
         logprobs, entropy = token_logprobs.token_logprobs(hidden, params, tokens, small, temperature=0.7)
         return logprobs.mean() + 0.1 * entropy.mean()
 
-    params = jax.jit(weights.init, static_argnums=0)(small, jax.random.key(0))
+    params = jax.jit(weights.init_params, static_argnums=0)(small, jax.random.key(0))
     check_grads(jax.jit(loss), (params,), order=1, modes=["rev"], atol=2e-2, rtol=2e-2, eps=1e-2)
 
 
 def test_table_init_and_shapes_agree(tiny):
-    params = jax.jit(lambda key: weights.init(tiny, key))(jax.random.key(3))
-    abstract = weights.abstract(tiny)
+    params = jax.jit(lambda key: weights.init_params(tiny, key))(jax.random.key(3))
+    abstract = weights.abstract_params(tiny)
     assert jax.tree.map(lambda x: (x.shape, x.dtype), params) == jax.tree.map(lambda x: (x.shape, x.dtype), abstract)
     assert sum(x.size for x in jax.tree.leaves(params)) == 156_224
     assert not params["layers"]["mlp_norm"].any()
@@ -130,4 +130,4 @@ def test_table_init_and_shapes_agree(tiny):
 
 def test_shardings_name_what_cannot_be_split(tiny):
     with pytest.raises(RunFileError, match=r"mesh\.tensor: 4 devices cannot split the 2 kv_heads of layers\.key"):
-        weights.shardings(tiny, mesh.build(Mesh(data=-1, fsdp=1, tensor=4)))
+        weights.param_shardings(tiny, mesh.build_mesh(Mesh(data=-1, fsdp=1, tensor=4)))

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from conf.schema.training.model import Model
-from tests.trainer.conftest import mesh_of
+from tests.trainer.conftest import make_mesh
 from trainer.distributed import mesh
 from trainer.losses import token_logprobs
 from trainer.models import attention, decoder, weights
@@ -21,7 +21,7 @@ ROW = 26
 @pytest.fixture(params=["plain", "splash", "cudnn"])
 def kernel(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """The TPU's is interpreted here; cuDNN's has no documents, so that the plain one stands in for it."""
-    monkeypatch.setattr(attention, "splash", partial(attention.splash, interpret=True))
+    monkeypatch.setattr(attention, "splash_attention", partial(attention.splash_attention, interpret=True))
     return request.param
 
 
@@ -77,7 +77,7 @@ def alone() -> dict[str, tuple[np.ndarray, weights.Params]]:
 @pytest.mark.parametrize("scan", [False, True], ids=["unrolled", "scanned"])
 def test_documents_of_a_row_are_each_alone(tiny, packed, kernel, scan, alone):
     cfg = tiny.model_copy(update={"num_layers": 3, "scan_layers": scan, "attention": kernel})
-    params = jax.jit(weights.init, static_argnums=0)(cfg, jax.random.key(0))
+    params = jax.jit(weights.init_params, static_argnums=0)(cfg, jax.random.key(0))
     if not alone:
         alone["tiny"] = apart(params, cfg.model_copy(update={"attention": "plain", "scan_layers": False}), packed)
     hidden, gradient = alone["tiny"]
@@ -90,7 +90,7 @@ def test_documents_of_a_row_are_each_alone(tiny, packed, kernel, scan, alone):
 
 def test_another_document_of_the_row_leaves_no_trace(tiny, packed, kernel):
     cfg = tiny.model_copy(update={"attention": kernel})
-    params = jax.jit(weights.init, static_argnums=0)(cfg, jax.random.key(0))
+    params = jax.jit(weights.init_params, static_argnums=0)(cfg, jax.random.key(0))
     other = packed | {"tokens": np.where(packed["segments"] == 2, 5, packed["tokens"])}
     (_, before), _ = graded(params, cfg, packed)
     (_, after), _ = graded(params, cfg, other)
@@ -101,13 +101,13 @@ def test_another_document_of_the_row_leaves_no_trace(tiny, packed, kernel):
 def test_documents_on_a_mesh(tiny, packed, kernel):
     """Rows, heads and weights split over eight devices."""
     cfg = tiny.model_copy(update={"attention": kernel, "scan_layers": True, "remat": "attention"})
-    params = jax.jit(weights.init, static_argnums=0)(cfg, jax.random.key(0))
+    params = jax.jit(weights.init_params, static_argnums=0)(cfg, jax.random.key(0))
     batch = jax.tree.map(lambda x: np.concatenate([x, x[::-1]]), packed)
     (one, hidden), gradient = graded(params, cfg.model_copy(update={"attention": "plain"}), batch)
-    devices = mesh_of(2, 2, 2)
+    devices = make_mesh(2, 2, 2)
     with jax.set_mesh(devices):
-        placed = jax.tree.map(lambda x: jax.device_put(jnp.array(x), mesh.named(devices, "batch")), batch)
-        split = jax.device_put(params, weights.shardings(cfg, devices))
+        placed = jax.tree.map(lambda x: jax.device_put(jnp.array(x), mesh.named_sharding(devices, "batch")), batch)
+        split = jax.device_put(params, weights.param_shardings(cfg, devices))
         (many, found), ours = graded(split, cfg, placed)
     np.testing.assert_allclose(many, one, rtol=1e-5)
     real = batch["segments"] > 0

@@ -4,11 +4,11 @@ import pytest
 import yaml
 
 from conf.schema.training.model import Model
-from tests.groups import CONF, group
+from tests.groups import CONF, load_group
 from tests.paths import ROOT
 from trainer.models import weights
 from trainer.pretrained import hf_families
-from trainer.pretrained.store import COMPUTATION
+from trainer.pretrained.store import COMPUTE_KEYS
 
 PUBLISHED = yaml.safe_load((ROOT / "tests" / "trainer" / "fixtures" / "published.yaml").read_text())
 PADDING = {"gemma2_2b": 128, "gemma2_9b": 128}
@@ -23,8 +23,8 @@ def test_every_model_is_compared():
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_a_model_is_the_published_one(name):
     """What is computed; how, and first values, may differ."""
-    ours, theirs = Model(**group(f"model/{name}")), hf_families.model_from(PUBLISHED[name]["config"])
-    free = COMPUTATION - {"max_seq_len"}
+    ours, theirs = Model(**load_group(f"model/{name}")), hf_families.model_from_config(PUBLISHED[name]["config"])
+    free = COMPUTE_KEYS - {"max_seq_len"}
     found, wanted = ours.model_dump(exclude=free), theirs.model_dump(exclude=free)
     wanted["vocab_size"] += PADDING.get(name, 0)
     assert found == wanted
@@ -32,10 +32,10 @@ def test_a_model_is_the_published_one(name):
 
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_the_number_of_weights_is_the_published_one(name):
-    cfg = Model(**group(f"model/{name}"))
-    assert weights.count(cfg) == PUBLISHED[name]["parameters"] + PADDING.get(name, 0) * cfg.dim
+    cfg = Model(**load_group(f"model/{name}"))
+    assert weights.num_params(cfg) == PUBLISHED[name]["parameters"] + PADDING.get(name, 0) * cfg.dim
 
 
 def test_nanochat_d16_has_the_weights_of_the_original():
     """And two scalars for each layer."""
-    assert weights.count(Model(**group("model/nanochat_d16"))) == 335_544_320 + 2 * 16
+    assert weights.num_params(Model(**load_group("model/nanochat_d16"))) == 335_544_320 + 2 * 16

@@ -7,15 +7,15 @@ import pytest
 
 from conf.schema.training.loop import GrpoLoop
 from conf.schema.training.model import Model
-from tests.groups import group as values
+from tests.groups import load_group as values
 from trainer.distributed import mesh
 from trainer.losses import grpo
 from trainer.models import weights
-from trainer.models.shared_prompt import Group, group_of
-from trainer.rl.batching import sequences
+from trainer.models.shared_prompt import PromptGroup, prompt_group
+from trainer.rl.batching import pad_sequences
 from trainer.step import train_step
 
-GROUP = Group(samples=3, prompt=7, response=9)
+GROUP = PromptGroup(samples=3, prompt=7, response=9)
 ROWS, WIDTH = 12, 16
 
 
@@ -40,7 +40,7 @@ def batch() -> dict[str, jax.Array]:
     for i in range(0, ROWS, 3):
         prompts[i + 1] = prompts[i + 2] = prompts[i]
     responses = [random.integers(0, 512, size).tolist() for size in (9, 1, 5, 9, 9, 2, 3, 9, 1, 8, 7, 9)]
-    tokens, mask = sequences(prompts, responses, WIDTH)
+    tokens, mask = pad_sequences(prompts, responses, WIDTH)
     fields = {name: random.normal(-6, 0.3, mask.shape).astype(np.float32) for name in grpo.TOKEN_FIELDS}
     fields |= {"advantage": random.normal(size=ROWS).astype(np.float32), "weight": np.ones(ROWS, np.float32)}
     return jax.tree.map(jnp.asarray, {"tokens": tokens, "mask": mask} | fields)
@@ -52,13 +52,13 @@ def model(request: pytest.FixtureRequest) -> tuple[Model, weights.Params]:
     computed = {"sliding_window": 5, "activation_dtype": "float32", "remat": "full", "logit_chunk": 4}
     family = {"gpt2": values("model/family/gpt2"), "gemma2": {}}[request.param]
     cfg = Model(**values("model/tiny") | family | computed)
-    return cfg, jax.jit(weights.init, static_argnums=0)(cfg, jax.random.key(0))
+    return cfg, jax.jit(weights.init_params, static_argnums=0)(cfg, jax.random.key(0))
 
 
 def test_log_probabilities_and_entropies_are_those_of_rows_by_themselves(model, batch):
     cfg, params = model
-    apart = grpo.logprobs(params, cfg, batch, 0.7)
-    together = grpo.logprobs(params, cfg, batch, 0.7, GROUP)
+    apart = grpo.per_token_logps(params, cfg, batch, 0.7)
+    together = grpo.per_token_logps(params, cfg, batch, 0.7, GROUP)
     for one, other in zip(apart, together, strict=True):
         np.testing.assert_allclose(other * batch["mask"], one * batch["mask"], atol=2e-5)
 
@@ -66,8 +66,8 @@ def test_log_probabilities_and_entropies_are_those_of_rows_by_themselves(model, 
 @pytest.mark.parametrize("shape", [(1, 1, 1), (4, 1, 1), (2, 2, 2)])
 def test_loss_and_gradient_are_those_of_rows_by_themselves(model, batch, loop, shape):
     cfg, params = model
-    assert group_of(cfg, loop, WIDTH) == GROUP
-    devices = jax.make_mesh(shape, mesh.AXES, axis_types=(jax.sharding.AxisType.Auto,) * 3)
+    assert prompt_group(cfg, loop, WIDTH) == GROUP
+    devices = jax.make_mesh(shape, mesh.MESH_AXES, axis_types=(jax.sharding.AxisType.Auto,) * 3)
     with jax.set_mesh(devices):
         found = [
             jax.jit(train_step.mean_gradient(grpo.loss(cfg, loop, grouped=grouped), cfg, devices))(params, batch)
@@ -87,5 +87,5 @@ def _norm(tree: weights.Params) -> np.ndarray:
 
 def test_rows_stay_apart_where_nothing_is_gained(loop):
     cfg = Model(**values("model/tiny"))
-    assert group_of(cfg, loop, width=9) is None  # a short bucket: the padding of prompt and responses is more
-    assert group_of(cfg.model_copy(update={"attention": "splash"}), loop, WIDTH) is None
+    assert prompt_group(cfg, loop, width=9) is None  # a short bucket: the padding of prompt and responses is more
+    assert prompt_group(cfg.model_copy(update={"attention": "splash"}), loop, WIDTH) is None

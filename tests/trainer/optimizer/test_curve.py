@@ -6,8 +6,8 @@ import numpy as np
 from conf.schema.training.loop import LmLoop
 from conf.schema.training.model import Model
 from conf.schema.training.optimizer import Muon
-from tests.groups import group
-from tests.trainer.conftest import mesh_of
+from tests.groups import load_group
+from tests.trainer.conftest import make_mesh
 from trainer.distributed import batch_sharding
 from trainer.losses import lm
 from trainer.step import train_step
@@ -27,9 +27,9 @@ UPDATES = 5
 def test_the_curve_is_the_same_on_eight_and_on_four_devices():
     """Accumulation is derived: 16 rows are one part of 2 per device on eight, two such parts on four."""
     small = {"activation_dtype": "float32", "scan_layers": True, "remat": "none"}
-    cfg = Model(**group("model/nanochat_d16") | SIZES | small)
-    loop = LmLoop(**group("loop/lm") | {"total_batch_tokens": 16 * 32, "micro_batch_size": 2, "seq_len": 32})
-    raw = group("optimizer/nanochat") | {"orthogonalization_dtype": "float32"}
+    cfg = Model(**load_group("model/nanochat_d16") | SIZES | small)
+    loop = LmLoop(**load_group("loop/lm") | {"total_batch_tokens": 16 * 32, "micro_batch_size": 2, "seq_len": 32})
+    raw = load_group("optimizer/nanochat") | {"orthogonalization_dtype": "float32"}
     raw["schedule"] |= {"horizon_steps": UPDATES, "decay_steps": 4}
     raw["weight_decay_schedule"] |= {"horizon_steps": UPDATES}
     curves = {devices: curve(cfg, Muon.model_validate(raw), loop, devices) for devices in (8, 4)}
@@ -39,14 +39,14 @@ def test_the_curve_is_the_same_on_eight_and_on_four_devices():
 
 def curve(cfg: Model, opt: Muon, loop: LmLoop, devices: int) -> np.ndarray:
     """The loss at each update, [updates]."""
-    mesh = mesh_of(devices, 1, 1)
-    split = batch_sharding.deal(loop, mesh)
+    mesh = make_mesh(devices, 1, 1)
+    split = batch_sharding.shard_rows(loop, mesh)
     assert split.accumulation == 8 // devices
     random = np.random.default_rng(0)
     found = []
     with jax.set_mesh(mesh):
         state = train_step.init_state(cfg, opt, mesh, jax.random.key(5))
-        step = train_step.build(lm.loss(cfg), cfg, opt, mesh, split.accumulation)
+        step = train_step.build_update(lm.loss(cfg), cfg, opt, mesh, split.accumulation)
         for _ in range(UPDATES):
             tokens = random.zipf(1.5, (16, 33)).clip(max=127).astype(np.int32)
             batch = {"tokens": tokens[:, :-1], "targets": tokens[:, 1:], "weights": np.ones((16, 32), np.float32)}

@@ -7,11 +7,11 @@ import optax
 
 from conf.schema.training.model import Model
 from conf.schema.training.optimizer import Muon
-from tests.groups import group
+from tests.groups import load_group
 from tests.trainer.optimizer import written_out
 from trainer.models import weights
 from trainer.optimizer.chain import build_optimizer
-from trainer.optimizer.rules import named
+from trainer.optimizer.rules import map_with_path
 
 SIZES = {"num_layers": 4, "dim": 24, "num_heads": 3, "num_kv_heads": 3, "head_dim": 6, "mlp_dim": 40, "vocab_size": 50}
 HORIZON = 10
@@ -19,7 +19,7 @@ HORIZON = 10
 
 def preset(**changes) -> Muon:
     """In float32, over 10 updates."""
-    raw = group("optimizer/nanochat") | {"orthogonalization_dtype": "float32"} | changes
+    raw = load_group("optimizer/nanochat") | {"orthogonalization_dtype": "float32"} | changes
     raw["schedule"] |= {"horizon_steps": HORIZON, "decay_steps": 4}
     raw["weight_decay_schedule"] |= {"horizon_steps": HORIZON}
     return Muon.model_validate(raw)
@@ -37,9 +37,9 @@ def as_torch(path: str, layer: np.ndarray) -> np.ndarray:
 
 def test_updates_equal_those_written_out():
     """All ten of a run: warm-down of the learning rate, rising momentum, falling weight decay."""
-    cfg = Model(**group("model/nanochat_d16") | SIZES)
+    cfg = Model(**load_group("model/nanochat_d16") | SIZES)
     opt = preset()
-    params = jax.jit(weights.init, static_argnums=0)(cfg, jax.random.key(0))
+    params = jax.jit(weights.init_params, static_argnums=0)(cfg, jax.random.key(0))
     params["layers"] |= {name: 0.1 + params["layers"][name] for name in ("output", "down")}  # they begin at 0
     chain = build_optimizer(opt, cfg)
     state, step = chain.init(params), jax.jit(chain.update)
@@ -60,7 +60,7 @@ def test_updates_equal_those_written_out():
 
 def flat(tree) -> dict[str, np.ndarray]:
     found: dict[str, np.ndarray] = {}
-    named(lambda path, x: found.setdefault(path, np.asarray(x)), tree)
+    map_with_path(lambda path, x: found.setdefault(path, np.asarray(x)), tree)
     return found
 
 
@@ -70,12 +70,12 @@ def algorithms(path: str, weight: np.ndarray, cfg: Model) -> list:
     rates = {"embedding": 0.3 * width, "unembedding": 0.004 * width}
     rates |= {"layers.residual_scale": 0.005, "layers.embedding_scale": 0.5}
     if path in rates:
-        return [written_out.Adam(rates[path])]
-    return [written_out.Muon(0.02, 0.2 * (12 / cfg.num_layers) ** 2) for _ in range(cfg.num_layers)]
+        return [written_out.ReferenceAdam(rates[path])]
+    return [written_out.ReferenceMuon(0.02, 0.2 * (12 / cfg.num_layers) ** 2) for _ in range(cfg.num_layers)]
 
 
 def advance(path: str, expected: dict, gradient: np.ndarray, known: list, done: int, lr_share: float) -> None:
-    if isinstance(known[0], written_out.Adam):
+    if isinstance(known[0], written_out.ReferenceAdam):
         expected[path] = known[0].step(expected[path], gradient, done, lr_share)
         return
     for i, algorithm in enumerate(known):

@@ -8,11 +8,11 @@ from pydantic import TypeAdapter
 
 from conf.schema.training.model import Model
 from conf.schema.training.optimizer import Optimizer
-from tests.groups import group
+from tests.groups import load_group
 from tests.paths import ROOT
 from trainer.models import weights
 from trainer.optimizer.chain import build_optimizer
-from trainer.optimizer.rules import named
+from trainer.optimizer.rules import map_with_path
 
 KNOWN = ROOT / "tests" / "trainer" / "fixtures" / "optimizers.npz"
 SIZES = {
@@ -41,11 +41,11 @@ CASES = {
 @pytest.mark.parametrize("case", CASES)
 def test_updates_equal_those_of_torch_and_transformers(case):
     name, changes = CASES[case]
-    cfg = Model(**group("model/gpt2") | SIZES)
-    opt = TypeAdapter(Optimizer).validate_python(group(f"optimizer/{name}") | PLAIN | changes)
+    cfg = Model(**load_group("model/gpt2") | SIZES)
+    opt = TypeAdapter(Optimizer).validate_python(load_group(f"optimizer/{name}") | PLAIN | changes)
     chain = build_optimizer(opt, cfg)
     with np.load(KNOWN) as known:
-        params = taken(known, "start", weights.abstract(cfg))
+        params = taken(known, "start", weights.abstract_params(cfg))
         state, update = chain.init(params), jax.jit(chain.update)
         for n in range(4):
             changes, state = update(taken(known, f"gradient/{n}", params), state, params)
@@ -61,13 +61,13 @@ def taken(known, prefix: str, like):
         entry = f"{prefix}/{path}"
         return known[entry] if entry in known else np.zeros(x.shape, np.float32)
 
-    return named(read, like)
+    return map_with_path(read, like)
 
 
 def compare(known, prefix: str, params) -> None:
     """Every entry of the fixture under the prefix with the weight of its name."""
     found = {}
-    named(lambda path, x: found.update({prefix + path: x}), params)
+    map_with_path(lambda path, x: found.update({prefix + path: x}), params)
     entries = [entry for entry in known if entry.startswith(prefix)]
     assert entries
     for entry in entries:

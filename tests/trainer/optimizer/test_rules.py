@@ -9,26 +9,26 @@ from pydantic import TypeAdapter
 from conf.schema.training.model import Model
 from conf.schema.training.optimizer import Adamw, Optimizer
 from conf.schema.training.run_yaml import RunFileError
-from tests.groups import group
+from tests.groups import load_group
 from trainer.models import weights
 from trainer.optimizer.chain import build_optimizer, learning_rate_schedule
-from trainer.optimizer.rules import rules
+from trainer.optimizer.rules import update_rules
 
 SMALL = {"num_layers": 2, "dim": 8, "num_heads": 2, "num_kv_heads": 1, "head_dim": 6, "mlp_dim": 18, "vocab_size": 10}
 
 
 def model(family: str) -> Model:
-    return Model(**group(f"model/{family}") | SMALL)
+    return Model(**load_group(f"model/{family}") | SMALL)
 
 
 def read(name: str, **changes) -> Optimizer:
-    return TypeAdapter(Optimizer).validate_python(group(f"optimizer/{name}") | changes)
+    return TypeAdapter(Optimizer).validate_python(load_group(f"optimizer/{name}") | changes)
 
 
 @pytest.mark.parametrize("family", ["gpt2", "gemma2_2b", "qwen2_5_0_5b", "nanochat_d16"])
 def test_muon_takes_the_products_of_the_layers(family):
     """Not biases of heads, though these have two axes."""
-    names = {path for path, rule in rules(read("muon"), model(family)).items() if rule.is_muon}
+    names = {path for path, rule in update_rules(read("muon"), model(family)).items() if rule.is_muon}
     products = {"query", "key", "value", "output", "up", "down"} | ({"gate"} if family[:2] in ("ge", "qw") else set())
     assert names == {f"layers.{name}" for name in products}
 
@@ -45,7 +45,7 @@ def test_muon_takes_the_products_of_the_layers(family):
 def test_rates_follow_the_shape_of_the_matrix(scale, factors, scaled_decay):
     """Heads are merged: query is 8 x 12 here, key 8 x 6, output 12 x 8, up 8 x 18."""
     opt = read("muon", lr=0.5, weight_decay=0.1, shape_scale=scale, scaled_decay=scaled_decay)
-    found = rules(opt, model("nanochat_d16"))
+    found = update_rules(opt, model("nanochat_d16"))
     for name, factor in factors.items():
         rule = found[f"layers.{name}"]
         assert rule.lr == pytest.approx(0.5 * factor)
@@ -60,24 +60,24 @@ def test_the_first_group_that_matches_counts():
         {"match": "*.up", "lr": 1.0},
     ]
     opt = read("adamw", lr=0.1, weight_decay=0.3, param_groups=groups[:2])
-    found = rules(opt, model("gemma2_2b"))
+    found = update_rules(opt, model("gemma2_2b"))
     assert (found["layers.mlp_norm"].lr, found["layers.mlp_norm"].weight_decay) == (0.05, 0.0)
     assert (found["layers.up"].lr, found["layers.up"].weight_decay) == (0.1, 0.3)  # 0.2 * (8 / 2) ** -0.5
     assert (found["embedding"].lr, found["embedding"].weight_decay) == (0.1, 0.3)
-    muon = rules(read("muon", param_groups=groups[1:]), model("gemma2_2b"))
+    muon = update_rules(read("muon", param_groups=groups[1:]), model("gemma2_2b"))
     assert muon["layers.up"].lr == pytest.approx(0.1 * 0.2 * 18**0.5)
     assert muon["embedding"].b2 == 0.999 != muon["final_norm"].b2
     assert muon["embedding"].direction != muon["final_norm"].direction == "adamw"
 
 
 def test_a_matrix_may_be_taken_from_muon():
-    found = rules(read("muon", param_groups=[{"match": "layers.key", "algorithm": "adamw"}]), model("gpt2"))
+    found = update_rules(read("muon", param_groups=[{"match": "layers.key", "algorithm": "adamw"}]), model("gpt2"))
     assert found["layers.key"].direction == "adamw"
     assert found["layers.query"].is_muon
 
 
 def test_decay_follows_the_depth():
-    found = rules(read("nanochat"), model("nanochat_d16"))
+    found = update_rules(read("nanochat"), model("nanochat_d16"))
     assert found["layers.up"].weight_decay == pytest.approx(0.2 * (12 / 2) ** 2)
     assert found["embedding"].lr == pytest.approx(0.3 * (8 / 768) ** -0.5)
     assert found["unembedding"].lr == pytest.approx(0.004 * (8 / 768) ** -0.5)
@@ -92,7 +92,7 @@ def test_a_pattern_without_a_weight_names_those_there_are():
 def test_a_group_may_be_frozen():
     cfg = model("nanochat_d16")
     chain = build_optimizer(read("nanochat", param_groups=[{"match": "layers.*", "lr_scale": 0.0}]), cfg)
-    params = jax.jit(weights.init, static_argnums=0)(cfg, jax.random.key(0))
+    params = jax.jit(weights.init_params, static_argnums=0)(cfg, jax.random.key(0))
     changes, _ = chain.update(jax.tree.map(np.ones_like, params), chain.init(params), params)
     assert optax.tree_utils.tree_norm(changes["layers"]) == 0 < optax.tree_utils.tree_norm(changes)
 
@@ -100,7 +100,7 @@ def test_a_group_may_be_frozen():
 def test_a_constant_rate_keeps_the_ratios():
     """Of the warm start before GRPO."""
     opt = read("nanochat").constant(0.002)
-    found = rules(opt, model("nanochat_d16"))
+    found = update_rules(opt, model("nanochat_d16"))
     assert found["layers.embedding_scale"].lr == pytest.approx(0.05)
     assert found["layers.down"].lr == 0.002
     assert learning_rate_schedule(opt)(10**6) == pytest.approx(0.002)
@@ -109,10 +109,10 @@ def test_a_constant_rate_keeps_the_ratios():
 @pytest.mark.parametrize(("norm", "expected"), [(None, [-3, -4]), (1.0, [-0.6, -0.8])])
 def test_the_gradient_is_clipped_by_its_global_norm(norm, expected):
     """Adafactor's moments would hide it, momentum without decay of the first moment does not: sign by sign."""
-    raw = group("optimizer/adamw") | {"b1": 0.0, "b2": 0.0, "eps": 0.5, "lr": 1.0, "max_grad_norm": norm}
+    raw = load_group("optimizer/adamw") | {"b1": 0.0, "b2": 0.0, "eps": 0.5, "lr": 1.0, "max_grad_norm": norm}
     opt = Adamw.model_validate(raw | {"schedule": {"kind": "constant", "warmup_steps": 0}})
     cfg = model("nanochat_d16")
-    params = jax.tree.map(lambda x: np.zeros(x.shape, np.float32), weights.abstract(cfg))
+    params = jax.tree.map(lambda x: np.zeros(x.shape, np.float32), weights.abstract_params(cfg))
     gradients = jax.tree.map(np.copy, params)
     gradients["layers"]["residual_scale"] = np.array([3, 4], np.float32)
     chain = build_optimizer(opt, cfg)

@@ -5,7 +5,7 @@ import pytest
 from pydantic import TypeAdapter, ValidationError
 
 from conf.schema.training.schedule import Schedule
-from trainer.optimizer.schedules import share
+from trainer.optimizer.schedules import schedule_factor
 
 
 def read(**schedule):
@@ -33,12 +33,12 @@ def stable(warmup: int, decay: int, horizon: int) -> dict:
     ],
 )
 def test_share_of_each_update(schedule, shares):
-    by_count = share(read(**schedule))
+    by_count = schedule_factor(read(**schedule))
     np.testing.assert_allclose([by_count(count) for count in range(len(shares))], shares, atol=1e-6)
 
 
 def test_no_schedule_is_constant():
-    assert [share(None)(count) for count in (0, 9)] == [1, 1]
+    assert [schedule_factor(None)(count) for count in (0, 9)] == [1, 1]
 
 
 @pytest.mark.parametrize(
@@ -67,4 +67,4 @@ def test_when_nothing_is_left_is_known(schedule, end):
     found = read(**schedule)
     assert found.zero_after == end
     if end is not None:
-        assert share(found)(end - 1) > 0 == share(found)(end)
+        assert schedule_factor(found)(end - 1) > 0 == schedule_factor(found)(end)

@@ -8,9 +8,9 @@ from pydantic import TypeAdapter
 
 from conf.schema.training.model import Model
 from conf.schema.training.optimizer import Optimizer
-from tests.groups import group
-from tests.trainer.conftest import mesh_of
-from trainer.distributed.runtime import place_batch
+from tests.groups import load_group
+from tests.trainer.conftest import make_mesh
+from trainer.distributed.runtime import shard_batch
 from trainer.losses import lm
 from trainer.step import train_step
 
@@ -21,7 +21,7 @@ PLAIN = {"activation_dtype": "float32", "scan_layers": False, "remat": "none", "
 @pytest.fixture(scope="module")
 def cfg() -> Model:
     """A small nanochat: every kind of weight, and layers that do not divide by the devices."""
-    return Model(**group("model/nanochat_d16") | SIZES | PLAIN)
+    return Model(**load_group("model/nanochat_d16") | SIZES | PLAIN)
 
 
 @pytest.fixture(scope="module")
@@ -33,7 +33,7 @@ def batch():
 
 
 def read(name: str, **changes) -> Optimizer:
-    return TypeAdapter(Optimizer).validate_python(group(f"optimizer/{name}") | changes)
+    return TypeAdapter(Optimizer).validate_python(load_group(f"optimizer/{name}") | changes)
 
 
 GENTLE = {"lr": 0.01, "b1": 0.8, "b2": 0.95, "eps": 1e-6, "weight_decay": 0.0}  # does not magnify what is rounding
@@ -44,9 +44,9 @@ ADAFACTOR = read("adafactor", b1=0.9, ema_decay=0.5, max_grad_norm=1.0)
 def trained(cfg: Model, opt, devices: Mesh, batch, updates: int = 2) -> train_step.State:
     with jax.set_mesh(devices):
         state = train_step.init_state(cfg, opt, devices, jax.random.key(5))
-        step = train_step.build(lm.loss(cfg), cfg, opt, devices)
+        step = train_step.build_update(lm.loss(cfg), cfg, opt, devices)
         for _ in range(updates):
-            state, _ = step(state, place_batch(batch, devices))
+            state, _ = step(state, shard_batch(batch, devices))
     return state
 
 
@@ -56,9 +56,9 @@ def trained(cfg: Model, opt, devices: Mesh, batch, updates: int = 2) -> train_st
     ids=["muon", "adafactor"],
 )
 def test_many_devices_equal_one(cfg, batch, opt, meshes):
-    one = trained(cfg, opt, mesh_of(1, 1, 1), batch)
+    one = trained(cfg, opt, make_mesh(1, 1, 1), batch)
     for sizes in meshes:
-        many = trained(cfg, opt, mesh_of(*sizes), batch)
+        many = trained(cfg, opt, make_mesh(*sizes), batch)
         for part, of_one, of_many in (
             ("params", one.params, many.params),
             ("average", one.average, many.average),
@@ -71,7 +71,7 @@ def test_many_devices_equal_one(cfg, batch, opt, meshes):
 @pytest.mark.parametrize("opt", [MUON, ADAFACTOR], ids=["muon", "adafactor"])
 def test_each_device_holds_its_part_of_the_state(cfg, opt, sizes):
     """What lies there is what `abstract_state` says, and its bytes are those counted by hand."""
-    devices = mesh_of(*sizes)
+    devices = make_mesh(*sizes)
     state = train_step.init_state(cfg, opt, devices, jax.random.key(5))
     abstract = train_step.abstract_state(cfg, opt, devices)
     jax.tree.map(lambda a, b: np.testing.assert_equal((a.shape, a.sharding), (b.shape, b.sharding)), state, abstract)

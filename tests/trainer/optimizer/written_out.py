@@ -14,7 +14,7 @@ COEFFICIENTS = (
 )
 
 
-class Muon:
+class ReferenceMuon:
     """Of one matrix."""
 
     def __init__(self, lr: float, weight_decay: float) -> None:
@@ -47,7 +47,7 @@ class Muon:
         return weight - lr * x - lr * self.weight_decay * decay_share * weight * keeps_sign
 
 
-class Adam:
+class ReferenceAdam:
     """Of one array, with betas 0.8 and 0.95 and no weight decay."""
 
     def __init__(self, lr: float) -> None:

@@ -4,8 +4,8 @@ from fractions import Fraction
 
 import pytest
 
-from trainer.rewards.equal import LONGEST_ANSWER, canonical, number, same
-from trainer.rewards.extract import LONGEST_RESPONSE
+from trainer.rewards.equal import MAX_ANSWER_CHARS, canonicalize, is_equal, parse_number
+from trainer.rewards.extract import MAX_RESPONSE_CHARS
 from trainer.rewards.functions import answer_match, boxed, length
 
 
@@ -49,7 +49,7 @@ from trainer.rewards.functions import answer_match, boxed, length
     ],
 )
 def test_eighteen(given: str) -> None:
-    assert same(given, "18")
+    assert is_equal(given, "18")
 
 
 @pytest.mark.parametrize(
@@ -69,11 +69,11 @@ def test_eighteen(given: str) -> None:
             "18i",
             r"\sqrt{18}",
         ),
-        *("9" * 5000, "18" + " " * LONGEST_ANSWER + "x"),
+        *("9" * 5000, "18" + " " * MAX_ANSWER_CHARS + "x"),
     ],
 )
 def test_not_eighteen(given: str) -> None:
-    assert not same(given, "18")
+    assert not is_equal(given, "18")
 
 
 @pytest.mark.parametrize(
@@ -100,7 +100,7 @@ def test_not_eighteen(given: str) -> None:
     ],
 )
 def test_other_equals(given: str, right: str) -> None:
-    assert same(given, right)
+    assert is_equal(given, right)
 
 
 @pytest.mark.parametrize(
@@ -108,21 +108,21 @@ def test_other_equals(given: str, right: str) -> None:
     [("Rome", "Paris"), ("(2,1)", "(1,2)"), ("x", "y"), (r"\sqrt{8}", r"\sqrt{2}"), ("-3", "3"), ("1/3", "0.33")],
 )
 def test_others_apart(given: str, right: str) -> None:
-    assert not same(given, right)
+    assert not is_equal(given, right)
 
 
 def test_number_wants_exactly_one() -> None:
-    assert number("about 3 or 4") is None
-    assert number("$1,234.50 in all") == number("1234.5") == Fraction(2469, 2)
+    assert parse_number("about 3 or 4") is None
+    assert parse_number("$1,234.50 in all") == parse_number("1234.5") == Fraction(2469, 2)
 
 
 def test_equal_answers_are_written_alike() -> None:
-    assert canonical("$1,800.00") == canonical(r"\frac{3600}{2}") == canonical("1800 dollars") == "1800"
-    assert canonical("0.5") == canonical(r"\frac{1}{2}") == "1/2"
-    assert canonical(" Paris. ") == canonical(r"\text{paris}") == "paris"
-    assert canonical("18") != canonical("18 or 19")
-    assert canonical("") is canonical("9" * (LONGEST_ANSWER + 1)) is None
-    assert canonical("1e999 trillion") is not None
+    assert canonicalize("$1,800.00") == canonicalize(r"\frac{3600}{2}") == canonicalize("1800 dollars") == "1800"
+    assert canonicalize("0.5") == canonicalize(r"\frac{1}{2}") == "1/2"
+    assert canonicalize(" Paris. ") == canonicalize(r"\text{paris}") == "paris"
+    assert canonicalize("18") != canonicalize("18 or 19")
+    assert canonicalize("") is canonicalize("9" * (MAX_ANSWER_CHARS + 1)) is None
+    assert canonicalize("1e999 trillion") is not None
 
 
 def test_a_box_must_hold_the_answer_that_is_to_be_boxed() -> None:
@@ -131,7 +131,7 @@ def test_a_box_must_hold_the_answer_that_is_to_be_boxed() -> None:
 
 
 def test_the_shorter_of_two_right_answers_is_better() -> None:
-    short, long, wrong = ("so" * n + " #### 18" for n in (1, LONGEST_RESPONSE // 8, 0))
+    short, long, wrong = ("so" * n + " #### 18" for n in (1, MAX_RESPONSE_CHARS // 8, 0))
     assert 0 < length(long, "18") < length(short, "18") < 1
     assert length(wrong, "19") == length("", "18") == 0
-    assert length("x" * LONGEST_RESPONSE + "#### 18", "18") == 0 < answer_match("#### 18", "18")
+    assert length("x" * MAX_RESPONSE_CHARS + "#### 18", "18") == 0 < answer_match("#### 18", "18")

@@ -2,7 +2,7 @@
 
 import pytest
 
-from trainer.rewards.extract import LONGEST_RESPONSE, extract, extract_boxed
+from trainer.rewards.extract import MAX_RESPONSE_CHARS, extract_answer, extract_boxed
 from trainer.rewards.functions import answer_format
 
 
@@ -29,7 +29,7 @@ from trainer.rewards.functions import answer_format
     ],
 )
 def test_marked_or_said_or_else_the_last_number(response: str, answer: str | None) -> None:
-    assert extract(response) == answer
+    assert extract_answer(response) == answer
 
 
 @pytest.mark.parametrize(
@@ -43,7 +43,7 @@ def test_marked_or_said_or_else_the_last_number(response: str, answer: str | Non
     ],
 )
 def test_the_last_answer_wins(response: str) -> None:
-    assert extract(response) == "18"
+    assert extract_answer(response) == "18"
 
 
 @pytest.mark.parametrize(
@@ -62,22 +62,22 @@ def test_the_last_answer_wins(response: str) -> None:
     ],
 )
 def test_a_box_followed_by_one_that_is_unclosed_or_of_another_question_is_the_answer(rest: str) -> None:
-    assert extract(r"so \boxed{18}" + rest) == "18"
+    assert extract_answer(r"so \boxed{18}" + rest) == "18"
     assert extract_boxed(r"so \boxed{18}" + rest) == "18"
 
 
 def test_what_is_only_said_is_not_outdone_by_another_questions_mark() -> None:
-    assert extract("The answer is 18.\n\nQuestion: 2+3?\nAnswer: \\boxed{5}") == "18"
-    assert extract("Question: how many?\nLet me see.\n#### 18") == "18"  # its own words for the question
+    assert extract_answer("The answer is 18.\n\nQuestion: 2+3?\nAnswer: \\boxed{5}") == "18"
+    assert extract_answer("Question: how many?\nLet me see.\n#### 18") == "18"  # its own words for the question
 
 
 def test_nested_boxes_are_one_answer() -> None:
-    assert extract(r"\boxed{\boxed{18}}") == r"\boxed{18}"
+    assert extract_answer(r"\boxed{\boxed{18}}") == r"\boxed{18}"
 
 
 def test_a_huge_response_is_read_from_its_end() -> None:
-    assert extract("9" * 1_000_000 + " #### 18") == "18"
-    assert extract("#### 7 " + "x" * LONGEST_RESPONSE) is None
+    assert extract_answer("9" * 1_000_000 + " #### 18") == "18"
+    assert extract_answer("#### 7 " + "x" * MAX_RESPONSE_CHARS) is None
 
 
 def test_the_format_counts_marks_not_truth() -> None:

@@ -9,7 +9,7 @@ import pytest
 from conf.schema.training import loop
 from conf.schema.training.run_yaml import RunFileError
 from trainer.rewards.functions import REWARDS, answer_match, resolve
-from trainer.rewards.pool import Checked, Pool
+from trainer.rewards.pool import RewardPool, RewardResult
 
 SECONDS = 0.4
 HANGING = r"\boxed{9^{9^{9^{9^9}}}}"
@@ -54,7 +54,7 @@ def seed(response, answer):
 
 @pytest.fixture(scope="module")
 def pool():
-    with Pool(2, SECONDS) as pool:
+    with RewardPool(2, SECONDS) as pool:
         yield pool
 
 
@@ -79,8 +79,8 @@ def test_a_hanging_check_scores_0_and_harms_no_other(pool) -> None:
     began = time.monotonic()
     waiting = [pool.submit(["answer_match", "format"], text, "18") for text in ("#### 18", HANGING, "#### 18")]
     right, hung, right_too = (check.result() for check in waiting)
-    assert right == right_too == Checked({"answer_match": 1.0, "format": 1.0}, 0, 0)
-    assert hung == Checked({"answer_match": 0.0, "format": 1.0}, 1, 0)
+    assert right == right_too == RewardResult({"answer_match": 1.0, "format": 1.0}, 0, 0)
+    assert hung == RewardResult({"answer_match": 0.0, "format": 1.0}, 1, 0)
     assert time.monotonic() - began < 30
 
 
@@ -89,7 +89,7 @@ def test_a_crashing_reward_scores_0_is_counted_and_told_once(pool, capfd, name) 
     name = f"my_rewards:{name}"
     for _ in range(2):
         found = pool.submit([name, "my_rewards:half"], "", "").result()
-        assert found == Checked({name: 0.0, "my_rewards:half": 0.5}, 0, 1)
+        assert found == RewardResult({name: 0.0, "my_rewards:half": 0.5}, 0, 1)
     assert capfd.readouterr().err.count(f"reward {name} failed on a response, which scores 0") == 1
 
 
@@ -97,15 +97,17 @@ def test_a_worker_that_something_else_ends_costs_no_reward(pool, tmp_path) -> No
     """As where memory runs out, or a notice of preemption goes to every process."""
     first = str(tmp_path / "first")
     for name in ("dies_once", "told_to_end"):
-        assert pool.submit([f"my_rewards:{name}"], first, "").result() == Checked({f"my_rewards:{name}": 1.0}, 0, 0)
+        assert pool.submit([f"my_rewards:{name}"], first, "").result() == RewardResult(
+            {f"my_rewards:{name}": 1.0}, 0, 0
+        )
 
 
 def test_a_users_reward_that_hangs_is_ended(pool) -> None:
-    assert pool.submit(["my_rewards:hang"], "", "").result() == Checked({"my_rewards:hang": 0.0}, 1, 0)
+    assert pool.submit(["my_rewards:hang"], "", "").result() == RewardResult({"my_rewards:hang": 0.0}, 1, 0)
 
 
 def test_workers_agree_on_the_order_of_sets() -> None:
-    with Pool(1, SECONDS) as one, Pool(1, SECONDS) as other:
+    with RewardPool(1, SECONDS) as one, RewardPool(1, SECONDS) as other:
         assert (
             len({p.submit(["my_rewards:seed"], "", "").result().scores["my_rewards:seed"] for p in (one, other)}) == 1
         )

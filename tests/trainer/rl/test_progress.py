@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tests.golden import golden
 from trainer.rl.progress import Progress
-from trainer.telemetry.averages import Window
+from trainer.telemetry.averages import MetricAverages
 
 
 def test_the_position_is_what_its_golden_file_says() -> None:
@@ -12,5 +12,5 @@ def test_the_position_is_what_its_golden_file_says() -> None:
     progress = Progress("grpo", 3, 2, 0.1, 0.2, {"test_pass_at_1": 0.25})
     assert progress.to_json() == body["position"]
     assert Progress.from_json(body["position"]) == progress
-    assert Window(2, {"loss": 3.0}).to_json() == body["window"]
-    assert Window.from_json(body["window"]).to_json() == body["window"]
+    assert MetricAverages(2, {"loss": 3.0}).to_json() == body["window"]
+    assert MetricAverages.from_json(body["window"]).to_json() == body["window"]

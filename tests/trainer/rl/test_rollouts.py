@@ -8,27 +8,28 @@ import pytest
 
 from conf.schema.training.loop import GrpoLoop
 from conf.schema.training.prompts import ArithmeticData
-from tests.groups import group
-from tests.trainer.conftest import mesh_of
+from tests.groups import load_group
+from tests.trainer.conftest import make_mesh
 from trainer.data.problem import Problem, Question
-from trainer.data.prompting import Prompting
-from trainer.rewards.pool import Pool
-from trainer.rl.rollouts import Rollout, Rollouts
-from trainer.sampler import Drawn
+from trainer.data.prompting import PromptEncoder
+from trainer.rewards.pool import RewardPool
+from trainer.rl.rollouts import Rollout, RolloutGenerator
+from trainer.sampler import Completion
 from trainer.telemetry.throughput import Stopwatch
-from trainer.tokenizer.byte_level import EOS, encode
+from trainer.tokenizer.byte_level import EOS_ID, encode
 
 LENGTH = 6
 LOOP = GrpoLoop(
-    **group("loop/grpo") | {"max_prompt_length": 8, "max_new_tokens": LENGTH, "group_size": 2, "prompts_per_step": 2}
+    **load_group("loop/grpo")
+    | {"max_prompt_length": 8, "max_new_tokens": LENGTH, "group_size": 2, "prompts_per_step": 2}
 )
-PROMPTING = Prompting(ArithmeticData(**group("data/arithmetic")))
+PROMPTING = PromptEncoder(ArithmeticData(**load_group("data/arithmetic")))
 QUESTIONS = PROMPTING.questions([Problem("1+1=", "2", ""), Problem("2+3=", "5", "")])
 
 
 @pytest.fixture(scope="module")
-def checks() -> Iterator[Pool]:
-    with Pool(1, 5.0) as pool:
+def checks() -> Iterator[RewardPool]:
+    with RewardPool(1, 5.0) as pool:
         yield pool
 
 
@@ -55,15 +56,15 @@ class Scripted:
 
     def draw(
         self, copy: None, prompts: Sequence[Sequence[int]], samples: int, key: jax.Array, heat: float, between: Callable
-    ) -> Iterator[Drawn]:
+    ) -> Iterator[Completion]:
         self.keys.append(jax.random.key_data(key).tolist())
         texts = self.draws.pop(0)
         assert len(texts) == len(prompts) * samples
         for row, text in reversed([*enumerate(texts)]):
             between()
-            tokens = np.array([*encode(text), EOS][:LENGTH], np.int32)
+            tokens = np.array([*encode(text), EOS_ID][:LENGTH], np.int32)
             logprobs = -(10.0 * row + np.arange(1, len(tokens) + 1, dtype=np.float32))
-            yield Drawn(row, tokens, logprobs, ended=bool(tokens[-1] == EOS))
+            yield Completion(row, tokens, logprobs, ended=bool(tokens[-1] == EOS_ID))
 
 
 class Scores:
@@ -73,10 +74,10 @@ class Scores:
         return -1.5 * batch["mask"], -2.5 * batch["mask"]
 
 
-def drawn(checks: Pool, *draws: list[str], finish: bool = True, **changes) -> tuple[Rollout, Asked, Scripted]:
+def drawn(checks: RewardPool, *draws: list[str], finish: bool = True, **changes) -> tuple[Rollout, Asked, Scripted]:
     asked, sampler, loop = Asked(), Scripted(*draws), GrpoLoop(**LOOP.model_dump() | changes)
     watch = Stopwatch("rollout_time", "reward_time", "score_time")
-    rollouts = Rollouts(loop, mesh_of(1, 1, 1), 7, asked, sampler, Scores(), checks, watch)  # pyright: ignore[reportArgumentType]
+    rollouts = RolloutGenerator(loop, make_mesh(1, 1, 1), 7, asked, sampler, Scores(), checks, watch)  # pyright: ignore[reportArgumentType]
     rollout = rollouts.draw(None, None, 3, lambda: None)  # pyright: ignore[reportArgumentType]
     if finish:
         rollout.finish()
@@ -118,7 +119,7 @@ def test_the_samplers_log_probabilities_stand_where_the_mask_does(checks) -> Non
         assert len(places) == [2, 1, 3, 6][row]
         assert logprobs[places].tolist() == [-(10 * row + i + 1) for i in range(len(places))]
         assert logprobs.nonzero()[0].tolist() == places.tolist()
-        assert tokens[places + 1].tolist() == [*encode(["2", "", "55", "     5"][row]), EOS][:LENGTH]
+        assert tokens[places + 1].tolist() == [*encode(["2", "", "55", "     5"][row]), EOS_ID][:LENGTH]
 
 
 def test_the_groups_of_one_update_stand_together(checks) -> None:
@@ -209,7 +210,7 @@ def test_a_checkpoint_keeps_what_is_to_come_bit_for_bit(checks, taken) -> None:
     rollout, _, _ = drawn(checks, [str(i) for i in range(8)], finish=taken > 0, updates_per_rollout=2, steps=2)
     if taken:
         rollout.take()
-    found = Rollout.restored(rollout.saved(), mesh_of(2, 1, 1))
+    found = Rollout.restored(rollout.saved(), make_mesh(2, 1, 1))
     assert found.facts == rollout.facts
     assert len(found.batches) == len(rollout.batches) == 2 - taken
     for a, b in zip(found.placed, rollout.placed, strict=True):
@@ -226,9 +227,9 @@ def test_a_draw_can_be_ended(checks) -> None:
     def end() -> None:
         raise EndError
 
-    rollouts = Rollouts(
+    rollouts = RolloutGenerator(
         LOOP,
-        mesh_of(1, 1, 1),
+        make_mesh(1, 1, 1),
         7,
         Asked(),
         Scripted(["2", "2", "5", "5"]),

@@ -7,11 +7,11 @@ import pytest
 
 from conf.schema.training.run_yaml import RunFileError
 from conf.schema.training.settings import Mesh
-from tests.trainer.conftest import mesh_of
+from tests.trainer.conftest import make_mesh
 from trainer.losses import token_logprobs
 from trainer.models import decoder, weights
-from trainer.sampler import Drawn, Sampler, Settings, Stops
-from trainer.tokenizer.byte_level import EOS, PAD, decode
+from trainer.sampler import Completion, Sampler, SamplerSettings, StopCriteria
+from trainer.tokenizer.byte_level import EOS_ID, PAD, decode
 
 RESPONSE, SAMPLES = 10, 2
 LENGTHS = (3, 7, 5, 8, 1, 8, 2, 6)
@@ -20,7 +20,7 @@ ROWS = len(PROMPTS) * SAMPLES
 OFTEN = tuple(range(0, 512, 6))
 """Tokens that end a response, so many that its length is as good as geometric."""
 
-initial = jax.jit(weights.init, static_argnums=0)
+initial = jax.jit(weights.init_params, static_argnums=0)
 forward = jax.jit(decoder.forward, static_argnums=1)
 
 
@@ -28,26 +28,28 @@ def params_of(cfg):
     return initial(cfg, jax.random.key(0))
 
 
-def drawn(cfg, *, sizes=(1, 1, 1), temperature=1.0, seed=0, ends=(EOS,), texts=(), prompts=PROMPTS, **changes):
+def drawn(cfg, *, sizes=(1, 1, 1), temperature=1.0, seed=0, ends=(EOS_ID,), texts=(), prompts=PROMPTS, **changes):
     """By row."""
-    mesh = mesh_of(*sizes)
-    settings = Settings(**{"max_prompt_length": 8, "max_new_tokens": RESPONSE, "slots": ROWS, "chunk": 64} | changes)
+    mesh = make_mesh(*sizes)
+    settings = SamplerSettings(
+        **{"max_prompt_length": 8, "max_new_tokens": RESPONSE, "slots": ROWS, "chunk": 64} | changes
+    )
     with jax.set_mesh(mesh):
-        sampler = Sampler(cfg, settings, mesh, Stops(ends, texts, decode))
-        copy = sampler.load(jax.device_put(params_of(cfg), weights.shardings(cfg, mesh)))
+        sampler = Sampler(cfg, settings, mesh, StopCriteria(ends, texts, decode))
+        copy = sampler.load(jax.device_put(params_of(cfg), weights.param_shardings(cfg, mesh)))
         found = list(sampler.draw(copy, prompts, SAMPLES, jax.random.key(seed), temperature))
     assert sorted(response.row for response in found) == list(range(len(prompts) * SAMPLES))
     return sorted(found, key=lambda response: response.row)
 
 
-def assert_same(some: list[Drawn], others: list[Drawn], atol: float = 1e-5) -> None:
+def assert_same(some: list[Completion], others: list[Completion], atol: float = 1e-5) -> None:
     for one, other in zip(some, others, strict=True):
         np.testing.assert_array_equal(one.tokens, other.tokens, err_msg=f"row {one.row}")
         np.testing.assert_allclose(one.logprobs, other.logprobs, rtol=0, atol=atol)
         assert one.ended == other.ended
 
 
-def trainers(cfg, params, found: list[Drawn], temperature=1.0) -> list[tuple[np.ndarray, np.ndarray]]:
+def trainers(cfg, params, found: list[Completion], temperature=1.0) -> list[tuple[np.ndarray, np.ndarray]]:
     """What the trainer says of each response: likeliest tokens, log-probabilities of those drawn; no cache anywhere."""
     rows = np.full((ROWS, 8 + RESPONSE), PAD, np.int32)
     for response in found:
@@ -175,8 +177,8 @@ def test_what_is_asked_between_chunks_may_end_the_draw(tiny):
         if len(asked) == 3:
             raise InterruptedError
 
-    settings, mesh = Settings(8, RESPONSE, ROWS, chunk=2), mesh_of(1, 1, 1)
-    sampler = Sampler(tiny, settings, mesh, Stops(()))
+    settings, mesh = SamplerSettings(8, RESPONSE, ROWS, chunk=2), make_mesh(1, 1, 1)
+    sampler = Sampler(tiny, settings, mesh, StopCriteria(()))
     with pytest.raises(InterruptedError):
         list(sampler.draw(sampler.load(params_of(tiny)), PROMPTS, SAMPLES, jax.random.key(0), 1.0, between))
     assert len(asked) == 3

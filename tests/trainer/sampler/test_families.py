@@ -7,10 +7,10 @@ import pytest
 from etils import epath
 
 from tests.paths import ROOT
-from tests.trainer.conftest import mesh_of
+from tests.trainer.conftest import make_mesh
 from tests.trainer.models import nanochat
 from trainer.pretrained import hf_families, hf_files
-from trainer.sampler import Sampler, Settings, Stops
+from trainer.sampler import Sampler, SamplerSettings, StopCriteria
 
 FIXTURES = ROOT / "tests" / "trainer" / "fixtures"
 
@@ -25,12 +25,12 @@ def test_greedy_replies_equal_the_reference(family):
         cfg, params = nanochat.cfg(**computed), nanochat.params()
     else:
         folder = epath.Path(FIXTURES / family)
-        cfg = hf_families.model_from(hf_files.read_config(folder), **computed)
-        params = hf_files.read(folder, cfg)
+        cfg = hf_families.model_from_config(hf_files.read_config(folder), **computed)
+        params = hf_files.read_params(folder, cfg)
     lengths, count = expected["prompt_lengths"], expected["generated"].shape[1]
     prompts = [row[:length].tolist() for row, length in zip(expected["prompts"], lengths, strict=True)]
-    settings = Settings(max(lengths), count, slots=3, chunk=4)  # so that rows follow each other
-    sampler = Sampler(cfg, settings, mesh_of(1, 1, 1), Stops(()))
+    settings = SamplerSettings(max(lengths), count, slots=3, chunk=4)  # so that rows follow each other
+    sampler = Sampler(cfg, settings, make_mesh(1, 1, 1), StopCriteria(()))
     copy = sampler.load(jax.tree.map(jnp.asarray, params))
     found = {drawn.row: drawn.tokens for drawn in sampler.draw(copy, prompts, 1, jax.random.key(0), 0.0)}
     assert len(np.unique(expected["generated"])) > 4  # replies that change on the way

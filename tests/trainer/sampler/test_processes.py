@@ -3,13 +3,13 @@
 import numpy as np
 import pytest
 
-from tests.trainer.processes import finish, launch
+from tests.trainer.processes import start_processes, wait_processes
 from tests.trainer.sampler import processes
 
 
 @pytest.fixture(scope="module")
 def alone() -> dict[str, np.ndarray]:
-    return processes.drawn()
+    return processes.sample_responses()
 
 
 def test_rows_end_at_different_times(alone):
@@ -21,7 +21,7 @@ def test_rows_end_at_different_times(alone):
 def test_the_same_responses_in_several_processes(alone, tmp_path, compile_cache, count):
     module = ["tests.trainer.sampler.processes", str(count), str(tmp_path / "result.npz")]
     own = [{"JAX_NUM_CPU_DEVICES": str(8 // count)}] * count
-    for ended in finish(launch(module, tmp_path, compile_cache, *own)):
+    for ended in wait_processes(start_processes(module, tmp_path, compile_cache, *own)):
         assert ended.code == 0, ended.stderr
     for process in range(count):
         with np.load(tmp_path / f"result-{process}.npz") as found:

@@ -8,11 +8,11 @@ import pytest
 
 from conf.schema.training.model import Model
 from conf.schema.training.settings import Mesh
-from tests.groups import group
-from tests.trainer.conftest import mesh_of
+from tests.groups import load_group
+from tests.trainer.conftest import make_mesh
 from trainer.models import weights
-from trainer.sampler import Settings, decode, placement
-from trainer.sampler.programs import Programs
+from trainer.sampler import SamplerSettings, decode, placement
+from trainer.sampler.programs import SamplerPrograms
 
 SLOTS, PROMPT, RESPONSE = 16, 24, 40
 VOCAB = 2 * 127
@@ -29,15 +29,15 @@ def model_of(**changes: object) -> Model:
         "vocab_size": VOCAB,
         "sliding_window": 5,
     }
-    return Model(**group("model/tiny") | sizes | changes)
+    return Model(**load_group("model/tiny") | sizes | changes)
 
 
 @pytest.fixture(scope="module", params=[1, 2])
 def compiled(request: pytest.FixtureRequest) -> tuple[int, str]:
     """The decoding program on eight devices, over which the trainer splits all weights; by the sampler's `tensor`."""
     mesh = Mesh(data=-1, fsdp=1, tensor=request.param)
-    settings = Settings(PROMPT, RESPONSE, SLOTS, chunk=8, dtype="float32", mesh=mesh)
-    programs = Programs(model_of(), settings, mesh_of(1, 8, 1), ends=(1,))
+    settings = SamplerSettings(PROMPT, RESPONSE, SLOTS, chunk=8, dtype="float32", mesh=mesh)
+    programs = SamplerPrograms(model_of(), settings, make_mesh(1, 8, 1), ends=(1,))
     function, arguments = next(f for name, *f, _ in programs.listed(samples=4) if name == "decode")
     return request.param, function.lower(*arguments).compile().as_text()
 
@@ -73,7 +73,7 @@ def test_logits_are_those_of_one_token_of_each_row(compiled):
 
 def test_local_layers_hold_their_window_only():
     cfg = model_of(num_layers=3, attention_pattern="LLG")
-    slots = jax.eval_shape(lambda: decode.empty(cfg, SLOTS, PROMPT + RESPONSE))
+    slots = jax.eval_shape(lambda: decode.init_slots(cfg, SLOTS, PROMPT + RESPONSE))
     assert [ring.shape for ring in slots.cache.keys] == [(SLOTS, 2, n, 12) for n in (5, 5, 64)]
 
 
@@ -83,6 +83,6 @@ def test_local_layers_hold_their_window_only():
 )
 def test_the_mesh_is_derived_from_weights_and_heads(model, tensor):
     """As large as makes the copy small, as the key heads allow; gemma3_1b has one."""
-    settings = Settings(PROMPT, RESPONSE, SLOTS, chunk=8)
-    found = placement.mesh_of(Model(**group(f"model/{model}")), settings, mesh_of(1, 8, 1))
+    settings = SamplerSettings(PROMPT, RESPONSE, SLOTS, chunk=8)
+    found = placement.sampler_mesh(Model(**load_group(f"model/{model}")), settings, make_mesh(1, 8, 1))
     assert dict(found.shape) == {"data": 8 // tensor, "fsdp": 1, "tensor": tensor}

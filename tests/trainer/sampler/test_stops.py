@@ -2,10 +2,10 @@
 
 import pytest
 
-from trainer.sampler import Stops
+from trainer.sampler import StopCriteria
 from trainer.tokenizer.byte_level import decode, encode
 
-STOPS = Stops((7,), ("\n\n\n", "Question:"), decode)
+STOPS = StopCriteria((7,), ("\n\n\n", "Question:"), decode)
 
 
 @pytest.mark.parametrize(
@@ -25,10 +25,10 @@ def test_a_response_ends_with_the_token_that_completes_the_first_text(text, kept
 
 def test_texts_that_are_not_there_end_nothing():
     assert STOPS.end(encode("4\n\nmore"), 0) is None
-    assert Stops((7,)).end([1, 7], 0) is None  # tokens are seen by the devices
+    assert StopCriteria((7,)).end([1, 7], 0) is None  # tokens are seen by the devices
 
 
 def test_tokens_of_many_characters_are_kept_whole():
     words = {1: "a\n", 2: "\n\nb"}
-    stops = Stops((), ("\n\n\n",), lambda ids: "".join(words[i] for i in ids))
+    stops = StopCriteria((), ("\n\n\n",), lambda ids: "".join(words[i] for i in ids))
     assert stops.end([1, 2, 1], 0) == 2

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import pytest
 
 from tests.trainer.distributed.test_agreement import pod
-from trainer.step.compile_cache import FOLDER, CompileCache
+from trainer.step.compile_cache import CACHE_FOLDER, CompileCache
 
 
 @pytest.fixture(autouse=True)
@@ -35,7 +35,7 @@ def lived(local, remote, writes=True) -> list[str]:
 
 def test_the_next_life_loads_on_another_machine(tmp_path):
     assert "cache_misses" in lived(tmp_path / "a", tmp_path / "bucket")
-    names = {path.name for path in (tmp_path / "bucket" / FOLDER).rglob("*") if path.is_file()}
+    names = {path.name for path in (tmp_path / "bucket" / CACHE_FOLDER).rglob("*") if path.is_file()}
     assert names
     assert all(name.endswith("-cache") for name in names)
     events = lived(tmp_path / "b", tmp_path / "bucket", writes=False)

@@ -7,7 +7,7 @@ import jax
 import pytest
 
 from conf.schema.training.run_yaml import RunFile
-from tests.trainer.conftest import mesh_of
+from tests.trainer.conftest import make_mesh
 from trainer.fit import remat
 
 ROWS, LENGTH, CHUNK = 16, 96, 8
@@ -35,7 +35,7 @@ def experiment(request: pytest.FixtureRequest) -> RunFile:
 @pytest.mark.parametrize("sizes", [(1, 1, 1), (8, 1, 1), (2, 2, 2)])
 def test_logits_exist_for_a_chunk_of_positions(experiment, sizes):
     devices = math.prod(sizes)
-    mesh = mesh_of(*sizes)
+    mesh = make_mesh(*sizes)
     chunk = ROWS * CHUNK * VOCAB // devices
     table = VOCAB * experiment.model.dim  # and its gradient: with pure data parallelism whole on every device
     compiled = set()

@@ -6,7 +6,7 @@ import pytest
 from jax import lax
 
 from conf.schema.training.run_yaml import RunFile
-from tests.trainer.conftest import mesh_of
+from tests.trainer.conftest import make_mesh
 from tests.trainer.distributed.mesh_agreement import bytes_per_device
 from trainer.fit import remat
 from trainer.step import train_step
@@ -40,7 +40,7 @@ def test_flops_of_matrix_products(function, turns, flops):
 
 
 def test_what_devices_do_on_their_own_counts_once_for_each():
-    mesh = mesh_of(4, 2, 1)
+    mesh = make_mesh(4, 2, 1)
     whole, rows = jax.sharding.PartitionSpec(), jax.sharding.PartitionSpec(("data", "fsdp"))
     each = jax.shard_map(lambda x, y: x @ y, mesh=mesh, in_specs=(rows, whole), out_specs=rows)
     assert Program("test", jax.jit(each), (jnp.ones((24, 4)), RIGHT)).flops() == 8 * ONCE
@@ -52,7 +52,7 @@ def experiment(request: pytest.FixtureRequest) -> RunFile:
 
 
 def test_every_program_of_a_loop_compiles_from_its_shapes(experiment):
-    mesh = mesh_of(2, 2, 2)
+    mesh = make_mesh(2, 2, 2)
     with jax.set_mesh(mesh):
         found = {p.name: p for p in remat.programs(experiment, mesh)}
         assert found.pop("resident").flops() == 0
@@ -62,18 +62,18 @@ def test_every_program_of_a_loop_compiles_from_its_shapes(experiment):
     held = bytes_per_device(experiment.model, mesh)
     if experiment.loop.kind == "lm":
         assert found.keys() == {"update", "eval"}
-        assert found["eval"].bytes_beside == 2 * held + 8  # both moments and two counters
+        assert found["eval"].resident_bytes == 2 * held + 8  # both moments and two counters
     else:
         assert found.keys() == {"update", "warm_start", "logprob", "reshard", "prefill", "admit", "decode"}
-        assert found["update"].bytes_beside == held  # the reference
-        assert found["reshard"].bytes_beside == 3 * held + 8  # that and the optimizer
-        assert found["decode"].bytes_beside > 4 * held + 8  # those, the weights, and what waits for a slot
+        assert found["update"].resident_bytes == held  # the reference
+        assert found["reshard"].resident_bytes == 3 * held + 8  # that and the optimizer
+        assert found["decode"].resident_bytes > 4 * held + 8  # those, the weights, and what waits for a slot
 
 
 def test_auto_keeps_as_much_as_fits(experiment, monkeypatch):
-    experiment = remat.with_model(experiment, remat="auto")
-    mesh = mesh_of(8, 1, 1)
-    assert remat.resolved(experiment, mesh).model.remat == "none"  # there is room enough here
+    experiment = remat.with_model_overrides(experiment, remat="auto")
+    mesh = make_mesh(8, 1, 1)
+    assert remat.resolve_remat(experiment, mesh).model.remat == "none"  # there is room enough here
     tried = []
 
     def build(loss, cfg, opt, mesh, accumulation=1):
@@ -89,6 +89,6 @@ def test_auto_keeps_as_much_as_fits(experiment, monkeypatch):
         def compile(self):
             raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Ran out of memory on HBM")
 
-    monkeypatch.setattr(train_step, "build", build)
-    assert remat.resolved(experiment, mesh).model.remat == "attention"
+    monkeypatch.setattr(train_step, "build_update", build)
+    assert remat.resolve_remat(experiment, mesh).model.remat == "attention"
     assert [*dict.fromkeys(tried)] == ["none", "products", "outputs", "attention"]

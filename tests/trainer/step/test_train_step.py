@@ -7,9 +7,9 @@ import pytest
 from etils import epath
 from jax.sharding import Mesh
 
-from tests.trainer.conftest import mesh_of
+from tests.trainer.conftest import make_mesh
 from trainer.distributed import mesh as meshes
-from trainer.distributed.runtime import place_batch
+from trainer.distributed.runtime import shard_batch
 from trainer.losses import token_logprobs
 from trainer.models import decoder, weights
 from trainer.pretrained import store
@@ -44,16 +44,16 @@ def batch():
 def trained(cfg, adamw, devices: Mesh, batch, updates: int = 3):
     with jax.set_mesh(devices):
         state = train_step.init_state(cfg, adamw, devices, jax.random.key(5))
-        step = train_step.build(loss_of(cfg), cfg, adamw, devices)
+        step = train_step.build_update(loss_of(cfg), cfg, adamw, devices)
         for _ in range(updates):
-            state, metrics = step(state, place_batch(batch, devices))
+            state, metrics = step(state, shard_batch(batch, devices))
         return state, jax.device_get(metrics)
 
 
 @pytest.mark.parametrize("sizes", [(8, 1, 1), (2, 2, 2), (1, 4, 2)])
 def test_many_devices_equal_one(tiny, adamw, batch, sizes):
-    one, expected = trained(tiny, adamw, mesh_of(1, 1, 1), batch)
-    many, metrics = trained(tiny, adamw, mesh_of(*sizes), batch)
+    one, expected = trained(tiny, adamw, make_mesh(1, 1, 1), batch)
+    many, metrics = trained(tiny, adamw, make_mesh(*sizes), batch)
     assert metrics.keys() == {"loss", "entropy", "rows", "grad_norm", "learning_rate", "finite", "skipped"}
     for name, value in metrics.items():
         np.testing.assert_allclose(value, expected[name], rtol=2e-5, err_msg=name)
@@ -62,25 +62,28 @@ def test_many_devices_equal_one(tiny, adamw, batch, sizes):
 
 
 def test_training_begins_with_the_weights_it_is_given(tiny, adamw, tmp_path):
-    given = jax.tree.map(np.asarray, weights.init(tiny, jax.random.key(11)))
-    store.write(epath.Path(tmp_path), given, tiny)
+    given = jax.tree.map(np.asarray, weights.init_params(tiny, jax.random.key(11)))
+    store.write_params(epath.Path(tmp_path), given, tiny)
     cfg = tiny.model_copy(update={"weights": str(tmp_path)})
-    state = train_step.init_state(cfg, adamw, mesh_of(1, 4, 2), jax.random.key(0))
+    state = train_step.init_state(cfg, adamw, make_mesh(1, 4, 2), jax.random.key(0))
     jax.tree.map(np.testing.assert_array_equal, state.params, given)
-    assert state.params["layers"]["up"].sharding.spec == weights.shardings(cfg, mesh_of(1, 4, 2))["layers"]["up"].spec
+    assert (
+        state.params["layers"]["up"].sharding.spec
+        == weights.param_shardings(cfg, make_mesh(1, 4, 2))["layers"]["up"].spec
+    )
 
 
 @pytest.mark.parametrize("sizes", [(4, 1, 1), (2, 2, 1), (1, 2, 2)])
 def test_a_batch_in_parts_gives_the_update_of_the_whole(tiny, adamw, batch, sizes):
     """Though tokens are spread unevenly over the parts."""
-    devices, parts = mesh_of(*sizes), jax.tree.map(lambda x: x.reshape(2, 4, *x.shape[1:]), batch)
-    placed = jax.tree.map(lambda x: jax.device_put(x, meshes.named(devices, None, "batch")), parts)
+    devices, parts = make_mesh(*sizes), jax.tree.map(lambda x: x.reshape(2, 4, *x.shape[1:]), batch)
+    placed = jax.tree.map(lambda x: jax.device_put(x, meshes.named_sharding(devices, None, "batch")), parts)
     with jax.set_mesh(devices):
         found, metrics = jax.jit(train_step.mean_gradient(loss_of(tiny), tiny, devices, 2))(
             start(tiny, devices), placed
         )
         whole, expected = jax.jit(train_step.mean_gradient(loss_of(tiny), tiny, devices))(
-            start(tiny, devices), place_batch(batch, devices)
+            start(tiny, devices), shard_batch(batch, devices)
         )
     for name, value in metrics.items():
         np.testing.assert_allclose(value, expected[name], rtol=1e-6, err_msg=name)
@@ -89,13 +92,13 @@ def test_a_batch_in_parts_gives_the_update_of_the_whole(tiny, adamw, batch, size
 
 
 def start(cfg, devices: Mesh):
-    params = jax.jit(weights.init, static_argnums=0)(cfg, jax.random.key(5))
-    return jax.device_put(params, weights.shardings(cfg, devices))
+    params = jax.jit(weights.init_params, static_argnums=0)(cfg, jax.random.key(5))
+    return jax.device_put(params, weights.param_shardings(cfg, devices))
 
 
 def test_means_are_weighted_by_what_counts(tiny, adamw, batch):
-    _, metrics = trained(tiny, adamw, mesh_of(8, 1, 1), batch, updates=1)
-    params = jax.jit(weights.init, static_argnums=0)(tiny, jax.random.key(5))
+    _, metrics = trained(tiny, adamw, make_mesh(8, 1, 1), batch, updates=1)
+    params = jax.jit(weights.init_params, static_argnums=0)(tiny, jax.random.key(5))
     sums = jax.jit(loss_of(tiny))(params, batch)
     np.testing.assert_allclose(metrics["loss"], sums["loss"][0] / batch["weights"].sum(), rtol=1e-5)
     assert metrics["rows"] == batch["weights"].any(axis=1).mean()
@@ -103,21 +106,21 @@ def test_means_are_weighted_by_what_counts(tiny, adamw, batch):
 
 def test_a_batch_without_weight_changes_nothing(tiny, adamw, batch):
     empty = batch | {"weights": np.zeros_like(batch["weights"])}
-    state, metrics = trained(tiny, adamw, mesh_of(8, 1, 1), empty, updates=1)
+    state, metrics = trained(tiny, adamw, make_mesh(8, 1, 1), empty, updates=1)
     assert metrics["loss"] == metrics["grad_norm"] == 0
-    start = jax.jit(weights.init, static_argnums=0)(tiny, jax.random.key(5))
+    start = jax.jit(weights.init_params, static_argnums=0)(tiny, jax.random.key(5))
     np.testing.assert_array_equal(state.params["embedding"], start["embedding"])
 
 
 def test_what_is_not_finite_changes_nothing_but_counters(tiny, adamw, batch):
-    devices, opt = mesh_of(1, 1, 1), adamw.model_copy(update={"ema_decay": 0.9, "nan_policy": "skip"})
+    devices, opt = make_mesh(1, 1, 1), adamw.model_copy(update={"ema_decay": 0.9, "nan_policy": "skip"})
     with jax.set_mesh(devices):
         state = train_step.init_state(tiny, opt, devices, jax.random.key(5))
-        step = train_step.build(loss_of(tiny), tiny, opt, devices)
+        step = train_step.build_update(loss_of(tiny), tiny, opt, devices)
         before, after, again = [], [], []
         for weight, kept in ((1.0, before), (np.nan, after), (1.0, again)):
             state, metrics = step(
-                state, place_batch(batch | {"weights": batch["weights"] * np.float32(weight)}, devices)
+                state, shard_batch(batch | {"weights": batch["weights"] * np.float32(weight)}, devices)
             )
             kept += [jax.tree.map(np.asarray, state), jax.device_get(metrics)]
     jax.tree.map(np.testing.assert_array_equal, before[0][1:3] + before[0][4:], after[0][1:3] + after[0][4:])
@@ -129,36 +132,36 @@ def test_what_is_not_finite_changes_nothing_but_counters(tiny, adamw, batch):
 def test_the_average_follows_the_weights(tiny, adamw, batch):
     """Fast at first: its decay is (1 + n) / (10 + n) after n updates, until that is more than `ema`."""
     opt = adamw.model_copy(update={"ema_decay": 0.2})
-    devices = mesh_of(2, 2, 2)
+    devices = make_mesh(2, 2, 2)
     with jax.set_mesh(devices):
         state = train_step.init_state(tiny, opt, devices, jax.random.key(5))
-        step = train_step.build(loss_of(tiny), tiny, opt, devices)
+        step = train_step.build_update(loss_of(tiny), tiny, opt, devices)
         expected = np.asarray(state.params["embedding"])
-        np.testing.assert_array_equal(train_step.for_evaluation(state)["embedding"], expected)
+        np.testing.assert_array_equal(train_step.eval_params(state)["embedding"], expected)
         for kept in (2 / 11, 0.2, 0.2):
-            state, _ = step(state, place_batch(batch, devices))
+            state, _ = step(state, shard_batch(batch, devices))
             expected = kept * expected + (1 - kept) * np.asarray(state.params["embedding"])
-            np.testing.assert_allclose(train_step.for_evaluation(state)["embedding"], expected, rtol=1e-5, atol=1e-7)
+            np.testing.assert_allclose(train_step.eval_params(state)["embedding"], expected, rtol=1e-5, atol=1e-7)
     up = state.average["layers"]["up"]
     assert up.sharding == state.params["layers"]["up"].sharding
 
 
 def test_pure_data_parallel_needs_one_all_reduce(tiny, adamw, batch):
-    devices = mesh_of(8, 1, 1)
+    devices = make_mesh(8, 1, 1)
     with jax.set_mesh(devices):
         state = train_step.init_state(tiny, adamw, devices, jax.random.key(5))
-        step = train_step.build(loss_of(tiny), tiny, adamw, devices)
-        text = step.lower(state, place_batch(batch, devices)).compile().as_text()
+        step = train_step.build_update(loss_of(tiny), tiny, adamw, devices)
+        text = step.lower(state, shard_batch(batch, devices)).compile().as_text()
     assert text.count(" all-reduce(") + text.count(" all-reduce-start(") == 1
     assert "all-gather" not in text
 
 
 def test_parts_of_a_batch_share_the_one_all_reduce(tiny, adamw, batch):
-    devices = mesh_of(4, 1, 1)
+    devices = make_mesh(4, 1, 1)
     parts = jax.tree.map(lambda x: x.reshape(2, 4, *x.shape[1:]), batch)
     with jax.set_mesh(devices):
         state = train_step.init_state(tiny, adamw, devices, jax.random.key(5))
-        step = train_step.build(loss_of(tiny), tiny, adamw, devices, accumulation=2)
+        step = train_step.build_update(loss_of(tiny), tiny, adamw, devices, accumulation=2)
         text = step.lower(state, parts).compile().as_text()
     assert text.count(" all-reduce(") + text.count(" all-reduce-start(") == 1
     assert "all-gather" not in text
@@ -166,7 +169,7 @@ def test_parts_of_a_batch_share_the_one_all_reduce(tiny, adamw, batch):
 
 @pytest.mark.parametrize(("sizes", "share"), [((8, 1, 1), 1), ((2, 2, 2), 4), ((1, 4, 2), 8)])
 def test_weights_and_moments_are_split_as_the_table_says(tiny, adamw, sizes, share):
-    devices = mesh_of(*sizes)
+    devices = make_mesh(*sizes)
     state = train_step.init_state(tiny, adamw, devices, jax.random.key(5))
     adam = state.optimizer[1].inner_states["adamw"].inner_state
     for tree in (state.params, adam.mu, adam.nu):
@@ -180,7 +183,7 @@ def test_weights_and_moments_are_split_as_the_table_says(tiny, adamw, sizes, sha
 
 def test_first_weights_do_not_depend_on_the_mesh(tiny, adamw):
     states = [
-        train_step.init_state(tiny, adamw, mesh_of(*sizes), jax.random.key(1)) for sizes in ((1, 1, 1), (2, 2, 2))
+        train_step.init_state(tiny, adamw, make_mesh(*sizes), jax.random.key(1)) for sizes in ((1, 1, 1), (2, 2, 2))
     ]
     for a, b in zip(*(jax.tree.leaves(state.params) for state in states), strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-6)

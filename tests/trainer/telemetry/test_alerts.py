@@ -3,18 +3,18 @@
 import json
 
 import conf.schema.training.loop
-from tests.groups import group
-from trainer.telemetry.alerts import Alerts
+from tests.groups import load_group
+from trainer.telemetry.alerts import AlertMonitor
 
 WELL = {"accuracy": 0.5, "zero_variance_groups": 0.2, "learning_rate": 1e-3, "entropy": 1.0}
 
 
-def alerts(last: int = 10, **changes) -> Alerts:
+def alerts(last: int = 10, **changes) -> AlertMonitor:
     wanted = {"zero_accuracy_updates": 3, "zero_variance_updates": 2}
-    return Alerts(conf.schema.training.loop.Alerts(**group("loop/grpo")["alerts"] | wanted | changes), last)
+    return AlertMonitor(conf.schema.training.loop.Alerts(**load_group("loop/grpo")["alerts"] | wanted | changes), last)
 
 
-def said(watch: Alerts, *updates: dict[str, float]) -> list[tuple[int, str]]:
+def said(watch: AlertMonitor, *updates: dict[str, float]) -> list[tuple[int, str]]:
     """(update, words) of every alert."""
     return [(step, words) for step, values in enumerate(updates, 1) for words in watch.look(step, WELL | values)]
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from trainer.telemetry.metrics import Metrics, run_folder
+from trainer.telemetry.metrics import MetricsLogger, run_folder
 from trainer.telemetry.transcripts import Transcript
 
 
@@ -27,7 +27,7 @@ def folders(tmp_path):
 
 
 def write(folders, first, last, factor=1.0, writes=True):
-    log = Metrics(folders[0], str(folders[1]), writes=writes)
+    log = MetricsLogger(folders[0], str(folders[1]), writes=writes)
     log.resume(first)
     for step in range(first + 1, last + 1):
         log.log(step, "train", loss=factor * step, accuracy=np.float32(0.5))
@@ -85,7 +85,7 @@ def test_resumed_at_a_step_the_lines_after_it_are_dropped(folders, tmp_path, sam
 
 
 def test_what_is_not_finite_is_null(folders):
-    log = Metrics(folders[0], str(folders[1]), writes=True)
+    log = MetricsLogger(folders[0], str(folders[1]), writes=True)
     log.log(1, "train", loss=math.nan, kl=math.inf, reward=1)
     log.close()
     (line,) = lines(folders[1])

@@ -3,9 +3,9 @@
 import pytest
 
 from conf.schema.training.loop import GrpoLoop
-from conf.schema.training.run_yaml import OwnError
-from tests.groups import group
-from tests.trainer.conftest import mesh_of
+from conf.schema.training.run_yaml import LocalRunFileError
+from tests.groups import load_group
+from tests.trainer.conftest import make_mesh
 from trainer.telemetry import startup_report
 
 WELL = {
@@ -20,8 +20,8 @@ WELL = {
 
 
 def lines(loss: str = "trainer", **changes: float) -> list[str]:
-    loop = GrpoLoop(**group("loop/grpo") | {"old_logprobs": loss})
-    return startup_report.first_update(WELL | changes, loop)
+    loop = GrpoLoop(**load_group("loop/grpo") | {"old_logprobs": loss})
+    return startup_report.check_first_update(WELL | changes, loop)
 
 
 def test_a_first_update_as_it_must_be_is_told_without_a_warning() -> None:
@@ -32,9 +32,9 @@ def test_a_first_update_as_it_must_be_is_told_without_a_warning() -> None:
 
 
 def test_where_no_reference_is_scored_no_kl_is_told() -> None:
-    loop = GrpoLoop(**group("loop/grpo") | {"kl_coef": 0.0})
+    loop = GrpoLoop(**load_group("loop/grpo") | {"kl_coef": 0.0})
     known = {name: value for name, value in WELL.items() if name != "kl"}
-    assert startup_report.first_update(known, loop)[0].startswith("update 1: ratio 1 to 1; sampler")
+    assert startup_report.check_first_update(known, loop)[0].startswith("update 1: ratio 1 to 1; sampler")
 
 
 @pytest.mark.parametrize(
@@ -52,21 +52,21 @@ def test_what_is_wrong_is_said(loss, changes, words) -> None:
 
 
 def test_the_bucket_is_written_read_and_left_as_it_was(tmp_path, capfd) -> None:
-    startup_report.probe_bucket(str(tmp_path / "run"), mesh_of(4, 1, 1))
+    startup_report.probe_bucket(str(tmp_path / "run"), make_mesh(4, 1, 1))
     assert capfd.readouterr().out.startswith(f"bucket: written to and restored from {tmp_path / 'run'} in ")
     assert not (tmp_path / "run/probe").exists()
 
 
 def test_a_bucket_that_cannot_be_written_ends_the_run(tmp_path) -> None:
     (tmp_path / "run").write_text("a file")
-    with pytest.raises(OwnError, match=r"^dir: .*/run cannot be written and read: NotADirectoryError"):
-        startup_report.probe_bucket(str(tmp_path / "run"), mesh_of(1, 1, 1))
+    with pytest.raises(LocalRunFileError, match=r"^dir: .*/run cannot be written and read: NotADirectoryError"):
+        startup_report.probe_bucket(str(tmp_path / "run"), make_mesh(1, 1, 1))
 
 
 def test_the_pace_says_where_the_time_goes_and_how_long_it_takes() -> None:
     times = {"rollout_time": 5.0, "reward_time": 0.0, "score_time": 1.0, "update_time": 3.0, "other_time": 1.0}
     rates = {"rollout_tokens_per_second": 1234.5, "train_tokens_per_second": 99.0}
-    assert startup_report.pace(times | rates | {"step_time": 10.0}, 366) == (
+    assert startup_report.time_report(times | rates | {"step_time": 10.0}, 366) == (
         "time of an update: 10 s (rollout 50%, reward 0%, score 10%, update 30%, other 10%); 1,234 tokens/s drawn, "
         "99 tokens/s learnt from; 366 updates to go: 1:01:00"
     )

@@ -14,7 +14,7 @@ import pytest
 
 from conf.schema.training.run_yaml import RunFile, RunFileError
 from trainer.telemetry import wandb
-from trainer.telemetry.metrics import Metrics
+from trainer.telemetry.metrics import MetricsLogger
 from trainer.telemetry.wandb import WandbRun
 
 BLOCK = 32768
@@ -27,7 +27,7 @@ def experiment(lm_run: dict[str, Any], **settings: Any) -> RunFile:
 
 def life(found: RunFile, folder: Path, first: int, last: int) -> None:
     """The steps after `first` to `last`, of process 0."""
-    log = Metrics(folder, found.dir, writes=True, there=wandb.start(found, folder))
+    log = MetricsLogger(folder, found.dir, writes=True, there=wandb.start_run(found, folder))
     log.resume(first)
     for step in range(first + 1, last + 1):
         log.log(step, "train", loss=1.0 / step, broken=float("nan"))
@@ -90,8 +90,8 @@ def test_a_missing_package_is_one_clear_error(
 ) -> None:
     monkeypatch.setitem(sys.modules, "wandb", None)
     with pytest.raises(RunFileError, match=r"logging\.wandb: the package wandb is not installed"):
-        wandb.start(experiment(lm_run), tmp_path)
-    assert wandb.start(RunFile.model_validate(lm_run), tmp_path) is None
+        wandb.start_run(experiment(lm_run), tmp_path)
+    assert wandb.start_run(RunFile.model_validate(lm_run), tmp_path) is None
 
 
 class Broken:
@@ -105,7 +105,7 @@ class Broken:
 
 
 def test_trouble_there_is_told_and_ends_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    log = Metrics(tmp_path / "a", str(tmp_path / "bucket"), writes=True, there=WandbRun(Broken()))
+    log = MetricsLogger(tmp_path / "a", str(tmp_path / "bucket"), writes=True, there=WandbRun(Broken()))
     with caplog.at_level(logging.WARNING):
         log.log(1, "train", loss=0.5)
         log.summarize(x=1.0)

@@ -9,13 +9,13 @@ from trainer.tokenizer import byte_level
 def test_every_text_comes_back(text):
     ids = byte_level.encode(text)
     assert ids == list(text.encode())
-    assert byte_level.decode(ids) == byte_level.decode([byte_level.BOS, *ids, byte_level.EOS]) == text
+    assert byte_level.decode(ids) == byte_level.decode([byte_level.BOS_ID, *ids, byte_level.EOS_ID]) == text
 
 
 def test_marks_lie_outside_the_bytes_and_inside_the_vocabulary():
-    marks = {byte_level.PAD, byte_level.BOS, byte_level.EOS}
+    marks = {byte_level.PAD, byte_level.BOS_ID, byte_level.EOS_ID}
     assert len(marks) == 3
-    assert marks == set(range(256, byte_level.VOCAB))
+    assert marks == set(range(256, byte_level.VOCAB_SIZE))
 
 
 def test_bytes_that_are_no_text_are_marked():

@@ -3,7 +3,7 @@ import pytest
 
 from conf.schema.training.data import JsonlData, TextData
 from conf.schema.training.run_yaml import RunFileError
-from tests.groups import group
+from tests.groups import load_group
 from trainer.data import batches
 
 WORDS = "to be, or not: ünïcode 🙂"
@@ -13,7 +13,7 @@ WORDS = "to be, or not: ünïcode 🙂"
 def data(tmp_path) -> TextData:
     path = tmp_path / "text.txt"
     path.write_text(WORDS)
-    return TextData(**group("data/text") | {"path": str(path), "tokenizer": "characters"})
+    return TextData(**load_group("data/text") | {"path": str(path), "tokenizer": "characters"})
 
 
 def test_ids_are_the_characters_of_the_text_in_order(data):
@@ -39,6 +39,6 @@ def test_a_character_that_the_text_has_not_is_named(data, unknown):
 
 
 def test_only_a_text_has_characters():
-    table = group("data/jsonl") | {"path": "rows.jsonl", "text_column": "text", "tokenizer": "characters"}
+    table = load_group("data/jsonl") | {"path": "rows.jsonl", "text_column": "text", "tokenizer": "characters"}
     with pytest.raises(RunFileError, match=r"data.tokenizer: characters are those of a text, not of jsonl"):
         _ = batches.Dataset(JsonlData(**table)).tokenizer

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from conf.schema.training.run_yaml import RunFileError
-from tests.trainer.data.corpora import as_jsonl, as_parquet, lm_loop, stories
+from tests.trainer.data.corpora import lm_loop, make_documents, write_jsonl, write_parquet
 from trainer.data import batches
 from trainer.tokenizer import loading, training
 from trainer.tokenizer.__main__ import main
@@ -30,7 +30,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def trained(folder: Path) -> loading.Tokenizer:
-    return loading.load(str(folder / "tokenizer.json"))
+    return loading.load_tokenizer(str(folder / "tokenizer.json"))
 
 
 @given(st.text())
@@ -46,7 +46,7 @@ def test_it_learns_pairs_within_the_split_and_ends_in_special_tokens(trained):
     (ids,) = trained.encode([TEXT])
     assert len(ids) < len(TEXT.encode()) / 2
     assert trained.vocab == 320
-    assert list(trained.special) == list(training.SPECIAL)
+    assert list(trained.special) == list(training.SPECIAL_TOKENS)
     assert sorted(trained.special.values()) == list(range(311, 320))
     assert [trained.decode([i]) for i in trained.encode(["12345"])[0]] == ["12", "34", "5"]  # two digits at most
 
@@ -62,29 +62,29 @@ def test_special_tokens_have_no_bytes_and_are_no_text(trained, folder):
 
 
 def test_rows_are_read_and_cut(tmp_path, capsys):
-    texts = stories(200)
-    as_jsonl(tmp_path / "a.jsonl", texts)
-    as_parquet(tmp_path / "a.parquet", texts, 50)
+    texts = make_documents(200)
+    write_jsonl(tmp_path / "a.jsonl", texts)
+    write_parquet(tmp_path / "a.parquet", texts, 50)
     for kind in ("jsonl", "parquet"):
         arguments = ["train", str(tmp_path / f"*.{kind}"), "--output", str(tmp_path / kind), "--vocab", "300"]
         assert main([*arguments, "--doc-chars", "20"]) == 0
         assert "300 tokens" in capsys.readouterr().out
     one, other = ((tmp_path / kind / "tokenizer.json").read_text() for kind in ("jsonl", "parquet"))
     assert one == other
-    assert list(training.first(["abcd", "efgh", "ij"], characters=5, longest=3)) == ["abc", "ef"]
+    assert list(training.take_documents(["abcd", "efgh", "ij"], characters=5, longest=3)) == ["abc", "ef"]
     assert main(["train", str(tmp_path / "a.jsonl"), "--output", str(tmp_path), "--column", "body"]) == 2
     assert capsys.readouterr().err == f"--column: {tmp_path}/a.jsonl:1 has no column 'body'; it has 'id', 'text'\n"
 
 
 def test_a_tokenizer_must_fit_the_model_and_know_the_marks(trained, folder, tmp_path):
     path = str(folder / "tokenizer.json")
-    data = as_jsonl(tmp_path / "a.jsonl", ["x"], tokenizer=path, bos="<|bos|>")
+    data = write_jsonl(tmp_path / "a.jsonl", ["x"], tokenizer=path, bos="<|bos|>")
     assert batches.Dataset(data).vocab == len(batches.Dataset(data).token_bytes()) == 320
-    batches.Dataset(data).check_vocab(320)
+    batches.Dataset(data).check_vocab_size(320)
     with pytest.raises(
         RunFileError, match=r"^model\.vocab_size: 319 ids are too few for data\.tokenizer=\S+ .* least 320"
     ):
-        batches.Dataset(data).check_vocab(319)
+        batches.Dataset(data).check_vocab_size(319)
     wrong = data.model_copy(update={"bos": "<bos>"})
     with pytest.raises(RunFileError, match=r"^data\.bos: the tokenizer has no special token <bos>; it has <\|bos\|>, "):
         batches.Dataset(wrong).training(lm_loop(8, 10), 0, range(8))
@@ -98,7 +98,7 @@ def test_a_file_that_is_none(tmp_path, content, words):
     if content is not None:
         path.write_text(content, encoding="latin1")
     with pytest.raises(RunFileError, match=rf"^data\.tokenizer: .*{words}"):
-        loading.load(str(path))
+        loading.load_tokenizer(str(path))
 
 
 def test_tokens_of_sentencepieces_kind_are_counted_in_bytes():
@@ -111,6 +111,6 @@ def test_tokens_of_sentencepieces_kind_are_counted_in_bytes():
     decoder = {"type": "Sequence", "decoders": [{"type": "ByteFallback"}, {"type": "Fuse"}]}
     model = {"type": "BPE", "vocab": vocab, "merges": [], "byte_fallback": True}
     raw = {"version": "1.0", "added_tokens": added, "model": model, "decoder": decoder}
-    known = loading.parse(json.dumps(raw).encode(), "here")
+    known = loading.parse_tokenizer(json.dumps(raw).encode(), "here")
     assert known.token_bytes().tolist() == [0, 0, 1, 1, 4, 2, 3]
     assert known.special == {"<pad>": 0, "<bos>": 1}

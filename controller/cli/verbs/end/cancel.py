@@ -9,24 +9,24 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING
 
-from controller.lease.scope import lease_of
-from controller.run.launch import alive, stop
-from controller.run.session import session
+from controller.lease.scope import pod_lease
+from controller.run.launch import running_runs, stop
+from controller.run.session import open_session
 
 if TYPE_CHECKING:
     from controller.cli.main import Command
 
 
 def run(command: Command) -> int:
-    with session(command.options) as now:
+    with open_session(command.options) as now:
         run_id, fleet = now.plan.run_id, now.fleet()
-        running = alive(fleet) if fleet is not None else set()
+        running = running_runs(fleet) if fleet is not None else set()
         cancelled = run_id in running
         if fleet is not None and cancelled:
             now.ledger.cancel()
             stop(fleet, run_id)
         else:
-            lease = lease_of(now.plan, now.world)
+            lease = pod_lease(now.plan, now.world)
             other = lease.look()
             if other is not None and other.term.run_id == run_id:
                 lease.ask("cancelled")

@@ -7,34 +7,34 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from controller.agent.protocol import OBSERVE
-from controller.cleanup.dependents import elsewhere, tenants
+from controller.cleanup.dependents import dependents, resources_in_other_regions
 from controller.cli.view import View
 from controller.core.errors import ConfigError
 from controller.core.ui import confirm
 from controller.gcp.names import is_labelled
-from controller.lease.scope import lease_of
-from controller.plan.preview import Row, preview
+from controller.lease.scope import pod_lease
+from controller.plan.preview import ResourcePreview, preview_resources
 from controller.reconcile.reconciler import destroy
 from controller.reconcile.resource import Absent, Pending, Resource, Unknown
 from controller.records.ledger import Ledger
-from controller.records.spending import let_go
+from controller.records.spending import close_billing
 from controller.resources.bastion.vm import Bastion
 from controller.resources.pod.node import Node
 from controller.resources.project.bucket import Bucket
 from controller.resources.project.services import Services
 from controller.resources.workers.base import active_runs
-from controller.run.session import Session, session
+from controller.run.session import Session, open_session
 
 if TYPE_CHECKING:
     from controller.cli.main import Command
 
 
 def run(command: Command) -> int:
-    with session(command.options) as now:
+    with open_session(command.options) as now:
         everything = command.flags.all
-        rows = [row for row in _look(now, everything) if _is_there(row)]
-        present = [row.resource for row in rows if _is_doomed(row, everything)]
-        running = _running(now)
+        rows = [row for row in _observe(now, everything) if _exists(row)]
+        present = [row.resource for row in rows if _will_be_deleted(row, everything)]
+        running = _affected_runs(now)
         if everything:
             _refuse_if_used(now, present)
         if (present or running) and (everything or running) and not _confirm(command, present, running):
@@ -42,7 +42,7 @@ def run(command: Command) -> int:
             raise ConfigError(f"nothing was deleted; {names}say --yes to go on without being asked")
         for run_id in running:  # whoever follows it must not take this for a preemption
             Ledger(now.world.google, now.plan.bucket, run_id).cancel()
-        lease = lease_of(now.plan, now.world)
+        lease = pod_lease(now.plan, now.world)
         with View(now.plan, json_lines=command.flags.json) as view, lease.kept():
             now.world.events.listen(view)
             driver = lease.look()
@@ -51,8 +51,8 @@ def run(command: Command) -> int:
             for row in rows:
                 if isinstance(row.seen, Node) and row.resource in present:
                     google, clock = now.world.google, now.world.clock
-                    let_go(google, clock, now.plan.bucket, now.plan.config, row.seen, "deleted by down")
-            destroy(_with_needs_among(present), now.world)
+                    close_billing(google, clock, now.plan.bucket, now.plan.config, row.seen, "deleted by down")
+            destroy(_with_dependencies(present), now.world)
             lease.release("deleted by down", 0)
         kept = [row for row in rows if row.resource not in present and row.resource.scope == "shared"]
         others = _other_buckets(now) if everything else []
@@ -62,41 +62,41 @@ def run(command: Command) -> int:
         deleted = [r.id for r in present]
         print(json.dumps({"deleted": deleted, "kept": kept_ids, "other_buckets": others, "undo": [undo]}))
     else:
-        print("\n".join([*_words(present, kept, undo, everything), *_words_on_buckets(others)]))
+        print("\n".join([*_summary_lines(present, kept, undo, everything), *_bucket_lines(others)]))
     return 0
 
 
-def _look(now: Session, everything: bool) -> list[Row]:
+def _observe(now: Session, everything: bool) -> list[ResourcePreview]:
     """The pod and what pods share, as they are now; each is looked at by itself."""
     wanted = [
         r for r in now.plan.resources if r.id == now.plan.node.id or r.scope == "shared" or isinstance(r, Bastion)
     ]
-    rows = preview(tuple(replace(r, needs=()) for r in wanted), now.world)
+    rows = preview_resources(tuple(replace(r, needs=()) for r in wanted), now.world)
     rows = [replace(row, resource=resource) for row, resource in zip(rows, wanted, strict=True)]
     if not everything:
         return rows
     network = now.plan.config.network.name
-    others = elsewhere(now.world, network, {r.id for r in wanted})
-    seen = preview(tuple(replace(r, needs=()) for r in others), now.world)
+    others = resources_in_other_regions(now.world, network, {r.id for r in wanted})
+    seen = preview_resources(tuple(replace(r, needs=()) for r in others), now.world)
     return rows + [replace(row, resource=resource) for row, resource in zip(seen, others, strict=True)]
 
 
-def _is_there(row: Row) -> bool:
+def _exists(row: ResourcePreview) -> bool:
     return not isinstance(row.seen, Absent | Unknown)
 
 
-def _is_doomed(row: Row, everything: bool) -> bool:
+def _will_be_deleted(row: ResourcePreview, everything: bool) -> bool:
     return (everything or row.resource.scope == "pod") and (isinstance(row.seen, Pending) or row.seen.ours)
 
 
-def _with_needs_among(present: list[Resource]) -> list[Resource]:
+def _with_dependencies(present: list[Resource]) -> list[Resource]:
     """With the needs that are deleted too, so that dependents go first."""
     ids = {r.id for r in present}
     return [replace(r, needs=tuple(n for n in r.needs if n in ids)) for r in present]
 
 
 def _refuse_if_used(now: Session, present: list[Resource]) -> None:
-    used = tenants(now.world, now.plan.node, present)
+    used = dependents(now.world, now.plan.node, present)
     if used:
         raise ConfigError(
             f"nothing was deleted, since something else uses it: {'; '.join(used)}. Delete that first, or "
@@ -104,7 +104,7 @@ def _refuse_if_used(now: Session, present: list[Resource]) -> None:
         )
 
 
-def _words(present: list[Resource], kept: list[Row], undo: str, everything: bool) -> list[str]:
+def _summary_lines(present: list[Resource], kept: list[ResourcePreview], undo: str, everything: bool) -> list[str]:
     """What was done, what stays and why, and how to be rid of that."""
     lines = [] if present else ["nothing of ours is there"]
     ours = [row.resource.title for row in kept if row.seen.ours]
@@ -131,7 +131,7 @@ def _other_buckets(now: Session) -> list[str]:
     return sorted(name for name in ours if name != now.plan.bucket)
 
 
-def _words_on_buckets(names: list[str]) -> list[str]:
+def _bucket_lines(names: list[str]) -> list[str]:
     return [
         f"gs://{name} stays, with the results of runs elsewhere: `down --all` with their tpu.zone or cloud.bucket "
         "deletes it"
@@ -139,9 +139,9 @@ def _words_on_buckets(names: list[str]) -> list[str]:
     ]
 
 
-def _running(now: Session) -> set[str]:
+def _affected_runs(now: Session) -> set[str]:
     """The runs that this would end: what runs on the pod, and what is being seen to, though it may have no pod yet."""
-    driver = lease_of(now.plan, now.world).look()
+    driver = pod_lease(now.plan, now.world).look()
     found = set() if driver is None else {driver.term.run_id}
     fleet = now.fleet()
     if fleet is None:

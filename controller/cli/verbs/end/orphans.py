@@ -8,8 +8,8 @@ import sys
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
-from controller.cleanup.orphans import Thing, delete, things
-from controller.cloud.connect import NO_PROJECT, connected, project_of
+from controller.cleanup.orphans import BilledItem, billed_items, delete
+from controller.cloud.connect import NO_PROJECT, open_context, project_of
 from controller.core.errors import ConfigError
 from controller.core.ui import confirm
 from controller.plan.project import bucket_name
@@ -23,8 +23,8 @@ def run(command: Command) -> int:
     project = project_of(config)
     if project == NO_PROJECT:
         raise ConfigError("cloud.project: is not set; set it, or run `gcloud config set project ID`")
-    with connected(config) as (world, _):
-        found = things(world, [bucket_name(config, project)])
+    with open_context(config) as (world, _):
+        found = billed_items(world, [bucket_name(config, project)])
         doomed = [thing for thing in found if not thing.use] if command.flags.delete else []
         details = ["This deletes:", *(f"  {thing.title}: {thing.why}" for thing in doomed)]
         if doomed and not confirm("Go on?", yes=command.flags.yes, details=details):
@@ -36,23 +36,23 @@ def run(command: Command) -> int:
         document = {"things": [asdict(thing) for thing in found], "deleted": [thing.title for thing in doomed]}
         print(json.dumps(document, indent=1))
     elif not doomed:
-        print("\n".join(as_lines(found, project, command.overrides)))
+        print("\n".join(format_items(found, project, command.overrides)))
     return 0
 
 
-def as_lines(found: list[Thing], project: str, words: tuple[str, ...]) -> list[str]:
+def format_items(found: list[BilledItem], project: str, words: tuple[str, ...]) -> list[str]:
     """The list for people: orphans with what they cost, then what is in use."""
     orphans, used = [t for t in found if not t.use], [t for t in found if t.use]
     if not orphans:
         lines = [f"no orphans: nothing of slipway's in {project} is billed for nobody"]
     else:
         total = sum(thing.usd_per_hour or 0.0 for thing in orphans)
-        lines = [f"  {_price(thing)}  {thing.title}: {thing.why}" for thing in orphans]
+        lines = [f"  {_format_price(thing)}  {thing.title}: {thing.why}" for thing in orphans]
         unknown = ", and what has no price here" if any(thing.usd_per_hour is None for thing in orphans) else ""
         lines.append(f"  ${total:.3f} per hour, ${total * 730:.0f} per month{unknown} (list prices)")
         lines.append(f"`{shlex.join(['slipway', 'orphans', '--delete', *words])}` deletes them")
-    return lines + [f"in use: {thing.title} {_price(thing).strip()}: {thing.use}" for thing in used]
+    return lines + [f"in use: {thing.title} {_format_price(thing).strip()}: {thing.use}" for thing in used]
 
 
-def _price(thing: Thing) -> str:
+def _format_price(thing: BilledItem) -> str:
     return "      ?    " if thing.usd_per_hour is None else f"{f'${thing.usd_per_hour:.3f}/h':>11}"

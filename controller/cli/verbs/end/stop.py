@@ -6,19 +6,19 @@ import json
 from typing import TYPE_CHECKING
 
 from controller.core.errors import ConfigError
-from controller.lease.scope import lease_of
+from controller.lease.scope import pod_lease
 from controller.records.ledger import Ledger
-from controller.records.spending import let_go
+from controller.records.spending import close_billing
 from controller.resources.pod.node import Node
-from controller.run.launch import alive
-from controller.run.session import Session, session
+from controller.run.launch import running_runs
+from controller.run.session import Session, open_session
 
 if TYPE_CHECKING:
     from controller.cli.main import Command
 
 
 def run(command: Command) -> int:
-    with session(command.options) as now:
+    with open_session(command.options) as now:
         node = now.node()
         name = now.plan.node.name
         if not isinstance(node, Node) or node.status.state not in ("READY", "STOPPED"):
@@ -29,13 +29,13 @@ def run(command: Command) -> int:
             raise ConfigError(f"tpu.capacity: {node.cannot_stop}")
         stopped = node.is_ready
         if stopped:
-            _end_runs(command, now)
-            lease = lease_of(now.plan, now.world)
+            _record_stops(command, now)
+            lease = pod_lease(now.plan, now.world)
             with lease.kept():
                 lease.take_over("stopped")
                 node.stop(now.world)
                 lease.release("stopped", 0)
-            let_go(now.world.google, now.world.clock, now.plan.bucket, now.plan.config, node, "stopped")
+            close_billing(now.world.google, now.world.clock, now.plan.bucket, now.plan.config, node, "stopped")
     if command.flags.json:
         print(json.dumps({"pod": name, "stopped": stopped}))
     else:
@@ -43,10 +43,10 @@ def run(command: Command) -> int:
     return 0
 
 
-def _end_runs(command: Command, now: Session) -> None:
+def _record_stops(command: Command, now: Session) -> None:
     """Whoever follows a run that this ends must not take it for a preemption."""
     fleet = now.fleet()
-    running = alive(fleet) if fleet is not None else set()
+    running = running_runs(fleet) if fleet is not None else set()
     if running and not command.flags.yes:
         raise ConfigError(f"{', '.join(sorted(running))} is running there; --yes ends it")
     for run_id in running:

@@ -16,35 +16,35 @@ from functools import partial
 from typing import TYPE_CHECKING, BinaryIO, TextIO
 
 from controller.core.errors import ConfigError
-from controller.run.session import session
+from controller.run.session import open_session
 from controller.ssh.connect import WorkerError
-from controller.ssh.fleet import WorkersFailed
+from controller.ssh.fleet import WorkersFailedError
 
 if TYPE_CHECKING:
     from controller.cli.main import Command
     from controller.ssh.fleet import Fleet
 
-Write = Callable[[bytes], object]
+Writer = Callable[[bytes], object]
 
 
 def run(command: Command) -> int:
     if not command.rest:
         raise ConfigError("what to run comes behind two dashes: slipway exec --worker all -- nproc")
     shell = command.rest[0] if len(command.rest) == 1 else shlex.join(command.rest)
-    with session(command.options) as now:
+    with open_session(command.options) as now:
         fleet = now.workers()
         if command.flags.worker != "all" and not command.flags.json:
             link = fleet.link(now.worker(command.flags.worker))
-            return link.follow(shell, _to(sys.stdout), _to(sys.stderr))
+            return link.follow(shell, _writer_for(sys.stdout), _writer_for(sys.stderr))
         who = range(len(fleet)) if command.flags.worker == "all" else [now.worker(command.flags.worker)]
-        return _everywhere(fleet, who, shell, as_json=command.flags.json)
+        return _run_on_workers(fleet, who, shell, as_json=command.flags.json)
 
 
-def _everywhere(fleet: Fleet, workers: range | list[int], shell: str, *, as_json: bool) -> int:
+def _run_on_workers(fleet: Fleet, workers: range | list[int], shell: str, *, as_json: bool) -> int:
     """Run it on several workers at once; the highest exit code.
 
     Raises:
-        WorkersFailed: some were not reached; the others have done it.
+        WorkersFailedError: some were not reached; the others have done it.
     """
     lock = threading.Lock()
     width = len(str(len(fleet) - 1))
@@ -59,7 +59,7 @@ def _everywhere(fleet: Fleet, workers: range | list[int], shell: str, *, as_json
                 )
 
     def one(worker: int) -> int | WorkerError:
-        out, err = (_Lines(lambda text, k=k: say(worker, k, text)) for k in ("stdout", "stderr"))
+        out, err = (_LineBuffer(lambda text, k=k: say(worker, k, text)) for k in ("stdout", "stderr"))
         try:
             code = fleet.link(worker).follow(shell, out.write, err.write)
         except WorkerError as error:
@@ -85,11 +85,11 @@ def _everywhere(fleet: Fleet, workers: range | list[int], shell: str, *, as_json
     if codes and not as_json:
         print(f"exit codes: {', '.join(f'worker {w}: {c}' for w, c in codes.items())}", file=sys.stderr)
     if lost:
-        raise WorkersFailed("; ".join(map(str, lost)), lost)
+        raise WorkersFailedError("; ".join(map(str, lost)), lost)
     return max(codes.values(), default=0)
 
 
-class _Lines:
+class _LineBuffer:
     """Cuts a stream of bytes into lines, so that those of several workers do not mix."""
 
     def __init__(self, say: Callable[[str], object]) -> None:
@@ -105,14 +105,14 @@ class _Lines:
             self.write(b"\n")
 
 
-def _to(stream: TextIO) -> Write:
+def _writer_for(stream: TextIO) -> Writer:
     """Bytes as they are into a file or a pipe; as text on a terminal, which shows it and takes no orders from it."""
     if not stream.isatty() and hasattr(stream, "buffer"):
-        return partial(_write, stream.buffer)
+        return partial(_write_bytes, stream.buffer)
     decoder = codecs.getincrementaldecoder("utf-8")("replace")
     return lambda data: print(decoder.decode(data), end="", file=stream, flush=True)
 
 
-def _write(buffer: BinaryIO, data: bytes) -> None:
+def _write_bytes(buffer: BinaryIO, data: bytes) -> None:
     buffer.write(data)
     buffer.flush()

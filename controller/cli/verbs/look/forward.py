@@ -7,20 +7,20 @@ import sys
 from typing import TYPE_CHECKING
 
 from controller.core.errors import ConfigError
-from controller.run.session import session
-from controller.ssh.port_forward import Forward
+from controller.run.session import open_session
+from controller.ssh.port_forward import PortForward
 
 if TYPE_CHECKING:
     from controller.cli.main import Command
 
 
 def run(command: Command) -> int:
-    port, remote = ports(command.flags.port)
-    with session(command.options) as now:
+    port, remote = parse_ports(command.flags.port)
+    with open_session(command.options) as now:
         worker = now.worker(command.flags.worker)
         link = now.workers().link(worker)
         link.connection().open()  # what is wrong with the way there is told now, not at the first page
-        forward = Forward(link, port, remote, lambda words: print(f"warning: {words}", file=sys.stderr))
+        forward = PortForward(link, port, remote, lambda words: print(f"warning: {words}", file=sys.stderr))
         if command.flags.json:
             print(json.dumps({"port": forward.port, "worker": worker, "remote": remote}), flush=True)
         else:
@@ -35,7 +35,7 @@ def run(command: Command) -> int:
     return 0
 
 
-def ports(text: str) -> tuple[int, int]:
+def parse_ports(text: str) -> tuple[int, int]:
     """`8888` or `9999:8888` as (of this machine, of the worker).
 
     Raises:

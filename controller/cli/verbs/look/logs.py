@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 from controller.agent.protocol import WATCH, WatchQuestion
 from controller.core.errors import ConfigError
-from controller.gcp.client import NotFound
-from controller.run.session import Session, session
+from controller.gcp.client import NotFoundError
+from controller.run.session import Session, open_session
 from controller.ssh.fleet import WorkerError
 
 if TYPE_CHECKING:
@@ -18,23 +18,25 @@ if TYPE_CHECKING:
 
 
 def run(command: Command) -> int:
-    with session(command.options) as now:
+    with open_session(command.options) as now:
         worker = now.worker(command.flags.worker)
         launches = now.ledger.launches()
         if not launches:
             raise ConfigError(f"{now.plan.run_id} was never launched; `slipway up` does that")
         attempt = launches[-1].attempt
-        write = _as_json if command.flags.json else sys.stdout.write
-        if not _from_worker(now, worker, attempt, write, follow=command.flags.follow):
-            _from_bucket(now, worker, attempt, write)
+        write = _print_json if command.flags.json else sys.stdout.write
+        if not _print_from_worker(now, worker, attempt, write, follow=command.flags.follow):
+            _print_from_bucket(now, worker, attempt, write)
     return 0
 
 
-def _as_json(text: str) -> None:
+def _print_json(text: str) -> None:
     print(json.dumps({"log": text}), flush=True)
 
 
-def _from_worker(now: Session, worker: int, attempt: int, write: Callable[[str], object], *, follow: bool) -> bool:
+def _print_from_worker(
+    now: Session, worker: int, attempt: int, write: Callable[[str], object], *, follow: bool
+) -> bool:
     fleet = now.fleet()
     if fleet is None:
         return False
@@ -52,9 +54,9 @@ def _from_worker(now: Session, worker: int, attempt: int, write: Callable[[str],
     return told
 
 
-def _from_bucket(now: Session, worker: int, attempt: int, write: Callable[[str], object]) -> None:
+def _print_from_bucket(now: Session, worker: int, attempt: int, write: Callable[[str], object]) -> None:
     try:
         content = now.world.google.download(now.plan.bucket, now.ledger.log_object(worker, attempt))
-    except NotFound:
+    except NotFoundError:
         raise ConfigError(f"no log of worker {worker}, attempt {attempt}, on the pod or in the bucket") from None
     write(content.decode(errors="replace"))

@@ -8,12 +8,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from controller.cli.verbs.look.runs import asked_for
+from controller.cli.verbs.look.runs import requested_runs
 from controller.core.clock import Clock
 from controller.core.errors import ConfigError
-from controller.core.text import counted
-from controller.report.gather import Read, from_bucket, from_here, gathered
-from controller.report.model import study
+from controller.core.text import plural
+from controller.report.gather import FileReader, bucket_reader, gather_runs, local_reader
+from controller.report.model import build_report
 from controller.report.page import render
 
 if TYPE_CHECKING:
@@ -22,9 +22,9 @@ if TYPE_CHECKING:
 
 def run(command: Command) -> int:
     flags = command.flags
-    state, name, rows = asked_for(command)
-    with _reading(command, state) as read:
-        found = study(name, gathered(rows, read), flags.baseline)
+    state, name, rows = requested_runs(command)
+    with _file_reader(command, state) as read:
+        found = build_report(name, gather_runs(rows, read), flags.baseline)
     # by default not in the folder of the user's code: there the page would be shipped, and make every run a new one
     file = Path(flags.output or state / "reports" / f"{name}.html")
     try:
@@ -36,20 +36,20 @@ def run(command: Command) -> int:
     if flags.json:
         print(json.dumps({"file": str(file), **found.as_document()}, indent=1))
     else:
-        what = f"{counted(len(found.settings), 'setting')}, {counted(len(found.runs), 'run')}"
+        what = f"{plural(len(found.settings), 'setting')}, {plural(len(found.runs), 'run')}"
         print(f"{file}: {what}, {file.stat().st_size / 1e6:.1f} MB; open it in a browser")
     return 0
 
 
 @contextmanager
-def _reading(command: Command, state: Path) -> Iterator[Read]:
+def _file_reader(command: Command, state: Path) -> Iterator[FileReader]:
     """Files of this machine; with --refresh what the bucket has, for runs that go on, or went elsewhere."""
     if not command.flags.refresh:
-        yield from_here(state)
+        yield local_reader(state)
         return
-    from controller.cloud.connect import connected, project_of
+    from controller.cloud.connect import open_context, project_of
     from controller.plan.project import bucket_name
 
     config = command.options.cloud_config()
-    with connected(config) as (world, _):
-        yield from_bucket(world.google, bucket_name(config, project_of(config)), from_here(state))
+    with open_context(config) as (world, _):
+        yield bucket_reader(world.google, bucket_name(config, project_of(config)), local_reader(state))

@@ -8,70 +8,72 @@ from typing import TYPE_CHECKING
 
 from controller.core.errors import ConfigError
 from controller.records import index
-from controller.records.table import as_csv, as_lines, chosen
+from controller.records.table import as_csv, filter_rows, format_table
 
 if TYPE_CHECKING:
     from controller.cli.main import Command
-    from controller.records.recorder import Document
+    from controller.records.recorder import RunRecord
 
 
 def run(command: Command) -> int:
     flags = command.flags
     state = command.options.state_dir
     if flags.refresh:
-        refresh(command, state)
+        refresh_index(command, state)
     if flags.diff:
-        return _diff(command, state)
-    rows = chosen(index.rows(state), flags.where, flags.sort, flags.last)
+        return _print_diff(command, state)
+    rows = filter_rows(index.load_rows(state), flags.where, flags.sort, flags.last)
     if flags.csv:
         print(as_csv(rows), end="")
     else:
-        print(json.dumps(rows, indent=1) if flags.json else "\n".join(as_lines(rows)))
+        print(json.dumps(rows, indent=1) if flags.json else "\n".join(format_table(rows)))
     return 0
 
 
-def _diff(command: Command, state: Path) -> int:
-    from controller.records.diff import as_lines, difference
+def _print_diff(command: Command, state: Path) -> int:
+    from controller.records.diff import diff_records, format_diff
 
     old, new = command.flags.diff
-    found = difference(_record(command, state, old), _record(command, state, new))
-    print(json.dumps(found, indent=1) if command.flags.json else "\n".join(as_lines(old, new, found)))
+    found = diff_records(_load_record(command, state, old), _load_record(command, state, new))
+    print(json.dumps(found, indent=1) if command.flags.json else "\n".join(format_diff(old, new, found)))
     return 0
 
 
-def asked_for(command: Command) -> tuple[Path, str, list[index.Row]]:
+def requested_runs(command: Command) -> tuple[Path, str, list[index.RunRow]]:
     """The state folder, and the runs that a verb with the flags of `report` means, with a name for them together."""
-    from controller.records.selection import selected
-    from controller.sweep.board import runs_of_sweeps
+    from controller.records.selection import select_runs
+    from controller.sweep.board import run_ids_by_sweep
 
     flags, state = command.flags, command.options.state_dir
     if flags.refresh:
-        refresh(command, state)
+        refresh_index(command, state)
     words = (flags.runs, flags.sweep, flags.where, flags.sort, flags.last)
-    return state, *selected(index.rows(state), *words, boards=runs_of_sweeps(state))
+    return state, *select_runs(index.load_rows(state), *words, boards=run_ids_by_sweep(state))
 
 
-def refresh(command: Command, state: Path) -> None:
+def refresh_index(command: Command, state: Path) -> None:
     """Add what other machines have put into the bucket."""
-    from controller.cloud.connect import connected, project_of
+    from controller.cloud.connect import open_context, project_of
     from controller.plan.project import bucket_name
 
     config = command.options.cloud_config()
-    with connected(config) as (world, _):
-        found = index.published(world.google, bucket_name(config, project_of(config)))
-    known = {row["run"]: row for row in index.rows(state)}
-    index.add(state, [row for row in found if known.get(row["run"], {}) != {**known.get(row["run"], {}), **row}])
+    with open_context(config) as (world, _):
+        found = index.list_published_rows(world.google, bucket_name(config, project_of(config)))
+    known = {row["run"]: row for row in index.load_rows(state)}
+    index.append_rows(
+        state, [row for row in found if known.get(row["run"], {}) != {**known.get(row["run"], {}), **row}]
+    )
 
 
-def _record(command: Command, state: Path, run_id: str) -> Document:
+def _load_record(command: Command, state: Path, run_id: str) -> RunRecord:
     from controller.records import recorder
 
-    document = recorder.read(state, run_id)
+    document = recorder.load_record(state, run_id)
     if document is None:
-        from controller.records.restore import found
+        from controller.records.restore import find_record
 
-        document = found(command.overrides, run_id, Path.cwd())
-    row = next((row for row in index.rows(state) if row["run"] == run_id), None)
+        document = find_record(command.overrides, run_id, Path.cwd())
+    row = next((row for row in index.load_rows(state) if row["run"] == run_id), None)
     if row is None:
         raise ConfigError(f"{run_id}: is not in the table of runs; `slipway runs --refresh` reads that of the bucket")
     return document | {"row": row}

@@ -5,14 +5,14 @@ from __future__ import annotations
 import shlex
 from typing import TYPE_CHECKING
 
-from controller.run.session import session
-from controller.ssh.terminal import interact
+from controller.run.session import open_session
+from controller.ssh.terminal import open_shell
 
 if TYPE_CHECKING:
     from controller.cli.main import Command
 
 
 def run(command: Command) -> int:
-    with session(command.options) as now:
+    with open_session(command.options) as now:
         worker = now.worker(command.flags.worker)
-        return interact(now.workers().link(worker), shlex.join(command.rest) if command.rest else None)
+        return open_shell(now.workers().link(worker), shlex.join(command.rest) if command.rest else None)

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 from controller.agent.protocol import OBSERVE
 from controller.core.errors import ConfigError
-from controller.gcp.client import NotFound
-from controller.gcp.prices import stored
-from controller.lease.scope import lease_of
+from controller.gcp.client import NotFoundError
+from controller.gcp.prices import monthly_storage_price
+from controller.lease.scope import pod_lease
 from controller.reconcile.resource import Absent, Pending
-from controller.records.spending import Spending, span
+from controller.records.spending import Spending, format_hours
 from controller.resources.pod.node import Node, describe
-from controller.run.session import Session, session
+from controller.run.session import Session, open_session
 
 if TYPE_CHECKING:
     from controller.cli.main import Command
@@ -29,16 +29,16 @@ def run(command: Command) -> int:
         raise ConfigError(
             "--follow: of which sweep? `slipway status --sweep ID --follow`; `slipway logs --follow` is of a run"
         )
-    with session(command.options) as now:
-        document = look(now)
+    with open_session(command.options) as now:
+        document = gather_status(now)
     if command.flags.json:
         print(json.dumps(document, indent=1))
     else:
-        print("\n".join(as_lines(document)))
+        print("\n".join(format_status(document)))
     return 0
 
 
-def look(now: Session) -> dict[str, Any]:
+def gather_status(now: Session) -> dict[str, Any]:
     """Pod, run and workers as one document."""
     node = now.node()
     result = now.ledger.result()
@@ -48,21 +48,23 @@ def look(now: Session) -> dict[str, Any]:
         status = node.status
         pod |= {"accelerator_type": status.spec.accelerator_type, "workers": status.spec.workers}
         pod |= {"zone": status.place.zone, "capacity": status.place.capacity}
-    driver = lease_of(now.plan, now.world).look()
+    driver = pod_lease(now.plan, now.world).look()
     pod["driver"] = str(driver.term) if driver else None
-    workers, launches = _workers(now), now.ledger.launches()
+    workers, launches = _worker_status(now), now.ledger.launches()
     run = {
         "id": now.plan.run_id,
-        "state": result.outcome if result else _unfinished(now, workers, launches[-1].attempt if launches else 0),
+        "state": result.outcome
+        if result
+        else _last_attempt_message(now, workers, launches[-1].attempt if launches else 0),
         "attempts": len(launches),
         "verdicts": now.ledger.episodes(),
         "summary": result.summary if result else {},
         "results": f"gs://{now.plan.bucket}/{now.ledger.prefix}",
     }
-    return {"pod": pod, "run": run, "cost": _cost(now, node), "workers": workers}
+    return {"pod": pod, "run": run, "cost": _cost_status(now, node), "workers": workers}
 
 
-def _unfinished(now: Session, workers: list[dict[str, Any]], attempt: int) -> str:
+def _last_attempt_message(now: Session, workers: list[dict[str, Any]], attempt: int) -> str:
     """What became of the last attempt of a run that has no result."""
     if any(row.get("running") == now.plan.run_id for row in workers):
         return "running"
@@ -72,12 +74,12 @@ def _unfinished(now: Session, workers: list[dict[str, Any]], attempt: int) -> st
     return f"not finished, worker 0 ended with {ending}" if ending and ending != "code 0" else "not finished"
 
 
-def _cost(now: Session, node: Absent | Pending | Node) -> dict[str, Any]:
+def _cost_status(now: Session, node: Absent | Pending | Node) -> dict[str, Any]:
     """Pod hours and USD of the run until now, and what its results cost in the bucket per month."""
     spending = Spending(now.world.google, now.world.clock, now.plan.bucket, now.plan.run_id, now.plan.config)
     spending.close_lost(node.status.uid if isinstance(node, Node) else "")
     spent = spending.spent()
-    gigabytes = _stored(now) / 1e9
+    gigabytes = _stored_bytes(now) / 1e9
     price = spending.rate(node if isinstance(node, Node) else None)
     return {
         "pod_hours": round(spent.hours, 4),
@@ -85,21 +87,21 @@ def _cost(now: Session, node: Absent | Pending | Node) -> dict[str, Any]:
         "usd_per_hour": price.total,
         "price": price.source,
         "stored_gb": round(gigabytes, 3),
-        "stored_usd_per_month": round(stored(gigabytes), 4),
+        "stored_usd_per_month": round(monthly_storage_price(gigabytes), 4),
         "pods": [life.to_json() for life in spending.lives()],
     }
 
 
-def _stored(now: Session) -> int:
+def _stored_bytes(now: Session) -> int:
     """Bytes of the run's results."""
     where = {"bucket": now.plan.bucket, "prefix": f"{now.ledger.prefix}/", "fields": "items(size),nextPageToken"}
     try:
         return sum(int(item["size"]) for item in now.world.google.pages("storage", "objects.list", "items", **where))
-    except NotFound:
+    except NotFoundError:
         return 0
 
 
-def _workers(now: Session) -> list[dict[str, Any]]:
+def _worker_status(now: Session) -> list[dict[str, Any]]:
     fleet = now.fleet()
     if fleet is None:
         return []
@@ -115,21 +117,21 @@ def _workers(now: Session) -> list[dict[str, Any]]:
     return rows
 
 
-def _episode(episode: dict[str, Any]) -> str:
+def _format_episode(episode: dict[str, Any]) -> str:
     """How one attempt ended that did not end well, and what was done about it."""
     when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(episode["time"]))
     which = f"attempt {episode['attempt']}" if episode["attempt"] else "before an attempt"
     return f"{when}  {which}: {episode['message']}; {episode['response'].replace('_', ' ')}"
 
 
-def _cost_line(cost: dict[str, Any]) -> str:
+def _format_cost(cost: dict[str, Any]) -> str:
     usd = f", about ${cost['usd']:.2f}" if cost["usd"] is not None else ""
     price = f" at ${cost['usd_per_hour']:.2f} per hour ({cost['price']})" if cost["usd_per_hour"] is not None else ""
     kept = f"; results: {cost['stored_gb']:.3g} GB, ${cost['stored_usd_per_month']:.2f} per month"
-    return f"{span(cost['pod_hours'])}{usd}{price}{kept if cost['stored_gb'] >= 0.01 else ''}"
+    return f"{format_hours(cost['pod_hours'])}{usd}{price}{kept if cost['stored_gb'] >= 0.01 else ''}"
 
 
-def as_lines(document: dict[str, Any]) -> list[str]:
+def format_status(document: dict[str, Any]) -> list[str]:
     """The document for people."""
     pod, run = document["pod"], document["run"]
     lines = [f"pod  {pod['name']}: {pod['state']}" if pod["state"] != "absent" else f"pod  {pod['name']}: no node"]
@@ -139,10 +141,10 @@ def as_lines(document: dict[str, Any]) -> list[str]:
         f", {run['attempts']} attempt{'s' if run['attempts'] != 1 else ''}" if run["attempts"] else ", never launched"
     )
     lines.append(f"run  {run['id']}: {run['state']}{tries}")
-    lines += [f"     {_episode(episode)}" for episode in run["verdicts"]]
+    lines += [f"     {_format_episode(episode)}" for episode in run["verdicts"]]
     lines += [f"     {name}: {value}" for name, value in run["summary"].items()]
     lines.append(f"     {run['results']}")
-    lines.append(f"cost {_cost_line(document['cost'])}")
+    lines.append(f"cost {_format_cost(document['cost'])}")
     for row in document["workers"]:
         words = row.get("error") or (f"running {row['running']}" if row["running"] else "idle")
         lines.append(f"worker {row['worker']}: {words}")

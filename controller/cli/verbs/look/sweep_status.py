@@ -17,8 +17,8 @@ from controller.core.clock import Clock
 from controller.core.errors import ConfigError
 from controller.records import index
 from controller.run.text_screen import PLAIN_LINE_SECONDS
-from controller.sweep.board import Line, Saved, counts, saved, table
-from controller.sweep.live import drawing, drawn
+from controller.sweep.board import BoardRow, SavedBoard, format_counts, format_table, load_board
+from controller.sweep.live import redrawing, render_board
 
 if TYPE_CHECKING:
     from controller.cli.main import Command
@@ -28,35 +28,35 @@ POLL_SECONDS = 1.0
 
 def run(command: Command, clock: Clock | None = None) -> int:
     state = command.options.state_dir
-    show(state, meant(state, command.flags.sweep), clock or Clock(), command.flags)
+    show_status(state, resolve_sweep_id(state, command.flags.sweep), clock or Clock(), command.flags)
     return 0
 
 
-def show(state: Path, name: str, clock: Clock, flags: Namespace) -> None:
+def show_status(state: Path, name: str, clock: Clock, flags: Namespace) -> None:
     """Once, or with `flags.follow` until it is over; `flags.json`: for programs."""
     if flags.follow and sys.stdout.isatty() and not flags.json:
-        with drawing(lambda height: drawn(list(look(state, name).lines.values()), clock.now(), height)):
-            while not look(state, name).over:
+        with redrawing(lambda height: render_board(list(read_board(state, name).lines.values()), clock.now(), height)):
+            while not read_board(state, name).over:
                 clock.sleep(POLL_SECONDS)
     elif flags.follow:
-        for line in news(state, name, clock):
-            print(json.dumps(line.to_json()) if flags.json else table([line], clock.now())[1], flush=True)
-    found = look(state, name)
+        for line in watch_changes(state, name, clock):
+            print(json.dumps(line.to_json()) if flags.json else format_table([line], clock.now())[1], flush=True)
+    found = read_board(state, name)
     lines = list(found.lines.values())
     if flags.json and not flags.follow:
         document = {"sweep": name, "time": found.time, "over": found.over, "runs": [line.to_json() for line in lines]}
         print(json.dumps(document, indent=1))
     elif not flags.json:
-        print("\n".join([f"sweep {name}: {counts(lines)}", *table(lines, clock.now())]))
+        print("\n".join([f"sweep {name}: {format_counts(lines)}", *format_table(lines, clock.now())]))
 
 
-def meant(state: Path, name: str) -> str:
+def resolve_sweep_id(state: Path, name: str) -> str:
     """The sweep of this id, or the only one that begins so.
 
     Raises:
         ConfigError: there is none, or there are several.
     """
-    ended = {row["sweep"]: None for row in index.rows(state) if row.get("sweep")}
+    ended = {row["sweep"]: None for row in index.load_rows(state) if row.get("sweep")}
     known = list(dict.fromkeys([*ended, *(file.stem for file in sorted(state.glob("sweeps/*.json")))]))
     found = [name] if name in known else [each for each in known if each.startswith(name)]
     if len(found) == 1:
@@ -69,22 +69,22 @@ def meant(state: Path, name: str) -> str:
     )
 
 
-def look(state: Path, name: str) -> Saved:
+def read_board(state: Path, name: str) -> SavedBoard:
     """The board; where no controller of this machine has left one, what the table of runs knows."""
     file = state / "sweeps" / f"{name}.json"
     if file.is_file():
-        return saved(file)
-    rows = [row for row in index.rows(state) if row.get("sweep") == name]
+        return load_board(file)
+    rows = [row for row in index.load_rows(state) if row.get("sweep") == name]
     shared = set.intersection(*(set(row.get("overrides") or ()) for row in rows)) if rows else set()
-    return Saved(over=True, lines={row["run"]: _line(row, shared) for row in rows})
+    return SavedBoard(over=True, lines={row["run"]: _row_from_record(row, shared) for row in rows})
 
 
-def news(state: Path, name: str, clock: Clock) -> Iterator[Line]:
+def watch_changes(state: Path, name: str, clock: Clock) -> Iterator[BoardRow]:
     """Each run whenever it has come to another state, and now and then to another step, until the sweep is over."""
-    told: dict[str, tuple[Line, float]] = {}
+    told: dict[str, tuple[BoardRow, float]] = {}
     while True:
-        found = look(state, name)
-        for line in _changed(found.lines.values(), told, clock.now()):
+        found = read_board(state, name)
+        for line in _changed_rows(found.lines.values(), told, clock.now()):
             told[line.run] = replace(line), clock.now()
             yield line
         if found.over:
@@ -92,7 +92,7 @@ def news(state: Path, name: str, clock: Clock) -> Iterator[Line]:
         clock.sleep(POLL_SECONDS)
 
 
-def _changed(lines: Iterable[Line], told: dict[str, tuple[Line, float]], now: float) -> Iterator[Line]:
+def _changed_rows(lines: Iterable[BoardRow], told: dict[str, tuple[BoardRow, float]], now: float) -> Iterator[BoardRow]:
     for line in lines:
         before, when = told.get(line.run, (None, 0.0))
         if before is None:
@@ -103,10 +103,10 @@ def _changed(lines: Iterable[Line], told: dict[str, tuple[Line, float]], now: fl
             yield line
 
 
-def _line(row: dict[str, Any], shared: set[str]) -> Line:
+def _row_from_record(row: dict[str, Any], shared: set[str]) -> BoardRow:
     numbers = {key: value for key, value in (row.get("metrics") or {}).items() if isinstance(value, int | float)}
     metric, value = next(iter(numbers.items()), ("", None))
-    return Line(
+    return BoardRow(
         row["run"],
         " ".join(word for word in row.get("overrides") or () if word not in shared),
         row.get("state", ""),

@@ -10,42 +10,42 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from conf.schema.config import Config
-from controller.cli.verbs.look.runs import asked_for
-from controller.cloud.connect import connected
+from controller.cli.verbs.look.runs import requested_runs
+from controller.cloud.connect import open_context
 from controller.config.compose import compose
 from controller.core.errors import ConfigError
-from controller.core.text import counted
-from controller.records.index import Row
-from controller.report.gather import from_here, gathered
-from controller.report.settings import settings
-from controller.report.tensorboard_mirror import Mirror, folder_name
+from controller.core.text import plural
+from controller.records.index import RunRow
+from controller.report.gather import gather_runs, local_reader
+from controller.report.settings import group_settings
+from controller.report.tensorboard_mirror import TensorBoardMirror, folder_name
 
 if TYPE_CHECKING:
     from controller.cli.main import Command
 
-EVERY_SECONDS = 15.0
+REFRESH_SECONDS = 15.0
 
 
 def run(command: Command) -> int:
     flags = command.flags
-    state, name, rows = asked_for(command)
+    state, name, rows = requested_runs(command)
     folder = state / "tensorboard" / name
-    folders = {run: folder / called for run, called in names(rows, state).items()}
+    folders = {run: folder / called for run, called in display_names(rows, state).items()}
     live = {row["run"] for row in rows if row.get("state") != "finished"}
-    with connected(config_of(rows, command)) as (world, _):
-        mirror = Mirror(world.google, rows[0]["bucket"], folders)
+    with open_context(compose_config(rows, command)) as (world, _):
+        mirror = TensorBoardMirror(world.google, rows[0]["bucket"], folders)
         copied = mirror.update(set(folders))
         if not any(path.is_dir() for path in folders.values()):
-            raise ConfigError(f"none of {counted(len(rows), 'run')} has written TensorBoard's files to the bucket")
+            raise ConfigError(f"none of {plural(len(rows), 'run')} has written TensorBoard's files to the bucket")
         said = {"folder": str(folder), "runs": len(folders), "files": copied, "url": f"http://localhost:{flags.port}/"}
-        print(json.dumps(said) if flags.json else f"{counted(len(folders), 'run')} in {folder}; Ctrl-C ends it")
+        print(json.dumps(said) if flags.json else f"{plural(len(folders), 'run')} in {folder}; Ctrl-C ends it")
         argv = [sys.executable, "-P", "-m", "tensorboard.main", "--logdir", str(folder), "--port", str(flags.port)]
         board = subprocess.Popen([*argv, "--host", "localhost", "--reload_interval", "10"])
         signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # it is not left behind
         try:
             while board.poll() is None:
                 if live:
-                    world.clock.sleep(EVERY_SECONDS)
+                    world.clock.sleep(REFRESH_SECONDS)
                     mirror.update(live)
                 else:
                     board.wait()
@@ -59,14 +59,14 @@ def run(command: Command) -> int:
     return 0
 
 
-def names(rows: list[Row], state: Path) -> dict[str, str]:
+def display_names(rows: list[RunRow], state: Path) -> dict[str, str]:
     """By run the name that it has in TensorBoard: its setting and seed."""
-    found = settings(gathered(rows, from_here(state)))
+    found = group_settings(gather_runs(rows, local_reader(state)))
     labels = {run.id: s.label for s in found for run in (*s.runs, *s.left_out)}
     return {row["run"]: folder_name(f"{labels[row['run']]} seed {row.get('seed')}", row["run"]) for row in rows}
 
 
-def config_of(rows: list[Row], command: Command) -> Config:
+def compose_config(rows: list[RunRow], command: Command) -> Config:
     """The way to the bucket of these runs: the words that were given, else what the table says.
 
     Raises:

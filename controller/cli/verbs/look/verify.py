@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 from controller.agent.protocol import OBSERVE, PROBE_PEERS, Observation, ObserveQuestion
 from controller.core.errors import ConfigError
-from controller.core.printable import drawable, printable
+from controller.core.printable import printable, unsanitized_stream
 from controller.plan.build import Plan
 from controller.resources.workers.venv import Venv
 from controller.resources.workers.verified import peer_payloads
-from controller.run.session import session
+from controller.run.session import open_session
 from controller.ssh.fleet import WorkerError
 
 if TYPE_CHECKING:
@@ -23,25 +23,25 @@ COLUMNS = ("code", "packages", "config", "devices", "reaches worker 0", "disk")
 
 
 def run(command: Command) -> int:
-    with session(command.options) as now:
+    with open_session(command.options) as now:
         fleet = now.fleet()
         if fleet is None:
             raise ConfigError(f"pod {now.plan.node.name} is not there; `slipway up` creates it")
         venv = now.plan.get(Venv).name
         fleet.call_all(PROBE_PEERS, peer_payloads(now.node()))  # answers come with `observe`
         payload: ObserveQuestion = {"code": now.plan.snapshot.sha256, "venv": venv, "run_id": now.plan.run_id}
-        rows = matrix(now.plan, fleet.call_all(OBSERVE, payload))
+        rows = build_matrix(now.plan, fleet.call_all(OBSERVE, payload))
     if command.flags.json:
         print(json.dumps({"run": now.plan.run_id, "workers": rows}, indent=1))
     else:
-        _show(rows)
+        _print_matrix(rows)
     wrong = [row for row in rows if row["wrong"]]
     if any("devices" in row["wrong"] for row in wrong):
         return 3
     return 4 if wrong else 0
 
 
-def matrix(plan: Plan, answers: list[Observation | WorkerError]) -> list[dict[str, Any]]:
+def build_matrix(plan: Plan, answers: list[Observation | WorkerError]) -> list[dict[str, Any]]:
     """One row per worker: `ok` or what is wrong in each column, and the names of the wrong ones."""
     config = hashlib.sha256(plan.run_yaml.encode()).hexdigest()
     packages = [json.dumps(a["venv"]["versions"], sort_keys=True) for a in answers if isinstance(a, dict) and a["venv"]]
@@ -51,18 +51,18 @@ def matrix(plan: Plan, answers: list[Observation | WorkerError]) -> list[dict[st
         if isinstance(answer, WorkerError):
             cells = dict.fromkeys(COLUMNS, "?") | {"code": str(answer)}
         else:
-            cells = _cells(plan, answer, config, usual)
+            cells = _worker_cells(plan, answer, config, usual)
         rows.append({"worker": worker, **cells, "wrong": [name for name in COLUMNS if cells[name] != "ok"]})
     return rows
 
 
-def _cells(plan: Plan, answer: Observation, config: str, usual: str) -> dict[str, str]:
+def _worker_cells(plan: Plan, answer: Observation, config: str, usual: str) -> dict[str, str]:
     expected = plan.config.topology.devices_per_worker
     backend = "cpu" if plan.config.cloud.kind == "local" else "tpu"
     devices, venv, peers = answer["devices"], answer["venv"], answer["peers"]
     cells = {
-        "code": _compare(answer["code"], plan.snapshot.sha256),
-        "config": _compare(answer["config"], config),
+        "code": _comparison_cell(answer["code"], plan.snapshot.sha256),
+        "config": _comparison_cell(answer["config"], config),
         "disk": "ok" if answer["free_gb"] >= plan.config.env.min_free_gb else f"{answer['free_gb']:.1f} GB left",
         "reaches worker 0": "ok" if peers and peers["reachable"] else (peers or {}).get("detail") or "not probed",
     }
@@ -80,13 +80,13 @@ def _cells(plan: Plan, answer: Observation, config: str, usual: str) -> dict[str
     return cells
 
 
-def _compare(found: str | None, wanted: str) -> str:
+def _comparison_cell(found: str | None, wanted: str) -> str:
     if found == wanted:
         return "ok"
     return f"{found[:8]}… not {wanted[:8]}…" if found else "missing"
 
 
-def _show(rows: list[dict[str, Any]]) -> None:
+def _print_matrix(rows: list[dict[str, Any]]) -> None:
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
@@ -98,4 +98,4 @@ def _show(rows: list[dict[str, Any]]) -> None:
         table.add_row(
             str(row["worker"]), *(Text(printable(row[name])) for name in COLUMNS), style="red" if row["wrong"] else None
         )
-    Console(file=drawable(sys.stdout), soft_wrap=True).print(table)
+    Console(file=unsanitized_stream(sys.stdout), soft_wrap=True).print(table)

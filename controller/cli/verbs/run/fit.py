@@ -33,7 +33,7 @@ def run(command: Command) -> int:
         asked = [sys.executable, "-P", "-m", "trainer.fit", str(file), *flags]
         code = subprocess.run(asked, check=False).returncode
         if answer.is_file():
-            kept = fit_cache.file(config)
+            kept = fit_cache.cache_file(config)
             try:
                 kept.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
                 kept.write_text(answer.read_text())

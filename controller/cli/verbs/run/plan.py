@@ -7,47 +7,47 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from controller.core.text import counted
-from controller.gcp.prices import most
+from controller.core.text import plural
+from controller.gcp.prices import max_cost
 from controller.reconcile.resource import Unknown
-from controller.records.plan_file import save
+from controller.records.plan_file import save_plan
 from controller.run.preview import RunPreview, preview_run
 
 if TYPE_CHECKING:
     from controller.cli.main import Command
 
-SIGNS = {"none": "=", "create": "+", "update": "~", "replace": "±", "wait": "…", "unknown": "?"}
+ACTION_SIGNS = {"none": "=", "create": "+", "update": "~", "replace": "±", "wait": "…", "unknown": "?"}
 
 
 def run(command: Command) -> int:
     preview = preview_run(command.options)
     if command.flags.save:
-        print(f"saved {save(preview.plan, command.overrides, Path.cwd())}", file=sys.stderr)
-    print(json.dumps(preview.as_document(), indent=1) if command.flags.json else "\n".join(as_lines(preview)))
+        print(f"saved {save_plan(preview.plan, command.overrides, Path.cwd())}", file=sys.stderr)
+    print(json.dumps(preview.as_document(), indent=1) if command.flags.json else "\n".join(format_plan(preview)))
     return 2 if any(f.severity == "error" for f in preview.findings) else 0
 
 
-def as_lines(preview: RunPreview) -> list[str]:
+def format_plan(preview: RunPreview) -> list[str]:
     """The plan for people."""
     plan, price = preview.plan, preview.price
     tpu, topology = plan.config.tpu, plan.config.topology
     lines = [
         f"run      {plan.run_id}",
-        f"pod      {plan.node.name}: {tpu.accelerator_type}, {counted(topology.workers, 'worker')}, "
-        f"{counted(topology.devices, 'device')}, "
+        f"pod      {plan.node.name}: {tpu.accelerator_type}, {plural(topology.workers, 'worker')}, "
+        f"{plural(topology.devices, 'device')}, "
         f"{' or '.join(tpu.capacity)} in {' or '.join(tpu.all_zones)}",
         f"results  gs://{plan.bucket}/runs/{plan.run_id}",
     ]
     if plan.config.cloud.kind == "local" and price.tpu is None:
         lines.append("price    nothing: the cloud is emulated on this machine")
     else:
-        lines += [f"price    {price}", f"cost     {most(plan.config, price)}"]
+        lines += [f"price    {price}", f"cost     {max_cost(plan.config, price)}"]
     if preview.status:
         lines.append(f"now      {preview.status}")
     lines.append("")
     whys: dict[str, None] = {}
     for row in preview.rows:
-        lines.append(f"  {SIGNS[row.action]} {row.action:<8} {row.resource.title}")
+        lines.append(f"  {ACTION_SIGNS[row.action]} {row.action:<8} {row.resource.title}")
         if row.action in ("update", "replace") and row.diff:
             lines += [f"               {change}" for change in row.diff.changes]
         if isinstance(row.seen, Unknown):

@@ -6,10 +6,10 @@ import json
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
-from controller.checks.preflight import probe
-from controller.cli.verbs.look.sweep_status import show
+from controller.checks.preflight import probe_cloud
+from controller.cli.verbs.look.sweep_status import show_status
 from controller.core.errors import ConfigError
-from controller.sweep.board import counts, table
+from controller.sweep.board import format_counts, format_table
 from controller.sweep.drive import delete_pods, drive_sweep
 from controller.sweep.session import open_sweep
 
@@ -34,7 +34,7 @@ def plan(command: Command) -> int:
             return 0
         lines = [f"  {'=' if row.state == 'finished' else '+'} {row.run}  {row.title}" for row in rows]
         print("\n".join([*session.summary_lines(), "", *lines]))
-        findings = [finding for finding in probe(definition.base, session.context) if finding.severity != "note"]
+        findings = [finding for finding in probe_cloud(definition.base, session.context) if finding.severity != "note"]
         print("\n".join(f"{finding.severity}: {finding}" for finding in findings))
         return 2 if any(finding.severity == "error" for finding in findings) else 0
 
@@ -45,14 +45,14 @@ def status(command: Command) -> int:
         holder = session.lease().look()
         driver = None if holder is None else str(holder.term)
         if command.flags.follow:
-            show(session.context.state, sweep_id, clock, command.flags)
+            show_status(session.context.state, sweep_id, clock, command.flags)
             return 0
     if command.flags.json:
         document = {"sweep": sweep_id, "driver": driver, "runs": [row.to_json() for row in rows]}
         print(json.dumps(document, indent=1))
     else:
         driven = [] if driver is None else [f"seen to by {driver}"]
-        print("\n".join([f"sweep {sweep_id}: {counts(rows)}", *driven, *table(rows, clock.now())]))
+        print("\n".join([f"sweep {sweep_id}: {format_counts(rows)}", *driven, *format_table(rows, clock.now())]))
     return 0
 
 

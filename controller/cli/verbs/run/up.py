@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from controller.cli.view import View
-from controller.records.last_command import remember
+from controller.records.last_command import save
 from controller.run.drive import drive, open_run
 
 if TYPE_CHECKING:
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 def run(command: Command) -> int:
     options = command.options
     with open_run(options) as (plan, world, emulator):
-        remember(options.overrides, Path.cwd(), plan.run_id if options.run_id else "")
+        save(options.overrides, Path.cwd(), plan.run_id if options.run_id else "")
         with View(plan, json_lines=options.json) as view:
             drive(options, plan, world, emulator, view)
     return 0

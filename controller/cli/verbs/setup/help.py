@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from controller.cli.flags import VERBS
-from controller.cli.help import show
+from controller.cli.help import print_help
 from controller.core.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -16,5 +16,5 @@ def run(command: Command) -> int:
     topic = command.flags.topic
     if topic is not None and topic not in VERBS:
         raise ConfigError(f"{topic!r} is no verb; verbs: {', '.join(VERBS)}")
-    show(topic, as_json=command.flags.json)
+    print_help(topic, as_json=command.flags.json)
     return 0

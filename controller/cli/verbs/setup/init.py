@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from conf.schema.config import Config
-from conf.schema.infra.topology import region, table, topology
+from conf.schema.infra.topology import find_topology, tpu_type_table, zone_region
 from controller.checks.project import METRICS, quota_limit, quota_limits
-from controller.cloud.connect import NO_PROJECT, connected, project_of
+from controller.cloud.connect import NO_PROJECT, open_context, project_of
 from controller.core.errors import ConfigError
 from controller.core.ui import confirm
-from controller.gcp.client import Forbidden, GoogleError, ServiceDisabled
+from controller.gcp.client import ForbiddenError, GoogleError, ServiceDisabledError
 from controller.plan.project import bucket_name, shared_resources
 from controller.reconcile.reconciler import reconcile
 from controller.resources.project.bucket import Bucket
@@ -25,16 +25,16 @@ if TYPE_CHECKING:
     from controller.cli.main import Command
     from controller.context import Context
 
-SIGN_IN = (
+SIGN_IN_MESSAGE = (
     "no Google credentials. Run\n  gcloud auth login\n  gcloud auth application-default login\n"
     "(https://cloud.google.com/sdk/docs/install has gcloud), or try cloud=local first, which needs no account"
 )
-FEW_CHIPS = 16
+SMALL_SLICE_CHIPS = 16
 """The type that is suggested has at most so many, however large the quota."""
 
 
 @dataclass(frozen=True)
-class Choice:
+class PlacementChoice:
     """A generation in a zone in a tier; `chips` is the quota, None where it could not be asked for."""
 
     generation: str
@@ -46,8 +46,8 @@ class Choice:
     @property
     def accelerator_type(self) -> str:
         """The largest type of the generation that the quota allows, among the small ones."""
-        most = min(FEW_CHIPS, FEW_CHIPS if self.chips is None else self.chips)
-        types = [topology(name) for name, row in table()["types"].items() if row[0] == self.generation]
+        most = min(SMALL_SLICE_CHIPS, SMALL_SLICE_CHIPS if self.chips is None else self.chips)
+        types = [find_topology(name) for name, row in tpu_type_table()["types"].items() if row[0] == self.generation]
         fitting = [t for t in types if t.chips <= most] or [min(types, key=lambda t: t.chips)]
         return max(fitting, key=lambda t: t.chips).accelerator_type
 
@@ -69,46 +69,46 @@ def run(command: Command) -> int:
     present = [str(file) for file in files if file.exists()]
     if present and not command.flags.yes:
         raise ConfigError(f"{' and '.join(present)} exist already; --yes writes them anew")
-    with connected(config) as (world, _):
+    with open_context(config) as (world, _):
         if not world.google.signed_in:
-            raise ConfigError(SIGN_IN)
-        offered, why = choices(world)
-        choice = _chosen(command, offered, why)
-        _write(files, config, project, choice)
-        bucket = _make_bucket(command, config, project, choice, world)
-    _tell(command, files, choice, bucket, offered)
+            raise ConfigError(SIGN_IN_MESSAGE)
+        offered, why = list_choices(world)
+        choice = _select(command, offered, why)
+        _write_config(files, config, project, choice)
+        bucket = _create_bucket(command, config, project, choice, world)
+    _print_result(command, files, choice, bucket, offered)
     return 0
 
 
-def choices(world: Context) -> tuple[list[Choice], str]:
+def list_choices(world: Context) -> tuple[list[PlacementChoice], str]:
     """What the project may make and where, enough before little, cheap before dear; and why no quota is known."""
     try:
         limits, why = quota_limits(world), ""
-    except ServiceDisabled as error:
+    except ServiceDisabledError as error:
         limits, why = {}, f"{error.service} is not enabled yet"
     except GoogleError as error:
-        limits, why = {}, f"you may not look ({error.message})" if isinstance(error, Forbidden) else str(error)
+        limits, why = {}, f"you may not look ({error.message})" if isinstance(error, ForbiddenError) else str(error)
     found = []
     for generation in METRICS:
-        facts = table()["generations"][generation]
+        facts = tpu_type_table()["generations"][generation]
         for zone in facts["zones"]:
             prices = facts["usd_per_chip_hour"].get(zone, (None, None))
             for capacity, price in zip(("on_demand", "spot"), prices, strict=True):
                 chips = quota_limit(limits, generation, zone, capacity)
                 if chips is None or chips > 0:
-                    found.append(Choice(generation, zone, capacity, chips, price))
+                    found.append(PlacementChoice(generation, zone, capacity, chips, price))
     known = [choice for choice in found if choice.chips is not None]
     if known:
-        return sorted(known, key=_rank), ""
-    return sorted(_offered(world, found), key=_rank), why or "Google's answer holds no TPU quota"
+        return sorted(known, key=_sort_key), ""
+    return sorted(_filter_offered(world, found), key=_sort_key), why or "Google's answer holds no TPU quota"
 
 
-def _rank(choice: Choice) -> tuple[float, float]:
-    few = FEW_CHIPS if choice.chips is None else min(choice.chips, FEW_CHIPS)
+def _sort_key(choice: PlacementChoice) -> tuple[float, float]:
+    few = SMALL_SLICE_CHIPS if choice.chips is None else min(choice.chips, SMALL_SLICE_CHIPS)
     return -few, choice.usd_per_chip_hour if choice.usd_per_chip_hour is not None else float("inf")
 
 
-def _offered(world: Context, found: list[Choice]) -> list[Choice]:
+def _filter_offered(world: Context, found: list[PlacementChoice]) -> list[PlacementChoice]:
     """Those choices whose zone offers a type of the generation, as far as it says."""
 
     def types_in(zone: str) -> set[str] | None:
@@ -118,7 +118,7 @@ def _offered(world: Context, found: list[Choice]) -> list[Choice]:
                 "tpu", "projects.locations.acceleratorTypes.list", "acceleratorTypes", parent=parent
             )
             return {item.get("type", item["name"].rpartition("/")[2]) for item in listed}
-        except ServiceDisabled:
+        except ServiceDisabledError:
             return None
         except GoogleError:
             return set()
@@ -126,16 +126,16 @@ def _offered(world: Context, found: list[Choice]) -> list[Choice]:
     zones = sorted({choice.zone for choice in found})
     with ThreadPoolExecutor(max_workers=16) as pool:
         types = dict(zip(zones, pool.map(types_in, zones), strict=True))
-    kinds = {name: row[0] for name, row in table()["types"].items()}
+    kinds = {name: row[0] for name, row in tpu_type_table()["types"].items()}
 
-    def is_there(choice: Choice) -> bool:
+    def is_there(choice: PlacementChoice) -> bool:
         there = types[choice.zone]
         return there is None or any(kinds.get(name) == choice.generation for name in there)
 
     return [choice for choice in found if is_there(choice)]
 
 
-def _chosen(command: Command, offered: list[Choice], why: str) -> Choice:
+def _select(command: Command, offered: list[PlacementChoice], why: str) -> PlacementChoice:
     """The zone of --zone, the user's choice, or the largest quota where there is nobody to ask."""
     if not offered:
         raise ConfigError(
@@ -162,7 +162,7 @@ def _chosen(command: Command, offered: list[Choice], why: str) -> Choice:
     return shown[int(answer) - 1]
 
 
-def _write(files: list[Path], config: Config, project: str, choice: Choice) -> None:
+def _write_config(files: list[Path], config: Config, project: str, choice: PlacementChoice) -> None:
     head = "# Made by `slipway init`; yours to edit.\ndefaults:\n"
     base = "local" if config.cloud.kind == "local" else "gcp"
     texts = (
@@ -175,21 +175,25 @@ def _write(files: list[Path], config: Config, project: str, choice: Choice) -> N
         file.write_text(text)
 
 
-def _make_bucket(command: Command, config: Config, project: str, choice: Choice, world: Context) -> str | None:
+def _create_bucket(
+    command: Command, config: Config, project: str, choice: PlacementChoice, world: Context
+) -> str | None:
     """The bucket of runs in the region of the zone, made now if the user wants; else `up` makes it."""
     if command.flags.no_bucket:
         return None
     tpu = config.tpu.model_copy(update={"zone": choice.zone, "fallback_zones": ()})
     placed = config.model_copy(update={"tpu": tpu})
     name = bucket_name(placed, project)
-    question = f"Make the bucket {name} in {placed.cloud.bucket_location or region(choice.zone)} now?"
+    question = f"Make the bucket {name} in {placed.cloud.bucket_location or zone_region(choice.zone)} now?"
     if not command.flags.yes and (command.flags.json or not confirm(question)):
         return None
     reconcile([r for r in shared_resources(placed, name) if isinstance(r, Services | Bucket)], world)
     return name
 
 
-def _tell(command: Command, files: list[Path], choice: Choice, bucket: str | None, offered: list[Choice]) -> None:
+def _print_result(
+    command: Command, files: list[Path], choice: PlacementChoice, bucket: str | None, offered: list[PlacementChoice]
+) -> None:
     names = [str(file.relative_to(Path.cwd())) for file in files]
     if command.flags.json:
         chosen = {**asdict(choice), "accelerator_type": choice.accelerator_type}

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import google_crc32c
 
-_PIECE = 1 << 20
+_CHUNK_BYTES = 1 << 20
 
 
 class Digest:
@@ -81,7 +81,7 @@ class Blobs:
         """Hashes a partial blob. Blocking: for a thread where it may be large."""
         digest = Digest()
         with self.partial(blob).open("rb") as file:
-            while piece := file.read(_PIECE):
+            while piece := file.read(_CHUNK_BYTES):
                 digest.update(piece)
         return digest
 
@@ -91,6 +91,6 @@ class Blobs:
         with self.partial(joined).open("wb") as target:
             for blob in blobs:
                 with self.path(blob).open("rb") as source:
-                    while piece := source.read(_PIECE):
+                    while piece := source.read(_CHUNK_BYTES):
                         target.write(piece)
         return joined

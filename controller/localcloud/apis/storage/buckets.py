@@ -9,13 +9,31 @@ from typing import Any
 
 from controller.localcloud.apis.projects import Policies
 from controller.localcloud.apis.storage.blobs import Blobs
-from controller.localcloud.apis.storage.objects import Objects, Stored, check_conditions, resource
-from controller.localcloud.http.call import PROJECT_NUMBER, Call, Handler, check_project, merge_patch, page, timestamp
-from controller.localcloud.http.errors import CloudError
+from controller.localcloud.apis.storage.objects import Objects, StoredObject, check_conditions, object_resource
+from controller.localcloud.http.call import (
+    PROJECT_NUMBER,
+    ApiCall,
+    Handler,
+    check_project,
+    merge_patch,
+    paginate,
+    timestamp,
+)
+from controller.localcloud.http.errors import ApiError
 from controller.localcloud.store import Document, Store
 
 _BUCKET_NAME = re.compile(r"[a-z0-9][-_.a-z0-9]{1,220}[a-z0-9]")
-_FIXED = ("id", "kind", "name", "selfLink", "timeCreated", "projectNumber", "metageneration", "etag", "location")
+_IMMUTABLE_FIELDS = (
+    "id",
+    "kind",
+    "name",
+    "selfLink",
+    "timeCreated",
+    "projectNumber",
+    "metageneration",
+    "etag",
+    "location",
+)
 
 
 class Storage:
@@ -40,7 +58,7 @@ class Storage:
             "buckets.testIamPermissions": self._test_permissions,
             "buckets.getStorageLayout": self._layout,
             "managedFolders.list": self._managed_folders,
-            "objects.get": lambda call: resource(self._object(call), call.base),
+            "objects.get": lambda call: object_resource(self._object(call), call.base),
             "objects.list": self._list,
             "objects.delete": self._delete,
             "objects.patch": self._patch,
@@ -51,13 +69,13 @@ class Storage:
         }
         return {f"storage.v1:{name}": handler for name, handler in table.items()}
 
-    def _insert_bucket(self, call: Call) -> Document:
+    def _insert_bucket(self, call: ApiCall) -> Document:
         check_project(call.required("project"))
         name = call.body.get("name", "")
         if not _BUCKET_NAME.fullmatch(name):
-            raise CloudError(400, f"Invalid bucket name: '{name}'")
+            raise ApiError(400, f"Invalid bucket name: '{name}'")
         if self._store.get("bucket", name):
-            raise CloudError(409, "Your previous request to create the named bucket succeeded and you already own it.")
+            raise ApiError(409, "Your previous request to create the named bucket succeeded and you already own it.")
         moment = timestamp(time.time())
         location = (call.body.get("location") or "US").upper()
         bucket: Document = {
@@ -77,33 +95,33 @@ class Storage:
         self._store.put("bucket", name, bucket)
         return self._show_bucket(bucket, call)
 
-    def _bucket(self, call: Call) -> Document:
+    def _bucket(self, call: ApiCall) -> Document:
         bucket = self._store.get("bucket", call.path["bucket"])
         if bucket is None:
-            raise CloudError(404, "The specified bucket does not exist.")
+            raise ApiError(404, "The specified bucket does not exist.")
         return bucket
 
-    def _show_bucket(self, bucket: Document, call: Call) -> Document:
+    def _show_bucket(self, bucket: Document, call: ApiCall) -> Document:
         return {**bucket, "selfLink": f"{call.base}storage/v1/b/{bucket['name']}"}
 
-    def _list_buckets(self, call: Call) -> Document:
+    def _list_buckets(self, call: ApiCall) -> Document:
         check_project(call.required("project"))
         found = self._store.items("bucket", call.query.get("prefix", ""))
         shown = [self._show_bucket(bucket, call) for _, bucket in found]
-        return {"kind": "storage#buckets", **page(call, shown, "items", "maxResults")}
+        return {"kind": "storage#buckets", **paginate(call, shown, "items", "maxResults")}
 
-    def _delete_bucket(self, call: Call) -> Document:
+    def _delete_bucket(self, call: ApiCall) -> Document:
         name = self._bucket(call)["name"]
         if not self._objects.empty(name):
-            raise CloudError(409, "The bucket you tried to delete is not empty.")
+            raise ApiError(409, "The bucket you tried to delete is not empty.")
         self._store.delete("bucket", name)
         self._store.delete("policy", f"buckets/{name}")
         return {}
 
-    def _patch_bucket(self, call: Call) -> Document:
+    def _patch_bucket(self, call: ApiCall) -> Document:
         bucket = self._bucket(call)
-        check_conditions(Stored({**bucket, "generation": "0"}, ""), call.query)
-        change = {key: value for key, value in call.body.items() if key not in _FIXED}
+        check_conditions(StoredObject({**bucket, "generation": "0"}, ""), call.query)
+        change = {key: value for key, value in call.body.items() if key not in _IMMUTABLE_FIELDS}
         changed = {
             **merge_patch(bucket, change),
             "metageneration": str(int(bucket["metageneration"]) + 1),
@@ -112,20 +130,20 @@ class Storage:
         self._store.put("bucket", bucket["name"], changed)
         return self._show_bucket(changed, call)
 
-    def _get_policy(self, call: Call) -> Document:
+    def _get_policy(self, call: ApiCall) -> Document:
         name = f"buckets/{self._bucket(call)['name']}"
         return {"kind": "storage#policy", "resourceId": f"projects/_/{name}", **self._policies.get(name)}
 
-    def _set_policy(self, call: Call) -> Document:
+    def _set_policy(self, call: ApiCall) -> Document:
         name = f"buckets/{self._bucket(call)['name']}"
         policy = self._policies.set(name, dict(call.body), conflict=412)
         return {"kind": "storage#policy", "resourceId": f"projects/_/{name}", **policy}
 
-    def _test_permissions(self, call: Call) -> Document:
+    def _test_permissions(self, call: ApiCall) -> Document:
         self._bucket(call)
         return {"kind": "storage#testIamPermissionsResponse", "permissions": call.required("permissions").split(",")}
 
-    def _layout(self, call: Call) -> Document:
+    def _layout(self, call: ApiCall) -> Document:
         bucket = self._bucket(call)
         return {
             "kind": "storage#storageLayout",
@@ -135,35 +153,35 @@ class Storage:
             "hierarchicalNamespace": {"enabled": False},
         }
 
-    def _managed_folders(self, call: Call) -> Document:
+    def _managed_folders(self, call: ApiCall) -> Document:
         self._bucket(call)
         return {"kind": "storage#managedFolders"}
 
-    def _object(self, call: Call) -> Stored:
+    def _object(self, call: ApiCall) -> StoredObject:
         return self._objects.get(call.path["bucket"], call.path["object"], call.query)
 
-    def _list(self, call: Call) -> Document:
+    def _list(self, call: ApiCall) -> Document:
         for name in ("matchGlob", "softDeleted", "filter"):
             if name in call.query:
-                raise CloudError(501, f"The emulated cloud does not know objects.list with {name}")
+                raise ApiError(501, f"The emulated cloud does not know objects.list with {name}")
         items, prefixes, token = self._objects.list(call.path["bucket"], call.query)
         response: dict[str, Any] = {"kind": "storage#objects"}
         if items:
-            response["items"] = [resource(stored, call.base) for stored in items]
+            response["items"] = [object_resource(stored, call.base) for stored in items]
         if prefixes:
             response["prefixes"] = prefixes
         if token:
             response["nextPageToken"] = token
         return response
 
-    def _delete(self, call: Call) -> Document:
+    def _delete(self, call: ApiCall) -> Document:
         self._objects.delete(self._object(call))
         return {}
 
-    def _patch(self, call: Call) -> Document:
-        return resource(self._objects.patch(self._object(call), call.body), call.base)
+    def _patch(self, call: ApiCall) -> Document:
+        return object_resource(self._objects.patch(self._object(call), call.body), call.base)
 
-    def _duplicate(self, call: Call, bucket: str, name: str) -> Stored:
+    def _duplicate(self, call: ApiCall, bucket: str, name: str) -> StoredObject:
         source = self._objects.get(call.path["sourceBucket"], call.path["sourceObject"], call.query, "ifSource")
         # A body replaces the source's metadata; none keeps it.
         digests = {key: source.body[key] for key in ("size", "md5Hash", "crc32c") if key in source.body}
@@ -171,11 +189,11 @@ class Storage:
         metadata = {**(said or source.body), **digests}
         return self._objects.put(bucket, name, metadata, self._blobs.link(source.blob), call.query)
 
-    def _copy(self, call: Call) -> Document:
+    def _copy(self, call: ApiCall) -> Document:
         copied = self._duplicate(call, call.path["destinationBucket"], call.path["destinationObject"])
-        return resource(copied, call.base)
+        return object_resource(copied, call.base)
 
-    def _rewrite(self, call: Call) -> Document:
+    def _rewrite(self, call: ApiCall) -> Document:
         copied = self._duplicate(call, call.path["destinationBucket"], call.path["destinationObject"])
         size = copied.body["size"]
         return {
@@ -183,19 +201,19 @@ class Storage:
             "totalBytesRewritten": size,
             "objectSize": size,
             "done": True,
-            "resource": resource(copied, call.base),
+            "resource": object_resource(copied, call.base),
         }
 
-    def _move(self, call: Call) -> Document:
+    def _move(self, call: ApiCall) -> Document:
         bucket, name = call.path["bucket"], call.path["sourceObject"]
         source = self._objects.get(bucket, name, call.query, "ifSource")
         moved = self._objects.put(
             bucket, call.path["destinationObject"], source.body, self._blobs.link(source.blob), call.query
         )
         self._objects.delete(source)
-        return resource(moved, call.base)
+        return object_resource(moved, call.base)
 
-    async def _compose(self, call: Call) -> Document:
+    async def _compose(self, call: ApiCall) -> Document:
         bucket = call.path["destinationBucket"]
         sources = []
         for part in call.body.get("sourceObjects", ()):
@@ -204,11 +222,11 @@ class Storage:
             wanted = {key: value for key, value in wanted.items() if value != "None"}
             sources.append(self._objects.get(bucket, part.get("name", ""), wanted))
         if not 1 <= len(sources) <= 32:
-            raise CloudError(400, "compose takes 1 to 32 source objects")
+            raise ApiError(400, "compose takes 1 to 32 source objects")
         blob = await asyncio.to_thread(self._blobs.join, [source.blob for source in sources])
         digest = (await asyncio.to_thread(self._blobs.digest, blob)).fields()
         del digest["md5Hash"]  # composite objects have none
         metadata = {**call.body.get("destination", {}), **digest, "componentCount": len(sources)}
         self._blobs.finish(blob)
         stored = self._objects.put(bucket, call.path["destinationObject"], metadata, blob, call.query)
-        return resource(stored, call.base)
+        return object_resource(stored, call.base)

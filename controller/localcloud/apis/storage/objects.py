@@ -12,7 +12,7 @@ from urllib.parse import quote
 
 from controller.localcloud.apis.storage.blobs import Blobs
 from controller.localcloud.http.call import timestamp
-from controller.localcloud.http.errors import CloudError
+from controller.localcloud.http.errors import ApiError
 from controller.localcloud.store import Document, Store
 
 _SCHEMA = """
@@ -20,10 +20,10 @@ CREATE TABLE IF NOT EXISTS objects (
     bucket TEXT, name TEXT, generation INTEGER, blob TEXT, body TEXT, PRIMARY KEY (bucket, name)
 ) WITHOUT ROWID
 """
-_LAST = "\U0010ffff"  # sorts behind whatever follows a prefix
-_FETCH = 256
+_LAST_CHARACTER = "\U0010ffff"  # sorts behind whatever follows a prefix
+_FETCH_ROWS = 256
 # What a client may say about a new object; the rest is ours.
-WRITABLE = (
+WRITABLE_FIELDS = (
     "cacheControl",
     "contentDisposition",
     "contentEncoding",
@@ -36,7 +36,7 @@ WRITABLE = (
 
 
 @dataclass(frozen=True)
-class Stored:
+class StoredObject:
     """An object's resource, without links, and the blob that holds its bytes."""
 
     body: Document
@@ -53,33 +53,35 @@ class Objects:
     def __init__(self, store: Store, blobs: Blobs, finalized: Callable[[str], None]) -> None:
         self._store = store
         self._blobs = blobs
-        self._finalized = finalized
+        self._on_finalized = finalized
         store.database.execute(_SCHEMA)
         newest = store.database.execute("SELECT MAX(generation) FROM objects").fetchone()[0]
         self._generation: int = newest or 0
 
-    def find(self, bucket: str, name: str) -> Stored | None:
+    def find(self, bucket: str, name: str) -> StoredObject | None:
         """The live object, or None; CloudError 404 when the bucket is not there."""
         self._check_bucket(bucket)
         row = self._store.database.execute(
             "SELECT body, blob FROM objects WHERE bucket=? AND name=?", (bucket, name)
         ).fetchone()
-        return Stored(json.loads(row[0]), row[1]) if row else None
+        return StoredObject(json.loads(row[0]), row[1]) if row else None
 
-    def get(self, bucket: str, name: str, query: Mapping[str, str], prefix: str = "if") -> Stored:
+    def get(self, bucket: str, name: str, query: Mapping[str, str], prefix: str = "if") -> StoredObject:
         """The live object (of `generation`, if given) when the preconditions hold; CloudError 404, 304, 412."""
         generation = query.get("sourceGeneration" if prefix == "ifSource" else "generation")
         stored = self.find(bucket, name)
         if stored is None or generation not in (None, stored.body["generation"]):
-            raise CloudError(404, f"No such object: {bucket}/{name}")
+            raise ApiError(404, f"No such object: {bucket}/{name}")
         check_conditions(stored, query, prefix)
         return stored
 
-    def put(self, bucket: str, name: str, metadata: Mapping[str, Any], blob: str, query: Mapping[str, str]) -> Stored:
+    def put(
+        self, bucket: str, name: str, metadata: Mapping[str, Any], blob: str, query: Mapping[str, str]
+    ) -> StoredObject:
         """Finalizes a new generation from a whole blob; CloudError 412 when a precondition fails (the blob goes)."""
         try:
             if not name or len(name.encode()) > 1024 or any(sign in name for sign in "\r\n"):
-                raise CloudError(400, f"Invalid object name: {name!r}")
+                raise ApiError(400, f"Invalid object name: {name!r}")
             with self._store.transaction():
                 old = self.find(bucket, name)
                 check_conditions(old, query)
@@ -88,18 +90,18 @@ class Objects:
                     "INSERT OR REPLACE INTO objects VALUES (?, ?, ?, ?, ?)",
                     (bucket, name, int(body["generation"]), blob, json.dumps(body, separators=(",", ":"))),
                 )
-                self._finalized(name)
-        except CloudError:
+                self._on_finalized(name)
+        except ApiError:
             self._blobs.delete(blob)
             raise
         if old:
             self._blobs.delete(old.blob)
-        return Stored(body, blob)
+        return StoredObject(body, blob)
 
-    def patch(self, stored: Stored, change: Mapping[str, Any]) -> Stored:
+    def patch(self, stored: StoredObject, change: Mapping[str, Any]) -> StoredObject:
         """Changes metadata fields; null removes one."""
         body = {**stored.body, "metageneration": str(int(stored.body["metageneration"]) + 1)}
-        for key in WRITABLE:
+        for key in WRITABLE_FIELDS:
             if key not in change:
                 continue
             value = change[key]
@@ -114,9 +116,9 @@ class Objects:
             "UPDATE objects SET body=? WHERE bucket=? AND name=?",
             (json.dumps(body, separators=(",", ":")), body["bucket"], body["name"]),
         )
-        return Stored(body, stored.blob)
+        return StoredObject(body, stored.blob)
 
-    def delete(self, stored: Stored) -> None:
+    def delete(self, stored: StoredObject) -> None:
         """Removes an object and its bytes."""
         self._store.database.execute(
             "DELETE FROM objects WHERE bucket=? AND name=?", (stored.body["bucket"], stored.body["name"])
@@ -133,19 +135,19 @@ class Objects:
         rows = self._store.database.execute("SELECT name FROM objects WHERE bucket=? ORDER BY name", (bucket,))
         return [name for (name,) in rows]
 
-    def list(self, bucket: str, query: Mapping[str, str]) -> tuple[list[Stored], list[str], str | None]:
+    def list(self, bucket: str, query: Mapping[str, str]) -> tuple[list[StoredObject], list[str], str | None]:
         """One page, in order of names: (objects, common prefixes, next page token)."""
         self._check_bucket(bucket)
         prefix = query.get("prefix", "")
         delimiter = query.get("delimiter", "")
         limit = min(int(query.get("maxResults") or 1000), 5000) or 1000
         start = max(prefix, query.get("startOffset", ""), _decode(query.get("pageToken", "")))
-        end = min(prefix + _LAST, query.get("endOffset") or _LAST)
-        items: list[Stored] = []
+        end = min(prefix + _LAST_CHARACTER, query.get("endOffset") or _LAST_CHARACTER)
+        items: list[StoredObject] = []
         prefixes: list[str] = []
         while rows := self._store.database.execute(
             "SELECT name, body, blob FROM objects WHERE bucket=? AND name>=? AND name<? ORDER BY name LIMIT ?",
-            (bucket, start, end, _FETCH),
+            (bucket, start, end, _FETCH_ROWS),
         ).fetchall():
             for name, body, blob in rows:
                 if name < start:
@@ -154,19 +156,19 @@ class Objects:
                     return items, prefixes, _encode(start)
                 cut = name.find(delimiter, len(prefix)) if delimiter else -1
                 if cut < 0:
-                    items.append(Stored(json.loads(body), blob))
+                    items.append(StoredObject(json.loads(body), blob))
                     start = name + "\0"
                     continue
                 common = name[: cut + len(delimiter)]
                 prefixes.append(common)
                 if name == common and query.get("includeTrailingDelimiter", "").lower() == "true":
-                    items.append(Stored(json.loads(body), blob))
-                start = common + _LAST
+                    items.append(StoredObject(json.loads(body), blob))
+                start = common + _LAST_CHARACTER
         return items, prefixes, None
 
     def _check_bucket(self, bucket: str) -> None:
         if self._store.get("bucket", bucket) is None:
-            raise CloudError(404, "The specified bucket does not exist.")
+            raise ApiError(404, "The specified bucket does not exist.")
 
     def _describe(self, bucket: str, name: str, metadata: Mapping[str, Any]) -> Document:
         now = time.time()
@@ -175,7 +177,7 @@ class Objects:
         etag = base64.b64encode(str(self._generation).encode()).decode()
         return {
             "storageClass": "STANDARD",
-            **{key: metadata[key] for key in WRITABLE if metadata.get(key) is not None},
+            **{key: metadata[key] for key in WRITABLE_FIELDS if metadata.get(key) is not None},
             **{key: metadata[key] for key in ("size", "md5Hash", "crc32c", "componentCount") if key in metadata},
             "kind": "storage#object",
             "name": name,
@@ -190,19 +192,19 @@ class Objects:
         }
 
 
-def check_conditions(stored: Stored | None, query: Mapping[str, str], prefix: str = "if") -> None:
+def check_conditions(stored: StoredObject | None, query: Mapping[str, str], prefix: str = "if") -> None:
     """CloudError 412 (304 for a NotMatch of what is there) unless the query's preconditions hold."""
     for field in ("generation", "metageneration"):
         value = stored.body[field] if stored else "0"
         wanted = query.get(f"{prefix}{field.capitalize()}Match")
         unwanted = query.get(f"{prefix}{field.capitalize()}NotMatch")
         if wanted is not None and wanted != value:
-            raise CloudError(412, "At least one of the pre-conditions you specified did not hold.")
+            raise ApiError(412, "At least one of the pre-conditions you specified did not hold.")
         if unwanted is not None and unwanted == value:
-            raise CloudError(304 if stored else 412, "Not modified")
+            raise ApiError(304 if stored else 412, "Not modified")
 
 
-def resource(stored: Stored, base: str) -> Document:
+def object_resource(stored: StoredObject, base: str) -> Document:
     """The object's resource with the links that a client of `base` can follow."""
     body = stored.body
     path = f"storage/v1/b/{body['bucket']}/o/{quote(body['name'], safe='')}"
@@ -222,4 +224,4 @@ def _decode(token: str) -> str:
     try:
         return base64.urlsafe_b64decode(token.encode()).decode()
     except ValueError as error:
-        raise CloudError(400, f"Invalid pageToken: {token}") from error
+        raise ApiError(400, f"Invalid pageToken: {token}") from error

@@ -9,12 +9,20 @@ from typing import Any
 from controller.localcloud.apis.catalog import AcceleratorType, Catalog
 from controller.localcloud.apis.disks import check_attached
 from controller.localcloud.apis.networks import Networks
-from controller.localcloud.apis.operations import Effect, Former, Operations, longrunning
+from controller.localcloud.apis.operations import Effect, Operations, PreviousDocument, as_longrunning
 from controller.localcloud.faults.faults import Faults
-from controller.localcloud.http.call import PROJECT, PROJECT_NUMBER, Call, Handler, check_project, page, timestamp
-from controller.localcloud.http.errors import CloudError
+from controller.localcloud.http.call import (
+    PROJECT,
+    PROJECT_NUMBER,
+    ApiCall,
+    Handler,
+    check_project,
+    paginate,
+    timestamp,
+)
+from controller.localcloud.http.errors import ApiError
 from controller.localcloud.store import Document, Store
-from controller.localcloud.vms.workers import Workers
+from controller.localcloud.vms.workers import EmulatedWorkers
 
 _PATCHABLE = ("description", "labels", "metadata", "tags")
 _PREFIX = "projects.locations."
@@ -30,7 +38,7 @@ class Nodes:
         operations: Operations,
         networks: Networks,
         catalog: Catalog,
-        workers: Workers,
+        workers: EmulatedWorkers,
         faults: Faults,
     ) -> None:
         self._store = store
@@ -57,26 +65,26 @@ class Nodes:
     def effects(self) -> dict[str, Effect]:
         """What operations do when they end."""
         return {
-            "node.ready": self._become_ready,
-            "node.started": self._become_started,
-            "node.stopped": self._become_stopped,
+            "node.ready": self._on_ready,
+            "node.started": self._on_started,
+            "node.stopped": self._on_stopped,
             "node.gone": self.remove,
         }
 
-    def location(self, call: Call) -> str:
+    def location(self, call: ApiCall) -> str:
         """The parent of a call, `projects/P/locations/ZONE`; CloudError 403 for an unknown one."""
         check_project(call.path["projectsId"])
         zone = call.path["locationsId"]
         if zone != "-" and zone not in self._catalog.zones:
             message = f"Permission denied on 'locations/{zone}' (or it may not exist)."
-            raise CloudError(403, message)
+            raise ApiError(403, message)
         return f"projects/{PROJECT}/locations/{zone}"
 
     def add(self, location: str, node_id: str, body: Mapping[str, Any], queued: str | None = None) -> Document:
         """Checks and stores a node in state CREATING; CloudError 400, 404, 409."""
         name = f"{location}/nodes/{node_id}"
         if self._store.get("node", name):
-            raise CloudError(409, f"Resource '{name}' already exists")
+            raise ApiError(409, f"Resource '{name}' already exists")
         kind = self.accelerator(location, body)
         disks: list[Document] = body.get("dataDisks") or []
         check_attached(self._store, location.rpartition("/")[2], disks, kind.generation, kind.vms)
@@ -97,7 +105,7 @@ class Nodes:
         account = (body.get("serviceAccount") or {}).get("email") or _default_account()
         node["serviceAccount"] = {**(body.get("serviceAccount") or {}), "email": account}
         if account != _default_account() and self._store.get("serviceAccount", account) is None:
-            raise CloudError(400, f"Cloud TPU received a bad request. Service account {account} does not exist.")
+            raise ApiError(400, f"Cloud TPU received a bad request. Service account {account} does not exist.")
         if queued:
             node["queuedResource"] = queued
         self._store.put("node", name, node)
@@ -107,16 +115,18 @@ class Nodes:
         """The offered type that a node asks for, its runtime being known too; CloudError 400."""
         zone = location.rpartition("/")[2]
         name = body.get("acceleratorType")
-        kind = self._catalog.types.get(name) if name else self._catalog.by_config(body.get("acceleratorConfig") or {})
+        kind = (
+            self._catalog.types.get(name) if name else self._catalog.find_by_config(body.get("acceleratorConfig") or {})
+        )
         if kind is None or kind not in self._catalog.offered(zone):
             wanted = name or body.get("acceleratorConfig")
             choices = ", ".join(one.name for one in self._catalog.offered(zone)[:8])
             message = f'Accelerator type "{wanted}" was not found in {zone}: {choices}'
-            raise CloudError(400, f"Cloud TPU received a bad request. {message}")
+            raise ApiError(400, f"Cloud TPU received a bad request. {message}")
         runtime = body.get("runtimeVersion")
         if runtime not in self._catalog.runtimes:
             choices = ", ".join(sorted(self._catalog.runtimes))
-            raise CloudError(400, f'Cloud TPU received a bad request. Runtime version "{runtime}" unknown: {choices}')
+            raise ApiError(400, f'Cloud TPU received a bad request. Runtime version "{runtime}" unknown: {choices}')
         return kind
 
     async def make(self, name: str) -> None:
@@ -138,7 +148,7 @@ class Nodes:
             node |= {"state": "READY", "health": "HEALTHY", "networkEndpoints": endpoints}
             self._store.put("node", name, node)
             self._store.put("boot", name, {"time": now})
-            self._faults.node_ready(now)
+            self._faults.on_node_ready(now)
         await self._workers.settle()
 
     def tier(self, node: Mapping[str, Any]) -> str:
@@ -180,16 +190,16 @@ class Nodes:
         """When the node that is READY the longest became so."""
         return min((boot["time"] for _, boot in self._store.items("boot")), default=None)
 
-    def _name(self, call: Call) -> str:
+    def _name(self, call: ApiCall) -> str:
         return f"{self.location(call)}/nodes/{call.path['nodesId']}"
 
     def _find(self, name: str) -> Document:
         node = self._store.get("node", name)
         if node is None:
-            raise CloudError(404, f"Resource '{name}' was not found")
+            raise ApiError(404, f"Resource '{name}' was not found")
         return node
 
-    def _create(self, call: Call) -> Document | Awaitable[Document]:
+    def _create(self, call: ApiCall) -> Document | Awaitable[Document]:
         location = self.location(call)
         if refusal := self._faults.refusal("request", location.rpartition("/")[2], self.tier(call.body)):
             return refusal
@@ -197,38 +207,38 @@ class Nodes:
         return self._begin(call, "create", node["name"], "node.ready")
 
     def _begin(
-        self, call: Call, verb: str, name: str, effect: str | None = None, before: Document | None = None
+        self, call: ApiCall, verb: str, name: str, effect: str | None = None, before: Document | None = None
     ) -> Document:
-        former: Former | None = ("node", before) if before else None
-        return longrunning(self._operations.begin(self.location(call), verb, name, effect, former))
+        former: PreviousDocument | None = ("node", before) if before else None
+        return as_longrunning(self._operations.begin(self.location(call), verb, name, effect, former))
 
-    def _get(self, call: Call) -> Document:
+    def _get(self, call: ApiCall) -> Document:
         return self._find(self._name(call))
 
-    def _list(self, call: Call) -> Document:
+    def _list(self, call: ApiCall) -> Document:
         location = self.location(call)
         everywhere = location.endswith("/-")
         nodes = self._store.items("node", location[:-1] if everywhere else f"{location}/nodes/")
-        return page(call, [node for _, node in nodes], "nodes")
+        return paginate(call, [node for _, node in nodes], "nodes")
 
-    def _delete(self, call: Call) -> Document:
+    def _delete(self, call: ApiCall) -> Document:
         name = self._name(call)
         node = self._find(name)
         if node["state"] == "DELETING":
-            raise _busy(name)
+            raise _busy_error(name)
         self._operations.cancel_for(name)
         self._store.put("node", name, {**node, "state": "DELETING"})
         self._workers.changed()
         return self._begin(call, "delete", name, "node.gone", node)
 
-    def _patch(self, call: Call) -> Document:
+    def _patch(self, call: ApiCall) -> Document:
         name = self._name(call)
         node = self._find(name)
         if node["state"] not in ("READY", "STOPPED"):
-            raise _busy(name)
+            raise _busy_error(name)
         mask = [field for field in call.query.get("updateMask", "").split(",") if field]
         if not mask or not set(mask) <= set(_PATCHABLE):
-            raise CloudError(400, f"updateMask must name some of: {', '.join(_PATCHABLE)}; it is '{','.join(mask)}'")
+            raise ApiError(400, f"updateMask must name some of: {', '.join(_PATCHABLE)}; it is '{','.join(mask)}'")
         for field in mask:
             node.pop(field, None)
             if field in call.body:
@@ -236,53 +246,53 @@ class Nodes:
         self._store.put("node", name, node)
         return self._begin(call, "update", name)
 
-    def _stop(self, call: Call) -> Document:
+    def _stop(self, call: ApiCall) -> Document:
         return self._switch(call, "READY", "STOPPING", "stop", "node.stopped")
 
-    def _start(self, call: Call) -> Document:
+    def _start(self, call: ApiCall) -> Document:
         return self._switch(call, "STOPPED", "STARTING", "start", "node.started")
 
-    def _switch(self, call: Call, state: str, during: str, verb: str, effect: str) -> Document:
+    def _switch(self, call: ApiCall, state: str, during: str, verb: str, effect: str) -> Document:
         name = self._name(call)
         node = self._find(name)
         if len(node.get("networkEndpoints", ())) > 1:
             # https://cloud.google.com/tpu/docs/managing-tpus-tpu-vm: only single-host TPUs can be stopped.
             message = f"Cannot {verb} {name}: it is a TPU slice of several VMs"
-            raise CloudError(400, message, status="FAILED_PRECONDITION")
+            raise ApiError(400, message, status="FAILED_PRECONDITION")
         if self.tier(node) in ("spot", "preemptible"):
             message = f"Cannot {verb} {name}: it is {self.tier(node)}; such a node can only be deleted"
-            raise CloudError(400, message, status="FAILED_PRECONDITION")
+            raise ApiError(400, message, status="FAILED_PRECONDITION")
         if node["state"] != state:
-            raise CloudError(
+            raise ApiError(
                 400, f"Cannot {verb} {name} in state {node['state']}: it must be {state}", status="FAILED_PRECONDITION"
             )
         self._store.put("node", name, {**node, "state": during})
         return self._begin(call, verb, name, effect, node)
 
-    async def _become_ready(self, name: str) -> None:
+    async def _on_ready(self, name: str) -> None:
         try:
             await self.make(name)
         except Exception:
             await self.remove(name)
             raise
 
-    async def _become_started(self, name: str) -> None:
+    async def _on_started(self, name: str) -> None:
         try:
             await self.make(name)
-        except CloudError:
+        except ApiError:
             self._store.put("node", name, {**self._find(name), "state": "STOPPED"})
             raise
 
-    async def _become_stopped(self, name: str) -> None:
+    async def _on_stopped(self, name: str) -> None:
         node = self._find(name)
         await self._workers.halt(node["id"])
         self._store.put("node", name, {**node, "state": "STOPPED"})
         self._store.delete("boot", name)
 
-    def _guest_attributes(self, call: Call) -> Document:
+    def _guest_attributes(self, call: ApiCall) -> Document:
         node = self._find(self._name(call))
         if node["state"] != "READY":
-            raise CloudError(
+            raise ApiError(
                 400, f"{node['name']} is {node['state']}: it has no guest attributes", status="FAILED_PRECONDITION"
             )
         wanted = {index for index in call.body.get("workerIds", ()) if index}
@@ -305,8 +315,8 @@ class Nodes:
         }
 
 
-def _busy(name: str) -> CloudError:
-    return CloudError(409, f"Unable to queue the operation: another one is under way on {name}", status="ABORTED")
+def _busy_error(name: str) -> ApiError:
+    return ApiError(409, f"Unable to queue the operation: another one is under way on {name}", status="ABORTED")
 
 
 def _default_account() -> str:

@@ -7,18 +7,18 @@ from collections.abc import Awaitable, Mapping
 from typing import Any
 
 from controller.localcloud.apis.catalog import Catalog
-from controller.localcloud.apis.operations import Effect, Operations, longrunning
+from controller.localcloud.apis.operations import Effect, Operations, as_longrunning
 from controller.localcloud.apis.tpu.nodes import Nodes
 from controller.localcloud.faults.faults import Faults
 from controller.localcloud.http import internal_errors
-from controller.localcloud.http.call import PROJECT, Call, Handler, check_project, page, timestamp
-from controller.localcloud.http.errors import CloudError
+from controller.localcloud.http.call import PROJECT, ApiCall, Handler, check_project, paginate, timestamp
+from controller.localcloud.http.errors import ApiError
 from controller.localcloud.store import Document, Store
 
 _PREFIX = "tpu.v2:projects.locations."
 
 
-class Queued:
+class QueuedResources:
     """Handlers of queued resources (kind "queued"): a request for nodes that waits for capacity."""
 
     def __init__(self, store: Store, operations: Operations, nodes: Nodes, catalog: Catalog, faults: Faults) -> None:
@@ -39,10 +39,10 @@ class Queued:
             "operations.list": self._operation_list,
             "get": self._location,
             "list": self._locations,
-            "acceleratorTypes.list": lambda call: page(call, self._accelerator_types(call), "acceleratorTypes"),
-            "acceleratorTypes.get": lambda call: _named(self._accelerator_types(call), call, "acceleratorTypesId"),
-            "runtimeVersions.list": lambda call: page(call, self._runtimes(call), "runtimeVersions"),
-            "runtimeVersions.get": lambda call: _named(self._runtimes(call), call, "runtimeVersionsId"),
+            "acceleratorTypes.list": lambda call: paginate(call, self._accelerator_types(call), "acceleratorTypes"),
+            "acceleratorTypes.get": lambda call: _find_named(self._accelerator_types(call), call, "acceleratorTypesId"),
+            "runtimeVersions.list": lambda call: paginate(call, self._runtimes(call), "runtimeVersions"),
+            "runtimeVersions.get": lambda call: _find_named(self._runtimes(call), call, "runtimeVersionsId"),
         }
         newer = {f"{_PREFIX}{name}": handler for name, handler in table.items()}
         # What of v2alpha1 gcloud and we use: https://cloud.google.com/tpu/docs/reference/rest/v2alpha1
@@ -51,51 +51,51 @@ class Queued:
 
     def effects(self) -> dict[str, Effect]:
         """What operations do when they end."""
-        return {"queued.provision": self._provision, "queued.gone": self._gone}
+        return {"queued.provision": self._provision, "queued.gone": self._on_deleted}
 
-    def _create(self, call: Call) -> Document | Awaitable[Document]:
+    def _create(self, call: ApiCall) -> Document | Awaitable[Document]:
         location = self._nodes.location(call)
         name = f"{location}/queuedResources/{call.required('queuedResourceId')}"
         if self._store.get("queued", name):
-            raise CloudError(409, f"Resource '{name}' already exists")
+            raise ApiError(409, f"Resource '{name}' already exists")
         specs = call.body.get("tpu", {}).get("nodeSpec", [])
         if not specs:
-            raise CloudError(400, "tpu.nodeSpec must hold at least one node")
+            raise ApiError(400, "tpu.nodeSpec must hold at least one node")
         for spec in specs:
             self._nodes.accelerator(location, spec.get("node", {}))
-            if bool(spec.get("nodeId")) == bool(_several(spec)):
-                raise CloudError(400, "Exactly one of nodeId and multisliceParams must be set in a nodeSpec")
+            if bool(spec.get("nodeId")) == bool(_multi_slice_spec(spec)):
+                raise ApiError(400, "Exactly one of nodeId and multisliceParams must be set in a nodeSpec")
         if sum(key in call.body for key in ("spot", "guaranteed", "bestEffort")) > 1:
-            raise CloudError(400, "Invalid value: oneof field 'tier' is already set.")
+            raise ApiError(400, "Invalid value: oneof field 'tier' is already set.")
         if call.body.get("provisioningModel") == "FLEX_START" and "runDuration" not in call.body:
-            raise CloudError(400, "run_duration must be set with the FLEX_START provisioning model")
-        if refusal := self._faults.refusal("request", location.rpartition("/")[2], _tier(call.body)):
+            raise ApiError(400, "run_duration must be set with the FLEX_START provisioning model")
+        if refusal := self._faults.refusal("request", location.rpartition("/")[2], _capacity_tier(call.body)):
             return refusal
-        queued = {**call.body, "name": name, "createTime": timestamp(time.time()), "state": _state("ACCEPTED")}
+        queued = {**call.body, "name": name, "createTime": timestamp(time.time()), "state": _state_document("ACCEPTED")}
         self._store.put("queued", name, queued)
         self._operations.begin(location, "provision", name, "queued.provision")
-        return longrunning(self._operations.begin(location, "create", name))
+        return as_longrunning(self._operations.begin(location, "create", name))
 
     async def _provision(self, name: str) -> float | None:
         """Tries to get all nodes; waits for more capacity as long as the request is valid."""
         queued = self._store.get("queued", name)
         if queued is None or queued["state"]["state"] in ("DELETING", "ACTIVE", "SUSPENDED"):
             return None
-        if _expired(queued):
-            self._fail(queued, CloudError(504, "The queued resource has expired", status="DEADLINE_EXCEEDED"))
+        if _is_expired(queued):
+            self._fail(queued, ApiError(504, "The queued resource has expired", status="DEADLINE_EXCEEDED"))
             return None
-        if end := self._faults.queued_end():
+        if end := self._faults.queued_failure():
             state, message = end
             if state == "FAILED":
-                self._fail(queued, CloudError(500, message))
+                self._fail(queued, ApiError(500, message))
             else:
-                self._store.put("queued", name, {**queued, "state": _state(state)})
+                self._store.put("queued", name, {**queued, "state": _state_document(state)})
             return None
-        self._store.put("queued", name, {**queued, "state": _state("PROVISIONING")})
+        self._store.put("queued", name, {**queued, "state": _state_document("PROVISIONING")})
         location = name.partition("/queuedResources/")[0]
         names = []
         try:
-            for node_id, body in _wanted(queued):
+            for node_id, body in _requested_nodes(queued):
                 node = self._store.get("node", f"{location}/nodes/{node_id}")
                 names.append((node or self._nodes.add(location, node_id, body, queued=name))["name"])
             for node_name in names:
@@ -103,85 +103,85 @@ class Queued:
         except Exception as refusal:
             for node_name in names:
                 await self._nodes.remove(node_name)
-            if not isinstance(refusal, CloudError):
-                self._fail(queued, internal_errors.answer(refusal))
+            if not isinstance(refusal, ApiError):
+                self._fail(queued, internal_errors.internal_error(refusal))
                 raise
             waiting = refusal.status == "RESOURCE_EXHAUSTED"
             if not waiting or "Quota limit" in refusal.message:
                 self._fail(queued, refusal)
                 return None
-            self._store.put("queued", name, {**queued, "state": _state("WAITING_FOR_RESOURCES")})
+            self._store.put("queued", name, {**queued, "state": _state_document("WAITING_FOR_RESOURCES")})
             return max(self._operations.seconds, 0.05)
-        self._store.put("queued", name, {**queued, "state": _state("ACTIVE")})
+        self._store.put("queued", name, {**queued, "state": _state_document("ACTIVE")})
         return None
 
-    def _fail(self, queued: Document, why: CloudError) -> None:
+    def _fail(self, queued: Document, why: ApiError) -> None:
         """A failed request stays, and counts against the quota, until it is deleted."""
-        state = _state("FAILED")
+        state = _state_document("FAILED")
         state["failedData"] = {"error": {key: why.rpc()[key] for key in ("code", "message")}}
         self._store.put("queued", queued["name"], {**queued, "state": state})
 
-    def _find(self, call: Call) -> Document:
+    def _find(self, call: ApiCall) -> Document:
         name = f"{self._nodes.location(call)}/queuedResources/{call.path['queuedResourcesId']}"
         queued = self._store.get("queued", name)
         if queued is None:
-            raise CloudError(404, f"Resource '{name}' was not found")
+            raise ApiError(404, f"Resource '{name}' was not found")
         return queued
 
-    def _get(self, call: Call) -> Document:
+    def _get(self, call: ApiCall) -> Document:
         return self._find(call)
 
-    def _list(self, call: Call) -> Document:
+    def _list(self, call: ApiCall) -> Document:
         location = self._nodes.location(call)
         prefix = location[:-1] if location.endswith("/-") else f"{location}/queuedResources/"
-        return page(call, [queued for _, queued in self._store.items("queued", prefix)], "queuedResources")
+        return paginate(call, [queued for _, queued in self._store.items("queued", prefix)], "queuedResources")
 
-    def _delete(self, call: Call) -> Document:
+    def _delete(self, call: ApiCall) -> Document:
         queued = self._find(call)
         name = queued["name"]
         live = self._live_nodes(name)
         if live and not call.flag("force"):
-            raise CloudError(
+            raise ApiError(
                 400,
                 f"{name} is {queued['state']['state']} and has nodes ({live[0]}); delete them first, or use force",
                 status="FAILED_PRECONDITION",
             )
         self._operations.cancel_for(name)
-        self._store.put("queued", name, {**queued, "state": _state("DELETING")})
+        self._store.put("queued", name, {**queued, "state": _state_document("DELETING")})
         location = self._nodes.location(call)
-        return longrunning(self._operations.begin(location, "delete", name, "queued.gone", ("queued", queued)))
+        return as_longrunning(self._operations.begin(location, "delete", name, "queued.gone", ("queued", queued)))
 
     def _live_nodes(self, queued: str) -> list[str]:
         return [name for name, node in self._store.items("node") if node.get("queuedResource") == queued]
 
-    async def _gone(self, name: str) -> None:
+    async def _on_deleted(self, name: str) -> None:
         for node in self._live_nodes(name):
             await self._nodes.remove(node)
         self._store.delete("queued", name)
 
-    def _operation(self, call: Call) -> Document:
+    def _operation(self, call: ApiCall) -> Document:
         name = f"{self._nodes.location(call)}/operations/{call.path['operationsId']}"
         return self._render(self._operations.get(name))
 
-    def _operation_list(self, call: Call) -> Document:
+    def _operation_list(self, call: ApiCall) -> Document:
         found = self._operations.under(self._nodes.location(call))
-        return page(call, [self._render(operation) for operation in found], "operations")
+        return paginate(call, [self._render(operation) for operation in found], "operations")
 
     def _render(self, operation: Document) -> Document:
         kind = "node" if "/nodes/" in operation["target"] else "queued"
-        return longrunning(operation, response=self._store.get(kind, operation["target"]))
+        return as_longrunning(operation, response=self._store.get(kind, operation["target"]))
 
-    def _location(self, call: Call) -> Document:
+    def _location(self, call: ApiCall) -> Document:
         name = self._nodes.location(call)
         return {"name": name, "locationId": name.rpartition("/")[2]}
 
-    def _locations(self, call: Call) -> Document:
+    def _locations(self, call: ApiCall) -> Document:
         check_project(call.path["projectsId"])
         parent = f"projects/{PROJECT}/locations"
         zones = [{"name": f"{parent}/{zone}", "locationId": zone} for zone in self._catalog.zones]
-        return page(call, zones, "locations")
+        return paginate(call, zones, "locations")
 
-    def _accelerator_types(self, call: Call) -> list[Document]:
+    def _accelerator_types(self, call: ApiCall) -> list[Document]:
         location = self._nodes.location(call)
         offered = self._catalog.offered(location.rpartition("/")[2])
         return [
@@ -193,25 +193,25 @@ class Queued:
             for kind in offered
         ]
 
-    def _runtimes(self, call: Call) -> list[Document]:
+    def _runtimes(self, call: ApiCall) -> list[Document]:
         location = self._nodes.location(call)
         versions = sorted(self._catalog.runtimes)
         return [{"name": f"{location}/runtimeVersions/{version}", "version": version} for version in versions]
 
 
-def _state(state: str) -> Document:
+def _state_document(state: str) -> Document:
     return {"state": state, "stateInitiator": "SERVICE"}
 
 
-def _named(items: list[Document], call: Call, parameter: str) -> Document:
+def _find_named(items: list[Document], call: ApiCall, parameter: str) -> Document:
     wanted = call.path[parameter]
     for item in items:
         if item["name"].rpartition("/")[2] == wanted:
             return item
-    raise CloudError(404, f"Resource '{wanted}' was not found")
+    raise ApiError(404, f"Resource '{wanted}' was not found")
 
 
-def _expired(queued: Document) -> bool:
+def _is_expired(queued: Document) -> bool:
     policy = queued.get("queueingPolicy", {})
     # validUntilDuration counts from the creation of the request.
     if duration := policy.get("validUntilDuration"):
@@ -220,24 +220,24 @@ def _expired(queued: Document) -> bool:
     return until is not None and timestamp(time.time()) > until
 
 
-def _several(spec: Document) -> Document | None:
+def _multi_slice_spec(spec: Document) -> Document | None:
     """How many slices a nodeSpec asks for, if it names them by a prefix; v2alpha1 has another name for that."""
     return spec.get("multisliceParams") or spec.get("multiNodeParams")
 
 
-def _tier(queued: Mapping[str, Any]) -> str:
+def _capacity_tier(queued: Mapping[str, Any]) -> str:
     if queued.get("provisioningModel") == "FLEX_START":
         return "flex_start"
     return "spot" if "spot" in queued else "reserved" if "reservationName" in queued else "on_demand"
 
 
-def _wanted(queued: Document) -> list[tuple[str, dict[str, Any]]]:
+def _requested_nodes(queued: Document) -> list[tuple[str, dict[str, Any]]]:
     """(node id, node) of every node that a request asks for, with its tier in the node's own words."""
     scheduling = {"spot": "spot" in queued, "preemptible": False, "reserved": "reservationName" in queued}
     wanted = []
     for spec in queued["tpu"]["nodeSpec"]:
         body = {"schedulingConfig": scheduling, **spec["node"]}
-        slices = _several(spec)
+        slices = _multi_slice_spec(spec)
         if slices:
             prefix = slices.get("nodeIdPrefix") or queued["name"].rpartition("/")[2]
             wanted += [(f"{prefix}-{index}", body) for index in range(int(slices["nodeCount"]))]

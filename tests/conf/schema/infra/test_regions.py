@@ -9,16 +9,16 @@ from conf.schema.infra import regions, topology
 
 
 def test_every_region_with_tpus_has_a_block_of_its_own_outside_of_googles() -> None:
-    table = regions.table()
-    zones = {zone for generation in topology.table()["generations"].values() for zone in generation["zones"]}
-    assert {topology.region(zone) for zone in zones} <= set(table)
+    table = regions.region_table()
+    zones = {zone for generation in topology.tpu_type_table()["generations"].values() for zone in generation["zones"]}
+    assert {topology.zone_region(zone) for zone in zones} <= set(table)
     blocks = [ipaddress.ip_network(str(row["subnet"])) for row in table.values()]
     assert not any(a.overlaps(b) for a, b in itertools.combinations(blocks, 2))
     assert not any(block.overlaps(ipaddress.ip_network("10.128.0.0/9")) for block in blocks)
 
 
 def test_a_multi_region_covers_its_regions() -> None:
-    assert regions.covers("US", "us-west4")
-    assert regions.covers("europe-west4", "europe-west4")
-    assert not regions.covers("eu", "europe-west2")
-    assert not regions.covers("us-central1", "us-central2")
+    assert regions.is_near("US", "us-west4")
+    assert regions.is_near("europe-west4", "europe-west4")
+    assert not regions.is_near("eu", "europe-west2")
+    assert not regions.is_near("us-central1", "us-central2")

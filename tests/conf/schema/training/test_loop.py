@@ -4,14 +4,14 @@ import pytest
 from pydantic import ValidationError
 
 from conf.schema.training.loop import REWARDS, GrpoLoop, LmLoop, UnevenError
-from tests.groups import group
+from tests.groups import load_group
 
 TOKENS, ROWS = "loop.total_batch_tokens", "loop.micro_batch_size"
 
 
 def loop(tokens: int, seq_len: int, micro_batch_size: int | None) -> LmLoop:
     lengths = {"total_batch_tokens": tokens, "seq_len": seq_len, "micro_batch_size": micro_batch_size}
-    return LmLoop(**group("loop/lm") | lengths)
+    return LmLoop(**load_group("loop/lm") | lengths)
 
 
 @pytest.mark.parametrize(
@@ -51,19 +51,19 @@ def test_rows_are_whole():
 
 @pytest.mark.parametrize("name", ["my_rewards:brevity", "my.package.rewards:brevity", *REWARDS])
 def test_a_reward_is_one_of_ours_or_a_function_of_a_module(name):
-    assert GrpoLoop(**group("loop/grpo") | {"rewards": {name: 1.0}}).rewards == {name: 1.0}
+    assert GrpoLoop(**load_group("loop/grpo") | {"rewards": {name: 1.0}}).rewards == {name: 1.0}
 
 
 @pytest.mark.parametrize("name", ["answer_macth", "my_rewards", "my_rewards:", "my/rewards.py:f", "a:b:c", ""])
 def test_another_name_is_no_reward(name):
     with pytest.raises(ValidationError, match=r"there is no reward .*: choose answer_match, boxed, format, length"):
-        GrpoLoop(**group("loop/grpo") | {"rewards": {name: 1.0}})
+        GrpoLoop(**load_group("loop/grpo") | {"rewards": {name: 1.0}})
 
 
 @pytest.mark.parametrize("name", ["token_mean", "dr_grpo", "dapo", "gspo", "rloo"])
 def test_each_loss_has_a_file_with_its_values(name):
-    assert GrpoLoop(**group(f"loop/{name}")).loss_type == name
-    assert group(f"scale/loop/tiny_{name}") == group("scale/loop/tiny_grpo")
+    assert GrpoLoop(**load_group(f"loop/{name}")).loss_type == name
+    assert load_group(f"scale/loop/tiny_{name}") == load_group("scale/loop/tiny_grpo")
 
 
 @pytest.mark.parametrize(
@@ -80,5 +80,5 @@ def test_each_loss_has_a_file_with_its_values(name):
 )
 def test_a_loss_with_a_papers_name_is_the_papers(values, key):
     with pytest.raises(ValidationError, match="take") as error:
-        GrpoLoop(**group("loop/grpo") | values)
+        GrpoLoop(**load_group("loop/grpo") | values)
     assert [e["loc"] for e in error.value.errors()] == [(key,)]

@@ -6,7 +6,7 @@ import pytest
 import yaml
 
 from conf.schema.training.run_yaml import RunFile, RunFileError, load
-from tests.groups import group
+from tests.groups import load_group
 from tests.paths import ROOT
 
 CONF = ROOT / "conf"
@@ -30,10 +30,10 @@ def raw() -> dict:
             "hbm_bytes_per_chip": 17_000_000_000,
             "bf16_flops_per_chip": 1.97e14,
         },
-        "data": group("data/text") | {"path": "input.txt"},
+        "data": load_group("data/text") | {"path": "input.txt"},
         "checkpoint": {"save_interval": 100, "max_to_keep": 3, "best": None, "verify_interval": 0},
         "logging": {"log_interval": 10, "profile": None, "wandb": None},
-    } | {name: group(f"{name}/{file}") for name, file in groups.items()}
+    } | {name: load_group(f"{name}/{file}") for name, file in groups.items()}
 
 
 def messages(raw: dict, tmp_path: Path) -> list[str]:
@@ -118,5 +118,5 @@ def test_what_is_no_run_file(tmp_path, text, words):
 
 @pytest.mark.parametrize("path", sorted((CONF / "model").glob("*.yaml")), ids=lambda path: path.stem)
 def test_model_groups_are_valid(raw, path):
-    values = group(f"model/{path.stem}")
+    values = load_group(f"model/{path.stem}")
     assert RunFile.model_validate(raw | {"model": values}).model.model_dump(mode="json") == values

@@ -5,13 +5,13 @@ from __future__ import annotations
 import hashlib
 from typing import Any
 
-from tests.controller.agent.conftest import Worker
+from tests.controller.agent.conftest import AgentWorker
 
 CONTENT = b"weights" * 1000
 SHA256 = hashlib.sha256(CONTENT).hexdigest()
 
 
-def order(worker: Worker, sha256: str = SHA256) -> dict[str, Any]:
+def order(worker: AgentWorker, sha256: str = SHA256) -> dict[str, Any]:
     """The stand-in bucket hands out the file as well."""
     worker.bucket.objects["source"] = CONTENT
     url = f"{worker.bucket.url}storage/v1/b/b/o/source"
@@ -19,11 +19,11 @@ def order(worker: Worker, sha256: str = SHA256) -> dict[str, Any]:
     return {"bucket": "b", "prefix": "assets/w-1", "files": files, "manifest": "{}"}
 
 
-def lines(worker: Worker, **payload: Any) -> tuple[int, list[dict[str, Any]]]:
+def lines(worker: AgentWorker, **payload: Any) -> tuple[int, list[dict[str, Any]]]:
     return worker.finish(worker.begin("fetch_asset", **payload))
 
 
-def test_files_come_before_the_manifest_and_once(worker: Worker) -> None:
+def test_files_come_before_the_manifest_and_once(worker: AgentWorker) -> None:
     assert lines(worker, **order(worker)) == (0, [{"done": True}])
     assert worker.bucket.objects["assets/w-1/sub/w.bin"] == CONTENT
     posts = [r for r in worker.bucket.requests if r.startswith("POST")]
@@ -34,7 +34,7 @@ def test_files_come_before_the_manifest_and_once(worker: Worker) -> None:
     assert list((worker.root / "fetched").iterdir()) == []
 
 
-def test_another_content_is_refused_and_nothing_is_copied(worker: Worker) -> None:
+def test_another_content_is_refused_and_nothing_is_copied(worker: AgentWorker) -> None:
     code, said = lines(worker, **order(worker, "0" * 64))
     assert code == 1
     assert "the config says 000000000000" in said[-1]["error"]
@@ -42,13 +42,13 @@ def test_another_content_is_refused_and_nothing_is_copied(worker: Worker) -> Non
     assert list((worker.root / "fetched").iterdir()) == []
 
 
-def test_what_breaks_off_is_taken_up_again(worker: Worker) -> None:
+def test_what_breaks_off_is_taken_up_again(worker: AgentWorker) -> None:
     worker.bucket.faults = [404, "cut"]  # the look whether it is there already, then the download
     assert lines(worker, **order(worker))[0] == 0
     assert worker.bucket.objects["assets/w-1/sub/w.bin"] == CONTENT
 
 
-def test_a_refusal_is_told(worker: Worker) -> None:
+def test_a_refusal_is_told(worker: AgentWorker) -> None:
     worker.bucket.faults = [404, 403]
     code, said = lines(worker, **order(worker))
     assert (code, "HTTP 403; it wants a token" in said[-1]["error"]) == (1, True)

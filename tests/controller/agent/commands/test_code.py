@@ -9,12 +9,12 @@ import pytest
 
 from controller.agent.commands import code
 from controller.agent.fs import AgentError
-from tests.controller.agent.conftest import Worker, archive
+from tests.controller.agent.conftest import AgentWorker, make_archive
 
 FILES: dict[str, str | bytes] = {"trainer/main.py": "print(1)\n", "conf/a.yaml": "a: 1\n", "data.bin": bytes(300_000)}
 
 
-def test_code_is_brought_once(worker: Worker) -> None:
+def test_code_is_brought_once(worker: AgentWorker) -> None:
     order = worker.deliver(FILES)
     assert worker.ask("observe", code=order["tree"])["code"] is None
     assert worker.ask("install_code", **order) == {"tree": order["tree"], "changed": True}
@@ -24,7 +24,7 @@ def test_code_is_brought_once(worker: Worker) -> None:
     assert [p.name for p in (worker.root / "code").iterdir()] == [order["tree"]], "nothing else is left"
 
 
-def test_an_altered_byte_shows_and_is_repaired(worker: Worker) -> None:
+def test_an_altered_byte_shows_and_is_repaired(worker: AgentWorker) -> None:
     order = worker.deliver(FILES)
     worker.ask("install_code", **order)
     main = worker.root / "code" / order["tree"] / "trainer/main.py"
@@ -36,7 +36,7 @@ def test_an_altered_byte_shows_and_is_repaired(worker: Worker) -> None:
 
 
 @pytest.mark.parametrize("fault", ["corrupt", "cut", 503, 429])
-def test_a_bad_download_is_repeated(worker: Worker, fault: object) -> None:
+def test_a_bad_download_is_repeated(worker: AgentWorker, fault: object) -> None:
     order = worker.deliver(FILES)
     worker.bucket.faults.append(fault)
     assert worker.ask("install_code", **order)["changed"]
@@ -44,19 +44,19 @@ def test_a_bad_download_is_repeated(worker: Worker, fault: object) -> None:
     assert worker.ask("observe", code=order["tree"])["code"] == order["tree"]
 
 
-def test_a_missing_archive_is_said_at_once(worker: Worker) -> None:
+def test_a_missing_archive_is_said_at_once(worker: AgentWorker) -> None:
     order = worker.deliver(FILES) | {"object": "code/other.tar.gz"}
     assert "HTTP 404" in worker.refusal("install_code", **order)["error"]
     assert len(worker.bucket.requests) == 1
 
 
-def test_an_archive_of_another_tree_is_refused(worker: Worker) -> None:
+def test_an_archive_of_another_tree_is_refused(worker: AgentWorker) -> None:
     order = worker.deliver(FILES) | {"tree": "0" * 64}
     assert "holds the tree" in worker.refusal("install_code", **order)["error"]
     assert worker.ask("observe", code="0" * 64)["code"] is None
 
 
-def test_killed_in_mid_download_it_is_simply_repeated(worker: Worker) -> None:
+def test_killed_in_mid_download_it_is_simply_repeated(worker: AgentWorker) -> None:
     order = worker.deliver(FILES)
     worker.bucket.faults.append("hang")
     first = worker.begin("install_code", **order)
@@ -69,7 +69,7 @@ def test_killed_in_mid_download_it_is_simply_repeated(worker: Worker) -> None:
     assert worker.ask("observe", code=order["tree"])["code"] == order["tree"]
 
 
-def test_several_at_once_bring_it_once(worker: Worker) -> None:
+def test_several_at_once_bring_it_once(worker: AgentWorker) -> None:
     order = worker.deliver(FILES)
     answers = [worker.finish(p)[1][-1] for p in [worker.begin("install_code", **order) for _ in range(4)]]
     assert sorted(answer["changed"] for answer in answers) == [False, False, False, True]
@@ -99,8 +99,8 @@ def _member(name: str, kind: bytes = tarfile.REGTYPE, target: str = "") -> tarfi
     ],
     ids=lambda member: f"{member.name} {member.type.decode()} {member.linkname}",
 )
-def test_a_hostile_archive_is_refused(worker: Worker, member: tarfile.TarInfo) -> None:
-    worker.bucket.objects["x"] = content = archive({"good": "x"}, member)
+def test_a_hostile_archive_is_refused(worker: AgentWorker, member: tarfile.TarInfo) -> None:
+    worker.bucket.objects["x"] = content = make_archive({"good": "x"}, member)
     sha256 = hashlib.sha256(content).hexdigest()
     before = {path for path in worker.home.rglob("*") if ".slipway" not in path.parts}
     words = worker.refusal("install_code", bucket="b", object="x", sha256=sha256, tree="1" * 64)["error"]
@@ -110,22 +110,22 @@ def test_a_hostile_archive_is_refused(worker: Worker, member: tarfile.TarInfo) -
 
 
 def test_a_huge_archive_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "a.tar.gz").write_bytes(archive({"zeros": bytes(100_000)}))
+    (tmp_path / "a.tar.gz").write_bytes(make_archive({"zeros": bytes(100_000)}))
     monkeypatch.setattr(code, "MAX_BYTES", 99_999)
     with pytest.raises(AgentError, match="more than"):
         code.unpack(tmp_path / "a.tar.gz", tmp_path / "out")
 
 
-def test_modes_are_private_and_keep_what_is_executable(worker: Worker, tmp_path: Path) -> None:
+def test_modes_are_private_and_keep_what_is_executable(worker: AgentWorker, tmp_path: Path) -> None:
     script = tarfile.TarInfo("run.sh")
     script.mode = 0o4755
-    (tmp_path / "a.tar").write_bytes(archive({"plain": "x"}, script))
+    (tmp_path / "a.tar").write_bytes(make_archive({"plain": "x"}, script))
     code.unpack(tmp_path / "a.tar", tmp_path / "out")
     assert stat.S_IMODE((tmp_path / "out/run.sh").stat().st_mode) == 0o700
     assert stat.S_IMODE((tmp_path / "out/plain").stat().st_mode) == 0o600
 
 
 @pytest.mark.parametrize("name", ["../x", "/etc", ".", "..", "a/b", "", "-x\n", "x" * 129])
-def test_only_plain_names_become_folders(worker: Worker, name: str) -> None:
+def test_only_plain_names_become_folders(worker: AgentWorker, name: str) -> None:
     assert "not a name" in worker.refusal("observe", code=name or ".")["error"]
     assert "not a name" in worker.refusal("write_config", run_id=name, text="")["error"]

@@ -2,7 +2,7 @@ import socket
 
 import pytest
 
-from tests.controller.agent.conftest import Run, Worker
+from tests.controller.agent.conftest import AgentWorker, ProgramRun
 
 FAKE_JAX = """
 import pathlib
@@ -20,14 +20,14 @@ def device_count():
 """
 
 
-def with_jax(run: Run, source: str) -> Run:
+def with_jax(run: ProgramRun, source: str) -> ProgramRun:
     """Put a module in front of the image's jax, which would take seconds."""
     [site] = run.worker.root.glob("venv/*/lib/python*/site-packages")
     (site / "jax.py").write_text(source)
     return run
 
 
-def test_devices_are_asked_for_once_per_boot(run: Run) -> None:
+def test_devices_are_asked_for_once_per_boot(run: ProgramRun) -> None:
     worker = with_jax(run, FAKE_JAX).worker
     expected = {"boot_id": "boot-1", "backend": "tpu", "local_devices": 4, "devices": 16, "kind": "TPU v5 lite"}
     assert worker.ask("observe")["devices"] is None
@@ -41,7 +41,7 @@ def test_devices_are_asked_for_once_per_boot(run: Run) -> None:
     assert (worker.home / "asked").read_text() == "xx"
 
 
-def test_a_jax_that_fails_is_told_and_not_recorded(run: Run) -> None:
+def test_a_jax_that_fails_is_told_and_not_recorded(run: ProgramRun) -> None:
     worker = with_jax(run, "raise RuntimeError('no libtpu here')").worker
     refusal = worker.refusal("probe_devices", venv="image")
     assert "RuntimeError: no libtpu here" in refusal["error"]
@@ -49,12 +49,12 @@ def test_a_jax_that_fails_is_told_and_not_recorded(run: Run) -> None:
     assert worker.ask("observe")["devices"] is None
 
 
-def test_a_jax_that_hangs_is_ended(run: Run) -> None:
+def test_a_jax_that_hangs_is_ended(run: ProgramRun) -> None:
     worker = with_jax(run, "import time\ntime.sleep(600)").worker
     assert "did not end within 0.5 s" in worker.refusal("probe_devices", venv="image", timeout_seconds=0.5)["error"]
 
 
-def test_devices_that_a_run_holds_are_left_alone(run: Run) -> None:
+def test_devices_that_a_run_holds_are_left_alone(run: ProgramRun) -> None:
     run.start("import time; time.sleep(600)")
     assert "run-1 holds the devices" in run.worker.refusal("probe_devices", venv="image")["error"]
     run.worker.ask("stop", run_id="run-1", grace_seconds=30)
@@ -66,7 +66,7 @@ def port() -> int:
         return server.getsockname()[1]
 
 
-def test_peers_find_worker_0(worker: Worker, port: int) -> None:
+def test_peers_find_worker_0(worker: AgentWorker, port: int) -> None:
     payload = {"addresses": ["127.0.0.1"] * 3, "port": port, "timeout_seconds": 60}
     asked = [worker.begin("probe_peers", index=index, **payload) for index in (2, 1, 0)]
     found = {"boot_id": "boot-1", "reachable": True, "detail": ""}
@@ -74,7 +74,7 @@ def test_peers_find_worker_0(worker: Worker, port: int) -> None:
     assert worker.ask("observe")["peers"] == found
 
 
-def test_peers_that_cannot_reach_worker_0_say_so(worker: Worker, port: int) -> None:
+def test_peers_that_cannot_reach_worker_0_say_so(worker: AgentWorker, port: int) -> None:
     worker.extra = {"TPU_WORKER_HOSTNAMES": "127.0.0.1,127.0.0.1"}  # it counts more than what the caller knows
     alone = {"addresses": ["192.0.2.1", "192.0.2.1"], "port": port, "timeout_seconds": 0.3}
     assert f"does not answer at 127.0.0.1:{port}" in worker.ask("probe_peers", index=1, **alone)["detail"]
@@ -84,7 +84,7 @@ def test_peers_that_cannot_reach_worker_0_say_so(worker: Worker, port: int) -> N
     assert worker.ask("observe")["peers"] is None
 
 
-def test_a_port_that_is_taken_is_told(worker: Worker) -> None:
+def test_a_port_that_is_taken_is_told(worker: AgentWorker) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         number = server.getsockname()[1]
         answer = worker.ask("probe_peers", index=0, addresses=["127.0.0.1"] * 2, port=number, timeout_seconds=30)

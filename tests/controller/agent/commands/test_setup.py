@@ -4,21 +4,21 @@ from __future__ import annotations
 
 from typing import Any
 
-from tests.controller.agent.conftest import Run, Worker
+from tests.controller.agent.conftest import AgentWorker, ProgramRun
 
 COUNT = ["sh", "-c", 'echo x >> "$SLIPWAY_RUN_DIR/count"; echo made > built.txt']
 
 
-def setup(run: Run, *commands: list[str], key: str = "k1", **payload: Any) -> dict[str, Any]:
+def setup(run: ProgramRun, *commands: list[str], key: str = "k1", **payload: Any) -> dict[str, Any]:
     order = {"run_id": run.run_id, "key": key, "commands": commands, "code": run.code, "venv": "image", **payload}
     return run.worker.ask("run_setup", **order)
 
 
-def times(run: Run) -> int:
+def times(run: ProgramRun) -> int:
     return len((run.folder / "count").read_text().split())
 
 
-def test_it_runs_once_and_again_when_its_key_changes(run: Run) -> None:
+def test_it_runs_once_and_again_when_its_key_changes(run: ProgramRun) -> None:
     assert run.worker.ask("observe", run_id=run.run_id, venv="image")["setup"] is None
     assert setup(run, COUNT) == {"changed": True}
     assert setup(run, COUNT) == {"changed": False}
@@ -27,7 +27,7 @@ def test_it_runs_once_and_again_when_its_key_changes(run: Run) -> None:
     assert times(run) == 2
 
 
-def test_the_program_finds_what_it_made_and_its_packages_stay(run: Run) -> None:
+def test_the_program_finds_what_it_made_and_its_packages_stay(run: ProgramRun) -> None:
     site = "import sysconfig; print(sysconfig.get_path('purelib'))"
     install = ["sh", "-c", f'mkdir "$(python -c "{site}")/tiny_thing-1.dist-info"']
     setup(run, COUNT, install)
@@ -38,7 +38,7 @@ def test_the_program_finds_what_it_made_and_its_packages_stay(run: Run) -> None:
     assert run.ended()["log_tail"].strip() == "made"
 
 
-def test_a_tool_that_slipway_has_installed_is_found(run: Run) -> None:
+def test_a_tool_that_slipway_has_installed_is_found(run: ProgramRun) -> None:
     """As uv on a TPU VM, whose image has none."""
     own = run.worker.root / "uv" / "bin" / "our-own-uv"
     own.parent.mkdir(parents=True, exist_ok=True)
@@ -48,7 +48,7 @@ def test_a_tool_that_slipway_has_installed_is_found(run: Run) -> None:
     assert (run.folder / "work" / "installed.txt").read_text() == "installed\n"
 
 
-def test_a_failure_shows_the_end_of_what_it_printed_and_is_tried_again(run: Run) -> None:
+def test_a_failure_shows_the_end_of_what_it_printed_and_is_tried_again(run: ProgramRun) -> None:
     order = {"run_id": run.run_id, "key": "k", "code": run.code, "venv": "image"}
     said = run.worker.refusal("run_setup", commands=[["sh", "-c", "echo boom; exit 3"]], **order)
     assert said["error"] == "setup command `sh -c 'echo boom; exit 3'` ended with code 3"
@@ -58,7 +58,7 @@ def test_a_failure_shows_the_end_of_what_it_printed_and_is_tried_again(run: Run)
     assert setup(run, COUNT, key="k") == {"changed": True}
 
 
-def test_a_venv_made_anew_is_set_up_anew(run: Run) -> None:
+def test_a_venv_made_anew_is_set_up_anew(run: ProgramRun) -> None:
     setup(run, COUNT)
     [mark] = (run.worker.root / "venv").glob("*/slipway.json")
     mark.unlink()
@@ -67,7 +67,7 @@ def test_a_venv_made_anew_is_set_up_anew(run: Run) -> None:
     assert setup(run, COUNT) == {"changed": True}
 
 
-def test_variables_arrive_and_the_venv_is_wanted(run: Run, worker: Worker) -> None:
+def test_variables_arrive_and_the_venv_is_wanted(run: ProgramRun, worker: AgentWorker) -> None:
     setup(run, ["sh", "-c", 'echo "$TOKEN" > seen; which python >> seen'], secrets={"TOKEN": "t"})
     token, python = (run.folder / "work/seen").read_text().split()
     assert token == "t"

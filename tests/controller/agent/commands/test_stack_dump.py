@@ -5,17 +5,17 @@ from __future__ import annotations
 import os
 import signal
 
-from tests.controller.agent.conftest import Run, eventually
+from tests.controller.agent.conftest import ProgramRun, wait_for
 
 SLEEPS = "import time\ndef wait_for_ever():\n    print('ready', flush=True)\n    time.sleep(600)\nwait_for_ever()"
 LISTENS = f"import faulthandler, signal\nfaulthandler.register(signal.SIGQUIT)\n{SLEEPS}"
 
 
-def ready(run: Run) -> None:
-    eventually(lambda: "ready" in run.state()["log_tail"])
+def ready(run: ProgramRun) -> None:
+    wait_for(lambda: "ready" in run.state()["log_tail"])
 
 
-def test_who_listens_tells_and_goes_on(run: Run) -> None:
+def test_who_listens_tells_and_goes_on(run: ProgramRun) -> None:
     run.start(LISTENS)
     ready(run)
     told = run.worker.ask("stacks", run_id="run-1")
@@ -24,7 +24,7 @@ def test_who_listens_tells_and_goes_on(run: Run) -> None:
     assert run.state()["state"] == "running"
 
 
-def test_any_python_tells_while_it_is_aborted(run: Run) -> None:
+def test_any_python_tells_while_it_is_aborted(run: ProgramRun) -> None:
     run.start(SLEEPS)
     ready(run)
     told = run.worker.ask("stacks", run_id="run-1")
@@ -32,7 +32,7 @@ def test_any_python_tells_while_it_is_aborted(run: Run) -> None:
     assert run.ended()["signal"] == "SIGABRT"
 
 
-def test_what_is_stopped_tells_too(run: Run) -> None:
+def test_what_is_stopped_tells_too(run: ProgramRun) -> None:
     run.start(LISTENS)
     ready(run)
     pid = run.worker.ask("stacks", run_id="run-1")["processes"][0]["pid"]
@@ -42,12 +42,12 @@ def test_what_is_stopped_tells_too(run: Run) -> None:
     assert "in wait_for_ever" in told["text"]
 
 
-def test_what_does_not_listen_is_left_alone(run: Run) -> None:
+def test_what_does_not_listen_is_left_alone(run: ProgramRun) -> None:
     run.start("", argv=["sleep", "600"])
     told = run.worker.ask("stacks", run_id="run-1")
     assert [(process["name"], process["signal"]) for process in told["processes"]] == [("sleep", None)]
     assert run.state()["state"] == "running"
 
 
-def test_of_what_is_not_there_nothing_is_told(run: Run) -> None:
+def test_of_what_is_not_there_nothing_is_told(run: ProgramRun) -> None:
     assert run.worker.ask("stacks", run_id="run-1") == {"processes": [], "text": ""}

@@ -10,17 +10,17 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.controller.agent.conftest import Run, Worker, eventually
+from tests.controller.agent.conftest import AgentWorker, ProgramRun, wait_for
 
 
 @pytest.fixture
-def place(worker: Worker, tmp_path: Path) -> Path:
+def place(worker: AgentWorker, tmp_path: Path) -> Path:
     (tmp_path / "tmp").mkdir()
     worker.extra |= {"TMPDIR": str(tmp_path / "tmp"), "SLIPWAY_SYSFS": str(tmp_path / "sys")}
     return tmp_path
 
 
-def test_a_stale_lock_goes_and_one_that_is_held_stays(worker: Worker, place: Path) -> None:
+def test_a_stale_lock_goes_and_one_that_is_held_stays(worker: AgentWorker, place: Path) -> None:
     (lock := place / "tmp/libtpu_lockfile").touch()
     assert worker.ask("observe")["untidy"] == [f"stale {lock}"]
     with lock.open() as held:
@@ -33,7 +33,7 @@ def test_a_stale_lock_goes_and_one_that_is_held_stays(worker: Worker, place: Pat
     assert worker.ask("observe")["untidy"] == []
 
 
-def test_huge_pages_are_switched_on(worker: Worker, place: Path) -> None:
+def test_huge_pages_are_switched_on(worker: AgentWorker, place: Path) -> None:
     (switch := place / "sys/kernel/mm/transparent_hugepage/enabled").parent.mkdir(parents=True)
     switch.write_text("always [madvise] never\n")
     assert worker.ask("observe")["untidy"] == ["transparent huge pages are off"]
@@ -42,7 +42,7 @@ def test_huge_pages_are_switched_on(worker: Worker, place: Path) -> None:
     assert worker.ask("observe")["untidy"] == []
 
 
-def test_what_may_not_be_switched_on_is_noted_once(worker: Worker, place: Path) -> None:
+def test_what_may_not_be_switched_on_is_noted_once(worker: AgentWorker, place: Path) -> None:
     (switch := place / "sys/kernel/mm/transparent_hugepage/enabled").parent.mkdir(parents=True)
     switch.write_text("always [madvise] never\n")
     (tools := place / "tools").mkdir()
@@ -58,7 +58,7 @@ def test_what_may_not_be_switched_on_is_noted_once(worker: Worker, place: Path) 
     assert worker.ask("observe")["untidy"] == ["transparent huge pages are off"]
 
 
-def test_what_an_earlier_attempt_left_is_ended_and_nothing_else(run: Run, place: Path) -> None:
+def test_what_an_earlier_attempt_left_is_ended_and_nothing_else(run: ProgramRun, place: Path) -> None:
     """A supervisor ends what its program leaves; here a process is put into its place afterwards."""
     run.start("pass")
     run.ended()
@@ -67,7 +67,7 @@ def test_what_an_earlier_attempt_left_is_ended_and_nothing_else(run: Run, place:
     mine = subprocess.Popen(sleep, env=marked)
     other = subprocess.Popen(sleep, env={**marked, "SLIPWAY_RUN_DIR": "/elsewhere"})
     try:
-        eventually(lambda: run.worker.ask("observe")["untidy"])
+        wait_for(lambda: run.worker.ask("observe")["untidy"])
         assert run.worker.ask("observe")["untidy"] == [f"process {mine.pid} of run-1, attempt-1"]
         assert run.worker.ask("tidy")["done"] == ["ended what was left of run-1, attempt-1"]
         assert mine.wait(10) < 0
@@ -80,7 +80,7 @@ def test_what_an_earlier_attempt_left_is_ended_and_nothing_else(run: Run, place:
         other.wait()
 
 
-def test_while_a_program_runs_nothing_is_touched(run: Run, place: Path) -> None:
+def test_while_a_program_runs_nothing_is_touched(run: ProgramRun, place: Path) -> None:
     run.start("import time; time.sleep(600)")
     (lock := place / "tmp/libtpu_lockfile").touch()
     assert run.worker.ask("observe")["untidy"] == []

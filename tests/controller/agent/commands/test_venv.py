@@ -8,14 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from controller.agent.commands.venv import versions_in
-from tests.controller.agent.conftest import Worker
+from controller.agent.commands.venv import installed_versions
+from tests.controller.agent.conftest import AgentWorker
 from tests.controller.inputs.wheels import write_wheel
 
 PYTHON = f"{sys.version_info.major}.{sys.version_info.minor}"
 
 
-def python_in(worker: Worker, fingerprint: str, script: str) -> str:
+def python_in(worker: AgentWorker, fingerprint: str, script: str) -> str:
     python = worker.root / "venv" / fingerprint / "bin/python"
     return subprocess.run([python, "-c", script], capture_output=True, text=True, check=True).stdout.strip()
 
@@ -41,7 +41,7 @@ def lock(wheels: Path) -> dict[str, str]:
     }
 
 
-def test_a_venv_is_made_from_a_lock_once(worker: Worker, lock: dict[str, str]) -> None:
+def test_a_venv_is_made_from_a_lock_once(worker: AgentWorker, lock: dict[str, str]) -> None:
     assert worker.ask("observe", venv="f1")["venv"] is None
     made = worker.ask("install_venv", **lock)
     assert made.pop("changed")
@@ -51,7 +51,7 @@ def test_a_venv_is_made_from_a_lock_once(worker: Worker, lock: dict[str, str]) -
     assert python_in(worker, "f1", "import tiny_thing; print(tiny_thing.answer)") == "42"
 
 
-def test_a_wrong_hash_installs_nothing(worker: Worker, lock: dict[str, str]) -> None:
+def test_a_wrong_hash_installs_nothing(worker: AgentWorker, lock: dict[str, str]) -> None:
     wrong = lock["requirements"][:-10] + "0" * 9 + "\n"
     answer = worker.refusal("install_venv", **{**lock, "requirements": wrong})
     assert "uv pip failed" in answer["error"]
@@ -60,7 +60,7 @@ def test_a_wrong_hash_installs_nothing(worker: Worker, lock: dict[str, str]) -> 
     assert worker.ask("install_venv", **lock)["changed"], "the next try is not hindered"
 
 
-def test_altered_packages_show_and_are_repaired(worker: Worker, lock: dict[str, str]) -> None:
+def test_altered_packages_show_and_are_repaired(worker: AgentWorker, lock: dict[str, str]) -> None:
     worker.ask("install_venv", **lock)
     [site] = (worker.root / "venv/f1").glob("lib/python*/site-packages")
     (site / "tiny_thing-1.2.dist-info").rename(site / "tiny_thing-1.3.dist-info")
@@ -69,7 +69,7 @@ def test_altered_packages_show_and_are_repaired(worker: Worker, lock: dict[str, 
     assert worker.ask("install_venv", **lock)["versions"] == {"tiny-thing": "1.2"}
 
 
-def test_half_a_venv_is_none_and_is_made_anew(worker: Worker, lock: dict[str, str]) -> None:
+def test_half_a_venv_is_none_and_is_made_anew(worker: AgentWorker, lock: dict[str, str]) -> None:
     worker.ask("install_venv", **lock)
     (worker.root / "venv/f1/slipway.json").unlink()
     shutil.rmtree(worker.root / "venv/f1/lib")
@@ -78,12 +78,12 @@ def test_half_a_venv_is_none_and_is_made_anew(worker: Worker, lock: dict[str, st
     assert python_in(worker, "f1", "import tiny_thing") == ""
 
 
-def test_several_at_once_make_one(worker: Worker, lock: dict[str, str]) -> None:
+def test_several_at_once_make_one(worker: AgentWorker, lock: dict[str, str]) -> None:
     answers = [worker.finish(p)[1][-1] for p in [worker.begin("install_venv", **lock) for _ in range(3)]]
     assert sorted(answer["changed"] for answer in answers) == [False, False, True]
 
 
-def test_the_packages_of_the_image_are_seen_and_nothing_is_downloaded(worker: Worker) -> None:
+def test_the_packages_of_the_image_are_seen_and_nothing_is_downloaded(worker: AgentWorker) -> None:
     seen = worker.ask("observe", venv="image")
     assert seen["venv"] is None
     made = worker.ask("install_venv", packages="image", fingerprint="image")
@@ -95,15 +95,15 @@ def test_the_packages_of_the_image_are_seen_and_nothing_is_downloaded(worker: Wo
     assert not worker.ask("install_venv", packages="image", fingerprint=made["fingerprint"])["changed"]
 
 
-def test_another_image_is_another_fingerprint(worker: Worker) -> None:
+def test_another_image_is_another_fingerprint(worker: AgentWorker) -> None:
     assert "fingerprint" in worker.refusal("install_venv", packages="image", fingerprint="f2")["error"]
 
 
-def test_an_unknown_kind_of_venv(worker: Worker) -> None:
+def test_an_unknown_kind_of_venv(worker: AgentWorker) -> None:
     assert "lock, requirements or image" in worker.refusal("install_venv", packages="conda", fingerprint="f2")["error"]
 
 
-def test_a_requirements_file_leaves_versions_open_and_constraints_fix_them(worker: Worker, wheels: Path) -> None:
+def test_a_requirements_file_leaves_versions_open_and_constraints_fix_them(worker: AgentWorker, wheels: Path) -> None:
     write_wheel(wheels, "tiny_thing", "1.3")
     order = {"packages": "requirements", "python": PYTHON, "fingerprint": "r1"}
     order["requirements"] = f"--no-index\n--find-links {wheels}\ntiny-thing\n"
@@ -114,7 +114,7 @@ def test_a_requirements_file_leaves_versions_open_and_constraints_fix_them(worke
     assert "uv pip failed" in worker.refusal("install_venv", **order, constraints={"tiny-thing": "9"})["error"]
 
 
-def test_a_wheel_comes_from_the_bucket(worker: Worker, wheels: Path) -> None:
+def test_a_wheel_comes_from_the_bucket(worker: AgentWorker, wheels: Path) -> None:
     wheel = wheels / "tiny_thing-1.2-py3-none-any.whl"
     worker.bucket.objects["wheels/w"] = wheel.read_bytes()
     entry = {"bucket": "b", "object": "wheels/w", "name": wheel.name, "before": "tiny-thing", "after": ""}
@@ -127,7 +127,7 @@ def test_a_wheel_comes_from_the_bucket(worker: Worker, wheels: Path) -> None:
     assert python_in(worker, "r1", "import tiny_thing; print(tiny_thing.answer)") == "42"
 
 
-def test_secrets_open_a_private_index_and_are_gone_afterwards(worker: Worker, tmp_path: Path) -> None:
+def test_secrets_open_a_private_index_and_are_gone_afterwards(worker: AgentWorker, tmp_path: Path) -> None:
     """A stand-in for uv says what it sees; its complaint is masked."""
     (tools := tmp_path / "tools").mkdir()
     (tools / "uv").write_text('#!/bin/sh\n[ "$1" = venv ] || { cat "$NETRC" >&2; echo "error: $KEY" >&2; exit 2; }\n')
@@ -141,7 +141,7 @@ def test_secrets_open_a_private_index_and_are_gone_afterwards(worker: Worker, tm
     assert not [p for p in worker.home.rglob("*") if p.is_file() and b"open-sesame" in p.read_bytes()]
 
 
-def test_no_venv_is_the_python_of_the_image(worker: Worker) -> None:
+def test_no_venv_is_the_python_of_the_image(worker: AgentWorker) -> None:
     seen = worker.ask("observe", venv="none")["venv"]
     assert (seen["ok"], seen["versions"]["pytest"]) == (True, pytest.__version__)
     assert not (worker.root / "venv").exists()
@@ -152,10 +152,10 @@ def test_versions_are_read_off_the_names_of_metadata(tmp_path: Path) -> None:
         (tmp_path / name).mkdir()
     (tmp_path / "Old_Thing-2-py3.10.egg-info").write_text("")
     expected = {"jax": "0.10.2", "orbax-checkpoint": "0.12.8+local", "pyyaml": "6.0", "old-thing": "2"}
-    assert versions_in([tmp_path]) == expected
+    assert installed_versions([tmp_path]) == expected
 
 
-def test_uv_is_installed_beside_the_venvs_where_the_image_has_none(worker: Worker, tmp_path: Path) -> None:
+def test_uv_is_installed_beside_the_venvs_where_the_image_has_none(worker: AgentWorker, tmp_path: Path) -> None:
     """A stand-in for pip writes a stand-in for uv: nothing is fetched here."""
     fake = tmp_path / "fake/pip"
     fake.mkdir(parents=True)

@@ -14,7 +14,7 @@ from urllib.parse import parse_qs, urlsplit
 
 import pytest
 
-from tests.controller.agent.conftest import Run, eventually
+from tests.controller.agent.conftest import ProgramRun, wait_for
 
 LISTENS = """
 import signal, sys, time
@@ -61,7 +61,7 @@ def handler(server: MetadataServer) -> type[BaseHTTPRequestHandler]:
 
 
 @pytest.fixture
-def metadata(run: Run) -> Iterator[MetadataServer]:
+def metadata(run: ProgramRun) -> Iterator[MetadataServer]:
     made = MetadataServer()
     server = ThreadingHTTPServer(("127.0.0.1", 0), handler(made))
     server.daemon_threads = True
@@ -75,18 +75,18 @@ def metadata(run: Run) -> Iterator[MetadataServer]:
     server.server_close()
 
 
-def start(run: Run, script: str, **more: Any) -> None:
+def start(run: ProgramRun, script: str, **more: Any) -> None:
     run.start(script, **more)
     attempt = more.get("attempt", 1)
-    eventually(lambda: "ready" in run.state(attempt)["log_tail"])
+    wait_for(lambda: "ready" in run.state(attempt)["log_tail"])
 
 
-def noticed(run: Run, attempt: int = 1) -> Any:
+def noticed(run: ProgramRun, attempt: int = 1) -> Any:
     path = run.folder / f"attempt-{attempt}/notice.json"
     return path.exists() and json.loads(path.read_bytes())["kind"]
 
 
-def test_the_program_is_told_of_a_preemption_and_its_end_says_so(run: Run, metadata: MetadataServer) -> None:
+def test_the_program_is_told_of_a_preemption_and_its_end_says_so(run: ProgramRun, metadata: MetadataServer) -> None:
     start(run, LISTENS, notice="SIGTERM")
     metadata.set("preempted", "TRUE")
     ended = run.ended()
@@ -94,27 +94,27 @@ def test_the_program_is_told_of_a_preemption_and_its_end_says_so(run: Run, metad
     assert {"notice": "preemption"} in run.worker.watch(run_id="run-1")
 
 
-def test_a_program_that_did_not_ask_is_not_told(run: Run, metadata: MetadataServer) -> None:
+def test_a_program_that_did_not_ask_is_not_told(run: ProgramRun, metadata: MetadataServer) -> None:
     start(run, WAITS)
     metadata.set("preempted", "TRUE")
-    eventually(lambda: noticed(run))
+    wait_for(lambda: noticed(run))
     (run.folder / "go").touch()
     assert (run.ended()["code"], run.state()["notice"]) == (0, "preemption")
 
 
-def test_of_one_maintenance_one_program_hears(run: Run, metadata: MetadataServer) -> None:
+def test_of_one_maintenance_one_program_hears(run: ProgramRun, metadata: MetadataServer) -> None:
     start(run, LISTENS, notice="SIGTERM")
     metadata.set("maintenance-event", "TERMINATE_ON_HOST_MAINTENANCE")
     assert run.ended()["notice"] == "maintenance"
     start(run, WAITS, notice="SIGTERM", attempt=2)
     metadata.set("maintenance-event", "NONE")
-    eventually(lambda: not (run.worker.root / "maintenance.json").exists())
+    wait_for(lambda: not (run.worker.root / "maintenance.json").exists())
     assert not noticed(run, 2)
     metadata.set("maintenance-event", "TERMINATE_ON_HOST_MAINTENANCE")
     assert run.ended(2)["notice"] == "maintenance"
 
 
-def test_a_vm_that_shuts_down_tells_everybody(run: Run, metadata: MetadataServer) -> None:
+def test_a_vm_that_shuts_down_tells_everybody(run: ProgramRun, metadata: MetadataServer) -> None:
     start(run, LISTENS)
     record = json.loads((run.folder / "attempt-1/pid.json").read_bytes())
     os.kill(record["supervisor"]["pid"], signal.SIGTERM)
@@ -122,6 +122,6 @@ def test_a_vm_that_shuts_down_tells_everybody(run: Run, metadata: MetadataServer
     assert (ended["code"], ended["notice"]) == (75, "shutdown")
 
 
-def test_a_metadata_server_that_does_not_answer_harms_nothing(run: Run) -> None:
+def test_a_metadata_server_that_does_not_answer_harms_nothing(run: ProgramRun) -> None:
     run.start("print('done')", notice="SIGTERM")
     assert (run.ended()["code"], run.state()["notice"]) == (0, None)

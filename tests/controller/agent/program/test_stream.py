@@ -6,7 +6,7 @@ import pytest
 
 from controller.agent.program import stream as module
 from controller.agent.program.stream import watch
-from tests.controller.agent.conftest import Run, eventually
+from tests.controller.agent.conftest import ProgramRun, wait_for
 
 TALK = """
 import os, json
@@ -25,7 +25,7 @@ def steps(lines: list[dict]) -> list[int]:
     return [line["metrics"]["step"] for line in lines if "metrics" in line]
 
 
-def test_a_whole_program_is_told(run: Run) -> None:
+def test_a_whole_program_is_told(run: ProgramRun) -> None:
     run.start(TALK)
     lines = run.worker.watch(run_id="run-1", attempt=1)
     assert text(lines) == "step 0 ☃\nstep 1 ☃\nstep 2 ☃\n"
@@ -34,7 +34,7 @@ def test_a_whole_program_is_told(run: Run) -> None:
     assert lines[-1]["end"]["code"] == 0
 
 
-def test_it_is_taken_up_where_it_was_left(run: Run) -> None:
+def test_it_is_taken_up_where_it_was_left(run: ProgramRun) -> None:
     run.start(TALK)
     run.ended()
     whole = "step 0 ☃\nstep 1 ☃\nstep 2 ☃\n".encode()
@@ -46,7 +46,7 @@ def test_it_is_taken_up_where_it_was_left(run: Run) -> None:
         assert steps(again) == [1, 2]
 
 
-def test_it_can_begin_near_the_end(run: Run) -> None:
+def test_it_can_begin_near_the_end(run: ProgramRun) -> None:
     run.start(TALK)
     run.ended()
     for offset, told in ((-1, "step 2 ☃\n"), (-14, "step 1 ☃\nstep 2 ☃\n"), (-1000, "step 0 ☃\nstep 1 ☃\nstep 2 ☃\n")):
@@ -55,10 +55,10 @@ def test_it_can_begin_near_the_end(run: Run) -> None:
         assert steps(lines) == [2]
 
 
-def test_it_tells_what_is_there_while_the_program_goes_on(run: Run) -> None:
+def test_it_tells_what_is_there_while_the_program_goes_on(run: ProgramRun) -> None:
     script = "import os, time\nprint('one', flush=True)\nwhile not os.path.exists('go'): time.sleep(0.02)\nprint('two')"
     run.start(script)
-    eventually(lambda: run.state()["log_size"])
+    wait_for(lambda: run.state()["log_size"])
     lines = run.worker.watch(run_id="run-1", follow=False)
     assert text(lines) == "one\n"
     assert lines[-1]["end"]["state"] == "running"
@@ -69,7 +69,7 @@ def test_it_tells_what_is_there_while_the_program_goes_on(run: Run) -> None:
     assert (code, text(lines), lines[-1]["end"]["code"]) == (0, "two\n", 0)
 
 
-def test_who_watches_is_not_told_half_a_character(run: Run) -> None:
+def test_who_watches_is_not_told_half_a_character(run: ProgramRun) -> None:
     script = (
         "import os, sys, time\n"
         "for byte in 'é☃🙂'.encode():\n"
@@ -81,14 +81,14 @@ def test_who_watches_is_not_told_half_a_character(run: Run) -> None:
     assert text(run.worker.watch(run_id="run-1")) == "é☃🙂\N{REPLACEMENT CHARACTER}"
 
 
-def test_the_end_waits_for_the_upload(run: Run) -> None:
+def test_the_end_waits_for_the_upload(run: ProgramRun) -> None:
     run.worker.bucket.faults += [503, 503]
     run.start("print('x')", bucket="b", log_object="log", exit_object="exit.json")
     assert run.worker.watch(run_id="run-1")[-1]["end"]["upload"] == "done"
     assert set(run.worker.bucket.objects) >= {"log", "exit.json"}
 
 
-def test_lines_that_are_no_metrics_are_told_as_such(run: Run) -> None:
+def test_lines_that_are_no_metrics_are_told_as_such(run: ProgramRun) -> None:
     run.start("pass")
     run.ended()
     (run.folder / "metrics.jsonl").write_text('{"step": 1}\nnonsense\n[1]\n' + "[" * 5000 + "\n{")
@@ -98,18 +98,18 @@ def test_lines_that_are_no_metrics_are_told_as_such(run: Run) -> None:
     assert [w.rpartition(" ")[2].strip() for w in warnings] == ["nonsense", "[1]", "[" * 200]
 
 
-def test_metrics_that_were_written_anew_are_told_anew(run: Run) -> None:
+def test_metrics_that_were_written_anew_are_told_anew(run: ProgramRun) -> None:
     run.start("pass")
     run.ended()
     (run.folder / "metrics.jsonl").write_text('{"step": 1}\n')
     assert steps(run.worker.watch(run_id="run-1", metrics_offset=5000)) == [1]
 
 
-def test_what_never_ran_cannot_be_watched(run: Run) -> None:
+def test_what_never_ran_cannot_be_watched(run: ProgramRun) -> None:
     assert "no attempt-4" in run.worker.refusal("watch", run_id="run-1", attempt=4)["error"]
 
 
-def test_a_lost_supervisor_ends_the_watch(run: Run) -> None:
+def test_a_lost_supervisor_ends_the_watch(run: ProgramRun) -> None:
     run.start("import time; time.sleep(600)")
     watching = run.worker.begin("watch", run_id="run-1")
     for who in ("supervisor", "program"):
@@ -118,7 +118,7 @@ def test_a_lost_supervisor_ends_the_watch(run: Run) -> None:
     assert (code, lines[-1]["end"]["error"]) == (0, "supervisor lost")
 
 
-def test_a_watch_ends_with_who_watches(run: Run) -> None:
+def test_a_watch_ends_with_who_watches(run: ProgramRun) -> None:
     run.start("import time\nwhile True: print('x' * 10000, flush=True); time.sleep(0.02)")
     watching = run.worker.begin("watch", run_id="run-1")
     assert watching.stdout
@@ -129,7 +129,9 @@ def test_a_watch_ends_with_who_watches(run: Run) -> None:
     assert watching.returncode == 0
 
 
-def test_it_gives_a_sign_of_life(run: Run, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_it_gives_a_sign_of_life(
+    run: ProgramRun, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.setenv("HOME", str(run.worker.home))
     monkeypatch.setenv("SLIPWAY_BOOT_ID", run.worker.boot)
     monkeypatch.setattr(module, "HEARTBEAT_SECONDS", 0.0)

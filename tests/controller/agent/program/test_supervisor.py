@@ -12,8 +12,8 @@ import psutil
 import pytest
 
 from controller.agent import tree_hash
-from controller.agent.process import alive, start_time
-from tests.controller.agent.conftest import Run, eventually
+from controller.agent.process import is_alive, start_time
+from tests.controller.agent.conftest import ProgramRun, wait_for
 
 SLEEP = "import time; print('up', flush=True); time.sleep(600)"
 HOSTILE = [
@@ -40,19 +40,19 @@ sys.exit(3)
 COUNT = "import os; open(os.environ['SLIPWAY_RUN_DIR'] + '/count', 'a').write('x')"
 
 
-def up(run: Run, attempt: int = 1) -> dict:
+def up(run: ProgramRun, attempt: int = 1) -> dict:
     """What is on record of the attempt, once its program has printed something."""
     folder = run.folder / f"attempt-{attempt}"
-    eventually(lambda: (folder / "log").exists() and (folder / "log").stat().st_size)
+    wait_for(lambda: (folder / "log").exists() and (folder / "log").stat().st_size)
     return json.loads((folder / "pid.json").read_bytes())
 
 
 def kill(process: dict) -> None:
     os.kill(process["pid"], signal.SIGKILL)
-    eventually(lambda: not alive(process))
+    wait_for(lambda: not is_alive(process))
 
 
-def test_words_and_variables_arrive_as_they_are(run: Run) -> None:
+def test_words_and_variables_arrive_as_they_are(run: ProgramRun) -> None:
     files = {f"V{i}": text for i, text in enumerate(HOSTILE)}
     payload = {f"P{i}": text for i, text in enumerate(HOSTILE)}
     run.worker.ask("write_config", run_id="run-1", text="", env={**files, "BOTH": "file", "SLIPWAY_RUN_ID": "other"})
@@ -73,7 +73,7 @@ def test_words_and_variables_arrive_as_they_are(run: Run) -> None:
     assert not (run.worker.home / "evil").exists()
 
 
-def test_a_program_knows_where_it_is(run: Run) -> None:
+def test_a_program_knows_where_it_is(run: ProgramRun) -> None:
     run.start(SAY)
     run.ended()
     seen = json.loads((run.folder / "seen").read_text())
@@ -90,7 +90,7 @@ def test_a_program_knows_where_it_is(run: Run) -> None:
     assert seen["cwd"] == str(run.folder / "work")
 
 
-def test_what_a_program_writes_beside_its_code_does_not_alter_the_code(run: Run) -> None:
+def test_what_a_program_writes_beside_its_code_does_not_alter_the_code(run: ProgramRun) -> None:
     run.start("open('package/module.py', 'w').write('x = 2'); open('out', 'w').write('')")
     assert run.ended()["code"] == 0
     assert run.worker.ask("observe", code=run.code)["code"] == run.code
@@ -99,7 +99,7 @@ def test_what_a_program_writes_beside_its_code_does_not_alter_the_code(run: Run)
     assert (run.folder / "work/out").exists(), "and finds what earlier attempts of the run have written"
 
 
-def test_altered_code_is_what_the_program_is_told_of(run: Run) -> None:
+def test_altered_code_is_what_the_program_is_told_of(run: ProgramRun) -> None:
     source = run.worker.root / "code" / run.code
     (source / "package/module.py").write_text("x = 3\n")
     run.start("import os, package.module as m; print(m.x, os.environ['SLIPWAY_CODE_SHA256'])")
@@ -107,7 +107,7 @@ def test_altered_code_is_what_the_program_is_told_of(run: Run) -> None:
     assert tree_hash(source) != run.code
 
 
-def test_records_are_private(run: Run) -> None:
+def test_records_are_private(run: ProgramRun) -> None:
     run.start("print('x')")
     run.ended()
     attempt = run.folder / "attempt-1"
@@ -118,7 +118,7 @@ def test_records_are_private(run: Run) -> None:
     assert stat.S_IMODE(attempt.stat().st_mode) == 0o700
 
 
-def test_a_program_that_does_not_exist_is_an_end_with_words(run: Run) -> None:
+def test_a_program_that_does_not_exist_is_an_end_with_words(run: ProgramRun) -> None:
     order = run.order("") | {"argv": ["no-such-program", "x"]}
     run.worker.ask("start", **order)
     end = run.ended()
@@ -127,12 +127,12 @@ def test_a_program_that_does_not_exist_is_an_end_with_words(run: Run) -> None:
 
 
 @pytest.mark.parametrize("argv", [[], ["a\0b"], [1]])
-def test_what_is_no_command_is_refused(run: Run, argv: list) -> None:
+def test_what_is_no_command_is_refused(run: ProgramRun, argv: list) -> None:
     assert "no command" in run.worker.refusal("start", **(run.order("") | {"argv": argv}))["error"]
 
 
 @pytest.mark.parametrize("missing", ["code", "venv"])
-def test_without_code_or_venv_nothing_starts_and_nothing_is_spoilt(run: Run, missing: str) -> None:
+def test_without_code_or_venv_nothing_starts_and_nothing_is_spoilt(run: ProgramRun, missing: str) -> None:
     refusal = run.worker.refusal("start", **(run.order(COUNT) | {missing: "0" * 64}))
     assert "install it first" in refusal["detail"]
     assert run.state()["state"] == "absent"
@@ -140,7 +140,7 @@ def test_without_code_or_venv_nothing_starts_and_nothing_is_spoilt(run: Run, mis
     assert run.ended()["code"] == 0
 
 
-def test_started_twice_it_runs_once(run: Run) -> None:
+def test_started_twice_it_runs_once(run: ProgramRun) -> None:
     first = run.start(COUNT)
     again = run.start(COUNT)
     assert {first["state"], again["state"]} <= {"running", "exited"}
@@ -149,7 +149,7 @@ def test_started_twice_it_runs_once(run: Run) -> None:
     assert (run.folder / "count").read_text() == "x"
 
 
-def test_started_by_several_at_once_it_runs_once(run: Run) -> None:
+def test_started_by_several_at_once_it_runs_once(run: ProgramRun) -> None:
     processes = [run.worker.begin("start", **run.order(COUNT)) for _ in range(6)]
     assert {run.worker.finish(process)[0] for process in processes} == {0}
     run.ended()
@@ -157,7 +157,7 @@ def test_started_by_several_at_once_it_runs_once(run: Run) -> None:
 
 
 @pytest.mark.parametrize("seconds", [0.03, 0.05, 0.07, 0.09, 0.11, 0.13, 0.16, 0.2])
-def test_killed_at_any_moment_a_start_can_be_repeated(run: Run, seconds: float) -> None:
+def test_killed_at_any_moment_a_start_can_be_repeated(run: ProgramRun, seconds: float) -> None:
     """The moments differ from host to host; none of them may lose a program or start it twice."""
     starting = run.worker.begin("start", **run.order(COUNT))
     time.sleep(seconds)
@@ -168,7 +168,7 @@ def test_killed_at_any_moment_a_start_can_be_repeated(run: Run, seconds: float) 
     assert (run.folder / "count").read_text() == "x"
 
 
-def test_a_program_outlives_the_session_that_started_it(run: Run) -> None:
+def test_a_program_outlives_the_session_that_started_it(run: ProgramRun) -> None:
     session = run.worker.begin("start", **run.order(SLEEP))
     up(run)
     for signum in (signal.SIGHUP, signal.SIGKILL):
@@ -179,9 +179,9 @@ def test_a_program_outlives_the_session_that_started_it(run: Run) -> None:
     assert run.worker.ask("observe")["active"] == {"run_id": "run-1", "attempt": 1}
 
 
-def test_another_run_waits_its_turn(run: Run) -> None:
+def test_another_run_waits_its_turn(run: ProgramRun) -> None:
     run.start(SLEEP)
-    other = Run(run.worker, run.code, "run-2")
+    other = ProgramRun(run.worker, run.code, "run-2")
     assert "run run-1, attempt 1, is alive" in run.worker.refusal("start", **other.order(COUNT))["error"]
     assert "run run-1, attempt 1, is alive" in run.worker.refusal("start", **run.order(COUNT, attempt=2))["error"]
     run.worker.ask("stop", run_id="run-1", grace_seconds=30)
@@ -190,7 +190,7 @@ def test_another_run_waits_its_turn(run: Run) -> None:
     assert other.ended()["code"] == 0
 
 
-def test_a_killed_program_is_told(run: Run) -> None:
+def test_a_killed_program_is_told(run: ProgramRun) -> None:
     run.start(SLEEP)
     kill(up(run)["program"])
     end = run.ended()
@@ -198,7 +198,7 @@ def test_a_killed_program_is_told(run: Run) -> None:
     assert end["started"] <= end["ended"]
 
 
-def test_a_lost_supervisor_is_told_and_its_program_can_be_stopped(run: Run) -> None:
+def test_a_lost_supervisor_is_told_and_its_program_can_be_stopped(run: ProgramRun) -> None:
     run.start(SLEEP, bucket="b", log_object="log", exit_object="exit.json")
     record = up(run)
     kill(record["supervisor"])
@@ -207,12 +207,12 @@ def test_a_lost_supervisor_is_told_and_its_program_can_be_stopped(run: Run) -> N
     assert run.worker.ask("observe")["active"] == {"run_id": "run-1", "attempt": 1}
     end = run.worker.ask("stop", run_id="run-1", grace_seconds=30)
     assert (end["state"], end["code"], end["error"], end["upload"]) == ("exited", None, "supervisor lost", "done")
-    assert not alive(record["program"])
+    assert not is_alive(record["program"])
     assert run.worker.bucket.objects["log"] == b"up\n"
     assert json.loads(run.worker.bucket.objects["exit.json"])["error"] == "supervisor lost"
 
 
-def test_a_program_that_ends_without_its_supervisor_is_told(run: Run) -> None:
+def test_a_program_that_ends_without_its_supervisor_is_told(run: ProgramRun) -> None:
     run.start(SLEEP)
     record = up(run)
     kill(record["supervisor"])
@@ -223,7 +223,7 @@ def test_a_program_that_ends_without_its_supervisor_is_told(run: Run) -> None:
     assert run.ended(2)["code"] == 0
 
 
-def test_a_restarted_worker_has_no_programs(run: Run) -> None:
+def test_a_restarted_worker_has_no_programs(run: ProgramRun) -> None:
     run.start(SLEEP)
     up(run)
     run.worker.boot = "boot-2"
@@ -232,7 +232,7 @@ def test_a_restarted_worker_has_no_programs(run: Run) -> None:
     assert run.worker.ask("observe")["active"] is None
 
 
-def test_a_program_may_take_leave_when_it_is_stopped(run: Run) -> None:
+def test_a_program_may_take_leave_when_it_is_stopped(run: ProgramRun) -> None:
     script = (
         "import signal, sys, time; signal.signal(15, lambda *_: sys.exit(7)); print('up', flush=True); time.sleep(600)"
     )
@@ -244,7 +244,7 @@ def test_a_program_may_take_leave_when_it_is_stopped(run: Run) -> None:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="who leaves the process group is found in /proc")
-def test_who_does_not_take_leave_is_killed_with_all_descendants(run: Run) -> None:
+def test_who_does_not_take_leave_is_killed_with_all_descendants(run: ProgramRun) -> None:
     child = "import signal, time; signal.signal(15, signal.SIG_IGN); print('up', flush=True); time.sleep(600)"
     script = (
         "import signal, subprocess, sys, time; signal.signal(15, signal.SIG_IGN); "
@@ -253,16 +253,16 @@ def test_who_does_not_take_leave_is_killed_with_all_descendants(run: Run) -> Non
     )
     run.start(script)
     log = run.folder / "attempt-1/log"
-    eventually(lambda: log.exists() and log.read_text().count("up\n") == 2)
+    wait_for(lambda: log.exists() and log.read_text().count("up\n") == 2)
     program = up(run)["program"]["pid"]
     pids = [child.pid for child in psutil.Process(program).children()]
     assert len(pids) == 2
     end = run.worker.ask("stop", run_id="run-1", grace_seconds=0.2)
     assert (end["state"], end["signal"]) == ("exited", "SIGKILL")
-    eventually(lambda: not any(start_time(pid) for pid in [program, *pids]))
+    wait_for(lambda: not any(start_time(pid) for pid in [program, *pids]))
 
 
-def test_a_reused_pid_is_left_alone(run: Run) -> None:
+def test_a_reused_pid_is_left_alone(run: ProgramRun) -> None:
     run.start(SLEEP)
     record = up(run)
     kill(record["supervisor"])
@@ -276,11 +276,11 @@ def test_a_reused_pid_is_left_alone(run: Run) -> None:
         innocent.kill()
 
 
-def test_stopping_what_never_ran_is_no_error(run: Run) -> None:
+def test_stopping_what_never_ran_is_no_error(run: ProgramRun) -> None:
     assert run.worker.ask("stop", run_id="run-9")["state"] == "absent"
 
 
-def test_log_and_end_reach_the_bucket(run: Run) -> None:
+def test_log_and_end_reach_the_bucket(run: ProgramRun) -> None:
     run.start("print('x' * 2_000_000)", bucket="b", log_object="runs/run-1/0.log", exit_object="runs/run-1/0.json")
     end = run.ended()
     assert (end["upload"], end["upload_error"], end["log_size"]) == ("done", None, 2_000_001)
@@ -289,14 +289,14 @@ def test_log_and_end_reach_the_bucket(run: Run) -> None:
     assert (stored["code"], stored["upload"]) == (0, "done")
 
 
-def test_an_upload_that_fails_at_first_is_repeated(run: Run) -> None:
+def test_an_upload_that_fails_at_first_is_repeated(run: ProgramRun) -> None:
     run.worker.bucket.faults += [503, 503]
     run.start("print('x')", bucket="b", log_object="log", exit_object="exit.json")
     assert run.ended()["upload"] == "done"
     assert run.worker.bucket.requests[-4:] == ["POST log", "POST log", "POST log", "POST exit.json"]
 
 
-def test_an_upload_that_fails_for_good_is_told_and_changes_nothing_else(run: Run) -> None:
+def test_an_upload_that_fails_for_good_is_told_and_changes_nothing_else(run: ProgramRun) -> None:
     run.worker.bucket.faults.append(403)
     run.start("print('x'); raise SystemExit(9)", bucket="b", log_object="log", exit_object="exit.json")
     end = run.ended()
@@ -304,7 +304,7 @@ def test_an_upload_that_fails_for_good_is_told_and_changes_nothing_else(run: Run
     assert "HTTP 403" in end["upload_error"]
 
 
-def test_the_latest_attempt_is_meant_where_none_is_named(run: Run) -> None:
+def test_the_latest_attempt_is_meant_where_none_is_named(run: ProgramRun) -> None:
     assert run.state()["state"] == "absent"
     for attempt in (1, 2, 10):
         run.start(f"print({attempt})", attempt=attempt)
@@ -312,7 +312,7 @@ def test_the_latest_attempt_is_meant_where_none_is_named(run: Run) -> None:
     assert (run.state()["attempt"], run.state()["log_tail"]) == (10, "10\n")
 
 
-def test_a_summary_comes_with_the_state(run: Run) -> None:
+def test_a_summary_comes_with_the_state(run: ProgramRun) -> None:
     run.start(
         "import os; open(os.environ['SLIPWAY_RUN_DIR'] + '/summary.json', 'w').write('{\"accuracy_after\": 0.9}')"
     )

@@ -7,13 +7,13 @@ from pathlib import Path
 import pytest
 
 from controller.cli import main
-from controller.cli.completion.answers import answers
+from controller.cli.completion.answers import complete
 from controller.cli.flags import VERBS
 from controller.records import index
 
 
 def words(line: str, folder: Path) -> list[str]:
-    return list(answers(line, folder))
+    return list(complete(line, folder))
 
 
 @pytest.mark.parametrize(
@@ -67,7 +67,9 @@ def test_files_of_the_users_own(tmp_path: Path) -> None:
 def test_ids_of_runs_and_sweeps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SLIPWAY_HOME", str(tmp_path))
     assert words("slipway up --run ", tmp_path) == []
-    index.add(tmp_path, [{"run": "q-1", "sweep": "s-1"}, {"run": "q-2", "sweep": "s-1"}, {"run": "r-3", "sweep": ""}])
+    index.append_rows(
+        tmp_path, [{"run": "q-1", "sweep": "s-1"}, {"run": "q-2", "sweep": "s-1"}, {"run": "r-3", "sweep": ""}]
+    )
     assert words("slipway up --run ", tmp_path) == ["r-3", "q-2", "q-1"]
     assert words("slipway logs --run q", tmp_path) == ["q-2", "q-1"]
     assert words("slipway runs --diff q-1 r", tmp_path) == ["r-3"]

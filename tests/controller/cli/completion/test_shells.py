@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from controller.cli import main
-from controller.cli.completion.shells import MARK, SHELLS, install, uninstall
+from controller.cli.completion.shells import MARKER, SHELLS, install, uninstall
 
 PATIENCE = 120.0
 """Seconds after which a shell that does not answer is taken for broken."""
@@ -106,7 +106,7 @@ def test_installing_twice_is_installing_once(shell: str, home: Path) -> None:
     again = install(shell, home / "state")
     assert {file: file.read_text() for file in home.rglob("*") if file.is_file()} == after
     assert all("as it should be" in words or "open a new" in words for words in again)
-    assert sum(text.count(MARK) for file, text in after.items() if file in before) == (shell != "fish")
+    assert sum(text.count(MARKER) for file, text in after.items() if file in before) == (shell != "fish")
     uninstall(shell, home / "state")
     assert not SHELLS[shell].file(home / "state").exists()
     assert all(file.read_text().rstrip("\n") == text.rstrip("\n") for file, text in before.items())

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.controller.localcloud.harness import COMPUTE, NODES, PROJECT, REGION, Cloud
+from tests.controller.localcloud.harness import COMPUTE, NODES, PROJECT, REGION, EmulatedCloud
 
 GLOBAL, REGIONAL = f"{COMPUTE}/global", f"{COMPUTE}/regions/{REGION}"
 
@@ -15,7 +15,7 @@ def reason(answer: Any) -> str:
     return answer["error"]["errors"][0]["reason"]
 
 
-def test_a_network_lives_and_dies(cloud: Cloud) -> None:
+def test_a_network_lives_and_dies(cloud: EmulatedCloud) -> None:
     operation = cloud.ok("POST", f"{GLOBAL}/networks", {"name": "life", "autoCreateSubnetworks": False, "mtu": 8896})
     assert (operation["kind"], operation["status"]) == ("compute#operation", "RUNNING")
     assert cloud.settle(operation)["status"] == "DONE"
@@ -28,7 +28,7 @@ def test_a_network_lives_and_dies(cloud: Cloud) -> None:
     assert answer["error"]["message"] == f"The resource '{PROJECT}/global/networks/life' was not found"
 
 
-def test_auto_mode_makes_subnetworks(cloud: Cloud) -> None:
+def test_auto_mode_makes_subnetworks(cloud: EmulatedCloud) -> None:
     cloud.act("POST", f"{GLOBAL}/networks", {"name": "auto"})
     subnetwork = cloud.ok("GET", f"{REGIONAL}/subnetworks/auto")
     assert subnetwork["ipCidrRange"].endswith("/20")
@@ -36,7 +36,7 @@ def test_auto_mode_makes_subnetworks(cloud: Cloud) -> None:
     assert cloud.call("GET", f"{REGIONAL}/subnetworks/auto")[0] == 404
 
 
-def test_private_google_access_is_switched(cloud: Cloud) -> None:
+def test_private_google_access_is_switched(cloud: EmulatedCloud) -> None:
     cloud.network("pga", ssh=False, internal=False)
     path = f"{REGIONAL}/subnetworks/pga"
     assert cloud.ok("GET", path)["privateIpGoogleAccess"] is False
@@ -47,7 +47,7 @@ def test_private_google_access_is_switched(cloud: Cloud) -> None:
     assert cloud.call("PATCH", path, {"ipCidrRange": "10.99.0.0/24"})[0] == 400
 
 
-def test_a_nat_is_part_of_its_router(cloud: Cloud) -> None:
+def test_a_nat_is_part_of_its_router(cloud: EmulatedCloud) -> None:
     cloud.network("nat", ssh=False, internal=False)
     router = {"name": "router", "network": f"{PROJECT}/global/networks/nat"}
     cloud.act("POST", f"{REGIONAL}/routers", router)
@@ -66,7 +66,7 @@ def test_a_nat_is_part_of_its_router(cloud: Cloud) -> None:
     assert "natIpAllocateOption" in answer["error"]["message"]
 
 
-def test_a_network_in_use_stays(cloud: Cloud) -> None:
+def test_a_network_in_use_stays(cloud: EmulatedCloud) -> None:
     cloud.network("used", internal=False)
     status, answer = cloud.call("DELETE", f"{GLOBAL}/networks/used")
     assert (status, reason(answer)) == (400, "resourceInUseByAnotherResource")
@@ -97,7 +97,9 @@ def test_a_network_in_use_stays(cloud: Cloud) -> None:
         ("global/firewalls", {"allowed": [{"IPProtocol": "tcp"}], "sourceRanges": ["me"]}, 400, "sourceRanges"),
     ],
 )
-def test_wrong_requests_are_refused(cloud: Cloud, path: str, body: dict[str, Any], status: int, words: str) -> None:
+def test_wrong_requests_are_refused(
+    cloud: EmulatedCloud, path: str, body: dict[str, Any], status: int, words: str
+) -> None:
     if cloud.call("GET", f"{GLOBAL}/networks/wrong")[0] == 404:
         cloud.network("wrong", ssh=False, internal=False)
     if "subnetworks" in path or "firewalls" in path:
@@ -107,7 +109,7 @@ def test_wrong_requests_are_refused(cloud: Cloud, path: str, body: dict[str, Any
     assert words in answer["error"]["message"]
 
 
-def test_a_resource_being_made_cannot_be_used_yet(fresh_cloud: Cloud) -> None:
+def test_a_resource_being_made_cannot_be_used_yet(fresh_cloud: EmulatedCloud) -> None:
     fresh_cloud.ok("POST", "emulator/settings", {"operation_seconds": 30})
     fresh_cloud.ok("POST", f"{GLOBAL}/networks", {"name": "slow", "autoCreateSubnetworks": False})
     body = {"name": "r", "network": f"{PROJECT}/global/networks/slow"}
@@ -115,7 +117,7 @@ def test_a_resource_being_made_cannot_be_used_yet(fresh_cloud: Cloud) -> None:
     assert (status, reason(answer)) == (400, "resourceNotReady")
 
 
-def test_lists_are_filtered_and_paged(cloud: Cloud) -> None:
+def test_lists_are_filtered_and_paged(cloud: EmulatedCloud) -> None:
     for name in ("list-a", "list-b"):
         cloud.act("POST", f"{GLOBAL}/networks", {"name": name, "autoCreateSubnetworks": False})
     found = cloud.ok("GET", f"{GLOBAL}/networks?filter=name%20%3D%20list-b")["items"]
@@ -126,7 +128,7 @@ def test_lists_are_filtered_and_paged(cloud: Cloud) -> None:
     assert cloud.call("GET", f"{GLOBAL}/networks?filter=a%20AND%20b")[0] == 400
 
 
-def test_services_are_enabled(cloud: Cloud) -> None:
+def test_services_are_enabled(cloud: EmulatedCloud) -> None:
     usage = f"serviceusage/v1/{PROJECT}/services"
     assert cloud.ok("GET", f"{usage}/tpu.googleapis.com")["state"] == "DISABLED"
     operation = cloud.ok("POST", f"{usage}:batchEnable", {"serviceIds": ["tpu.googleapis.com"]})
@@ -141,7 +143,7 @@ def test_services_are_enabled(cloud: Cloud) -> None:
     assert cloud.call("POST", f"{usage}/tpus.googleapis.com:enable", {})[0] == 403
 
 
-def test_a_stale_etag_is_a_conflict(cloud: Cloud) -> None:
+def test_a_stale_etag_is_a_conflict(cloud: EmulatedCloud) -> None:
     crm = f"cloudresourcemanager/v3/{PROJECT}"
     policy = cloud.ok("POST", f"{crm}:getIamPolicy", {})
     policy["bindings"] = [{"role": "roles/viewer", "members": ["user:a@example.com"]}]
@@ -152,7 +154,7 @@ def test_a_stale_etag_is_a_conflict(cloud: Cloud) -> None:
     assert (status, answer["error"]["status"]) == (409, "ABORTED")
 
 
-def test_service_accounts(cloud: Cloud) -> None:
+def test_service_accounts(cloud: EmulatedCloud) -> None:
     accounts = f"iam/v1/{PROJECT}/serviceAccounts"
     account = cloud.ok("POST", accounts, {"accountId": "runner", "serviceAccount": {"displayName": "Runner"}})
     assert account["email"] == "runner@slipway-local.iam.gserviceaccount.com"
@@ -179,11 +181,11 @@ def test_service_accounts(cloud: Cloud) -> None:
         "storage/v1/b?project=other",
     ],
 )
-def test_another_project_is_forbidden(cloud: Cloud, path: str) -> None:
+def test_another_project_is_forbidden(cloud: EmulatedCloud, path: str) -> None:
     assert cloud.call("GET", path)[0] == 403
 
 
-def test_projects_zones_and_regions(cloud: Cloud) -> None:
+def test_projects_zones_and_regions(cloud: EmulatedCloud) -> None:
     assert cloud.ok("GET", COMPUTE)["name"] == "slipway-local"
     assert cloud.ok("GET", f"cloudresourcemanager/v1/{PROJECT}")["projectNumber"] == cloud.endpoint["project_number"]
     assert cloud.ok("GET", f"{COMPUTE}/zones/us-central1-a")["region"].endswith("/us-central1")

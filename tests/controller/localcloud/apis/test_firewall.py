@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from controller.localcloud.apis.firewall import ANY_PORT, LAPTOP, Rule, admits
+from controller.localcloud.apis.firewall import ANY_PORT, LAPTOP_RANGE, FirewallRule, allows_tcp
 
-SSH: Rule = {"allowed": [{"IPProtocol": "tcp", "ports": ["22"]}], "sourceRanges": ["0.0.0.0/0"]}
-INTERNAL: Rule = {"allowed": [{"IPProtocol": "tcp"}, {"IPProtocol": "udp"}], "sourceRanges": ["10.0.0.0/16"]}
-DENY: Rule = {"denied": [{"IPProtocol": "all"}], "sourceRanges": ["0.0.0.0/0"]}
+SSH: FirewallRule = {"allowed": [{"IPProtocol": "tcp", "ports": ["22"]}], "sourceRanges": ["0.0.0.0/0"]}
+INTERNAL: FirewallRule = {"allowed": [{"IPProtocol": "tcp"}, {"IPProtocol": "udp"}], "sourceRanges": ["10.0.0.0/16"]}
+DENY: FirewallRule = {"denied": [{"IPProtocol": "all"}], "sourceRanges": ["0.0.0.0/0"]}
 
 
 @pytest.mark.parametrize(
@@ -33,8 +33,8 @@ DENY: Rule = {"denied": [{"IPProtocol": "all"}], "sourceRanges": ["0.0.0.0/0"]}
         ([SSH | {"sourceRanges": ["::/0"]}], False),
     ],
 )
-def test_ssh_from_the_laptop(rules: list[Rule], admitted: bool) -> None:
-    assert admits(rules, source=LAPTOP, ports=(22, 22), tags=["pod"]) is admitted
+def test_ssh_from_the_laptop(rules: list[FirewallRule], admitted: bool) -> None:
+    assert allows_tcp(rules, source=LAPTOP_RANGE, ports=(22, 22), tags=["pod"]) is admitted
 
 
 @pytest.mark.parametrize(
@@ -50,5 +50,5 @@ def test_ssh_from_the_laptop(rules: list[Rule], admitted: bool) -> None:
         ([INTERNAL, DENY | {"denied": [{"IPProtocol": "tcp", "ports": ["8482"]}], "priority": 10}], False),
     ],
 )
-def test_workers_among_each_other(rules: list[Rule], admitted: bool) -> None:
-    assert admits(rules, source="10.0.0.0/24", ports=ANY_PORT, tags=["pod"]) is admitted
+def test_workers_among_each_other(rules: list[FirewallRule], admitted: bool) -> None:
+    assert allows_tcp(rules, source="10.0.0.0/24", ports=ANY_PORT, tags=["pod"]) is admitted

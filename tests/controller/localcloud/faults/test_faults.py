@@ -14,41 +14,43 @@ from typing import Any
 
 import pytest
 
-from controller.localcloud.faults.spec import parse
-from tests.controller.localcloud.harness import NODES, Cloud, until
+from controller.localcloud.faults.spec import parse_fault
+from tests.controller.localcloud.harness import NODES, EmulatedCloud, wait_for
 
 BUCKET = "storage/v1/b?project=slipway-local"
 OBJECT = "upload/storage/v1/b/bucket/o?uploadType=media&name="
 
 
-def script(cloud: Cloud, *specs: dict[str, Any]) -> None:
+def script(cloud: EmulatedCloud, *specs: dict[str, Any]) -> None:
     assert cloud.ok("POST", "emulator/faults", {"key": json.dumps(specs), "faults": list(specs)})["registered"]
 
 
-def faults(cloud: Cloud) -> list[dict[str, Any]]:
+def faults(cloud: EmulatedCloud) -> list[dict[str, Any]]:
     return list(cloud.ok("GET", "emulator/state")["fault"].values())
 
 
-def names(cloud: Cloud) -> list[str]:
+def names(cloud: EmulatedCloud) -> list[str]:
     return cloud.ok("GET", "emulator/state")["objects"].get("bucket", [])
 
 
 def test_a_moment_drawn_from_a_seed_is_the_same_for_the_same_seed() -> None:
     def drawn(seed: int) -> float | None:
-        return parse({"kind": "preempted", "within_seconds": 10, "seed": seed}).seconds_after_ready()
+        return parse_fault({"kind": "preempted", "within_seconds": 10, "seed": seed}).seconds_after_ready()
 
     assert drawn(1) == drawn(1) != drawn(2)
     assert 0 < (drawn(1) or 0) < 10
 
 
-def test_after_so_many_requests(fresh_cloud: Cloud) -> None:
+def test_after_so_many_requests(fresh_cloud: EmulatedCloud) -> None:
     script(fresh_cloud, {"kind": "http", "status": 503, "match": "GET", "after_requests": 2})
     assert [fresh_cloud.call("GET", NODES)[0] for _ in range(4)] == [200, 200, 503, 200]
     assert len(faults(fresh_cloud)[0]["struck"]) == 1
 
 
 @pytest.mark.parametrize(("at", "stored"), [("request", False), ("upload", False), ("answer", True)])
-def test_a_connection_that_breaks_leaves_whole_objects_or_none(fresh_cloud: Cloud, at: str, stored: bool) -> None:
+def test_a_connection_that_breaks_leaves_whole_objects_or_none(
+    fresh_cloud: EmulatedCloud, at: str, stored: bool
+) -> None:
     fresh_cloud.ok("POST", BUCKET, {"name": "bucket"})
     script(fresh_cloud, {"kind": "cut", "match": "POST .*name=thing", "at": at})
     with pytest.raises((http.client.HTTPException, urllib.error.URLError, ConnectionError)):
@@ -57,7 +59,7 @@ def test_a_connection_that_breaks_leaves_whole_objects_or_none(fresh_cloud: Clou
     assert fresh_cloud.send("POST", f"{OBJECT}thing", b"again")[0] == 200
 
 
-def test_half_a_chunk_of_a_resumable_upload_is_kept_and_gone_on_with(fresh_cloud: Cloud) -> None:
+def test_half_a_chunk_of_a_resumable_upload_is_kept_and_gone_on_with(fresh_cloud: EmulatedCloud) -> None:
     fresh_cloud.ok("POST", BUCKET, {"name": "bucket"})
     content = random.Random(1).randbytes(1_200_000)
     begin = "upload/storage/v1/b/bucket/o?uploadType=resumable&name=thing"
@@ -75,7 +77,7 @@ def test_half_a_chunk_of_a_resumable_upload_is_kept_and_gone_on_with(fresh_cloud
     assert got == content
 
 
-def test_a_brown_out_fails_a_share_of_the_requests_and_is_over(fresh_cloud: Cloud) -> None:
+def test_a_brown_out_fails_a_share_of_the_requests_and_is_over(fresh_cloud: EmulatedCloud) -> None:
     script(fresh_cloud, {"kind": "brownout", "seconds": 1.5, "share": 0.5, "seed": 3})
     seen = []
     while faults(fresh_cloud)[0]["left"]:
@@ -87,7 +89,7 @@ def test_a_brown_out_fails_a_share_of_the_requests_and_is_over(fresh_cloud: Clou
     assert fresh_cloud.call("GET", NODES)[0] == 200
 
 
-def test_a_partition_cuts_off_the_laptop_alone(fresh_cloud: Cloud) -> None:
+def test_a_partition_cuts_off_the_laptop_alone(fresh_cloud: EmulatedCloud) -> None:
     fresh_cloud.network("net")
     node = fresh_cloud.node("pod", "net")
     script(fresh_cloud, {"kind": "partition", "seconds": 600})
@@ -100,26 +102,26 @@ def test_a_partition_cuts_off_the_laptop_alone(fresh_cloud: Cloud) -> None:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="limits of other processes are a thing of Linux")
-def test_a_disk_is_full_for_a_while(fresh_cloud: Cloud) -> None:
+def test_a_disk_is_full_for_a_while(fresh_cloud: EmulatedCloud) -> None:
     fresh_cloud.network("net")
     node = fresh_cloud.node("pod", "net")
     running = "setsid sh -c 'while :; do echo x >> words || touch failed; sleep 0.05; done'"
     fresh_cloud.run(node, f"trap '' XFSZ; {running} >/dev/null 2>&1 </dev/null &")
     script(fresh_cloud, {"kind": "disk_full", "seconds": 600, "worker": 0, "after_seconds": 0})
-    until(lambda: str(fresh_cloud.run(node, "cat $SLIPWAY_FREE_GB").stdout) == "0", "the disk is full")
+    wait_for(lambda: str(fresh_cloud.run(node, "cat $SLIPWAY_FREE_GB").stdout) == "0", "the disk is full")
     write = "python3 -c \"import pathlib; pathlib.Path('x').write_text('word')\""
     assert "File too large" in str(fresh_cloud.run(node, write).stderr)
-    until(lambda: "failed" in str(fresh_cloud.run(node, "ls").stdout), "also of what ran before")
+    wait_for(lambda: "failed" in str(fresh_cloud.run(node, "ls").stdout), "also of what ran before")
 
 
-def test_the_clock_of_a_worker_is_wrong(fresh_cloud: Cloud) -> None:
+def test_the_clock_of_a_worker_is_wrong(fresh_cloud: EmulatedCloud) -> None:
     fresh_cloud.network("net")
     node = fresh_cloud.node("pod", "net")
     script(fresh_cloud, {"kind": "worker_clock", "seconds": -3600, "after_seconds": 0})
-    until(lambda: str(fresh_cloud.run(node, "cat $SLIPWAY_CLOCK").stdout) == "-3600.0", "the clock is wrong")
+    wait_for(lambda: str(fresh_cloud.run(node, "cat $SLIPWAY_CLOCK").stdout) == "-3600.0", "the clock is wrong")
 
 
-def test_the_controller_is_killed(fresh_cloud: Cloud, tmp_path: Path) -> None:
+def test_the_controller_is_killed(fresh_cloud: EmulatedCloud, tmp_path: Path) -> None:
     asks = (
         "import http.client, sys, time\n"
         "url, token = sys.argv[1:]\n"
@@ -133,11 +135,11 @@ def test_the_controller_is_killed(fresh_cloud: Cloud, tmp_path: Path) -> None:
     client = subprocess.Popen([sys.executable, "-c", asks, endpoint["url"], endpoint["token"]])
     script(fresh_cloud, {"kind": "controller_killed", "after_requests": 3})
     assert client.wait(30) == -9
-    until(lambda: faults(fresh_cloud)[0]["struck"], "it is on record")
+    wait_for(lambda: faults(fresh_cloud)[0]["struck"], "it is on record")
     assert faults(fresh_cloud)[0]["struck"][0] <= time.time()
 
 
-def test_a_preemption_is_announced_to_the_vms_and_takes_those_nodes_alone(fresh_cloud: Cloud) -> None:
+def test_a_preemption_is_announced_to_the_vms_and_takes_those_nodes_alone(fresh_cloud: EmulatedCloud) -> None:
     fresh_cloud.network("net")
     node = fresh_cloud.node("pod", "net")
     key = f"w/{fresh_cloud.endpoint['token']}/{node['id']}/0/computeMetadata/v1/instance/preempted"
@@ -150,15 +152,15 @@ def test_a_preemption_is_announced_to_the_vms_and_takes_those_nodes_alone(fresh_
     assert fresh_cloud.ok("GET", f"{NODES}/pod")["state"] == "READY"
     fresh_cloud.act("DELETE", f"{NODES}/pod")
     fresh_cloud.node("pod", "net")
-    until(lambda: not fresh_cloud.ok("GET", "emulator/state").get("notice"), "the time of the notice is over")
+    wait_for(lambda: not fresh_cloud.ok("GET", "emulator/state").get("notice"), "the time of the notice is over")
     assert fresh_cloud.ok("GET", f"{NODES}/pod")["state"] == "READY"
 
 
-def test_maintenance_is_announced(fresh_cloud: Cloud) -> None:
+def test_maintenance_is_announced(fresh_cloud: EmulatedCloud) -> None:
     fresh_cloud.network("net")
     node = fresh_cloud.node("pod", "net")
     key = f"w/{fresh_cloud.endpoint['token']}/{node['id']}/0/computeMetadata/v1/instance/maintenance-event"
     ask = {"Authorization": "", "Metadata-Flavor": "Google"}
     script(fresh_cloud, {"kind": "maintenance", "seconds": 0.1, "after_seconds": 0, "notice_seconds": 0.5})
-    until(lambda: b"TERMINATE" in fresh_cloud.send("GET", key, headers=ask)[1], "it is announced")
-    until(lambda: fresh_cloud.send("GET", key, headers=ask)[1] == b"NONE", "it is over")
+    wait_for(lambda: b"TERMINATE" in fresh_cloud.send("GET", key, headers=ask)[1], "it is announced")
+    wait_for(lambda: fresh_cloud.send("GET", key, headers=ask)[1] == b"NONE", "it is over")

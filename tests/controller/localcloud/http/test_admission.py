@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from tests.controller.localcloud.harness import COMPUTE, NODES, PROJECT, Cloud
+from tests.controller.localcloud.harness import COMPUTE, NODES, PROJECT, EmulatedCloud
 
 NETWORKS = f"{COMPUTE}/global/networks"
 
@@ -30,14 +30,16 @@ NETWORKS = f"{COMPUTE}/global/networks"
         ({"Origin": "null"}, 403),
     ],
 )
-def test_only_programs_of_this_machine_with_the_token(cloud: Cloud, headers: dict[str, str], status: int) -> None:
+def test_only_programs_of_this_machine_with_the_token(
+    cloud: EmulatedCloud, headers: dict[str, str], status: int
+) -> None:
     answered, text, _ = cloud.send("GET", NETWORKS, headers=headers)
     assert answered == status
     if status != 200:
         assert json.loads(text)["error"]["code"] == status
 
 
-def test_the_token_may_come_in_the_path(cloud: Cloud) -> None:
+def test_the_token_may_come_in_the_path(cloud: EmulatedCloud) -> None:
     token = cloud.endpoint["token"]
     anonymous = {"Authorization": ""}
     assert cloud.send("GET", f"t/{token}/{NETWORKS}", headers=anonymous)[0] == 200
@@ -47,7 +49,7 @@ def test_the_token_may_come_in_the_path(cloud: Cloud) -> None:
     assert [entry["client"] for entry in cloud.log()[-3:]] == ["laptop", "77/3", "77/3"]
 
 
-def test_the_log_tells_reads_from_changes(cloud: Cloud) -> None:
+def test_the_log_tells_reads_from_changes(cloud: EmulatedCloud) -> None:
     after = cloud.log()[-1]["seq"] if cloud.log() else 0
     cloud.call("GET", NETWORKS)
     cloud.call("POST", NETWORKS, {"name": "logged", "autoCreateSubnetworks": False})
@@ -62,7 +64,7 @@ def test_the_log_tells_reads_from_changes(cloud: Cloud) -> None:
     assert entries[1]["body"]["name"] == "logged"
 
 
-def test_the_log_holds_no_secrets(cloud: Cloud) -> None:
+def test_the_log_holds_no_secrets(cloud: EmulatedCloud) -> None:
     body = cloud.node_body("nowhere")
     body["metadata"] |= {"startup-script": "export WANDB_API_KEY=s3cret"}
     cloud.call("POST", f"{NODES}?nodeId=n", body)
@@ -72,7 +74,7 @@ def test_the_log_holds_no_secrets(cloud: Cloud) -> None:
     assert create["body"]["metadata"]["ssh-keys"].startswith("me:")
 
 
-def test_the_emulators_own_api(cloud: Cloud) -> None:
+def test_the_emulators_own_api(cloud: EmulatedCloud) -> None:
     state = cloud.ok("GET", "emulator/state")
     assert {"node", "queued", "worker", "compute", "bucket", "operation", "fault"} <= set(state)
     assert cloud.ok("POST", "emulator/settings", {"operation_seconds": 0.03})["operation_seconds"] == 0.03
@@ -84,7 +86,7 @@ def test_the_emulators_own_api(cloud: Cloud) -> None:
     assert "GET state" in answer["error"]["message"]
 
 
-def test_what_is_not_emulated_is_said(cloud: Cloud) -> None:
+def test_what_is_not_emulated_is_said(cloud: EmulatedCloud) -> None:
     status, answer = cloud.call("GET", f"{COMPUTE}/zones/us-central1-a/instanceGroups")
     assert (status, answer["error"]["status"]) == (501, "UNIMPLEMENTED")
     assert cloud.call("GET", "tpu/v2/nothing")[0] == 404

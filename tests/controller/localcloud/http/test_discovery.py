@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from controller.localcloud.http.discovery import Discovery
-from controller.localcloud.http.errors import CloudError
-from controller.localcloud.http.fields import keep
+from controller.localcloud.http.errors import ApiError
+from controller.localcloud.http.fields import select_fields
 from controller.localcloud.http.validation import Validation
 
 LOCATION = "tpu/v2/projects/p/locations/z"
@@ -75,7 +75,7 @@ def test_what_google_does_not_have_is_not_found(discovery: Discovery, http: str,
 def test_a_wrong_body_is_refused(discovery: Discovery, validation: Validation, body: Any, words: str) -> None:
     found = discovery.match("POST", f"{LOCATION}/nodes")
     assert found is not None
-    with pytest.raises(CloudError) as refusal:
+    with pytest.raises(ApiError) as refusal:
         validation.check_body(found[0], body)
     assert refusal.value.code == 400
     assert words in refusal.value.message
@@ -119,7 +119,7 @@ def test_a_wrong_query_is_refused(
     found = discovery.match("POST", f"{LOCATION}/nodes")
     assert found is not None
     assert validation.check_query(found[0], {"nodeId": "n", "alt": "json", "prettyPrint": "True"}) is None
-    with pytest.raises(CloudError) as refusal:
+    with pytest.raises(ApiError) as refusal:
         validation.check_query(found[0], query)
     assert words in refusal.value.message
 
@@ -134,10 +134,10 @@ def test_a_wrong_query_is_refused(
     ],
 )
 def test_partial_responses(fields: str, kept: Any) -> None:
-    assert keep(LISTING, fields) == kept
+    assert select_fields(LISTING, fields) == kept
 
 
 @pytest.mark.parametrize("fields", ["items(name", "items)", "a,,b", "a/"])
 def test_a_broken_field_selection_is_refused(fields: str) -> None:
-    with pytest.raises(CloudError, match="Invalid field selection"):
-        keep({}, fields)
+    with pytest.raises(ApiError, match="Invalid field selection"):
+        select_fields({}, fields)

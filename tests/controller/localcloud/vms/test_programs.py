@@ -8,12 +8,12 @@ from pathlib import Path
 import asyncssh
 import pytest
 
-from tests.controller.localcloud.harness import Cloud
+from tests.controller.localcloud.harness import EmulatedCloud
 
 HERE = Path(__file__).parent
 
 
-async def run_everywhere(cloud: Cloud, node: dict[str, object], script: Path, arguments: str) -> list[object]:
+async def run_everywhere(cloud: EmulatedCloud, node: dict[str, object], script: Path, arguments: str) -> list[object]:
     """Copies a script to every worker and runs it on all of them at once."""
 
     async def one(worker: int) -> asyncssh.SSHCompletedProcess:
@@ -33,7 +33,7 @@ async def run_everywhere(cloud: Cloud, node: dict[str, object], script: Path, ar
     return [result.stdout for result in done]
 
 
-def test_every_storage_client_works_on_a_worker(cloud: Cloud) -> None:
+def test_every_storage_client_works_on_a_worker(cloud: EmulatedCloud) -> None:
     cloud.network("clients")
     node = cloud.node("clients", "clients")
     cloud.ok("POST", "storage/v1/b?project=slipway-local", {"name": "clients"})
@@ -47,7 +47,7 @@ def test_every_storage_client_works_on_a_worker(cloud: Cloud) -> None:
 
 
 @pytest.mark.e2e
-def test_jax_distributed_over_ssh_on_two_workers(cloud: Cloud) -> None:
+def test_jax_distributed_over_ssh_on_two_workers(cloud: EmulatedCloud) -> None:
     cloud.network("pod")
     node = cloud.node("pod", "pod", "v5p-16")
     cloud.ok("POST", "storage/v1/b?project=slipway-local", {"name": "checkpoints"})

@@ -11,23 +11,23 @@ import asyncssh
 import pytest
 
 from controller.localcloud.vms.sessions import authorized_keys
-from tests.controller.localcloud.harness import COMPUTE, NODES, Cloud, alive, until
+from tests.controller.localcloud.harness import COMPUTE, NODES, EmulatedCloud, is_alive, wait_for
 
 
 @pytest.fixture(scope="module")
-def pod(cloud: Cloud) -> dict[str, Any]:
+def pod(cloud: EmulatedCloud) -> dict[str, Any]:
     """A pod of four workers that reach each other."""
     cloud.network("net")
     return cloud.node("pod", "net", "v5litepod-16")
 
 
-def environment(cloud: Cloud, node: Mapping[str, Any], worker: int = 0) -> dict[str, str]:
+def environment(cloud: EmulatedCloud, node: Mapping[str, Any], worker: int = 0) -> dict[str, str]:
     text = cloud.run(node, "env", worker).stdout
     assert isinstance(text, str)
     return dict(line.split("=", 1) for line in text.splitlines())
 
 
-def refused(cloud: Cloud, node: Mapping[str, Any]) -> bool:
+def refused(cloud: EmulatedCloud, node: Mapping[str, Any]) -> bool:
     try:
         cloud.run(node, "true")
     except ConnectionRefusedError:
@@ -35,25 +35,25 @@ def refused(cloud: Cloud, node: Mapping[str, Any]) -> bool:
     return False
 
 
-def test_commands_have_input_output_and_a_status(cloud: Cloud, pod: dict[str, Any]) -> None:
+def test_commands_have_input_output_and_a_status(cloud: EmulatedCloud, pod: dict[str, Any]) -> None:
     done = cloud.run(pod, "cat; echo words >&2; exit 7", worker=2, input="given\n")
     assert (done.stdout, done.stderr, done.exit_status) == ("given\n", "words\n", 7)
     assert cloud.run(pod, "kill -TERM $$").exit_signal == ("TERM", False, "", "en-US")
 
 
-def test_much_output_arrives_whole(cloud: Cloud, pod: dict[str, Any]) -> None:
+def test_much_output_arrives_whole(cloud: EmulatedCloud, pod: dict[str, Any]) -> None:
     done = cloud.run(pod, "head -c 5000000 /dev/zero; head -c 300000 /dev/zero >&2", encoding=None)
     assert done.stdout is not None
     assert done.stderr is not None
     assert (len(done.stdout), len(done.stderr)) == (5_000_000, 300_000)
 
 
-def test_a_terminal(cloud: Cloud, pod: dict[str, Any]) -> None:
+def test_a_terminal(cloud: EmulatedCloud, pod: dict[str, Any]) -> None:
     done = cloud.run(pod, "test -t 0 && stty size && echo $TERM", term_type="xterm", term_size=(100, 30))
     assert done.stdout == "30 100\r\nxterm\r\n"
 
 
-def test_a_dropped_connection_hangs_up_a_terminal_but_not_a_program(cloud: Cloud, pod: dict[str, Any]) -> None:
+def test_a_dropped_connection_hangs_up_a_terminal_but_not_a_program(cloud: EmulatedCloud, pod: dict[str, Any]) -> None:
     async def start(**options: Any) -> None:
         connection = await cloud.connect(pod, 3)
         process = await connection.create_process("echo $$; exec sleep 500", **options)
@@ -65,11 +65,11 @@ def test_a_dropped_connection_hangs_up_a_terminal_but_not_a_program(cloud: Cloud
     asyncio.run(start())
     asyncio.run(start(term_type="xterm"))
     with_pipes, with_terminal = pids
-    until(lambda: not alive(with_terminal), "the terminal's program ends")
-    assert alive(with_pipes)
+    wait_for(lambda: not is_alive(with_terminal), "the terminal's program ends")
+    assert is_alive(with_pipes)
 
 
-def test_a_program_that_writes_to_a_client_that_has_gone_ends(cloud: Cloud, pod: dict[str, Any]) -> None:
+def test_a_program_that_writes_to_a_client_that_has_gone_ends(cloud: EmulatedCloud, pod: dict[str, Any]) -> None:
     async def watch() -> int:
         connection = await cloud.connect(pod, 3)
         process = await connection.create_process("echo $$; while sleep 0.1; do echo beat || exit; done")
@@ -79,10 +79,10 @@ def test_a_program_that_writes_to_a_client_that_has_gone_ends(cloud: Cloud, pod:
         return pid
 
     pid = asyncio.run(watch())
-    until(lambda: not alive(pid), "the program ends")
+    wait_for(lambda: not is_alive(pid), "the program ends")
 
 
-def test_files_are_copied_to_the_home(cloud: Cloud, pod: dict[str, Any], tmp_path: Path) -> None:
+def test_files_are_copied_to_the_home(cloud: EmulatedCloud, pod: dict[str, Any], tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(bytes(range(256)) * 1000)
 
     async def copy() -> None:
@@ -98,13 +98,13 @@ def test_files_are_copied_to_the_home(cloud: Cloud, pod: dict[str, Any], tmp_pat
     assert cloud.run(pod, "ls folder", worker=0).exit_status != 0, "homes are not shared"
 
 
-def test_only_the_keys_of_the_metadata_open_the_door(cloud: Cloud, pod: dict[str, Any]) -> None:
+def test_only_the_keys_of_the_metadata_open_the_door(cloud: EmulatedCloud, pod: dict[str, Any]) -> None:
     for username, key in (("you", cloud.key), ("me", asyncssh.generate_private_key("ssh-ed25519"))):
         with pytest.raises(asyncssh.PermissionDenied):
             asyncio.run(cloud.connect(pod, username=username, client_keys=[key]))
 
 
-def test_new_keys_count_at_once(cloud: Cloud, pod: dict[str, Any]) -> None:
+def test_new_keys_count_at_once(cloud: EmulatedCloud, pod: dict[str, Any]) -> None:
     key = asyncssh.generate_private_key("ssh-ed25519")
     more = f"{pod['metadata']['ssh-keys']}\nyou:{key.export_public_key().decode()}"
     cloud.act("PATCH", f"{NODES}/pod?updateMask=metadata", {"metadata": {"ssh-keys": more}})
@@ -129,7 +129,7 @@ def test_keys_in_metadata(text: str, keys: list[str]) -> None:
 
 
 def test_the_environment_is_that_of_a_tpu_vm(
-    cloud: Cloud, pod: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+    cloud: EmulatedCloud, pod: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first, last = environment(cloud, pod, 0), environment(cloud, pod, 3)
     addresses = [endpoint["ipAddress"] for endpoint in pod["networkEndpoints"]]
@@ -144,14 +144,14 @@ def test_the_environment_is_that_of_a_tpu_vm(
     assert not inherited & {"VIRTUAL_ENV", "PYTHONPATH", "XDG_CONFIG_HOME", "PYTEST_CURRENT_TEST"}
 
 
-def test_python_and_uv_are_on_the_path(cloud: Cloud, pod: dict[str, Any]) -> None:
+def test_python_and_uv_are_on_the_path(cloud: EmulatedCloud, pod: dict[str, Any]) -> None:
     done = cloud.run(pod, "python3 -c 'import asyncssh, sys; print(sys.version_info[0])' && uv --version")
     assert done.exit_status == 0, done.stderr
     assert isinstance(done.stdout, str)
     assert done.stdout.startswith("3\nuv ")
 
 
-def test_storage_needs_no_further_token_on_a_worker(cloud: Cloud, pod: dict[str, Any]) -> None:
+def test_storage_needs_no_further_token_on_a_worker(cloud: EmulatedCloud, pod: dict[str, Any]) -> None:
     cloud.ok("POST", "storage/v1/b?project=slipway-local", {"name": "bucket"})
     script = (
         "import os, urllib.request as u; root = os.environ['SLIPWAY_STORAGE_ROOT']; "
@@ -163,7 +163,7 @@ def test_storage_needs_no_further_token_on_a_worker(cloud: Cloud, pod: dict[str,
     assert {entry["client"] for entry in cloud.log()[-2:]} == {f"{pod['id']}/2"}
 
 
-def test_the_metadata_server_knows_the_worker(cloud: Cloud, pod: dict[str, Any]) -> None:
+def test_the_metadata_server_knows_the_worker(cloud: EmulatedCloud, pod: dict[str, Any]) -> None:
     variables = environment(cloud, pod, 1)
     root = f"http://{variables['GCE_METADATA_HOST']}/computeMetadata/v1/"
     flavor = {"Metadata-Flavor": "Google", "Authorization": ""}
@@ -184,19 +184,19 @@ def test_the_metadata_server_knows_the_worker(cloud: Cloud, pod: dict[str, Any])
     assert cloud.send("GET", f"{root}instance/preempted", headers={"Authorization": ""})[0] == 403
 
 
-def test_ssh_follows_the_firewall(cloud: Cloud) -> None:
+def test_ssh_follows_the_firewall(cloud: EmulatedCloud) -> None:
     cloud.network("closed", ssh=False)
     node = cloud.node("closed", "closed")
     assert refused(cloud, node)
     cloud.rule("closed-iap", "closed", ["22"], ["35.235.240.0/20"])
     assert refused(cloud, node)
     cloud.rule("closed-ssh", "closed", ["22"], ["127.0.0.1/32"])
-    until(lambda: not refused(cloud, node), "SSH is admitted")
+    wait_for(lambda: not refused(cloud, node), "SSH is admitted")
     cloud.act("PATCH", f"{COMPUTE}/global/firewalls/closed-ssh", {"disabled": True})
-    until(lambda: refused(cloud, node), "SSH is closed again")
+    wait_for(lambda: refused(cloud, node), "SSH is closed again")
 
 
-def test_peers_follow_the_firewall(cloud: Cloud) -> None:
+def test_peers_follow_the_firewall(cloud: EmulatedCloud) -> None:
     cloud.network("alone", internal=False)
     node = cloud.node("alone", "alone", "v5litepod-16")
     addresses = [endpoint["ipAddress"] for endpoint in node["networkEndpoints"]]
@@ -209,10 +209,10 @@ def test_peers_follow_the_firewall(cloud: Cloud) -> None:
     assert environment(cloud, node, 1)["TPU_WORKER_HOSTNAMES"].split(",") == addresses
 
 
-def test_ssh_refused_for_some_seconds(fresh_cloud: Cloud) -> None:
+def test_ssh_refused_for_some_seconds(fresh_cloud: EmulatedCloud) -> None:
     fresh_cloud.network("net")
     spec = {"kind": "ssh_refused", "seconds": 1.0}
     fresh_cloud.ok("POST", "emulator/faults", {"key": "a", "faults": [spec]})
     node = fresh_cloud.node("pod", "net")
     assert refused(fresh_cloud, node)
-    until(lambda: not refused(fresh_cloud, node), "SSH comes up")
+    wait_for(lambda: not refused(fresh_cloud, node), "SSH comes up")

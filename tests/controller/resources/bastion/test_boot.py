@@ -13,7 +13,7 @@ from controller.plan.bastion import bastion_resources
 from controller.resources.bastion import boot
 from controller.resources.bastion.vm import Bastion, BastionRoles
 from controller.resources.project.roles import ProjectRoles
-from tests.hostile import TRICKS
+from tests.hostile import INJECTIONS
 
 ORDERS = {
     "bucket": "b",
@@ -35,9 +35,9 @@ def packed(member: tarfile.TarInfo, content: bytes = b"") -> bytes:
 
 def test_another_content_than_was_ordered_is_not_unpacked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(boot, "token", dict)
-    monkeypatch.setattr(boot, "ask", lambda *_: packed(tarfile.TarInfo("controller/cli/main.py"), b"evil"))
+    monkeypatch.setattr(boot, "send_request", lambda *_: packed(tarfile.TarInfo("controller/cli/main.py"), b"evil"))
     with pytest.raises(ValueError, match=r"has the SHA-256 [0-9a-f]{64}, not 0000"):
-        boot.prepare(ORDERS, tmp_path)
+        boot.install_slipway(ORDERS, tmp_path)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -62,7 +62,7 @@ def resources(*overrides: str) -> list[object]:
 
 def test_no_config_is_put_into_its_script() -> None:
     written = Path(boot.__file__).read_text()
-    for trick in TRICKS[:2]:
+    for trick in INJECTIONS[:2]:
         [machine] = [one for one in resources(f"program.command={[trick]!r}") if isinstance(one, Bastion)]
         assert machine.script == written
 

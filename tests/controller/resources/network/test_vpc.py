@@ -9,19 +9,19 @@ import pytest
 from controller.core.errors import CloudError
 from controller.reconcile.reconciler import destroy
 from tests.controller.localcloud.harness import COMPUTE, PROJECT, REGION
-from tests.controller.resources.conftest import Project
+from tests.controller.resources.conftest import EmulatedProject
 
 REGIONAL = f"{COMPUTE}/regions/{REGION}"
 EVERY = {"natIpAllocateOption": "AUTO_ONLY", "sourceSubnetworkIpRangesToNat": "ALL_SUBNETWORKS_ALL_IP_RANGES"}
 
 
-def network(project: Project, **body: Any) -> str:
+def network(project: EmulatedProject, **body: Any) -> str:
     """A network made by hand; returns its full name."""
     project.cloud.act("POST", f"{COMPUTE}/global/networks", {"name": project.tag, **body})
     return f"{PROJECT}/global/networks/{project.tag}"
 
 
-def test_from_nothing_and_back(project: Project) -> None:
+def test_from_nothing_and_back(project: EmulatedProject) -> None:
     before = project.state()
     project.settle()
     assert project.actions() == {}
@@ -33,14 +33,14 @@ def test_from_nothing_and_back(project: Project) -> None:
     assert project.state() == before
 
 
-def test_settling_again_changes_nothing(project: Project) -> None:
+def test_settling_again_changes_nothing(project: EmulatedProject) -> None:
     project.settle()
     before = len(project.cloud.log())
     project.settle()
     assert [r["path"] for r in project.cloud.log()[before:] if r["mutating"]] == []
 
 
-def test_several_regions_do_not_overlap(project: Project) -> None:
+def test_several_regions_do_not_overlap(project: EmulatedProject) -> None:
     project.settle("zones=europe-west4-b,us-west4-a")
     found = project.cloud.ok("GET", f"{COMPUTE}/aggregated/subnetworks")["items"]
     mine = [s for scope in found.values() for s in scope["subnetworks"] if s["network"].endswith(project.tag)]
@@ -50,7 +50,7 @@ def test_several_regions_do_not_overlap(project: Project) -> None:
         assert len(router["nats"]) == 1
 
 
-def test_a_half_made_network_is_adopted(project: Project) -> None:
+def test_a_half_made_network_is_adopted(project: EmulatedProject) -> None:
     made = network(project, autoCreateSubnetworks=False, mtu=1460, description="mine")
     before = project.state()
     project.settle()
@@ -61,7 +61,7 @@ def test_a_half_made_network_is_adopted(project: Project) -> None:
     assert made
 
 
-def test_a_subnet_made_by_hand_keeps_its_range_and_gets_its_access_back_off(project: Project) -> None:
+def test_a_subnet_made_by_hand_keeps_its_range_and_gets_its_access_back_off(project: EmulatedProject) -> None:
     link = network(project, autoCreateSubnetworks=False)
     body = {"name": "by-hand", "network": link, "ipCidrRange": "10.77.0.0/24"}
     project.cloud.act("POST", f"{REGIONAL}/subnetworks", body)
@@ -78,7 +78,7 @@ def test_a_subnet_made_by_hand_keeps_its_range_and_gets_its_access_back_off(proj
     assert shown == before
 
 
-def test_a_subnet_made_by_hand_with_another_range_than_wanted_is_an_error(project: Project) -> None:
+def test_a_subnet_made_by_hand_with_another_range_than_wanted_is_an_error(project: EmulatedProject) -> None:
     link = network(project, autoCreateSubnetworks=False)
     body = {"name": f"{project.tag}-{REGION}", "network": link, "ipCidrRange": "10.77.0.0/24"}
     project.cloud.act("POST", f"{REGIONAL}/subnetworks", body)
@@ -86,7 +86,7 @@ def test_a_subnet_made_by_hand_with_another_range_than_wanted_is_an_error(projec
         project.settle("network.cidr=10.5.0.0/20")
 
 
-def test_the_default_network_of_a_project_is_used_as_the_guides_do(project: Project) -> None:
+def test_the_default_network_of_a_project_is_used_as_the_guides_do(project: EmulatedProject) -> None:
     group = ["network=default", f"network.name={project.tag}"]
     project.settle(*group)
     made = project.cloud.ok("GET", f"{COMPUTE}/global/networks/{project.tag}")
@@ -98,7 +98,7 @@ def test_the_default_network_of_a_project_is_used_as_the_guides_do(project: Proj
     assert project.cloud.call("GET", f"{COMPUTE}/global/networks/{project.tag}")[0] == 404
 
 
-def test_an_auto_network_made_by_hand_is_left_as_it_was(project: Project) -> None:
+def test_an_auto_network_made_by_hand_is_left_as_it_was(project: EmulatedProject) -> None:
     network(project)
     group = ["network=default", f"network.name={project.tag}"]
     before = project.state()
@@ -111,7 +111,7 @@ def test_an_auto_network_made_by_hand_is_left_as_it_was(project: Project) -> Non
     assert after == before
 
 
-def test_a_nat_that_is_there_does_the_work_and_its_router_is_not_patched(project: Project) -> None:
+def test_a_nat_that_is_there_does_the_work_and_its_router_is_not_patched(project: EmulatedProject) -> None:
     link = network(project)
     group = ["network=default", f"network.name={project.tag}"]
     router = {"name": f"{project.tag}-simply", "network": link, "nats": [{"name": "simply-nat", **EVERY}]}
@@ -124,7 +124,7 @@ def test_a_nat_that_is_there_does_the_work_and_its_router_is_not_patched(project
     assert project.cloud.ok("GET", f"{REGIONAL}/routers/{project.tag}-simply") == before
 
 
-def test_a_foreign_router_without_nat_is_left_alone_beside_ours(project: Project) -> None:
+def test_a_foreign_router_without_nat_is_left_alone_beside_ours(project: EmulatedProject) -> None:
     link = network(project, autoCreateSubnetworks=False)
     project.cloud.act("POST", f"{REGIONAL}/routers", {"name": f"{project.tag}-vpn", "network": link})
     before = project.cloud.ok("GET", f"{REGIONAL}/routers/{project.tag}-vpn")
@@ -133,7 +133,7 @@ def test_a_foreign_router_without_nat_is_left_alone_beside_ours(project: Project
     assert len(project.cloud.ok("GET", f"{REGIONAL}/routers/{project.tag}-{REGION}")["nats"]) == 1
 
 
-def test_a_foreign_router_of_our_name_is_never_patched(project: Project) -> None:
+def test_a_foreign_router_of_our_name_is_never_patched(project: EmulatedProject) -> None:
     link = network(project, autoCreateSubnetworks=False)
     project.cloud.act("POST", f"{REGIONAL}/routers", {"name": f"{project.tag}-{REGION}", "network": link})
     with pytest.raises(CloudError, match="was not made by slipway and has no NAT for subnet"):
@@ -141,7 +141,7 @@ def test_a_foreign_router_of_our_name_is_never_patched(project: Project) -> None
     assert "nats" not in project.cloud.ok("GET", f"{REGIONAL}/routers/{project.tag}-{REGION}")
 
 
-def test_a_foreign_rule_that_differs_is_an_error_and_stays(project: Project) -> None:
+def test_a_foreign_rule_that_differs_is_an_error_and_stays(project: EmulatedProject) -> None:
     link = network(project, autoCreateSubnetworks=False)
     rule = {"name": f"{project.tag}-allow-ssh", "network": link, "allowed": [{"IPProtocol": "udp"}]}
     project.cloud.act("POST", f"{COMPUTE}/global/firewalls", rule)
@@ -151,7 +151,7 @@ def test_a_foreign_rule_that_differs_is_an_error_and_stays(project: Project) -> 
     assert project.cloud.ok("GET", f"{COMPUTE}/global/firewalls/{project.tag}-allow-ssh") == before
 
 
-def test_what_drifted_is_repaired(project: Project) -> None:
+def test_what_drifted_is_repaired(project: EmulatedProject) -> None:
     project.settle()
     subnet = f"{REGIONAL}/subnetworks/{project.tag}-{REGION}"
     project.cloud.act("POST", f"{subnet}/setPrivateIpGoogleAccess", {"privateIpGoogleAccess": False})
@@ -164,5 +164,5 @@ def test_what_drifted_is_repaired(project: Project) -> None:
     assert project.cloud.ok("GET", subnet)["privateIpGoogleAccess"] is True
 
 
-def test_without_nat_there_is_no_router(project: Project) -> None:
+def test_without_nat_there_is_no_router(project: EmulatedProject) -> None:
     assert not [r for r in project.shared("network.nat=false") if r.kind in ("router", "nat")]

@@ -51,14 +51,14 @@ def plain(value: Any, key: str = "") -> Any:
 
 
 def test_a_spot_node_is_asked_for_as_gcloud_does(world: Context) -> None:
-    sent = {**node_api.body(world, "n1", SPEC, PLACE), "schedulingConfig": node_api.scheduling("spot")}
+    sent = {**node_api.node_body(world, "n1", SPEC, PLACE), "schedulingConfig": node_api.scheduling("spot")}
     assert plain(sent) == plain(recorded("tpu-vm create", "--spot")["body"])
 
 
 def test_an_on_demand_node_too(world: Context) -> None:
     there = recorded("tpu-vm create n1 --accelerator-type=v4-8 --version=tpu-ubuntu2204-base")
     there = next(r for r in RECORDED if r["label"].endswith("--version=tpu-ubuntu2204-base"))
-    sent = {**node_api.body(world, "n1", SPEC, PLACE), "schedulingConfig": node_api.scheduling("on_demand")}
+    sent = {**node_api.node_body(world, "n1", SPEC, PLACE), "schedulingConfig": node_api.scheduling("on_demand")}
     assert sent["schedulingConfig"] == there["body"]["schedulingConfig"]
     assert set(plain(there["body"])) <= set(plain(sent))
 
@@ -66,7 +66,7 @@ def test_an_on_demand_node_too(world: Context) -> None:
 def test_a_queued_resource_is_asked_for_as_gcloud_does(world: Context) -> None:
     there = recorded("queued-resources create", "--spot")
     spec = replace(SPEC, valid_until_seconds=6 * 3600.0, network="default", external_ip=True)
-    sent = queued_api.body(world, "qn1", spec, QUEUED)
+    sent = queued_api.request_body(world, "qn1", spec, QUEUED)
     wanted = there["body"]
     assert {k: v for k, v in sent.items() if k != "tpu"} == {k: v for k, v in wanted.items() if k != "tpu"}
     [mine], [theirs] = sent["tpu"]["nodeSpec"], wanted["tpu"]["nodeSpec"]
@@ -81,7 +81,7 @@ def test_a_queued_resource_is_asked_for_as_gcloud_does(world: Context) -> None:
 
 def test_a_guaranteed_queued_resource_has_gclouds_tier(world: Context) -> None:
     there = recorded("queued-resources create", "--guaranteed")["body"]
-    sent = queued_api.body(world, "n1", SPEC, replace(QUEUED, capacity="on_demand"))
+    sent = queued_api.request_body(world, "n1", SPEC, replace(QUEUED, capacity="on_demand"))
     assert set(sent) == set(there) == {"guaranteed", "tpu"}
 
 
@@ -93,12 +93,12 @@ def test_a_guaranteed_queued_resource_has_gclouds_tier(world: Context) -> None:
     ],
 )
 def test_the_other_tiers(world: Context, capacity: str, fields: dict[str, Any]) -> None:
-    sent = queued_api.body(world, "n1", replace(SPEC, reservation="mine"), replace(QUEUED, capacity=capacity))
+    sent = queued_api.request_body(world, "n1", replace(SPEC, reservation="mine"), replace(QUEUED, capacity=capacity))
     assert {k: v for k, v in sent.items() if k != "tpu"} == fields
 
 
 def test_a_data_disk_is_attached_and_mounted_by_the_node_itself(world: Context) -> None:
-    sent = node_api.body(world, "n1", replace(SPEC, data_disk_gb=100), PLACE)
+    sent = node_api.node_body(world, "n1", replace(SPEC, data_disk_gb=100), PLACE)
     assert sent["dataDisks"] == [{"sourceDisk": "projects/p1/zones/us-central2-b/disks/n1-data", "mode": "READ_WRITE"}]
     script = sent["metadata"]["startup-script"]
     assert str(100 * 2**30) in script
@@ -106,9 +106,9 @@ def test_a_data_disk_is_attached_and_mounted_by_the_node_itself(world: Context) 
 
 
 def test_times_are_read_to_the_microsecond() -> None:
-    assert node_api.seconds("2026-11-20T23:28:17.123456789Z") == pytest.approx(1795217297.123456)
-    assert node_api.seconds("2026-11-20T23:28:17Z") == 1795217297
-    assert node_api.seconds(None) == 0
+    assert node_api.parse_timestamp("2026-11-20T23:28:17.123456789Z") == pytest.approx(1795217297.123456)
+    assert node_api.parse_timestamp("2026-11-20T23:28:17Z") == 1795217297
+    assert node_api.parse_timestamp(None) == 0
 
 
 REQUEST = {
@@ -119,7 +119,7 @@ REQUEST = {
     "tpu": {"nodeSpec": [{"node": {"acceleratorType": "v4-8", "labels": {"managed-by": "slipway"}}}]},
 }
 NODE = {"name": "projects/p/locations/us-central2-b/nodes/q", "id": "1", "acceleratorType": "v4-8"}
-CREATED = node_api.seconds("2026-11-20T00:00:00Z")
+CREATED = node_api.parse_timestamp("2026-11-20T00:00:00Z")
 
 
 @pytest.mark.parametrize(
@@ -144,14 +144,14 @@ def test_a_request_and_its_node_are_one_thing(
     state: str, of_node: str | None, later: float, seen: str, pending: bool
 ) -> None:
     answer = None if of_node is None else {**NODE, "state": of_node}
-    found = queued_api.read({**REQUEST, "state": {"state": state}}, answer, CREATED + later)
+    found = queued_api.parse_request({**REQUEST, "state": {"state": state}}, answer, CREATED + later)
     assert (found.state, found.pending) == (seen, pending)
     assert found.place.zone == "us-central2-b"
     assert found.place.queued
 
 
 def test_what_a_waiting_request_wants_is_known_from_it() -> None:
-    found = queued_api.read({**REQUEST, "state": {"state": "ACCEPTED"}}, None, CREATED)
+    found = queued_api.parse_request({**REQUEST, "state": {"state": "ACCEPTED"}}, None, CREATED)
     assert (found.spec.accelerator_type, found.place.capacity) == ("v4-8", "spot")
     assert found.labels == (("managed-by", "slipway"),)
     assert found.uid == ""

@@ -9,13 +9,13 @@ import pytest
 from controller.core.errors import CloudError
 from controller.reconcile.resource import Absent
 from controller.resources.pod.provisioner import SliceStatus
-from tests.controller.localcloud.harness import until
-from tests.controller.resources.conftest import Project
-from tests.controller.resources.fake_pod import TWO_ZONES, WAYS, A, B, Pod, pod
+from tests.controller.localcloud.harness import wait_for
+from tests.controller.resources.conftest import EmulatedProject
+from tests.controller.resources.fake_pod import PROVISIONERS, TWO_ZONES, A, B, Pod, pod
 
 
-@WAYS
-def test_a_pod_is_made_once_and_deleted(project: Project, way: str) -> None:
+@PROVISIONERS
+def test_a_pod_is_made_once_and_deleted(project: EmulatedProject, way: str) -> None:
     made = pod(project, f"tpu.provisioner={way}")
     assert isinstance(made.look(), Absent)
     first = made.up()
@@ -29,12 +29,12 @@ def test_a_pod_is_made_once_and_deleted(project: Project, way: str) -> None:
     assert isinstance(made.look(), Absent)
 
 
-@WAYS
-def test_a_preempted_pod_is_replaced(project: Project, way: str) -> None:
+@PROVISIONERS
+def test_a_preempted_pod_is_replaced(project: EmulatedProject, way: str) -> None:
     made = pod(project, f"tpu.provisioner={way}")
     first = made.up()
     project.fault(kind="preempted", after_seconds=0)
-    until(lambda: made.look().status.state == "PREEMPTED", "the preemption")
+    wait_for(lambda: made.look().status.state == "PREEMPTED", "the preemption")
     assert first.pod_seen(project.world).state == "PREEMPTED"
     second = made.up()
     assert second.status.uid != first.status.uid
@@ -43,8 +43,8 @@ def test_a_preempted_pod_is_replaced(project: Project, way: str) -> None:
     assert made.left() == []
 
 
-@WAYS
-def test_another_count_of_workers_is_an_error_that_explains_itself(project: Project, way: str) -> None:
+@PROVISIONERS
+def test_another_count_of_workers_is_an_error_that_explains_itself(project: EmulatedProject, way: str) -> None:
     made = pod(project, f"tpu.provisioner={way}")
     project.fault(kind="endpoints", endpoints=2)
     with pytest.raises(CloudError, match=r"says that v5litepod-8 has 1 worker, Google gave 2") as refused:
@@ -63,7 +63,7 @@ def foreign(made: Pod, kind: str = "v5litepod-1") -> None:
     made.project.cloud.act("POST", f"tpu/v2/projects/slipway-local/locations/{A}/nodes?nodeId={made.node.name}", body)
 
 
-def test_a_name_that_is_taken_is_refused_and_left_alone(project: Project) -> None:
+def test_a_name_that_is_taken_is_refused_and_left_alone(project: EmulatedProject) -> None:
     made = pod(project)
     foreign(made)
     with pytest.raises(CloudError, match=r"was not made by slipway and differs .*set tpu\.name to another"):
@@ -73,7 +73,7 @@ def test_a_name_that_is_taken_is_refused_and_left_alone(project: Project) -> Non
     assert made.left() == [f"{A}/nodes/{made.node.name}"]
 
 
-def test_an_adopted_pod_is_used_and_left(project: Project) -> None:
+def test_an_adopted_pod_is_used_and_left(project: EmulatedProject) -> None:
     made = pod(project, "tpu.adopt=true")
     foreign(made, "v5litepod-8")
     node = made.up()
@@ -83,7 +83,7 @@ def test_an_adopted_pod_is_used_and_left(project: Project) -> None:
     assert len(made.creations()) == 1
 
 
-def test_there_must_be_something_to_adopt(project: Project) -> None:
+def test_there_must_be_something_to_adopt(project: EmulatedProject) -> None:
     made = pod(project, "tpu.adopt=true")
     with pytest.raises(CloudError, match=r"there is no pod .* in us-central1-a; tpu\.adopt=true uses one that exists"):
         made.up()
@@ -91,7 +91,7 @@ def test_there_must_be_something_to_adopt(project: Project) -> None:
     assert made.creations() == []
 
 
-def test_an_adopted_pod_must_be_of_the_type(project: Project) -> None:
+def test_an_adopted_pod_must_be_of_the_type(project: EmulatedProject) -> None:
     made = pod(project, "tpu.adopt=true")
     foreign(made, "v5litepod-1")
     with pytest.raises(CloudError, match=r"accelerator_type: v5litepod-1 -> v5litepod-8.*never changed"):
@@ -99,8 +99,8 @@ def test_an_adopted_pod_must_be_of_the_type(project: Project) -> None:
     assert made.left() == [f"{A}/nodes/{made.node.name}"]
 
 
-@WAYS
-def test_a_stopped_pod_is_started_and_keeps_its_disk(project: Project, way: str) -> None:
+@PROVISIONERS
+def test_a_stopped_pod_is_started_and_keeps_its_disk(project: EmulatedProject, way: str) -> None:
     made = pod(project, f"tpu.provisioner={way}", "tpu.capacity=on_demand")
     first = made.up()
     assert first.cannot_stop == ""
@@ -112,7 +112,7 @@ def test_a_stopped_pod_is_started_and_keeps_its_disk(project: Project, way: str)
     made.down()
 
 
-def test_a_stopped_pod_for_which_there_is_no_room_is_made_anew(project: Project) -> None:
+def test_a_stopped_pod_for_which_there_is_no_room_is_made_anew(project: EmulatedProject) -> None:
     made = pod(project, "tpu.provisioner=node", "tpu.capacity=on_demand")
     first = made.up()
     first.stop(project.world)
@@ -122,7 +122,7 @@ def test_a_stopped_pod_for_which_there_is_no_room_is_made_anew(project: Project)
     made.down()
 
 
-def test_spot_pods_and_slices_of_several_vms_do_not_stop(project: Project) -> None:
+def test_spot_pods_and_slices_of_several_vms_do_not_stop(project: EmulatedProject) -> None:
     made = pod(project)
     assert made.node.cannot_stop == "Google stops no spot pods; `slipway down` deletes it"
     assert "pods of one VM only" in replace(made.node, spec=replace(made.node.spec, workers=4)).cannot_stop
@@ -132,7 +132,7 @@ def test_spot_pods_and_slices_of_several_vms_do_not_stop(project: Project) -> No
     ("kind", "zone", "disk"),
     [("v5litepod_8", A, "pd-balanced"), ("v6e_8", "us-east5-b", "hyperdisk-balanced")],
 )
-def test_a_data_disk_is_made_attached_and_deleted(project: Project, kind: str, zone: str, disk: str) -> None:
+def test_a_data_disk_is_made_attached_and_deleted(project: EmulatedProject, kind: str, zone: str, disk: str) -> None:
     made = pod(project, f"tpu={kind}", f"tpu.zone={zone}", "tpu.data_disk_gb=100")
     made.up()
     name = f"projects/slipway-local/zones/{zone}/disks/{made.node.name}-data"
@@ -142,14 +142,14 @@ def test_a_data_disk_is_made_attached_and_deleted(project: Project, kind: str, z
     assert made.left() == []
 
 
-def test_a_data_disk_outlives_a_preemption_and_no_vain_attempt(project: Project) -> None:
+def test_a_data_disk_outlives_a_preemption_and_no_vain_attempt(project: EmulatedProject) -> None:
     made = pod(project, "tpu.provisioner=node", "tpu.data_disk_gb=100", *TWO_ZONES)
     project.fault(kind="stockout", zone=A, at="request")
     assert made.up().place.zone == B
     disks = [name for name in made.left() if "/disks/" in name]
     assert disks == [f"projects/slipway-local/zones/{B}/disks/{made.node.name}-data"]
     project.fault(kind="preempted", after_seconds=0)
-    until(lambda: made.look().status.state == "PREEMPTED", "the preemption")
+    wait_for(lambda: made.look().status.state == "PREEMPTED", "the preemption")
     project.fault(kind="stockout", zone=A, at="request")
     made.up()
     assert [name for name in made.left() if "/disks/" in name] == disks
@@ -157,7 +157,7 @@ def test_a_data_disk_outlives_a_preemption_and_no_vain_attempt(project: Project)
     assert made.left() == []
 
 
-def test_what_is_worth_saying_of_a_pod_that_is_there(project: Project) -> None:
+def test_what_is_worth_saying_of_a_pod_that_is_there(project: EmulatedProject) -> None:
     made = pod(project)
     status = SliceStatus(spec=made.node.spec, place=made.node.places[0], state="STOPPED")
     found = replace(made.node, status=status)

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import pytest
 
-from controller.core.clock import Interrupted
-from controller.core.errors import BudgetSpent, CloudError
+from controller.core.clock import InterruptedSleepError
+from controller.core.errors import CloudError, RetriesExhaustedError
 from controller.reconcile.resource import Diff, Pending
-from controller.resources.pod.provisioner import NOT_OBSERVED, PodSeen
-from tests.controller.localcloud.harness import until
-from tests.controller.resources.conftest import Project
-from tests.controller.resources.fake_pod import TWO_ZONES, WAYS, A, B, pod
+from controller.resources.pod.provisioner import NOT_OBSERVED, PodStatus
+from tests.controller.localcloud.harness import wait_for
+from tests.controller.resources.conftest import EmulatedProject
+from tests.controller.resources.fake_pod import PROVISIONERS, TWO_ZONES, A, B, pod
 
 
-@WAYS
-def test_a_stock_out_is_asked_again(project: Project, way: str) -> None:
+@PROVISIONERS
+def test_a_stock_out_is_asked_again(project: EmulatedProject, way: str) -> None:
     made = pod(project, f"tpu.provisioner={way}")
     project.fault(kind="stockout", times=2, at="request")
     assert made.up().status.state == "READY"
@@ -24,29 +24,29 @@ def test_a_stock_out_is_asked_again(project: Project, way: str) -> None:
     made.down()
 
 
-def test_pauses_double_and_are_spread(project: Project) -> None:
+def test_pauses_double_and_are_spread(project: EmulatedProject) -> None:
     made = pod(project, "tpu.provisioner=node", max_create_attempts=4)
     project.world.draw = lambda: 1.0
     project.clock.slept.clear()
     project.fault(kind="stockout", times=4, at="request")
-    with pytest.raises(BudgetSpent, match=r"after 4 attempts; add zones to tpu\.fallback_zones"):
+    with pytest.raises(RetriesExhaustedError, match=r"after 4 attempts; add zones to tpu\.fallback_zones"):
         made.up()
     assert project.clock.slept == [pytest.approx(0.01 * factor) for factor in (2, 4, 8)]
     assert made.left() == []
 
 
-@WAYS
-def test_a_quota_is_not_asked_again(project: Project, way: str) -> None:
+@PROVISIONERS
+def test_a_quota_is_not_asked_again(project: EmulatedProject, way: str) -> None:
     made = pod(project, f"tpu.provisioner={way}")
     project.fault(kind="quota")
     with pytest.raises(CloudError, match=r"Quota limit .* Limit: 0 in zone us-central1-a.*request quota at") as refused:
         made.up()
-    assert not isinstance(refused.value, BudgetSpent)
+    assert not isinstance(refused.value, RetriesExhaustedError)
     assert len(made.creations()) == 1
     assert made.left() == []
 
 
-def test_a_quota_that_turns_up_late_is_a_quota(project: Project) -> None:
+def test_a_quota_that_turns_up_late_is_a_quota(project: EmulatedProject) -> None:
     made = pod(project, "tpu.provisioner=queued")
     project.fault(kind="quota", at="operation")
     with pytest.raises(CloudError, match="no quota for v5litepod-8"):
@@ -54,8 +54,8 @@ def test_a_quota_that_turns_up_late_is_a_quota(project: Project) -> None:
     assert made.left() == []
 
 
-@WAYS
-def test_permission_is_not_asked_again(project: Project, way: str) -> None:
+@PROVISIONERS
+def test_permission_is_not_asked_again(project: EmulatedProject, way: str) -> None:
     made = pod(project, f"tpu.provisioner={way}", *TWO_ZONES)
     project.fault(kind="permission")
     with pytest.raises(CloudError, match=r"denied on .*three causes: you lack roles/tpu\.admin, cloud\.project"):
@@ -63,16 +63,16 @@ def test_permission_is_not_asked_again(project: Project, way: str) -> None:
     assert made.asked() == [f"{A} spot"]
 
 
-@WAYS
-def test_an_unsupported_runtime_names_the_key(project: Project, way: str) -> None:
+@PROVISIONERS
+def test_an_unsupported_runtime_names_the_key(project: EmulatedProject, way: str) -> None:
     made = pod(project, f"tpu.provisioner={way}", "tpu.runtime_version=v2-alpha")
     with pytest.raises(CloudError, match=r'Runtime version "v2-alpha" unknown.*set tpu\.runtime_version to null'):
         made.up()
     assert len(made.creations()) == 1
 
 
-@WAYS
-def test_an_operation_that_fails_late_leaves_nothing(project: Project, way: str) -> None:
+@PROVISIONERS
+def test_an_operation_that_fails_late_leaves_nothing(project: EmulatedProject, way: str) -> None:
     made = pod(project, f"tpu.provisioner={way}")
     project.fault(kind="failure", message="Something broke in the data centre")
     with pytest.raises(CloudError, match="Something broke in the data centre"):
@@ -80,8 +80,8 @@ def test_an_operation_that_fails_late_leaves_nothing(project: Project, way: str)
     assert made.left() == []
 
 
-@WAYS
-def test_the_next_zone_is_asked_at_once(project: Project, way: str) -> None:
+@PROVISIONERS
+def test_the_next_zone_is_asked_at_once(project: EmulatedProject, way: str) -> None:
     made = pod(project, f"tpu.provisioner={way}", *TWO_ZONES)
     project.fault(kind="stockout", times=9, zone=A, at="request")
     assert made.up().place.zone == B
@@ -89,12 +89,12 @@ def test_the_next_zone_is_asked_at_once(project: Project, way: str) -> None:
     assert f"asking for v5litepod-8 in {B} (spot)" in made.notes
     assert "asking again" not in made.notes
     assert made.up().place.zone == B  # found there, and left there
-    assert made.node.pod_seen(project.world) == PodSeen("READY", health="HEALTHY")
+    assert made.node.pod_seen(project.world) == PodStatus("READY", health="HEALTHY")
     made.down()
     assert made.left() == []
 
 
-def test_the_next_tier_is_asked_at_once(project: Project) -> None:
+def test_the_next_tier_is_asked_at_once(project: EmulatedProject) -> None:
     made = pod(project, "tpu.provisioner=node", "tpu.capacity=[on_demand,spot]", *TWO_ZONES)
     project.fault(kind="stockout", times=9, capacity="on_demand", at="request")
     assert made.up().place.capacity == "spot"
@@ -103,7 +103,7 @@ def test_the_next_tier_is_asked_at_once(project: Project) -> None:
     made.down()
 
 
-def test_a_quota_rules_its_place_out(project: Project) -> None:
+def test_a_quota_rules_its_place_out(project: EmulatedProject) -> None:
     made = pod(project, "tpu.provisioner=queued", *TWO_ZONES)
     project.fault(kind="quota", zone=A, times=9)
     project.fault(kind="stockout", zone=B, times=1, at="request")
@@ -112,7 +112,7 @@ def test_a_quota_rules_its_place_out(project: Project) -> None:
     made.down()
 
 
-def test_a_request_that_waits_too_long_gives_way_to_the_next_zone(project: Project) -> None:
+def test_a_request_that_waits_too_long_gives_way_to_the_next_zone(project: EmulatedProject) -> None:
     made = pod(project, "tpu.provisioner=queued", "tpu.create_timeout_minutes=0.005", *TWO_ZONES)
     project.fault(kind="stockout", times=1000, zone=A)
     assert made.up().place.zone == B
@@ -121,7 +121,7 @@ def test_a_request_that_waits_too_long_gives_way_to_the_next_zone(project: Proje
     made.down()
 
 
-def test_another_controller_goes_on_waiting_and_then_elsewhere(project: Project) -> None:
+def test_another_controller_goes_on_waiting_and_then_elsewhere(project: EmulatedProject) -> None:
     made = pod(project, "tpu.provisioner=queued", "tpu.create_timeout_minutes=0.01", *TWO_ZONES)
     project.fault(kind="stockout", times=1000, zone=A)
     place = made.node.places[0]
@@ -133,27 +133,27 @@ def test_another_controller_goes_on_waiting_and_then_elsewhere(project: Project)
 
 
 @pytest.mark.parametrize("state", ["SUSPENDED", "FAILED"])
-def test_a_dead_request_is_deleted_and_made_again(project: Project, state: str) -> None:
+def test_a_dead_request_is_deleted_and_made_again(project: EmulatedProject, state: str) -> None:
     made = pod(project, "tpu.provisioner=queued")
     project.fault(kind="queued", state=state, message="There is no more capacity")
     search = made.node._search(project.world)
     search.provisioners["queued"].create(project.world, search.name, search.spec, made.node.places[0])
-    until(lambda: getattr(made.look(), "status", NOT_OBSERVED).state == state, f"the request is {state}")
+    wait_for(lambda: getattr(made.look(), "status", NOT_OBSERVED).state == state, f"the request is {state}")
     assert made.up().status.state == "READY"
     assert f"the node is {state.lower()}: deleting and creating it again" in made.notes
     made.down()
 
 
-def test_an_expired_request_is_deleted(project: Project) -> None:
+def test_an_expired_request_is_deleted(project: EmulatedProject) -> None:
     made = pod(project, "tpu.provisioner=queued", "tpu.valid_until_hours=0.00005", max_create_attempts=2)
     project.fault(kind="stockout", times=100000)
-    with pytest.raises(BudgetSpent, match="no capacity"):
+    with pytest.raises(RetriesExhaustedError, match="no capacity"):
         made.up()
     assert len(made.creations()) == 2
     assert made.left() == []
 
 
-def test_what_still_waits_is_deleted_with_the_pod(project: Project) -> None:
+def test_what_still_waits_is_deleted_with_the_pod(project: EmulatedProject) -> None:
     made = pod(project, "tpu.provisioner=queued")
     project.fault(kind="stockout", times=100000)
     search = made.node._search(project.world)
@@ -163,18 +163,18 @@ def test_what_still_waits_is_deleted_with_the_pod(project: Project) -> None:
     assert made.left() == []
 
 
-def test_whoever_stops_waiting_is_told_that_the_request_stays(project: Project) -> None:
+def test_whoever_stops_waiting_is_told_that_the_request_stays(project: EmulatedProject) -> None:
     made = pod(project, "tpu.provisioner=queued")
     project.fault(kind="stockout", times=100000)
     project.clock.interrupt_at = 3
-    with pytest.raises(Interrupted):
+    with pytest.raises(InterruptedSleepError):
         made.node.apply(project.world, {}, Diff("create"))
     assert "the request stays in the queue: `slipway up` goes on waiting, `slipway down` takes it back" in made.notes
     assert isinstance(made.look(), Pending)
     made.down()
 
 
-def test_flex_start_is_asked_for_through_the_newer_api(project: Project) -> None:
+def test_flex_start_is_asked_for_through_the_newer_api(project: EmulatedProject) -> None:
     made = pod(project, "tpu.capacity=flex_start")
     assert made.up().place.capacity == "flex_start"
     [creation] = made.creations()

@@ -8,30 +8,30 @@ import pytest
 
 from controller.core.errors import CloudError, ConfigError
 from controller.reconcile.reconciler import destroy
-from controller.resources.project.roles import rebound
+from controller.resources.project.roles import rebind
 from tests.controller.localcloud.harness import PROJECT
-from tests.controller.resources.conftest import Project
+from tests.controller.resources.conftest import EmulatedProject
 
 POLICY = f"cloudresourcemanager/v1/{PROJECT}"
 COMPUTE_ACCOUNT = "314159265358-compute@developer.gserviceaccount.com"
 ADMIN = {"role": "roles/owner", "members": ["user:a@example.com"]}
 
 
-def roles(project: Project, path: str, account: str) -> list[str]:
+def roles(project: EmulatedProject, path: str, account: str) -> list[str]:
     method = "GET" if path.startswith("storage") else "POST"
     policy = project.cloud.ok(method, path, None if method == "GET" else {})
     return sorted(b["role"] for b in policy["bindings"] if f"serviceAccount:{account}" in b["members"])
 
 
-def on_project(project: Project, account: str) -> list[str]:
+def on_project(project: EmulatedProject, account: str) -> list[str]:
     return roles(project, f"{POLICY}:getIamPolicy", account)
 
 
-def on_bucket(project: Project, account: str) -> list[str]:
+def on_bucket(project: EmulatedProject, account: str) -> list[str]:
     return roles(project, f"storage/v1/b/{project.tag}-bucket/iam", account)
 
 
-def test_the_account_has_few_roles_and_those_on_objects_are_on_the_bucket_alone(project: Project) -> None:
+def test_the_account_has_few_roles_and_those_on_objects_are_on_the_bucket_alone(project: EmulatedProject) -> None:
     project.settle()
     account = f"{project.tag}-sa@slipway-local.iam.gserviceaccount.com"
     assert on_project(project, account) == ["roles/logging.logWriter", "roles/tpu.admin"]
@@ -39,7 +39,7 @@ def test_the_account_has_few_roles_and_those_on_objects_are_on_the_bucket_alone(
 
 
 @pytest.mark.parametrize("account", ["default", COMPUTE_ACCOUNT])
-def test_to_an_account_that_we_did_not_make_nothing_is_bound(project: Project, account: str) -> None:
+def test_to_an_account_that_we_did_not_make_nothing_is_bound(project: EmulatedProject, account: str) -> None:
     before = project.cloud.ok("POST", f"{POLICY}:getIamPolicy", {})
     have = project.settle(f"cloud.service_account={account}")
     assert have[f"service account/{account}"].email(project.world) == COMPUTE_ACCOUNT
@@ -49,7 +49,7 @@ def test_to_an_account_that_we_did_not_make_nothing_is_bound(project: Project, a
     assert project.cloud.call("GET", f"iam/v1/{PROJECT}/serviceAccounts/{COMPUTE_ACCOUNT}")[0] == 200
 
 
-def test_an_account_made_by_hand_is_used_and_kept_and_nothing_is_bound(project: Project) -> None:
+def test_an_account_made_by_hand_is_used_and_kept_and_nothing_is_bound(project: EmulatedProject) -> None:
     made = {"accountId": f"{project.tag}-sa", "serviceAccount": {"displayName": "mine"}}
     account = project.cloud.ok("POST", f"iam/v1/{PROJECT}/serviceAccounts", made)
     project.settle()
@@ -58,14 +58,16 @@ def test_an_account_made_by_hand_is_used_and_kept_and_nothing_is_bound(project: 
     assert project.cloud.ok("GET", f"iam/v1/{PROJECT}/serviceAccounts/{account['email']}") == account
 
 
-def test_an_account_that_does_not_exist_is_said(project: Project) -> None:
+def test_an_account_that_does_not_exist_is_said(project: EmulatedProject) -> None:
     absent = "nobody-x@slipway-local.iam.gserviceaccount.com"
     with pytest.raises(ConfigError, match=f"{absent} does not exist; set cloud.service_account"):
         project.settle(f"cloud.service_account={absent}")
 
 
 @pytest.mark.parametrize("verb", ["getIamPolicy", "setIamPolicy"])
-def test_who_may_not_set_iam_goes_on_with_a_note_of_what_an_admin_would_run(project: Project, verb: str) -> None:
+def test_who_may_not_set_iam_goes_on_with_a_note_of_what_an_admin_would_run(
+    project: EmulatedProject, verb: str
+) -> None:
     project.fault(kind="http", status=403, match=f"POST /{POLICY}:{verb}", times=2)
     project.settle()
     account = f"{project.tag}-sa@slipway-local.iam.gserviceaccount.com"
@@ -80,7 +82,7 @@ def test_who_may_not_set_iam_goes_on_with_a_note_of_what_an_admin_would_run(proj
         pass  # what is left of the fault
 
 
-def test_who_may_not_create_accounts_is_told_what_else_to_do(project: Project) -> None:
+def test_who_may_not_create_accounts_is_told_what_else_to_do(project: EmulatedProject) -> None:
     project.fault(kind="http", status=403, match=f"POST /iam/v1/{PROJECT}/serviceAccounts$")
     with pytest.raises(
         CloudError, match=r"gcloud iam service-accounts create .*`default` is the project's Compute account"
@@ -88,20 +90,20 @@ def test_who_may_not_create_accounts_is_told_what_else_to_do(project: Project) -
         project.settle()
 
 
-def test_another_writer_between_reading_and_writing(project: Project) -> None:
+def test_another_writer_between_reading_and_writing(project: EmulatedProject) -> None:
     project.fault(kind="http", status=409, match=f"POST /{POLICY}:setIamPolicy", times=3)
     project.settle()
     assert on_project(project, f"{project.tag}-sa@slipway-local.iam.gserviceaccount.com") != []
 
 
-def test_an_account_made_a_moment_ago_is_waited_for(project: Project) -> None:
+def test_an_account_made_a_moment_ago_is_waited_for(project: EmulatedProject) -> None:
     words = "Service account x does not exist."
     project.fault(kind="http", status=400, match=f"POST /{POLICY}:setIamPolicy", times=2, message=words)
     project.settle()
     assert project.clock.slept.count(project.world.pace) >= 2
 
 
-def test_roles_are_bound_again_and_others_left(project: Project) -> None:
+def test_roles_are_bound_again_and_others_left(project: EmulatedProject) -> None:
     project.settle()
     policy = project.cloud.ok("POST", f"{POLICY}:getIamPolicy", {})
     policy["bindings"] = [ADMIN]
@@ -129,4 +131,4 @@ CONDITIONAL = {"role": "a", "members": ["m"], "condition": {"title": "until May"
     ],
 )
 def test_bindings_of_others_and_conditions_stay(before: list[Any], to: set[str], after: list[Any]) -> None:
-    assert rebound(before, "m", of={"a", "b"}, to=to) == after
+    assert rebind(before, "m", of={"a", "b"}, to=to) == after

@@ -9,19 +9,19 @@ import pytest
 from controller.core.errors import CloudError
 from controller.reconcile.reconciler import destroy
 from tests.controller.localcloud.harness import REGION
-from tests.controller.resources.conftest import Project
+from tests.controller.resources.conftest import EmulatedProject
 
 
-def by_hand(project: Project, **body: Any) -> dict[str, Any]:
+def by_hand(project: EmulatedProject, **body: Any) -> dict[str, Any]:
     made = {"name": f"{project.tag}-bucket", "location": REGION, **body}
     return project.cloud.ok("POST", "storage/v1/b?project=slipway-local", made)
 
 
-def show(project: Project) -> dict[str, Any]:
+def show(project: EmulatedProject) -> dict[str, Any]:
     return project.cloud.ok("GET", f"storage/v1/b/{project.tag}-bucket")
 
 
-def test_a_bucket_of_ours_costs_no_more_than_it_must_and_is_closed(project: Project) -> None:
+def test_a_bucket_of_ours_costs_no_more_than_it_must_and_is_closed(project: EmulatedProject) -> None:
     project.settle()
     made = show(project)
     assert made["location"] == "US-CENTRAL1"
@@ -32,7 +32,7 @@ def test_a_bucket_of_ours_costs_no_more_than_it_must_and_is_closed(project: Proj
     assert rules == {"AbortIncompleteMultipartUpload", "Delete"}
 
 
-def test_its_settings_are_repaired(project: Project) -> None:
+def test_its_settings_are_repaired(project: EmulatedProject) -> None:
     project.settle()
     path = f"storage/v1/b/{project.tag}-bucket"
     project.cloud.ok("PATCH", path, {"softDeletePolicy": {"retentionDurationSeconds": "604800"}, "lifecycle": None})
@@ -42,12 +42,14 @@ def test_its_settings_are_repaired(project: Project) -> None:
     assert show(project)["softDeletePolicy"]["retentionDurationSeconds"] == "0"
 
 
-def test_soft_delete_is_a_choice(project: Project) -> None:
+def test_soft_delete_is_a_choice(project: EmulatedProject) -> None:
     project.settle("cloud.soft_delete_days=7")
     assert show(project)["softDeletePolicy"]["retentionDurationSeconds"] == "604800"
 
 
-def test_an_existing_bucket_is_used_as_it_is_and_its_soft_delete_is_told_with_the_cost(project: Project) -> None:
+def test_an_existing_bucket_is_used_as_it_is_and_its_soft_delete_is_told_with_the_cost(
+    project: EmulatedProject,
+) -> None:
     before = by_hand(project, softDeletePolicy={"retentionDurationSeconds": "604800"})
     project.settle()
     assert show(project) == before
@@ -59,33 +61,33 @@ def test_an_existing_bucket_is_used_as_it_is_and_its_soft_delete_is_told_with_th
     assert show(project) == before
 
 
-def test_a_bucket_far_away_is_refused(project: Project) -> None:
+def test_a_bucket_far_away_is_refused(project: EmulatedProject) -> None:
     before = by_hand(project, location="europe-west4")
     with pytest.raises(CloudError, match=r"is in europe-west4, the TPU in us-central1: .* set cloud.bucket"):
         project.settle()
     assert show(project) == before
 
 
-def test_a_multi_region_serves_its_regions(project: Project) -> None:
+def test_a_multi_region_serves_its_regions(project: EmulatedProject) -> None:
     by_hand(project, location="us")
     project.settle("zones=us-west4-a")
     assert f"bucket/{project.tag}-bucket" not in project.actions("zones=us-west4-a")
     assert project.actions("zones=europe-west4-b")[f"bucket/{project.tag}-bucket"] == "replace"
 
 
-def test_one_that_is_made_for_several_regions(project: Project) -> None:
+def test_one_that_is_made_for_several_regions(project: EmulatedProject) -> None:
     project.settle("cloud.bucket_location=us", "zones=us-west4-a")
     assert show(project)["location"] == "US"
 
 
-def test_a_name_taken_by_someone_else(project: Project) -> None:
+def test_a_name_taken_by_someone_else(project: EmulatedProject) -> None:
     path = f"/storage/v1/b/{project.tag}-bucket"
     project.fault(kind="http", status=403, match=f"GET {path}", times=9, message="no storage.buckets.get access")
     with pytest.raises(CloudError, match=r"is not yours to use .* set cloud.bucket to another name"):
         project.settle()
 
 
-def test_a_name_taken_by_someone_else_while_we_create_it(project: Project) -> None:
+def test_a_name_taken_by_someone_else_while_we_create_it(project: EmulatedProject) -> None:
     path = f"/storage/v1/b/{project.tag}-bucket"
     project.fault(kind="http", status=404, match=f"GET {path}$")
     project.fault(kind="http", status=409, match="POST /storage/v1/b$", message="The name is not available.")
@@ -94,7 +96,7 @@ def test_a_name_taken_by_someone_else_while_we_create_it(project: Project) -> No
         project.settle()
 
 
-def test_objects_may_be_used_without_looking_at_the_bucket(project: Project) -> None:
+def test_objects_may_be_used_without_looking_at_the_bucket(project: EmulatedProject) -> None:
     by_hand(project)
     project.fault(kind="http", status=403, match=f"GET /storage/v1/b/{project.tag}-bucket$", times=9)
     project.settle("cloud.bucket_roles=[]")
@@ -103,7 +105,7 @@ def test_objects_may_be_used_without_looking_at_the_bucket(project: Project) -> 
     assert project.world.google.download(f"{project.tag}-bucket", "runs/x") == b"x"
 
 
-def test_all_generations_go_with_it(project: Project) -> None:
+def test_all_generations_go_with_it(project: EmulatedProject) -> None:
     project.settle()
     for number in range(40):
         project.world.google.upload(f"{project.tag}-bucket", f"runs/x/{number}", b"x")
@@ -111,7 +113,7 @@ def test_all_generations_go_with_it(project: Project) -> None:
     assert project.cloud.call("GET", f"storage/v1/b/{project.tag}-bucket")[0] == 404
 
 
-def test_its_name_is_nobody_elses(project: Project) -> None:
+def test_its_name_is_nobody_elses(project: EmulatedProject) -> None:
     names = {r.name for r in project.shared("cloud.bucket=null") if r.kind == "bucket"}
     assert names == {"slipway-local-slipway-us-central1"}
     names = {r.name for r in project.shared("cloud.bucket=null", "cloud.bucket_location=us") if r.kind == "bucket"}

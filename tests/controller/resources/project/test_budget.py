@@ -7,30 +7,30 @@ from typing import Any
 import pytest
 
 from controller.core.errors import CloudError
-from controller.plan.preview import preview
+from controller.plan.preview import preview_resources
 from controller.reconcile.reconciler import destroy, reconcile
 from controller.resources.project.budget import BillingBudget
-from tests.controller.resources.conftest import Project
+from tests.controller.resources.conftest import EmulatedProject
 
 
 def budget(usd: int = 100, account: str = "012345-6789AB-CDEF01") -> BillingBudget:
     return BillingBudget(name="slipway", account=account, usd=usd, thresholds=(0.5, 0.9))
 
 
-def state(project: Project) -> dict[str, Any]:
+def state(project: EmulatedProject) -> dict[str, Any]:
     return project.cloud.ok("GET", "emulator/state").get("budget", {})
 
 
-def test_its_life(project: Project) -> None:
-    assert preview((budget(),), project.world)[0].action == "create"
+def test_its_life(project: EmulatedProject) -> None:
+    assert preview_resources((budget(),), project.world)[0].action == "create"
     reconcile([budget()], project.world)
     [made] = state(project).values()
     assert made["displayName"] == "slipway slipway-local"
     assert made["budgetFilter"] == {"projects": ["projects/314159265358"], "calendarPeriod": "MONTH"}
     assert made["amount"]["specifiedAmount"] == {"currencyCode": "USD", "units": "100"}
     assert [rule["thresholdPercent"] for rule in made["thresholdRules"]] == [0.5, 0.9]
-    assert preview((budget(),), project.world)[0].action == "none"
-    assert preview((budget(200),), project.world)[0].action == "update"
+    assert preview_resources((budget(),), project.world)[0].action == "none"
+    assert preview_resources((budget(200),), project.world)[0].action == "update"
     reconcile([budget(200)], project.world)
     [changed] = state(project).values()
     assert changed["amount"]["specifiedAmount"]["units"] == "200"
@@ -39,12 +39,12 @@ def test_its_life(project: Project) -> None:
     destroy([budget()], project.world)
 
 
-def test_an_account_that_is_not_yours_is_explained(project: Project) -> None:
+def test_an_account_that_is_not_yours_is_explained(project: EmulatedProject) -> None:
     with pytest.raises(CloudError, match=r"roles/billing\.costsManager, or set cloud\.billing_budget=null"):
         reconcile([budget(account="FFFFFF-000000-FFFFFF")], project.world)
 
 
-def test_it_is_part_of_the_plan_where_it_is_asked_for(project: Project) -> None:
+def test_it_is_part_of_the_plan_where_it_is_asked_for(project: EmulatedProject) -> None:
     wanted = "cloud.billing_budget={account: 012345-6789AB-CDEF01, usd: 50, thresholds: [1.0]}"
     kinds = [resource.kind for resource in project.shared(wanted)]
     assert "billing budget" in kinds

@@ -8,19 +8,19 @@ from typing import Any
 import pytest
 
 from controller.core.errors import CloudError
-from controller.gcp.operations import OperationFailed
+from controller.gcp.operations import OperationFailedError
 from tests.controller.localcloud.harness import COMPUTE, PROJECT, REGION
-from tests.controller.resources.conftest import Project
+from tests.controller.resources.conftest import EmulatedProject
 
 REGIONAL = f"{COMPUTE}/regions/{REGION}"
 NAT = {"natIpAllocateOption": "AUTO_ONLY", "sourceSubnetworkIpRangesToNat": "ALL_SUBNETWORKS_ALL_IP_RANGES"}
 
 
-def given(project: Project) -> list[str]:
+def given(project: EmulatedProject) -> list[str]:
     return ["cloud.service_account=default", f"network.subnet={project.tag}-tpus"]
 
 
-def by_admin(project: Project, *, without: str = "") -> None:
+def by_admin(project: EmulatedProject, *, without: str = "") -> None:
     """A network with all that a pod needs, but for one part."""
     link = f"{PROJECT}/global/networks/{project.tag}"
     subnet = {"name": "TAG-tpus", "network": link, "ipCidrRange": "10.3.0.0/20", "privateIpGoogleAccess": True}
@@ -47,11 +47,11 @@ def rule(name: str, link: str, protocol: str, source: str, ports: list[str] | No
     return {"name": f"TAG-{name}", "network": link, "allowed": [allowed], "sourceRanges": [source]}
 
 
-def may_not(project: Project, match: str) -> None:
+def may_not(project: EmulatedProject, match: str) -> None:
     project.fault(kind="http", status=403, match=f"^POST /{match}$", message="Required permission")
 
 
-def test_what_an_admin_made_is_enough(project: Project) -> None:
+def test_what_an_admin_made_is_enough(project: EmulatedProject) -> None:
     by_admin(project)
     before, told = project.state(), len(project.cloud.log())
     may_not(project, f"{COMPUTE}/global/firewalls")  # the rule for the inside; there is one that does as well
@@ -86,7 +86,7 @@ def test_what_an_admin_made_is_enough(project: Project) -> None:
     ],
 )
 def test_what_is_missing_is_told_as_the_command_for_an_admin(
-    project: Project, without: str, path: str, command: str
+    project: EmulatedProject, without: str, path: str, command: str
 ) -> None:
     by_admin(project, without=without)
     may_not(project, path)
@@ -95,7 +95,7 @@ def test_what_is_missing_is_told_as_the_command_for_an_admin(
         project.settle(*given(project))
 
 
-def test_private_access_that_may_not_be_switched_on_is_a_note(project: Project) -> None:
+def test_private_access_that_may_not_be_switched_on_is_a_note(project: EmulatedProject) -> None:
     by_admin(project)
     where = f"{REGIONAL}/subnetworks/{project.tag}-tpus"
     project.cloud.act("POST", f"{where}/setPrivateIpGoogleAccess", {"privateIpGoogleAccess": False})
@@ -105,7 +105,7 @@ def test_private_access_that_may_not_be_switched_on_is_a_note(project: Project) 
     assert f"gcloud compute networks subnets update {project.tag}-tpus --region={REGION} --enable-private-ip" in note
 
 
-def test_an_operation_that_fails_late_is_told_with_its_reason(project: Project) -> None:
+def test_an_operation_that_fails_late_is_told_with_its_reason(project: EmulatedProject) -> None:
     """Compute accepts the request, and its operation ends with an error."""
     answer = {"name": "o", "status": "DONE", "operationType": "insert"}
     answer["error"] = {"errors": [{"code": "QUOTA_EXCEEDED", "message": "Quota 'NETWORKS' exceeded. Limit: 5.0"}]}  # pyright: ignore[reportArgumentType]
@@ -115,5 +115,5 @@ def test_an_operation_that_fails_late_is_told_with_its_reason(project: Project) 
         return answer if method == "networks.insert" else call(api, method, **parameters)
 
     project.world.google.call = quota  # pyright: ignore[reportAttributeAccessIssue]
-    with pytest.raises(OperationFailed, match=r"compute insert: 0 QUOTA_EXCEEDED: Quota 'NETWORKS' exceeded"):
+    with pytest.raises(OperationFailedError, match=r"compute insert: 0 QUOTA_EXCEEDED: Quota 'NETWORKS' exceeded"):
         project.settle()

@@ -5,20 +5,20 @@ from __future__ import annotations
 import pytest
 
 from controller.core.errors import CloudError
-from controller.plan.preview import preview
+from controller.plan.preview import preview_resources
 from controller.reconcile.resource import Unknown
 from tests.controller.localcloud.harness import PROJECT
-from tests.controller.resources.conftest import Project
+from tests.controller.resources.conftest import EmulatedProject
 
 SERVICES = f"serviceusage/v1/{PROJECT}/services"
 
 
-def disable(project: Project, *apis: str) -> None:
+def disable(project: EmulatedProject, *apis: str) -> None:
     for api in apis:
         project.cloud.ok("POST", f"{SERVICES}/{api}.googleapis.com:disable", {})
 
 
-def test_only_what_is_missing_is_enabled(project: Project) -> None:
+def test_only_what_is_missing_is_enabled(project: EmulatedProject) -> None:
     project.settle()
     disable(project, "tpu", "iap")
     before = len(project.cloud.log())
@@ -27,16 +27,16 @@ def test_only_what_is_missing_is_enabled(project: Project) -> None:
     assert request["body"] == {"serviceIds": ["iap.googleapis.com", "tpu.googleapis.com"]}
 
 
-def test_a_project_where_nothing_is_enabled(project: Project) -> None:
+def test_a_project_where_nothing_is_enabled(project: EmulatedProject) -> None:
     disable(project, "compute", "iam", "storage", "tpu", "cloudresourcemanager")
-    rows = preview(tuple(project.shared()), project.world)
+    rows = preview_resources(tuple(project.shared()), project.world)
     [account] = [row.seen for row in rows if row.resource.kind == "service account"]
     assert account == Unknown("iam.googleapis.com is not enabled yet; up enables it")
     project.settle()
     assert project.actions() == {}
 
 
-def test_an_api_that_is_not_enabled_everywhere_yet_is_waited_for(project: Project) -> None:
+def test_an_api_that_is_not_enabled_everywhere_yet_is_waited_for(project: EmulatedProject) -> None:
     words = "Compute Engine API (compute.googleapis.com) has not been used in project 1 before or it is disabled."
     match = f"GET /compute/v1/{PROJECT}/global/networks/{project.tag}"
     project.fault(kind="http", status=403, match=match, times=3, message=words, reason="SERVICE_DISABLED")
@@ -44,7 +44,7 @@ def test_an_api_that_is_not_enabled_everywhere_yet_is_waited_for(project: Projec
     assert project.clock.slept.count(project.world.pace) >= 3
 
 
-def test_who_may_not_enable_is_told_the_command(project: Project) -> None:
+def test_who_may_not_enable_is_told_the_command(project: EmulatedProject) -> None:
     project.settle()
     disable(project, "tpu")
     project.fault(kind="http", status=403, match=f"POST /{SERVICES}:batchEnable")
@@ -53,7 +53,7 @@ def test_who_may_not_enable_is_told_the_command(project: Project) -> None:
     project.settle()
 
 
-def test_who_may_not_look_goes_on(project: Project) -> None:
+def test_who_may_not_look_goes_on(project: EmulatedProject) -> None:
     project.fault(kind="http", status=403, match=f"GET /{SERVICES}:batchGet", times=9)
     before = len(project.cloud.log())
     project.settle()

@@ -7,26 +7,26 @@ from typing import Any
 
 import pytest
 
-from tests.controller.conftest import ECHO, Slipway
-from tests.controller.localcloud.harness import COMPUTE, PROJECT, REGION, Cloud
-from tests.controller.state import comparable
+from tests.controller.conftest import ECHO_COMMAND, SlipwayCli
+from tests.controller.localcloud.harness import COMPUTE, PROJECT, REGION, EmulatedCloud
+from tests.controller.state import comparable_state
 
 pytestmark = pytest.mark.e2e
 KEEP = "cleanup.on_success=keep"
-POD = ["tpu.accelerator_type=v5litepod-8", "mesh.data=8", ECHO]
+POD = ["tpu.accelerator_type=v5litepod-8", "mesh.data=8", ECHO_COMMAND]
 GLOBAL = f"{COMPUTE}/global"
 REGIONAL = f"{COMPUTE}/regions/{REGION}"
 
 
 @pytest.fixture
-def cloud(slipway: Slipway) -> Cloud:
+def cloud(slipway: SlipwayCli) -> EmulatedCloud:
     """The emulated cloud of these tests by hand."""
     slipway.cloud()
-    return Cloud(slipway.home / "localcloud")
+    return EmulatedCloud(slipway.home / "localcloud")
 
 
-def state(slipway: Slipway) -> dict[str, Any]:
-    return comparable(slipway.cloud().get("state"))
+def state(slipway: SlipwayCli) -> dict[str, Any]:
+    return comparable_state(slipway.cloud().get("state"))
 
 
 def added(before: dict[str, Any], after: dict[str, Any]) -> dict[str, list[str]]:
@@ -43,7 +43,7 @@ def leaves(names: list[str]) -> list[str]:
     return sorted(name.rpartition("/")[2] for name in names)
 
 
-def someone_else(cloud: Cloud) -> None:
+def someone_else(cloud: EmulatedCloud) -> None:
     """What others have in the project: a network with all its parts, an account, a binding, a bucket, a TPU."""
     cloud.network("theirs")
     router = {"name": "theirs", "network": f"{PROJECT}/global/networks/theirs"}
@@ -59,7 +59,7 @@ def someone_else(cloud: Cloud) -> None:
     cloud.node("theirs", "theirs")
 
 
-def test_down_leaves_what_is_shared_and_down_all_nothing(slipway: Slipway, cloud: Cloud) -> None:
+def test_down_leaves_what_is_shared_and_down_all_nothing(slipway: SlipwayCli, cloud: EmulatedCloud) -> None:
     someone_else(cloud)
     before, told = state(slipway), len(slipway.mutations())
     assert slipway("up", KEEP, *POD)[0] == 0
@@ -102,7 +102,9 @@ def test_down_leaves_what_is_shared_and_down_all_nothing(slipway: Slipway, cloud
 
 
 @pytest.mark.deep
-def test_all_that_can_be_made_goes_again_also_where_the_config_names_it_no_more(slipway: Slipway, cloud: Cloud) -> None:
+def test_all_that_can_be_made_goes_again_also_where_the_config_names_it_no_more(
+    slipway: SlipwayCli, cloud: EmulatedCloud
+) -> None:
     """Parts in two regions, a rule for this machine, a disk, a budget; shared parts by a config of one region."""
     someone_else(cloud)
     before = state(slipway)
@@ -120,13 +122,13 @@ def test_all_that_can_be_made_goes_again_also_where_the_config_names_it_no_more(
 
 
 @pytest.fixture
-def made(slipway: Slipway) -> dict[str, Any]:
+def made(slipway: SlipwayCli) -> dict[str, Any]:
     """What a run leaves for the next one."""
     assert slipway("up", *POD)[0] == 0
     return state(slipway)
 
 
-def refused(slipway: Slipway, *by: str) -> None:
+def refused(slipway: SlipwayCli, *by: str) -> None:
     """`down --all` names what is in the way and has done nothing."""
     before, told = state(slipway), len(slipway.mutations())
     code, out, err = slipway("down", "--all", "--yes", *POD)
@@ -138,7 +140,9 @@ def refused(slipway: Slipway, *by: str) -> None:
     assert slipway.mutations()[told:] == []
 
 
-def test_what_something_else_uses_is_refused_by_name(slipway: Slipway, cloud: Cloud, made: dict[str, Any]) -> None:
+def test_what_something_else_uses_is_refused_by_name(
+    slipway: SlipwayCli, cloud: EmulatedCloud, made: dict[str, Any]
+) -> None:
     assert made["compute"]
     zone, network = f"{REGION}-a", f"{PROJECT}/global/networks/slipway"
     subnet = f"{PROJECT}/regions/{REGION}/subnetworks/slipway-{REGION}"
@@ -167,7 +171,9 @@ def test_what_something_else_uses_is_refused_by_name(slipway: Slipway, cloud: Cl
 
 
 @pytest.mark.deep
-def test_a_pod_elsewhere_that_runs_as_our_account_is_refused(slipway: Slipway, cloud: Cloud, made: Any) -> None:
+def test_a_pod_elsewhere_that_runs_as_our_account_is_refused(
+    slipway: SlipwayCli, cloud: EmulatedCloud, made: Any
+) -> None:
     assert made
     cloud.network("theirs")
     account = "slipway-runner@slipway-local.iam.gserviceaccount.com"
@@ -177,7 +183,7 @@ def test_a_pod_elsewhere_that_runs_as_our_account_is_refused(slipway: Slipway, c
 
 
 @pytest.mark.deep
-def test_a_network_half_made_by_hand_is_used_and_left(slipway: Slipway, cloud: Cloud) -> None:
+def test_a_network_half_made_by_hand_is_used_and_left(slipway: SlipwayCli, cloud: EmulatedCloud) -> None:
     """The network, one subnet and a router with its NAT were there: only what was missing is made, and goes again."""
     link = f"{PROJECT}/global/networks/slipway"
     cloud.act("POST", f"{GLOBAL}/networks", {"name": "slipway", "autoCreateSubnetworks": False, "description": "lab"})
@@ -197,7 +203,7 @@ def test_a_network_half_made_by_hand_is_used_and_left(slipway: Slipway, cloud: C
     assert [m for m in slipway.mutations()[told:] if "/routers" in m or "/subnetworks" in m] == []
 
 
-def test_a_bucket_of_ones_own_keeps_what_runs_wrote(slipway: Slipway, cloud: Cloud) -> None:
+def test_a_bucket_of_ones_own_keeps_what_runs_wrote(slipway: SlipwayCli, cloud: EmulatedCloud) -> None:
     bucket = f"slipway-local-slipway-{REGION}"
     cloud.ok("POST", "storage/v1/b?project=slipway-local", {"name": bucket, "location": REGION})
     before = state(slipway)
@@ -213,7 +219,7 @@ def test_a_bucket_of_ones_own_keeps_what_runs_wrote(slipway: Slipway, cloud: Clo
 
 
 @pytest.mark.deep
-def test_a_bucket_of_runs_elsewhere_is_named(slipway: Slipway, cloud: Cloud) -> None:
+def test_a_bucket_of_runs_elsewhere_is_named(slipway: SlipwayCli, cloud: EmulatedCloud) -> None:
     other = {"name": "slipway-local-slipway-us-west4", "location": "US-WEST4", "labels": {"managed-by": "slipway"}}
     cloud.ok("POST", "storage/v1/b?project=slipway-local", other)
     assert slipway("up", *POD)[0] == 0
@@ -224,9 +230,9 @@ def test_a_bucket_of_runs_elsewhere_is_named(slipway: Slipway, cloud: Cloud) -> 
     assert slipway.json("down", "--all", "--yes", *POD)["other_buckets"] == ["slipway-local-slipway-us-west4"]
 
 
-def test_a_missing_internal_rule_is_found_by_verify_and_made_by_up(slipway: Slipway, cloud: Cloud) -> None:
+def test_a_missing_internal_rule_is_found_by_verify_and_made_by_up(slipway: SlipwayCli, cloud: EmulatedCloud) -> None:
     """Without it `jax.distributed` would hang; the probe of worker 0's port says so at once."""
-    two = ["tpu.accelerator_type=v4-16", "tpu.zone=us-central2-b", "mesh.data=8", KEEP, ECHO]
+    two = ["tpu.accelerator_type=v4-16", "tpu.zone=us-central2-b", "mesh.data=8", KEEP, ECHO_COMMAND]
     assert slipway("up", *two)[0] == 0
     rule = f"{GLOBAL}/firewalls/slipway-allow-internal-us-central2"
     cloud.act("DELETE", rule)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from tests.controller.conftest import ECHO, Slipway
+from tests.controller.conftest import ECHO_COMMAND, SlipwayCli
 
-ONE = ["tpu=v5litepod_8", "tpu.capacity=on_demand", "cleanup.on_success=keep", ECHO]
+ONE = ["tpu=v5litepod_8", "tpu.capacity=on_demand", "cleanup.on_success=keep", ECHO_COMMAND]
 
 
 @pytest.mark.e2e
-def test_a_stopped_pod_is_started_by_the_next_up(slipway: Slipway) -> None:
+def test_a_stopped_pod_is_started_by_the_next_up(slipway: SlipwayCli) -> None:
     code, _, err = slipway("stop", *ONE)
     assert code == 2
     assert "is not there, so there is nothing to stop" in err
@@ -29,8 +29,8 @@ def test_a_stopped_pod_is_started_by_the_next_up(slipway: Slipway) -> None:
 
 
 @pytest.mark.e2e
-def test_what_google_does_not_stop_is_refused(slipway: Slipway) -> None:
-    spot = ["tpu=v5litepod_8", "cleanup.on_success=keep", ECHO]
+def test_what_google_does_not_stop_is_refused(slipway: SlipwayCli) -> None:
+    spot = ["tpu=v5litepod_8", "cleanup.on_success=keep", ECHO_COMMAND]
     assert slipway("up", *spot)[0] == 0
     code, _, err = slipway("stop", *spot)
     assert code == 2

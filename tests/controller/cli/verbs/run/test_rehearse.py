@@ -11,7 +11,7 @@ import psutil
 import pytest
 
 from controller.cli import main
-from controller.cloud.emulator import in_use
+from controller.cloud.emulator import mark_in_use
 
 pytestmark = pytest.mark.e2e
 FAST = "cloud.operation_seconds=0"
@@ -132,7 +132,7 @@ def test_a_failure_is_kept_for_a_look(home: Path, capsys: pytest.CaptureFixture[
 def test_two_of_one_name_do_not_get_into_each_others_way(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
     Path("hello.txt").write_text("hello\n")
     mine = ["program=command", "program.command=[cat,hello.txt]", "tpu=v5litepod_8"]
-    with in_use(home / "rehearsals" / "run" / "localcloud"):
+    with mark_in_use(home / "rehearsals" / "run" / "localcloud"):
         code, _, err = rehearse(capsys, *mine)
     assert code == 2
     assert "run.name: a rehearsal of run is under way" in err

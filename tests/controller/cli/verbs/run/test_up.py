@@ -15,7 +15,7 @@ import psutil
 import pytest
 
 from controller.cli import main as cli
-from tests.controller.conftest import ECHO, Slipway
+from tests.controller.conftest import ECHO_COMMAND, SlipwayCli
 from tests.paths import ROOT
 
 pytestmark = pytest.mark.e2e
@@ -32,24 +32,24 @@ def until(true: Callable[[], bool], seconds: float = 240) -> None:
         time.sleep(0.05)
 
 
-def workers_home(slipway: Slipway) -> list[Path]:
+def workers_home(slipway: SlipwayCli) -> list[Path]:
     return sorted((slipway.home / "localcloud" / "nodes").glob("*/worker-*/home"))
 
 
-def let_go(slipway: Slipway) -> None:
+def let_go(slipway: SlipwayCli) -> None:
     """Let the slow program end, on every worker."""
     for home in workers_home(slipway):
         for run in (home / ".slipway" / "runs").iterdir():
             (run / "go").touch()
 
 
-def test_a_run_from_nothing_to_nothing(slipway: Slipway) -> None:
-    code, out, err = slipway("up", ECHO)
+def test_a_run_from_nothing_to_nothing(slipway: SlipwayCli) -> None:
+    code, out, err = slipway("up", ECHO_COMMAND)
     assert (code, err) == (0, "")
     assert "hello from worker 0" in out
     for step in ("network slipway", "nat slipway", "firewall slipway-allow-ssh", "TPU v5litepod-16", "SSH to 4"):
         assert step in out
-    status = slipway.json("status", ECHO)
+    status = slipway.json("status", ECHO_COMMAND)
     assert status["pod"]["state"] == "absent"
     assert status["run"]["state"] == "finished"
     run = status["run"]["id"]
@@ -58,13 +58,13 @@ def test_a_run_from_nothing_to_nothing(slipway: Slipway) -> None:
     assert f"runs/{run}/result.json" in kept
     for worker in range(4):
         assert f"runs/{run}/logs/attempt-1/worker-{worker}.log" in kept
-    code, out, _ = slipway("logs", "--worker", "3", ECHO)
+    code, out, _ = slipway("logs", "--worker", "3", ECHO_COMMAND)
     assert (code, out) == (0, "hello from worker 3\n")
-    assert slipway.json("logs", "--worker", "3", ECHO) == {"log": "hello from worker 3\n"}
+    assert slipway.json("logs", "--worker", "3", ECHO_COMMAND) == {"log": "hello from worker 3\n"}
 
 
-def test_verbs_without_config_words_mean_the_last_run_of_this_folder(slipway: Slipway) -> None:
-    assert slipway("up", ECHO)[0] == 0
+def test_verbs_without_config_words_mean_the_last_run_of_this_folder(slipway: SlipwayCli) -> None:
+    assert slipway("up", ECHO_COMMAND)[0] == 0
     assert cli.run(["logs", "--worker", "2"]) == 0
     out, err = slipway.capsys.readouterr()
     assert out == "hello from worker 2\n"
@@ -75,16 +75,16 @@ def test_verbs_without_config_words_mean_the_last_run_of_this_folder(slipway: Sl
     assert "no run was started from this folder" in slipway.capsys.readouterr().err
 
 
-def test_a_finished_run_is_reported_and_nothing_is_touched(slipway: Slipway) -> None:
-    assert slipway("up", ECHO)[0] == 0
+def test_a_finished_run_is_reported_and_nothing_is_touched(slipway: SlipwayCli) -> None:
+    assert slipway("up", ECHO_COMMAND)[0] == 0
     before = slipway.mutations()
-    code, out, _ = slipway("up", ECHO)
+    code, out, _ = slipway("up", ECHO_COMMAND)
     assert code == 0
     assert "has finished already; nothing was changed" in out
     assert slipway.mutations() == before
 
 
-def test_a_running_run_is_reattached_without_a_mutating_request(slipway: Slipway) -> None:
+def test_a_running_run_is_reattached_without_a_mutating_request(slipway: SlipwayCli) -> None:
     assert slipway("up", "--detach", SLOW)[0] == 0
     before = slipway.mutations()
     code, out, _ = slipway("up", "--detach", SLOW)
@@ -96,21 +96,21 @@ def test_a_running_run_is_reattached_without_a_mutating_request(slipway: Slipway
     assert slipway("up", SLOW)[0] == 0
 
 
-def up_apart(slipway: Slipway, *words: str) -> subprocess.Popen[str]:
+def up_apart(slipway: SlipwayCli, *words: str) -> subprocess.Popen[str]:
     """`slipway up …` in a process of its own."""
     command = [sys.executable, "-m", "controller", "up", *words, *slipway.base]
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
 
 
-def test_a_busy_pod_queues_the_next_run(slipway: Slipway) -> None:
+def test_a_busy_pod_queues_the_next_run(slipway: SlipwayCli) -> None:
     """The first run finishes and leaves its pod to the one that waits; the second one deletes it."""
     assert slipway("up", "--detach", SLOW)[0] == 0
     status = slipway.json("status", SLOW)
     first, node = status["run"]["id"], status["pod"]["name"]
-    code, _, err = slipway("up", ECHO)
+    code, _, err = slipway("up", ECHO_COMMAND)
     assert code == 2
     assert f"the pod is busy with {first}; --queue waits for it" in err
-    both = [up_apart(slipway, SLOW), up_apart(slipway, ECHO, "--queue")]
+    both = [up_apart(slipway, SLOW), up_apart(slipway, ECHO_COMMAND, "--queue")]
     try:
         until(lambda: "/waiting/" in json.dumps(slipway.cloud().get("state")["objects"]))
         assert both[0].stdout is not None
@@ -126,33 +126,33 @@ def test_a_busy_pod_queues_the_next_run(slipway: Slipway) -> None:
     assert "hello from worker 0" in said[1]
     deletions = [m for m in slipway.mutations() if m.startswith("DELETE /tpu/") and node in m]
     assert len(deletions) == 1, deletions  # by the second run, at its end
-    assert slipway.json("status", ECHO)["pod"]["state"] == "absent"
+    assert slipway.json("status", ECHO_COMMAND)["pod"]["state"] == "absent"
     assert "/waiting/" not in json.dumps(slipway.cloud().get("state")["objects"])
 
 
-def test_edited_code_is_a_new_run_on_the_same_pod(slipway: Slipway) -> None:
-    first = slipway.json("plan", ECHO)["run"]
-    assert slipway("up", ECHO, KEEP)[0] == 0
+def test_edited_code_is_a_new_run_on_the_same_pod(slipway: SlipwayCli) -> None:
+    first = slipway.json("plan", ECHO_COMMAND)["run"]
+    assert slipway("up", ECHO_COMMAND, KEEP)[0] == 0
     before = slipway.mutations()
     (slipway.repository / "hello.txt").write_text("hello, again\n")
-    assert slipway.json("plan", ECHO)["run"] != first
-    assert slipway("up", ECHO, KEEP)[0] == 0
+    assert slipway.json("plan", ECHO_COMMAND)["run"] != first
+    assert slipway("up", ECHO_COMMAND, KEEP)[0] == 0
     changed = slipway.mutations()[len(before) :]
     assert changed
     assert [m for m in changed if "/storage/v1/b/" not in m] == []  # objects of the new run, and nothing else
 
 
-def test_a_busy_pod_is_not_taken_over_unasked(slipway: Slipway) -> None:
+def test_a_busy_pod_is_not_taken_over_unasked(slipway: SlipwayCli) -> None:
     assert slipway("up", "--detach", SLOW)[0] == 0
-    code, _, err = slipway("up", ECHO)
+    code, _, err = slipway("up", ECHO_COMMAND)
     assert code == 2
     assert "busy with run-" in err
-    code, out, _ = slipway("up", "--yes", ECHO)
+    code, out, _ = slipway("up", "--yes", ECHO_COMMAND)
     assert code == 0
     assert "stopped run-" in out
 
 
-def test_an_altered_byte_on_a_worker_is_found_and_repaired(slipway: Slipway) -> None:
+def test_an_altered_byte_on_a_worker_is_found_and_repaired(slipway: SlipwayCli) -> None:
     assert slipway("up", "--detach", SLOW, KEEP)[0] == 0
     assert slipway("verify", SLOW, KEEP)[0] == 0
     [code] = (workers_home(slipway)[3] / ".slipway" / "code").glob("*/hello.txt")
@@ -166,7 +166,7 @@ def test_an_altered_byte_on_a_worker_is_found_and_repaired(slipway: Slipway) -> 
     assert slipway("verify", SLOW, KEEP)[0] == 0
 
 
-def test_an_altered_run_file_is_repaired(slipway: Slipway) -> None:
+def test_an_altered_run_file_is_repaired(slipway: SlipwayCli) -> None:
     assert slipway("up", "--detach", SLOW, KEEP)[0] == 0
     [file] = (workers_home(slipway)[3] / ".slipway" / "runs").glob("*/run.yaml")
     whole = file.read_text()
@@ -176,7 +176,7 @@ def test_an_altered_run_file_is_repaired(slipway: Slipway) -> None:
     assert file.read_text() == whole
 
 
-def test_a_failing_program_ends_with_5_and_shows_the_worker_that_failed_first(slipway: Slipway) -> None:
+def test_a_failing_program_ends_with_5_and_shows_the_worker_that_failed_first(slipway: SlipwayCli) -> None:
     fails = 'program.command=[sh,-c,"if [ $TPU_WORKER_ID = 2 ]; then echo boom; exit 7; fi; sleep 60"]'
     code, _, err = slipway("up", fails)
     assert code == 5
@@ -187,7 +187,7 @@ def test_a_failing_program_ends_with_5_and_shows_the_worker_that_failed_first(sl
     assert status["run"]["state"].startswith("not finished, worker 0 ended with ")
 
 
-def test_a_failed_run_is_tried_again_as_a_new_attempt(slipway: Slipway) -> None:
+def test_a_failed_run_is_tried_again_as_a_new_attempt(slipway: SlipwayCli) -> None:
     fails_once = 'program.command=[sh,-c,"if [ $TPU_WORKER_ID$SLIPWAY_ATTEMPT = 21 ]; then exit 7; fi"]'
     assert slipway("up", fails_once)[0] == 5
     code, out, _ = slipway("up", fails_once)
@@ -195,7 +195,7 @@ def test_a_failed_run_is_tried_again_as_a_new_attempt(slipway: Slipway) -> None:
     assert "launched attempt 2" in out
 
 
-def test_a_preempted_pod_is_replaced_and_the_run_goes_on(slipway: Slipway) -> None:
+def test_a_preempted_pod_is_replaced_and_the_run_goes_on(slipway: SlipwayCli) -> None:
     flag = 'if [ "$SLIPWAY_ATTEMPT" = 1 ]; then sleep 600; fi; echo attempt $SLIPWAY_ATTEMPT'
     program = f"program.command=[sh,-c,'{flag}']"
     code, out, err = slipway(
@@ -207,8 +207,8 @@ def test_a_preempted_pod_is_replaced_and_the_run_goes_on(slipway: Slipway) -> No
     assert slipway.json("status", program)["run"]["attempts"] == 2
 
 
-def test_no_process_of_a_run_is_left(slipway: Slipway) -> None:
-    assert slipway("up", ECHO)[0] == 0
+def test_no_process_of_a_run_is_left(slipway: SlipwayCli) -> None:
+    assert slipway("up", ECHO_COMMAND)[0] == 0
     home = str(slipway.home)
     until(lambda: not [p for p in psutil.process_iter(["cmdline"]) if home in " ".join(p.info["cmdline"] or [])])
 
@@ -216,7 +216,7 @@ def test_no_process_of_a_run_is_left(slipway: Slipway) -> None:
 @pytest.mark.parametrize(
     "killed_at", ["launched", pytest.param("TPU", marks=DEEP), pytest.param("network", marks=DEEP)]
 )
-def test_killed_anywhere_up_again_converges(slipway: Slipway, killed_at: str) -> None:
+def test_killed_anywhere_up_again_converges(slipway: SlipwayCli, killed_at: str) -> None:
     command = [sys.executable, "-m", "controller", "up", SLOW, *slipway.base]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     running = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment, cwd=slipway.repository)
@@ -236,7 +236,7 @@ def test_killed_anywhere_up_again_converges(slipway: Slipway, killed_at: str) ->
     assert slipway.json("status", SLOW)["run"]["attempts"] == 1
 
 
-def followed(slipway: Slipway) -> subprocess.Popen[str]:
+def followed(slipway: SlipwayCli) -> subprocess.Popen[str]:
     """`up` of the slow program in a process of its own, once it follows."""
     command = [sys.executable, "-m", "controller", "up", SLOW, *slipway.base]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
@@ -249,7 +249,7 @@ def followed(slipway: Slipway) -> subprocess.Popen[str]:
 
 
 @pytest.mark.parametrize("verb", [("cancel",), pytest.param(("down", "--yes"), marks=DEEP)])
-def test_what_is_ended_on_purpose_is_not_started_again(slipway: Slipway, verb: tuple[str, ...]) -> None:
+def test_what_is_ended_on_purpose_is_not_started_again(slipway: SlipwayCli, verb: tuple[str, ...]) -> None:
     following = followed(slipway)
     assert slipway(*verb, SLOW)[0] == 0
     rest, _ = following.communicate(timeout=300)
@@ -260,16 +260,16 @@ def test_what_is_ended_on_purpose_is_not_started_again(slipway: Slipway, verb: t
     assert status["pod"]["state"] == ("absent" if verb[0] == "down" else "ready")
 
 
-def test_down_does_not_end_another_run_unasked(slipway: Slipway) -> None:
+def test_down_does_not_end_another_run_unasked(slipway: SlipwayCli) -> None:
     assert slipway("up", "--detach", SLOW)[0] == 0
-    code, _, err = slipway("down", ECHO)
+    code, _, err = slipway("down", ECHO_COMMAND)
     assert code == 2
     assert "run-" in err
     assert "is running there" in err
     assert slipway.json("status", SLOW)["pod"]["state"] == "ready"
 
 
-def test_ctrl_c_detaches_and_the_run_goes_on(slipway: Slipway) -> None:
+def test_ctrl_c_detaches_and_the_run_goes_on(slipway: SlipwayCli) -> None:
     listening = "signal.signal(signal.SIGINT, signal.default_int_handler)"  # ignored where tests run in the background
     main = f"import signal, sys; from controller.cli.main import run; {listening}; sys.exit(run(sys.argv[1:]))"
     command = [sys.executable, "-c", main, "up", SLOW, *slipway.base]

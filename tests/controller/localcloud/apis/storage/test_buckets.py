@@ -13,7 +13,7 @@ from urllib.parse import quote, urlencode
 import google_crc32c
 import pytest
 
-from tests.controller.localcloud.harness import Cloud
+from tests.controller.localcloud.harness import EmulatedCloud
 
 BUCKETS = "storage/v1/b"
 QUANTUM = 256 * 1024
@@ -22,7 +22,7 @@ QUANTUM = 256 * 1024
 class Bucket:
     """Requests on one bucket."""
 
-    def __init__(self, cloud: Cloud, name: str) -> None:
+    def __init__(self, cloud: EmulatedCloud, name: str) -> None:
         self.cloud = cloud
         self.objects = f"{BUCKETS}/{name}/o"
 
@@ -57,14 +57,14 @@ class Bucket:
 
 
 @pytest.fixture
-def bucket(cloud: Cloud, request: pytest.FixtureRequest) -> Bucket:
+def bucket(cloud: EmulatedCloud, request: pytest.FixtureRequest) -> Bucket:
     """A bucket named after the test."""
     name = "b-" + hashlib.sha256(request.node.name.encode()).hexdigest()[:20]
     cloud.ok("POST", f"{BUCKETS}?project=slipway-local", {"name": name})
     return Bucket(cloud, name)
 
 
-def test_buckets(cloud: Cloud) -> None:
+def test_buckets(cloud: EmulatedCloud) -> None:
     body = {"name": "mine", "location": "us-central1", "labels": {"a": "1", "b": "2"}}
     made = cloud.ok("POST", f"{BUCKETS}?project=slipway-local", body)
     assert (made["location"], made["locationType"], made["metageneration"]) == ("US-CENTRAL1", "region", "1")
@@ -84,7 +84,7 @@ def test_buckets(cloud: Cloud) -> None:
     assert (status, answer["error"]["errors"][0]["reason"]) == (404, "notFound")
 
 
-def test_bucket_policies_are_guarded_by_an_etag(cloud: Cloud, bucket: Bucket) -> None:
+def test_bucket_policies_are_guarded_by_an_etag(cloud: EmulatedCloud, bucket: Bucket) -> None:
     path = bucket.objects.removesuffix("/o") + "/iam"
     policy = cloud.ok("GET", path)
     policy["bindings"] = [{"role": "roles/storage.objectViewer", "members": ["user:a@example.com"]}]
@@ -222,7 +222,7 @@ def test_a_resumable_upload_may_be_cancelled(bucket: Bucket) -> None:
     assert bucket.read("r")[0] == 404
 
 
-def test_a_resumable_upload_survives_kill_9(fresh_cloud: Cloud) -> None:
+def test_a_resumable_upload_survives_kill_9(fresh_cloud: EmulatedCloud) -> None:
     fresh_cloud.ok("POST", f"{BUCKETS}?project=slipway-local", {"name": "bucket"})
     bucket = Bucket(fresh_cloud, "bucket")
     url = bucket.begin("r")

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.controller.localcloud.harness import NODES, PROJECT, ZONE, Cloud, until
+from tests.controller.localcloud.harness import NODES, PROJECT, ZONE, EmulatedCloud, wait_for
 
 LOCATION = NODES.removesuffix("/nodes")
 QUEUED = f"{LOCATION}/queuedResources"
@@ -15,42 +15,42 @@ DISKS = f"compute/v1/{PROJECT}/zones/{ZONE}/disks"
 
 
 @pytest.fixture(scope="module")
-def net(cloud: Cloud) -> str:
+def net(cloud: EmulatedCloud) -> str:
     cloud.network("capacity")
     return "capacity"
 
 
 @pytest.fixture(autouse=True)
-def no_faults(cloud: Cloud) -> Iterator[None]:
+def no_faults(cloud: EmulatedCloud) -> Iterator[None]:
     yield
     assert cloud.ok("DELETE", "emulator/faults") == {}
     assert cloud.ok("GET", "emulator/state")["fault"] == {}
 
 
-def fault(cloud: Cloud, **spec: Any) -> None:
+def fault(cloud: EmulatedCloud, **spec: Any) -> None:
     cloud.ok("POST", "emulator/faults", {"key": str(spec), "faults": [spec]})
 
 
-def error(cloud: Cloud, method: str, path: str, body: Any = None) -> tuple[int, str, str]:
+def error(cloud: EmulatedCloud, method: str, path: str, body: Any = None) -> tuple[int, str, str]:
     """Status, canonical code and words of a call that is refused."""
     status, answer = cloud.call(method, path, body)
     return status, answer["error"]["status"], answer["error"]["message"]
 
 
-def request(cloud: Cloud, net: str, name: str, **fields: Any) -> dict[str, Any]:
+def request(cloud: EmulatedCloud, net: str, name: str, **fields: Any) -> dict[str, Any]:
     spec = {"parent": f"{PROJECT}/locations/{ZONE}", "nodeId": name, "node": cloud.node_body(net)}
     return {"tpu": {"nodeSpec": [spec]}, **fields}
 
 
-def ask(cloud: Cloud, net: str, name: str, **fields: Any) -> None:
+def ask(cloud: EmulatedCloud, net: str, name: str, **fields: Any) -> None:
     cloud.ok("POST", f"{QUEUED}?queuedResourceId={name}", request(cloud, net, name, **fields))
 
 
-def state_of(cloud: Cloud, name: str) -> dict[str, Any]:
+def state_of(cloud: EmulatedCloud, name: str) -> dict[str, Any]:
     return cloud.ok("GET", f"{QUEUED}/{name}")["state"]
 
 
-def test_a_refusal_strikes_one_zone_and_tier(cloud: Cloud, net: str) -> None:
+def test_a_refusal_strikes_one_zone_and_tier(cloud: EmulatedCloud, net: str) -> None:
     fault(cloud, kind="stockout", at="request", zone="us-east1-b")
     fault(cloud, kind="quota", capacity="spot")
     body = cloud.node_body(net)
@@ -66,31 +66,31 @@ def test_a_refusal_strikes_one_zone_and_tier(cloud: Cloud, net: str) -> None:
         cloud.act("DELETE", f"{NODES}/{name}")
 
 
-def test_who_may_not_is_told_at_once(cloud: Cloud, net: str) -> None:
+def test_who_may_not_is_told_at_once(cloud: EmulatedCloud, net: str) -> None:
     fault(cloud, kind="permission")
     status, code, words = error(cloud, "POST", f"{NODES}?nodeId=mine", cloud.node_body(net))
     assert (status, code) == (403, "PERMISSION_DENIED")
     assert words.startswith("Permission 'tpu.nodes.create' denied")
 
 
-def test_an_operation_may_fail_late(cloud: Cloud, net: str) -> None:
+def test_an_operation_may_fail_late(cloud: EmulatedCloud, net: str) -> None:
     fault(cloud, kind="failure", code=500, message="It broke")
     done = cloud.act("POST", f"{NODES}?nodeId=late", cloud.node_body(net))
     assert done["error"] == {"code": 13, "message": "It broke"}
     assert cloud.call("GET", f"{NODES}/late")[0] == 404
 
 
-def test_a_node_may_come_with_another_number_of_vms(cloud: Cloud, net: str) -> None:
+def test_a_node_may_come_with_another_number_of_vms(cloud: EmulatedCloud, net: str) -> None:
     fault(cloud, kind="endpoints", endpoints=2)
     assert len(cloud.node("odd", net)["networkEndpoints"]) == 2
     cloud.act("DELETE", f"{NODES}/odd")
 
 
 @pytest.mark.parametrize("state", ["SUSPENDED", "FAILED"])
-def test_a_dead_request_stays_until_it_is_deleted(cloud: Cloud, net: str, state: str) -> None:
+def test_a_dead_request_stays_until_it_is_deleted(cloud: EmulatedCloud, net: str, state: str) -> None:
     fault(cloud, kind="queued", state=state, message="It was not to be")
     ask(cloud, net, "dead", spot={})
-    told = until(lambda: (found := state_of(cloud, "dead"))["state"] == state and found, state)
+    told = wait_for(lambda: (found := state_of(cloud, "dead"))["state"] == state and found, state)
     assert told.get("failedData") == (
         {"error": {"code": 13, "message": "It was not to be"}} if state == "FAILED" else None
     )
@@ -98,23 +98,23 @@ def test_a_dead_request_stays_until_it_is_deleted(cloud: Cloud, net: str, state:
     assert cloud.call("GET", f"{QUEUED}/dead")[0] == 404
 
 
-def test_a_request_that_expires_fails_and_says_why(cloud: Cloud, net: str) -> None:
+def test_a_request_that_expires_fails_and_says_why(cloud: EmulatedCloud, net: str) -> None:
     fault(cloud, kind="stockout", times=100000)
     ask(cloud, net, "brief", spot={}, queueingPolicy={"validUntilDuration": "0.2s"})
-    told = until(lambda: (found := state_of(cloud, "brief"))["state"] == "FAILED" and found, "the end of the wait")
+    told = wait_for(lambda: (found := state_of(cloud, "brief"))["state"] == "FAILED" and found, "the end of the wait")
     assert told["failedData"]["error"]["message"] == "The queued resource has expired"
     cloud.act("DELETE", f"{QUEUED}/brief")
 
 
-def test_a_quota_ends_a_request(cloud: Cloud, net: str) -> None:
+def test_a_quota_ends_a_request(cloud: EmulatedCloud, net: str) -> None:
     fault(cloud, kind="quota", at="operation")
     ask(cloud, net, "poor", spot={})
-    told = until(lambda: (found := state_of(cloud, "poor"))["state"] == "FAILED" and found, "the refusal")
+    told = wait_for(lambda: (found := state_of(cloud, "poor"))["state"] == "FAILED" and found, "the refusal")
     assert told["failedData"]["error"]["code"] == 8
     cloud.act("DELETE", f"{QUEUED}/poor")
 
 
-def test_flex_start_is_of_the_newer_api_alone(cloud: Cloud, net: str) -> None:
+def test_flex_start_is_of_the_newer_api_alone(cloud: EmulatedCloud, net: str) -> None:
     body = request(cloud, net, "flex", provisioningModel="FLEX_START")
     newer = QUEUED.replace("/v2/", "/v2alpha1/")
     assert 'Unknown name "provisioningModel"' in error(cloud, "POST", f"{QUEUED}?queuedResourceId=flex", body)[2]
@@ -123,16 +123,16 @@ def test_flex_start_is_of_the_newer_api_alone(cloud: Cloud, net: str) -> None:
     body["runDuration"] = {"maxRunDuration": "3600s"}
     assert error(cloud, "POST", f"{newer}?queuedResourceId=flex", body)[0] == 429
     cloud.ok("POST", f"{newer}?queuedResourceId=flex", body)
-    until(lambda: state_of(cloud, "flex")["state"] == "ACTIVE", "the node")
+    wait_for(lambda: state_of(cloud, "flex")["state"] == "ACTIVE", "the node")
     cloud.act("DELETE", f"{newer}/flex?force=true")
 
 
-def test_a_request_has_one_tier(cloud: Cloud, net: str) -> None:
+def test_a_request_has_one_tier(cloud: EmulatedCloud, net: str) -> None:
     body = request(cloud, net, "both", spot={}, guaranteed={})
     assert "oneof field 'tier'" in error(cloud, "POST", f"{QUEUED}?queuedResourceId=both", body)[2]
 
 
-def test_a_spot_node_cannot_be_stopped(cloud: Cloud, net: str) -> None:
+def test_a_spot_node_cannot_be_stopped(cloud: EmulatedCloud, net: str) -> None:
     cloud.act("POST", f"{NODES}?nodeId=spot", cloud.node_body(net) | {"schedulingConfig": {"spot": True}})
     status, code, words = error(cloud, "POST", f"{NODES}/spot:stop", {})
     assert (status, code) == (400, "FAILED_PRECONDITION")
@@ -140,7 +140,7 @@ def test_a_spot_node_cannot_be_stopped(cloud: Cloud, net: str) -> None:
     cloud.act("DELETE", f"{NODES}/spot")
 
 
-def test_a_stopped_node_without_room_stays_stopped(cloud: Cloud, net: str) -> None:
+def test_a_stopped_node_without_room_stays_stopped(cloud: EmulatedCloud, net: str) -> None:
     cloud.node("nap", net)
     cloud.act("POST", f"{NODES}/nap:stop", {})
     fault(cloud, kind="stockout")
@@ -150,13 +150,13 @@ def test_a_stopped_node_without_room_stays_stopped(cloud: Cloud, net: str) -> No
     cloud.act("DELETE", f"{NODES}/nap")
 
 
-def disk(cloud: Cloud, name: str, kind: str = "pd-balanced") -> dict[str, str]:
+def disk(cloud: EmulatedCloud, name: str, kind: str = "pd-balanced") -> dict[str, str]:
     path = f"{PROJECT}/zones/{ZONE}"
     cloud.act("POST", DISKS, {"name": name, "sizeGb": "10", "type": f"{path}/diskTypes/{kind}"})
     return {"sourceDisk": f"{path}/disks/{name}", "mode": "READ_WRITE"}
 
 
-def test_a_disk_is_attached_once_and_kept_while_it_is(cloud: Cloud, net: str) -> None:
+def test_a_disk_is_attached_once_and_kept_while_it_is(cloud: EmulatedCloud, net: str) -> None:
     attached = disk(cloud, "data")
     body = cloud.node_body(net) | {"dataDisks": [attached]}
     cloud.act("POST", f"{NODES}?nodeId=first", body)
@@ -167,7 +167,7 @@ def test_a_disk_is_attached_once_and_kept_while_it_is(cloud: Cloud, net: str) ->
     assert error(cloud, "POST", f"{NODES}?nodeId=third", body)[0] == 404
 
 
-def test_what_a_disk_must_be(cloud: Cloud, net: str) -> None:
+def test_what_a_disk_must_be(cloud: EmulatedCloud, net: str) -> None:
     hyper, plain = disk(cloud, "hyper", "hyperdisk-balanced"), disk(cloud, "plain")
     body = cloud.node_body(net) | {"dataDisks": [hyper]}
     assert "hyperdisk-balanced cannot be attached to v5e" in error(cloud, "POST", f"{NODES}?nodeId=n", body)[2]

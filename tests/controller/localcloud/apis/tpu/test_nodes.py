@@ -8,30 +8,30 @@ from typing import Any
 import asyncssh
 import pytest
 
-from controller.localcloud.faults.spec import KINDS, parse
-from controller.localcloud.http.errors import CloudError
-from tests.controller.localcloud.harness import NODES, PROJECT, ZONE, Cloud, alive, until
+from controller.localcloud.faults.spec import FAULT_KINDS, parse_fault
+from controller.localcloud.http.errors import ApiError
+from tests.controller.localcloud.harness import NODES, PROJECT, ZONE, EmulatedCloud, is_alive, wait_for
 
 LOCATION = NODES.removesuffix("/nodes")
 QUEUED = f"{LOCATION}/queuedResources"
 
 
 @pytest.fixture(scope="module")
-def net(cloud: Cloud) -> str:
+def net(cloud: EmulatedCloud) -> str:
     cloud.network("net")
     return "net"
 
 
-def fault(cloud: Cloud, key: str, **spec: Any) -> None:
+def fault(cloud: EmulatedCloud, key: str, **spec: Any) -> None:
     assert cloud.ok("POST", "emulator/faults", {"key": key, "faults": [spec]}) == {"registered": True}
 
 
-def state_of(cloud: Cloud, name: str) -> str | None:
+def state_of(cloud: EmulatedCloud, name: str) -> str | None:
     status, node = cloud.call("GET", f"{NODES}/{name}")
     return node["state"] if status == 200 else None
 
 
-def test_a_node_lives_and_dies(cloud: Cloud, net: str) -> None:
+def test_a_node_lives_and_dies(cloud: EmulatedCloud, net: str) -> None:
     operation = cloud.ok("POST", f"{NODES}?nodeId=life", cloud.node_body(net, "v5litepod-16"))
     assert state_of(cloud, "life") in ("CREATING", "READY")
     done = cloud.settle(operation)
@@ -51,7 +51,7 @@ def test_a_node_lives_and_dies(cloud: Cloud, net: str) -> None:
     assert not (cloud.state / "nodes" / node["id"]).exists()
 
 
-def test_external_addresses_are_given_on_request(cloud: Cloud, net: str) -> None:
+def test_external_addresses_are_given_on_request(cloud: EmulatedCloud, net: str) -> None:
     body = cloud.node_body(net)
     body["networkConfig"]["enableExternalIps"] = True
     cloud.act("POST", f"{NODES}?nodeId=outside", body)
@@ -59,7 +59,7 @@ def test_external_addresses_are_given_on_request(cloud: Cloud, net: str) -> None
     assert endpoint["accessConfig"]["externalIp"]
 
 
-def test_deleting_a_node_that_is_being_made(cloud: Cloud, net: str) -> None:
+def test_deleting_a_node_that_is_being_made(cloud: EmulatedCloud, net: str) -> None:
     cloud.ok("POST", "emulator/settings", {"operation_seconds": 5})
     creating = cloud.ok("POST", f"{NODES}?nodeId=early", cloud.node_body(net))
     cloud.ok("POST", "emulator/settings", {"operation_seconds": 0.02})
@@ -81,14 +81,16 @@ def test_deleting_a_node_that_is_being_made(cloud: Cloud, net: str) -> None:
         ({"spot": True}, 400, 'Unknown name "spot"'),
     ],
 )
-def test_wrong_nodes_are_refused(cloud: Cloud, net: str, change: dict[str, Any], status: int, words: str) -> None:
+def test_wrong_nodes_are_refused(
+    cloud: EmulatedCloud, net: str, change: dict[str, Any], status: int, words: str
+) -> None:
     answered, answer = cloud.call("POST", f"{NODES}?nodeId=wrong", cloud.node_body(net) | change)
     assert answered == status
     assert words in answer["error"]["message"]
     assert state_of(cloud, "wrong") is None
 
 
-def test_zone_id_and_name_are_checked(cloud: Cloud, net: str) -> None:
+def test_zone_id_and_name_are_checked(cloud: EmulatedCloud, net: str) -> None:
     body = cloud.node_body(net)
     status, answer = cloud.call("POST", f"tpu/v2/{PROJECT}/locations/us-moon1-a/nodes?nodeId=n", body)
     assert status == 403
@@ -98,7 +100,7 @@ def test_zone_id_and_name_are_checked(cloud: Cloud, net: str) -> None:
     assert cloud.call("POST", f"{NODES}?nodeId=twice", body)[0] == 409
 
 
-def test_patch_replaces_what_the_mask_names(cloud: Cloud, net: str) -> None:
+def test_patch_replaces_what_the_mask_names(cloud: EmulatedCloud, net: str) -> None:
     cloud.node("patched", net)
     cloud.act("PATCH", f"{NODES}/patched?updateMask=metadata,labels", {"metadata": {"a": "b"}, "tags": ["ignored"]})
     node = cloud.ok("GET", f"{NODES}/patched")
@@ -107,13 +109,13 @@ def test_patch_replaces_what_the_mask_names(cloud: Cloud, net: str) -> None:
     assert cloud.call("PATCH", f"{NODES}/patched?updateMask=acceleratorType", {"acceleratorType": "v4-8"})[0] == 400
 
 
-def test_stop_and_start(cloud: Cloud, net: str) -> None:
+def test_stop_and_start(cloud: EmulatedCloud, net: str) -> None:
     node = cloud.node("nap", net)
     boot = cloud.run(node, "echo $SLIPWAY_BOOT_ID; echo kept > file").stdout
     pid = cloud.background(node)
     cloud.act("POST", f"{NODES}/nap:stop", {})
     assert state_of(cloud, "nap") == "STOPPED"
-    assert not alive(pid)
+    assert not is_alive(pid)
     cloud.act("POST", f"{NODES}/nap:start", {})
     again = cloud.run(cloud.ok("GET", f"{NODES}/nap"), "echo $SLIPWAY_BOOT_ID; cat file").stdout
     assert isinstance(again, str)
@@ -121,13 +123,13 @@ def test_stop_and_start(cloud: Cloud, net: str) -> None:
     assert again != f"{boot}kept\n"
 
 
-def test_a_slice_of_several_vms_cannot_be_stopped(cloud: Cloud, net: str) -> None:
+def test_a_slice_of_several_vms_cannot_be_stopped(cloud: EmulatedCloud, net: str) -> None:
     cloud.node("slice", net, "v5litepod-16")
     status, answer = cloud.call("POST", f"{NODES}/slice:stop", {})
     assert (status, answer["error"]["status"]) == (400, "FAILED_PRECONDITION")
 
 
-def test_the_catalog(cloud: Cloud) -> None:
+def test_the_catalog(cloud: EmulatedCloud) -> None:
     types = {item["type"] for item in cloud.ok("GET", f"{LOCATION}/acceleratorTypes")["acceleratorTypes"]}
     assert "v5litepod-16" in types
     assert "v4-8" not in types
@@ -139,19 +141,19 @@ def test_the_catalog(cloud: Cloud) -> None:
     assert ZONE in {zone["locationId"] for zone in zones}
 
 
-def queue(cloud: Cloud, name: str, net: str, **fields: Any) -> None:
+def queue(cloud: EmulatedCloud, name: str, net: str, **fields: Any) -> None:
     spec = {"parent": f"{PROJECT}/locations/{ZONE}", "nodeId": f"{name}-node", "node": cloud.node_body(net)}
     cloud.ok("POST", f"{QUEUED}?queuedResourceId={name}", {"spot": {}, "tpu": {"nodeSpec": [spec]}, **fields})
 
 
-def queued_state(cloud: Cloud, name: str) -> str:
+def queued_state(cloud: EmulatedCloud, name: str) -> str:
     return cloud.ok("GET", f"{QUEUED}/{name}")["state"]["state"]
 
 
-def test_a_queued_resource_waits_for_capacity(cloud: Cloud, net: str) -> None:
+def test_a_queued_resource_waits_for_capacity(cloud: EmulatedCloud, net: str) -> None:
     fault(cloud, "queue-stockout", kind="stockout", times=2)
     queue(cloud, "patient", net)
-    until(lambda: queued_state(cloud, "patient") == "ACTIVE", "capacity")
+    wait_for(lambda: queued_state(cloud, "patient") == "ACTIVE", "capacity")
     node = cloud.ok("GET", f"{NODES}/patient-node")
     assert node["state"] == "READY"
     assert node["schedulingConfig"]["spot"] is True
@@ -163,24 +165,24 @@ def test_a_queued_resource_waits_for_capacity(cloud: Cloud, net: str) -> None:
     assert state_of(cloud, "patient-node") is None
 
 
-def test_a_queued_resource_gives_up_when_its_time_is_over(cloud: Cloud, net: str) -> None:
+def test_a_queued_resource_gives_up_when_its_time_is_over(cloud: EmulatedCloud, net: str) -> None:
     fault(cloud, "endless-stockout", kind="stockout", times=1000)
     queue(cloud, "brief", net, queueingPolicy={"validUntilDuration": "0.2s"})
-    until(lambda: queued_state(cloud, "brief") == "FAILED", "the end of the wait")
+    wait_for(lambda: queued_state(cloud, "brief") == "FAILED", "the end of the wait")
     cloud.act("DELETE", f"{QUEUED}/brief")
     cloud.ok("POST", "emulator/settings", {"operation_seconds": 0.02})
 
 
-def test_several_slices_are_named_by_a_prefix(fresh_cloud: Cloud) -> None:
+def test_several_slices_are_named_by_a_prefix(fresh_cloud: EmulatedCloud) -> None:
     fresh_cloud.network("net")
     spec = {"multisliceParams": {"nodeCount": 2, "nodeIdPrefix": "part"}, "node": fresh_cloud.node_body("net")}
     fresh_cloud.ok("POST", f"{QUEUED}?queuedResourceId=multi", {"guaranteed": {}, "tpu": {"nodeSpec": [spec]}})
-    until(lambda: queued_state(fresh_cloud, "multi") == "ACTIVE", "both slices")
+    wait_for(lambda: queued_state(fresh_cloud, "multi") == "ACTIVE", "both slices")
     names = [node["name"].rpartition("/")[2] for node in fresh_cloud.ok("GET", NODES)["nodes"]]
     assert names == ["part-0", "part-1"]
 
 
-def test_stock_out_fails_the_operation_and_leaves_no_node(fresh_cloud: Cloud) -> None:
+def test_stock_out_fails_the_operation_and_leaves_no_node(fresh_cloud: EmulatedCloud) -> None:
     fresh_cloud.network("net")
     fault(fresh_cloud, "a", kind="stockout", times=1)
     done = fresh_cloud.act("POST", f"{NODES}?nodeId=pod", fresh_cloud.node_body("net"))
@@ -195,7 +197,7 @@ async def _connect(address: str, config: list[str]) -> None:
         pass
 
 
-def test_preemption_kills_everything_and_leaves_the_node(fresh_cloud: Cloud) -> None:
+def test_preemption_kills_everything_and_leaves_the_node(fresh_cloud: EmulatedCloud) -> None:
     fresh_cloud.network("net")
     node = fresh_cloud.node("pod", "net", "v5litepod-16")
     pids = [fresh_cloud.background(node, worker) for worker in range(4)]
@@ -210,8 +212,8 @@ def test_preemption_kills_everything_and_leaves_the_node(fresh_cloud: Cloud) -> 
     assert state_of(fresh_cloud, "pod") == "READY"
     fresh_cloud.send("POST", "upload/storage/v1/b/bucket/o?uploadType=media&name=run%2Fcheckpoints%2F100%2Fa", b"x")
 
-    until(lambda: state_of(fresh_cloud, "pod") == "PREEMPTED", "the preemption")
-    until(lambda: not any(alive(pid) for pid in pids), "no process is left")
+    wait_for(lambda: state_of(fresh_cloud, "pod") == "PREEMPTED", "the preemption")
+    wait_for(lambda: not any(is_alive(pid) for pid in pids), "no process is left")
     config = [str(fresh_cloud.state / "ssh_config")]
     with pytest.raises(ConnectionRefusedError):
         asyncio.run(_connect(node["networkEndpoints"][0]["ipAddress"], config))
@@ -225,27 +227,27 @@ def test_preemption_kills_everything_and_leaves_the_node(fresh_cloud: Cloud) -> 
     assert state_of(fresh_cloud, "pod") == "READY", "a fault strikes once"
 
 
-def test_preemption_after_seconds_outlives_a_restart(fresh_cloud: Cloud) -> None:
+def test_preemption_after_seconds_outlives_a_restart(fresh_cloud: EmulatedCloud) -> None:
     fresh_cloud.network("net")
     fault(fresh_cloud, "run", kind="preempted", after_seconds=1.5)
     node = fresh_cloud.node("pod", "net")
     pid = fresh_cloud.background(node)
     fresh_cloud.kill()
     fresh_cloud.start()
-    until(lambda: state_of(fresh_cloud, "pod") == "PREEMPTED", "the preemption")
-    until(lambda: not alive(pid), "no process is left")
+    wait_for(lambda: state_of(fresh_cloud, "pod") == "PREEMPTED", "the preemption")
+    wait_for(lambda: not is_alive(pid), "no process is left")
 
 
-def test_a_preempted_queued_resource_is_suspended(fresh_cloud: Cloud) -> None:
+def test_a_preempted_queued_resource_is_suspended(fresh_cloud: EmulatedCloud) -> None:
     fresh_cloud.network("net")
     queue(fresh_cloud, "q", "net")
-    until(lambda: queued_state(fresh_cloud, "q") == "ACTIVE", "the node")
+    wait_for(lambda: queued_state(fresh_cloud, "q") == "ACTIVE", "the node")
     fault(fresh_cloud, "now", kind="preempted", after_seconds=0)
-    until(lambda: queued_state(fresh_cloud, "q") == "SUSPENDED", "the preemption")
+    wait_for(lambda: queued_state(fresh_cloud, "q") == "SUSPENDED", "the preemption")
     assert state_of(fresh_cloud, "q-node") == "PREEMPTED"
 
 
-def test_http_faults_strike_what_they_match(fresh_cloud: Cloud) -> None:
+def test_http_faults_strike_what_they_match(fresh_cloud: EmulatedCloud) -> None:
     fault(fresh_cloud, "a", kind="http", status=503, match="GET .*/nodes$", times=2)
     codes = [fresh_cloud.call("GET", NODES)[0] for _ in range(3)]
     assert codes == [503, 503, 200]
@@ -255,8 +257,8 @@ def test_http_faults_strike_what_they_match(fresh_cloud: Cloud) -> None:
 @pytest.mark.parametrize(
     ("spec", "words"),
     [
-        ({"kind": "preemptd"}, f"known: {', '.join(KINDS)}"),
-        ({}, f"known: {', '.join(KINDS)}"),
+        ({"kind": "preemptd"}, f"known: {', '.join(FAULT_KINDS)}"),
+        ({}, f"known: {', '.join(FAULT_KINDS)}"),
         ({"kind": "preempted"}, "exactly one of after_object, after_seconds, after_requests and within_seconds"),
         ({"kind": "frozen", "worker": 1}, "exactly one of after_object, after_seconds"),
         ({"kind": "preempted", "after_object": "a", "after_seconds": 1}, "exactly one of"),
@@ -272,13 +274,13 @@ def test_http_faults_strike_what_they_match(fresh_cloud: Cloud) -> None:
     ],
 )
 def test_a_wrong_fault_is_refused(spec: dict[str, Any], words: str) -> None:
-    with pytest.raises(CloudError, match=r"cloud\.faults") as refusal:
-        parse(spec)
+    with pytest.raises(ApiError, match=r"cloud\.faults") as refusal:
+        parse_fault(spec)
     assert refusal.value.code == 400
     assert words in refusal.value.message
 
 
-def test_faults_are_registered_all_or_none(cloud: Cloud) -> None:
+def test_faults_are_registered_all_or_none(cloud: EmulatedCloud) -> None:
     specs = [{"kind": "stockout"}, {"kind": "unknown"}]
     assert cloud.call("POST", "emulator/faults", {"key": "half", "faults": specs})[0] == 400
     assert cloud.call("POST", "emulator/faults", {"key": "", "faults": []})[0] == 400
