@@ -156,7 +156,7 @@ def test_down_ends_what_a_run_is_billed(slipway: SlipwayCli) -> None:
     assert slipway("up", FAILS, *ONE)[0] == 5
     assert slipway.json("status", FAILS, *ONE)["cost"]["pods"][0]["ended"] is None  # kept, and billed
     assert slipway("down", FAILS, *ONE)[0] == 0
-    assert slipway.json("status", FAILS, *ONE)["cost"]["pods"][0]["why"] == "deleted by down"
+    assert slipway.json("status", FAILS, *ONE)["cost"]["pods"][0]["reason"] == "deleted by down"
 
 
 def test_plan_says_what_it_costs(slipway: SlipwayCli) -> None:
