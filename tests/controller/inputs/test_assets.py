@@ -137,7 +137,7 @@ def test_another_content_than_promised_is_refused(tmp_path: Path, host: Host) ->
 
 def test_a_token_is_sent_and_does_not_follow_a_redirect(tmp_path: Path, host: Host) -> None:
     host.token = "hf_token"
-    [source] = held(tmp_path, files=remote(host, token="MINE")).files
+    [source] = held(tmp_path, files=remote(host, token_secret="MINE")).files
     with pytest.raises(CloudError, match=r"refused \(401\): it wants a token"):
         download_file(source, token_for(source, {}), nothing)
     download_file(source, token_for(source, {"MINE": "hf_token"}), nothing)
