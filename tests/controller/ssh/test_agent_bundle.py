@@ -27,7 +27,7 @@ def test_it_holds_the_whole_package_and_runs(tmp_path: Path) -> None:
     ]
     (tmp_path / "agent.pyz").write_bytes(build_bundle().content)
     command = [sys.executable, tmp_path / "agent.pyz", "observe"]
-    done = subprocess.run(command, input=b"{}", capture_output=True, env={"HOME": str(tmp_path)}, check=True)
+    done = subprocess.run(command, input=b'{"format": 1}', capture_output=True, env={"HOME": str(tmp_path)}, check=True)
     assert b'"boot_id"' in done.stdout
 
 

@@ -46,8 +46,8 @@ def test_the_agent_looks_around_without_loading_http() -> None:
 # Asking
 
 
-def test_the_agent_is_placed_when_it_is_first_missed(pod_of) -> None:
-    pod, fleet = pod_of()
+def test_the_agent_is_placed_when_it_is_first_missed(make_pod) -> None:
+    pod, fleet = make_pod()
     assert fleet.call(0, "observe", {})["home"] == str(pod.workers[0].home)
     placed = pod.workers[0].home / ".slipway" / build_bundle().name
     assert placed.read_bytes() == build_bundle().content
@@ -58,10 +58,10 @@ def test_the_agent_is_placed_when_it_is_first_missed(pod_of) -> None:
     assert fleet.call(0, "observe", {})["active"] is None, "and again, when someone has removed it"
 
 
-def test_an_agent_that_arrives_incomplete_is_not_placed(pod_of, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_agent_that_arrives_incomplete_is_not_placed(make_pod, monkeypatch: pytest.MonkeyPatch) -> None:
     from paramiko import SFTPClient
 
-    pod, fleet = pod_of()
+    pod, fleet = make_pod()
     whole = SFTPClient.putfo
 
     def half(sftp: SFTPClient, fl: io.BytesIO, *arguments: object, **options: object) -> None:
@@ -75,16 +75,16 @@ def test_an_agent_that_arrives_incomplete_is_not_placed(pod_of, monkeypatch: pyt
     assert draft.name.startswith(f".{build_bundle().name}.")
 
 
-def test_an_agent_that_cannot_be_placed_says_why(pod_of) -> None:
-    pod, fleet = pod_of()
+def test_an_agent_that_cannot_be_placed_says_why(make_pod) -> None:
+    pod, fleet = make_pod()
     (pod.workers[0].home / ".slipway").write_text("in the way")
     with pytest.raises(WorkerError, match=r"could not be placed: mkdir: .*File exists") as caught:
         fleet.call(0, "observe", {})
     assert caught.value.kind == "agent"
 
 
-def test_what_is_asked_never_passes_through_a_shell(pod_of) -> None:
-    pod, fleet = pod_of()
+def test_what_is_asked_never_passes_through_a_shell(make_pod) -> None:
+    pod, fleet = make_pod()
     text = "; touch ~/evil # $(touch ~/evil)\n'\"`touch ~/evil`"
     fleet.call(0, "write_config", {"run_id": "r", "text": text, "env": {"A": text}})
     assert (pod.workers[0].home / ".slipway/runs/r/run.yaml").read_text() == text
@@ -92,14 +92,14 @@ def test_what_is_asked_never_passes_through_a_shell(pod_of) -> None:
     assert not any("evil" in command for command in pod.workers[0].commands)
 
 
-def test_a_large_payload_arrives_whole(pod_of) -> None:
-    _, fleet = pod_of()
+def test_a_large_payload_arrives_whole(make_pod) -> None:
+    _, fleet = make_pod()
     text = "x" * 8_000_000
     assert len(fleet.call(0, "write_config", {"run_id": "r", "text": text})["sha256"]) == 64
 
 
-def test_what_the_agent_cannot_do_is_told_in_its_words(pod_of) -> None:
-    _, fleet = pod_of()
+def test_what_the_agent_cannot_do_is_told_in_its_words(make_pod) -> None:
+    _, fleet = make_pod()
     with pytest.raises(WorkerError, match=r"worker 0 \(10\.0\.0\.0\): not a name") as caught:
         fleet.call(0, "observe", {"code": "../x"})
     assert caught.value.kind == "agent"
@@ -109,9 +109,9 @@ def test_what_the_agent_cannot_do_is_told_in_its_words(pod_of) -> None:
 
 
 @pytest.mark.parametrize("answer", ["[1]", "1", "null", "[" * 100_000, "nonsense"])
-def test_an_answer_that_is_none_is_an_error_of_that_worker(pod_of, answer: str) -> None:
+def test_an_answer_that_is_none_is_an_error_of_that_worker(make_pod, answer: str) -> None:
     """Whoever can replace the agent there, as the experiment's code can, may answer anything."""
-    pod, fleet = pod_of()
+    pod, fleet = make_pod()
     fleet.call(0, "observe", {})
     (pod.workers[0].home / ".slipway" / build_bundle().name).write_text(f"print({answer!r})")
     with pytest.raises(WorkerError, match="did not answer in JSON"):
@@ -120,8 +120,8 @@ def test_an_answer_that_is_none_is_an_error_of_that_worker(pod_of, answer: str) 
         list(fleet.stream(0, "watch", {}))
 
 
-def test_an_answer_without_end_is_cut_off(pod_of, monkeypatch: pytest.MonkeyPatch) -> None:
-    _, fleet = pod_of()
+def test_an_answer_without_end_is_cut_off(make_pod, monkeypatch: pytest.MonkeyPatch) -> None:
+    _, fleet = make_pod()
     monkeypatch.setattr(connection, "MAX_ANSWER_BYTES", 1 << 20)
     monkeypatch.setattr(connection.Connection, "_agent_says", lambda *_: itertools.repeat(b"x" * connection.CHUNK))
     with pytest.raises(WorkerError, match="answered more than 1 MiB"):
@@ -130,9 +130,9 @@ def test_an_answer_without_end_is_cut_off(pod_of, monkeypatch: pytest.MonkeyPatc
         list(fleet.stream(0, "watch", {}))
 
 
-def test_all_are_asked_at_the_same_time_and_answer_in_order(pod_of) -> None:
+def test_all_are_asked_at_the_same_time_and_answer_in_order(make_pod) -> None:
     """Peers find each other only if all of them are asked at once."""
-    pod, fleet = pod_of(3)
+    pod, fleet = make_pod(3)
     with socket.create_server(("127.0.0.1", 0)) as free:
         payload = {"addresses": ["127.0.0.1"] * 3, "port": free.getsockname()[1], "timeout_seconds": 60}
     answers = fleet.call_all("probe_peers", [{**payload, "index": index} for index in range(3)])
@@ -142,8 +142,8 @@ def test_all_are_asked_at_the_same_time_and_answer_in_order(pod_of) -> None:
     assert fleet.call_all("observe", {}, workers=[]) == []
 
 
-def test_a_worker_that_fails_is_a_value_among_the_answers(pod_of) -> None:
-    pod, fleet = pod_of(3, sleep=lambda _: None)
+def test_a_worker_that_fails_is_a_value_among_the_answers(make_pod) -> None:
+    pod, fleet = make_pod(3, sleep=lambda _: None)
     pod.do(pod.workers[1].drop_connections())
     answers = fleet.call_all("observe", {})
     assert [isinstance(answer, dict) for answer in answers] == [True, False, True]
@@ -151,18 +151,18 @@ def test_a_worker_that_fails_is_a_value_among_the_answers(pod_of) -> None:
     assert (error.worker, error.address, error.kind) == (1, "10.0.0.1", "refused")
 
 
-def test_an_interrupted_wait_interrupts(pod_of) -> None:
+def test_an_interrupted_wait_interrupts(make_pod) -> None:
     def interrupted(_: float) -> None:
         raise InterruptedSleepError
 
-    pod, fleet = pod_of(2, sleep=interrupted)
+    pod, fleet = make_pod(2, sleep=interrupted)
     pod.do(pod.workers[1].drop_connections())
     with pytest.raises(InterruptedSleepError):
         fleet.call_all("observe", {})
 
 
-def test_a_shell_command_runs_by_fabric(pod_of) -> None:
-    pod, fleet = pod_of()
+def test_a_shell_command_runs_by_fabric(make_pod) -> None:
+    pod, fleet = make_pod()
     connection = fleet.link(0).connection()
     result = connection.run("cat; echo err >&2; exit 3", in_stream=io.StringIO("in\n"), hide=True, warn=True)
     assert (result.exited, result.stdout, result.stderr) == (3, "in\n", "err\n")
@@ -170,8 +170,8 @@ def test_a_shell_command_runs_by_fabric(pod_of) -> None:
     assert len(pod.workers[0].connections) == 1, "the agent speaks over the same connection"
 
 
-def test_a_command_that_takes_too_long_is_a_timeout(pod_of, monkeypatch: pytest.MonkeyPatch) -> None:
-    pod, fleet = pod_of()
+def test_a_command_that_takes_too_long_is_a_timeout(make_pod, monkeypatch: pytest.MonkeyPatch) -> None:
+    pod, fleet = make_pod()
     monkeypatch.setitem(connection.COMMAND_TIMEOUTS, "observe", 0.3)
     (pod.workers[0].home / "bin").mkdir()
     (fake := pod.workers[0].home / "bin/python3").write_text("#!/bin/sh\nsleep 5\n")
@@ -185,8 +185,8 @@ def test_a_command_that_takes_too_long_is_a_timeout(pod_of, monkeypatch: pytest.
 # Who is who
 
 
-def test_another_host_key_than_the_published_one_is_refused(pod_of) -> None:
-    pod, fleet = pod_of(2)
+def test_another_host_key_than_the_published_one_is_refused(make_pod) -> None:
+    pod, fleet = make_pod(2)
     stranger = asyncssh.generate_private_key("ssh-ed25519")
     pod.workers[1].key, trusted = stranger, [w.host_key_line for w in pod.workers]
     pod.do(pod.workers[1].drop_connections())
@@ -200,8 +200,8 @@ def test_another_host_key_than_the_published_one_is_refused(pod_of) -> None:
     assert pod.workers[1].commands == []
 
 
-def test_a_host_without_a_published_key_is_not_spoken_to(pod_of) -> None:
-    pod, fleet = pod_of(1, sleep=lambda _: None, host_keys=lambda: [""])
+def test_a_host_without_a_published_key_is_not_spoken_to(make_pod) -> None:
+    pod, fleet = make_pod(1, sleep=lambda _: None, host_keys=lambda: [""])
     with pytest.raises(WorkerError, match="not published its SSH host keys yet"):
         fleet.call(0, "observe", {})
     assert pod.workers[0].connections == []
@@ -214,9 +214,9 @@ def change_host_key(pod: SshPod, worker: int = 0) -> asyncssh.SSHKey:
     return pod.workers[worker].key
 
 
-def test_a_host_key_that_changes_in_one_life_of_the_pod_is_refused(pod_of, tmp_path: Path) -> None:
+def test_a_host_key_that_changes_in_one_life_of_the_pod_is_refused(make_pod, tmp_path: Path) -> None:
     kept = tmp_path / "known_hosts" / "pod-a"
-    pod, fleet = pod_of(2, kept=kept, incarnation="one")
+    pod, fleet = make_pod(2, kept=kept, incarnation="one")
     assert not failures(fleet.call_all("observe", {}))
     fresh = change_host_key(pod)
     for asked in (fleet, Fleet(pod.access(kept=kept, incarnation="one"))):
@@ -234,9 +234,9 @@ def test_a_host_key_that_changes_in_one_life_of_the_pod_is_refused(pod_of, tmp_p
     after.close()
 
 
-def test_host_keys_are_dropped_with_the_life_of_the_pod(pod_of, tmp_path: Path) -> None:
+def test_host_keys_are_dropped_with_the_life_of_the_pod(make_pod, tmp_path: Path) -> None:
     kept = tmp_path / "known_hosts"
-    pod, fleet = pod_of(1, kept=kept, incarnation="one")
+    pod, fleet = make_pod(1, kept=kept, incarnation="one")
     fleet.call(0, "observe", {})
     fresh = change_host_key(pod)
     later = Fleet(pod.access(kept=kept, incarnation="two"))
@@ -246,7 +246,7 @@ def test_host_keys_are_dropped_with_the_life_of_the_pod(pod_of, tmp_path: Path) 
     assert fresh.export_public_key().decode().split()[1] in kept.read_text()
 
 
-def test_the_first_host_key_can_be_pinned(pod_of, tmp_path: Path) -> None:
+def test_the_first_host_key_can_be_pinned(make_pod, tmp_path: Path) -> None:
     """For pods that publish none: whoever answers first is believed, and nobody else from then on."""
     options = {
         "kept": tmp_path / "known_hosts",
@@ -254,7 +254,7 @@ def test_the_first_host_key_can_be_pinned(pod_of, tmp_path: Path) -> None:
         "trust_on_first_use": True,
         "host_keys": lambda: [],
     }
-    pod, fleet = pod_of(1, **options)
+    pod, fleet = make_pod(1, **options)
     assert fleet.call(0, "observe", {})["active"] is None
     change_host_key(pod)
     later = Fleet(pod.access(**options))
@@ -264,8 +264,8 @@ def test_the_first_host_key_can_be_pinned(pod_of, tmp_path: Path) -> None:
     assert caught.value.kind == "host_key"
 
 
-def test_one_survey_answers_everyone_once(pod_of) -> None:
-    pod, fleet = pod_of(2)
+def test_one_survey_answers_everyone_once(make_pod) -> None:
+    pod, fleet = make_pod(2)
     commands = pod.workers[1].commands
     fleet.survey({"run_id": "r", "code": None})
     surveyed = len(commands)
@@ -281,16 +281,16 @@ def test_one_survey_answers_everyone_once(pod_of) -> None:
     assert fleet.look("config", {"run_id": "r"})[0]["config"], "what was changed is looked at anew"
 
 
-def test_of_several_published_keys_the_one_in_use_counts(pod_of) -> None:
+def test_of_several_published_keys_the_one_in_use_counts(make_pod) -> None:
     rsa = asyncssh.generate_private_key("ssh-rsa", key_size=2048).export_public_key().decode().strip()
-    pod, fleet = pod_of()
+    pod, fleet = make_pod()
     fleet = Fleet(pod.access(host_keys=lambda: [f"{rsa}\n{pod.workers[0].host_key_line}"]))
     assert fleet.call(0, "observe", {})["active"] is None
     fleet.close()
 
 
-def test_who_does_not_know_our_key_says_so(pod_of, tmp_path: Path) -> None:
-    pod, _ = pod_of()
+def test_who_does_not_know_our_key_says_so(make_pod, tmp_path: Path) -> None:
+    pod, _ = make_pod()
     fleet = Fleet(pod.access(key=private_key(tmp_path / "other")))
     with pytest.raises(WorkerError, match="does not let slipway in") as caught:
         fleet.call(0, "observe", {})
@@ -301,10 +301,10 @@ def test_who_does_not_know_our_key_says_so(pod_of, tmp_path: Path) -> None:
 # Coming and going
 
 
-def test_fresh_workers_are_waited_for(pod_of, tmp_path: Path) -> None:
+def test_fresh_workers_are_waited_for(make_pod, tmp_path: Path) -> None:
     """One does not listen yet, one has not heard of our key, and none has published its own."""
     published = ["", "", ""]
-    pod, _ = pod_of(3)
+    pod, _ = make_pod(3)
     known = pod.workers[1].authorized
     pod.workers[1].authorized = asyncssh.generate_private_key("ssh-ed25519").export_public_key().decode()
     for worker in pod.workers[:2]:
@@ -329,9 +329,9 @@ def test_fresh_workers_are_waited_for(pod_of, tmp_path: Path) -> None:
     assert len(pauses) >= 12
 
 
-def test_a_worker_that_never_comes_is_given_up(pod_of) -> None:
+def test_a_worker_that_never_comes_is_given_up(make_pod) -> None:
     pauses: list[float] = []
-    pod, fleet = pod_of(2, sleep=pauses.append, warm_up_seconds=60.0)
+    pod, fleet = make_pod(2, sleep=pauses.append, warm_up_seconds=60.0)
     pod.do(pod.workers[0].drop_connections())
     error = only(fleet.warm_up())
     assert (error.worker, error.kind) == (0, "refused")
@@ -339,31 +339,31 @@ def test_a_worker_that_never_comes_is_given_up(pod_of) -> None:
     assert pauses == sorted(pauses)
 
 
-def test_a_worker_of_a_pod_that_has_gone_is_not_waited_for(pod_of) -> None:
+def test_a_worker_of_a_pod_that_has_gone_is_not_waited_for(make_pod) -> None:
     pauses: list[float] = []
-    pod, fleet = pod_of(2, sleep=pauses.append, warm_up_seconds=1e6)
+    pod, fleet = make_pod(2, sleep=pauses.append, warm_up_seconds=1e6)
     pod.do(pod.workers[0].drop_connections())
     assert only(fleet.warm_up(lambda: len(pauses) >= 3)).kind == "refused"
     assert len(pauses) == 3
 
 
-def test_a_dropped_connection_is_made_anew(pod_of) -> None:
-    pod, fleet = pod_of()
+def test_a_dropped_connection_is_made_anew(make_pod) -> None:
+    pod, fleet = make_pod()
     fleet.call(0, "observe", {})
     pod.do(pod.workers[0].drop_connections())
     pod.do(pod.workers[0].listen())
     assert fleet.call(0, "observe", {})["active"] is None
 
 
-def test_a_connection_is_kept(pod_of) -> None:
-    pod, fleet = pod_of(2)
+def test_a_connection_is_kept(make_pod) -> None:
+    pod, fleet = make_pod(2)
     for _ in range(3):
         assert not failures(fleet.call_all("observe", {}))
     assert [len(w.connections) for w in pod.workers] == [1, 1]
 
 
-def test_a_frozen_connection_is_noticed(pod_of) -> None:
-    pod, fleet = pod_of(1, silence_seconds=0.3, connect_seconds=1.0, sleep=lambda _: None)
+def test_a_frozen_connection_is_noticed(make_pod) -> None:
+    pod, fleet = make_pod(1, silence_seconds=0.3, connect_seconds=1.0, sleep=lambda _: None)
     fleet.call(0, "observe", {})
     errors: list[WorkerError] = []
 
@@ -384,15 +384,15 @@ def test_a_frozen_connection_is_noticed(pod_of) -> None:
     assert fleet.call(0, "observe", {})["active"] is None
 
 
-def test_a_silent_command_is_not_taken_for_a_frozen_one(pod_of) -> None:
-    _, fleet = pod_of(1, silence_seconds=0.1)
+def test_a_silent_command_is_not_taken_for_a_frozen_one(make_pod) -> None:
+    _, fleet = make_pod(1, silence_seconds=0.1)
     printed: list[bytes] = []
     assert fleet.link(0).follow("sleep 1; echo done", printed.append, print) == 0
     assert printed == [b"done\n"]
 
 
-def test_a_closed_fleet_answers_no_more(pod_of) -> None:
-    _, fleet = pod_of()
+def test_a_closed_fleet_answers_no_more(make_pod) -> None:
+    _, fleet = make_pod()
     fleet.call(0, "observe", {})
     waiting = threading.Thread(target=fleet.call_all, args=("observe", {}))
     waiting.start()

@@ -55,8 +55,8 @@ def by_home(pod: SshPod, home: Path, fleets: list[Fleet], *blocks: str, **access
     return fleets[-1]
 
 
-def test_host_name_and_port_count_and_the_policy_stays(pod_of, home: Path, fleets: list[Fleet]) -> None:
-    pod, _ = pod_of(2)
+def test_host_name_and_port_count_and_the_policy_stays(make_pod, home: Path, fleets: list[Fleet]) -> None:
+    pod, _ = make_pod(2)
     lines = [block(f"10.0.0.{i}", w.port, LAX) for i, w in enumerate(pod.workers)]
     published = [pod.workers[0].host_key_line] * 2
     fleet = by_home(pod, home, fleets, *lines, host_keys=lambda: published)
@@ -67,8 +67,8 @@ def test_host_name_and_port_count_and_the_policy_stays(pod_of, home: Path, fleet
     assert pod.workers[1].commands == []
 
 
-def test_identity_file_is_tried_after_our_key(pod_of, home: Path, fleets: list[Fleet], tmp_path: Path) -> None:
-    pod, _ = pod_of()
+def test_identity_file_is_tried_after_our_key(make_pod, home: Path, fleets: list[Fleet], tmp_path: Path) -> None:
+    pod, _ = make_pod()
     stranger = private_key(tmp_path / "not-authorized")
     lines = ["IdentityFile ~/.ssh/missing", f"IdentityFile {private_key(pod.keys)}"]
     fleet = by_home(pod, home, fleets, block("10.0.0.0", pod.workers[0].port, *lines), key=stranger)
@@ -81,9 +81,9 @@ def test_identity_file_is_tried_after_our_key(pod_of, home: Path, fleets: list[F
     assert caught.value.kind == "auth"
 
 
-def test_a_gateway_is_used_once_its_host_key_is_known(pod_of, home: Path, fleets: list[Fleet]) -> None:
+def test_a_gateway_is_used_once_its_host_key_is_known(make_pod, home: Path, fleets: list[Fleet]) -> None:
     """`Host *` includes the gateways; they are visited in the order of `ProxyJump`."""
-    pod, _ = pod_of(4)
+    pod, _ = make_pod(4)
     first, second, *behind = pod.workers
     login = ["User slipway", f"IdentityFile {private_key(pod.keys)}"]
     blocks = [block("first", first.port, *login), block("second", second.port, *login)]
@@ -106,8 +106,8 @@ def test_a_gateway_is_used_once_its_host_key_is_known(pod_of, home: Path, fleets
         fleet.link(2).connection().open()
 
 
-def test_a_gateway_that_shows_another_key_or_is_down_is_told(pod_of, home: Path, fleets: list[Fleet]) -> None:
-    pod, _ = pod_of(2)
+def test_a_gateway_that_shows_another_key_or_is_down_is_told(make_pod, home: Path, fleets: list[Fleet]) -> None:
+    pod, _ = make_pod(2)
     blocks = [block("first", pod.workers[0].port), block("10.0.0.1", pod.workers[1].port, "ProxyJump me@first")]
     known = f"[127.0.0.1]:{pod.workers[0].port} {pod.workers[1].host_key_line}\n"
     (home / ".ssh/known_hosts").write_text(known)
@@ -120,8 +120,8 @@ def test_a_gateway_that_shows_another_key_or_is_down_is_told(pod_of, home: Path,
     assert caught.value.kind == "refused"
 
 
-def test_a_proxy_command_is_used_and_none_means_none(pod_of, home: Path, fleets: list[Fleet]) -> None:
-    pod, _ = pod_of(2)
+def test_a_proxy_command_is_used_and_none_means_none(make_pod, home: Path, fleets: list[Fleet]) -> None:
+    pod, _ = make_pod(2)
     (home / "relay.py").write_text(RELAY)
     blocks = [block("10.0.0.0", pod.workers[0].port, f"ProxyCommand {sys.executable} {home}/relay.py {home}/used %p")]
     blocks += [block("10.0.0.1", pod.workers[1].port, "ProxyJump none"), "Host *\n  ProxyJump nowhere.invalid\n"]
@@ -132,14 +132,14 @@ def test_a_proxy_command_is_used_and_none_means_none(pod_of, home: Path, fleets:
     assert (home / "used").read_text() == str(pod.workers[0].port)
 
 
-def test_a_config_that_cannot_be_read_is_named(pod_of, home: Path, fleets: list[Fleet]) -> None:
-    pod, _ = pod_of()
+def test_a_config_that_cannot_be_read_is_named(make_pod, home: Path, fleets: list[Fleet]) -> None:
+    pod, _ = make_pod()
     with pytest.raises(ConfigError, match=r"home/\.ssh/config or /etc/ssh/ssh_config\) cannot be read: Unparsable"):
         by_home(pod, home, fleets, "Host\n").call(0, "observe", {})
 
 
-def test_files_go_up_and_come_down(pod_of, tmp_path: Path) -> None:
-    pod, fleet = pod_of()
+def test_files_go_up_and_come_down(make_pod, tmp_path: Path) -> None:
+    pod, fleet = make_pod()
     connection = fleet.link(0).connection()
     connection.put(io.BytesIO(b"x" * 300_000), "data.bin")
     assert (pod.workers[0].home / "data.bin").read_bytes() == b"x" * 300_000
@@ -193,8 +193,8 @@ def free_port() -> int:
         return free.getsockname()[1]
 
 
-def test_a_forward_outlives_what_refuses_and_what_breaks(pod_of) -> None:
-    pod, fleet = pod_of()
+def test_a_forward_outlives_what_refuses_and_what_breaks(make_pod) -> None:
+    pod, fleet = make_pod()
     notes: list[str] = []
     remote = free_port()
     forward = PortForward(fleet.link(0), 0, remote, notes.append)
@@ -218,8 +218,8 @@ def test_a_forward_outlives_what_refuses_and_what_breaks(pod_of) -> None:
     assert not serve.is_alive()
 
 
-def test_fabric_forwards_for_a_notebook(pod_of) -> None:
-    _, fleet = pod_of()
+def test_fabric_forwards_for_a_notebook(make_pod) -> None:
+    _, fleet = make_pod()
     local = free_port()
     with serving() as remote:
         ends = {"remote_port": remote, "local_host": "127.0.0.1", "remote_host": "127.0.0.1"}

@@ -13,9 +13,9 @@ TALK = "import os, time\nprint('one', flush=True)\nwhile not os.path.exists('go'
 
 
 @pytest.fixture
-def program(pod_of) -> tuple[SshPod, Fleet]:
+def program(make_pod) -> tuple[SshPod, Fleet]:
     """A program that says one, and when it is told to go, two."""
-    pod, fleet = pod_of()
+    pod, fleet = make_pod()
     code = "1" * 64
     (pod.workers[0].home / ".slipway/code" / code).mkdir(parents=True)
     fleet.call(0, "install_venv", {"packages": "image", "fingerprint": "image"})
