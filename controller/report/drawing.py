@@ -1,74 +1,129 @@
-"""The small pictures in tables, as inline SVG: where the time went, and an interval about its difference."""
+"""Inline SVG: learning curves, where the time went, and intervals; the tables hold the same numbers."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable, Mapping
 from xml.etree.ElementTree import Element
 
+from controller.report.curves import Curve
 from controller.report.markup import add_child
 from controller.report.stats import Comparison
-from controller.report.timeline import Timeline
+from controller.report.timeline import SPAN_KINDS, Timeline
 
 COLOURS, DASHES = 8, 3
-"""Of lines: colour by colour, then the same in other dashes; page.css and page.js have as many."""
-WIDTH = 1000.0
+"""Styles in page.css: lines take colour after colour, then the same colours with other dashes."""
+WIDTH, HEIGHT, LEFT, BOTTOM = 760, 300, 62, 270
+"""Of a chart and of its plot, in units of the SVG."""
 
 
-def swatch(parent: Element, number: int) -> Element:
-    """The line of a setting, as the chart draws it."""
+def colour(number: int) -> str:
+    """Return the classes of the n-th line."""
+    return f"c{number % COLOURS} dash{number // COLOURS % DASHES}"
+
+
+def swatch(parent: Element, number: int) -> None:
+    """Add a short piece of the n-th line."""
     svg = add_child(parent, "svg", class_="swatch", viewBox="0 0 26 10", aria_hidden="true")
-    colour = f"line l{number % COLOURS} dash{number // COLOURS % DASHES}"
-    return add_child(svg, "path", class_=colour, d="M1 5H25")
+    add_child(svg, "path", class_=f"line {colour(number)}", d="M1 5H25")
+
+
+def line_chart(parent: Element, title: str, curves: Mapping[int, tuple[str, Curve]]) -> None:
+    """Add a chart of curves by the number of their line, each with its label."""
+    steps = [step for _, curve in curves.values() for step in curve.steps]
+    x_low, x_high = min(steps), max(steps)
+    low, high = (min(min(c.low) for _, c in curves.values()), max(max(c.high) for _, c in curves.values()))
+    margin = 0.06 * (high - low or abs(high) or 1.0)
+    low, high = low - margin, high + margin
+
+    def x(step: float) -> float:
+        return LEFT + (WIDTH - LEFT - 20) * ((step - x_low) / (x_high - x_low) if x_high > x_low else 0.5)
+
+    def y(value: float) -> float:
+        return 10 + (BOTTOM - 10) * (high - value) / (high - low)
+
+    def path(points: Iterable[tuple[float, float]]) -> str:
+        return "L".join(f"{x(step):.0f} {y(value):.1f}" for step, value in points)
+
+    label = f"{title} by step; the table below has the last values"
+    svg = add_child(parent, "svg", class_="chart", viewBox=f"0 0 {WIDTH} {HEIGHT}", role="img", aria_label=label)
+    for value in ticks(low, high):
+        add_child(svg, "line", class_="grid", x1=LEFT, x2=WIDTH - 20, y1=y(value), y2=y(value))
+        add_child(svg, "text", format_number(value), x=LEFT - 8, y=y(value) + 4, text_anchor="end")
+    add_child(svg, "text", "step", x=LEFT - 8, y=BOTTOM + 20, text_anchor="end")
+    for step in ticks(x_low, x_high):
+        add_child(svg, "text", format_number(step), x=x(step), y=BOTTOM + 20, text_anchor="middle")
+    for number, (name, curve) in curves.items():
+        if curve.low != curve.high:
+            outline = [
+                *zip(curve.steps, curve.high, strict=True),
+                *reversed([*zip(curve.steps, curve.low, strict=True)]),
+            ]
+            add_child(svg, "path", class_=f"band {colour(number)}", d=f"M{path(outline)}Z")
+        points = path(zip(curve.steps, curve.mean, strict=True))
+        line = add_child(
+            svg, "path", class_=f"line {colour(number)}", d=f"M{points}" if len(curve.steps) > 1 else f"M{points}h4"
+        )
+        add_child(line, "title", name)
+
+
+def ticks(low: float, high: float, count: int = 5) -> list[float]:
+    """Return at most about `count` round values in a range: 1, 2 or 5 times a power of ten apart."""
+    if low >= high:
+        return [low]
+    power = 10.0 ** math.floor(math.log10((high - low) / count))
+    gap = next(factor * power for factor in (1, 2, 5, 10) if factor * power * count >= (high - low) * (1 - 1e-9))
+    return [i * gap for i in range(math.ceil(low / gap), math.floor(high / gap) + 1)]
 
 
 def legend_square(parent: Element, kind: str) -> None:
-    """The colour of a kind of time."""
-    svg = add_child(parent, "svg", viewBox="0 0 10 10", aria_hidden="true")
-    add_child(svg, "rect", class_=kind, width=10, height=10, rx=2)
+    """Add the colour of a kind of time."""
+    svg = add_child(parent, "svg", class_=f"key {_kind_colour(kind)}", viewBox="0 0 10 10", aria_hidden="true")
+    add_child(svg, "rect", width=10, height=10)
 
 
-def timeline_bar(parent: Element, time: Timeline, longest: float, words: str) -> None:
-    """The spans of a run, as long as they took, of the longest run's time; a stroke for each interruption."""
-    svg = add_child(
-        parent, "svg", class_="bar", viewBox=f"0 0 {WIDTH:.0f} 18", preserveAspectRatio="none", role="img",
-        aria_label=words,
-    )  # fmt: skip
-    by = WIDTH / (longest or 1.0)
+def timeline_bar(parent: Element, time: Timeline, longest: float, label: str) -> None:
+    """Add the spans of a run to the scale of the longest run, with a stroke at each interruption."""
+    view = {"viewBox": "0 0 1000 18", "preserveAspectRatio": "none"}
+    svg = add_child(parent, "svg", class_="bar", role="img", aria_label=label, **view)
+    scale = 1000.0 / (longest or 1.0)
     for span in time.spans:
-        x = (span.began - time.began) * by
-        rect = add_child(svg, "rect", class_=span.kind, x=x, width=max(1.0, span.seconds * by), height=18)
+        x, width = (span.began - time.began) * scale, max(1.0, span.seconds * scale)
+        rect = add_child(svg, "rect", class_=_kind_colour(span.kind), x=x, width=width, height=18)
         add_child(rect, "title", f"{span.kind}: {format_duration(span.seconds)}")
     for mark in time.marks:
-        x = (mark.time - time.began) * by
+        x = (mark.time - time.began) * scale
         line = add_child(svg, "line", class_="mark", x1=x, x2=x, y1=0, y2=18)
         add_child(line, "title", mark.words)
 
 
 def whisker(parent: Element, one: Comparison, low: float, high: float) -> None:
-    """A difference and its interval on an axis from low to high, with a line at 0; the cells beside it say the same."""
-    svg = add_child(parent, "svg", class_="whisker", viewBox="0 0 160 20", aria_hidden="true")
+    """Add a difference with its interval on an axis from low to high, with a line at 0."""
+    svg = add_child(parent, "svg", class_="whisker c0", viewBox="0 0 160 20", aria_hidden="true")
 
     def x(value: float) -> float:
         return 6 + 148 * (value - low) / ((high - low) or 1.0)
 
     add_child(svg, "line", class_="zero", x1=x(0), x2=x(0), y1=0, y2=20)
-    if one.difference is None:
-        return
-    group = add_child(svg, "g", class_="sure" if one.differs else "unsure")
     if one.low is not None and one.high is not None:
-        add_child(group, "line", class_="range", x1=x(one.low), x2=x(one.high), y1=10, y2=10)
-    add_child(group, "circle", cx=x(one.difference), cy=10, r=4)
+        add_child(svg, "line", class_="line", x1=x(one.low), x2=x(one.high), y1=10, y2=10)
+    if one.difference is not None:
+        add_child(svg, "circle", cx=x(one.difference), cy=10, r=4)
+
+
+def _kind_colour(kind: str) -> str:
+    return f"c{[7, 4, 2, 1, 3, 6, 0][[*SPAN_KINDS].index(kind)]}"
 
 
 def format_duration(seconds: float) -> str:
-    """`41 s`, `12.3 min`, `5.2 h`."""
+    """Return a duration for people: `41 s`, `12.3 min`, `5.2 h`."""
     if seconds < 120:
         return f"{seconds:.0f} s"
     return f"{seconds / 60:.1f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
 
 
 def format_number(value: float | None, *, sign: bool = False, by: float | None = None) -> str:
-    """Four digits, or as many decimals as a spread that it is judged by has with three; a dash where there is none."""
+    """Return four digits, or the decimals that a spread `by` justifies; a dash for None."""
     if value is None:
         return "–"
     how = ".4g"

@@ -7,9 +7,6 @@ from xml.etree.ElementTree import Element, SubElement, tostring
 
 from controller.core.printable import printable
 
-RAW_TAGS = ("script", "style")
-"""What is in them is not escaped: they take our own files, and JSON in which nothing can end them."""
-
 
 def add_child(parent: Element, tag: str, text: object = "", **attributes: object) -> Element:
     """A new last child. `class_` is the attribute class, `aria_label` aria-label; None and False leave one out."""
@@ -18,7 +15,7 @@ def add_child(parent: Element, tag: str, text: object = "", **attributes: object
         parent, tag, {k: _attribute_value(v) for k, v in given.items() if v is not None and v is not False}
     )
     if text != "":
-        child.text = str(text) if tag in RAW_TAGS else printable_text(text)
+        child.text = str(text) if tag == "style" else printable_text(text)
     return child
 
 

@@ -6,6 +6,7 @@ import json
 import statistics
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 import pytest
 from scipy import stats as reference
@@ -13,8 +14,10 @@ from scipy import stats as reference
 from controller.cli import main
 from controller.records import index
 from controller.report.curves import build_curve, points_per_curve, select_metrics
+from controller.report.drawing import format_number, ticks
 from controller.report.gather import RecordedRun, gather_runs, local_reader
 from controller.report.model import build_report
+from controller.report.page import render
 from controller.report.settings import group_settings
 from controller.report.stats import compare, summarize
 from tests.controller.report.recorded import CASES, SWEEP, metric_lines, write_run, write_sweep
@@ -144,6 +147,32 @@ def test_runs_that_told_other_steps_are_joined_where_all_of_them_went() -> None:
     assert line.steps == (20.0, 50.0, 60.0, 90.0)
     assert line.mean == pytest.approx((0.3, 0.45, 0.5, (0.8 + 0.5 + 0.5 * 30 / 80) / 2))
     assert line.low[:2] == pytest.approx((0.1, 0.4))
+
+
+def test_the_page_draws_the_curves_and_holds_the_table(state: Path) -> None:
+    """Each metric has its fold; the chart ends where the mean of the last values lies, the table shows that mean."""
+    write_sweep(state, seeds=(0, 1))
+    found = build_report("s", runs_of(state))
+    page = render(found, 1e9)
+    body = ElementTree.fromstring(page[page.index("<body>") : page.index("</html>")])
+    folds = body.findall("main/section[@id='metrics']/details")
+    names = [fold.findtext("summary") for fold in folds]
+    assert (names[0], len(names)) == ("eval: eval_accuracy", len(found.metrics))
+    assert [fold.get("open") for fold in folds] == ["", *[None] * (len(folds) - 1)]
+    lines = [path for path in folds[0].iter("path") if path.find("title") is not None]
+    assert [path.findtext("title") for path in lines] == [setting.label for setting in found.settings]
+    means = [row.mean for row in found.table(ACCURACY)]
+    heights = [float(path.get("d", "").rpartition(" ")[2]) for path in lines]
+    assert sorted(range(4), key=lambda i: heights[i]) == sorted(range(4), key=lambda i: -(means[i] or 0.0))
+    cells = [[cell.text for cell in row] for row in folds[0].findall(".//tbody/tr")]
+    assert [row[2] for row in cells] == [format_number(row.mean, by=row.deviation) for row in found.table(ACCURACY)]
+
+
+@pytest.mark.parametrize(("low", "high"), [(0.0, 1.0), (-3.2e-7, 8.1e-7), (12.0, 12.0), (-1e99, 1e99), (1.0, 1e4)])
+def test_ticks_are_round_and_few(low: float, high: float) -> None:
+    found = ticks(low, high)
+    assert 1 <= len(found) <= 7
+    assert all(low - 1e-9 * abs(low) <= tick <= high * (1 + 1e-9) for tick in found)
 
 
 def test_long_curves_are_thinned_and_keep_their_end(state: Path) -> None:
