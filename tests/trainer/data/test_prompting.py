@@ -120,7 +120,7 @@ def test_what_the_tokenizer_does_not_know_is_named(file: Path) -> None:
 @pytest.mark.parametrize(
     ("values", "words"),
     [
-        ({"eos": None}, "eos: with template none it is what ends a response"),
+        ({"eos": None}, "eos: with chat_template none it is what ends a response"),
         ({"prompt": BARE | {"question": "no question"}}, r"question must hold \{question\}, once"),
         ({"prompt": BARE | {"answer": "{question}"}}, r"answer must hold \{answer\}, once"),
     ],
