@@ -1,4 +1,4 @@
-"""The format of what the agent says, is asked and keeps on the worker, where a later agent may find it."""
+"""Format version of the agent's messages and of its files on the worker, which a later agent may read."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ FORMAT = 1
 
 
 def format_problem(body: Any, where: str) -> str:
-    """Return why a document cannot be read, "" if its format is this one; the same as in `conf.formats`."""
+    """Return why a document cannot be read, or "" if its format is the current one. Mirrors `conf.formats`."""
     written = body.get("format") if isinstance(body, dict) else None
     if written is None:
         return f"{where} has no format; this slipway reads format {FORMAT}: something else or an older slipway wrote it"
@@ -20,10 +20,10 @@ def format_problem(body: Any, where: str) -> str:
 
 
 def dump(body: Mapping[str, Any]) -> bytes:
-    """Return a document as JSON, with its format."""
+    """Serialize a document to JSON, including its format version."""
     return json.dumps({"format": FORMAT, **body}).encode()
 
 
 def say(answer: Mapping[str, Any]) -> None:
-    """Print one line of an answer."""
+    """Print one line of an answer to stdout."""
     print(dump(answer).decode(), flush=True)

@@ -1,4 +1,4 @@
-"""Where the agent keeps what, and how a file appears there whole or not at all."""
+"""The agent's file system layout, atomic writes, and locks."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from .formats import dump, format_problem
 
 
 class AgentError(Exception):
-    """Told to the caller as {"error", "detail"}."""
+    """Failure of a command, reported to the caller as {"error", "detail"}."""
 
     def __init__(self, error: str, detail: str = "") -> None:
         super().__init__(error)
@@ -28,14 +28,14 @@ def agent_root() -> Path:
 
 
 def safe_join(folder: str, name: str) -> Path:
-    """A path below the agent's own folder, from a name that is one harmless path component."""
+    """Return a path in a folder of the agent, after checking that `name` is a single safe path component."""
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}", name):
         raise AgentError(f"not a name that something in {folder}/ can have: {name!r}")
     return agent_root() / folder / name
 
 
 def attempt_folder(run_id: str, attempt: int | None) -> Path:
-    """The folder of one attempt; of the latest one where `attempt` is None (attempt-0 where there is none)."""
+    """Return the folder of an attempt; None means the latest one, or attempt-0 if there is none."""
     run = safe_join("runs", run_id)
     if attempt is None:
         attempt = max((attempt_number(path) for path in run.glob("attempt-*")), default=0)
@@ -47,7 +47,7 @@ def attempt_number(folder: Path) -> int:
 
 
 def write_atomic(path: Path, data: bytes) -> None:
-    """Replace the file, readable by its owner alone."""
+    """Replace the file atomically, readable by its owner only."""
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     draft = path.with_name(f".{path.name}.{os.getpid()}")
     draft.touch(mode=0o600)
@@ -60,10 +60,10 @@ def write_json(path: Path, body: Mapping[str, Any]) -> None:
 
 
 def read_json(path: Path) -> Any:
-    """Return what `write_json` wrote, None where there is no file.
+    """Return what `write_json` wrote, or None if there is no file.
 
     Raises:
-        AgentError: it has another format.
+        AgentError: the file has another format.
     """
     try:
         body = json.loads(path.read_bytes())
@@ -73,10 +73,10 @@ def read_json(path: Path) -> Any:
 
 
 def checked(body: Any, where: str) -> dict[str, Any]:
-    """Return a document without its format.
+    """Return a document without its format field.
 
     Raises:
-        AgentError: it has another one, or none.
+        AgentError: the format is another one, or missing.
     """
     if problem := format_problem(body, where):
         raise AgentError(problem)
@@ -84,7 +84,7 @@ def checked(body: Any, where: str) -> dict[str, Any]:
 
 
 def read_range(path: Path, offset: int, size: int) -> bytes:
-    """At most `size` bytes from `offset` on; none where there is no file."""
+    """Return at most `size` bytes starting at `offset`, or b"" if there is no file."""
     try:
         with path.open("rb") as file:
             file.seek(offset)
@@ -94,7 +94,7 @@ def read_range(path: Path, offset: int, size: int) -> bytes:
 
 
 def file_size(path: Path) -> int:
-    """Bytes; 0 where there is no file."""
+    """Return the size in bytes, or 0 if there is no file."""
     try:
         return path.stat().st_size
     except FileNotFoundError:
@@ -102,7 +102,7 @@ def file_size(path: Path) -> int:
 
 
 def free_gb() -> float:
-    """Space on the disk of the home folder, GB; an emulated worker may have less."""
+    """Return the free space on the disk of the home folder in GB; an emulated worker may report less."""
     emulated = read_range(Path(os.environ.get("SLIPWAY_FREE_GB", "/nonexistent")), 0, 32)
     if emulated:
         return float(emulated)
@@ -119,7 +119,7 @@ def remove_tree(folder: Path) -> None:
 
 @contextmanager
 def locked(name: str) -> Iterator[IO[bytes]]:
-    """One process of this worker at a time. A child that inherits the file goes on holding the lock."""
+    """Hold an exclusive lock on this worker. A child that inherits the file keeps holding it."""
     path = agent_root() / "locks" / name
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     with path.open("ab") as file:
@@ -128,7 +128,7 @@ def locked(name: str) -> Iterator[IO[bytes]]:
 
 
 def wait_until(done: Callable[[], bool], seconds: float) -> bool:
-    """Poll; says whether it came true in time."""
+    """Poll until `done` returns true; return False on timeout."""
     end = time.monotonic() + seconds
     while not done():
         if time.monotonic() > end:

@@ -1,4 +1,4 @@
-"""One command per process: its arguments come as JSON on stdin, its answer goes as JSON to stdout."""
+"""Entry point of the agent: one command per process, JSON arguments on stdin, JSON answer on stdout."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ COMMANDS = {
     "guard_state": "watchdog",
     "stand_guard": "watchdog",
 }
-"""The module that holds the function of that name; only this one is loaded."""
+"""Module that defines each command; only the module of the requested command is imported."""
 
 
 def _check_fencing_token(place: str, token: int) -> None:
-    """Refuse what a controller sends that another one has followed; `place` is where they agree on that."""
+    """Reject a command from a controller whose lease has been superseded; `place` is where the lease is stored."""
     with locked("lease"):
         known = read_json(agent_root() / "lease.json") or {}
         if known.get("place") == place and known["token"] > token:
@@ -56,7 +56,7 @@ def main() -> int:
         answer = command(**payload)
     except AgentError as error:
         code, answer = 1, {"error": str(error), "detail": error.detail}
-    except BrokenPipeError:  # who watched has gone
+    except BrokenPipeError:  # the watching controller has disconnected
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
     except Exception as error:
         import traceback

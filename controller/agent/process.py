@@ -1,4 +1,4 @@
-"""Processes: which ones are alive, whose they are, and how a tool is run."""
+"""Processes: liveness, ownership, signals, and running tools."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .fs import AgentError, attempt_number
 
 
 def boot_id() -> str:
-    """Changes whenever the worker starts anew; what was recorded under another one is void."""
+    """Return an ID that changes with every boot of the worker; records of another boot are void."""
     if emulated := os.environ.get("SLIPWAY_BOOT_ID"):
         return emulated
     linux = Path("/proc/sys/kernel/random/boot_id")
@@ -20,7 +20,7 @@ def boot_id() -> str:
 
 
 def wall_time() -> float:
-    """Seconds since the epoch by this worker's clock; an emulated one may be wrong."""
+    """Return the seconds since the epoch by this worker's clock; an emulated clock may be off."""
     try:
         return time.time() + float(Path(os.environ["SLIPWAY_CLOCK"]).read_text())
     except (KeyError, OSError, ValueError):
@@ -28,9 +28,9 @@ def wall_time() -> float:
 
 
 def start_time(pid: int) -> str | None:
-    """When the process started, in the system's own unit: with the pid it names one process.
+    """Return when the process started, in the system's own unit, or None if it is dead or a zombie.
 
-    None where it is dead or a zombie.
+    The pid and the start time together identify a process.
     """
     if not Path("/proc/self/stat").exists():  # macOS
         status, _, began = run_tool(["ps", "-o", "stat=,lstart=", "-p", str(pid)], check=False).strip().partition(" ")
@@ -43,23 +43,23 @@ def start_time(pid: int) -> str | None:
 
 
 def group_members(leader: int) -> dict[int, str]:
-    """The living processes of a group, each with its state: R, S, D (waits for a device), T (stopped by a signal) …
+    """Return the living processes of a group with their states: R, S, D (waits for a device), T (stopped), and so on.
 
-    Linux only; elsewhere nothing is known of them.
+    Linux only; empty elsewhere.
     """
     found: dict[int, str] = {}
     for path in Path("/proc").glob("[0-9]*/stat"):
         try:
             fields = path.read_text().rpartition(")")[2].split()
         except (FileNotFoundError, ProcessLookupError):
-            continue  # it ended meanwhile
+            continue  # it has ended in the meantime
         if fields[2] == str(leader) and fields[0] not in "ZX":
             found[int(path.parent.name)] = fields[0]
     return found
 
 
 def oom_kills() -> int:
-    """How many processes this kernel has killed for want of memory since it booted; an emulated worker has its own."""
+    """Return how many processes this kernel has OOM-killed since boot; an emulated worker keeps its own count."""
     try:
         lines = Path(os.environ.get("SLIPWAY_VMSTAT", "/proc/vmstat")).read_text().splitlines()
     except OSError:
@@ -72,17 +72,17 @@ def process_identity() -> dict[str, Any]:
 
 
 def is_alive(process: dict[str, Any]) -> bool:
-    """Whether what `process_identity` described still runs; a later process with the same pid is another one."""
+    """Return whether the process described by `process_identity` still runs, not a later one with the same pid."""
     return start_time(process["pid"]) == process["start_time"]
 
 
 def attempt_processes(attempt: Path) -> list[int]:
-    """Processes whose environment says that they belong to this attempt, even if they left its group (Linux only)."""
+    """Return the processes whose environment names this attempt, even if they left its group (Linux only)."""
     return processes_by_attempt([attempt])[attempt]
 
 
 def processes_by_attempt(attempts: list[Path]) -> dict[Path, list[int]]:
-    """`marked` of several attempts; what costs time is to read every process once."""
+    """Return `attempt_processes` of several attempts, reading each process only once because that is slow."""
     wanted = {
         a: {f"SLIPWAY_RUN_DIR={a.parent}".encode(), f"SLIPWAY_ATTEMPT={attempt_number(a)}".encode()} for a in attempts
     }
@@ -91,7 +91,7 @@ def processes_by_attempt(attempts: list[Path]) -> dict[Path, list[int]]:
         try:
             content = path.read_bytes()
         except (FileNotFoundError, ProcessLookupError, PermissionError):
-            continue  # it ended meanwhile, or is someone else's
+            continue  # it has ended in the meantime, or belongs to another user
         if b"SLIPWAY_ATTEMPT=" in content:
             variables = set(content.split(b"\0"))
             for attempt, marks in wanted.items():
@@ -101,20 +101,20 @@ def processes_by_attempt(attempts: list[Path]) -> dict[Path, list[int]]:
 
 
 def send_signal(kill: Callable[[int, int], None], pid: int, signum: int) -> None:
-    """`os.kill` or `os.killpg`, where being too late is fine."""
+    """Call `os.kill` or `os.killpg`, ignoring processes that are already gone."""
     try:
         kill(pid, signum)
-    except (ProcessLookupError, PermissionError):  # gone; macOS says EPERM of a group that holds only zombies
+    except (ProcessLookupError, PermissionError):  # gone; macOS returns EPERM for a group of zombies
         return
 
 
 def run_tool(
     argv: list[str], check: bool = True, timeout: float | None = None, env: dict[str, str] | None = None
 ) -> str:
-    """Run a program, no shell, and give its stdout.
+    """Run a program without a shell and return its stdout.
 
     Raises:
-        AgentError: there is no such program, it took too long, or (with `check`) it failed; it quotes stderr.
+        AgentError: the program is missing, timed out, or (with `check`) failed; the detail quotes stderr.
     """
     import subprocess
 

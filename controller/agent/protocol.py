@@ -1,9 +1,9 @@
-"""The agent's commands: the question that each takes as JSON on stdin, and the answer that it prints, for both sides.
+"""Protocol of the agent's commands: the JSON question each reads from stdin, and the JSON answer it prints.
 
-Both carry `"format": 1`. A question may also carry `lease`, the place and the token of the sender's lease. An answer is
-one line of JSON; a command that streams prints several, and one that fails prints `error` and `detail`.
+Both carry `"format": 1`. A question may also carry `lease`: the location and the token of the sender's lease. An answer
+is one line of JSON; a streaming command prints several, and a failing one prints `error` and `detail`.
 
-These are types alone, so the agent imports them for the type checker only: it is compiled anew at each start.
+The agent imports this module for the type checker only, because the zip file is recompiled at each start.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ class Nothing(TypedDict):
     pass
 
 
-# What is on a worker
+# State of a worker
 
 
 class Image(TypedDict):
-    """The image's own Python and its packages, version by name."""
+    """Python of the image and its packages: version by name."""
 
     python: str
     fingerprint: str
@@ -31,10 +31,10 @@ class Image(TypedDict):
 
 
 class VenvState(TypedDict):
-    """A complete virtual environment.
+    """State of a complete virtual environment.
 
-    `ok` is false if packages have changed since it was made or set up; `installed` is what there was before the setup
-    of a program; `id` differs whenever the venv is made again.
+    `ok` is false if packages have changed since it was created or set up; `installed` lists the packages before
+    any setup commands ran; `id` changes whenever the venv is recreated.
     """
 
     fingerprint: str
@@ -49,7 +49,7 @@ class InstalledVenv(VenvState):
 
 
 class Devices(TypedDict):
-    """What JAX sees from one worker; `devices` counts those of all workers."""
+    """JAX devices as reported by one worker; `devices` counts those of all workers."""
 
     boot_id: str
     backend: str
@@ -59,7 +59,7 @@ class Devices(TypedDict):
 
 
 class Peers(TypedDict):
-    """Whether worker 0 is within reach (of worker 0: whether all others have called), and why not."""
+    """Whether worker 0 is reachable (on worker 0: whether all others have connected), and why not."""
 
     boot_id: str
     reachable: bool
@@ -78,7 +78,7 @@ class ObserveQuestion(TypedDict):
 
 
 class Observation(TypedDict):
-    """`code` is a tree hash, `config` that of run.yaml, `setup` the key of the run's setup; null: it is not there."""
+    """State of a worker: `code` and `config` hash the code and run.yaml, `setup` is a key; null means absent."""
 
     boot_id: str
     home: str
@@ -107,7 +107,7 @@ class ProbePeersQuestion(TypedDict):
     timeout_seconds: NotRequired[float]
 
 
-# What is installed there
+# Installation
 
 
 class InstallCodeQuestion(TypedDict):
@@ -123,7 +123,7 @@ class InstalledCode(TypedDict):
 
 
 class Wheel(TypedDict):
-    """A wheel in the bucket; its requirement reads BEFORE @ file://… AFTER."""
+    """Wheel in the bucket; its requirement line is BEFORE @ file://… AFTER."""
 
     bucket: str
     object: str
@@ -156,7 +156,7 @@ class WrittenConfig(TypedDict):
 
 
 class WorkerHygiene(TypedDict):
-    """Messages: what was done, and what this user may not do."""
+    """Messages: what was done, and what this user lacks the permission to do."""
 
     done: list[str]
     not_done: list[str]
@@ -176,7 +176,7 @@ class Changed(TypedDict):
 
 
 class FetchAssetQuestion(TypedDict):
-    """`files` is {url, sha256} by the name below `prefix`, `tokens` the bearer token by the same names."""
+    """Question of `fetch_asset`: `files` maps a name below `prefix` to {url, sha256}, `tokens` to a bearer token."""
 
     bucket: str
     prefix: str
@@ -186,7 +186,7 @@ class FetchAssetQuestion(TypedDict):
 
 
 class FetchLine(TypedDict, total=False):
-    """The bytes moved so far, or `done` as the last line."""
+    """Progress of a download: the bytes transferred so far, or `done` in the last line."""
 
     bytes: int
     done: bool
@@ -210,7 +210,7 @@ class StartQuestion(TypedDict):
 
 
 class AttemptQuestion(TypedDict):
-    """By default of the latest attempt."""
+    """Question about one attempt, by default the latest."""
 
     run_id: str
     attempt: NotRequired[int | None]
@@ -225,10 +225,10 @@ class StateQuestion(AttemptQuestion):
 
 
 class State(TypedDict):
-    """How an attempt fares. Times are seconds since the epoch.
+    """State of an attempt. Times are seconds since the epoch.
 
-    `state` is absent, running or exited; `error` says what other than the program failed; `upload` is none, pending,
-    done or failed; `oom_kills` counts processes that the kernel killed meanwhile for want of memory; `free_gb` is the
+    `state` is absent, running or exited; `error` describes failures outside the program; `upload` is none, pending,
+    done or failed; `oom_kills` counts processes that the kernel OOM-killed during the attempt; `free_gb` is the free
     space on the disk of the home folder at the end; `notice` is preemption, maintenance or shutdown.
     """
 
@@ -255,7 +255,7 @@ class StacksQuestion(AttemptQuestion):
 
 
 class StacksProcess(TypedDict):
-    """`signal` is the one that it got, if any."""
+    """Process of an attempt; `signal` is the signal it was sent, if any."""
 
     pid: int
     name: str
@@ -305,7 +305,7 @@ class GuardQuestion(TypedDict):
 
 
 class GuardState(TypedDict):
-    """`refused`: why a deletion failed."""
+    """State of the watchdog; `refused` is why a deletion failed."""
 
     standing: bool
     idle_seconds: float | None
@@ -314,7 +314,7 @@ class GuardState(TypedDict):
 
 
 class Guard(GuardState):
-    """`allowed`: whether the service account may delete TPUs; null where nobody says."""
+    """Watchdog with `allowed`: whether the service account may delete TPUs, or null if unknown."""
 
     allowed: bool | None
 
@@ -324,7 +324,7 @@ A = TypeVar("A", bound=Mapping[str, Any])
 
 
 class Command(str, Generic[Q, A]):
-    """Name of a command, with the types of its question and of its answer, or of each line of a stream."""
+    """Name of a command, typed by its question and by its answer (or each line of a stream)."""
 
 
 OBSERVE = Command[ObserveQuestion, Observation]("observe")

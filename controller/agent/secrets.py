@@ -1,7 +1,7 @@
-"""The secrets of a run, for as long as its program lives: in one file of its owner's, and masked in what it prints.
+"""Secrets of a run: kept in one private file while its program lives, and masked in its output.
 
-A secret in the log is overwritten by as many asterisks, so that no offset into the log ever changes. The log is masked
-before the file goes: whoever finds no secrets finds a log without any.
+Masking replaces a secret in the log with asterisks of the same length, so offsets into the log never change. The log is
+masked before the secrets file is deleted: if there is no secrets file, the log holds no secrets.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ from .fs import AgentError, agent_root, file_size, read_json, write_atomic, writ
 from .tree_hash import CHUNK_BYTES
 
 MIN_SECRET_LENGTH = 6
-"""Masking what is shorter would hide half of the log and protect nothing."""
+"""Shorter values are not masked: that would hide half of the log and protect nothing."""
 
 
 def store_secrets(run: Path, secrets: dict[str, str]) -> None:
-    """Put the secrets of the next attempt in their file, in place of any that a lost one may have left."""
+    """Write the secrets of the next attempt, replacing any that a lost attempt left behind."""
     delete_secrets(run)
     if secrets:
         write_json(run / "secrets", {"variables": secrets})
 
 
 def secret_environment(run: Path) -> dict[str, str]:
-    """The variables of the program; NETRC is the content of a file, and becomes the path of one."""
+    """Return the secret variables of the program. NETRC holds the content of a file and is replaced with its path."""
     secrets = _kept(run)
     if "NETRC" in secrets:
         write_atomic(run / "netrc", secrets["NETRC"].encode())
@@ -36,14 +36,14 @@ def secret_environment(run: Path) -> dict[str, str]:
 
 
 def delete_secrets(run: Path) -> None:
-    """Once the program has ended and its log is masked."""
+    """Delete the secrets, once the program has ended and its log is masked."""
     for name in ("netrc", "secrets"):
         (run / name).unlink(missing_ok=True)
 
 
 @contextmanager
 def tool_environment(secrets: dict[str, str]) -> Iterator[dict[str, str]]:
-    """The variables for a tool that runs now; the file of NETRC is there for as long. Its complaints are masked."""
+    """Yield the variables for a tool, with a temporary file for NETRC. Secrets in its error messages are masked."""
     netrc, mask = agent_root() / f".netrc-{os.getpid()}", SecretMask(secrets)
     given = dict(secrets)
     try:
@@ -59,7 +59,7 @@ def tool_environment(secrets: dict[str, str]) -> Iterator[dict[str, str]]:
 
 
 class SecretMask:
-    """What must not be read in a log."""
+    """Masks the secrets of a run in logs."""
 
     def __init__(self, secrets: dict[str, str]) -> None:
         words = {word.encode() for name, value in secrets.items() for word in _values_to_mask(name, value)}
@@ -68,7 +68,7 @@ class SecretMask:
 
     @classmethod
     def of(cls, run: Path) -> SecretMask:
-        """To be made before the log is read, not after: see above."""
+        """Return the mask of a run. Create it before reading the log; see the module docstring."""
         return cls(_kept(run))
 
     def __bool__(self) -> bool:
@@ -76,20 +76,20 @@ class SecretMask:
 
     @property
     def longest(self) -> int:
-        """Bytes."""
+        """Length of the longest secret in bytes."""
         return len(self._secret_values[0]) if self._secret_values else 0
 
     def masked(self, data: bytes) -> bytes:
-        """As long as `data`."""
+        """Return `data` with secrets masked; the length stays the same."""
         return self._pattern.sub(lambda found: b"*" * len(found[0]), data) if self._pattern else data
 
     def begun(self, data: bytes) -> int:
-        """How many bytes at the end may be the beginning of a secret whose rest is not there yet."""
+        """Return how many trailing bytes may be the beginning of a secret that is not complete yet."""
         sizes = range(min(self.longest - 1, len(data)), 0, -1)
         return next((n for n in sizes if any(len(w) > n and w.startswith(data[-n:]) for w in self._secret_values)), 0)
 
     def cover(self, path: Path, begin: int = 0) -> int:
-        """Overwrite what a log holds from `begin` on; returns up to where it may be shown."""
+        """Mask the log in place from `begin` on; return the offset up to which it is safe to show."""
         end, at = file_size(path), max(0, begin - self.longest)
         if self._pattern is None or at >= end:
             return end
@@ -102,7 +102,7 @@ class SecretMask:
                 rest = self.masked(data)
                 if at + len(data) >= end or not data:
                     break
-                at += len(data) - self.longest  # a secret may lie across two pieces
+                at += len(data) - self.longest  # a secret may span two chunks
         return end - self.begun(rest)
 
 
@@ -111,7 +111,7 @@ def _kept(run: Path) -> dict[str, str]:
 
 
 def _values_to_mask(name: str, value: str) -> list[str]:
-    """Of a netrc the passwords, of a key in several lines each of them."""
+    """Return the strings to mask: the passwords of a netrc, or the value and each of its lines."""
     if name == "NETRC":
         return re.findall(r"\bpassword\s+(\S+)", value)
     return [value, *(line.strip() for line in value.splitlines())]

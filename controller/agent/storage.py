@@ -1,4 +1,4 @@
-"""Cloud Storage with nothing but urllib: checked downloads and uploads, and when to try again."""
+"""Cloud Storage over plain urllib: verified downloads and uploads, with retries."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ RETRY_SECONDS = (0.5, 1.0, 2.0, 4.0)
 
 
 class TransferError(AgentError):
-    """Storage did not do what was asked; `lasting`: asking again would not help."""
+    """Failed transfer. `lasting` means that a retry would not help."""
 
     def __init__(self, error: str, lasting: bool = False) -> None:
         super().__init__(error)
@@ -30,7 +30,7 @@ class TransferError(AgentError):
 
 
 def with_retries(act: Callable[[], None], sleep: Callable[[float], None] = time.sleep) -> None:
-    """Call until it succeeds, fails lastingly, or the pauses of RETRY_SECONDS are used up."""
+    """Call `act` until it succeeds, fails permanently, or RETRY_SECONDS is exhausted."""
     for pause in RETRY_SECONDS:
         try:
             return act()
@@ -45,7 +45,7 @@ def download_object(bucket: str, name: str, sha256: str, target: Path) -> None:
     """Stream an object into a file.
 
     Raises:
-        TransferError: it could not be had, or is not what it should be.
+        TransferError: the download failed, or the content does not match `sha256`.
     """
     digest, place = hashlib.sha256(), f"/storage/v1/b/{quote(bucket)}/o/{quote(name, safe='')}?alt=media"
     what = f"the download of gs://{bucket}/{name}"
@@ -58,10 +58,10 @@ def download_object(bucket: str, name: str, sha256: str, target: Path) -> None:
 
 
 def object_exists(bucket: str, name: str) -> bool:
-    """Is there such an object?
+    """Return whether the object exists.
 
     Raises:
-        TransferError: storage did not say.
+        TransferError: the request failed.
     """
     place = f"/storage/v1/b/{quote(bucket)}/o/{quote(name, safe='')}?fields=size"
     found = False
@@ -81,16 +81,16 @@ def object_exists(bucket: str, name: str) -> bool:
 
 
 def upload_file(path: Path, bucket: str, name: str, size: int | None = None) -> None:
-    """Store what a file holds now, or its first `size` bytes, which may be nothing; it may grow meanwhile."""
+    """Upload a file, or its first `size` bytes (possibly none); the file may grow meanwhile."""
     size = file_size(path) if size is None else size
     upload_stream(_read_chunks(path, size), size, bucket, name)
 
 
 def upload_stream(content: Iterable[bytes], size: int, bucket: str, name: str) -> None:
-    """Store an object of `size` bytes, in place of an older one.
+    """Upload an object of `size` bytes, replacing any older one.
 
     Raises:
-        TransferError: it could not be stored, or not all of it.
+        TransferError: the upload failed or is incomplete.
     """
     place = f"/upload/storage/v1/b/{quote(bucket)}/o?uploadType=media&name={quote(name, safe='')}"
     headers = {"Content-Length": str(size), "Content-Type": "text/plain; charset=utf-8"}
@@ -110,7 +110,7 @@ def _read_chunks(path: Path, size: int) -> Iterator[bytes]:
 
 @contextmanager
 def _transfer_errors(what: str) -> Iterator[None]:
-    """Everything that can go wrong becomes a TransferError. URLs stay out of it: they may hold a token."""
+    """Convert every failure to a TransferError. Messages omit URLs, which may contain a token."""
     try:
         yield
     except HTTPError as error:
@@ -122,7 +122,7 @@ def _transfer_errors(what: str) -> Iterator[None]:
 
 
 def _storage_request(place: str, headers: dict[str, str], data: Iterable[bytes] | None = None) -> IO[bytes]:
-    """A request to the JSON API with the credentials of the VM; an emulated worker is told a root that needs none."""
+    """Send a request to the JSON API with the VM's credentials; the root of an emulated worker needs none."""
     if base := os.environ.get("SLIPWAY_STORAGE_ROOT"):
         return open_url(base.rstrip("/") + place, headers, data)
     authorized = {**headers, "Authorization": f"Bearer {access_token()}"}
@@ -130,7 +130,10 @@ def _storage_request(place: str, headers: dict[str, str], data: Iterable[bytes] 
 
 
 def access_token() -> str:
-    """Of the VM's service account: https://cloud.google.com/compute/docs/access/authenticate-workloads"""
+    """Return a token of the VM's service account.
+
+    https://cloud.google.com/compute/docs/access/authenticate-workloads
+    """
     host = os.environ.get("GCE_METADATA_HOST", "metadata.google.internal")
     account = f"http://{host}/computeMetadata/v1/instance/service-accounts/default/token"
     with open_url(account, {"Metadata-Flavor": "Google"}) as answer:
@@ -140,6 +143,6 @@ def access_token() -> str:
 def open_url(
     url: str, headers: dict[str, str], data: Iterable[bytes] | None = None, method: str | None = None
 ) -> IO[bytes]:
-    """Google is reached directly, never by a proxy."""
+    """Open a URL directly, never through a proxy."""
     request = Request(url, data=data, headers=headers, method=method)  # noqa: S310 (the scheme is ours)
     return build_opener(ProxyHandler({})).open(request, timeout=60)

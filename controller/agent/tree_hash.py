@@ -1,4 +1,4 @@
-"""The identity of a tree of files; the controller and the workers compute it alike."""
+"""Hash of a file tree; the controller and the workers compute the same one."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def file_hash(path: Path) -> str:
 
 
 def tree_files(folder: Path) -> list[str]:
-    """Relative POSIX paths of the files and links below a folder, sorted. What Python caches is not part of a tree."""
+    """Return the sorted relative POSIX paths of the files and links below a folder, without `__pycache__`."""
     found = []
     for parent, folders, files in os.walk(folder):
         folders[:] = [name for name in folders if name != "__pycache__"]
@@ -31,13 +31,13 @@ def tree_files(folder: Path) -> list[str]:
 
 
 def tree_hash(folder: Path, paths: Iterable[str] | None = None) -> str:
-    """SHA-256 over the sorted lines [path, kind, SHA-256 of the content] of the files of a tree.
+    """Return the SHA-256 of a tree, over the sorted lines [path, kind, SHA-256 of the content] of its files.
 
-    The kind is "file", "exec" (its owner may execute it) or "link" (its content is where it leads).
+    The kind is "file", "exec" (executable by its owner) or "link" (its content is its target).
 
     Args:
-        folder: the root of the tree.
-        paths: relative POSIX paths of the files that count; by default all of them, without `__pycache__`.
+        folder: root of the tree.
+        paths: relative POSIX paths of the files to hash; by default all files, without `__pycache__`.
     """
     digest = hashlib.sha256()
     for name in sorted(tree_files(folder) if paths is None else paths):
@@ -51,7 +51,7 @@ def tree_hash(folder: Path, paths: Iterable[str] | None = None) -> str:
 
 
 def current_tree_hash(folder: Path) -> str | None:
-    """Hash of what is there at this moment; None where nothing is, or where it is just being replaced."""
+    """Return the hash of the folder as it is, or None if it is missing or being replaced."""
     try:
         return tree_hash(folder) if folder.is_dir() else None
     except FileNotFoundError:

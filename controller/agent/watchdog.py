@@ -1,6 +1,6 @@
-"""The watchdog: deletes the pod from inside once nobody uses it or its time is up, though every controller is gone.
+"""Watchdog: deletes the pod from inside when it is idle or its time is up, even if every controller is gone.
 
-It runs on worker 0 and asks the TPU API in the name of the VM's service account, with a token of the metadata server.
+It runs on worker 0 and calls the TPU API as the VM's service account, with a token from the metadata server.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ if TYPE_CHECKING:
     from .protocol import Guard, GuardState
 
 MAX_POLL_SECONDS = 15.0
-"""Seconds between two looks."""
+"""Maximum seconds between two checks."""
 RETRY_AFTER_REFUSAL_SECONDS = 60.0
-"""Seconds until a deletion that was refused is asked for again."""
+"""Seconds before a refused deletion is retried."""
 DELETE_PERMISSION = "tpu.nodes.delete"
 
 
@@ -41,13 +41,17 @@ def guard(
     bucket: str | None = None,
     note_object: str = "",
 ) -> Guard:
-    """Stand guard from now on, or under these orders if someone does already; the idle time begins anew.
+    """Start the watchdog, or update the limits of the running one; this resets the idle time.
 
     Args:
-        deletes: what to delete, in order, each as a path and query below `tpu_api`; what does not exist is passed over.
-        idle_seconds: so long without a program or an SSH session, and the pod is deleted; None: never for that.
-        seconds_left: so long from now the pod is deleted, whatever runs; None: never for that.
-        bucket: where `note_object` will say why it was deleted; None: nowhere.
+        project: project of the pod, to check the permission to delete.
+        deletes: resources to delete, in order, as paths with queries below `tpu_api`; missing ones are skipped.
+        tpu_api: base URL of the TPU API.
+        projects_api: base URL of the Resource Manager API.
+        idle_seconds: delete the pod after this long without a program or an SSH session; None: never.
+        seconds_left: delete the pod after this long, whatever runs; None: never.
+        bucket: bucket of `note_object`; None: write no note.
+        note_object: object that records why the pod was deleted.
     """
     now = wall_time()
     order = {
@@ -77,7 +81,7 @@ def guard_state() -> GuardState:
 
 
 def stand_guard() -> None:
-    """What `guard` leaves behind, and nobody else calls: looks now and then, and deletes the pod when it is time."""
+    """Run the watchdog loop, in the process that `guard` spawns: check periodically, delete the pod when due."""
     mine, used = Path(sys.argv[0]).name, wall_time()
     while (order := read_json(_limits_file())) and order["agent"] == mine:
         now = wall_time()
@@ -94,7 +98,7 @@ def stand_guard() -> None:
 
 
 def deletion_reason(order: dict[str, Any], now: float, used: float) -> str:
-    """Why the pod should go now, empty while it should not. Pure."""
+    """Return why the pod should be deleted now, or "" if it should not. Pure."""
     if order["until"] is not None and now >= order["until"]:
         return "the budget of the run is spent"
     if order["idle_seconds"] is not None and now - used >= order["idle_seconds"]:
@@ -103,18 +107,18 @@ def deletion_reason(order: dict[str, Any], now: float, used: float) -> str:
 
 
 def in_use() -> bool:
-    """Is a program alive here, or somebody logged in?"""
+    """Return whether a program is alive or a user is logged in."""
     return active_attempt() is not None or bool(ssh_sessions(Path("/proc")))
 
 
 def ssh_sessions(proc: Path) -> list[str]:
-    """Titles of the SSH sessions of users, as OpenSSH names its processes: `sshd: me@pts/0`, `sshd: me@notty`."""
+    """Return the titles of users' SSH sessions, as OpenSSH names its processes: `sshd: me@pts/0`, `sshd: me@notty`."""
     found = []
     for path in proc.glob("[0-9]*/cmdline"):
         try:
             title = path.read_bytes().split(b"\0")[0].decode(errors="replace")
         except OSError:
-            continue  # it ended meanwhile, or is someone else's
+            continue  # it has ended in the meantime, or belongs to another user
         if title.startswith(("sshd: ", "sshd-session: ")) and "@" in title:
             found.append(title)
     return found
@@ -125,7 +129,7 @@ def _limits_file() -> Path:
 
 
 def _is_running() -> bool:
-    """Does someone of this agent's version stand guard since this boot?"""
+    """Return whether a watchdog of this agent version has been running since this boot."""
     who = read_json(agent_root() / "guard-pid.json")
     return bool(who and who["boot_id"] == boot_id() and who["agent"] == Path(sys.argv[0]).name and is_alive(who))
 
@@ -139,12 +143,12 @@ def _spawn_watchdog() -> None:
 
 
 def _delete_pod(order: dict[str, Any], why: str) -> str | None:
-    """Delete what there is, having said why; the reason of a refusal, or None."""
+    """Record the reason and delete the pod; return the error if the deletion was refused, else None."""
     if order["bucket"]:
         body = dump({"time": wall_time(), "reason": why})
         try:
             upload_stream([body], len(body), order["bucket"], order["note_object"])
-        except TransferError as error:  # to say why is a courtesy; to delete is the point
+        except TransferError as error:  # the note is optional; the deletion is not
             print(error, file=sys.stderr, flush=True)
     refusals = []
     for place in order["deletes"]:

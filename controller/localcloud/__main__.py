@@ -1,4 +1,4 @@
-"""`python -m controller.localcloud serve|start|stop|wipe|env|requests --state DIR`."""
+"""Command line: `python -m controller.localcloud serve|start|stop|wipe|env|requests --state DIR`."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from controller.localcloud import lifecycle
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Exit codes: 0 done, 2 it cannot be done (one line on stderr says why)."""
-    os.umask(0o077)  # the state holds a token, host keys and what workers keep secret
+    """Run a command; return 0 on success, or 2 with an explanation on stderr if it cannot be carried out."""
+    os.umask(0o077)  # the state holds a token, host keys and secrets of workers
     options = _parser().parse_args(arguments)
     state: Path = options.state
     try:
@@ -39,7 +39,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _serve(options: argparse.Namespace) -> int:
-    # aiohttp and asyncssh are heavy, and only this command needs them.
+    # Only this command needs aiohttp and asyncssh, which are slow to import.
     from controller.localcloud.cloud import ServeOptions, StartError, serve
 
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(name)s: %(message)s")

@@ -1,4 +1,4 @@
-"""Assets that a worker downloads and copies to the bucket: it has the bandwidth, and may have the only way to them."""
+"""Assets that a worker copies to the bucket, because it has the bandwidth and possibly the only access."""
 
 from __future__ import annotations
 
@@ -22,16 +22,19 @@ THREADS = 4
 def fetch_asset(
     bucket: str, prefix: str, files: dict[str, dict[str, str]], manifest: str, tokens: dict[str, str] | None = None
 ) -> None:
-    """Bring files from their URLs to the bucket, then the manifest. What is there is not fetched again.
+    """Copy files from their URLs to the bucket, then write the manifest. Existing objects are skipped.
 
-    Tells {"bytes": so far} now and then, at the end {"done": true}.
+    Prints {"bytes": so far} periodically, and {"done": true} at the end.
 
     Args:
-        files: {url, sha256} by the name below `prefix`.
-        tokens: by the same names, what is sent as bearer token.
+        bucket: destination bucket.
+        prefix: common prefix of the objects.
+        files: {url, sha256} by name below `prefix`.
+        manifest: content of manifest.json.
+        tokens: bearer token by name below `prefix`.
 
     Raises:
-        AgentError: one cannot be had, or has another content than its sha256 says.
+        AgentError: a file cannot be downloaded, or its content does not match its sha256.
     """
     telling = _ProgressReporter()
     with locked(f"fetch-{hashlib.sha256(prefix.encode()).hexdigest()[:16]}"):
@@ -67,7 +70,7 @@ def _fetch_file(
     bucket: str, target: str, name: str, file: dict[str, str], token: str | None, telling: _ProgressReporter
 ) -> None:
     if object_exists(bucket, target):
-        return  # it was checked before it was put there
+        return  # verified before it was uploaded
     (agent_root() / "fetched").mkdir(mode=0o700, parents=True, exist_ok=True)
     part = safe_join("fetched", file["sha256"])
     with_retries(lambda: _download(name, file["url"], part, token, telling))
@@ -79,7 +82,7 @@ def _fetch_file(
 
 
 def _download(name: str, url: str, part: Path, token: str | None, telling: _ProgressReporter) -> None:
-    """Go on where the last attempt stopped. Redirects lead to storage that must not see the token."""
+    """Download a file, resuming a partial one. Redirects lead to storage that must not see the token."""
     have = file_size(part)
     request = Request(url, headers={"Range": f"bytes={have}-"} if have else {})  # noqa: S310 (http(s) by schema)
     if token:

@@ -1,4 +1,4 @@
-"""The code on a worker: brought from the bucket, checked, and copied for each run."""
+"""Code on a worker: downloaded from the bucket, verified, and copied for each run."""
 
 from __future__ import annotations
 
@@ -18,14 +18,16 @@ MAX_FILES = 100_000
 
 
 def install_code(bucket: str, object: str, sha256: str, tree: str) -> InstalledCode:
-    """Bring a tree from the bucket, unless it is here and unaltered.
+    """Download a tree from the bucket, unless it is installed and unchanged.
 
     Args:
-        bucket, object: a tar archive of plain files, compressed or not.
-        sha256: of the archive.
-        tree: `tree_hash` of what is in it.
+        bucket: bucket of the archive.
+        object: tar archive of plain files, compressed or not.
+        sha256: SHA-256 of the archive.
+        tree: `tree_hash` of its content.
     """
-    from ..storage import download_object, with_retries  # HTTP takes a third of the time that `observe` takes to start
+    # HTTP takes a third of the time that `observe` takes to start.
+    from ..storage import download_object, with_retries
 
     folder = safe_join("code", tree)
     with locked(f"code-{tree}"):
@@ -54,7 +56,7 @@ def unpack(archive: Path, folder: Path) -> None:
     """Unpack an archive of plain files and folders into a new folder.
 
     Raises:
-        AgentError: it holds links, devices, paths that lead out, or more than MAX_FILES or MAX_BYTES.
+        AgentError: the archive holds links, devices, paths outside it, or more than MAX_FILES or MAX_BYTES.
     """
     files = total = 0
     folder.mkdir(parents=True)
@@ -78,9 +80,9 @@ def unpack(archive: Path, folder: Path) -> None:
 
 
 def check_out(code: str, work: Path) -> str:
-    """Copy the code into the working directory of a run, and give the hash of what is there now.
+    """Copy the code into the working directory of a run and return the hash of the copy.
 
-    A program may write beside its code, which would look like altered code, and be found there by other runs.
+    A program may write files next to its code. In place, they would look like modified code and leak into other runs.
     """
     source = safe_join("code", code)
     if not source.is_dir():

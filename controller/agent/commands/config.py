@@ -1,4 +1,4 @@
-"""What a run is given: its run.yaml and its environment."""
+"""Inputs of a run: its run.yaml and its environment."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def write_config(run_id: str, text: str, env: dict[str, str] | None = None) -> WrittenConfig:
-    """Place run.yaml, and the variables that every attempt of the run shall see."""
+    """Write run.yaml and the environment variables of every attempt of the run."""
     folder = safe_join("runs", run_id)
     write_json(folder / "env", {"variables": validate_env(env or {})})
     write_atomic(folder / "run.yaml", text.encode())
@@ -32,8 +32,8 @@ def validate_env(env: dict[str, str]) -> dict[str, str]:
 
 
 def run_environment(run: Path, venv: str, env: dict[str, str], own: dict[str, str]) -> dict[str, str]:
-    """What a program of the run sees: `env` counts more than the variables of `write_config`, `own` more than both."""
+    """Return a program's environment; `own` overrides `env`, which overrides the variables of `write_config`."""
     own = {"SLIPWAY_RUN_DIR": str(run), "SLIPWAY_RUN_ID": run.name, **own}
-    usual = {"PYTHONFAULTHANDLER": "1"}  # a Python program that is aborted says where it was: see stacks.py
+    usual = {"PYTHONFAULTHANDLER": "1"}  # an aborted Python program prints its stacks: see stack_dump.py
     kept = read_json(run / "env") or {"variables": {}}
     return program_env(venv, {**usual, **kept["variables"], **env, **own})

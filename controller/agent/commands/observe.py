@@ -1,4 +1,4 @@
-"""What is on this worker now."""
+"""Observed state of this worker."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ if TYPE_CHECKING:
 
 
 def observe(code: str | None = None, venv: str | None = None, run_id: str | None = None) -> Observation:
-    """What is here of what is asked for, hashed anew. Nothing is changed.
+    """Return the current state of this worker, with fresh hashes. Read-only.
 
     Args:
-        code: the tree hash that it should have.
-        venv: its fingerprint, or "image".
-        run_id: the run whose run.yaml is meant.
+        code: tree hash of the desired code.
+        venv: fingerprint of the desired venv, or "image".
+        run_id: run whose run.yaml is hashed.
     """
     home, boot, here = Path.home(), boot_id(), image_python()
     config = safe_join("runs", run_id) / "run.yaml" if run_id else None

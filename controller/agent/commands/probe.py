@@ -1,4 +1,4 @@
-"""What only trying tells: the devices that JAX finds, and whether worker 0 is within reach."""
+"""Probes of the JAX devices and of the connection to worker 0."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ print(json.dumps({"backend": backend, "local_devices": len(local), "devices": ev
 
 
 def probe_devices(venv: str, timeout_seconds: float = 120.0, env: dict[str, str] | None = None) -> Devices:
-    """Return what JAX sees from this worker, asked once per boot; on a pod only when all workers are asked at once."""
+    """Return the JAX devices of this worker, probed once per boot; on a pod, probe all workers at the same time."""
     path, boot = agent_root() / "devices.json", boot_id()
     with locked("devices"):
         known = read_json(path)
@@ -49,12 +49,13 @@ def probe_devices(venv: str, timeout_seconds: float = 120.0, env: dict[str, str]
 
 
 def probe_peers(index: int, addresses: list[str], port: int, timeout_seconds: float = 5.0) -> Peers:
-    """Whether worker 0 is within reach of the others, who are all to be asked at the same time: it listens, they call.
+    """Check that worker 0 is reachable from the others: it listens, they connect. Call on all workers at the same time.
 
     Args:
-        index: which worker this is.
-        addresses: of all workers; TPU_WORKER_HOSTNAMES counts more where it is set, as it does for `jax.distributed`.
-        port: any port of worker 0 that is free.
+        index: index of this worker.
+        addresses: addresses of all workers; TPU_WORKER_HOSTNAMES overrides them, as it does for `jax.distributed`.
+        port: any free port of worker 0.
+        timeout_seconds: how long to listen or to retry.
     """
     if hostnames := os.environ.get("TPU_WORKER_HOSTNAMES"):
         addresses = hostnames.split(",")
@@ -80,7 +81,7 @@ def _listen_for_peers(addresses: list[str], port: int, end: float) -> str:
                     peer.settimeout(1.0)
                     missing.discard(int(peer.recv(16) or b"0"))
             except (OSError, ValueError):
-                continue  # time is up, or a stranger called
+                continue  # timeout, or an unrelated client
     return f"worker 0 has not heard of worker {', '.join(map(str, sorted(missing)))}" if missing else ""
 
 

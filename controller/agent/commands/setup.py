@@ -1,4 +1,4 @@
-"""What the user wants done once on each worker before the program starts."""
+"""Setup commands of the user, run once on each worker before the program starts."""
 
 from __future__ import annotations
 
@@ -24,12 +24,15 @@ TAIL_BYTES = 4000
 def run_setup(
     run_id: str, key: str, commands: list[list[str]], code: str, venv: str, secrets: dict[str, str] | None = None
 ) -> Changed:
-    """Run the commands in turn, in the venv and the run's copy of the code, unless those of this key have run here.
+    """Run the commands in order, in the venv and the run's copy of the code, unless those of this key already ran.
 
     Args:
+        run_id: run that the setup belongs to.
         key: hash of everything that the result depends on.
-        code, venv: what was installed before.
-        secrets: variables, on top of those of `write_config`, which are not kept, and masked in what is printed.
+        commands: argument vectors, run without a shell.
+        code: tree hash of installed code.
+        venv: fingerprint of an installed venv.
+        secrets: variables on top of those of `write_config`, deleted afterwards and masked in the output.
 
     Raises:
         AgentError: a command failed; the detail is the end of its output.
@@ -60,7 +63,7 @@ def _run_command(run: Path, argv: list[str], environment: dict[str, str], mask: 
     with path.open("ab") as log:
         log.write(f"$ {shlex.join(argv)}\n".encode())
         log.flush()
-        program = shutil.which(argv[0], path=environment["PATH"]) or argv[0]  # else our own PATH would count
+        program = shutil.which(argv[0], path=environment["PATH"]) or argv[0]  # otherwise the agent's PATH would be used
         try:
             code = subprocess.run(
                 [program, *argv[1:]], stdin=subprocess.DEVNULL, stdout=log, stderr=log, cwd=run / "work",

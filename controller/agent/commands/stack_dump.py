@@ -1,4 +1,4 @@
-"""Where a program is that does not go on: the stacks of its Python threads, in its log, before anything is ended."""
+"""Stack traces of a hung program's Python threads, written to its log before it is killed."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ QUIET_SECONDS = 0.3
 
 
 def stacks(run_id: str, attempt: int | None = None, timeout_seconds: float = 5.0) -> Stacks:
-    """Have every process of an attempt (by default the latest) say where it is.
+    """Request the stack traces of every process of an attempt (by default the latest).
 
-    SIGQUIT goes to those that listen to it: the bundled trainer then writes its stacks and goes on. The others are
-    aborted if they listen to that, as every Python does under PYTHONFAULTHANDLER, and write them while they end.
-    Nobody gets a signal that would end it without a word (Linux only: elsewhere nobody gets any).
+    A process that handles SIGQUIT gets that: the bundled trainer prints its stacks and continues. Others get SIGABRT if
+    they handle it, as Python does under PYTHONFAULTHANDLER, and print their stacks while they die. A process that
+    handles neither gets no signal, because it would die silently. Linux only; elsewhere no process gets a signal.
     """
     folder = attempt_folder(run_id, attempt)
     begun = read_json(folder / "pid.json")
@@ -40,7 +40,7 @@ def stacks(run_id: str, attempt: int | None = None, timeout_seconds: float = 5.0
 
 
 def _request_stack(pid: int) -> StacksProcess:
-    """Send one process the signal that it listens to; what is known of it without its help comes back."""
+    """Send a process the signal that it handles; return what /proc shows about it."""
     folder = Path("/proc") / str(pid)
     try:
         lines = dict(line.split(":", 1) for line in (folder / "status").read_text().splitlines() if ":" in line)
@@ -53,7 +53,7 @@ def _request_stack(pid: int) -> StacksProcess:
     if listens:
         send_signal(os.kill, pid, listens[0])
         if state.startswith("T"):
-            send_signal(os.kill, pid, signal.SIGCONT)  # a stopped process takes no signal
+            send_signal(os.kill, pid, signal.SIGCONT)  # a stopped process handles no signal
     name = lines.get("Name", "").strip()
     return {
         "pid": pid,
@@ -65,7 +65,7 @@ def _request_stack(pid: int) -> StacksProcess:
 
 
 def _wait_for_output(log: Path, before: int, seconds: float) -> None:
-    """Until something was written and nothing more comes."""
+    """Wait until output was written and has gone quiet, or until the timeout."""
     end, size, quiet_since = time.monotonic() + seconds, before, time.monotonic()
     while time.monotonic() < end:
         time.sleep(0.05)

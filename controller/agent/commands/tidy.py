@@ -1,4 +1,4 @@
-"""A worker that is fit for the next program: no stale lock of the TPU, nothing left of earlier attempts, huge pages."""
+"""Cleanup of a worker for the next program: stale TPU locks, leftover processes of earlier attempts, huge pages."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ THP = "kernel/mm/transparent_hugepage/enabled"
 
 
 def pending_cleanup() -> list[str]:
-    """What there is to tidy, in words; nothing of it while a program of ours runs. Reads some small files only."""
+    """Return messages about what needs tidying; empty while a program runs. Reads a few small files only."""
     if active_attempt():
         return []
     found = (
@@ -36,13 +36,13 @@ def pending_cleanup() -> list[str]:
 
 
 def tidy() -> WorkerHygiene:
-    """Do what `untidy` names; what this user may not do is put on record, once per boot."""
+    """Tidy what `pending_cleanup` reports; record what this user lacks permission for, once per boot."""
     with locked("start"):
         return {"done": [], "not_done": []} if active_attempt() else tidy_locked()
 
 
 def tidy_locked() -> WorkerHygiene:
-    """`tidy`, for who holds the lock of starts and knows that nothing of ours runs."""
+    """Tidy while holding the "start" lock and with no program running."""
     done: list[str] = []
     refused: list[str] = []
     if _libtpu_lockfile().exists() and not _processes_holding(_libtpu_lockfile()):
@@ -63,24 +63,24 @@ def tidy_locked() -> WorkerHygiene:
 
 
 def _libtpu_lockfile() -> Path:
-    """What libtpu holds while a process has the TPU, and a process that was killed leaves behind."""
-    return Path(os.environ.get("TMPDIR", "/tmp")) / "libtpu_lockfile"  # noqa: S108 - libtpu's own place
+    """Return libtpu's lock file, held while a process uses the TPU; a killed process leaves it behind."""
+    return Path(os.environ.get("TMPDIR", "/tmp")) / "libtpu_lockfile"  # noqa: S108 - libtpu's own path
 
 
 def _processes_holding(path: Path) -> list[int]:
-    """Processes that have the file open, as far as this user may see (Linux only)."""
+    """Return the processes that have the file open, as far as this user can see (Linux only)."""
     found = []
     for link in Path("/proc").glob("[0-9]*/fd/*"):
         try:
-            if os.readlink(link) == str(path):  # noqa: PTH115 - a Path would lose what the kernel appends
+            if os.readlink(link) == str(path):  # noqa: PTH115 - a Path would drop the suffix that the kernel appends
                 found.append(int(link.parts[2]))
         except OSError:
-            continue  # it ended meanwhile, or is someone else's
+            continue  # it has ended in the meantime, or belongs to another user
     return found
 
 
 def _check_leftovers() -> list[tuple[Path, list[int]]]:
-    """Processes of attempts that have ended: on record, or marked by the environment that they were given."""
+    """Return leftover processes of ended attempts, known from pid.json or from the attempt in their environment."""
     folders = [path.parent for path in sorted(agent_root().glob("runs/*/attempt-*/pid.json"))]
     begun = {folder: read_json(folder / "pid.json") for folder in folders}
     now = boot_id()
@@ -101,12 +101,12 @@ def _kill_leftovers(folder: Path, pids: list[int]) -> None:
 
 
 def _sysfs_root() -> Path:
-    """An emulated worker has a place of its own."""
+    """Return the sysfs root; an emulated worker has its own."""
     return Path(os.environ.get("SLIPWAY_SYSFS", "/sys"))
 
 
 def _huge_pages_mode() -> str:
-    """on, off, or none where the kernel has no such thing."""
+    """Return "on", "off", or "none" if the kernel lacks the feature."""
     try:
         text = (_sysfs_root() / THP).read_text()
     except OSError:
@@ -120,10 +120,10 @@ def _last_result_this_boot() -> Any:
 
 
 def _run_as_root(argv: list[str], directly: Any) -> None:
-    """Do it as this user, else by sudo where that asks for no password.
+    """Run `directly` as this user; if that is not permitted, run `argv` with passwordless sudo.
 
     Raises:
-        AgentError: neither is possible.
+        AgentError: neither works.
     """
     try:
         directly()

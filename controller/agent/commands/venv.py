@@ -1,4 +1,4 @@
-"""Virtual environments: made by uv from a lock, or of what the image has; and what is installed in them now."""
+"""Virtual environments: created by uv from a lock file, from requirements, or from the packages of the image."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ if TYPE_CHECKING:
 
 NO_VENV = "none"
 UV = "uv==0.13.8 --hash=sha256:e18a57b8b352eb7c8feb317b9f6f533c8f0ad9673fd6cf34bbe3cf1a9f6a8984\n"
-"""A line of a requirements file: of Linux on x86-64, as TPU VMs are; used only where the image has no uv."""
+"""Line of a requirements file, for Linux on x86-64 like all TPU VMs; used only if the image has no uv."""
 
 
 def installed_versions(folders: Iterable[Path]) -> dict[str, str]:
-    """Version by name of the distributions in these folders, read off the names of their metadata, which is fast."""
+    """Return the versions of the distributions in these folders, parsed from metadata file names, which is fast."""
     found: dict[str, str] = {}
     for path in (path for folder in folders for path in folder.iterdir()):
         if match := re.fullmatch(r"(.+?)-([0-9][^-]*)(-py[0-9.]+)?\.(dist|egg)-info", path.name):
@@ -33,7 +33,7 @@ def installed_versions(folders: Iterable[Path]) -> dict[str, str]:
 
 
 def image_python() -> dict[str, Any]:
-    """The image's own Python, which runs this, and its packages: {python, fingerprint, versions, folders}."""
+    """Describe the image's own Python, which runs the agent, as {python, fingerprint, versions, folders}."""
     places = (Path(path) for path in sys.path)
     folders = [path for path in places if path.name in ("site-packages", "dist-packages") and path.is_dir()]
     python, versions = ".".join(map(str, sys.version_info[:3])), installed_versions(folders)
@@ -42,13 +42,13 @@ def image_python() -> dict[str, Any]:
 
 
 def venv_folder(venv: str) -> Path:
-    """`venv`: a fingerprint; or "image", "image-<hash of a setup>" for one made of what is installed here now."""
+    """Return the folder of a venv: a fingerprint, or "image" or "image-<setup hash>" for one based on this image."""
     kind, dash, setup = venv.partition("-")
     return safe_join("venv", f"{image_python()['fingerprint']}{dash}{setup}" if kind == "image" else venv)
 
 
 def venv_state(venv: str) -> VenvState | None:
-    """Return None without a complete one; "none" is the image's Python as it is."""
+    """Return the state of a venv, or None if it is incomplete; "none" is the image's unmodified Python."""
     if venv == NO_VENV:
         versions = image_python()["versions"]
         return {"fingerprint": venv, "ok": True, "versions": versions, "installed": versions, "id": venv}
@@ -76,19 +76,20 @@ def install_venv(
     wheels: list[Wheel] | None = None,
     secrets: dict[str, str] | None = None,
 ) -> InstalledVenv:
-    """Make a virtual environment, unless it is here and unaltered.
+    """Create a virtual environment, unless it exists unchanged.
 
-    It is made in place, for paths inside it are absolute, and counts only from when it is marked.
+    It is created in place, because paths inside it are absolute, and counts only once its marker is written.
 
     Args:
-        packages: "lock" installs `requirements` (pins with hashes) for Python `python`, "requirements" what is in such
-            a file without hashes; "image" downloads nothing and makes visible what is installed for the image's own
-            Python.
-        fingerprint: the name of the venv; for "image" it may be "image".
-        index: for "lock", a package index other than the default one: a URL, or a folder of wheels on the worker.
-        constraints: for "requirements", the version by name that everything must have; a venv with others is made anew.
-        wheels: for "requirements", wheels that are installed too.
-        secrets: for "requirements", variables of the installer, so that it gets into a private index; not kept.
+        packages: "lock" installs pins with hashes, "requirements" installs requirements without hashes, "image"
+            downloads nothing and exposes the packages of the image's own Python.
+        fingerprint: name of the venv; may be "image" if `packages` is.
+        python: version of Python for "lock" and "requirements".
+        requirements: content of the requirements file for "lock" and "requirements".
+        index: for "lock", a package index instead of the default one: a URL, or a folder of wheels on the worker.
+        constraints: for "requirements", required version by name; a venv with other versions is recreated.
+        wheels: for "requirements", additional wheels to install.
+        secrets: for "requirements", variables of the installer that grant access to a private index; not kept.
     """
     folder = venv_folder(fingerprint)
     with locked(f"venv-{folder.name}"):
@@ -116,13 +117,13 @@ def install_venv(
 
 
 def applied_setup_key(run_id: str, venv: str) -> str | None:
-    """The key of the setup that this run had here, None without one, or if its venv was made anew since."""
+    """Return the key of the run's setup on this worker, or None if it did not run or its venv was recreated since."""
     done, now = read_json(safe_join("runs", run_id) / "setup.json"), venv_state(venv)
     return done["key"] if done and now and done["venv"] == now["id"] else None
 
 
 def accept_changes(venv: str) -> None:
-    """Take the packages that a setup has just installed or removed for what belongs in the venv."""
+    """Accept packages that a setup has installed or removed as part of the venv."""
     if venv != NO_VENV:
         folder = venv_folder(venv)
         mark: dict[str, Any] = read_json(folder / "slipway.json")
@@ -155,7 +156,7 @@ def _create_from_requirements(
     _create_venv(folder, python)
     wanted, exact = folder / "requirements.txt", folder / "constraints.txt"
     write_atomic(wanted, requirements.encode())
-    # What comes as a wheel of a local folder cannot be constrained too.
+    # A wheel of a local folder cannot be constrained as well.
     own = re.sub(r"\[[^\]]*\]", "", requirements.lower().replace("_", "-"))
     pins = [f"{name}=={version}\n" for name, version in constraints.items() if f"{name} @ " not in own]
     write_atomic(exact, "".join(pins).encode())
@@ -164,8 +165,9 @@ def _create_from_requirements(
 
 
 def _download_wheel(venv: str, wheel: Wheel) -> str:
-    """Download a wheel, and give the line by which a requirements file names it."""
-    from ..storage import download_object, with_retries  # HTTP takes a third of the time that `observe` takes to start
+    """Download a wheel and return its line for a requirements file."""
+    # HTTP takes a third of the time that `observe` takes to start.
+    from ..storage import download_object, with_retries
 
     folder = safe_join("wheels", venv)
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -187,7 +189,7 @@ def _visible_versions(folder: Path, others: list[str]) -> dict[str, str]:
 
 
 def uv() -> str:
-    """uv of the image, else one of our own beside the venvs."""
+    """Return the path of uv: that of the image, or else one that the agent installs beside the venvs."""
     import shutil
 
     own = agent_root() / "uv"
@@ -205,9 +207,9 @@ def uv() -> str:
 
 
 def program_env(venv: str, env: dict[str, str]) -> dict[str, str]:
-    """The environment of a program that runs in a venv: that of this session, then `env`, then the venv.
+    """Return the environment of a program in a venv: that of this session, then `env`, then the venv.
 
-    `uv` is found by a setup that calls it: images of TPU VMs have none, and what we install there is in no PATH.
+    PATH includes the agent's `uv` for setup commands, because TPU VM images have none.
     """
     merged = {**os.environ, "PYTHONUNBUFFERED": "1", **env}
     merged["PATH"] = f"{merged.get('PATH', os.defpath)}:{Path.home()}/.local/bin:{agent_root()}/uv/bin"

@@ -1,6 +1,6 @@
-"""A notice that this VM will go away: the metadata server gives it, the supervisor passes it on to the program.
+"""Notices that this VM will go away: read from the metadata server and passed on to the program.
 
-Google promises none; a spot VM usually has half a minute, maintenance a minute or more.
+Google guarantees no lead time; a spot VM usually has half a minute, maintenance a minute or more.
 https://cloud.google.com/compute/docs/instances/create-use-spot#handle-preemption
 https://cloud.google.com/compute/docs/metadata/getting-live-migration-notice
 """
@@ -21,29 +21,29 @@ from ..storage import open_url
 
 PREEMPTION, MAINTENANCE, SHUTDOWN = "preemption", "maintenance", "shutdown"
 METADATA_KEYS = {PREEMPTION: ("preempted", "TRUE"), MAINTENANCE: ("maintenance-event", "TERMINATE_ON_HOST_MAINTENANCE")}
-"""By kind of notice: the key of the metadata server, and the value that means that this VM goes away."""
+"""Metadata key by kind of notice, with the value that means that this VM goes away."""
 LONG_POLL_SECONDS = 30
 RETRY_PAUSE_SECONDS = 5.0
-"""Until it is asked again where it did not answer."""
+"""Seconds before the metadata server is retried after a failure."""
 
 
 def record_notice(attempt: Path, kind: str) -> None:
-    """Of a notice; the first one counts."""
+    """Record a notice; only the first one is kept."""
     if recorded_notice(attempt) is None:
         write_json(attempt / "notice.json", {"kind": kind, "time": wall_time()})
 
 
 def recorded_notice(attempt: Path) -> str | None:
-    """The kind of notice that was given while an attempt ran."""
+    """Return the kind of notice that arrived during an attempt, if any."""
     found: dict[str, Any] | None = read_json(attempt / "notice.json")
     return found["kind"] if found else None
 
 
 def watch_notices(tell: Callable[[str], None]) -> None:
-    """Call `tell` with the kind of each notice, from threads of their own, for as long as this process lives.
+    """Call `tell` with the kind of each notice, from daemon threads, for the lifetime of this process.
 
-    Of one announcement of maintenance only the first program that runs here hears: it lasts, and would otherwise end
-    the next one as well.
+    Only the first program to run during a maintenance event is notified of it: the event lasts, and would otherwise
+    stop the next program as well.
     """
     for kind in METADATA_KEYS:
         threading.Thread(target=_watch_kind, args=(kind, tell), daemon=True, name=kind).start()
@@ -66,10 +66,7 @@ def _watch_kind(kind: str, tell: Callable[[str], None]) -> None:
 
 
 def _wait_for_change(key: str, etag: str) -> tuple[str, str]:
-    """The value once it is another one than that of `etag`, or after a while; and its own etag.
-
-    https://cloud.google.com/compute/docs/metadata/querying-metadata#waitforchange
-    """
+    """Return a metadata value and its ETag, once it differs from that of `etag` or the long poll times out."""
     host = os.environ.get("GCE_METADATA_HOST", "metadata.google.internal")
     query = f"wait_for_change=true&timeout_sec={LONG_POLL_SECONDS}&last_etag={etag}"
     url = f"http://{host}/computeMetadata/v1/instance/{key}?{query}"
@@ -79,7 +76,7 @@ def _wait_for_change(key: str, etag: str) -> tuple[str, str]:
 
 
 def _update_maintenance_flag(now: bool) -> bool:
-    """Put on record whether maintenance is; was it before, since this boot?"""
+    """Record whether maintenance is announced; return whether it already was during this boot."""
     path = agent_root() / "maintenance.json"
     known = read_json(path)
     if now:

@@ -1,4 +1,4 @@
-"""An attempt of a run, and how it fares."""
+"""State of an attempt."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ MAX_SUMMARY_BYTES = 1 << 20
 
 
 def attempt_status(folder: Path) -> dict[str, Any]:
-    """Whether an attempt is absent, running or exited, and how it ended.
+    """Return whether an attempt is absent, running or exited, and how it ended.
 
-    A supervisor that was killed leaves no word of how its program ended: `lost` says that there is something left to do
-    in its place. Life is looked at first and exit.json last, so that nothing which ends meanwhile seems lost.
+    A killed supervisor leaves no record of how its program ended: `lost` means that the end still has to be recorded.
+    Liveness is checked first and exit.json last, so that an attempt that ends in between does not look lost.
     """
     begun = read_json(folder / "pid.json")
     if begun is None:
@@ -40,7 +40,7 @@ def attempt_status(folder: Path) -> dict[str, Any]:
 
 
 def active_attempt() -> Active | None:
-    """What is alive on this worker, None where nothing is."""
+    """Return the attempt that is alive on this worker, or None."""
     for path in sorted(agent_root().glob("runs/*/attempt-*/pid.json")):
         folder = path.parent
         if not (folder / "exit.json").exists() and attempt_status(folder)["state"] == "running":
@@ -49,7 +49,7 @@ def active_attempt() -> Active | None:
 
 
 def state(run_id: str, attempt: int | None = None, tail_bytes: int = 16384) -> State:
-    """How an attempt fares (by default the latest), with the end of its log and the summary that it wrote."""
+    """Return the state of an attempt (by default the latest), with the end of its log and its summary."""
     folder = attempt_folder(run_id, attempt)
     now = attempt_status(folder)
     mask = SecretMask.of(folder.parent)
@@ -75,7 +75,7 @@ def state(run_id: str, attempt: int | None = None, tail_bytes: int = 16384) -> S
 
 
 def _log_tail(log: Path, size: int, tail_bytes: int, mask: SecretMask) -> bytes:
-    """A secret at the beginning of the tail, or of which only the beginning is there, is masked too."""
+    """Return the end of the log, masking secrets that begin before it or are incomplete."""
     begin = max(0, size - tail_bytes)
     early = max(0, begin - mask.longest)
     data = mask.masked(read_range(log, early, size - early))
@@ -83,7 +83,7 @@ def _log_tail(log: Path, size: int, tail_bytes: int, mask: SecretMask) -> bytes:
 
 
 def _read_summary(run: Path) -> dict[str, Any] | None:
-    """It is the program's file and may hold anything, or not end."""
+    """Read the program's summary, which may be malformed or huge."""
     path = run / "summary.json"
     if file_size(path) > MAX_SUMMARY_BYTES:
         return {"error": f"summary.json has more than {MAX_SUMMARY_BYTES} bytes"}

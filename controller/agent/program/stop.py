@@ -1,4 +1,4 @@
-"""How an attempt ends: stopped or by itself, and always on record."""
+"""End of an attempt: stopped or by itself, always recorded."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ if TYPE_CHECKING:
     from ..protocol import State
 
 SUPERVISOR_TIMEOUT_SECONDS = 60.0
-"""How long a supervisor may take, after its program, to upload and go."""
+"""Seconds that a supervisor may take after its program to upload and exit."""
 
 
 def stop(run_id: str, attempt: int | None = None, grace_seconds: float = 30.0) -> State:
-    """End an attempt (by default the latest): SIGTERM to its processes, and after the grace SIGKILL.
+    """Stop an attempt (by default the latest): send SIGTERM, and SIGKILL after the grace period.
 
     Returns:
-        What `state` says afterwards.
+        The resulting `state`.
     """
     folder = attempt_folder(run_id, attempt)
-    with locked("start"):  # a start that is under way has put its program on record by now
+    with locked("start"):  # by now, a start in progress has recorded its program
         begun = read_json(folder / "pid.json")
     if begun and begun["boot_id"] == boot_id():
         _signal_group(begun["program"], signal.SIGTERM, grace_seconds)
@@ -41,20 +41,20 @@ def stop(run_id: str, attempt: int | None = None, grace_seconds: float = 30.0) -
 
 
 def _signal_group(leader: dict[str, Any], signum: int, seconds: float) -> None:
-    """Signal a group and wait for its leader to go. Once that has gone, its number may be someone else's: no signal."""
+    """Signal a group and wait for its leader to exit; a dead leader is not signaled because its pid may be reused."""
     if is_alive(leader):
         send_signal(os.killpg, leader["pid"], signum)
         wait_until(lambda: not is_alive(leader), seconds)
 
 
 def kill_leftovers(folder: Path) -> None:
-    """End what is left of an attempt, wherever it went."""
+    """Kill the remaining processes of an attempt, even outside its process group."""
     for pid in attempt_processes(folder):
         send_signal(os.kill, pid, signal.SIGKILL)
 
 
 def finalize_lost_attempt(folder: Path) -> None:
-    """Do what a lost supervisor left undone."""
+    """Finish what a lost supervisor left undone."""
     with locked("ending"):
         now = attempt_status(folder)
         if now.get("lost"):
@@ -66,7 +66,7 @@ def finalize_lost_attempt(folder: Path) -> None:
 def finalize_attempt(
     folder: Path, how: dict[str, Any], before_masking: Callable[[], None] = lambda: None
 ) -> dict[str, Any]:
-    """Put the end on record, take the secrets away, upload log and record, and put on record how that went."""
+    """Record the end, delete the secrets, upload the log and the record, and record the result of the upload."""
     begun, path = read_json(folder / "pid.json"), folder / "exit.json"
     bucket = begun["bucket"]
     record = {**how, "notice": recorded_notice(folder), "started": begun["started"]}

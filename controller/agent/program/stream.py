@@ -1,4 +1,4 @@
-"""Telling what a program does while it does it."""
+"""Stream of a running program's log, metrics and state."""
 
 from __future__ import annotations
 
@@ -25,10 +25,9 @@ def watch(
 ) -> None:
     """Stream until the attempt (by default the latest) has ended and its log is uploaded.
 
-    Without `follow`: until what is there now has been told. A heartbeat comes every 5 s, `exited` when it has ended,
-    and `end` as the last line.
-    Offsets are bytes; given back, they resume the stream without loss or repetition. A negative one counts from the
-    end, back to the beginning of its line: -1 begins with the last line.
+    Without `follow`, stop at the current end of the files. Prints a heartbeat every 5 s, `exited` when the program
+    ends, and `end` as the last line. Offsets are in bytes; passing them back resumes the stream without loss or
+    repetition. A negative offset counts from the end, rounded down to the start of a line: -1 is the last line.
     """
     folder = attempt_folder(run_id, attempt)
     log_offset = _resolve_offset(folder / "log", log_offset)
@@ -46,7 +45,7 @@ def watch(
         metrics_offset = _emit_metrics(folder.parent / "metrics.jsonl", metrics_offset, mask)
         if notice is None and (notice := recorded_notice(folder)):
             say({"notice": notice})
-        if follow and not exited and now["state"] == "exited":  # the upload may take its time
+        if follow and not exited and now["state"] == "exited":  # the upload may take a while
             exited = True
             say({"exited": state(run_id, attempt_number(folder))})
         if last:
@@ -69,13 +68,13 @@ def _resolve_offset(path: Path, offset: int) -> int:
 
 
 def _is_stopped(folder: Path) -> bool:
-    """Has a signal stopped a process of the program?"""
+    """Return whether a process of the program is stopped by a signal."""
     begun = read_json(folder / "pid.json")
     return bool(begun and is_alive(begun["program"]) and "T" in group_members(begun["program"]["pid"]).values())
 
 
 def _emit_log(path: Path, offset: int, last: bool, mask: SecretMask) -> int:
-    """Tell what is new; what is not all there yet, a character or a secret, waits, unless nothing more will come."""
+    """Print new log output; hold back an incomplete character or secret, unless this is the last call."""
     while data := mask.masked(read_range(path, offset, CHUNK_BYTES)):
         whole = last and len(data) < CHUNK_BYTES
         shown = data if whole else data[: len(data) - mask.begun(data)]
@@ -88,7 +87,7 @@ def _emit_log(path: Path, offset: int, last: bool, mask: SecretMask) -> int:
 
 
 def _emit_metrics(path: Path, offset: int, mask: SecretMask) -> int:
-    """Tell the new whole lines; all of them again where a resumed program has cut the file."""
+    """Print new complete lines; start over if a resumed program has truncated the file."""
     offset = 0 if file_size(path) < offset else offset
     while end := (data := mask.masked(read_range(path, offset, CHUNK_BYTES))).rfind(b"\n") + 1:
         for line in data[:end].splitlines(keepends=True):

@@ -1,4 +1,4 @@
-"""Starting a program so that it outlives the session, runs once, and is never lost sight of."""
+"""Starts a program so that it outlives the session, runs once, and is always on record."""
 
 from __future__ import annotations
 
@@ -44,21 +44,26 @@ def start(
     secrets: dict[str, str] | None = None,
     notice: str | None = None,
 ) -> State:
-    """Start the program under a supervisor that outlives this session; if this attempt was started before, just report.
+    """Start the program under a supervisor that outlives this session; only report if this attempt was started before.
 
-    The lock is handed down until the program has become itself (exec closes it) with its pid on record, so that
-    no interruption leaves a program that nobody knows of, and no two starts overlap.
+    The child inherits the lock until exec closes it, after its pid is recorded. Thus an interruption never leaves an
+    unrecorded program, and two starts never overlap.
 
     Args:
-        argv: the command, run without a shell; its first word is looked up in the venv, then in PATH.
-        code, venv: what was installed before. The program runs in a copy of the code.
+        run_id: run that the attempt belongs to.
+        attempt: number of the attempt.
+        argv: command, run without a shell; its first word is looked up in the venv, then in PATH.
+        code: tree hash of installed code; the program runs in a copy of it.
+        venv: fingerprint of an installed venv.
         env: variables of the program, on top of those of `write_config`.
-        secrets: further variables of the program, which count more and are gone once it has ended.
-        bucket: where the log and exit.json go, as `log_object` and `exit_object`; None: nowhere.
-        notice: the signal that tells the program that this VM will go away, such as SIGTERM; None: it is not told.
+        bucket: bucket for the log and exit.json; None: upload nothing.
+        log_object: object name of the log.
+        exit_object: object name of exit.json.
+        secrets: more variables of the program, which override the others and are deleted once it has ended.
+        notice: signal that tells the program that this VM will go away, such as SIGTERM; None: send none.
 
     Returns:
-        What `state` says.
+        The resulting `state`.
     """
     if not argv or not all(isinstance(word, str) and "\0" not in word for word in argv):
         raise AgentError(f"this is no command: {argv!r}")
@@ -104,7 +109,7 @@ def supervise(
     notice: str | None,
     lock: int,
 ) -> dict[str, Any]:
-    """What `start` leaves behind, and nobody else calls: runs the program, waits for it, uploads its log."""
+    """Run the supervisor that `start` spawns: start the program, wait for it, upload its log."""
     os.set_inheritable(lock, False)
     folder = attempt_folder(run_id, attempt)
     if not venv_state(venv):
@@ -120,7 +125,7 @@ def supervise(
         if number is not None:
             send_signal(os.killpg, program, number)
 
-    # When the VM shuts down, everyone gets a SIGTERM: the program may save something, and its end is still recorded.
+    # When the VM shuts down, every process gets SIGTERM: the program may save, and its end is still recorded.
     signal.signal(signal.SIGTERM, lambda *_: tell(SHUTDOWN, signal.SIGTERM))
     watch_notices(lambda kind: tell(kind, signal.Signals[notice] if notice else None))
     ended = threading.Event()
@@ -143,7 +148,7 @@ def _program_environment(folder: Path, venv: str, env: dict[str, str], code_sha2
 
 
 def _spawn_program(folder: Path, argv: list[str], environment: dict[str, str], begun: dict[str, Any]) -> int:
-    """Fork; the child puts its own pid on record, and then becomes the program: what runs is always on record."""
+    """Fork; the child records its own pid before it becomes the program, so a running program is always on record."""
     pid = os.fork()
     if pid:
         return pid
@@ -165,7 +170,7 @@ def _spawn_program(folder: Path, argv: list[str], environment: dict[str, str], b
 
 
 def _upload_log_periodically(folder: Path, begun: dict[str, Any], ended: threading.Event) -> None:
-    """Upload the log now and then while it grows, spending at most about a tenth of the time on it."""
+    """Upload the log periodically while it grows, spending at most about a tenth of the time on it."""
     seen, pause, log, mask = 0, LOG_UPLOAD_SECONDS, folder / "log", SecretMask.of(folder.parent)
     while begun["bucket"] and not ended.wait(pause):
         if file_size(log) == seen:
@@ -174,6 +179,6 @@ def _upload_log_periodically(folder: Path, begun: dict[str, Any], ended: threadi
         try:
             upload_file(log, begun["bucket"], begun["log_object"], size)
             seen = size
-        except TransferError as error:  # the upload after the end is the one that counts
+        except TransferError as error:  # the final upload is the one that counts
             print(f"the log was not uploaded: {error}", file=sys.stderr, flush=True)
         pause = max(LOG_UPLOAD_SECONDS, 10 * (time.monotonic() - before))

@@ -1,4 +1,4 @@
-"""cloudbilling v1, billingbudgets v1, and the quotas of serviceusage v1beta1: what the project may spend."""
+"""Billing: cloudbilling v1, billingbudgets v1, and the quotas of serviceusage v1beta1."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ from controller.localcloud.http.errors import ApiError, not_found
 from controller.localcloud.store import Document, Store
 
 BILLING_ACCOUNT = "012345-6789AB-CDEF01"
-"""The one billing account there is."""
+"""The only billing account."""
 _QUOTA_METRICS = {"v4": "tpu-v4s", "v5e": "tpu-v5s-litepod", "v5p": "tpu-v5p", "v6e": "tpu-v6e"}
 _CHIP_QUOTA = 4096
 _BUDGETS = "billingbudgets.v1:billingAccounts.budgets."
 
 
 class Billing:
-    """Handlers of the three. Budgets are stored by full name, kind "budget"."""
+    """Handlers of the three APIs. Budgets are stored by full name, kind "budget"."""
 
     def __init__(self, store: Store, catalog: Catalog) -> None:
         self._store = store
         self._catalog = catalog
 
     def handlers(self) -> dict[str, Handler]:
-        """By method key."""
+        """Return the handlers by method key."""
         return {
             "cloudbilling.v1:projects.getBillingInfo": self._info,
             "cloudbilling.v1:billingAccounts.list": lambda call: paginate(
@@ -56,7 +56,7 @@ class Billing:
         }
 
     def _quotas(self, call: ApiCall) -> Document:
-        """Plenty of every generation in each of its zones, on demand and preemptible."""
+        """Return ample quota for every generation in each of its zones, on demand and preemptible."""
         check_project(call.path["v1beta1Id1"])
         if call.path["servicesId"] != "tpu.googleapis.com":
             return {}

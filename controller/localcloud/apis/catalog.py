@@ -1,4 +1,4 @@
-"""What the cloud offers: zones, accelerator types and runtimes, from conf/tpu_types.yaml."""
+"""Catalog of the cloud: zones, accelerator types and runtime versions, from conf/tpu_types.yaml."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _CONFIG_TYPE = {"v2": "V2", "v3": "V3", "v4": "V4", "v5e": "V5LITE_POD", "v5p": 
 
 @dataclass(frozen=True)
 class AcceleratorType:
-    """One row of the table: `vms` workers, each with `devices` JAX devices."""
+    """Accelerator type: `vms` workers, each with `devices` JAX devices."""
 
     name: str
     generation: str
@@ -26,14 +26,14 @@ class AcceleratorType:
 
     @property
     def config(self) -> dict[str, str]:
-        """The acceleratorConfig that says the same; empty where Google has no name for it."""
+        """Equivalent acceleratorConfig; empty if Google has no name for it."""
         kind = _CONFIG_TYPE.get(self.generation)
         return {"type": kind, "topology": self.topology} if kind and self.topology else {}
 
 
 @dataclass(frozen=True)
 class Catalog:
-    """Accelerator types by name; zones and runtime versions by generation."""
+    """Accelerator types by name, zones by generation, and runtime versions."""
 
     types: Mapping[str, AcceleratorType]
     zones_of: Mapping[str, frozenset[str]]
@@ -48,16 +48,16 @@ class Catalog:
         return sorted({zone.rpartition("-")[0] for zone in self.zones})
 
     def offered(self, zone: str) -> list[AcceleratorType]:
-        """The accelerator types of a zone."""
+        """Return the accelerator types of a zone."""
         return [kind for kind in self.types.values() if zone in self.zones_of[kind.generation]]
 
     def find_by_config(self, config: Mapping[str, Any]) -> AcceleratorType | None:
-        """The type that an acceleratorConfig ({type, topology}) names."""
+        """Return the type that an acceleratorConfig ({type, topology}) names."""
         return next((kind for kind in self.types.values() if kind.config and kind.config == dict(config)), None)
 
 
 def load_catalog() -> Catalog:
-    """Reads the table that ships in the conf package."""
+    """Load the table that ships in the conf package."""
     text = (Path(conf.__file__).parent / "tpu_types.yaml").read_text()
     table = yaml.load(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))  # noqa: S506 (both are safe loaders)
     generations = table["generations"]

@@ -1,4 +1,4 @@
-"""compute v1: networks, subnetworks, routers with their NATs, firewalls, instances, operations, projects, zones."""
+"""Compute v1: networks, subnetworks, routers with their NATs, firewalls, instances, operations, projects, zones."""
 
 from __future__ import annotations
 
@@ -38,23 +38,23 @@ _WAIT_SECONDS = 120.0  # as documented for operations.wait
 
 @dataclass(frozen=True)
 class Collection:
-    """One kind of resource: `networks`, one of them a `network`; `scope` is global, region or zone."""
+    """Kind of resource, such as `networks`, each of them a `network`; `scope` is global, region or zone."""
 
     plural: str
     singular: str
     scope: str
 
     def path(self, call: ApiCall, name: str) -> str:
-        """The store's name of one of them."""
+        """Return the name under which a resource is stored."""
         return f"{self.parent(call)}/{self.plural}/{name}"
 
     def parent(self, call: ApiCall) -> str:
-        """The zone, the region or the global scope that a call speaks of."""
+        """Return the zone, region or global scope of a call."""
         place = "global" if self.scope == "global" else f"{self.scope}s/{call.path[self.scope]}"
         return f"projects/{PROJECT}/{place}"
 
     def prefix(self) -> str:
-        """What the names of all of them start with."""
+        """Return the prefix common to the names of all resources of this kind."""
         return f"projects/{PROJECT}/{'global' if self.scope == 'global' else f'{self.scope}s'}/"
 
 
@@ -95,7 +95,7 @@ class Compute:
         self._changed = changed
 
     def handlers(self) -> dict[str, Handler]:
-        """By method key."""
+        """Return the handlers by method key."""
         table: dict[str, Handler] = {
             "projects.get": self._project,
             "projects.setCommonInstanceMetadata": self._set_metadata,
@@ -127,7 +127,7 @@ class Compute:
         return {f"compute.v1:{name}": handler for name, handler in table.items()}
 
     def effects(self) -> dict[str, Effect]:
-        """What operations do when they end."""
+        """Return the functions to run when operations end."""
         return {"compute.delete": self._on_deleted, "compute.boot": self._machines.boot}
 
     def _insert(self, collection: Collection, call: ApiCall) -> Document:
@@ -161,7 +161,7 @@ class Compute:
         return self._render_operation(operation)
 
     def _check_ready(self, path: str) -> None:
-        """A resource cannot be used while it is being made."""
+        """Reject the use of a resource that is still being created."""
         if self._operations.pending(path):
             raise ApiError(400, f"The resource '{path}' is not ready", reason="resourceNotReady")
 
@@ -213,7 +213,7 @@ class Compute:
         self._check_ready(path)
         if users := self._networks.users(path):
             message = f"The {collection.singular} resource '{path}' is already being used by '{users[0]}'"
-            # Google names the same refusal in two ways; the longer one appears in operations.
+            # Google names this refusal in two ways; the longer one appears in operations.
             raise ApiError(400, message, status="RESOURCE_IN_USE", reason="resourceInUseByAnotherResource")
         return self._begin(collection, call, "delete", path, "compute.delete")
 
@@ -350,12 +350,12 @@ class Compute:
 
 
 def _location_of(call: ApiCall) -> str:
-    """The region or zone of a call, or nothing."""
+    """Return the region or zone of a call, or ""."""
     return call.path.get("region") or call.path.get("zone") or ""
 
 
 def _matches_filter(condition: str, resource: Mapping[str, Any]) -> bool:
-    """The simple form of a list filter, `field = value` or `field eq regex`; CloudError 400 for a richer one."""
+    """Evaluate a simple list filter, `field = value` or `field eq regex`; raise ApiError 400 for a richer one."""
     if not condition:
         return True
     parts = re.fullmatch(r"\(?(\w+)\s*(=|!=|eq|ne)\s*\"?([^\"()]*)\"?\)?", condition)

@@ -1,4 +1,4 @@
-"""compute v1: disks of a zone. They hold nothing: what counts is who may attach them."""
+"""Compute v1 disks of a zone. They hold no data; what matters is who may attach them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _DISK_TYPES = ("hyperdisk-balanced", "hyperdisk-ml", "pd-balanced", "pd-extreme"
 
 
 def prepare_disk(zone: str, body: Mapping[str, Any]) -> Document:
-    """The disk to store; CloudError 400 for a size or a type that makes no sense."""
+    """Return the disk to store; raise ApiError 400 for an invalid size or type."""
     kind = str(body.get("type") or f"zones/{zone}/diskTypes/pd-standard")
     name = kind.rpartition("/")[2]
     if name not in _DISK_TYPES or ("zones/" in kind and f"zones/{zone}/diskTypes/" not in kind):
@@ -30,7 +30,7 @@ def prepare_disk(zone: str, body: Mapping[str, Any]) -> Document:
 
 
 def check_attached(store: Store, zone: str, disks: Sequence[Mapping[str, Any]], generation: str, vms: int) -> None:
-    """CloudError 400 or 404 unless a node of so many VMs may have these data disks.
+    """Raise ApiError 400 or 404 unless a node with this many VMs may attach these data disks.
 
     https://cloud.google.com/tpu/docs/attach-durable-block-storage
     """
@@ -55,7 +55,7 @@ def check_attached(store: Store, zone: str, disks: Sequence[Mapping[str, Any]], 
 
 
 def users_of_disk(store: Store, path: str) -> list[str]:
-    """The nodes that a disk is attached to."""
+    """Return the nodes that a disk is attached to."""
     return [
         name
         for name, node in store.items("node")

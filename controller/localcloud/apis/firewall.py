@@ -1,4 +1,4 @@
-"""Which packets a network's firewall rules admit: https://cloud.google.com/firewall/docs/firewalls (pure functions)."""
+"""Firewall rule evaluation (pure functions): https://cloud.google.com/firewall/docs/firewalls ."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from typing import Any
 FirewallRule = Mapping[str, Any]
 
 LAPTOP_RANGE = "127.0.0.1/32"
-IAP_RANGE = "35.235.240.0/20"  # where the Identity-Aware Proxy comes from
-ANY_PORT = (1024, 65535)  # jax.distributed and gloo pick ports of their own
+IAP_RANGE = "35.235.240.0/20"  # source range of the Identity-Aware Proxy
+ANY_PORT = (1024, 65535)  # jax.distributed and gloo pick their own ports
 
 
 def allows_tcp(rules: Iterable[FirewallRule], *, source: str, ports: tuple[int, int], tags: Iterable[str]) -> bool:
-    """Whether TCP from the network `source` (CIDR) reaches all `ports` (first, last) of a VM with these tags.
+    """Return whether TCP from the network `source` (CIDR) reaches all `ports` (first, last) of a VM with these tags.
 
-    The rule of the lowest priority number decides, a denying one first among equals; without a rule nothing comes in.
+    The rule with the lowest priority number decides; among equals a deny rule wins; without a rule, traffic is denied.
     """
     tags = frozenset(tags)
     matching = [
@@ -57,7 +57,7 @@ def _allows_ports(rule: FirewallRule, ports: tuple[int, int]) -> bool:
         for text in entry["ports"]:
             low, _, high = text.partition("-")
             start, end = int(low), int(high or low)
-            # A denial of any wanted port is felt; an allowance must cover them all.
+            # A denial of any requested port applies; an allow rule must cover all of them.
             if (start <= last and first <= end) if denies else (start <= first and last <= end):
                 return True
     return False

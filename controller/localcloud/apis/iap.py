@@ -1,6 +1,6 @@
-"""The Identity-Aware Proxy: SSH to a worker inside a WebSocket, as gcloud and the controller open it.
+"""Identity-Aware Proxy: SSH to a worker inside a WebSocket, as opened by gcloud and the controller.
 
-Messages are a tag of 2 bytes and what belongs to it: https://cloud.google.com/iap/docs/tcp-forwarding-overview
+Each message is a 2-byte tag and its payload: https://cloud.google.com/iap/docs/tcp-forwarding-overview
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ class _TunnelError(Exception):
 
 
 class IapRelay:
-    """Relays to port 22 of workers whose firewall rules admit IAP, whether or not they have an external address."""
+    """Relays to port 22 of workers whose firewall rules admit IAP, with or without an external address."""
 
     def __init__(self, store: Store, workers: EmulatedWorkers, faults: Faults) -> None:
         self._store, self._workers, self._faults = store, workers, faults
 
     async def answer(self, request: web.Request, client: str) -> web.StreamResponse:
-        """A tunnel until either side closes it. Refusals are close codes, as IAP gives them."""
+        """Serve a tunnel until either side closes it. Refusals are WebSocket close codes, as in IAP."""
         entry = {"time": time.time(), "method": "GET", "path": f"/{PREFIX}", "client": client, "api": "iap"}
         entry |= {"call": "connect", "query": without_secrets(request.query), "mutating": False, "body": None}
         self._store.log({**entry, "status": 101, "seconds": 0.0})
@@ -97,7 +97,7 @@ async def _relay(tunnel: web.WebSocketResponse, ours: socket.socket) -> None:
                 await tunnel.send_bytes(struct.pack(">HQ", _ACK, received))
                 acknowledged = received
     except (OSError, RuntimeError):
-        pass  # one side has gone
+        pass  # one side has disconnected
     finally:
         back.cancel()
         writer.close()
@@ -111,4 +111,4 @@ async def _forward_output(tunnel: web.WebSocketResponse, reader: asyncio.StreamR
             await tunnel.send_bytes(struct.pack(">HI", _DATA, len(data)) + data)
         await tunnel.close()
     except (OSError, RuntimeError):
-        return  # one side has gone
+        return  # one side has disconnected
