@@ -1,6 +1,6 @@
-"""Every verb of the command line with its flags, as data: the parser, the help and the completion read it.
+"""Every verb of the command line with its flags, as data for the parser, the help and the completion.
 
-Nothing heavy is imported here: a Tab must be answered at once.
+This module imports nothing heavy: tab completion must be instant.
 """
 
 from __future__ import annotations
@@ -23,28 +23,28 @@ GROUPS = {
 
 @dataclass(frozen=True)
 class Flag:
-    """One option of a verb, or a word that it takes (`name` without dashes)."""
+    """One flag of a verb, or a positional argument (`name` without dashes)."""
 
     names: tuple[str, ...]
     words: str
     more: Mapping[str, Any] = field(default_factory=dict)
-    """As argparse takes it; empty: a switch."""
+    """Keyword arguments for argparse; empty: a switch."""
     values: str = ""
-    """What it takes, for the completion: run, sweep, file, or words."""
+    """Kind of value for the completion: run, sweep, file, or a list of choices."""
 
 
 @dataclass(frozen=True)
 class Verb:
-    """What stands first on a command line."""
+    """A subcommand."""
 
     words: str
     group: str
     page: str
-    """Of docs/, where there is more."""
+    """Page in docs/ with more detail."""
     examples: tuple[str, ...]
     flags: tuple[Flag, ...] = ()
     config: bool = True
-    """Does it take config words?"""
+    """Whether the verb takes config overrides."""
 
 
 def _flag(name: str, words: str, values: str = "", **more: Any) -> Flag:
@@ -71,10 +71,10 @@ RUN_SELECTION = (
     _flag("--sweep", "all runs of a sweep, by its id or its name", "sweep", default="", metavar="ID"),
     WHERE, SORT, LAST, REFRESH,
 )  # fmt: skip
-"""Which runs."""
+"""Flags that select runs."""
 
 COMPLETION_QUERY = "query"
-"""What shells ask `slipway completion`; nobody types it."""
+"""Argument with which shells call `slipway completion`; users never type it."""
 QUICKSTART = "+experiment=quickstart"
 FLAGSHIP = "+experiment=gemma2b_gsm8k"
 VERBS: dict[str, Verb] = {
@@ -179,25 +179,25 @@ VERBS: dict[str, Verb] = {
         (_flag("topic", "a verb", "verb", nargs="?", metavar="VERB"),), config=False,
     ),
 }  # fmt: skip
-"""In the order in which they are listed. What a person needs first comes first."""
+"""Verbs in the order of the help, the most important first."""
 MULTIRUN_VERBS = frozenset(name for name, verb in VERBS.items() if SWEEP_FLAG in verb.flags)
-"""What can be done with all runs of a sweep."""
+"""Verbs that can act on all runs of a sweep."""
 
 
 def module_of(verb: str) -> str:
-    """The module that carries out a verb; it lies in the folder of the verb's group."""
+    """Return the module that implements a verb; it lies in the folder of the verb's group."""
     return f"controller.cli.verbs.{VERBS[verb].group}.{verb}"
 
 
 class Parser(argparse.ArgumentParser):
-    """argparse, but a mistake is our kind of error."""
+    """An ArgumentParser that raises ConfigError on a mistake."""
 
     def error(self, message: str) -> NoReturn:
         raise ConfigError(f"{message}; see {self.prog} --help")
 
 
 def parser(verb: str) -> Parser:
-    """Reads the flags of a verb, and the words that it takes beside config."""
+    """Return the parser for a verb's flags and positional arguments."""
     made = Parser(prog="slipway" if verb == "up" else f"slipway {verb}", add_help=False, allow_abbrev=False)
     for flag in flags(verb):
         made.add_argument(*flag.names, **flag.more)
@@ -205,5 +205,5 @@ def parser(verb: str) -> Parser:
 
 
 def flags(verb: str) -> tuple[Flag, ...]:
-    """All that a verb takes, its own first."""
+    """Return all flags of a verb, its own first."""
     return (*VERBS[verb].flags, JSON)

@@ -1,4 +1,4 @@
-"""`slipway --help` and `slipway VERB --help`: for people, laid out on a terminal and plain elsewhere; or as JSON."""
+"""Print `slipway --help` and `slipway VERB --help`: rich text on a terminal, plain elsewhere, or JSON."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from controller.config.compose import CONFIG_DIR, config_groups
 from controller.core.printable import unsanitized_stream
 
 PLAIN_WIDTH = 110
-"""Columns where there is no terminal to ask."""
+"""Columns without a terminal."""
 ABOUT = {
     "cloud": "where: Google's, or the emulated one on this machine",
     "tpu": "how large a pod, in which zone",
@@ -30,7 +30,7 @@ ABOUT = {
     "scale": "tiny: small enough for a laptop",
     "sweep": "which runs -m makes",
 }
-"""What each config group is, for somebody who sees it first."""
+"""Description of each config group for newcomers."""
 FIRST_STEPS = (
     ("slipway +experiment=quickstart", "train something on an emulated v5litepod-16: no account, 2 to 4 minutes"),
     ("slipway plan +experiment=gemma2b_gsm8k", "what a real run would create, its price, every mistake"),
@@ -43,14 +43,14 @@ CONFIG_ARGUMENTS = (
     ("key.path=value", "one value, such as optimizer.lr=3e-4; quote what holds commas or brackets"),
 )
 SCALE_PREFIX = "tiny_"
-"""What `scale=tiny` itself chooses."""
+"""Prefix of the variants that `scale=tiny` chooses itself."""
 DOCS = CONFIG_DIR.parent / "docs"
 
 Rows = Iterable[tuple[str, str]]
 
 
 def print_help(verb: str | None, *, as_json: bool) -> None:
-    """Print the page of a verb, or the first page (None)."""
+    """Print the page of a verb, or the overview (None)."""
     if as_json:
         print(json.dumps(_json_document(verb), indent=1))
         return
@@ -104,7 +104,7 @@ def _verb_page(name: str) -> list[tuple[str, str | Rows]]:
 
 
 def _flag_usage(flag: Flag) -> str:
-    """`--run ID`, `-m, --multirun`, `[VERB]`."""
+    """Return the usage of a flag: `--run ID`, `-m, --multirun`, `[VERB]`."""
     metavar = flag.more.get("metavar")
     if not flag.names[0].startswith("-"):
         name = str(
@@ -127,7 +127,7 @@ def _choices(group: str, choices: Sequence[str]) -> str:
 
 
 def _json_document(verb: str | None) -> dict[str, Any]:
-    """The same for programs."""
+    """Return the help as a JSON document for programs."""
     if verb:
         known = VERBS[verb]
         options = [{"names": flag.names, "words": flag.words, "shown": _flag_usage(flag)} for flag in flags(verb)]

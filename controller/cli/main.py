@@ -1,6 +1,6 @@
-"""The command line: `slipway [VERB] [--flags] [+experiment=NAME] [key=value ...]`.
+"""Entry point of the command line: `slipway [VERB] [--flags] [+experiment=NAME] [key=value ...]`.
 
-`key=value` is only ever config; options of a verb are flags. Flags never enter the config or a run's identity.
+`key=value` always sets config; options of a verb are flags. Flags never enter the config or a run's identity.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ class Command:
     flags: Namespace
     overrides: tuple[str, ...]
     rest: tuple[str, ...] = ()
-    """What stands behind `--`: a command for the workers."""
+    """Everything after `--`: a command for the workers."""
 
     @property
     def options(self) -> RunOptions:
-        """Which run is meant and how to drive it; a flag that the verb does not take has its default."""
+        """Return which run is meant and how to drive it; a flag that the verb does not take has its default."""
         flags = vars(self.flags)
         return RunOptions(
             overrides=self.overrides,
@@ -69,7 +69,7 @@ def parse(argv: Sequence[str]) -> Command:
 
 
 def _resolve_verb(verb: str) -> str:
-    """The verb, if it is one."""
+    """Return the verb, or raise ConfigError if there is no such verb."""
     if verb in VERBS:
         return verb
     near = difflib.get_close_matches(verb, VERBS, n=1)
@@ -80,19 +80,19 @@ def _resolve_verb(verb: str) -> str:
 
 
 def _is_override(word: str, before: str) -> bool:
-    """Is it `key=value` or `~key` of the config? Behind --where it is a condition, behind --baseline a setting."""
+    """Return whether a word is an override, `key=value` or `~key`; not so after --where and --baseline."""
     looks = not word.startswith("-") and OVERRIDE.match(word) is not None and ("=" in word or word[0] == "~")
     return looks and before not in ("--where", "--baseline")
 
 
 def _split(argv: Sequence[str]) -> tuple[Sequence[str], tuple[str, ...]]:
-    """What is ours, and what stands behind `--`."""
+    """Split the command line at `--` into Slipway's part and the worker's command."""
     at = list(argv).index("--") if "--" in argv else len(argv)
     return argv[:at], tuple(argv[at + 1 :])
 
 
 def with_recalled(command: Command) -> Command:
-    """A verb that looks at a run means, without config words, the one last started from this folder."""
+    """Reuse the overrides of the last run started from this folder, for a verb on a run that is not named."""
     meant = command.overrides or command.options.run_id or getattr(command.flags, "sweep", None)
     if meant or command.verb not in last_command.VERBS:
         return command
@@ -110,7 +110,7 @@ def with_recalled(command: Command) -> Command:
 
 
 def run(argv: Sequence[str]) -> int:
-    """Parse and act; returns the exit code. Errors of ours are words on stderr, never a traceback."""
+    """Parse and run a command line; returns the exit code. Expected errors go to stderr without a traceback."""
     with sanitized_output():
         return _run(argv)
 

@@ -1,4 +1,4 @@
-"""The progress of a run in colour; on a terminal the steps under way and the training line are redrawn in place."""
+"""Coloured progress of a run; on a terminal, the active steps and the training line are redrawn in place."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from controller.run.text_screen import TextScreen
 
 
 class View(TextScreen):
-    """A listener for events; enter it for as long as it may draw."""
+    """Event listener that draws the progress; use it as a context manager."""
 
     def __init__(self, plan: Plan, *, json_lines: bool) -> None:
         from rich.console import Console
@@ -61,7 +61,7 @@ class View(TextScreen):
     def _read(self, prompt: str) -> str:
         if self._live is not None:
             self._live.stop()
-        answer = self._console.input(printable(prompt), markup=False)  # "[y/N]" is no style
+        answer = self._console.input(printable(prompt), markup=False)  # "[y/N]" is not markup
         if self._live is not None:
             self._live.start()
         return answer

@@ -1,6 +1,6 @@
-"""Hydra's part: command-line overrides and YAML groups in, one validated `Config` out.
+"""Compose command-line overrides and YAML groups with Hydra into one validated `Config`.
 
-Hydra composes plain data; `conf.schema.validation` validates it. Hydra's own complaints are turned into ours.
+Hydra composes plain data; `conf.schema.validation` validates it. Hydra's errors become ConfigErrors.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def compose(overrides: Sequence[str], *, extra_dir: Path | None = None) -> tuple
         extra_dir: a folder of the user's own YAML, searched beside the bundled one (`./slipway`).
 
     Raises:
-        ConfigError: what Hydra could not compose.
+        ConfigError: Hydra could not compose the config.
     """
     from conf.schema.validation import validate
 
@@ -39,16 +39,16 @@ def compose(overrides: Sequence[str], *, extra_dir: Path | None = None) -> tuple
 
 
 def compose_raw(overrides: Sequence[str], *, extra_dir: Path | None = None) -> dict[str, Any]:
-    """The composed data before the schema sees it, interpolations resolved."""
+    """Return the composed data before validation, with interpolations resolved."""
     return _resolve_interpolations(_compose_unresolved(overrides, extra_dir), overrides, extra_dir)
 
 
 def compose_variants(
     variants: Iterable[Sequence[str]], *, extra_dir: Path | None = None
 ) -> Iterator[tuple[Config | None, list[ConfigProblem]]]:
-    """`compose` of many lists of words that share most of them: groups are composed once, single values laid over.
+    """Compose many lists of overrides that share most entries: each choice of groups is composed once.
 
-    Hydra does the same within one composition: the values of the command line come last, before interpolations.
+    Single values are then set on a copy. Hydra uses the same order: command-line values last, before interpolations.
     """
     from conf.schema.validation import validate
 
@@ -63,16 +63,16 @@ def compose_variants(
 
 
 def _is_value_override(word: str) -> bool:
-    """Is it `a.b=value`, which chooses no file?"""
+    """Return whether an override is `a.b=value`, which selects no file."""
     key = word.partition("=")[0]
     return "." in key and "@" not in key and not key.startswith(("~", "hydra"))
 
 
 def _apply_overrides(made: Any, words: Sequence[str]) -> None:
-    """Set single values of what is composed.
+    """Set single values in composed data.
 
     Raises:
-        ConfigError: a word that cannot be read.
+        ConfigError: an override cannot be parsed.
     """
     from hydra.core.override_parser.overrides_parser import OverridesParser
     from hydra.errors import HydraException
@@ -99,19 +99,19 @@ def _compose_unresolved(overrides: Sequence[str], extra_dir: Path | None) -> Any
             return hydra_compose("config", overrides=wanted)
     except (HydraException, OmegaConfBaseException) as error:
         raise ConfigError(_translate_error(error, wanted, extra_dir)) from None
-    except YAMLError as error:  # of a file of the user's; a tag that would make an object is one
+    except YAMLError as error:  # in a user's file, such as a tag that would create an object
         raise ConfigError(" ".join(f"the config cannot be composed: {error}".split())) from None
 
 
 def search_path_override(extra_dir: Path | None) -> list[str]:
-    """The word that makes Hydra look into a folder of the user's own, if there is one."""
+    """Return the override that adds the user's folder to Hydra's search path, if there is one."""
     if extra_dir is None or not extra_dir.is_dir():
         return []
     return [f"hydra.searchpath=[{_quoted(f'file://{extra_dir.resolve()}')}]"]
 
 
 def register_resolver() -> None:
-    """`${installed:PATH}` can be composed from now on."""
+    """Register the `${installed:PATH}` resolver."""
     from omegaconf import OmegaConf
 
     OmegaConf.register_new_resolver("installed", _installed, replace=True)
@@ -130,7 +130,7 @@ def _resolve_interpolations(composed: Any, overrides: Sequence[str], extra_dir: 
 
 
 def normalize_override(override: str) -> str:
-    """`a.b=v` becomes `++a.b=v`, so that the schema and not Hydra judges a typo; `+group=x` becomes `group=x`."""
+    """Turn `a.b=v` into `++a.b=v`, so that the schema reports typos, not Hydra; and `+group=x` into `group=x`."""
     match = OVERRIDE.match(override)
     if match is None or match["sign"] == "~":
         return override
@@ -140,10 +140,10 @@ def normalize_override(override: str) -> str:
 
 
 def with_overrides(data: dict[str, Any], words: Sequence[str]) -> dict[str, Any]:
-    """Composed data with single values changed: `key.path=value` as Hydra reads it.
+    """Return composed data with single values changed by `key.path=value`, in Hydra's syntax.
 
     Raises:
-        ConfigError: a word that cannot be read.
+        ConfigError: an override cannot be parsed.
     """
     from omegaconf import OmegaConf
 
@@ -155,7 +155,7 @@ def with_overrides(data: dict[str, Any], words: Sequence[str]) -> dict[str, Any]
 
 
 def config_groups(extra_dir: Path | None = None) -> dict[str, list[str]]:
-    """Every config group and its choices, from the bundled YAML and the user's own."""
+    """Return every config group with its choices, from the bundled YAML and the user's own."""
     found: dict[str, set[str]] = {}
     for root in [CONFIG_DIR, *([extra_dir] if extra_dir else [])]:
         for file in sorted(root.glob("*/*.yaml")):
@@ -164,14 +164,14 @@ def config_groups(extra_dir: Path | None = None) -> dict[str, list[str]]:
 
 
 def _quoted(text: str) -> str:
-    """A word of Hydra's grammar that means just this text, whatever a folder is called."""
+    """Quote a text for Hydra's grammar, whatever characters a folder name contains."""
     escaped = re.sub(r"(\\*)'", r"\1\1\\'", text)
     escaped = re.sub(r"(\\+)$", r"\1\1", escaped)
     return f"'{escaped}'"
 
 
 def _installed(path: str) -> str:
-    """`${installed:PATH}`: a file or folder that came with slipway."""
+    """Resolve `${installed:PATH}` to a file or folder installed with Slipway."""
     return str(CONFIG_DIR.parent / path)
 
 
@@ -187,7 +187,7 @@ def _parses(override: str) -> bool:
 
 
 def _translate_error(error: Exception, overrides: Sequence[str], extra_dir: Path | None) -> str:
-    """Name the override that is wrong and its choices; Hydra's sentence only where we know no better one."""
+    """Name the wrong override and its choices, or return Hydra's message where that is impossible."""
     from conf.schema.renamed_keys import successors
     from conf.schema.validation import find_keys
 
@@ -212,8 +212,8 @@ def _translate_error(error: Exception, overrides: Sequence[str], extra_dir: Path
             return f"{key}: {value!r} cannot be read; quote what holds commas, brackets or spaces: '{key}=\"…\"'"
     cause: BaseException = error
     while not str(cause).strip() and cause.__cause__ is not None:
-        cause = cause.__cause__  # Hydra sometimes wraps the words it has in an exception without any
+        cause = cause.__cause__  # Hydra sometimes wraps its message in an exception without one
     message = (str(cause).strip() or repr(cause)).splitlines()[0]
-    named = re.findall(r"'([\w.]+)'", message)  # of `~key`, and of ${key}
+    named = re.findall(r"'([\w.]+)'", message)  # names from `~key` and ${key}
     renamed = ", ".join(name for key in named for name in successors(key.split(".")))
     return f"the config cannot be composed: {message}{f'; renamed to {renamed}' if renamed else ''}"

@@ -1,7 +1,7 @@
-"""JSON schemas of the YAML files, for editors: `python -m controller.config.editor_schemas` writes them all anew.
+"""Write JSON schemas of the YAML files for editors: `python -m controller.config.editor_schemas`.
 
-A file of a group holds a part of its section, the rest comes from its `defaults`; so nothing is required, and any value
-may be an interpolation. What must hold between values only `slipway plan` knows. docs/configuration.md
+A group's file holds part of its section and the rest comes from its `defaults`, so nothing is required, and any value
+may be an interpolation. Only `slipway plan` checks constraints between values. docs/configuration.md
 """
 
 from __future__ import annotations
@@ -13,26 +13,26 @@ from typing import Any
 FOLDER = Path(__file__).parent / "schemas"
 ROOT = Path(__file__).parents[2]
 CONFIG_SCHEMA = "config"
-"""The schema of files that hold parts of any section."""
+"""Schema of files that hold parts of any section."""
 GROUPS = ("assets", "cloud", "data", "loop", "mesh", "model", "network", "optimizer", "program", "sweep", "tpu")
-"""Groups whose files hold a part of the section of that name."""
+"""Groups whose files hold part of the section of that name."""
 FILE_PATTERNS = {
     CONFIG_SCHEMA: ["{0}/config.yaml", "{0}/experiment/*.yaml", "{0}/scale/**/*.yaml"],
     "prompt": ["{0}/prompt/*.yaml"],
     **{group: [f"{{0}}/{group}/**/*.yaml"] for group in GROUPS},
 }
-"""By schema the files that it judges, below `conf` here and below `slipway` in the user's own repository."""
+"""Files that each schema applies to, below `conf` here and below `slipway` in the user's own repository."""
 INTERPOLATION = {"type": "string", "pattern": "\\$\\{"}
 REHEARSAL_OVERRIDES = {
     "type": "array",
     "description": "what comes before the values of this file: files of this group, or `override /group: choice`",
 }
-"""Hydra's list. https://hydra.cc/docs/advanced/defaults_list/"""
+"""Hydra's defaults list: https://hydra.cc/docs/advanced/defaults_list/"""
 DROPPED_KEYWORDS = frozenset({"required", "discriminator", "title", "default", "description"})
 
 
 def schemas() -> dict[str, dict[str, Any]]:
-    """Every schema by name: WHOLE holds all models, those of groups point there."""
+    """Return every schema by name. CONFIG_SCHEMA holds all models; the schemas of groups refer to it."""
     from conf.schema.config import Config
 
     whole = Config.model_json_schema()
@@ -45,16 +45,16 @@ def schemas() -> dict[str, dict[str, Any]]:
 
 
 def schema_files() -> dict[Path, str]:
-    """What is committed: the schemas, and where VS Code finds them."""
+    """Return the files to commit: the schemas, and the VS Code settings that point to them."""
     found = {FOLDER / f"{name}.json": _json(schema) for name, schema in schemas().items()}
     return found | {ROOT / ".vscode" / "settings.json": _json(editor_settings(FOLDER.relative_to(ROOT)))}
 
 
 def editor_settings(folder: Path) -> dict[str, Any]:
-    """For editors that speak to yaml-language-server: which schema judges which files.
+    """Return settings for yaml-language-server that map schemas to files.
 
     Args:
-        folder: where the schemas are, as seen from the folder that is opened, or absolute.
+        folder: where the schemas are, relative to the opened folder or absolute.
     """
     prefix = "" if folder.is_absolute() else "./"
     mapping = {
@@ -65,7 +65,7 @@ def editor_settings(folder: Path) -> dict[str, Any]:
 
 
 def _group_schema(models: list[dict[str, Any]]) -> dict[str, Any]:
-    """A file of a group: one of these models, in part; what they refer to lies in the other file."""
+    """Return the schema of a group's file: part of one of these models, which refer to the config schema."""
     files = [_with_defaults(model) for model in models]
     made = {"anyOf": files} if len(files) > 1 else files[0]
     return json.loads(json.dumps(made).replace('"#/$defs/', f'"{CONFIG_SCHEMA}.json#/$defs/'))
@@ -76,13 +76,13 @@ def _with_defaults(model: dict[str, Any]) -> dict[str, Any]:
 
 
 def _all_optional(model: dict[str, Any]) -> dict[str, Any]:
-    """A section of which any part may be missing."""
+    """Return a section's schema in which no property is required."""
     properties = {name: _value(value) for name, value in model["properties"].items()}
     return {"type": "object", **_describe(model), "additionalProperties": False, "properties": properties}
 
 
 def _value(value: dict[str, Any]) -> dict[str, Any]:
-    """A value, or an interpolation in its place."""
+    """Return a schema that allows the value or an interpolation."""
     kept = {key: inner for key, inner in value.items() if key not in DROPPED_KEYWORDS}
     kinds = [_value(inner) for key in ("oneOf", "anyOf") for inner in kept.pop(key, ())]
     for key in ("items", "additionalProperties"):
@@ -102,7 +102,7 @@ def _describe(value: dict[str, Any]) -> dict[str, Any]:
 
 
 def _referenced_models(value: dict[str, Any]) -> list[str]:
-    """The models that a section may be."""
+    """Return the names of the models that a section may have."""
     if "$ref" in value:
         return [value["$ref"].rpartition("/")[2]]
     return [name for key in ("oneOf", "anyOf") for inner in value.get(key, ()) for name in _referenced_models(inner)]

@@ -1,4 +1,4 @@
-"""`{bucket}`, `{run_dir}` and `{assets.models.NAME}` in variables and commands: places that only the plan knows."""
+"""Expand `{bucket}`, `{run_dir}` and `{assets.models.NAME}` in variables and commands, once the plan knows them."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from dataclasses import dataclass
 from controller.core.errors import ConfigError
 
 PLACEHOLDER = re.compile(r"\{(bucket|run_id|run_dir|assets\.(?:datasets|models|tokenizers)\.[^{}]*)\}")
-"""Other braces, of JSON say, are left alone."""
+"""Other braces, such as those of JSON, are left alone."""
 
 
 @dataclass(frozen=True)
 class Placeholders:
-    """`assets`: the URL of each asset by `datasets.NAME`, `models.NAME`, `tokenizers.NAME`."""
+    """Values of the placeholders. `assets` maps `datasets.NAME`, `models.NAME` or `tokenizers.NAME` to a URL."""
 
     bucket: str
     run_id: str
@@ -37,7 +37,7 @@ class Placeholders:
         return tuple(self.fill(word, key) for word in words)
 
     def variables(self, own: Mapping[str, str]) -> dict[str, str]:
-        """The environment of the program: `env.vars`, and what every program is told."""
+        """Return the program's environment: `env.vars`, and the variables that every program gets."""
         nested: dict[str, dict[str, str]] = {}
         for path, url in self.assets.items():
             group, _, name = path.partition(".")

@@ -1,4 +1,4 @@
-"""`run.yaml`: what of the config goes to the pod, with what only the controller knows filled in."""
+"""Write `run.yaml`: the config for the pod, completed with values that only the controller knows."""
 
 from __future__ import annotations
 
@@ -15,10 +15,9 @@ ASSET = "assets://"
 
 
 def render(config: Config, run_id: str, bucket: str, prefixes: Mapping[str, str]) -> str:
-    """The text of `run.yaml`.
+    """Return the text of `run.yaml`.
 
-    Args:
-        prefixes: where each asset's copy lives in the bucket; `assets://NAME/FILE` is rewritten to it.
+    `prefixes` says where each asset's copy is in the bucket; `assets://NAME/FILE` is rewritten to it.
     """
     topology = config.topology
     plain = config.model_dump(mode="json")

@@ -1,4 +1,4 @@
-"""Time as a thing that is handed in, so that tests need not wait."""
+"""Injectable clock, so that tests need not wait."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 
 
 class InterruptedSleepError(BaseException):
-    """Someone asked to stop while this thread slept. Not an Exception: nothing on the way may swallow it."""
+    """Stop requested while this thread slept. Not an Exception, so that no handler swallows it."""
 
 
 class Clock:
@@ -19,29 +19,28 @@ class Clock:
         self._stop = threading.Event()
 
     def now(self) -> float:
-        """Seconds since the epoch."""
+        """Return seconds since the epoch."""
         return time.time()
 
     def steady(self) -> float:
-        """Seconds since some moment: for how long things take. It does not jump when somebody sets the clock, and it
-        stands still while the machine sleeps."""
+        """Return monotonic seconds for durations. Clock changes do not affect it, and it stops while the machine sleeps."""
         return time.monotonic()
 
     def boot_time(self) -> float:
-        """The same, with the time in which this machine slept."""
-        return time.clock_gettime(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))  # macOS has but the latter
+        """Return monotonic seconds that include the time in which this machine slept."""
+        return time.clock_gettime(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))  # macOS has only the latter
 
     def sleep(self, seconds: float) -> None:
         """Sleep.
 
         Raises:
-            Interrupted: when `interrupt` was called before or meanwhile.
+            InterruptedSleepError: `interrupt` was called before or during the sleep.
         """
         if self._stop.wait(seconds):
             raise InterruptedSleepError
 
     def check(self) -> None:
-        """Raises Interrupted if `interrupt` was called; for whoever waits by other means than `sleep`."""
+        """Raise InterruptedSleepError if `interrupt` was called; for callers that wait by other means than `sleep`."""
         if self._stop.is_set():
             raise InterruptedSleepError
 
@@ -49,11 +48,11 @@ class Clock:
         self._stop.set()
 
     def deadline(self, seconds: float) -> Callable[[], bool]:
-        """A function that says whether that many seconds have passed."""
+        """Return a function that says whether that many seconds have passed."""
         end = self.steady() + seconds
         return lambda: self.steady() >= end
 
 
 def iso_timestamp(seconds: float) -> str:
-    """RFC 3339 in UTC, to the millisecond."""
+    """Format a time as RFC 3339 in UTC, to the millisecond."""
     return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")

@@ -1,4 +1,4 @@
-"""Everything that may go wrong in words: what is wrong, which key to change, the choices. One class per exit code."""
+"""Exceptions shown to the user: what is wrong, which key to change, the choices. One class per exit code."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 
 class SlipwayError(Exception):
-    """Shown to the user as it is, without a traceback; the process ends with `exit_code`."""
+    """Base of all expected errors, shown without a traceback; the process ends with `exit_code`."""
 
     exit_code = 1
 
@@ -22,7 +22,7 @@ class ConfigError(SlipwayError):
 
 
 class WrongDevicesError(SlipwayError):
-    """The workers have other devices than the plan says; `found` is what each of them has, where that is known."""
+    """The workers' devices differ from the plan; `found` is what each worker has, where known."""
 
     exit_code = 3
 
@@ -50,18 +50,18 @@ class RetriesExhaustedError(SlipwayError):
 
 
 class OverBudgetError(SlipwayError):
-    """The run has cost as much as it may; its pod is deleted."""
+    """The run has reached its maximum cost; its pod is deleted."""
 
     exit_code = 7
 
 
 class CloudError(SlipwayError):
-    """The cloud refused or could not do what was asked, and asking again would not help."""
+    """The cloud refused or failed a request, and a retry would not help."""
 
     exit_code = 2
 
 
 class LeaseLostError(SlipwayError):
-    """Another controller acts on the pod now. Nothing more was touched."""
+    """Another controller has taken over the pod. Nothing more was changed."""
 
     exit_code = 8

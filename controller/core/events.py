@@ -1,4 +1,4 @@
-"""What happened, as it happens: one stream of events for the live view, the JSON output and the record on disk."""
+"""Stream of events for the live view, the JSON output and the record on disk."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from controller.core.clock import Clock, iso_timestamp
 from controller.core.formats import checked, stamped
 
 EventKind = Literal[
-    "step_started",  # a resource begins to differ, or is being waited for
-    "step_done",  # it is as wanted; data: action, seconds
+    "step_started",  # a resource differs, or is being waited for
+    "step_done",  # the resource matches the plan; data: action, seconds
     "step_failed",
-    "note",  # something worth a line: a preemption, a retry
+    "note",  # a message for the user: a preemption, a retry
     "metrics",  # data: metrics, one line of the program's metrics.jsonl
     "progress",  # of a long transfer; data: bytes, total, bytes_per_second
     "log",  # program output; data: worker
@@ -26,7 +26,7 @@ EventKind = Literal[
 
 @dataclass(frozen=True)
 class Event:
-    """One thing that happened; `subject` is a resource id or a run id."""
+    """One event; `subject` is a resource id or a run id."""
 
     time: float
     kind: EventKind
@@ -35,7 +35,7 @@ class Event:
     data: dict[str, Any] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
-        """Return a line of `events.jsonl` and of `--json`; the keys of `data` lie beside the others."""
+        """Return a line of `events.jsonl` and of `--json`, with the keys of `data` at the top level."""
         body = stamped({"time": iso_timestamp(self.time), "kind": self.kind, "subject": self.subject})
         return body | ({"message": self.words} if self.words else {}) | self.data
 
@@ -44,14 +44,14 @@ class Event:
 
     @classmethod
     def from_json(cls, body: Any, where: str = "event") -> Event:
-        """Raises FormatError for another format."""
+        """Parse what `to_json` wrote; raises FormatError for another format."""
         data = checked(body, where)
         time = datetime.fromisoformat(data.pop("time")).timestamp()
         return cls(time, data.pop("kind"), data.pop("subject"), data.pop("message", ""), data)
 
 
 class Events:
-    """Hands each event to every listener, one at a time, whichever thread it comes from."""
+    """Passes each event to every listener, one at a time, from any thread."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -62,7 +62,7 @@ class Events:
         self._listeners.append(listener)
 
     def unlisten(self, listener: Callable[[Event], None]) -> None:
-        """Hand that listener nothing more."""
+        """Remove a listener."""
         with self._lock:
             self._listeners.remove(listener)
 
@@ -73,12 +73,12 @@ class Events:
                 listener(event)
 
     def note(self, subject: str, message: str, **data: Any) -> None:
-        """Emit an event worth a line of its own."""
+        """Emit a message for the user."""
         self.emit("note", subject, message, **data)
 
 
 def jsonl_listener(file: Path) -> Callable[[Event], None]:
-    """A listener that appends events to a JSON-lines file; program output is left to the logs."""
+    """Return a listener that appends events to a JSON-lines file, except program output, which is in the logs."""
     file.parent.mkdir(parents=True, exist_ok=True)
 
     def write(event: Event) -> None:

@@ -1,4 +1,4 @@
-"""Findings of checks, and the rules that declare which findings there are."""
+"""Findings of checks, and the rules that declare them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ P = ParamSpec("P")
 
 @dataclass(frozen=True)
 class Finding:
-    """`key` is what to change. An error stops `up`; a warning is shown, and so is a note, about what is not wrong."""
+    """Result of a check; `key` is what to change. An error stops `up`; warnings and notes are only shown."""
 
     check: str
     severity: Severity
@@ -30,9 +30,9 @@ class Rule:
     """Declaration of one kind of finding. docs/checks.md lists all rules.
 
     Attributes:
-        severities: those it can have, the usual one first.
-        keys: those it can name, the usual one first; a part in capitals stands for any name.
-        live: whether it asks Google.
+        severities: the possible severities, the usual one first.
+        keys: the config keys it can name, the usual one first; a part in capitals stands for any name.
+        live: whether the check queries Google.
     """
 
     id: str
@@ -42,12 +42,12 @@ class Rule:
     live: bool = True
 
     def finding(self, message: str, key: str = "", severity: Severity | None = None) -> Finding:
-        """Return a finding with this message; key and severity are the usual ones unless given."""
+        """Return a finding with this message, by default with the rule's usual key and severity."""
         return Finding(self.id, severity or self.severities[0], key or self.keys[0], message)
 
 
 class Issue(NamedTuple):
-    """What a check yields: a message, with key and severity where they are not the usual ones of its rule."""
+    """Result of a check function: a message, and the key and severity unless the rule's usual ones apply."""
 
     message: str
     key: str = ""

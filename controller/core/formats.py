@@ -1,4 +1,4 @@
-"""Documents in the bucket and on this machine, each with its format: Python names are free, keys on disk are not."""
+"""Versioned JSON documents in the bucket and on this machine. Keys on disk are fixed, Python names are not."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ Body = dict[str, Any]
 
 
 class FormatError(SlipwayError):
-    """A document has a format that this slipway does not read."""
+    """A document has a format that this version of Slipway cannot read."""
 
     exit_code = 2
 
 
 def stamped(body: Body) -> Body:
-    """Return the document with its format, as the first key."""
+    """Return the document with its format as the first key."""
     return {"format": FORMAT, **body}
 
 
@@ -26,7 +26,7 @@ def checked(body: Any, where: str) -> Body:
     """Return the document without its format.
 
     Raises:
-        FormatError: it has another one, or none.
+        FormatError: the format is missing or unknown.
     """
     if problem := format_problem(body, where):
         raise FormatError(problem)
@@ -34,12 +34,12 @@ def checked(body: Any, where: str) -> Body:
 
 
 def dump(body: Body, indent: int | None = None) -> str:
-    """Return a document as JSON, with its format."""
+    """Serialize a document as JSON, with its format."""
     return json.dumps(stamped(body), indent=indent)
 
 
 def has_format(body: Any) -> bool:
-    """Return whether this is a document of slipway at all: others can write to the bucket as well."""
+    """Return whether this is a Slipway document at all: others can write to the bucket too."""
     return isinstance(body, dict) and "format" in body
 
 
@@ -47,7 +47,7 @@ def load(content: str | bytes, where: str) -> Body:
     """Parse what `dump` wrote.
 
     Raises:
-        FormatError: it has another format, or none.
-        ValueError: it is not JSON.
+        FormatError: the format is missing or unknown.
+        ValueError: the text is not JSON.
     """
     return checked(json.loads(content), where)

@@ -1,7 +1,7 @@
-"""What comes from a worker cannot steer the terminal that it is shown on.
+"""Sanitize the output of workers, so that it cannot control the user's terminal.
 
-A program prints what it likes, and a terminal takes some of that for orders: to hide what was there, to set the title,
-to answer as if it had been typed. https://unicode.org/reports/tr36/ says the same of marks that turn text around.
+Escape sequences could hide text, set the title, or answer as if it had been typed. Bidirectional characters can
+reorder text: https://unicode.org/reports/tr36/
 """
 
 from __future__ import annotations
@@ -14,20 +14,20 @@ from typing import Any
 
 COLOUR = re.compile(r"\x1b\[[0-9;:]*m")
 CONTROL_CHARACTERS = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
-"""All control characters but tab, newline and carriage return (progress bars live by it), and bidirectional ones."""
+"""Bidirectional characters, and control characters except tab, newline and carriage return (for progress bars)."""
 
 
 def printable(text: str) -> str:
-    """The text without colours, and what would steer a terminal shown as `\\x1b`."""
+    r"""Return the text without colours, with other control characters escaped as `\x1b`."""
     return CONTROL_CHARACTERS.sub(lambda found: ascii(found[0])[1:-1], COLOUR.sub("", text))
 
 
 class SanitizedStream:
-    """A stream that is a terminal; what is printed there only shows."""
+    """Terminal stream that escapes control characters."""
 
     def __init__(self, stream: Any) -> None:
         self.unsanitized = stream
-        """For who draws on it."""
+        """For code that draws on the terminal."""
 
     def write(self, text: str) -> int:
         self.unsanitized.write(printable(text))
@@ -38,13 +38,13 @@ class SanitizedStream:
 
 
 def unsanitized_stream(stream: Any) -> Any:
-    """The stream for somebody who draws, and takes care of what comes from elsewhere."""
+    """Return the stream for code that draws on the terminal and escapes foreign text itself."""
     return stream.unsanitized if isinstance(stream, SanitizedStream) else stream
 
 
 @contextmanager
 def sanitized_output() -> Iterator[None]:
-    """For as long as this lasts, stdout and stderr are `Terminal`s where they are terminals."""
+    """Sanitize stdout and stderr inside the block where they are terminals."""
     before = sys.stdout, sys.stderr
     sys.stdout, sys.stderr = (SanitizedStream(stream) if stream.isatty() else stream for stream in before)
     try:

@@ -1,8 +1,8 @@
-"""Words for people."""
+"""Format text for people."""
 
 from __future__ import annotations
 
 
 def plural(number: int, noun: str) -> str:
-    """`1 worker`, `4 workers`."""
+    """Return a number with its noun: `1 worker`, `4 workers`."""
     return f"{number} {noun}{'' if number == 1 else 's'}"

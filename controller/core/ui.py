@@ -1,4 +1,4 @@
-"""Where a run is shown and its user asked: the protocol of a screen, and the confirmation prompt."""
+"""Protocol of a screen that shows a run, and the confirmation prompt."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from controller.core.events import Event
 
 
 class FinishedRun(Protocol):
-    """What a screen shows of a run that has finished; `records.ledger.Result` is one."""
+    """What a screen shows of a finished run; `records.ledger.Result` implements it."""
 
     @property
     def run_id(self) -> str: ...
@@ -46,6 +46,7 @@ def confirm(
     """Ask the user on a terminal; without a terminal return `yes`.
 
     Args:
+        question: the text of the prompt.
         yes: the user has agreed beforehand, with --yes.
         details: lines printed above the question.
         read: prints the prompt and returns the answer.

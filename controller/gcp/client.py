@@ -1,7 +1,8 @@
-"""Google's REST APIs, through google-api-python-client; the only file that imports it.
+"""Client for Google's REST APIs. The only module that imports google-api-python-client.
 
-Documents come from the client's own cache (no network); `rootUrl` is swapped for the emulated cloud, so production
-and emulation share every line. Requests that may be sent again are, with back-off; the rest become `GoogleError`.
+The discovery documents come from that library's own cache, without network. `rootUrl` is replaced for the emulated
+cloud, so production and emulation share every line. Requests that are safe to repeat are retried with back-off; all
+other failures become `GoogleError`.
 """
 
 from __future__ import annotations
@@ -37,20 +38,20 @@ VERSIONS = {
 RETRIED_STATUSES = frozenset({408, 429, 500, 502, 503, 504})
 ATTEMPTS = 6
 PERMANENT_ERROR = re.compile(r"quota limit|quota '[^']*' exhausted|no more capacity", re.IGNORECASE)
-"""Words of a 429 that sending the same request again in a moment does not change: its caller decides."""
+"""Messages of a 429 that no retry will change. The caller decides what to do."""
 RECORDED_PARAMETERS = frozenset(
     {"bucket", "name", "network", "object", "parent", "prefix", "project", "projectId", "region", "zone"}
 )
-"""Parameters of requests that say what they are about; no other goes on record."""
+"""Request parameters that name the resource. No other parameter is logged."""
 UNGUARDED_METHODS = frozenset({"getGuestAttributes", "patch"})
-"""Methods of the TPU API that change nothing, or nothing that matters to others: who adds a key lets himself in."""
+"""TPU API methods that the write guard skips: they change nothing that matters to another controller."""
 CHUNK = 16 << 20
-"""Bytes of a chunk of an upload; what is lost when one is cut off."""
+"""Chunk size of an upload in bytes: the most that an interruption can lose."""
 NO_CREDENTIALS = "no Google credentials: run `gcloud auth application-default login`, or use cloud=local"
 
 
 class GoogleError(CloudError):
-    """An answer of 400 or more. `reason` is Google's machine-readable word, e.g. RESOURCE_EXHAUSTED."""
+    """An HTTP error (400 or above). `reason` is Google's machine-readable code, e.g. RESOURCE_EXHAUSTED."""
 
     def __init__(self, what: str, status: int, reason: str, message: str, retry_after: float | None = None) -> None:
         self.status, self.reason, self.message, self.retry_after = status, reason, message, retry_after
@@ -58,24 +59,24 @@ class GoogleError(CloudError):
 
     @property
     def passes(self) -> bool:
-        """May the same request succeed in a moment?"""
+        """Return whether the same request may succeed in a moment."""
         return self.status in RETRIED_STATUSES and not (self.status == 429 and PERMANENT_ERROR.search(self.message))
 
 
 class NotFoundError(GoogleError):
-    """404: it does not exist."""
+    """404: the resource does not exist."""
 
 
 class ConflictError(GoogleError):
-    """409 or 412: it exists already, or someone else changed it meanwhile."""
+    """409 or 412: the resource exists already, or someone else has changed it."""
 
 
 class ForbiddenError(GoogleError):
-    """403: the caller may not."""
+    """403: the caller lacks permission."""
 
 
 class ServiceDisabledError(GoogleError):
-    """403: the API is not enabled in the project, or not everywhere yet; `service` is its name."""
+    """403: the API `service` is not enabled in the project, or not everywhere yet."""
 
     @property
     def service(self) -> str:
@@ -84,13 +85,13 @@ class ServiceDisabledError(GoogleError):
 
 
 class NoCredentialsError(ConfigError):
-    """There is nothing to sign requests with."""
+    """No credentials to sign requests with."""
 
 
 class GoogleClient:
-    """Calls by the names of the discovery documents: `call("tpu", "projects.locations.nodes.get", name=...)`.
+    """Client with the method names of the discovery documents: `call("tpu", "projects.locations.nodes.get", name=...)`.
 
-    Another version than that of `VERSIONS` follows a colon: `call("serviceusage:v1beta1", ...)`.
+    An API version other than the one in `VERSIONS` follows a colon: `call("serviceusage:v1beta1", ...)`.
     """
 
     def __init__(self, credentials: Credentials | None, clock: Clock, roots: Mapping[str, str] | None = None) -> None:
@@ -100,41 +101,41 @@ class GoogleClient:
         self._idle: list[Any] = []
         self._listeners: list[Callable[[dict[str, Any]], None]] = []
         self.before_pod_write: Callable[[], object] = lambda: None
-        """Asked right before each request that changes a TPU; raises where another controller acts on the pod."""
+        """Called right before each request that changes a TPU; raises if another controller owns the pod."""
 
     def listen(self, listener: Callable[[dict[str, Any]], None]) -> None:
-        """Tell of every request from now on, those that are sent again included: never of a body or an answer.
+        """Call a listener after each request, retries included. It never receives the body of a request or response.
 
-        The listener is called from whichever thread asks, with {time, api, method, of: the names in its URL, status,
-        seconds}.
+        The listener runs in the thread that made the request and gets {time, api, method, of, status, seconds}; `of`
+        holds the names in the URL.
         """
         self._listeners.append(listener)
 
     def unlisten(self, listener: Callable[[dict[str, Any]], None]) -> None:
-        """Tell that listener no more."""
+        """Remove a listener."""
         self._listeners.remove(listener)
 
     @property
     def signed_in(self) -> bool:
-        """Is there somebody to act as?"""
+        """Return whether there are credentials."""
         return self._credentials is not None
 
     def root(self, api: str) -> str:
-        """Where an API is: `https://tpu.googleapis.com/`, or its place in the emulated cloud."""
+        """Return the base URL of an API: `https://tpu.googleapis.com/`, or its address in the emulated cloud."""
         return self._roots.get(api, f"https://{api}.googleapis.com/")
 
     def call(self, api: str, method: str, **parameters: Any) -> dict[str, Any]:
-        """One request and its JSON answer.
+        """Send one request and return its JSON response.
 
         Raises:
-            NotFoundError, Conflict, GoogleError: what Google answered, after the retries that make sense.
-            NoCredentialsError: nobody to act as.
+            GoogleError: Google's error, after all useful retries; often a subclass such as NotFoundError.
+            NoCredentialsError: there are no credentials.
         """
         answer = self._send(api, method, parameters)
         return answer if isinstance(answer, dict) else {}
 
     def pages(self, api: str, method: str, items: str, **parameters: Any) -> Iterator[dict[str, Any]]:
-        """Every item of a list method, over all pages."""
+        """Yield every item of a list method, over all pages."""
         while True:
             answer = self.call(api, method, **parameters)
             yield from answer.get(items, [])
@@ -143,12 +144,12 @@ class GoogleClient:
             parameters["pageToken"] = answer["nextPageToken"]
 
     def download(self, bucket: str, name: str) -> bytes:
-        """The content of an object; NotFoundError if there is none."""
+        """Return the content of an object; NotFoundError if there is none."""
         content = self._send("storage", "objects.get_media", {"bucket": bucket, "object": name})
         return content if isinstance(content, bytes) else str(content).encode()
 
     def metadata(self, bucket: str, name: str) -> tuple[dict[str, Any], float]:
-        """An object's metadata, and what time the server has: seconds since the epoch, the fraction cut off.
+        """Return an object's metadata and the server's time in whole seconds since the epoch.
 
         Raises:
             NotFoundError: there is no such object.
@@ -166,14 +167,13 @@ class GoogleClient:
         generation: int | None = None,
         metadata: Mapping[str, str] | None = None,
     ) -> dict[str, Any]:
-        """Write an object; returns its metadata.
+        """Write an object and return its metadata.
 
-        Args:
-            generation: write only if the object has this generation now; 0: only if it does not exist.
-            metadata: words of ours about it, 8 KiB at most, which a listing of objects shows.
+        With `generation`, write only if the object has it; 0: only if the object does not exist. `metadata` is custom
+        metadata, at most 8 KiB, which a listing of objects includes.
 
         Raises:
-            Conflict: another generation is there.
+            ConflictError: the object has another generation.
         """
         from googleapiclient.http import MediaInMemoryUpload
 
@@ -188,16 +188,12 @@ class GoogleClient:
     def upload_file(
         self, bucket: str, name: str, path: Path, session: Path, moved: Callable[[int], None]
     ) -> dict[str, Any]:
-        """Write an object from a file, in chunks; a transfer that was cut off, even with its process, is gone on with.
+        """Write an object from a file in chunks. An interrupted upload resumes, even in a new process.
 
         https://cloud.google.com/storage/docs/performing-resumable-uploads
 
-        Args:
-            session: file that keeps the address of the upload until it is done.
-            moved: told of the bytes that have gone (negative: they have to be sent again).
-
-        Returns:
-            The object's metadata.
+        The file `session` holds the upload's URL until it is done; `moved` is called with the number of bytes sent
+        (negative: they must be sent again). Returns the object's metadata.
         """
         if path.stat().st_size <= CHUNK:
             content = path.read_bytes()
@@ -218,7 +214,7 @@ class GoogleClient:
             request = self._service("storage").objects().insert(bucket=bucket, name=name, media_body=media)
             if session.is_file():
                 request.resumable_uri = session.read_text()
-                request._in_error_state = True  # so that it first asks how far the transfer has come
+                request._in_error_state = True  # makes it ask first how far the transfer has come
             try:
                 while answer is None:
                     _, answer = request.next_chunk(http=http)
@@ -232,7 +228,7 @@ class GoogleClient:
                 moved(-sent)
                 if error.resp.status not in (404, 410) or not session.is_file():
                     raise
-                session.unlink()  # it has expired, after a week
+                session.unlink()  # the session expires after a week
                 raise GoogleError("upload", 503, "SESSION_EXPIRED", "the upload starts anew") from None
             except BaseException:
                 moved(-sent)
@@ -273,7 +269,7 @@ class GoogleClient:
 
     @contextmanager
     def _told(self, api: str, method: str, parameters: Mapping[str, Any]) -> Iterator[None]:
-        """Tell the listeners of one request."""
+        """Report one request to the listeners."""
         if not self._listeners:
             yield
             return
@@ -305,7 +301,7 @@ class GoogleClient:
 
     @contextmanager
     def _connection(self) -> Iterator[Any]:
-        """A connection for one request, since httplib2 is not thread-safe; one that failed is not used again."""
+        """Yield a connection for one request, since httplib2 is not thread-safe. A failed connection is not reused."""
         import google_auth_httplib2
         from googleapiclient.http import build_http  # a plain Http takes the 308 of a resumable upload for a redirect
 
@@ -321,10 +317,10 @@ class GoogleClient:
             self._idle.append(http)
 
     def token(self) -> str:
-        """An access token that is good for some minutes, for what is not called over REST.
+        """Return an access token valid for some minutes, for calls that do not go through this client.
 
         Raises:
-            NoCredentialsError: nobody to act as.
+            NoCredentialsError: there are no credentials.
         """
         import google_auth_httplib2
         from google.auth.exceptions import GoogleAuthError
@@ -343,7 +339,7 @@ class GoogleClient:
 
     @property
     def service_account(self) -> str | None:
-        """The address of the service account that we act as, if we do."""
+        """Return the address of the service account in use, or None for a user."""
         known = getattr(self._credentials, "service_account_email", None)
         return known if known and "@" in known else None
 
@@ -356,7 +352,7 @@ class GoogleClient:
 
 @contextmanager
 def _translate_errors(what: str) -> Iterator[None]:
-    """Everything that can go wrong in a request becomes an error of ours."""
+    """Turn every failure of a request into one of our exceptions."""
     import httplib2
     from google.auth.exceptions import GoogleAuthError
     from googleapiclient.errors import HttpError
@@ -372,7 +368,7 @@ def _translate_errors(what: str) -> Iterator[None]:
 
 
 def _backoff_seconds(state: Any) -> float:
-    """What the server asked for, else 1, 2, 4 ... seconds (https://cloud.google.com/storage/docs/retry-strategy)."""
+    """Return Retry-After if sent, else 1, 2, 4 ... seconds: https://cloud.google.com/storage/docs/retry-strategy"""
     error = state.outcome.exception()
     return error.retry_after or min(2.0 ** (state.attempt_number - 1), 30.0)
 
@@ -393,5 +389,5 @@ def _http_error(what: str, error: Any) -> GoogleError:
 
 
 def _seconds(retry_after: str) -> float | None:
-    """https://www.rfc-editor.org/rfc/rfc9110#field.retry-after in its form of seconds, the one that Google sends."""
+    """Parse https://www.rfc-editor.org/rfc/rfc9110#field.retry-after in seconds, the form that Google sends."""
     return float(retry_after) if retry_after.isdigit() else None

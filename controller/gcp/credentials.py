@@ -1,4 +1,4 @@
-"""Whose name requests are made in, and in which project: read from files and the environment, never probed for."""
+"""Default credentials and project, read from files and the environment, without probing a metadata server."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ SCOPES = ("https://www.googleapis.com/auth/cloud-platform",)
 
 
 def application_default_credentials() -> Credentials | None:
-    """Application-default credentials from $GOOGLE_APPLICATION_CREDENTIALS or gcloud's folder; None without any.
+    """Return application-default credentials from $GOOGLE_APPLICATION_CREDENTIALS or gcloud's folder, or None.
 
-    `google.auth.default()` would ask a metadata server too, which takes seconds where there is none.
+    `google.auth.default()` would also ask a metadata server, which takes seconds where there is none.
     """
     named = os.environ.get("GOOGLE_APPLICATION_CREDENTIALS")
     file = Path(named) if named else _gcloud_folder() / "application_default_credentials.json"
@@ -29,7 +29,7 @@ def application_default_credentials() -> Credentials | None:
 
 
 def default_project() -> str | None:
-    """The project of the environment or of gcloud's active configuration; None if neither names one."""
+    """Return the project from the environment or gcloud's active configuration, or None."""
     for variable in ("GOOGLE_CLOUD_PROJECT", "CLOUDSDK_CORE_PROJECT"):
         if os.environ.get(variable):
             return os.environ[variable]

@@ -1,4 +1,4 @@
-"""What firewall rules admit: pure functions on the answers of `firewalls.list`."""
+"""Pure functions that decide what firewall rules admit, given the response of `firewalls.list`."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ Item = dict[str, Any]
 
 
 def admits(rule: Item, allowed: Iterable[str], sources: Iterable[str], tags: Iterable[str]) -> bool:
-    """Does one rule let in all that is wanted: `tcp:22`, `tcp` or `icmp`, from every source, to VMs with these tags?
+    """Return whether one rule admits all of `allowed` from every source to VMs with these tags.
 
-    A rule with a higher priority that denies it is not looked for: who made that meant it.
+    `allowed` entries read `tcp:22`, `tcp` or `icmp`. Deny rules of higher priority are ignored: they are deliberate.
     """
     targets = set(rule.get("targetTags", ()))
     if rule.get("disabled") or rule.get("direction", "INGRESS") != "INGRESS" or rule.get("targetServiceAccounts"):

@@ -1,15 +1,15 @@
-"""Names, labels and marks by which Slipway recognises what it made on Google Cloud."""
+"""Names, labels and marks that identify what Slipway created on Google Cloud."""
 
 from __future__ import annotations
 
 from typing import Any
 
 LABEL = {"managed-by": "slipway"}
-"""On everything that takes labels."""
+"""Label on every resource that takes labels."""
 MARK = "made by slipway"
-"""Begins the description of what takes no labels: networks, subnets, routers, firewall rules, service accounts."""
+"""Prefix of the description where labels do not exist: networks, subnets, routers, firewall rules, service accounts."""
 TAG = "slipway"
-"""Network tag of the workers; the firewall rules target it."""
+"""Network tag of the workers, which the firewall rules target."""
 
 
 def leaf(url: str) -> str:
@@ -18,10 +18,10 @@ def leaf(url: str) -> str:
 
 
 def is_marked(item: dict[str, Any]) -> bool:
-    """Whether the item's description starts with the mark; more text may follow."""
+    """Return whether the item's description starts with the mark; more text may follow."""
     return item.get("description", "").startswith(MARK)
 
 
 def is_labelled(item: dict[str, Any]) -> bool:
-    """Whether the item has the label."""
+    """Return whether the item has the label."""
     return LABEL.items() <= item.get("labels", {}).items()

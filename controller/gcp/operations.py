@@ -1,4 +1,4 @@
-"""Google's long-running operations: wait for one to end, and turn its error into ours.
+"""Wait for Google's long-running operations and raise their errors as exceptions.
 
 Compute: https://cloud.google.com/compute/docs/api/how-tos/api-requests-responses; TPU and Service Usage:
 https://google.aip.dev/151.
@@ -26,11 +26,11 @@ RPC_CODES = {
     13: "INTERNAL",
     14: "UNAVAILABLE",
 }
-"""https://grpc.io/docs/guides/status-codes/"""
+"""Names of the gRPC status codes: https://grpc.io/docs/guides/status-codes/"""
 
 
 class OperationFailedError(GoogleError):
-    """The request was accepted, and the work then failed; `status` is 0."""
+    """An operation that was accepted and then failed; `status` is 0."""
 
 
 def wait_compute(world: Context, operation: dict[str, Any]) -> None:
@@ -58,14 +58,11 @@ def wait_rpc(
 ) -> dict[str, Any]:
     """Wait for an operation of TPU (`projects.locations.operations.get`) or Service Usage (`operations.get`).
 
-    Args:
-        seconds: how long at most.
-
-    Returns its response.
+    Waits for at most `seconds` and returns the operation's response.
 
     Raises:
         OperationFailedError: with the canonical gRPC code name as the reason, e.g. RESOURCE_EXHAUSTED;
-            DEADLINE_EXCEEDED when it was not done in time.
+            DEADLINE_EXCEEDED when it did not finish in time.
     """
     late = world.clock.deadline(seconds)
     while not operation.get("done"):

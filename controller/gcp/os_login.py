@@ -1,4 +1,4 @@
-"""Logins that Google manages, where a project wants that: our key goes into our profile, not into a node's metadata.
+"""OS Login: where a project enforces it, our SSH key goes into our Google profile, not into a node's metadata.
 
 https://cloud.google.com/compute/docs/oslogin
 """
@@ -12,14 +12,14 @@ from controller.gcp.client import ForbiddenError, GoogleClient, NotFoundError
 
 
 class OsLogin:
-    """Who we are on the VMs of a project."""
+    """The caller's OS Login profile in a project."""
 
     def __init__(self, google: GoogleClient, project: str) -> None:
         self._google, self._project = google, project
 
     @cached_property
     def enforced(self) -> bool:
-        """Does the project's metadata say so? False where we may not look."""
+        """Return whether the project's metadata enforces OS Login; False without permission to read it."""
         try:
             answer = self._google.call("compute", "projects.get", project=self._project)
         except ForbiddenError:
@@ -28,7 +28,7 @@ class OsLogin:
         return any(i["key"] == "enable-oslogin" and i.get("value", "").upper() == "TRUE" for i in items)
 
     def login(self, public_key: str) -> str | None:
-        """Our user name on the VMs, or None as long as this key is not in our profile."""
+        """Return our user name on the VMs, or None until this key is in our profile."""
         name = f"users/{self._email}"
         try:
             profile = self._google.call("oslogin", "users.getLoginProfile", name=name, projectId=self._project)
@@ -39,7 +39,7 @@ class OsLogin:
         return accounts[0]["username"] if accounts and public_key.split()[:2] in keys else None
 
     def add(self, public_key: str) -> None:
-        """Put a key into our profile, which also makes the account."""
+        """Add a key to our profile, which also creates the account."""
         self._google.call(
             "oslogin",
             "users.importSshPublicKey",

@@ -1,4 +1,4 @@
-"""What an hour of a pod costs. List prices with a date, never a bill: `conf/tpu_types.yaml` and `conf/prices.yaml`."""
+"""Hourly price of a pod, from dated list prices in `conf/tpu_types.yaml` and `conf/prices.yaml`. Never a bill."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from conf.schema.config import Config
 
 HOURS_PER_MONTH = 730.0
 BASTION_DISK_GB = 10
-"""What Google gives an instance of its Debian image where nothing else is said."""
+"""Default boot disk size of an instance with Google's Debian image."""
 SPOT_TIERS = frozenset({"spot", "preemptible"})
 
 
 @dataclass(frozen=True)
 class HourlyPrice:
-    """USD per hour of one pod: its TPUs (None: not known), and the NAT and addresses beside them; `source` in words."""
+    """USD per hour of one pod: TPUs (None: unknown), NAT and addresses. `source` says where the prices come from."""
 
     tpu: float | None
     network: float
@@ -41,15 +41,14 @@ class HourlyPrice:
 
 @cache
 def load_prices() -> dict[str, Any]:
-    """The parsed `conf/prices.yaml`."""
+    """Return the parsed `conf/prices.yaml`."""
     return yaml.safe_load(Path(conf.__file__).with_name("prices.yaml").read_text())
 
 
 def hourly_price(config: Config, now: float, zone: str | None = None, capacity: str | None = None) -> HourlyPrice:
-    """What the config's pod costs in a zone, by default its first, in a tier, by default its first.
+    """Return the price of the config's pod in a zone and a tier, by default the config's first ones.
 
-    Args:
-        now: seconds since the epoch; a TRC grant is free until a date.
+    `now` is in seconds since the epoch; a TRC grant is free until a date.
     """
     zone = zone or config.tpu.zone
     capacity = capacity or config.tpu.capacity[0]
@@ -71,7 +70,7 @@ def _network_items(config: Config) -> str:
 
 
 def _network(config: Config) -> float:
-    """NAT and external addresses of the workers, and the bastion; traffic not counted."""
+    """Return the price of NAT, the workers' external addresses and the bastion, without traffic."""
     table, workers = load_prices(), config.topology.workers
     bastion = 0.0
     if config.recovery.driver == "bastion":
@@ -90,7 +89,7 @@ def _network(config: Config) -> float:
 
 
 def max_cost(config: Config, hourly: HourlyPrice) -> str:
-    """What the run can cost at most, in words; what it will cost, nobody knows before its first steps are timed."""
+    """Describe the most that the run can cost. Its actual cost is unknown until its first steps are timed."""
     budget = config.budget
     limits = [(f"${budget.max_usd:.2f}", "budget.max_usd")] if budget.max_usd is not None else []
     if budget.max_hours is not None:
@@ -104,5 +103,5 @@ def max_cost(config: Config, hourly: HourlyPrice) -> str:
 
 
 def monthly_storage_price(gigabytes: float) -> float:
-    """USD per month for data that lies in a bucket."""
+    """Return the price in USD per month of data stored in a bucket."""
     return gigabytes * load_prices()["storage"]["usd_per_gb_month"]

@@ -31,15 +31,15 @@ from controller.run.drive import drive
 from controller.run.options import RunOptions
 
 OVERRIDDEN_KEYS = frozenset({"cloud", "cloud.project"})
-"""Keys that a rehearsal decides by itself."""
+"""Keys that a rehearsal sets itself."""
 REHEARSAL_OVERRIDES = ("scale=tiny", "env.packages=image", "env.requirements=null")
-"""Applied unless the user overrides the key: small, with the packages of this machine, nothing downloaded."""
+"""Defaults of a rehearsal, unless the user sets the key: small, with this machine's packages, nothing downloaded."""
 SECONDS_BEFORE_PREEMPTION = 4.0
 
 
 @dataclass(frozen=True)
 class Check:
-    """One thing that the rehearsal was to prove, and whether it did."""
+    """One thing that the rehearsal had to prove, and whether it did."""
 
     passed: bool
     message: str
@@ -47,14 +47,14 @@ class Check:
 
 @dataclass(frozen=True)
 class Rehearsal:
-    """An opened rehearsal."""
+    """A rehearsal with its emulated cloud started."""
 
     options: RunOptions
     plan: Plan
     world: Context
     emulator: Emulator
     folder: Path
-    """Where its emulated cloud lives."""
+    """Folder of the emulated cloud."""
 
     def run(self, screen: BoardScreen) -> Result | None:
         """Drive the run to its end."""
@@ -62,7 +62,7 @@ class Rehearsal:
         return drive(options, self.plan, self.world, self.emulator, screen)
 
     def checks(self, result: Result | None) -> list[Check]:
-        """Look up in the emulated cloud what the run has proven."""
+        """Check in the emulated cloud what the run has proven."""
         plan, state, requests = self.plan, self.emulator.get("state"), self.emulator.requests()
         ledger = Ledger(self.world.google, plan.bucket, plan.run_id)
         topology, workers = plan.config.topology, plan.node.spec.workers
@@ -85,7 +85,7 @@ class Rehearsal:
         ]
 
     def inspect_hint(self) -> str:
-        """How to look at what a failed rehearsal left."""
+        """Return how to inspect what a failed rehearsal left behind."""
         own = {*OVERRIDDEN_KEYS, "scale"}
         overrides = [override for override in self.options.overrides if _key(override) not in own]
         again = shlex.join([*overrides, "cloud=local", *REHEARSAL_OVERRIDES, f"run.state_dir={self.folder}"])
@@ -97,7 +97,7 @@ def open_rehearsal(options: RunOptions) -> Iterator[Rehearsal]:
     """Start an emulated cloud for the rehearsal, and wipe it unless the caller's block fails.
 
     Raises:
-        ConfigError: the config is unusable, or a rehearsal of that name is under way.
+        ConfigError: the config is unusable, or a rehearsal of that name is running.
     """
     config, folder = _rehearsal_config(options)
     plan = build_plan(config, project_of(config), Path.cwd())
@@ -111,7 +111,7 @@ def open_rehearsal(options: RunOptions) -> Iterator[Rehearsal]:
 
 
 def _rehearsal_config(options: RunOptions) -> tuple[Config, Path]:
-    """The config of the rehearsal, and the folder where its emulated cloud lives."""
+    """Return the config of the rehearsal, and the folder of its emulated cloud."""
     overrides = [override for override in options.overrides if _key(override) not in OVERRIDDEN_KEYS]
     given = {_key(override) for override in overrides}
     defaults = [override for override in REHEARSAL_OVERRIDES if _key(override) not in given]
@@ -128,16 +128,16 @@ def _key(override: str) -> str:
 
 
 def _create_adopted_pod(config: Config, world: Context) -> None:
-    """Create the pod that the run adopts: the same plan without `tpu.adopt`, as far as its node."""
+    """Create the pod that the run adopts: the same plan without `tpu.adopt`, up to and including its node."""
     other = config.model_copy(update={"tpu": config.tpu.model_copy(update={"adopt": False})})
     plan = build_plan(other, project_of(other), Path.cwd())
     reconcile(plan.resources[: plan.resources.index(plan.node) + 1], world)
 
 
 def default_faults(config: Config) -> tuple[dict[str, Any], ...]:
-    """A preemption in mid-run: after the first checkpoint if its name is known, else after a while.
+    """Return a preemption in mid-run: after the first checkpoint if its name is known, else after some time.
 
-    Slipway may not replace an adopted pod, so that one meets workers that refuse SSH and an overloaded API instead.
+    Slipway may not replace an adopted pod, so that run gets workers that refuse SSH and an overloaded API instead.
     """
     if config.tpu.adopt:
         return ({"kind": "ssh_refused", "seconds": 2}, {"kind": "http", "status": 503, "match": "GET .*nodes"})
@@ -149,7 +149,7 @@ def default_faults(config: Config) -> tuple[dict[str, Any], ...]:
 
 
 def _check_leftovers(plan: Plan, left: list[str]) -> Check:
-    """Nothing may be left at the end except an adopted pod."""
+    """Check that nothing is left at the end except an adopted pod."""
     if plan.config.tpu.adopt:
         only = {name.rpartition("/")[2] for name in left} == {plan.node.name}
         return Check(only, f"{plan.node.name} is still there, and nothing else that is billed")
@@ -161,7 +161,7 @@ def _join_names(exceptions: Sequence[str]) -> str:
 
 
 def _check_recovery(ledger: Ledger, state: dict[str, Any]) -> list[Check]:
-    """Whether each scripted fault struck and the run recovered from it."""
+    """Check whether each scripted fault occurred and the run recovered from it."""
     checks = []
     for fault in state.get("fault", {}).values():
         spec = {key: value for key, value in fault["spec"].items() if key != "at" and value not in (None, 0.0)}
@@ -175,10 +175,10 @@ def _check_recovery(ledger: Ledger, state: dict[str, Any]) -> list[Check]:
 
 
 def _wipe_cloud(folder: Path) -> None:
-    """End and remove what an earlier rehearsal left, or this one.
+    """Stop and remove the emulated cloud of this or an earlier rehearsal.
 
     Raises:
-        ConfigError: a rehearsal of that name is under way.
+        ConfigError: a rehearsal of that name is running.
     """
     if not folder.exists():
         return
