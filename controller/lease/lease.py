@@ -1,10 +1,10 @@
-"""One acting controller per pod: the lease is taken before the first act, renewed, and asked about before each act.
+"""Lease that lets one controller at a time act on a pod: acquired before the first write, renewed, checked before each.
 
-A controller is sure of its lease for a little less than its term after it last wrote it, by a clock of its own that no
-one sets; another one may take it only when the server says that the whole term has passed. So the two never overlap,
-however their clocks differ. Who was stopped, asleep or cut off for longer finds that out before its next act: it asks
-for the lease again, and where another one has it, it is fenced and ends. What reaches a worker late is refused there
-by its smaller token (controller/agent/main.py).
+A holder trusts its lease for slightly less than the term after its last write, measured on a clock that nobody can set.
+Another controller may take the lease only when the server says that the whole term has passed. The two therefore never
+overlap, however far their clocks differ. A controller that was stopped, asleep or offline for longer finds out before
+its next write: it asks for the lease again and, if another controller holds it, is fenced and ends. A late request to a
+worker is refused there because its token is smaller (controller/agent/main.py).
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from controller.gcp.client import ConflictError, GoogleError, NotFoundError
 from controller.lease.store import Identity, LeaseRecord, LeaseSnapshot, LeaseStore
 
 SAFETY_MARGIN = 1 / 6
-"""Of a term: how long before its end a controller is no longer sure, so that what it has begun arrives in time."""
+"""Fraction of the term: a holder stops trusting its lease this long before the end, so that a started write arrives."""
 RUN_ENDING_REASONS = ("cancelled", "deleted", "stopped")
-"""How the reason begins for which a holder is to let go, where its run is to end; else another one goes on with it."""
+"""Prefixes of release requests that end the run; after any other request, the new holder continues the run."""
 RENEWALS_PER_TERM = 4
-"""In a term, at least."""
+"""Minimum number of renewals per term."""
 
 
 class LeaseHeldError(SlipwayError):
-    """Another controller has the lease; nothing was done."""
+    """Another controller holds the lease; nothing was done."""
 
     exit_code = 2
 
@@ -38,7 +38,7 @@ class LeaseHeldError(SlipwayError):
 
 
 class ReleaseRequestedError(LeaseLostError):
-    """The controller was asked to let go, and did. `ends`: so that the run ends, by a verb of that name."""
+    """The controller was asked to release the lease and did. `ends` is true if the request also ends the run."""
 
     def __init__(self, term: LeaseRecord) -> None:
         self.ends = term.asked.startswith(RUN_ENDING_REASONS)
@@ -48,17 +48,15 @@ class ReleaseRequestedError(LeaseLostError):
 
 
 class Lease:
-    """What one controller knows of the lease of one pod, or of one sweep. Threads may share it."""
+    """Lease of one pod or one sweep, from the point of view of one controller. Thread-safe."""
 
     def __init__(
         self, file: LeaseStore, clock: Clock, me: Identity, seconds: float, every: float, fenced: Callable[[], None]
     ) -> None:
-        """Nothing is taken yet.
+        """Prepare the lease without acquiring it.
 
-        Args:
-            seconds: the term.
-            every: how often it is renewed at least, in seconds.
-            fenced: called once, from any thread, when another one acts on the pod: whoever sleeps should wake up.
+        `seconds` is the term; the lease is renewed at least `every` seconds. `fenced` is called once, from any thread,
+        when another controller takes over, and should wake up threads that sleep.
         """
         self._file, self._clock, self.me, self._seconds = file, clock, me, seconds
         self._renew_seconds, self._fenced = min(every, seconds / RENEWALS_PER_TERM), fenced
@@ -75,29 +73,29 @@ class Lease:
         return self._mine is not None
 
     def look(self) -> LeaseSnapshot | None:
-        """Who has it, this controller excepted; None if it is to be had."""
+        """Return the lease if another controller holds it, None if it is free or ours."""
         seen = self._file.read()
         return seen if self.is_held_by_other(seen) else None
 
     def is_held_by_other(self, seen: LeaseSnapshot | None) -> bool:
-        """Does what was read say that another controller has it?"""
+        """Return whether `seen` shows that another controller holds the lease."""
         return seen is not None and seen.term.id != self.me.id and not self._is_free(seen)
 
     def last(self) -> LeaseSnapshot | None:
-        """What lies there, whoever left it."""
+        """Return the stored lease, whichever controller wrote it."""
         return self._file.read()
 
     def hold(self) -> int:
-        """Be sure of the lease: to be called before each act. Costs nothing while that is so; returns the token.
+        """Acquire or confirm the lease before a write and return its token; free while the lease is known to be valid.
 
         Raises:
-            Held: another controller has it, and we never had.
-            Fenced: we had it, and another one has it now, or we were asked to let go; for good.
-            GoogleError: it cannot be known.
+            LeaseHeldError: another controller holds it, and this one never did.
+            LeaseLostError: this controller held it and lost it for good: taken by another one, or released on request.
+            GoogleError: the state of the lease cannot be read.
         """
         self.check()
         if (mine := self._mine) is not None and self._clock.boot_time() < self._valid_until:
-            return mine.token  # without the lock, which a slow renewal may have
+            return mine.token  # without the lock, which a slow renewal may hold
         with self._lock:
             self.check()
             if self._mine is None:
@@ -108,15 +106,15 @@ class Lease:
             return self._mine.token
 
     def check(self) -> None:
-        """Raises Fenced, as far as that is known already; asks nobody."""
+        """Raise LeaseLostError if the loss is already known; sends no request."""
         if self._lost_error is not None:
             raise self._lost_error
 
     def take_over(self, why: str, tell: Callable[[str], object] = lambda words: None) -> None:
-        """Ask whoever has it to let go, wait for that or for the end of the term, and take it.
+        """Ask the holder to release the lease, wait for that or for the end of its term, then acquire it.
 
         Raises:
-            Held: a third one was faster.
+            LeaseHeldError: a third controller was faster.
         """
         if asked := self.ask(why):
             tell(f"waiting for {asked} to let go")
@@ -125,21 +123,21 @@ class Lease:
         self.hold()
 
     def ask(self, why: str) -> LeaseRecord | None:
-        """Ask whoever has it to let go; returns whom."""
+        """Ask the holder to release the lease; return its record, or None if nobody holds it."""
         while seen := self.look():
             try:
                 self._file.write(replace(seen.term, asked=f"{why} by {self.me.holder}"), seen.generation)
             except ConflictError:
-                continue  # it has renewed meanwhile
+                continue  # the holder renewed in the meantime
             return seen.term
         return None
 
     def release(self, said: str = "", exit_code: int | None = None) -> None:
-        """Let go, with one's last words where what was to be done has come to an end. No error if it is gone."""
+        """Release the lease, with a final message if the work has ended. A lease that no longer exists is no error."""
         self._stop.set()
         if self._thread is not None:
             self._thread.join()
-        with self._lock, contextlib.suppress(GoogleError):  # then it ends with its term
+        with self._lock, contextlib.suppress(GoogleError):  # then it expires with its term
             if self._mine is not None and (
                 self._lost_error is None or isinstance(self._lost_error, ReleaseRequestedError)
             ):
@@ -150,7 +148,7 @@ class Lease:
 
     @contextlib.contextmanager
     def kept(self) -> Iterator[None]:
-        """Let go at the end of this, whatever happens; an error's words are the last ones."""
+        """Release the lease when the context ends, for whatever reason; an error's text becomes the final message."""
         try:
             yield
         except ReleaseRequestedError as error:
@@ -178,7 +176,7 @@ class Lease:
             try:
                 self._write(term, generation, began)
             except ConflictError:
-                continue  # somebody else was faster, or our own request came twice
+                continue  # another controller was faster, or our own request arrived twice
             self._thread = threading.Thread(target=self._keep, args=(self._stop,), daemon=True, name="lease")
             self._thread.start()
             return
@@ -201,7 +199,7 @@ class Lease:
             self._generation = seen.generation
             if seen.term.asked:
                 raise self._mark_lost(ReleaseRequestedError(seen.term))
-            # Our own request had arrived, though its answer had not.
+            # Our own request arrived, but its response was lost.
 
     def _mark_lost(self, error: LeaseLostError) -> LeaseLostError:
         self._lost_error = error
@@ -213,7 +211,7 @@ class Lease:
         self._mine, self._valid_until = term, began + self._seconds * (1 - SAFETY_MARGIN)
 
     def _keep(self, stop: threading.Event) -> None:
-        """Renew until it is released or lost; what passes is left to the next time."""
+        """Renew the lease until it is released or lost; a transient error is retried at the next renewal."""
         while not stop.wait(self._renew_seconds):
             with self._lock:
                 if stop.is_set() or self._mine is None:
@@ -223,4 +221,4 @@ class Lease:
                 except (LeaseLostError, InterruptedSleepError):
                     return
                 except SlipwayError:
-                    continue  # whoever acts will hear of it, unless it passes
+                    continue  # the next write raises it, unless it is transient

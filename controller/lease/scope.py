@@ -1,4 +1,4 @@
-"""The lease that a verb works under: who asks, how often it is renewed, and that every act of this process minds it."""
+"""Leases that the commands work under: who holds them, how often they are renewed, and the guard before each write."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from controller.lease.store import BucketLeaseStore, Identity
 from controller.plan.build import Plan
 
 RENEW_SECONDS = 10.0
-"""How soon a holder learns at the latest that it is asked to let go."""
+"""Interval of renewal: a holder notices a release request within this time."""
 LOCAL_RENEW_SECONDS = 1.0
 
 
 def pod_lease(plan: Plan, world: Context, driver: str = "laptop") -> Lease:
-    """The lease of the plan's pod, which nobody has taken yet."""
+    """Return the lease of the plan's pod, not acquired yet."""
     return Lease(
         BucketLeaseStore(world.google, plan.bucket, plan.node.name),
         world.clock,
@@ -28,11 +28,7 @@ def pod_lease(plan: Plan, world: Context, driver: str = "laptop") -> Lease:
 
 
 def sweep_lease(world: Context, bucket: str, sweep_id: str, seconds: float) -> Lease:
-    """The lease of a sweep, which nobody has taken yet: who has it gives the runs to the pods.
-
-    Args:
-        seconds: the term.
-    """
+    """Return the lease of a sweep, not acquired yet; its holder assigns runs to pods. `seconds` is the term."""
     return Lease(
         BucketLeaseStore(world.google, bucket, sweep_id, "sweeps"),
         world.clock,
@@ -45,7 +41,7 @@ def sweep_lease(world: Context, bucket: str, sweep_id: str, seconds: float) -> L
 
 @contextmanager
 def lease_guard(lease: Lease, plan: Plan, world: Context) -> Iterator[None]:
-    """While this lasts every act on the pod takes the lease, or makes sure of it; at its end it is let go."""
+    """Make every write to the pod acquire or confirm the lease while the context is open, then release the lease."""
     world.lease_path = f"{plan.bucket}/{plan.node.name}"
     world.before_pod_write = world.google.before_pod_write = lease.hold
     try:

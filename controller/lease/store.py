@@ -1,7 +1,7 @@
-"""The lease of a pod as an object in the bucket: who acts on the pod, since when, and under which number.
+"""Lease of a pod, stored as one object in the bucket: who acts on the pod, since when, and with which token.
 
-It is written with generation preconditions alone, so that of two who write one wins, and its age is taken from the
-server's own clock: https://cloud.google.com/storage/docs/request-preconditions
+Every write has a generation precondition, so that one of two concurrent writers wins. The age is measured by the
+server's clock: https://cloud.google.com/storage/docs/request-preconditions
 """
 
 from __future__ import annotations
@@ -24,25 +24,26 @@ from controller.core.formats import checked, has_format, stamped
 from controller.gcp.client import GoogleClient, NotFoundError
 
 KEY = "lease"
-"""Of the object's own metadata, in which the lease can be read with the object's age in one request."""
+"""Key of the object's custom metadata that holds the lease, so that one request returns the lease and its age."""
 MAX_TIMESTAMP = 2e11
-"""Of what a calendar can say, in seconds since the epoch."""
+"""Largest timestamp that a calendar date can express, in seconds since the epoch."""
 
 
 @dataclass(frozen=True)
 class LeaseRecord:
-    """What the object says.
+    """Content of the lease object.
 
     Attributes:
-        token: grows by one whenever another controller takes the lease: what carries a smaller one comes too late.
-        id: of the controller, unlike any other's.
-        holder: `user@host`, for people.
-        process: which process of which boot of which machine; empty where that cannot be known.
-        since: when it was taken, by the holder's clock; for people.
-        seconds: without a word from the holder for so long, it counts no more.
-        asked: why somebody wants the holder to let go; empty while nobody does.
-        released: the holder has let go by itself.
-        said, exit_code: its last words, where what it did has come to an end; None where the run goes on.
+        token: increases by one whenever another controller acquires the lease; requests with a smaller token are
+            refused.
+        id: unique id of the controller.
+        holder: `user@host`, for display.
+        process: machine boot and process of the holder; empty if unknown.
+        since: time of acquisition by the holder's clock, for display.
+        seconds: term; the lease expires when it has not been renewed for this long.
+        asked: why another controller asks the holder to release the lease; empty if none does.
+        released: whether the holder released the lease itself.
+        said, exit_code: final message and exit code if the holder's work has ended; None if the run continues.
     """
 
     token: Annotated[int, Field(ge=1)]
@@ -71,7 +72,7 @@ class LeaseRecord:
 
     @classmethod
     def from_json(cls, body: Any, where: str = "lease.json") -> LeaseRecord:
-        """Return the term that `to_json` wrote; keys of a later slipway are ignored.
+        """Parse what `to_json` wrote; keys of a later Slipway are ignored.
 
         Raises:
             FormatError: it has another format.
@@ -97,36 +98,36 @@ class LeaseRecord:
 
 @dataclass(frozen=True)
 class LeaseSnapshot:
-    """A term as it was read. `age` in seconds since it was last written, by the server's clock, rounded down."""
+    """Lease record as read. `age` is the seconds since its last write by the server's clock, rounded down."""
 
     term: LeaseRecord
     generation: int
     age: float
 
     def free(self, gone: bool) -> bool:
-        """May another one take it? `gone`: the holder is known to be dead."""
+        """Return whether another controller may acquire it. `gone`: the holder is known to be dead."""
         return self.term.released or gone or self.age >= self.term.seconds
 
 
 class LeaseStore(Protocol):
-    """Where the lease lies."""
+    """Storage of one lease."""
 
     def read(self) -> LeaseSnapshot | None:
-        """None: nobody ever had it."""
+        """Return the stored lease, or None if there has never been one."""
         ...
 
     def write(self, term: LeaseRecord, generation: int) -> int:
-        """Replace what has this generation (0: nothing); the new generation.
+        """Replace the object of this generation (0: none exists) and return the new generation.
 
         Raises:
-            Conflict: something else is there.
+            ConflictError: the object has another generation.
         """
         ...
 
 
 @dataclass(frozen=True)
 class BucketLeaseStore:
-    """`pods/NAME/lease.json`, or `sweeps/ID/lease.json`."""
+    """Lease store at `pods/NAME/lease.json` or `sweeps/ID/lease.json` in the bucket."""
 
     google: GoogleClient
     bucket: str
@@ -143,7 +144,7 @@ class BucketLeaseStore:
         except NotFoundError:
             return None
         where = f"gs://{self.bucket}/{self.name}"
-        try:  # whoever can write to the bucket can write anything there
+        try:  # anyone with write access to the bucket can write anything there
             body = json.loads(answer.get("metadata", {}).get(KEY, ""))
             term = LeaseRecord.from_json(body, where) if has_format(body) else None
         except (KeyError, ValueError, RecursionError):
@@ -168,7 +169,7 @@ class BucketLeaseStore:
 
 @dataclass(frozen=True)
 class Identity:
-    """A controller: this one, by default."""
+    """Identity of a controller; by default of this process."""
 
     driver: str
     run_id: str
@@ -177,7 +178,7 @@ class Identity:
     process: str = field(default_factory=lambda: _process_id())
 
     def is_known_dead(self, other: LeaseRecord) -> bool:
-        """Is the holder a process of this very boot of this machine, and dead? No need to wait for that one."""
+        """Return whether the holder is a dead process of this boot of this machine, which nobody needs to wait for."""
         where, _, which = other.process.rpartition(":")
         pid, _, began = which.partition("/")
         return bool(where) and where == self.process.rpartition(":")[0] and start_time(int(pid)) != began
@@ -186,12 +187,12 @@ class Identity:
         return LeaseRecord(token, self.id, self.holder, self.driver, self.run_id, self.process, since, seconds)
 
     def of(self, run_id: str) -> Self:
-        """The same controller, on behalf of another run."""
+        """Return the identity of the same controller for another run."""
         return type(self)(self.driver, run_id, self.id, self.holder, self.process)
 
 
 def _process_id() -> str:
-    """`BOOT:NAMESPACE:PID/START`; empty where there is no /proc to tell one container of a machine from another."""
+    """Return `BOOT:NAMESPACE:PID/START`, or "" without /proc, which tells the containers of a machine apart."""
     spaces = Path("/proc/self/ns/pid")
     if not spaces.exists():
         return ""

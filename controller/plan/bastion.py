@@ -1,4 +1,4 @@
-"""What `recovery.driver=bastion` adds to a plan: an account of its own, slipway itself in the bucket, and the VM."""
+"""Resources that `recovery.driver=bastion` adds to a plan: a service account, the Slipway package and the VM."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ DISK_ROLE = "roles/compute.storageAdmin"
 
 
 def slipway_package() -> CodeSnapshot:
-    """The source of this very installation, without the emulated cloud and without what runs on the pod."""
+    """Return the source of this installation, without the trainer and the emulated cloud."""
     root = Path(conf.__file__).parents[1]
     found = [p for name in ("conf", "controller") for p in (root / name).rglob("*") if _is_shipped(p, root)]
     return CodeSnapshot(root, tuple(sorted(p.relative_to(root).as_posix() for p in found)))
@@ -35,11 +35,7 @@ def _is_shipped(path: Path, root: Path) -> bool:
 
 
 def bastion_resources(config: Config, bucket: str, run_id: str, needs: Sequence[str]) -> Iterator[Resource]:
-    """In the order in which they come about.
-
-    Args:
-        needs: what the controller on the bastion takes for granted.
-    """
+    """Yield the resources in the order of creation; `needs` are the ids that its controller relies on."""
     cloud, after = config.cloud, (f"{Services.kind}/apis", f"{Bucket.kind}/{bucket}")
     account = ServiceAccount(name=cloud.driver_service_account, needs=after[:1])
     workers = ServiceAccount(name=cloud.service_account)

@@ -1,4 +1,4 @@
-"""From a config to the resources that must exist before its program can start: one DAG."""
+"""Build the plan of a run: the DAG of all resources that must exist before its program can start."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ UNKNOWN_HASH = "????????"
 
 @dataclass(frozen=True)
 class RecordedInputs:
-    """What is taken from the record of a run, and not decided anew: the run is to be the same.
+    """Inputs taken from the record of a run instead of being resolved again, so that the run stays the same.
 
     Attributes:
-        assets: by `datasets.NAME` and so on; their copies are in the bucket.
-        lock: the text of what env.packages=lock installs.
+        assets: resolved assets by key (`datasets.NAME` and so on); their copies are in the bucket.
+        lock: text of the lock that env.packages=lock installs.
     """
 
     run_id: str
@@ -49,7 +49,7 @@ class RecordedInputs:
 
 @dataclass(frozen=True)
 class Plan:
-    """Everything decided: what must exist, under which names, and what the program will read."""
+    """Plan of a run: every resource that must exist, their names, and the run.yaml that the program reads."""
 
     config: Config
     project: str
@@ -63,10 +63,10 @@ class Plan:
     resources: tuple[Resource, ...]
 
     def get(self, kind: type[R]) -> R:
-        """Return the plan's resource of a kind of which it has one.
+        """Return the plan's only resource of a kind.
 
         Raises:
-            LookupError: it has none.
+            LookupError: the plan has none.
         """
         for resource in self.resources:
             if isinstance(resource, kind):
@@ -78,19 +78,19 @@ class Plan:
         return self.get(Node)
 
     def observe_pod(self, context: Context) -> Absent | Pending | Node:
-        """Return the pod as it is now."""
+        """Return the current state of the pod."""
         return self.node.observe(context, {})
 
     @property
     def argv(self) -> list[str]:
-        """The program's argument list, the same on every worker; run.yaml is in $SLIPWAY_RUN_DIR, one folder up."""
+        """Return the program's argument list, equal on every worker; run.yaml is in $SLIPWAY_RUN_DIR, one folder up."""
         if self.config.program.kind == "trainer":
             return ["python", "-m", "trainer", "../run.yaml"]
         return list(self.places.fill_all(self.config.program.command, "program.command"))
 
     @property
     def notice(self) -> str | None:
-        """The signal that tells the program that its VM will go away."""
+        """Return the signal that warns the program before its VM is taken away."""
         return "SIGTERM" if self.config.program.kind == "trainer" else self.config.recovery.preemption_signal
 
     def in_scope(self, *scopes: str) -> list[Resource]:
@@ -100,16 +100,17 @@ class Plan:
 def build_plan(
     config: Config, project: str, folder: Path, code: CodeSnapshot | None = None, recorded: RecordedInputs | None = None
 ) -> Plan:
-    """Pure but for reading the code and the assets.
+    """Build the plan; does no I/O except reading the code and the assets.
 
     Args:
-        project: the resolved project id.
-        folder: where the user stands; `program=command` ships the repository around it.
-        code: what is shipped, where the caller knows; an Unfetched one gives a plan to look at, of a run without an id.
-        recorded: makes it the plan of a run that is on record.
+        config: validated config.
+        project: resolved project id.
+        folder: current folder of the user; `program=command` ships the repository around it.
+        code: snapshot to ship, if the caller has one; an UnfetchedSnapshot gives a plan for display, without a run id.
+        recorded: inputs of a recorded run, to plan that run again.
 
     Raises:
-        ConfigError: code or data that is not there.
+        ConfigError: code or data is missing.
     """
     code = code or take_snapshot(config, folder)
     bucket = bucket_name(config, project)
@@ -127,7 +128,7 @@ def build_plan(
     if recorded is not None and config.env.packages == "lock":
         requirements = Requirements(recorded.lock)
     early = tuple(_resources_before_pod(config, bucket, code, held, vault, requirements))
-    # A billed TPU never waits for an upload or a permission: everything shared comes before it.
+    # A billed TPU never waits for an upload or a permission: all shared resources come first.
     node = node_resource(config, tuple(r.id for r in early))
     archive = next(r for r in early if isinstance(r, CodeArchive))
     wheels = next((r for r in early if isinstance(r, Wheels)), None)

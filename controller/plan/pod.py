@@ -1,4 +1,4 @@
-"""The pod: the slice itself."""
+"""Plan the pod: the TPU slice itself."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from controller.resources.pod.provisioner import Place, SliceSpec
 
 
 def node_resource(config: Config, needs: tuple[str, ...]) -> Node:
-    """Return the pod of a config; `needs` are the ids of what must exist first."""
+    """Return the pod of a config; `needs` are the ids of the resources that must exist first."""
     tpu = config.tpu
     places = tuple(
         Place(zone, tier, config.network.subnet_name(zone_region(zone)), "queued" if tpu.is_queued(tier) else "node")

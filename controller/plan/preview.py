@@ -1,4 +1,4 @@
-"""Look at a whole plan without changing anything: what is there, what differs."""
+"""Preview a plan without changing anything: the current state of each resource and its difference from the plan."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from controller.ssh.fleet import WorkerError, WorkersFailedError
 
 @dataclass(frozen=True)
 class ResourcePreview:
-    """One resource of the plan: what it was seen to be, and what `up` would do (None: it cannot be told)."""
+    """Preview of one resource: its observed state and the difference that `up` would apply (None: unknown)."""
 
     resource: Resource
     seen: Any
@@ -31,7 +31,7 @@ class ResourcePreview:
 
 
 def preview_resources(resources: tuple[Resource, ...], world: Context) -> list[ResourcePreview]:
-    """Observe every resource, those without mutual needs at the same time, and say what would be done."""
+    """Observe every resource, independent ones concurrently, and compute what would change."""
     have: dict[str, Any] = {}
     rows: dict[str, ResourcePreview] = {}
     left = topological_order(resources)
@@ -54,7 +54,7 @@ def _observe(resource: Resource, world: Context, have: dict[str, Any]) -> Any:
         if isinstance(node, Pending | Unknown):
             return Unknown(f"the node is {node.why}" if isinstance(node, Pending) else node.why)
         if node.state != "READY":
-            return Absent()  # the node will be replaced, and this with it
+            return Absent()  # the node will be replaced, and this resource with it
     try:
         return resource.observe(world, have)
     except NoCredentialsError as error:

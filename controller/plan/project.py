@@ -1,4 +1,4 @@
-"""What all runs of a project share: services, account, bucket, network."""
+"""Resources that all runs of a project share: services, accounts, bucket, network."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from controller.resources.project.roles import BucketRoles, ProjectRoles
 from controller.resources.project.services import Services
 
 FALLBACK_RANGE = "10.0.0.0/20"
-"""Stands for the range in a region that the table does not hold; a check refuses that before anything is made."""
+"""Placeholder for a region that the table of ranges lacks; a check rejects such a region before anything is created."""
 
 
 def bucket_name(config: Config, project: str) -> str:
-    """A name that nobody else is likely to have: bucket names are shared by all of Google Cloud."""
+    """Return a bucket name that is unlikely to be taken: bucket names are global across Google Cloud."""
     location = config.cloud.bucket_location or config.region
     return config.cloud.bucket or f"{project.replace(':', '-').replace('.', '-')}-slipway-{location}"
 
@@ -51,7 +51,7 @@ def shared_resources(config: Config, bucket: str) -> Iterator[Resource]:
     )
     yield store
     if config.tpu.adopt:
-        return  # the pod has its network and its account already
+        return  # an adopted pod already has its network and its account
     if cloud.roles:
         yield ProjectRoles(name=account.name, account=account, roles=cloud.roles, needs=(account.id,))
     if cloud.bucket_roles:
@@ -87,7 +87,7 @@ def _network(config: Config, services: Services) -> Iterator[Resource]:
 
 
 def _regional_resources(config: Config, network: Network, region: str) -> Iterator[Resource]:
-    """The parts of the network that each region has its own of."""
+    """Yield the parts of the network that exist once per region."""
     net = config.network
     subnet = Subnet(
         name=net.subnet_name(region),

@@ -1,4 +1,4 @@
-"""What must be true on each worker of the pod before the program can start there."""
+"""Resources on each worker of the pod that must be ready before the program starts."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ from controller.resources.workers.watchdog import Watchdog
 LOCK_FILE = Path(conf.__file__).with_name("requirements.txt")
 WANDB_LOCK_FILE = Path(conf.__file__).with_name("wandb.txt")
 PIN = re.compile(r"^(?P<name>[\w.-]+)(\[.*?\])?==.*?(?=^\S|\Z)", re.MULTILINE | re.DOTALL)
-"""One package of a lock, with its hashes."""
+"""One package of a lock file, with its hashes."""
 
 
 def venv_requirements(config: Config, code: CodeSnapshot) -> Requirements:
-    """What the venv is to hold beside its Python.
+    """Return the packages that the venv must contain.
 
     Raises:
-        ConfigError: the requirements file is not in what is shipped, or cannot be used.
+        ConfigError: the requirements file is not among the shipped files, or is unusable.
     """
     if config.env.packages == "lock":
         return Requirements(_lock(config))
@@ -56,7 +56,7 @@ def venv_requirements(config: Config, code: CodeSnapshot) -> Requirements:
 
 
 def _lock(config: Config) -> str:
-    """The pinned packages, and those that logging.wandb needs besides."""
+    """Return the pinned packages, plus those that logging.wandb needs."""
     text = LOCK_FILE.read_text()
     if config.program.kind != "trainer" or config.logging.wandb is None:
         return text
@@ -65,14 +65,14 @@ def _lock(config: Config) -> str:
 
 
 def needs_watchdog(config: Config) -> bool:
-    """Is there a reason for which the pod should delete itself? An adopted one is never deleted."""
+    """Return whether the pod may have to delete itself: an idle limit or a budget is set, and it is not adopted."""
     limits = (config.cleanup.idle_minutes, config.budget.max_hours, config.budget.max_usd)
     return any(limit is not None for limit in limits) and not config.tpu.adopt
 
 
 @dataclass(frozen=True)
 class WorkerInputs:
-    """What is decided about a run when its workers' part is planned."""
+    """Inputs of the plan for the workers, all decided earlier."""
 
     config: Config
     node: Node
@@ -87,12 +87,12 @@ class WorkerInputs:
 
 
 def fetched_on_pod(config: Config, asset: ResolvedAsset) -> bool:
-    """Only what is downloaded can be: what is here, or made here, is sent from here."""
+    """Return whether the pod downloads the asset; local and generated files are sent from this machine."""
     return config.assets.fetch_on == "pod" and any(source.url for source in asset.files)
 
 
 def worker_resources(run: WorkerInputs) -> Iterator[Resource]:
-    """The resources in the order in which they come about."""
+    """Yield the resources of the workers in the order of creation."""
     config, node, code = run.config, run.node, run.code
     on_all: dict[str, Any] = {"workers": node.spec.workers, "node": node.id}
     setup = config.program.setup

@@ -1,6 +1,6 @@
-"""Make the world as the plan wants it: walk the DAG, observe, act only on a difference, wait until settled.
+"""Reconcile resources with the plan: walk the DAG, observe, act only on a difference, wait until it converges.
 
-There is no state file: what exists is asked for, just before each act. Independent resources settle concurrently.
+There is no state file: each resource is observed just before each action. Independent resources converge concurrently.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from controller.gcp.client import ServiceDisabledError
 from controller.reconcile.resource import Absent, Diff, Pending, Resource, Unknown
 
 LEASED_SCOPES = frozenset({"run", "pod"})
-"""Scopes of which one controller at a time brings things about; what pods share comes to the same whoever makes it."""
+"""Scopes that only the lease holder may change; shared ones come out the same whoever creates them."""
 MAX_ACTS = 8
-"""A resource that still differs after this many acts does not converge: something else keeps changing it."""
+"""A resource that still differs after this many actions does not converge: something else keeps changing it."""
 
 
 def topological_order(resources: Iterable[Resource]) -> list[Resource]:
-    """Topological order: each after its needs, else as given. Raises ValueError on a cycle or an unknown need."""
+    """Sort resources by their needs, else in the given order; ValueError on a cycle or an unknown need."""
     left = {r.id: r for r in resources}
     known = set(left)
     done: list[Resource] = []
@@ -40,11 +40,11 @@ def topological_order(resources: Iterable[Resource]) -> list[Resource]:
 
 
 def reconcile(resources: Sequence[Resource], world: Context) -> dict[str, Any]:
-    """Settle every resource; returns what each was observed to be in the end, by id.
+    """Reconcile every resource and return the final observed state of each, by id.
 
     Raises:
-        SlipwayError: the first failure, once everything already under way has come to rest.
-        KeyboardInterrupt: passed on after the threads have stopped at their next wait.
+        SlipwayError: the first failure, once everything already under way has stopped.
+        KeyboardInterrupt: raised again after the threads have stopped at their next wait.
     """
     waiting = topological_order(resources)
     have: dict[str, Any] = {}
@@ -74,7 +74,7 @@ def reconcile(resources: Sequence[Resource], world: Context) -> dict[str, Any]:
 
 
 def settle(resource: Resource, world: Context, have: dict[str, Any]) -> Any:
-    """Bring one resource to what is wanted; returns it as observed."""
+    """Reconcile one resource and return its observed state."""
     began = world.clock.steady()
     late = world.clock.deadline(resource.patience)
     pending, stuck = None, late
@@ -129,12 +129,12 @@ def _observe(resource: Resource, world: Context, have: dict[str, Any]) -> Any:
     try:
         return resource.observe(world, have)
     except ServiceDisabledError as error:
-        # Google takes some minutes to see everywhere that an API has been enabled.
+        # Google takes some minutes to propagate an enabled API.
         return Pending(f"{error.service} is not enabled everywhere yet")
 
 
 def destroy(resources: Sequence[Resource], world: Context) -> None:
-    """Remove resources, dependents first."""
+    """Delete resources, dependents first."""
     for resource in reversed(topological_order(resources)):
         began = world.clock.steady()
         world.events.emit("step_started", resource.id, "delete", title=resource.title)

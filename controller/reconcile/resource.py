@@ -1,7 +1,7 @@
-"""What a resource is, and what a difference is. No I/O here.
+"""Resources and the differences between their desired and observed state. No I/O here.
 
-One type serves for the wanted and the observed thing, so that the difference between them is a pure function.
-`None` in a wanted field means "whatever it is"; facts that are only observed (addresses, etags) are compare=False.
+One type describes both the desired and the observed resource, so that their difference is a pure function. `None` in a
+desired field means "any value"; fields that are only observed (addresses, etags) have compare=False.
 """
 
 from __future__ import annotations
@@ -17,28 +17,28 @@ if TYPE_CHECKING:
 
 Scope = Literal["run", "pod", "shared", "external"]
 ObservedResources = Mapping[str, Any]
-"""What the needs were observed to be, by id."""
+"""Observed state of the needs, by id."""
 
 
 @dataclass(frozen=True)
 class Absent:
-    """It does not exist: the cloud answered 404, or what it would live on is absent."""
+    """The resource does not exist: the cloud returned 404, or its host resource is absent."""
 
 
 @dataclass(frozen=True)
 class Pending:
-    """Something is under way; it is waited for, never acted on."""
+    """An operation is in progress; the reconciler waits for it and does not act."""
 
     why: str
     seconds: float = float("inf")
-    """How long this very state may last; the resource's own patience counts as well."""
+    """Maximum duration of this state; the resource's own `patience` applies too."""
     advice: str = ""
-    """What the user can do when it has lasted that long."""
+    """What the user can do when the state has lasted that long."""
 
 
 @dataclass(frozen=True)
 class Unknown:
-    """It cannot be observed; `plan` shows that, `up` stops."""
+    """The resource cannot be observed; `plan` reports that, `up` stops."""
 
     why: str
 
@@ -57,7 +57,7 @@ class Change:
 
 @dataclass(frozen=True)
 class Diff:
-    """What `apply` has to do."""
+    """Difference that `apply` has to remove."""
 
     action: Literal["none", "create", "update", "replace"]
     changes: tuple[Change, ...] = ()
@@ -71,12 +71,12 @@ class Diff:
 
 @dataclass(frozen=True, kw_only=True)
 class Resource(ABC):
-    """A kind of thing that a plan wants to exist. Subclasses are frozen dataclasses of plain values."""
+    """Kind of object that a plan can require. Subclasses are frozen dataclasses of plain values."""
 
     kind: ClassVar[str]
     scope: ClassVar[Scope]
     fixed: ClassVar[frozenset[str]] = frozenset()
-    """A change in these fields cannot be made in place."""
+    """Fields that cannot be changed in place."""
 
     name: str
     needs: tuple[str, ...] = field(default=(), compare=False)
@@ -87,48 +87,48 @@ class Resource(ABC):
 
     @property
     def title(self) -> str:
-        """One short line for people."""
+        """Return a short one-line title for display."""
         return f"{self.kind} {self.name}"
 
     @abstractmethod
     def observe(self, world: Context, have: ObservedResources) -> Absent | Pending | Unknown | Self:
-        """What is there now. Absent only on a real 404."""
+        """Return the current state; Absent only on a real 404."""
 
     @abstractmethod
     def apply(self, world: Context, have: ObservedResources, diff: Diff) -> None:
-        """One idempotent act that brings the world nearer; called again until nothing differs."""
+        """Perform one idempotent action towards the desired state; called again until nothing differs."""
 
     @abstractmethod
     def destroy(self, world: Context) -> None:
-        """Remove it if it is ours; no error when it is gone already."""
+        """Delete the resource if Slipway created it; no error if it no longer exists."""
 
     @property
     def patience(self) -> float:
-        """Seconds it may stay pending before that is an error."""
+        """Return how many seconds it may stay pending before that is an error."""
         return 600.0
 
     @property
     def ours(self) -> bool:
-        """Of an observed thing: did Slipway make it? Only ours is ever deleted."""
+        """Return whether Slipway created this observed resource; no other is ever deleted."""
         return True
 
     def findings(self, seen: Any) -> Iterable[Finding]:
-        """What the user should know of the observed thing although nothing has to be done about it. Pure."""
+        """Yield findings about the observed resource that need no action. Pure."""
         return ()
 
     def diff(self, seen: Absent | Self) -> Diff:
-        """Pure. Compares every field that counts; a fixed one makes it a replacement."""
+        """Compare all compared fields; a difference in a fixed one means a replacement. Pure."""
         if isinstance(seen, Absent):
             return Diff("create", tuple(Change(k, None, v) for k, v in self.wanted().items()))
         return difference(self.wanted(), vars(seen), self.fixed)
 
     def wanted(self) -> dict[str, Any]:
-        """The fields that are compared, without the name."""
+        """Return the compared fields, without the name."""
         return {f.name: getattr(self, f.name) for f in fields(self) if f.compare and f.name != "name"}
 
 
 def difference(wanted: Mapping[str, Any], observed: Mapping[str, Any], fixed: frozenset[str]) -> Diff:
-    """Compare every wanted field that is not None; a change in a fixed one makes it a replacement."""
+    """Compare every desired field that is not None; a difference in a fixed one means a replacement."""
     changes = tuple(
         Change(key, observed[key], value)
         for key, value in wanted.items()

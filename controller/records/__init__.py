@@ -1,1 +1,1 @@
-"""What made a run and what came of it, kept so that each number leads back to its config and code."""
+"""Records of runs: inputs and results, kept so that every number can be traced back to its config and code."""

@@ -1,4 +1,4 @@
-"""What differs between two runs: config, code, packages, data, machine, and what came of it."""
+"""Compare two runs: config, code, packages, data, machine and results."""
 
 from __future__ import annotations
 
@@ -11,10 +11,9 @@ RecordDiff = dict[str, dict[str, tuple[Any, Any]]]
 
 
 def diff_records(old: RunRecord, new: RunRecord) -> RecordDiff:
-    """By section the keys that differ, each with both values, None where one run has none.
+    """Return the differing keys by section, each with both values, None if one run lacks the key.
 
-    Args:
-        old, new: records, each with its row of the table of runs under `row`.
+    Each record carries its row of the table of runs under `row`.
     """
     sections = {
         "config": lambda d: flat(d["config"]),
@@ -34,7 +33,7 @@ RESULT_KEYS = ("state", "attempts", "seconds", "usd", "metrics")
 
 
 def format_diff(old: str, new: str, found: RecordDiff) -> list[str]:
-    """Return the difference as lines for people."""
+    """Return the difference as lines for display."""
     lines = [f"- {old}", f"+ {new}"]
     for section, keys in found.items():
         lines += ["", section]

@@ -1,7 +1,7 @@
-"""The table of runs: one small row for each, in an index file of the state folder and on an object of the bucket.
+"""Table of runs: one small row per run, in an index file of the state folder and on an object in the bucket.
 
-The file is appended to, and the last row of a run counts, so that ten thousand of them are read in a moment. In the
-bucket each row is the metadata of an object `index/<id>.json`: one listing of a thousand rows is one request.
+The file is append-only and the last row of a run counts, so that ten thousand rows load in a moment. In the bucket each
+row is the metadata of an object `index/<id>.json`: one request lists a thousand rows.
 https://cloud.google.com/storage/docs/metadata#custom-metadata
 """
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 RunRow = dict[str, Any]
 MAX_ROW_BYTES = 7000
-"""Bytes of a row in the bucket: custom metadata ends at 8 KiB."""
+"""Maximum bytes of a row in the bucket: custom metadata is limited to 8 KiB."""
 
 
 def index_file(state: Path) -> Path:
@@ -28,7 +28,7 @@ def index_file(state: Path) -> Path:
 
 
 def load_rows(state: Path) -> list[RunRow]:
-    """Every run that this state folder knows, oldest first. A line that was cut short by a crash does not count."""
+    """Return every run that this state folder knows, oldest first; a line cut short by a crash is skipped."""
     file = index_file(state)
     found: dict[str, RunRow] = {}
     for line in file.read_bytes().splitlines() if file.is_file() else ():
@@ -38,7 +38,7 @@ def load_rows(state: Path) -> list[RunRow]:
 
 
 def append_rows(state: Path, new: Iterable[RunRow]) -> None:
-    """Add rows, or the keys of them that are new."""
+    """Append rows, complete or with the changed keys only."""
     text = "".join(dump(row) + "\n" for row in new)
     if not text:
         return
@@ -50,7 +50,7 @@ def append_rows(state: Path, new: Iterable[RunRow]) -> None:
 
 
 def publish_row(google: GoogleClient, bucket: str, row: RunRow) -> None:
-    """Put a row into the bucket, in place of the run's last one; if it is too large, without metrics or words."""
+    """Publish a row to the bucket, replacing the run's last one; a row over the limit loses metrics, then overrides."""
     text = dump(row)
     for key in ("metrics", "overrides", "reason"):
         if len(text.encode()) > MAX_ROW_BYTES:
@@ -60,7 +60,7 @@ def publish_row(google: GoogleClient, bucket: str, row: RunRow) -> None:
 
 
 def list_published_rows(google: GoogleClient, bucket: str) -> list[RunRow]:
-    """Every row of a bucket."""
+    """Return every row in a bucket."""
     from controller.gcp.client import NotFoundError
 
     where: Mapping[str, Any] = {"bucket": bucket, "prefix": "index/", "fields": "items(metadata),nextPageToken"}
@@ -77,10 +77,10 @@ def list_published_rows(google: GoogleClient, bucket: str) -> list[RunRow]:
 
 
 def _parse_row(text: str | bytes, where: str) -> RunRow | None:
-    """None where somebody wrote something else; so is a line that was cut short by a crash.
+    """Parse a row; None if it is something else, such as a line cut short by a crash.
 
     Raises:
-        FormatError: it is a row of a later slipway.
+        FormatError: it is a row of a later Slipway.
     """
     try:
         row = json.loads(text)

@@ -1,4 +1,4 @@
-"""The config words of the last `up` in a folder, so that `slipway logs` there means the run that was just started."""
+"""Overrides of the last `up` in each folder, so that `slipway logs` there means the run that was just started."""
 
 from __future__ import annotations
 
@@ -10,18 +10,17 @@ from pathlib import Path
 from controller.core import formats
 
 RUN_VERBS = frozenset({"status", "logs", "verify", "cancel", "stop", "down", "ssh", "exec", "forward"})
-"""Those that --run may tell which run is meant."""
+"""Commands that accept --run to name the run."""
 VERBS = RUN_VERBS | {"orphans"}
-"""The verbs that look at, touch or end what `up` has made; without config words they mean the last one."""
+"""Commands that inspect, change or end what `up` created; without overrides they use those of the last `up`."""
 PROJECT_VERBS = frozenset({"orphans"})
-"""Those of them that mean something without any run: the words only say which project."""
+"""Commands among them that need no run: the overrides only select the project."""
 
 
 def save(overrides: Sequence[str], folder: Path, run: str = "") -> None:
-    """Called by `up` once it has something to act on; a state folder that cannot be written is told of elsewhere.
+    """Save the overrides of an `up`, and the run id if it was started from its record.
 
-    Args:
-        run: the id, where it was started from its record.
+    The caller reports a state folder that cannot be written.
     """
     file = _file(folder)
     file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -29,7 +28,7 @@ def save(overrides: Sequence[str], folder: Path, run: str = "") -> None:
 
 
 def load(folder: Path) -> tuple[tuple[str, ...], str]:
-    """The words and the run that `remember` was given last in this folder, none of both if there was no `up`."""
+    """Return the overrides and the run id last saved for this folder; both are empty if there was no `up`."""
     file = _file(folder)
     known = formats.load(file.read_text(), str(file)) if file.is_file() else {}
     return tuple(known.get("overrides", ())), known.get("run", "")

@@ -1,6 +1,6 @@
-"""The record of a run in the bucket: `runs/<id>/` with plan, launches, per-worker exits and logs, and the result.
+"""Record of a run in the bucket: `runs/<id>/` with plan, launches, per-worker exit codes and logs, and the result.
 
-Objects that must exist once are created with a generation precondition, so that two controllers cannot both win.
+Objects that must be created once have a generation precondition, so that two controllers cannot both win.
 https://cloud.google.com/storage/docs/request-preconditions
 """
 
@@ -16,7 +16,7 @@ from controller.gcp.client import ConflictError, GoogleClient, NotFoundError
 
 @dataclass(frozen=True)
 class Launch:
-    """One start of the program on one incarnation of the pod, by the controller with that number of the lease."""
+    """One start of the program on one incarnation of the pod, by the controller with this lease token."""
 
     attempt: int
     node_uid: str
@@ -31,16 +31,16 @@ class Launch:
 
     @classmethod
     def from_json(cls, body: Any, where: str = "launch") -> Launch:
-        """Raises FormatError for another format."""
+        """Parse a launch; raises FormatError on another format."""
         body = checked(body, where)
         return cls(body["attempt"], body["node_uid"], body["time"], body["lease_token"])
 
 
 @dataclass(frozen=True)
 class Result:
-    """How a run ended. `summary` is what the program left in summary.json.
+    """Result of a run. `summary` is the content of the program's summary.json.
 
-    `cleanup` is what was to be done with its pod: a controller may have been killed before it was.
+    `cleanup` is the cleanup policy for the pod, needed if a controller is killed before it could apply it.
     """
 
     run_id: str
@@ -60,30 +60,30 @@ class Result:
 
     @classmethod
     def from_json(cls, body: Any, where: str = "result.json") -> Result:
-        """Raises FormatError for another format."""
+        """Parse a result; raises FormatError on another format."""
         body = checked(body, where)
         how = (body["run_id"], body["outcome"], body["attempts"])
         return cls(*how, body["ended"], body["seconds"], body["summary"], body["cleanup"])
 
 
 class Ledger:
-    """Reads and writes the record of one run."""
+    """Reader and writer of the record of one run."""
 
     def __init__(self, google: GoogleClient, bucket: str, run_id: str) -> None:
         self._google, self.bucket, self.run_id = google, bucket, run_id
         self.prefix = f"runs/{run_id}"
 
     def result(self) -> Result | None:
-        """None while the run has not ended well, or when there is no such run."""
+        """Return the result; None if the run has not finished successfully or does not exist."""
         content = self.read("result.json")
         return None if content is None else Result.from_json(json.loads(content), f"{self.prefix}/result.json")
 
     def finish(self, result: Result) -> None:
-        """Record the end; the first one counts."""
+        """Record the result; only the first one counts."""
         self.create("result.json", json.dumps(result.to_json(), indent=1))
 
     def launches(self) -> list[Launch]:
-        """Every launch, oldest first."""
+        """Return every launch, oldest first."""
         try:
             items = list(
                 self._google.pages(
@@ -97,11 +97,11 @@ class Ledger:
         return sorted(found, key=lambda launch: launch.attempt)
 
     def record(self, launch: Launch) -> bool:
-        """Record a launch before it is made; False if another controller recorded this attempt first."""
+        """Record a launch before it is made; return False if another controller recorded this attempt first."""
         return self.create(f"launches/{launch.attempt:04d}.json", json.dumps(launch.to_json()))
 
     def cancel(self) -> None:
-        """Record that the latest attempt is ended on purpose, so that whoever follows it does not start it again."""
+        """Mark the latest attempt as cancelled, so that the controller that follows it does not restart it."""
         if launches := self.launches():
             self.create(f"cancels/{launches[-1].attempt:04d}.json", json.dumps(stamped({})))
 
@@ -109,7 +109,7 @@ class Ledger:
         return self.read(f"cancels/{attempt:04d}.json") is not None
 
     def episodes(self) -> list[dict[str, Any]]:
-        """How each attempt so far ended that did not end well, and what was done about it, oldest first."""
+        """Return the incidents of the run, oldest first: each failed attempt and the response to it."""
         try:
             where = {"bucket": self.bucket, "prefix": f"{self.prefix}/verdicts/"}
             items = list(self._google.pages("storage", "objects.list", "items", **where))
@@ -119,15 +119,15 @@ class Ledger:
         return [json.loads(self._google.download(self.bucket, name)) for name in names]
 
     def add_incident(self, number: int, document: dict[str, Any]) -> None:
-        """Put such an end on record; the first of a number counts."""
+        """Record an incident; the first one with a number counts."""
         self.create(f"verdicts/{number:04d}.json", json.dumps(document, indent=1))
 
     def write(self, name: str, text: str) -> None:
-        """Write a document that describes the run, replacing an older one."""
+        """Write a document of the run, replacing any earlier one."""
         self._google.upload(self.bucket, f"{self.prefix}/{name}", text.encode())
 
     def has(self, name: str) -> bool:
-        """Is there a document of that name?"""
+        """Return whether the run has a document of this name."""
         return self.read(name) is not None
 
     def log_object(self, worker: int, attempt: int) -> str:
@@ -137,7 +137,7 @@ class Ledger:
         return f"{self.prefix}/logs/attempt-{attempt}/worker-{worker}.exit.json"
 
     def ending(self, worker: int, attempt: int) -> str | None:
-        """`code 1`, or the signal; None while the program runs there, or when its end was not recorded."""
+        """Return `code 1` or the signal; None while the program runs there or if its end was not recorded."""
         name = self.exit_object(worker, attempt)
         content = self.read(name.removeprefix(f"{self.prefix}/"))
         if content is None:
@@ -146,14 +146,14 @@ class Ledger:
         return f"code {ended['code']}" if ended.get("code") is not None else ended.get("signal") or "an error"
 
     def read(self, name: str) -> bytes | None:
-        """A document of the run, None where there is none."""
+        """Return a document of the run, or None if it does not exist."""
         try:
             return self._google.download(self.bucket, f"{self.prefix}/{name}")
         except NotFoundError:
             return None
 
     def create(self, name: str, text: str) -> bool:
-        """Write a document unless there is one; says whether there was none."""
+        """Write a document unless it exists; return whether it was written."""
         try:
             self._google.upload(self.bucket, f"{self.prefix}/{name}", text.encode(), generation=0)
         except ConflictError:

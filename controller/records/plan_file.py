@@ -1,7 +1,7 @@
-"""A plan as a file that can be committed: the resolved config, and planned again later by `--plan`.
+"""Plan as a file that can be committed: the resolved config, planned again by `--plan`.
 
-It is the config that is frozen, not the code: the same file with other code is another run, as the id says. A run that
-has been made is repeated by `up --run ID`, code included.
+Only the config is frozen, not the code: the same file with other code is another run with another id. `up --run ID`
+repeats an existing run, code included.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ PLANS_FOLDER = "plans"
 
 
 def save_plan(plan: Plan, overrides: Sequence[str], folder: Path) -> Path:
-    """Write `plans/<run id>.yaml` below a folder; returns the file. The state folder, this machine's own, stays out."""
+    """Write `plans/<run id>.yaml` below a folder and return the file; the machine's state folder is left out."""
     config = plan.config.model_dump(mode="json")
     del config["run"]["state_dir"]
     run = {"run": plan.run_id, "overrides": list(overrides), "code_sha256": plan.snapshot.sha256}
@@ -34,10 +34,10 @@ def save_plan(plan: Plan, overrides: Sequence[str], folder: Path) -> Path:
 
 
 def load_planned_config(file: Path) -> dict[str, Any]:
-    """The config of such a file, before the schema sees it.
+    """Load the config of a plan file, not validated yet.
 
     Raises:
-        ConfigError: it cannot be read, or holds no config.
+        ConfigError: the file cannot be read or holds no config.
     """
     from controller.config.compose import compose_raw
 

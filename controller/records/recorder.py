@@ -1,8 +1,8 @@
-"""The record of a run: what made it, written once when it is first launched, and what came of it when it ends.
+"""Recorder of a run: its inputs, written once at the first launch, and its results, written when it ends.
 
-`runs/<id>/record.json` in the bucket and `<state>/runs/<id>/` on this machine hold the same; beside it lie run.yaml,
-plan.yaml (the same config for people), git.json with diff.patch, and of each machine that drove the run the events and
-the requests to Google. The code itself is the archive `code/<sha256>.tar.gz` of the bucket.
+`runs/<id>/record.json` in the bucket equals the one in `<state>/runs/<id>/` on this machine. Next to it are run.yaml,
+plan.yaml (the same config, readable), git.json with diff.patch, and the events and Google requests of each machine that
+drove the run. The code itself is in the bucket's archive `code/<sha256>.tar.gz`.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 RECORD_FILE = "record.json"
 LOCAL_METRICS_FILE = "told.jsonl"
-"""The lines of metrics.jsonl as they came: all that is left of them where the program does not upload the file."""
+"""Metrics lines as they arrived: the only copy if the program does not upload metrics.jsonl."""
 REPEAT_SUFFIX = re.compile(r"-r(\d+)$")
 RunRecord = dict[str, Any]
 
@@ -52,11 +52,7 @@ class Recorder:
         sweep: str = "",
         known: RunRecord | None = None,
     ) -> None:
-        """Nothing is written yet.
-
-        Args:
-            known: what the machine that handed the run over has written down: where the code is from, say.
-        """
+        """Prepare the recorder, writing nothing; `known` is the document of the machine that handed over the run."""
         self._handover = known
         self._plan, self._world, self._ledger = plan, world, ledger
         self._overrides, self._sweep = list(overrides), sweep
@@ -64,7 +60,7 @@ class Recorder:
 
     @contextmanager
     def listening(self) -> Iterator[None]:
-        """For as long as this lasts events, metrics and requests go to files of this machine."""
+        """Write events, metrics and requests to local files while the context is open."""
         self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         events = jsonl_listener(self.folder / "events.jsonl")
         with (
@@ -91,7 +87,7 @@ class Recorder:
                 self._world.google.unlisten(write)
 
     def begin(self, fleet: Fleet) -> None:
-        """Write down what makes the run; what is on record stays as it is. record.json comes last."""
+        """Write the inputs of the run unless they are recorded already; record.json is written last."""
         plan, ledger = self._plan, self._ledger
         if (known := ledger.read(RECORD_FILE)) is None:
             document = describe_plan(plan, self._overrides) | {"worker_0": _worker_0_facts(plan, fleet)}
@@ -106,12 +102,12 @@ class Recorder:
         self._tell(row_from_record(load(known, RECORD_FILE)) | {"state": "running"})
 
     def end(self, result: Result, spending: Spending) -> None:
-        """The run has finished: keep its numbers on this machine, and all that this machine knows in the bucket."""
+        """Record that the run has finished: copy its results to this machine and upload this machine's files."""
         (self.folder / "result.json").write_text(json.dumps(result.to_json(), indent=1))
         told = self.folder / LOCAL_METRICS_FILE
         if told.is_file() and told.stat().st_size and not self._ledger.has("metrics.jsonl"):
-            self._ledger.create("metrics.jsonl", told.read_text())  # of a program that has left it on its worker
-        for name in ("metrics.jsonl", "transcripts.jsonl"):  # a program of the user's own need not write any
+            self._ledger.create("metrics.jsonl", told.read_text())  # of a program that left it on its worker
+        for name in ("metrics.jsonl", "transcripts.jsonl"):  # a custom program need not write any
             if (lines := self._ledger.read(name)) is not None:
                 (self.folder / name).write_bytes(lines)
         numbers = {"ended": result.ended, "seconds": result.seconds, "attempts": result.attempts}
@@ -119,19 +115,19 @@ class Recorder:
         self._upload()
 
     def finish_after_crash(self, result: Result, spending: Spending) -> None:
-        """The same where the controller was killed between the end of the run and that."""
+        """Call `end` if an earlier controller was killed before it could."""
         if not (self.folder / "result.json").is_file() and self._known() is not None:
             self.end(result, spending)
 
     def stopped(self, state: str, why: str, spending: Spending) -> None:
-        """The run has ended otherwise, for now: failed, cancelled."""
+        """Record that the run has stopped without finishing: failed or cancelled."""
         if self._known() is not None:
             row = {"state": state, "reason": why.partition("\n")[0][:500], "ended": self._world.clock.now()}
             self._tell(row | _cost_fields(spending))
             self._upload()
 
     def _tell(self, row: RunRecord) -> None:
-        """The row of the run, here and in the bucket."""
+        """Update the row of the run, here and in the bucket."""
         known = self._known()
         assert known is not None, "a run is on record from its first launch"
         whole = row_from_record(known) | row
@@ -139,7 +135,7 @@ class Recorder:
         index.publish_row(self._world.google, self._ledger.bucket, whole)
 
     def _known(self) -> RunRecord | None:
-        """The record, brought to this machine where another one began the run; None before the first launch."""
+        """Return the record, downloaded if another machine started the run; None before the first launch."""
         file = self.folder / RECORD_FILE
         if not file.is_file():
             if (content := self._ledger.read(RECORD_FILE)) is None:
@@ -149,24 +145,24 @@ class Recorder:
         return load(file.read_bytes(), str(file))
 
     def _upload(self) -> None:
-        """Events and requests of this machine; other machines have their own."""
+        """Upload the events and requests of this machine; other machines upload their own."""
         machine = machine_id(self._world.state)
         for name in ("events", "requests"):
             if (file := self.folder / f"{name}.jsonl").is_file():
                 self._ledger.write(f"{name}/{machine}.jsonl", file.read_text())
 
     def handover_data(self) -> RunRecord:
-        """What another machine needs to see the run through, and to keep its record as this one would."""
+        """Return what another machine needs to drive the run and keep its record."""
         document = describe_plan(self._plan, self._overrides)
         return document | (self._repeated_run_origin() or self._save_code_state())
 
     def _handed_over_code_origin(self) -> RunRecord:
-        """Where the code is from, as whoever had it wrote it down; empty where this machine has it."""
+        """Return the code's origin as the handing-over machine recorded it; empty without a handover."""
         known = self._handover or {}
         return {key: known[key] for key in ("git", "slipway") if key in known}
 
     def _repeated_run_origin(self) -> RunRecord:
-        """What a repetition has from the record of the run that it repeats: the words, and where the code is from."""
+        """Return the overrides and the code's origin from the record of the run that this one repeats."""
         if (base := REPEAT_SUFFIX.sub("", self._plan.run_id)) == self._plan.run_id:
             return {}
         content = Ledger(self._world.google, self._ledger.bucket, base).read(RECORD_FILE)
@@ -174,7 +170,7 @@ class Recorder:
         return {key: known[key] for key in ("overrides", "git") if key in known}
 
     def _save_code_state(self) -> RunRecord:
-        """Record what git says of the code, with the changes as a patch."""
+        """Record the git state of the code, with the changes as a patch."""
         snapshot, config, secrets = self._plan.snapshot, self._plan.config, self._plan.vault.values().values()
         document, patch = git_record(snapshot.root, config.code.exclude, secrets)
         if patch:
@@ -190,7 +186,7 @@ class Recorder:
 
 
 def describe_plan(plan: Plan, overrides: Sequence[str]) -> RunRecord:
-    """What is decided before anything runs; `restore` makes the plan again of it."""
+    """Return every decision made before the run starts; `restore` rebuilds the plan from it."""
     venv = plan.get(Venv)
     return {
         "run": plan.run_id,
@@ -208,7 +204,7 @@ def describe_plan(plan: Plan, overrides: Sequence[str]) -> RunRecord:
 
 
 def row_from_record(document: RunRecord) -> RunRecord:
-    """The row of the table of runs, as far as it is known when the run begins."""
+    """Return the row of the table of runs with what is known at the start of the run."""
     config = document["config"]
     row = {key: document.get(key) for key in ("run", "created", "project", "bucket", "sweep")}
     pod = {"type": config["tpu"]["accelerator_type"], "zone": config["tpu"]["zone"], "cloud": config["cloud"]["kind"]}
@@ -222,13 +218,13 @@ def run_folder(state: Path, run_id: str) -> Path:
 
 
 def load_record(state: Path, run_id: str) -> RunRecord | None:
-    """The record on this machine."""
+    """Load the record from this machine."""
     file = run_folder(state, run_id) / RECORD_FILE
     return load(file.read_bytes(), str(file)) if file.is_file() else None
 
 
 def machine_id(state: Path) -> str:
-    """A name of this machine's state folder, made up on first use."""
+    """Return the id of this machine's state folder, generated on first use."""
     file = state / "machine"
     if not file.is_file():
         draft = state / f".machine-{uuid.uuid4().hex}"
@@ -238,9 +234,9 @@ def machine_id(state: Path) -> str:
 
 
 def _worker_0_facts(plan: Plan, fleet: Fleet) -> RunRecord:
-    """Packages, devices and Python as worker 0 has them; the launch has made sure that the others have the same.
+    """Return worker 0's packages, devices and Python; the launch has checked that the other workers match.
 
-    Where it does not answer, which is the business of who follows the run, that is not known.
+    Empty if worker 0 does not answer; the follower of the run handles that.
     """
     venv = plan.get(Venv)
     [seen] = fleet.call_all(OBSERVE, {"venv": venv.name}, workers=[0])

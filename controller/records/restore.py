@@ -1,7 +1,7 @@
-"""A run from its record: the same config, code, packages and data, whatever the working tree holds now.
+"""Restore a run from its record: the same config, code, packages and data, whatever the working tree holds.
 
-The record is looked for on this machine, then in the bucket that the words beside `--run` (`cloud=…`) mean. The code
-comes from the archive in the bucket, so that a clean clone at another commit, or none, will do.
+The record is read from this machine, else from the bucket that the overrides next to `--run` (`cloud=…`) select. The
+code comes from the archive in the bucket, so that a clean clone at any commit is enough.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class ArchivedCode(CodeSnapshot):
-    """Code out of an archive, which is shipped again byte for byte."""
+    """Code from an archive, which is shipped again byte for byte."""
 
     packed: bytes
 
@@ -58,15 +58,16 @@ class ArchivedCode(CodeSnapshot):
 def restored_run(
     run_id: str, words: Sequence[str], folder: Path, *, repeat: bool
 ) -> Iterator[tuple[Plan, Context, Emulator | None]]:
-    """The plan of a run that is on record, and a way to its cloud.
+    """Open the plan of a recorded run and a connection to its cloud.
 
     Args:
-        words: `cloud=…` says where the record is; `key.path=value` changes where and how patiently the run is executed.
-        folder: where the user stands.
-        repeat: of a run that has finished make the plan of a new one, `ID-r1`.
+        run_id: id of the run.
+        words: `cloud=…` selects where the record is; `key.path=value` changes where the run executes and how patiently.
+        folder: current folder of the user.
+        repeat: plan a new run `ID-r1` if the run has finished.
 
     Raises:
-        ConfigError: there is no such record, it cannot be had whole, or the words would make another run of it.
+        ConfigError: the record is missing or incomplete, or the overrides would make it another run.
     """
     groups = [word for word in words if "." not in word.partition("=")[0]]
     here = _validated_config(groups, folder)
@@ -85,10 +86,10 @@ def restored_run(
 
 
 def plan_from_record(document: RunRecord, config: Config, google: GoogleClient, state: Path) -> Plan:
-    """The plan of a record, for another machine than the one that made it.
+    """Rebuild the plan of a record on another machine than the one that made it.
 
     Raises:
-        ConfigError: its code or data has gone.
+        ConfigError: its code or data no longer exists.
     """
     code = _restore_code(google, document, state)
     return build_plan(
@@ -104,10 +105,10 @@ def _validated_config(words: Sequence[str], folder: Path) -> Config:
 
 
 def find_record(words: Sequence[str], run_id: str, folder: Path) -> RunRecord:
-    """The record of a run from the bucket that the words mean.
+    """Download the record of a run from the bucket that the overrides select.
 
     Raises:
-        ConfigError: it is not there.
+        ConfigError: it does not exist.
     """
     return _download_record(_validated_config(words, folder), run_id)
 
@@ -125,7 +126,7 @@ def _download_record(here: Config, run_id: str) -> RunRecord:
 
 
 def _recorded_config(document: RunRecord, words: Sequence[str], here: Config, folder: Path) -> Config:
-    """The recorded config; keys that are newer than the record have today's values."""
+    """Return the recorded config; keys added since then get their current values."""
     config, problems = validate(document["config"])
     if config is None:
         config, problems = validate(_fill_missing(document["config"], _recompose_config(document, folder)))
@@ -145,7 +146,7 @@ def _recorded_config(document: RunRecord, words: Sequence[str], here: Config, fo
 
 
 def _recompose_config(document: RunRecord, folder: Path) -> dict[str, Any]:
-    """What the words of the run mean now, as far as they still mean anything."""
+    """Compose the run's overrides as they read today, or only its cloud if they no longer compose."""
     try:
         return compose_raw(document["overrides"], extra_dir=folder / "slipway")
     except ConfigError:
@@ -153,7 +154,7 @@ def _recompose_config(document: RunRecord, folder: Path) -> dict[str, Any]:
 
 
 def _fill_missing(known: dict[str, Any], others: dict[str, Any]) -> dict[str, Any]:
-    """`known`, with what it does not hold from `others`."""
+    """Return `known`, with missing keys filled in from `others`."""
     both = {key: value for key, value in others.items() if key not in known}
     for key, value in known.items():
         other = others.get(key)
@@ -162,7 +163,7 @@ def _fill_missing(known: dict[str, Any], others: dict[str, Any]) -> dict[str, An
 
 
 def _next_run_id(google: GoogleClient, bucket: str, run_id: str) -> str:
-    """The run itself while it has not finished, else its next repetition."""
+    """Return the run id while the run has not finished, else the id of its next repetition."""
     if Ledger(google, bucket, run_id).result() is None:
         return run_id
     found = REPEAT_SUFFIX.search(run_id)
@@ -171,7 +172,7 @@ def _next_run_id(google: GoogleClient, bucket: str, run_id: str) -> str:
 
 
 def _restore_code(google: GoogleClient, document: RunRecord, state: Path) -> CodeSnapshot:
-    """The recorded code as files on this machine, checked against its hash."""
+    """Unpack the recorded code on this machine and check it against its hash."""
     sha256, bucket = _checked_hash(document, document["code_sha256"]), document["bucket"]
     where = f"gs://{bucket}/code/{sha256}.tar.gz"
     try:
@@ -198,7 +199,7 @@ def _restore_code(google: GoogleClient, document: RunRecord, state: Path) -> Cod
 
 
 def _checked_hash(document: RunRecord, text: str) -> str:
-    """What names a file of this machine; others can write to the bucket that the record is from."""
+    """Return a hash that is safe as a file name: others can write to the bucket that the record comes from."""
     if not re.fullmatch(r"[0-9a-f]{64}", str(text)):
         raise ConfigError(f"--run {document['run']}: its record holds {text!r} as a SHA-256")
     return text

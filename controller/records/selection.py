@@ -1,4 +1,4 @@
-"""Which runs a verb means: ids, a sweep, conditions on the table, or else what was run last."""
+"""Select the runs of a command: by id, by sweep, by conditions on the table, or else the last run."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from controller.records.index import RunRow
 from controller.records.table import filter_rows
 
 ID_PATTERN = re.compile(r"[A-Za-z0-9][\w.-]{0,199}", re.ASCII)
-"""Of a run or a sweep. It becomes part of a path, and others can write to the bucket that rows are from."""
+"""Pattern of the id of a run or sweep. Ids become part of paths, and others can write to the bucket of the rows."""
 
 
 def select_runs(
@@ -24,19 +24,21 @@ def select_runs(
     last: int | None = None,
     boards: Mapping[str, Collection[str]] = MappingProxyType({}),
 ) -> tuple[str, list[RunRow]]:
-    """The rows that fulfil all that is asked, oldest first, and a name for them together.
+    """Return a name for the selection, and the rows that match every criterion, oldest first.
 
     Args:
-        rows: the table of runs, oldest first.
-        runs: ids.
-        sweep: the id of one, or its name: the newest `-m sweep=NAME`, else the newest of runs of that name, or whose id
-            begins like that.
-        where, sort, last: as `slipway runs` takes them.
-        boards: ids of all runs of sweeps, as this machine knows them. The table has a run under the sweep that made it;
-            a later sweep has it too, and does not make it again.
+        rows: table of runs, oldest first.
+        runs: run ids.
+        sweep: id or name of a sweep: the newest `-m sweep=NAME`, else the newest whose runs have that name or whose id
+            starts with it.
+        where: conditions, as `slipway runs` takes them.
+        sort: sort key, as `slipway runs` takes it.
+        last: number of runs to keep, as `slipway runs` takes it.
+        boards: ids of all runs by sweep, as this machine knows them. The table lists a run under the sweep that made it
+            only; a later sweep can contain it too.
 
     Raises:
-        ConfigError: there is no such run or sweep, or none is left.
+        ConfigError: a run or sweep does not exist, or nothing matches.
     """
     known = {row["run"]: row for row in rows if ID_PATTERN.fullmatch(row["run"])}
     if not known:
@@ -62,7 +64,7 @@ def select_runs(
 
 
 def _resolve_sweep_id(name: str, rows: Sequence[RunRow], boards: Mapping[str, Collection[str]]) -> str:
-    """The id that a word for a sweep means."""
+    """Return the sweep id that a name means."""
     of_a_sweep = [row for row in rows if row.get("sweep")]
     if name in boards or any(row["sweep"] == name for row in of_a_sweep):
         return name

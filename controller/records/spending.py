@@ -1,7 +1,7 @@
-"""What a run has cost so far: how long each of its pods lived, on record in the bucket, times the price of an hour.
+"""Cost of a run so far: the lifetime of each of its pods, recorded in the bucket, times the hourly price.
 
-A pod that was made for the run counts from its creation, one that an earlier run left from when this run took it over;
-it counts until it is deleted or stopped, or another run takes it over, idle hours included.
+A pod created for the run counts from its creation, one left by an earlier run from when this run took it over. It
+counts until it is deleted or stopped, or another run takes it over, idle hours included.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from controller.resources.pod.provisioner import claim_name, end_name, short_uid
 
 @dataclass(frozen=True)
 class PodLifetime:
-    """One pod of a run. Times in seconds since the epoch; `ended` is None while it is used."""
+    """Lifetime of one pod of a run. Times in seconds since the epoch; `ended` is None while the pod is in use."""
 
     uid: str
     pod: str
@@ -42,14 +42,14 @@ class PodLifetime:
 
     @classmethod
     def from_json(cls, body: Any, where: str = "pod of a run") -> PodLifetime:
-        """Raises FormatError for another format."""
+        """Parse a lifetime; raises FormatError on another format."""
         body = checked(body, where)
         pod = (body["uid"], body["pod"], body["accelerator_type"], body["zone"], body["capacity"])
         return cls(*pod, body["usd_per_hour"], body["began"], body["ended"], body["reason"])
 
     @property
     def key(self) -> str:
-        """Its own among the lives of all pods: a pod that was stopped begins another one."""
+        """Return the unique key of this lifetime; a pod that was stopped and started has several."""
         return f"{short_uid(self.uid)}-{self.began:.0f}"
 
     def hours(self, now: float) -> float:
@@ -58,7 +58,7 @@ class PodLifetime:
 
 @dataclass(frozen=True)
 class PodUsage:
-    """`usd` is None where a price is not known."""
+    """Pod hours and their cost; `usd` is None if a price is unknown."""
 
     hours: float
     usd: float | None
@@ -69,12 +69,12 @@ class PodUsage:
 
 
 def format_hours(hours: float) -> str:
-    """`3.20 pod hours`, or minutes where that would be nearly nothing."""
+    """Return `3.20 pod hours`, or minutes if there are few."""
     return f"{hours:.2f} pod hours" if hours >= 0.5 else f"{60 * hours:.1f} pod minutes"
 
 
 class Spending:
-    """The account of one run."""
+    """Cost account of one run."""
 
     def __init__(self, google: GoogleClient, clock: Clock, bucket: str, run_id: str, config: Config) -> None:
         self._google, self._clock, self._bucket = google, clock, bucket
@@ -88,20 +88,20 @@ class Spending:
         return budget.max_usd is not None or budget.max_hours is not None
 
     def rate(self, node: Node | None = None) -> HourlyPrice:
-        """What an hour of the run's pod costs; where and how it was had, once that is known."""
+        """Return the hourly price of the run's pod, for its actual place and capacity type once they are known."""
         if node is None:
             return hourly_price(self._config, self._clock.now())
         return hourly_price(self._config, self._clock.now(), node.place.zone, node.place.capacity)
 
     def lives(self) -> list[PodLifetime]:
-        """Every pod that the run has had, oldest first."""
+        """Return the lifetime of every pod of the run, oldest first."""
         if not self._loaded:
             self._lifetimes = {life.key: life for life in self._read_all()}
             self._loaded = True
         return sorted(self._lifetimes.values(), key=lambda life: life.began)
 
     def spent(self) -> PodUsage:
-        """All pods of the run until now."""
+        """Return the usage of all pods of the run until now."""
         lives, now = self.lives(), self._clock.now()
         known = [life.usd_per_hour for life in lives]
         hours = sum(life.hours(now) for life in lives)
@@ -109,10 +109,9 @@ class Spending:
         return PodUsage(hours, None if None in known or not lives else usd)
 
     def begin(self, node: Node, *, if_new: bool = False) -> None:
-        """The run has this pod from now on, or, if it is its first user, has had it since it was made.
+        """Start the lifetime of a pod: now, or at its creation if this run is its first user.
 
-        Args:
-            if_new: only if no run has had it yet.
+        With `if_new`, do so only if no run has used the pod yet.
         """
         mine = [life for life in self.lives() if life.uid == node.status.uid]
         if any(life.ended is None for life in mine):
@@ -130,18 +129,16 @@ class Spending:
         self._claim(node, claim)
 
     def end(self, why: str) -> None:
-        """The run uses no pod any more."""
+        """End the lifetime of the run's pod now."""
         for life in self.lives():
             if life.ended is None:
                 self._write(replace(life, ended=self._clock.now(), why=why))
 
     def close_lost(self, uid: str) -> None:
-        """Of pods that went while no controller looked, say when: as their watchdog says, or their last upload.
+        """End the lifetimes of pods that vanished unobserved, in memory only.
 
-        Nothing is written.
-
-        Args:
-            uid: the pod that is there now, empty for none.
+        The end is the time in the watchdog's note, else of the last log upload. `uid` is the current pod, empty if
+        none.
         """
         for life in self.lives():
             if life.ended is None and life.uid != uid:
@@ -155,7 +152,7 @@ class Spending:
         return max((datetime.fromisoformat(item["updated"]).timestamp() for item in items), default=0.0)
 
     def over(self) -> str:
-        """Why the run must end, empty while it need not."""
+        """Return why the run must end, empty while it is within its budget."""
         if not self.limited:
             return ""
         budget, spent = self._config.budget, self.spent()
@@ -166,7 +163,7 @@ class Spending:
         return ""
 
     def hours_left(self) -> float | None:
-        """Until the budget ends; None without one."""
+        """Return the hours until the budget is used up; None without a budget."""
         if not self.limited:
             return None
         budget, spent = self._config.budget, self.spent()
@@ -200,18 +197,18 @@ class Spending:
 
 
 def close_billing(google: GoogleClient, clock: Clock, bucket: str, config: Config, node: Node, why: str) -> None:
-    """The pod is deleted or stopped: whichever run had it last pays for it no more."""
+    """End the lifetime of a pod that is deleted or stopped, in the account of its last run."""
     if claim := read_claim(google, bucket, node.name, node.status.uid):
         Spending(google, clock, bucket, claim["latest"], config).end(why)
 
 
 def read_claim(google: GoogleClient, bucket: str, pod: str, uid: str) -> dict[str, Any]:
-    """{first, latest, uid}: the runs that had this pod first and last; empty where no run had it yet."""
+    """Return {first, latest, uid}: the first and latest run of this pod; empty if no run has used it."""
     return _json(google, bucket, claim_name(pod, uid))
 
 
 def watchdog_note(google: GoogleClient, bucket: str, pod: str, uid: str) -> dict[str, Any]:
-    """{time, reason} where the watchdog has deleted the pod, else empty."""
+    """Return {time, reason} if the watchdog deleted the pod, else an empty dict."""
     return _json(google, bucket, end_name(pod, uid))
 
 

@@ -1,4 +1,4 @@
-"""The table of runs: which rows, in which order, for people and for programs."""
+"""Table of runs: filter, sort and format the rows, for people and for programs."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ OPERATORS: dict[str, Callable[[Any, Any], bool]] = {
     "~": lambda have, wanted: str(wanted) in str(have),
 }
 PLAIN_COLUMNS = ("run", "state", "created", "seconds", "type", "attempts", "usd")
-"""The columns for people, before overrides and metrics."""
+"""Displayed columns, before metrics and overrides."""
 MAX_METRICS = 4
 FORMULA_PREFIXES = ("=", "+", "-", "@", "\t", "\r", "\n")
-"""What a text begins with that a spreadsheet computes."""
+"""First characters of a text that a spreadsheet evaluates as a formula."""
 
 
 def flat(value: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    """`{"metrics": {"loss": 1}}` as `{"metrics.loss": 1}`; lists stay whole."""
+    """Flatten `{"metrics": {"loss": 1}}` to `{"metrics.loss": 1}`; lists stay whole."""
     found: dict[str, Any] = {}
     for key, item in value.items():
         if isinstance(item, dict):
@@ -43,15 +43,16 @@ def flat(value: dict[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def filter_rows(rows: Iterable[RunRow], conditions: Sequence[str], sort: str | None, last: int | None) -> list[RunRow]:
-    """The flat rows that fulfil every condition.
+    """Return the flat rows that meet every condition.
 
     Args:
+        rows: rows of the table.
         conditions: `state=finished`, `metrics.accuracy_after>=0.8`, `overrides~seed`.
-        sort: a key; the largest comes last, so that it is what the eye falls on; runs without it come first.
-        last: only so many, from the end.
+        sort: a key; the largest value comes last, next to the prompt, and rows without the key come first.
+        last: number of rows to keep, from the end.
 
     Raises:
-        ConfigError: a condition that cannot be read.
+        ConfigError: a condition cannot be parsed.
     """
     tests = [_parse_condition(condition) for condition in conditions]
     found = [row for row in map(flat, rows) if all(test(row) for test in tests)]
@@ -61,7 +62,7 @@ def filter_rows(rows: Iterable[RunRow], conditions: Sequence[str], sort: str | N
 
 
 def as_csv(rows: Sequence[RunRow]) -> str:
-    """All keys of all rows as columns; a list is its words as a shell would read them."""
+    """Return CSV with all keys of all rows as columns; a list is shell-quoted."""
     out = io.StringIO()
     writer = csv.writer(out)
     keys = list(dict.fromkeys(key for row in rows for key in row if key != "pods"))
@@ -71,7 +72,7 @@ def as_csv(rows: Sequence[RunRow]) -> str:
 
 
 def format_table(rows: Sequence[RunRow]) -> list[str]:
-    """The table for people: words that all runs share are left out."""
+    """Return the table for display, without the overrides that all runs share."""
     if not rows:
         return ["no runs"]
     shared = set.intersection(*(set(row.get("overrides") or ()) for row in rows)) if len(rows) > 1 else set()
@@ -121,7 +122,7 @@ def _sort_key(value: Any) -> tuple[int, float, str]:
 
 
 def _csv_cell(value: Any) -> Any:
-    """A text that a spreadsheet would compute stands in quotes: what workers say is in the table too.
+    """Quote a text that a spreadsheet would evaluate: the table contains text from the workers.
 
     https://owasp.org/www-community/attacks/CSV_Injection
     """
@@ -130,7 +131,7 @@ def _csv_cell(value: Any) -> Any:
         return text
     if not isinstance(value, list):
         return f"'{text}"
-    first, space, others = text.partition(" ")  # to a shell the same words
+    first, space, others = text.partition(" ")  # a shell reads the same words
     return f"'{first}'{space}{others}"
 
 

@@ -1,6 +1,6 @@
-"""What is the matter with a run: one pure function from what is observed to a verdict, with the evidence in words.
+"""Diagnose a run: one pure function from an observation to a verdict with its evidence.
 
-Nothing is looked up here and nothing is done about it: `follow.py` observes, `response.py` decides.
+Nothing is looked up or changed here: `controller/run/follow.py` observes, `policy.py` decides.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from controller.resources.pod.provisioner import PodStatus
 
 
 class VerdictKind(StrEnum):
-    """Every verdict there is; docs/recovery.md shows each."""
+    """All verdicts; docs/recovery.md shows each."""
 
     RUNNING = "running"
     FINISHED = "finished"
@@ -41,66 +41,66 @@ class VerdictKind(StrEnum):
 
 @dataclass(frozen=True)
 class WorkerStatus:
-    """What is known of one worker: how long it has been silent, and what its agent said last."""
+    """Status of one worker: how long it has been silent, and what its agent last reported."""
 
     silent_seconds: float = 0.0
     trouble: str = ""
-    """Why SSH fails, empty while it does not."""
+    """Why SSH fails; empty while it works."""
     unreachable: bool = False
-    """Nobody got through when it was last tried."""
+    """Whether the last connection attempt failed."""
     ended: bool = False
     told_to_stop: bool = False
-    """Did we end it, on account of another?"""
+    """Whether we stopped it because another worker had ended."""
     code: int | None = None
     signal: str = ""
     error: str = ""
-    """Of the agent, where something other than the program failed there."""
+    """Error of the agent, if something other than the program failed there."""
     ended_at: float = 0.0
     log_tail: str = ""
     oom_kills: int = 0
-    """Processes that its kernel has killed for want of memory since the attempt began."""
+    """Number of processes that its kernel has OOM-killed since the attempt began."""
     free_gb: float | None = None
     stopped_seconds: float = 0.0
-    """How long its program has been stopped by a signal."""
+    """How long a signal has kept its program stopped."""
     notice: str = ""
-    """Of what will come to its VM: preemption, maintenance or shutdown."""
+    """Notice to its VM: preemption, maintenance or shutdown."""
 
 
 @dataclass(frozen=True)
 class Observation:
-    """Everything a verdict may rest on. `pod` is None while Google's API does not answer."""
+    """Input of the diagnosis. `pod` is None while Google's API does not answer."""
 
     pod: PodStatus | None
     workers: tuple[WorkerStatus, ...]
     idle_seconds: float = 0.0
-    """Since any worker reported a step or printed anything."""
+    """Seconds since any worker reported a step or printed anything."""
     step: int | None = None
     hang_seconds: float | None = None
-    """So long without a step is a hang; None: not known (yet)."""
+    """Seconds without a step that count as a hang; None: not known (yet)."""
     lost_seconds: float = 20.0
     cancelled: bool = False
     over_budget: str = ""
     setup: str = ""
-    """Why the workers could not be made ready."""
+    """Why the workers could not be set up."""
     setup_details: str = ""
-    """What they said to that at length."""
+    """Full output of the failed setup."""
     devices: tuple[str, ...] = ()
-    """What JAX found on each worker, where it was not what the plan says."""
+    """Devices that JAX found on each worker, if they differ from the plan."""
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """`worker` is the one it is about, if it is one. `certain` is False while workers that still run may say more."""
+    """Diagnosis. `worker` is the worker concerned, if any; `certain` is False if running workers may add evidence."""
 
     kind: VerdictKind
     evidence: tuple[str, ...] = ()
     worker: int | None = None
     unreachable: tuple[int, ...] = ()
     whole_pod: bool = False
-    """Does no worker answer?"""
+    """Whether no worker answers."""
     certain: bool = True
     noticed: bool = False
-    """Is it known only from a notice to its VM? Then everything is still there."""
+    """Whether the only evidence is a notice to the VM, so that everything still exists."""
 
     @property
     def words(self) -> str:
@@ -111,21 +111,21 @@ class Verdict:
 
 
 STOPPED_SECONDS = 10.0
-"""A program that a signal has stopped for so long does not go on by itself."""
+"""A program that a signal has stopped for this long does not resume by itself."""
 WHOLE_POD_FACTOR = 3.0
-"""If no worker answers, that may be the way there: so many times the patience with one."""
+"""Silence of every worker may be a network problem: wait this many times longer than for one worker."""
 NEARLY_FULL_GB = 0.05
 GONE_STATES = frozenset({"ABSENT", "PREEMPTED", "TERMINATED", "STOPPED", "STOPPING", "DELETING",
                          "SUSPENDED", "SUSPENDING",
                   "GONE", "FAILED", "EXPIRED", "HIDING", "HIDDEN"})  # fmt: skip
-"""States of a pod that has been taken away, or is about to be."""
+"""States of a pod that is gone or about to go."""
 REPAIR_STATES = frozenset({"REPAIRING", "RESTARTING", "REIMAGING", "STARTING", "CREATING"})
 UNHEALTHY_STATES = frozenset({"TIMEOUT", "UNHEALTHY_TENSORFLOW"})
 UNHEALTHY_SYMPTOMS = frozenset({"MESH_BUILD_FAIL", "EXECUTE_TIMED_OUT"})
 EXIT_CODES = {3: VerdictKind.DEVICE_MISMATCH, 4: VerdictKind.WORKERS_DISAGREE}
-"""By which the bundled trainer, and any program that likes, says what is wrong."""
+"""Exit codes that tell what is wrong: used by the bundled trainer, free for any program to use."""
 SAVED_EXIT_CODE = 75
-"""The exit code of a program that was told to go and has saved what it had, as the bundled trainer does."""
+"""Exit code of a program that saved its state after a request to stop, as the bundled trainer does."""
 NOTICE_MESSAGES = {
     "": "its program was told to end",
     "preemption": "its program was told that the VM is being taken away",
@@ -136,7 +136,7 @@ EXTERNAL_SIGNALS = frozenset({"SIGKILL", "SIGTERM", "SIGHUP"})
 
 
 def diagnose(seen: Observation) -> Verdict:
-    """The verdict: the first rule that applies counts. What workers show may be explained by what the pod says."""
+    """Return the verdict of the first rule that applies; the state of the pod may explain what the workers show."""
     for rule in RULES:
         if verdict := rule(seen):
             return _explained_by_pod(verdict, seen.pod) if seen.pod else verdict
@@ -144,10 +144,10 @@ def diagnose(seen: Observation) -> Verdict:
 
 
 def hang_limit(setting: float | None, intervals: Sequence[float]) -> float | None:
-    """Seconds without a step or a word that mean a hang: as set, or ten times the longest wait for a step until now.
+    """Return the seconds of silence that mean a hang: the setting, or ten times the longest interval between steps.
 
-    None while fewer than three waits are known: compiling and the first data take as long as they take. At least a
-    quarter of an hour, for the first evaluation may be a long one that says nothing.
+    None while fewer than three intervals are known: compilation and the first data may take any time. At least 15
+    minutes, since the first evaluation may be long and silent.
     """
     if setting is not None:
         return setting
@@ -167,7 +167,7 @@ def _user_requested(seen: Observation) -> Verdict | None:
 
 
 def _pod_gone(seen: Observation) -> Verdict | None:
-    """The pod is not there any more, or not for programs."""
+    """Report a pod that no longer exists or cannot run programs."""
     pod = seen.pod
     if pod is None:
         return None
@@ -181,7 +181,7 @@ def _pod_gone(seen: Observation) -> Verdict | None:
 
 
 def _preemption_notice(seen: Observation) -> Verdict | None:
-    """A VM was told that it is being taken away, and programs have ended there: Google's API says so later."""
+    """Report a preemption notice to a VM on which programs have ended; Google's API confirms it later."""
     told = [i for i, w in enumerate(seen.workers) if w.notice == "preemption"]
     ended = [i for i, w in enumerate(seen.workers) if w.ended and w.code != 0]
     if not told or not ended:
@@ -193,7 +193,7 @@ def _preemption_notice(seen: Observation) -> Verdict | None:
 
 
 def _network_lost(seen: Observation) -> Verdict | None:
-    """Nothing at all is reachable, so that nothing is known: least of all that the pod was preempted."""
+    """Report that nothing is reachable; that does not mean a preemption."""
     if seen.pod is not None or any(w.ended for w in seen.workers):
         return None
     if all(w.unreachable or w.silent_seconds >= seen.lost_seconds for w in seen.workers):
@@ -204,7 +204,7 @@ def _network_lost(seen: Observation) -> Verdict | None:
 
 
 def _setup_failed(seen: Observation) -> Verdict | None:
-    """The program was not begun: what its workers could not do."""
+    """Report which part of the setup failed on the workers, before the program started."""
     if seen.devices:
         usual = max(set(seen.devices), key=seen.devices.count)
         odd = [i for i, found in enumerate(seen.devices) if found != usual]
@@ -224,11 +224,11 @@ def _setup_failed(seen: Observation) -> Verdict | None:
 
 
 def _program_failed(seen: Observation) -> Verdict | None:
-    """A program ended badly. Of several the first counts, but one that only lost its peers tells of another."""
+    """Report the first failed program; one that only lost its peers points to another worker."""
     failed = [(i, w) for i, w in enumerate(seen.workers) if w.ended and w.code != 0 and not w.told_to_stop]
     if not failed:
         return None
-    # Three seconds: clocks of workers differ a little, and so does how long a death takes.
+    # Three seconds: the workers' clocks differ a little, and so does the time that a process takes to die.
     first = min(w.ended_at for _, w in failed)
     together = [(i, w) for i, w in failed if w.ended_at <= first + 3.0]
     worker, end = min(together, key=lambda item: (_is_secondary(item[1]), item[1].ended_at))
@@ -243,7 +243,7 @@ def _program_failed(seen: Observation) -> Verdict | None:
 
 
 def _explain_exit(worker: int, end: WorkerStatus) -> Verdict:
-    """What one end means, by its exit code, its signal, its kernel and the end of its log."""
+    """Diagnose one exit from its exit code, its signal, its kernel and the end of its log."""
     how, found = f"worker {worker}: {_exit_description(end)}", match_failure(end.log_tail)
     said = _last_line(end)
     words = (how, said) if said else (how,)
@@ -309,11 +309,11 @@ RULES: tuple[Callable[[Observation], Verdict | None], ...] = (
 WORKER_SIDE_KINDS = frozenset(
     {VerdictKind.WORKER_LOST, VerdictKind.PROGRAM_ERROR, VerdictKind.HUNG, VerdictKind.SETUP_FAILURE}
 )
-"""What shows on workers, and may have its cause in the pod."""
+"""Verdicts that appear on workers but may be caused by the pod."""
 
 
 def _explained_by_pod(verdict: Verdict, pod: PodStatus) -> Verdict:
-    """What is wrong with a worker, by what Google says is wrong with the pod."""
+    """Refine a verdict about a worker by the pod problem that Google reports."""
     if verdict.kind not in WORKER_SIDE_KINDS:
         return verdict
     named = {symptom.kind: str(symptom) for symptom in pod.symptoms}
@@ -332,7 +332,7 @@ def _explained_by_pod(verdict: Verdict, pod: PodStatus) -> Verdict:
 
 
 def _pod_remarks(seen: Observation) -> tuple[str, ...]:
-    """What the user may want to know although the run goes on."""
+    """Return remarks on the pod that may interest the user while the run continues."""
     if seen.pod is None:
         return ("Google's API does not answer; the workers do",)
     remarks = [str(symptom) for symptom in seen.pod.symptoms]
@@ -349,7 +349,7 @@ def _health_message(pod: PodStatus) -> str:
 
 
 def _is_secondary(end: WorkerStatus) -> bool:
-    """Did it end for want of its peers?"""
+    """Return whether the program ended only because it lost its peers."""
     return not end.error and end.signal not in EXTERNAL_SIGNALS and is_secondary_failure(end.log_tail)
 
 

@@ -1,4 +1,4 @@
-"""What the end of a log says about why a program ended: words of JAX, libtpu, Python and Linux."""
+"""Match the end of a log against failure messages of JAX, libtpu, Python and Linux."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from enum import StrEnum
 
 
 class FailureCause(StrEnum):
-    """What was short, or sick."""
+    """Resource that ran out or hardware that failed."""
 
     HBM = "hbm"
     RAM = "ram"
@@ -41,14 +41,14 @@ PEER_LOSS_PATTERN = re.compile(
     r"Connection (?:reset|closed) by peer|\bGloo\b|[Hh]eartbeat timeout|coordination service|CoordinationService|"
     r"Another task died|Shutdown barrier|lost its peers"
 )
-"""How a JAX process complains of another one that has died."""
+"""Messages of a JAX process whose peer has died."""
 
 
 def match_failure(text: str) -> FailureCause | None:
-    """The first of the kinds above of which there is a word; None where there is none."""
+    """Return the first cause above that the text matches, or None."""
     return next((kind for kind, pattern in LOG_PATTERNS if pattern.search(text)), None)
 
 
 def is_secondary_failure(text: str) -> bool:
-    """Does it speak of peers that died, and of nothing else that is known?"""
+    """Return whether the text only reports lost peers and no other known cause."""
     return match_failure(text) is None and PEER_LOSS_PATTERN.search(text) is not None

@@ -1,4 +1,4 @@
-"""Asks Google about the pod now and then, in a thread of its own: a slow API delays nothing else."""
+"""Poll Google for the state of the pod in a thread of its own, so that a slow API delays nothing else."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from controller.gcp.client import GoogleError
 from controller.resources.pod.provisioner import PodStatus
 
 STALE_SECONDS = 15.0
-"""What Google said so long ago (three polls, if they are rarer) is not known any more."""
+"""Age at which Google's answer is stale (three polls if those take longer)."""
 
 
 class PodWatch:
-    """What Google said last of a pod, and when."""
+    """Latest answer of Google about a pod, and its time."""
 
     def __init__(self, look: Callable[[], PodStatus], clock: Clock, poll_seconds: float) -> None:
         self._look, self._clock, self._poll_seconds = look, clock, poll_seconds
@@ -24,17 +24,17 @@ class PodWatch:
         self._seen: PodStatus | None = None
         self._asked = self._answered = 0.0
         self.since = clock.steady()
-        """Since when the API has been answering without a gap."""
+        """Time since which the API has answered without a gap."""
         self.error: BaseException | None = None
-        """What no later answer will mend: we may not look, say."""
+        """Permanent error, such as a missing permission."""
         threading.Thread(target=self._watch, daemon=True, name="pod-watch").start()
 
     def now(self) -> PodStatus | None:
-        """The newest answer; None where there is none that is new enough."""
+        """Return the latest answer, or None if it is stale."""
         return self._seen if self._clock.steady() - self._answered <= self._stale_seconds else None
 
     def is_newer_than(self, time: float) -> bool:
-        """Was the newest answer asked for after that time? If not, it is asked for at once."""
+        """Return whether the latest answer was requested after that time; if not, request one immediately."""
         if self._asked <= time:
             self._wake.set()
         return self._asked > time

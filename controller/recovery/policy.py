@@ -1,4 +1,4 @@
-"""What is done about a verdict: pure. The config says what, three budgets say how often, the pod what is possible."""
+"""Choose the response to a verdict: pure. The config sets responses and three budgets, the pod limits the choice."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ INFRASTRUCTURE_KINDS = frozenset(
         VerdictKind.HUNG,
     }
 )
-"""Counted against max_preemptions; what else ends an attempt counts against max_program_failures."""
+"""Verdicts that count against max_preemptions; all others count against max_program_failures."""
 CRASH_LOOP_EXEMPT_KINDS = frozenset({VerdictKind.PREEMPTED, VerdictKind.MAINTENANCE, VerdictKind.NETWORK_LOST})
-"""What Google does and what the network does says nothing about the program: no sign of a crash loop."""
+"""Verdicts that say nothing about the program, since Google or the network caused them: no sign of a crash loop."""
 WAIT, RESTART_PROGRAM, RESTART_WORKER = "wait", "restart_program", "restart_worker"
 REPLACE_NODE, MOVE_ZONE, GIVE_UP = "replace_node", "move_zone", "give_up"
 DESCRIPTIONS = {
@@ -35,9 +35,9 @@ DESCRIPTIONS = {
 
 @dataclass(frozen=True)
 class Incident:
-    """One end of an attempt and what was done about it, as it is on record in the bucket.
+    """One failed attempt and the response to it, as recorded in the bucket.
 
-    `progress` is the newest checkpoint, or the last step of a program of which no checkpoint is known.
+    `progress` is the newest checkpoint, or the last step if the program has no known checkpoint.
     """
 
     attempt: int
@@ -55,14 +55,14 @@ class Incident:
 
     @classmethod
     def from_json(cls, body: Any, where: str = "verdict") -> Incident:
-        """Raises FormatError for another format."""
+        """Parse an incident; raises FormatError on another format."""
         body = checked(body, where)
         what = (body["attempt"], body["kind"], body["message"], body["response"])
         return cls(*what, body["progress"], body["time"], tuple(body["evidence"]))
 
 
 def describe(response: str, verdict: Verdict) -> str:
-    """What is being done, for people."""
+    """Describe the response for display."""
     if response == RESTART_PROGRAM and verdict.whole_pod:
         return "seeing to the way there; a program that is alive is joined again"
     return DESCRIPTIONS[response]
@@ -70,7 +70,7 @@ def describe(response: str, verdict: Verdict) -> str:
 
 @dataclass(frozen=True)
 class PodCapabilities:
-    """What can be done with the pod. `places`: how many there are to go to; `restarts`: can a VM of it be restarted?"""
+    """Possible responses on the pod. `places`: number of places to create it; `restarts`: its VMs can be restarted."""
 
     replaceable: bool = True
     restarts: bool = False
@@ -79,23 +79,21 @@ class PodCapabilities:
 
 @dataclass(frozen=True)
 class Decision:
-    """`why`: of giving up, in words with the key to change; empty where the config wants it so."""
+    """Response to a verdict. `why` explains a give-up and names the key to change; empty if the policy asks for it."""
 
     response: str
     why: str = ""
     spent: bool = False
-    """Was it a budget of losses that is used up?"""
+    """Whether the budget of preemptions is used up."""
 
 
 def decide(
     verdict: Verdict, past: Sequence[Incident], progress: int | None, recovery: Recovery, possible: PodCapabilities
 ) -> Decision:
-    """What to do now.
+    """Choose the response to a verdict.
 
-    Args:
-        past: the earlier episodes of the run, oldest first. A user who starts a run again that was given up gives it
-            new budgets; the successor of a controller that was killed goes on counting.
-        progress: the newest checkpoint (or step) now.
+    `past` holds the incidents of the run, oldest first: restarting a run that was given up resets its budgets, while
+    the successor of a killed controller keeps counting. `progress` is the newest checkpoint (or step).
     """
     wanted: str = getattr(recovery.policy, verdict.kind)
     if wanted in (WAIT, GIVE_UP):
@@ -122,7 +120,7 @@ def decide(
 
 
 def _strongest_possible(wanted: str, verdict: Verdict, past: Sequence[Incident], possible: PodCapabilities) -> Decision:
-    """The next stronger thing where what is wanted cannot be done."""
+    """Escalate to the next stronger response if the wanted one is impossible."""
     response = wanted
     if response == RESTART_PROGRAM and verdict.unreachable and not _maybe_unreachable_pod(verdict, past):
         response = RESTART_WORKER
@@ -138,7 +136,7 @@ def _strongest_possible(wanted: str, verdict: Verdict, past: Sequence[Incident],
 
 
 def _maybe_unreachable_pod(verdict: Verdict, past: Sequence[Incident]) -> bool:
-    """Does no worker at all answer, for the first time? Then the way there is seen to first, which harms no program."""
+    """Return whether no worker answers for the first time; then try the network first, which harms no program."""
     return verdict.whole_pod and not (past and past[-1].kind == VerdictKind.WORKER_LOST)
 
 
@@ -148,7 +146,7 @@ def _since_last_give_up(past: Sequence[Incident]) -> list[Incident]:
 
 
 def _since_last_progress(past: Sequence[Incident], progress: int | None) -> list[Incident]:
-    """The episodes at the end of `past` after which nothing newer was saved."""
+    """Return the latest incidents since which nothing newer was saved."""
     same: list[Incident] = []
     for episode in reversed(past):
         if progress is not None and (episode.progress is None or episode.progress < progress):

@@ -1,4 +1,4 @@
-"""Do what `response.py` decides when an attempt has ended otherwise than well, and put it on record."""
+"""Execute what `policy.py` decides when an attempt has failed, and record it."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ from controller.ssh.fleet import Fleet, WorkerError
 
 TAIL_LINES = 25
 MAX_PAUSES = 6
-"""While nothing is reachable it is asked for again after so many polls."""
+"""Number of polls to pause before another try while nothing is reachable."""
 ERRORS_BY_KIND: dict[VerdictKind, type[SlipwayError]] = {
     VerdictKind.DEVICE_MISMATCH: WrongDevicesError,
     VerdictKind.WORKERS_DISAGREE: WorkersDisagreeError,
@@ -64,7 +64,7 @@ FATAL = re.compile(r"^Fatal Python error: ", re.MULTILINE)
 
 @dataclass
 class RecoveryExecutor:
-    """What one `up` does to go on; the episodes of earlier ones count as its own."""
+    """Executes the responses of one `up`; incidents of earlier ones count too."""
 
     plan: Plan
     world: Context
@@ -75,22 +75,21 @@ class RecoveryExecutor:
     _incidents: list[Incident] | None = field(default=None)
     _waiting_since: float | None = None
     _incident_recorded: bool = False
-    """Is what is being responded to on record already?"""
+    """Whether the incident being handled is recorded already."""
 
     def respond(self, outcome: AttemptOutcome, attempt: int, error: SlipwayError | None = None) -> None:
         """Make the next attempt possible.
 
-        Args:
-            error: why there was no attempt, where it did not come to one.
+        `error` is the reason why the program was not launched, if it was not.
 
         Raises:
-            SlipwayError: it is given up, by the error itself or by one whose exit code says why.
+            SlipwayError: the run is given up; the error itself, or one whose exit code tells the reason.
         """
         self._incident_recorded = False
         while True:
             try:
                 return self._respond(outcome, attempt, error)
-            except GoogleError as unreachable:  # decided without Google, it might be decided twice
+            except GoogleError as unreachable:  # deciding offline could decide twice
                 if unreachable is error or not unreachable.passes:
                     raise
                 message = f"Google's API does not answer ({unreachable.message}); waiting"
@@ -99,7 +98,7 @@ class RecoveryExecutor:
 
     def _respond(self, outcome: AttemptOutcome, attempt: int, error: SlipwayError | None) -> None:
         verdict = outcome.verdict
-        if verdict.kind is VerdictKind.NETWORK_LOST:  # nothing can be looked up, nor put on record
+        if verdict.kind is VerdictKind.NETWORK_LOST:  # nothing can be looked up or recorded
             if self.plan.config.recovery.policy.network_lost == GIVE_UP:
                 raise error or ProgramFailedError(f"{verdict}; the run goes on without us")
             self.world.events.note(self.plan.run_id, f"{verdict}; waiting")
@@ -130,8 +129,8 @@ class RecoveryExecutor:
         self._act(response, verdict)
 
     def diagnose_setup(self, error: SlipwayError) -> Verdict:
-        """What it means that the workers could not be made ready."""
-        if isinstance(error, GoogleError) and not error.passes:  # what is asked of a pod that has been taken away
+        """Return the verdict on a failed setup of the workers."""
+        if isinstance(error, GoogleError) and not error.passes:  # the call failed because the pod was taken away
             pod = self._pod()
             return diagnose(Observation(pod if pod and pod.state != "ABSENT" else PodStatus(), (), setup=f"{error}"))
         if isinstance(error, GoogleError):
@@ -148,20 +147,20 @@ class RecoveryExecutor:
         return diagnose(Observation(self._pod(), workers, setup=f"{error}", devices=found, setup_details=details))
 
     def _wait_timed_out(self) -> bool:
-        """For as long as a new pod may take to be made."""
+        """Return whether waiting has lasted as long as creating a pod may take."""
         now = self.world.clock.steady()
         self._waiting_since = self._waiting_since or now
         return now - self._waiting_since >= self.plan.node.create_seconds
 
     def _act(self, response: str, verdict: Verdict) -> None:
-        """Leave things so that `up`, from the beginning, makes the next attempt."""
+        """Change the pod so that `up`, run from the beginning, makes the next attempt."""
         if (pod := self._pod()) is None:
-            return  # nothing can be done now: the next attempt begins with that
+            return  # nothing can be done yet: the next attempt starts with it
         ready = pod.state == "READY"
         if response == MOVE_ZONE:
             self.spending.end(verdict.words)
             self.plan.node.delete_all(self.world, elsewhere=True)
-        elif response == REPLACE_NODE or not ready:  # what is not READY is replaced by the reconciler
+        elif response == REPLACE_NODE or not ready:  # the reconciler replaces a pod that is not READY
             self.spending.end(verdict.words)
             if ready:
                 self.plan.node.delete_all(self.world)
@@ -169,10 +168,10 @@ class RecoveryExecutor:
             self._node().stop(self.world)
         elif response == RESTART_PROGRAM and not verdict.whole_pod:
             payload: StopQuestion = {"run_id": self.plan.run_id, "grace_seconds": 5.0}
-            self._fleet().call_all(STOP, payload)  # who cannot be reached is the business of the next attempt
+            self._fleet().call_all(STOP, payload)  # the next attempt handles unreachable workers
 
     def _give_up(self, outcome: AttemptOutcome, decision: Decision, error: SlipwayError | None) -> NoReturn:
-        """End with the worker that it is about, its last words, and the exit code that they mean."""
+        """Raise the final error: the worker concerned, its last output and the matching exit code."""
         verdict = outcome.verdict
         if self.plan.config.cleanup.on_failure == "delete":
             self.delete_pod()
@@ -203,12 +202,12 @@ class RecoveryExecutor:
         return "\n".join([first, *(["; ".join(others)] if others else [])])
 
     def _hint(self, kind: VerdictKind) -> str:
-        """What helps, as far as that can be said; of HBM what the compiler has found, if it was asked."""
+        """Return a hint for the user; when out of HBM, the overrides that `slipway fit` found to fit, if any."""
         found = fit_cache.suggested_overrides(self.plan.config) if kind is VerdictKind.OUT_OF_HBM else ""
         return f"it fits with {found}, as `slipway fit` found" if found else HINTS.get(kind, "")
 
     def _save_stacks(self, attempt: int, verdict: Verdict) -> None:
-        """Have all workers say where they are, while they still are; the words go to the bucket."""
+        """Dump the stacks of all reachable workers to the bucket while their programs are alive."""
         fleet = self._fleet()
         who = [i for i in range(len(fleet)) if i not in verdict.unreachable]
         answers = fleet.call_all(STACKS, {"run_id": self.plan.run_id, "attempt": attempt}, workers=who)
@@ -225,7 +224,7 @@ class RecoveryExecutor:
         self.world.events.note(self.plan.run_id, f"stacks: {folder}")
 
     def _report_watchdog(self) -> None:
-        """Of a pod that deleted itself: for want of use, or because the budget was spent."""
+        """Report pods that deleted themselves because they were idle or the budget was spent."""
         for life in self.spending.lives():
             word = watchdog_note(self.world.google, self.plan.bucket, life.pod, life.uid) if not life.ended else {}
             if word:
@@ -234,7 +233,7 @@ class RecoveryExecutor:
     def _pod_capabilities(self, verdict: Verdict) -> PodCapabilities:
         node = self.plan.node
         gone = verdict.kind is VerdictKind.PREEMPTED and not verdict.noticed
-        if gone or verdict.kind is VerdictKind.NETWORK_LOST:  # whose pod it is, the reconciler sees
+        if gone or verdict.kind is VerdictKind.NETWORK_LOST:  # the reconciler checks who owns the pod
             return PodCapabilities(places=len(node.places))
         try:
             seen = node.observe(self.world, {})
@@ -245,7 +244,7 @@ class RecoveryExecutor:
         return PodCapabilities(ours and not node.adopt, restarts and not node.adopt, len(node.places))
 
     def _progress(self, step: int | None) -> int | None:
-        """The newest checkpoint in the bucket; the last step that was reported, where no checkpoint is known."""
+        """Return the newest checkpoint in the bucket, or the last reported step if no checkpoint exists."""
         where: dict[str, Any] = {"bucket": self.plan.bucket, "prefix": f"{self.ledger.prefix}/checkpoints/"}
         found: list[int] = []
         try:
@@ -292,7 +291,7 @@ class RecoveryExecutor:
 
 
 def innermost_frame(answer: Stacks) -> str:
-    """Where a worker's program is, in a line: the innermost frame of its main thread, which comes last in a dump."""
+    """Return the innermost frame of the main thread, whose stack comes last in a dump, on one line."""
     stopped = [p for p in answer["processes"] if p["state"].startswith("T")]
     frames = list(FRAME.finditer(answer["text"].rpartition("most recent call first")[2]))
     file = "/".join(frames[0]["file"].split("/")[-2:]) if frames else ""
@@ -304,7 +303,7 @@ def innermost_frame(answer: Stacks) -> str:
 
 
 def log_excerpt(log_tail: str) -> str:
-    """The last lines of a log; of one that Python ended with the stacks of all its threads those before them."""
+    """Return the last lines of a log; if Python ended it with the stacks of all threads, the lines before those."""
     fatal = FATAL.search(log_tail)
     lines = log_tail[: fatal.start()].splitlines() + log_tail[fatal.start() :].splitlines()[:1] if fatal else None
     return "\n".join((lines or log_tail.splitlines())[-TAIL_LINES:])

@@ -1,4 +1,4 @@
-"""The user's word before the first thing that is billed."""
+"""Confirm the cost with the user before anything billed is created."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from controller.reconcile.resource import Absent
 
 
 def confirm_cost(plan: Plan, world: Context, screen: BoardScreen, *, yes: bool) -> None:
-    """Ask Google, then the user, before the first thing that is billed; a pod that is there already is paid for.
+    """Run the live checks and confirm the cost with the user, unless the pod already exists.
 
     Raises:
-        ConfigError: a live check found an error, or the user does not want it.
+        ConfigError: a live check found an error, or the user declined.
     """
     try:
         seen = plan.observe_pod(world)

@@ -31,19 +31,19 @@ from controller.ssh.fleet import Fleet, WorkerError, WorkersFailedError
 
 @dataclass(frozen=True)
 class AttemptResult:
-    """How an attempt ended."""
+    """Result of an attempt."""
 
     number: int
-    """From 1; 0 where the program was not launched."""
+    """Number of the attempt, from 1; 0 if the program was not launched."""
     outcome: AttemptOutcome | None = None
-    """None: we detached, and the program goes on."""
+    """Outcome of the program; None if we detached and the program continues."""
     error: SlipwayError | None = None
-    """Why the program was not launched."""
+    """Why the program was not launched; None if it was."""
 
 
 @dataclass
 class AttemptRunner:
-    """Makes the attempts of one run, one after the other."""
+    """Runs the attempts of one run, one after the other."""
 
     options: RunOptions
     plan: Plan
@@ -78,19 +78,19 @@ class AttemptRunner:
         return AttemptResult(launched.attempt, self.follow(node, fleet, launched.attempt, was_running))
 
     def provision(self) -> tuple[Node, Fleet]:
-        """Make the pod and all that the program needs there, for this run alone."""
+        """Create the pod and set up its workers, for this run alone."""
         node = self._reconcile()
         fleet = self.world.fleet(node)
         self._stop_leftover_program(fleet)
         self.spending.begin(node)
         self.screen.set_price(self.spending.rate(node).total)
         for resource in self.plan.resources:
-            if isinstance(resource, Watchdog):  # only now is the pod this run's alone
+            if isinstance(resource, Watchdog):  # only now does the pod belong to this run alone
                 resource.tell(self.world, node, self.spending.hours_left())
         return node, fleet
 
     def _reconcile(self) -> Node:
-        """Reconcile the plan. A pod that was made and cannot be used has cost as well."""
+        """Reconcile the plan; a pod that was created but is unusable is billed too."""
         try:
             return reconcile(self.plan.resources, self.world)[self.plan.node.id]
         except (LeaseLostError, LeaseHeldError):
@@ -103,7 +103,7 @@ class AttemptRunner:
             raise
 
     def _stop_leftover_program(self, fleet: Fleet) -> None:
-        """Stop a leftover program that no controller owns, if the user agrees: a pod runs one program at a time."""
+        """Stop a leftover program without a controller, if the user agrees: a pod runs one program at a time."""
         for other in running_runs(fleet) - {self.plan.run_id}:
             question = f"{other} is running on this pod. Stop it and start {self.plan.run_id}?"
             if not self.screen.ask(question, self.options.yes):
@@ -115,7 +115,7 @@ class AttemptRunner:
 
     def follow(self, node: Node, fleet: Fleet, number: int, was_running: bool) -> AttemptOutcome | None:
         """Follow the attempt until it ends; None if the user detached."""
-        self.lease.hold()  # whoever follows answers for it
+        self.lease.hold()  # only the lease holder may follow
         outcome = Follower(
             world=self.world,
             node=node,
@@ -134,12 +134,12 @@ class AttemptRunner:
         return outcome
 
     def _check_interrupts(self) -> None:
-        """Raise if we lost the lease or were interrupted: in a sweep no signal reaches this thread."""
+        """Raise if the lease is lost or the user interrupted: in a sweep no signal reaches this thread."""
         self.lease.check()
         self.world.clock.check()
 
     def queue_turn(self) -> AbstractContextManager[None]:
-        """With --queue: wait for our turn, and keep it until the context ends."""
+        """Wait in the queue if --queue is set, and keep the turn until the context ends."""
         if not self.options.queue:
             return nullcontext()
         return QueueWaiter(self.plan, self.world, self.queue, self.lease, self.poll_seconds, self._note).joined()

@@ -1,7 +1,7 @@
-"""Drive a run to its end: acquire the pod, make attempts, and decide after each how to go on.
+"""Drive a run to its end: acquire the pod, make attempts, and decide after each how to continue.
 
-Recovery is reconciliation in a loop: a preempted node is one more difference between plan and cloud. A run that has
-finished is reported and nothing is changed, though its pod is gone.
+Recovery is reconciliation in a loop: a preempted node is one more difference between plan and cloud. A finished run is
+only reported, even if its pod no longer exists.
 """
 
 from __future__ import annotations
@@ -44,11 +44,7 @@ if TYPE_CHECKING:
 
 @contextmanager
 def open_run(options: RunOptions) -> Iterator[tuple[Plan, Context, Emulator | None]]:
-    """Open the plan to drive, and a way to its cloud.
-
-    Raises:
-        ConfigError: the config is unusable, or names no project.
-    """
+    """Open the plan to drive and a connection to its cloud."""
     with open_sweep(options, repeat=True) as (plan, world, emulator):
         if plan.project == NO_PROJECT:
             raise ConfigError(
@@ -67,14 +63,12 @@ def drive(
     sweep: str = "",
     handed_over: dict[str, Any] | None = None,
 ) -> Result | None:
-    """Drive the run to its end, show it and keep its record.
+    """Drive the run to its end, show its progress and keep its record.
 
-    Args:
-        sweep: id of the sweep that the run belongs to.
-        handed_over: on a bastion, the document that the laptop wrote.
+    `sweep` is the id of the sweep that the run belongs to; `handed_over` is the laptop's document on a bastion.
 
     Returns:
-        The result, or None where the run goes on without us or was cancelled.
+        The result, or None if the run continues without us or was cancelled.
     """
     world.events.listen(screen)
     ledger = Ledger(world.google, plan.bucket, plan.run_id)
@@ -102,7 +96,7 @@ def drive(
 
 
 class RunDriver:
-    """Drives one run: acquire its pod, make attempts, and decide after each how to go on."""
+    """Drives one run: acquires its pod, makes attempts, and decides after each how to continue."""
 
     def __init__(
         self,
@@ -145,17 +139,17 @@ class RunDriver:
         """Drive the run under the lease of its pod.
 
         Returns:
-            The result, or None where the run goes on without us or was cancelled.
+            The result, or None if the run continues without us or was cancelled.
 
         Raises:
-            Fenced: another controller acts on the pod, by mishap or on demand.
+            LeaseLostError: another controller acts on the pod, by accident or by request.
         """
         try:
             with lease_guard(self.lease, self.plan, self.world):
                 try:
                     return self.acquire()
                 except InterruptedSleepError:
-                    self.lease.check()  # who fences us wakes us up
+                    self.lease.check()  # the controller that fences us wakes us up
                     raise
         except ReleaseRequestedError as asked:
             if not asked.ends:
@@ -164,7 +158,7 @@ class RunDriver:
             return None
 
     def acquire(self) -> Result | None:
-        """Act while no other controller does; stand by, wait or replace the other one as the options say."""
+        """Drive the run unless another controller does; then watch, queue or replace it as the options say."""
         while True:
             if (other := self.lease.look()) is not None:
                 outcome = self._stand_by(other)
@@ -185,7 +179,7 @@ class RunDriver:
                 return outcome if isinstance(outcome, Result) else None
 
     def _delegate_to_bastion(self) -> LeaseSnapshot:
-        """Make what the run needs before its pod, then the bastion, and wait until that one acts."""
+        """Create the run's prerequisites and the bastion, then wait until the bastion acts."""
         handover = Handover(self.plan, self.world, self.ledger, self.lease, self._emulator, self._poll_seconds)
         with self.attempts.queue_turn():
             ours = {"yes": self.options.yes, "ssh_key": self.world.ssh_key_line()}
@@ -196,7 +190,7 @@ class RunDriver:
         return holder
 
     def _stand_by(self, other: LeaseSnapshot) -> Result | StandbyOutcome:
-        """Watch another controller, queue behind it or replace it."""
+        """Watch the other controller, queue behind it or replace it."""
         run_id = other.term.run_id
         take_over, self._take_over = self._take_over, False
         if run_id == self.plan.run_id and not take_over:
@@ -206,7 +200,7 @@ class RunDriver:
             standby = Standby(self.plan, self.world, self.ledger, self.lease, self.screen, self._poll_seconds)
             return standby.watch(other)
         if self.options.queue:
-            return StandbyOutcome.LEASE_FREE  # in line behind it
+            return StandbyOutcome.LEASE_FREE  # queue behind it
         question = f"{other.term} acts on this pod. Stop that and start {self.plan.run_id}?"
         if not take_over and not self.screen.ask(question, self.options.yes):
             raise ConfigError(
@@ -238,7 +232,7 @@ class RunDriver:
                     self.recovery.respond(attempt.outcome, attempt.number, attempt.error)
 
     def _stop_over_budget(self, why: str) -> NoReturn:
-        """End the program and delete the pod, if the run has one; what was saved stays, and so does an adopted pod."""
+        """Stop the program and delete the pod, if the run has one; saved files and an adopted pod stay."""
         self.lease.hold()
         node = self.plan.node.find(self.world)
         if node is not None and node.status.uid in {life.uid for life in self.spending.lives() if life.ended is None}:
@@ -276,15 +270,15 @@ class RunDriver:
         return result
 
     def clean_up_after_crash(self, result: Result) -> bool:
-        """Clean up after a controller that was killed before it could; one that still lives does it itself."""
+        """Clean up after a controller that was killed before it could; a living one does it itself."""
         with lease_guard(self.lease, self.plan, self.world):
             return self.lease.look() is None and self.clean_up(result)
 
     def clean_up(self, result: Result) -> bool:
-        """Delete the pod of a finished run if that is the policy and it is still this run's; return whether it was."""
+        """Delete the pod if the policy says so and the finished run still owns it; return whether it was deleted."""
         if result.cleanup != "delete":
             return False
-        node = self.plan.node.find(self.world)  # it may be under repair just now
+        node = self.plan.node.find(self.world)  # it may be under repair
         if node is None or node.status.uid not in {life.uid for life in self.spending.lives() if not life.ended}:
             return False
         if next_runs := self.queue.waiting():
@@ -304,7 +298,7 @@ class RunDriver:
 
 
 def _inject_faults(emulator: Emulator, plan: Plan) -> None:
-    """Pass the faults of the config to the emulated cloud; the same script counts once per run."""
+    """Pass the faults of the config to the emulated cloud; the same script runs once per run."""
     faults = list(plan.config.cloud.faults) if isinstance(plan.config.cloud, LocalCloud) else []
     if faults:
         key = hashlib.sha256(json.dumps([plan.run_id, faults], sort_keys=True).encode()).hexdigest()

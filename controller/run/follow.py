@@ -1,7 +1,8 @@
-"""Follow a run that is under way: stream every worker's log and metrics, observe, and ask for the verdict.
+"""Follow a running attempt: stream every worker's log and metrics, observe, and request a verdict.
 
-One thread per worker reads its agent's stream into a queue, one asks Google about the pod. What all that means is the
-business of `verdict.py`; here is only what follows from it at once: one worker that has ended ends the others.
+One thread per worker reads its agent's stream into a queue; another polls Google for the state of the pod.
+`diagnosis.py` interprets the observations; this module only applies the immediate consequence: when one worker ends,
+the others are stopped.
 """
 
 from __future__ import annotations
@@ -24,29 +25,29 @@ from controller.resources.pod.node import Node
 from controller.ssh.fleet import Fleet, WorkerError
 
 STRAGGLER_SECONDS = 3.0
-"""After one worker has failed, the others are given this long to end by themselves; JAX may hang for minutes."""
+"""Time for the other workers to end by themselves after one has failed; JAX may hang for minutes."""
 ROOT_CAUSE_SECONDS = 15.0
-"""The same where that one only lost its peers: the one that it lost may still have its last words to say."""
+"""The longer time if that worker only lost its peers: the one that failed first may still have log lines to send."""
 STOP_SECONDS = 20.0
-"""How long workers that were told to stop may take until we go on without their last words."""
+"""Maximum wait for workers that were asked to stop; after it their last log lines are given up."""
 CONFIRM_SECONDS = 5.0
-"""How long Google may take to say whether the pod was taken away, before a verdict on its workers counts."""
+"""Time for Google to report a preemption before a verdict about the workers counts."""
 MAX_STEP = 1e15
 TAIL_BYTES = 2000
-"""Of each log, what is shown of a run that was running before."""
+"""Bytes shown of each log when joining a run that was already running."""
 IMMEDIATE_KINDS = frozenset({VerdictKind.PREEMPTED, VerdictKind.OVER_BUDGET, VerdictKind.CANCELLED})
-"""Verdicts for which no other worker needs to be heard."""
+"""Verdicts that need no evidence from other workers."""
 
 
 class _Line(WatchLine, total=False):
-    """What a worker said, or why its stream broke off."""
+    """Line from a worker, or the reason why its stream broke off."""
 
     lost: str
 
 
 @dataclass(frozen=True)
 class AttemptOutcome:
-    """How an attempt ended. `ends` holds the last state of each worker that ended, in the order they ended."""
+    """Outcome of an attempt. `ends` holds the last state of each worker that ended, in the order they ended."""
 
     verdict: Verdict
     ends: tuple[tuple[int, State], ...] = ()
@@ -55,7 +56,7 @@ class AttemptOutcome:
 
 @dataclass
 class _Stream:
-    """One worker: how far its stream has been read (negative offsets count from the end), and what it said."""
+    """Stream of one worker: its read position (a negative offset counts from the end) and its latest status."""
 
     log_offset: int
     metrics_offset: int
@@ -69,7 +70,7 @@ class _Stream:
     notice: str = ""
 
     def seen(self, now: float, since: float) -> WorkerStatus:
-        """What the verdict is told. Silence counts from when the network was last known to be fine."""
+        """Return the status for the diagnosis. Silence counts from when the network was last known to work."""
         end = self.exited or {}
         return WorkerStatus(
             silent_seconds=max(0.0, now - max(self.heard, since)),
@@ -91,7 +92,7 @@ class _Stream:
 
 @dataclass
 class StepTracker:
-    """The steps that worker 0 reports, how far apart they were at most, and when anybody said anything at all."""
+    """Tracker of the steps that worker 0 reports, their longest intervals, and the time of the last sign of life."""
 
     at: float
     last: int | None = None
@@ -99,18 +100,18 @@ class StepTracker:
     intervals: list[float] = field(default_factory=list)
 
     def told(self, line: _Line, worker: int, now: float) -> None:
-        if "log" in line or "metrics" in line:  # an evaluation may take long, and may speak
+        if "log" in line or "metrics" in line:  # an evaluation may be long and print output
             self.at = now
         step = line.get("metrics", {}).get("step")
-        if worker == 0 and isinstance(step, int | float) and abs(step) < MAX_STEP:  # JSON knows NaN and infinity
+        if worker == 0 and isinstance(step, int | float) and abs(step) < MAX_STEP:  # JSON allows NaN and infinity
             if self.last is not None and step > self.last:
-                self.intervals = sorted([*self.intervals, now - self.step_at])[-3:]  # the longest ones
+                self.intervals = sorted([*self.intervals, now - self.step_at])[-3:]  # keep the longest
             self.last, self.step_at = int(step), now
 
 
 @dataclass
 class Follower:
-    """Follows one attempt of a run on one incarnation of the pod; one that has `begun` is joined near its end."""
+    """Follows one attempt of a run on one incarnation of the pod; with `begun`, starts near the end of the logs."""
 
     world: Context
     node: Node
@@ -121,13 +122,13 @@ class Follower:
     poll_seconds: float
     begun: bool = False
     over: Callable[[], str] = lambda: ""
-    """Why the run must end now, empty while it need not."""
+    """Returns why the run must end now, empty while it need not."""
     cancelled: Callable[[], bool] = lambda: False
-    """Was the run ended on purpose?"""
+    """Returns whether the run was cancelled on purpose."""
     acting: bool = True
-    """Else the first word of an end is taken for it, and no worker is told anything."""
+    """Whether this controller may stop workers; a viewer takes the first sign of an end as the end."""
     glance: Callable[[], object] = lambda: None
-    """Called many times a second; raises where there is no more to follow."""
+    """Called many times a second; raises when there is nothing left to follow."""
     _queue: queue.Queue[tuple[int, _Line]] = field(default_factory=queue.Queue)
     _stopping: threading.Event = field(default_factory=threading.Event)
     _ends: list[tuple[int, State]] = field(default_factory=list)
@@ -135,7 +136,7 @@ class Follower:
     _waiting_since: float | None = None
 
     def follow(self) -> AttemptOutcome | None:
-        """Block until the attempt has ended, however it ends; None: Ctrl-C was pressed, and the run goes on."""
+        """Block until the attempt has ended in any way; None: Ctrl-C was pressed, and the run continues."""
         offsets, now = (-TAIL_BYTES, -1) if self.begun else (0, 0), self.world.clock.steady()
         streams = [_Stream(*offsets, heard=now, opened=now) for _ in self.node.status.endpoints]
         for worker, stream in enumerate(streams):
@@ -159,7 +160,7 @@ class Follower:
                 self._report_change(verdict)
                 continue
             if verdict.kind is VerdictKind.FINISHED and not self._streams_drained(streams, pod):
-                continue  # logs are being uploaded
+                continue  # logs are still being uploaded
             if self.acting and verdict.kind not in (VerdictKind.FINISHED, VerdictKind.OVER_BUDGET):
                 verdict = self._confirm(verdict, streams, pod, steps)
             if verdict is not None and not self._stopping.is_set():
@@ -167,7 +168,7 @@ class Follower:
         return None
 
     def _streams_drained(self, streams: list[_Stream], pod: PodWatch) -> bool:
-        """Is nothing more to be heard of programs that have ended well? Of a pod that was taken away nothing is."""
+        """Return whether programs that ended successfully have no more output to send; a lost pod sends none."""
         silent = [i for i, stream in enumerate(streams) if not stream.ended]
         seen = pod.now()
         if not silent or seen is None or seen.is_usable:
@@ -176,10 +177,10 @@ class Follower:
         return True
 
     def _confirm(self, verdict: Verdict, streams: list[_Stream], pod: PodWatch, steps: StepTracker) -> Verdict | None:
-        """The verdict once Google has been asked again and, where it matters, all others have ended as well.
+        """Confirm a verdict with fresh data from Google and, where it matters, after all other workers have ended.
 
-        A VM that is taken away kills its program first, so that the state of the pod must be newer than that. None:
-        it was a false alarm.
+        A preempted VM kills its program first, so the state of the pod must be newer than that. Returns None on a false
+        alarm.
         """
         clock = self.world.clock
         began, late = clock.steady(), clock.deadline(CONFIRM_SECONDS)
@@ -204,17 +205,17 @@ class Follower:
     def _was_cancelled(self) -> bool:
         try:
             return self.cancelled()
-        except GoogleError:  # nobody knows; what comes next will ask Google for more than that
+        except GoogleError:  # unknown; the next step asks Google for more than that
             return False
 
     def _stop_others(self, verdict: Verdict, streams: list[_Stream], pod: PodWatch, steps: StepTracker) -> Verdict:
-        """One that has ended ends all. What they say meanwhile may make the verdict a better one."""
+        """Stop the other workers after one has ended; their last output may refine the verdict."""
 
         def left() -> list[int]:
             return [i for i, s in enumerate(streams) if not s.ended and i not in verdict.unreachable]
 
         def able() -> list[int]:
-            """Those that may yet end by themselves: not one that a signal holds still."""
+            """Return the workers that may still end by themselves, without those that a signal has stopped."""
             return [i for i in left() if streams[i].stopped_since is None]
 
         def wait(seconds: float, whom: Callable[[], list[int]]) -> None:
@@ -252,7 +253,7 @@ class Follower:
         )
 
     def _should_wait(self, verdict: Verdict) -> bool:
-        """Is it to be waited for? Maintenance at most for as long as a new pod may take to be made."""
+        """Return whether the policy is to wait; maintenance at most for as long as creating a pod may take."""
         if getattr(self.recovery.policy, verdict.kind, "") != "wait":
             self._waiting_since = None
             return False
@@ -261,7 +262,7 @@ class Follower:
         return verdict.kind is VerdictKind.NETWORK_LOST or now - self._waiting_since < self.node.create_seconds
 
     def _report_change(self, verdict: Verdict) -> None:
-        """Say what is new about a run that goes on."""
+        """Report changes in the verdict on a run that continues."""
         before, self._told = self._told, verdict
         if verdict.kind is before.kind and set(verdict.evidence) <= set(before.evidence):
             return
@@ -272,7 +273,7 @@ class Follower:
             self.world.events.note(self.run_id, words)
 
     def _listen(self, streams: list[_Stream], steps: StepTracker) -> None:
-        """Take what the workers have said; wait a moment where they have said nothing."""
+        """Process what the workers have sent, or wait a moment if there is nothing."""
         try:
             worker, line = self._queue.get(timeout=min(self.poll_seconds, 0.5))
             while True:
@@ -300,7 +301,7 @@ class Follower:
             self.world.events.note(self.run_id, f"worker {worker}: {line.get('warning') or line.get('lost')}")
 
     def _read(self, worker: int, stream: _Stream) -> None:
-        """Read one worker's stream until it ends, taking it up again after every break."""
+        """Read one worker's stream until it ends, reconnecting after every break."""
         clock = self.world.clock
         while not self._stopping.is_set():
             payload: WatchQuestion = {
@@ -336,10 +337,10 @@ class Follower:
 
 @contextmanager
 def _ctrl_c_sets(event: threading.Event) -> Iterator[None]:
-    """While this lasts, Ctrl-C sets an event instead of raising wherever the program happens to be.
+    """Make Ctrl-C set an event instead of raising while the context is open.
 
-    An exception out of nowhere may be swallowed by whatever library it hits. Left alone where Ctrl-C is ignored anyway
-    (under nohup), and outside the main thread, which alone may handle signals.
+    An asynchronous exception may be swallowed by any library that it hits. Does nothing where Ctrl-C is ignored (under
+    nohup) and outside the main thread, which alone may handle signals.
     """
     if threading.current_thread() is not threading.main_thread() or signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         yield

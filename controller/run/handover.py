@@ -1,4 +1,4 @@
-"""The laptop's part: put down what the bastion needs to know, make the bastion, and wait until it acts."""
+"""Hand a run over to a bastion: write its input, create the bastion, and wait until it acts."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ if TYPE_CHECKING:
 HANDOVER, LOG = "handover.json", "bastion.log"
 HOME = "~/.slipway"
 START_TIMEOUT_SECONDS = 1200.0
-"""How long a bastion may take until it acts: a boot, and the installation of some packages on a small machine."""
+"""Maximum time until a bastion acts: a boot, and the installation of some packages on a small machine."""
 TAIL_LINES = 20
 
 
 @dataclass(frozen=True)
 class Handover:
-    """From this machine to the bastion of the plan."""
+    """Handover of a run from this machine to the bastion of its plan."""
 
     plan: Plan
     world: Context
@@ -42,17 +42,16 @@ class Handover:
     poll_seconds: float
 
     def make(self, document: Callable[[], dict[str, Any]]) -> int:
-        """Make everything but the pod, and then the bastion; returns the token under which that was done.
+        """Create everything except the pod, then the bastion; return the lease token used.
 
-        Args:
-            document: gives what the bastion makes the plan again of; asked once there is a bucket.
+        `document` returns what the bastion rebuilds the plan from; called once the bucket exists.
         """
         first = [r for r in self.plan.resources if not isinstance(r, Node | WorkerResource | Bastion | BastionRoles)]
         reconcile(_without_outside_dependencies(first), self.world)
         before = self.lease.last()
         token = self.lease.hold()
         if before is not None and before.term.driver == "bastion" and not before.term.released:
-            self.bastion.destroy(self.world)  # there may be a machine, and nobody acts there
+            self.bastion.destroy(self.world)  # the VM may exist although nothing acts there
         self.ledger.write(HANDOVER, dump(document()))
         machine = replace(self.bastion, orders=dump(self._orders()))
         roles = [r for r in self.plan.resources if isinstance(r, BastionRoles)]
@@ -61,10 +60,10 @@ class Handover:
         return token
 
     def wait(self, token: int) -> LeaseSnapshot:
-        """Until the bastion has taken the lease, or even let go of it again; what it says there.
+        """Wait until the bastion has acquired the lease, or even released it again; return the lease.
 
         Raises:
-            CloudError: it does not come to that; with what it has said.
+            CloudError: the bastion ended or did not start in time; the message includes its log.
         """
         late = self.world.clock.deadline(START_TIMEOUT_SECONDS)
         while (seen := self.lease.last()) is None or seen.term.token <= token:
@@ -106,6 +105,6 @@ class Handover:
 
 
 def _without_outside_dependencies(resources: Sequence[Resource]) -> list[Resource]:
-    """With needs among themselves alone: the others are there."""
+    """Drop needs on resources outside the list: they exist already."""
     ids = {r.id for r in resources}
     return [replace(r, needs=tuple(n for n in r.needs if n in ids)) for r in resources]

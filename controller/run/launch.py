@@ -1,7 +1,7 @@
 """Start the program on every worker at once, exactly once.
 
-A record in the bucket, which only one controller can create, precedes each start; the start itself is idempotent on
-the workers. Killed anywhere in between, the next `up` reads the record and finishes what was begun.
+Each start is preceded by a record in the bucket, which only one controller can create; the start itself is idempotent
+on the workers. If the controller is killed in between, the next `up` reads the record and completes the start.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from controller.ssh.fleet import Fleet
 def launch(
     plan: Plan, ledger: Ledger, node: Node, fleet: Fleet, clock: Clock, guard: Callable[[], int]
 ) -> tuple[Launch, bool]:
-    """Make sure that an attempt of the run is started on this pod; returns it, and whether it was running already.
+    """Make sure that an attempt of the run is started on this pod; return it, and whether it was already running.
 
-    A new attempt is made where there is none, where the last one belongs to a pod that is gone, or where it has ended
-    badly; an attempt that was recorded and not (or not everywhere) started is started.
+    A new attempt is made if there is none, if the last one belongs to a deleted pod, or if it has failed; an attempt
+    that was recorded but not started everywhere is started.
     """
     while True:
         launches = ledger.launches()
@@ -39,7 +39,7 @@ def launch(
                     return last, False
                 return last, True
             if any(s["state"] == "running" for s in states):
-                stop(fleet, plan.run_id)  # what is left of an attempt that has failed elsewhere
+                stop(fleet, plan.run_id)  # leftovers of an attempt that failed elsewhere
         number = last.attempt + 1 if last else 1
         fresh = Launch(attempt=number, node_uid=node.status.uid, time=clock.now(), lease=guard())
         if ledger.record(fresh):
@@ -48,14 +48,14 @@ def launch(
 
 
 def running_runs(fleet: Fleet) -> set[str]:
-    """The runs whose program is alive on some worker of the pod: at most one, unless something went wrong."""
+    """Return the runs whose program is alive on some worker of the pod: at most one, unless something went wrong."""
     answers = fleet.call_all(OBSERVE, {})
     raise_failures(answers, "look at the workers")
     return active_runs(answers)
 
 
 def stop(fleet: Fleet, run_id: str, grace_seconds: float = 10.0) -> None:
-    """End a run's latest attempt on every worker."""
+    """Stop a run's latest attempt on every worker."""
     answers = fleet.call_all(STOP, {"run_id": run_id, "grace_seconds": grace_seconds})
     raise_failures(answers, f"stop {run_id}")
 

@@ -1,4 +1,4 @@
-"""What a caller asks for: which run, and how to drive it. The command line and `controller.api` both fill this in."""
+"""Options of a caller: which run, and how to drive it. The command line and `controller.api` both fill this in."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from controller.config.compose import compose, with_overrides
 from controller.core.errors import ConfigError
 
-if TYPE_CHECKING:  # a verb that composes nothing need not wait for the schema
+if TYPE_CHECKING:  # a command that composes nothing need not load the schema
     from conf.schema.config import Config
     from conf.schema.validation import ConfigProblem
     from controller.core.finding import Finding
@@ -20,12 +20,12 @@ if TYPE_CHECKING:  # a verb that composes nothing need not wait for the schema
 
 @dataclass(frozen=True)
 class RunOptions:
-    """Which run is meant, and how to drive it. Nothing here enters the config or the run's identity."""
+    """Selects a run and how to drive it. Nothing here enters the config or the run's identity."""
 
     overrides: tuple[str, ...] = ()
-    """`key=value` and `+experiment=NAME`, as Hydra takes them."""
+    """Overrides in Hydra's syntax: `key=value` and `+experiment=NAME`."""
     run_id: str = ""
-    """A run on record; the overrides then say where its record is and how to execute it."""
+    """Id of a recorded run; the overrides then say where its record is and how to execute it."""
     plan_file: Path | None = None
     """A config written by `plan --save`; the overrides are applied to it."""
     yes: bool = False
@@ -41,7 +41,7 @@ class RunOptions:
 
     @property
     def state_dir(self) -> Path:
-        """The state folder; without overrides nothing is composed, which would take longer than reading it."""
+        """Return the state folder; without overrides nothing is composed, which would take longer than reading it."""
         if self.overrides:
             return Path(self.cloud_config().run.state_dir).expanduser()
         return Path(os.environ.get("SLIPWAY_HOME") or "~/.slipway").expanduser()
@@ -61,7 +61,7 @@ class RunOptions:
         return config, findings
 
     def cloud_config(self) -> Config:
-        """Return the config for an act that needs the cloud and no program: a missing program is no error.
+        """Return the config for an operation that needs the cloud but no program: a missing program is no error.
 
         Raises:
             ConfigError: the schema finds a problem.
@@ -72,7 +72,7 @@ class RunOptions:
         return config
 
     def checked_config(self, without: Set[str] = frozenset()) -> Config:
-        """Return the config for an act that changes something, and print the warnings of the preflight checks.
+        """Return the config for an operation that changes something, and print the warnings of the preflight checks.
 
         Args:
             without: ids of checks to skip.
@@ -89,7 +89,7 @@ class RunOptions:
         return config
 
     def _compose(self) -> tuple[Config | None, list[ConfigProblem]]:
-        """The config that the overrides mean, or that of the plan file with the overrides applied."""
+        """Compose the config of the overrides, or apply them to the config of the plan file."""
         if self.plan_file is not None:
             from conf.schema.validation import validate
             from controller.records.plan_file import load_planned_config

@@ -1,4 +1,4 @@
-"""What `up` would do: the plan beside what is there, every finding, the price. Changes nothing."""
+"""Preview of `up`: the plan next to the current state, all findings and the price. Changes nothing."""
 
 from __future__ import annotations
 
@@ -38,10 +38,10 @@ class RunPreview:
     findings: list[Finding]
     price: HourlyPrice
     status: str
-    """What the run and the pod are doing already, empty if nothing."""
+    """Current activity of the run and the pod, empty if none."""
 
     def as_document(self) -> dict[str, Any]:
-        """The preview for programs."""
+        """Return the preview as a document for programs."""
         return {
             "run": self.plan.run_id,
             "pod": self.plan.node.name,
@@ -66,7 +66,7 @@ class RunPreview:
 
 
 def preview_run(options: RunOptions) -> RunPreview:
-    """Compare the plan with what is there, and check everything that can be checked beforehand.
+    """Compare the plan with the current state, and run every check that can run beforehand.
 
     Raises:
         ConfigError: the config is unusable.
@@ -74,7 +74,7 @@ def preview_run(options: RunOptions) -> RunPreview:
     config, findings = options.config()
     try:
         plan = build_plan(config, project_of(config), Path.cwd())
-    except UnreachableError as error:  # offline, or not yet allowed to: all else can be planned
+    except UnreachableError as error:  # offline, or not yet authorized: everything else can be planned
         message = f"{str(error).removeprefix('code.repository: ')}; `up` needs it, and gives the run its id"
         findings = [*findings, Finding("repository", "warning", "code.repository", message)]
         plan = build_plan(config, project_of(config), Path.cwd(), unfetched_snapshot(config))
@@ -92,7 +92,7 @@ def preview_run(options: RunOptions) -> RunPreview:
 
 
 def _check_faults(config: Config, emulator: Emulator | None) -> list[Finding]:
-    """What the emulated cloud finds wrong with the faults that the config scripts."""
+    """Return the emulated cloud's findings about the faults that the config scripts."""
     if emulator is None or not isinstance(config.cloud, LocalCloud) or not config.cloud.faults:
         return []
     try:
@@ -103,7 +103,7 @@ def _check_faults(config: Config, emulator: Emulator | None) -> list[Finding]:
 
 
 def _status(plan: Plan, rows: list[ResourcePreview], world: Context) -> str:
-    """What the run and the pod are doing already, empty if nothing."""
+    """Return the current activity of the run and the pod, empty if none."""
     bucket = next(row for row in rows if row.resource.id == f"bucket/{plan.bucket}")
     if isinstance(bucket.seen, Unknown | Absent):
         return ""

@@ -1,7 +1,7 @@
-"""The line before a busy pod: runs that wait with `up --queue`, in the order in which they came.
+"""Queue for a busy pod: runs that wait with `up --queue`, in order of arrival.
 
-Each waiting run is one small object in the bucket, written anew while its controller lives; one that has not been for
-a while belongs to a controller that died, and does not count.
+Each waiting run is a small object in the bucket, rewritten while its controller lives; an object that has not been
+rewritten for a while belongs to a dead controller and does not count.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ REFRESH_SECONDS = 20.0
 
 
 class PodQueue:
-    """The line of one pod. Times are seconds since the epoch by each controller's own clock."""
+    """Queue of one pod. Times are seconds since the epoch by each controller's own clock."""
 
     def __init__(self, google: GoogleClient, clock: Clock, bucket: str, pod: str) -> None:
         self._google, self._clock, self._bucket = google, clock, bucket
         self._prefix = f"pods/{pod}/waiting/"
 
     def waiting(self) -> list[str]:
-        """The ids of the runs that wait, who came first first."""
+        """Return the ids of the waiting runs, in order of arrival."""
         found: list[tuple[float, str]] = []
         try:
             items = list(
@@ -37,14 +37,14 @@ class PodQueue:
             try:
                 entry = load(self._google.download(self._bucket, item["name"]), item["name"])
             except NotFoundError:
-                continue  # it has just left
+                continue  # it has just left the queue
             if self._clock.now() - entry["refreshed"] < STALE_SECONDS:
                 found.append((entry["since"], entry["run_id"]))
         return [run_id for _, run_id in sorted(found)]
 
     @contextmanager
     def joined(self, run_id: str) -> Iterator[Callable[[], None]]:
-        """Stand in line for as long as this lasts; what it yields is to be called now and then, to be counted."""
+        """Queue a run while the context is open; call the yielded function regularly to stay in the queue."""
         since = self._clock.now()
         seen = 0.0
 

@@ -1,4 +1,4 @@
-"""Waiting for a pod that other runs use or wait for: `up --queue`."""
+"""Wait for a pod that other runs use or wait for: `up --queue`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from controller.run.queue import PodQueue
 
 @dataclass(frozen=True)
 class QueueWaiter:
-    """Those that come before a run on its pod."""
+    """Waits for the runs that are ahead of this one on its pod."""
 
     plan: Plan
     world: Context
@@ -27,7 +27,7 @@ class QueueWaiter:
 
     @contextmanager
     def joined(self) -> Iterator[None]:
-        """Begins when our turn has come, and nobody is before us until it ends."""
+        """Wait for our turn, then keep it until the context ends."""
         if self.lease.held:
             yield
             return
@@ -42,7 +42,7 @@ class QueueWaiter:
             yield
 
     def _ahead(self) -> list[str]:
-        """The runs that come before ours: what runs on the pod or is being seen to there, and who waits longer."""
+        """Return the runs ahead of ours: those running or being driven on the pod and those queued earlier."""
         node = self.plan.observe_pod(self.world)
         running = set[str]()
         if isinstance(node, Node) and node.is_ready and self.world.accepts_our_key(node):

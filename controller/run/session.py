@@ -1,4 +1,4 @@
-"""What the verbs share: a config, its plan, an open way to the cloud, and the pod if it is there."""
+"""Session that the commands share: a config, its plan, a connection to the cloud, and the pod if it exists."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Session:
-    """An opened plan."""
+    """Opened plan with a connection to its cloud."""
 
     plan: Plan
     world: Context
@@ -35,23 +35,23 @@ class Session:
     emulator: Emulator | None
 
     def node(self) -> Absent | Pending | Node:
-        """The pod as it is now."""
+        """Return the current state of the pod."""
         return self.plan.observe_pod(self.world)
 
     def fleet(self) -> Fleet | None:
-        """SSH to the pod's workers, or None while there is no pod that is READY."""
+        """Open SSH to the pod's workers; None unless the pod is READY."""
         node = self.node()
         if not isinstance(node, Node) or not node.is_ready:
             return None
-        with suppress(ForbiddenError):  # then the workers say so
-            self._access.authorize_key(self.world, node)  # a controller elsewhere may have made it
+        with suppress(ForbiddenError):  # then the workers report it
+            self._access.authorize_key(self.world, node)  # another controller may have created the pod
         return self.world.fleet(node)
 
     def workers(self) -> Fleet:
-        """SSH to the pod's workers, our key being known there.
+        """Open SSH to the pod's workers, which accept our key.
 
         Raises:
-            ConfigError: there is no pod, or not yet.
+            ConfigError: the pod does not exist or is not ready.
         """
         node = self.node()
         if not isinstance(node, Node) or not node.is_ready:
@@ -64,10 +64,10 @@ class Session:
         return self.plan.get(SshAccess)
 
     def worker(self, text: str | int) -> int:
-        """The worker that `--worker` names.
+        """Return the worker that `--worker` names.
 
         Raises:
-            ConfigError: there is none of that number.
+            ConfigError: no worker has that number.
         """
         last = self.plan.node.spec.workers - 1
         if not str(text).isdigit() or int(text) > last:
@@ -77,17 +77,16 @@ class Session:
 
 @contextmanager
 def open_session(options: RunOptions) -> Iterator[Session]:
-    """Open what the options name and close it again; an emulated cloud that holds no node is put to sleep."""
+    """Open a session for the options and close it at the end; an emulated cloud without nodes is suspended."""
     with open_sweep(options) as (plan, world, emulator):
         yield Session(plan, world, Ledger(world.google, plan.bucket, plan.run_id), emulator)
 
 
 @contextmanager
 def open_sweep(options: RunOptions, *, repeat: bool = False) -> Iterator[tuple[Plan, Context, Emulator | None]]:
-    """The plan that the overrides mean, or the record of `options.run_id`, and a way to its cloud.
+    """Open the plan of the overrides, or of the record of `options.run_id`, and a connection to its cloud.
 
-    Args:
-        repeat: the record of a run that has finished means a new run like it.
+    With `repeat`, the record of a finished run means a new run like it.
     """
     if options.run_id:
         with restored_run(options.run_id, options.overrides, Path.cwd(), repeat=repeat) as found:

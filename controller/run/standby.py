@@ -1,6 +1,6 @@
-"""An `up` while another controller acts on the pod: it says who does, watches, and changes nothing.
+"""Stand by while another controller acts on the pod: report which one, watch, and change nothing.
 
-When the other one has gone for good, it says so, and the `up` goes on in its place.
+When the other controller has gone for good, `up` reports that and takes over.
 """
 
 from __future__ import annotations
@@ -23,21 +23,21 @@ from controller.run.follow import Follower
 from controller.ssh.fleet import WorkersFailedError
 
 RECOVERY_POLLS = 6
-"""After the end of an attempt its controller is given so many polls until the workers are listened to again."""
+"""Number of polls that a controller gets to respond to the end of an attempt before we listen to the workers again."""
 
 
 class StandbyOutcome(Enum):
-    """Why there is nothing to watch any more, where the run has no result."""
+    """Why watching ended, if the run has no result."""
 
     LEASE_FREE = auto()
-    """The lease can be had."""
+    """The lease is free."""
     DETACHED = auto()
     ENDED = auto()
-    """On purpose: cancelled, or its pod deleted."""
+    """The run was ended on purpose: cancelled, or its pod deleted."""
 
 
 class LeaderGaveUpError(SlipwayError):
-    """The other controller has given up the run; its words, and its exit code."""
+    """The other controller gave up the run; carries its message and exit code."""
 
     def __init__(self, words: str, exit_code: int) -> None:
         super().__init__(words)
@@ -45,12 +45,12 @@ class LeaderGaveUpError(SlipwayError):
 
 
 class _LeaseChangedError(Exception):
-    """The lease is not what it was."""
+    """The lease has changed."""
 
 
 @dataclass
 class Standby:
-    """`up` as a viewer of one run."""
+    """Viewer of one run that another controller drives."""
 
     plan: Plan
     world: Context
@@ -63,13 +63,13 @@ class Standby:
     _asked: float = 0.0
 
     def watch(self, other: LeaseSnapshot) -> Result | StandbyOutcome:
-        """Until the run has ended, or its controller has.
+        """Watch until the run or its controller has ended.
 
         Args:
-            other: who acts.
+            other: lease of the controller that acts.
 
         Raises:
-            Ended: the run was given up.
+            LeaderGaveUpError: the run was given up.
         """
         self._leader = other
         self._note(f"{other.term} acts on this pod; watching, and taking over should that one be gone")
@@ -81,7 +81,7 @@ class Standby:
                 if seen is None or not self.lease.is_held_by_other(seen):
                     return self._on_lease_free(seen)
                 if seen.term.run_id != self.plan.run_id:
-                    return StandbyOutcome.LEASE_FREE  # of this run; whoever asks is told of the other
+                    return StandbyOutcome.LEASE_FREE  # the caller reports the controller of the other run
                 if self._leader.term.id != seen.term.id:
                     self._note(f"now {seen.term} acts on this pod")
                 self._leader = seen
@@ -93,7 +93,7 @@ class Standby:
             return StandbyOutcome.DETACHED
 
     def _on_lease_free(self, last: LeaseSnapshot | None) -> StandbyOutcome:
-        """What becomes of us now that nobody has the lease, by what its last holder has left there."""
+        """Return what to do now that the lease is free, based on what its last holder wrote."""
         term = last.term if last else None
         if term is None or self._leader is None or term.run_id != self.plan.run_id:
             return StandbyOutcome.LEASE_FREE
@@ -107,7 +107,7 @@ class Standby:
         return StandbyOutcome.LEASE_FREE
 
     def _follow_leader(self) -> bool:
-        """Follow what there is to follow, or wait a moment; whether Ctrl-C was pressed."""
+        """Follow the attempt, or wait a moment if there is none; return whether Ctrl-C was pressed."""
         try:
             node, launches = self.plan.observe_pod(self.world), self.ledger.launches()
             if not (isinstance(node, Node) and node.is_ready and _has_current_launch(node, launches)):
@@ -144,7 +144,7 @@ class Standby:
         return False
 
     def _rest(self, attempt: int) -> None:
-        """Until the controller has done something about the end of an attempt."""
+        """Wait until the controller has responded to the end of an attempt."""
         for _ in range(RECOVERY_POLLS):
             self.world.clock.sleep(self.poll_seconds)
             launches = self.ledger.launches()
@@ -175,7 +175,7 @@ class Standby:
             self._tell(f"the pod is {describe(node)}")
 
     def _tell(self, words: str) -> None:
-        """Say what is new."""
+        """Report a message if it is new."""
         if words != self._told:
             self._told = words
             self._note(words)

@@ -1,6 +1,6 @@
-"""The progress of a run as plain lines: one per step with its duration, then the training metrics now and then.
+"""Print the progress of a run as plain lines: one per step with its duration, then training metrics at intervals.
 
-With JSON lines each event is one line on stdout, and text for people goes to stderr.
+With JSON lines, each event is one line on stdout, and text for people goes to stderr.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from controller.core.ui import FinishedRun, confirm
 from controller.plan.build import Plan
 
 MAX_NUMBER = 1e15
-"""What counts steps and seconds is below; numbers of JSON have no end."""
+"""Upper limit for step counts and seconds; JSON numbers are unbounded."""
 PLAIN_LINE_SECONDS = 10.0
-"""How often the training line is printed where it cannot be redrawn."""
+"""Interval between training lines where they cannot be redrawn."""
 SHOWN_METRICS = ("loss", "accuracy", "reward_mean", "pass_at_k", "entropy", "kl")
 PAST_TENSE = {"create": "created", "update": "updated", "replace": "replaced", "delete": "deleted", "none": "as wanted"}
 
@@ -36,7 +36,7 @@ class TextScreen:
         self._usd_per_hour: float | None = None
 
     def __enter__(self) -> Self:
-        """Print which run this is."""
+        """Print the id of the run."""
         where = "the emulated cloud" if self._plan.config.cloud.kind == "local" else self._plan.project
         self._print((self._plan.run_id, "bold"), f" on {self._plan.node.name} ({where})")
         return self
@@ -64,7 +64,7 @@ class TextScreen:
             self._train(event)
 
     def _show_transfer(self, event: Event) -> None:
-        """How far a transfer is: in the line of its step, or on lines of their own now and then."""
+        """Show the progress of a transfer: in the line of its step, or on lines of its own at intervals."""
         began, title = self._under_way.get(event.subject, (event.time, event.subject))
         self._under_way[event.subject] = began, f"{title.partition(': ')[0]}: {event.words}"
         if not self._redraws and event.time - self._last_moved.get(event.subject, began) >= PLAIN_LINE_SECONDS:
@@ -72,7 +72,7 @@ class TextScreen:
             self._print(f"  … {self._under_way[event.subject][1]}")
 
     def _log(self, text: str) -> None:
-        """The bundled trainer speaks through its metrics; until the first of them its last line says what it does."""
+        """Show log output; of the bundled trainer only the last line, until its first metrics arrive."""
         lines = text.splitlines()
         if self._plan.config.program.kind == "command":
             for line in lines:
@@ -81,11 +81,11 @@ class TextScreen:
             self._last_log_line = lines[-1]
 
     def set_price(self, usd_per_hour: float | None) -> None:
-        """Show what the pod will cost until the end of training."""
+        """Use this price to show the cost until the end of training."""
         self._usd_per_hour = usd_per_hour
 
     def ask(self, question: str, yes: bool) -> bool:
-        """Ask on a terminal; elsewhere the answer is what --yes says."""
+        """Ask on a terminal; elsewhere return what --yes says."""
         return yes if self._json else confirm(question, yes=yes, read=self._read)
 
     def show_detached(self) -> None:
@@ -94,7 +94,7 @@ class TextScreen:
         )
 
     def show_result(self, result: FinishedRun, *, again: bool = False, cost: str = "") -> None:
-        """The last lines: what the program left in summary.json, and where the rest is."""
+        """Print the result: the content of summary.json and where the rest is."""
         if self._json:
             summary = {"summary": result.summary}
             print(Event(result.ended, "note", result.run_id, result.outcome, summary).as_json(), flush=True)
@@ -147,9 +147,9 @@ class TextScreen:
 
 
 def training_line(metrics: dict[str, Any], usd_per_hour: float | None = None) -> str | None:
-    """`step 120/700  loss 0.12  accuracy 0.61  1.2k tok/s  ETA 1:32, $0.65`; None for a line without a step.
+    """Format `step 120/700  loss 0.12  accuracy 0.61  1.2k tok/s  ETA 1:32, $0.65`; None for a line without a step.
 
-    The dollars are those that are still to come, where an hour of the pod has a price.
+    The dollars are the remaining cost, shown if the hourly price of the pod is known.
     """
     metrics = {name: value for name, value in metrics.items() if isinstance(value, str | int | float)}
     step, total, seconds = (_numeric(metrics.get(name)) for name in ("step", "steps_total", "step_time"))
@@ -167,7 +167,7 @@ def training_line(metrics: dict[str, Any], usd_per_hour: float | None = None) ->
 
 
 def _numeric(value: Any) -> int | float | None:
-    """The value where it is a number: a program may write anything as its metrics."""
+    """Return the value if it is a number: a program may write anything as its metrics."""
     return value if isinstance(value, int | float) and abs(value) < MAX_NUMBER else None
 
 

@@ -1,1 +1,1 @@
-"""Many runs of one config on a pool of pods: `-m`."""
+"""Sweeps: many runs of one config on a pool of pods (`-m`)."""

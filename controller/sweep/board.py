@@ -1,4 +1,4 @@
-"""What each run of a sweep is doing: for who shows it (`live.py`), and for `status` in another process."""
+"""Board of a sweep: the status of each run, for the live view (`live.py`) and for `status` in another process."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from controller.run.text_screen import SHOWN_METRICS
 
 SPARK_BARS = "▁▂▃▄▅▆▇█"
 SPARK_POINTS = 24
-"""Of a metric, so many are kept for its sparkline."""
+"""Number of points of a metric kept for its sparkline."""
 SAVE_SECONDS = 1.0
 
 
 @dataclass
 class BoardRow:
-    """One run. `metric` names what `values` are, the first of the usual ones that the program reports."""
+    """Status of one run. `values` are of `metric`, the first of the usual metrics that the program reports."""
 
     run: str
     title: str
@@ -40,10 +40,10 @@ class BoardRow:
     metric: str = ""
     values: list[float] = field(default_factory=list)
     cost: str = ""
-    """Once it has ended; before that see `cost`."""
+    """Recorded cost of an ended run; for a running one see `format_cost`."""
     why: str = ""
     before: float = 0.0
-    """Seconds on pods before `began`: of tries that failed, and under an earlier controller."""
+    """Seconds on pods before `began`: failed tries and earlier controllers."""
     usd_per_hour: float | None = None
 
     def to_json(self) -> dict[str, Any]:
@@ -76,7 +76,7 @@ class BoardRow:
 
 
 class Board:
-    """The lines of a sweep; threads tell it what happens. `out` is where a line for people goes."""
+    """Rows of a sweep, updated by its threads. `out` prints a line for people."""
 
     def __init__(self, lines: Iterable[BoardRow], file: Path, clock: Clock, *, json_lines: bool) -> None:
         self._lines = {line.run: line for line in lines}
@@ -94,7 +94,7 @@ class Board:
             return list(self._lines.values())
 
     def state(self, run: str, state: str, words: str = "", **values: Any) -> None:
-        """A run has come to another state, which is said."""
+        """Set the state of a run and report it."""
         with self._lock:
             line = self._lines[run]
             if line.state == "running" and line.began is not None:
@@ -106,18 +106,18 @@ class Board:
         self.say(line, f"{state}{f': {words}' if words else ''}")
 
     def say(self, line: BoardRow, words: str) -> None:
-        """A line for people, or for programs."""
+        """Print a line for people, or a JSON line."""
         pod = f"pod {line.pod}" if line.pod is not None else ""
         if self.json_lines:
             body = {"time": self._clock.now(), "run": line.run, "pod": line.pod, "state": line.state}
             text = dump({**body, "message": words})
         else:
             text = f"  {pod:<6} {line.run}  {line.title}  {words}"
-        with self._output_lock:  # `print` writes a line and its end apart, and threads come between them
+        with self._output_lock:  # `print` writes a line and its newline separately, and other threads could interleave
             self.out(text)
 
     def tell(self, run: str, event: Event) -> None:
-        """An event of a run: its metrics are kept, its notes said."""
+        """Handle an event of a run: keep its metrics, print its notes."""
         line = self._lines[run]
         if event.kind == "metrics":
             with self._lock:
@@ -127,12 +127,12 @@ class Board:
             self.say(line, event.words)
 
     def price(self, run: str, usd_per_hour: float | None) -> None:
-        """What an hour of the run's pod costs is known."""
+        """Set the hourly price of the run's pod."""
         with self._lock:
             self._lines[run].usd_per_hour = usd_per_hour
 
     def close(self) -> None:
-        """Nothing further happens: who looks at the file need not wait."""
+        """Mark the board as final, so that readers of the file need not wait."""
         with self._lock:
             self._save(always=True, over=True)
 
@@ -146,7 +146,7 @@ class Board:
 
 
 class BoardScreen:
-    """Shows one run on the board; asks nothing, since the sweep has asked."""
+    """Screen that shows one run on the board; asks nothing, since the sweep has asked."""
 
     def __init__(self, board: Board, run: str, clock: Clock) -> None:
         self._board, self._run, self._clock = board, run, clock
@@ -171,7 +171,7 @@ class BoardScreen:
 
 @dataclass(frozen=True)
 class SavedBoard:
-    """A board that a controller of this machine has left, or writes now. `over`: nothing further happens."""
+    """Board written by a controller of this machine, past or running. `over`: it is final."""
 
     time: float = 0.0
     over: bool = False
@@ -184,18 +184,18 @@ class SavedBoard:
 
     @classmethod
     def from_json(cls, body: Any, where: str = "board") -> SavedBoard:
-        """Raises FormatError for another format."""
+        """Parse a board; raises FormatError on another format."""
         body = checked(body, where)
         return cls(body["time"], body["over"], {line["run"]: BoardRow.from_json(line) for line in body["lines"]})
 
 
 def load_board(file: Path) -> SavedBoard:
-    """What is in the file; an empty board if there is none."""
+    """Load the board in a file; an empty one if the file does not exist."""
     return SavedBoard.from_json(json.loads(file.read_bytes()), str(file)) if file.is_file() else SavedBoard()
 
 
 def run_ids_by_sweep(state: Path) -> dict[str, list[str]]:
-    """Ids of all runs of each sweep whose board is on this machine, those too that it found finished."""
+    """Return the run ids of each sweep with a board on this machine, including runs that it found finished."""
     return {file.stem: list(load_board(file).lines) for file in sorted((state / "sweeps").glob("*.json"))}
 
 
@@ -203,7 +203,7 @@ HEADER = ("run", "words", "pod", "state", "step", "metric", "", "ETA", "cost")
 
 
 def format_row(line: BoardRow, now: float) -> list[str]:
-    """One run under HEAD."""
+    """Format one run as cells under HEADER."""
     step = "" if line.step is None else f"{line.step}{f'/{line.steps_total}' if line.steps_total else ''}"
     metric = f"{line.metric} {line.values[-1]:.4g}" if line.values else ""
     pod = "" if line.pod is None else str(line.pod)
@@ -222,20 +222,20 @@ def format_row(line: BoardRow, now: float) -> list[str]:
 
 
 def format_table(lines: Sequence[BoardRow], now: float) -> list[str]:
-    """One line per run: id, words, pod, state, step, sparkline, time to go, cost."""
+    """Format one line per run: id, overrides, pod, state, step, sparkline, remaining time, cost."""
     rows = [list(HEADER), *(format_row(line, now) for line in lines)]
     widths = [max(len(row[i]) for row in rows) for i in range(len(HEADER))]
     return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
 
 
 def format_counts(lines: Iterable[BoardRow]) -> str:
-    """`2 running, 3 finished`."""
+    """Format the number of runs per state: `2 running, 3 finished`."""
     states = [line.state for line in lines]
     return ", ".join(f"{states.count(state)} {state}" for state in dict.fromkeys(states)) or "no runs yet"
 
 
 def format_cost(line: BoardRow, now: float) -> str:
-    """Of a run that has ended as it is on record; so far, where it runs."""
+    """Format the recorded cost of an ended run, or the cost so far of a running one."""
     if line.cost or (line.state != "running" and not line.before):
         return line.cost
     since = now - line.began if line.state == "running" and line.began is not None else 0.0
@@ -244,7 +244,7 @@ def format_cost(line: BoardRow, now: float) -> str:
 
 
 def sparkline(values: Sequence[float]) -> str:
-    """The course of a metric in a few characters."""
+    """Draw the course of a metric in a few characters."""
     if not values:
         return ""
     low, high = min(values), max(values)

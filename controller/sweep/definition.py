@@ -1,4 +1,4 @@
-"""A sweep, decided: its runs with their ids, and what of them is there already."""
+"""Definition of a sweep: its runs with their ids, and which of them have finished."""
 
 from __future__ import annotations
 
@@ -39,14 +39,14 @@ class SweepJob:
 
 @dataclass(frozen=True)
 class SweepDefinition:
-    """All runs of a grid, in order; of a search, which draws them later, none. `base` is the config that all share."""
+    """All runs of a grid, in order, or none for a search, which draws them later. `base` is the shared config."""
 
     base: Config
     jobs: tuple[SweepJob, ...]
     folder: Path
     same: tuple[str, ...] = ()
     space: SearchSpace | None = None
-    """What a search draws from."""
+    """Search space of a search."""
 
     @property
     def sweep(self) -> Sweep:
@@ -54,7 +54,7 @@ class SweepDefinition:
 
     @property
     def id(self) -> str:
-        """The same runs are the same sweep, on however many pods."""
+        """Return the sweep id: the same runs are the same sweep, on any number of pods."""
         if self.space is not None:
             what = [self.same, self.space.choices, self.space.intervals, self.sweep.model_dump(exclude={"pods"})]
             return f"{self.base.run.name}-{digest(what)[:8]}"
@@ -62,17 +62,17 @@ class SweepDefinition:
 
 
 class JobBuilder:
-    """Makes runs of variants; code that several share is read once."""
+    """Builds the jobs of variants; reads code that several share once."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self._code: dict[str, CodeSnapshot] = {}
 
     def jobs(self, variants: Sequence[Variant]) -> Iterator[SweepJob]:
-        """Compose, check and name each.
+        """Compose, check and name each variant.
 
         Raises:
-            ConfigError: what is wrong with the first one that is, under its own words.
+            ConfigError: the problems of the first invalid variant, under its own overrides.
         """
         words = [variant.words for variant in variants]
         for variant, (config, problems) in zip(
@@ -84,7 +84,7 @@ class JobBuilder:
             yield SweepJob(variant, config, self.plan(config).run_id)
 
     def plan(self, config: Config) -> Plan:
-        """The plan of one run."""
+        """Build the plan of one run."""
         key = digest([config.program.kind, config.code.model_dump(mode="json")])
         if key not in self._code:
             self._code[key] = take_snapshot(config, self.folder)
@@ -92,10 +92,10 @@ class JobBuilder:
 
 
 def compose_base(words: Sequence[str], folder: Path) -> Config:
-    """The config of a sweep's words without what they range over: it says how the sweep is run.
+    """Compose the config without the swept overrides; it says how the sweep is run.
 
     Raises:
-        ConfigError: it is unusable.
+        ConfigError: the config is unusable.
     """
     same, _ = split_overrides(apply_launcher(words), folder)
     config, problems = compose(same, extra_dir=folder / "slipway")
@@ -105,10 +105,10 @@ def compose_base(words: Sequence[str], folder: Path) -> Config:
 
 
 def define_sweep(words: Sequence[str], folder: Path) -> SweepDefinition:
-    """The grid that the words mean.
+    """Define the sweep that the overrides describe.
 
     Raises:
-        ConfigError: a word, or a run, is wrong; the runs do not fit on the same pods.
+        ConfigError: an override or a run is invalid, or the runs do not fit on the same pods.
     """
     words = apply_launcher(words)
     base = compose_base(words, folder)
@@ -126,7 +126,7 @@ def define_sweep(words: Sequence[str], folder: Path) -> SweepDefinition:
 
 
 def with_pod_number(config: Config, pod: int) -> Config:
-    """The same run on the pod of that number, which stays for the next one."""
+    """Return the config for the pod with this number, which is kept for the next run."""
     if config.tpu.adopt:
         return config
     tpu = config.tpu.model_copy(update={"name": f"{config.pod_name}-{pod}"})
@@ -135,7 +135,7 @@ def with_pod_number(config: Config, pod: int) -> Config:
 
 
 def finished_runs(jobs: Iterable[SweepJob], world: Context, bucket: str) -> set[str]:
-    """The ids of those that have ended well."""
+    """Return the ids of the jobs that have finished successfully."""
     ids = [job.run_id for job in jobs]
     with ThreadPoolExecutor(max_workers=8, thread_name_prefix="results") as pool:
         results = pool.map(lambda run_id: Ledger(world.google, bucket, run_id).result(), ids)
@@ -144,7 +144,7 @@ def finished_runs(jobs: Iterable[SweepJob], world: Context, bucket: str) -> set[
 
 @dataclass(frozen=True)
 class Estimate:
-    """What is left of a sweep will take, judged by runs like it; None where there were none and nothing limits them."""
+    """Estimate for the rest of a sweep, from similar runs; None without such runs and without a limit."""
 
     runs: int
     seconds_each: float | None
@@ -154,7 +154,7 @@ class Estimate:
 
 
 def estimate(config: Config, left: int, pods: int, state: Path, now: float) -> Estimate:
-    """Total duration and cost before anything starts."""
+    """Estimate total duration and cost before anything starts."""
     name, kind = config.run.name, config.tpu.accelerator_type
     rows = [row for row in index.load_rows(state) if (row.get("name"), row.get("type")) == (name, kind)]
     known = [row["seconds"] for row in rows if row.get("state") == "finished"]

@@ -24,8 +24,8 @@ def drive_sweep(options: RunOptions) -> None:
     """Drive all runs of a sweep to their end, or detach from it on Ctrl-C.
 
     Raises:
-        ConfigError: the config is unusable, or the user does not want it.
-        Fenced: another controller drives the sweep.
+        ConfigError: the config is unusable, or the user declined.
+        LeaseLostError: another controller drives the sweep.
         ProgramFailedError: some runs were given up; the others have finished.
     """
     with open_sweep(options.overrides) as session:
@@ -40,11 +40,11 @@ def drive_sweep(options: RunOptions) -> None:
             print("\n".join(session.summary_lines()))
         _confirm_cost(session, options)
         builder = JobBuilder(session.definition.folder)
-        if session.remaining:  # what all pods share is made once, before they all look for it; the lease's bucket too
+        if session.remaining:  # create shared resources once, the lease's bucket included
             first = builder.plan(with_pod_number(base, 1))
             reconcile(first.resources[: first.resources.index(first.node)], session.context)
         elif not session.last_run_by_pod:
-            return  # no pod of it is left either
+            return  # none of its pods is left either
         try:
             with lease.kept():
                 lease.take_over("taken over", _print_error)
@@ -63,7 +63,7 @@ def drive_sweep(options: RunOptions) -> None:
 
 
 def _run_pool(session: SweepSession, builder: JobBuilder, lease: Lease, options: RunOptions) -> None:
-    """Give the runs to the pods, as holder of the lease."""
+    """Run the jobs on the pods, as holder of the lease."""
     session.board_file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     clock = session.context.clock
     board = Board(session.board_rows(), session.board_file, clock, json_lines=options.json)
@@ -91,7 +91,7 @@ def _run_pool(session: SweepSession, builder: JobBuilder, lease: Lease, options:
 
 
 def _search_source(session: SweepSession, builder: JobBuilder) -> JobSource:
-    """The runs of the grid that have not finished, or what draws the runs of a search."""
+    """Return a source of the unfinished runs of the grid, or of the trials of a search."""
     definition, last_runs = session.definition, session.last_run_by_pod
     if definition.space is None or (search := definition.sweep.search) is None:
         return GridSource([job for job in definition.jobs if job.run_id not in session.finished_runs], last_runs)
@@ -109,10 +109,10 @@ def _confirm_cost(session: SweepSession, options: RunOptions) -> None:
 
 
 def delete_pods(options: RunOptions) -> list[str]:
-    """Delete the pods of a sweep, whatever runs there; return their names.
+    """Delete the pods of a sweep, even if runs are active there; return their names.
 
     Raises:
-        ConfigError: something runs there and the user does not want to end it.
+        ConfigError: a run is active there and the user declined to end it.
     """
     with open_sweep(options.overrides) as session:
         plans = session.pod_plans()
@@ -136,7 +136,7 @@ def delete_pods(options: RunOptions) -> list[str]:
 
 
 def _holder_message(seen: LeaseSnapshot) -> str:
-    """Who drives the sweep, and for how long that counts."""
+    """Return a message that names the controller of the sweep and the age and term of its lease."""
     heard = f"heard of {max(0.0, seen.age):.0f} s ago, gone after {seen.term.seconds:.0f} s of silence"
     how = "`slipway status -m …` shows it, --take-over acts in its place"
     return f"{seen.term} sees to this sweep ({heard}); nothing was changed: {how}"

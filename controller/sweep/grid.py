@@ -1,6 +1,6 @@
-"""The runs of a sweep: Hydra's own grammar on the command line and in `sweep.params`, times the named cases.
+"""Expand a sweep into runs: Hydra's grammar on the command line and in `sweep.params`, times the named cases.
 
-The words are taken apart by Hydra's parser, and multiplied in the order of its basic sweeper: the last moves fastest.
+Hydra's parser splits the overrides, which are multiplied in the order of its basic sweeper: the last varies fastest.
 https://hydra.cc/docs/tutorials/basic/running_your_app/multi-run/
 """
 
@@ -19,7 +19,7 @@ from controller.core.errors import ConfigError
 
 @dataclass(frozen=True)
 class Variant:
-    """One run of a sweep: its words, those that all runs share first, and its case, empty where there are none."""
+    """One run of a sweep: its overrides, the shared ones first, and its case, empty without cases."""
 
     words: tuple[str, ...]
     own: tuple[str, ...]
@@ -32,18 +32,18 @@ class Variant:
 
 @dataclass(frozen=True)
 class SearchSpace:
-    """What a search draws from: by word prefix `key=` the choices, or an interval of Hydra's."""
+    """Search space: by override prefix `key=`, the choices or a Hydra interval."""
 
     choices: dict[str, tuple[str, ...]]
     intervals: dict[str, tuple[float, float, bool, bool]]
-    """Start, end, is it of whole numbers, is it drawn on a log scale."""
+    """Start, end, whether integers are drawn, whether drawn on a log scale."""
 
 
 def split_overrides(words: Sequence[str], folder: Path) -> tuple[tuple[str, ...], SearchSpace]:
-    """The words that are the same in every run, and what the others range over.
+    """Return the overrides that all runs share, and the search space of the others.
 
     Raises:
-        ConfigError: a word that Hydra cannot read, or a glob that fits nothing.
+        ConfigError: Hydra cannot parse an override, or a glob matches nothing.
     """
     from hydra.core.override_parser.overrides_parser import OverridesParser
     from hydra.errors import HydraException
@@ -69,14 +69,15 @@ def split_overrides(words: Sequence[str], folder: Path) -> tuple[tuple[str, ...]
 
 
 def expand_grid(words: Sequence[str], sweep: Sweep, folder: Path) -> list[Variant]:
-    """Every run of the sweep, cases slowest.
+    """Return every run of the sweep; cases vary slowest.
 
     Args:
-        words: as typed.
-        folder: where the user stands, for the groups of the user's own that a glob may mean.
+        words: overrides as typed.
+        sweep: the sweep section of the config.
+        folder: current folder of the user, for the user's own config groups that a glob may match.
 
     Raises:
-        ConfigError: as `split`; or an interval, of which a grid has no points.
+        ConfigError: as `split_overrides`; or an interval, which has no grid points.
     """
     given = {word.lstrip("+").partition("=")[0] for word in words}
     further = [f"{key}={value}" for key, value in sweep.params.items() if key not in given]

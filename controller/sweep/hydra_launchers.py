@@ -1,7 +1,7 @@
-"""Words that Hydra's launchers and sweepers are chosen by, in the keys that do the same here.
+"""Translate overrides that select Hydra launchers and sweepers into the equivalent keys.
 
-There is one engine for `-m`: a pool of pods, of the emulated cloud too. `joblib` with n_jobs is that many of them,
-`basic` is one. https://hydra.cc/docs/plugins/joblib_launcher/
+There is one engine for `-m`: a pool of pods, emulated ones included. `joblib` with n_jobs means that many pods, `basic`
+means one. https://hydra.cc/docs/plugins/joblib_launcher/
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ PODS = "sweep.pods"
 
 
 def apply_launcher(words: Sequence[str]) -> tuple[str, ...]:
-    """The words without those for Hydra's launcher, and with `sweep.pods` where that is what they mean.
+    """Return the overrides without those for Hydra's launcher, with `sweep.pods` added where they imply it.
 
     Raises:
-        ConfigError: a launcher or a sweeper that is not known, or two numbers of pods.
+        ConfigError: an unknown launcher or sweeper, or two numbers of pods.
     """
     values = {word.lstrip("+").partition("=")[0]: word.partition("=")[2] for word in words}
     meant = {

@@ -1,4 +1,4 @@
-"""The runs of a sweep while they run: redrawn in place on a terminal, plain lines elsewhere."""
+"""Live view of a sweep: redrawn in place on a terminal, plain lines elsewhere."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 STATE_ORDER = ("running", "failed", "ended early", "waiting", "finished")
-"""The order in which runs are shown where there is no room for all."""
+"""Display order by state if there is no room for every run."""
 MIN_ROWS = 4
-"""Lines of the terminal that are not for runs: the head, the sum, the line of the shell."""
+"""Lines of the terminal reserved for the header, the totals and the shell prompt."""
 STYLES = {"running": "cyan", "failed": "red", "finished": "green", "ended early": "yellow", "waiting": "dim"}
 
 
 @contextmanager
 def live_board(board: Board, clock: Clock) -> Iterator[None]:
-    """For as long as this lasts the board stands at the end of the terminal, what is said above it; then it stays."""
+    """Keep the board at the bottom of the terminal with messages above it; print it a last time at the end."""
     if board.json_lines or not sys.stdout.isatty():
         yield
         return
@@ -38,7 +38,7 @@ def live_board(board: Board, clock: Clock) -> Iterator[None]:
 
 @contextmanager
 def redrawing(draw: Any) -> Iterator[Console]:
-    """Redraw `draw(height)` a few times a second until this ends; nothing of it stays."""
+    """Redraw `draw(height)` a few times a second while the context is open, then erase it."""
     from rich.console import Console
     from rich.live import Live
 
@@ -50,7 +50,7 @@ def redrawing(draw: Any) -> Iterator[Console]:
 
 
 def render_board(lines: Sequence[BoardRow], now: float, height: int) -> Any:
-    """A table of as many runs as there is room for, and what the others do."""
+    """Render a table of as many runs as fit, and the states of the others."""
     from rich.console import Group
     from rich.table import Table
     from rich.text import Text

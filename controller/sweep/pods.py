@@ -1,4 +1,4 @@
-"""The pods of a sweep: which run each has, on record in the bucket, and how they go."""
+"""Pods of a sweep: the run assigned to each, recorded in the bucket, and their deletion."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from controller.run.queue import PodQueue
 
 
 def record_assignment(google: GoogleClient, bucket: str, sweep_id: str, pod: int, run_id: str) -> None:
-    """The pod has this run from now on."""
+    """Record that the pod runs this run from now on."""
     google.upload(bucket, f"sweeps/{sweep_id}/pods/{pod}.json", dump({"pod": pod, "run": run_id}).encode())
 
 
 def load_assignments(google: GoogleClient, bucket: str, sweep_id: str) -> dict[int, str]:
-    """By pod the run that it had last."""
+    """Return the last run of each pod."""
     where = {"bucket": bucket, "prefix": f"sweeps/{sweep_id}/pods/"}
     try:
         items = list(google.pages("storage", "objects.list", "items", **where))
@@ -37,20 +37,20 @@ def load_assignments(google: GoogleClient, bucket: str, sweep_id: str) -> dict[i
 
 
 def managed_node(plan: Plan, world: Context) -> Node | None:
-    """The pod if it is there and slipway has made it."""
+    """Return the pod if it exists and Slipway created it."""
     seen = plan.observe_pod(world)
     return seen if isinstance(seen, Node) and seen.ours and not plan.node.adopt else None
 
 
 def running_runs(node: Node, world: Context) -> set[str]:
-    """The runs whose program is alive there, as far as its workers can be asked."""
+    """Return the runs whose program is alive on the pod, as far as its workers answer."""
     if not node.is_ready or not world.accepts_our_key(node):
         return set()
     return active_runs(world.fleet(node).call_all(OBSERVE, {}))
 
 
 def delete_if_unused(plan: Plan, world: Context, why: str) -> None:
-    """Delete the pod, unless somebody else uses it, or waits for it."""
+    """Delete the pod unless another run uses it or waits for it."""
     if PodQueue(world.google, world.clock, plan.bucket, plan.node.name).waiting():
         return
     lease = pod_lease(plan, world)
@@ -60,8 +60,8 @@ def delete_if_unused(plan: Plan, world: Context, why: str) -> None:
 
 
 def force_delete(plan: Plan, world: Context, node: Node) -> None:
-    """Delete the pod whatever happens there: whoever sees to it lets go first."""
-    for run_id in running_runs(node, world):  # whoever follows it must not take this for a preemption
+    """Delete the pod whatever runs there, after its controller has released the lease."""
+    for run_id in running_runs(node, world):  # its follower must not take this for a preemption
         Ledger(world.google, plan.bucket, run_id).cancel()
     lease = pod_lease(plan, world)
     with lease_guard(lease, plan, world):
@@ -71,7 +71,7 @@ def force_delete(plan: Plan, world: Context, node: Node) -> None:
 
 
 def _delete_under_lease(plan: Plan, node: Node, world: Context, lease: Lease, why: str) -> None:
-    """Under its lease, and the account of its costs with it."""
+    """Delete the pod under its lease and close its cost account."""
     lease.hold()
     close_billing(world.google, world.clock, plan.bucket, plan.config, node, why)
     destroy([replace(plan.node, needs=())], world)

@@ -1,8 +1,8 @@
-"""The pods of a sweep, each a thread that takes the next run as soon as it is free.
+"""Pool of pods for a sweep: one thread per pod takes the next run as soon as the pod is free.
 
-A run is carried through by `up` itself, recovery included: nothing here knows of preemptions. Which run a pod has is on
-record in the bucket before it is launched: a controller that takes over gives the pod the same run back, which may be
-under way there still, and two programs of one run would write to the same place.
+`up` itself drives each run, recovery included: nothing here knows about preemptions. The run of each pod is recorded in
+the bucket before its launch. A controller that takes over gives the pod the same run again: it may still be running
+there, and two programs of one run would write to the same place.
 """
 
 from __future__ import annotations
@@ -31,27 +31,27 @@ from controller.sweep.definition import JobBuilder, SweepJob, with_pod_number
 from controller.sweep.pods import delete_if_unused, record_assignment
 
 SHUTDOWN_SECONDS = 10.0
-"""For the threads to let go of their pods after Ctrl-C; a worker may be slow to answer."""
+"""Time for the threads to release their pods after Ctrl-C; a worker may be slow to answer."""
 
 
 class JobSource(Protocol):
-    """Where the runs come from; threads ask it one at a time."""
+    """Source of runs; threads call it one at a time."""
 
     def take(self, pod: int) -> SweepJob | None:
-        """The next run, None where there is none left for this pod."""
+        """Return the next run, or None if there is none left for this pod."""
         ...
 
     def ended(self, job: SweepJob, result: Result | None) -> None:
-        """It has finished, or has been given up (None)."""
+        """Record that a run has finished, or was given up (None)."""
         ...
 
     def metrics(self, job: SweepJob, event: Event) -> bool:
-        """One line of its metrics; True: it is to be ended now, being worse than others were."""
+        """Handle one line of metrics; return whether to prune the run because others were better."""
         ...
 
 
 class GridSource:
-    """The runs of a grid, in order; a run that a pod had when the last controller ended goes to that pod first."""
+    """Runs of a grid, in order; a run that a pod had when the last controller ended goes to that pod first."""
 
     def __init__(self, jobs: Iterable[SweepJob], held: dict[int, str]) -> None:
         left = {job.run_id: job for job in jobs}
@@ -72,12 +72,12 @@ class GridSource:
 
 @dataclass
 class PodPool:
-    """Carries all runs of a source through; `failed` holds those that were given up, and why."""
+    """Runs every job of a source; `failed` holds those that were given up, with the reason."""
 
     sweep_id: str
     bucket: str
     lease: Lease
-    """Of the sweep, which we hold: who loses it gives out no further run."""
+    """Lease of the sweep, which we hold; without it no further run is started."""
     source: JobSource
     builder: JobBuilder
     board: Board
@@ -85,23 +85,23 @@ class PodPool:
     pods: int
     failed: dict[str, str] = field(default_factory=dict)
     _draining: bool = False
-    """A run has failed, and by the policy no further one is begun."""
+    """Set when a run has failed and the policy starts no further one."""
     _left: threading.Event = field(default_factory=threading.Event)
-    """This controller goes; what is under way goes on without it."""
+    """Set when this controller exits; active runs continue without it."""
     _lock: threading.Lock = field(default_factory=threading.Lock)
     _contexts: list[Context] = field(default_factory=list)
     _errors: list[BaseException] = field(default_factory=list)
     _fenced: list[LeaseLostError] = field(default_factory=list)
 
     def run(self, further_pods: Iterable[int] = ()) -> None:
-        """Until nothing is left to run.
+        """Run jobs until none is left.
 
         Args:
-            further_pods: of pods that an earlier controller had.
+            further_pods: numbers of pods that an earlier controller used.
 
         Raises:
-            KeyboardInterrupt: what is under way goes on without us.
-            Fenced: so it does, and another controller has the sweep, or one of its pods.
+            KeyboardInterrupt: active runs continue without us.
+            LeaseLostError: another controller holds the sweep or one of its pods; active runs continue.
         """
         numbers = sorted({*range(1, self.pods + 1), *further_pods})
         threads = [threading.Thread(target=self._run_pod, args=(n,), daemon=True, name=f"pod-{n}") for n in numbers]
@@ -122,7 +122,7 @@ class PodPool:
             raise self._fenced[0]
 
     def _leave(self, threads: Iterable[threading.Thread]) -> None:
-        """Let each pod's thread let go of its lease; one that cannot within a moment ends with the process."""
+        """Wait for each thread to release its pod's lease; one that is too slow ends with the process."""
         with self._lock:
             self._left.set()
             worlds = list(self._contexts)
@@ -150,7 +150,7 @@ class PodPool:
                     job = self._take(pod)
                 if cleanup.on_success == "delete":
                     self._release_pod(pod, world)
-        except BaseException as error:  # it is raised where the sweep was started
+        except BaseException as error:  # raised again in the thread that started the sweep
             if not self._left.is_set():
                 self._errors.append(error)
                 self._draining = True
@@ -161,7 +161,7 @@ class PodPool:
             return None if self._draining or self._left.is_set() else self.source.take(pod)
 
     def _run_job(self, job: SweepJob, pod: int, world: Context, emulator: Emulator | None) -> bool:
-        """One run, as often as the policy says; is the pod to be used any further?"""
+        """Run one job as often as the policy allows; return whether to keep using the pod."""
         sweep = self.base_config.sweep
         tries = 1 + (sweep.retries if sweep.on_failure == "retry" else 0)
         self.board.add(BoardRow(job.run_id, job.variant.title))
@@ -216,7 +216,7 @@ class PodPool:
         return drive(options, plan, world, emulator, screen, sweep=self.sweep_id)
 
     def _release_pod(self, pod: int, world: Context) -> None:
-        """Nothing is left for this pod; an earlier controller may have left it without coming to that."""
+        """Delete a pod without further runs; an earlier controller may have ended before it could."""
         plan = self.builder.plan(with_pod_number(self.base_config, pod))
         world.events = Events(world.clock)
         delete_if_unused(plan, world, "the sweep has no more runs")

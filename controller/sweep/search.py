@@ -1,8 +1,7 @@
-"""Values drawn one after the other, by optuna's ask and tell: random draws, or TPE with pruning by the median.
+"""Search by optuna's ask and tell: random sampling, or TPE with median pruning.
 
 hydra-optuna-sweeper waits for whole batches and pins optuna below 3; here each pod asks as soon as it is free. The
-study is a journal in the state folder, so that a search that is started again knows all trials, and goes on with those
-under way.
+study is a journal in the state folder, so that a restarted search knows all trials and continues the running ones.
 https://optuna.readthedocs.io/en/stable/tutorial/20_recipes/009_ask_and_tell.html
 """
 
@@ -20,7 +19,7 @@ from controller.sweep.grid import SearchSpace, Variant
 
 
 class SearchSource:
-    """The runs of a search; threads ask it one at a time."""
+    """Runs of a search; threads call it one at a time."""
 
     def __init__(
         self,
@@ -31,15 +30,13 @@ class SearchSource:
         file: Path,
         held: dict[int, str],
     ) -> None:
-        """Open the study, or begin it.
+        """Open or create the study.
 
-        Args:
-            same: the words that all runs share.
-            file: of the journal.
-            held: by pod the run that it had when the last controller ended.
+        `same` holds the overrides that all runs share, `file` is the journal, and `held` is the run that each pod had
+        when the last controller ended.
 
         Raises:
-            ConfigError: optuna is not installed, or the words leave nothing to draw.
+            ConfigError: optuna is not installed, or the overrides leave nothing to draw.
         """
         try:
             import optuna
@@ -62,7 +59,7 @@ class SearchSource:
             load_if_exists=True,
         )
         samplers = {"random": optuna.samplers.RandomSampler, "optuna": optuna.samplers.TPESampler}
-        # draws after a restart are others than those before it
+        # draw other values than before a restart
         self.study.sampler = samplers[search.method](seed=search.seed + len(self.study.get_trials(deepcopy=False)))
         under_way = self.study.get_trials(deepcopy=False, states=(self._state.RUNNING,))
         self._held = held
@@ -72,9 +69,9 @@ class SearchSource:
         }
 
     def take(self, pod: int) -> SweepJob | None:
-        """The next trial; those that an earlier controller began come first, each on the pod that had it.
+        """Return the next trial; trials of an earlier controller come first, each on the pod that had it.
 
-        A trial that means a run which is under way is given up: two programs of one run would write to the same place.
+        A trial that equals a running run is marked as failed: two programs of one run would write to the same place.
         """
         while trial := self._next_trial(pod):
             job = self._build_job(trial)
@@ -94,7 +91,7 @@ class SearchSource:
         return self.study.ask() if len(self.study.get_trials(deepcopy=False)) < self._search.trials else None
 
     def ended(self, job: SweepJob, result: Result | None) -> None:
-        """Tell what came of it: the metric, or that it has failed; one that was pruned has been told of already."""
+        """Report the result to the study: the metric or a failure; a pruned trial has been reported already."""
         trial = self._trials.pop(job.run_id, None)
         if trial is None:
             return
@@ -105,7 +102,7 @@ class SearchSource:
             self.study.tell(trial, state=self._state.FAIL)
 
     def metrics(self, job: SweepJob, event: Event) -> bool:
-        """Report a line; is the run worse than the others were at that step?"""
+        """Report a line of metrics to the study; return whether to prune the run."""
         line, trial = event.data["metrics"], self._trials.get(job.run_id)
         value, step = line.get(self._search.metric), line.get("step")
         if trial is None or not isinstance(value, int | float) or not isinstance(step, int | float):

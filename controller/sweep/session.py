@@ -1,4 +1,4 @@
-"""An opened sweep: its runs, what has become of them so far, and what is left to do."""
+"""Session of a sweep: its runs, their state so far, and what is left to do."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class SweepSession:
-    """A sweep and a way to its cloud."""
+    """Sweep with a connection to its cloud."""
 
     definition: SweepDefinition
     context: Context
@@ -51,19 +51,19 @@ class SweepSession:
 
     @property
     def remaining(self) -> int:
-        """Number of runs to do; of a search those that the last controller's board does not show as ended."""
+        """Return the number of runs to do; for a search, of trials that the last board does not show as ended."""
         if (search := self.definition.sweep.search) is not None:
             ended = sum(line.state not in ("waiting", "running") for line in load_board(self.board_file).lines.values())
             return max(0, search.trials - ended)
         return sum(job.run_id not in self.finished_runs for job in self.definition.jobs)
 
     def lease(self) -> Lease:
-        """The lease of the sweep, not acquired yet."""
+        """Return the lease of the sweep, not acquired yet."""
         seconds = self.definition.base.recovery.lease_duration_seconds
         return sweep_lease(self.context, self.bucket, self.definition.id, seconds)
 
     def refreshed(self) -> SweepSession:
-        """The same sweep with what the bucket knows of it now."""
+        """Return the sweep with its current state in the bucket."""
         return replace(
             self,
             finished_runs=finished_runs(self.definition.jobs, self.context, self.bucket),
@@ -71,18 +71,18 @@ class SweepSession:
         )
 
     def pod_plans(self) -> list[Plan]:
-        """One plan for each pod, those of an earlier controller included."""
+        """Return one plan for each pod, those of an earlier controller included."""
         builder = JobBuilder(self.definition.folder)
         numbers = sorted({*range(1, self.definition.sweep.pods + 1), *self.last_run_by_pod})
         return [builder.plan(with_pod_number(self.definition.base, pod)) for pod in numbers]
 
     def estimate(self) -> Estimate:
-        """How long the remaining runs will take, and their cost."""
+        """Estimate duration and cost of the remaining runs."""
         now = self.context.clock.now()
         return estimate(self.definition.base, self.remaining, self.definition.sweep.pods, self.context.state, now)
 
     def board_rows(self) -> list[BoardRow]:
-        """Every run as the last controller left it, and as the table of runs knows it."""
+        """Return the row of every run from the last controller's board and the table of runs."""
         known = load_board(self.board_file).lines
         if self.definition.space is not None:
             return list(known.values())
@@ -100,7 +100,7 @@ class SweepSession:
         return rows
 
     def summary_lines(self) -> list[str]:
-        """The sweep as a whole, and what it will take, for people."""
+        """Return a summary of the sweep and its estimate, for display."""
         sweep, guess = self.definition.sweep, self.estimate()
         tpu = self.definition.base.tpu.accelerator_type
         hours = "not known" if guess.hours is None else f"about {guess.hours:.2f} h"
@@ -125,10 +125,10 @@ class SweepSession:
 
 @contextmanager
 def open_sweep(overrides: Sequence[str]) -> Iterator[SweepSession]:
-    """Decide the sweep and look up what has become of it.
+    """Define the sweep and look up the state of its runs.
 
     Raises:
-        ConfigError: an override, or a run, is wrong; several pods for an adopted one.
+        ConfigError: an override or a run is invalid, or an adopted pod is combined with several pods.
     """
     definition = define_sweep(overrides, Path.cwd())
     base = definition.base
