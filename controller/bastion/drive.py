@@ -13,10 +13,9 @@ from typing import Any
 
 from conf.schema.config import Config
 from conf.schema.validation import validate
-from controller.context import Context
+from controller.cloud.connect import POLL_SECONDS, make_context
 from controller.core.clock import Clock
 from controller.core.errors import ConfigError, SlipwayError
-from controller.core.events import Events
 from controller.core.formats import load
 from controller.gcp.client import GoogleClient
 from controller.gcp.credentials import SCOPES
@@ -28,9 +27,6 @@ from controller.run.drive import drive as drive_run
 from controller.run.options import RunOptions
 from controller.run.text_screen import TextScreen
 from controller.ssh.iap import ENDPOINT
-from controller.ssh.route import open_fleet
-
-POLL_SECONDS = 5.0
 
 
 def main() -> int:
@@ -55,21 +51,16 @@ def drive(orders: dict[str, Any]) -> None:
     document = load(google.download(orders["bucket"], orders["handover"]), orders["handover"])
     home = Path(orders["home"]).expanduser()
     config = local_config(document["config"], home)
-    emulated = config.cloud.kind == "local"
-    ssh_config = Path(orders["ssh_config"]) if orders["ssh_config"] else None
-    world = Context(
-        project=document["project"],
-        google=google,
-        clock=clock,
-        events=Events(clock),
-        state=home,
-        ssh_user=config.ssh.user,
-        pace=orders["pace"] if emulated else POLL_SECONDS,
-        make_fleet=lambda world, node: open_fleet(world, node, config, ssh_config),
-        billed=not emulated,
-        extra_ssh_keys=(document["ssh_key"],),
+    world = make_context(
+        config,
+        document["project"],
+        google,
+        clock,
+        home,
+        pace=orders["pace"] if config.cloud.kind == "local" else POLL_SECONDS,
         iap=orders["iap"] or ENDPOINT,
-        os_login=None if config.ssh.os_login == "auto" else config.ssh.os_login,
+        ssh_config=Path(orders["ssh_config"]) if orders["ssh_config"] else None,
+        extra_ssh_keys=(document["ssh_key"],),
     )
     try:
         plan = pod_plan(plan_from_record(document, config, google, home))

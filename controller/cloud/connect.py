@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import cache
 from pathlib import Path
@@ -19,8 +19,9 @@ from controller.core.events import Events
 from controller.gcp.client import GoogleClient
 from controller.gcp.credentials import application_default_credentials, default_project
 from controller.ssh.iap import ENDPOINT
+from controller.ssh.login import Login
 from controller.ssh.public_ip import find_public_ip
-from controller.ssh.route import open_fleet
+from controller.ssh.route import PodConnector
 
 NO_PROJECT = "your-project"
 """Stands for the project in a plan made without one."""
@@ -31,7 +32,7 @@ LOOPBACK = "127.0.0.1"
 
 
 def project_of(config: Config) -> str:
-    """The project, or `your-project` where nothing names one (which `up` refuses).
+    """Return the project, or `your-project` if nothing names one; see `require_project`.
 
     Raises:
         ConfigError: what the environment or gcloud names is no project.
@@ -41,6 +42,24 @@ def project_of(config: Config) -> str:
         words = "comes from GOOGLE_CLOUD_PROJECT or gcloud's configuration, and is no project id; set cloud.project"
         raise ConfigError(f"cloud.project: {found!r} {words}")
     return found
+
+
+def missing_project(project: str) -> str:
+    """Return what to do if nothing names a project, else ''."""
+    if project != NO_PROJECT:
+        return ""
+    return "is not set; set it, or run `gcloud config set project ID` (`gcloud projects list` shows yours)"
+
+
+def require_project(project: str) -> str:
+    """Return the project.
+
+    Raises:
+        ConfigError: nothing names one.
+    """
+    if message := missing_project(project):
+        raise ConfigError(f"cloud.project: {message}, or use cloud=local")
+    return project
 
 
 @contextmanager
@@ -82,26 +101,60 @@ def _state_folder(config: Config) -> Path:
 
 
 def _build_context(config: Config, state: Path, emulator: Emulator | None) -> Context:
-    clock = Clock()
-    if emulator is not None:
-        from google.oauth2.credentials import Credentials
-
-        google = GoogleClient(Credentials(token=emulator.token), clock, emulator.roots)
-        pace, ssh_config = LOCAL_POLL_SECONDS, emulator.ssh_config
-    else:
+    clock, project = Clock(), project_of(config)
+    if emulator is None:
         google = GoogleClient(application_default_credentials(), clock)
-        pace, ssh_config = POLL_SECONDS, None
+        return make_context(config, project, google, clock, state, find_public_ip=cache(find_public_ip))
+    from google.oauth2.credentials import Credentials
+
+    google = GoogleClient(Credentials(token=emulator.token), clock, emulator.roots)
+    return make_context(
+        config,
+        project,
+        google,
+        clock,
+        state,
+        pace=LOCAL_POLL_SECONDS,
+        iap=emulator.iap,
+        ssh_config=emulator.ssh_config,
+        find_public_ip=lambda: LOOPBACK,
+    )
+
+
+def make_context(
+    config: Config,
+    project: str,
+    google: GoogleClient,
+    clock: Clock,
+    state: Path,
+    *,
+    pace: float = POLL_SECONDS,
+    iap: str = ENDPOINT,
+    ssh_config: Path | None = None,
+    find_public_ip: Callable[[], str | None] = lambda: None,
+    extra_ssh_keys: tuple[str, ...] = (),
+) -> Context:
+    """Put a context together.
+
+    Args:
+        state: folder of keys and records.
+        pace: seconds between polls of what is pending.
+        iap: endpoint of the Identity-Aware Proxy.
+        ssh_config: an OpenSSH config to use instead of the user's.
+        find_public_ip: see `Context`, as `extra_ssh_keys`.
+    """
+    os_login = None if config.ssh.os_login == "auto" else config.ssh.os_login
+    login = Login(google, clock, project, config.ssh.user, state, os_login, pace)
     return Context(
-        project=project_of(config),
+        project=project,
         google=google,
         clock=clock,
         events=Events(clock),
         state=state,
-        ssh_user=config.ssh.user,
+        login=login,
         pace=pace,
-        make_fleet=lambda world, node: open_fleet(world, node, config, ssh_config),
-        billed=emulator is None,
-        find_public_ip=cache(find_public_ip) if emulator is None else lambda: LOOPBACK,
-        iap=ENDPOINT if emulator is None else emulator.iap,
-        os_login=None if config.ssh.os_login == "auto" else config.ssh.os_login,
+        make_fleet=PodConnector(config, google, clock, login, find_public_ip, iap, ssh_config).connect,
+        billed=config.cloud.kind != "local",
+        find_public_ip=find_public_ip,
+        extra_ssh_keys=extra_ssh_keys,
     )

@@ -6,12 +6,10 @@ https://google.aip.dev/151.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
-from controller.gcp.client import GoogleError
-
-if TYPE_CHECKING:
-    from controller.context import Context
+from controller.core.clock import Clock
+from controller.gcp.client import GoogleClient, GoogleError
 
 RPC_CODES = {
     1: "CANCELLED",
@@ -29,24 +27,33 @@ RPC_CODES = {
 """Names of the gRPC status codes: https://grpc.io/docs/guides/status-codes/"""
 
 
+class Caller(Protocol):
+    """Who waits; `pace` is in seconds between polls."""
+
+    google: GoogleClient
+    clock: Clock
+    project: str
+    pace: float
+
+
 class OperationFailedError(GoogleError):
     """An operation that was accepted and then failed; `status` is 0."""
 
 
-def wait_compute(world: Context, operation: dict[str, Any]) -> None:
+def wait_compute(caller: Caller, operation: dict[str, Any]) -> None:
     """Wait for a Compute operation, global, regional or zonal.
 
     Raises:
         OperationFailedError: with Compute's error code as the reason, e.g. RESOURCE_IN_USE_BY_ANOTHER_RESOURCE.
     """
-    where: dict[str, str] = {"project": world.project, "operation": operation["name"]}
+    where: dict[str, str] = {"project": caller.project, "operation": operation["name"]}
     method = "globalOperations.wait"
     for scope in ("region", "zone"):
         if operation.get(scope):
             where[scope] = operation[scope].rsplit("/", 1)[-1]
             method = f"{scope}Operations.wait"
     while operation.get("status") != "DONE":
-        operation = world.google.call("compute", method, **where)
+        operation = caller.google.call("compute", method, **where)
     errors = operation.get("error", {}).get("errors", [])
     if errors:
         what = f"compute {operation.get('operationType', 'operation')}"
@@ -54,7 +61,7 @@ def wait_compute(world: Context, operation: dict[str, Any]) -> None:
 
 
 def wait_rpc(
-    world: Context, api: str, operation: dict[str, Any], method: str, seconds: float = float("inf")
+    caller: Caller, api: str, operation: dict[str, Any], method: str, seconds: float = float("inf")
 ) -> dict[str, Any]:
     """Wait for an operation of TPU (`projects.locations.operations.get`) or Service Usage (`operations.get`).
 
@@ -64,13 +71,13 @@ def wait_rpc(
         OperationFailedError: with the canonical gRPC code name as the reason, e.g. RESOURCE_EXHAUSTED;
             DEADLINE_EXCEEDED when it did not finish in time.
     """
-    late = world.clock.deadline(seconds)
+    late = caller.clock.deadline(seconds)
     while not operation.get("done"):
         if late():
             words = f"not done after {seconds:.0f} s; raise tpu.create_timeout_minutes if that is too short"
             raise OperationFailedError(f"{api} operation", 0, "DEADLINE_EXCEEDED", words)
-        world.clock.sleep(world.pace)
-        operation = world.google.call(api, method, name=operation["name"])
+        caller.clock.sleep(caller.pace)
+        operation = caller.google.call(api, method, name=operation["name"])
     error = operation.get("error")
     if error:
         reason = RPC_CODES.get(error.get("code", 2), "UNKNOWN")

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
+from controller.agent.protocol import State
 from controller.recovery.log_patterns import FailureCause, is_secondary_failure, match_failure
 from controller.resources.pod.provisioner import PodStatus
 
@@ -108,6 +109,15 @@ class Verdict:
 
     def __str__(self) -> str:
         return f"{self.kind.words}: {self.words}" if self.evidence else self.kind.words
+
+
+@dataclass(frozen=True)
+class AttemptOutcome:
+    """How an attempt ended. `ends` holds the last state of each worker that ended, in the order they ended."""
+
+    verdict: Verdict
+    ends: tuple[tuple[int, State], ...] = ()
+    step: int | None = None
 
 
 STOPPED_SECONDS = 10.0

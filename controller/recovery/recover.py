@@ -23,7 +23,7 @@ from controller.plan.build import Plan
 from controller.reconcile.resource import Absent, Pending
 from controller.records.ledger import Ledger
 from controller.records.spending import Spending, watchdog_note
-from controller.recovery.diagnosis import Observation, Verdict, VerdictKind, WorkerStatus, diagnose
+from controller.recovery.diagnosis import AttemptOutcome, Observation, Verdict, VerdictKind, WorkerStatus, diagnose
 from controller.recovery.policy import (
     GIVE_UP,
     MOVE_ZONE,
@@ -39,7 +39,6 @@ from controller.recovery.policy import (
 )
 from controller.resources.pod.node import Node
 from controller.resources.pod.provisioner import PodStatus
-from controller.run.follow import AttemptOutcome
 from controller.ssh.fleet import Fleet, WorkerError
 
 TAIL_LINES = 25
@@ -287,7 +286,7 @@ class RecoveryExecutor:
         return seen
 
     def _fleet(self) -> Fleet:
-        return self.world.fleet(self._node())
+        return self._node().fleet(self.world)
 
 
 def innermost_frame(answer: Stacks) -> str:

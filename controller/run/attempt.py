@@ -17,11 +17,11 @@ from controller.reconcile.reconciler import reconcile
 from controller.records.ledger import Ledger
 from controller.records.recorder import RECORD_FILE, Recorder
 from controller.records.spending import Spending
-from controller.recovery.diagnosis import VerdictKind
+from controller.recovery.diagnosis import AttemptOutcome, VerdictKind
 from controller.recovery.recover import RecoveryExecutor
 from controller.resources.pod.node import Node
 from controller.resources.workers.watchdog import Watchdog
-from controller.run.follow import AttemptOutcome, Follower
+from controller.run.follow import Follower
 from controller.run.launch import launch, running_runs, stop
 from controller.run.options import RunOptions
 from controller.run.queue import PodQueue
@@ -80,7 +80,7 @@ class AttemptRunner:
     def provision(self) -> tuple[Node, Fleet]:
         """Create the pod and set up its workers, for this run alone."""
         node = self._reconcile()
-        fleet = self.world.fleet(node)
+        fleet = node.fleet(self.world)
         self._stop_leftover_program(fleet)
         self.spending.begin(node)
         self.screen.set_price(self.spending.rate(node).total)

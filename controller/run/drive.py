@@ -14,7 +14,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from conf.schema.infra.cloud import LocalCloud
-from controller.cloud.connect import NO_PROJECT
+from controller.cloud.connect import require_project
 from controller.context import Context
 from controller.core.clock import InterruptedSleepError
 from controller.core.errors import ConfigError, LeaseLostError, OverBudgetError, SlipwayError
@@ -46,10 +46,7 @@ if TYPE_CHECKING:
 def open_run(options: RunOptions) -> Iterator[tuple[Plan, Context, Emulator | None]]:
     """Open the plan to drive and a connection to its cloud."""
     with open_sweep(options, repeat=True) as (plan, world, emulator):
-        if plan.project == NO_PROJECT:
-            raise ConfigError(
-                "cloud.project: is not set; set it, or run `gcloud config set project ID`, or use cloud=local"
-            )
+        require_project(plan.project)
         yield plan, world, emulator
 
 
@@ -182,7 +179,7 @@ class RunDriver:
         """Create the run's prerequisites and the bastion, then wait until the bastion acts."""
         handover = Handover(self.plan, self.world, self.ledger, self.lease, self._emulator, self._poll_seconds)
         with self.attempts.queue_turn():
-            ours = {"yes": self.options.yes, "ssh_key": self.world.ssh_key_line()}
+            ours = {"yes": self.options.yes, "ssh_key": self.world.login.key_line()}
             token = handover.make(lambda: self.recorder.handover_data() | ours)
             self._note(f"{handover.bastion.title} is there; waiting until it acts")
             holder = handover.wait(token)
@@ -239,7 +236,7 @@ class RunDriver:
             self._note(f"over budget: {why}; ending the run and its pod")
             self.ledger.cancel()
             if node.is_ready:
-                stop(self.world.fleet(node), self.plan.run_id)
+                stop(node.fleet(self.world), self.plan.run_id)
             self._delete_pod()
         self.spending.end("over budget")
         raise OverBudgetError(

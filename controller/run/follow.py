@@ -19,7 +19,15 @@ from controller.agent.protocol import STOP, WATCH, State, StopQuestion, WatchLin
 from controller.context import Context
 from controller.core.clock import InterruptedSleepError
 from controller.gcp.client import GoogleError
-from controller.recovery.diagnosis import Observation, Verdict, VerdictKind, WorkerStatus, diagnose, hang_limit
+from controller.recovery.diagnosis import (
+    AttemptOutcome,
+    Observation,
+    Verdict,
+    VerdictKind,
+    WorkerStatus,
+    diagnose,
+    hang_limit,
+)
 from controller.recovery.pod_watch import PodWatch
 from controller.resources.pod.node import Node
 from controller.ssh.fleet import Fleet, WorkerError
@@ -43,15 +51,6 @@ class _Line(WatchLine, total=False):
     """Line from a worker, or the reason why its stream broke off."""
 
     lost: str
-
-
-@dataclass(frozen=True)
-class AttemptOutcome:
-    """Outcome of an attempt. `ends` holds the last state of each worker that ended, in the order they ended."""
-
-    verdict: Verdict
-    ends: tuple[tuple[int, State], ...] = ()
-    step: int | None = None
 
 
 @dataclass

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from conf.schema.config import Config
 from conf.schema.infra.cloud import LocalCloud
 from controller.checks.preflight import probe_cloud, sort_by_severity
-from controller.cloud.connect import NO_PROJECT, open_context, project_of
+from controller.cloud.connect import missing_project, open_context, project_of
 from controller.core.errors import ConfigError
 from controller.core.finding import Finding
 from controller.gcp.prices import HourlyPrice, hourly_price
@@ -78,11 +78,10 @@ def preview_run(options: RunOptions) -> RunPreview:
         message = f"{str(error).removeprefix('code.repository: ')}; `up` needs it, and gives the run its id"
         findings = [*findings, Finding("repository", "warning", "code.repository", message)]
         plan = build_plan(config, project_of(config), Path.cwd(), unfetched_snapshot(config))
-    if plan.project == NO_PROJECT:
-        message = "no project; set cloud.project, or run `gcloud config set project ID`"
-        findings = [*findings, Finding("project", "warning", "cloud.project", message)]
+    if no_project := missing_project(plan.project):
+        findings = [*findings, Finding("project", "warning", "cloud.project", no_project)]
     with open_context(config, keep_awake=True) as (world, emulator):
-        findings += probe_cloud(config, world) if plan.project != NO_PROJECT else []
+        findings += [] if no_project else probe_cloud(config, world)
         findings += _check_faults(config, emulator)
         rows = preview_resources(plan.resources, world)
         price = hourly_price(config, world.clock.now())
@@ -113,7 +112,7 @@ def _status(plan: Plan, rows: list[ResourcePreview], world: Context) -> str:
     if not isinstance(node, Node) or not node.is_ready:
         return ""
     try:
-        running = running_runs(world.fleet(node))
+        running = running_runs(node.fleet(world))
     except WorkersFailedError:
         return ""
     if plan.run_id in running:

@@ -45,8 +45,8 @@ class QueueWaiter:
         """Return the runs ahead of ours: those running or being driven on the pod and those queued earlier."""
         node = self.plan.observe_pod(self.world)
         running = set[str]()
-        if isinstance(node, Node) and node.is_ready and self.world.accepts_our_key(node):
-            running = running_runs(self.world.fleet(node))
+        if isinstance(node, Node) and node.is_ready and node.accepts_our_key(self.world):
+            running = running_runs(node.fleet(self.world))
         if (other := self.lease.look()) is not None:
             running.add(other.term.run_id)
         if self.plan.run_id in running:

@@ -45,7 +45,7 @@ class Session:
             return None
         with suppress(ForbiddenError):  # then the workers report it
             self._access.authorize_key(self.world, node)  # another controller may have created the pod
-        return self.world.fleet(node)
+        return node.fleet(self.world)
 
     def workers(self) -> Fleet:
         """Open SSH to the pod's workers, which accept our key.
@@ -57,7 +57,7 @@ class Session:
         if not isinstance(node, Node) or not node.is_ready:
             raise ConfigError(f"the pod {self.plan.node.name} is {describe(node)}; `slipway up` makes it ready")
         self._access.authorize_key(self.world, node)
-        return self.world.fleet(node)
+        return node.fleet(self.world)
 
     @property
     def _access(self) -> SshAccess:

@@ -119,7 +119,7 @@ class Standby:
             outcome = Follower(
                 world=self.world,
                 node=node,
-                fleet=self.world.fleet(node),
+                fleet=node.fleet(self.world),
                 run_id=self.plan.run_id,
                 attempt=attempt,
                 recovery=self.plan.config.recovery,

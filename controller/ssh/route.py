@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import ipaddress
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -12,13 +13,16 @@ from conf.schema.infra.network import IAP_RANGE
 from controller.gcp.client import ForbiddenError
 from controller.gcp.firewall_rules import admits
 from controller.gcp.names import TAG, leaf
+from controller.ssh.iap import ENDPOINT
 
 if TYPE_CHECKING:
     from conf.schema.config import Config
-    from controller.context import Context
-    from controller.resources.pod.node import Node
+    from controller.core.clock import Clock
+    from controller.gcp.client import GoogleClient
     from controller.ssh.fleet import Fleet
+    from controller.ssh.fleets import SshTarget
     from controller.ssh.iap import IapTunnel
+    from controller.ssh.login import Login
 
 Route = Literal["external", "iap", "internal"]
 Rule = dict[str, Any]
@@ -27,40 +31,68 @@ OS_LOGIN_HINT = (
 )
 
 
-def open_fleet(world: Context, node: Node, config: Config, ssh_config: Path | None) -> Fleet:
-    """The SSH connections to a pod, by the way that `ssh.method` says."""
-    from controller.ssh.client_key import private_key
-    from controller.ssh.fleet import ConnectionParams, Fleet
+@dataclass(frozen=True)
+class PodConnector:
+    """Opens the SSH connections to a pod, in the way that `ssh.method` says.
 
-    way = route_to(world, node, config)
-    guests = GuestAttributes(world, node)
-    external = way == "external"
-    access = ConnectionParams(
-        pod=node.name,
-        user=world.login(),
-        key=private_key(world.keys),
-        addresses=[(external and endpoint.external) or endpoint.internal for endpoint in node.status.endpoints],
-        host_keys=guests.host_keys,
-        ssh_config=ssh_config,
-        tunnel=guests.tunnel if way == "iap" else None,
-        way={"external": "its external address", "iap": "IAP", "internal": "its internal address"}[way],
-        kept=world.state / "known_hosts" / world.project.replace(":", "_") / node.name,
-        incarnation=node.status.uid,
-        trust_on_first_use=config.ssh.host_keys == "trust_on_first_use",
-        auth_hint=OS_LOGIN_HINT if world.uses_os_login else "",
-        connect_seconds=config.ssh.connect_timeout_seconds,
-        warm_up_seconds=config.ssh.ready_timeout_seconds,
-    )
-    return Fleet(access, world.clock.sleep)
+    Attributes:
+        ssh_config: see `ConnectionParams`.
+        iap: endpoint of Google's Identity-Aware Proxy.
+        find_public_ip: returns the address under which the workers see this machine, or None.
+    """
 
+    config: Config
+    google: GoogleClient
+    clock: Clock
+    login: Login
+    find_public_ip: Callable[[], str | None]
+    iap: str = ENDPOINT
+    ssh_config: Path | None = None
 
-def route_to(world: Context, node: Node, config: Config) -> Route:
-    """What `ssh.method` says; `auto`: the external address if a firewall rule admits this machine, else IAP if one
-    admits that, else the internal address."""
-    if config.ssh.method != "auto":
-        return config.ssh.method
-    external = bool(node.status.endpoints) and all(endpoint.external for endpoint in node.status.endpoints)
-    return choose_route(_rules(world, node.status.spec.network, config), external=external, laptop=world.find_public_ip)
+    def connect(self, pod: SshTarget) -> Fleet:
+        """Return the connections to the workers; none is opened before it is used."""
+        from controller.ssh.client_key import private_key
+        from controller.ssh.fleet import ConnectionParams, Fleet
+
+        ssh, login, way = self.config.ssh, self.login, self.route_to(pod)
+        guests = GuestAttributes(self.google, pod, login.project, self.iap)
+        access = ConnectionParams(
+            pod=pod.name,
+            user=login.user_name(),
+            key=private_key(login.key_dir),
+            addresses=[(way == "external" and external) or internal for internal, external in pod.addresses],
+            host_keys=guests.host_keys,
+            ssh_config=self.ssh_config,
+            tunnel=guests.tunnel if way == "iap" else None,
+            way={"external": "its external address", "iap": "IAP", "internal": "its internal address"}[way],
+            kept=login.state / "known_hosts" / login.project.replace(":", "_") / pod.name,
+            incarnation=pod.uid,
+            trust_on_first_use=ssh.host_keys == "trust_on_first_use",
+            auth_hint=OS_LOGIN_HINT if login.uses_os_login else "",
+            connect_seconds=ssh.connect_timeout_seconds,
+            warm_up_seconds=ssh.ready_timeout_seconds,
+        )
+        return Fleet(access, self.clock.sleep)
+
+    def route_to(self, pod: SshTarget) -> Route:
+        """Return `ssh.method`, or what auto means here.
+
+        auto: the external address if a firewall rule admits this machine, else IAP if one admits that, else the
+        internal address.
+        """
+        if self.config.ssh.method != "auto":
+            return self.config.ssh.method
+        external = bool(pod.addresses) and all(external for _, external in pod.addresses)
+        return choose_route(self._rules(pod.network), external=external, laptop=self.find_public_ip)
+
+    def _rules(self, network: str) -> list[Rule]:
+        """Return the firewall rules of a network; those of the config if we may not list them."""
+        try:
+            rules = list(self.google.pages("compute", "firewalls.list", "items", project=self.login.project))
+        except ForbiddenError:
+            ranges = list(self.config.network.all_ssh_source_ranges)
+            return [{"allowed": [{"IPProtocol": "tcp", "ports": ["22"]}], "sourceRanges": ranges, "targetTags": [TAG]}]
+        return [rule for rule in rules if leaf(rule.get("network", "")) == leaf(network)]
 
 
 def choose_route(
@@ -91,24 +123,14 @@ def _may_contain_us(block: str) -> bool:
     return block != IAP_RANGE and (range_.is_loopback or not range_.is_private)
 
 
-def _rules(world: Context, network: str, config: Config) -> list[Rule]:
-    """The rules of a network as they are; as the config would have them, where we may not look."""
-    try:
-        found = list(world.google.pages("compute", "firewalls.list", "items", project=world.project))
-    except ForbiddenError:
-        ranges = list(config.network.all_ssh_source_ranges)
-        return [{"allowed": [{"IPProtocol": "tcp", "ports": ["22"]}], "sourceRanges": ranges, "targetTags": [TAG]}]
-    return [rule for rule in found if leaf(rule.get("network", "")) == leaf(network)]
-
-
 class GuestAttributes:
     """What the workers publish about themselves as guest attributes: SSH host keys, and the names of their VMs.
 
     https://cloud.google.com/tpu/docs/reference/rest/v2/projects.locations.nodes/getGuestAttributes
     """
 
-    def __init__(self, world: Context, node: Node) -> None:
-        self._world, self._node = world, node
+    def __init__(self, google: GoogleClient, pod: SshTarget, project: str, iap: str) -> None:
+        self._google, self._pod, self._project, self._iap = google, pod, project, iap
         self._names: list[str] = []
 
     def host_keys(self) -> list[str]:
@@ -130,19 +152,15 @@ class GuestAttributes:
             self._read()
         if not (name := self._name(worker)):
             raise ConnectionRefusedError("it has not published the name of its VM yet, by which IAP would know it")
-        target = iap.IapTarget(self._world.project, self._node.place.zone, name)
-        return iap.connect(target, self._world.google.token, seconds, self._world.iap)
+        target = iap.IapTarget(self._project, self._pod.zone, name)
+        return iap.connect(target, self._google.token, seconds, self._iap)
 
     def _name(self, worker: int) -> str:
         return self._names[worker] if worker < len(self._names) else ""
 
     def _read(self) -> list[list[dict[str, str]]]:
-        answer = self._world.google.call(
-            "tpu",
-            "projects.locations.nodes.getGuestAttributes",
-            name=self._node.path(self._world),
-            body={"workerIds": [""]},
-        )
+        method = "projects.locations.nodes.getGuestAttributes"
+        answer = self._google.call("tpu", method, name=self._pod.node, body={"workerIds": [""]})
         found = [w.get("queryValue", {}).get("items", []) for w in answer.get("guestAttributes", [])]
         self._names = [next((i["value"] for i in items if i["key"] == "hostname"), "") for items in found]
         return found

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from controller.cloud.connect import NO_PROJECT, project_of
+from controller.cloud.connect import project_of, require_project
 from controller.core.errors import ConfigError, LeaseLostError, ProgramFailedError
 from controller.core.text import plural
 from controller.core.ui import confirm
@@ -30,8 +30,7 @@ def drive_sweep(options: RunOptions) -> None:
     """
     with open_sweep(options.overrides) as session:
         base = session.definition.base
-        if project_of(base) == NO_PROJECT:
-            raise ConfigError("cloud.project: is not set; set it, or run `gcloud config set project ID`")
+        require_project(project_of(base))
         lease = session.lease()
         other = lease.look()
         if other is not None and not options.take_over:

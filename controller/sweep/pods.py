@@ -44,9 +44,9 @@ def managed_node(plan: Plan, world: Context) -> Node | None:
 
 def running_runs(node: Node, world: Context) -> set[str]:
     """Return the runs whose program is alive on the pod, as far as its workers answer."""
-    if not node.is_ready or not world.accepts_our_key(node):
+    if not node.is_ready or not node.accepts_our_key(world):
         return set()
-    return active_runs(world.fleet(node).call_all(OBSERVE, {}))
+    return active_runs(node.fleet(world).call_all(OBSERVE, {}))
 
 
 def delete_if_unused(plan: Plan, world: Context, why: str) -> None:

@@ -209,7 +209,7 @@ class PodPool:
             Ledger(world.google, self.bucket, run_id).cancel()
             node = plan.observe_pod(world)
             if isinstance(node, Node):
-                stop(world.fleet(node), run_id)
+                stop(node.fleet(world), run_id)
 
         world.events.listen(watch)
         options = RunOptions(job.variant.words, yes=True, queue=True)

@@ -85,7 +85,7 @@ def fan_out(world: Any, node: Any, words: Sequence[str], options: argparse.Names
     ssh_config = SSHConfig.from_path(str(world.state / "localcloud" / "ssh_config"))
     places = [ssh_config.lookup(endpoint.external or endpoint.internal) for endpoint in node.status.endpoints]
     hosts = [(place["hostname"], int(place["port"])) for place in places]
-    key = str(world.keys / "id_ed25519")
+    key = str(world.login.key_dir / "id_ed25519")
     seen: dict[str, list[float]] = {}
     for _ in range(options.repeat):
         for kind, run in (("raw paramiko", raw_paramiko), ("slipway", ours), ("fabric's run", by_fabric)):
@@ -112,7 +112,7 @@ def raw_paramiko(world: Any, node: Any, hosts: list[tuple[str, int]], key: str) 
     def connect(i: int) -> None:
         clients[i].set_missing_host_key_policy(paramiko.MissingHostKeyPolicy())
         host, port = hosts[i]
-        clients[i].connect(host, port, world.ssh_user, pkey=pkey, look_for_keys=False, allow_agent=False)
+        clients[i].connect(host, port, world.login.user, pkey=pkey, look_for_keys=False, allow_agent=False)
         run(i)
 
     def run(i: int) -> None:
@@ -143,7 +143,7 @@ def by_fabric(world: Any, node: Any, hosts: list[tuple[str, int]], key: str) -> 
 
 
 def on_a_fleet(world: Any, node: Any, act: Callable[[Any], int]) -> tuple[float, float]:
-    fleet = world.make_fleet(world, node)
+    fleet = world.make_fleet(node.ssh_target(world))
 
     def run(i: int) -> None:
         assert act(fleet.link(i)) == 0

@@ -77,19 +77,23 @@ class Firewall(ComputeResource):
                 return rule
         return None
 
+    def source_ranges_for(self, world: Context) -> tuple[str, ...]:
+        """Return the ranges to admit; some rules must look them up."""
+        return self.source_ranges or ()
+
     def body(self, world: Context) -> dict[str, Any]:
         return {
             "network": f"projects/{world.project}/global/networks/{self.network}",
             "direction": "INGRESS",
             "allowed": [_entry(rule) for rule in self.allowed],
-            "sourceRanges": list(self.source_ranges or ()),
+            "sourceRanges": list(self.source_ranges_for(world)),
             "targetTags": list(self.target_tags),
             "disabled": self.disabled,
         }
 
     def command(self, world: Context) -> str:
         tags = f" --target-tags={','.join(self.target_tags)}" if self.target_tags else ""
-        what = f"--allow={','.join(self.allowed)} --source-ranges={','.join(self.body(world)['sourceRanges'])}{tags}"
+        what = f"--allow={','.join(self.allowed)} --source-ranges={','.join(self.source_ranges_for(world))}{tags}"
         where = f"--network={self.network} --project={world.project}"
         return f"gcloud compute firewall-rules create {self.name} {what} {where}"
 
@@ -113,31 +117,25 @@ class InternalRule(Firewall):
     subnet_region: str = field(compare=False)
     covers_subnet: bool = True
 
-    def body(self, world: Context) -> dict[str, Any]:
-        return replace(self, source_ranges=(self._cidr(world),))._body(world)
+    def source_ranges_for(self, world: Context) -> tuple[str, ...]:
+        where = {"project": world.project, "region": self.subnet_region, "subnetwork": self.subnet}
+        return (world.google.call("compute", "subnetworks.get", **where)["ipCidrRange"],)
 
     def observe(self, world: Context, have: ObservedResources) -> Absent | Self:
         seen = super().observe(world, have)
         if isinstance(seen, Absent):
             return self if self.id in world.permission_denied else seen
         try:
-            covered = self._cidr(world) in (seen.source_ranges or ())
+            covered = set(self.source_ranges_for(world)) <= set(seen.source_ranges or ())
         except NotFoundError:
             covered = False
         return replace(seen, covers_subnet=covered)
 
     def refused(self, world: Context, error: GoogleError) -> None:
         """Another rule may do as well. Where we may make our own we do, and do not depend on that one."""
-        if replace(self, source_ranges=(self._cidr(world),))._find_equivalent(world) is None:
+        if replace(self, source_ranges=self.source_ranges_for(world))._find_equivalent(world) is None:
             super().refused(world, error)
         world.permission_denied.add(self.id)
-
-    def _body(self, world: Context) -> dict[str, Any]:
-        return super().body(world)
-
-    def _cidr(self, world: Context) -> str:
-        where = {"project": world.project, "region": self.subnet_region, "subnetwork": self.subnet}
-        return world.google.call("compute", "subnetworks.get", **where)["ipCidrRange"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -146,19 +144,16 @@ class LaptopRule(Firewall):
 
     covers_laptop: bool = True
 
-    def body(self, world: Context) -> dict[str, Any]:
+    def source_ranges_for(self, world: Context) -> tuple[str, ...]:
         seen = super().observe(world, {})
         before = () if isinstance(seen, Absent) else seen.source_ranges or ()
-        return replace(self, source_ranges=tuple(sorted({*before, _own_range(world)})))._body(world)
+        return tuple(sorted({*before, _own_range(world)}))
 
     def observe(self, world: Context, have: ObservedResources) -> Absent | Self:
         seen = super().observe(world, have)
         if isinstance(seen, Absent):
             return seen
         return replace(seen, covers_laptop=f"{world.find_public_ip()}/32" in (seen.source_ranges or ()))
-
-    def _body(self, world: Context) -> dict[str, Any]:
-        return super().body(world)
 
 
 def _own_range(world: Context) -> str:

@@ -20,9 +20,11 @@ from controller.resources.pod.queued_api import QueuedProvisioner
 from controller.resources.pod.refusals import classify
 from controller.resources.pod.search import CapacitySearch
 from controller.resources.pod.slices import Slices
+from controller.ssh.fleets import SshTarget
 
 if TYPE_CHECKING:
     from controller.context import Context
+    from controller.ssh.fleet import Fleet
 
 ADOPTED_FIELDS = frozenset({"accelerator_type", "state", "workers"})
 """In which an adopted pod must agree with the config."""
@@ -189,6 +191,26 @@ class Node(Resource):
     def path(self, world: Context) -> str:
         """Return the full name, in the zone where it is or is tried first."""
         return node_api.node_path(world, self.name, self.place.zone)
+
+    def ssh_target(self, world: Context) -> SshTarget:
+        """Return what SSH needs to know of an observed node."""
+        status = self.status
+        return SshTarget(
+            name=self.name,
+            node=self.path(world),
+            uid=status.uid,
+            zone=status.place.zone,
+            network=status.spec.network,
+            addresses=tuple((endpoint.internal, endpoint.external) for endpoint in status.endpoints),
+        )
+
+    def fleet(self, world: Context) -> Fleet:
+        """Return the SSH connections to the workers of an observed node."""
+        return world.fleets.of(self.ssh_target(world))
+
+    def accepts_our_key(self, world: Context) -> bool:
+        """Whether its workers accept our SSH key."""
+        return world.login.is_authorized(self.path(world), self.status.ssh_keys)
 
     def paths(self, world: Context) -> set[str]:
         """Return the full names that it may have."""

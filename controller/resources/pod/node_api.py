@@ -83,7 +83,7 @@ def node_path(world: Context, name: str, zone: str) -> str:
 
 def node_body(world: Context, name: str, spec: SliceSpec, place: Place) -> dict[str, Any]:
     """Return the body of a create request, without the tier: what `gcloud compute tpus tpu-vm create` sends."""
-    metadata = {"ssh-keys": "\n".join([world.ssh_key_line(), *world.extra_ssh_keys])}
+    metadata = {"ssh-keys": "\n".join([world.login.key_line(), *world.extra_ssh_keys])}
     node: dict[str, Any] = {
         "acceleratorType": spec.accelerator_type,
         "runtimeVersion": spec.runtime_version,

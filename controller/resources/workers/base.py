@@ -26,7 +26,7 @@ class WorkerResource(Resource):
     node: str = field(compare=False)
 
     def fleet(self, world: Context, have: ObservedResources) -> Fleet:
-        return world.fleet(have[self.node])
+        return have[self.node].fleet(world)
 
     def ask(
         self, world: Context, have: ObservedResources, read: Callable[[Observation], Any], **payload: Any

@@ -35,7 +35,7 @@ class SshAccess(WorkerResource):
         return f"SSH to {plural(len(self.reachable), 'worker')}"
 
     def observe(self, world: Context, have: ObservedResources) -> Absent | Self:
-        if not world.accepts_our_key(have[self.node]):
+        if not have[self.node].accepts_our_key(world):
             return Absent()
         answers = self.fleet(world, have).survey(self.asks)
         return replace(self, reachable=tuple("yes" if isinstance(a, dict) else str(a) for a in answers))
@@ -46,8 +46,8 @@ class SshAccess(WorkerResource):
 
     def authorize_key(self, world: Context, node: Node) -> None:
         """Make our key known on the workers of a pod that someone else may have made."""
-        if not world.accepts_our_key(node):
-            world.authorize_our_key(node)
+        if not node.accepts_our_key(world):
+            world.login.authorize(node.path(world))
 
 
 def _pod_is_gone(world: Context, node: Node, looks: list[float]) -> bool:

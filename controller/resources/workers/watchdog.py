@@ -59,7 +59,7 @@ class Watchdog(WorkerResource):
             "bucket": self.bucket,
             "note_object": end_name(node.name, node.status.uid),
         }
-        answers = world.fleet(node).call_all(GUARD, payload, workers=[0])
+        answers = node.fleet(world).call_all(GUARD, payload, workers=[0])
         raise_failures(answers, self.title)
         [answer] = answers
         if isinstance(answer, dict) and answer["allowed"] is False:

@@ -54,7 +54,7 @@ def words(answers: dict[str, Any], *overrides: str, signed_in: bool = True) -> l
     google = Answers({**GOOD, **answers}, signed_in)
     clock = Day()
     none = cast(Any, None)
-    world = Context("acme", cast(Any, google), clock, Events(clock), none, "me", 1.0, none)
+    world = Context("acme", cast(Any, google), clock, Events(clock), none, none, 1.0, none)
     return [f"{f.check}: {f.severity} {f}" for f in probe_cloud(cast(Config, config), world)]
 
 

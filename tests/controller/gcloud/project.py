@@ -16,6 +16,7 @@ from controller.plan.pod import node_resource
 from controller.plan.preview import preview_resources
 from controller.plan.project import bucket_name, shared_resources
 from controller.reconcile.resource import Resource
+from controller.ssh.login import Login
 from tests.controller.localcloud.harness import EmulatedCloud
 
 
@@ -23,7 +24,8 @@ def make_context(cloud: EmulatedCloud, folder: Path) -> Context:
     """The emulated cloud as the controller sees it; `folder` holds its keys."""
     endpoint, clock = cloud.endpoint, Clock()
     google = GoogleClient(Credentials(token=endpoint["token"]), clock, endpoint["roots"])
-    return Context("slipway-local", google, clock, Events(clock), folder, "slipway", 0.02, cast(Any, None))
+    login = Login(google, clock, "slipway-local", "slipway", folder)
+    return Context("slipway-local", google, clock, Events(clock), folder, login, 0.02, cast(Any, None))
 
 
 def desired_resources(*overrides: str) -> list[Resource]:

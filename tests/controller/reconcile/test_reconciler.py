@@ -71,7 +71,7 @@ class Thing(Resource):
 def world() -> Context:
     clock = FakeClock()
     none = cast(Any, None)
-    return Context("p", none, clock, Events(clock), Path("unused"), "me", 1.0, none)
+    return Context("p", none, clock, Events(clock), Path("unused"), none, 1.0, none)
 
 
 def things(**needs: tuple[str, ...]) -> tuple[dict[str, Any], list[str], list[Thing]]:

@@ -21,6 +21,7 @@ from controller.plan.preview import preview_resources
 from controller.plan.project import bucket_name, shared_resources
 from controller.reconcile.reconciler import reconcile
 from controller.reconcile.resource import Resource
+from controller.ssh.login import Login
 from tests.controller.localcloud.harness import EmulatedCloud, run_localcloud
 from tests.controller.state import comparable_state, internal_errors
 
@@ -57,7 +58,8 @@ class EmulatedProject:
         google = GoogleClient(Credentials(token=endpoint["token"]), self.clock, endpoint["roots"])
         events = Events(self.clock)
         none = cast(Any, None)
-        self.world = Context("slipway-local", google, self.clock, events, self.folder, "me", 0.01, none)
+        login = Login(google, self.clock, "slipway-local", "me", self.folder)
+        self.world = Context("slipway-local", google, self.clock, events, self.folder, login, 0.01, none)
         events.listen(lambda event: self.notes.append(event.words) if event.kind == "note" else None)
 
     def config(self, *overrides: str) -> Config:

@@ -14,10 +14,10 @@ from controller.context import Context
 from controller.core.clock import Clock
 from controller.core.events import Event, Events
 from controller.gcp.client import GoogleError
-from controller.recovery.diagnosis import VerdictKind
+from controller.recovery.diagnosis import AttemptOutcome, VerdictKind
 from controller.resources.pod.node import Node
 from controller.resources.pod.provisioner import Endpoint, Place, PodStatus, SliceSpec, SliceStatus
-from controller.run.follow import AttemptOutcome, Follower
+from controller.run.follow import Follower
 from controller.ssh.fleet import Fleet, WorkerError
 from tests.controller.recovery.test_policy import recovery
 
@@ -87,7 +87,8 @@ def end(code: int | None, ended: float = 1.0, **more: Any) -> dict[str, Any]:
 def follow(fleet: FakeFleet, seen: Any = READY, **settings: Any) -> tuple[AttemptOutcome, list[Event]]:
     SEEN[0] = seen
     clock = Clock()
-    world = Context("p", cast(Any, None), clock, Events(clock), Path("unused"), "me", 0.01, cast(Any, None))
+    none = cast(Any, None)
+    world = Context("p", none, clock, Events(clock), Path("unused"), none, 0.01, none)
     events: list[Event] = []
     world.events.listen(events.append)
     node = FakeNode(**{f.name: getattr(NODE, f.name) for f in fields(NODE)})

@@ -27,7 +27,7 @@ def world(slipway: SlipwayCli) -> Iterator[Context]:
     cloud, clock = slipway.cloud(), Clock()
     google = GoogleClient(Credentials(token=cloud.token), clock, cloud.roots)
     none = cast(Any, None)
-    yield Context("slipway-local", google, clock, Events(clock), Path("unused"), "me", 0.02, none)
+    yield Context("slipway-local", google, clock, Events(clock), Path("unused"), none, 0.02, none)
     google.close()
 
 

@@ -9,7 +9,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 from controller.cleanup.orphans import BilledItem, billed_items, delete
-from controller.cloud.connect import NO_PROJECT, open_context, project_of
+from controller.cloud.connect import open_context, project_of, require_project
 from controller.core.errors import ConfigError
 from controller.core.ui import confirm
 from controller.plan.project import bucket_name
@@ -20,9 +20,7 @@ if TYPE_CHECKING:
 
 def run(command: Command) -> int:
     config = command.options.cloud_config()
-    project = project_of(config)
-    if project == NO_PROJECT:
-        raise ConfigError("cloud.project: is not set; set it, or run `gcloud config set project ID`")
+    project = require_project(project_of(config))
     with open_context(config) as (world, _):
         found = billed_items(world, [bucket_name(config, project)])
         doomed = [thing for thing in found if not thing.use] if command.flags.delete else []

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from conf.schema.config import Config
 from conf.schema.infra.topology import find_topology, tpu_type_table, zone_region
 from controller.checks.project import METRICS, quota_limit, quota_limits
-from controller.cloud.connect import NO_PROJECT, open_context, project_of
+from controller.cloud.connect import open_context, project_of, require_project
 from controller.core.errors import ConfigError
 from controller.core.ui import confirm
 from controller.gcp.client import ForbiddenError, GoogleError, ServiceDisabledError
@@ -59,11 +59,7 @@ class PlacementChoice:
 
 def run(command: Command) -> int:
     config = command.options.cloud_config()
-    project = project_of(config)
-    if project == NO_PROJECT:
-        raise ConfigError(
-            "no project: run `gcloud config set project ID` (`gcloud projects list` has yours), or add cloud.project=ID"
-        )
+    project = require_project(project_of(config))
     folder = Path.cwd() / "slipway"
     files = [folder / "cloud" / "mine.yaml", folder / "tpu" / "mine.yaml"]
     present = [str(file) for file in files if file.exists()]

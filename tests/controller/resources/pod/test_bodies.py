@@ -14,6 +14,7 @@ from controller.core.clock import Clock
 from controller.core.events import Events
 from controller.resources.pod import node_api, queued_api
 from controller.resources.pod.provisioner import Place, SliceSpec
+from controller.ssh.login import Login
 
 RECORDED: list[dict[str, Any]] = json.loads(Path(__file__).with_name("gcloud.json").read_text())
 SPEC = SliceSpec(
@@ -34,7 +35,9 @@ OURS = {"labels", "metadata", "tags"}
 def world(tmp_path: Path) -> Context:
     (tmp_path / "keys").mkdir()
     clock = Clock()
-    return Context("p1", cast(Any, None), clock, Events(clock), tmp_path, "me", 0.01, cast(Any, None))
+    none = cast(Any, None)
+    login = Login(none, clock, "p1", "me", tmp_path)
+    return Context("p1", none, clock, Events(clock), tmp_path, login, 0.01, none)
 
 
 def recorded(*words: str) -> dict[str, Any]:

@@ -1,0 +1,28 @@
+"""Connections are kept per incarnation of a pod and opened once."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+from controller.ssh.fleets import Fleets, SshTarget
+
+POD = SshTarget("pod", "projects/p/locations/z/nodes/pod", "one", "z", "n", (("10.0.0.2", None),))
+
+
+def test_a_new_incarnation_closes_the_connections_to_the_old_one() -> None:
+    opened, closed = list[str](), list[str]()
+
+    def connect(pod: SshTarget) -> Any:
+        opened.append(pod.uid)
+        return SimpleNamespace(close=lambda: closed.append(pod.uid))
+
+    fleets = Fleets(connect, lambda: ("bucket/pod", 7))
+    first = fleets.of(POD)
+    assert fleets.of(POD) is first
+    assert first.guard() == ("bucket/pod", 7)
+    assert fleets.of(replace(POD, uid="two")) is not first
+    assert (opened, closed) == (["one", "two"], ["one"])
+    fleets.close()
+    assert closed == ["one", "two"]
