@@ -53,13 +53,8 @@ def _observe(resource: Resource, world: Context, have: dict[str, Any]) -> Any:
             return Absent()
         if isinstance(node, Pending | Unknown):
             return Unknown(f"the node is {node.why}" if isinstance(node, Pending) else node.why)
-<<<<<<< HEAD
-        if node.state != "READY":
-            return Absent()  # the node will be replaced, and this resource with it
-=======
         if not node.is_ready:
-            return Absent()  # the node will be replaced, and this with it
->>>>>>> bd22882 (Preview asks whether the pod is ready)
+            return Absent()  # the node will be replaced, and this resource with it
     try:
         return resource.observe(world, have)
     except NoCredentialsError as error:
