@@ -60,11 +60,7 @@ def write_json(path: Path, body: Mapping[str, Any]) -> None:
 
 
 def read_json(path: Path) -> Any:
-    """Return what `write_json` wrote, or None if there is no file.
-
-    Raises:
-        AgentError: the file has another format.
-    """
+    """Return what `write_json` wrote, or None if there is no file; raise AgentError for another format."""
     try:
         body = json.loads(path.read_bytes())
     except FileNotFoundError:
@@ -73,11 +69,7 @@ def read_json(path: Path) -> Any:
 
 
 def checked(body: Any, where: str) -> dict[str, Any]:
-    """Return a document without its format field.
-
-    Raises:
-        AgentError: the format is another one, or missing.
-    """
+    """Return a document without its format field; raise AgentError if the format is unknown or missing."""
     if problem := format_problem(body, where):
         raise AgentError(problem)
     return {key: value for key, value in body.items() if key != "format"}

@@ -290,7 +290,7 @@ class WatchLine(TypedDict, total=False):
     end: State
 
 
-# The watchdog
+# Watchdog
 
 
 class GuardQuestion(TypedDict):

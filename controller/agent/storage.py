@@ -58,11 +58,7 @@ def download_object(bucket: str, name: str, sha256: str, target: Path) -> None:
 
 
 def object_exists(bucket: str, name: str) -> bool:
-    """Return whether the object exists.
-
-    Raises:
-        TransferError: the request failed.
-    """
+    """Return whether the object exists; raise TransferError if the request fails."""
     place = f"/storage/v1/b/{quote(bucket)}/o/{quote(name, safe='')}?fields=size"
     found = False
 
@@ -130,10 +126,7 @@ def _storage_request(place: str, headers: dict[str, str], data: Iterable[bytes] 
 
 
 def access_token() -> str:
-    """Return a token of the VM's service account.
-
-    https://cloud.google.com/compute/docs/access/authenticate-workloads
-    """
+    """Return a token of the VM's account (https://cloud.google.com/compute/docs/access/authenticate-workloads)."""
     host = os.environ.get("GCE_METADATA_HOST", "metadata.google.internal")
     account = f"http://{host}/computeMetadata/v1/instance/service-accounts/default/token"
     with open_url(account, {"Metadata-Flavor": "Google"}) as answer:
@@ -144,5 +137,5 @@ def open_url(
     url: str, headers: dict[str, str], data: Iterable[bytes] | None = None, method: str | None = None
 ) -> IO[bytes]:
     """Open a URL directly, never through a proxy."""
-    request = Request(url, data=data, headers=headers, method=method)  # noqa: S310 (the scheme is ours)
+    request = Request(url, data=data, headers=headers, method=method)  # noqa: S310 (the scheme is fixed)
     return build_opener(ProxyHandler({})).open(request, timeout=60)

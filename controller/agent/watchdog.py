@@ -143,7 +143,7 @@ def _spawn_watchdog() -> None:
 
 
 def _delete_pod(order: dict[str, Any], why: str) -> str | None:
-    """Record the reason and delete the pod; return the error if the deletion was refused, else None."""
+    """Record the reason and delete the pod; return why the deletion was refused, or None."""
     if order["bucket"]:
         body = dump({"time": wall_time(), "reason": why})
         try:

@@ -1,4 +1,4 @@
-"""Puts the emulated cloud together and runs it until it is told to stop."""
+"""Assembles the emulated cloud and runs it until it is stopped."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ from controller.localcloud.store import Store
 from controller.localcloud.vms.machines import Instances
 from controller.localcloud.vms.workers import EmulatedWorkers
 
-# What each API's discovery document is given as its rootUrl.
+# rootUrl of each API's discovery document, relative to the server's URL.
 _API_ROOTS = {
     "tpu": "tpu/",
     "compute": "",
@@ -63,12 +63,12 @@ _CLAIM_SECONDS = 2.0
 
 
 class StartError(Exception):
-    """The emulated cloud cannot start; the message names the config key to change."""
+    """Failure to start the emulated cloud; the message names the config key to change."""
 
 
 @dataclass(frozen=True)
 class ServeOptions:
-    """What `serve` is told. `port` 0: the former one, or a free one."""
+    """Options of `serve`. Port 0 means the previous port, or a free one."""
 
     state: Path
     port: int = 0
@@ -78,7 +78,7 @@ class ServeOptions:
 
 @dataclass(frozen=True)
 class Cloud:
-    """The parts that have a life of their own: clocks, SSH servers, the HTTP server."""
+    """Components with a lifecycle: timers, SSH servers, the HTTP server."""
 
     store: Store
     operations: Operations
@@ -89,14 +89,14 @@ class Cloud:
     server: Server
 
     async def resume(self) -> None:
-        """Takes up what a former process left: SSH servers, unfinished operations, triggered faults."""
+        """Restore SSH servers, unfinished operations and triggered faults of an earlier process."""
         await self.workers.resume()
         self.operations.resume(self.effects, self.workers.changed)
         misfortune = FaultEffects(self.store, self.nodes, self.workers, lambda: list(self.server.peers))
         self.faults.resume(misfortune.acts(), self.workers.changed)
 
     async def close(self) -> None:
-        """Stops all clocks and SSH servers; the state and the workers' programs stay."""
+        """Stop all timers and SSH servers; the state and the workers' programs stay."""
         self.faults.close()
         await self.operations.close()
         await self.workers.close()
@@ -104,7 +104,7 @@ class Cloud:
 
 
 def assemble(store: Store, state: Path, url: str, token: str, seconds: float, stopped: asyncio.Event) -> Cloud:
-    """Builds all parts of a cloud; `stopped` is set by a stop request."""
+    """Build all components of a cloud; a stop request sets `stopped`."""
     operations = Operations(store, seconds)
     catalog = load_catalog()
     faults = Faults(store)
@@ -147,7 +147,7 @@ def assemble(store: Store, state: Path, url: str, token: str, seconds: float, st
 
 
 async def serve(options: ServeOptions) -> None:
-    """Runs the emulated cloud until a stop request, SIGTERM, SIGINT or --idle-exit; StartError if it cannot start."""
+    """Run the emulated cloud until a stop request, signal or idle exit; raise StartError if it cannot start."""
     state = options.state.resolve()
     lock = _lock_state_folder(state)
     store = Store(state / "state.db")
@@ -157,7 +157,7 @@ async def serve(options: ServeOptions) -> None:
     seconds = _resolve_setting(store, "operation_seconds", options.operation_seconds, _OPERATION_SECONDS)
     stopped = asyncio.Event()
     if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
-        signal.signal(signal.SIGHUP, signal.SIG_DFL)  # after nohup, programs on terminals would inherit the deafness
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)  # programs would inherit SIG_IGN from nohup
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stopped.set)
     cloud = assemble(store, state, url, token, seconds, stopped)
@@ -180,7 +180,7 @@ async def serve(options: ServeOptions) -> None:
 
 
 def _resolve_setting(store: Store, name: str, wanted: Any, default: Any) -> Any:
-    """What is asked for now, else what was so in a former process, else the default; remembered."""
+    """Return the given value, else that of an earlier process, else the default; store it."""
     former = store.get("setting", name)
     value = wanted if wanted is not None else former["value"] if former else default
     store.put("setting", name, {"value": value})
@@ -193,7 +193,7 @@ async def _wait_for_stop(
     last_request: Callable[[], float],
     holds_node: Callable[[], bool],
 ) -> None:
-    """Returns when told to stop, or when nothing was asked for `idle_exit` seconds while no node exists."""
+    """Return on a stop request, or after `idle_exit` seconds without a request while no node exists."""
     while not stopped.is_set():
         quiet = time.monotonic() - last_request()
         if idle_exit is not None and quiet >= idle_exit and not holds_node():
@@ -202,11 +202,11 @@ async def _wait_for_stop(
         try:
             await asyncio.wait_for(stopped.wait(), wait)
         except TimeoutError:
-            continue  # look at the clock again
+            continue  # check the time again
 
 
 def _lock_state_folder(state: Path) -> IO[str]:
-    """Makes the state folder and locks it for this process."""
+    """Create the state folder and lock it for this process."""
     try:
         state.mkdir(parents=True, exist_ok=True, mode=0o700)
         lock = (state / "lock").open("a")
@@ -219,7 +219,7 @@ def _lock_state_folder(state: Path) -> IO[str]:
         except OSError as error:
             if time.monotonic() > deadline:
                 raise StartError(f"run.state_dir: an emulated cloud is running on {state} already") from error
-            time.sleep(0.02)  # the former one may be on its way out
+            time.sleep(0.02)  # the previous process may be exiting
         else:
             return lock
 
@@ -241,7 +241,7 @@ def _listen(store: Store, port: int) -> socket.socket:
 
 
 def _write_endpoint(state: Path, url: str, token: str) -> None:
-    """Writes endpoint.json, by which everyone finds the server, and the token file that gcloud reads."""
+    """Write endpoint.json, which clients use to find the server, and the token file that gcloud reads."""
     endpoint = {
         "url": url,
         "token": token,

@@ -1,4 +1,4 @@
-"""Starts, finds, stops and wipes an emulated cloud from outside."""
+"""Starts, finds, stops and wipes an emulated cloud from outside its process."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ _STOP_SECONDS = 15.0
 
 
 class NotRunningError(Exception):
-    """There is no emulated cloud on this state folder."""
+    """No emulated cloud is running on this state folder."""
 
 
 def find_endpoint(state: Path) -> dict[str, Any] | None:
-    """endpoint.json of a running server that answers, or None."""
+    """Return endpoint.json if its server answers, else None."""
     try:
         found = json.loads((state / "endpoint.json").read_text())
     except (FileNotFoundError, NotADirectoryError):
@@ -37,12 +37,12 @@ def find_endpoint(state: Path) -> dict[str, Any] | None:
         answer = json.loads(request_admin(found, "GET", "settings"))
     except (urllib.error.URLError, ConnectionError, TimeoutError):
         return None  # left behind by a killed server
-    # The file may be a killed server's while its successor answers already.
+    # A killed server may have left the file while its successor already answers.
     return found if answer["pid"] == found["pid"] else None
 
 
 def request_admin(found: Mapping[str, Any], method: str, path: str, body: Any = None) -> bytes:
-    """A request to the emulator's own API; urllib's errors on failure."""
+    """Send a request to the emulator's own API; failures raise urllib's errors."""
     data = None if body is None else json.dumps(body).encode()
     request = urllib.request.Request(  # noqa: S310 (the URL is our own)
         f"{found['url']}emulator/{path}",
@@ -55,7 +55,7 @@ def request_admin(found: Mapping[str, Any], method: str, path: str, body: Any = 
 
 
 def start(state: Path, flags: Sequence[str]) -> int:
-    """Runs `serve` in a session of its own; returns when it answers (0), or its exit code after its words on stderr."""
+    """Run `serve` in its own session; return 0 once it answers, or its exit code after printing its log to stderr."""
     state = state.absolute()
     if find_endpoint(state):
         return 0
@@ -70,7 +70,7 @@ def start(state: Path, flags: Sequence[str]) -> int:
     with log:
         process = subprocess.Popen(
             [sys.executable, "-m", "controller.localcloud", "serve", "--state", str(state), *flags],
-            cwd=Path(__file__).parent.parent.parent,  # where the package is found, whatever the caller's folder holds
+            cwd=Path(__file__).parent.parent.parent,  # finds the package from any working directory
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,
@@ -85,10 +85,10 @@ def start(state: Path, flags: Sequence[str]) -> int:
                 sys.stderr.write(written.read().decode(errors="replace"))
             return 0 if find_endpoint(state) else code
         if found := find_endpoint(state):
-            if found["pid"] != process.pid:  # two starts at the same time: the other one won
+            if found["pid"] != process.pid:  # two concurrent starts: the other one won
                 process.kill()
                 process.wait()
-            process.returncode = 0  # it lives on: not ours to wait for
+            process.returncode = 0  # it keeps running; suppresses the ResourceWarning
             return 0
         time.sleep(0.02)
     process.kill()
@@ -98,7 +98,7 @@ def start(state: Path, flags: Sequence[str]) -> int:
 
 
 def stop(state: Path) -> bool:
-    """Ends the server; workers' programs keep running and the state stays. False if none was running."""
+    """Stop the server; workers' programs keep running and the state stays. Return False if none was running."""
     found = find_endpoint(state)
     if found is None:
         return False
@@ -114,7 +114,7 @@ def stop(state: Path) -> bool:
 
 
 def wipe(state: Path) -> None:
-    """Stops the server, kills every process of every worker and deletes the state folder."""
+    """Stop the server, kill every process of every worker and delete the state folder."""
     state = state.resolve()
     stop(state)
     kill_marked(process_marker(state))
@@ -123,7 +123,7 @@ def wipe(state: Path) -> None:
 
 
 def client_environment(state: Path) -> dict[str, str]:
-    """Variables that point gcloud and the client libraries here; NotRunningError."""
+    """Return the variables that point gcloud and the client libraries here; raise NotRunningError if it is down."""
     found = require_endpoint(state)
     url, token = found["url"], found["token"]
     roots = found["roots"]
@@ -139,7 +139,7 @@ def client_environment(state: Path) -> dict[str, str]:
     return {
         **{f"CLOUDSDK_API_ENDPOINT_OVERRIDES_{api}": root for api, root in gcloud.items()},
         "CLOUDSDK_AUTH_ACCESS_TOKEN_FILE": str(state.absolute() / "token"),
-        "CLOUDSDK_CONFIG": str(state.absolute() / "gcloud"),  # the user's own gcloud stays as it is
+        "CLOUDSDK_CONFIG": str(state.absolute() / "gcloud"),  # leaves the user's own gcloud config alone
         "CLOUDSDK_CORE_PROJECT": found["project"],
         "STORAGE_EMULATOR_HOST": f"{url}t/{token}",
         "TENSORSTORE_GCS_HTTP_URL": f"{url}t/{token}",
@@ -149,12 +149,12 @@ def client_environment(state: Path) -> dict[str, str]:
 
 
 def format_exports(state: Path) -> str:
-    """The same, as shell commands."""
+    """Return `client_environment` as shell commands."""
     return "".join(f"export {name}={shlex.quote(value)}\n" for name, value in client_environment(state).items())
 
 
 def require_endpoint(state: Path) -> dict[str, Any]:
-    """endpoint.json of the running server; NotRunningError."""
+    """Return endpoint.json of the running server; raise NotRunningError if there is none."""
     found = find_endpoint(state)
     if found is None:
         raise NotRunningError(f"no emulated cloud is running on {state}; `slipway localcloud start` starts it")

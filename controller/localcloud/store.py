@@ -1,4 +1,4 @@
-"""The state of the cloud: one SQLite file of JSON documents, safe against kill -9."""
+"""State of the cloud: one SQLite file of JSON documents, safe against kill -9."""
 
 from __future__ import annotations
 
@@ -20,23 +20,23 @@ CREATE TABLE IF NOT EXISTS requests (seq INTEGER PRIMARY KEY AUTOINCREMENT, body
 class Store:
     """Documents by (kind, name). A write touches one row, so its cost does not grow with the state.
 
-    Used from the event loop's thread only. `database` is open to the one other table there is, the objects'.
+    Use from the event loop's thread only. `database` is public for the only other table, that of objects.
     """
 
     def __init__(self, path: Path) -> None:
         self.database = sqlite3.connect(path, isolation_level=None)
-        # A killed process loses nothing with these two; only a crash of the whole machine could.
+        # With these two, a killed process loses nothing; only a crash of the whole machine could.
         self.database.execute("PRAGMA journal_mode=WAL")
         self.database.execute("PRAGMA synchronous=OFF")
         self.database.executescript(_SCHEMA)
 
     def close(self) -> None:
-        """Closes the file; the store cannot be used afterwards."""
+        """Close the file; the store is unusable afterwards."""
         self.database.close()
 
     @contextmanager
     def transaction(self) -> Iterator[None]:
-        """All writes inside become visible at once, or none when the block raises. Nests; must not await."""
+        """Make all writes in the block visible at once, or none if it raises. Can be nested; must not await."""
         if self.database.in_transaction:
             yield
             return
@@ -49,21 +49,21 @@ class Store:
         self.database.execute("COMMIT")
 
     def get(self, kind: str, name: str) -> Document | None:
-        """The document, or None."""
+        """Return the document, or None."""
         row = self.database.execute("SELECT body FROM documents WHERE kind=? AND name=?", (kind, name)).fetchone()
         return json.loads(row[0]) if row else None
 
     def put(self, kind: str, name: str, body: Document) -> None:
-        """Writes the document, replacing an older one."""
+        """Write the document, replacing any older one."""
         text = json.dumps(body, separators=(",", ":"))
         self.database.execute("INSERT OR REPLACE INTO documents VALUES (?, ?, ?)", (kind, name, text))
 
     def delete(self, kind: str, name: str) -> bool:
-        """Removes the document; False if there was none."""
+        """Delete the document; return False if there was none."""
         return self.database.execute("DELETE FROM documents WHERE kind=? AND name=?", (kind, name)).rowcount > 0
 
     def items(self, kind: str, prefix: str = "") -> list[tuple[str, Document]]:
-        """All (name, document) of a kind whose name starts with `prefix`, in the order of names."""
+        """Return (name, document) of a kind for names that start with `prefix`, ordered by name."""
         rows = self.database.execute(
             "SELECT name, body FROM documents WHERE kind=? AND name>=? AND name<? ORDER BY name",
             (kind, prefix, prefix + "\U0010ffff"),
@@ -71,24 +71,24 @@ class Store:
         return [(name, json.loads(body)) for name, body in rows]
 
     def kinds(self) -> list[str]:
-        """The kinds that have at least one document."""
+        """Return the kinds that have at least one document."""
         return [kind for (kind,) in self.database.execute("SELECT DISTINCT kind FROM documents ORDER BY kind")]
 
     def counter(self, name: str, start: int = 1) -> int:
-        """The next number of a named sequence; it never repeats, over restarts too."""
+        """Return the next number of a named sequence; it never repeats, even after a restart."""
         value = (self.get("counter", name) or {"next": start})["next"]
         self.put("counter", name, {"next": value + 1})
         return value
 
     def log(self, entry: Document) -> None:
-        """Appends to the request log."""
+        """Append an entry to the request log."""
         self.database.execute("INSERT INTO requests (body) VALUES (?)", (json.dumps(entry, separators=(",", ":")),))
 
     def last_log_sequence(self) -> int:
-        """The sequence number of the newest entry of the request log; 0 while it is empty."""
+        """Return the sequence number of the newest entry of the request log, or 0 if it is empty."""
         return self.database.execute("SELECT MAX(seq) FROM requests").fetchone()[0] or 0
 
     def logged(self, after: int = 0) -> Iterator[Document]:
-        """The request log in order, from the entry that follows sequence number `after`."""
+        """Yield the request log in order, starting after sequence number `after`."""
         for seq, body in self.database.execute("SELECT seq, body FROM requests WHERE seq>? ORDER BY seq", (after,)):
             yield {"seq": seq, **json.loads(body)}

@@ -26,8 +26,7 @@ def install_code(bucket: str, object: str, sha256: str, tree: str) -> InstalledC
         sha256: SHA-256 of the archive.
         tree: `tree_hash` of its content.
     """
-    # HTTP takes a third of the time that `observe` takes to start.
-    from ..storage import download_object, with_retries
+    from ..storage import download_object, with_retries  # importing HTTP takes a third of `observe`'s start-up time
 
     folder = safe_join("code", tree)
     with locked(f"code-{tree}"):

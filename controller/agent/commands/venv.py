@@ -166,8 +166,7 @@ def _create_from_requirements(
 
 def _download_wheel(venv: str, wheel: Wheel) -> str:
     """Download a wheel and return its line for a requirements file."""
-    # HTTP takes a third of the time that `observe` takes to start.
-    from ..storage import download_object, with_retries
+    from ..storage import download_object, with_retries  # importing HTTP takes a third of `observe`'s start-up time
 
     folder = safe_join("wheels", venv)
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)

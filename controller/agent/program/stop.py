@@ -24,11 +24,7 @@ SUPERVISOR_TIMEOUT_SECONDS = 60.0
 
 
 def stop(run_id: str, attempt: int | None = None, grace_seconds: float = 30.0) -> State:
-    """Stop an attempt (by default the latest): send SIGTERM, and SIGKILL after the grace period.
-
-    Returns:
-        The resulting `state`.
-    """
+    """Stop an attempt (default: the latest) by SIGTERM, after the grace period by SIGKILL; return its `state`."""
     folder = attempt_folder(run_id, attempt)
     with locked("start"):  # by now, a start in progress has recorded its program
         begun = read_json(folder / "pid.json")

@@ -44,7 +44,7 @@ def start(
     secrets: dict[str, str] | None = None,
     notice: str | None = None,
 ) -> State:
-    """Start the program under a supervisor that outlives this session; only report if this attempt was started before.
+    """Start the program, at most once, under a supervisor that outlives this session; return its `state`.
 
     The child inherits the lock until exec closes it, after its pid is recorded. Thus an interruption never leaves an
     unrecorded program, and two starts never overlap.
@@ -61,9 +61,6 @@ def start(
         exit_object: object name of exit.json.
         secrets: more variables of the program, which override the others and are deleted once it has ended.
         notice: signal that tells the program that this VM will go away, such as SIGTERM; None: send none.
-
-    Returns:
-        The resulting `state`.
     """
     if not argv or not all(isinstance(word, str) and "\0" not in word for word in argv):
         raise AgentError(f"this is no command: {argv!r}")
@@ -162,7 +159,7 @@ def _spawn_program(folder: Path, argv: list[str], environment: dict[str, str], b
         os.chdir(folder.parent / "work")
         os.umask(0o022)
         signal.signal(signal.SIGPIPE, signal.SIG_DFL)
-        os.execvpe(argv[0], argv, environment)  # noqa: S606 (no shell is what we want)
+        os.execvpe(argv[0], argv, environment)  # noqa: S606 (no shell on purpose)
     except (OSError, ValueError) as error:
         os.write(2, f"slipway: cannot start {argv[0]!r}: {error}\n".encode())
     finally:

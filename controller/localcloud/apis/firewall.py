@@ -1,4 +1,4 @@
-"""Firewall rule evaluation (pure functions): https://cloud.google.com/firewall/docs/firewalls ."""
+"""Pure functions that evaluate firewall rules (https://cloud.google.com/firewall/docs/firewalls)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The metadata server of a worker: https://cloud.google.com/compute/docs/metadata/predefined-metadata-keys"""
+"""Metadata server of a worker (https://cloud.google.com/compute/docs/metadata/predefined-metadata-keys)."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _POLL_SECONDS = 0.25
 
 
 class MetadataServer:
-    """Answers what programs on a VM ask about it; each worker has its own URL."""
+    """Serves metadata to programs on a VM; each worker has its own URL."""
 
     def __init__(self, store: Store, workers: EmulatedWorkers, machines: Instances, token: str) -> None:
         self._store = store
@@ -31,10 +31,10 @@ class MetadataServer:
         self._token = token
 
     async def answer(self, request: web.Request, path: str, uid: str, index: int) -> web.Response:
-        """`path` is what follows the worker's URL; 403 without the Metadata-Flavor header, 404 for an unknown key.
+        """Return the value at `path`; 403 without the Metadata-Flavor header, 404 for an unknown key.
 
-        With `wait_for_change` it answers once the value is another one than that of `last_etag`, or than it was, or
-        after `timeout_sec`: https://cloud.google.com/compute/docs/metadata/querying-metadata#waitforchange
+        With `wait_for_change`, wait until the ETag differs from `last_etag` (by default the current one), or until
+        `timeout_sec` has passed: https://cloud.google.com/compute/docs/metadata/querying-metadata#waitforchange
         """
         if request.headers.get("Metadata-Flavor") != "Google":
             return web.Response(status=403, text="Missing Metadata-Flavor:Google header.", headers=_HEADERS)

@@ -1,4 +1,4 @@
-"""What compute checks about networks, subnetworks, routers, firewall rules and instances, and what refers to them."""
+"""Networks, subnetworks, routers, firewall rules and instances: validation, and references between them."""
 
 from __future__ import annotations
 
@@ -14,40 +14,40 @@ from controller.localcloud.http.call import PROJECT, PROJECT_NUMBER
 from controller.localcloud.http.errors import ApiError, not_found
 from controller.localcloud.store import Document, Store
 
-COMPUTE_KIND = "compute"  # the store's kind of all of them; their name is `projects/P/global/networks/N` and the like
+COMPUTE_KIND = "compute"  # kind in the store; names are paths such as `projects/P/global/networks/N`
 
 _NAME = re.compile(r"[a-z]([-a-z0-9]{0,61}[a-z0-9])?")
 _NAT_RANGES = ("ALL_SUBNETWORKS_ALL_IP_RANGES", "ALL_SUBNETWORKS_ALL_PRIMARY_IP_RANGES", "LIST_OF_SUBNETWORKS")
 
 
 def subnetwork_path(region: str, name: str) -> str:
-    """The store's name of a subnetwork."""
+    """Return the name of a subnetwork in the store."""
     return f"projects/{PROJECT}/regions/{region}/subnetworks/{name}"
 
 
 def invalid_field(field: str, value: Any, why: str) -> ApiError:
-    """400 in the words of compute."""
+    """Return error 400 in the wording of Compute."""
     return ApiError(400, f"Invalid value for field 'resource.{field}': '{value}'. {why}")
 
 
 def check_name(name: Any) -> str:
-    """A resource name per RFC 1035; CloudError 400."""
+    """Return a valid resource name (RFC 1035); raise ApiError 400 for any other."""
     if not isinstance(name, str) or not _NAME.fullmatch(name):
         raise invalid_field("name", name, "Must be a match of regex '(?:[a-z](?:[-a-z0-9]{0,61}[a-z0-9])?)'")
     return name
 
 
 class Networks:
-    """The rules of the resources themselves; `Compute` serves them over HTTP, nodes refer to them."""
+    """Rules of the network resources; `Compute` serves them over HTTP, nodes refer to them."""
 
     def __init__(self, store: Store, catalog: Catalog) -> None:
         self._store = store
         self._catalog = catalog
 
     def resolve(self, reference: str, pattern: str) -> str:
-        """The store's name of what `reference` (full link, partial path or, for tpu, bare name) points to.
+        """Return the store name that `reference` (full link, partial path or, for tpu, bare name) points to.
 
-        `pattern` is its path with {} for the name, e.g. `regions/us-east1/subnetworks/{}`. CloudError 404.
+        `pattern` is its path with {} for the name, e.g. `regions/us-east1/subnetworks/{}`. Raises ApiError 404.
         """
         name = reference.rpartition("/")[2]
         path = f"projects/{PROJECT}/{pattern.format(name)}"
@@ -58,16 +58,16 @@ class Networks:
         return path
 
     def resources_of(self, network: str, plural: str) -> list[tuple[str, Document]]:
-        """The subnetworks, routers or firewalls of a network, by path."""
+        """Return the subnetworks, routers or firewalls of a network, with their paths."""
         items = self._store.items(COMPUTE_KIND)
         return [(path, item) for path, item in items if f"/{plural}/" in path and item.get("network") == network]
 
     def rules(self, network: str) -> list[FirewallRule]:
-        """The firewall rules of a network."""
+        """Return the firewall rules of a network."""
         return [rule for _, rule in self.resources_of(network, "firewalls")]
 
     def users(self, path: str) -> list[str]:
-        """Paths of what keeps a network or subnetwork from being deleted."""
+        """Return the paths of resources that prevent the deletion of a network, subnetwork or disk."""
         automatic = (self._store.get(COMPUTE_KIND, path) or {}).get("autoCreateSubnetworks", False)
         resources = [
             other
@@ -83,9 +83,9 @@ class Networks:
         return resources + nodes + users_of_disk(self._store, path)
 
     def prepare(self, plural: str, place: str, body: Mapping[str, Any], path: str) -> Document:
-        """The document to store for a new or changed resource; CloudError when it makes no sense.
+        """Return the document to store for a new or changed resource; raise ApiError if it is invalid.
 
-        `place` is its region or zone, if it is in one; `path` its name in the store.
+        `place` is its region or zone, if any; `path` is its name in the store.
         """
         resource = dict(body)
         if plural == "addresses":
@@ -115,7 +115,7 @@ class Networks:
         return resource
 
     def automatic_subnetworks(self, network: str) -> list[tuple[str, Document]]:
-        """The subnetworks of an auto mode network: one /20 of 10.128.0.0/9 per region, named like the network."""
+        """Return the subnetworks of an auto mode network: a /20 of 10.128.0.0/9 per region, named like the network."""
         name = network.rpartition("/")[2]
         ranges = ipaddress.ip_network("10.128.0.0/9").subnets(new_prefix=20)
         return [
@@ -124,11 +124,11 @@ class Networks:
         ]
 
     def attach(self, region: str, network: str | None, subnetwork: str | None) -> tuple[str, str]:
-        """Full names of the network and subnetwork that a machine in `region` is to be in.
+        """Return the full names of the network and subnetwork for a machine in `region`.
 
-        CloudError 404 for what does not exist, 400 for a missing or foreign subnetwork.
+        Raises ApiError 404 if one does not exist, 400 for a missing subnetwork or one of another network.
         """
-        if subnetwork and not network:  # the subnetwork says which
+        if subnetwork and not network:  # the subnetwork determines the network
             network = self._require(self.resolve(subnetwork, f"regions/{region}/subnetworks/{{}}"))["network"]
         found = self.resolve(network or "default", "global/networks/{}")
         mine = [path for path, _ in self.resources_of(found, "subnetworks") if f"/regions/{region}/" in path]
@@ -146,7 +146,7 @@ class Networks:
         return self._store.get(COMPUTE_KIND, path) or {}
 
     def _prepare_instance(self, zone: str, instance: Document) -> Document:
-        """A machine that is listed and holds its network, and never boots."""
+        """Return the instance to store, attached to its networks."""
         cards = []
         for number, card in enumerate(instance.get("networkInterfaces") or [{}]):
             network, subnetwork = self.attach(zone.rpartition("-")[0], card.get("network"), card.get("subnetwork"))
@@ -166,7 +166,7 @@ class Networks:
         return {**instance, "status": "RUNNING", "networkInterfaces": cards, "serviceAccounts": accounts}
 
     def _check_one_nat_for_all(self, region: str, router: Document, mine: str) -> None:
-        """A NAT for all subnets of a network in a region has none beside it: https://cloud.google.com/nat/docs/overview"""
+        """Reject a second NAT beside one for all subnetworks of a region (https://cloud.google.com/nat/docs/overview)."""
         nats = list(router.get("nats", ()))
         for path, other in self.resources_of(router["network"], "routers"):
             if path != mine and f"/regions/{region}/" in path:
@@ -196,7 +196,7 @@ class Networks:
 
 
 def check_nat(nat: Mapping[str, Any]) -> None:
-    """CloudError 400 unless a router's NAT says how it gets addresses and for which ranges."""
+    """Raise ApiError 400 unless a router's NAT specifies its address allocation and its source ranges."""
     check_name(nat.get("name"))
     if nat.get("natIpAllocateOption") not in ("AUTO_ONLY", "MANUAL_ONLY"):
         raise invalid_field("nats[].natIpAllocateOption", nat.get("natIpAllocateOption"), "AUTO_ONLY or MANUAL_ONLY")
@@ -206,7 +206,7 @@ def check_nat(nat: Mapping[str, Any]) -> None:
 
 
 def check_rule(rule: Document) -> None:
-    """CloudError 400 unless a firewall rule is complete; fills in Google's defaults."""
+    """Raise ApiError 400 unless a firewall rule is complete; fill in Google's defaults."""
     rule.setdefault("direction", "INGRESS")
     rule["priority"] = int(rule.get("priority", 1000))
     rule.setdefault("disabled", False)

@@ -12,18 +12,18 @@ from controller.localcloud.http.call import timestamp
 from controller.localcloud.http.errors import ApiError
 from controller.localcloud.store import Document, Store
 
-# What an operation does when its time has come. It is given the target's name and must be idempotent: a killed
-# emulator runs it again. Returns the seconds after which it wants to be tried again, or None when done.
+# What an operation does when it is due. It gets the target's name and must be idempotent: a killed emulator runs it
+# again. Returns the seconds until it should be retried, or None when done.
 Effect = Callable[[str], Awaitable[float | None]]
 
-# The kind and the document of what an operation changes.
+# Kind and document of the target before an operation.
 PreviousDocument = tuple[str, Document]
 
 _RETENTION_SECONDS = 24 * 3600.0
 
 
 class Operations:
-    """All operations of all APIs, by name, e.g. `projects/p/locations/z/operations/operation-7`."""
+    """Operations of all APIs, by name, e.g. `projects/p/locations/z/operations/operation-7`."""
 
     def __init__(self, store: Store, seconds: float) -> None:
         self._store = store
@@ -33,9 +33,9 @@ class Operations:
         self._tasks: dict[str, asyncio.Task[None]] = {}
 
     def resume(self, effects: Mapping[str, Effect], undone: Callable[[], None]) -> None:
-        """Takes the effects by name, schedules what a former process left unfinished and forgets what is old.
+        """Register effects by name, reschedule unfinished operations of an earlier process, and drop old ones.
 
-        `undone` is called when a target has been given back the state it was in before an operation.
+        `undone` is called after a target is restored to its state before an operation.
         """
         self._effects = effects
         self._on_undone = undone
@@ -48,9 +48,9 @@ class Operations:
     def begin(
         self, parent: str, verb: str, target: str, effect: str | None = None, before: PreviousDocument | None = None
     ) -> Document:
-        """Starts an operation on `target`; `effect` happens at its end. Returns the stored document.
+        """Start an operation on `target` and return its document; `effect` runs when it ends.
 
-        `before` is what the target was: so it is again should the effect fail by a mistake of the emulator.
+        `before` is the target's previous document, restored if a bug of the emulator makes the effect fail.
         """
         now = time.time()
         number = self._store.counter("operation", 10**6)
@@ -70,26 +70,26 @@ class Operations:
         return operation
 
     def get(self, name: str) -> Document:
-        """The stored document; CloudError 404."""
+        """Return the stored document; raise ApiError 404 if there is none."""
         operation = self._store.get("operation", name)
         if operation is None:
             raise ApiError(404, f"Operation '{name}' was not found")
         return operation
 
     def under(self, parent: str) -> list[Document]:
-        """All operations of a project, region or location."""
+        """Return all operations of a project, region or location."""
         return [operation for _, operation in self._store.items("operation", f"{parent}/operations/")]
 
     def pending(self, target: str) -> bool:
-        """Whether an operation on this very resource is under way."""
+        """Return whether an operation on exactly this resource is in progress."""
         return any(operation["target"] == target for operation in self._unfinished())
 
     def under_way(self, target: str) -> str:
-        """What is being done to this very resource: `insert`, `delete`; empty for nothing."""
+        """Return the verb of the operation in progress on exactly this resource, such as `insert`, or ""."""
         return next((operation["verb"] for operation in self._unfinished() if operation["target"] == target), "")
 
     def cancel_for(self, target: str) -> None:
-        """Cancels whatever is under way on a resource (it is being deleted)."""
+        """Cancel all operations in progress on a resource that is being deleted."""
         for operation in self._unfinished():
             if operation["target"] == target:
                 self._finish(operation["name"], ApiError(499, f"Operation on {target} was cancelled").rpc())
@@ -99,14 +99,14 @@ class Operations:
         return [operation for operation in scheduled if operation and not operation["done"]]
 
     async def wait(self, name: str, seconds: float) -> Document:
-        """The operation when it has ended, or as it stands after `seconds`."""
+        """Return the operation once it has ended, or as it stands after `seconds`."""
         task = self._tasks.get(name)
         if task is not None:
             await asyncio.wait([task], timeout=seconds)
         return self.get(name)
 
     async def close(self) -> None:
-        """Stops the clocks; unfinished operations stay in the store for the next process."""
+        """Cancel all timers; unfinished operations stay in the store for the next process."""
         tasks = list(self._tasks.values())
         for task in tasks:
             task.cancel()
@@ -122,7 +122,7 @@ class Operations:
         error = None
         operation = self._store.get("operation", name)
         if operation is None:
-            return  # the request that began it was refused in the end
+            return  # the request that began it was eventually rejected
         try:
             while not operation["done"] and operation["effect"]:
                 again = await self._effects[operation["effect"]](operation["target"])
@@ -152,7 +152,7 @@ class Operations:
 
 
 def as_longrunning(operation: Document, *, response: Document | None = None, short_name: bool = False) -> Document:
-    """As google.longrunning.Operation (tpu, serviceusage); `response` is filled in on success."""
+    """Render as google.longrunning.Operation (tpu, serviceusage), with `response` on success."""
     metadata = {
         "createTime": timestamp(operation["created"]),
         "target": operation["target"],

@@ -1,4 +1,4 @@
-"""oslogin v1 and who asks: https://cloud.google.com/compute/docs/oslogin/rest/v1/users"""
+"""OS Login v1 and user info (https://cloud.google.com/compute/docs/oslogin/rest/v1/users)."""
 
 from __future__ import annotations
 
@@ -8,32 +8,32 @@ from controller.localcloud.http.call import PROJECT, ApiCall, Handler, check_pro
 from controller.localcloud.http.errors import ApiError
 from controller.localcloud.store import Document, Store
 
-EMAIL = "you@example.com"  # whom the one token stands for
+EMAIL = "you@example.com"  # the user that the token authenticates
 _USER = "you_example_com"
 PROFILE_KIND = "loginProfile"
-PROJECT_METADATA_KIND = "project-metadata"  # of the store's kind `setting`
+PROJECT_METADATA_KIND = "project-metadata"  # name in the store, of kind `setting`
 
 
 def is_enforced(store: Store) -> bool:
-    """Whether the project's metadata turns OS Login on."""
+    """Return whether the project's metadata enables OS Login."""
     items = (store.get("setting", PROJECT_METADATA_KIND) or {}).get("items", [])
     return any(item["key"] == "enable-oslogin" and item["value"].upper() == "TRUE" for item in items)
 
 
 def keys_for_user(store: Store, user: str) -> list[str]:
-    """The keys that open a VM to that user of OS Login."""
+    """Return the SSH keys that let this OS Login user into a VM."""
     profile = store.get(PROFILE_KIND, EMAIL) if user == _USER else None
     return [key["key"] for key in (profile or {}).get("sshPublicKeys", {}).values()]
 
 
 class OsLogin:
-    """The profile of the one user there is."""
+    """Login profile of the only user."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
 
     def handlers(self) -> dict[str, Handler]:
-        """By method key."""
+        """Return the handlers by method key."""
         return {
             "oauth2.v2:userinfo.get": lambda call: {"email": EMAIL, "verified_email": True},
             "oslogin.v1:users.getLoginProfile": self._get,

@@ -1,4 +1,4 @@
-"""serviceusage v1, cloudresourcemanager v1 and v3, iam v1: what a project has switched on, and who may do what."""
+"""Projects: serviceusage v1, cloudresourcemanager v1 and v3, and iam v1, with enabled services and IAM policies."""
 
 from __future__ import annotations
 
@@ -32,17 +32,17 @@ _MEMBER = re.compile(r"(allUsers|allAuthenticatedUsers|(user|serviceAccount|grou
 
 
 class Policies:
-    """IAM policies of the project and of buckets (kind "policy"), guarded by etags."""
+    """IAM policies of the project, buckets and other resources (kind "policy"), guarded by etags."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
 
     def get(self, resource: str) -> Document:
-        """The policy, empty at first."""
+        """Return the policy of a resource, initially empty."""
         return self._store.get("policy", resource) or {"version": 1, "etag": _format_etag(0), "bindings": []}
 
     def set(self, resource: str, policy: Document, *, conflict: int) -> Document:
-        """Replaces the policy; CloudError `conflict` when its etag is not the current one."""
+        """Replace the policy; raise ApiError `conflict` if its etag is not the current one."""
         current = self.get(resource)
         if policy.get("etag") not in (None, "", current["etag"]):
             raise ApiError(
@@ -82,7 +82,7 @@ class Projects:
         self._policies = policies
 
     def handlers(self) -> dict[str, Handler]:
-        """By method key."""
+        """Return the handlers by method key."""
         usage = "serviceusage.v1:"
         table: dict[str, Handler] = {
             f"{usage}services.enable": lambda call: self._enable(call, [call.path["servicesId"]], "ENABLED"),
@@ -178,7 +178,7 @@ class Projects:
 
     def _test_permissions(self, call: ApiCall) -> Document:
         check_project(_project(call))
-        return {"permissions": list(call.body.get("permissions", ()))}  # the one user there is owns the project
+        return {"permissions": list(call.body.get("permissions", ()))}  # the only user owns the project
 
     def _create_account(self, call: ApiCall) -> Document:
         check_project(_project(call))
@@ -201,7 +201,7 @@ class Projects:
         return account
 
     def _accounts(self) -> dict[str, Document]:
-        """The project's accounts by address; Compute's own comes with its API."""
+        """Return the project's service accounts by address, including Compute's default account."""
         email = f"{PROJECT_NUMBER}-compute@developer.gserviceaccount.com"
         default: Document = {
             "name": f"projects/{PROJECT}/serviceAccounts/{email}",
@@ -241,7 +241,7 @@ class Projects:
 
 
 def _project(call: ApiCall) -> str:
-    """The project of a call; the three documents name that path parameter differently."""
+    """Return the project of a call; the discovery documents name that path parameter differently."""
     for name in ("projectsId", "projectId", "resource", "v1Id1"):
         if name in call.path:
             return call.path[name]

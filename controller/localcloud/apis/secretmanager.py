@@ -1,4 +1,4 @@
-"""secretmanager v1: secrets and their versions. https://cloud.google.com/secret-manager/docs/reference/rest"""
+"""Secret Manager v1: secrets and their versions (https://cloud.google.com/secret-manager/docs/reference/rest)."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ _ID = re.compile(r"[A-Za-z0-9_-]{1,255}")
 
 
 class SecretManager:
-    """Handlers. What a version holds is the kind "secretPayload", which no view of the state shows."""
+    """Handlers of the API. Payloads of versions have the kind "secretPayload", which the state view omits."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
 
     def handlers(self) -> dict[str, Handler]:
-        """By method key."""
+        """Return the handlers by method key."""
         secrets = "secretmanager.v1:projects.secrets."
         return {
             f"{secrets}create": self._create,

@@ -1,4 +1,4 @@
-"""What befalls nodes and their VMs when a fault strikes: taken, repaired, fallen ill, a program killed or frozen."""
+"""Effects of faults on nodes and VMs: preemption, maintenance, bad health, killed and frozen programs."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ FaultAction = Callable[[Document], Awaitable[None]]
 
 
 class FaultEffects:
-    """Acts on every READY node."""
+    """Applies faults to every READY node."""
 
     def __init__(self, store: Store, nodes: Nodes, workers: EmulatedWorkers, peers: Callable[[], list[int]]) -> None:
-        """`peers`: the ports from which the laptop's latest requests came, the newest last."""
+        """Create the effects; `peers` returns the source ports of the laptop's latest requests, newest last."""
         self._store, self._nodes, self._workers, self._client_ports = store, nodes, workers, peers
 
     def acts(self) -> dict[str, FaultAction]:
-        """By the kind of the fault; each is given the fault's spec."""
+        """Return the action of each kind of fault; an action gets the fault's spec."""
         return {
             "preempted": self._preempt,
             "maintenance": self._maintain,
@@ -38,11 +38,11 @@ class FaultEffects:
         }
 
     async def _preempt(self, spec: Document) -> None:
-        """Google takes the VMs back; the nodes stay, PREEMPTED, until they are deleted."""
+        """Take the VMs back; the nodes stay, PREEMPTED, until they are deleted."""
         await self._nodes.preempt(await self._give_notice("preempted", spec["notice_seconds"]))
 
     async def _give_notice(self, kind: str, seconds: float | None) -> list[str]:
-        """Have the metadata servers say what will come, and wait; the ids of the nodes that it will come to."""
+        """Announce an event on the metadata servers and wait; return the IDs of the affected nodes."""
         uids = [node["id"] for _, node in self._ready()]
         if seconds is not None:
             for uid in uids:
@@ -53,7 +53,7 @@ class FaultEffects:
         return uids
 
     async def _maintain(self, spec: Document) -> None:
-        """The VMs go down and come back after a while, as themselves but rebooted."""
+        """Take the VMs down and bring them back later, rebooted but otherwise unchanged."""
         uids = await self._give_notice("maintenance", spec["notice_seconds"])
         names = [name for name, node in self._ready() if node["id"] in uids]
         for name, node in self._ready():
@@ -71,7 +71,7 @@ class FaultEffects:
                 await self._nodes.make(name)
 
     async def _make_unhealthy(self, spec: Document) -> None:
-        """Google says so; whatever runs there runs on."""
+        """Report the nodes as unhealthy; their programs keep running."""
         for name, node in self._ready():
             sick = {**node, "health": spec["health"], "healthDescription": spec["words"]}
             if spec["symptom"]:
@@ -91,7 +91,7 @@ class FaultEffects:
             (self._workers.home(worker).parent / CLOCK_FILE).write_text(f"{spec['seconds']}")
 
     async def _fill_disk(self, spec: Document) -> None:
-        """Also of what comes later: a session asks when it begins."""
+        """Limit running processes; later sessions check the disk when they start."""
         for worker in self._affected_workers(spec["worker"]):
             free = self._workers.home(worker).parent / DISK_FILE
             if self._workers.disk_is_full(worker):

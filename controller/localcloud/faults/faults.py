@@ -1,7 +1,7 @@
-"""Scripted misfortune: which of it is armed, under way or over, and whom it meets. What there is: `faultspec.py`.
+"""Scripted faults: which are armed, active or over, and which requests they affect. `spec.py` defines them.
 
-A fault waits for its trigger, is `due` at a time, and from then on either strikes at once (a blow), meets the next
-things it is about (until none is `left`), or lasts for its `seconds`.
+A fault waits for its trigger and is `due` at a time. Then it either strikes once, affects the next matching events
+(until none is `left`), or lasts for its `seconds`.
 """
 
 from __future__ import annotations
@@ -22,21 +22,21 @@ from controller.localcloud.store import Document, Store
 
 FaultAction = Callable[[Document], Awaitable[None]]
 STALL_SECONDS = 0.5
-"""How long a request of a brown-out may hang before its connection breaks."""
+"""Seconds that a request may hang during a brownout before its connection breaks."""
 _MAX_RECENT = 100
-"""Of how many strikes of one fault the times are kept."""
+"""Maximum number of strike times kept per fault."""
 
 
 @dataclass(frozen=True)
 class BrokenConnection:
-    """The connection of a request is to break `at` its request, in its upload, or at its answer, after a stall."""
+    """Break of a connection `at` the request, during the upload, or at the answer, after a stall."""
 
     at: str
     stall_seconds: float = 0.0
 
 
 class Faults:
-    """The registered faults: each with what is `left` of it, when it is or was `due`, and when it `struck`."""
+    """Registered faults, each with the strikes `left`, the time it is or was `due`, and the times it `struck`."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
@@ -46,7 +46,7 @@ class Faults:
         self._requests = store.last_log_sequence()
 
     def resume(self, acts: Mapping[str, FaultAction], ssh_changed: Callable[[], None]) -> None:
-        """Takes what faults act through, by kind, and sets the clocks of those whose trigger has come already."""
+        """Set the action of each kind of fault, and restart the timers of faults already triggered."""
         self._actions = acts
         self._on_ssh_change = ssh_changed
         for name, fault in self._store.items("fault"):
@@ -54,12 +54,12 @@ class Faults:
                 self._set_clock(name, fault)
 
     def close(self) -> None:
-        """Stops the clocks; due times stay in the store."""
+        """Cancel the timers; due times stay in the store."""
         for timer in self._timers:
             timer.cancel()
 
     def clear(self) -> None:
-        """Forgets every fault, also those that are about to strike."""
+        """Delete every fault, including those about to strike."""
         self.close()
         for kind in ("fault", "faults"):
             for name, _ in self._store.items(kind):
@@ -67,9 +67,9 @@ class Faults:
         self._notify_ssh()
 
     def register(self, key: str, specs: list[Any], ready_at: float | None) -> bool:
-        """Adds a list of faults under a key, all or none; False when the key is known already.
+        """Add a list of faults under a key, all or none; return False if the key is already known.
 
-        `ready_at`: when a node that is READY now became so. CloudError 400 on a wrong spec.
+        `ready_at` is when a currently READY node became READY. Raises ApiError 400 on an invalid spec.
         """
         faults = [parse_fault(spec) for spec in specs]
         if self._store.get("faults", key):
@@ -87,37 +87,38 @@ class Faults:
             self.on_node_ready(ready_at)
         return True
 
-    # The triggers
+    # Triggers
 
     def on_node_ready(self, at: float) -> None:
-        """A node is READY: the clocks that run from there start."""
+        """Start the timers that count from a node becoming READY."""
         for name, fault in self._untriggered():
             if fault["after_ready"] is not None:
-                # Whoever is refused by a fault must not get in before it has begun.
+                # The fault must begin before a client that it refuses can get in.
                 self._arm(name, fault, max(at + fault["after_ready"], time.time()))
         self._notify_ssh()
 
     def on_object_finalized(self, name: str) -> None:
-        """An object has appeared in a bucket."""
+        """Trigger faults that wait for an object with this name."""
         for fault_name, fault in self._untriggered():
             wanted = fault["spec"]["after_object"]
             if wanted is not None and wanted in name:
                 self._arm(fault_name, fault, time.time() + fault["spec"]["delay_seconds"])
 
     def on_request(self) -> None:
-        """A request to one of Google's APIs has come."""
+        """Trigger faults that wait for a number of requests to Google's APIs."""
         self._requests += 1
         for name, fault in self._untriggered():
             wanted = fault["spec"]["after_requests"]
             if wanted is not None and self._requests - fault["begun"] > wanted:
                 self._arm(name, fault, time.time() + fault["spec"]["delay_seconds"])
 
-    # Whom they meet
+    # Effects on requests, nodes and workers
 
     def refusal(self, at: str, zone: str, capacity: str) -> Coroutine[Any, Any, Any] | None:
-        """Raises, when it is awaited, why this attempt to make a node fails; `at` is request or operation.
+        """Return a coroutine that raises the error of this attempt to create a node; `at` is request or operation.
 
-        None: it does not. What a handler raises by itself undoes what it has stored, the count of the fault too.
+        Returns None if no fault applies. It is a coroutine because an error raised within a handler would roll back the
+        handler's transaction, and with it the count of the fault.
         """
         for name, fault in self._active(*CREATION_KINDS):
             spec = fault["spec"]
@@ -130,21 +131,21 @@ class Faults:
         raise refusal
 
     def vms(self, wanted: int) -> int:
-        """How many VMs the next node gets instead of what its type has."""
+        """Return the number of VMs for the next node, by default `wanted`."""
         for name, fault in self._active("endpoints"):
             self._take(name, fault)
             return fault["spec"]["endpoints"]
         return wanted
 
     def queued_failure(self) -> tuple[str, str] | None:
-        """State and message that a queued resource ends in instead of becoming ACTIVE."""
+        """Return the state and message with which the next queued resource fails to become ACTIVE, or None."""
         for name, fault in self._active("queued"):
             self._take(name, fault)
             return fault["spec"]["state"], fault["spec"]["message"]
         return None
 
     def meets(self, laptop: bool, http: str, path: str) -> ApiError | BrokenConnection | None:
-        """What befalls this request of the laptop, or of a worker, if anything."""
+        """Return the fault, if any, that affects this request of the laptop or of a worker."""
         who = "laptop" if laptop else "workers"
         for name, fault in self._active("http", "cut", "brownout", "partition"):
             spec = fault["spec"]
@@ -155,36 +156,36 @@ class Faults:
                 self._note(name, fault)
                 return BrokenConnection("request")
             if spec["kind"] == "brownout" and spec["client"] in (None, who):
-                draw = random.Random(f"{spec['seed']}/{self._requests}")  # noqa: S311 - the same for the same seed
+                draw = random.Random(f"{spec['seed']}/{self._requests}")  # noqa: S311 - reproducible for a given seed
                 if draw.random() < spec["share"]:
                     self._note(name, fault)
                     return draw.choice((_OVERLOADED, _TOO_MANY, BrokenConnection("request", STALL_SECONDS)))
         return None
 
     def refuses_ssh(self, worker: int) -> bool:
-        """Whether this worker refuses SSH now."""
+        """Return whether this worker currently refuses SSH."""
         return self._affects_worker(worker, "ssh_refused")
 
     def freezes_ssh(self, worker: int) -> bool:
-        """Whether this worker does not answer on SSH now."""
+        """Return whether this worker's SSH is currently unresponsive."""
         cut_off = any(fault["spec"]["client"] == "laptop" for _, fault in self._active("partition"))
         return cut_off or self._affects_worker(worker, "ssh_frozen")
 
     def fills_disk(self, worker: int) -> bool:
-        """Whether nothing can be written on this worker now."""
+        """Return whether this worker's disk is currently full."""
         return self._affects_worker(worker, "disk_full")
 
     def _affects_worker(self, worker: int, kind: str) -> bool:
         return any(fault["spec"]["worker"] in (None, worker) for _, fault in self._active(kind))
 
-    # What is left of them, and their clocks
+    # Bookkeeping and timers
 
     def _untriggered(self) -> list[tuple[str, Document]]:
-        """The faults whose trigger has not come."""
+        """Return the faults whose trigger has not occurred."""
         return [(name, fault) for name, fault in self._store.items("fault") if fault["due"] is None]
 
     def _active(self, *kinds: str) -> Iterator[tuple[str, Document]]:
-        """The faults of these kinds that meet whoever comes now."""
+        """Yield the currently active faults of these kinds."""
         now = time.time()
         for name, fault in self._store.items("fault"):
             spec, due = fault["spec"], fault["due"]
@@ -197,7 +198,7 @@ class Faults:
         self._note(name, {**fault, "left": fault["left"] - 1})
 
     def _note(self, name: str, fault: Document) -> None:
-        """Put on record that it has struck."""
+        """Record that a fault has struck."""
         struck = [*fault["struck"], time.time()][:_MAX_RECENT]
         self._store.put("fault", name, {**fault, "struck": struck})
 
@@ -229,7 +230,7 @@ class Faults:
         await self._run_lasting(act, spec)
 
     async def _run_lasting(self, act: FaultAction | None, spec: Document) -> None:
-        """It has begun, or is over: whoever acts on it looks which."""
+        """Apply the beginning or the end of a lasting fault; the action determines which."""
         self._notify_ssh()
         if act:
             await act(spec)
@@ -244,7 +245,7 @@ _TOO_MANY = ApiError(429, "Too many requests: the rate limit is exceeded.")
 
 
 def scripted_error(spec: Document) -> ApiError:
-    """What a scripted answer says."""
+    """Return the error of a scripted HTTP response."""
     words = spec["message"] or f"Scripted fault: {spec['status']}"
     reason = spec["reason"]
     info = [{"@type": "type.googleapis.com/google.rpc.ErrorInfo", "reason": reason}] if reason else None
@@ -252,7 +253,7 @@ def scripted_error(spec: Document) -> ApiError:
 
 
 def creation_error(spec: Document, zone: str, capacity: str) -> ApiError:
-    """A refusal to make a node, in the words that Google has for it."""
+    """Return the error for a failed node creation, in Google's wording."""
     match spec["kind"]:
         case "stockout":
             return ApiError(

@@ -1,4 +1,4 @@
-"""What can go wrong in the emulated cloud, as `cloud.faults` words it: one class per kind, and when each strikes."""
+"""Schema of `cloud.faults`: one class per kind of fault, and its trigger."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ TRIGGERS = ("after_object", "after_seconds", "after_requests", "within_seconds")
 
 
 class FaultSpec(BaseModel):
-    """Strikes when its trigger comes. `must_wait`: there is one, for it would strike before anything is there."""
+    """Base of all faults. `must_wait`: a trigger is required, because before it there is nothing to affect."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
     must_wait: ClassVar[bool] = False
@@ -36,7 +36,7 @@ class FaultSpec(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _apply_default_trigger(cls, spec: Any) -> Any:
-        """What strikes at a moment of its own unless the script says when."""
+        """Apply the kind's default trigger, unless the script specifies one."""
         said = isinstance(spec, dict) and any(spec.get(trigger) is not None for trigger in TRIGGERS)
         return spec if said or not isinstance(spec, dict) else {**cls.default_trigger, **spec}
 
@@ -53,26 +53,26 @@ class FaultSpec(BaseModel):
         return any(getattr(self, name) is not None for name in TRIGGERS)
 
     def seconds_after_ready(self) -> float | None:
-        """When it strikes after a node became READY; None where that is no trigger of it."""
+        """Return the seconds from a node becoming READY to the strike, or None without such a trigger."""
         if self.within_seconds is not None:
             return random.Random(self.seed).uniform(0.0, self.within_seconds) + self.delay_seconds  # noqa: S311
         return None if self.after_seconds is None else self.after_seconds + self.delay_seconds
 
 
 class _OneShotSpec(FaultSpec):
-    """Strikes once, and is over."""
+    """Fault that strikes once."""
 
     must_wait: ClassVar[bool] = True
 
 
 class _CountedSpec(FaultSpec):
-    """Strikes the next `times` things that it is about."""
+    """Fault that affects the next `times` matching events."""
 
     times: int = Field(1, ge=1)
 
 
 class _LastingSpec(FaultSpec):
-    """Lasts for so many seconds."""
+    """Fault that lasts for `seconds`."""
 
     seconds: float = Field(gt=0)
 
@@ -84,20 +84,20 @@ class _NoticedSpec(_OneShotSpec):
 
 
 class PreemptionSpec(_NoticedSpec):
-    """All READY nodes are taken back."""
+    """Preemption of all READY nodes."""
 
     kind: Literal["preempted"]  # pyright: ignore[reportIncompatibleVariableOverride]
 
 
 class MaintenanceSpec(_NoticedSpec):
-    """They are REPAIRING for so many seconds, and then READY again, their VMs rebooted."""
+    """Maintenance: nodes are REPAIRING for `seconds`, then READY again with rebooted VMs."""
 
     kind: Literal["maintenance"]  # pyright: ignore[reportIncompatibleVariableOverride]
     seconds: float = Field(gt=0)
 
 
 class UnhealthySpec(_OneShotSpec):
-    """Google calls them ill, and names a symptom of one worker if there is one; what runs there runs on."""
+    """Bad health of nodes, optionally with a symptom of one worker; programs keep running."""
 
     kind: Literal["unhealthy"]  # pyright: ignore[reportIncompatibleVariableOverride]
     health: Literal["TIMEOUT", "UNHEALTHY_TENSORFLOW", "UNHEALTHY_MAINTENANCE"] = "TIMEOUT"
@@ -107,7 +107,7 @@ class UnhealthySpec(_OneShotSpec):
 
 
 class ProgramKilledSpec(_OneShotSpec):
-    """The program of one worker, or of all, is killed; `out_of_memory`: by its kernel."""
+    """Kill of the program of one worker or of all; `out_of_memory` makes it an OOM kill."""
 
     kind: Literal["killed"]  # pyright: ignore[reportIncompatibleVariableOverride]
     worker: int | None = Field(None, ge=0)
@@ -115,20 +115,20 @@ class ProgramKilledSpec(_OneShotSpec):
 
 
 class ProgramFrozenSpec(_OneShotSpec):
-    """The program of one worker, or of all, is stopped by a signal: it is there and does nothing."""
+    """SIGSTOP of the program of one worker or of all: it stays alive and does nothing."""
 
     kind: Literal["frozen"]  # pyright: ignore[reportIncompatibleVariableOverride]
     worker: int | None = Field(None, ge=0)
 
 
 class ControllerKilledSpec(_OneShotSpec):
-    """kill -9 of the process on this machine that sent the last request: the controller itself."""
+    """SIGKILL of the local process that sent the last request: the controller itself."""
 
     kind: Literal["controller_killed"]  # pyright: ignore[reportIncompatibleVariableOverride]
 
 
 class WorkerClockSpec(_OneShotSpec):
-    """From now on the clock of one worker, or of all, is wrong by so many seconds, as far as its agent can see."""
+    """Clock skew in seconds of one worker or of all, visible to the agent, from the strike on."""
 
     kind: Literal["worker_clock"]  # pyright: ignore[reportIncompatibleVariableOverride]
     seconds: float
@@ -136,7 +136,7 @@ class WorkerClockSpec(_OneShotSpec):
 
 
 class CreationSpec(_CountedSpec):
-    """The next `times` attempts to make a node there, in that tier, are refused: when asked for, or later."""
+    """Failure of the next `times` node creations in this zone and tier, at the request or in the operation."""
 
     zone: str | None = Field(None, description="null: any")
     capacity: str | None = Field(None, description="on_demand, spot, preemptible, reserved, flex_start; null: any")
@@ -150,21 +150,21 @@ class StockoutSpec(CreationSpec):
 
 
 class QuotaSpec(CreationSpec):
-    """The project's quota is spent."""
+    """Exhausted quota of the project."""
 
     kind: Literal["quota"]  # pyright: ignore[reportIncompatibleVariableOverride]
     at: Literal["request", "operation"] = "request"
 
 
 class PermissionSpec(CreationSpec):
-    """The caller may not."""
+    """Missing permission of the caller."""
 
     kind: Literal["permission"]  # pyright: ignore[reportIncompatibleVariableOverride]
     at: Literal["request", "operation"] = "request"
 
 
 class FailureSpec(CreationSpec):
-    """Something breaks on Google's side."""
+    """Internal error of Google's."""
 
     kind: Literal["failure"]  # pyright: ignore[reportIncompatibleVariableOverride]
     code: int = Field(500, ge=400, le=599, description="as HTTP would say it")
@@ -172,14 +172,14 @@ class FailureSpec(CreationSpec):
 
 
 class EndpointsSpec(_CountedSpec):
-    """The next `times` nodes get another number of VMs than their type has."""
+    """Wrong number of VMs in the next `times` nodes."""
 
     kind: Literal["endpoints"]  # pyright: ignore[reportIncompatibleVariableOverride]
     endpoints: int = Field(ge=1)
 
 
 class QueuedStateSpec(_CountedSpec):
-    """The next `times` queued resources that would become ACTIVE end otherwise."""
+    """Failure of the next `times` queued resources that would become ACTIVE."""
 
     kind: Literal["queued"]  # pyright: ignore[reportIncompatibleVariableOverride]
     state: Literal["SUSPENDED", "FAILED"]
@@ -200,7 +200,7 @@ class _RequestSpec(_CountedSpec):
 
 
 class HttpSpec(_RequestSpec):
-    """The next `times` requests whose "METHOD /path" matches are answered with `status`."""
+    """HTTP `status` for the next `times` requests whose "METHOD /path" matches."""
 
     kind: Literal["http"]  # pyright: ignore[reportIncompatibleVariableOverride]
     status: int = Field(ge=400, le=599)
@@ -210,15 +210,14 @@ class HttpSpec(_RequestSpec):
 
 
 class ConnectionCutSpec(_RequestSpec):
-    """The connection of the next `times` requests that match breaks: before anything is done, in the middle of the
-    bytes of an upload, or after it was done and before the answer."""
+    """Broken connection of the next `times` matching requests: before the work, mid-upload, or before the answer."""
 
     kind: Literal["cut"]  # pyright: ignore[reportIncompatibleVariableOverride]
     at: Literal["request", "upload", "answer"] = "answer"
 
 
 class BrownoutSpec(_LastingSpec):
-    """For so many seconds a share of all requests fails: 503, 429, or a connection that stalls and breaks."""
+    """Brownout: a share of all requests fails with 503, 429, or a connection that stalls and breaks."""
 
     kind: Literal["brownout"]  # pyright: ignore[reportIncompatibleVariableOverride]
     share: float = Field(gt=0, le=1)
@@ -226,15 +225,14 @@ class BrownoutSpec(_LastingSpec):
 
 
 class PartitionSpec(_LastingSpec):
-    """For so many seconds nothing gets through: from the laptop neither to Google's APIs nor to the workers, or from
-    the workers to Google's APIs."""
+    """Network partition: between the laptop and both Google's APIs and the workers, or between workers and APIs."""
 
     kind: Literal["partition"]  # pyright: ignore[reportIncompatibleVariableOverride]
     client: Literal["laptop", "workers"] = "laptop"
 
 
 class DiskFullSpec(_LastingSpec):
-    """For so many seconds nothing can be written to the disk of one worker, or of all (Linux only)."""
+    """Full disk of one worker or of all: nothing can be written (Linux only)."""
 
     kind: Literal["disk_full"]  # pyright: ignore[reportIncompatibleVariableOverride]
     must_wait: ClassVar[bool] = True
@@ -247,13 +245,13 @@ class _SshSpec(_LastingSpec):
 
 
 class SshRefusedSpec(_SshSpec):
-    """Workers refuse SSH, from the moment a node is READY unless the script says otherwise; one, or all."""
+    """Refused SSH connections of one worker or of all, by default from when a node is READY."""
 
     kind: Literal["ssh_refused"]  # pyright: ignore[reportIncompatibleVariableOverride]
 
 
 class SshFrozenSpec(_SshSpec):
-    """SSH connections are open and nobody answers; of one worker, or of all."""
+    """Open but unresponsive SSH connections of one worker or of all."""
 
     kind: Literal["ssh_frozen"]  # pyright: ignore[reportIncompatibleVariableOverride]
 
@@ -273,7 +271,7 @@ FAULT_KINDS = (*ONE_SHOT_KINDS, *CREATION_KINDS, "endpoints", "queued", "http", 
 
 
 def parse_fault(spec: Any) -> FaultSpec:
-    """One fault as written in YAML; CloudError 400 that names the key, and the kinds for an unknown one."""
+    """Parse a fault as written in YAML; raise ApiError 400 naming the invalid key, or the known kinds."""
     kind = spec.get("kind") if isinstance(spec, dict) else None
     if kind not in FAULT_KINDS:
         raise ApiError(400, f"cloud.faults: unknown kind {kind!r}; known: {', '.join(FAULT_KINDS)}")

@@ -22,11 +22,11 @@ _VISIBLE_KINDS = ("node", "queued", "worker", "compute", "service", "serviceAcco
           "mistake")  # fmt: skip
 _HIDDEN_KINDS = frozenset(
     {"boot", "counter", "faults", "hostkey", "secretPayload", "setting", "upload"}
-)  # how the emulator works, not what is
+)  # internals of the emulator
 
 
 class Admin:
-    """GET state, GET requests?after=SEQ, GET and POST settings, POST and DELETE faults, POST stop."""
+    """Handlers of GET state, GET requests?after=SEQ, GET and POST settings, POST and DELETE faults, POST stop."""
 
     def __init__(
         self,
@@ -46,7 +46,7 @@ class Admin:
         self._stopped = stopped
 
     async def answer(self, request: web.Request, path: str) -> web.Response:
-        """CloudError 404 for an unknown path, 400 for a wrong body."""
+        """Answer a request; raise ApiError 404 for an unknown path, 400 for an invalid body."""
         match (request.method, path):
             case ("GET", "state"):
                 return web.json_response(self._state())
@@ -84,7 +84,7 @@ class Admin:
         key, faults = body.get("key"), body.get("faults")
         if not isinstance(key, str) or not key or not isinstance(faults, list):
             raise ApiError(400, 'cloud.faults: expected {"key": NAME, "faults": [...]}')
-        if body.get("check"):  # only whether it makes sense
+        if body.get("check"):  # validate only
             return web.json_response({"checked": len([parse_fault(spec) for spec in faults])})
         registered = self._faults.register(key, faults, self._nodes.ready_since())
         return web.json_response({"registered": registered})

@@ -1,4 +1,4 @@
-"""Who may speak to the emulated cloud: programs of this machine that know the token."""
+"""Access control of the emulated cloud: only local programs that know the token."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from controller.localcloud.http.errors import ApiError
 
 LAPTOP = "laptop"
 IAP_CLIENT = "bot:iap-tunneler"
-"""The Origin that clients of the Identity-Aware Proxy say; no web page can."""
+"""Origin header of Identity-Aware Proxy clients; no web page can send it."""
 
 
 @dataclass(frozen=True)
 class AdmittedRequest:
-    """A request let in. `path` is without the prefix that carried the token; `base` the root the client speaks to."""
+    """Admitted request. `path` lacks the prefix that carried the token; `base` is the root URL for this client."""
 
     client: str  # "laptop", or "UID/INDEX" of the worker that sent it
     path: str  # still percent-encoded, no leading slash
@@ -26,10 +26,10 @@ class AdmittedRequest:
 
 
 def admit(request: web.Request, token: str, url: str) -> AdmittedRequest:
-    """Checks Host, Origin and the token, which comes as a Bearer token or in the path.
+    """Check Host, Origin and the token, which is a Bearer token or part of the path.
 
     Paths: /t/TOKEN/... from the laptop, /w/TOKEN/UID/INDEX/... from a worker. The Host and Origin checks keep web
-    pages out (DNS rebinding, cross-site requests). CloudError 401, 403.
+    pages out (DNS rebinding, cross-site requests). Raises ApiError 401 or 403.
     """
     host = request.headers.get("Host", "")
     if not _is_loopback(host):
@@ -52,7 +52,7 @@ def admit(request: web.Request, token: str, url: str) -> AdmittedRequest:
 
 
 def _is_loopback(host: str) -> bool:
-    """Of an address with or without a port. A name like 127.example.com is anybody's, and may lead here."""
+    """Return whether a host, with or without a port, is loopback. Anyone can own a name such as 127.example.com."""
     name = re.sub(r":\d*$", "", host)
     try:
         return name == "localhost" or ipaddress.ip_address(name.removeprefix("[").removesuffix("]")).is_loopback

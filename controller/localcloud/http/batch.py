@@ -27,7 +27,7 @@ class BatchPart:
 
 
 def parse_batch(content_type: str, body: bytes) -> list[BatchPart]:
-    """The calls in order; CloudError 400 when it is no batch."""
+    """Return the calls in order; raise ApiError 400 if the body is not a batch."""
     message = BytesParser().parsebytes(b"Content-Type: " + content_type.encode() + b"\r\n\r\n" + body)
     if not message.is_multipart():
         raise ApiError(400, "A batch is a multipart/mixed body")
@@ -41,7 +41,7 @@ def parse_batch(content_type: str, body: bytes) -> list[BatchPart]:
         words = head.decode().partition("\n")[0].split()
         if len(words) < 2:
             raise ApiError(400, "A part of a batch starts with METHOD PATH")
-        # Google's clients send a path, some send the whole URL.
+        # Google's clients send a path; some send the whole URL.
         path, _, query = words[1].partition("?")
         if "://" in path:
             path = path.partition("://")[2].partition("/")[2]
@@ -56,7 +56,7 @@ def parse_batch(content_type: str, body: bytes) -> list[BatchPart]:
 
 
 def render_batch(answers: Sequence[tuple[str, web.StreamResponse]]) -> web.Response:
-    """The multipart/mixed answer: per call an HTTP response, its Content-ID prefixed with "response-"."""
+    """Render the multipart/mixed answer: an HTTP response per call, its Content-ID prefixed with "response-"."""
     boundary = f"batch_{uuid.uuid4().hex}"
     chunks = []
     for content_id, answer in answers:

@@ -1,4 +1,4 @@
-"""What a handler of one API method is given."""
+"""Arguments of API method handlers, and helpers for their responses."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ PROJECT_NUMBER = "314159265358"
 
 @dataclass(frozen=True)
 class ApiCall:
-    """One validated request: path parameters, query, JSON body; `base` is the root that the client speaks to."""
+    """Validated request: path parameters, query, JSON body; `base` is the root URL for the client."""
 
     method: Method
     path: Mapping[str, str]
@@ -25,41 +25,41 @@ class ApiCall:
     base: str
 
     def flag(self, name: str) -> bool:
-        """A boolean query parameter; clients send `true` and `True`."""
+        """Return a boolean query parameter; clients send `true` and `True`."""
         return self.query.get(name, "").lower() == "true"
 
     def required(self, name: str) -> str:
-        """A query parameter that must be there; CloudError 400 otherwise."""
+        """Return a required query parameter; raise ApiError 400 if it is missing."""
         value = self.query.get(name)
         if not value:
             raise ApiError(400, f"Required parameter: {name}", reason="required")
         return value
 
 
-# A handler answers with the response document; only those that wait are coroutines.
+# A handler returns the response document; only handlers that wait are coroutines.
 Handler = Callable[[ApiCall], dict[str, Any] | Awaitable[dict[str, Any]]]
 Handlers = Mapping[str, Handler]  # by Method.key
 
 
 def check_project(name: str) -> None:
-    """Raises CloudError 403 for a project that is not the emulator's one, as Google does for one that is not yours."""
+    """Raise ApiError 403 unless `name` is the emulator's project, as Google does for projects of others."""
     if name not in (PROJECT, PROJECT_NUMBER):
         raise ApiError(403, f"The caller does not have permission on project '{name}' (here it is '{PROJECT}')")
 
 
 def without_secrets(query: Mapping[str, str]) -> dict[str, str]:
-    """Query parameters as the log may hold them."""
+    """Return the query parameters with secrets redacted for the log."""
     secret = ("access_token", "oauth_token", "key", "upload_id")
     return {name: "..." if name in secret else value for name, value in query.items()}
 
 
 def timestamp(seconds: float) -> str:
-    """RFC 3339 in UTC, as Google writes times."""
+    """Format as RFC 3339 in UTC, as Google does."""
     return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
 def paginate(call: ApiCall, items: list[Any], field: str, size: str = "pageSize") -> dict[str, Any]:
-    """One page of a list response; the page token is the index of its first item."""
+    """Return one page of a list response; the page token is the index of the page's first item."""
     start = int(call.query.get("pageToken", "0"))
     end = start + (int(call.query.get(size, "0")) or 500)
     response: dict[str, Any] = {field: items[start:end]} if items[start:end] else {}
@@ -69,7 +69,7 @@ def paginate(call: ApiCall, items: list[Any], field: str, size: str = "pageSize"
 
 
 def merge_patch(old: Mapping[str, Any], change: Mapping[str, Any]) -> dict[str, Any]:
-    """JSON merge patch (RFC 7396): objects merge, arrays and scalars replace, null removes."""
+    """Apply a JSON merge patch (RFC 7396): objects merge, arrays and scalars replace, null removes."""
     merged = dict(old)
     for key, value in change.items():
         if value is None:

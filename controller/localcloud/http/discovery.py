@@ -1,4 +1,4 @@
-"""Google's routes, read from the discovery documents that ship inside google-api-python-client."""
+"""Routes of Google's APIs, read from the discovery documents that ship with google-api-python-client."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
 
-# Document -> where its API is mounted. compute and storage have a path of their own (/compute/v1, /storage/v1), which
-# clients join to the server's root; the others would collide there (two have /v1/operations).
+# Mount point of each document's API. compute and storage have their own paths (/compute/v1, /storage/v1), which clients
+# join to the server's root; the others would collide there (two have /v1/operations).
 MOUNTS: Mapping[str, str] = {
     "tpu.v2": "tpu/",
     "tpu.v2alpha1": "tpu/",
@@ -32,13 +32,13 @@ MOUNTS: Mapping[str, str] = {
 
 @dataclass(frozen=True)
 class Method:
-    """One method of one API, e.g. `tpu.v2` + `projects.locations.nodes.create`."""
+    """Method of an API, e.g. `tpu.v2` + `projects.locations.nodes.create`."""
 
     document: str
     name: str
     http: str
     body: str | None  # name of the request's schema
-    answers: bool  # without a response schema the answer is 204 No Content
+    answers: bool  # without a response schema, the answer is 204 No Content
     parameters: Mapping[str, Mapping[str, Any]] = field(repr=False)
 
     @property
@@ -52,7 +52,7 @@ class Method:
 
 @dataclass
 class _Segment:
-    """A node of the route trie: the next path segment is a literal, or a parameter with an optional :verb."""
+    """Node of the route trie: the next path segment is a literal, or a parameter with an optional :verb."""
 
     literals: dict[str, _Segment] = field(default_factory=dict)
     parameters: dict[tuple[str, str], _Segment] = field(default_factory=dict)  # (verb suffix, name)
@@ -60,7 +60,7 @@ class _Segment:
 
 
 class Discovery:
-    """All routes of all documents, and their schemas."""
+    """Routes and schemas of all documents."""
 
     def __init__(self) -> None:
         self.schemas: dict[str, dict[str, Any]] = {}
@@ -92,7 +92,7 @@ class Discovery:
         segment.methods[method.http] = method
 
     def match(self, http: str, raw_path: str) -> tuple[Method, dict[str, str]] | None:
-        """The method for a still percent-encoded path (an object's name may hold %2F), and its unquoted parameters."""
+        """Return the method for a percent-encoded path (an object name may hold %2F), and its decoded parameters."""
         return _match(self._root, http, raw_path.strip("/").split("/"), 0)
 
 
@@ -103,7 +103,7 @@ def _match(segment: _Segment, http: str, parts: list[str], at: int) -> tuple[Met
     part = parts[at]
     if (child := segment.literals.get(part)) and (found := _match(child, http, parts, at + 1)):
         return found
-    # The longest verb first: "{name}:stop" before "{name}".
+    # Longest verb first: "{name}:stop" before "{name}".
     for (verb, name), child in sorted(segment.parameters.items(), key=lambda item: -len(item[0][0])):
         if part.endswith(verb) and len(part) > len(verb) and (found := _match(child, http, parts, at + 1)):
             found[1][name] = unquote(part.removesuffix(verb))
@@ -118,7 +118,7 @@ def _methods(resource: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
 
 
 def documents_folder() -> Path:
-    """Where the discovery documents lie; finds the package without importing it (that takes 0.2 s)."""
+    """Return the folder of the discovery documents, without importing the package (which takes 0.2 s)."""
     spec = importlib.util.find_spec("googleapiclient")
     if spec is None or not spec.submodule_search_locations:
         raise FileNotFoundError("google-api-python-client is not installed: its discovery documents are needed")

@@ -1,4 +1,4 @@
-"""Refusals in Google's words."""
+"""API errors in the format of Google."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _REASON = {
     503: "backendError",
 }
 
-# google.rpc.Code, as long-running operations carry it: https://cloud.google.com/apis/design/errors
+# google.rpc.Code, used in long-running operations: https://cloud.google.com/apis/design/errors
 _RPC_CODE = {
     "CANCELLED": 1,
     "INVALID_ARGUMENT": 3,
@@ -54,7 +54,7 @@ _RPC_CODE = {
 
 
 class ApiError(Exception):
-    """A request or an operation that the cloud refuses.
+    """Error response of a request or an operation.
 
     `code` is the HTTP status, `status` the canonical name (newer APIs), `reason` the short name (compute, storage).
     """
@@ -78,7 +78,7 @@ class ApiError(Exception):
         self.retry_after = retry_after  # seconds
 
     def body(self) -> dict[str, Any]:
-        """The error document; it carries both the newer (`status`) and the older (`errors`) form."""
+        """Return the error document, with both the newer (`status`) and the older (`errors`) form."""
         error: dict[str, Any] = {
             "code": self.code,
             "message": self.message,
@@ -90,7 +90,7 @@ class ApiError(Exception):
         return {"error": error}
 
     def rpc(self) -> dict[str, Any]:
-        """The google.rpc.Status that a failed operation carries; `http` and `reason` serve the older APIs."""
+        """Return the google.rpc.Status of a failed operation; `http` and `reason` serve the older APIs."""
         return {
             "code": _RPC_CODE.get(self.status, 2),
             "message": self.message,
@@ -100,10 +100,10 @@ class ApiError(Exception):
 
 
 def not_found(what: str) -> ApiError:
-    """404 in the words of compute ("The resource '...' was not found")."""
+    """Return error 404 in the wording of Compute ("The resource '...' was not found")."""
     return ApiError(404, f"The resource '{what}' was not found")
 
 
 def already_exists(what: str) -> ApiError:
-    """409 in the words of compute."""
+    """Return error 409 in the wording of Compute."""
     return ApiError(409, f"The resource '{what}' already exists", reason="alreadyExists")

@@ -1,4 +1,4 @@
-"""Partial responses: https://cloud.google.com/storage/docs/json_api#partial-response"""
+"""Partial responses (https://cloud.google.com/storage/docs/json_api#partial-response)."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from typing import Any
 
 from controller.localcloud.http.errors import ApiError
 
-_FieldMask = dict[str, "_FieldMask"]  # field -> what to keep of it; an empty mask keeps everything
+_FieldMask = dict[str, "_FieldMask"]  # field -> its own mask; an empty mask keeps everything
 
 _TOKEN = re.compile(r"[^,()/\s]+|[,()/]")
 
 
 def select_fields(document: Any, fields: str) -> Any:
-    """The parts of a JSON document that `fields` selects, e.g. "items(name,size),nextPageToken" or "items/name"."""
+    """Return the parts of a document that `fields` selects, e.g. "items(name,size),nextPageToken" or "items/name"."""
     tokens = _TOKEN.findall(fields)
     mask, rest = _parse_selection(tokens, fields)
     if rest:
@@ -22,7 +22,7 @@ def select_fields(document: Any, fields: str) -> Any:
 
 
 def _parse_selection(tokens: list[str], fields: str) -> tuple[_FieldMask, list[str]]:
-    """A comma-separated list of selections up to a closing parenthesis or the end, and the tokens that follow."""
+    """Parse comma-separated selections up to a closing parenthesis or the end; return the mask and the other tokens."""
     mask: _FieldMask = {}
     while tokens:
         node = mask

@@ -1,4 +1,4 @@
-"""storage v1: the bytes of objects. https://cloud.google.com/storage/docs/uploads-downloads"""
+"""Cloud Storage v1: contents of objects (https://cloud.google.com/storage/docs/uploads-downloads)."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from controller.localcloud.http.call import ApiCall
 from controller.localcloud.http.errors import ApiError
 from controller.localcloud.store import Document, Store
 
-_CHUNK_MULTIPLE = 256 * 1024  # chunks of a resumable upload, but for the last, are multiples of this
+_CHUNK_MULTIPLE = 256 * 1024  # all chunks of a resumable upload except the last are multiples of this
 _INLINE_BYTES = 1 << 20  # bytes that may be read or hashed on the event loop
 _CHUNK_BYTES = 1 << 20
 _CONTENT_RANGE = re.compile(r"bytes (?:(\d+)-(\d+)|\*)/(\d+|\*)")
@@ -39,7 +39,7 @@ class MediaTransfers:
                 store.delete("upload", name)
 
     async def upload(self, request: web.Request, call: ApiCall) -> web.Response:
-        """POST or PUT on /upload/... : one of the three protocols, or the next chunk of the last."""
+        """Handle POST or PUT on /upload/...: one of the three protocols, or the next chunk of a resumable upload."""
         if upload_id := call.query.get("upload_id"):
             return await self._continue(request, call, upload_id)
         kind = call.query.get("uploadType", "media")
@@ -94,7 +94,7 @@ class MediaTransfers:
     async def _begin(self, request: web.Request, call: ApiCall) -> web.Response:
         metadata = _parse_metadata(await request.read() or b"{}")
         name = call.query.get("name") or metadata.get("name", "")
-        self._objects.find(call.path["bucket"], name)  # 404 for a missing bucket now, not after the bytes
+        self._objects.find(call.path["bucket"], name)  # report a missing bucket before the bytes are sent
         metadata.setdefault("contentType", request.headers.get("X-Upload-Content-Type", "application/octet-stream"))
         upload_id = uuid.uuid4().hex
         session = {
@@ -139,7 +139,7 @@ class MediaTransfers:
         return response
 
     async def _append(self, request: web.Request, session: Document) -> int | None:
-        """Takes in one chunk; returns the total size, or None while it is not known."""
+        """Append one chunk; return the total size, or None while it is unknown."""
         path = self._blobs.partial(session["blob"])
         received = path.stat().st_size
         header = request.headers.get("Content-Range")
@@ -150,7 +150,7 @@ class MediaTransfers:
                 raise ApiError(400, f"Invalid Content-Range: {header}")
             total = None if match[3] == "*" else int(match[3])
             if match[1] is None:
-                return total  # a question about the state
+                return total  # a status query
             first, last = int(match[1]), int(match[2])
         if first > received:
             message = f"The upload offset is {first} byte(s), which exceeds the uploaded {received} byte(s)."
@@ -166,11 +166,11 @@ class MediaTransfers:
         assert last is not None
         if total is None or last + 1 < total:
             with path.open("r+b") as file:
-                file.truncate(max(received, size - size % _CHUNK_MULTIPLE))  # Google keeps whole quanta only
+                file.truncate(max(received, size - size % _CHUNK_MULTIPLE))  # Google keeps whole chunk multiples only
         return total
 
     async def read_half(self, request: web.Request) -> None:
-        """Reads half of what is being sent, before its connection breaks: a resumable upload keeps it, in quanta."""
+        """Read half of an upload before its connection breaks; a resumable upload keeps whole chunk multiples of it."""
         data = await request.content.readexactly((request.content_length or 0) // 2)
         session = self._store.get("upload", request.query.get("upload_id", ""))
         match = _CONTENT_RANGE.fullmatch(request.headers.get("Content-Range", ""))
@@ -183,7 +183,7 @@ class MediaTransfers:
             file.write(fresh[: len(fresh) - (received + len(fresh)) % _CHUNK_MULTIPLE])
 
     async def download(self, request: web.Request, call: ApiCall) -> web.StreamResponse:
-        """The bytes of an object, or a range of them: 200, 206, 304, 404, 416."""
+        """Send the content of an object, or a range of it: 200, 206, 304, 404, 416."""
         stored = self._objects.get(call.path["bucket"], call.path["object"], call.query)
         headers = _object_headers(stored)
         headers["Content-Type"] = stored.body.get("contentType", "application/octet-stream")
@@ -194,7 +194,7 @@ class MediaTransfers:
             start, stop = _parse_range(request.headers["Range"], stored.size)
             status = 206
             headers["Content-Range"] = f"bytes {start}-{stop - 1}/{stored.size}"
-        # Opened at once: a newer generation may delete the file while this one is being sent.
+        # Open at once: a newer generation may delete the file while this one is being sent.
         with self._blobs.path(stored.blob).open("rb") as file:
             file.seek(start)
             if stop - start <= _INLINE_BYTES:
@@ -225,7 +225,7 @@ def _object_headers(stored: StoredObject) -> dict[str, str]:
 
 
 def _parse_range(header: str, size: int) -> tuple[int, int]:
-    """(start, stop) of a single byte range; CloudError 416 when it lies beyond the end."""
+    """Return (start, stop) of a single byte range; raise ApiError 416 if it is beyond the end."""
     match = re.fullmatch(r"bytes=(\d*)-(\d*)", header.strip())
     if match is None or match[1] == match[2] == "":
         return 0, size
@@ -249,7 +249,7 @@ def _parse_metadata(text: bytes) -> Document:
 
 
 def _split_related(content_type: str, body: bytes) -> tuple[bytes, str, bytes]:
-    """(metadata JSON, content type, bytes) of a multipart/related body; lines end in CRLF, or LF from some clients."""
+    """Return (metadata JSON, content type, bytes) of a multipart/related body with CRLF or (some clients) LF."""
     match = re.search(r"boundary=(?:\"([^\"]+)\"|'([^']+)'|([^;\s]+))", content_type)
     if match is None:
         raise ApiError(400, "multipart upload without a boundary")
@@ -257,7 +257,7 @@ def _split_related(content_type: str, body: bytes) -> tuple[bytes, str, bytes]:
     start = body.find(mark) + len(mark)
     line = b"\r\n" if body[start : start + 2] == b"\r\n" else b"\n"
     separator = line + mark
-    # Only the first separators count: the bytes of the object may hold anything else.
+    # Only the outermost separators count: the object's bytes may hold anything.
     pieces = body[start:].split(separator, 1)
     end = pieces[1].rfind(separator) if len(pieces) == 2 else -1
     if end < 0:

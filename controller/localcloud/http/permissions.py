@@ -1,4 +1,4 @@
-"""What the service account of a VM may do to TPUs. The one user there is, on the laptop, may do everything."""
+"""Permissions of VM service accounts on TPUs. The only user, on the laptop, may do everything."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _SUFFICIENT_ROLES = frozenset({"roles/owner", "roles/editor", "roles/tpu.admin"}
 
 
 class Permissions:
-    """Judged for calls that change TPUs or delete instances; what a custom role holds is not looked at."""
+    """Checks calls that change TPUs or delete instances; the contents of custom roles are not checked."""
 
     def __init__(self, store: Store, policies: Policies, machines: Instances) -> None:
         self._machines = machines
@@ -22,7 +22,7 @@ class Permissions:
         self._policies = policies
 
     def check(self, method: Method, client: str) -> None:
-        """CloudError 403 for a VM, `UID/INDEX`, whose account has no role that allows this."""
+        """Raise ApiError 403 if the account of a VM, `UID/INDEX`, has no role that allows the call."""
         if client == LAPTOP or method.http == "GET":
             return
         if method.key == "compute.v1:instances.delete":
@@ -41,7 +41,7 @@ class Permissions:
             raise ApiError(403, f"Permission '{permission}' denied on resource (or it may not exist).")
 
     def _check_deletion(self, uid: str) -> None:
-        """CloudError 403 for a VM whose account may not delete instances: by the policy of that one, its own."""
+        """Raise ApiError 403 unless the instance's own IAM policy lets its account delete it."""
         instance = self._machines.find(uid)
         bindings = self._policies.get(instance["path"])["bindings"] if instance else []
         member = f"serviceAccount:{self._machines.account(uid)}"

@@ -1,4 +1,4 @@
-"""The HTTP side: admission, dispatch to the APIs, the request log."""
+"""HTTP server: admission, dispatch to the APIs, and the request log."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ from controller.localcloud.http.permissions import Permissions
 from controller.localcloud.http.validation import Validation
 from controller.localcloud.store import Store
 
-_MEDIA_PREFIXES = ("resumable/upload/", "upload/", "download/")  # where storage's bytes go
-# Methods that are called by POST although they change nothing.
+_MEDIA_PREFIXES = ("resumable/upload/", "upload/", "download/")  # paths of object contents
+# Methods that use POST but change nothing.
 _READ_VERBS = ("getIamPolicy", "testIamPermissions", "getGuestAttributes", "wait")
 
 
 class Server:
-    """Answers every request. `last_request` is when the last one of an API came."""
+    """Answers every request. `last_request` is the time of the latest API request."""
 
     def __init__(
         self,
@@ -67,10 +67,10 @@ class Server:
         self._token = token
         self.last_request = time.monotonic()
         self.peers: deque[int] = deque(maxlen=16)
-        """Ports from which the laptop's latest requests came, the newest last."""
+        """Source ports of the laptop's latest requests, newest last."""
 
     def application(self) -> web.Application:
-        """One route for everything: the discovery documents are the router."""
+        """Return an application with a single route: the discovery documents do the routing."""
         application = web.Application(client_max_size=1 << 40)
         application.router.add_route("*", "/{path:.*}", self._answer)
         return application
@@ -96,17 +96,17 @@ class Server:
         except ApiError as refusal:
             return _error_response(refusal)
         except ConnectionResetError:
-            raise  # the client has gone
+            raise  # the client has disconnected
         except Exception as mistake:
-            # the path without the prefix that holds the token
+            # The path lacks the prefix that holds the token.
             internal_errors.record_error(self._store, f"{request.method} /{path}", mistake)
             return _error_response(internal_errors.internal_error(mistake))
 
     async def _handle_api(self, request: web.Request, admitted: AdmittedRequest) -> web.StreamResponse:
-        """One call of one API, from its log entry to its answer."""
+        """Handle one API call, from its log entry to its answer."""
         surface = next((name for name in _MEDIA_PREFIXES if admitted.path.startswith(name)), "")
         path = admitted.path.removeprefix(surface)
-        # Chunks of an upload come by PUT and DELETE too, which the documents do not know.
+        # Upload chunks also use PUT and DELETE, which the documents do not declare.
         http = "POST" if "upload" in surface else request.method
         body = None if surface else await _json_body(request)
         return await self._call(http, path, _query_parameters(request), body, admitted, request, surface)
@@ -165,7 +165,7 @@ class Server:
             self._store.log({**entry, "status": status, "seconds": seconds})
 
     async def _break_connection(self, request: web.Request, how: BrokenConnection) -> NoReturn:
-        """The connection is gone, and who sent the request may only guess whether anything was done."""
+        """Break the connection; the client cannot know whether the request took effect."""
         await asyncio.sleep(how.stall_seconds)
         if how.at == "upload":
             await self._media.read_half(request)
@@ -174,7 +174,7 @@ class Server:
         raise ConnectionResetError("a scripted fault")
 
     def _check_enabled(self, method: Method) -> None:
-        """CloudError 403 for an API that was disabled by hand; one that never was asked about answers."""
+        """Raise ApiError 403 for an explicitly disabled API; APIs never enabled or disabled do answer."""
         name = f"{method.api}.googleapis.com"
         if method.api != "serviceusage" and (self._store.get("service", name) or {}).get("state") == "DISABLED":
             message = (
@@ -199,7 +199,7 @@ class Server:
         return web.json_response(select_fields(result, call.query["fields"]) if "fields" in call.query else result)
 
     async def _batch(self, request: web.Request, admitted: AdmittedRequest) -> web.Response:
-        """https://cloud.google.com/storage/docs/batch: several calls in one multipart request."""
+        """Handle several calls in one multipart request (https://cloud.google.com/storage/docs/batch)."""
         prefix = admitted.base.removeprefix(self._url)  # clients repeat it in every part
         parts = parse_batch(request.headers.get("Content-Type", ""), await request.read())
         answers: list[tuple[str, web.StreamResponse]] = []
@@ -228,7 +228,7 @@ def _error_response(refusal: ApiError) -> web.Response:
 
 
 def _redact(body: Any) -> Any:
-    """The body as logged: metadata (start-up scripts, say) may hold secrets; SSH keys are public."""
+    """Return the body for the log: metadata (such as startup scripts) may hold secrets; SSH keys are public."""
     if isinstance(body, list):
         return [_redact(item) for item in body]
     if not isinstance(body, dict):
@@ -237,7 +237,7 @@ def _redact(body: Any) -> Any:
     for key, value in body.items():
         if key == "metadata" and isinstance(value, dict):
             shown[key] = {name: text if name == "ssh-keys" else "..." for name, text in value.items()}
-        elif key == "payload":  # of a secret
+        elif key == "payload":  # value of a secret
             shown[key] = "..."
         else:
             shown[key] = _redact(value)
@@ -245,11 +245,11 @@ def _redact(body: Any) -> Any:
 
 
 def _response_summary(response: web.Response) -> dict[str, str]:
-    """What the log holds of an object's bytes, once the last of them have come."""
+    """Return the log summary of an uploaded object, once it is complete."""
     made = json.loads(response.body) if response.status == 200 and isinstance(response.body, bytes) else {}
     return {key: made[key] for key in ("name", "size", "md5Hash") if key in made}
 
 
 def _query_parameters(request: web.Request) -> dict[str, str]:
-    """A parameter that is repeated, as lists are in REST, becomes one value with commas."""
+    """Return the query parameters; repeated ones, which is how REST encodes lists, are joined with commas."""
     return {name: ",".join(request.query.getall(name)) for name in request.query}

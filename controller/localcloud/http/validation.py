@@ -1,4 +1,4 @@
-"""Refuses what Google would refuse: request bodies and query parameters against the discovery documents."""
+"""Validates request bodies and query parameters against the discovery documents, as Google does."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Validation:
         self._validators: dict[tuple[str, str], Validator] = {}
 
     def check_body(self, method: Method, body: Any) -> None:
-        """Raises CloudError 400 unless the body is an object of the method's request schema."""
+        """Raise ApiError 400 unless the body matches the method's request schema."""
         if method.body is None or body is None:
             return
         if not isinstance(body, dict):
@@ -43,7 +43,7 @@ class Validation:
             raise _validation_error(error)
 
     def check_query(self, method: Method, query: Mapping[str, str]) -> None:
-        """Raises CloudError 400 on an unknown parameter, or on a value that is no number, boolean or known name."""
+        """Raise ApiError 400 on an unknown parameter, or on a value of the wrong type or outside its enum."""
         for name, value in query.items():
             parameter = method.parameters.get(name)
             if parameter is None:
@@ -74,7 +74,7 @@ class Validation:
 
 
 def _convert(schema: Mapping[str, Any]) -> dict[str, Any]:
-    """A discovery schema (JSON Schema draft 3 with omissions) as a strict draft 2020-12 one."""
+    """Convert a discovery schema (JSON Schema draft 3 with omissions) to strict draft 2020-12."""
     if "$ref" in schema:
         return {"$ref": f"#/$defs/{schema['$ref']}"}
     kind = schema.get("type", "any")
@@ -98,7 +98,7 @@ def _convert(schema: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _without_nulls(value: Any) -> Any:
-    """proto3 JSON: null means "not set"."""
+    """Drop nulls, which mean "not set" in proto3 JSON."""
     if isinstance(value, dict):
         return {name: _without_nulls(item) for name, item in value.items() if item is not None}
     if isinstance(value, list):

@@ -1,4 +1,4 @@
-"""The "VM image": the environment in which a worker's programs start, built from scratch."""
+"""The "VM image": environment of a worker's programs, built from scratch."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from pathlib import Path
 
 from controller.localcloud.vms.processes import MARKER
 
-COORDINATOR_PORT = 8482  # the one that jax.distributed uses on Cloud TPU
+COORDINATOR_PORT = 8482  # port of jax.distributed on Cloud TPU
 
 
 CLOCK_FILE, DISK_FILE = "clock", "free_gb"
-"""Files beside a worker's home that say by how much its clock is wrong, and what is free on its disk, if they exist."""
+"""Files beside a worker's home with its clock skew and its free disk space, if they exist."""
 
 
 @dataclass(frozen=True)
 class EmulatedWorker:
-    """One VM of a node. `address` is what the cloud publishes; SSH listens on host:port."""
+    """VM of a node. `address` is what the cloud publishes; SSH listens on host:port."""
 
-    uid: str  # of its node
+    uid: str  # ID of its node
     index: int
     address: str
     host: str
@@ -32,31 +32,31 @@ class EmulatedWorker:
 
     @property
     def name(self) -> str:
-        """The store's name; sorts by index."""
+        """Name in the store; sorts by index."""
         return f"{self.uid}/{self.index:04d}"
 
 
 def vm_name(worker: EmulatedWorker) -> str:
-    """The name of the VM, which is not that of the node."""
+    """Return the name of the VM, which differs from that of the node."""
     return f"t1v-n-{worker.uid}-w-{worker.index}"
 
 
 def process_marker(state: Path, worker: EmulatedWorker | None = None) -> str:
-    """The marker's value for one worker, or the prefix that all workers of a state folder share."""
+    """Return the marker's value for one worker, or the prefix shared by all workers of a state folder."""
     return f"{state}:{worker.name}" if worker else f"{state}:"
 
 
 def worker_environment(
     worker: EmulatedWorker, hostnames: Sequence[str], *, home: Path, user: str, state: Path, url: str, token: str
 ) -> dict[str, str]:
-    """The variables of a session. `hostnames[i]` is where this worker finds worker i; `url` is the server's root."""
+    """Return a session's variables; `hostnames[i]` is where this worker finds worker i, `url` the server's root."""
     root = _vm_api_root(url, token, worker.uid, worker.index)
     return {
         **_session_environment(home, user, root),
         "JAX_PLATFORMS": "cpu",
         "JAX_NUM_CPU_DEVICES": str(worker.devices),
         "JAX_FORCE_TPU_INIT": "1",
-        # gloo binds the address that the coordinator is reached by, not [::].
+        # gloo binds the coordinator's address, not [::].
         "JAX_COORDINATOR_BIND_ADDRESS": f"{hostnames[0]}:{COORDINATOR_PORT}",
         "TPU_WORKER_HOSTNAMES": ",".join(hostnames),
         "TPU_WORKER_ID": str(worker.index),
@@ -70,18 +70,18 @@ def worker_environment(
         "SLIPWAY_VMSTAT": str(home.parent / "vmstat"),
         "SLIPWAY_CLOCK": str(home.parent / CLOCK_FILE),
         "SLIPWAY_FREE_GB": str(home.parent / DISK_FILE),
-        "SLIPWAY_SYSFS": str(home.parent / "sys"),  # a kernel setting of this machine is none of a worker's business
+        "SLIPWAY_SYSFS": str(home.parent / "sys"),  # keeps workers off this machine's kernel settings
         MARKER: process_marker(state, worker),
     }
 
 
 def vm_environment(uid: str, home: Path, url: str, token: str) -> dict[str, str]:
-    """The variables of the startup script of an instance that is no TPU worker."""
+    """Return the variables of the startup script of an instance that is not a TPU worker."""
     return _session_environment(home, "root", _vm_api_root(url, token, uid, 0))
 
 
 def _vm_api_root(url: str, token: str, uid: str, index: int) -> str:
-    """Where a VM finds the server: requests without an Authorization header carry the token, and who sends them."""
+    """Return the server's URL for a VM; it holds the token and the VM's identity, replacing a header."""
     return f"{url}w/{token}/{uid}/{index}/"
 
 

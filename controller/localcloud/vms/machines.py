@@ -1,7 +1,7 @@
-"""Compute Engine instances: each that has a startup script runs it, as a program in a home of its own.
+"""Compute Engine instances: a startup script runs as a program in its own home folder.
 
-What it prints is the serial port's. It may ask the metadata server for tokens of its service account and for its own
-attributes, and ends when the instance is deleted.
+Its output goes to the serial port. It can get attributes and tokens of its service account from the metadata server,
+and is killed when the instance is deleted.
 """
 
 from __future__ import annotations
@@ -22,21 +22,21 @@ from controller.localcloud.vms.processes import MARKER, kill_marked
 
 STARTUP_SCRIPT_KEY = "startup-script"
 SERIAL_BYTES = 1 << 20
-"""What Google keeps of the newest output: https://cloud.google.com/compute/docs/troubleshooting/viewing-serial-port-output"""
+"""Bytes of newest output kept (https://cloud.google.com/compute/docs/troubleshooting/viewing-serial-port-output)."""
 
 
 class Instances:
-    """All instances, by their path in the store; `ID/0` is how one calls itself in its requests."""
+    """All instances, by path in the store; an instance identifies itself as `ID/0` in its requests."""
 
     def __init__(self, store: Store, state: Path, url: str, token: str) -> None:
         self._store, self._state, self._url, self._token = store, state, url, token
 
     def any(self) -> bool:
-        """Is there one?"""
+        """Return whether there is an instance."""
         return any("/instances/" in path for path, _ in self._store.items(COMPUTE_KIND))
 
     async def boot(self, path: str) -> None:
-        """Start the script of an instance, unless it runs already."""
+        """Start the startup script of an instance, unless it has been started before."""
         instance = self._store.get(COMPUTE_KIND, path)
         if instance is None:
             return
@@ -58,18 +58,18 @@ class Instances:
                     [str(program)], cwd=home, stdin=subprocess.DEVNULL, stdout=serial, stderr=serial,
                     start_new_session=True, env=variables | {MARKER: self._marker(instance)},
                 )  # fmt: skip
-            except OSError as error:  # it has no #! line, or names what is not there
+            except OSError as error:  # it has no #! line, or its interpreter is missing
                 serial.write(f"{STARTUP_SCRIPT_KEY} cannot be run: {error.strerror}\n".encode())
 
     async def remove(self, path: str) -> None:
-        """End what runs there and delete its disk."""
+        """Kill the processes of an instance and delete its disk."""
         instance = self._store.get(COMPUTE_KIND, path)
         if instance is not None:
             await asyncio.to_thread(kill_marked, self._marker(instance))
             await asyncio.to_thread(shutil.rmtree, self._folder(instance), ignore_errors=True)
 
     def serial(self, path: str, start: int) -> tuple[str, int]:
-        """What the instance has printed from byte `start` on, and where that ends."""
+        """Return the serial output of an instance from byte `start` on, and its end offset."""
         instance = self._store.get(COMPUTE_KIND, path) or {}
         file = self._folder(instance) / "serial"
         if not file.exists():
@@ -80,19 +80,19 @@ class Instances:
             return printed.read().decode(errors="replace"), size
 
     def find(self, uid: str) -> Document | None:
-        """The instance of that id."""
+        """Return the instance with this ID, or None."""
         for path, item in self._store.items(COMPUTE_KIND):
             if "/instances/" in path and item["id"] == uid:
                 return item | {"path": path}
         return None
 
     def account(self, uid: str) -> str:
-        """The address of the service account that an instance runs as; empty without one."""
+        """Return the address of an instance's service account, or "" without one."""
         instance = self.find(uid)
         return next((a["email"] for a in instance.get("serviceAccounts", ())), "") if instance else ""
 
     def metadata(self, uid: str) -> dict[str, Any] | None:
-        """What the metadata server says to an instance; None: there is none of that id."""
+        """Return the metadata tree of an instance, or None if there is no such instance."""
         instance = self.find(uid)
         if instance is None:
             return None

@@ -10,16 +10,16 @@ from typing import Any
 
 import psutil
 
-# Set in the environment of every session and so inherited by whatever it starts, detached or not.
+# Set in the environment of every session, hence inherited by everything it starts, detached or not.
 MARKER = "SLIPWAY_LOCALCLOUD_WORKER"
 
 _GIVE_UP_SECONDS = 10.0
 
 
 def kill_marked(prefix: str) -> int:
-    """SIGKILLs all processes whose marker starts with `prefix`, and their descendants. Returns how many.
+    """SIGKILL all processes whose marker starts with `prefix`, and their descendants; return how many.
 
-    Looks again until none is left, since a process may fork while it is being looked for. Blocking (tens of ms).
+    Repeats until none is left, since a process may fork during the search. Blocking (tens of ms).
     Raises TimeoutError if some cannot be killed.
     """
     killed: set[int] = set()
@@ -36,7 +36,7 @@ def kill_marked(prefix: str) -> int:
 
 
 def signal_programs(worker: str, number: int) -> int:
-    """Sends a signal to what an agent runs as a program on one worker, not to the agent. Returns how many got it.
+    """Send a signal to the programs that the agent runs on a worker, but not to the agent; return how many got it.
 
     Blocking (tens of ms).
     """
@@ -52,9 +52,9 @@ def signal_programs(worker: str, number: int) -> int:
 
 
 def set_disk_full(worker: str, full: bool) -> None:
-    """No file of any process of one worker may grow, as on a disk that is full; or all may again.
+    """Forbid or allow file growth for all processes of a worker, to emulate a full disk.
 
-    What they are told is EFBIG: a disk cannot be filled for some processes only. Blocking (tens of ms).
+    Writes fail with EFBIG, because a disk cannot be full for some processes only. Blocking (tens of ms).
     """
     for process in _find_processes(worker):
         with contextlib.suppress(psutil.NoSuchProcess):
@@ -63,7 +63,7 @@ def set_disk_full(worker: str, full: bool) -> None:
 
 
 def kill_client(ports: list[int]) -> None:
-    """SIGKILLs the process that holds one of these ports of this machine, the last one first. Blocking (tens of ms)."""
+    """SIGKILL the process that holds one of these local ports, trying the last one first. Blocking (tens of ms)."""
     holders = {c.laddr.port: c.pid for c in psutil.net_connections("tcp") if c.pid and c.laddr and c.raddr}
     for port in reversed(ports):
         pid = holders.get(port)
@@ -74,7 +74,7 @@ def kill_client(ports: list[int]) -> None:
 
 
 def wait_ended(process: psutil.Process, seconds: float) -> bool:
-    """Whether a process ends within so many seconds. A zombie has ended: who should reap it may be slow or absent."""
+    """Return whether a process ends in time. A zombie counts as ended: its parent may be slow to reap it, or gone."""
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
         try:
@@ -87,9 +87,9 @@ def wait_ended(process: psutil.Process, seconds: float) -> bool:
 
 
 def _find_processes(prefix: str) -> list[psutil.Process]:
-    """The marked processes and their descendants, which may have been started with another environment."""
+    """Return the marked processes and their descendants, which may have another environment."""
     processes = {process.pid: (process, info) for process, info in _iter_processes("ppid", "status", "environ")}
-    # Another user's environment reads as None: not ours.
+    # Another user's environment reads as None, hence is not marked.
     ours = {
         pid
         for pid, (_, info) in processes.items()
@@ -103,9 +103,9 @@ def _find_processes(prefix: str) -> list[psutil.Process]:
 
 
 def _iter_processes(*attributes: str) -> Iterator[tuple[psutil.Process, dict[str, Any]]]:
-    """Every process with what is asked of it; None for what may not be known.
+    """Yield every process with the requested attributes; None for those that are not accessible.
 
-    `psutil.process_iter` gives the same objects to every thread, and with them the answers to another's questions.
+    Replaces `psutil.process_iter`, which shares process objects, and thus cached attributes, between threads.
     """
     for pid in psutil.pids():
         try:

@@ -1,4 +1,4 @@
-"""An SSH session on a worker: authentication, commands, shells, SFTP."""
+"""SSH session on a worker: authentication, commands, shells, SFTP."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from typing import Any
 import asyncssh
 
 _CHUNK = 1 << 16
-_DRAIN_SECONDS = 0.5  # for what a program wrote last into its terminal
+_DRAIN_SECONDS = 0.5  # for the last output of a program on a terminal
 
-# user -> environment of a session that starts now (firewall rules may have changed since the last one)
+# user -> environment of a new session (firewall rules may have changed since the last one)
 EnvironmentFactory = Callable[[str], Mapping[str, str]]
 
 
@@ -47,7 +47,7 @@ class LoginServer(asyncssh.SSHServer):
             self._connections.discard(self._connection)
 
     def connection_requested(self, dest_host: str, dest_port: int, orig_host: str, orig_port: int) -> bool:
-        return dest_host in ("localhost", "127.0.0.1")  # of the VM; here all share it
+        return dest_host in ("localhost", "127.0.0.1")  # localhost of the VM, which all VMs share here
 
     def begin_auth(self, username: str) -> bool:
         return True
@@ -61,20 +61,20 @@ class LoginServer(asyncssh.SSHServer):
 
 
 def freeze(connection: asyncssh.SSHServerConnection, frozen: bool) -> None:
-    """Read nothing more from a connection, or read again; the client sees that it is open and that nobody answers."""
-    transport: Any = connection._transport  # asyncssh has no word for this
+    """Pause or resume reading from a connection; to the client, a frozen one is open but unresponsive."""
+    transport: Any = connection._transport  # asyncssh has no public API for this
     if transport is not None and not transport.is_closing():
         (transport.pause_reading if frozen else transport.resume_reading)()
 
 
 def authorized_keys(ssh_keys: str, user: str) -> list[str]:
-    """The keys ("ssh-ed25519 AAAA...") of `user` in metadata lines of the form "user:key"."""
+    """Return the keys ("ssh-ed25519 AAAA...") of `user` in metadata lines of the form "user:key"."""
     entries = (line.strip().partition(":") for line in ssh_keys.splitlines())
     return [key for name, _, key in entries if name == user]
 
 
 class HomeFiles(asyncssh.SFTPServer):
-    """SFTP whose relative paths start at the worker's home."""
+    """SFTP server whose relative paths start at the worker's home."""
 
     def __init__(self, channel: Any, home: Path) -> None:
         super().__init__(channel)
@@ -94,18 +94,17 @@ async def serve_process(
     *,
     writes: bool,
 ) -> None:
-    """Runs what the client asked for, in a process group of its own, until it ends; says nothing while it is frozen.
+    """Run the client's command in its own process group until it ends; send no output while frozen.
 
-    `writes`: not while the disk is full.
-
-    As with sshd, a program outlives its connection: after a drop it only finds its input and output closed.
+    As with sshd, a program outlives its connection: after a drop, its input and output are closed.
+    `writes` is false while the disk is full.
     """
     user = process.get_extra_info("username")
     variables = dict(environment(user))
     variables |= {key: value for key, value in _as_text(process.env) if key == "LANG" or key.startswith("LC_")}
     command = process.command
     arguments = ["/bin/bash", "-c", command] if command else ["/bin/bash", "-l"]
-    if not writes:  # no file may grow beyond 0 bytes; the limit is a soft one, and lifted again
+    if not writes:  # no file may grow beyond 0 bytes; a soft limit, so it can be lifted again
         arguments = ["/bin/bash", "-c", 'ulimit -S -f 0; exec "$0" "$@"', *arguments]
     if process.term_type:
         await _run_with_terminal(process, arguments, variables)
@@ -119,7 +118,7 @@ async def _run_with_pipes(
     variables: Mapping[str, str],
     frozen: Callable[[], bool],
 ) -> None:
-    # Pipes of our own, since asyncio's cannot be closed before the program ends.
+    # Own pipes, since asyncio's cannot be closed before the program ends.
     output, error = os.pipe(), os.pipe()
     try:
         child = await asyncio.create_subprocess_exec(
@@ -149,7 +148,7 @@ async def _run_with_pipes(
 
 
 async def _copy_output(pipe: int, target: asyncssh.SSHWriter[bytes], frozen: Callable[[], bool]) -> None:
-    """Passes a program's output on until it ends; when the client goes, the program finds its pipe broken."""
+    """Forward a program's output until it ends; if the client disconnects, the program gets a broken pipe."""
     loop = asyncio.get_running_loop()
     source = asyncio.StreamReader()
     transport, _ = await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(source), os.fdopen(pipe, "rb", 0))
@@ -160,7 +159,7 @@ async def _copy_output(pipe: int, target: asyncssh.SSHWriter[bytes], frozen: Cal
             target.write(data)
             await target.drain()
     except (asyncssh.Error, OSError):
-        return  # the client has gone
+        return  # the client has disconnected
     finally:
         transport.close()
 
@@ -173,7 +172,7 @@ async def _forward_input(
     close: Callable[[], None],
     resize: Callable[[tuple[int, int]], None] | None = None,
 ) -> None:
-    """Passes on the client's input, signals and window sizes until it sends end of file or goes away."""
+    """Forward the client's input, signals and window sizes until end of file or a disconnect."""
     while True:
         try:
             data = await process.stdin.read(_CHUNK)
@@ -197,7 +196,7 @@ async def _forward_input(
 async def _run_with_terminal(
     process: asyncssh.SSHServerProcess[bytes], arguments: list[str], variables: dict[str, str]
 ) -> None:
-    """As above, on a pseudo-terminal. A session leader that opens one gets it as its controlling terminal."""
+    """Run the command on a pseudo-terminal; the session leader opens it, so it becomes the controlling terminal."""
     master, slave = pty.openpty()
     loop = asyncio.get_running_loop()
     drained = loop.create_future()
@@ -222,13 +221,13 @@ async def _run_with_terminal(
         tasks += [ended, closed, asyncio.create_task(feeding)]
         await asyncio.wait({ended, closed}, return_when=asyncio.FIRST_COMPLETED)
         if ended.done():
-            os.close(slave)  # ours was the last: once read empty, the terminal reads as an error
+            os.close(slave)  # the last one: once drained, reading the terminal fails
             slave = -1
             await asyncio.wait({drained}, timeout=_DRAIN_SECONDS)
             _report_exit(process, ended.result())
         else:
             with contextlib.suppress(ProcessLookupError):
-                os.killpg(child.pid, signal.SIGHUP)  # what losing a terminal means
+                os.killpg(child.pid, signal.SIGHUP)  # as on the loss of a terminal
     finally:
         for task in tasks:
             task.cancel()
@@ -241,7 +240,7 @@ async def _run_with_terminal(
 def _read_terminal(master: int, process: asyncssh.SSHServerProcess[bytes], drained: asyncio.Future[None]) -> None:
     try:
         process.stdout.write(os.read(master, _CHUNK))
-    except OSError:  # the terminal's other side is closed, or the client has gone
+    except OSError:  # the terminal's other side is closed, or the client has disconnected
         asyncio.get_running_loop().remove_reader(master)
         if not drained.done():
             drained.set_result(None)

@@ -1,4 +1,4 @@
-"""The VMs of all nodes: an SSH server, a home folder and processes each."""
+"""VMs of all nodes, each with an SSH server, a home folder and processes."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _LAST_HOST = 254
 
 
 class EmulatedWorkers:
-    """Boots, halts and removes VMs. `state` is the folder, `url` the server's root, `port` names the address block."""
+    """Boots, halts and removes VMs; `state` is the state folder, `url` the server's root."""
 
     def __init__(self, store: Store, networks: Networks, faults: Faults, state: Path, url: str, token: str) -> None:
         self._store = store
@@ -59,36 +59,36 @@ class EmulatedWorkers:
         self._port: int = block.get("port", 0)
 
     async def resume(self) -> None:
-        """Brings back the SSH servers of a former process; kills what is left of VMs that are gone."""
+        """Restart the SSH servers of an earlier process; kill processes left over from deleted VMs."""
         ready = {node["id"] for _, node in self._store.items("node") if node["state"] == "READY"}
         for uid in {worker.uid for worker in self._all()} - ready:
             await asyncio.to_thread(kill_marked, f"{process_marker(self._state)}{uid}/")
         await self.settle()
 
     async def close(self) -> None:
-        """Stops serving SSH; programs keep running."""
+        """Stop serving SSH; programs keep running."""
         for name in {*self._acceptors, *self._connections}:
             self._disconnect(name)
         for task in self._tasks:
             task.cancel()
 
     def of_node(self, uid: str) -> list[EmulatedWorker]:
-        """The VMs of a node by index; empty before its first boot."""
+        """Return the VMs of a node by index; empty before its first boot."""
         return [_worker_from_json(body) for _, body in self._store.items("worker", f"{uid}/")]
 
     def home(self, worker: EmulatedWorker) -> Path:
-        """The worker's home folder."""
+        """Return the worker's home folder."""
         return self._state / "nodes" / worker.uid / f"worker-{worker.index}" / "home"
 
     def host_key(self, worker: EmulatedWorker) -> tuple[str, str]:
-        """The public host key: (algorithm, base64)."""
+        """Return the public host key: (algorithm, base64)."""
         text = self._store.get("hostkey", worker.name)
         assert text is not None, "a booted worker has a host key"
         algorithm, key = text["public"].split()[:2]
         return algorithm, key
 
     async def boot(self, uid: str, count: int, devices: int) -> list[EmulatedWorker]:
-        """Makes (once) and boots the VMs of a node; SSH opens at the next `settle` that finds the node READY."""
+        """Create (once) and boot the VMs of a node; the next `settle` with the node READY opens SSH."""
         workers = self.of_node(uid)
         with self._store.transaction():
             for index in range(len(workers), count):
@@ -102,20 +102,20 @@ class EmulatedWorkers:
         return self.of_node(uid)
 
     async def halt(self, uid: str) -> None:
-        """Takes the VMs of a node, READY no more, down at once: no SSH, every process killed."""
-        async with self._lock:  # lest SSH servers that are being opened stay behind
+        """Take down the VMs of a node that is no longer READY: close SSH and kill every process."""
+        async with self._lock:  # no SSH server may open in the meantime
             for worker in self.of_node(uid):
                 self._disconnect(worker.name)
         await asyncio.to_thread(kill_marked, f"{process_marker(self._state)}{uid}/")
 
     async def remove(self, uid: str) -> None:
-        """Halts the VMs of a node and deletes their disks and addresses."""
+        """Halt the VMs of a node and delete their disks and addresses."""
         if not self.of_node(uid):
-            return  # refused before its first boot
+            return  # rejected before its first boot
         await self.halt(uid)
         disks = self._state / "nodes" / uid
         if disks.exists():
-            await asyncio.to_thread(shutil.rmtree, disks, ignore_errors=True)  # a second deletion may be at it
+            await asyncio.to_thread(shutil.rmtree, disks, ignore_errors=True)  # may race with another deletion
         with self._store.transaction():
             for worker in self.of_node(uid):
                 self._store.delete("worker", worker.name)
@@ -123,7 +123,7 @@ class EmulatedWorkers:
         self._write_ssh_config()
 
     def changed(self) -> None:
-        """Opens and closes SSH servers as firewall rules, nodes and faults now say, in the background."""
+        """Open and close SSH servers to match firewall rules, nodes and faults, in the background."""
         self._start(self.settle())
 
     def _start(self, work: Coroutine[Any, Any, None]) -> None:
@@ -133,7 +133,7 @@ class EmulatedWorkers:
         task.add_done_callback(partial(internal_errors.record_task_error, self._store))
 
     async def settle(self) -> None:
-        """As `changed`, but returns when it is done."""
+        """Open and close SSH servers to match firewall rules, nodes and faults."""
         async with self._lock:
             self._write_ssh_config()
             for _, node in self._store.items("node"):
@@ -146,18 +146,18 @@ class EmulatedWorkers:
                     elif direct and worker.name not in self._acceptors:
                         await self._listen(worker)
                     elif not direct and (acceptor := self._acceptors.pop(worker.name, None)):
-                        acceptor.close()  # connections that are open stay: rules are asked when one is made
+                        acceptor.close()  # open connections stay: rules apply to new ones only
                     self._freeze(worker)
 
     def _freeze(self, worker: EmulatedWorker) -> None:
-        """Stop listening to the connections of a worker that a fault has frozen; listen again when that is over."""
+        """Freeze or unfreeze the connections of a worker, depending on its faults."""
         frozen = self._faults.freezes_ssh(worker.index)
         for connection in self._connections.get(worker.name, ()):
             freeze(connection, frozen)
 
     def _create(self, uid: str, index: int, devices: int) -> EmulatedWorker:
         taken = {worker.address for worker in self._all()}
-        # Addresses go round, so that a replaced VM seldom gets its predecessor's (as in the cloud).
+        # Addresses rotate, so a replaced VM seldom gets its predecessor's (as in the cloud).
         for _ in range(_LAST_HOST):
             number = self._store.counter("address", 0) % (_LAST_HOST - 1) + 2
             address = f"{self._prefix}{number}"
@@ -180,11 +180,11 @@ class EmulatedWorkers:
         self._acceptors[worker.name] = acceptor
 
     def serve(self, worker: EmulatedWorker, connection: socket.socket) -> None:
-        """SSH, in the background, on a connection that has come by another way than the network."""
+        """Serve SSH in the background on a connection that did not come over the network."""
         self._start(self._serve(worker, connection))
 
     async def _serve(self, worker: EmulatedWorker, connection: socket.socket) -> None:
-        with contextlib.suppress(asyncssh.Error, OSError):  # the client went before it had logged in
+        with contextlib.suppress(asyncssh.Error, OSError):  # the client disconnected before it logged in
             await asyncssh.run_server(connection, **self._options(worker))
 
     def _options(self, worker: EmulatedWorker) -> dict[str, Any]:
@@ -193,7 +193,7 @@ class EmulatedWorkers:
         connections = self._connections.setdefault(worker.name, set())
 
         async def run(process: asyncssh.SSHServerProcess[bytes]) -> None:
-            # A VM that is going starts nothing more: whatever runs has started before, and is found and killed.
+            # A VM that is going down starts nothing more, so the kill that follows finds every process.
             if self.node(worker.uid).get("state") != "READY":
                 process.close()
                 return
@@ -218,23 +218,23 @@ class EmulatedWorkers:
         }
 
     def _disconnect(self, name: str) -> None:
-        """No connection any more, and none of those that came over the network; see `settle` for when it may again."""
+        """Close the worker's SSH server and all its connections; `settle` may open it again."""
         if acceptor := self._acceptors.pop(name, None):
             acceptor.close()
         for connection in list(self._connections.pop(name, ())):
             connection.abort()
 
     def disk_is_full(self, worker: EmulatedWorker) -> bool:
-        """Whether a fault keeps the worker from writing now."""
+        """Return whether a fault currently keeps the worker from writing."""
         return self._faults.fills_disk(worker.index)
 
     def admits_iap(self, node: Document) -> bool:
-        """Whether Google's Identity-Aware Proxy reaches port 22 of a node's workers."""
+        """Return whether Google's Identity-Aware Proxy reaches port 22 of a node's workers."""
         rules = self._networks.rules(node["networkConfig"]["network"])
         return allows_tcp(rules, source=IAP_RANGE, ports=(22, 22), tags=node.get("tags", ()))
 
     def guest_attributes(self, worker: EmulatedWorker) -> list[Document]:
-        """What the worker tells about itself: its host key, and the name by which IAP knows its VM."""
+        """Return the attributes a worker publishes: its host key, and the VM name that IAP uses."""
         algorithm, key = self.host_key(worker)
         return [
             {"namespace": "hostkeys", "key": algorithm, "value": key},
@@ -247,13 +247,13 @@ class EmulatedWorkers:
         return authorized_keys(self.node(worker.uid).get("metadata", {}).get("ssh-keys", ""), user)
 
     def node(self, uid: str) -> Document:
-        """The node of that id; empty when it is gone."""
+        """Return the node with this ID, or {} if it is gone."""
         return next((node for _, node in self._store.items("node") if node["id"] == uid), {})
 
     def _environment(self, worker: EmulatedWorker, user: str) -> dict[str, str]:
         node = self.node(worker.uid)
         reachable = self._peers_admitted(node)
-        nobody = f"{self._prefix}1"  # never given out: nothing listens there
+        nobody = f"{self._prefix}1"  # never assigned: nothing listens there
         hostnames = [
             peer.host if reachable or peer.index == worker.index else nobody for peer in self.of_node(worker.uid)
         ]
@@ -263,7 +263,7 @@ class EmulatedWorkers:
         )
 
     def _ssh_admitted(self, node: Document) -> bool:
-        # Every client connects over loopback, hence as the laptop.
+        # Every client connects over loopback, hence counts as the laptop.
         rules = self._networks.rules(node["networkConfig"]["network"])
         return allows_tcp(rules, source=LAPTOP_RANGE, ports=(22, 22), tags=node.get("tags", ()))
 

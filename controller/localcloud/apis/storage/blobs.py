@@ -1,4 +1,4 @@
-"""The bytes of objects: immutable files, hashed while they are written."""
+"""Contents of objects: immutable files, hashed while they are written."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _CHUNK_BYTES = 1 << 20
 
 
 class Digest:
-    """CRC32C and MD5 over bytes as they come."""
+    """Incremental CRC32C and MD5."""
 
     def __init__(self) -> None:
         self._md5 = hashlib.md5(usedforsecurity=False)
@@ -23,13 +23,13 @@ class Digest:
         self.size = 0
 
     def update(self, data: bytes) -> None:
-        """Takes in the next bytes."""
+        """Add the next bytes."""
         self._md5.update(data)
         self._crc.update(data)
         self.size += len(data)
 
     def fields(self) -> dict[str, str]:
-        """`size`, `md5Hash` and `crc32c` as an object's resource holds them."""
+        """Return `size`, `md5Hash` and `crc32c` in the format of an object resource."""
         return {
             "size": str(self.size),
             "md5Hash": base64.b64encode(self._md5.digest()).decode(),
@@ -38,7 +38,7 @@ class Digest:
 
 
 class Blobs:
-    """A folder of files named by random ids."""
+    """Folder of files named by random IDs."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -46,39 +46,39 @@ class Blobs:
             (folder / name).mkdir(parents=True, exist_ok=True)
 
     def path(self, blob: str) -> Path:
-        """Where a finished blob lies."""
+        """Return the path of a finished blob."""
         return self._folder / "whole" / blob[:2] / blob
 
     def partial(self, blob: str) -> Path:
-        """Where a blob lies while it is being written."""
+        """Return the path of a blob that is still being written."""
         return self._folder / "partial" / blob
 
     def create(self) -> str:
-        """The id of a new blob, and an empty partial file for it."""
+        """Create an empty partial file and return the ID of its blob."""
         blob = uuid.uuid4().hex
         self.partial(blob).touch()
         return blob
 
     def finish(self, blob: str) -> None:
-        """Partial becomes whole, atomically."""
+        """Turn a partial blob into a whole one, atomically."""
         target = self.path(blob)
         target.parent.mkdir(exist_ok=True)
         self.partial(blob).replace(target)
 
     def link(self, blob: str) -> str:
-        """A second id for the same bytes, at no cost."""
+        """Return a second ID for the same bytes, using a hard link."""
         copy = uuid.uuid4().hex
         self.path(copy).parent.mkdir(exist_ok=True)
         os.link(self.path(blob), self.path(copy))
         return copy
 
     def delete(self, blob: str) -> None:
-        """Removes a whole or partial blob; who is reading it reads on."""
+        """Delete a whole or partial blob; open readers can continue."""
         self.path(blob).unlink(missing_ok=True)
         self.partial(blob).unlink(missing_ok=True)
 
     def digest(self, blob: str) -> Digest:
-        """Hashes a partial blob. Blocking: for a thread where it may be large."""
+        """Hash a partial blob. Blocking: use a thread if it may be large."""
         digest = Digest()
         with self.partial(blob).open("rb") as file:
             while piece := file.read(_CHUNK_BYTES):
@@ -86,7 +86,7 @@ class Blobs:
         return digest
 
     def join(self, blobs: Iterable[str]) -> str:
-        """A new partial blob with the bytes of others, one after another. Blocking."""
+        """Create a partial blob that concatenates others. Blocking."""
         joined = self.create()
         with self.partial(joined).open("wb") as target:
             for blob in blobs:

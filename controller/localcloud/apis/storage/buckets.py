@@ -1,4 +1,4 @@
-"""storage v1: buckets and objects, all but their bytes. https://cloud.google.com/storage/docs/json_api/v1"""
+"""Cloud Storage v1: buckets and objects, except their contents (https://cloud.google.com/storage/docs/json_api/v1)."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _IMMUTABLE_FIELDS = (
 
 
 class Storage:
-    """Handlers of the API; uploads and downloads of bytes are in `media`."""
+    """Handlers of the API; `media` uploads and downloads contents."""
 
     def __init__(self, store: Store, objects: Objects, blobs: Blobs, policies: Policies) -> None:
         self._store = store
@@ -46,7 +46,7 @@ class Storage:
         self._policies = policies
 
     def handlers(self) -> dict[str, Handler]:
-        """By method key."""
+        """Return the handlers by method key."""
         table: dict[str, Handler] = {
             "buckets.insert": self._insert_bucket,
             "buckets.get": lambda call: self._show_bucket(self._bucket(call), call),
@@ -183,7 +183,7 @@ class Storage:
 
     def _duplicate(self, call: ApiCall, bucket: str, name: str) -> StoredObject:
         source = self._objects.get(call.path["sourceBucket"], call.path["sourceObject"], call.query, "ifSource")
-        # A body replaces the source's metadata; none keeps it.
+        # A body replaces the source's metadata; without one, the metadata is kept.
         digests = {key: source.body[key] for key in ("size", "md5Hash", "crc32c") if key in source.body}
         said = {key: value for key, value in call.body.items() if key not in digests}
         metadata = {**(said or source.body), **digests}

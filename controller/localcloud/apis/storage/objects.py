@@ -1,4 +1,4 @@
-"""The index of objects: names, generations and preconditions, in order of names."""
+"""Index of objects: names, generations and preconditions, ordered by name."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ CREATE TABLE IF NOT EXISTS objects (
     bucket TEXT, name TEXT, generation INTEGER, blob TEXT, body TEXT, PRIMARY KEY (bucket, name)
 ) WITHOUT ROWID
 """
-_LAST_CHARACTER = "\U0010ffff"  # sorts behind whatever follows a prefix
+_LAST_CHARACTER = "\U0010ffff"  # sorts after any continuation of a prefix
 _FETCH_ROWS = 256
-# What a client may say about a new object; the rest is ours.
+# Fields of a new object that clients can set; the server sets the rest.
 WRITABLE_FIELDS = (
     "cacheControl",
     "contentDisposition",
@@ -37,7 +37,7 @@ WRITABLE_FIELDS = (
 
 @dataclass(frozen=True)
 class StoredObject:
-    """An object's resource, without links, and the blob that holds its bytes."""
+    """Object resource without links, and the blob that holds its content."""
 
     body: Document
     blob: str
@@ -48,7 +48,7 @@ class StoredObject:
 
 
 class Objects:
-    """All objects of all buckets; one live generation each. `finalized` is told the name of every new object."""
+    """Objects of all buckets, with one live generation each. `finalized` gets the name of every new object."""
 
     def __init__(self, store: Store, blobs: Blobs, finalized: Callable[[str], None]) -> None:
         self._store = store
@@ -59,7 +59,7 @@ class Objects:
         self._generation: int = newest or 0
 
     def find(self, bucket: str, name: str) -> StoredObject | None:
-        """The live object, or None; CloudError 404 when the bucket is not there."""
+        """Return the live object, or None; raise ApiError 404 if the bucket does not exist."""
         self._check_bucket(bucket)
         row = self._store.database.execute(
             "SELECT body, blob FROM objects WHERE bucket=? AND name=?", (bucket, name)
@@ -67,7 +67,7 @@ class Objects:
         return StoredObject(json.loads(row[0]), row[1]) if row else None
 
     def get(self, bucket: str, name: str, query: Mapping[str, str], prefix: str = "if") -> StoredObject:
-        """The live object (of `generation`, if given) when the preconditions hold; CloudError 404, 304, 412."""
+        """Return the live object (of `generation`, if given); raise ApiError 404, 304 or 412 if a condition fails."""
         generation = query.get("sourceGeneration" if prefix == "ifSource" else "generation")
         stored = self.find(bucket, name)
         if stored is None or generation not in (None, stored.body["generation"]):
@@ -78,7 +78,7 @@ class Objects:
     def put(
         self, bucket: str, name: str, metadata: Mapping[str, Any], blob: str, query: Mapping[str, str]
     ) -> StoredObject:
-        """Finalizes a new generation from a whole blob; CloudError 412 when a precondition fails (the blob goes)."""
+        """Finalize a new generation from a whole blob; delete the blob and raise ApiError 412 if a condition fails."""
         try:
             if not name or len(name.encode()) > 1024 or any(sign in name for sign in "\r\n"):
                 raise ApiError(400, f"Invalid object name: {name!r}")
@@ -99,7 +99,7 @@ class Objects:
         return StoredObject(body, blob)
 
     def patch(self, stored: StoredObject, change: Mapping[str, Any]) -> StoredObject:
-        """Changes metadata fields; null removes one."""
+        """Update metadata fields; null removes one."""
         body = {**stored.body, "metageneration": str(int(stored.body["metageneration"]) + 1)}
         for key in WRITABLE_FIELDS:
             if key not in change:
@@ -119,24 +119,24 @@ class Objects:
         return StoredObject(body, stored.blob)
 
     def delete(self, stored: StoredObject) -> None:
-        """Removes an object and its bytes."""
+        """Delete an object and its content."""
         self._store.database.execute(
             "DELETE FROM objects WHERE bucket=? AND name=?", (stored.body["bucket"], stored.body["name"])
         )
         self._blobs.delete(stored.blob)
 
     def empty(self, bucket: str) -> bool:
-        """Whether a bucket holds no object."""
+        """Return whether a bucket has no objects."""
         found = self._store.database.execute("SELECT 1 FROM objects WHERE bucket=? LIMIT 1", (bucket,))
         return found.fetchone() is None
 
     def names(self, bucket: str) -> list[str]:
-        """All names in a bucket."""
+        """Return all object names in a bucket."""
         rows = self._store.database.execute("SELECT name FROM objects WHERE bucket=? ORDER BY name", (bucket,))
         return [name for (name,) in rows]
 
     def list(self, bucket: str, query: Mapping[str, str]) -> tuple[list[StoredObject], list[str], str | None]:
-        """One page, in order of names: (objects, common prefixes, next page token)."""
+        """Return one page, ordered by name: (objects, common prefixes, next page token)."""
         self._check_bucket(bucket)
         prefix = query.get("prefix", "")
         delimiter = query.get("delimiter", "")
@@ -151,7 +151,7 @@ class Objects:
         ).fetchall():
             for name, body, blob in rows:
                 if name < start:
-                    continue  # below a common prefix that is listed already
+                    continue  # below a common prefix that is already listed
                 if len(items) + len(prefixes) == limit:
                     return items, prefixes, _encode(start)
                 cut = name.find(delimiter, len(prefix)) if delimiter else -1
@@ -172,7 +172,7 @@ class Objects:
 
     def _describe(self, bucket: str, name: str, metadata: Mapping[str, Any]) -> Document:
         now = time.time()
-        self._generation = max(self._generation + 1, int(now * 1e6))  # monotonic, whatever the clock does
+        self._generation = max(self._generation + 1, int(now * 1e6))  # monotonic, even if the clock is not
         moment = timestamp(now)
         etag = base64.b64encode(str(self._generation).encode()).decode()
         return {
@@ -193,7 +193,7 @@ class Objects:
 
 
 def check_conditions(stored: StoredObject | None, query: Mapping[str, str], prefix: str = "if") -> None:
-    """CloudError 412 (304 for a NotMatch of what is there) unless the query's preconditions hold."""
+    """Raise ApiError 412 (304 if a NotMatch condition matches) unless the query's preconditions hold."""
     for field in ("generation", "metageneration"):
         value = stored.body[field] if stored else "0"
         wanted = query.get(f"{prefix}{field.capitalize()}Match")
@@ -205,7 +205,7 @@ def check_conditions(stored: StoredObject | None, query: Mapping[str, str], pref
 
 
 def object_resource(stored: StoredObject, base: str) -> Document:
-    """The object's resource with the links that a client of `base` can follow."""
+    """Return the object resource with links that a client of `base` can follow."""
     body = stored.body
     path = f"storage/v1/b/{body['bucket']}/o/{quote(body['name'], safe='')}"
     return {

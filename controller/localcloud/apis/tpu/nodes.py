@@ -1,4 +1,4 @@
-"""tpu v2: nodes. https://cloud.google.com/tpu/docs/reference/rest/v2/projects.locations.nodes"""
+"""Cloud TPU v2: nodes (https://cloud.google.com/tpu/docs/reference/rest/v2/projects.locations.nodes)."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _TPU_PORT = 8470
 
 
 class Nodes:
-    """Handlers of nodes, and what queued resources use to make them. Stored by full name, kind "node"."""
+    """Handlers of nodes, also used by queued resources. Nodes are stored by full name, kind "node"."""
 
     def __init__(
         self,
@@ -49,7 +49,7 @@ class Nodes:
         self._faults = faults
 
     def handlers(self) -> dict[str, Handler]:
-        """By method key."""
+        """Return the handlers by method key."""
         table: dict[str, Handler] = {
             "create": self._create,
             "get": self._get,
@@ -63,7 +63,7 @@ class Nodes:
         return {f"tpu.v2:{_PREFIX}nodes.{name}": handler for name, handler in table.items()}
 
     def effects(self) -> dict[str, Effect]:
-        """What operations do when they end."""
+        """Return the functions to run when operations end."""
         return {
             "node.ready": self._on_ready,
             "node.started": self._on_started,
@@ -72,7 +72,7 @@ class Nodes:
         }
 
     def location(self, call: ApiCall) -> str:
-        """The parent of a call, `projects/P/locations/ZONE`; CloudError 403 for an unknown one."""
+        """Return the parent of a call, `projects/P/locations/ZONE`; raise ApiError 403 for an unknown one."""
         check_project(call.path["projectsId"])
         zone = call.path["locationsId"]
         if zone != "-" and zone not in self._catalog.zones:
@@ -81,7 +81,7 @@ class Nodes:
         return f"projects/{PROJECT}/locations/{zone}"
 
     def add(self, location: str, node_id: str, body: Mapping[str, Any], queued: str | None = None) -> Document:
-        """Checks and stores a node in state CREATING; CloudError 400, 404, 409."""
+        """Validate and store a node in state CREATING; raise ApiError 400, 404 or 409."""
         name = f"{location}/nodes/{node_id}"
         if self._store.get("node", name):
             raise ApiError(409, f"Resource '{name}' already exists")
@@ -112,7 +112,7 @@ class Nodes:
         return node
 
     def accelerator(self, location: str, body: Mapping[str, Any]) -> AcceleratorType:
-        """The offered type that a node asks for, its runtime being known too; CloudError 400."""
+        """Return the accelerator type of a node; raise ApiError 400 if it or the runtime version is unknown."""
         zone = location.rpartition("/")[2]
         name = body.get("acceleratorType")
         kind = (
@@ -130,11 +130,11 @@ class Nodes:
         return kind
 
     async def make(self, name: str) -> None:
-        """Gives a CREATING node its VMs; CloudError 429 (the node stays) when there is no capacity."""
+        """Boot the VMs of a CREATING node; raise ApiError 429 if there is no capacity, leaving the node as it is."""
         node = self._find(name)
         zone = name.split("/")[3]
         if node["state"] == "READY":
-            return  # a killed emulator had got this far
+            return  # done before the emulator was killed
         if refusal := self._faults.refusal("operation", zone, self.tier(node)):
             await refusal
         kind = self._catalog.types[node["acceleratorType"]]
@@ -152,7 +152,7 @@ class Nodes:
         await self._workers.settle()
 
     def tier(self, node: Mapping[str, Any]) -> str:
-        """The capacity tier that a node was asked for in."""
+        """Return the capacity tier that was requested for a node."""
         queued = self._store.get("queued", node.get("queuedResource", "")) or {}
         if queued.get("provisioningModel") == "FLEX_START":
             return "flex_start"
@@ -160,7 +160,7 @@ class Nodes:
         return next((word for word in ("spot", "preemptible", "reserved") if scheduling.get(word)), "on_demand")
 
     async def remove(self, name: str) -> None:
-        """Deletes a node and its VMs."""
+        """Delete a node and its VMs."""
         node = self._store.get("node", name)
         if node is not None:
             self._store.put("node", name, {**node, "state": "DELETING"})
@@ -174,7 +174,7 @@ class Nodes:
             self._store.delete("notice", node["id"])
 
     async def preempt(self, uids: Collection[str]) -> None:
-        """Google takes the VMs of these nodes, where they are READY, back; the nodes stay, PREEMPTED."""
+        """Preempt those of the nodes that are READY: their VMs go away; the nodes stay, PREEMPTED."""
         ready = [(name, node) for name, node in self._store.items("node") if node["state"] == "READY"]
         taken = [(name, node) for name, node in ready if node["id"] in uids]
         with self._store.transaction():
@@ -187,7 +187,7 @@ class Nodes:
             await self._workers.halt(node["id"])
 
     def ready_since(self) -> float | None:
-        """When the node that is READY the longest became so."""
+        """Return when the longest-READY node became READY, or None."""
         return min((boot["time"] for _, boot in self._store.items("boot")), default=None)
 
     def _name(self, call: ApiCall) -> str:
@@ -304,7 +304,7 @@ class Nodes:
         return {"guestAttributes": attributes}
 
     def _network_config(self, location: str, config: Mapping[str, Any]) -> Document:
-        """With full names; CloudError 404 for what does not exist, 400 for a missing or foreign subnetwork."""
+        """Return the config with full names; raise ApiError 404 or 400 as `Networks.attach` does."""
         region = location.rpartition("/")[2].rpartition("-")[0]
         network, subnetwork = self._networks.attach(region, config.get("network"), config.get("subnetwork"))
         return {

@@ -1,4 +1,4 @@
-"""tpu v2: queued resources, operations and the catalog's own lists."""
+"""Cloud TPU v2: queued resources, operations, locations, accelerator types and runtime versions."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _PREFIX = "tpu.v2:projects.locations."
 
 
 class QueuedResources:
-    """Handlers of queued resources (kind "queued"): a request for nodes that waits for capacity."""
+    """Handlers of queued resources (kind "queued"): requests for nodes that wait for capacity."""
 
     def __init__(self, store: Store, operations: Operations, nodes: Nodes, catalog: Catalog, faults: Faults) -> None:
         self._store = store
@@ -29,7 +29,7 @@ class QueuedResources:
         self._faults = faults
 
     def handlers(self) -> dict[str, Handler]:
-        """By method key."""
+        """Return the handlers by method key."""
         table: dict[str, Handler] = {
             "queuedResources.create": self._create,
             "queuedResources.get": self._get,
@@ -45,12 +45,12 @@ class QueuedResources:
             "runtimeVersions.get": lambda call: _find_named(self._runtimes(call), call, "runtimeVersionsId"),
         }
         newer = {f"{_PREFIX}{name}": handler for name, handler in table.items()}
-        # What of v2alpha1 gcloud and we use: https://cloud.google.com/tpu/docs/reference/rest/v2alpha1
+        # Methods of v2alpha1 that clients use: https://cloud.google.com/tpu/docs/reference/rest/v2alpha1
         shared = [name for name in table if name.startswith(("queuedResources.", "operations."))]
         return newer | {f"{_PREFIX.replace('v2', 'v2alpha1')}{name}": table[name] for name in shared}
 
     def effects(self) -> dict[str, Effect]:
-        """What operations do when they end."""
+        """Return the functions to run when operations end."""
         return {"queued.provision": self._provision, "queued.gone": self._on_deleted}
 
     def _create(self, call: ApiCall) -> Document | Awaitable[Document]:
@@ -77,7 +77,7 @@ class QueuedResources:
         return as_longrunning(self._operations.begin(location, "create", name))
 
     async def _provision(self, name: str) -> float | None:
-        """Tries to get all nodes; waits for more capacity as long as the request is valid."""
+        """Try to create all nodes; return a retry delay while there is no capacity and the request is valid."""
         queued = self._store.get("queued", name)
         if queued is None or queued["state"]["state"] in ("DELETING", "ACTIVE", "SUSPENDED"):
             return None
@@ -116,7 +116,7 @@ class QueuedResources:
         return None
 
     def _fail(self, queued: Document, why: ApiError) -> None:
-        """A failed request stays, and counts against the quota, until it is deleted."""
+        """Mark a request as FAILED; it counts against the quota until it is deleted."""
         state = _state_document("FAILED")
         state["failedData"] = {"error": {key: why.rpc()[key] for key in ("code", "message")}}
         self._store.put("queued", queued["name"], {**queued, "state": state})
@@ -221,7 +221,7 @@ def _is_expired(queued: Document) -> bool:
 
 
 def _multi_slice_spec(spec: Document) -> Document | None:
-    """How many slices a nodeSpec asks for, if it names them by a prefix; v2alpha1 has another name for that."""
+    """Return the multislice parameters of a nodeSpec, if any; v2alpha1 names them differently."""
     return spec.get("multisliceParams") or spec.get("multiNodeParams")
 
 
@@ -232,7 +232,7 @@ def _capacity_tier(queued: Mapping[str, Any]) -> str:
 
 
 def _requested_nodes(queued: Document) -> list[tuple[str, dict[str, Any]]]:
-    """(node id, node) of every node that a request asks for, with its tier in the node's own words."""
+    """Return (node ID, node) for every node of a request, with its tier as the node's schedulingConfig."""
     scheduling = {"spot": "spot" in queued, "preemptible": False, "reserved": "reservationName" in queued}
     wanted = []
     for spec in queued["tpu"]["nodeSpec"]:
