@@ -59,7 +59,7 @@ class Devices(TypedDict):
 
 
 class Peers(TypedDict):
-    """Whether worker 0 is reachable (on worker 0: whether all others have connected), and why not."""
+    """Reachability of worker 0 (on worker 0: whether all others have connected), and the reason if not."""
 
     boot_id: str
     reachable: bool
@@ -276,7 +276,7 @@ class WatchQuestion(AttemptQuestion):
 
 
 class WatchLine(TypedDict, total=False):
-    """One of: log or metrics with offset; heartbeat with stopped and free_gb; warning; notice; exited; end."""
+    """One line: log or metrics with offset, heartbeat with stopped and free_gb, warning, notice, exited or end."""
 
     log: str
     metrics: dict[str, Any]

@@ -97,7 +97,7 @@ def _download(name: str, url: str, part: Path, token: str | None, telling: _Prog
             if expected is not None and out.tell() - begin != int(expected):
                 raise TransferError(f"{name}: {url} broke off after {out.tell()} bytes")
     except HTTPError as error:
-        if error.code == 416:  # nothing is left to send
+        if error.code == 416:  # the file is already complete
             return
         why = "; it wants a token" if error.code in (401, 403) and not token else ""
         lasting = error.code < 500 and error.code not in (408, 429)

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from ..protocol import WorkerHygiene
 
 THP = "kernel/mm/transparent_hugepage/enabled"
-"""https://docs.kernel.org/admin-guide/mm/transhuge.html; JAX warns on TPU VMs where it is not `always`."""
+"""Sysfs path; JAX warns on TPU VMs unless it is `always` (https://docs.kernel.org/admin-guide/mm/transhuge.html)."""
 
 
 def pending_cleanup() -> list[str]:

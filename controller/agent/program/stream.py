@@ -27,7 +27,7 @@ def watch(
 
     Without `follow`, stop at the current end of the files. Prints a heartbeat every 5 s, `exited` when the program
     ends, and `end` as the last line. Offsets are in bytes; passing them back resumes the stream without loss or
-    repetition. A negative offset counts from the end, rounded down to the start of a line: -1 is the last line.
+    repetition. A negative offset counts from the end, rounded down to the start of a line: -1 starts at the last line.
     """
     folder = attempt_folder(run_id, attempt)
     log_offset = _resolve_offset(folder / "log", log_offset)
