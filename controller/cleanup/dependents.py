@@ -1,4 +1,4 @@
-"""Who else lives in what pods share: asked first, so that it is refused whole or deleted whole."""
+"""Find other users of shared resources before a deletion, which is then refused as a whole or done as a whole."""
 
 from __future__ import annotations
 
@@ -22,10 +22,9 @@ Item = dict[str, Any]
 
 
 def resources_in_other_regions(world: Context, network: str, known: set[str]) -> list[Resource]:
-    """What earlier plans made in the network and this one does not name: its parts in other regions.
+    """Return resources of earlier plans in the network that this plan does not name: those in other regions.
 
-    Args:
-        known: ids of the plan's own resources.
+    `known` holds the ids of the plan's own resources.
     """
     found: list[Resource] = []
     needs = (f"{Network.kind}/{network}",)
@@ -53,7 +52,7 @@ def resources_in_other_regions(world: Context, network: str, known: set[str]) ->
 
 
 def dependents(world: Context, node: Node, doomed: list[Resource]) -> list[str]:
-    """What uses the things that are to be deleted and is not to be deleted itself, in words for people."""
+    """Describe the users of resources to be deleted that are not to be deleted themselves."""
     found: list[str] = []
     ids = {r.id for r in doomed}
     subnets = {(r.region, r.name) for r in doomed if isinstance(r, Subnet)}
@@ -89,7 +88,7 @@ def _in_network(world: Context, network: Network, doomed: set[str]) -> Iterator[
 
 
 def _machines(world: Context, node: Node) -> Iterator[tuple[str, str, tuple[str, str], str]]:
-    """Every TPU, queued TPU and instance of the project but for our pod: title, network, (region, subnet), account."""
+    """Yield every TPU, queued TPU and instance except our pod: title, network, (region, subnet), account."""
     parent = f"projects/{world.project}/locations/-"
     mine = node.paths(world)
     try:
@@ -125,7 +124,7 @@ def _regional(world: Context, collection: str, network: str) -> Iterator[tuple[s
 
 
 def aggregated(world: Context, collection: str) -> Iterator[tuple[str, Item]]:
-    """Every item of a collection with the name of its zone or region."""
+    """Yield every item of a collection with the name of its zone or region."""
     parameters: dict[str, Any] = {"project": world.project}
     while True:
         answer = world.google.call("compute", f"{collection}.aggregatedList", **parameters)
@@ -144,7 +143,7 @@ def _rules(world: Context, network: str) -> Iterator[Item]:
 
 
 def _zone(name: str) -> str:
-    """`projects/p/locations/ZONE/nodes/n`"""
+    """Return the zone in `projects/p/locations/ZONE/nodes/n`."""
     return name.split("/")[3]
 
 

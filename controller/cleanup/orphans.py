@@ -1,4 +1,4 @@
-"""What of ours is billed, in all zones and regions, and whether a run uses it; found by labels and descriptions."""
+"""Find Slipway's billed resources in all zones by label and description, and whether a run uses them."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ if TYPE_CHECKING:
     from controller.context import Context
 
 MIN_AGE_SECONDS = 1800.0
-"""A pod without a run that is no older may be one that a controller is setting up right now."""
+"""A younger pod without a run may be one that a controller is still setting up."""
 STOPPED = frozenset({"STOPPED", "TERMINATED", "PREEMPTED", "SUSPENDED", "FAILED", "GONE"})
 
 
 @dataclass(frozen=True)
 class BilledItem:
-    """One thing of ours. `use` says who uses it, empty for an orphan; then `why` says why nobody does."""
+    """A resource made by Slipway. `use` says what uses it; empty for an orphan, and then `why` explains that."""
 
     kind: str
     name: str
@@ -47,10 +47,9 @@ class BilledItem:
 
 
 def billed_items(world: Context, buckets: list[str]) -> list[BilledItem]:
-    """Everything of ours that is billed or counts against a quota, orphans first.
+    """Return everything of Slipway's that is billed or counts against a quota, orphans first.
 
-    Args:
-        buckets: where runs may have left their records, besides the buckets that carry our label.
+    `buckets` may hold records of runs, besides the buckets that carry our label.
     """
     places = list(dict.fromkeys([*_buckets(world), *buckets]))
     pods = [*_pods(world, places)]
@@ -60,7 +59,7 @@ def billed_items(world: Context, buckets: list[str]) -> list[BilledItem]:
 
 
 def delete(world: Context, thing: BilledItem) -> None:
-    """Delete one of them; no error when it is gone already."""
+    """Delete one item; no error when it is gone already."""
     where = {"project": world.project}
     match thing.kind:
         case "TPU":
@@ -85,7 +84,7 @@ def delete(world: Context, thing: BilledItem) -> None:
 
 
 def _buckets(world: Context) -> Iterator[str]:
-    """Buckets that slipway made."""
+    """Yield the buckets that Slipway made."""
     try:
         for item in world.google.pages("storage", "buckets.list", "items", project=world.project):
             if is_labelled(item):
@@ -95,7 +94,7 @@ def _buckets(world: Context) -> Iterator[str]:
 
 
 def _pods(world: Context, buckets: list[str]) -> Iterator[BilledItem]:
-    """Nodes, and queued requests without one."""
+    """Yield nodes, and queued requests without a node."""
     parent, seen = f"projects/{world.project}/locations/-", set[tuple[str, str]]()
     try:
         for answer in world.google.pages("tpu", "projects.locations.nodes.list", "nodes", parent=parent):
@@ -144,7 +143,7 @@ def _pod(world: Context, buckets: list[str], name: str, answer: dict[str, Any]) 
 
 
 def _use_by_run(world: Context, bucket: str, run_id: str, uid: str) -> tuple[str, str]:
-    """Whether the run is alive on the pod, as far as its record says: (use, why not)."""
+    """Return (use, reason for no use) from the run's record: whether the run is alive on the pod."""
     ledger = Ledger(world.google, bucket, run_id)
     if ledger.result() is not None:
         return "", f"{run_id} has finished"
@@ -171,7 +170,7 @@ def _disks(world: Context, pods: list[BilledItem]) -> Iterator[BilledItem]:
 
 
 def _machines(world: Context, buckets: list[str], in_use: set[str]) -> Iterator[BilledItem]:
-    """VMs that carry our label: bastions."""
+    """Yield VMs that carry our label: bastions."""
     for zone, item in _list_managed(world, "instances", is_labelled):
         usd = load_prices()["vm"]["usd_per_hour"].get(leaf(item.get("machineType", "")))
         stopped = item.get("status") in ("TERMINATED", "STOPPED", "SUSPENDED")
@@ -186,7 +185,7 @@ def _machines(world: Context, buckets: list[str], in_use: set[str]) -> Iterator[
 
 
 def _bastion_drives_run(world: Context, bucket: str, pod: str, run_id: str) -> bool:
-    """Does a bastion act on that pod for that run?"""
+    """Return whether a bastion acts on that pod for that run."""
     try:
         seen = BucketLeaseStore(world.google, bucket, pod).read()
     except ForbiddenError:
@@ -195,7 +194,7 @@ def _bastion_drives_run(world: Context, bucket: str, pod: str, run_id: str) -> b
 
 
 def _network(world: Context, in_use: set[str]) -> Iterator[BilledItem]:
-    """Addresses that are reserved, and NATs; both serve a region."""
+    """Yield reserved addresses and NATs; both serve a region."""
     table = load_prices()
     idle, used = table["external_ip"]["usd_per_hour_unused"], table["external_ip"]["usd_per_hour"]
 

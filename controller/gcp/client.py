@@ -368,7 +368,7 @@ def _translate_errors(what: str) -> Iterator[None]:
 
 
 def _backoff_seconds(state: Any) -> float:
-    """Return Retry-After if sent, else 1, 2, 4 ... seconds: https://cloud.google.com/storage/docs/retry-strategy"""
+    """Return Retry-After, else 1, 2, 4 ... seconds. https://cloud.google.com/storage/docs/retry-strategy."""
     error = state.outcome.exception()
     return error.retry_after or min(2.0 ** (state.attempt_number - 1), 30.0)
 

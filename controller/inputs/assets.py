@@ -1,4 +1,4 @@
-"""Assets before they are copied: which files, what is in them, and where the copy goes. Nothing is fetched here."""
+"""Resolve assets before they are copied: their files, content hash and destination. Nothing is downloaded here."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ ALWAYS_SKIPPED = frozenset({".DS_Store", ".git", "__pycache__"})
 
 @dataclass(frozen=True)
 class AssetFile:
-    """One file: on this machine, or still to be fetched into `local` from `url`, with `token` naming a secret."""
+    """A file on this machine, or one to download from `url` into `local`; `token` names a secret."""
 
     name: str
     local: Path
@@ -30,7 +30,7 @@ class AssetFile:
 
 @dataclass(frozen=True)
 class BuildRecipe:
-    """A command that makes the files of an asset; `root` is where it runs, `output` the folder that it fills."""
+    """A command that makes an asset's files; it runs in `root` and fills the folder `output`."""
 
     argv: tuple[str, ...]
     root: Path
@@ -39,7 +39,7 @@ class BuildRecipe:
 
 @dataclass(frozen=True)
 class ResolvedAsset:
-    """What an asset holds, as far as it is known: `files`, or the recipe that will make them."""
+    """Contents of an asset as far as known: `files`, or the recipe that will make them."""
 
     kind: Kind
     name: str
@@ -49,31 +49,28 @@ class ResolvedAsset:
 
     @property
     def path(self) -> str:
-        """How config and programs name it: `models.gemma`."""
+        """Name in config and programs: `models.gemma`."""
         return f"{self.kind}s.{self.name}"
 
     @property
     def prefix(self) -> str:
-        """Its folder in the bucket, named after what is in it: a copy never changes."""
+        """Folder in the bucket, named after the content: a copy never changes."""
         return f"assets/{self.name}-{self.identity[:12]}"
 
 
 def manifest_text(files: tuple[AssetFile, ...]) -> str:
-    """The text of `manifest.json`: the SHA-256 by name."""
+    """Return the text of `manifest.json`, which maps names to SHA-256."""
     return json.dumps({f.name: f.sha256 for f in files}, indent=1, sort_keys=True) + "\n"
 
 
 def resolve_assets(config: Config, root: Path) -> dict[str, ResolvedAsset]:
-    """Every asset that is wanted, by `datasets.NAME` and so on; local files are hashed, at most once per change.
+    """Return the assets that the run needs by `datasets.NAME` and so on; local files are hashed only after a change.
 
-    The bundled trainer knows assets by the keys that name them. One that no key names is left alone, such as the
-    weights of an experiment whose `model.weights` now says gs://….
-
-    Args:
-        root: of the code; builds run there.
+    The bundled trainer needs an asset only if a config key names it. Others are ignored, such as the weights of an
+    experiment whose `model.weights` is now gs://…. Builds run in `root`, the root of the code.
 
     Raises:
-        ConfigError: a local file is not there.
+        ConfigError: a local file is missing.
     """
     state = Path(config.run.state_dir).expanduser()
     with HashCache(state / "hashes.json") as hashes:
@@ -86,13 +83,13 @@ def resolve_assets(config: Config, root: Path) -> dict[str, ResolvedAsset]:
 
 
 def is_referenced(config: Config, kind: Kind, name: str) -> bool:
-    """Does any key name this asset, as assets://NAME or {assets.models.NAME}?"""
+    """Return whether any key names this asset, as assets://NAME or {assets.models.NAME}."""
     words = config.model_dump_json(exclude={"assets"})
     return bool(re.search(rf"assets://{name}(?![-a-z0-9])", words)) or f"{{assets.{kind}s.{name}}}" in words
 
 
 def resolve_asset(kind: Kind, name: str, asset: Asset, root: Path, state: Path, hashes: HashCache) -> ResolvedAsset:
-    """One asset.
+    """Resolve one asset.
 
     Raises:
         ConfigError: a local path, or an input of a build, is missing or empty.
@@ -118,7 +115,7 @@ def resolve_asset(kind: Kind, name: str, asset: Asset, root: Path, state: Path, 
 
 
 def local_files(path: Path, hashes: HashCache) -> tuple[AssetFile, ...]:
-    """The files at or below `path`, hashed; none where nothing is."""
+    """Return the files at or below `path` with their hashes; empty if it does not exist."""
     if path.is_file():
         return (AssetFile(path.name, path, hashes.of([path])[path].sha256),)
     found = sorted(p for p in path.rglob("*") if p.is_file() and not ALWAYS_SKIPPED & set(p.relative_to(path).parts))
@@ -127,7 +124,7 @@ def local_files(path: Path, hashes: HashCache) -> tuple[AssetFile, ...]:
 
 
 def path_exists(path: Path) -> bool:
-    """Is there such a file? None is, where the name is too long for one."""
+    """Return whether the path exists; False for a name that is too long for a file."""
     try:
         return path.exists()
     except OSError:
@@ -135,7 +132,7 @@ def path_exists(path: Path) -> bool:
 
 
 def _identity(asset: Asset, root: Path, hashes: HashCache, key: str) -> str:
-    """Of what a build makes: its words, and every file that they or `inputs` name. It need not have run for that."""
+    """Hash a build's command line and every file that it or `inputs` names; the build need not have run."""
     argv = asset.build or ()
     read: dict[str, str] = {}
     for word in dict.fromkeys([*argv, *asset.inputs]):

@@ -1,8 +1,8 @@
-"""The code that is shipped: which files, their hash, and one reproducible archive of them.
+"""The code to ship: its files, their hash, and one reproducible archive.
 
 `program=trainer` ships the bundled `trainer/` and `conf/`; `program=command` ships the git repository around the
-current folder, or `code.repository`, as `git ls-files` sees it: tracked and untracked files, ignored ones left out, and
-whatever `code.exclude` names.
+current folder, or `code.repository`: tracked and untracked files, except ignored ones and those that `code.exclude`
+names.
 """
 
 from __future__ import annotations
@@ -27,24 +27,24 @@ MAX_FILES_SHOWN = 5
 
 @dataclass(frozen=True)
 class CodeSnapshot:
-    """Files below a root, by their sorted relative paths."""
+    """Files below a root, as sorted relative paths."""
 
     root: Path
     files: tuple[str, ...]
 
     @property
     def size(self) -> str:
-        """How much it is, for people."""
+        """Size for people."""
         return f"{len(self.files)} file{'' if len(self.files) == 1 else 's'}"
 
     @cached_property
     def sha256(self) -> str:
-        """Hash of the tree: paths, executable bits and contents; what a worker's copy must hash to."""
+        """Hash of the tree: paths, executable bits and contents. A worker's copy must have the same hash."""
         return tree_hash(self.root, self.files)
 
     @cached_property
     def archive(self) -> bytes:
-        """A gzipped tar; the same files give the same bytes on every host."""
+        """Return a gzipped tar; the same files give the same bytes on every host."""
         buffer = io.BytesIO()
         with (
             gzip.GzipFile(fileobj=buffer, mode="wb", mtime=0, compresslevel=6) as zipped,
@@ -66,7 +66,7 @@ class CodeSnapshot:
 
 @dataclass(frozen=True)
 class UnfetchedSnapshot(CodeSnapshot):
-    """Another repository's code that could not be had yet: enough for a plan, and for nothing else."""
+    """Code of another repository that could not be fetched yet: enough for a plan, and for nothing else."""
 
     commit: str
 
@@ -80,16 +80,16 @@ class UnfetchedSnapshot(CodeSnapshot):
 
 
 def unfetched_snapshot(config: Config) -> UnfetchedSnapshot:
-    """What stands for `code.repository` in a plan that is made without it."""
+    """Return a placeholder for `code.repository` in a plan made without it."""
     assert config.code.repository is not None
     return UnfetchedSnapshot(Path(config.run.state_dir).expanduser(), (), config.code.repository.commit)
 
 
 def take_snapshot(config: Config, folder: Path) -> CodeSnapshot:
-    """What `config` would ship if run from `folder`.
+    """Return the code that `config` ships if run from `folder`.
 
     Raises:
-        ConfigError: nothing to ship, more than code.max_mb, or a repository that cannot be had.
+        ConfigError: no code to ship, more than code.max_mb, or a repository that cannot be fetched.
     """
     if config.program.kind == "trainer":
         root = Path(conf.__file__).parents[1]
@@ -102,7 +102,7 @@ def take_snapshot(config: Config, folder: Path) -> CodeSnapshot:
         other = config.code.repository
         root = checkout(other, state) if other else _repository(folder)
         found = _filter_excluded(root, _list_files(root, tracked_only=other is not None), config.code.exclude)
-        if other is None:  # whose clone lies there
+        if other is None:  # clones of other repositories are there
             found = [path for path in found if not path.is_relative_to(state.resolve())]
     files = tuple(sorted(p.relative_to(root).as_posix() for p in found))
     if not files:
@@ -123,7 +123,7 @@ def _repository(folder: Path) -> Path:
 
 
 def _list_files(root: Path, *, tracked_only: bool = False) -> list[Path]:
-    """Regular files that git tracks or would add; without git every file that no .gitignore of the root names."""
+    """List regular files that git tracks or would add; without git, all files except those in the root's .gitignore."""
     command = ["git", "ls-files", "-z", "--cached", *(() if tracked_only else ("--others", "--exclude-standard"))]
     git = subprocess.run(command, cwd=root, capture_output=True, text=True, check=False)
     names = set(filter(None, git.stdout.split("\0"))) if git.returncode == 0 else _unignored(root)

@@ -1,4 +1,4 @@
-"""What is brought to this machine before it is copied: downloads, resumed and checked; folders that a command makes."""
+"""Get files onto this machine before they are copied: resumable, verified downloads, and folders made by a command."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ TAIL_LINES = 20
 
 
 def token_for(source: AssetFile, secrets: Mapping[str, str]) -> str | None:
-    """What is sent along as bearer token."""
+    """Return the bearer token for a download, if any."""
     place = urlsplit(source.url or "")
     if source.token is None and (place.scheme, place.hostname) == ("https", HUGGING_FACE):
         return secrets.get("HF_TOKEN")
@@ -31,13 +31,12 @@ def token_for(source: AssetFile, secrets: Mapping[str, str]) -> str | None:
 
 
 def download_file(source: AssetFile, token: str | None, moved: Callable[[int], None]) -> None:
-    """Download a file that is not here yet, going on where an earlier attempt stopped.
+    """Download a missing file, resuming an interrupted download.
 
-    Args:
-        moved: told of the bytes that have come.
+    `moved` is called with the number of bytes received.
 
     Raises:
-        CloudError: it cannot be had, or has another content than the config says: then nothing is kept.
+        CloudError: the download failed, or the content differs from the config's hash; then nothing is kept.
     """
     if source.url is None or source.local.is_file():
         return
@@ -46,7 +45,7 @@ def download_file(source: AssetFile, token: str | None, moved: Callable[[int], N
     try:
         _download(source.url, part, token, moved)
     except urllib.error.HTTPError as error:
-        if error.code == 416:  # nothing is left to send
+        if error.code == 416:  # the file is complete
             pass
         elif error.code in (401, 403):
             why = (
@@ -71,7 +70,7 @@ def download_file(source: AssetFile, token: str | None, moved: Callable[[int], N
 
 def _download(url: str, part: Path, token: str | None, moved: Callable[[int], None]) -> None:
     request = urllib.request.Request(url)  # noqa: S310 - http(s) by schema
-    if token:  # hosts redirect to storage that must not see it
+    if token:  # hosts redirect to storage, which must not get the token
         request.add_unredirected_header("Authorization", f"Bearer {token}")
     have = part.stat().st_size if part.exists() else 0
     if have:
@@ -91,10 +90,10 @@ def _download(url: str, part: Path, token: str | None, moved: Callable[[int], No
 
 
 def run_recipe(recipe: BuildRecipe, key: str) -> Path:
-    """Run a recipe, unless it has run; returns the folder that it has filled.
+    """Run a recipe unless it has run before; returns the folder that it fills.
 
     Raises:
-        CloudError: it failed, or left nothing; shows the end of what it printed.
+        CloudError: it failed or made no files; the message shows the end of its output.
     """
     if recipe.output.is_dir():
         return recipe.output
@@ -117,7 +116,7 @@ def run_recipe(recipe: BuildRecipe, key: str) -> Path:
     except FileNotFoundError:
         raise CloudError(f"{key}: there is no program {recipe.argv[0]!r} on this machine") from None
     except OSError:
-        if not recipe.output.is_dir():  # else another process was faster
+        if not recipe.output.is_dir():  # another process may have been faster
             raise
     finally:
         shutil.rmtree(draft, ignore_errors=True)

@@ -1,4 +1,4 @@
-"""Git, as far as this machine needs it: repositories at a commit, kept in the state folder."""
+"""Clone git repositories at a commit into the state folder."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from controller.core.errors import ConfigError
 
 
 class UnreachableError(ConfigError):
-    """A repository that cannot be had now; it may be there all the same."""
+    """A repository that cannot be reached now, though it may exist."""
 
 
 def checkout(repository: Repository, state: Path) -> Path:
-    """The folder of a repository at its commit; cloned on first use, the same one ever after.
+    """Return the folder of a repository at its commit, cloned on first use.
 
     Raises:
         UnreachableError: it cannot be cloned.
@@ -34,7 +34,7 @@ def checkout(repository: Repository, state: Path) -> Path:
         clone(repository.url, repository.commit, draft, "code.repository")
         draft.rename(folder)
     except OSError:
-        if not folder.is_dir():  # else another process was faster
+        if not folder.is_dir():  # another process may have been faster
             raise
     finally:
         shutil.rmtree(draft, ignore_errors=True)
@@ -42,10 +42,10 @@ def checkout(repository: Repository, state: Path) -> Path:
 
 
 def clone(url: str, ref: str | None, folder: Path, key: str) -> str:
-    """Clone into an empty folder at a commit, branch or tag; returns the commit. One commit alone, where it can be had.
+    """Clone a commit, branch or tag into an empty folder and return the commit; shallow where the server allows it.
 
     Raises:
-        ConfigError: naming `key`; an UnreachableError where the server could not be asked.
+        ConfigError: the clone failed; names `key`. UnreachableError if the server could not be reached.
     """
     words = f"{key}: {strip_password(url)}"
     if ref and ref.startswith("-"):  # git would take it for an option, and some of them run programs
@@ -70,7 +70,7 @@ def clone(url: str, ref: str | None, folder: Path, key: str) -> str:
 
 
 def strip_password(url: str) -> str:
-    """A URL that may be shown: whoever clones over HTTPS may have put a token into it."""
+    """Return a URL without credentials, safe to print: an HTTPS URL may contain a token."""
     scheme, separator, rest = url.partition("://")
     host, slash, path = rest.partition("/")
     user, at, name = host.rpartition("@")

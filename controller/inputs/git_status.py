@@ -1,4 +1,4 @@
-"""What git says of the code that is shipped: kept beside a run's results, so that they can be told where from."""
+"""Git status of the shipped code, kept beside a run's results to record their origin."""
 
 from __future__ import annotations
 
@@ -15,11 +15,12 @@ MAX_DIFF_BYTES = 10_000_000
 
 
 def collect_git_status(root: Path, exclude: tuple[str, ...], secrets: Iterable[str]) -> tuple[dict[str, Any], str]:
-    """The document for git.json, and the changes since the commit as a patch.
+    """Return the document for git.json, and the changes since the commit as a patch.
 
     Args:
-        exclude: patterns as in .gitignore of what is neither shown nor named.
-        secrets: what must not be in the patch, wherever it comes from.
+        root: the repository.
+        exclude: patterns as in .gitignore; matching files are neither shown nor named.
+        secrets: values that are removed from the patch.
     """
     top = _git(root, "rev-parse", "--show-toplevel").strip()
     if not top or Path(top).resolve() != root.resolve():
@@ -57,7 +58,7 @@ def _size(path: Path) -> int:
 
 
 def _git(root: Path, *arguments: str) -> str:
-    """What git prints; nothing where it fails, or is not installed."""
+    """Return git's output; empty if git fails or is not installed."""
     try:
         done = subprocess.run(
             ["git", "-c", "core.quotepath=off", *arguments], cwd=root, capture_output=True, check=False

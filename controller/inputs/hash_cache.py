@@ -1,4 +1,4 @@
-"""Hashes of local files, remembered by path, size and time of change: weights of 30 GB are read once."""
+"""Cache of local file hashes by path, size and modification time, so that 30 GB of weights are read once."""
 
 from __future__ import annotations
 
@@ -19,21 +19,21 @@ THREADS = 4
 
 @dataclass(frozen=True)
 class Digests:
-    """SHA-256 in hex; MD5 in base64, as Cloud Storage gives it of its objects."""
+    """SHA-256 in hex; MD5 in base64, as in Cloud Storage's object metadata."""
 
     sha256: str
     md5: str
 
 
 class HashCache:
-    """The remembered hashes of a state folder; entered to be kept."""
+    """Hash cache of a state folder; a context manager that saves new hashes on exit."""
 
     def __init__(self, file: Path) -> None:
         self._file = file
         self._changed = False
         try:
             self._known: dict[str, Any] = json.loads(file.read_bytes())
-        except (OSError, ValueError):  # it only saves time
+        except (OSError, ValueError):  # a lost cache only costs time
             self._known = {}
 
     def __enter__(self) -> Self:
@@ -44,13 +44,13 @@ class HashCache:
     ) -> None:
         if self._changed:
             self._file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            # assets are looked at side by side, and each look ends here: a draft of its own, and the last one counts
+            # assets are resolved in parallel and each exit saves: each writes its own temporary file, and the last wins
             with NamedTemporaryFile("w", dir=self._file.parent, prefix=f".{self._file.name}.", delete=False) as draft:
                 json.dump(self._known, draft)
             Path(draft.name).replace(self._file)
 
     def of(self, paths: Iterable[Path]) -> dict[Path, Digests]:
-        """The hashes of some files; those that have changed are read, several at once."""
+        """Return the hashes of some files; changed files are read, several at once."""
         wanted = {path: _stamp(path) for path in paths}
         new = [path for path, stamp in wanted.items() if self._known.get(str(path.resolve()), {}).get("at") != stamp]
         if new:
@@ -69,7 +69,7 @@ def _stamp(path: Path) -> list[int]:
 
 
 def hash_file(path: Path) -> Digests:
-    """Both hashes in one reading."""
+    """Compute both hashes in one pass."""
     sha256, md5 = hashlib.sha256(), hashlib.md5(usedforsecurity=False)
     with path.open("rb") as file:
         while chunk := file.read(CHUNK):

@@ -1,6 +1,6 @@
-"""A requirements file of the user's: read whole, with its includes, and split into what the workers fetch and what not.
+"""Read a requirements file with its includes, and separate the git repositories from what the workers install.
 
-The lines that name a git repository are taken out: the workers have no key to it, this machine has.
+The workers have no key to those repositories; this machine does.
 https://pip.pypa.io/en/stable/reference/requirements-file-format/
 """
 
@@ -25,7 +25,7 @@ INCLUDE = re.compile(r"^(-r|--requirement)[\s=]*(?P<file>\S+)$")
 
 @dataclass(frozen=True)
 class GitRequirement:
-    """One requirement that is a git repository; `ref` None: its default branch."""
+    """A requirement on a git repository; `ref` None means the default branch."""
 
     line: str
     url: str
@@ -36,13 +36,13 @@ class GitRequirement:
 
     @property
     def pinned(self) -> bool:
-        """Does it name one commit?"""
+        """Whether it names one commit."""
         return bool(self.ref and re.fullmatch(r"[0-9a-f]{40}", self.ref))
 
 
 @dataclass(frozen=True)
 class Requirements:
-    """`text` for uv on the workers, `git` for this machine."""
+    """A parsed requirements file: `text` is for uv on the workers, `git` is built on this machine."""
 
     text: str
     git: tuple[GitRequirement, ...] = ()
@@ -52,7 +52,7 @@ def read_requirements(root: Path, name: str) -> Requirements:
     """Read `name` below `root`.
 
     Raises:
-        ConfigError: it is not there, or holds a line that means nothing on a worker.
+        ConfigError: the file is missing, or has a line that means nothing on a worker.
     """
     lines = list(_lines(root, root / name, f"env.requirements: {name}", frozenset()))
     git = tuple(found for line in lines if (found := _parse_git_requirement(line)))

@@ -1,6 +1,7 @@
-"""Secrets: read from where `env.secrets` says, kept in memory, sent to the workers over SSH's stdin, and nowhere else.
+"""Secrets: read from the sources in `env.secrets`, kept in memory, and sent only to the workers, over SSH's stdin.
 
-Not in the plan, a log, an argument list, the bucket, run.yaml or a run's identity. docs/assets-and-secrets.md
+They never enter the plan, a log, an argument list, the bucket, run.yaml or a run's identity.
+docs/assets-and-secrets.md
 """
 
 from __future__ import annotations
@@ -20,14 +21,14 @@ if TYPE_CHECKING:
 
 MANAGER = "secretmanager:"
 NETRC = "NETRC"
-"""Programs want it as a file: its value is the content, and on a worker the variable names the file."""
+"""Programs expect this secret as a file: the value is its content, and on a worker the variable names the file."""
 
 
 class Vault:
-    """The secrets of one run. It has no words for what it holds, so that nothing can print them by accident."""
+    """Secrets of one run. It has no repr of its values, so that nothing can print them by accident."""
 
     def __init__(self, sources: Mapping[str, str | None], environment: Mapping[str, str] | None = None) -> None:
-        """Nothing is read yet.
+        """Store the sources without reading them.
 
         Args:
             sources: by name, as in `env.secrets`.
@@ -42,17 +43,17 @@ class Vault:
 
     @property
     def names(self) -> list[str]:
-        """Of what will be delivered, sorted."""
+        """Sorted names of the secrets that the workers will get."""
         return sorted(self._sources)
 
     @property
     def apis(self) -> list[str]:
-        """The services that must be enabled to read them."""
+        """APIs that must be enabled to read them."""
         asks = any(source.startswith(MANAGER) for source in self._sources.values())
         return ["secretmanager.googleapis.com"] if asks else []
 
     def open(self, google: GoogleClient) -> None:
-        """Read what has not been read yet.
+        """Read all secrets that have not been read yet.
 
         Raises:
             ConfigError: a secret is not where the config says.
@@ -64,11 +65,11 @@ class Vault:
                     self._values[name] = self._read(name, source, google)
 
     def values(self) -> dict[str, str]:
-        """What `open` has read, by name."""
+        """Return the secrets that `open` has read, by name."""
         return dict(self._values)
 
     def _is_available(self, name: str, source: str) -> bool:
-        """A variable that is passed on under its own name is optional; everything else was asked for."""
+        """Return whether to deliver a secret. Only a variable passed on under its own name is optional."""
         value = self._environment.get(name)
         if source != "env" or not value:
             return source != "env"
@@ -96,7 +97,10 @@ def _from_file(key: str, path: str, name: str) -> str:
 
 
 def _from_manager(key: str, name: str, google: GoogleClient) -> str:
-    """https://cloud.google.com/secret-manager/docs/reference/rest/v1/projects.secrets.versions/access"""
+    """Read a secret from Secret Manager.
+
+    https://cloud.google.com/secret-manager/docs/reference/rest/v1/projects.secrets.versions/access
+    """
     version = name if "/versions/" in name else f"{name}/versions/latest"
     try:
         answer = google.call("secretmanager", "projects.secrets.versions.access", name=version)

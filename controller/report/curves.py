@@ -1,4 +1,4 @@
-"""Learning curves across runs: for each metric and setting the mean over its seeds, the lowest and the highest."""
+"""Learning curves across runs: the mean, lowest and highest value over the seeds, per metric and setting."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ PREFERRED_METRICS = (
     ("eval", "eval_accuracy"), ("test", "test_accuracy"), ("eval", "eval_loss"), ("", "accuracy"), ("", "loss"),
     ("", "reward_mean"),
 )  # fmt: skip
-"""Metrics that come first, if a run has them; an empty phase stands for any."""
+"""Metrics that come first, if a run has them; an empty phase matches any."""
 MAX_METRICS = 100
 MAX_POINTS, MIN_POINTS = 120, 20
 MAX_VALUES = 100_000
-"""Values of all curves together, about 1 MB."""
+"""Limit for the values of all curves together, about 1 MB."""
 MAX_DRAWABLE = 1e100
-"""A larger value has no place on an axis."""
+"""Larger values cannot be drawn on an axis."""
 
 
 @dataclass(frozen=True)
@@ -35,10 +35,7 @@ class Curve:
 def select_metrics(settings: Sequence[Setting], wanted: str = "") -> tuple[list[Metric], int]:
     """Return the metrics in the order of the page, and how many others were left out.
 
-    Left out are those that the fewest runs have.
-
-    Args:
-        wanted: name of a metric that comes before all others.
+    Those that the fewest runs have are left out. `wanted` names a metric that comes before all others.
     """
     counts = Counter(metric for setting in settings for run in setting.counted for metric in run.curves)
 

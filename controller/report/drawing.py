@@ -1,4 +1,4 @@
-"""Inline SVG: learning curves, where the time went, and intervals; the tables hold the same numbers."""
+"""Inline SVG of learning curves, time spans and intervals; the tables hold the same numbers."""
 
 from __future__ import annotations
 
@@ -12,24 +12,24 @@ from controller.report.stats import Comparison
 from controller.report.timeline import SPAN_KINDS, Timeline
 
 COLOURS, DASHES = 8, 3
-"""Styles in page.css: lines take colour after colour, then the same colours with other dashes."""
+"""Number of styles in page.css: the colours repeat with other dashes."""
 WIDTH, HEIGHT, LEFT, BOTTOM = 760, 300, 62, 270
-"""Of a chart and of its plot, in units of the SVG."""
+"""Size of a chart and margins of its plot, in SVG units."""
 
 
 def colour(number: int) -> str:
-    """Return the classes of the n-th line."""
+    """Return the CSS classes of the n-th line."""
     return f"c{number % COLOURS} dash{number // COLOURS % DASHES}"
 
 
 def swatch(parent: Element, number: int) -> None:
-    """Add a short piece of the n-th line."""
+    """Add a short sample of the n-th line."""
     svg = add_child(parent, "svg", class_="swatch", viewBox="0 0 26 10", aria_hidden="true")
     add_child(svg, "path", class_=f"line {colour(number)}", d="M1 5H25")
 
 
 def line_chart(parent: Element, title: str, curves: Mapping[int, tuple[str, Curve]]) -> None:
-    """Add a chart of curves by the number of their line, each with its label."""
+    """Add a chart of labelled curves, keyed by line number."""
     steps = [step for _, curve in curves.values() for step in curve.steps]
     x_low, x_high = min(steps), max(steps)
     low, high = (min(min(c.low) for _, c in curves.values()), max(max(c.high) for _, c in curves.values()))
@@ -77,13 +77,13 @@ def ticks(low: float, high: float, count: int = 5) -> list[float]:
 
 
 def legend_square(parent: Element, kind: str) -> None:
-    """Add the colour of a kind of time."""
+    """Add a square in the colour of a kind of time."""
     svg = add_child(parent, "svg", class_=f"key {_kind_colour(kind)}", viewBox="0 0 10 10", aria_hidden="true")
     add_child(svg, "rect", width=10, height=10)
 
 
 def timeline_bar(parent: Element, time: Timeline, longest: float, label: str) -> None:
-    """Add the spans of a run to the scale of the longest run, with a stroke at each interruption."""
+    """Add a run's spans on the scale of the longest run, with a stroke at each interruption."""
     view = {"viewBox": "0 0 1000 18", "preserveAspectRatio": "none"}
     svg = add_child(parent, "svg", class_="bar", role="img", aria_label=label, **view)
     scale = 1000.0 / (longest or 1.0)
@@ -116,14 +116,14 @@ def _kind_colour(kind: str) -> str:
 
 
 def format_duration(seconds: float) -> str:
-    """Return a duration for people: `41 s`, `12.3 min`, `5.2 h`."""
+    """Format a duration: `41 s`, `12.3 min`, `5.2 h`."""
     if seconds < 120:
         return f"{seconds:.0f} s"
     return f"{seconds / 60:.1f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
 
 
 def format_number(value: float | None, *, sign: bool = False, by: float | None = None) -> str:
-    """Return four digits, or the decimals that a spread `by` justifies; a dash for None."""
+    """Format with four digits, or the decimals that a spread `by` justifies; a dash for None."""
     if value is None:
         return "–"
     how = ".4g"

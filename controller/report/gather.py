@@ -1,6 +1,6 @@
-"""What is known of each run: numbers, events, transcripts; from files of this machine, or from the bucket.
+"""Gather a run's metrics, events and transcripts from files of this machine or from the bucket.
 
-Programs and workers wrote most of it, so that nothing is taken for granted: what cannot be read is left out.
+Programs and workers wrote most of them, so unreadable content is skipped.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ from controller.records.index import RunRow
 from controller.records.recorder import LOCAL_METRICS_FILE, RECORD_FILE, run_folder
 
 Metric = tuple[str, str]
-"""Phase and name: `("eval", "eval_accuracy")`; phase `result` is what the program left in summary.json."""
+"""Phase and name: `("eval", "eval_accuracy")`; phase `result` holds the values of the program's summary.json."""
 FileReader = Callable[[str, str], Sequence[bytes]]
-"""(run, name) -> the contents of that name; none where there is none."""
+"""(run, name) -> the contents of all files of that name; empty if there is none."""
 RESULT_FILE = "result"
 METRICS_FILE, EVENTS = "metrics.jsonl", "events.jsonl"
 MAX_NAME_LENGTH = 80
 RESERVED_KEYS = ("step", "phase", "time")
-"""The keys of a line of metrics.jsonl that are no metrics."""
+"""Keys of a line in metrics.jsonl that are not metrics."""
 
 
 @dataclass(frozen=True)
 class MetricsLine:
-    """One line of metrics.jsonl: seconds since the epoch, updates done, seconds of an update where it says so."""
+    """One line of metrics.jsonl: seconds since the epoch, updates done, and seconds per update if given."""
 
     time: float
     step: float
@@ -66,13 +66,13 @@ class RecordedRun:
         return tuple(str(word) for word in self.row.get("overrides") or ())
 
     def last(self, metric: Metric) -> float | None:
-        """The value at the largest step; None where there is none, or it is not finite."""
+        """Return the value at the largest step; None if it is missing or not finite."""
         curve = self.curves.get(metric)
         return curve[max(curve)] if curve else None
 
 
 def local_reader(state: Path) -> FileReader:
-    """Files of this machine."""
+    """Return a reader of files on this machine."""
 
     def read(run: str, name: str) -> list[bytes]:
         folder = run_folder(state, run)
@@ -83,7 +83,7 @@ def local_reader(state: Path) -> FileReader:
 
 
 def bucket_reader(google: GoogleClient, bucket: str, otherwise: FileReader) -> FileReader:
-    """Objects of the bucket, those of all machines; where there is none, what `otherwise` finds."""
+    """Return a reader of the bucket's objects from all machines; where there are none, `otherwise` is used."""
 
     def read(run: str, name: str) -> Sequence[bytes]:
         prefix = f"runs/{run}/{name.removesuffix('.jsonl')}/" if name == EVENTS else f"runs/{run}/{name}"
@@ -98,7 +98,7 @@ def bucket_reader(google: GoogleClient, bucket: str, otherwise: FileReader) -> F
 
 
 def gather_runs(rows: Sequence[RunRow], read: FileReader) -> list[RecordedRun]:
-    """The runs of these rows of the table (not flat), oldest first."""
+    """Return the runs of these (nested) table rows, oldest first."""
     return [_load_run(row, read) for row in sorted(rows, key=lambda row: _finite_number(row.get("created")) or 0.0)]
 
 
@@ -131,7 +131,7 @@ def _load_run(row: RunRow, read: FileReader) -> RecordedRun:
 
 
 def _finite_number(value: Any) -> float | None:
-    """A finite float, None for anything else; numbers of JSON have no end."""
+    """Return a finite float, or None for anything else; JSON numbers have no upper limit."""
     if not isinstance(value, int | float) or isinstance(value, bool):
         return None
     try:
@@ -152,10 +152,10 @@ def _parse_jsonl(contents: Sequence[bytes]) -> Iterator[dict[str, Any]]:
 
 
 def _site_packages(documents: Iterable[dict[str, Any]], where: str) -> Iterator[dict[str, Any]]:
-    """Those that slipway wrote, without their format.
+    """Yield the documents that Slipway wrote, without their format.
 
     Raises:
-        FormatError: a later slipway wrote one.
+        FormatError: a later version of Slipway wrote one.
     """
     return (checked(document, where) for document in documents if has_format(document))
 

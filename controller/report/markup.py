@@ -1,4 +1,4 @@
-"""HTML as a tree: a text cannot become markup, for xml.etree escapes it, and what would not show is written out."""
+"""HTML as a tree: xml.etree escapes text, so it cannot become markup; unprintable characters are written out."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from controller.core.printable import printable
 
 
 def add_child(parent: Element, tag: str, text: object = "", **attributes: object) -> Element:
-    """A new last child. `class_` is the attribute class, `aria_label` aria-label; None and False leave one out."""
+    """Add a last child. `class_` sets the attribute class, `aria_label` aria-label; None and False omit one."""
     given = {name.rstrip("_").replace("_", "-"): value for name, value in attributes.items()}
     child = SubElement(
         parent, tag, {k: _attribute_value(v) for k, v in given.items() if v is not None and v is not False}
@@ -20,12 +20,12 @@ def add_child(parent: Element, tag: str, text: object = "", **attributes: object
 
 
 def printable_text(text: object) -> str:
-    """The text as it can stand on a page: control characters and half characters written out."""
+    """Return text that is valid on a page, with control characters and lone surrogates written out."""
     return printable(str(text)).encode("utf-8", "backslashreplace").decode()
 
 
 def serialize_page(root: Element) -> str:
-    """The whole document."""
+    """Return the whole document."""
     return "<!DOCTYPE html>\n" + tostring(root, encoding="unicode", method="html") + "\n"
 
 

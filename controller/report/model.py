@@ -1,4 +1,4 @@
-"""All that a report tells, as values: the page shows them, `--json` prints them."""
+"""The contents of a report as values: the page shows them, `--json` prints them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from controller.report.timeline import Timeline, build_timeline
 
 @dataclass(frozen=True)
 class ReportModel:
-    """Settings, the baseline first; metrics, as they are offered, and how many were left out; times: by run."""
+    """Contents of a report: settings (baseline first), metrics in page order, timelines by run id."""
 
     name: str
     settings: tuple[Setting, ...]
@@ -26,7 +26,7 @@ class ReportModel:
 
     @property
     def runs(self) -> list[RecordedRun]:
-        """Those that count, by setting."""
+        """Runs that count, by setting."""
         return [run for setting in self.settings for run in setting.runs]
 
     @property
@@ -34,7 +34,7 @@ class ReportModel:
         return [run for setting in self.settings for run in setting.left_out]
 
     def setting(self, run: RecordedRun) -> Setting:
-        """That of a run."""
+        """Return the setting of a run."""
         return self._setting_by_run[run.id]
 
     @cached_property
@@ -42,17 +42,17 @@ class ReportModel:
         return {run.id: setting for setting in self.settings for run in (*setting.runs, *setting.left_out)}
 
     def label(self, run: RecordedRun) -> str:
-        """Setting and seed."""
+        """Return setting and seed as text."""
         label = self.setting(run).label
         return label if run.seed is None else f"{label} seed {run.seed}"
 
     def table(self, metric: Metric) -> list[Comparison]:
-        """Each setting beside the baseline, which comes first, by the last value of each run."""
+        """Compare each setting with the baseline, which comes first, by the last value of each run."""
         values = [final_values_by_seed(setting, metric) for setting in self.settings]
         return [summarize(values[0]), *(compare(one, values[0]) for one in values[1:])]
 
     def as_document(self) -> dict[str, Any]:
-        """For programs; times in seconds."""
+        """Return the report as a JSON document; times in seconds."""
         return {
             "name": self.name,
             "baseline": self.settings[0].label,
@@ -74,10 +74,10 @@ class ReportModel:
 
 
 def build_report(name: str, runs: Sequence[RecordedRun], baseline: str = "") -> ReportModel:
-    """Of at least one run.
+    """Build the report of at least one run.
 
     Raises:
-        ConfigError: see `settings`.
+        ConfigError: see `group_settings`.
     """
     found = tuple(group_settings(runs, baseline))
     sought = next((metric for run in runs if (metric := _search_metric(run))), "")
@@ -86,13 +86,13 @@ def build_report(name: str, runs: Sequence[RecordedRun], baseline: str = "") -> 
 
 
 def final_values_by_seed(setting: Setting, metric: Metric) -> dict[Any, float]:
-    """By seed (by run where none is on record) the last value of each run, where it is finite."""
+    """Return the last finite value of each run by seed, or by run where no seed is recorded."""
     last = {run.id if run.seed is None else run.seed: run.last(metric) for run in setting.counted}
     return {seed: value for seed, value in last.items() if value is not None}
 
 
 def _search_metric(run: RecordedRun) -> str:
-    """The metric that a search was for."""
+    """Return the metric that a search optimized."""
     config = (run.record or {}).get("config")
     search = (config.get("sweep") or {}).get("search") if isinstance(config, dict) else None
     return str(search.get("metric", "")) if isinstance(search, dict) else ""

@@ -1,6 +1,6 @@
-"""The page as one file without scripts: its Content-Security-Policy allows its own style and no request.
+"""Render the page as one file without scripts; its Content-Security-Policy allows its own style and no request.
 
-https://www.w3.org/TR/CSP3/: the style is named by its hash.
+The policy names the style by its hash: https://www.w3.org/TR/CSP3/
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ def render(report: ReportModel, now: float) -> str:
     """Return the page.
 
     Args:
-        now: when it is made, seconds since the epoch.
+        report: the contents.
+        now: time of creation, seconds since the epoch.
     """
     style = files("controller.report").joinpath("page.css").read_text()
     digest = base64.b64encode(hashlib.sha256(style.encode()).digest()).decode()

@@ -26,7 +26,7 @@ from controller.report.timeline import SPAN_KINDS, Timeline
 
 MAX_TRANSCRIPT_RUNS, MAX_TRANSCRIPTS, MAX_TEXT_LENGTH = 24, 4, 700
 Row = Sequence[object]
-"""Cells of a table: a text, or a function that fills the cell."""
+"""Cells of a table: text, or a function that fills the cell."""
 
 
 def add_table(parent: Element, label: str, head: Sequence[str], rows: Sequence[Row], foot: Sequence[Row] = ()) -> None:
@@ -50,7 +50,7 @@ def add_table(parent: Element, label: str, head: Sequence[str], rows: Sequence[R
 
 
 def add_text(parent: Element, *parts: str | tuple[str, str], tag: str = "p", **attributes: object) -> None:
-    """Add text in which a pair (tag, text) is an element."""
+    """Add text in which a pair (tag, text) becomes an element."""
     whole = add_child(parent, tag, **attributes)
     for part in parts:
         if isinstance(part, tuple):
@@ -62,7 +62,7 @@ def add_text(parent: Element, *parts: str | tuple[str, str], tag: str = "p", **a
 
 
 def metrics_section(section: Element, report: ReportModel) -> None:
-    """One fold for each metric: its curves and the comparison of settings."""
+    """Add a fold per metric with its curves and the comparison of settings."""
     if not report.metrics:
         add_text(section, "No run has left metrics.jsonl or summary.json.", class_="soft")
         return
@@ -121,7 +121,7 @@ def _bold(text: str) -> partial[Element]:
 
 
 def time_section(section: Element, report: ReportModel) -> None:
-    """Where the time of each run went, what it cost, and what interrupted it."""
+    """Show each run's time and cost, and its interruptions."""
     times = [report.times[run.id] for run in report.runs]
     kinds = [kind for kind in SPAN_KINDS if any(time.of(kind) for time in times)]
     keys = add_child(section, "ul")
@@ -176,7 +176,7 @@ def _cost_cells(attempts: int, goodput: float | None, hours: float | None, usd: 
 
 
 def transcripts_section(section: Element, report: ReportModel) -> None:
-    """One fold for each run: some questions, with the first and the last answer."""
+    """Add a fold per run with some questions, each with the first and the last answer."""
     runs = [run for run in report.runs if run.transcripts]
     if not runs:
         add_text(section, "No run has left transcripts.jsonl on this machine.", class_="soft")
@@ -217,7 +217,7 @@ def sample_transcripts(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def runs_section(section: Element, report: ReportModel) -> None:
-    """What leads back from a number to its config and code."""
+    """List the runs with their config and code, so that every number can be traced."""
     add_text(
         section,
         "Each number leads back to a record: ",

@@ -1,4 +1,4 @@
-"""Runs that differ only in the seed are one setting: what it is called, and which of them is the baseline."""
+"""Group runs that differ only in the seed into settings, and choose their labels and the baseline."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from controller.report.gather import RecordedRun
 
 @dataclass(frozen=True)
 class Setting:
-    """`runs` has one per seed; `left_out` are those that a later run with the same seed stands for."""
+    """Runs that differ only in the seed: `runs` has one per seed, `left_out` those replaced by a later run."""
 
     label: str
     runs: tuple[RecordedRun, ...]
@@ -25,19 +25,18 @@ class Setting:
 
     @cached_property
     def counted(self) -> tuple[RecordedRun, ...]:
-        """Those whose numbers are told: the finished ones, or all while none has finished."""
+        """Runs whose numbers count: the finished ones, or all while none has finished."""
         return tuple(run for run in self.runs if run.state == "finished") or self.runs
 
 
 def group_settings(runs: Sequence[RecordedRun], baseline: str = "") -> list[Setting]:
-    """The settings, the baseline first.
+    """Return the settings, the baseline first.
 
-    Args:
-        baseline: words that only one of them has; empty: the one with the fewest words of its own, and of those the
-            oldest.
+    `baseline` holds overrides that only one setting has. If empty, the setting with the fewest overrides of its own is
+    the baseline, the oldest of them if several.
 
     Raises:
-        ConfigError: there is no such setting, or more than one.
+        ConfigError: no setting, or more than one, has the overrides of `baseline`.
     """
     groups: dict[str, list[RecordedRun]] = {}
     for run in runs:
@@ -58,7 +57,7 @@ def group_settings(runs: Sequence[RecordedRun], baseline: str = "") -> list[Sett
 
 
 def _setting_key(run: RecordedRun) -> str:
-    """What is computed, but for the seed; of a run whose record cannot be read what its words say."""
+    """Hash the computation without the seed; for a run with an unreadable record, hash its overrides."""
     config = validate(run.record["config"])[0] if run.record and isinstance(run.record.get("config"), dict) else None
     if run.record is None or config is None:
         return digest([word for word in run.words if not _is_ignored_override(word)])
@@ -69,18 +68,18 @@ def _setting_key(run: RecordedRun) -> str:
 
 
 def _is_ignored_override(word: str) -> bool:
-    """Does it say the seed, or how the sweep is run?"""
+    """Return whether an override only sets the seed or how the sweep is run."""
     return word.lstrip("+").startswith(("run.seed=", "sweep.", "sweep="))
 
 
 def _distinct_overrides(runs: Sequence[RecordedRun]) -> list[tuple[str, ...]]:
-    """Of each the words that not all have."""
+    """Return for each run the overrides that not all runs share."""
     shared = set.intersection(*(set(run.words) for run in runs)) if runs else set()
     return [tuple(word for word in run.words if word not in shared and not _is_ignored_override(word)) for run in runs]
 
 
 def _short_keys(own: Sequence[Sequence[str]]) -> list[list[str]]:
-    """`optimizer.lr=0.1` as `lr=0.1`, where no other key ends like that."""
+    """Shorten `optimizer.lr=0.1` to `lr=0.1`, where no other key ends the same way."""
     keys = {word.partition("=")[0].lstrip("+") for words in own for word in words}
     ends = [key.rpartition(".")[2] for key in keys]
 
@@ -93,7 +92,7 @@ def _short_keys(own: Sequence[Sequence[str]]) -> list[list[str]]:
 
 
 def _labels(groups: Sequence[Sequence[RecordedRun]], own: Sequence[Sequence[str]]) -> list[str]:
-    """The words, else the name; where that is not enough, also what else differs."""
+    """Label groups by their overrides or else their name, plus other differences where that is ambiguous."""
     labels = [" ".join(w) or str(g[0].row.get("name") or g[0].id) for g, w in zip(groups, own, strict=True)]
     for label in {label for label in labels if labels.count(label) > 1}:
         alike = [i for i, other in enumerate(labels) if other == label]
@@ -103,7 +102,7 @@ def _labels(groups: Sequence[Sequence[RecordedRun]], own: Sequence[Sequence[str]
 
 
 def _differences(runs: Sequence[RecordedRun]) -> list[str]:
-    """What tells apart runs of the same words: keys of the config, else the code, else the id."""
+    """Distinguish runs with equal overrides by config keys, or else the code, or else the id."""
     configs = [flat((run.record or {}).get("config") or {}) for run in runs]
     away = ("run.seed", "tpu.name", "run.state_dir")
     keys = [k for k in configs[0] if k not in away and any(c.get(k) != configs[0][k] for c in configs)]
@@ -114,7 +113,7 @@ def _differences(runs: Sequence[RecordedRun]) -> list[str]:
 
 
 def _latest_per_seed(runs: Sequence[RecordedRun]) -> tuple[tuple[RecordedRun, ...], tuple[RecordedRun, ...]]:
-    """For each seed the last run, a finished one if there is any; and the others."""
+    """Return for each seed the last run, preferring a finished one; and the other runs."""
     best: dict[Any, RecordedRun] = {}
     for run in runs:
         key = run.id if run.seed is None else digest([run.seed])

@@ -1,6 +1,6 @@
-"""Differences between settings, with confidence intervals: Student's t of pairs with the same seed, else Welch's t.
+"""Confidence intervals for differences between settings: Student's t for pairs with the same seed, else Welch's t.
 
-Welch, B. L. (1947), Biometrika 34, 28-35; that few seeds call for it: Colas, Sigaud, Oudeyer (2019), A Hitchhiker's
+Welch, B. L. (1947), Biometrika 34, 28-35. On tests for few seeds: Colas, Sigaud, Oudeyer (2019), A Hitchhiker's
 Guide to Statistical Comparisons of Reinforcement Learning Algorithms, https://arxiv.org/abs/1904.06979.
 """
 
@@ -16,9 +16,9 @@ CONFIDENCE = 0.95
 
 @dataclass(frozen=True)
 class Comparison:
-    """One setting beside the baseline. `n`: runs with a number; `pairs`: seeds that both have.
+    """One setting compared with the baseline. `n`: runs with a number; `pairs`: seeds that both have.
 
-    What cannot be said is None: a spread of one run, an interval of one pair, or of differences that are all the same.
+    Undefined values are None: the spread of one run, the interval of one pair or of identical differences.
     """
 
     n: int
@@ -32,20 +32,20 @@ class Comparison:
 
     @property
     def differs(self) -> bool:
-        """Is 0 outside of the interval?"""
+        """Whether 0 lies outside the interval."""
         return self.low is not None and self.high is not None and not self.low <= 0 <= self.high
 
 
 def summarize(values: Mapping[Any, float]) -> Comparison:
-    """A setting by itself; values by seed."""
+    """Summarize a setting by itself; values are by seed."""
     found = list(values.values())
     deviation = statistics.stdev(found) if len(found) > 1 else None
     return Comparison(len(found), statistics.fmean(found) if found else None, deviation)
 
 
 def compare(values: Mapping[Any, float], baseline: Mapping[Any, float]) -> Comparison:
-    """A setting beside the baseline: values minus baseline, by seed where at least two seeds are in both."""
-    from scipy import stats  # half a second of imports
+    """Compare a setting with the baseline: paired by seed where at least two seeds are in both, else unpaired."""
+    from scipy import stats  # this import takes half a second
 
     one = summarize(values)
     seeds = [seed for seed in values if seed in baseline]

@@ -1,6 +1,6 @@
-"""TensorBoard's files of runs, copied from the bucket: one folder for each run, under a name for people.
+"""Copy TensorBoard's files of runs from the bucket: one folder per run, with a readable name.
 
-TensorBoard reads a bucket only with credentials of its own and a library for it; local files it follows as they grow.
+TensorBoard needs its own credentials and an extra library to read a bucket; it follows local files as they grow.
 """
 
 from __future__ import annotations
@@ -13,15 +13,15 @@ from pathlib import Path
 from controller.gcp.client import GoogleClient, NotFoundError
 
 PART = re.compile(r"[A-Za-z0-9][\w.=+-]{0,199}", re.ASCII)
-"""Of a path: workers name the objects of a run, and may not name any other file here."""
+"""Valid part of a path: workers name a run's objects and must not reach any other file here."""
 PARALLEL_RUNS = 8
 
 
 class TensorBoardMirror:
-    """Copies what is new.
+    """Copies new data of runs.
 
     Args:
-        folders: by run the folder that its files go to.
+        folders: the target folder of each run.
     """
 
     def __init__(self, google: GoogleClient, bucket: str, folders: Mapping[str, Path]) -> None:
@@ -29,7 +29,7 @@ class TensorBoardMirror:
         self._seen: dict[str, str] = {}
 
     def update(self, runs: set[str]) -> int:
-        """Copy the files of these runs that are new or have grown; returns how many."""
+        """Copy new and grown files of these runs; returns how many."""
         with ThreadPoolExecutor(max_workers=PARALLEL_RUNS, thread_name_prefix="mirror") as pool:
             return sum(pool.map(self._update_run, sorted(runs)))
 
@@ -56,13 +56,13 @@ class TensorBoardMirror:
 
 
 def folder_name(label: str, run: str) -> str:
-    """A setting and its run as the name of a folder, which is that of the run in TensorBoard."""
+    """Return the folder name of a run, which TensorBoard shows as the run's name: its setting and id."""
     words = re.sub(r"[^\w.=+-]+", "_", label, flags=re.ASCII).strip("_.-")[:100]
     return f"{words}_{run[-8:]}" if words else run
 
 
 def _write_file(file: Path, content: bytes) -> None:
-    """In place where it has only grown: TensorBoard keeps the file open and reads on."""
+    """Append in place if the file has only grown: TensorBoard keeps it open and reads on."""
     file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     known = file.read_bytes() if file.is_file() else b""
     if known and content.startswith(known):

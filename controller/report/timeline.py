@@ -1,4 +1,4 @@
-"""Where the time of a run went, told from its events and its metrics: one row of spans that follow each other."""
+"""Timeline of a run, built from its events and metrics: one row of consecutive spans."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ SPAN_KINDS: Mapping[str, str] = {
 
 
 FINAL_SPAN_KIND = {"finished": "closing", "running": "training"}
-"""What follows the last line of an attempt, by the state of the run whose last one it is."""
+"""Kind of span after the last metrics line of the last attempt, by the state of the run."""
 
 
 @dataclass(frozen=True)
 class Span:
-    """Seconds since the epoch."""
+    """A period of one kind; times in seconds since the epoch."""
 
     kind: str
     began: float
@@ -46,7 +46,7 @@ class Interruption:
 
 @dataclass(frozen=True)
 class Timeline:
-    """`pod_hours` and `usd` are those on record when the run ended; None where they are not known."""
+    """Timeline of a run. `pod_hours` and `usd` are as recorded at the run's end; None if unknown."""
 
     spans: tuple[Span, ...]
     marks: tuple[Interruption, ...]
@@ -63,12 +63,12 @@ class Timeline:
         return sum(span.seconds for span in self.spans)
 
     def of(self, kind: str) -> float:
-        """Seconds in all."""
+        """Return the total seconds of one kind."""
         return sum(span.seconds for span in self.spans if span.kind == kind)
 
     @property
     def goodput(self) -> float | None:
-        """Training that counts by the time that its pods were there; None where the program tells no steps."""
+        """Useful training time divided by pod time; None where the program reports no steps."""
         paid = 3600 * self.pod_hours if self.pod_hours else self.seconds
         return min(1.0, self.of("training") / paid) if paid and self.of("training") else None
 
@@ -80,7 +80,7 @@ class _Attempt:
 
 
 def build_timeline(run: RecordedRun) -> Timeline:
-    """Of one run; empty where nothing was recorded."""
+    """Return the timeline of one run; empty if nothing was recorded."""
     attempts, marks = _attempts(run.events)
     began, ended = _time_bounds(run)
     created = run.row.get("created")
@@ -110,7 +110,7 @@ def build_timeline(run: RecordedRun) -> Timeline:
 
 
 def _attempt_spans(lines: Sequence[MetricsLine], start: float, end: float, step: float, after: str) -> list[Span]:
-    """The spans of one attempt, which began after the update `step`; a line tells of updates that lie before it."""
+    """Return the spans of one attempt, which began after update `step`; a metrics line covers the updates before it."""
     if not lines:
         return [Span("lost" if after == "lost" else "starting", start, end)]
     first = lines[0]
@@ -121,7 +121,7 @@ def _attempt_spans(lines: Sequence[MetricsLine], start: float, end: float, step:
 
 
 def _attempts(events: Sequence[dict[str, Any]]) -> tuple[list[_Attempt], list[Interruption]]:
-    """When each attempt was launched and lost, and what interrupted the run."""
+    """Return each attempt with its launch and loss, and the interruptions of the run."""
     found: dict[int, _Attempt] = {}
     marks = []
     for event in events:
@@ -138,7 +138,7 @@ def _attempts(events: Sequence[dict[str, Any]]) -> tuple[list[_Attempt], list[In
 
 
 def _time_bounds(run: RecordedRun) -> tuple[float, float]:
-    """From the first pod, or the first thing that happened, to the end on record, or the last thing that happened."""
+    """Return the first pod's start or else the first event, and the recorded end or else the last event."""
     times = [event["time"] for event in run.events] + [line.time for line in run.lines]
     pods = run.row.get("pods")
     lives = [pod.get("began") for pod in pods if isinstance(pod, dict)] if isinstance(pods, list) else []
