@@ -1,1 +1,1 @@
-"""One file per kind of thing: how it is observed, made and removed."""
+"""One module per kind of resource: how to observe, create and delete it."""

@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
-"""The startup script of a bastion: fetch Slipway from the bucket, install what it needs, let it drive, delete the VM.
+"""Startup script of a bastion: download Slipway from the bucket, install it, run the controller, delete the VM.
 
-It is sent as it is, so nothing of a config ever meets a shell: what it is to do is JSON in the VM's metadata attribute
-`slipway`. Standard library only, for the Python of the image. It runs at every boot; what it prints is on the serial
-port, and at the end in the bucket.
+The script is sent unchanged, so nothing from a config ever reaches a shell: its orders are JSON in the VM's metadata
+attribute `slipway`. It uses only the standard library and the image's Python, and runs at every boot. Its output goes
+to the serial port, and at the end to the bucket.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from urllib.request import ProxyHandler, Request, build_opener
 ATTRIBUTES = "instance/attributes/slipway"
 TOKEN = "instance/service-accounts/default/token"  # noqa: S105 - a path
 PAUSES = (5.0, 20.0, 60.0)
-"""Seconds before something that failed is tried again."""
+"""Seconds before each retry."""
 MAX_CRASHES = 5
-"""A driver that died from a signal or a bug of ours is started again so often."""
+"""Restarts of a controller that died from a signal or a bug of Slipway."""
 LOG_BYTES = 4 << 20
 
 
@@ -54,7 +54,7 @@ def main() -> int:
 
 
 def install_slipway(orders: dict[str, Any], home: Path) -> tuple[str, dict[str, str]]:
-    """Slipway's source, checked and unpacked, and a Python with what it needs; returns that and its environment."""
+    """Verify and unpack Slipway and install its dependencies; returns the Python and its environment."""
     source = home / f"slipway-{orders['sha256'][:12]}"
     if not source.is_dir():
         name = f"storage/v1/b/{quote(orders['bucket'])}/o/{quote(orders['package'], safe='')}?alt=media"
@@ -84,7 +84,7 @@ def install_slipway(orders: dict[str, Any], home: Path) -> tuple[str, dict[str, 
 
 
 def unpack(archive: Path, folder: Path) -> None:
-    """Plain files alone, none of which leads out of the folder."""
+    """Extract only plain files that stay inside the folder."""
     with tarfile.open(archive) as tar:
         for member in tar:
             parts = PurePosixPath(member.name).parts
@@ -97,7 +97,7 @@ def unpack(archive: Path, folder: Path) -> None:
 
 
 def run_controller(python: str, environment: dict[str, str], orders: dict[str, Any], log: Path) -> int:
-    """Let the controller see the run through; its exit code, negative for a signal."""
+    """Run the controller to the end of the run; returns its exit code, negative for a signal."""
     command = [python, "-P", "-m", "controller.bastion.drive"]
     with subprocess.Popen(
         command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
@@ -118,7 +118,7 @@ def write_log_line(log: Path, line: str) -> None:
 
 
 def upload_log(orders: dict[str, Any], log: Path) -> None:
-    """The log, in the bucket."""
+    """Upload the log to the bucket."""
     name = quote(orders["log"], safe="")
     place = f"upload/storage/v1/b/{quote(orders['bucket'])}/o?uploadType=media&name={name}"
     send_request(
@@ -127,7 +127,7 @@ def upload_log(orders: dict[str, Any], log: Path) -> None:
 
 
 def delete_this_vm(orders: dict[str, Any]) -> None:
-    """Ask for the deletion of this VM; its account may delete this one and no other."""
+    """Request the deletion of this VM; its account may delete no other."""
     root = orders["roots"].get("compute", "https://compute.googleapis.com/")
     send_request(f"{root}compute/v1/{orders['instance']}", token(), method="DELETE")
 
@@ -155,14 +155,14 @@ def download_object(orders: dict[str, Any], path: str) -> str:
 
 
 def token() -> dict[str, str]:
-    """https://cloud.google.com/compute/docs/access/authenticate-workloads"""
+    """Fetch an access token (https://cloud.google.com/compute/docs/access/authenticate-workloads)."""
     return {"Authorization": f"Bearer {json.loads(send_request(read_metadata(TOKEN)))['access_token']}"}
 
 
 def send_request(
     url: str, headers: dict[str, str] | None = None, data: bytes | None = None, method: str | None = None
 ) -> bytes:
-    """Google is reached directly, never by a proxy."""
+    """Send a request to Google directly, never through a proxy."""
     wanted = {"Metadata-Flavor": "Google"} if "/computeMetadata/" in url else headers or {}
     request = Request(url, data=data, headers=wanted, method=method)  # noqa: S310 - the scheme is ours
     with build_opener(ProxyHandler({})).open(request, timeout=120) as answer:

@@ -1,4 +1,4 @@
-"""The bastion: a small VM of Compute Engine, and what its service account may do to it: delete it."""
+"""The bastion, a small Compute Engine VM, and the permission of its service account to delete it."""
 
 from __future__ import annotations
 
@@ -24,10 +24,9 @@ STARTING_STATES = frozenset({"PROVISIONING", "STAGING", "STOPPING", "SUSPENDING"
 
 @dataclass(frozen=True, kw_only=True)
 class Bastion(Resource):
-    """https://cloud.google.com/compute/docs/reference/rest/v1/instances
+    """The bastion that is RUNNING for this run (https://cloud.google.com/compute/docs/reference/rest/v1/instances).
 
-    One that is RUNNING for this run. Any other of ours with its name is replaced: it is of a run that has ended, or
-    could not begin.
+    Any other bastion of ours with its name is replaced: its run has ended, or could not begin.
     """
 
     kind: ClassVar[str] = "bastion"
@@ -41,7 +40,7 @@ class Bastion(Resource):
     account: ServiceAccount = field(compare=False)
     script: str = field(default="", compare=False, repr=False)
     orders: str = field(default="", compare=False, repr=False)
-    """What the script reads in the metadata attribute `slipway`: JSON."""
+    """JSON that the script reads from the metadata attribute `slipway`."""
     run_id: str
     status: str = "RUNNING"
     marked: bool = field(default=True, compare=False)
@@ -77,13 +76,13 @@ class Bastion(Resource):
                 world.google.call("compute", "instances.insert", **self._instance_path(world), body=self.body(world)),
             )  # fmt: skip
         except ConflictError:
-            return  # it came into being meanwhile; the next look decides
+            return  # created by someone else meanwhile; the next observation decides
 
     def destroy(self, world: Context) -> None:
         while not isinstance(seen := self.observe(world, {}), Absent):
             if isinstance(seen, Bastion) and not seen.ours:
                 return
-            if isinstance(seen, Pending):  # on its way already: it deletes itself
+            if isinstance(seen, Pending):  # already deleting itself
                 world.clock.sleep(world.pace)
                 continue
             try:
@@ -98,7 +97,7 @@ class Bastion(Resource):
                     raise
 
     def body(self, world: Context) -> dict[str, Any]:
-        """What insert is sent."""
+        """Return the body of the insert request."""
         place = f"projects/{world.project}"
         card: dict[str, Any] = {
             "network": f"{place}/global/networks/{self.network}",
@@ -130,7 +129,7 @@ class Bastion(Resource):
         }
 
     def printed(self, world: Context) -> str:
-        """What it has said on its serial port; empty where that cannot be had."""
+        """Return the output on its serial port; empty if unavailable."""
         try:
             answer = world.google.call(
                 "compute", "instances.getSerialPortOutput", **self._instance_path(world), instance=self.name, port=1
@@ -145,7 +144,7 @@ class Bastion(Resource):
 
 @dataclass(frozen=True, kw_only=True)
 class BastionRoles(Roles):
-    """On the bastion alone, whose policy goes with it: https://cloud.google.com/compute/docs/access"""
+    """Roles on the bastion only, whose policy is deleted with it (https://cloud.google.com/compute/docs/access)."""
 
     kind: ClassVar[str] = "bastion roles of"
     scope: ClassVar[Scope] = "pod"
@@ -172,12 +171,12 @@ class BastionRoles(Roles):
         )
 
     def destroy(self, world: Context) -> None:
-        """Goes with the bastion."""
+        """Do nothing: the policy is deleted with the bastion."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class AccountRoles(Roles):
-    """On another service account: who makes a pod must be allowed to let it run as the workers' account.
+    """Roles on another service account: whoever creates a pod must be allowed to run it as the workers' account.
 
     https://cloud.google.com/iam/docs/reference/rest/v1/projects.serviceAccounts/setIamPolicy
     """
@@ -209,7 +208,7 @@ class AccountRoles(Roles):
 
 @dataclass(frozen=True, kw_only=True)
 class SlipwayPackage(CodeArchive):
-    """Slipway itself, as it runs here: what the bastion will run."""
+    """Archive of the running Slipway itself, for the bastion."""
 
     kind: ClassVar[str] = "slipway"
 

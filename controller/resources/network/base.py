@@ -1,6 +1,6 @@
-"""What the Compute kinds share: insert, get, delete and wait, with Google's way of marking what is ours.
+"""Base class of Compute Engine resources: insert, get, delete and wait.
 
-Networks, subnets, routers and firewall rules carry no labels; their description says who made them.
+Networks, subnets, routers and firewall rules carry no labels; the mark in their description says who made them.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class ComputeResource(Resource):
-    """A global or regional thing of Compute Engine: https://cloud.google.com/compute/docs/reference/rest/v1"""
+    """A global or regional Compute Engine resource (https://cloud.google.com/compute/docs/reference/rest/v1)."""
 
     scope: ClassVar[Scope] = "shared"
     collection: ClassVar[str]
     argument: ClassVar[str]
     key: ClassVar[str] = "network.name"
-    """What to set in the config where a thing of that name is in the way."""
+    """Config key to change when an existing resource of that name conflicts."""
     region: str | None = field(default=None, compare=False)
     marked: bool = field(default=False, compare=False)
 
@@ -45,15 +45,15 @@ class ComputeResource(Resource):
 
     @abstractmethod
     def body(self, world: Context) -> dict[str, Any]:
-        """What insert is sent, apart from name and description."""
+        """Return the body of the insert request, without name and description."""
 
     @abstractmethod
     def command(self, world: Context) -> str:
-        """The gcloud command that makes it."""
+        """Return the gcloud command that creates the resource."""
 
     @abstractmethod
     def read(self, answer: dict[str, Any]) -> Self:
-        """The observed thing."""
+        """Return the resource as observed."""
 
     def observe(self, world: Context, have: ObservedResources) -> Absent | Self:
         try:
@@ -63,17 +63,17 @@ class ComputeResource(Resource):
         return self.read(answer)
 
     def apply(self, world: Context, have: ObservedResources, diff: Diff) -> None:
-        """Create it, or patch it if it is ours.
+        """Create the resource, or patch it if it is ours.
 
         Raises:
-            CloudError: it is not ours and differs, or differs in what cannot be changed in place.
+            CloudError: it is not ours and differs, or differs in a field that cannot be changed in place.
         """
         if diff.action == "create":
             body = {"name": self.name, "description": MARK, **self.body(world)}
             try:
                 wait_compute(world, self.request(world, "insert", body=body))
             except ConflictError:
-                return  # it came into being meanwhile; the next look decides
+                return  # created by someone else meanwhile; the next observation decides
             except ForbiddenError as error:
                 self.refused(world, error)
             return
@@ -88,7 +88,7 @@ class ComputeResource(Resource):
         self.update(world, diff)
 
     def refused(self, world: Context, error: GoogleError) -> None:
-        """The caller may not make it: who may, and how."""
+        """Raise an error that says who may create the resource, and how."""
         raise CloudError(
             f"{self.title}: you may not make it ({error.message}); ask an admin of the project for "
             f"`{self.command(world)}`, or set {self.key} to one that is there"
@@ -106,7 +106,7 @@ class ComputeResource(Resource):
         try:
             wait_compute(world, self.request(world, "delete", **{self.argument: self.name}))
         except NotFoundError:
-            return  # someone was faster
+            return  # already deleted
 
     def request(self, world: Context, verb: str, **parameters: Any) -> dict[str, Any]:
         where = {"project": world.project} | ({"region": self.region} if self.region else {})

@@ -1,4 +1,4 @@
-"""Firewall rules: SSH to the workers, and everything between them.
+"""Firewall rules for SSH to the workers and for all traffic between them.
 
 A new VPC admits no traffic at all, and `jax.distributed` needs the workers to reach each other.
 """
@@ -29,10 +29,10 @@ OPEN_SSH = Rule(
 
 @dataclass(frozen=True, kw_only=True)
 class Firewall(ComputeResource):
-    """An ingress rule: https://cloud.google.com/compute/docs/reference/rest/v1/firewalls
+    """An ingress rule (https://cloud.google.com/compute/docs/reference/rest/v1/firewalls).
 
-    `allowed` entries read `tcp:22`, `tcp` (all ports) or `icmp`. A rule of the network that admits as much already,
-    such as Google's own `default-allow-ssh`, does the work and is left as it is.
+    `allowed` entries read `tcp:22`, `tcp` (all ports) or `icmp`. An existing rule that admits as much, such as
+    Google's own `default-allow-ssh`, is used as it is.
     """
 
     kind: ClassVar[str] = "firewall"
@@ -41,11 +41,11 @@ class Firewall(ComputeResource):
     fixed: ClassVar[frozenset[str]] = frozenset({"network"})
     network: str
     allowed: tuple[str, ...]
-    source_ranges: tuple[str, ...] | None  # None: InternalRule finds them out
+    source_ranges: tuple[str, ...] | None  # None: InternalRule looks it up
     target_tags: tuple[str, ...]
     disabled: bool = False
     stand_in: str = field(default="", compare=False)
-    """Of an observed one: the rule that does the work, which slipway did not make."""
+    """When observed: the existing rule that is used instead, which Slipway did not make."""
     open_to_world: bool = field(default=False, compare=False)
 
     def observe(self, world: Context, have: ObservedResources) -> Absent | Self:
@@ -67,7 +67,7 @@ class Firewall(ComputeResource):
             yield OPEN_SSH.finding(words)
 
     def _find_equivalent(self, world: Context) -> dict[str, Any] | None:
-        """A rule made by someone else that admits all that this one would."""
+        """Return a rule made by someone else that admits everything this one would."""
         if not self.source_ranges:
             return None
         for rule in world.google.pages("compute", "firewalls.list", "items", project=world.project):
@@ -111,7 +111,7 @@ class Firewall(ComputeResource):
 
 @dataclass(frozen=True, kw_only=True)
 class InternalRule(Firewall):
-    """Everything between the workers of one subnet, whose range is asked for: a subnet that is adopted has its own."""
+    """All traffic between the workers of one subnet. Its range is looked up, since an existing subnet has its own."""
 
     subnet: str = field(compare=False)
     subnet_region: str = field(compare=False)
@@ -132,7 +132,7 @@ class InternalRule(Firewall):
         return replace(seen, covers_subnet=covered)
 
     def refused(self, world: Context, error: GoogleError) -> None:
-        """Another rule may do as well. Where we may make our own we do, and do not depend on that one."""
+        """Accept an equivalent rule of someone else, but only when we may not create our own."""
         if replace(self, source_ranges=self.source_ranges_for(world))._find_equivalent(world) is None:
             super().refused(world, error)
         world.permission_denied.add(self.id)
@@ -140,7 +140,7 @@ class InternalRule(Firewall):
 
 @dataclass(frozen=True, kw_only=True)
 class LaptopRule(Firewall):
-    """SSH from where this machine is now. Other machines that the rule admits stay: several people share a project."""
+    """SSH from this machine's address. Addresses of other machines stay in the rule: people share a project."""
 
     covers_laptop: bool = True
 

@@ -1,7 +1,7 @@
-"""Cloud Router and Cloud NAT: the way out for workers without an external address.
+"""Cloud Router and Cloud NAT: internet access for workers without an external address.
 
-Google takes one NAT for all subnets of a network in a region, so a NAT that is there already does the work, whichever
-router it is on. A router that is not ours is never patched.
+Google allows one NAT for all subnets of a network in a region, so an existing NAT is used, whichever router it is on.
+A router that is not ours is never patched.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class _RouterResource(ComputeResource):
     subnet: str
 
     def stand_in(self, world: Context) -> dict[str, Any] | None:
-        """Another router of the network, in the region, whose NAT serves our subnet already."""
+        """Return another router of the network in the region whose NAT already serves our subnet."""
         where = {"project": world.project, "region": self.region}
         for router in world.google.pages("compute", "routers.list", "items", **where):
             here = router["name"] != self.name and leaf(router.get("network", "")) == self.network
@@ -41,7 +41,7 @@ class _RouterResource(ComputeResource):
 
 @dataclass(frozen=True, kw_only=True)
 class Router(_RouterResource):
-    """https://cloud.google.com/compute/docs/reference/rest/v1/routers"""
+    """Cloud Router (https://cloud.google.com/compute/docs/reference/rest/v1/routers)."""
 
     kind: ClassVar[str] = "router"
     fixed: ClassVar[frozenset[str]] = frozenset({"network"})
@@ -67,9 +67,9 @@ class Router(_RouterResource):
 
 @dataclass(frozen=True, kw_only=True)
 class Nat(_RouterResource):
-    """One NAT gateway of our router of the same name: automatic addresses, all ranges of all subnets of the region.
+    """NAT gateway on our router of the same name: automatic addresses, all ranges of all subnets of the region.
 
-    A NAT is no resource of its own but an entry in the router, which is read and patched as a whole; it can carry no
+    A NAT is not a resource of its own but an entry in the router, which is read and patched as a whole. It carries no
     mark, so it is ours if its router is.
     """
 
@@ -122,7 +122,7 @@ class Nat(_RouterResource):
 
 
 def nat_serves(nat: dict[str, Any], subnet: str) -> bool:
-    """Does a NAT translate the primary range of the subnet?"""
+    """Return whether a NAT translates the primary range of the subnet."""
     if nat.get("sourceSubnetworkIpRangesToNat") in ALL_SUBNETS:
         return True
     return subnet in {leaf(listed.get("name", "")) for listed in nat.get("subnetworks", [])}

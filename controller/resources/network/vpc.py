@@ -44,7 +44,7 @@ class Network(ComputeResource):
 
 @dataclass(frozen=True, kw_only=True)
 class Subnet(ComputeResource):
-    """The subnet in one region. `cidr` None: whatever it is; `block` is what a new one takes."""
+    """The subnet in one region. `cidr` None accepts any range; `block` is the range of a new subnet."""
 
     kind: ClassVar[str] = "subnet"
     collection: ClassVar[str] = "subnetworks"
@@ -74,11 +74,11 @@ class Subnet(ComputeResource):
 
 @dataclass(frozen=True, kw_only=True)
 class PrivateAccess(Resource):
-    """Workers without external address reach Google's APIs through it: a switch of the subnet.
+    """Private Google Access of a subnet, which lets workers without an external address reach Google's APIs.
 
-    https://cloud.google.com/vpc/docs/private-google-access. In a subnet that is not ours it is switched on as well, and
-    off again by `down --all`. The switch can carry no mark; that it was us is written, before, into the description of
-    our firewall rule `rule` for that subnet.
+    https://cloud.google.com/vpc/docs/private-google-access. It is also switched on in a subnet that is not ours, and
+    off again by `down --all`. The switch itself carries no mark, so the description of our firewall rule `rule` for
+    that subnet records, beforehand, that we switched it on.
     """
 
     kind: ClassVar[str] = "private Google access"
@@ -109,7 +109,7 @@ class PrivateAccess(Resource):
         return replace(self, on=on, recorded=self._record() in self._rule(world).get("description", ""))
 
     def apply(self, world: Context, have: ObservedResources, diff: Diff) -> None:
-        """Switch it on; where that cannot be recorded or is not permitted, a note, since a NAT does as well."""
+        """Switch it on. If this cannot be recorded or is not permitted, emit a note, since a NAT works too."""
         try:
             if is_marked(self._subnet(world, "get")) or self._record_switch(world):
                 self._switch(world, on=True)
@@ -121,7 +121,7 @@ class PrivateAccess(Resource):
         world.events.note(self.id, f"{words}: {self.command(world)}")
 
     def command(self, world: Context) -> str:
-        """The gcloud command that switches it on."""
+        """Return the gcloud command that switches it on."""
         return (
             f"gcloud compute networks subnets update {self.name} --region={self.region} "
             f"--enable-private-ip-google-access --project={world.project}"
@@ -137,7 +137,7 @@ class PrivateAccess(Resource):
         wait_compute(world, self._subnet(world, "setPrivateIpGoogleAccess", body=body))
 
     def _record_switch(self, world: Context) -> bool:
-        """Record that the switch was ours; False where no rule of ours could hold that."""
+        """Record that we switched it on; False if no rule of ours can hold the record."""
         rule = self._rule(world)
         if not is_marked(rule):
             return False

@@ -1,6 +1,6 @@
-"""The data disk of a one-VM pod: made before the node, in its zone, and mounted by the node itself.
+"""Data disk of a one-VM pod, created before the node in its zone and mounted by the node itself.
 
-https://cloud.google.com/tpu/docs/setup-persistent-disk: a disk is writable on one VM only; v6e takes Hyperdisk alone.
+https://cloud.google.com/tpu/docs/setup-persistent-disk: a disk is writable on one VM only; v6e supports Hyperdisk only.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ done
 
 
 def disk_type(generation: str) -> str:
-    """https://cloud.google.com/tpu/docs/attach-durable-block-storage"""
+    """Return the disk type for a generation (https://cloud.google.com/tpu/docs/attach-durable-block-storage)."""
     return "hyperdisk-balanced" if generation == "v6e" else "pd-balanced"
 
 
 def mount_script(gigabytes: int) -> str:
-    """A start-up script of the node; runs as root at every boot."""
+    """Return the node's startup script, which runs as root at every boot."""
     return _SCRIPT.format(bytes=gigabytes * 2**30, folder=MOUNT_POINT)
 
 
@@ -44,7 +44,7 @@ def name_for(pod: str) -> str:
 
 
 def ensure_disk(world: Context, name: str, zone: str, gigabytes: int, kind: str) -> bool:
-    """Make the disk unless it is there; returns whether it was made just now."""
+    """Create the disk unless it exists; returns whether it was created."""
     body = {
         "name": name,
         "sizeGb": str(gigabytes),

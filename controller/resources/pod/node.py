@@ -1,6 +1,6 @@
-"""The pod: one slice with all of its VMs, in whichever of its places has capacity.
+"""The pod: one slice with all of its VMs, in the first of its places with capacity.
 
-How a slice is created is up to `search.py` and the two provisioners; this module decides what must be done.
+`search.py` and the two provisioners create a slice; this module decides what must be done.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from controller.ssh.fleet import Fleet
 
 ADOPTED_FIELDS = frozenset({"accelerator_type", "state", "workers"})
-"""In which an adopted pod must agree with the config."""
+"""Fields in which an adopted pod must agree with the config."""
 ADOPTED_EXISTS = Rule("adopted_exists", ("error",), ("tpu.adopt",), "tpu.adopt=true uses a pod that exists.")
 ADOPTED_FITS = Rule(
     "adopted_fits", ("error",), ("tpu.adopt",), "An adopted pod is never changed, so it must be what the config says."
@@ -86,7 +86,7 @@ class Node(Resource):
 
     @property
     def place(self) -> Place:
-        """Where it is; before it is observed, the place that is tried first."""
+        """Where it is; before it is observed, the first place to try."""
         return self.places[0] if self.status is NOT_OBSERVED else self.status.place
 
     def wanted(self, place: Place | None = None) -> dict[str, Any]:
@@ -131,7 +131,7 @@ class Node(Resource):
         return replace(self, status=status)
 
     def find(self, world: Context) -> Self | None:
-        """Return the pod as it is, in whatever state, or None."""
+        """Return the pod in its current state, or None."""
         status = self._slices.find(world)
         return None if status is None else replace(self, status=status)
 
@@ -169,10 +169,11 @@ class Node(Resource):
             data_disk.delete_disk(world, data_disk.name_for(self.name), zone)
 
     def pod_seen(self, world: Context, since: float = 0.0) -> PodStatus:
-        """Return what Google reports now about this incarnation of the pod.
+        """Return what Google reports about this incarnation of the pod.
 
         Args:
-            since: leaves out symptoms that appeared earlier; seconds since the epoch.
+            world: the run's context.
+            since: omits symptoms that appeared earlier; seconds since the epoch.
         """
         status = self._slices.find(world)
         return PodStatus("ABSENT") if status is None else status.pod_seen(self.status.uid, since)
@@ -180,8 +181,7 @@ class Node(Resource):
     def delete_all(self, world: Context, *, elsewhere: bool = False) -> None:
         """Delete every slice of ours, whatever its state.
 
-        Args:
-            elsewhere: create the pod again, starting with the next place.
+        With `elsewhere`, create the pod again, starting with the next place.
         """
         status = self._slices.find(world)
         self._slices.delete(world, self._is_managed)
@@ -189,7 +189,7 @@ class Node(Resource):
             self._search(world).run(after=self._place_like(status))
 
     def path(self, world: Context) -> str:
-        """Return the full name, in the zone where it is or is tried first."""
+        """Return the full name in its zone, or in the first zone to try."""
         return node_api.node_path(world, self.name, self.place.zone)
 
     def ssh_target(self, world: Context) -> SshTarget:
@@ -222,7 +222,7 @@ class Node(Resource):
 
     @property
     def cannot_stop(self) -> str:
-        """Why an observed node cannot be stopped, or '': https://cloud.google.com/tpu/docs/managing-tpus-tpu-vm"""
+        """Why an observed node cannot be stopped, or '': https://cloud.google.com/tpu/docs/managing-tpus-tpu-vm."""
         if self.spec.workers > 1:
             return f"Google stops pods of one VM only, and {self.name} has {self.spec.workers}"
         if self.place.capacity in ("spot", "preemptible"):
@@ -231,7 +231,7 @@ class Node(Resource):
 
     @property
     def _zones(self) -> tuple[str, ...]:
-        """Where it may be; an observed one is where it is."""
+        """Return the zones where it may be; an observed pod has one."""
         return (self.place.zone,) if self.status.uid else tuple(dict.fromkeys(place.zone for place in self.places))
 
     @property
@@ -272,12 +272,12 @@ class Node(Resource):
         return True
 
     def _queue_timed_out(self, world: Context, status: SliceStatus) -> bool:
-        """Whether a queued request has waited so long that the next place is tried."""
+        """Return whether a queued request has waited so long that the next place is tried."""
         others = len(self.places) > 1
         return others and status.state in WAITING_STATES and world.clock.now() - status.created > self.create_seconds
 
     def _place_like(self, status: SliceStatus) -> Place:
-        """Return the place of ours that is most like the one where a slice is."""
+        """Return the configured place that is most like the one where a slice is."""
         here = [place for place in self.places if place.zone == status.place.zone] or list(self.places)
         return next((place for place in here if place.capacity == status.place.capacity), here[0])
 

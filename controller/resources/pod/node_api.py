@@ -1,4 +1,4 @@
-"""TPU nodes, asked for at once. https://cloud.google.com/tpu/docs/reference/rest/v2/projects.locations.nodes"""
+"""TPU nodes, created at once (https://cloud.google.com/tpu/docs/reference/rest/v2/projects.locations.nodes)."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ API = "tpu"
 
 @dataclass(frozen=True)
 class NodeProvisioner:
-    """`nodes.create`, for at most `create_seconds`."""
+    """Creates slices with `nodes.create`, which may take up to `create_seconds`."""
 
     create_seconds: float
 
@@ -54,7 +54,7 @@ class NodeProvisioner:
                 wait_rpc(world, API, operation, "projects.locations.operations.get", DELETE_SECONDS)
             except NotFoundError:
                 return
-            except ConflictError:  # something else is under way on it, maybe another deletion
+            except ConflictError:  # another operation on the node is under way, maybe another deletion
                 if late():
                     raise
                 world.clock.sleep(world.pace)
@@ -62,12 +62,12 @@ class NodeProvisioner:
                 return
 
     def start(self, world: Context, name: str, zone: str) -> None:
-        """Start a stopped node of one VM; GoogleError if there is no room now."""
+        """Start a stopped node with one VM; GoogleError if there is no capacity."""
         operation = world.google.call(API, "projects.locations.nodes.start", name=node_path(world, name, zone), body={})
         wait_rpc(world, API, operation, "projects.locations.operations.get", self.create_seconds)
 
     def stop(self, world: Context, name: str, zone: str) -> None:
-        """Stop a node of one VM, which ends what it costs apart from its disks."""
+        """Stop a node with one VM. After that, only its disks are billed."""
         operation = world.google.call(API, "projects.locations.nodes.stop", name=node_path(world, name, zone), body={})
         wait_rpc(world, API, operation, "projects.locations.operations.get", self.create_seconds)
 
@@ -77,7 +77,7 @@ def zone_path(world: Context, zone: str) -> str:
 
 
 def node_path(world: Context, name: str, zone: str) -> str:
-    """The node's full name."""
+    """Return the node's full name."""
     return f"{zone_path(world, zone)}/nodes/{name}"
 
 
@@ -106,7 +106,7 @@ def node_body(world: Context, name: str, spec: SliceSpec, place: Place) -> dict[
 
 
 def scheduling(capacity: str) -> dict[str, bool]:
-    """A tier in the node's own words."""
+    """Return the node's scheduling options for a tier."""
     if capacity == "flex_start":
         raise CloudError("tpu.provisioner: flex_start is had through a queued resource only; set it to auto or queued")
     return {
@@ -117,7 +117,7 @@ def scheduling(capacity: str) -> dict[str, bool]:
 
 
 def capacity_of(answer: dict[str, Any]) -> str:
-    """The tier of a node: what our label says was asked for, since the API does not tell all of them."""
+    """Return the tier of a node, by preference from our label, since the API does not report all tiers."""
     said = answer.get("schedulingConfig", {})
     found = next((word for word in ("spot", "preemptible", "reserved") if said.get(word)), "on_demand")
     return answer.get("labels", {}).get(TIER_LABEL, found)
@@ -162,7 +162,7 @@ def parse_node(answer: dict[str, Any], provisioner: ProvisionerName = "node") ->
 
 
 def parse_timestamp(timestamp: str | None) -> float:
-    """RFC 3339 as seconds since the epoch; 0 where Google says none. Nanoseconds are cut to microseconds."""
+    """Parse RFC 3339 to seconds since the epoch; 0 where Google sends none. Nanoseconds are cut to microseconds."""
     if not timestamp:
         return 0.0
     head, dot, tail = timestamp.rstrip("Z").partition(".")

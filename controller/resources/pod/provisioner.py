@@ -1,4 +1,4 @@
-"""The spec and the status of a slice, and the interface of the APIs that create one.
+"""Spec and status of a slice, and the interface of the APIs that create one.
 
 Two APIs are implemented: TPU nodes (`node_api.py`) and queued resources (`queued_api.py`). Google offers newer
 generations (7x) through Compute Engine only; that would be a third implementation of the same three methods.
@@ -18,13 +18,13 @@ if TYPE_CHECKING:
     from controller.context import Context
 
 WAITING_STATES = frozenset({"CREATING", "ACCEPTED", "WAITING_FOR_RESOURCES"})
-"""States of a queued request that has no capacity yet; Google uses the last two for the same thing."""
+"""States of a queued request without capacity yet; Google uses the last two for the same thing."""
 ProvisionerName = Literal["node", "queued"]
 
 
 @dataclass(frozen=True)
 class Endpoint:
-    """One worker, as `networkEndpoints` lists it."""
+    """One worker, from `networkEndpoints`."""
 
     worker: int
     internal: str
@@ -56,7 +56,7 @@ class Place:
 class SliceSpec:
     """The slice that a config asks for, wherever it is created.
 
-    Fields with compare=False only say how to ask for it: an existing slice does not have to agree in them.
+    Fields with compare=False only affect the request: an existing slice need not match them.
     """
 
     workers: int
@@ -88,14 +88,14 @@ class SliceSpec:
         )
 
     def at(self, place: Place) -> dict[str, Any]:
-        """Return the fields in which a slice in that place must agree."""
+        """Return the fields that a slice in that place must match."""
         compared = {f.name: getattr(self, f.name) for f in fields(self) if f.compare}
         return {**compared, "capacity": place.capacity, "subnetwork": place.subnetwork}
 
 
 @dataclass(frozen=True)
 class Symptom:
-    """https://cloud.google.com/tpu/docs/reference/rest/v2/projects.locations.nodes#symptom"""
+    """A reported problem (https://cloud.google.com/tpu/docs/reference/rest/v2/projects.locations.nodes#symptom)."""
 
     kind: str
     worker: str = ""
@@ -108,7 +108,7 @@ class Symptom:
 
 @dataclass(frozen=True)
 class PodStatus:
-    """What Google reports about a pod, in its own words. `state` is ABSENT for a 404."""
+    """A pod's status with Google's terms. `state` is ABSENT for a 404."""
 
     state: str = "READY"
     replaced: bool = False
@@ -120,7 +120,7 @@ class PodStatus:
 
     @property
     def is_usable(self) -> bool:
-        """Whether it is READY and still the incarnation that we use."""
+        """Whether it is READY and still the incarnation in use."""
         return self.state == "READY" and not self.replaced
 
 
@@ -130,12 +130,12 @@ class SliceStatus:
 
     Attributes:
         spec: the settings it has; `workers` counts its endpoints, which are complete once it is READY.
-        state: Google's word for the node, or else for the queued request.
+        state: Google's state of the node, or else of the queued request.
         pending: whether the state will change by itself.
         created: seconds since the epoch.
         symptoms: with the times at which they appeared.
-        maintenance: PENDING or ONGOING if some is announced.
-        code: of the error with which a request failed; `message` is Google's text.
+        maintenance: PENDING or ONGOING if maintenance is announced.
+        code: error code of a failed request; `message` is Google's text.
     """
 
     spec: SliceSpec
@@ -164,11 +164,11 @@ class SliceStatus:
         return LABEL.items() <= dict(self.labels).items()
 
     def pod_seen(self, uid: str, since: float) -> PodStatus:
-        """Return what a diagnosis needs to know.
+        """Return the status for a diagnosis.
 
         Args:
-            uid: of the incarnation that is used, or empty.
-            since: leaves out symptoms that appeared earlier; seconds since the epoch.
+            uid: of the incarnation in use, or empty.
+            since: omits symptoms that appeared earlier; seconds since the epoch.
         """
         return PodStatus(
             state=self.state,
@@ -198,7 +198,7 @@ class Provisioner(Protocol):
         """Ask for a slice. Returns once it exists or waits in a queue.
 
         Raises:
-            GoogleError: Google refused, at once or after the work had begun.
+            GoogleError: Google refused, at once or during the operation.
         """
         ...
 
@@ -213,7 +213,7 @@ def short_uid(uid: str) -> str:
 
 
 def claim_name(pod: str, uid: str) -> str:
-    """Return the name of the object that says which runs had a pod."""
+    """Return the name of the object that records which runs had a pod."""
     return f"pods/{pod}/claims/{short_uid(uid)}.json"
 
 

@@ -1,7 +1,7 @@
-"""Queued resources: a request for a node that waits until there is room.
+"""Queued resources: a request for a node that waits for capacity.
 
-https://cloud.google.com/tpu/docs/reference/rest/v2/projects.locations.queuedResources. It outlives its node and counts
-against the quota until it is deleted, also once it has expired, failed or lost its node.
+https://cloud.google.com/tpu/docs/reference/rest/v2/projects.locations.queuedResources. A request outlives its node and
+counts against the quota until it is deleted, even after it has expired, failed or lost its node.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ if TYPE_CHECKING:
     from controller.context import Context
 
 FLEX_API = "tpu:v2alpha1"
-"""The only API that has flex-start, as of revision 20261001 of the discovery documents."""
+"""The only API with flex-start, as of revision 20261001 of the discovery documents."""
 FLEX_SECONDS = 7 * 24 * 3600
-"""The longest life that Google gives a flex-start slice: https://cloud.google.com/tpu/docs/about-flex-start"""
+"""Longest lifetime of a flex-start slice: https://cloud.google.com/tpu/docs/about-flex-start"""
 TRANSITIONAL_STATES = WAITING_STATES | {"PROVISIONING", "DELETING", "SUSPENDING", "STATE_UNSPECIFIED"}
 
 
 @dataclass(frozen=True)
 class QueuedProvisioner:
-    """`queuedResources.create`; the request has the pod's name, as its node has."""
+    """Creates slices with `queuedResources.create`; the request and its node both have the pod's name."""
 
     create_seconds: float
 
@@ -68,12 +68,12 @@ class QueuedProvisioner:
                     continue
             except NotFoundError:
                 break
-            except GoogleError as error:  # a node that has just come, or something else under way on it
+            except GoogleError as error:  # the node has just appeared, or another operation is under way on it
                 if not isinstance(error, ConflictError) and error.reason not in ("FAILED_PRECONDITION", "ABORTED"):
                     raise
             world.clock.sleep(world.pace)
         nodes = node_api.NodeProvisioner(self.create_seconds)
-        if nodes.observe(world, name, zone) is not None:  # one that the request has left behind
+        if nodes.observe(world, name, zone) is not None:  # a node that outlived its request
             nodes.delete(world, name, zone)
 
     def _delete(self, world: Context, name: str, zone: str, *, with_node: bool) -> None:
@@ -85,12 +85,12 @@ class QueuedProvisioner:
 
 
 def request_path(world: Context, name: str, zone: str) -> str:
-    """The request's full name."""
+    """Return the request's full name."""
     return f"{node_api.zone_path(world, zone)}/queuedResources/{name}"
 
 
 def request_body(world: Context, name: str, spec: SliceSpec, place: Place) -> dict[str, Any]:
-    """What create is sent; field for field what `gcloud compute tpus queued-resources create` sends."""
+    """Return the body of a create request, with the fields that `gcloud compute tpus queued-resources create` sends."""
     where = node_api.zone_path(world, place.zone)
     node = {"node": node_api.node_body(world, name, spec, place), "nodeId": name, "parent": where}
     request: dict[str, Any] = {"tpu": {"nodeSpec": [node]}}
@@ -112,7 +112,7 @@ def request_body(world: Context, name: str, spec: SliceSpec, place: Place) -> di
 
 
 def parse_request(queued: dict[str, Any], answer: dict[str, Any] | None, now: float) -> SliceStatus:
-    """A request and its node as one slice. The node's word counts where it has one to say that the request has not."""
+    """Return the status of a request with its node. The node's state wins where it says more than the request's."""
     where = queued["name"].split("/")[3]
     specs = queued.get("tpu", {}).get("nodeSpec") or [{}]
     wanted = {"name": f"projects/-/locations/{where}/nodes/-", **specs[0].get("node", {}), "state": "UNKNOWN"}
@@ -139,7 +139,7 @@ def parse_request(queued: dict[str, Any], answer: dict[str, Any] | None, now: fl
 
 
 def has_expired(queued: dict[str, Any], now: float) -> bool:
-    """Has its time passed? Google leaves an expired request in the queue, where it will never be served."""
+    """Return whether a request has expired. Google keeps it in the queue, but will never serve it."""
     policy = queued.get("queueingPolicy", {})
     if duration := policy.get("validUntilDuration"):
         return now > node_api.parse_timestamp(queued.get("createTime")) + float(duration.rstrip("s"))

@@ -1,6 +1,6 @@
-"""What Google's refusal to make a pod means: a pure function of its code and words, and what to do about it.
+"""Classify Google's refusal to create a pod by its code and message, with a hint for each kind.
 
-The words are those of real answers; TPU's own error codes do not tell a stock-out from a quota.
+The patterns match real error messages; the TPU API's error codes do not tell a stock-out from a missing quota.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 RefusalKind = Literal[
-    "stock_out",  # no room now: ask elsewhere, or later
-    "quota",  # the project may not have it in this tier or zone: ask elsewhere, never again
+    "stock_out",  # no capacity now: ask elsewhere, or later
+    "quota",  # the project has no quota for this tier or zone: ask elsewhere, never again
     "permission",
     "runtime",
     "type",
@@ -22,8 +22,8 @@ RefusalKind = Literal[
 ]
 
 _TABLE: tuple[tuple[RefusalKind, str, str], ...] = (
-    # kind, codes (a pattern; empty: any), words (a pattern)
-    ("stock_out", "", r"per minute|rate ?limit"),  # of requests, not of chips: it passes
+    # kind, pattern of codes (empty: any), pattern of messages
+    ("stock_out", "", r"per minute|rate ?limit"),  # a limit on requests, not on chips: it passes
     ("quota", "", r"quota limit .* exceeded|quota '[^']*' (has been )?(exceeded|exhausted)|quota exceeded"),
     ("stock_out", "", r"no more capacity|insufficient (reserved )?capacity|out of capacity|stock-?out"),
     ("stock_out", "", r"does not have enough resources|resource_pool_exhausted|currently unavailable in the"),
@@ -55,7 +55,7 @@ HINTS: dict[RefusalKind, str] = {
 
 @dataclass(frozen=True)
 class Refusal:
-    """Why a pod was not made."""
+    """Reason why a pod was not created."""
 
     kind: RefusalKind
     words: str
@@ -66,11 +66,11 @@ class Refusal:
 
 
 def classify(code: str, message: str) -> RefusalKind:
-    """What an answer means.
+    """Return the kind of refusal.
 
     Args:
-        code: the canonical code (RESOURCE_EXHAUSTED) of an answer or of a failed operation.
-        message: Google's words.
+        code: the canonical code (RESOURCE_EXHAUSTED) of an error response or a failed operation.
+        message: Google's text.
     """
     for kind, codes, words in _TABLE:
         if codes and not re.fullmatch(codes, code, re.IGNORECASE):

@@ -1,7 +1,7 @@
-"""Where to ask for a pod, and when to ask again.
+"""Search for capacity: where to ask for a pod, and when to ask again.
 
-Zones and tiers are tried in order. Only a stock-out is worth asking again: at once in the next place, and after a
-pause from the first one on. A quota rules its place out. Anything else ends the search.
+Zones and tiers are tried in order. After a stock-out, the next place is tried at once; after the last one, the search
+pauses and starts over. A missing quota rules its place out. Any other refusal ends the search.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ if TYPE_CHECKING:
     from controller.context import Context
 
 MAX_PAUSE_SECONDS = 60
-"""In units of the world's pace: five minutes on Google Cloud."""
+"""In units of the context's pace: five minutes on Google Cloud."""
 
 
 def backoff_seconds(round_: int, pace: float, draw: float) -> float:
-    """Seconds to wait after so many rounds in vain (from 1): doubling, bounded, and spread by `draw` in [0, 1)."""
+    """Return the wait after a number of failed rounds (from 1): exponential, capped, with jitter `draw` in [0, 1)."""
     return pace * min(MAX_PAUSE_SECONDS, 2.0**round_) * (0.5 + draw / 2)
 
 
@@ -51,14 +51,14 @@ class CapacitySearch:
     create_seconds: float
 
     def run(self, after: Place | None = None) -> None:
-        """Ask until the pod is there.
+        """Ask until the pod exists.
 
         Args:
-            after: begin with the place that follows this one, which has been waited for already.
+            after: start with the place that follows this one, which has been tried already.
 
         Raises:
             RetriesExhaustedError: no capacity after `max_attempts`.
-            CloudError: a refusal that asking again would not change.
+            CloudError: a refusal that no retry would change.
         """
         attempt, rounds = 0, 0
         ruled_out: dict[Place, Refusal] = {}
@@ -101,7 +101,7 @@ class CapacitySearch:
             raise CloudError(f"{self.name} in {place}: {refusal.words}; {refusal.hint}")
 
     def _try(self, place: Place) -> Refusal | None:
-        """Ask in one place and wait for the outcome; None: it is there. Nothing of a refused request is left."""
+        """Ask in one place and wait; returns None on success. A refused request leaves nothing behind."""
         world, name, spec, maker = self.world, self.name, self.spec, self.provisioners[place.provisioner]
         fresh = False
         try:
@@ -118,21 +118,20 @@ class CapacitySearch:
         except ConflictError as error:
             kind = classify(error.reason, error.message)
             if kind == "name_taken":
-                return None  # it came into being meanwhile; the next look says whose it is
+                return None  # created by someone else meanwhile; the next observation shows by whom
             refusal = Refusal(kind, error.message)
         except GoogleError as error:
             if error.passes and classify(error.reason, error.message) == "unknown":
-                raise  # nobody has refused anything: Google, or the way there, has an outage
+                raise  # not a refusal: Google or the network has an outage
             refusal = Refusal(classify(error.reason, error.message), error.message)
-            if error.status == 0:  # it was begun and may have left something
+            if error.status == 0:  # the operation began and may have left something
                 maker.delete(world, name, place.zone)
         if refusal is not None and fresh:
             data_disk.delete_disk(world, data_disk.name_for(name), place.zone)
         return refusal
 
     def _wait(self, maker: Provisioner, place: Place) -> Refusal | None:
-        """Until what was asked for is there or has come to nothing. A sole place is waited for while its request is
-        valid, one of several for `create_seconds`."""
+        """Wait until the request succeeds or fails: while it is valid in a sole place, else for `create_seconds`."""
         world = self.world
         patience = self.patience
         late, too_late = world.clock.deadline(patience), world.clock.deadline(patience + self.create_seconds)
@@ -171,19 +170,19 @@ class CapacitySearch:
 
 
 def refusal_of_state(seen: SliceStatus) -> Refusal:
-    """What a request that came to nothing means."""
+    """Return the refusal that corresponds to a failed request."""
     if seen.state == "FAILED" and seen.message:
         return Refusal(classify(seen.code, seen.message), seen.message)
     return Refusal("stock_out", f"the request is {seen.state.lower()}")
 
 
 def _state_text(state: str) -> str:
-    """WAITING_FOR_RESOURCES in small letters."""
+    """Format a state such as WAITING_FOR_RESOURCES in lower-case words."""
     return state.lower().replace("_", " ")
 
 
 def _first_sentence(words: str) -> str:
-    """The part of Google's words that says something; advice and an error id follow."""
+    """Return the useful part of Google's message, without the advice and the error id that follow."""
     return words.partition(";")[0].partition(" [EID")[0]
 
 

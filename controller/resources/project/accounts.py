@@ -1,4 +1,4 @@
-"""The service account that the workers run as."""
+"""Service account of the workers."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class ServiceAccount(Resource):
-    """https://cloud.google.com/iam/docs/reference/rest/v1/projects.serviceAccounts
+    """Service account (https://cloud.google.com/iam/docs/reference/rest/v1/projects.serviceAccounts).
 
-    Its name is an account id of the project, `default` (the project's Compute account) or a full address. Only one
-    named by its id is created, and only one that was so created is ours.
+    Its name is an account id of the project, `default` (the project's Compute account) or a full address. Only an
+    account named by its id is created, and only one created this way is ours.
     """
 
     kind: ClassVar[str] = "service account"
@@ -45,7 +45,7 @@ class ServiceAccount(Resource):
             words = "enable the Compute Engine API, or set" if self.name == "default" else "set"
             return Unknown(f"{email} does not exist; {words} cloud.service_account to slipway-runner")
         except ForbiddenError:
-            return self  # it cannot be looked at; whether it can be used, the node will tell
+            return self  # we may not read it; creating the node will show whether it can be used
         marked = self._named_by_id and is_marked(answer)
         return replace(self, marked=marked)
 
@@ -55,7 +55,7 @@ class ServiceAccount(Resource):
         try:
             world.google.call("iam", "projects.serviceAccounts.create", name=f"projects/{world.project}", body=body)
         except ConflictError:
-            world.clock.sleep(world.pace)  # made a moment ago, and not seen everywhere yet
+            world.clock.sleep(world.pace)  # a new account is not visible everywhere at once
         except ForbiddenError as error:
             raise CloudError(
                 f"{self.title}: you may not create it ({error.message}); ask an admin for `gcloud iam service-accounts "

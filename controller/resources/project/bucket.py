@@ -1,4 +1,4 @@
-"""The bucket that holds code, assets and runs."""
+"""Bucket for code, assets and runs."""
 
 from __future__ import annotations
 
@@ -36,10 +36,10 @@ SOFT_DELETE = Rule(
 
 @dataclass(frozen=True, kw_only=True)
 class Bucket(Resource):
-    """https://cloud.google.com/storage/docs/json_api/v1/buckets
+    """Cloud Storage bucket (https://cloud.google.com/storage/docs/json_api/v1/buckets).
 
-    One that we make is in the TPU's region, with access by IAM alone, no public access, and no soft delete: deleted
-    checkpoints would be billed for another seven days. An existing one is used as it is, if it is near the TPU.
+    A new bucket is in the TPU's region, with access by IAM alone, no public access, and no soft delete: deleted
+    checkpoints would be billed for another seven days. An existing bucket is used as it is, if it is near the TPU.
     """
 
     kind: ClassVar[str] = "bucket"
@@ -54,7 +54,7 @@ class Bucket(Resource):
     unfinished_upload_days: int
     marked: bool = field(default=False, compare=False)
     kept_days: float = field(default=0.0, compare=False)
-    """Of an observed one: how long it keeps what was deleted."""
+    """When observed: how many days it keeps deleted objects."""
 
     @property
     def ours(self) -> bool:
@@ -94,10 +94,10 @@ class Bucket(Resource):
         try:
             world.google.call("storage", "buckets.insert", project=world.project, body=self.body())
         except ConflictError:
-            return  # ours from a moment ago, or someone else's: the next look decides
+            return  # created by us or someone else meanwhile; the next observation decides
 
     def body(self) -> dict[str, Any]:
-        """What insert is sent."""
+        """Return the body of the insert request."""
         rules = [
             _rule("AbortIncompleteMultipartUpload", age=self.unfinished_upload_days),
             _rule("Delete", daysSinceNoncurrentTime=self.noncurrent_days),
@@ -129,7 +129,7 @@ class Bucket(Resource):
         try:
             world.google.call("storage", "objects.delete", **where)
         except NotFoundError:
-            return  # someone was faster
+            return  # already deleted
 
     def _read(self, answer: dict[str, Any]) -> Self:
         location = answer["location"].lower()
@@ -153,7 +153,7 @@ class Bucket(Resource):
         )
 
     def _observe_without_read_access(self, world: Context, error: GoogleError) -> Self:
-        """We may not look at it: it is someone else's, or we may use its objects and no more."""
+        """Handle a bucket that we may not read: it is someone else's, or we may only use its objects."""
         permitted: list[str] = []
         try:
             answer = world.google.call(

@@ -1,4 +1,4 @@
-"""A budget on the billing account, which sends mail at its thresholds. It ends nothing: `budget.max_usd` does."""
+"""Budget on the billing account, which sends mail at its thresholds. It stops nothing: `budget.max_usd` does."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ BUDGET_APIS = ("billingbudgets.googleapis.com", "cloudbilling.googleapis.com")
 
 @dataclass(frozen=True, kw_only=True)
 class BillingBudget(Resource):
-    """https://cloud.google.com/billing/docs/reference/budget/rest/v1/billingAccounts.budgets
+    """Billing budget (https://cloud.google.com/billing/docs/reference/budget/rest/v1/billingAccounts.budgets).
 
-    Budgets have no labels; ours is the one with our display name and this project alone.
+    Budgets have no labels; ours is the one with our display name and only this project.
     """
 
     kind: ClassVar[str] = "billing budget"
@@ -78,7 +78,7 @@ class BillingBudget(Resource):
         return f"slipway {world.project}"
 
     def body(self, world: Context) -> dict[str, Any]:
-        """What create is sent."""
+        """Return the body of the create request."""
         return {
             "displayName": self.display_name(world),
             "budgetFilter": {"projects": [f"projects/{world.project_number}"], "calendarPeriod": "MONTH"},

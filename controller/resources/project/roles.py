@@ -1,7 +1,7 @@
-"""Roles of one member in an IAM policy, of the project or of the bucket: read-modify-write, guarded by the etag.
+"""Roles of one member in the IAM policy of the project or bucket: read-modify-write, guarded by the etag.
 
-https://cloud.google.com/iam/docs/reference/rest/v1/Policy. Only this member's bindings without a condition are looked
-at or touched; all others are sent back as they came.
+https://cloud.google.com/iam/docs/reference/rest/v1/Policy. Only this member's unconditional bindings are read or
+changed; all others are sent back unchanged.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ Policy = dict[str, Any]
 
 @dataclass(frozen=True, kw_only=True)
 class Roles(Resource):
-    """Roles of a service account that slipway made; one that it did not make is given none.
+    """Roles of a service account that Slipway made; any other account gets no roles.
 
-    Where the caller may not look at the policy or change it, that is a note with the command for an admin, and no
-    error: the roles may be bound already, or not be needed.
+    Without permission to read or change the policy, a note shows the command for an admin. This is no error: the roles
+    may be bound already, or not be needed.
     """
 
     scope: ClassVar[Scope] = "shared"
@@ -42,15 +42,15 @@ class Roles(Resource):
 
     @abstractmethod
     def read(self, world: Context) -> Policy:
-        """The policy as it is. NotFoundError: what it belongs to does not exist."""
+        """Return the current policy; NotFoundError if its resource does not exist."""
 
     @abstractmethod
     def write(self, world: Context, policy: Policy) -> None:
-        """Replace the policy. Conflict: its etag is not the current one."""
+        """Replace the policy; ConflictError if its etag is outdated."""
 
     @abstractmethod
     def command(self, world: Context, role: str) -> str:
-        """The gcloud command that binds one role."""
+        """Return the gcloud command that binds one role."""
 
     def observe(self, world: Context, have: ObservedResources) -> Absent | Self:
         account = have.get(self.account.id) or self.account.observe(world, {})
@@ -82,7 +82,7 @@ class Roles(Resource):
             self._rewrite(world, add=set())
 
     def _rewrite(self, world: Context, add: set[str]) -> None:
-        """Bind the roles in `add` and unbind the rest of ours; another writer in between means: read again."""
+        """Bind the roles in `add` and unbind the rest of ours, starting over if someone else changed the policy."""
         member = self._member(world)
         for attempt in range(ATTEMPTS):
             policy = self.read(world)
@@ -93,7 +93,7 @@ class Roles(Resource):
                 self.write(world, {**policy, "bindings": bindings, "version": POLICY_VERSION})
                 return
             except GoogleError as error:
-                # An account that was made a moment ago is not known everywhere yet.
+                # A new account is not visible everywhere at once.
                 unknown = error.status == 400 and "does not exist" in error.message
                 if attempt == ATTEMPTS - 1 or not (isinstance(error, ConflictError) or unknown):
                     raise
@@ -111,7 +111,7 @@ class Roles(Resource):
 
 @dataclass(frozen=True, kw_only=True)
 class ProjectRoles(Roles):
-    """https://cloud.google.com/resource-manager/reference/rest/v1/projects/setIamPolicy"""
+    """Roles on the project (https://cloud.google.com/resource-manager/reference/rest/v1/projects/setIamPolicy)."""
 
     kind: ClassVar[str] = "roles of"
 
@@ -132,7 +132,7 @@ class ProjectRoles(Roles):
 
 @dataclass(frozen=True, kw_only=True)
 class BucketRoles(Roles):
-    """https://cloud.google.com/storage/docs/json_api/v1/buckets/setIamPolicy"""
+    """Roles on the bucket (https://cloud.google.com/storage/docs/json_api/v1/buckets/setIamPolicy)."""
 
     kind: ClassVar[str] = "bucket roles of"
     bucket: str = field(compare=False)
@@ -155,13 +155,13 @@ class BucketRoles(Roles):
 
 
 def roles_of(policy: Mapping[str, Any], member: str) -> list[str]:
-    """The roles bound to a member without a condition."""
+    """Return the roles bound to a member without a condition."""
     bindings = policy.get("bindings", [])
     return [b["role"] for b in bindings if member in b.get("members", []) and not b.get("condition")]
 
 
 def rebind(bindings: list[dict[str, Any]], member: str, *, of: set[str], to: set[str]) -> list[dict[str, Any]]:
-    """The bindings with the member in the roles `to` and in no other of the roles `of`. Pure."""
+    """Return the bindings with the member in the roles `to` and in no other of the roles `of`. Pure."""
     result, left = [], set(to)
     for binding in bindings:
         members = list(binding.get("members", []))

@@ -1,4 +1,4 @@
-"""The Google APIs that must be enabled in the project."""
+"""Google APIs that must be enabled in the project."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ if TYPE_CHECKING:
     from controller.context import Context
 
 MAX_BATCH = 20
-"""APIs that one request enables: https://cloud.google.com/service-usage/docs/reference/rest/v1/services/batchEnable"""
+"""APIs per request: https://cloud.google.com/service-usage/docs/reference/rest/v1/services/batchEnable"""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Services(Resource):
-    """https://cloud.google.com/service-usage/docs/reference/rest/v1/services/batchEnable"""
+    """Enabled APIs (https://cloud.google.com/service-usage/docs/reference/rest/v1/services/batchEnable)."""
 
     kind: ClassVar[str] = "services"
     scope: ClassVar[Scope] = "external"
@@ -41,7 +41,7 @@ class Services(Resource):
             try:
                 answer = world.google.call("serviceusage", "services.batchGet", parent=parent, names=names)
             except ForbiddenError:
-                return self  # it cannot be looked at; what is missing, the first request to it will tell
+                return self  # we may not list them; the first request to a disabled API will show it
             on |= {s["name"].rsplit("/", 1)[-1] for s in answer.get("services", []) if s.get("state") == "ENABLED"}
         return replace(self, apis=tuple(api for api in self.apis if api in on))
 
@@ -61,10 +61,10 @@ class Services(Resource):
             wait_rpc(world, "serviceusage", operation, "operations.get")
 
     def destroy(self, world: Context) -> None:
-        """APIs stay enabled: others may use them, and an enabled API costs nothing."""
+        """Leave the APIs enabled: others may use them, and an enabled API costs nothing."""
 
     def undo(self, world: Context) -> str:
-        """The command that disables them again."""
+        """Return the command that disables them again."""
         return f"gcloud services disable {' '.join(self.apis)} --project={world.project}"
 
 

@@ -1,6 +1,6 @@
-"""An asset in the bucket: copied there by this machine before a TPU is billed, or by a worker of the pod.
+"""Assets in the bucket, copied there by this machine before a TPU is billed, or by a worker of the pod.
 
-Like rsync: objects that are there and equal are not sent, nothing is deleted, and what was cut off is gone on with.
+As in rsync, equal objects are not sent, nothing is deleted, and an interrupted transfer resumes.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ if TYPE_CHECKING:
 
 THREADS = 8
 FETCH_ATTEMPTS = 5
-"""How often a fetch on the pod is taken up again after SSH broke off."""
+"""Number of times a fetch on the pod is resumed after SSH broke off."""
 StoredObjects = dict[str, tuple[int, str]]
 """Size and MD5 of objects, by name."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class AssetInBucket(Resource):
-    """The files, then `manifest.json`: where the manifest is, everything before it arrived."""
+    """Files of an asset, then `manifest.json`: its presence means that all files have arrived."""
 
     bucket: str = field(compare=False)
     content: ResolvedAsset = field(compare=False)
@@ -62,12 +62,12 @@ class AssetInBucket(Resource):
         return self
 
     def destroy(self, world: Context) -> None:
-        """Kept: other runs may read it; it goes with the bucket."""
+        """Keep the asset: other runs may read it. It is deleted with the bucket."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class UploadedAsset(AssetInBucket):
-    """Copied by this machine."""
+    """An asset copied by this machine."""
 
     kind: ClassVar[str] = "asset"
     scope: ClassVar[Scope] = "shared"
@@ -88,7 +88,7 @@ class UploadedAsset(AssetInBucket):
         world.google.upload(self.bucket, self.manifest_object, manifest_text(files).encode())
 
     def _stored_objects(self, world: Context) -> StoredObjects:
-        """What the bucket holds of this asset, in this version and in others."""
+        """Return the bucket's objects of this asset, in all versions."""
         items = world.google.pages(
             "storage", "objects.list", "items", bucket=self.bucket, prefix=f"assets/{self.name}-",
             fields="items(name,size,md5Hash),nextPageToken",
@@ -103,7 +103,7 @@ class UploadedAsset(AssetInBucket):
         moved: Callable[[int], None],
         source: AssetFile,
     ) -> None:
-        """Bring one file to the bucket, in the cheapest way."""
+        """Send one file to the bucket, unless it is there already or can be copied from another object."""
         download_file(source, token_for(source, self.vault.values()), moved)
         digests = known.get(source.local)
         if digests is None:
@@ -129,7 +129,7 @@ class UploadedAsset(AssetInBucket):
 
 
 def _rewrite_object(world: Context, bucket: str, source: str, target: str) -> None:
-    """https://cloud.google.com/storage/docs/json_api/v1/objects/rewrite; large objects take several calls."""
+    """Copy an object, in several calls if large (https://cloud.google.com/storage/docs/json_api/v1/objects/rewrite)."""
     place = {
         "sourceBucket": bucket,
         "sourceObject": source,
@@ -144,7 +144,7 @@ def _rewrite_object(world: Context, bucket: str, source: str, target: str) -> No
 
 @dataclass(frozen=True, kw_only=True)
 class PodFetchedAsset(AssetInBucket, WorkerResource):
-    """Downloaded by worker 0, which is near the bucket, and copied from there: `assets.fetch_on=pod`."""
+    """An asset downloaded and copied by worker 0, which is near the bucket: `assets.fetch_on=pod`."""
 
     kind: ClassVar[str] = "asset"
 

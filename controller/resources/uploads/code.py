@@ -1,4 +1,4 @@
-"""The code archive in the bucket, named after what it holds."""
+"""Code archive in the bucket, named after its content."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class CodeArchive(Resource):
-    """An object never changes once it is there: its name is the hash of the tree inside."""
+    """Archive of the code. The object never changes: its name is the hash of the tree inside."""
 
     kind: ClassVar[str] = "code"
     scope: ClassVar[Scope] = "run"
@@ -41,7 +41,7 @@ class CodeArchive(Resource):
         try:
             world.google.upload(self.bucket, self.object, self.snapshot.archive, generation=0)
         except ConflictError:
-            return  # the same bytes, uploaded meanwhile
+            return  # someone uploaded the same bytes meanwhile
 
     def destroy(self, world: Context) -> None:
-        """Kept: other runs may use the same code; it goes with the bucket."""
+        """Keep the archive: other runs may use the same code. It is deleted with the bucket."""

@@ -1,4 +1,4 @@
-"""The secrets of a run, found before a TPU is billed."""
+"""Check that the secrets of a run exist before a TPU is billed."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Secrets(Resource):
-    """Every secret is where the config says. Nothing is created: what holds secrets is the user's."""
+    """All secrets of the run, in the places that the config names. Nothing is created: the stores are the user's."""
 
     kind: ClassVar[str] = "secrets"
     scope: ClassVar[Scope] = "run"
@@ -33,7 +33,7 @@ class Secrets(Resource):
         return self
 
     def apply(self, world: Context, have: ObservedResources, diff: Diff) -> None:
-        """Nothing ever differs."""
+        """Do nothing: secrets never differ."""
 
     def destroy(self, world: Context) -> None:
-        """They are the user's."""
+        """Keep the secrets: they are the user's."""

@@ -1,4 +1,4 @@
-"""Packages from git repositories, built into wheels on this machine: it has the keys, the workers do not."""
+"""Build packages from git repositories into wheels on this machine: it has the keys, the workers do not."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ GIT_PIN = Rule(
 
 @dataclass(frozen=True, kw_only=True)
 class Wheels(Resource):
-    """The wheels of some lines in the bucket, then `manifest.json`; the lines name them, so each is built once."""
+    """Wheels of some requirement lines and `manifest.json` in the bucket, named after the lines: each is built once."""
 
     kind: ClassVar[str] = "wheels"
     scope: ClassVar[Scope] = "run"
     bucket: str = field(compare=False)
     python: str = field(compare=False)
     lines: tuple[GitRequirement, ...] = field(compare=False)
-    # observed only
+    # set only when observed
     built: tuple[dict[str, str], ...] = field(default=(), compare=False)
 
     @classmethod
@@ -88,7 +88,7 @@ class Wheels(Resource):
                 yield GIT_PIN.finding(words)
 
     def destroy(self, world: Context) -> None:
-        """Kept: other runs may use them; they go with the bucket."""
+        """Keep the wheels: other runs may use them. They are deleted with the bucket."""
 
 
 def build_wheel(line: GitRequirement, folder: Path, python: str) -> tuple[Path, str]:
@@ -96,7 +96,7 @@ def build_wheel(line: GitRequirement, folder: Path, python: str) -> tuple[Path, 
 
     Raises:
         ConfigError: there is no such repository or commit, or the wheel only fits this machine.
-        CloudError: it cannot be built.
+        CloudError: the build failed.
     """
     source, out = folder / "source", folder / "out"
     source.mkdir(parents=True)
@@ -124,6 +124,6 @@ def build_wheel(line: GitRequirement, folder: Path, python: str) -> tuple[Path, 
 
 
 def find_uv() -> str:
-    """The uv that slipway depends on, wherever its environment keeps it."""
+    """Return the path of the uv that Slipway depends on."""
     beside = Path(sys.executable).with_name("uv")
     return str(beside) if beside.exists() else "uv"

@@ -1,6 +1,6 @@
-"""Resources on the workers of a pod: each kind holds one value per worker.
+"""Base class of resources on the workers of a pod, with one value per worker.
 
-A worker that cannot be reached is a value too. Only workers that differ are acted on, all at once.
+An unreachable worker is a value too. Only workers that differ are changed, all at once.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class WorkerResource(Resource):
-    """Something of which every worker of a node has its own."""
+    """A resource that every worker of a node has."""
 
     scope: ClassVar[Scope] = "pod"
     node: str = field(compare=False)
@@ -31,7 +31,7 @@ class WorkerResource(Resource):
     def ask(
         self, world: Context, have: ObservedResources, read: Callable[[Observation], Any], **payload: Any
     ) -> tuple[Any, ...]:
-        """`read` of every worker's observation; a worker that does not answer yields its error."""
+        """Apply `read` to every worker's observation; a worker that does not answer yields its error."""
         question: Any = payload
         answers = self.fleet(world, have).look(self.id, question)
         return tuple(read(a) if isinstance(a, dict) else str(a) for a in answers)
@@ -42,7 +42,7 @@ class WorkerResource(Resource):
         """Send `command` to the workers on which the field `name` differs; returns their answers.
 
         Raises:
-            WorkersFailedError: what the workers that could not do it said.
+            WorkersFailedError: with the errors of the workers that failed.
         """
         change = next(c for c in diff.changes if c.field == name)
         old = change.old or (None,) * len(change.new)
@@ -52,7 +52,7 @@ class WorkerResource(Resource):
         return [a for a in answers if not isinstance(a, WorkerError)]
 
     def destroy(self, world: Context) -> None:
-        """Goes with its node."""
+        """Do nothing: it is deleted with its node."""
 
 
 def raise_failures(answers: Sequence[object], what: str) -> None:
@@ -65,5 +65,5 @@ def raise_failures(answers: Sequence[object], what: str) -> None:
 
 
 def active_runs(answers: Iterable[Observation | WorkerError]) -> set[str]:
-    """Return the runs whose program is alive, from the workers' answers to `observe`; one that failed has none."""
+    """Return the runs whose program is alive, from the workers' answers to `observe`; errors count as none."""
     return {a["active"]["run_id"] for a in answers if isinstance(a, dict) and a["active"]}

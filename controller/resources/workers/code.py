@@ -1,4 +1,4 @@
-"""The code, on every worker."""
+"""The code on every worker."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class WorkerCode(WorkerResource):
-    """The code, unpacked; hashed anew at every look, so that one altered byte shows."""
+    """Unpacked code, hashed at every observation, so that a single altered byte shows."""
 
     kind: ClassVar[str] = "worker code"
     bucket: str = field(compare=False)

@@ -1,4 +1,4 @@
-"""run.yaml and the environment of the program, on every worker."""
+"""run.yaml and the program's environment on every worker."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class RunConfig(WorkerResource):
-    """run.yaml and the environment of the program, byte for byte the same on every worker."""
+    """run.yaml and the program's environment, byte for byte the same on every worker."""
 
     kind: ClassVar[str] = "run config"
     text: str = field(compare=False)

@@ -1,4 +1,4 @@
-"""What the user wants done once on each worker before the program: `program.setup`."""
+"""Setup commands that run once on each worker before the program: `program.setup`."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Setup(WorkerResource):
-    """The commands have run, with these words, this code and this venv."""
+    """Setup commands that have run on each worker with the same arguments, code and venv."""
 
     kind: ClassVar[str] = "setup"
     commands: tuple[tuple[str, ...], ...] = field(compare=False)
@@ -64,7 +64,7 @@ class Setup(WorkerResource):
 
 
 def _refuse_differences(versions: list[dict[str, str]]) -> None:
-    """A setup leaves versions open; workers that got different ones would compute different things, or hang."""
+    """Reject different package versions: such workers would compute different things, or hang."""
     for worker, found in enumerate(versions):
         if found != versions[0]:
             name = min(found.items() ^ versions[0].items())[0]

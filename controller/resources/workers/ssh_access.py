@@ -18,16 +18,16 @@ if TYPE_CHECKING:
 
 
 OBSERVE_SECONDS = 5.0
-"""While workers do not answer, Google is asked so often whether the pod is still there."""
+"""Interval at which Google is asked whether the pod still exists while workers do not answer."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class SshAccess(WorkerResource):
-    """Every worker answers over SSH, with the host key Google vouches for, and has this version of the agent."""
+    """Every worker answers over SSH with the host key that Google reports, and has this version of the agent."""
 
     kind: ClassVar[str] = "ssh"
     asks: ObserveQuestion = field(compare=False)
-    """What the resources that follow will ask of every worker: it is asked here, once for all of them."""
+    """Question that later resources ask every worker, sent here once for all of them."""
     reachable: tuple[str, ...]
 
     @property
@@ -45,13 +45,13 @@ class SshAccess(WorkerResource):
         raise_failures(self.fleet(world, have).warm_up(partial(_pod_is_gone, world, have[self.node], [])), self.title)
 
     def authorize_key(self, world: Context, node: Node) -> None:
-        """Make our key known on the workers of a pod that someone else may have made."""
+        """Authorize our key on the workers, as the pod may have been created by someone else."""
         if not node.accepts_our_key(world):
             world.login.authorize(node.path(world))
 
 
 def _pod_is_gone(world: Context, node: Node, looks: list[float]) -> bool:
-    """Is the pod not READY any more, so that its workers need not be waited for? `looks`: when Google was asked."""
+    """Return whether the pod is no longer READY, which ends the wait. `looks` holds the times of earlier queries."""
     now = world.clock.steady()
     if looks and now - looks[-1] < OBSERVE_SECONDS:
         return False

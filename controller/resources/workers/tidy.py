@@ -1,4 +1,4 @@
-"""Workers that are fit for the next program: tidy, and with room on their disks."""
+"""Workers ready for the next program: no leftovers, and enough free disk space."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ TIDY_STATE = "tidy"
 
 @dataclass(frozen=True, kw_only=True)
 class WorkerHygiene(WorkerResource):
-    """No stale lock of the TPU, no process of an earlier attempt, huge pages where they can be had, free disk space."""
+    """No stale TPU lock, no process of an earlier attempt, huge pages where possible, and free disk space."""
 
     kind: ClassVar[str] = "tidied"
     min_free_gb: float = field(compare=False)
@@ -59,5 +59,5 @@ class WorkerHygiene(WorkerResource):
         return "; ".join(words) or TIDY_STATE
 
     def _is_full(self, answer: Observation) -> bool:
-        """While a program runs, its disk is its own business."""
+        """Return whether the disk is too full; never while a program runs, which may fill its disk."""
         return answer["active"] is None and answer["free_gb"] < self.min_free_gb

@@ -1,4 +1,4 @@
-"""The virtual environment of the workers: the same packages on every one of them, unaltered since it was made."""
+"""Virtual environment of the workers: the same packages on all of them, unchanged since its creation."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Venv(WorkerResource):
-    """By kind: of a lock, of a requirements file, of what the image has, or none.
+    """A venv from a lock, from a requirements file or from the image's packages, or none.
 
-    A requirements file leaves versions open. What the first worker got is put on record in the bucket, and everybody
-    else, now and later, gets the same.
+    A requirements file leaves versions open. The versions that the first worker got are recorded in the bucket, and all
+    other workers get the same, then and later.
     """
 
     kind: ClassVar[str] = "venv"
@@ -82,14 +82,14 @@ class Venv(WorkerResource):
             try:
                 world.google.upload(self.bucket, self._record, text.encode(), generation=0)
             except ConflictError:
-                return  # another controller was faster; the next look compares with what it put there
+                return  # another controller was faster; the next observation compares with its record
 
     @property
     def _record(self) -> str:
         return f"venvs/{self.name}.json"
 
     def _frozen(self, world: Context) -> dict[str, str] | None:
-        """The version by name of what this venv must hold; None while nobody has made it, or where the lock says it."""
+        """Return the recorded versions by name; None if there is no record yet, or a lock makes it unnecessary."""
         if self.packages != "requirements":
             return None
         try:
@@ -99,7 +99,7 @@ class Venv(WorkerResource):
 
 
 def fingerprint(packages: str, python: str, requirements: str, program: Program, wheels: str | None) -> str:
-    """The venv's name on a worker. Setup commands may install into it, so one with a setup is nobody else's."""
+    """Return the venv's name on a worker. Setup commands may install packages, so such a venv is not shared."""
     setup = digest(program.setup)[:12] if program.setup else ""
     if packages == "none":
         return "none"

@@ -1,4 +1,4 @@
-"""A probe of every worker: its devices, and its way to worker 0."""
+"""Probe of every worker: its devices, and its connection to worker 0."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ if TYPE_CHECKING:
 
 
 PEER_PORT = 8476
-"""Where worker 0 listens while the others try to reach it; the port `jax.distributed` uses by default on TPU."""
+"""Port on which worker 0 listens during the probe; `jax.distributed` uses it by default on TPU."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class DeviceProbe(WorkerResource):
-    """The devices JAX finds on each worker, and whether each reaches worker 0; probed once per boot of the VMs."""
+    """Devices that JAX sees on each worker, and whether it reaches worker 0; probed once per boot of the VMs."""
 
     kind: ClassVar[str] = "verified"
     venv: str = field(compare=False)
@@ -74,7 +74,7 @@ class DeviceProbe(WorkerResource):
 
 
 def peer_payloads(node: Absent | Pending | Node) -> list[ProbePeersQuestion]:
-    """Return the payloads with which all workers try to reach worker 0, at the same time."""
+    """Return the payloads with which all workers try to reach worker 0 at the same time."""
     addresses = [endpoint.internal for endpoint in node.status.endpoints] if isinstance(node, Node) else []
     return [{"index": i, "addresses": addresses, "port": PEER_PORT} for i in range(len(addresses))]
 

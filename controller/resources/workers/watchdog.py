@@ -1,4 +1,4 @@
-"""The watchdog on worker 0, which deletes the pod when nobody uses it or the budget is spent."""
+"""Watchdog on worker 0, which deletes the pod when it is idle or the budget is spent."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ if TYPE_CHECKING:
     from controller.resources.pod.node import Node
 
 GRACE_HOURS = 2 / 60
-"""A controller that is there ends the run first, and in order; this much later the watchdog ends it."""
+"""Delay that lets a live controller end the run first, in order, before the watchdog does."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Watchdog(WorkerResource):
-    """Someone stands guard. What exactly his orders are is told with each launch: another run may have the pod now."""
+    """A running watchdog. Its orders are not compared but sent at each launch, as another run may have the pod."""
 
     kind: ClassVar[str] = "watchdog"
     bucket: str = field(compare=False)
@@ -41,13 +41,15 @@ class Watchdog(WorkerResource):
         self.tell(world, have[self.node], None)
 
     def tell(self, world: Context, node: Node, hours_left: float | None) -> None:
-        """Give orders, in place of older ones; the idle time begins anew.
+        """Replace the watchdog's orders and restart the idle timer.
 
         Args:
+            world: the run's context.
+            node: the pod.
             hours_left: until the budget is spent; None: there is none.
 
         Raises:
-            WorkersFailedError: worker 0 could not be told.
+            WorkersFailedError: the orders did not reach worker 0.
         """
         payload: GuardQuestion = {
             "project": world.project,
@@ -71,11 +73,11 @@ class Watchdog(WorkerResource):
 
 
 def delete_requests(project: str, node: Node) -> list[str]:
-    """What makes the pod go, first what applies to a queued one: its request holds the node and outlives it."""
+    """Return the paths to delete. The queued request comes first, since it holds the node and outlives it."""
     where = f"projects/{project}/locations/{node.place.zone}"
     return [f"{where}/queuedResources/{node.name}?force=true", f"{where}/nodes/{node.name}"]
 
 
 def _with_grace(hours: float) -> float:
-    """A little more than the controller grants, so that it comes first: two minutes, or a tenth of a short time."""
+    """Add two minutes, or a tenth of a short time, so that the controller acts first."""
     return hours + min(GRACE_HOURS, hours / 10)
