@@ -1,4 +1,4 @@
-"""What may stand next on a command line: verbs, flags, runs and sweeps, and then Hydra's groups, choices and keys."""
+"""Complete a command line: verbs, flags, runs and sweeps, and then Hydra's groups, choices and keys."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from pathlib import Path
 from controller.cli.flags import COMPLETION_QUERY, HELP, VERBS, Flag, flags
 
 TAIL_BYTES = 400_000
-"""Bytes of the table of runs that are looked at, its end: some thousand runs."""
+"""Bytes read from the end of the table of runs, enough for some thousand runs."""
 RUN_PATTERN = re.compile(rb'"run": ?"([\w.-]+)"')
 SWEEP_PATTERN = re.compile(rb'"sweep": ?"([\w.-]+)"')
 
 Completions = dict[str, str]
-"""Whole words that may take the place of the one under the cursor, each with a few words about it."""
+"""Replacements for the word under the cursor, each with a short description."""
 
 
 def complete(line: str, folder: Path) -> Completions:
-    """Of a line up to the cursor, the program's name first."""
+    """Complete a line up to the cursor; the first word is the program's name."""
     words = _split_line(line)[1:]
     if not words or "--" in words[:-1]:
         return {}
@@ -45,7 +45,7 @@ def complete(line: str, folder: Path) -> Completions:
 
 
 def _split_line(line: str) -> list[str]:
-    """The words as a shell takes them, the last one under the cursor, perhaps empty; a quote may still be open."""
+    """Split a line as a shell does. The last word is under the cursor, may be empty, and may have an open quote."""
     for closing in ("", "'", '"'):
         try:
             words = shlex.split(f"{line}{closing}")
@@ -56,7 +56,7 @@ def _split_line(line: str) -> list[str]:
 
 
 def _pending_flag(known: Iterable[Flag], before: Sequence[str]) -> Flag | None:
-    """The flag whose value the cursor is on."""
+    """Return the flag whose value is under the cursor."""
     for flag in known:
         count = 0 if flag.more.get("action") == "store_true" else flag.more.get("nargs") or 1
         for back in range(1, (count if isinstance(count, int) else 0) + 1):
@@ -66,7 +66,7 @@ def _pending_flag(known: Iterable[Flag], before: Sequence[str]) -> Flag | None:
 
 
 def _complete_positional(verb: str, before: Sequence[str]) -> Completions:
-    """What a verb takes beside config, as long as it is not there."""
+    """Complete a verb's positional argument, unless it is there already."""
     found: Completions = {}
     for flag in VERBS[verb].flags:
         if not flag.names[0].startswith("-") and before:
@@ -85,7 +85,7 @@ def _flag_values(flag: Flag) -> Completions:
 
 
 def _recent_ids(pattern: re.Pattern[bytes]) -> Completions:
-    """Of the runs or sweeps that this machine knows, the newest first."""
+    """Return the runs or sweeps that this machine knows, the newest first."""
     home = Path(os.environ.get("SLIPWAY_HOME") or "~/.slipway").expanduser()
     file = home / "runs" / "index.jsonl"
     found: Completions = {}

@@ -1,4 +1,4 @@
-"""Groups, choices and keys, as Hydra's own completion knows them.
+"""Complete groups, choices and keys with Hydra's own completion.
 
 https://hydra.cc/docs/tutorials/basic/running_your_app/tab_completion/
 """
@@ -23,12 +23,12 @@ HYDRA_KEY = "hydra"
 
 
 def complete_override(word: str, before: Sequence[str], folder: Path) -> list[str]:
-    """What the word under the cursor may become; a key is followed by `=` or `.`.
+    """Return completions for an override; a key is followed by `=` or `.`.
 
     Args:
         word: as typed so far, `+exp`, `loop=gr`, `optimizer.lr=`.
         before: the words on its left; only the files that they choose matter.
-        folder: where the user stands.
+        folder: the current folder.
     """
     register_resolver()
     with initialize_config_dir(str(CONFIG_DIR), version_base="1.3"):
@@ -38,7 +38,7 @@ def complete_override(word: str, before: Sequence[str], folder: Path) -> list[st
 
 
 class _OverrideCompleter(DefaultCompletionPlugin):
-    """Hydra's `_query` takes the line apart at every space, and gives up where one value is wrong; this does not."""
+    """Hydra's completion without its limits: `_query` splits at every space, and fails if any value is wrong."""
 
     def of(self, word: str, files: list[str]) -> list[str]:
         first, comma, last = word.rpartition(",") if "=" in word else ("", "", word)
@@ -66,7 +66,7 @@ class _OverrideCompleter(DefaultCompletionPlugin):
 
 
 def _group_file(word: str) -> str | None:
-    """`group=choice` of a word, of several choices the first; values do not matter for what keys there are."""
+    """Return `group=choice` from an override, with the first of several choices; values do not affect the keys."""
     match = OVERRIDE.match(word)
     if match is None or not match["value"] or "." in match["key"] or match["sign"] == "~":
         return None

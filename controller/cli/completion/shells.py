@@ -1,4 +1,4 @@
-"""How bash, zsh and fish ask, and what is written so that they do."""
+"""Completion scripts for bash, zsh and fish, and their installation."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ complete --command slipway --condition 'string match -qr -- "--plan [^ ]*\\$" (c
 
 @dataclass(frozen=True)
 class Shell:
-    """`file` is where the script goes; `start` the file that reads it at each start, None where the shell finds it."""
+    """A shell. `file` holds the script; `start` is the startup file that loads it, None if the shell finds the script."""
 
     script: str
     file: Callable[[Path], Path]
@@ -92,10 +92,10 @@ SHELLS = {
 
 
 def resolve_shell(name: str | None) -> str:
-    """The shell that is meant, by default the user's own.
+    """Return the named shell, by default the user's own.
 
     Raises:
-        ConfigError: neither is one of ours.
+        ConfigError: the shell is not supported.
     """
     found = name or Path(os.environ.get("SHELL", "")).name
     if found not in SHELLS:
@@ -106,7 +106,7 @@ def resolve_shell(name: str | None) -> str:
 
 
 def install(name: str, state: Path) -> list[str]:
-    """Write the script, and the line that reads it; what was done, in words. Once more changes nothing."""
+    """Write the script and the line that loads it; returns messages about what was done. Idempotent."""
     shell = SHELLS[name]
     file = shell.file(state)
     done = [_write_if_changed(file, shell.script)]
@@ -119,7 +119,7 @@ def install(name: str, state: Path) -> list[str]:
 
 
 def uninstall(name: str, state: Path) -> list[str]:
-    """Take back what `install` has done."""
+    """Undo `install`."""
     shell = SHELLS[name]
     file = shell.file(state)
     done = [f"deleted {file}" if file.is_file() else f"{file} is not there"]
@@ -130,7 +130,7 @@ def uninstall(name: str, state: Path) -> list[str]:
 
 
 def _without_source_line(start: Path) -> str:
-    """A start file without our line, a newline at its end."""
+    """Return a startup file's text without our line, ending in a newline."""
     text = start.read_text() if start.is_file() else ""
     text = re.sub(rf"^.*{re.escape(MARKER)}$\n?", "", text, flags=re.MULTILINE)
     return text if not text or text.endswith("\n") else f"{text}\n"

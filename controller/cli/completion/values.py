@@ -1,4 +1,4 @@
-"""The values that a key may have, where they can be counted: from the schema that is made for editors."""
+"""Possible values of a key, where they are few, from the JSON schema made for editors."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from controller.config.editor_schemas import CONFIG_SCHEMA, FOLDER
 
 
 def allowed_values(key: str) -> list[str]:
-    """Of `cleanup.on_success` delete and keep; of a number, or of an unknown key, nothing."""
+    """Return delete and keep for `cleanup.on_success`; nothing for a number or an unknown key."""
     whole = json.loads((FOLDER / f"{CONFIG_SCHEMA}.json").read_bytes())
     places = [whole]
     for part in key.split("."):
@@ -19,7 +19,7 @@ def allowed_values(key: str) -> list[str]:
 
 
 def _object_schemas(value: dict[str, Any], whole: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """The properties of every section that this may be."""
+    """Yield the properties of every section that a value may be."""
     if "$ref" in value:
         yield from _object_schemas(whole["$defs"][value["$ref"].rpartition("/")[2]], whole)
     for inner in value.get("anyOf", ()):

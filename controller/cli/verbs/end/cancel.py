@@ -1,7 +1,7 @@
-"""`slipway cancel`: end the run on every worker. The pod stays, and so does what the run has saved.
+"""`slipway cancel`: end the run on every worker. The pod and the run's saved results stay.
 
-Whoever sees to the run learns of it through the bucket: by the record of the cancelled attempt, or, where nothing was
-started yet, by being asked for the lease.
+The run's controller learns of it through the bucket: from the record of the cancelled attempt, or, if nothing has
+started yet, from a request for the lease.
 """
 
 from __future__ import annotations

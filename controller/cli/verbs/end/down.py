@@ -1,4 +1,4 @@
-"""`slipway down`: delete what the plan created: the pod; with --all also what pods share. Only ours is deleted."""
+"""`slipway down`: delete the pod; with --all also what pods share. Only resources made by Slipway are deleted."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def run(command: Command) -> int:
         if (present or running) and (everything or running) and not _confirm(command, present, running):
             names = f"{', '.join(sorted(running))} is running there; " if running else ""
             raise ConfigError(f"nothing was deleted; {names}say --yes to go on without being asked")
-        for run_id in running:  # whoever follows it must not take this for a preemption
+        for run_id in running:  # so that no controller takes this for a preemption
             Ledger(now.world.google, now.plan.bucket, run_id).cancel()
         lease = pod_lease(now.plan, now.world)
         with View(now.plan, json_lines=command.flags.json) as view, lease.kept():
@@ -67,7 +67,7 @@ def run(command: Command) -> int:
 
 
 def _observe(now: Session, everything: bool) -> list[ResourcePreview]:
-    """The pod and what pods share, as they are now; each is looked at by itself."""
+    """Return the pod and shared resources as they are now, each observed by itself."""
     wanted = [
         r for r in now.plan.resources if r.id == now.plan.node.id or r.scope == "shared" or isinstance(r, Bastion)
     ]
@@ -90,7 +90,7 @@ def _will_be_deleted(row: ResourcePreview, everything: bool) -> bool:
 
 
 def _with_dependencies(present: list[Resource]) -> list[Resource]:
-    """With the needs that are deleted too, so that dependents go first."""
+    """Add the needs that are deleted too, so that dependents go first."""
     ids = {r.id for r in present}
     return [replace(r, needs=tuple(n for n in r.needs if n in ids)) for r in present]
 
@@ -105,7 +105,7 @@ def _refuse_if_used(now: Session, present: list[Resource]) -> None:
 
 
 def _summary_lines(present: list[Resource], kept: list[ResourcePreview], undo: str, everything: bool) -> list[str]:
-    """What was done, what stays and why, and how to be rid of that."""
+    """Describe what was deleted, what stays and why, and how to remove the rest."""
     lines = [] if present else ["nothing of ours is there"]
     ours = [row.resource.title for row in kept if row.seen.ours]
     if ours and not everything:
@@ -113,7 +113,7 @@ def _summary_lines(present: list[Resource], kept: list[ResourcePreview], undo: s
     if everything and present:
         lines.append(f"the APIs stay enabled, which costs nothing; to undo what was not so before: {undo}")
         gone = {r.id for r in present}
-        foreign = [row.resource for row in kept if not gone & set(row.resource.needs)]  # else it went with them
+        foreign = [row.resource for row in kept if not gone & set(row.resource.needs)]  # else it was deleted with them
         if foreign:
             lines.append(f"not made by slipway, and left as it was: {', '.join(r.title for r in foreign)}")
         lines += [
@@ -125,7 +125,7 @@ def _summary_lines(present: list[Resource], kept: list[ResourcePreview], undo: s
 
 
 def _other_buckets(now: Session) -> list[str]:
-    """Our buckets that stay: runs in other regions have their own, and their results may be wanted."""
+    """Return our buckets that stay: runs in other regions have their own, and their results may be needed."""
     listed = now.world.google.pages("storage", "buckets.list", "items", project=now.world.project)
     ours = [b["name"] for b in listed if is_labelled(b)]
     return sorted(name for name in ours if name != now.plan.bucket)
@@ -140,7 +140,7 @@ def _bucket_lines(names: list[str]) -> list[str]:
 
 
 def _affected_runs(now: Session) -> set[str]:
-    """The runs that this would end: what runs on the pod, and what is being seen to, though it may have no pod yet."""
+    """Return the runs that this would end: those on the pod, and the one with a controller, even without a pod yet."""
     driver = pod_lease(now.plan, now.world).look()
     found = set() if driver is None else {driver.term.run_id}
     fleet = now.fleet()

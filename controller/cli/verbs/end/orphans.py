@@ -1,4 +1,4 @@
-"""`slipway orphans`: everything of ours in the project that is billed and that no run uses; --delete removes it."""
+"""`slipway orphans`: list billed resources made by Slipway that no run uses; --delete removes them."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def run(command: Command) -> int:
 
 
 def format_items(found: list[BilledItem], project: str, words: tuple[str, ...]) -> list[str]:
-    """The list for people: orphans with what they cost, then what is in use."""
+    """Format the list for people: orphans with their cost, then what is in use."""
     orphans, used = [t for t in found if not t.use], [t for t in found if t.use]
     if not orphans:
         lines = [f"no orphans: nothing of slipway's in {project} is billed for nobody"]

@@ -1,4 +1,4 @@
-"""`slipway stop`: stop a pod of one VM. It is not billed then, apart from its disks, which it keeps; `up` starts it."""
+"""`slipway stop`: stop a pod of one VM. Then only its disks, which it keeps, are billed; `up` starts it again."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def run(command: Command) -> int:
 
 
 def _record_stops(command: Command, now: Session) -> None:
-    """Whoever follows a run that this ends must not take it for a preemption."""
+    """Record the stop, so that no controller takes it for a preemption."""
     fleet = now.fleet()
     running = running_runs(fleet) if fleet is not None else set()
     if running and not command.flags.yes:

@@ -1,6 +1,6 @@
-"""`slipway exec -- COMMAND`: one command on one worker or on all at once; its exit code is ours.
+"""`slipway exec -- COMMAND`: run a command on one worker or all at once, and exit with its exit code.
 
-One word is a line for the worker's shell; several are a command and its arguments, each passed as it is.
+A single word is a line for the worker's shell; several are a command and its arguments, passed unchanged.
 """
 
 from __future__ import annotations
@@ -41,10 +41,10 @@ def run(command: Command) -> int:
 
 
 def _run_on_workers(fleet: Fleet, workers: range | list[int], shell: str, *, as_json: bool) -> int:
-    """Run it on several workers at once; the highest exit code.
+    """Run the command on several workers at once and return the highest exit code.
 
     Raises:
-        WorkersFailedError: some were not reached; the others have done it.
+        WorkersFailedError: some workers were not reached; the others have run it.
     """
     lock = threading.Lock()
     width = len(str(len(fleet) - 1))
@@ -90,7 +90,7 @@ def _run_on_workers(fleet: Fleet, workers: range | list[int], shell: str, *, as_
 
 
 class _LineBuffer:
-    """Cuts a stream of bytes into lines, so that those of several workers do not mix."""
+    """Splits a byte stream into lines, so that the output of several workers does not mix."""
 
     def __init__(self, say: Callable[[str], object]) -> None:
         self._say, self._rest = say, b""
@@ -106,7 +106,7 @@ class _LineBuffer:
 
 
 def _writer_for(stream: TextIO) -> Writer:
-    """Bytes as they are into a file or a pipe; as text on a terminal, which shows it and takes no orders from it."""
+    """Return a writer of raw bytes to a file or a pipe, or of sanitized text to a terminal."""
     if not stream.isatty() and hasattr(stream, "buffer"):
         return partial(_write_bytes, stream.buffer)
     decoder = codecs.getincrementaldecoder("utf-8")("replace")

@@ -19,7 +19,7 @@ def run(command: Command) -> int:
     with open_session(command.options) as now:
         worker = now.worker(command.flags.worker)
         link = now.workers().link(worker)
-        link.connection().open()  # what is wrong with the way there is told now, not at the first page
+        link.connection().open()  # fail now if the connection is broken, not at the first page
         forward = PortForward(link, port, remote, lambda words: print(f"warning: {words}", file=sys.stderr))
         if command.flags.json:
             print(json.dumps({"port": forward.port, "worker": worker, "remote": remote}), flush=True)
@@ -36,7 +36,7 @@ def run(command: Command) -> int:
 
 
 def parse_ports(text: str) -> tuple[int, int]:
-    """`8888` or `9999:8888` as (of this machine, of the worker).
+    """Parse `8888` or `9999:8888` as (local port, worker's port).
 
     Raises:
         ConfigError: it is neither.

@@ -1,4 +1,4 @@
-"""`slipway logs`: what the program prints on one worker: live from the worker, else from the bucket."""
+"""`slipway logs`: show the program's output on one worker, live from the worker, else from the bucket."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`slipway report`: one HTML page about runs, a sweep or a single one. docs/report.md"""
+"""`slipway report`: write one HTML page about runs, a sweep or a single run (docs/report.md)."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def run(command: Command) -> int:
     state, name, rows = requested_runs(command)
     with _file_reader(command, state) as read:
         found = build_report(name, gather_runs(rows, read), flags.baseline)
-    # by default not in the folder of the user's code: there the page would be shipped, and make every run a new one
+    # not in the folder of the user's code by default: the page would be shipped, and make every run a new one
     file = Path(flags.output or state / "reports" / f"{name}.html")
     try:
         if not flags.output:
@@ -43,7 +43,7 @@ def run(command: Command) -> int:
 
 @contextmanager
 def _file_reader(command: Command, state: Path) -> Iterator[FileReader]:
-    """Files of this machine; with --refresh what the bucket has, for runs that go on, or went elsewhere."""
+    """Yield a reader of this machine's files, or with --refresh of the bucket, for runs active or made elsewhere."""
     if not command.flags.refresh:
         yield local_reader(state)
         return

@@ -1,4 +1,4 @@
-"""`slipway runs`: the table of runs, and what differs between two of them."""
+"""`slipway runs`: list runs in a table, or show the differences between two of them."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def _print_diff(command: Command, state: Path) -> int:
 
 
 def requested_runs(command: Command) -> tuple[Path, str, list[index.RunRow]]:
-    """The state folder, and the runs that a verb with the flags of `report` means, with a name for them together."""
+    """Return the state folder, a name for the selection, and the runs selected by flags like those of `report`."""
     from controller.records.selection import select_runs
     from controller.sweep.board import run_ids_by_sweep
 
@@ -52,7 +52,7 @@ def requested_runs(command: Command) -> tuple[Path, str, list[index.RunRow]]:
 
 
 def refresh_index(command: Command, state: Path) -> None:
-    """Add what other machines have put into the bucket."""
+    """Add runs that other machines have put into the bucket."""
     from controller.cloud.connect import open_context, project_of
     from controller.plan.project import bucket_name
 

@@ -1,4 +1,4 @@
-"""`slipway ssh`: a shell on one worker, or one command in this terminal."""
+"""`slipway ssh`: open a shell on one worker, or run one command in this terminal."""
 
 from __future__ import annotations
 

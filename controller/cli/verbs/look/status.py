@@ -1,4 +1,4 @@
-"""`slipway status`: the pod, the run, and what each worker does."""
+"""`slipway status`: show the pod, the run, and each worker."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def run(command: Command) -> int:
 
 
 def gather_status(now: Session) -> dict[str, Any]:
-    """Pod, run and workers as one document."""
+    """Return pod, run and workers as one document."""
     node = now.node()
     result = now.ledger.result()
     pod: dict[str, Any] = {"name": now.plan.node.name}
@@ -65,7 +65,7 @@ def gather_status(now: Session) -> dict[str, Any]:
 
 
 def _last_attempt_message(now: Session, workers: list[dict[str, Any]], attempt: int) -> str:
-    """What became of the last attempt of a run that has no result."""
+    """Describe the end of the last attempt of a run without a result."""
     if any(row.get("running") == now.plan.run_id for row in workers):
         return "running"
     if attempt and now.ledger.cancelled(attempt):
@@ -75,7 +75,7 @@ def _last_attempt_message(now: Session, workers: list[dict[str, Any]], attempt: 
 
 
 def _cost_status(now: Session, node: Absent | Pending | Node) -> dict[str, Any]:
-    """Pod hours and USD of the run until now, and what its results cost in the bucket per month."""
+    """Return the run's pod hours and USD so far, and the monthly cost of its results in the bucket."""
     spending = Spending(now.world.google, now.world.clock, now.plan.bucket, now.plan.run_id, now.plan.config)
     spending.close_lost(node.status.uid if isinstance(node, Node) else "")
     spent = spending.spent()
@@ -93,7 +93,7 @@ def _cost_status(now: Session, node: Absent | Pending | Node) -> dict[str, Any]:
 
 
 def _stored_bytes(now: Session) -> int:
-    """Bytes of the run's results."""
+    """Return the size of the run's results in bytes."""
     where = {"bucket": now.plan.bucket, "prefix": f"{now.ledger.prefix}/", "fields": "items(size),nextPageToken"}
     try:
         return sum(int(item["size"]) for item in now.world.google.pages("storage", "objects.list", "items", **where))
@@ -118,7 +118,7 @@ def _worker_status(now: Session) -> list[dict[str, Any]]:
 
 
 def _format_episode(episode: dict[str, Any]) -> str:
-    """How one attempt ended that did not end well, and what was done about it."""
+    """Describe the failure of one attempt, and the reaction to it."""
     when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(episode["time"]))
     which = f"attempt {episode['attempt']}" if episode["attempt"] else "before an attempt"
     return f"{when}  {which}: {episode['message']}; {episode['response'].replace('_', ' ')}"
@@ -132,7 +132,7 @@ def _format_cost(cost: dict[str, Any]) -> str:
 
 
 def format_status(document: dict[str, Any]) -> list[str]:
-    """The document for people."""
+    """Format the document for people."""
     pod, run = document["pod"], document["run"]
     lines = [f"pod  {pod['name']}: {pod['state']}" if pod["state"] != "absent" else f"pod  {pod['name']}: no node"]
     if pod["driver"]:

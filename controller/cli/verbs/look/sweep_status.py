@@ -1,6 +1,6 @@
-"""`status --sweep NAME`: the board of a sweep as its controller on this machine writes it, once or until it is over.
+"""`status --sweep NAME`: show the board of a sweep as its controller on this machine writes it, once or until its end.
 
-Nothing of a config and no cloud is asked; the words of the sweep (`status -m …`) ask the bucket as well.
+It reads neither config nor cloud; with the sweep's overrides (`status -m …`), the bucket is read too.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def run(command: Command, clock: Clock | None = None) -> int:
 
 
 def show_status(state: Path, name: str, clock: Clock, flags: Namespace) -> None:
-    """Once, or with `flags.follow` until it is over; `flags.json`: for programs."""
+    """Show the status once, or with `flags.follow` until the sweep's end; `flags.json` prints JSON."""
     if flags.follow and sys.stdout.isatty() and not flags.json:
         with redrawing(lambda height: render_board(list(read_board(state, name).lines.values()), clock.now(), height)):
             while not read_board(state, name).over:
@@ -51,7 +51,7 @@ def show_status(state: Path, name: str, clock: Clock, flags: Namespace) -> None:
 
 
 def resolve_sweep_id(state: Path, name: str) -> str:
-    """The sweep of this id, or the only one that begins so.
+    """Return the sweep with this id, or the only one whose id starts with it.
 
     Raises:
         ConfigError: there is none, or there are several.
@@ -70,7 +70,7 @@ def resolve_sweep_id(state: Path, name: str) -> str:
 
 
 def read_board(state: Path, name: str) -> SavedBoard:
-    """The board; where no controller of this machine has left one, what the table of runs knows."""
+    """Return the saved board; without a controller on this machine, build it from the table of runs."""
     file = state / "sweeps" / f"{name}.json"
     if file.is_file():
         return load_board(file)
@@ -80,7 +80,7 @@ def read_board(state: Path, name: str) -> SavedBoard:
 
 
 def watch_changes(state: Path, name: str, clock: Clock) -> Iterator[BoardRow]:
-    """Each run whenever it has come to another state, and now and then to another step, until the sweep is over."""
+    """Yield each run when its state changes, and from time to time when its step does, until the sweep's end."""
     told: dict[str, tuple[BoardRow, float]] = {}
     while True:
         found = read_board(state, name)

@@ -1,4 +1,4 @@
-"""`slipway tensorboard`: TensorBoard with the curves of some runs, or of all runs of a sweep. docs/report.md"""
+"""`slipway tensorboard`: run TensorBoard with the curves of some runs, or of all runs of a sweep (docs/report.md)."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def run(command: Command) -> int:
         print(json.dumps(said) if flags.json else f"{plural(len(folders), 'run')} in {folder}; Ctrl-C ends it")
         argv = [sys.executable, "-P", "-m", "tensorboard.main", "--logdir", str(folder), "--port", str(flags.port)]
         board = subprocess.Popen([*argv, "--host", "localhost", "--reload_interval", "10"])
-        signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # it is not left behind
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # stop the child too
         try:
             while board.poll() is None:
                 if live:
@@ -60,14 +60,14 @@ def run(command: Command) -> int:
 
 
 def display_names(rows: list[RunRow], state: Path) -> dict[str, str]:
-    """By run the name that it has in TensorBoard: its setting and seed."""
+    """Return each run's name in TensorBoard: its setting and seed."""
     found = group_settings(gather_runs(rows, local_reader(state)))
     labels = {run.id: s.label for s in found for run in (*s.runs, *s.left_out)}
     return {row["run"]: folder_name(f"{labels[row['run']]} seed {row.get('seed')}", row["run"]) for row in rows}
 
 
 def compose_config(rows: list[RunRow], command: Command) -> Config:
-    """The way to the bucket of these runs: the words that were given, else what the table says.
+    """Compose the config that gives access to these runs' bucket, from the overrides or else the table of runs.
 
     Raises:
         ConfigError: the runs are in several buckets.

@@ -1,4 +1,4 @@
-"""`slipway verify`: a matrix of workers and what must be the same on all of them, hashed anew."""
+"""`slipway verify`: show a matrix of workers and what must be the same on all of them, freshly hashed."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def run(command: Command) -> int:
         if fleet is None:
             raise ConfigError(f"pod {now.plan.node.name} is not there; `slipway up` creates it")
         venv = now.plan.get(Venv).name
-        fleet.call_all(PROBE_PEERS, peer_payloads(now.node()))  # answers come with `observe`
+        fleet.call_all(PROBE_PEERS, peer_payloads(now.node()))  # `observe` returns the answers
         payload: ObserveQuestion = {"code": now.plan.snapshot.sha256, "venv": venv, "run_id": now.plan.run_id}
         rows = build_matrix(now.plan, fleet.call_all(OBSERVE, payload))
     if command.flags.json:
@@ -42,7 +42,7 @@ def run(command: Command) -> int:
 
 
 def build_matrix(plan: Plan, answers: list[Observation | WorkerError]) -> list[dict[str, Any]]:
-    """One row per worker: `ok` or what is wrong in each column, and the names of the wrong ones."""
+    """Return a row per worker: `ok` or the problem in each column, and the names of the columns with problems."""
     config = hashlib.sha256(plan.run_yaml.encode()).hexdigest()
     packages = [json.dumps(a["venv"]["versions"], sort_keys=True) for a in answers if isinstance(a, dict) and a["venv"]]
     usual = max(packages, key=packages.count, default="")

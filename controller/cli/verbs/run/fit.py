@@ -1,6 +1,6 @@
-"""`slipway fit`: does the run fit the slice? The TPU compiler answers, in a child process that knows JAX.
+"""`slipway fit`: check whether the run fits the slice, with the TPU compiler in a child process that imports JAX.
 
-What it says is kept for `plan` and `up`.
+The result is kept for `plan` and `up`.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def run(command: Command) -> int:
     config = command.options.checked_config(without={"fit"})
     if config.program.kind != "trainer":
         raise ConfigError("program: only the bundled trainer's programs are known; fit needs program=trainer")
-    # where data lies is of no account for shapes
+    # the location of data does not affect shapes
     anywhere = {name: name for name in re.findall(r"assets://([^/\"]+)", config.model_dump_json())}
     with tempfile.TemporaryDirectory() as folder:
         file, answer = Path(folder) / "run.yaml", Path(folder) / "fit.json"

@@ -1,4 +1,4 @@
-"""`slipway plan`: what `up` would do, what it costs, and every mistake the config holds. Changes nothing."""
+"""`slipway plan`: show what `up` would do, its cost, and every mistake in the config. Changes nothing."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def run(command: Command) -> int:
 
 
 def format_plan(preview: RunPreview) -> list[str]:
-    """The plan for people."""
+    """Format the plan for people."""
     plan, price = preview.plan, preview.price
     tpu, topology = plan.config.tpu, plan.config.topology
     lines = [

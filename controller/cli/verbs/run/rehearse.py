@@ -1,4 +1,4 @@
-"""`slipway rehearse`: the same plan, scaled down, on an emulated cloud of its own, a preemption included."""
+"""`slipway rehearse`: run the same plan, scaled down, on its own emulated cloud, with a preemption."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def run(command: Command) -> int:
 
 
 def as_lines(plan: Plan, checks: Sequence[Check]) -> list[str]:
-    """The checks for people, and what no rehearsal can prove."""
+    """Format the checks for people, with what no rehearsal can prove."""
     unproven = ["Google's capacity and quota", "real weights and data", "the memory of a chip"]
     if plan.config.code.stand_in:
         unproven.insert(0, "the program itself, for which a stand-in ran")

@@ -1,4 +1,4 @@
-"""The verbs with `-m`: `up`, `plan`, `status` and `down` of all runs of a sweep."""
+"""The verbs with `-m`: `up`, `plan`, `status` and `down` for all runs of a sweep."""
 
 from __future__ import annotations
 

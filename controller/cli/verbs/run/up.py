@@ -1,4 +1,4 @@
-"""`slipway up`: make the plan true, launch, follow, and start again from the last checkpoint when the pod is lost."""
+"""`slipway up`: apply the plan, launch, follow, and restart from the last checkpoint when the pod is lost."""
 
 from __future__ import annotations
 

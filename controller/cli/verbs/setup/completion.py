@@ -1,4 +1,4 @@
-"""`slipway completion`: for shells, which ask what may stand next, and for editors."""
+"""`slipway completion`: print completions for shells, and settings for editors."""
 
 from __future__ import annotations
 

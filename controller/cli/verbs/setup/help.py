@@ -1,4 +1,4 @@
-"""`slipway help [VERB]`, and what --help says."""
+"""`slipway help [VERB]`: print the same help as --help."""
 
 from __future__ import annotations
 

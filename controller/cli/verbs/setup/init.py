@@ -1,4 +1,4 @@
-"""`slipway init`: the first use. Credentials, project, where there is quota; writes cloud=mine and tpu=mine."""
+"""`slipway init`: set up credentials, project, and a zone with quota; writes cloud=mine and tpu=mine."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ SIGN_IN_MESSAGE = (
     "(https://cloud.google.com/sdk/docs/install has gcloud), or try cloud=local first, which needs no account"
 )
 SMALL_SLICE_CHIPS = 16
-"""The type that is suggested has at most so many, however large the quota."""
+"""Largest number of chips to suggest, however large the quota."""
 
 
 @dataclass(frozen=True)
 class PlacementChoice:
-    """A generation in a zone in a tier; `chips` is the quota, None where it could not be asked for."""
+    """A generation in a zone in a tier; `chips` is the quota, None if it is unknown."""
 
     generation: str
     zone: str
@@ -45,7 +45,7 @@ class PlacementChoice:
 
     @property
     def accelerator_type(self) -> str:
-        """The largest type of the generation that the quota allows, among the small ones."""
+        """The largest of the small types of the generation that the quota allows."""
         most = min(SMALL_SLICE_CHIPS, SMALL_SLICE_CHIPS if self.chips is None else self.chips)
         types = [find_topology(name) for name, row in tpu_type_table()["types"].items() if row[0] == self.generation]
         fitting = [t for t in types if t.chips <= most] or [min(types, key=lambda t: t.chips)]
@@ -77,7 +77,7 @@ def run(command: Command) -> int:
 
 
 def list_choices(world: Context) -> tuple[list[PlacementChoice], str]:
-    """What the project may make and where, enough before little, cheap before dear; and why no quota is known."""
+    """Return the possible choices, sufficient quota first, then the cheapest; and why no quota is known."""
     try:
         limits, why = quota_limits(world), ""
     except ServiceDisabledError as error:
@@ -105,7 +105,7 @@ def _sort_key(choice: PlacementChoice) -> tuple[float, float]:
 
 
 def _filter_offered(world: Context, found: list[PlacementChoice]) -> list[PlacementChoice]:
-    """Those choices whose zone offers a type of the generation, as far as it says."""
+    """Keep the choices whose zone offers a type of the generation, as far as Google reports that."""
 
     def types_in(zone: str) -> set[str] | None:
         parent = f"projects/{world.project}/locations/{zone}"
@@ -132,7 +132,7 @@ def _filter_offered(world: Context, found: list[PlacementChoice]) -> list[Placem
 
 
 def _select(command: Command, offered: list[PlacementChoice], why: str) -> PlacementChoice:
-    """The zone of --zone, the user's choice, or the largest quota where there is nobody to ask."""
+    """Return the zone of --zone, the user's choice, or the largest quota if the user cannot be asked."""
     if not offered:
         raise ConfigError(
             "no zone has TPU quota for this project: request some (IAM & Admin > Quotas), or apply for TRC"
@@ -174,7 +174,7 @@ def _write_config(files: list[Path], config: Config, project: str, choice: Place
 def _create_bucket(
     command: Command, config: Config, project: str, choice: PlacementChoice, world: Context
 ) -> str | None:
-    """The bucket of runs in the region of the zone, made now if the user wants; else `up` makes it."""
+    """Return the bucket for runs in the zone's region, created now if the user agrees; else `up` creates it."""
     if command.flags.no_bucket:
         return None
     tpu = config.tpu.model_copy(update={"zone": choice.zone, "fallback_zones": ()})

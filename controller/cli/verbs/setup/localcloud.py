@@ -1,4 +1,4 @@
-"""`slipway localcloud start|stop|wipe|env|requests`: the emulated cloud by hand."""
+"""`slipway localcloud start|stop|wipe|env|requests`: control the emulated cloud by hand."""
 
 from __future__ import annotations
 
