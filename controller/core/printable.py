@@ -27,7 +27,7 @@ class SanitizedStream:
 
     def __init__(self, stream: Any) -> None:
         self.unsanitized = stream
-        """For code that draws on the terminal."""
+        """The original stream, for code that draws on the terminal."""
 
     def write(self, text: str) -> int:
         self.unsanitized.write(printable(text))

@@ -10,7 +10,7 @@ from controller.core.events import Event
 
 
 class FinishedRun(Protocol):
-    """What a screen shows of a finished run; `records.ledger.Result` implements it."""
+    """Protocol of a finished run as shown on a screen; `records.ledger.Result` implements it."""
 
     @property
     def run_id(self) -> str: ...

@@ -28,7 +28,7 @@ RPC_CODES = {
 
 
 class Caller(Protocol):
-    """Who waits; `pace` is in seconds between polls."""
+    """Context of a caller that waits; `pace` is in seconds between polls."""
 
     google: GoogleClient
     clock: Clock

@@ -1,1 +1,1 @@
-"""One HTML page about runs: curves, the ablation table, where the time went, what was answered. docs/report.md"""
+"""HTML page about runs: curves, ablation table, timelines and transcripts (docs/report.md)."""

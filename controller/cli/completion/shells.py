@@ -65,7 +65,7 @@ complete --command slipway --condition 'string match -qr -- "--plan [^ ]*\\$" (c
 
 @dataclass(frozen=True)
 class Shell:
-    """A shell. `file` holds the script; `start` is the startup file that loads it, None if the shell finds the script."""
+    """A shell. `file` holds the script; `start` is the startup file that loads it, None if the shell finds it."""
 
     script: str
     file: Callable[[Path], Path]

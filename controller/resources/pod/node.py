@@ -86,7 +86,7 @@ class Node(Resource):
 
     @property
     def place(self) -> Place:
-        """Where it is; before it is observed, the first place to try."""
+        """The place of the pod; before it is observed, the first place to try."""
         return self.places[0] if self.status is NOT_OBSERVED else self.status.place
 
     def wanted(self, place: Place | None = None) -> dict[str, Any]:

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from controller.context import Context
 
 MAX_PAUSE_SECONDS = 60
-"""In units of the context's pace: five minutes on Google Cloud."""
+"""Longest pause in units of the context's pace: five minutes on Google Cloud."""
 
 
 def backoff_seconds(round_: int, pace: float, draw: float) -> float:

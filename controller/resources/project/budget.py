@@ -1,4 +1,4 @@
-"""Budget on the billing account, which sends mail at its thresholds. It stops nothing: `budget.max_usd` does."""
+"""Budget on the billing account, which sends e-mail at its thresholds. It stops nothing: `budget.max_usd` does."""
 
 from __future__ import annotations
 
