@@ -55,8 +55,8 @@ class Lease:
     ) -> None:
         """Prepare the lease without acquiring it.
 
-        `seconds` is the term; the lease is renewed at least `every` seconds. `fenced` is called once, from any thread,
-        when another controller takes over, and should wake up threads that sleep.
+        `seconds` is the term; the lease is renewed every `every` seconds or more often. `fenced` is called once, from
+        any thread, when another controller takes over, and should wake up threads that sleep.
         """
         self._file, self._clock, self.me, self._seconds = file, clock, me, seconds
         self._renew_seconds, self._fenced = min(every, seconds / RENEWALS_PER_TERM), fenced
@@ -86,7 +86,7 @@ class Lease:
         return self._file.read()
 
     def hold(self) -> int:
-        """Acquire or confirm the lease before a write and return its token; free while the lease is known to be valid.
+        """Acquire or confirm the lease before a write; return its token. No request while it is known to be valid.
 
         Raises:
             LeaseHeldError: another controller holds it, and this one never did.

@@ -16,7 +16,7 @@ from controller.gcp.client import ServiceDisabledError
 from controller.reconcile.resource import Absent, Diff, Pending, Resource, Unknown
 
 LEASED_SCOPES = frozenset({"run", "pod"})
-"""Scopes that only the lease holder may change; shared ones come out the same whoever creates them."""
+"""Scopes that only the lease holder may change; shared ones are the same whoever creates them."""
 MAX_ACTS = 8
 """A resource that still differs after this many actions does not converge: something else keeps changing it."""
 

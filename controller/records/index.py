@@ -50,7 +50,7 @@ def append_rows(state: Path, new: Iterable[RunRow]) -> None:
 
 
 def publish_row(google: GoogleClient, bucket: str, row: RunRow) -> None:
-    """Publish a row to the bucket, replacing the run's last one; a row over the limit loses metrics, then overrides."""
+    """Publish a row to the bucket in place of the last one; if too large, without metrics, overrides and reason."""
     text = dump(row)
     for key in ("metrics", "overrides", "reason"):
         if len(text.encode()) > MAX_ROW_BYTES:

@@ -22,7 +22,7 @@ PLANS_FOLDER = "plans"
 
 
 def save_plan(plan: Plan, overrides: Sequence[str], folder: Path) -> Path:
-    """Write `plans/<run id>.yaml` below a folder and return the file; the machine's state folder is left out."""
+    """Write `plans/<run id>.yaml` below a folder and return the file; run.state_dir, which is local, is left out."""
     config = plan.config.model_dump(mode="json")
     del config["run"]["state_dir"]
     run = {"run": plan.run_id, "overrides": list(overrides), "code_sha256": plan.snapshot.sha256}

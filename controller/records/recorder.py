@@ -224,7 +224,7 @@ def load_record(state: Path, run_id: str) -> RunRecord | None:
 
 
 def machine_id(state: Path) -> str:
-    """Return the id of this machine's state folder, generated on first use."""
+    """Return the random id of this machine's state folder, created on first use."""
     file = state / "machine"
     if not file.is_file():
         draft = state / f".machine-{uuid.uuid4().hex}"

@@ -35,7 +35,7 @@ def select_runs(
         sort: sort key, as `slipway runs` takes it.
         last: number of runs to keep, as `slipway runs` takes it.
         boards: ids of all runs by sweep, as this machine knows them. The table lists a run under the sweep that made it
-            only; a later sweep can contain it too.
+            only; a later sweep that contains it does not run it again.
 
     Raises:
         ConfigError: a run or sweep does not exist, or nothing matches.

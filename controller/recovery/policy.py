@@ -92,8 +92,8 @@ def decide(
 ) -> Decision:
     """Choose the response to a verdict.
 
-    `past` holds the incidents of the run, oldest first: restarting a run that was given up resets its budgets, while
-    the successor of a killed controller keeps counting. `progress` is the newest checkpoint (or step).
+    `past` holds the incidents of the run, oldest first: a user who restarts a run resets its budgets, while the
+    successor of a killed controller keeps counting. `progress` is the newest checkpoint (or step).
     """
     wanted: str = getattr(recovery.policy, verdict.kind)
     if wanted in (WAIT, GIVE_UP):

@@ -152,7 +152,7 @@ class RecoveryExecutor:
         return now - self._waiting_since >= self.plan.node.create_seconds
 
     def _act(self, response: str, verdict: Verdict) -> None:
-        """Change the pod so that `up`, run from the beginning, makes the next attempt."""
+        """Put the pod into a state from which `up` makes the next attempt."""
         if (pod := self._pod()) is None:
             return  # nothing can be done yet: the next attempt starts with it
         ready = pod.state == "READY"
@@ -201,7 +201,7 @@ class RecoveryExecutor:
         return "\n".join([first, *(["; ".join(others)] if others else [])])
 
     def _hint(self, kind: VerdictKind) -> str:
-        """Return a hint for the user; when out of HBM, the overrides that `slipway fit` found to fit, if any."""
+        """Return a hint for the user; out of HBM, with the overrides that `slipway fit` found, if any."""
         found = fit_cache.suggested_overrides(self.plan.config) if kind is VerdictKind.OUT_OF_HBM else ""
         return f"it fits with {found}, as `slipway fit` found" if found else HINTS.get(kind, "")
 

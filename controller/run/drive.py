@@ -44,7 +44,11 @@ if TYPE_CHECKING:
 
 @contextmanager
 def open_run(options: RunOptions) -> Iterator[tuple[Plan, Context, Emulator | None]]:
-    """Open the plan to drive and a connection to its cloud."""
+    """Open the plan to drive and a connection to its cloud.
+
+    Raises:
+        ConfigError: the config is unusable, or names no project.
+    """
     with open_sweep(options, repeat=True) as (plan, world, emulator):
         require_project(plan.project)
         yield plan, world, emulator

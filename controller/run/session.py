@@ -77,7 +77,7 @@ class Session:
 
 @contextmanager
 def open_session(options: RunOptions) -> Iterator[Session]:
-    """Open a session for the options and close it at the end; an emulated cloud without nodes is suspended."""
+    """Open a session for the options and close it at the end; an emulated cloud without nodes is stopped."""
     with open_sweep(options) as (plan, world, emulator):
         yield Session(plan, world, Ledger(world.google, plan.bucket, plan.run_id), emulator)
 

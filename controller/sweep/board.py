@@ -171,7 +171,7 @@ class BoardScreen:
 
 @dataclass(frozen=True)
 class SavedBoard:
-    """Board written by a controller of this machine, past or running. `over`: it is final."""
+    """Board file written by a controller of this machine. `over` means that no more changes follow."""
 
     time: float = 0.0
     over: bool = False

@@ -144,7 +144,7 @@ def finished_runs(jobs: Iterable[SweepJob], world: Context, bucket: str) -> set[
 
 @dataclass(frozen=True)
 class Estimate:
-    """Estimate for the rest of a sweep, from similar runs; None without such runs and without a limit."""
+    """Estimate for the rest of a sweep, from similar runs or a limit; fields are None if neither exists."""
 
     runs: int
     seconds_each: float | None
