@@ -15,7 +15,7 @@ from tests.scenarios.chaos.counter import STEPS
 from tests.scenarios.chaos.fault_schedule import ChaosScenario, Spec, fault_schedule
 from tests.scenarios.chaos.harness import ChaosHarness
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1800)]
 COUNTER = ("program=command", "program.command=[python,counter.py]", "env.packages=image")
 PATIENT = ("recovery.max_program_failures=8", "recovery.max_without_progress=8", "recovery.heartbeat_timeout_seconds=6")
 PODS = {1: "tpu=v5litepod_8", 2: "tpu.accelerator_type=v4-16"}

@@ -12,6 +12,7 @@ import pytest
 
 from controller.checks import fit_cache
 from controller.cli import main
+from controller.core import formats
 from tests.controller.conftest import SlipwayCli
 
 pytestmark = pytest.mark.e2e
@@ -177,7 +178,8 @@ def test_out_of_hbm_says_what_fits_if_that_was_asked_before(slipway: SlipwayCli)
     )
     file = fit_cache.cache_file(main.parse(["plan", *RUN, *slipway.base, "tpu=v5litepod_8"]).options.config()[0])
     file.parent.mkdir(parents=True)
-    file.write_text(json.dumps({"programs": [], "fix": {"overrides": ["loop.micro_batch_size=1", "model.remat=full"]}}))
+    fix = {"overrides": ["loop.micro_batch_size=1", "model.remat=full"]}
+    file.write_text(formats.dump({"programs": [], "fix": fix}))
     code, _, err = slipway("up", *RUN, "tpu=v5litepod_8")
     assert code == 5
     assert "out of hbm: worker 0 ended with code 1; it failed first" in err

@@ -81,7 +81,7 @@ def test_a_node_whose_deletion_fails_is_as_before_and_can_be_deleted(made: InPro
 
 def test_a_node_that_cannot_be_made_is_not_there(made: InProcess) -> None:
     async def work() -> None:
-        with failing("Workers.boot"):
+        with failing("EmulatedWorkers.boot"):
             failed = await made.call("nodes.create", NODE, nodeId="n")
         assert MISTAKE in failed["error"]["message"]
         assert made.state("node") == []
@@ -97,7 +97,7 @@ def test_a_node_that_cannot_be_switched_is_as_before(made: InProcess, verb: str)
         if verb == "start":
             await made.call("nodes.stop")
         before = made.state("node")
-        with failing("Workers.halt"), failing("Workers.boot"):
+        with failing("EmulatedWorkers.halt"), failing("EmulatedWorkers.boot"):
             failed = await made.call(f"nodes.{verb}")
         assert MISTAKE in failed["error"]["message"]
         assert made.state("node") == before
@@ -107,7 +107,7 @@ def test_a_node_that_cannot_be_switched_is_as_before(made: InProcess, verb: str)
 
 def test_a_queued_resource_that_cannot_be_served_has_failed(made: InProcess) -> None:
     async def work() -> None:
-        with failing("Workers.boot"):
+        with failing("EmulatedWorkers.boot"):
             await made.call("queuedResources.create", QUEUED, queuedResourceId="q")
         [state] = made.state("queued")
         assert state["state"] == "FAILED"
