@@ -23,7 +23,7 @@ class Clock:
         return time.time()
 
     def steady(self) -> float:
-        """Return monotonic seconds, for durations. Clock changes do not affect it; it stops while the machine sleeps."""
+        """Return monotonic seconds for durations, unaffected by clock changes and stopped while the machine sleeps."""
         return time.monotonic()
 
     def boot_time(self) -> float:
