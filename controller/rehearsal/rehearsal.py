@@ -73,7 +73,7 @@ class Rehearsal:
         objects = [name for name in state["objects"].get(plan.bucket, []) if name.startswith(f"{ledger.prefix}/")]
         left = [name for kind in ("node", "queued", "disk") for name in state.get(kind, {})]
         left += [name for name in state["compute"] if re.search("/(disks|instances|addresses)/", name)]
-        made = f"{len(shared)} shared resources made, and as wanted at a second look{_join_names(changed)}"
+        made = f"{len(shared)} shared resources created, and unchanged when observed again{_join_names(changed)}"
         return [
             Check(not changed, made),
             Check(bool(ledger.launches()), f"a {pod}, reached and verified"),

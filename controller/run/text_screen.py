@@ -19,7 +19,7 @@ MAX_NUMBER = 1e15
 PLAIN_LINE_SECONDS = 10.0
 """Interval between training lines where they cannot be redrawn."""
 SHOWN_METRICS = ("loss", "accuracy", "reward_mean", "pass_at_k", "entropy", "kl")
-PAST_TENSE = {"create": "created", "update": "updated", "replace": "replaced", "delete": "deleted", "none": "as wanted"}
+PAST_TENSE = {"create": "created", "update": "updated", "replace": "replaced", "delete": "deleted", "none": "unchanged"}
 
 
 class TextScreen:

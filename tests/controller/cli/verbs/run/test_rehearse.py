@@ -45,7 +45,7 @@ def test_the_trainer_is_preempted_and_goes_on(home: Path, capsys: pytest.Capture
     assert (
         "✓ preempted (after_object checkpoints/2/commit_success): replaced, and the program went on: 2 attempts" in out
     )
-    assert "shared resources made, and as wanted at a second look\n" in out
+    assert "shared resources created, and unchanged when observed again\n" in out
     assert "✓ nothing billed is left" in out
     assert "✗" not in out
     assert nothing_is_left(home)
