@@ -28,20 +28,23 @@ from trainer.step.metric_sums import Max, Mean, MetricSums, Min
 from trainer.step.train_step import LossFn
 
 ROW_FIELDS = ("advantage", "weight")
-"""Of a batch, float32 [B]. weight: 0 where a sample is filtered out of the loss, else 1."""
+"""Batch fields per row, float32 [B]. weight: 0 if a sample is filtered out of the loss, else 1."""
 
 TOKEN_FIELDS = ("old", "reference", "sampler")
-"""Of a batch, log-probabilities [B, T - 1]: under the policy that drew the sample, by the trainer; under the frozen
-reference; under the policy that drew the sample, by the sampler."""
+"""Batch fields per token: log-probabilities [B, T - 1].
+
+old: the policy that drew the sample, computed by the trainer; reference: the frozen reference; sampler: the policy that
+drew the sample, computed by the sampler.
+"""
 
 
 def per_token_logps(
     params: weights.Params, cfg: Model, batch: DeviceBatch, temperature: float, group: PromptGroup | None = None
 ) -> tuple[jax.Array, jax.Array]:
-    """Log-probability of each token but the first given those before it, and the entropy there: two [B, T - 1].
+    """Return the log-probability of each token after the first, and the entropy there: two arrays [B, T - 1].
 
-    group: rows stand in such groups, each of one prompt, which is computed once; what is known is then of the
-    responses' tokens alone, and 0 elsewhere.
+    group: rows are ordered by prompt in such groups, and each prompt is computed once; the results then cover response
+    tokens only and are 0 elsewhere.
     """
     tokens = batch["tokens"]
     if group is not None:
@@ -57,10 +60,11 @@ def per_token_logps(
 
 
 def loss(cfg: Model, loop: GrpoLoop, *, grouped: bool = False) -> LossFn:
-    """The loss of `update.build` on batches with, per row, tokens [T], mask [T - 1] (1 where the next token is of the
-    response), TOKEN_FIELDS and ROW_FIELDS. Where `loop.on_policy`, `old` is what is computed here.
+    """Return the GRPO loss for `train_step.build_update`.
 
-    grouped: the rows stand group by group, each of `loop.group_size` with the same prompt.
+    Each row of a batch holds tokens [T], mask [T - 1] (1 where the next token belongs to the response), TOKEN_FIELDS
+    and ROW_FIELDS. With `loop.on_policy`, `old` is computed here. grouped: rows are ordered by group, `loop.group_size`
+    rows per prompt.
     """
 
     def sums(params: weights.Params, batch: DeviceBatch) -> MetricSums:
@@ -74,7 +78,7 @@ def loss(cfg: Model, loop: GrpoLoop, *, grouped: bool = False) -> LossFn:
 
 
 def policy_loss_terms(logprob: jax.Array, entropy: jax.Array, batch: DeviceBatch, loop: GrpoLoop) -> MetricSums:
-    """The loss of the tokens' log-probabilities and entropies [B, T - 1], and what is to be known about them."""
+    """Return the loss and its metrics for token log-probabilities and entropies [B, T - 1]."""
     every, weight = batch["mask"], batch["weight"]
     mask = every * weight[:, None]
     lengths = jnp.maximum(mask.sum(axis=1, keepdims=True), 1)
@@ -91,7 +95,7 @@ def policy_loss_terms(logprob: jax.Array, entropy: jax.Array, batch: DeviceBatch
         importance = jnp.exp((old - batch["sampler"]) * mask)
         surrogate = surrogate * jnp.minimum(importance, loop.importance_sampling_cap)
         found["importance_capped"] = Mean(((importance > loop.importance_sampling_cap) * mask).sum(), mask.sum())
-    penalty = jnp.zeros_like(logprob)  # what has no weight is not there, and has no gradient to compute
+    penalty = jnp.zeros_like(logprob)  # an unweighted penalty is left out, so it has no gradient to compute
     if loop.entropy_coef:
         penalty -= loop.entropy_coef * entropy
     if loop.kl_coef:
@@ -99,7 +103,7 @@ def policy_loss_terms(logprob: jax.Array, entropy: jax.Array, batch: DeviceBatch
         penalty += loop.kl_coef * (kl * jnp.exp(log_ratio) if loop.kl_unbiased else kl)
         found["kl"] = Mean((kl * every).sum(), every.sum())
     if loop.loss_type == "rloo":
-        penalty = penalty * lengths  # summed over the response, as its reward is
+        penalty = penalty * lengths  # summed over the response, like its reward
 
     found["loss"] = _aggregate_loss((penalty - surrogate) * mask, lengths, mask, weight, loop)
     apart = jnp.abs(batch["old"] - batch["sampler"]) * every
@@ -115,10 +119,10 @@ def policy_loss_terms(logprob: jax.Array, entropy: jax.Array, batch: DeviceBatch
 
 
 def _clipped_objective(ratio: jax.Array, advantage: jax.Array, loop: GrpoLoop) -> tuple[jax.Array, jax.Array]:
-    """min(r A, clip(r, 1 - low, 1 + high) A), and 1 where the bound holds the ratio back.
+    """Return min(r A, clip(r, 1 - low, 1 + high) A), and 1 where the ratio is clipped.
 
-    Where the ratio corrects the sampler's own probabilities, `loop.importance_sampling_cap` bounds it, whatever the
-    advantage.
+    Where the ratio corrects the sampler's own probabilities, `loop.importance_sampling_cap` bounds it, regardless of
+    the advantage.
     """
     low = None if loop.clip_ratio_low is None else 1 - loop.clip_ratio_low
     high = None if loop.clip_ratio_high is None else 1 + loop.clip_ratio_high
@@ -130,7 +134,7 @@ def _clipped_objective(ratio: jax.Array, advantage: jax.Array, loop: GrpoLoop) -
 
 
 def _kl_penalty(difference: jax.Array, estimator: str) -> jax.Array:
-    """KL from the reference per token, of difference = reference - policy: http://joschu.net/blog/kl-approx.html."""
+    """Return the KL penalty per token for reference - policy (http://joschu.net/blog/kl-approx.html)."""
     match estimator:
         case "k1":
             return -difference
@@ -141,7 +145,7 @@ def _kl_penalty(difference: jax.Array, estimator: str) -> jax.Array:
 
 
 def _aggregate_loss(terms: jax.Array, lengths: jax.Array, mask: jax.Array, weight: jax.Array, loop: GrpoLoop) -> Mean:
-    """Return the loss, from its terms [B, T - 1], which are 0 where the mask is."""
+    """Aggregate per-token terms [B, T - 1], which are 0 where the mask is, into the loss."""
     match loop.loss_type:
         case "token_mean" | "dapo":
             return Mean(terms.sum(), mask.sum())
@@ -152,7 +156,7 @@ def _aggregate_loss(terms: jax.Array, lengths: jax.Array, mask: jax.Array, weigh
 
 
 def supervised_loss(cfg: Model) -> LossFn:
-    """Cross-entropy of the response's tokens, for the warm start: batches with tokens [T] and mask [T - 1] per row."""
+    """Return response cross-entropy for the warm start; rows hold tokens [T] and mask [T - 1]."""
 
     def sums(params: weights.Params, batch: DeviceBatch) -> MetricSums:
         logprob, _ = per_token_logps(params, cfg, batch, 1.0)

@@ -1,5 +1,7 @@
-"""What next-token prediction minimizes, and what its evaluations measure. Both are sums over tokens and what to divide
-them by, so that those of any split of the batch add up."""
+"""The loss and evaluation metrics of next-token prediction.
+
+Both are sums over tokens with their divisors, so they add up over any split of the batch.
+"""
 
 from __future__ import annotations
 
@@ -19,13 +21,13 @@ from trainer.step.metric_sums import Mean, MetricSums
 from trainer.step.train_step import LossFn
 
 EvalFn = Callable[[Params, jax.Array, DeviceBatch], MetricSums]
-"""(weights, bytes of each token [vocab], batch) to sums."""
+"""Maps (weights, bytes of each token [vocab], batch) to metric sums."""
 
 
 def loss(cfg: Model) -> LossFn:
-    """Cross-entropy of the targets that count, in nats.
+    """Return the cross-entropy loss of the weighted targets, in nats.
 
-    A batch holds `tokens`, `targets` and `weights` [B, T], and where documents share a row `segments` and `positions`.
+    A batch holds `tokens`, `targets` and `weights` [B, T], plus `segments` and `positions` if documents share a row.
     """
 
     def sums(params: Params, batch: DeviceBatch) -> MetricSums:
@@ -37,9 +39,9 @@ def loss(cfg: Model) -> LossFn:
 
 
 def build_eval(cfg: Model, accumulation: int) -> EvalFn:
-    """The loss of a batch, and its bits per byte of text: special tokens, which stand for none, are left out of those.
+    """Return a function that computes a batch's loss and its bits per byte of text, excluding special tokens.
 
-    accumulation: above 1 the batch is [A, B / A, T], and its parts are computed one after the other.
+    accumulation: above 1 the batch is [A, B / A, T], and its parts are computed sequentially.
     """
 
     def part(params: Params, token_bytes: jax.Array, batch: DeviceBatch) -> MetricSums:

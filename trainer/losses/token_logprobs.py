@@ -1,6 +1,6 @@
 """Log-probabilities, entropy and cross-entropy without an array of [batch, sequence, vocab].
 
-Logits exist for `model.logit_chunk` positions of each sequence at a time and are made again in the backward pass.
+Logits exist for `model.logit_chunk` positions of each sequence at a time and are recomputed in the backward pass.
 """
 
 from __future__ import annotations
@@ -18,14 +18,13 @@ from trainer.models.weights import Params
 def token_logprobs(
     hidden: jax.Array, params: Params, targets: jax.Array, cfg: Model, temperature: float = 1.0
 ) -> tuple[jax.Array, jax.Array]:
-    """Log-probability of each target, and entropy of each distribution, in nats: two float32 arrays [B, T].
+    """Return each target's log-probability and each distribution's entropy, in nats: two float32 arrays [B, T].
 
-    hidden: [B, T, D] from `model.forward`; targets: [B, T] token ids. Logits are divided by `temperature`: the
-    distribution is then the one that a sampler at that temperature draws from. Both results have gradients.
+    hidden: [B, T, D] from `decoder.forward`; targets: [B, T] token ids. Logits are divided by `temperature`, which
+    gives the distribution that a sampler at that temperature draws from. Both results are differentiable.
     """
-
-    # On a mesh, each device has a part of the vocabulary and scores the rows of its neighbours too: what moves is the
-    # hidden states of one chunk, and neither the output layer nor its gradient is ever whole on a device.
+    # On a mesh, each device holds a shard of the vocabulary and also scores its neighbours' rows. Only one chunk's
+    # hidden states move, and neither the output layer nor its gradient is ever whole on a device.
     split = meshes.splits_evenly("logits", cfg.vocab_size)
     rows, ids_axis = ("rows", "logits") if split else ("batch", "vocab")
     table = unembedding_matrix(params, cfg, hidden.dtype)
@@ -46,7 +45,7 @@ def token_logprobs(
 
 
 def cross_entropy(hidden: jax.Array, params: Params, targets: jax.Array, weights: jax.Array, cfg: Model) -> jax.Array:
-    """Sum over tokens of weight times negative log-probability of the target, in nats: a float32 scalar.
+    """Return the sum over tokens of weight times negative log-probability of the target, in nats: a float32 scalar.
 
     hidden: [B, T, D]; targets: [B, T] token ids; weights: [B, T], 0 where a token does not count.
     """

@@ -1,5 +1,6 @@
-"""Causal attention of grouped queries, with soft-capped logits and local windows: the plain reference, and the kernels
-that stand in for it on TPU and GPU. `kernel` is the one function that chooses.
+"""Causal grouped-query attention with logit soft-capping and local windows.
+
+Holds the plain reference and the kernels that replace it on TPU and GPU. `choose_kernel` selects one.
 """
 
 from __future__ import annotations
@@ -18,14 +19,14 @@ from trainer.distributed import mesh as meshes
 Kernel = Literal["plain", "splash", "cudnn"]
 
 SPLASH_BLOCK = 512
-"""Queries and keys that a program of the TPU kernel works on at a time; sequences are padded to whole blocks of 128."""
+"""Queries and keys per block of the TPU kernel; sequences are padded to a multiple of 128."""
 LANES = 128
 
 
 def choose_kernel(cfg: Model, backend: str) -> Kernel:
-    """The kernel for a model on a backend: as `model.attention` says, or the fastest that can compute it.
+    """Return the kernel for a model on a backend: the one `model.attention` names, or the fastest that supports it.
 
-    cuDNN has no soft-cap and wants bfloat16; splash attention (Pallas, TPU only) has everything.
+    cuDNN has no soft-capping and requires bfloat16; splash attention (Pallas, TPU only) supports everything.
     """
     if cfg.attention != "auto":
         return cfg.attention
@@ -37,18 +38,19 @@ def choose_kernel(cfg: Model, backend: str) -> Kernel:
 
 
 def soft_cap(logits: jax.Array, cap: float | None) -> jax.Array:
-    """cap * tanh(logits / cap), so that no logit leaves +- cap; None: as they are."""
+    """Return cap * tanh(logits / cap), which bounds logits to +-cap; None leaves them unchanged."""
     return logits if cap is None else cap * jnp.tanh(logits / cap)
 
 
 def self_attention(
     query: jax.Array, key: jax.Array, value: jax.Array, segments: jax.Array | None, window: int | None, cfg: Model
 ) -> jax.Array:
-    """A whole sequence attends to itself: a token sees the `window` tokens up to and with itself; None: all of them.
+    """Compute causal self-attention over whole sequences.
 
-    query: [B, T, heads, head_dim], already scaled; key, value: [B, T, kv_heads, head_dim]; segments: [B, T], a token
-    sees only those with its own number; None: one document. Each key head serves heads / kv_heads neighbouring query
-    heads. Returns [B, T, heads, head_dim].
+    query: [B, T, heads, head_dim], already scaled; key, value: [B, T, kv_heads, head_dim]. Each key head serves heads /
+    kv_heads neighbouring query heads. segments: [B, T]; tokens attend only within their own segment; None means one
+    document. window: how many tokens a token attends to, itself included; None means no limit. Returns [B, T, heads,
+    head_dim].
     """
     match choose_kernel(cfg, jax.default_backend()):
         case "splash":
@@ -69,9 +71,9 @@ def self_attention(
 def masked_attention(
     query: jax.Array, key: jax.Array, value: jax.Array, mask: jax.Array, cap: float | None
 ) -> jax.Array:
-    """Softmax attention in plain einsums, in float32 between the two products: the reference.
+    """Compute softmax attention with plain einsums, in float32 between the two products. This is the reference.
 
-    mask: [B or 1, T, S], True where a token may look; the rest as in `attend`.
+    mask: [B or 1, T, S], True where a token may attend; the other arguments are as in `self_attention`.
     """
     batch, length, heads, head_dim = query.shape
     grouped = query.reshape(batch, length, key.shape[2], heads // key.shape[2], head_dim)
@@ -82,14 +84,14 @@ def masked_attention(
 
 
 def in_window(distance: jax.Array, window: int | None) -> jax.Array:
-    """May a token look at another one that is so many places before it?"""
+    """Return whether a token may attend to another one `distance` positions before it."""
     return distance >= 0 if window is None else (distance >= 0) & (distance < window)
 
 
 def run_per_device(
     attention: Callable[..., jax.Array], query: jax.Array, key: jax.Array, value: jax.Array, segments: jax.Array | None
 ) -> jax.Array:
-    """Run a kernel that the partitioner cannot split: each device has its own rows and heads, and needs no other's."""
+    """Run a kernel that the partitioner cannot split; each device computes its own rows and heads independently."""
     mesh = jax.sharding.get_abstract_mesh()
     if mesh.empty or mesh.manual_axes:
         return attention(query, key, value, segments)
@@ -109,7 +111,7 @@ def splash_attention(
     cfg: Model,
     interpret: bool = False,
 ) -> jax.Array:
-    """The TPU kernel of JAX (jax.experimental.pallas.ops.tpu.splash_attention), which skips blocks that none may see.
+    """Run JAX's TPU kernel (jax.experimental.pallas.ops.tpu.splash_attention), which skips fully masked blocks.
 
     interpret: run it without a TPU, for tests.
     """

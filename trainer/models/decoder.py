@@ -1,6 +1,6 @@
-"""The decoder: one set of plain functions for every family of models, switched by `conf.schema.training.model.Model`.
+"""The decoder: plain functions for every model family, configured by `conf.schema.training.model.Model`.
 
-`weights` says what it learns, `layers` and `attention` what its parts compute. Left out: dropout, experts.
+`weights` defines the parameters; `layers` and `attention` compute the parts. Dropout and experts are not supported.
 """
 
 from __future__ import annotations
@@ -26,15 +26,18 @@ REMAT_SAVED_NAMES = {
     "attention": ("attention",),
     "full": (),
 }
-"""Names of the arrays inside a layer that are kept for the backward pass, by `model.remat`."""
+"""Names of the arrays inside a layer that are saved for the backward pass, by `model.remat`."""
 FFN_CHUNK_TOKENS = {"outputs": 4096, "attention": 4096, "full": 2048}
-"""Tokens of a device that a feed-forward block takes at a time where the backward pass computes it again: its inner
-arrays, several times as wide as the residual stream, are the largest of all. By the chips' figures gathering the split
-weights for each chunk takes, with 4096, a quarter (v5e) to half (v6e) of the time of the products, and may hide."""
+"""Tokens per device in each feed-forward chunk when the block is recomputed in the backward pass.
+
+The block's inner arrays, several times as wide as the residual stream, are the largest of all. By the chips'
+specifications, gathering the sharded weights for each chunk of 4096 takes a quarter (v5e) to half (v6e) of the time of
+the matrix products, and may overlap with them.
+"""
 
 
 AttentionFn = Callable[[jax.Array, jax.Array, jax.Array, int | None], jax.Array]
-"""(query, key, value, window) to what the tokens see, [B, T, heads, head_dim]."""
+"""Maps (query, key, value, window) to the attention output, [B, T, heads, head_dim]."""
 
 
 def forward(
@@ -45,11 +48,11 @@ def forward(
     segments: jax.Array | None = None,
     attention: AttentionFn | None = None,
 ) -> jax.Array:
-    """Hidden states after the last norm: [B, T, D], in the type of the activations.
+    """Return hidden states after the final norm: [B, T, D], in the activation dtype.
 
-    tokens, positions: [B, T] integers; positions count from 0 in each document. A token sees the earlier ones of its
-    row that have the same number in `segments` [B, T]; None: the whole row is one document. Give padding a number of
-    its own, 0, or put it to the right; ignore its output. attention: another rule of what sees what, in their place.
+    tokens, positions: [B, T] integers; positions count from 0 in each document. A token attends to the earlier tokens
+    of its row with the same number in `segments` [B, T]; None means each row is one document. Give padding its own
+    segment, 0, or place it on the right; ignore its output. attention: replaces the default attention.
     """
     if attention is None:
         attention = partial(_causal_attention, segments=segments, cfg=cfg)
@@ -59,31 +62,31 @@ def forward(
 
 
 def unembed(params: Params, cfg: Model, hidden: jax.Array) -> jax.Array:
-    """Logits in float32, [..., vocab], of hidden states [..., D]: for few positions; whole sequences: `chunked`."""
+    """Return float32 logits [..., vocab] for hidden states [..., D]. For whole sequences use `token_logprobs`."""
     with jax.named_scope("unembed"):
         return compute_logits(hidden, unembedding_matrix(params, cfg, hidden.dtype), cfg)
 
 
 def unembedding_matrix(params: Params, cfg: Model, dtype: jnp.dtype) -> jax.Array:
-    """The output layer's weights, [vocab, D]."""
+    """Return the output layer's weights, [vocab, D]."""
     return params["embedding" if cfg.tie_word_embeddings else "unembedding"].astype(dtype)
 
 
 def compute_logits(hidden: jax.Array, table: jax.Array, cfg: Model) -> jax.Array:
-    """Logits in float32, [..., vocab], of hidden states [..., D] and an `unembedding_matrix`."""
+    """Return float32 logits [..., vocab] for hidden states [..., D] and an `unembedding_matrix`."""
     logits = jnp.einsum("...d,vd->...v", hidden, table, preferred_element_type=jnp.float32)
     return soft_cap(logits, cfg.final_logit_softcap)
 
 
 def is_local_layer(cfg: Model, layer: int) -> bool:
-    """Does the layer see a window only?"""
+    """Return whether the layer uses a local attention window."""
     return cfg.attention_pattern[layer % len(cfg.attention_pattern)] == "L"
 
 
 def embed(params: Params, cfg: Model, tokens: jax.Array, positions: jax.Array) -> jax.Array:
-    """What the first layer is given, [B, T, D], of tokens and positions [B, T]."""
+    """Return the first layer's input, [B, T, D], for tokens and positions [B, T]."""
     with jax.named_scope("embed"):
-        # each device looks up its columns for the rows of all: the table is never gathered, nor its gradient
+        # each device looks up its columns for all rows: neither the table nor its gradient is ever gathered
         table = meshes.constrain(params["embedding"].astype(cfg.activation_dtype), "vocab", "embed")
         x = meshes.constrain(table[meshes.constrain(tokens, "rows", None)], "rows", None, "embed")
         if cfg.scale_embedding:
@@ -102,7 +105,7 @@ def _causal_attention(
 
 
 def _apply_layers(layers: Params, cfg: Model, x: jax.Array, positions: jax.Array, attention: AttentionFn) -> jax.Array:
-    """All layers on whole sequences. Scanned by periods of the pattern, so that each window is a constant."""
+    """Apply all layers to whole sequences, scanned over periods of the pattern so that each window is a constant."""
     first = x
 
     def computed(i: int, x: jax.Array, weights: Params) -> jax.Array:
@@ -132,14 +135,14 @@ def _apply_layers(layers: Params, cfg: Model, x: jax.Array, positions: jax.Array
 
 
 def _with_remat(compute: Callable[..., jax.Array], cfg: Model) -> Callable[..., jax.Array]:
-    """`compute` with as much kept for the backward pass as `model.remat` says; inputs are always kept."""
+    """Wrap `compute` to save what `model.remat` selects for the backward pass; inputs are always saved."""
     if cfg.remat == "none":
         return compute
     return jax.checkpoint(compute, policy=jax.checkpoint_policies.save_only_these_names(*REMAT_SAVED_NAMES[cfg.remat]))
 
 
 def _unstack_layers(layers: Params, count: int) -> list[Params]:
-    """One tree per layer. Split, not indexed: the gradient is then one concatenation instead of a padded sum."""
+    """Return one tree per layer. Splitting makes the gradient one concatenation; indexing would sum padded arrays."""
     parts = jax.tree.map(lambda w: [p.squeeze(0) for p in lax.split(w, (1,) * count)] if count else [], layers)
     return [{name: pieces[i] for name, pieces in parts.items()} for i in range(count)]
 
@@ -153,8 +156,10 @@ def decoder_layer(
     local: bool,
     attention: AttentionFn,
 ) -> jax.Array:
-    """The residual stream [B, T, D] after one layer; `first` is what it was before all of them, `weights` the layer's
-    own."""
+    """Return the residual stream [B, T, D] after one layer.
+
+    first: the stream before all layers; weights: this layer's own.
+    """
     if cfg.residual_scalars:
         scales = (weights[name].astype(x.dtype) for name in ("residual_scale", "embedding_scale"))
         x = next(scales) * x + next(scales) * first
@@ -178,7 +183,7 @@ def decoder_layer(
 
 
 def _ffn_chunk_size(x: jax.Array, cfg: Model) -> int:
-    """Positions of each row that the feed-forward block is given at a time: all, where its products are kept."""
+    """Return the positions of each row per feed-forward chunk; all of them where the block's products are saved."""
     if cfg.remat not in FFN_CHUNK_TOKENS:
         return x.shape[1]
     return max(1, FFN_CHUNK_TOKENS[cfg.remat] // meshes.rows_per_device(x.shape[0]))
@@ -187,7 +192,7 @@ def _ffn_chunk_size(x: jax.Array, cfg: Model) -> int:
 def _project_qkv(
     x: jax.Array, weights: Params, cfg: Model, positions: jax.Array, local: bool
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Query (scaled), key and value [B, T, heads, head_dim] of a layer; query and key turned to their positions."""
+    """Return a layer's query (scaled), key and value [B, T, heads, head_dim], with rotary positions applied."""
 
     def heads(name: str) -> jax.Array:
         out = linear(x, weights[name])

@@ -1,4 +1,4 @@
-"""The parts of a decoder layer: norms, rotary positions, the feed-forward block. Plain functions of arrays."""
+"""Parts of a decoder layer: norms, rotary positions, the feed-forward block. Plain functions of arrays."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from trainer.models.weights import Params
 
 
 def map_chunks(function: Callable[..., Any], size: int, *arrays: jax.Array, keep: tuple[str, ...] = ()) -> Any:
-    """`function` of arrays [B, T, ...], called on `size` positions of each row at a time.
+    """Call `function` on chunks of `size` positions of arrays [B, T, ...].
 
-    What it computes inside exists for one chunk only, and is computed again for the backward pass, but for what has
-    one of the names in `keep` (of `checkpoint_name`). function: takes parts [B, size, ...] of the arrays and returns a
-    pytree of arrays [B, size, ...]; positions do not see each other.
+    Intermediates exist for one chunk at a time and are recomputed in the backward pass, except those whose
+    `checkpoint_name` is in `keep`. function: takes chunks [B, size, ...] of the arrays and returns a pytree of arrays
+    [B, size, ...]; positions must be independent.
     """
     length = arrays[0].shape[1]
     count = -(-length // size)
@@ -42,19 +42,19 @@ def map_chunks(function: Callable[..., Any], size: int, *arrays: jax.Array, keep
 
 
 def linear(x: jax.Array, weight: jax.Array) -> jax.Array:
-    """[B, T, D] times [D, ...] is [B, T, ...], in the type of x.
+    """Multiply [B, T, D] by [D, ...] to get [B, T, ...], in the dtype of x.
 
-    Computed on matrices: of products of more axes XLA copies, on CPU, what their gradients are made of, at a sixth of
-    the time of a small model's update.
+    The product is computed on matrices: for higher-rank products XLA on CPU copies the operands of the gradients, which
+    costs a sixth of a small model's update time.
     """
     out = x.reshape(-1, x.shape[-1]) @ weight.astype(x.dtype).reshape(weight.shape[0], -1)
     return out.reshape(*x.shape[:-1], *weight.shape[1:])
 
 
 def norm(x: jax.Array, weights: Params, name: str, cfg: Model) -> jax.Array:
-    """Norm the last axis in float32: RMSNorm (https://arxiv.org/abs/1910.07467) or LayerNorm, as `model.norm` says.
+    """Normalize the last axis in float32: RMSNorm (https://arxiv.org/abs/1910.07467) or LayerNorm, by `model.norm`.
 
-    weights: a tree that may hold `name` (the gain) and `name`_bias. Same shape and type out.
+    weights: a tree that may hold `name` (the gain) and `name`_bias. Shape and dtype are preserved.
     """
     wide = x.astype(jnp.float32)
     if cfg.norm == "layer":
@@ -70,7 +70,7 @@ def norm(x: jax.Array, weights: Params, name: str, cfg: Model) -> jax.Array:
 
 
 def rope_inv_freq(cfg: Model, *, local: bool) -> np.ndarray:
-    """Radians per token of each pair of a head's entries, float32 [head_dim / 2], as `model.rope_scaling` says."""
+    """Return radians per token for each pair of a head's entries, float32 [head_dim / 2], by `model.rope_scaling`."""
     half = cfg.head_dim // 2
     base = (cfg.rope_local_theta or cfg.rope_theta) if local else cfg.rope_theta
     frequencies = base ** (-np.arange(half, dtype=np.float64) / half)
@@ -79,17 +79,17 @@ def rope_inv_freq(cfg: Model, *, local: bool) -> np.ndarray:
         return frequencies.astype(np.float32)
     if scaling.kind == "linear":
         return (frequencies / scaling.factor).astype(np.float32)
-    waves = scaling.original_max_position_embeddings * frequencies / (2 * math.pi)  # in the first context
+    waves = scaling.original_max_position_embeddings * frequencies / (2 * math.pi)  # waves in the original context
     low, high = scaling.low_freq_factor, scaling.high_freq_factor
     kept = np.clip((waves - low) / (high - low), 0, 1)
     return (kept * frequencies + (1 - kept) * frequencies / scaling.factor).astype(np.float32)
 
 
 def apply_rope(x: jax.Array, positions: jax.Array, frequencies: np.ndarray) -> jax.Array:
-    """Rotary position embedding (https://arxiv.org/abs/2104.09864), the two halves of a head as pairs.
+    """Apply rotary position embedding (https://arxiv.org/abs/2104.09864), pairing the two halves of a head.
 
-    x: [B, T, heads, head_dim]; positions: [B, T] integers; frequencies: [head_dim / 2], radians per token. Same shape
-    and type out; angles are float32.
+    x: [B, T, heads, head_dim]; positions: [B, T] integers; frequencies: [head_dim / 2], radians per token. Shape and
+    dtype are preserved; angles are float32.
     """
     angles = positions[:, :, None, None].astype(jnp.float32) * frequencies
     sin, cos = jnp.sin(angles).astype(x.dtype), jnp.cos(angles).astype(x.dtype)
@@ -98,7 +98,7 @@ def apply_rope(x: jax.Array, positions: jax.Array, frequencies: np.ndarray) -> j
 
 
 def mlp(x: jax.Array, weights: Params, cfg: Model) -> jax.Array:
-    """The feed-forward block: [B, T, D] to the same shape and type."""
+    """Apply the feed-forward block to [B, T, D]; shape and dtype are preserved."""
 
     def wide(name: str) -> jax.Array:
         out = linear(x, weights[name])

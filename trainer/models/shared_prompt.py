@@ -1,7 +1,7 @@
-"""Samples of one prompt as one row, [prompt | response | response | ...], in which the prompt is computed once.
+"""Pack samples of one prompt into a row, [prompt | response | response | ...], to compute the prompt once.
 
-The prompt stands to the right of its padding and every response begins at a column of its own, so that distances
-between tokens are those of columns. For attention in plain products: the kernels know no such rows.
+The prompt is right-aligned and every response starts at a column of its own, so distances between tokens equal
+distances between columns. This requires attention in plain products; the kernels do not support such rows.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from trainer.models.attention import choose_kernel, in_window, masked_attention
 
 
 class PromptGroup(NamedTuple):
-    """Sizes of a group: samples of a prompt, and tokens that the longest prompt and the longest response have."""
+    """Sizes of a group: samples per prompt, and tokens of the longest prompt and the longest response."""
 
     samples: int
     prompt: int
@@ -27,8 +27,11 @@ class PromptGroup(NamedTuple):
 
 
 def prompt_group(cfg: Model, loop: GrpoLoop, width: int) -> PromptGroup | None:
-    """How rows [B, width] that stand group by group are put together; None: each is computed by itself, since padding
-    would cost more than the prompts do, or the kernel wants it so."""
+    """Return the sizes for packing rows [B, width] that are ordered by group.
+
+    Returns None to compute each row by itself: where padding would cost more than sharing saves, or the kernel requires
+    it.
+    """
     group = PromptGroup(loop.group_size, min(loop.max_prompt_length, width), min(loop.max_new_tokens, width))
     tokens = group.prompt + group.samples * group.response
     is_less = tokens < group.samples * width
@@ -38,9 +41,9 @@ def prompt_group(cfg: Model, loop: GrpoLoop, width: int) -> PromptGroup | None:
 def response_hidden_states(
     params: weights.Params, cfg: Model, tokens: jax.Array, starts: jax.Array, group: PromptGroup
 ) -> tuple[jax.Array, jax.Array]:
-    """Hidden states that predict the tokens of the responses, [B, R, D], and these tokens, [B, R].
+    """Return the hidden states that predict the response tokens, [B, R, D], and these tokens, [B, R].
 
-    tokens: [B, T], prompt and response end to end, group by group; starts: int32 [B], where the responses begin.
+    tokens: [B, T], prompt and response concatenated, ordered by group; starts: int32 [B], where the responses begin.
     """
     samples, prompt, response = group
     rows, together = len(tokens), len(tokens) // samples
@@ -62,7 +65,7 @@ def response_hidden_states(
 
 
 def scatter_to_columns(values: jax.Array, starts: jax.Array, width: int) -> jax.Array:
-    """What is known of responses' tokens [B, R], at the tokens before them: [B, width - 1], and 0 elsewhere."""
+    """Move values of response tokens [B, R] to the tokens before them: [B, width - 1], 0 elsewhere."""
 
     def put(value: jax.Array, start: jax.Array) -> jax.Array:
         return lax.dynamic_update_slice(jnp.zeros(width - 1 + len(value), value.dtype), value, (start - 1,))
@@ -71,7 +74,7 @@ def scatter_to_columns(values: jax.Array, starts: jax.Array, width: int) -> jax.
 
 
 def _shared_prompt_attention(cfg: Model, group: PromptGroup, begins: jax.Array) -> decoder.AttentionFn:
-    """Of rows of a group, whose prompts begin at the columns [G, 1]: a response sees its prompt and itself."""
+    """Return attention for packed rows whose prompts begin at columns [G, 1]; a response sees its prompt and itself."""
     samples, prompt, response = group
     columns = jnp.arange(prompt + response)
     is_token = columns >= begins
@@ -80,7 +83,7 @@ def _shared_prompt_attention(cfg: Model, group: PromptGroup, begins: jax.Array) 
         seen = in_window((columns[:, None] - columns[None, :])[None], window) & is_token[:, None]
 
         def whole(x: jax.Array) -> jax.Array:
-            """Of each sample, [B, P + R, ...], its prompt before it."""
+            """Return each sample with its prompt before it, [B, P + R, ...]."""
             before = jnp.repeat(x[:, :prompt], samples, axis=0)
             return jnp.concatenate([before, each(x)], axis=1)
 
@@ -97,5 +100,5 @@ def _shared_prompt_attention(cfg: Model, group: PromptGroup, begins: jax.Array) 
 
 
 def _slice_rows(rows: jax.Array, starts: jax.Array, size: int) -> jax.Array:
-    """`size` columns of each row, from its own start on."""
+    """Return `size` columns of each row, from that row's start."""
     return jax.vmap(lambda row, start: lax.dynamic_slice_in_dim(row, start, size))(rows, starts)

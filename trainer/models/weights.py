@@ -1,7 +1,7 @@
-"""The weight table: all there is to know about every weight of a model. First values, abstract shapes, shardings and
-bytes per device derive from it.
+"""The weight table, which defines every weight of a model.
 
-Weights of all layers are stacked on a leading axis: a checkpoint is the same whether layers are scanned or unrolled.
+Initial values, abstract shapes, shardings and bytes per device derive from it. Weights of all layers are stacked on a
+leading axis, so a checkpoint is the same whether layers are scanned or unrolled.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ Params = dict[str, Any]
 
 @dataclass(frozen=True)
 class Weight:
-    """One weight: its shape, the logical name of each axis (`mesh.RULES` maps them), its first values."""
+    """One weight: its shape, the logical name of each axis (`mesh.RULES` maps them), and its initializer."""
 
     shape: tuple[int, ...]
     axes: tuple[str | None, ...]
@@ -36,17 +36,17 @@ class Weight:
 
 @dataclass(frozen=True)
 class _Inits:
-    """First values by the part a weight plays."""
+    """Initializers by the role of a weight."""
 
     embedding: Initializer
     unembedding: Initializer
     by_dim: Initializer  # products that read the residual stream
-    output: Initializer  # attention's product into the residual stream
-    down: Initializer  # the feed-forward block's
+    output: Initializer  # attention's output projection
+    down: Initializer  # the feed-forward block's output projection
 
 
 def weight_table(cfg: Model) -> Params:
-    """The tree of every `Weight` of the model."""
+    """Return the tree of every `Weight` of the model."""
     inits = _inits(cfg)
     table = {
         "embedding": Weight((cfg.vocab_size, cfg.dim), ("vocab", "embed"), inits.embedding),
@@ -66,26 +66,26 @@ def weight_table(cfg: Model) -> Params:
 
 
 def init_params(cfg: Model, key: jax.Array) -> Params:
-    """First values of all weights; the same for a key on any number of devices. Call it under jit to shard them."""
+    """Return initial weights; equal keys give equal weights on any number of devices. Jit it to shard them."""
     weights, tree = jax.tree.flatten(weight_table(cfg))
     keys = jax.random.split(key, len(weights))
     return tree.unflatten([w.init(k, w.shape, jnp.dtype(w.dtype)) for w, k in zip(weights, keys, strict=True)])
 
 
 def abstract_params(cfg: Model) -> Params:
-    """Shape and type of every weight, without any array."""
+    """Return the shape and dtype of every weight without allocating arrays."""
     return jax.tree.map(lambda w: jax.ShapeDtypeStruct(w.shape, w.dtype), weight_table(cfg))
 
 
 def num_params(cfg: Model) -> int:
-    """How many numbers the model has learned when it has learned."""
+    """Return the number of parameters of the model."""
     return sum(math.prod(weight.shape) for weight in jax.tree.leaves(weight_table(cfg)))
 
 
 def param_shardings(cfg: Model, mesh: Mesh) -> Params:
-    """How the mesh splits every weight.
+    """Return the sharding of every weight on the mesh.
 
-    Raises RunFileError where an axis cannot be split evenly.
+    Raises RunFileError if an axis cannot be split evenly.
     """
     table = weight_table(cfg)
     for path, weight in jax.tree.leaves_with_path(table):
@@ -118,7 +118,7 @@ def _uniform(bound: float) -> Initializer:
 
 
 def _norm_weights(cfg: Model, name: str, axis: str = "embed", size: int | None = None) -> Iterator[tuple[str, Weight]]:
-    """What a norm learns: nothing, a gain, or a gain and a bias."""
+    """Yield a norm's weights: none, a gain, or a gain and a bias."""
     shape = (size or cfg.dim,)
     if cfg.norm != "rms_plain":
         yield name, Weight(shape, (axis,), zeros if cfg.norm == "rms_plus_one" else ones)

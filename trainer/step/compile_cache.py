@@ -1,8 +1,8 @@
-"""The persistent compilation cache: a program that was compiled in an earlier life of a run is loaded.
+"""The persistent compilation cache, which reuses programs compiled in earlier attempts of a run.
 
-JAX reads and writes a local folder, so that it never waits for the network. Process 0, which alone writes, copies what
-is new to the run's folder in the background; there a replaced VM finds it. Names are hashes of all that a program
-derives from: its operations, shapes, topology, compiler and flags.
+JAX reads and writes a local folder, so it never waits for the network. Only process 0 writes; it copies new files to
+the run's folder in the background, where a replacement VM finds them. File names hash everything a program derives
+from: its operations, shapes, topology, compiler and flags.
 """
 
 from __future__ import annotations
@@ -23,9 +23,10 @@ COPY_INTERVAL_SECONDS = 20.0
 
 
 class CompileCache:
-    """Of one process. local: the folder the program writes to; remote: the run's folder, local or gs://.
+    """Compilation cache of one process.
 
-    To be made before the first compilation. Failures are warnings: without it the run is only slower.
+    local: the folder the program writes to; remote: the run's folder, local or gs://. Create it before the first
+    compilation. Failures are warnings: without the cache the run is only slower.
     """
 
     def __init__(self, local: Path, remote: str, pod: PodFacts, writes: bool) -> None:
@@ -39,14 +40,14 @@ class CompileCache:
         except Exception as error:
             logging.warning("compiled programs cannot be read from %s: %s", self._remote, error)
         jax.config.update("jax_compilation_cache_dir", str(self._local))
-        # of GPUs only, and otherwise the folder's path would be part of a program's name
+        # applies to GPUs only, and would otherwise make the folder's path part of a program's name
         jax.config.update("jax_persistent_cache_enable_xla_caches", "none")
         self._thread = threading.Thread(target=self._copy_loop, name="compile_cache", daemon=True)
         if writes:
             self._thread.start()
 
     def close(self) -> None:
-        """Copy what is left, then stop."""
+        """Copy the remaining files, then stop."""
         if self._thread.is_alive():
             self._stop.set()
             self._thread.join()
@@ -72,7 +73,7 @@ class CompileCache:
             logging.warning("compiled programs cannot be written to %s: %s", self._remote, error)
 
     def _copy(self, finished: bool) -> None:
-        """Copy the files that have not changed since the last look: JAX writes them in place."""
+        """Copy files that have not changed since the last pass; JAX writes them in place."""
         for path in sorted(self._local.glob("*-cache")):
             size = path.stat().st_size
             settled = finished or self._sizes.get(path.name) == size
@@ -86,7 +87,7 @@ class CompileCache:
 
 
 def _platform_key(pod: PodFacts) -> str:
-    """XLA compiles for the very CPU it runs on, which is not in a program's name."""
+    """Identify the CPU model, which XLA compiles for but does not include in a program's name."""
     if pod.backend != "cpu":
         return pod.backend
     described = Path("/proc/cpuinfo")

@@ -1,6 +1,6 @@
-"""What a loss returns: sums and counts instead of means, which add up over any split of the batch.
+"""Sums and counts that losses return instead of means, because they add up over any split of the batch.
 
-So the result does not depend on the number of devices, however unevenly tokens fall on them.
+The result therefore does not depend on the number of devices, however unevenly tokens are spread over them.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def merge(a: MetricSums, b: MetricSums) -> MetricSums:
 
 
 def zero(sums: MetricSums) -> MetricSums:
-    """Return the sums of an empty batch, with the same names: merged with others it changes nothing."""
+    """Return the sums of an empty batch, with the same names. Merging them changes nothing."""
     empty = {
         Mean: Mean(jnp.float32(0), jnp.float32(0)),
         Max: Max(jnp.float32(-jnp.inf)),
@@ -72,12 +72,12 @@ def finalize(sums: MetricSums) -> dict[str, jax.Array]:
 
 
 def all_reduce(gradients: Params, sums: MetricSums) -> tuple[Params, MetricSums]:
-    """Combine gradients and sums of all devices, inside a `shard_map`: as one vector, extremes as a second one."""
+    """Combine gradients and sums of all devices inside a `shard_map`, as one vector, plus a second for extremes."""
     extremes = {name: entry for name, entry in sums.items() if not isinstance(entry, Mean)}
     flat, unravel = ravel_pytree((gradients, {n: entry for n, entry in sums.items() if n not in extremes}))
     gradients, sums = unravel(lax.psum(flat, meshes.MESH_AXES))
     if extremes:
-        # the smallest value is minus the largest of the negated ones: one collective does for both
+        # a minimum is the negated maximum of negated values: one collective does both
         signed = jnp.stack([_sign(entry) * entry.value for entry in extremes.values()])
         largest = zip(extremes.items(), lax.pmax(signed, meshes.MESH_AXES), strict=True)
         sums |= {name: type(entry)(_sign(entry) * value) for (name, entry), value in largest}

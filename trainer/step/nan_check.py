@@ -1,4 +1,4 @@
-"""An update whose loss is no number: its batch is kept for a look, and the run ends, or goes on without it."""
+"""Handle an update whose loss is not finite: save its batch, then end the run or skip the update."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from trainer.distributed.batch import Batch
 
 
 class DivergedError(RuntimeError):
-    """Loss or gradient is not finite; the message says at which update, and where its batch is."""
+    """Loss or gradient is not finite; the message names the update and the file with its batch."""
 
 
 def check_finite(step: int, metrics: dict[str, jax.Array], batch: Batch, experiment: RunFile) -> None:
-    """See that the update's loss and gradient are finite; where not, it has changed nothing.
+    """Check that the update's loss and gradient are finite; a non-finite update has changed nothing.
 
-    batch: this process's rows, which then go to DIR/diverged/step-N/worker-P.npz. Raises DivergedError, on all
-    processes, unless `optimizer.nan_policy` is skip, which prints a line instead.
+    batch: this process's rows, which are saved to DIR/diverged/step-N/worker-P.npz on failure. Raises DivergedError on
+    all processes, unless `optimizer.nan_policy` is skip, which prints a line instead.
     """
     loss, norm = jax.device_get((metrics["loss"], metrics["grad_norm"]))
     if math.isfinite(loss) and math.isfinite(norm):

@@ -1,4 +1,4 @@
-"""A program that a loop compiles, told apart from its run: the function, and its arguments as shapes and shardings."""
+"""A program that a loop compiles, described apart from a run: the function and its arguments' shapes and shardings."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ class Program:
     """One compiled function.
 
     Attributes:
-        name: update, logprob, decode, eval, ...; resident: what lies on the devices between the others.
+        name: update, logprob, decode, eval, ...; resident stands for what stays on the devices between programs.
         function: as `jax.jit` returned it; None for `resident`.
         arguments: pytrees of `jax.ShapeDtypeStruct`, with shardings where they are arrays on the mesh.
-        beside: what else lies on the devices while it runs, and is no argument of it.
-        turns: how often the body of a `while` loop runs at most, where the function has one.
+        beside: other arrays that are on the devices while it runs but are not its arguments.
+        turns: maximum iterations of a `while` loop's body, if the function has one.
     """
 
     name: str
@@ -34,18 +34,18 @@ class Program:
 
     @property
     def argument_bytes(self) -> int:
-        """Bytes per device of its arguments."""
+        """Return the bytes per device of its arguments."""
         return sum(_bytes_per_device(x) for x in jax.tree.leaves(self.arguments))
 
     @property
     def resident_bytes(self) -> int:
-        """Bytes per device of what else lies there."""
+        """Return the bytes per device of other resident arrays."""
         return sum(_bytes_per_device(x) for x in jax.tree.leaves(self.beside))
 
     def flops(self) -> float:
-        """Floating-point operations of all matrix products, over all devices, what is computed twice counted twice.
+        """Return the floating-point operations of all matrix products on all devices, recomputation included.
 
-        From the traced program, since XLA counts the body of a loop once. Products inside a kernel do not count.
+        Counted on the traced program, since XLA counts a loop's body once. Products inside a kernel do not count.
         """
         if self.function is None:
             return 0.0
@@ -53,7 +53,7 @@ class Program:
 
 
 def abstract_rows(mesh: Mesh, shape: tuple[int, ...], dtype: str) -> jax.ShapeDtypeStruct:
-    """An array whose first axis is the batch."""
+    """Return an abstract array whose first axis is the batch."""
     return jax.ShapeDtypeStruct(shape, dtype, sharding=meshes.named_sharding(mesh, "batch"))
 
 

@@ -1,6 +1,6 @@
-"""One optimizer update over the mesh: gradients, their sum over devices, the step. Both loops use it.
+"""One optimizer update over the mesh: gradients, their all-reduce, the optimizer step. Both loops use it.
 
-A loss returns sums and counts instead of means (`metric_sums`): the result does not depend on how the batch is split.
+A loss returns sums and counts instead of means (`metric_sums`), so the result does not depend on the batch split.
 """
 
 from __future__ import annotations
@@ -28,23 +28,23 @@ from trainer.step import metric_sums
 from trainer.step.metric_sums import Mean, MetricSums
 
 LossFn = Callable[[Params, DeviceBatch], MetricSums]
-"""Returns at least "loss", a `Mean`, over the rows of the batch."""
+"""Returns at least "loss", a `Mean` over the rows of the batch."""
 
 
 class State(NamedTuple):
-    """What an update changes: arrays, or in their place their abstract shapes or shardings."""
+    """Training state that an update changes: arrays, or their abstract shapes or shardings."""
 
-    step: Any  # int32 scalar: updates done
+    step: Any  # int32 scalar: number of updates
     params: Any  # Params
     optimizer: Any  # optax.OptState
-    skipped: Any  # int32 scalar: updates that changed nothing, since loss or gradient was not finite
-    average: Any  # Params, averaged over the updates; None: `optimizer.ema_decay` is null
+    skipped: Any  # int32 scalar: updates skipped because loss or gradient was not finite
+    average: Any  # Params averaged over updates; None if `optimizer.ema_decay` is null
 
 
 def init_state(cfg: Model, opt: Optimizer, mesh: Mesh, key: jax.Array) -> State:
-    """First state, each array made on the devices that hold it; the weights are read where `model.weights` says so.
+    """Return the initial state, each array created on its own devices; `model.weights` may name a weights file.
 
-    Raises StoreError where those are not there, or of another model.
+    Raises StoreError if those weights do not exist or belong to another model.
     """
     if cfg.weights is not None:
         params = store.load_sharded(epath.Path(cfg.weights), cfg, mesh)
@@ -54,24 +54,24 @@ def init_state(cfg: Model, opt: Optimizer, mesh: Mesh, key: jax.Array) -> State:
     def make(key: jax.Array) -> State:
         return new_state(weights.init_params(cfg, key), cfg, opt)
 
-    # it runs once: on CPU the compiler's optimizations would cost several times what they save
+    # it runs once; on CPU, compiler optimizations would cost several times what they save
     options = {"xla_backend_optimization_level": 0} if jax.default_backend() == "cpu" else None
     return jax.jit(make, out_shardings=state_shardings(cfg, opt, mesh), compiler_options=options)(key)
 
 
 def new_state(params: Params, cfg: Model, opt: Optimizer) -> State:
-    """These weights, with an optimizer that has seen nothing."""
+    """Return a state with these weights and a fresh optimizer."""
     moments = build_optimizer(opt, cfg).init(params)
     return State(jnp.int32(0), params, moments, jnp.int32(0), None if opt.ema_decay is None else params)
 
 
 def eval_params(state: State) -> Params:
-    """The weights to evaluate: their average, where there is one."""
+    """Return the weights to evaluate: the average if there is one."""
     return state.params if state.average is None else state.average
 
 
 def abstract_state(cfg: Model, opt: Optimizer, mesh: Mesh) -> State:
-    """Shape, type and sharding of every array of the state: what a checkpoint is restored into."""
+    """Return the shape, dtype and sharding of every array of the state, which checkpoints are restored into."""
     state = jax.eval_shape(lambda p: new_state(p, cfg, opt), weights.abstract_params(cfg))
     return jax.tree.map(
         lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), state, state_shardings(cfg, opt, mesh)
@@ -79,7 +79,7 @@ def abstract_state(cfg: Model, opt: Optimizer, mesh: Mesh) -> State:
 
 
 def state_shardings(cfg: Model, opt: Optimizer, mesh: Mesh) -> State:
-    """Moments and averages are split like their weights; the rest is on every device."""
+    """Return the state's shardings: moments and averages follow their weights; the rest is replicated."""
     params = weights.param_shardings(cfg, mesh)
     everywhere = NamedSharding(mesh, PartitionSpec())
     moments = jax.eval_shape(build_optimizer(opt, cfg).init, weights.abstract_params(cfg))
@@ -88,13 +88,13 @@ def state_shardings(cfg: Model, opt: Optimizer, mesh: Mesh) -> State:
 
 
 def build_update(loss: LossFn, cfg: Model, opt: Optimizer, mesh: Mesh, accumulation: int = 1) -> jax.stages.Wrapped:
-    """The jitted update: (state, batch) to (state, metrics). The old state's buffers are given up to the new one.
+    """Return the jitted update, (state, batch) to (state, metrics). It donates the old state's buffers.
 
-    accumulation: parts that the batch is computed in, one after the other; above 1 its leaves are [A, B / A, ...]. The
-    result is that of the whole batch, whatever counts in each part.
-    An update whose loss or gradient is not finite changes nothing but the counters, and schedules do not move.
+    accumulation: parts of the batch that are computed sequentially; above 1 its leaves are [A, B / A, ...]. The result
+    equals that of the whole batch, however many tokens count in each part.
+    An update whose loss or gradient is not finite changes only the counters, and schedules do not advance.
     Metrics are float32 scalars: every entry of the loss as a mean, grad_norm (before clipping), learning_rate, finite
-    (1 or 0) and skipped, the number of updates so far that were not finite.
+    (1 or 0) and skipped, the number of non-finite updates so far.
     """
     chain, rate = build_optimizer(opt, cfg), learning_rate_schedule(opt)
     gradient = mean_gradient(loss, cfg, mesh, accumulation)
@@ -110,7 +110,7 @@ def build_update(loss: LossFn, cfg: Model, opt: Optimizer, mesh: Mesh, accumulat
             return params, moments, _update_average(state, params, opt)
 
         with jax.named_scope("optimizer"):
-            # a branch, not a choice between two results, both of which would have to exist
+            # a branch, because a select would compute both results
             unchanged = (state.params, state.optimizer, state.average)
             params, moments, average = lax.cond(finite, apply, lambda: unchanged)
         skipped = state.skipped + jnp.where(finite, 0, 1)
@@ -122,8 +122,10 @@ def build_update(loss: LossFn, cfg: Model, opt: Optimizer, mesh: Mesh, accumulat
 
 
 def _update_average(state: State, params: Any, opt: Optimizer) -> Any:
-    """The average with the new weights in it. Early on it forgets faster, as TensorFlow's ExponentialMovingAverage with
-    `num_updates`: the first weights are random.
+    """Return the average updated with the new weights.
+
+    It decays faster early on, like TensorFlow's ExponentialMovingAverage with `num_updates`: initial weights are
+    random.
     """
     if opt.ema_decay is None:
         return None
@@ -135,13 +137,13 @@ def _update_average(state: State, params: Any, opt: Optimizer) -> Any:
 def mean_gradient(
     loss: LossFn, cfg: Model, mesh: Mesh, accumulation: int = 1
 ) -> Callable[[Params, DeviceBatch], tuple[Params, dict[str, jax.Array]]]:
-    """A function (params, batch) to the gradient of the mean loss and the means of all entries; to be called in a jit.
+    """Return a function from (params, batch) to the gradient of the mean loss and the mean metrics. Call it under jit.
 
-    accumulation: as in `build`. Sums and counts of the parts are added up; the gradient is split as the weights are.
-    Where every device holds all weights, each computes the gradient of its own rows, and gradients and metrics go
-    through ONE all-reduce as one flat vector: on CPU a collective per weight costs several times the computation.
-    Extremes take a second one, of a few bytes. Otherwise the partitioner places the collectives, by the shardings of
-    its arguments.
+    accumulation: as in `build_update`. Sums and counts of the parts are added up; the gradient is sharded like the
+    weights. Where weights are replicated, each device computes the gradient of its own rows, and gradients and metrics
+    go through ONE all-reduce as one flat vector: on CPU a collective per weight costs several times the computation.
+    Extremes take a second one, of a few bytes. Otherwise the partitioner places the collectives by the shardings of its
+    arguments.
     """
 
     def summed(params: Params, batch: DeviceBatch) -> tuple[Params, MetricSums]:
