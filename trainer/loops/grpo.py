@@ -1,9 +1,9 @@
 """GRPO after a supervised warm start: the loop, read from top to bottom.
 
 A rollout draws a group of responses to each of its questions; the updates that follow move the policy towards those
-that did better than their group. Questions, samples and shuffles are functions of (seed, number of the rollout), and a
-checkpoint keeps what is drawn and not yet learnt from: a resume after any update goes on to the same parameters, bit
-for bit.
+that did better than their group. Questions, samples and shuffles are functions of (seed, rollout number), and a
+checkpoint stores rollouts not yet trained on, so a run resumed after any update reaches the same parameters, bit for
+bit.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def run(experiment: RunFile, mesh: Mesh, log: MetricsLogger) -> None:
 
 
 class GrpoTrainer:
-    """One run of the loop: what it consists of, and its phases in their order."""
+    """One run of the loop: its components and its phases in order."""
 
     def __init__(
         self,
@@ -113,7 +113,7 @@ class GrpoTrainer:
         WarmStart(self.experiment, self.loop, self.mesh, *parts).run(train_state)
 
     def _learn(self, train_state: TrainState, reference: Params) -> None:
-        """The updates of GRPO that are to come."""
+        """Run the remaining GRPO updates."""
         loop, telemetry, progress = self.loop, self.telemetry, train_state.progress
         if progress.steps == 0:
             progress.test_before = self.evaluations.test(train_state, "before")
@@ -137,8 +137,7 @@ class GrpoTrainer:
                 self.saver.save(train_state)
 
     def _prefetch_rollouts(self, train_state: TrainState, reference: Params) -> None:
-        """Draw the rollout that is learnt from next, and with `loop.async_depth` the one after it, whose rewards are
-        then computed beside the updates."""
+        """Draw the next rollout, plus the one after it with `loop.async_depth`, to overlap rewards with updates."""
         loop, next_one = self.loop, train_state.progress.steps // self.loop.updates_per_rollout
         rollouts, last = train_state.rollouts, loop.steps // loop.updates_per_rollout
 
@@ -154,7 +153,7 @@ class GrpoTrainer:
             self.telemetry.log_lines(startup_report.format_transcripts(rollouts[0].examples))
 
     def _start(self) -> TrainState:
-        """Where the newest checkpoint stands, else a new run."""
+        """Restore the newest checkpoint, or start a new run."""
         cfg, opt = self.experiment.model, self.experiment.optimizer
         if restored := self.saver.restore(train_step.abstract_state(cfg, opt, self.mesh), self.mesh):
             return restored
@@ -162,7 +161,7 @@ class GrpoTrainer:
         return TrainState(train_step.init_state(cfg, warm, self.mesh, key), Progress(), deque())
 
     def _reset_optimizer(self, state: train_step.State) -> train_step.State:
-        """The same weights, with an optimizer that has seen nothing."""
+        """Return the same weights with a fresh optimizer."""
         cfg, opt = self.experiment.model, self.experiment.optimizer
         shardings = train_step.state_shardings(cfg, opt, self.mesh)
         make = jax.jit(lambda p: train_step.new_state(p, cfg, opt), out_shardings=shardings, donate_argnums=0)

@@ -1,7 +1,7 @@
 """Next-token prediction: the loop, read from top to bottom.
 
-The host runs one update ahead of the devices: while they compute, it reads the next batch and copies it there, then
-looks at what the update before gave. Everything is compiled before the first update.
+The host runs one update ahead of the devices: while they compute, it reads and places the next batch, then logs the
+previous update. Everything is compiled before the first update.
 """
 
 from __future__ import annotations
@@ -49,12 +49,12 @@ def run(experiment: RunFile, mesh: Mesh, log: MetricsLogger) -> None:
         first, state = _restore_or_init(experiment, mesh, checkpoints, stream)
         log.resume(first)
         compiled = _compile(experiment, loop, data, split, state)
-        with jax.transfer_guard("disallow"):  # nothing goes to or from the devices but what is put and got here
+        with jax.transfer_guard("disallow"):  # only explicit device_put and device_get may move data
             LmTrainer(experiment, loop, split, stream, checkpoints, log, notice, compiled).run(state, first)
 
 
 def programs(experiment: RunFile, mesh: Mesh) -> Iterator[Program]:
-    """What a run compiles, with its arguments as shapes."""
+    """Yield the programs that a run compiles, with abstract arguments."""
     cfg, loop, opt = experiment.model, experiment.loop, experiment.optimizer
     assert isinstance(loop, LmLoop)
     split = batch_sharding.shard_rows(loop, mesh)
@@ -70,7 +70,7 @@ def programs(experiment: RunFile, mesh: Mesh) -> Iterator[Program]:
 
 @dataclass
 class CompiledPrograms:
-    """The programs of a run, ready to be called, and how long that took."""
+    """The compiled programs of a run, and their compile time."""
 
     update: Callable[[train_step.State, DeviceBatch], tuple[train_step.State, dict[str, jax.Array]]]
     evaluate: Callable[[weights.Params, Callable[[], None]], dict[str, float]]
@@ -79,7 +79,7 @@ class CompiledPrograms:
 
 
 class LmTrainer:
-    """One process's part of a run: its programs, its data, and what it writes."""
+    """One process's part of a run: its programs, data and outputs."""
 
     def __init__(
         self,
@@ -100,7 +100,7 @@ class LmTrainer:
         self.unseen: tuple[int, dict[str, jax.Array], Batch] | None = None
 
     def run(self, state: train_step.State, first: int) -> None:
-        """All updates after the `first` ones, then what ends a run."""
+        """Run all updates after the `first` ones, then finish the run."""
         loop, profiler = self.loop, self.log.profiler(self.experiment.logging.profile)
         self.first = self.logged = first
         for step in range(first, loop.steps):
@@ -124,7 +124,7 @@ class LmTrainer:
         self.log.summarize(**results, steps=loop.steps)
 
     def _needs_flush(self, done: int) -> bool:
-        """Does anything but an update follow, which wants to know how the last one went?"""
+        """Return whether an evaluation, sample, checkpoint or the end follows, which needs the last update's result."""
         evaluates = done % self.loop.eval_interval == 0
         return (
             evaluates or self._should_sample(done) or done == self.loop.steps or self.checkpoints.due(done, evaluates)
@@ -135,7 +135,7 @@ class LmTrainer:
         return every is not None and done % every == 0
 
     def _after_checkpoint(self, step: int, state: train_step.State) -> None:
-        """What comes after the checkpoint of a step, and again when a run is resumed there."""
+        """Run the evaluation, samples and replica check due after a checkpoint; also called when a run resumes there."""
         if step and step % self.loop.eval_interval == 0:
             self._evaluate(step, state)
         if self.compiled.samples and step and self._should_sample(step):
@@ -144,7 +144,7 @@ class LmTrainer:
         self.checkpoints.verify(step, state)
 
     def _save_if_preempted(self, step: int, state: train_step.State) -> None:
-        """Where the VM is about to go: save, and end on all processes. Raises PreemptedError."""
+        """Save and end on all processes if the VM is about to be preempted. Raises PreemptedError."""
         if self.notice.agreed(step):
             self._look()
             if step > self.first:
@@ -153,7 +153,7 @@ class LmTrainer:
             raise PreemptedError
 
     def _look(self) -> None:
-        """Wait for the last update, see that it went well, and tell of it."""
+        """Wait for the last update, check that it is finite, and log it."""
         if self.unseen is None:
             return
         (step, metrics, batch), self.unseen = self.unseen, None
@@ -172,7 +172,7 @@ class LmTrainer:
         self.costs = {}
 
     def _save(self, step: int, state: train_step.State) -> None:
-        """Before it is evaluated, so that an evaluation that fails costs nothing."""
+        """Save a checkpoint. Call it before evaluating, so that a failed evaluation loses nothing."""
         if step == self.loop.steps or self.checkpoints.due(step, evaluates=step % self.loop.eval_interval == 0):
             self.log.upload()
             self.checkpoints.save(step, state, {"data": self.stream.position()})
@@ -200,7 +200,7 @@ def _validated_loop(experiment: RunFile, data: batches.Dataset) -> LmLoop:
 def _restore_or_init(
     experiment: RunFile, mesh: Mesh, checkpoints: CheckpointManager, stream: batches.BatchStream
 ) -> tuple[int, train_step.State]:
-    """Updates done, and the state after them; the data stand where they stood then."""
+    """Return the number of updates and the state after them, with the data stream at the same position."""
     abstract = train_step.abstract_state(experiment.model, experiment.optimizer, mesh)
     if resumed := checkpoints.resume(abstract):
         stream.restore(resumed.position["data"])
@@ -215,7 +215,7 @@ def _compile(
     split: batch_sharding.BatchSharding,
     state: train_step.State,
 ) -> CompiledPrograms:
-    """Everything that runs between the first and the last update. Nothing is compiled after that."""
+    """Compile everything that runs between the first and the last update. Nothing is compiled later."""
     began = time.perf_counter()
     ready = {p.name: p.function.lower(*p.arguments).compile() for p in programs(experiment, split.mesh) if p.function}
     samples = None

@@ -1,6 +1,6 @@
-"""The loops: a module each, of the name that `loop.kind` gives.
+"""The training loops: one module per `loop.kind`.
 
-Each has `run(experiment, mesh, log)` and `programs(experiment, mesh)`, what it compiles.
+Each has `run(experiment, mesh, log)` and `programs(experiment, mesh)`, which yields the programs it compiles.
 """
 
 from __future__ import annotations
@@ -10,5 +10,5 @@ from typing import Any
 
 
 def load_loop(kind: str) -> Any:
-    """The module of a loop. Only this one is imported: each brings its own half of the program."""
+    """Import and return the module of one loop; the others, with their dependencies, stay unloaded."""
     return importlib.import_module(f"trainer.loops.{kind}")

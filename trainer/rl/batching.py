@@ -1,4 +1,4 @@
-"""Between tokens and updates: prompts and responses as rows of a batch."""
+"""Pack prompts and responses into rows of a batch."""
 
 from __future__ import annotations
 
@@ -15,32 +15,32 @@ from trainer.distributed.batch import Batch
 from trainer.sampler import Sampler, SamplerSettings, StopCriteria
 
 PAD_ID = 0
-"""Stands behind the end of a row, where nothing looks."""
+"""Pads the end of a row, where no token attends."""
 
 
 def build_sampler(cfg: Model, loop: GrpoLoop, mesh: Mesh, prompting: PromptEncoder) -> Sampler:
-    """Of rollouts, and of evaluations with the same programs."""
+    """Return the sampler for rollouts and evaluations, which share its programs."""
     return Sampler(cfg, sampler_settings(loop), mesh, StopCriteria(prompting.ends, loop.sampler.stop, prompting.decode))
 
 
 def sampler_settings(loop: GrpoLoop) -> SamplerSettings:
-    """Those of the loop's sampler."""
+    """Return the settings of the loop's sampler."""
     return SamplerSettings.of(
         loop.sampler, loop.max_prompt_length, loop.max_new_tokens, loop.rows * loop.updates_per_rollout
     )
 
 
 def supervised_batch(questions: Sequence[Question], loop: GrpoLoop) -> Batch:
-    """A batch for `grpo.supervised_loss`: the worked responses, cut off where a drawn one would be."""
+    """Return a batch for `grpo.supervised_loss`, with worked responses truncated to the sampler's maximum length."""
     responses = [question.worked[: loop.max_new_tokens] for question in questions]
     tokens, mask = pad_sequences([question.tokens for question in questions], responses, loop.widths[-1])
     return {"tokens": tokens, "mask": mask}
 
 
 def pad_sequences(prompts: list[list[int]], responses: list[list[int]], width: int) -> tuple[np.ndarray, np.ndarray]:
-    """Prompt and response end to end, padded to the right: int32 [B, width], and mask float32 [B, width - 1].
+    """Concatenate prompt and response, padded on the right: int32 [B, width], and mask float32 [B, width - 1].
 
-    The mask is 1 at a position whose next token is of the response.
+    The mask is 1 where the next token belongs to the response.
     """
     tokens = np.full((len(prompts), width), PAD_ID, np.int32)
     mask = np.zeros((len(prompts), width - 1), np.float32)

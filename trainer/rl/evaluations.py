@@ -1,4 +1,4 @@
-"""The evaluations of a GRPO run: when it begins, while it learns, and before and after GRPO."""
+"""Evaluations of a GRPO run: at the start, during training, and before and after GRPO."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Evaluations:
         self._checkpoints, self._telemetry, self._saver = checkpoints, telemetry, saver
 
     def log_baseline(self, train_state: TrainState) -> None:
-        """Print how often the policy is right before it has learnt anything, on a few questions."""
+        """Print the policy's accuracy on a few questions before training."""
         with self._telemetry.stopwatch.apart():
             count = min(NUM_BASELINE_QUESTIONS, self._loop.eval_prompts)
             result = self._evaluation.greedy(train_step.eval_params(train_state.state), count)
@@ -39,9 +39,7 @@ class Evaluations:
     def evaluate(self, train_state: TrainState, phase: str, message: str) -> float:
         """Log the accuracy on the held-out questions, and return it.
 
-        Args:
-            phase: eval, or warm_start.
-            message: what the printed line begins with, in phase eval.
+        phase: eval or warm_start. message: prefix of the printed line in phase eval.
         """
         self._telemetry.flush()
         with self._telemetry.stopwatch.apart():
@@ -58,10 +56,9 @@ class Evaluations:
         return result.accuracy
 
     def test(self, train_state: TrainState, when: str) -> dict[str, float]:
-        """Log the metrics of the test and return them; none if `loop.test_samples_per_prompt` is null.
+        """Log the metrics of the test and return them; empty if `loop.test_samples_per_prompt` is null.
 
-        Args:
-            when: before, or after.
+        when: before or after.
         """
         self._telemetry.flush()
         with self._telemetry.stopwatch.apart():
@@ -77,7 +74,7 @@ class Evaluations:
         return {name: value for name, value in result.values.items() if name != "test_time"}
 
     def summarize(self, train_state: TrainState, **facts: float) -> None:
-        """Evaluate a last time, and write the results of the run."""
+        """Run the final evaluation and write the results of the run."""
         progress = train_state.progress
         after = self.evaluate(train_state, "eval", "accuracy after GRPO")
         tests = {"before": progress.test_before, "after": self.test(train_state, "after")}

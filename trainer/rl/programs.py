@@ -1,4 +1,4 @@
-"""The compiled programs of the GRPO loop: updates, the scores of a drawn batch, and the list of all of them."""
+"""Compiled programs of the GRPO loop: updates, scoring of rollouts, and the list of all of them."""
 
 from __future__ import annotations
 
@@ -23,27 +23,27 @@ from trainer.step import train_step
 from trainer.step.program import Program, abstract_rows
 
 LogprobsFn = Callable[[weights.Params, weights.Params, DeviceBatch], tuple[jax.Array, jax.Array]]
-"""(policy, reference, batch) to the log-probabilities of the batch's responses under each, [B, T - 1]; 0 elsewhere."""
+"""Maps (policy, reference, batch) to the response log-probabilities under each, [B, T - 1]; 0 elsewhere."""
 
 
 class GrpoPrograms:
-    """Those that have been compiled. A batch is as wide as one of `loop.widths`, and each has its own."""
+    """The compiled programs of a run, one set per batch width in `loop.widths`."""
 
     def __init__(self, loop: GrpoLoop, compiled: dict[str, Any]) -> None:
-        """compiled: by the names of `all_programs`."""
+        """Take the compiled programs by their names in `all_programs`."""
         self._loop, self._compiled = loop, compiled
 
     def update(self, state: train_step.State, batch: DeviceBatch) -> tuple[train_step.State, dict[str, jax.Array]]:
-        """As `update.build`."""
+        """Run the GRPO update, see `train_step.build_update`."""
         return self._of("update", batch)(state, batch)
 
     def score(self, params: weights.Params, reference: weights.Params, batch: DeviceBatch) -> Any:
-        """As `logprobs`."""
+        """Score a batch, see `build_logprobs`."""
         given = {name: batch[name] for name in ("tokens", "mask")}
         return self._of("logprob", batch)(params, reference, given)
 
     def warm_start(self, state: train_step.State, batch: DeviceBatch) -> tuple[train_step.State, dict[str, jax.Array]]:
-        """The supervised update."""
+        """Run a supervised update."""
         return self._compiled["warm_start"](state, batch)
 
     def _of(self, name: str, batch: DeviceBatch) -> Any:
@@ -51,7 +51,7 @@ class GrpoPrograms:
 
 
 def programs(experiment: RunFile, mesh: Mesh) -> Iterator[Program]:
-    """What decides whether a run fits: of updates and scores, those of the longest samples."""
+    """Yield the programs that decide whether a run fits: updates and scores are those of the longest samples."""
     loop = experiment.loop
     assert isinstance(loop, GrpoLoop)
     state, reference = _resident_arrays(experiment, mesh)
@@ -63,7 +63,7 @@ def programs(experiment: RunFile, mesh: Mesh) -> Iterator[Program]:
 
 
 def all_programs(experiment: RunFile, loop: GrpoLoop, mesh: Mesh, sampler: Sampling) -> Iterator[Program]:
-    """What a run compiles before its first step. sampler: its functions are the ones that the run calls."""
+    """Yield everything a run compiles before its first step. sampler: provides the functions that the run calls."""
     yield from _sampling_programs(experiment, loop, mesh, sampler)
     yield from _training_programs(experiment, loop, mesh, loop.widths)
 
@@ -87,7 +87,7 @@ def _training_programs(experiment: RunFile, loop: GrpoLoop, mesh: Mesh, widths: 
 
 
 def _sampling_programs(experiment: RunFile, loop: GrpoLoop, mesh: Mesh, sampler: Sampling) -> Iterator[Program]:
-    """What draws responses, beside all that a run holds; evaluations draw with the same programs."""
+    """Yield the programs that draw responses, with all resident arrays; evaluations use the same programs."""
     state, reference = _resident_arrays(experiment, mesh)
     yield Program("reshard", sampler.reshard, (state.params,), beside=(state.optimizer, reference))
     for name, function, arguments, others in sampler.listed(loop.group_size):
@@ -95,7 +95,7 @@ def _sampling_programs(experiment: RunFile, loop: GrpoLoop, mesh: Mesh, sampler:
 
 
 def _resident_arrays(experiment: RunFile, mesh: Mesh) -> tuple[train_step.State, weights.Params]:
-    """State and reference, which lie on the devices all the time."""
+    """Return the abstract state and reference, which stay on the devices."""
     return train_step.abstract_state(experiment.model, experiment.optimizer, mesh), abstract_reference(experiment, mesh)
 
 
@@ -109,8 +109,7 @@ def _program_name(name: str, loop: GrpoLoop, width: int) -> str:
 
 
 def build_update(loss: train_step.LossFn, experiment: RunFile, opt: Optimizer, mesh: Mesh) -> jax.stages.Wrapped:
-    """`update.build`, on whole batches [B, ...]: where `loop.micro_batch_size` is set, each device takes so many of its
-    rows at a time."""
+    """Return `train_step.build_update` for whole batches [B, ...], split by `loop.micro_batch_size` rows per device."""
     assert isinstance(experiment.loop, GrpoLoop)
     parts = experiment.loop.accumulation(meshes.num_shards(mesh, "batch"))
     step = train_step.build_update(loss, experiment.model, opt, mesh, parts)
@@ -118,7 +117,7 @@ def build_update(loss: train_step.LossFn, experiment: RunFile, opt: Optimizer, m
         return step
 
     def dealt(x: jax.Array) -> jax.Array:
-        """Every part has some rows of each device: none moves."""
+        """Give every part rows of each device, so that no row moves."""
         x = x.reshape(x.shape[0] // parts, parts, *x.shape[1:]).swapaxes(0, 1)
         return meshes.constrain(x, None, "batch", *(None,) * (x.ndim - 2))
 
@@ -126,8 +125,10 @@ def build_update(loss: train_step.LossFn, experiment: RunFile, opt: Optimizer, m
 
 
 def build_logprobs(experiment: RunFile, loop: GrpoLoop, mesh: Mesh) -> LogprobsFn:
-    """The jitted program that scores a batch under the policy that drew it and under the reference. Where
-    `loop.on_policy` the first is 0: the update computes it anyway. Without `loop.kl_coef` the second is."""
+    """Return the jitted program that scores a batch under the policy that drew it and under the reference.
+
+    With `loop.on_policy` the former is 0, since the update computes it anyway; without `loop.kl_coef` the latter is 0.
+    """
     cfg = experiment.model
 
     def score(params: weights.Params, reference: weights.Params, batch: DeviceBatch) -> tuple[jax.Array, jax.Array]:
@@ -146,13 +147,12 @@ def build_logprobs(experiment: RunFile, loop: GrpoLoop, mesh: Mesh) -> LogprobsF
 
 
 def warm_start_optimizer(opt: Optimizer, loop: GrpoLoop) -> Optimizer:
-    """The optimizer of the warm start."""
+    """Return the optimizer of the warm start."""
     return opt.constant(loop.warm_start_lr)
 
 
 def copy_reference(params: weights.Params, experiment: RunFile, mesh: Mesh) -> weights.Params:
-    """A copy of the policy to hold on to as the reference: its own buffers are given up at each update. Empty where
-    `loop.kl_coef` is 0."""
+    """Copy the policy as the reference, since updates donate its own buffers. Empty if `loop.kl_coef` is 0."""
     wanted = abstract_reference(experiment, mesh)
     if not wanted:
         return wanted
@@ -160,7 +160,7 @@ def copy_reference(params: weights.Params, experiment: RunFile, mesh: Mesh) -> w
 
 
 def abstract_reference(experiment: RunFile, mesh: Mesh) -> weights.Params:
-    """Shapes, types and shardings of the reference; none where `loop.kl_coef` is 0."""
+    """Return the reference's shapes, dtypes and shardings; empty if `loop.kl_coef` is 0."""
     assert isinstance(experiment.loop, GrpoLoop)
     if not experiment.loop.kl_coef:
         return {}

@@ -1,4 +1,4 @@
-"""How far a GRPO run has come."""
+"""Progress of a GRPO run."""
 
 from __future__ import annotations
 
@@ -8,22 +8,22 @@ from typing import Any
 
 @dataclass
 class Progress:
-    """Where the run is, apart from arrays and rollouts."""
+    """Counters and results of a run, apart from arrays and rollouts."""
 
     phase: str = "warm_start"
-    warm_steps: int = 0  # supervised updates done
-    steps: int = 0  # GRPO updates done
+    warm_steps: int = 0  # supervised updates so far
+    steps: int = 0  # GRPO updates so far
     accuracy_start: float = 0.0
-    accuracy_before: float = 0.0  # of the newest evaluation before GRPO
+    accuracy_before: float = 0.0  # from the last evaluation before GRPO
     test_before: dict[str, float] = field(default_factory=dict)  # metrics of the test before GRPO
 
     @property
     def total_steps(self) -> int:
-        """Both phases on one axis: the step of metrics and checkpoints."""
+        """Return the updates of both phases: the step of metrics and checkpoints."""
         return self.warm_steps + self.steps
 
     def to_json(self) -> dict[str, Any]:
-        """Return what a checkpoint keeps of it."""
+        """Return the progress as a checkpoint stores it."""
         accuracy = {"accuracy_start": self.accuracy_start, "accuracy_before": self.accuracy_before}
         steps = {"phase": self.phase, "warm_steps": self.warm_steps, "steps": self.steps}
         return {**steps, **accuracy, "test_before": self.test_before}

@@ -1,7 +1,7 @@
-"""A rollout from question to update: responses are drawn, scored and dealt out to the updates that learn from them.
+"""Rollouts: draw responses, score them and split them into batches for the updates.
 
-Every process has all of it; each checks its share of the responses, while the next ones are decoded, and they tell each
-other the scores. So what is dealt out does not depend on the number of devices or processes.
+Every process holds the whole rollout. Each checks its share of the responses while the next ones are decoded, then they
+exchange the scores. The batches therefore do not depend on the number of devices or processes.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from trainer.telemetry.throughput import Stopwatch
 
 @dataclass(frozen=True)
 class Sample:
-    """One response to a question. text: the response's."""
+    """One response to a question. text: the response as text."""
 
     question: Question
     drawn: Completion
@@ -43,8 +43,11 @@ class Sample:
 
 @dataclass(frozen=True)
 class RewardSummary:
-    """What the rewards say. facts: about all samples that were drawn; fields: for each update, advantage and weight;
-    examples: (sample, reward) of two questions."""
+    """Metrics and advantages computed from the rewards.
+
+    facts: metrics over all samples drawn; fields: advantage and weight for each update; examples: (sample, reward) of
+    two questions.
+    """
 
     facts: dict[str, float]
     fields: list[Batch]
@@ -52,13 +55,13 @@ class RewardSummary:
 
 
 class Rollout:
-    """Samples of one policy, dealt out to its updates.
+    """Samples of one policy, split into batches for its updates.
 
     Attributes:
-        batches: for each update that is to come, on the host: tokens int32 [B, T], mask and sampler float32
-            [B, T - 1]; once it is finished also advantage and weight [B].
-        placed: the same on the devices, and log-probabilities under the policy that drew, `old`, and the `reference`.
-        facts, examples: of the outcome.
+        batches: one per remaining update, on the host: tokens int32 [B, T], mask and sampler float32 [B, T - 1]; after
+            `finish` also advantage and weight [B].
+        placed: the same on the devices, with log-probabilities `old`, under the policy that drew, and `reference`.
+        facts, examples: see `RewardSummary`.
     """
 
     def __init__(
@@ -70,13 +73,13 @@ class Rollout:
         mesh: Mesh,
         tokens: int = 0,
     ) -> None:
-        """outcome: waits for the rewards; None: the rollout is finished. tokens: of all responses that were drawn."""
+        """Create a rollout. outcome: waits for the rewards, None if finished; tokens: count over all responses drawn."""
         self.batches, self.placed, self.facts, self._outcome, self._mesh = batches, placed, facts, outcome, mesh
         self.tokens = tokens
         self.examples: list[tuple[Sample, float]] = []
 
     def finish(self) -> None:
-        """Wait for the rewards, if that has not happened; all processes must call it."""
+        """Wait for the rewards unless they are complete; all processes must call it."""
         if self._outcome is None:
             return
         found, self._outcome = self._outcome(), None
@@ -86,11 +89,11 @@ class Rollout:
             placed |= shard_batch(own, self._mesh)
 
     def take(self) -> tuple[Batch, DeviceBatch]:
-        """The batch of the next update, on the host and on the devices."""
+        """Remove and return the next update's batch, on the host and on the devices."""
         return self.batches.pop(0), self.placed.pop(0)
 
     def saved(self) -> dict[str, Any]:
-        """As JSON, exact to the last bit; all processes must call it."""
+        """Return the rollout as JSON, exact to the last bit; all processes must call it."""
         self.finish()
         whole = [
             batch | {name: gather_batch(placed[name]) for name in ("old", "reference")}
@@ -100,13 +103,13 @@ class Rollout:
 
     @classmethod
     def restored(cls, saved: dict[str, Any], mesh: Mesh) -> Rollout:
-        """What `saved` gave, on any mesh."""
+        """Restore a rollout from `saved`, on any mesh."""
         batches = [_decode_batch(text) for text in saved["batches"]]
         return cls(batches, [shard_batch(batch, mesh) for batch in batches], saved["facts"], None, mesh)
 
 
 class RolloutGenerator:
-    """Draws rollout number n with whatever policy it is given: a function of (seed, n, policy)."""
+    """Draws rollout number n with a given policy, as a function of (seed, n, policy)."""
 
     def __init__(
         self,
@@ -125,10 +128,10 @@ class RolloutGenerator:
         self._rewards = list(dict.fromkeys([*loop.rewards, "answer_match"]))
 
     def draw(self, params: Params, reference: Params, number: int, between: Callable[[], None]) -> Rollout:
-        """Draw, and score under the policy that drew and under the reference; rewards go on being computed.
+        """Draw a rollout and score it under the policy and the reference; rewards are computed in the background.
 
-        Where `loop.max_resample_rounds` allows, until enough groups have unequal rewards, which then come first.
-        between: called between chunks of decoding; what it raises ends the draw.
+        Resamples up to `loop.max_resample_rounds` times until enough groups have unequal rewards; those come first.
+        between: called between chunks of decoding; an exception from it ends the draw.
         """
         loop, wanted = self._loop, self._loop.prompts_per_step * self._loop.updates_per_rollout
         samples, checks, chosen = list[Sample](), dict[int, Future[RewardResult]](), np.arange(wanted)
@@ -165,7 +168,7 @@ class RolloutGenerator:
         checks: dict[int, Future[RewardResult]],
         between: Callable[[], None],
     ) -> None:
-        """A group for each of as many questions as a rollout has, added to those there are."""
+        """Draw a group for each question of a rollout, and append them to `samples`."""
         loop, first = self._loop, len(samples)
         wanted = loop.prompts_per_step * loop.updates_per_rollout
         questions = self._asked.train((attempt + 1) * 1_000_000_000 + number, wanted)
@@ -181,8 +184,10 @@ class RolloutGenerator:
         samples += [found[row] for row in range(first, first + len(found))]
 
     def _scores(self, count: int, checks: dict[int, Future[RewardResult]]) -> np.ndarray:
-        """Of all samples on all processes, float32 [groups, samples, 4]: reward, right or not, how many checks timed
-        out, how many failed."""
+        """Return the scores of all samples on all processes, float32 [groups, samples, 4].
+
+        The columns are reward, correct (0 or 1), checks that timed out, and checks that failed.
+        """
         with self._watch.spending("reward_time"):
             found = {row: check.result() for row, check in checks.items()}
             weights = self._loop.rewards.items()
@@ -206,7 +211,7 @@ class RolloutGenerator:
         chosen: np.ndarray,
         dealt: list[np.ndarray],
     ) -> RewardSummary:
-        """What each sample counts for. chosen: the groups that the updates get; dealt: for each update, its samples."""
+        """Summarize the rewards. chosen: groups that the updates learn from; dealt: each update's sample indices."""
         loop, scores = self._loop, self._scores(len(samples), checks)
         lengths = np.array([len(s.drawn.tokens) for s in samples]).reshape(scores.shape[:2])
         truncated = np.array([not s.drawn.ended for s in samples], np.float32).reshape(lengths.shape)
@@ -241,7 +246,7 @@ class RolloutGenerator:
 
 
 def build_batch(samples: list[Sample], loop: GrpoLoop) -> Batch:
-    """Tokens, mask and the sampler's log-probabilities, padded to the smallest bucket that holds them."""
+    """Return tokens, mask and the sampler's log-probabilities, padded to the smallest bucket that holds them."""
     longest = max(len(s.question.tokens) + len(s.drawn.tokens) for s in samples)
     width = next(width for width in loop.widths if width >= longest)
     tokens, mask = pad_sequences(
@@ -253,7 +258,7 @@ def build_batch(samples: list[Sample], loop: GrpoLoop) -> Batch:
 
 
 def _has_equal_rewards(rewards: np.ndarray) -> np.ndarray:
-    """Of each group of rewards [groups, samples], whether all are equal: bool [groups]."""
+    """Return whether all rewards of each group are equal: [groups, samples] to bool [groups]."""
     return rewards.max(axis=1) == rewards.min(axis=1)
 
 

@@ -18,7 +18,7 @@ from trainer.step import train_step
 
 @dataclass
 class TrainState:
-    """Everything that a checkpoint keeps. rollouts: drawn and not yet learnt from, the oldest first."""
+    """Everything that a checkpoint stores. rollouts: drawn but not yet trained on, oldest first."""
 
     state: train_step.State
     progress: Progress
@@ -33,7 +33,7 @@ class StateSaver:
         self._first_step = 0
 
     def restore(self, abstract: train_step.State, mesh: Mesh) -> TrainState | None:
-        """Return the state of the newest checkpoint, None if there is none. The telemetry goes on from it, too."""
+        """Return the state of the newest checkpoint, or None if there is none. Also restores the telemetry."""
         resumed = self._checkpoints.resume(abstract)
         if resumed is None:
             return None

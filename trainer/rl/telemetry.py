@@ -1,4 +1,4 @@
-"""Metrics of a GRPO run's updates: averages between two lines of metrics, times, rates and alerts."""
+"""Metrics of GRPO updates: averages between two metric lines, times, rates and alerts."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from trainer.telemetry.metrics import MetricsLogger
 
 @dataclass(frozen=True)
 class _PendingUpdate:
-    """An update that the devices may still be computing, and what its line of metrics needs."""
+    """An update that the devices may still be computing, and the inputs of its metric line."""
 
     progress: Progress
     metrics: dict[str, jax.Array]
@@ -33,9 +33,9 @@ class Telemetry:
     """Metrics of one process's updates. All processes call every method, in the same order.
 
     Attributes:
-        stopwatch: where the time between two lines goes.
+        stopwatch: splits up the time between two lines.
         tokens: drawn and trained on since the last line.
-        costs: seconds that are logged once, with the next line.
+        costs: seconds to log once, with the next line.
     """
 
     def __init__(self, experiment: RunFile, loop: GrpoLoop, log: MetricsLogger) -> None:
@@ -49,36 +49,35 @@ class Telemetry:
         self.costs: dict[str, float] = {}
 
     def to_json(self) -> dict[str, Any]:
-        """Return what a checkpoint keeps of it, after a `flush`."""
+        """Return the telemetry as a checkpoint stores it, after a `flush`."""
         return {"window": self._averages.to_json(), "alerts": self._alerts.remembered}
 
     def restore(self, body: dict[str, Any]) -> None:
-        """Go on as in the run whose `to_json` this is."""
+        """Continue from the `to_json` of an earlier run."""
         self._averages, self._alerts.remembered = MetricAverages.from_json(body["window"]), body["alerts"]
 
     def resume(self, step: int) -> None:
-        """Go on after the updates that are done."""
+        """Continue after `step` updates."""
         self._last_logged_step = step
         self._log.resume(step)
         self.restart_clock()
 
     def restart_clock(self) -> None:
-        """Leave what went before out of the next line's times."""
+        """Exclude the time so far from the next line."""
         self.stopwatch.lap(1)
 
     def record(
         self, progress: Progress, metrics: dict[str, jax.Array], batch: Batch, rollout_metrics: dict[str, float]
     ) -> None:
-        """Note an update, to be looked at when the next one is under way: until then no device is waited for.
+        """Record an update; it is logged once the next one is running, so recording never waits for the devices.
 
-        Args:
-            rollout_metrics: of the rollout that it learns from; empty in the warm start.
+        rollout_metrics: of the update's rollout; empty in the warm start.
         """
         self.flush()
         self._pending = _PendingUpdate(replace(progress), metrics, batch, rollout_metrics)
 
     def flush(self) -> None:
-        """Wait for the pending update and log it. Raises DivergedError if its loss is not finite and the run stops."""
+        """Wait for the pending update and log it. Raises DivergedError if its loss is not finite and the run must stop."""
         if self._pending is None:
             return
         last, self._pending = self._pending, None
@@ -96,13 +95,13 @@ class Telemetry:
             self._log_line(progress)
 
     def end_phase(self, progress: Progress) -> None:
-        """Write a last line of the warm start, whose metrics are not those of GRPO."""
+        """Write the last metric line of the warm start, whose metrics differ from those of GRPO."""
         self.flush()
         if not self._averages.empty:
             self._log_line(progress)
 
     def log_lines(self, lines: Iterable[str]) -> None:
-        """Print lines to the log of the first process."""
+        """Print lines to the log of process 0."""
         if jax.process_index() == 0:
             for line in lines:
                 print(line, flush=True)
@@ -117,7 +116,7 @@ class Telemetry:
             self._log.text(step, "alerts", "\n\n".join(alerts))
 
     def _log_line(self, progress: Progress) -> None:
-        """Write a line of metrics of the updates since the last line."""
+        """Write a metric line for the updates since the last one."""
         count, self._last_logged_step = max(1, progress.total_steps - self._last_logged_step), progress.total_steps
         times = self.stopwatch.lap(count)
         times["other_time"] = 2 * times["step_time"] - sum(times.values())

@@ -1,4 +1,4 @@
-"""Before GRPO: supervised updates on worked answers, until the policy is right often enough to see a difference."""
+"""Supervised warm start before GRPO, until the policy is right often enough for rewards to differ."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from trainer.rl.telemetry import Telemetry
 
 
 class WarmStart:
-    """The phase, from wherever a run stands in it to its end."""
+    """The warm-start phase, from the run's current progress to its end."""
 
     def __init__(
         self,
