@@ -1,7 +1,7 @@
-"""How the clients of object storage behave: patient, since an outage of minutes must not end a run of days.
+"""Retries of the object storage clients, since an outage of minutes must not end a run of days.
 
-TensorStore, which moves the arrays, repeats a refused request 32 times, for about a quarter of an hour. gcsfs, which
-moves everything else, gives up after half a minute unless it is told otherwise.
+TensorStore, which moves the arrays, retries a request 32 times, for about a quarter of an hour. gcsfs, which moves
+everything else, gives up after half a minute by default.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from gcsfs import GCSFileSystem
 from gcsfs.retry import retry_request
 
 MAX_ATTEMPTS = 25
-"""Of gcsfs's own six attempts each, which take half a minute, with pauses of up to half a minute between."""
+"""Attempts, each of gcsfs's own six tries, which take half a minute, with pauses of up to half a minute between."""
 
 
 class RetryingFileSystem(GCSFileSystem):
-    """gs:// as gcsfs knows it, with more attempts."""
+    """gcsfs's file system for gs://, with more attempts."""
 
     @retry_request(retries=MAX_ATTEMPTS)  # pyright: ignore[reportCallIssue]
     async def _request(self, *args: Any, **kwargs: Any) -> Any:
@@ -25,6 +25,6 @@ class RetryingFileSystem(GCSFileSystem):
 
 
 def install_gcs_retries() -> None:
-    """Let every gs:// path of this process be read and written so; to be called before the first one is."""
+    """Use the retrying file system for all gs:// paths of this process; call it before the first access."""
     for scheme in ("gs", "gcs"):
         fsspec.register_implementation(scheme, RetryingFileSystem, clobber=True)

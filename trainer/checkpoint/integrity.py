@@ -1,7 +1,7 @@
-"""Are all bytes of a saved pytree there? Looked up in its index, without reading the arrays.
+"""Check that all bytes of a saved pytree exist, using its index, without reading the arrays.
 
-Orbax keeps arrays in an OCDBT database (https://google.github.io/tensorstore/kvstore/ocdbt): a B+tree whose leaves say
-in which file, from where and how many bytes an array's chunk is.
+Orbax stores arrays in an OCDBT database (https://google.github.io/tensorstore/kvstore/ocdbt): a B+tree whose leaves
+give the file, offset and length of each chunk of an array.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from etils import epath
 
 
 def check_database(folder: epath.Path) -> None:
-    """Raise ValueError where a file of the database in `folder` is missing or too short, or its index is damaged."""
+    """Raise ValueError if a file of the database in `folder` is missing or too short, or its index is damaged."""
     wanted: dict[str, int] = defaultdict(int)
     for location in _value_locations(folder):
         _, base, name, offset, length = location.split(":")
@@ -33,7 +33,7 @@ def check_database(folder: epath.Path) -> None:
 
 
 def _value_locations(folder: epath.Path) -> Iterator[str]:
-    """<kind>:<folder>:<file>:<offset>:<length> of every node of the tree, and of every value outside of it."""
+    """Yield <kind>:<folder>:<file>:<offset>:<length> for every node of the tree and every value outside it."""
     base = tensorstore.KvStore.open(f"{folder if '://' in str(folder) else f'file://{folder}'}/").result()
     todo = [tensorstore.ocdbt.dump(base).result()["versions"][-1]["root"]["location"]]
     while todo:

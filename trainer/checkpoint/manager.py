@@ -1,4 +1,4 @@
-"""Checkpoints through Orbax: written in the background, complete or not there at all, on local folders and gs://."""
+"""Checkpoints through Orbax: written in the background, atomically, to local folders and gs://."""
 
 from __future__ import annotations
 
@@ -27,17 +27,17 @@ SMALLEST_SLICE_BYTES = 1 << 20
 OUTAGE_PATTERN = re.compile(r"UNAVAILABLE|UNAUTHENTICATED|PERMISSION_DENIED|DEADLINE_EXCEEDED|RESOURCE_EXHAUSTED")
 
 COLLECTIVE_ERRORS = (DisagreementError, DivergedError, PreemptedError)
-"""Errors that no worker raises alone."""
+"""Errors that all workers raise together."""
 
 
 class BrokenCheckpointError(RuntimeError):
-    """Files of a checkpoint are missing, cut short or altered."""
+    """Files of a checkpoint are missing, truncated or altered."""
 
 
 class RestoredCheckpoint(NamedTuple):
-    """Where a run goes on."""
+    """Checkpoint from which a run resumes."""
 
-    step: int  # updates done
+    step: int  # number of updates
     state: Any
     position: dict[str, Any]
 
@@ -45,7 +45,7 @@ class RestoredCheckpoint(NamedTuple):
 class CheckpointManager:
     """The checkpoints of a run: DIR/checkpoints/<step>/, and DIR/reference/, the frozen policy, saved once.
 
-    All processes call every method, in the same order. metrics: what `score` will be told, by name.
+    All processes call every method, in the same order. metrics: names of the values that `score` accepts.
     """
 
     def __init__(self, folder: str, settings: CheckpointSettings, metrics: Sequence[str] = ()) -> None:
@@ -68,22 +68,22 @@ class CheckpointManager:
         )
 
     def latest(self) -> int | None:
-        """Step of the newest complete checkpoint; None: there is none. A half-written one does not count."""
+        """Return the step of the newest complete checkpoint, or None; a half-written one does not count."""
         return self._manager.latest_step()
 
     def due(self, step: int, evaluates: bool = False) -> bool:
-        """Is a checkpoint wanted after `step` updates? evaluates: an evaluation follows.
+        """Return whether a checkpoint is due after `step` updates. evaluates: an evaluation follows.
 
-        Save first, then evaluate: an evaluation that fails costs nothing.
+        Save before evaluating, so that a failed evaluation loses nothing.
         """
         return step % self._settings.save_interval == 0 or (evaluates and self._settings.best is not None)
 
     def save(self, step: int, state: Any, position: dict[str, Any]) -> None:
-        """Save a pytree of arrays, and what else tells where the loop is, after `step` updates.
+        """Save a pytree of arrays and the loop's position after `step` updates.
 
-        position: JSON. Each process gives its part; saved is the union of them, see `distributed.gather_tree`.
-        Returns once the arrays are copied; the files are written meanwhile. An earlier save is waited for. A step that
-        is saved already stays as it is. Raises DisagreementError where the copies of the state differ.
+        position: JSON. Each process gives its part; the union is saved, see `runtime.gather_tree`. Waits for an earlier
+        save, and returns once the arrays are copied; the files are written in the background. A step that is already
+        saved is not overwritten. Raises DisagreementError if the replicas of the state differ.
         """
         if step in self._manager.all_steps():
             if step not in self._retention.broken:
@@ -97,22 +97,22 @@ class CheckpointManager:
             self._manager.save(step, args=items, force=True)
 
     def verify(self, step: int, state: Any) -> None:
-        """Compare the copies of the state on all devices, if this is the turn. Raises DisagreementError on all."""
+        """Compare the replicas of the state on all devices if a check is due. Raises DisagreementError on all processes."""
         every = self._settings.verify_interval
         if every and step % every == 0:
             self._checksums.of(state, f"after update {step}")
 
     def score(self, step: int, **values: float) -> None:
-        """Tell what an evaluation of the weights after `step` updates gave; that decides which checkpoint is best."""
+        """Record the evaluation of the weights after `step` updates, which decides the best checkpoint."""
         if self._settings.best and self._settings.best.metric in values:
             self._retention.score(step, float(values[self._settings.best.metric]))
 
     def resume(self, abstract: Any) -> RestoredCheckpoint | None:
-        """The newest checkpoint that can be read; None: there is none, the run begins.
+        """Return the newest readable checkpoint, or None if there is none.
 
-        abstract: shapes, types and shardings, as of `update.abstract_state`; other ones than it was saved with will do.
-        A broken one is skipped with a warning. Raises RunFileError where the checkpoint is of another model or
-        optimizer, or where all are broken and more than the first interval would be lost.
+        abstract: shapes, dtypes and shardings, as from `train_step.abstract_state`; shardings may differ from the saved
+        ones. Skips a broken checkpoint with a warning. Raises RunFileError if the checkpoint is of another model or
+        optimizer, or if all are broken and more than the first interval would be lost.
         """
         self._manager.wait_until_finished()
         steps = sorted(self._manager.all_steps(), reverse=True)
@@ -131,7 +131,7 @@ class CheckpointManager:
         return None
 
     def restore(self, step: int, abstract: Any) -> tuple[Any, dict[str, Any]]:
-        """State and position saved at `step`. Raises BrokenCheckpointError, and RunFileError as `resume`."""
+        """Return the state and position saved at `step`. Raises BrokenCheckpointError, or RunFileError like `resume`."""
         self._manager.wait_until_finished()
         found = self._load_verified(step, abstract)
         if isinstance(found, str):
@@ -139,7 +139,7 @@ class CheckpointManager:
         return found.state, found.position
 
     def _load_verified(self, step: int, abstract: Any) -> RestoredCheckpoint | str:
-        """The checkpoint, as every process could read it; or what is wrong with it. All processes return the same."""
+        """Return the checkpoint if every process can read it, else the problem. All processes return the same."""
         content, state, problem = {}, None, ""
         try:
             content, state = self._read(step, abstract)
@@ -158,11 +158,11 @@ class CheckpointManager:
         )
 
     def _read(self, step: int, abstract: Any) -> tuple[dict[str, Any], Any]:
-        """What was saved as JSON, and the state. Without any waiting for other processes, which may fail elsewhere."""
+        """Read the saved JSON and the state without waiting for other processes, which may fail elsewhere."""
         folder = self._folder / str(step)
         try:
             content = ocp.JsonCheckpointHandler().restore(folder / "position")
-            # first of all, since TensorStore's failed reads end in pages of tracebacks
+            # checked first, since failed reads of TensorStore end in pages of tracebacks
             integrity.check_database(folder / "state")
             saved = _shapes(_array_handler().metadata(folder / "state").tree)
         except Exception as error:
@@ -182,14 +182,14 @@ class CheckpointManager:
         return dict(content), state
 
     def save_reference(self, params: Params) -> None:
-        """Save the frozen policy, unless it is there. Returns when it is complete."""
+        """Save the frozen policy unless it exists. Returns when it is complete."""
         if not (self._reference.exists() and ocp.utils.is_checkpoint_finalized(self._reference)):
             with ocp.Checkpointer(_array_handler()) as checkpointer:
-                # in a bucket objects of a life that was cut short may be there
+                # a bucket may hold objects of an interrupted attempt
                 checkpointer.save(self._reference, args=ocp.args.PyTreeSave(params), force=True)
 
     def restore_reference(self, abstract: Params) -> Params:
-        """The frozen policy, as saved. abstract: shapes, types and shardings of the weights."""
+        """Return the saved frozen policy. abstract: shapes, dtypes and shardings of the weights."""
         with ocp.Checkpointer(_array_handler()) as checkpointer:
             return checkpointer.restore(self._reference, args=_restore_args(abstract))
 
@@ -197,21 +197,21 @@ class CheckpointManager:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        """What is being written is finished, unless one worker's own error ends it: the others would be waited for."""
+        """Finish pending writes, unless this worker alone failed: that would wait for the others."""
         if kind is None or issubclass(kind, COLLECTIVE_ERRORS):
             self.close()
 
     def close(self) -> None:
-        """Wait until everything is written. Raises what the writing raised."""
+        """Wait until everything is written. Raises the errors of background writes."""
         self._manager.wait_until_finished()
         self._manager.close()
 
 
 def _classify_error(error: Exception) -> Exception:
-    """A broken checkpoint, unless it is the store that cannot be reached: then it may be sound."""
+    """Return a BrokenCheckpointError, unless the storage is unreachable and the checkpoint may be intact."""
     if isinstance(error, (OSError, TimeoutError)) and not isinstance(error, FileNotFoundError):
         return error
-    if OUTAGE_PATTERN.search(str(error)) or getattr(error, "code", 404) != 404:  # of TensorStore, of gcsfs
+    if OUTAGE_PATTERN.search(str(error)) or getattr(error, "code", 404) != 404:  # codes of TensorStore and gcsfs
         return error
     return BrokenCheckpointError(f"{type(error).__name__}: {' '.join(str(error).split())[:300]}")
 
@@ -221,7 +221,7 @@ def _shapes(tree: Any) -> dict[str, tuple[int, ...]]:
 
 
 def _array_handler() -> ocp.PyTreeCheckpointHandler:
-    """Devices that hold the same array share its writing, where it is large: each new slice costs a compilation."""
+    """Return a handler in which replicas share the writing of large arrays; each new slice costs a compilation."""
     handler = type_handlers.ArrayHandler(min_slice_bytes_for_replica_parallel=SMALLEST_SLICE_BYTES)
     return ocp.PyTreeCheckpointHandler(
         type_handler_registry=type_handlers.create_type_handler_registry((jax.Array, handler))

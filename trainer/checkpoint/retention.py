@@ -1,4 +1,4 @@
-"""Which checkpoints stay: the newest, and the best by a number of its evaluation."""
+"""Checkpoint retention: keep the newest, and the best by an evaluation metric."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SCORES_FILE = "scores.json"
 
 
 class Retention:
-    """A preservation policy of Orbax. What is kept is the same on all processes, since the scores are."""
+    """Preservation policy for Orbax. Scores, and hence decisions, are the same on all processes."""
 
     def __init__(self, folder: epath.Path, settings: CheckpointSettings, writes: bool) -> None:
         self._file, self._keep, self._best, self._writes = (
@@ -35,7 +35,7 @@ class Retention:
                 self._scores = {int(step): value for step, value in body["scores"].items()}
 
     def score(self, step: int, value: float) -> None:
-        """Note how good the weights after `step` updates are. Process 0 writes it to scores.json."""
+        """Record the score of the weights after `step` updates. Process 0 writes it to scores.json."""
         assert self._best
         self._scores[step] = value
         if self._writes:
@@ -46,14 +46,14 @@ class Retention:
             partial.replace(self._file)
 
     def best(self, steps: Sequence[int]) -> int | None:
-        """The best of these steps, of equal ones the first; None: none has been evaluated."""
+        """Return the best of these steps, the first among equals, or None if none has been evaluated."""
         scored = sorted(step for step in steps if step in self._scores)
         if not self._best or not scored:
             return None
         return (min if self._best.mode == "min" else max)(scored, key=self._scores.__getitem__)
 
     def should_preserve(self, checkpoints: Sequence[Any], *, context: Any) -> list[bool]:
-        """As Orbax asks for it, of checkpoints with a `step`. Broken ones go as soon as a newer one is complete."""
+        """Select checkpoints for Orbax, by `step`. Broken ones are dropped once a newer one is complete."""
         sound = sorted(info.step for info in checkpoints if info.step not in self.broken)
         kept = {*sound[-self._keep :], self.best(sound)}
         return [info.step in kept for info in checkpoints]

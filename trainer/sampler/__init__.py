@@ -1,11 +1,11 @@
 """Draw responses from the policy.
 
 A prompt is computed once for all of its samples (`prefill`). Rows are decoded in slots, a chunk of tokens at a time
-(`decode`); between chunks the host sees which have ended and gives their slots to the next rows (`engine`). The weights
-are a copy, split so that no token gathers any of them (`placement`).
+(`decode`); between chunks the host collects finished rows and gives their slots to waiting ones (`engine`). The weights
+are a copy, sharded so that no token has to gather them (`placement`).
 
-A row's tokens depend on the weights, its prompt, the key and its number alone: not on the rows beside it, nor on slots,
-chunks, devices or processes.
+A row's tokens depend only on the weights, its prompt, the key and its number: not on other rows, slots, chunks, devices
+or processes.
 """
 
 from trainer.sampler.engine import Completion, Sampler

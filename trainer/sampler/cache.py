@@ -1,9 +1,8 @@
-"""Keys and values of the tokens that rows in slots have seen.
+"""The key-value cache of the rows in slots.
 
-Every layer has a ring: as long as prompt and response, or as the window of a local layer. All rows write their newest
-token to the same place, that of the decoding step: one slice in place, instead of a scatter by each row's own position.
-Where older tokens of a row lie follows from how long ago they were written, so that its prompt is turned to the step at
-which the row begins.
+Every layer has a ring buffer, as long as prompt and response, or as the window of a local layer. All rows write their
+newest token to the same place, given by the decoding step: one in-place slice instead of a scatter by row position. The
+age of a token gives its place, so a prompt is rotated to the step at which its row begins.
 """
 
 from __future__ import annotations
@@ -21,23 +20,23 @@ from trainer.models.decoder import is_local_layer
 
 CACHE_AXES = ("batch", "kv_heads", None, None)
 PREFILL_AXES = (None, "kv_heads", None, None)
-"""Logical axes of the arrays, and of those of prompts, which every device that has other rows holds."""
+"""Logical axes of the prompts' arrays, which are replicated over the devices that hold different rows."""
 
 
 class KVCache(NamedTuple):
-    """One array [slots, kv_heads, places, head_dim] per layer, or in its place its partition."""
+    """One array [slots, kv_heads, places, head_dim] per layer, or its partition."""
 
     keys: tuple[Any, ...]
     values: tuple[Any, ...]
 
 
 def ring_size(cfg: Model, layer: int, length: int) -> int:
-    """Tokens that a layer's ring holds, of rows of at most `length` tokens."""
+    """Return the tokens that a layer's ring buffer holds, for rows of at most `length` tokens."""
     return min(cfg.sliding_window, length) if is_local_layer(cfg, layer) else length
 
 
 def init_cache(cfg: Model, slots: int, length: int) -> KVCache:
-    """For rows of at most `length` tokens, prompt and response, in the type of the activations."""
+    """Return an empty cache for rows of at most `length` tokens, prompt and response, in the activation dtype."""
 
     def rings() -> tuple[jax.Array, ...]:
         shapes = [(slots, cfg.num_kv_heads, ring_size(cfg, i, length), cfg.head_dim) for i in range(cfg.num_layers)]
@@ -47,10 +46,10 @@ def init_cache(cfg: Model, slots: int, length: int) -> KVCache:
 
 
 def insert_prompts(cache: KVCache, prompts: KVCache, source: jax.Array, lengths: jax.Array, step: jax.Array) -> KVCache:
-    """The cache with prompts in some of the slots, whose rows begin at `step`.
+    """Insert prompts into some of the slots, whose rows begin at `step`.
 
-    prompts: arrays [P, kv_heads, bucket, head_dim] by position; source: int32 [slots], the prompt of each slot, below 0
-    where it keeps what it has; lengths: int32 [slots], of the slots' prompts.
+    prompts: arrays [P, kv_heads, bucket, head_dim] by position; source: int32 [slots], each slot's prompt, negative to
+    keep the slot as it is; lengths: int32 [slots], of the slots' prompts.
     """
 
     def admitted(ring: jax.Array, prompt: jax.Array) -> jax.Array:
@@ -62,9 +61,9 @@ def insert_prompts(cache: KVCache, prompts: KVCache, source: jax.Array, lengths:
 
 
 def _to_ring(prompt: jax.Array, length: jax.Array, step: jax.Array, size: int) -> jax.Array:
-    """A prompt [kv_heads, bucket, head_dim] as a ring of `size` places, its last token written just before `step`."""
+    """Return a prompt [kv_heads, bucket, head_dim] as a ring of `size` places that ends just before `step`."""
     bucket = prompt.shape[1]
-    first = jnp.maximum(length - size, 0)  # the oldest position that the ring holds
+    first = jnp.maximum(length - size, 0)  # the oldest position in the ring
     if bucket < size:
         prompt = jnp.pad(prompt, ((0, 0), (0, size - bucket), (0, 0)))
     held = lax.dynamic_slice_in_dim(prompt, first, size, axis=1)
@@ -81,10 +80,10 @@ def cached_attention(
     step: jax.Array,
     cfg: Model,
 ) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
-    """The newest token of each row attends to what its rings hold, itself included.
+    """Attend from each row's newest token to its ring buffer, including the token itself.
 
     query: [slots, 1, heads, head_dim], scaled; key, value: [slots, 1, kv_heads, head_dim]; rings: keys and values;
-    positions: int32 [slots], of the newest tokens. Returns [slots, 1, heads, head_dim] and the rings with the tokens.
+    positions: int32 [slots], of the newest tokens. Returns [slots, 1, heads, head_dim] and the updated rings.
     """
     slots, _, heads, head_dim = query.shape
     size, kv_heads = rings[0].shape[2], key.shape[2]
@@ -93,7 +92,7 @@ def cached_attention(
         lax.dynamic_update_slice_in_dim(ring, new.swapaxes(1, 2).astype(ring.dtype), at, axis=2)
         for ring, new in zip(rings, (key, value), strict=True)
     )
-    age = (step - jnp.arange(size)) % size  # of what lies in each place, if the row has lived so long
+    age = (step - jnp.arange(size)) % size  # age of each place's token, if the row is that old
     seen = age <= positions[:, None]
     grouped = query.reshape(slots, kv_heads, heads // kv_heads, head_dim)
     logits = jnp.einsum("bkgh,bksh->bkgs", grouped, keys, preferred_element_type=jnp.float32)

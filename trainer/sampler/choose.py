@@ -1,4 +1,4 @@
-"""A token from a row of logits: temperature, then the k likeliest, then the nucleus; and its log-probability."""
+"""Sample tokens from logits by temperature, top-k and top-p, with their log-probabilities."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from jax import lax
 
 MASKED_LOGIT = -1e30
-"""Logit of a token that may not be drawn: its probability is exactly 0."""
+"""Logit of an excluded token: its probability is exactly 0."""
 
 
 def sample_token(
@@ -18,12 +18,10 @@ def sample_token(
     top_k: int | None = None,
     top_p: float | None = None,
 ) -> tuple[jax.Array, jax.Array]:
-    """A token for each row of logits [B, V], int32 [B], and its log-probability in the distribution it was drawn from,
-    float32 [B].
+    """Sample a token per row of logits [B, V]: int32 [B], and its log-probability in that distribution, float32 [B].
 
-    keys: [B], each row's own; at: int32 [B], the number of the token within its row: another token, other randomness.
-    Temperature 0 takes the likeliest token; its log-probability is then that at temperature 1. Gumbel's way: the
-    largest of the logits, each with noise of its own, has the probabilities of the softmax.
+    keys: [B], one per row; at: int32 [B], the token's index within its row, which varies the randomness. Temperature 0
+    takes the likeliest token, with its log-probability at temperature 1. Sampling uses the Gumbel-max trick.
     """
     scaled = truncate_logits(logits / jnp.where(temperature > 0, temperature, 1.0), top_k, top_p)
 
@@ -37,10 +35,10 @@ def sample_token(
 
 
 def truncate_logits(logits: jax.Array, top_k: int | None, top_p: float | None) -> jax.Array:
-    """Logits [B, V] with MASKED_LOGIT in the place of those that may not be drawn; equal logits go together.
+    """Set the logits [B, V] of excluded tokens to MASKED_LOGIT; ties are kept or excluded together.
 
-    top_p (https://arxiv.org/abs/1904.09751): the fewest likeliest tokens whose probability is at least that, among
-    those that top_k has left.
+    top_p (https://arxiv.org/abs/1904.09751): keep the smallest set of likeliest tokens, among those left by top_k,
+    whose probability reaches it.
     """
     if top_k is not None and top_k < logits.shape[-1]:
         least = lax.top_k(logits, top_k)[0][:, -1:]
@@ -48,7 +46,7 @@ def truncate_logits(logits: jax.Array, top_k: int | None, top_p: float | None) -
     if top_p is not None and top_p < 1:
         ordered = jnp.sort(logits, axis=-1, descending=True)
         probabilities = jax.nn.softmax(ordered, axis=-1)
-        kept = jnp.cumsum(probabilities, axis=-1) - probabilities < top_p  # the likelier ones do not suffice
+        kept = jnp.cumsum(probabilities, axis=-1) - probabilities < top_p  # the likelier ones fall short of top_p
         least = jnp.min(jnp.where(kept, ordered, jnp.inf), axis=-1, keepdims=True)
         logits = jnp.where(logits >= least, logits, MASKED_LOGIT)
     return logits

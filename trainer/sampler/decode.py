@@ -1,4 +1,4 @@
-"""Rows in slots: how they begin, and a chunk of tokens for each."""
+"""Decode rows in slots: insert new rows, and generate a chunk of tokens for each."""
 
 from __future__ import annotations
 
@@ -19,23 +19,23 @@ from trainer.sampler.prefill import PrefillResult
 from trainer.sampler.settings import SamplerSettings
 
 NO_TOKEN = -1
-"""In the place of a token where a row had ended."""
+"""Stands for a token after the end of a row."""
 
 
 class Slots(NamedTuple):
-    """Rows in flight: arrays, or in their place their partitions."""
+    """Rows in flight: arrays, or their partitions."""
 
     hidden: Any  # [slots, D] of the newest token
-    position: Any  # int32 [slots], of the token to come
+    position: Any  # int32 [slots], of the next token
     drawn: Any  # int32 [slots]: tokens of the response so far
-    row: Any  # int32 [slots]: the row's number gives it its randomness
+    row: Any  # int32 [slots]: the row's number, which seeds its randomness
     active: Any  # bool [slots]
-    step: Any  # int32: tokens decoded since the beginning, by any row
+    step: Any  # int32: decoding steps since the beginning, shared by all rows
     cache: KVCache
 
 
 def init_slots(cfg: Model, slots: int, length: int) -> Slots:
-    """Nobody is there yet. length: tokens of the longest row, prompt and response."""
+    """Return empty slots. length: tokens of the longest row, prompt and response."""
     none = jnp.zeros(slots, jnp.int32)
     hidden = jnp.zeros((slots, cfg.dim), cfg.activation_dtype)
     return Slots(hidden, none, none, none, none > 0, jnp.int32(0), caches.init_cache(cfg, slots, length))
@@ -44,10 +44,10 @@ def init_slots(cfg: Model, slots: int, length: int) -> Slots:
 def insert_prompts(
     slots: Slots, prompts: PrefillResult, source: jax.Array, lengths: jax.Array, rows: jax.Array
 ) -> Slots:
-    """The slots with new rows in some of them.
+    """Insert new rows into some of the slots.
 
-    source: int32 [slots], the prompt of each slot's new row, below 0 where there is none; lengths, rows: int32 [slots],
-    of the new rows.
+    source: int32 [slots], the prompt of each slot's new row, negative if none; lengths, rows: int32 [slots], of the new
+    rows.
     """
     new = source >= 0
     return Slots(
@@ -62,7 +62,7 @@ def insert_prompts(
 
 
 class _DecodeState(NamedTuple):
-    """What changes from token to token."""
+    """Loop state of `decode`."""
 
     t: jax.Array
     slots: Slots
@@ -80,11 +80,11 @@ def decode(
     key: jax.Array,
     temperature: jax.Array,
 ) -> tuple[Slots, jax.Array]:
-    """Up to `settings.chunk` tokens for each row; fewer once all have ended.
+    """Decode up to `settings.chunk` tokens for each row; fewer once all have ended.
 
-    ends: tokens that end a row; wanted: bool [slots], False where the host has seen that a row has ended. Returns the
-    slots and int32 [2, slots, chunk]: the tokens, NO_TOKEN after the end, and the bits of their float32
-    log-probabilities in the distribution they were drawn from.
+    ends: tokens that end a row; wanted: bool [slots], False if the host found the row's end. Returns the slots and
+    int32 [2, slots, chunk]: the tokens, NO_TOKEN after the end, and the bits of their float32 log-probabilities in the
+    distribution they were drawn from.
     """
     count, chunk = slots.row.shape[0], settings.chunk
     keys = jax.vmap(lambda row: jax.random.fold_in(key, row))(slots.row)
@@ -117,12 +117,12 @@ def decode(
     start = _DecodeState(jnp.int32(0), slots._replace(active=slots.active & wanted), tokens, jnp.zeros((count, chunk)))
     ended = lax.while_loop(not_ended, next_token, start)
     bits = lax.bitcast_convert_type(ended.logprobs, jnp.int32)
-    # rows that begin next count from here, on whichever device, however early all rows of this one had ended
+    # rows that begin next count from here on every device, however early this device's rows all ended
     return ended.slots._replace(step=slots.step + chunk), jnp.stack([ended.tokens, bits])
 
 
 def _decode_step(copy: Params, cfg: Model, token: jax.Array, slots: Slots) -> tuple[jax.Array, KVCache]:
-    """Hidden states [slots, D] of one more token in each slot, and the cache with it."""
+    """Return the hidden states [slots, D] of one more token per slot, and the updated cache."""
     keys, values = list(slots.cache.keys), list(slots.cache.values)
     positions = slots.position[:, None]
     first = x = decoder.embed(copy, cfg, token[:, None], positions)

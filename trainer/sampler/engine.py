@@ -1,4 +1,4 @@
-"""The sampler: its programs, and the host's part of a rollout."""
+"""The sampler: its programs, and the host side of a rollout."""
 
 from __future__ import annotations
 
@@ -20,8 +20,11 @@ from trainer.sampler.stops import StopCriteria
 
 
 class Completion(NamedTuple):
-    """A response. row: prompt * samples + sample; tokens: int32 [n], the one that ended it included; logprobs: float32
-    [n], in the distribution each was drawn from; ended: a stop ended it, not its length."""
+    """One response.
+
+    row: prompt * samples + sample; tokens: int32 [n], including the token that ended it; logprobs: float32 [n], in the
+    distribution each token was drawn from; ended: True if a stop ended it, False if truncated.
+    """
 
     row: int
     tokens: np.ndarray
@@ -31,7 +34,7 @@ class Completion(NamedTuple):
 
 @dataclass
 class _ActiveRow:
-    """A row in a slot."""
+    """A row that occupies a slot."""
 
     number: int
     tokens: list[int] = field(default_factory=list)
@@ -39,9 +42,9 @@ class _ActiveRow:
 
 
 class Sampler:
-    """Draws responses with copies of the weights of a model.
+    """Draws responses with copies of a model's weights.
 
-    Raises RunFileError where `loop.sampler.mesh` does not suit the model or the devices.
+    Raises RunFileError if `loop.sampler.mesh` does not suit the model or the devices.
     """
 
     def __init__(self, cfg: Model, settings: SamplerSettings, mesh: Mesh, stops: StopCriteria) -> None:
@@ -50,7 +53,7 @@ class Sampler:
         self.slots = self.programs.slots
 
     def load(self, params: Params) -> Params:
-        """The copy of the weights to draw with."""
+        """Return the copy of the weights that `draw` takes."""
         return self.programs.reshard(params)
 
     def draw(
@@ -62,10 +65,10 @@ class Sampler:
         temperature: float,
         between: Callable[[], None] = lambda: None,
     ) -> Iterator[Completion]:
-        """`samples` responses to each prompt, as they end: the same in the same order on every process.
+        """Yield `samples` responses to each prompt as they end, in the same order on every process.
 
-        Meanwhile the devices decode the next chunk. between: called before each chunk; what it raises ends the draw.
-        Raises RunFileError where a prompt is longer than `max_prompt_length`.
+        The devices decode the next chunk meanwhile. between: called before each chunk; an exception from it ends the
+        draw. Raises RunFileError if a prompt is longer than `max_prompt_length`.
         """
         longest = max(len(prompt) for prompt in prompts)
         if longest > self.settings.max_prompt_length:
@@ -76,7 +79,7 @@ class Sampler:
 
 
 class _Generation:
-    """One call of `Sampler.draw`."""
+    """State of one call of `Sampler.draw`."""
 
     def __init__(
         self,
@@ -111,7 +114,7 @@ class _Generation:
         yield from ended
 
     def _filled(self, slots: decode.Slots) -> decode.Slots:
-        """Rows that wait take the slots that are free."""
+        """Fill the free slots with waiting rows."""
         free = [slot for slot, row in enumerate(self.held) if row is None]
         while free and self.next < len(self.prompts) * self.samples:
             first = self._prefill_group(self.next)
@@ -129,20 +132,20 @@ class _Generation:
         return slots
 
     def _prefill_group(self, row: int) -> int:
-        """The first of the prompts that are computed together with that of a row; they are, if need be."""
+        """Return the index of the first prompt in the row's prefill group, after computing the group if necessary."""
         first = row // self.samples // self.at_a_time * self.at_a_time
         if first != self.group:
             lengths = np.ones(self.at_a_time, np.int32)
             tokens = np.zeros((self.at_a_time, self.bucket), np.int32)
             for i, prompt in enumerate(self.prompts[first : first + self.at_a_time]):
                 lengths[i], tokens[i, : len(prompt)] = len(prompt), prompt
-            self.prefilled = None  # one group at a time lies on the devices
+            self.prefilled = None  # only one group at a time is kept on the devices
             self.group = first
             self.prefilled = self.programs.prefill(self.copy, *self.programs.rows((tokens, lengths)))
         return first
 
     def _collect_chunk(self, told: np.ndarray) -> list[Completion]:
-        """What a chunk [2, slots, chunk] has brought; the rows that have ended leave their slots."""
+        """Return the responses that ended in a chunk [2, slots, chunk], and free their slots."""
         tokens, logprobs = told[0], told[1].view(np.float32)
         counts = (tokens != decode.NO_TOKEN).sum(axis=1)
         ended = []

@@ -1,7 +1,7 @@
-"""The copy of the weights that decoding reads: its type, its mesh, and the program that makes it.
+"""The copy of the weights used for decoding: its dtype, its mesh, and the program that creates it.
 
-Every token reads all weights. Split over the devices that share a row's heads (`tensor`) each device reads its part, at
-two small sums per layer; split as for training (`fsdp`) they would all be gathered for each token.
+Every token reads all weights. Sharded by heads (`tensor`), each device reads its own part, at the cost of two small
+all-reduces per layer; sharded as for training (`fsdp`), all weights would be gathered for each token.
 """
 
 from __future__ import annotations
@@ -22,20 +22,20 @@ from trainer.models.weights import Params
 from trainer.sampler.settings import SamplerSettings
 
 SMALL_MODEL_BYTES = 512 << 20
-"""A device reads as much in less time than the sums of a token take (v5e: 0.6 ms): no need to split it further."""
+"""Bytes that a device reads faster than a token's all-reduces take (v5e: 0.6 ms), so further sharding gains nothing."""
 
 
 def sampler_model(cfg: Model, settings: SamplerSettings) -> Model:
-    """The model as the sampler computes it."""
+    """Return the model config that the sampler computes with."""
     changes = {"activation_dtype": settings.dtype or cfg.activation_dtype, "remat": "none"}
     return cfg.model_copy(update=changes)
 
 
 def sampler_mesh(cfg: Model, settings: SamplerSettings, mesh: Mesh) -> Mesh:
-    """The sampler's mesh over the devices of the trainer's, in the same order.
+    """Return the sampler's mesh over the trainer's devices, in the same order.
 
-    Where `settings.mesh` is None, tensor is the least that makes the copy small on each device, among the sizes that
-    divide heads, feed-forward width, vocabulary and devices; if none does, the largest of them. Raises RunFileError.
+    If `settings.mesh` is None, tensor is the smallest size that makes the copy small on each device, among those that
+    divide heads, feed-forward width, vocabulary and devices; otherwise the largest of them. Raises RunFileError.
     """
     devices = math.prod(mesh.shape.values())
     if settings.mesh is not None:
@@ -60,8 +60,7 @@ def sampler_mesh(cfg: Model, settings: SamplerSettings, mesh: Mesh) -> Mesh:
 
 
 def copy_params(params: Params, cfg: Model) -> Params:
-    """The tree of weights with a list of layers in the place of stacked ones, so that no token cuts them out; in the
-    types that the model would compute with anyway."""
+    """Return the weights with stacked layers unstacked into a list, so that no token slices them, in compute dtypes."""
 
     def typed(path: Any, weight: jax.Array) -> jax.Array:
         in_float32 = "norm" in path[-1].key
@@ -74,7 +73,7 @@ def copy_params(params: Params, cfg: Model) -> Params:
 
 
 def param_shardings(cfg: Model, mesh: Mesh) -> Params:
-    """Of the copy, on the sampler's mesh."""
+    """Return the shardings of the copy on the sampler's mesh."""
     table = weights.weight_table(cfg)
     layer = {name: meshes.named_sharding(mesh, *weight.axes[1:]) for name, weight in table["layers"].items()}
     rest = {name: meshes.named_sharding(mesh, *weight.axes) for name, weight in table.items() if name != "layers"}
@@ -82,7 +81,7 @@ def param_shardings(cfg: Model, mesh: Mesh) -> Params:
 
 
 def abstract_params(cfg: Model, mesh: Mesh) -> Params:
-    """Shapes, types and shardings of the copy."""
+    """Return the shapes, dtypes and shardings of the copy."""
     shapes = jax.eval_shape(lambda p: copy_params(p, cfg), weights.abstract_params(cfg))
     return jax.tree.map(
         lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), shapes, param_shardings(cfg, mesh)

@@ -1,4 +1,4 @@
-"""Prompts through the model, once for all of their samples."""
+"""Prefill: run each prompt through the model once for all of its samples."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from trainer.sampler.cache import KVCache
 
 
 class PrefillResult(NamedTuple):
-    """Prompts that wait for slots: arrays, or in their place their partitions."""
+    """Prompts that wait for slots: arrays, or their partitions."""
 
-    hidden: Any  # [P, D] of each prompt's last token
+    hidden: Any  # [P, D], of each prompt's last token
     cache: KVCache  # arrays [P, kv_heads, bucket, head_dim], by position
 
 
 def prefill(cfg: Model, copy: Params, tokens: jax.Array, lengths: jax.Array) -> PrefillResult:
-    """tokens: int32 [P, bucket], padded to the right with anything; lengths: int32 [P]."""
+    """Compute prompts. tokens: int32 [P, bucket], padded on the right with any token; lengths: int32 [P]."""
     positions = jnp.broadcast_to(jnp.arange(tokens.shape[1]), tokens.shape)
     keys: list[jax.Array] = []
     values: list[jax.Array] = []

@@ -1,7 +1,7 @@
-"""The sampler's compiled programs, and how their arrays lie on the devices.
+"""The sampler's compiled programs, and the shardings of their arrays.
 
-Where every device holds the whole copy, each one prefills and decodes its own rows, and stops a chunk when they have
-ended: none waits for another. Otherwise the partitioner splits heads, feed-forward width and vocabulary.
+If every device holds the whole copy, each prefills and decodes its own rows and ends a chunk when they have ended,
+without waiting for others. Otherwise the partitioner splits heads, feed-forward width and vocabulary.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from trainer.sampler.prefill import PrefillResult, prefill
 from trainer.sampler.settings import SamplerSettings
 
 MAX_PREFILL_TOKENS = 16_384
-"""Tokens of prompts that are computed at a time, at most: their keys and values wait on every device."""
+"""Maximum prompt tokens per prefill; their keys and values wait on every device."""
 
 REPLICATED, ROW_SHARDED, COLUMN_SHARDED = (
     PartitionSpec(),
@@ -33,14 +33,15 @@ REPLICATED, ROW_SHARDED, COLUMN_SHARDED = (
 
 
 class SamplerPrograms:
-    """Those of a model and its settings. What depends on the bucket of the prompts is compiled for each anew.
+    """Compiled programs for a model and its settings, one set per prompt bucket where shapes depend on it.
 
     Attributes:
         reshard: weights to their copy.
-        prefill: (copy, tokens [P, bucket], lengths [P]) to Prefilled.
-        admit: (Slots, Prefilled, int32 [3, slots]: source, length and row of each slot) to Slots.
-        decode: (copy, Slots, wanted [slots], key data, temperature) to Slots and int32 [2, slots, chunk].
-        The slots given are given up to those returned.
+        prefill: (copy, tokens [P, bucket], lengths [P]) to PrefillResult.
+        admit: (Slots, PrefillResult, int32 [3, slots]: source, length and row of each slot) to Slots. Donates the
+            slots.
+        decode: (copy, Slots, wanted [slots], key data, temperature) to Slots and int32 [2, slots, chunk]. Donates the
+            slots.
     """
 
     def __init__(self, cfg: Model, settings: SamplerSettings, mesh: Mesh, ends: tuple[int, ...]) -> None:
@@ -72,7 +73,7 @@ class SamplerPrograms:
         self._init_slots: dict[int, Callable[[], Slots]] = {}
 
     def empty(self, bucket: int) -> Slots:
-        """Slots without rows, for prompts of a bucket."""
+        """Return slots without rows, for a prompt bucket."""
         if bucket not in self._init_slots:
             length = bucket + self.settings.max_new_tokens
             self._init_slots[bucket] = self._jit(
@@ -81,21 +82,23 @@ class SamplerPrograms:
         return self._init_slots[bucket]()
 
     def prefill_batch_size(self, samples: int, bucket: int) -> int:
-        """Prompts that are computed together: those that fill the slots, where they are not too many."""
+        """Return how many prompts to prefill together: enough to fill the slots, within MAX_PREFILL_TOKENS."""
         wanted = min(-(-self.slots // samples), max(1, MAX_PREFILL_TOKENS // bucket))
         return -(-wanted // self._shards) * self._shards
 
     def whole(self, values: Any) -> Any:
-        """NumPy arrays, the same on every process, on every device."""
+        """Replicate NumPy arrays, equal on every process, to every device."""
         return self._put(values, REPLICATED)
 
     def rows(self, values: Any) -> Any:
-        """NumPy arrays, the same on every process, dealt out by their first axis."""
+        """Shard NumPy arrays, equal on every process, by their first axis."""
         return self._put(values, ROW_SHARDED)
 
     def listed(self, samples: int) -> Iterator[tuple[str, Any, tuple[Any, ...], Any]]:
-        """Name, function and abstract arguments of each program but `reshard`, for the longest prompts; and what of the
-        sampler's lies on the devices beside its arguments. samples: of each prompt."""
+        """Yield name, function, abstract arguments and other resident arrays of each program except `reshard`.
+
+        Shapes are those of the longest prompts. samples: responses per prompt.
+        """
         bucket, settings = self.settings.max_prompt_length, self.settings
         prompts, copy = self.prefill_batch_size(samples, bucket), placement.abstract_params(self.cfg, self.mesh)
         tokens, lengths = self._abstract(
@@ -128,19 +131,19 @@ class SamplerPrograms:
         return KVCache(*((meshes.partition_spec(*axes),) * self.cfg.num_layers for _ in range(2)))
 
     def _per_device(self, function: Callable[..., Any], taken: Any, given: Any) -> Callable[..., Any]:
-        """The function of each device's own part, where every device holds all weights."""
+        """Run the function on each device's own part if every device holds all weights."""
         if not meshes.is_data_parallel(self.mesh):
             return function
         return lambda *arguments: jax.shard_map(function, in_specs=taken, out_specs=given, check_vma=False)(*arguments)
 
     def _jit(self, name: str, function: Callable[..., Any], given: Any, donated: tuple[int, ...] = ()) -> Any:
-        """Compiled for the sampler's mesh, whichever the caller is in. given: partitions of what it returns."""
+        """Jit for the sampler's mesh, regardless of the caller's mesh. given: partitions of the results."""
 
         def on_mesh(*arguments: Any) -> Any:
             with jax.sharding.use_abstract_mesh(self.mesh.abstract_mesh):
                 return function(*arguments)
 
-        on_mesh.__name__ = name  # as logs and profiles show it
+        on_mesh.__name__ = name  # the name in logs and profiles
         return jax.jit(on_mesh, out_shardings=self._shardings(given), donate_argnums=donated)
 
     def _shardings(self, specs: Any) -> Any:

@@ -1,4 +1,4 @@
-"""What a sampler is built for."""
+"""Settings of a sampler."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ class SamplerSettings:
 
     Attributes:
         max_prompt_length: tokens of the longest prompt.
-        max_new_tokens: tokens after which a response is cut off.
-        slots: rows in flight; rounded up to what the devices share evenly.
+        max_new_tokens: maximum length of a response, in tokens.
+        slots: rows in flight; rounded up to a multiple of the devices that share them.
     """
 
     max_prompt_length: int
@@ -31,19 +31,19 @@ class SamplerSettings:
 
     @classmethod
     def of(cls, sampling: Sampling, max_prompt_length: int, max_new_tokens: int, rows: int) -> SamplerSettings:
-        """Those of a loop that draws `rows` responses with one policy."""
+        """Return the settings of a loop that draws `rows` responses with one policy."""
         given = sampling.model_dump(include={"chunk", "top_k", "top_p", "dtype"})
         slots = min(rows, sampling.slots or rows)
         return cls(max_prompt_length, max_new_tokens, slots, **given, mesh=sampling.mesh)
 
     @property
     def buckets(self) -> list[int]:
-        """Lengths that prompts are padded to, each with programs of its own: the longest, its half, its quarter, ..."""
+        """Return the lengths that prompts are padded to, each with its own programs: the longest, its half, its quarter, ..."""
         found = [self.max_prompt_length]
         while found[-1] >= 2 * MIN_BUCKET:
             found.append(-(-found[-1] // 2))
         return sorted(found)
 
     def bucket(self, longest: int) -> int:
-        """The shortest that holds a prompt of `longest` tokens."""
+        """Return the shortest bucket that holds a prompt of `longest` tokens."""
         return next(size for size in self.buckets if size >= longest)

@@ -1,4 +1,4 @@
-"""What ends a response: tokens, which the devices see, and texts, which the host finds between chunks."""
+"""Stop criteria of responses: tokens, checked on the devices, and texts, which the host finds between chunks."""
 
 from __future__ import annotations
 
@@ -8,21 +8,23 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class StopCriteria:
-    """tokens: ids that end a response, as its last token. texts: it ends with the token that completes the first of
-    them; `decode` gives the text of tokens."""
+    """Stop criteria; `decode` maps tokens to text.
+
+    tokens: ids that end a response as its last token. texts: the token that completes any of them ends the response.
+    """
 
     tokens: tuple[int, ...]
     texts: tuple[str, ...] = ()
     decode: Callable[[Sequence[int]], str] | None = None
 
     def end(self, tokens: Sequence[int], seen: int) -> int | None:
-        """How many of the tokens there are up to and with the first text that ends them; None: it is not there.
+        """Return how many tokens to keep, including the first stop text, or None if there is none.
 
-        seen: so many of the tokens are known to hold none.
+        seen: this many tokens are known to contain no stop text.
         """
         if not self.texts or not self._stopped(tokens):
             return None
-        least, most = seen, len(tokens)  # the shortest prefix that holds a text, by bisection
+        least, most = seen, len(tokens)  # bisect for the shortest prefix that contains a text
         while least + 1 < most:
             middle = (least + most) // 2
             least, most = (least, middle) if self._stopped(tokens[:middle]) else (middle, most)
