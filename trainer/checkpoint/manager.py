@@ -97,7 +97,7 @@ class CheckpointManager:
             self._manager.save(step, args=items, force=True)
 
     def verify(self, step: int, state: Any) -> None:
-        """Compare the replicas of the state on all devices if a check is due. Raises DisagreementError on all processes."""
+        """Compare the replicas of the state on all devices if a check is due. Raises DisagreementError on all."""
         every = self._settings.verify_interval
         if every and step % every == 0:
             self._checksums.of(state, f"after update {step}")
@@ -131,7 +131,7 @@ class CheckpointManager:
         return None
 
     def restore(self, step: int, abstract: Any) -> tuple[Any, dict[str, Any]]:
-        """Return the state and position saved at `step`. Raises BrokenCheckpointError, or RunFileError like `resume`."""
+        """Return state and position saved at `step`. Raises BrokenCheckpointError, or RunFileError like `resume`."""
         self._manager.wait_until_finished()
         found = self._load_verified(step, abstract)
         if isinstance(found, str):

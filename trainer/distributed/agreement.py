@@ -1,4 +1,4 @@
-"""Checks before the first step: right devices, and the same config, code, packages and data on every worker."""
+"""Checks before the first step: expected devices, and equal config, code, packages and data on every worker."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ PACKAGES = ("jax", "jaxlib", "libtpu", "optax", "orbax-checkpoint", "numpy")
 
 
 class WrongDevicesError(RuntimeError):
-    """Not the backend or not the number of devices that the pod has; the message is a table of workers."""
+    """Backend or number of devices differs from the pod's; the message is a table of workers."""
 
 
 def check_devices(pod: PodFacts) -> None:
-    """Compare what JAX found with what the pod is. Raises WrongDevicesError.
+    """Compare JAX's devices with the pod's. Raises WrongDevicesError.
 
-    Needs no communication: every process knows all devices, and sees the same table.
+    Needs no communication: every process knows all devices, and builds the same table.
     """
     wanted = pod.devices // pod.workers
     backend = jax.default_backend()
@@ -56,8 +56,8 @@ def check_agreement(run_file: Path, experiment: RunFile) -> None:
 
 
 def disagreements(name: str, values: list[str]) -> list[str]:
-    """One line for each worker whose value is not the most common one (of equally common ones, worker 0's side)."""
-    usual = Counter(values).most_common(1)[0][0]  # insertion order decides a tie: the one that worker 0 is nearest to
+    """Return a line for each worker whose value is not the most common one; a tie goes to worker 0's value."""
+    usual = Counter(values).most_common(1)[0][0]  # insertion order breaks ties towards worker 0
     majority = ",".join(str(worker) for worker, value in enumerate(values) if value == usual)
     return [
         f"worker {worker}: {name} {_abbreviate(value)} differs from {_abbreviate(usual)} on workers {majority}"
@@ -75,7 +75,7 @@ def _worker_facts(run_file: Path) -> dict[str, str]:
 
 
 def _input_files(experiment: RunFile) -> Iterator[tuple[str, str]]:
-    """Keys and values of the config that name files."""
+    """Yield keys and values of the config that name files."""
     if experiment.model.weights is not None:
         yield "model.weights", experiment.model.weights
     for name, value in experiment.data.model_dump().items():
@@ -91,7 +91,7 @@ def _version(package: str) -> str:
 
 
 def _abbreviate(value: str) -> str:
-    """A hash by its first digits; anything else in full."""
+    """Shorten a hash to its first digits; return anything else in full."""
     return f"{value[:12]}…" if len(value) == 64 and " " not in value else value
 
 

@@ -1,4 +1,4 @@
-"""What a batch is: arrays by field name, whose first axis is the row."""
+"""Batch types: arrays by field name, whose first axis is the row."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import jax
 import numpy as np
 
 Batch = dict[str, np.ndarray]
-"""On the host: the rows of one process, or all rows."""
+"""A batch on the host: the rows of one process, or all rows."""
 
 DeviceBatch = dict[str, jax.Array]
-"""On the devices: global arrays, split by rows over the mesh."""
+"""A batch on the devices: global arrays, sharded by rows over the mesh."""

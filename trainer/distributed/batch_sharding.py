@@ -1,7 +1,7 @@
-"""Which rows of the global batch each device computes, and how they get there.
+"""Assignment of global batch rows to devices.
 
-Rows are dealt out in the order of processes, not of the mesh, whose devices may stand in an order that suits the
-network: so each process reads one contiguous range of rows.
+Rows are assigned in process order, not in the mesh's order, which may be optimized for the network. Each process
+therefore reads one contiguous range of rows.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from trainer.distributed.batch import Batch, DeviceBatch
 
 @dataclass(frozen=True)
 class BatchSharding:
-    """How global batches are split.
+    """Sharding of global batches.
 
     Attributes:
-        mesh: what they are split over.
-        accumulation: parts that an update computes one after the other.
+        mesh: the mesh to shard over.
+        accumulation: parts that an update computes sequentially.
         micro_batch_rows: rows that a device computes at a time.
-        devices: those that have different rows, over all processes.
-        lots: which rows each device (jax.Device) of this process has: the first lot, the second, ...
-        rows: those of the global batch that this process holds.
+        devices: devices with different rows, over all processes.
+        lots: rows of each device (jax.Device) of this process: the first lot, the second, ...
+        rows: rows of the global batch that this process holds.
     """
 
     mesh: Mesh
@@ -41,16 +41,16 @@ class BatchSharding:
 
     @property
     def sharding(self) -> NamedSharding:
-        """Of an array [B, ...], or [A, B / A, ...] where A, the accumulation, is above 1."""
+        """Return the sharding of an array [B, ...], or [A, B / A, ...] with accumulation A above 1."""
         return meshes.named_sharding(self.mesh, *self._leading_axes)
 
     def shape(self, sequence: int) -> tuple[int, ...]:
-        """That of the arrays of a whole batch."""
+        """Return the shape of a whole batch's arrays."""
         at_a_time = self.micro_batch_rows * self.devices
         return (at_a_time, sequence) if self.accumulation == 1 else (self.accumulation, at_a_time, sequence)
 
     def place(self, batch: Batch) -> DeviceBatch:
-        """This process's rows, [rows, T] each, on its devices, as part of the global arrays."""
+        """Place this process's rows, [rows, T] each, on its devices as part of the global arrays."""
         size, sharding = self.micro_batch_rows * self.accumulation, self.sharding
         starts = [lot * size - self.rows.start for lot in self.lots.values()]
 
@@ -69,14 +69,14 @@ class BatchSharding:
 
 
 def shard_rows(loop: LmLoop, mesh: Mesh) -> BatchSharding:
-    """The split of the loop's batches over a mesh. Raises RunFileError where they cannot be split evenly."""
+    """Return the sharding of the loop's batches over a mesh. Raises RunFileError if it would be uneven."""
     parts = meshes.num_shards(mesh, "batch")
     try:
         accumulation = loop.accumulation(parts)
     except UnevenError as error:
         raise RunFileError(str(error)) from None
     assert mesh.devices is not None, "a mesh of real devices"
-    holders = list(mesh.devices.reshape(parts, -1))  # of each part, in the order of the batch axes
+    holders = list(mesh.devices.reshape(parts, -1))  # devices of each part, in the order of the batch axes
     owners = [{device.process_index for device in part} for part in holders]
     in_order = sorted(range(parts), key=lambda part: (min(owners[part]), part))
     own = {device: lot for lot, part in enumerate(in_order) for device in holders[part] if _is_local_device(device)}
@@ -90,5 +90,5 @@ def _is_local_device(device: Any) -> bool:
 
 
 def replicated_sharding(mesh: Mesh) -> NamedSharding:
-    """The sharding of an array that every device holds."""
+    """Return the sharding of an array that every device holds in full."""
     return NamedSharding(mesh, PartitionSpec())

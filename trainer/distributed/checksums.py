@@ -1,7 +1,7 @@
-"""Checksums of arrays on a mesh: equal for the same values on any mesh, and compared over the copies of a part.
+"""Checksums of arrays on a mesh: independent of the sharding, and compared between replicas of a shard.
 
-The checksum of an array is the sum of its elements' bit patterns, modulo 2^32. Sums of parts add up to that of the
-whole, so that it says nothing of how the array was split; one changed bit always changes it.
+The checksum of an array is the sum of its elements' bit patterns, modulo 2^32. Sums of shards add up to that of the
+whole, so the sharding does not matter; one flipped bit always changes the sum.
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ MAX_NAMES_SHOWN = 3
 
 
 class DisagreementError(RuntimeError):
-    """Workers differ in what must be the same on all of them; the message names those that differ."""
+    """Workers differ in a value that must be equal on all; the message names those that differ."""
 
 
 class ReplicaChecksums:
-    """Computes them, with one program for all trees of the same shapes and shardings: it reads every array once."""
+    """Computes checksums with one program per set of shapes and shardings, reading every array once."""
 
     def __init__(self) -> None:
         self._programs: dict[Any, Any] = {}
 
     def of(self, tree: Any, when: str) -> dict[str, int]:
-        """The checksum of every array, by its path. All processes must call it, and all get the same.
+        """Return the checksum of every array, by its path. All processes must call it, and all get the same.
 
-        tree: of jax.Array with NamedSharding, all on one mesh. when: words for the message, e.g. "after update 30".
-        Raises DisagreementError, on all processes, where copies of the same part differ.
+        tree: of jax.Array with NamedSharding, all on one mesh. when: phrase for the message, e.g. "after update 30".
+        Raises DisagreementError on all processes if replicas of a shard differ.
         """
         named = {leaf_path(path): leaf for path, leaf in jax.tree.leaves_with_path(tree)}
         leaves = list(named.values())
@@ -59,12 +59,12 @@ class ReplicaChecksums:
 
 
 def leaf_path(path: Any) -> str:
-    """The path of a leaf, with dots: params.layers.down."""
+    """Return a leaf's dotted path, e.g. params.layers.down."""
     return jax.tree_util.keystr(path, simple=True, separator=".")
 
 
 def _program(shardings: tuple[NamedSharding, ...]) -> Any:
-    """The jitted function from arrays to a table of sums [devices in the mesh's order, arrays], on every device."""
+    """Return the jitted function from arrays to a replicated table of sums [devices in mesh order, arrays]."""
     mesh = shardings[0].mesh
 
     def sums(leaves: list[jax.Array]) -> jax.Array:
@@ -82,7 +82,7 @@ def _bit_sum(part: jax.Array) -> jax.Array:
 
 
 def _replica_rows(sharding: NamedSharding, shape: tuple[int, ...]) -> list[list[int]]:
-    """For each distinct part of the array the rows of the table, that is the devices, which hold a copy of it."""
+    """Return, for each distinct shard, the table rows (devices) that hold a replica of it."""
     row_of = {device: row for row, device in enumerate(_devices(sharding))}
     parts: dict[Any, list[int]] = defaultdict(list)
     for device, index in sharding.devices_indices_map(shape).items():
@@ -91,7 +91,7 @@ def _replica_rows(sharding: NamedSharding, shape: tuple[int, ...]) -> list[list[
 
 
 def _disagreeing_workers(sharding: NamedSharding, rows: list[int], column: np.ndarray) -> set[int]:
-    """Processes whose copy is not the most common one; of equally common ones, that of the first device is right."""
+    """Return the processes whose replica is not the most common one; in a tie the first device is right."""
     usual = Counter(int(column[row]) for row in rows).most_common(1)[0][0]
     devices = _devices(sharding)
     return {devices[row].process_index for row in rows if column[row] != usual}

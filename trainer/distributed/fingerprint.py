@@ -1,4 +1,4 @@
-"""What a file or folder holds, told by a hash that is cheap even where it is large."""
+"""Fingerprints of files and folders that are cheap even for large data."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ EDGE_BYTES = 1 << 20
 
 
 def file_fingerprint(path: str) -> str:
-    """SHA-256 of names, sizes and contents of the file, the files below the folder, or those that a pattern matches.
+    """Return SHA-256 of names, sizes and contents of a file, the files below a folder, or a pattern's matches.
 
-    Of contents in a bucket counts the checksum that the store keeps; of a local file above 8 MiB its first and last
-    MiB. "absent" where there is nothing.
+    In a bucket, the store's checksum stands for the contents; for a local file above 8 MiB, its first and last MiB do.
+    Returns "absent" if nothing exists.
     """
     files, root = fsspec.url_to_fs(path)
     try:
         found = files.glob(root, detail=True) if any(c in root for c in "*?[") else files.find(root, detail=True)
-    except FileNotFoundError:  # the bucket
+    except FileNotFoundError:  # the bucket does not exist
         found = {}
     if not found:
         return "absent"

@@ -1,8 +1,8 @@
-"""A notice that this VM will go away: all processes save after the same update, and end.
+"""Preemption of this VM: all processes save after the same update, and exit.
 
-The notice is SIGTERM, of the agent, which watches the VM's metadata server, or of a VM that is shut down. One process
-that has it is enough. JAX's coordination service makes all agree, beside whatever they compute: to ask costs a
-microsecond of the host, and nothing of a result depends on it.
+The notice is SIGTERM, from the agent, which watches the VM's metadata server, or from a VM shutdown. One notified
+process is enough. JAX's coordination service makes all agree independently of the computation: a check costs a
+microsecond on the host and never affects results.
 https://docs.jax.dev/en/latest/_autosummary/jax.experimental.multihost_utils.reached_preemption_sync_point.html
 """
 
@@ -15,25 +15,25 @@ from typing import Any, Self
 import jax
 
 PREEMPTED_EXIT_CODE = 75
-"""Exit code of a program that was told to go and has saved what it had: EX_TEMPFAIL of sysexits.h."""
+"""Exit code after a preemption with saved state: EX_TEMPFAIL of sysexits.h."""
 
 
 class PreemptedError(Exception):
-    """Raised on all processes after the same update, once what they had is saved."""
+    """Raised on all processes after the same update, once their state is saved."""
 
 
 class PreemptionNotice:
-    """Listens while it is entered; in a run of several processes JAX does so, from when they have met."""
+    """Context manager that listens for the notice; with several processes JAX does so once they have joined."""
 
     def __init__(self) -> None:
         self._asked, self._told = 0, False
         self._previous_handler: Any = None
 
     def agreed(self, step: int) -> bool:
-        """Shall all processes save what they have after `step` updates, and end?
+        """Return whether all processes should save after `step` updates and exit.
 
-        All must ask at the same places of the program, as often as they like, and are told the same there. Only after a
-        notice does who asks wait for another one that is behind.
+        All must call it at the same points of the program, as often as they like, and get the same result there. Only
+        after a notice does a caller wait for processes that are behind.
         """
         self._asked += 1
         if not self._sync_point_reached():

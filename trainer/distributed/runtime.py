@@ -1,4 +1,4 @@
-"""Processes of one run: join, exchange a few words, leave together."""
+"""Processes of one run: join, exchange short texts, exit together."""
 
 from __future__ import annotations
 
@@ -15,34 +15,34 @@ from conf.schema.training.run_yaml import PodFacts
 from trainer.distributed import mesh as meshes
 
 SHORT_TEXT_BYTES = 4096
-"""Texts are padded to this, or to the next power of two: each length is a program of its own."""
+"""Texts are padded to this, or to the next power of two, since each length needs its own program."""
 
 
 class JoinError(RuntimeError):
-    """The processes did not find each other in time."""
+    """The processes did not connect to each other in time."""
 
 
 def set_cpu_threads(pod: PodFacts) -> None:
-    """Give XLA's CPU backend threads enough; to be called before any use of JAX, a no-op on other backends.
+    """Give XLA's CPU backend enough threads. Call it before any use of JAX; a no-op on other backends.
 
-    Each virtual device may hold a thread while it waits in a collective. With the default, a thread per core, those of
-    a worker with more devices than cores can all be waiting for a device that gets none: they then wait for ever.
+    Each virtual device may hold a thread while it waits in a collective. With the default of a thread per core, a
+    worker with more devices than cores can deadlock: all threads wait for a device that gets none.
     """
     if pod.backend == "cpu":
-        # of more threads than cores that the process may use, each piece of work would wait for the last one
+        # with more threads than available cores, each operation would wait for the last thread
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
         os.environ.setdefault("PJRT_NPROC", str(max(cores, 2 * pod.devices // pod.workers)))
 
 
 def join_processes(pod: PodFacts, timeout_seconds: int) -> None:
-    """Connect this process to those on the other workers; a no-op where there is one worker.
+    """Connect this process to those on the other workers; a no-op with one worker.
 
-    Who and where the others are is found by JAX from what a TPU VM tells. Raises JoinError after the time-out.
+    JAX discovers the others from the TPU VM's metadata. Raises JoinError after the timeout.
     """
     if pod.workers == 1:
         return
     try:
-        # A dead peer is noticed after the heartbeat's time-out, instead of JAX's 100 s.
+        # notice a dead peer after this heartbeat timeout instead of JAX's 100 s
         jax.distributed.initialize(
             initialization_timeout=timeout_seconds, heartbeat_timeout_seconds=10, shutdown_timeout_seconds=20
         )
@@ -55,7 +55,7 @@ def join_processes(pod: PodFacts, timeout_seconds: int) -> None:
 
 
 def gather_texts(text: str) -> list[str]:
-    """The text of every process, in the order of the processes; all must call it. For texts of up to megabytes."""
+    """Return every process's text, in process order; all must call it. For texts of up to megabytes."""
     if jax.process_count() == 1:
         return [text]
     from jax.experimental.multihost_utils import process_allgather
@@ -69,9 +69,9 @@ def gather_texts(text: str) -> list[str]:
 
 
 def gather_tree(part: dict[str, Any]) -> dict[str, Any]:
-    """The union of every process's part of a JSON tree of dicts; all must call it, and all get the same.
+    """Merge every process's part of a JSON tree of dicts; all must call it, and all get the same.
 
-    Raises ValueError where two processes say different things of the same key.
+    Raises ValueError if two processes give different values for a key.
     """
     whole: dict[str, Any] = {}
     for text in gather_texts(json.dumps(part)):
@@ -89,16 +89,16 @@ def _merge(whole: dict[str, Any], part: dict[str, Any], prefix: str) -> None:
 
 
 def shard_batch(batch: Any, mesh: Mesh) -> Any:
-    """Spread a whole batch (a pytree of NumPy arrays, the same on every process) over the mesh by rows.
+    """Shard a whole batch (a pytree of NumPy arrays, equal on every process) over the mesh by rows.
 
-    Each process keeps the rows of its own devices. Raises ValueError where the rows cannot be split evenly.
+    Each process keeps the rows of its own devices. Raises ValueError if the rows do not divide evenly.
     """
     rows = meshes.named_sharding(mesh, "batch")
     return jax.tree.map(lambda x: jax.make_array_from_callback(x.shape, rows, lambda index: x[index]), batch)
 
 
 def gather_batch(x: jax.Array) -> np.ndarray:
-    """An array that `shard_batch` spread over the mesh, or one like it, whole; all processes must call it."""
+    """Return a row-sharded array, as from `shard_batch`, in full; all processes must call it."""
     if jax.process_count() == 1:
         return np.asarray(x)
     from jax.experimental.multihost_utils import process_allgather
@@ -107,19 +107,19 @@ def gather_batch(x: jax.Array) -> np.ndarray:
 
 
 def exit_together(code: int) -> NoReturn:
-    """End this process together with the others, which leave with a code of their own choice."""
+    """Exit together with the other processes, each with its own exit code."""
     if jax.distributed.is_initialized():
-        jax.distributed.shutdown()  # waits for the others, so that none takes the end of worker 0 for a crash
+        jax.distributed.shutdown()  # waits for the others, so that none mistakes the end of worker 0 for a crash
     _exit(code)
 
 
 def exit_now(code: int) -> NoReturn:
-    """End this process at once, after an error of its own or of a peer: an orderly end would wait for the others."""
+    """Exit at once after an error of this process or a peer; an orderly exit would wait for the others."""
     _exit(code)
 
 
 def _exit(code: int) -> NoReturn:
-    """Without atexit handlers: JAX's would wait again, and threads of a broken collective would block them."""
+    """Exit without atexit handlers: JAX's would wait again, and threads of a broken collective would block them."""
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)

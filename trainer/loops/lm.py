@@ -135,7 +135,7 @@ class LmTrainer:
         return every is not None and done % every == 0
 
     def _after_checkpoint(self, step: int, state: train_step.State) -> None:
-        """Run the evaluation, samples and replica check due after a checkpoint; also called when a run resumes there."""
+        """Run the evaluation, samples and replica check due after a checkpoint, also on resuming there."""
         if step and step % self.loop.eval_interval == 0:
             self._evaluate(step, state)
         if self.compiled.samples and step and self._should_sample(step):

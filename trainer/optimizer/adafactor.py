@@ -1,4 +1,4 @@
-"""Adafactor (https://arxiv.org/abs/1804.04235) of optax, applied to the matrices of each layer."""
+"""Adafactor (https://arxiv.org/abs/1804.04235) from optax, applied to the matrices of each layer."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from trainer.optimizer.matrices import matrix_views
 from trainer.optimizer.rules import map_with_path
 
 MIN_SCALE = 1e-3
-"""Below this root mean square a weight counts as this large, so that one that begins with zeros moves."""
+"""Minimum root mean square used to scale a weight's update, so that zero-initialized weights move."""
 
 
 def scale_by_adafactor(opt: Adafactor, cfg: Model) -> optax.GradientTransformation:
-    """Gradients to directions, for weights of the layers or for those outside, not for both.
+    """Return the transformation from gradients to directions, for weights in the layers or outside them, not both.
 
-    Every matrix has factored moments, however small, and a root mean square of its own in each layer.
+    Every matrix has factored moments, however small, and its own root mean square in each layer.
     """
     parts = [optax.scale_by_factored_rms(decay_rate=opt.decay_exponent, epsilon=opt.eps, min_dim_size_to_factor=1)]
     if opt.update_clip is not None:

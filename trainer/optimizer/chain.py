@@ -1,6 +1,6 @@
-"""The optimizer: clip the global norm of the gradient, turn it into a direction for each weight, go a step along it.
+"""The optimizer: clip the global gradient norm, compute a direction for each weight, and step along it.
 
-Directions are those of Adam, Adafactor and Muon; what differs between weights is in `rules`.
+Directions come from Adam, Adafactor and Muon; per-weight settings are in `rules`.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from trainer.optimizer.schedules import ScheduleFn, schedule_factor
 
 
 def build_optimizer(opt: Optimizer, cfg: Model) -> optax.GradientTransformation:
-    """Gradients in, updates out; state is optax's, moments of the weights in trees of the weights.
+    """Return the optimizer. Its state is optax's, with moments in trees like the weights.
 
-    Raises RunFileError where a group's pattern matches no weight.
+    Raises RunFileError if a group's pattern matches no weight.
     """
     by_path = update_rules(opt, cfg)
     directions: dict[Hashable, optax.GradientTransformation] = {
@@ -34,7 +34,7 @@ def build_optimizer(opt: Optimizer, cfg: Model) -> optax.GradientTransformation:
 
 
 def learning_rate_schedule(opt: Optimizer) -> ScheduleFn:
-    """`optimizer.lr` under its schedule, for the update after `count` earlier ones."""
+    """Return the schedule of `optimizer.lr`, for the update after `count` earlier ones."""
     by_count = schedule_factor(opt.schedule)
     return lambda count: opt.lr * by_count(count)
 

@@ -1,4 +1,4 @@
-"""The step along a direction: learning rates, and weight decay that is not part of any moment."""
+"""The step along a direction: learning rates and decoupled weight decay."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from trainer.optimizer.schedules import ScheduleFn
 
 
 class DescentState(NamedTuple):
-    """Updates done, an int32 scalar."""
+    """Number of updates, an int32 scalar."""
 
     done: Any
 
@@ -22,9 +22,9 @@ class DescentState(NamedTuple):
 def apply_update_rules(
     rules: Mapping[str, UpdateRule], rate: ScheduleFn, decay: ScheduleFn
 ) -> optax.GradientTransformation:
-    """Directions in, updates out: - rate * lr * (direction + decay * weight_decay * weight), by each weight's rule.
+    """Turn directions into updates by each weight's rule: - rate * lr * (direction + decay * weight_decay * weight).
 
-    rate, decay: shares of the peak values. A cautious weight decays only where its direction has its sign, or is 0.
+    rate, decay: fractions of the peak values. A cautious weight decays only where its direction has its sign, or is 0.
     """
 
     def init(params: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Weights as the matrices that they are to Muon and Adafactor: heads merged, one matrix per layer."""
+"""Weights viewed as matrices for Muon and Adafactor: heads merged, one matrix per layer."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ class MatrixView:
     """A weight with some of its axes merged.
 
     Attributes:
-        shape: [layers, inputs, outputs] of a matrix of the layers, [layers, n] of a vector, [a, b] of another matrix.
-        axes: the logical axes that each of these axes is made of.
+        shape: [layers, inputs, outputs] for a layer matrix, [layers, n] for a layer vector, [a, b] for another matrix.
+        axes: the logical axes merged into each of these axes.
     """
 
     shape: tuple[int, ...]
@@ -25,17 +25,17 @@ class MatrixView:
 
     @property
     def stacked(self) -> bool:
-        """Does the first axis count layers?"""
+        """Return whether the first axis counts layers."""
         return self.axes[:1] == (("layers",),)
 
     @property
     def is_matrix(self) -> bool:
-        """Is it a product of the layers, [layers, inputs, outputs]?"""
+        """Return whether it is a layer matrix, [layers, inputs, outputs]."""
         return self.stacked and len(self.shape) == 3
 
 
 def matrix_views(cfg: Model) -> dict[str, MatrixView]:
-    """Of each weight, by its dotted path: the two axes of heads are one axis of a matrix."""
+    """Return each weight's view by its dotted path, with the two axes of heads merged into one."""
     leaves = jax.tree.leaves_with_path(weight_table(cfg))
     return {
         jax.tree_util.keystr(path, simple=True, separator="."): _matrix_view(weight.shape, weight.axes)

@@ -1,4 +1,4 @@
-"""Muon: momentum, orthogonalized (https://kellerjordan.github.io/posts/muon/), for the matrices of the layers."""
+"""Muon: orthogonalized momentum (https://kellerjordan.github.io/posts/muon/) for the matrices of the layers."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from trainer.optimizer.rules import map_with_path
 from trainer.optimizer.schedules import schedule_factor
 
 NEWTON_SCHULZ_COEFFICIENTS = (3.4445, -4.7750, 2.0315)
-"""a, b, c of a x + b x^3 + c x^5, as in the Muon post: steep at 0, and close enough to 1 after five times."""
+"""a, b, c of a x + b x^3 + c x^5 from the Muon post: steep at 0, and close enough to 1 after five iterations."""
 
 POLAR_EXPRESS_COEFFICIENTS = (
     (8.156554524902461, -22.48329292557795, 15.878769915207462),
@@ -28,13 +28,13 @@ POLAR_EXPRESS_COEFFICIENTS = (
     (3.285753657755655, -2.3681294933425376, 0.46449024233003106),
     (2.3465413258596377, -1.7097828382687081, 0.42323551169305323),
 )
-"""As published with https://arxiv.org/abs/2505.16932 and used by nanochat: for 5 steps, with a margin of 2 %."""
+"""Published with https://arxiv.org/abs/2505.16932 and used by nanochat: for 5 steps, with a margin of 2 %."""
 NORM_MARGIN = 1.02
 EPSILON = 1e-10
 
 
 class MuonState(NamedTuple):
-    """Updates done, the momentum of each weight, and per row or column of each matrix a mean square, or None."""
+    """Number of updates, momentum of each weight, and mean squares per row or column of each matrix, or None."""
 
     done: Any
     momentum: Any
@@ -42,9 +42,9 @@ class MuonState(NamedTuple):
 
 
 def scale_by_muon(opt: Muon, cfg: Model) -> optax.GradientTransformation:
-    """Gradients to directions, for weights that are matrices of the layers.
+    """Return the transformation from gradients to directions, for weights that are layer matrices.
 
-    The device mesh in context shares the layers out, so that none of a matrix's products needs another device.
+    The device mesh in context shards the layers, so that a matrix's products need no other device.
     """
     shapes, by_count = matrix_views(cfg), schedule_factor(opt.momentum_schedule)
 
@@ -78,7 +78,7 @@ def scale_by_muon(opt: Muon, cfg: Model) -> optax.GradientTransformation:
 def _direction(
     x: jax.Array, variance: jax.Array | None, view: MatrixView, opt: Muon
 ) -> tuple[jax.Array, jax.Array | None]:
-    """Of one weight: the direction, in the weight's shape, and its new mean squares."""
+    """Return one weight's direction, in the weight's shape, and its new mean squares."""
     layers = view.shape[0]
     out = orthogonalize(
         _shard_first_axis(x.reshape(view.shape)),
@@ -96,7 +96,7 @@ def _direction(
 def orthogonalize(
     x: jax.Array, method: Literal["newton_schulz", "polar_express"], steps: int, dtype: jnp.dtype
 ) -> jax.Array:
-    """The matrices [N, m, n] with all singular values near 1, in `dtype`: odd polynomials of each, in turn."""
+    """Drive all singular values of the matrices [N, m, n] near 1, in `dtype`, by successive odd polynomials."""
     product = partial(jnp.matmul, precision=lax.Precision.HIGHEST if dtype == jnp.float32 else None)
     wide = x.shape[1] <= x.shape[2]
     x = (x if wide else x.swapaxes(1, 2)).astype(dtype)
@@ -113,16 +113,18 @@ def orthogonalize(
         odd = (b * gram + c * product(gram, gram)).astype(dtype)
         return (a * x + product(odd, x)).astype(dtype), None
 
-    x, _ = lax.scan(polynomial, x, jnp.float32(polynomials))  # a loop: unrolled, it is most of what there is to compile
+    x, _ = lax.scan(polynomial, x, jnp.float32(polynomials))  # unrolled, it would dominate compile time
     return x if wide else x.swapaxes(1, 2)
 
 
 def normalize_neurons(x: jax.Array, variance: jax.Array, decay: float) -> tuple[jax.Array, jax.Array]:
-    """NorMuon (https://arxiv.org/abs/2510.05491): the matrices [N, m, n], with what lies along their longer axis scaled
-    to like size, by a running mean square [N, max(m, n)]; and that mean, updated. The norm of each matrix stays.
+    """Apply NorMuon (https://arxiv.org/abs/2510.05491) to matrices [N, m, n], and update its running mean.
+
+    Rows or columns along the longer axis are scaled to similar size by a running mean square [N, max(m, n)]. The norm
+    of each matrix is preserved.
     """
     _, inputs, outputs = x.shape
-    across = 1 if outputs >= inputs else 2  # the axis that is averaged over
+    across = 1 if outputs >= inputs else 2  # the axis to average over
     squares = jnp.mean(jnp.square(x.astype(jnp.float32)), axis=across)
     variance = variance + (1 - decay) * (squares - variance)
     scale = lax.rsqrt(jnp.maximum(variance, EPSILON))
@@ -133,7 +135,7 @@ def normalize_neurons(x: jax.Array, variance: jax.Array, decay: float) -> tuple[
 
 
 def _shard_first_axis(x: jax.Array) -> jax.Array:
-    """Each device of the mesh in context with its share of the first axis, which is filled up to a whole number."""
+    """Shard the first axis over the mesh in context, padded to a multiple of the devices."""
     mesh = jax.sharding.get_abstract_mesh()
     if mesh.empty or mesh.manual_axes:
         return x

@@ -1,4 +1,4 @@
-"""How the mesh splits the optimizer's state: each moment as the weight it belongs to, along the axes that it has."""
+"""Shardings of the optimizer's state: each moment follows its weight along the axes they share."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from trainer.optimizer.matrices import MatrixView, matrix_views
 
 
 def state_shardings(state: Any, cfg: Model, mesh: Mesh) -> Any:
-    """A sharding for each array of an abstract state of the optimizer: counters are everywhere.
+    """Return a sharding for each array of an abstract optimizer state; counters are replicated.
 
-    A moment lies in the state under the path of its weight. It has the weight's shape, or that of its matrix without
-    one of the axes (means of rows or columns).
+    A moment is found by its weight's path. It has the weight's shape, or that of its matrix without one of the axes
+    (means of rows or columns).
     """
     shapes = matrix_views(cfg)
     specs = {
@@ -37,7 +37,7 @@ def state_shardings(state: Any, cfg: Model, mesh: Mesh) -> Any:
 
 
 def _weight_path(path: tuple[Any, ...]) -> str:
-    """The dotted path of the weight at the end of a path in the state."""
+    """Return the dotted weight path at the end of a path in the state."""
     last = len(path)
     while last and isinstance(path[last - 1], DictKey):
         last -= 1
@@ -45,7 +45,7 @@ def _weight_path(path: tuple[Any, ...]) -> str:
 
 
 def _factored_spec(shape: tuple[int, ...], view: MatrixView) -> PartitionSpec:
-    """Of a moment that lacks an axis of the matrix; of one that lacks more: not split."""
+    """Return the partition of a moment that lacks one axis of the matrix; one that lacks more is not split."""
     axes = [group[0] for group in view.axes]
     for i in range(len(view.shape)):
         if view.shape[:i] + view.shape[i + 1 :] == shape:

@@ -1,4 +1,4 @@
-"""What the optimizer does with each weight: its direction, learning rate and decay, by the weight's path."""
+"""Per-weight optimizer settings: direction, learning rate and decay, by the weight's path."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from trainer.optimizer.matrices import MatrixView, matrix_views
 
 @dataclass(frozen=True)
 class UpdateRule:
-    """How one weight is updated.
+    """Update rule of one weight.
 
     Attributes:
-        direction: name of the transformation that it shares with others; a part of the state's paths.
-        lr: peak learning rate, with the factor of its shape.
+        direction: name of the transformation it shares with others; part of the state's paths.
+        lr: peak learning rate, including the factor of its shape.
         weight_decay: multiplied by that learning rate.
-        cautious: it decays only where its step goes towards 0.
-        b1, b2: of AdamW.
+        cautious: decay only where the step goes towards 0.
+        b1, b2: AdamW's.
     """
 
     direction: str
@@ -36,12 +36,12 @@ class UpdateRule:
 
     @property
     def is_muon(self) -> bool:
-        """Is it orthogonalized?"""
+        """Return whether Muon updates the weight."""
         return self.direction == "muon"
 
 
 def update_rules(opt: Optimizer, cfg: Model) -> dict[str, UpdateRule]:
-    """By the path of each weight. Raises RunFileError where a group's pattern matches none."""
+    """Return the rule of each weight by path. Raises RunFileError if a group's pattern matches no weight."""
     shapes = matrix_views(cfg)
     for i, group in enumerate(opt.param_groups):
         if not any(fnmatchcase(path, group.match) for path in shapes):
@@ -53,7 +53,7 @@ def update_rules(opt: Optimizer, cfg: Model) -> dict[str, UpdateRule]:
 
 
 def map_with_path(function: Callable[..., Any], tree: Any, *rest: Any) -> Any:
-    """`jax.tree.map` with the weight's path, dotted, as first argument."""
+    """Apply `jax.tree.map` with the weight's dotted path as first argument."""
 
     def call(path: Any, *leaves: Any) -> Any:
         return function(jax.tree_util.keystr(path, simple=True, separator="."), *leaves)

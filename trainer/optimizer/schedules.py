@@ -1,4 +1,4 @@
-"""Schedules as functions of the number of updates done before."""
+"""Schedules as functions of the number of earlier updates."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from conf.schema.training.schedule import (
 )
 
 ScheduleFn = Callable[[Any], jax.Array]
-"""Number of updates done before to the share of the peak, float32."""
+"""Maps the number of earlier updates to the fraction of the peak, float32."""
 
 
 def schedule_factor(schedule: Schedule | None) -> ScheduleFn:
-    """The schedule as a function. None: always 1.
+    """Return the schedule as a function; None is constant 1.
 
-    Update number n (from 1) of a warm-up has n / warmup_steps, so that the first one already moves the weights. A decay
-    begins at the peak with the first update after what precedes it, and is at its end after `horizon_steps` updates.
+    Update n (from 1) of a warm-up has n / warmup_steps, so the first one already moves the weights. A decay begins at
+    the peak with the first update of its phase, and ends after `horizon_steps` updates.
     """
     if schedule is None:
         return lambda count: jnp.ones_like(jnp.float32(count))
@@ -37,7 +37,7 @@ def schedule_factor(schedule: Schedule | None) -> ScheduleFn:
 
 
 def _main_schedule(schedule: ConstantSchedule | DecaySchedule | WarmupStableDecaySchedule) -> optax.Schedule:
-    """By the number of updates since the warm-up."""
+    """Return the schedule as a function of the updates since the warm-up."""
     if isinstance(schedule, ConstantSchedule):
         return optax.schedules.constant_schedule(1.0)
     length, final = schedule.horizon_steps - schedule.warmup_steps, schedule.final_fraction

@@ -73,7 +73,7 @@ class Rollout:
         mesh: Mesh,
         tokens: int = 0,
     ) -> None:
-        """Create a rollout. outcome: waits for the rewards, None if finished; tokens: count over all responses drawn."""
+        """Create a rollout. outcome: waits for the rewards, None if finished; tokens: over all responses."""
         self.batches, self.placed, self.facts, self._outcome, self._mesh = batches, placed, facts, outcome, mesh
         self.tokens = tokens
         self.examples: list[tuple[Sample, float]] = []

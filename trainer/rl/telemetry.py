@@ -77,7 +77,7 @@ class Telemetry:
         self._pending = _PendingUpdate(replace(progress), metrics, batch, rollout_metrics)
 
     def flush(self) -> None:
-        """Wait for the pending update and log it. Raises DivergedError if its loss is not finite and the run must stop."""
+        """Wait for the pending update and log it. Raises DivergedError if a non-finite loss ends the run."""
         if self._pending is None:
             return
         last, self._pending = self._pending, None

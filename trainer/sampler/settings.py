@@ -38,7 +38,7 @@ class SamplerSettings:
 
     @property
     def buckets(self) -> list[int]:
-        """Return the lengths that prompts are padded to, each with its own programs: the longest, its half, its quarter, ..."""
+        """Return the padded prompt lengths, each with its own programs: the longest, its half, its quarter, ..."""
         found = [self.max_prompt_length]
         while found[-1] >= 2 * MIN_BUCKET:
             found.append(-(-found[-1] // 2))
