@@ -1,1 +1,1 @@
-"""Data sets as files: globs, byte ranges of text and JSON lines, row groups of Parquet."""
+"""Data sets in files: globs, byte ranges of text and JSON lines, row groups of Parquet."""

@@ -1,4 +1,4 @@
-"""Files of a data set, on a disk or in a bucket."""
+"""Files of a data set, local or in a bucket."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from conf.schema.training.run_yaml import RunFileError
 
 
 def expand_glob(pattern: str, key: str) -> list[str]:
-    """The files that a path or glob means, sorted. Raises RunFileError naming the key where there are none."""
+    """Return the sorted files that match a path or glob. Raises RunFileError naming the key if there are none."""
     from fsspec.core import url_to_fs
 
     system, path = url_to_fs(pattern)
@@ -28,7 +28,7 @@ def expand_glob(pattern: str, key: str) -> list[str]:
 
 @contextmanager
 def open_file(file: str) -> Iterator[IO[bytes]]:
-    """A file to read and seek in."""
+    """Open a file for reading and seeking."""
     from fsspec.core import url_to_fs
 
     system, path = url_to_fs(file)
@@ -37,7 +37,7 @@ def open_file(file: str) -> Iterator[IO[bytes]]:
 
 
 def file_size(file: str) -> int:
-    """In bytes."""
+    """Return the file's size in bytes."""
     from fsspec.core import url_to_fs
 
     system, path = url_to_fs(file)

@@ -1,4 +1,4 @@
-"""Parquet (https://parquet.apache.org) as groups of documents: row groups, of which only some columns are read."""
+"""Parquet (https://parquet.apache.org) as groups of documents: row groups, reading only the columns needed."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ FOOTERS_AT_ONCE = 16
 
 
 class ParquetSource:
-    """Row groups of all files, in order. Raises RunFileError where a file is none, or has not the columns."""
+    """Row groups of all files, in order. Raises RunFileError if a file is not Parquet or lacks the columns."""
 
     def __init__(self, found: list[str], columns: tuple[str, ...], key: str, column_key: str) -> None:
         self._columns, self._key, self._column_key = list(columns), key, column_key
@@ -76,7 +76,7 @@ class _RowGroup:
     def take(self, numbers: Sequence[int]) -> list[Document]:
         try:
             rows = self.table.take(list(numbers)).to_pylist()
-        except UnicodeDecodeError as error:  # Parquet's readers do not look
+        except UnicodeDecodeError as error:  # Parquet's readers do not check the encoding
             raise RunFileError(f"{self.key}: {self.place} holds text that is not UTF-8: {error.reason}") from None
         return [{name: text or "" for name, text in row.items()} for row in rows]
 

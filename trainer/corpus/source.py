@@ -1,4 +1,4 @@
-"""A data set as groups of documents, of which one is read at a time: byte ranges of text and JSON lines.
+"""A data set as groups of documents, read one at a time: byte ranges of text and JSON lines.
 
 Row groups of Parquet are in `parquet.py`. A document is a row of named columns; plain text is one column, `text`.
 """
@@ -17,9 +17,9 @@ from conf.schema.training.run_yaml import RunFileError
 from trainer.corpus import files
 
 GROUP_BYTES = 4 * 2**20
-"""Of text or JSON lines that are read at once."""
+"""Bytes of text or JSON lines per group."""
 CHUNK_BYTES = 2**18
-"""Of what is looked through for the end of a document."""
+"""Bytes scanned at a time for the end of a document."""
 
 Document = dict[str, str]
 """Text by column."""
@@ -31,11 +31,11 @@ class Group(Protocol):
     def __len__(self) -> int: ...
 
     def take(self, numbers: Sequence[int]) -> list[Document]:
-        """These documents. Raises RunFileError where one is none."""
+        """Return these documents. Raises RunFileError if one is invalid."""
         ...
 
     def name(self, number: int) -> str:
-        """Where a document lies, for messages."""
+        """Return a document's location, for messages."""
         ...
 
 
@@ -45,12 +45,12 @@ class DocumentSource(Protocol):
     def __len__(self) -> int: ...
 
     def read(self, number: int) -> Group:
-        """One group. Raises RunFileError where it cannot be read."""
+        """Return one group. Raises RunFileError if it cannot be read."""
         ...
 
 
 def open_source(data: Corpus, pattern: str, key: str) -> DocumentSource:
-    """The files of `pattern`, the value of a config key, as `data` says. Raises RunFileError."""
+    """Open the files of `pattern`, the value of a config key, by the settings in `data`. Raises RunFileError."""
     found = files.expand_glob(pattern, key)
     if isinstance(data, TextData):
         return ByteRangeSource(found, (data.separator or "").encode(), text_parser("text"), key)
@@ -64,7 +64,7 @@ def open_source(data: Corpus, pattern: str, key: str) -> DocumentSource:
 
 
 class CachedSource:
-    """A source whose last groups are kept: streams that walk through them side by side read each once."""
+    """Source that caches its latest groups, so that streams that advance together read each once."""
 
     def __init__(self, source: DocumentSource, groups: int) -> None:
         self._source, self._groups = source, groups
@@ -75,7 +75,7 @@ class CachedSource:
         return len(self._source)
 
     def read(self, number: int) -> Group:
-        with self._lock:  # whoever wants the same group waits for it
+        with self._lock:  # readers of the same group wait for it
             if number not in self._kept:
                 while len(self._kept) >= self._groups:
                     self._kept.popitem(last=False)
@@ -100,7 +100,7 @@ class ByteRangeSource:
     def __init__(
         self, found: list[str], separator: bytes, parse: Callable[[bytes], Document], key: str, column_key: str = ""
     ) -> None:
-        """parse: from the bytes of a document to its columns; key, column_key: what to change, for messages."""
+        """Open the files. parse: maps a document's bytes to its columns; key, column_key: config keys, for messages."""
         self._separator, self._parse, self._key, self._column_key = separator, parse, key, column_key
         self._ranges: list[_ByteRange] = []
         for file in found:
@@ -126,7 +126,7 @@ class ByteRangeSource:
         return _RangeDocuments(self, file, [piece for piece in pieces if piece[1].strip()])
 
     def parsed(self, file: str, at: int, raw: bytes) -> Document:
-        """One document, which begins at a byte of its file. Raises RunFileError."""
+        """Parse the document at a byte offset of its file. Raises RunFileError."""
         try:
             return self._parse(raw)
         except ColumnError as error:
@@ -139,7 +139,7 @@ class ByteRangeSource:
             raise RunFileError(f"{self._key}: {self.place(file, at)} {words}") from None
 
     def place(self, file: str, at: int) -> str:
-        """`corpus.jsonl:12`: the line that begins at that byte, or holds it."""
+        """Return the location as `corpus.jsonl:12`: the line that begins at that byte, or contains it."""
         line = 1
         with files.open_file(file) as stream:
             while at > 0 and (chunk := stream.read(min(at, CHUNK_BYTES))):
@@ -149,14 +149,14 @@ class ByteRangeSource:
 
 
 class ColumnError(ValueError):
-    """A row has not the columns that the config names."""
+    """A row lacks the columns that the config names."""
 
 
 @dataclass(frozen=True)
 class _RangeDocuments:
     source: ByteRangeSource
     file: str
-    pieces: list[tuple[int, bytes]]  # where it begins in the file, and what it is
+    pieces: list[tuple[int, bytes]]  # offset in the file, and content
 
     def __len__(self) -> int:
         return len(self.pieces)
@@ -169,7 +169,7 @@ class _RangeDocuments:
 
 
 def _document_start(stream: IO[bytes], at: int, separator: bytes) -> int:
-    """Where the first document at or after a byte begins: behind the first separator that ends there or later."""
+    """Return the start of the first document at or after a byte: behind the first separator ending there or later."""
     if at == 0:
         return 0
     position = max(0, at - len(separator))
@@ -194,12 +194,12 @@ def _pieces(raw: bytes, at: int, separator: bytes) -> list[tuple[int, bytes]]:
 
 
 def text_parser(column: str) -> Callable[[bytes], Document]:
-    """Plain text as a row of one column."""
+    """Parse plain text as a row of one column."""
     return lambda raw: {column: raw.decode()}
 
 
 def json_parser(columns: tuple[str, ...]) -> Callable[[bytes], Document]:
-    """A JSON object as a row of these columns, which must hold text."""
+    """Parse a JSON object as a row of these columns, which must hold text."""
 
     def parse(raw: bytes) -> Document:
         row = json.loads(raw)

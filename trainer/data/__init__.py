@@ -1,1 +1,1 @@
-"""What the loops train on: a batch is a function of (seed, step), or of a position that a checkpoint holds."""
+"""Training data: a batch is a function of (seed, step), or of a position stored in a checkpoint."""

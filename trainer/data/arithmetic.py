@@ -1,8 +1,8 @@
-"""Word problems of sums and differences, made on the spot; the worked response counts its way to the answer.
+"""Generated word problems of sums and differences; the worked response counts its way to the answer.
 
     Kim has figs: 7, gets 2.  ->  +2:07+1:08+0:09
 
-Held out is every fifth operand pair: its two numbers never meet in training, in either order, under any operator.
+Every fifth operand pair is held out: training never combines its two numbers, in any order, under any operator.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ HELD_OUT_FRACTION = 0.2
 
 
 class ArithmeticProblems:
-    """Problems of one seed, with operands up to those of `data`; see `data.problem.Problems`."""
+    """Problems of one seed, with operands up to those in `data`; see `data.problem.ProblemSource`."""
 
     def __init__(self, data: ArithmeticData, seed: int) -> None:
         self._first_operands, self._seconds = range(1, data.largest_first + 1), range(1, data.largest_second + 1)
@@ -33,7 +33,7 @@ class ArithmeticProblems:
         return [_problem(*draw.choice(self._training), draw.choice(NAMES), draw.choice(OBJECTS)) for _ in range(count)]
 
     def held_out(self, count: int | None) -> list[Problem]:
-        """Distinct questions. Raises RunFileError where there are not that many."""
+        """Return distinct held-out problems. Raises RunFileError if there are too few."""
         every = [_problem(*sum_, n, t) for sum_ in self._held_out for n in NAMES for t in OBJECTS]
         count = len(every) if count is None else count
         if count > len(every):
@@ -42,7 +42,7 @@ class ArithmeticProblems:
 
     @cached_property
     def held_out_pairs(self) -> frozenset[tuple[int, int]]:
-        """Unordered pairs, the smaller number first."""
+        """Return unordered pairs, the smaller number first."""
         pairs = sorted({(min(p), max(p)) for p in itertools.product(self._first_operands, self._seconds)})
         return frozenset(random.Random(f"{self._seed} pairs").sample(pairs, round(HELD_OUT_FRACTION * len(pairs))))  # noqa: S311
 

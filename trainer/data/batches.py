@@ -25,7 +25,7 @@ from trainer.tokenizer.characters import CharacterTokenizer
 from trainer.tokenizer.loading import Tokenizer
 
 Progress = dict[str, Any]
-"""Where the streams stand, as JSON; those of all processes are merged by `|`."""
+"""Positions of the streams, as JSON; those of all processes are merged by `|`."""
 
 BYTE_VOCAB_SIZE = 256
 
@@ -36,29 +36,29 @@ class BatchStream(Protocol):
     def __iter__(self) -> BatchStream: ...
 
     def __next__(self) -> Batch:
-        """The next batch. Raises RunFileError where the data cannot be read or hold nothing."""
+        """Return the next batch. Raises RunFileError if the data cannot be read or are empty."""
         ...
 
     def position(self) -> Progress:
-        """Where this process's streams stand after the batch last handed out, whatever was read ahead."""
+        """Return the positions of this process's streams after the last batch returned, regardless of prefetching."""
         ...
 
     def restore(self, position: Progress) -> None:
-        """Go on after the batch at which the processes, of any number, had these merged positions.
+        """Continue after the batch with these merged positions, saved by any number of processes.
 
-        Raises RunFileError where the position is none of these data.
+        Raises RunFileError if the position does not belong to these data.
         """
         ...
 
     def close(self) -> None:
-        """End the reading ahead."""
+        """Stop prefetching."""
         ...
 
 
 class Dataset:
-    """What the section `data` names. Its tokenizer and, where it is held in memory, its text are read once.
+    """The data set of section `data`. Reads its tokenizer, and text held in memory, only once.
 
-    Raises RunFileError where a loop for language models cannot read this kind.
+    Raises RunFileError if the language-model loop does not support this kind.
     """
 
     def __init__(self, data: Data) -> None:
@@ -66,7 +66,7 @@ class Dataset:
 
     @cached_property
     def tokenizer(self) -> Tokenizer:
-        """What makes text of samples, and samples of text. Raises RunFileError."""
+        """Return the tokenizer. Raises RunFileError."""
         if self._data.tokenizer != loading.CHARACTERS:
             return loading.load_tokenizer(self._data.tokenizer)
         if not isinstance(self._data, TextData):
@@ -75,17 +75,17 @@ class Dataset:
 
     @property
     def begin(self) -> list[int]:
-        """The special token before each document, if there is one. Raises RunFileError."""
+        """Return the special token before each document, if any. Raises RunFileError."""
         special = self.tokenizer.special
         return [special[self._data.bos]] if self._data.bos in special else []
 
     @property
     def end(self) -> int | None:
-        """The special token after each document. Raises RunFileError."""
+        """Return the special token after each document. Raises RunFileError."""
         return self.tokenizer.special.get(self._data.eos or "")
 
     def training(self, loop: LmLoop, seed: int, rows: range) -> BatchStream:
-        """The rows `rows` of every global batch, from the beginning. Raises RunFileError where they cannot be made."""
+        """Return `rows` of every global batch, from the beginning. Raises RunFileError if they cannot be built."""
         if self._uses_windows:
             return _WindowBatches(self._window_text(loop), loop, seed, rows)
         from trainer.data import streams
@@ -93,9 +93,9 @@ class Dataset:
         return streams.train_batches(self._data, self.tokenizer, loop, seed, rows)
 
     def validation(self, loop: LmLoop, rows: range) -> list[Batch]:
-        """The rows `rows` of the `loop.eval_batches` batches of every evaluation, the same on any number of processes.
+        """Return `rows` of the `loop.eval_batches` evaluation batches, which are the same for any number of processes.
 
-        Where the data end, the rows that are left have weight 0. Raises RunFileError.
+        Rows past the end of the data have weight 0. Raises RunFileError.
         """
         if self._uses_windows:
             text, numbers = self._window_text(loop), range(loop.eval_batches)
@@ -106,13 +106,13 @@ class Dataset:
 
     @property
     def fields(self) -> dict[str, str]:
-        """The arrays of a batch and their types."""
+        """Return a batch's array names and their dtypes."""
         plain = {"tokens": "int32", "targets": "int32", "weights": "float32"}
         return plain | ({"segments": "int32", "positions": "int32"} if self._data.packing == "documents" else {})
 
     @property
     def vocab(self) -> int:
-        """Ids that the model must know: `model.vocab_size` must not be below. Raises RunFileError."""
+        """Return the smallest `model.vocab_size` that the data allow. Raises RunFileError."""
         return (
             BYTE_VOCAB_SIZE
             if self._uses_windows and isinstance(self.tokenizer, loading.ByteTokenizer)
@@ -120,7 +120,7 @@ class Dataset:
         )
 
     def check_vocab_size(self, model_vocab: int) -> None:
-        """Raise RunFileError where the tokenizer has ids that the model does not know."""
+        """Raise RunFileError if the tokenizer has ids beyond the model's vocabulary."""
         if self.vocab > model_vocab:
             words = f"{model_vocab} ids are too few for data.tokenizer={self._data.tokenizer}, which has {self.vocab}"
             raise RunFileError(
@@ -128,7 +128,7 @@ class Dataset:
             )
 
     def token_bytes(self) -> np.ndarray:
-        """How many bytes of text each token stands for, int32 [vocab]; 0 for special tokens. For bits per byte."""
+        """Return each token's bytes of text, int32 [vocab], for bits per byte; 0 for special tokens."""
         return self.tokenizer.token_bytes()[: self.vocab]
 
     @property
@@ -146,7 +146,7 @@ class Dataset:
 
 
 class _WindowBatches:
-    """Random windows of one text."""
+    """Batches of random windows of one text."""
 
     def __init__(self, text: windows.TextSplits, loop: LmLoop, seed: int, rows: range) -> None:
         self._text, self._loop, self._seed, self._rows = text, loop, seed, rows

@@ -20,7 +20,7 @@ from conf.schema.training.prompts import Prompt
 
 
 class SpecialToken(NamedTuple):
-    """A special token, by its name."""
+    """Name of a special token."""
 
     name: str
 
@@ -29,7 +29,7 @@ PromptPart = SpecialToken | str
 
 
 class ChatMessage(NamedTuple):
-    """What one side says. role: system, user or assistant."""
+    """One chat message. role: system, user or assistant."""
 
     role: str
     text: str
@@ -37,14 +37,14 @@ class ChatMessage(NamedTuple):
 
 @dataclass(frozen=True)
 class ChatTemplate:
-    """How turns are written: `before` and `after` each, with the role's name where ROLE stands."""
+    """Format of turns: the text before and after each, with the role's name in place of ROLE."""
 
     bos: str | None
     before: tuple[PromptPart, ...]
     after: tuple[PromptPart, ...]
     roles: dict[str, str]
     end: str
-    """The special token with which the model ends its turn."""
+    """Special token that ends the model's turn."""
 
 
 ROLE_PLACEHOLDER = "{role}"
@@ -53,7 +53,7 @@ CHAT_TEMPLATES = {
         bos="<bos>",
         before=(SpecialToken("<start_of_turn>"), ROLE_PLACEHOLDER, "\n"),
         after=(SpecialToken("<end_of_turn>"), "\n"),
-        roles={"user": "user", "assistant": "model"},  # a system's words begin the user's first turn
+        roles={"user": "user", "assistant": "model"},  # a system message begins the user's first turn
         end="<end_of_turn>",
     ),
     "llama3": ChatTemplate(
@@ -74,14 +74,14 @@ CHAT_TEMPLATES = {
 
 
 def plain_prompt(prompt: Prompt, question: str) -> list[PromptPart]:
-    """System, shots and question as one text, for models that know no turns."""
+    """Return system message, shots and question as one text, for models without turns."""
     shots = [_format_question(prompt, shot.question) + format_solution(prompt, shot.answer) for shot in prompt.shots]
     parts = [*([prompt.system] if prompt.system is not None else []), *shots, _format_question(prompt, question)]
     return [prompt.between.join(parts)]
 
 
 def chat_prompt(form: ChatTemplate, prompt: Prompt, question: str) -> list[PromptPart]:
-    """System, shots and question as turns, up to where the model's own begins, without BOS."""
+    """Return system message, shots and question as turns, up to the start of the model's turn, without BOS."""
     turns = [ChatMessage("system", prompt.system)] if prompt.system is not None else []
     for shot in prompt.shots:
         turns += [
@@ -97,12 +97,12 @@ def chat_prompt(form: ChatTemplate, prompt: Prompt, question: str) -> list[Promp
 
 
 def format_solution(prompt: Prompt, answer: str) -> str:
-    """A worked answer in the prompt's words."""
+    """Format a worked answer by the prompt's settings."""
     return prompt.answer.format(answer=answer)
 
 
 def render(pieces: Sequence[PromptPart]) -> str:
-    """As one reads it."""
+    """Return the prompt as readable text."""
     return "".join(piece.name if isinstance(piece, SpecialToken) else piece for piece in pieces)
 
 
@@ -115,7 +115,7 @@ def _role_prefix(form: ChatTemplate, role: str) -> tuple[PromptPart, ...]:
 
 
 def _merge(pieces: Sequence[PromptPart]) -> Iterator[PromptPart]:
-    """Neighbouring texts as one: a tokenizer may merge across them."""
+    """Merge neighbouring texts, since a tokenizer may merge across them."""
     waiting = ""
     for piece in pieces:
         if isinstance(piece, SpecialToken):

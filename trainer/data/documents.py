@@ -1,7 +1,7 @@
-"""The documents of one logical stream, in an order that the seed decides, with an exact position.
+"""Documents of one logical stream, in an order set by the seed, with an exact position.
 
-Streams share a data set without a document in common. Where there are groups enough, they are dealt to the streams
-whole; else every stream reads all groups, and their documents are dealt. Neither depends on the number of processes.
+Streams partition the documents of a data set. With enough groups, whole groups are assigned to streams; otherwise every
+stream reads all groups and their documents are split. Neither depends on the number of processes.
 """
 
 from __future__ import annotations
@@ -21,57 +21,57 @@ from trainer.corpus.source import CachedSource, DocumentSource, Group
 from trainer.data.encoding import DocumentEncoder
 
 GROUPS_PER_STREAM = 8
-"""With fewer, the streams would be of too different lengths to deal them whole."""
+"""With fewer groups, whole-group assignment would give streams of very different lengths."""
 ENCODE_BATCH_SIZE = 32
-"""Encoded in one call, so that a tokenizer has work for several threads."""
+"""Documents encoded per call, so that a tokenizer can use several threads."""
 CACHED_GROUPS = 3
 
 logger = logging.getLogger(__name__)
 
 DocumentSplitter = Callable[[np.ndarray], "list[np.ndarray] | str"]
-"""A document's pieces, in order, or why it has none."""
+"""Returns a document's pieces, in order, or the reason it has none."""
 
 
 @dataclass(frozen=True)
 class Split:
-    """The documents of a data set that are for training, or for validation."""
+    """The training or validation part of a data set."""
 
     source: DocumentSource
-    fraction: float  # of the documents, kept for validation
+    fraction: float  # of the documents, held out for validation
     is_validation: bool
     streams: int
-    seed: int | None  # None: in the order of the files
-    epochs: int | None  # None: without end
-    key: str  # of the config, for messages
+    seed: int | None  # None: file order
+    epochs: int | None  # None: endless
+    key: str  # config key, for messages
 
     @property
     def splits_by_group(self) -> bool:
         return len(self.source) >= GROUPS_PER_STREAM * self.streams
 
     def groups(self, stream: int, epoch: int) -> np.ndarray:
-        """The groups that a stream reads in an epoch, in order."""
+        """Return the groups that a stream reads in an epoch, in order."""
         if self.splits_by_group:
             return self._shuffled(np.arange(stream, len(self.source), self.streams), epoch, stream)
-        return self._shuffled(np.arange(len(self.source)), epoch)  # the same for all streams, which can share them
+        return self._shuffled(np.arange(len(self.source)), epoch)  # the same for all streams, so they can share groups
 
     def documents(self, stream: int, epoch: int, group: int, count: int) -> np.ndarray:
-        """The numbers of a stream's documents among the `count` of a group, in order."""
+        """Return a stream's document indices among the `count` of a group, in order."""
         numbers = self._kept(group, count)
         if not self.splits_by_group:
             numbers = numbers[(stream - _group_offset(group)) % self.streams :: self.streams]
         return self._shuffled(numbers, epoch, group)
 
     def shared(self) -> Split:
-        """The same; groups that all streams read are read once, if the streams walk side by side."""
+        """Return a copy in which streams that advance together share reads of common groups."""
         return self if self.splits_by_group else replace(self, source=CachedSource(self.source, CACHED_GROUPS))
 
     def is_empty(self) -> bool:
-        """No stream has a document. Reads groups until there is one."""
+        """Return whether no stream has a document, reading groups until one is found."""
         sizes = ((i, len(self.source.read(i))) for i in range(len(self.source)))
         return not any(self._kept(group, count).size for group, count in sizes)
 
     def _kept(self, group: int, count: int) -> np.ndarray:
-        """Numbers of the documents of a group that are in this part."""
+        """Return the indices of a group's documents in this part."""
         shares = np.floor((np.arange(count + 1) + _group_offset(group)) * self.fraction)
         return np.flatnonzero((np.diff(shares) > 0) == self.is_validation)
 
@@ -80,7 +80,7 @@ class Split:
 
 
 def _group_offset(group: int) -> int:
-    """A number of the group's own: else it would be the first documents of every group that a part or stream gets."""
+    """Return a group-specific offset; without it every part or stream would get each group's first documents."""
     return zlib.crc32(str(group).encode()) % 4096
 
 
@@ -90,7 +90,7 @@ class Documents(grain.IterDataset):
     def __init__(
         self, whole: Split, stream: int, encode: DocumentEncoder, cut: DocumentSplitter, *, refuses: bool
     ) -> None:
-        """refuses: is a document without pieces an error, or left out?"""
+        """Create the stream. refuses: raise an error for a document without pieces instead of skipping it."""
         super().__init__()
         self._iterator_args = (whole, stream, encode, cut, refuses)
 
@@ -99,7 +99,7 @@ class Documents(grain.IterDataset):
 
 
 class _DocumentIterator(grain.DatasetIterator):
-    """Its state is {epoch, group, document, piece}: each counts those of the stream, in the order of the epoch."""
+    """Iterator with state {epoch, group, document, piece}, each an index within the stream in the epoch's order."""
 
     def __init__(
         self, whole: Split, stream: int, encode: DocumentEncoder, cut: DocumentSplitter, refuses: bool
@@ -116,7 +116,7 @@ class _DocumentIterator(grain.DatasetIterator):
         self._state = dict(state)
         self._epoch, self._at, self._document = state["epoch"], state["group"], state["document"]
         self._skip = state["piece"]
-        self._barren = self._at == self._document == self._skip == 0  # nothing has come from this epoch yet
+        self._barren = self._at == self._document == self._skip == 0  # no piece from this epoch yet
         self._ready: deque[tuple[np.ndarray, dict[str, int]]] = deque()
         self._groups: np.ndarray | None = None
         self._group: Group | None = None
@@ -130,7 +130,7 @@ class _DocumentIterator(grain.DatasetIterator):
         return piece
 
     def _advance(self) -> None:
-        """Encode the next few documents, or go on to the next group or epoch."""
+        """Encode the next few documents, or advance to the next group or epoch."""
         if self._groups is None:
             self._groups = self._split.groups(self._stream, self._epoch)
         if self._at >= len(self._groups):

@@ -1,4 +1,4 @@
-"""From rows to token arrays: int32 [tokens, 2], each with its id and whether its prediction counts (1) or not (0)."""
+"""Encode documents as token arrays, int32 [tokens, 2]: the id, and 1 if its prediction counts in the loss."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from trainer.tokenizer.loading import Tokenizer
 
 
 class DocumentEncoder:
-    """Documents as `data` wants them: BOS, text, EOS; of a prompt and its answer only the answer and EOS count."""
+    """Encodes documents by `data`: BOS, text, EOS; of a prompt and its answer only the answer and EOS count."""
 
     def __init__(self, data: Corpus, tokenizer: Tokenizer) -> None:
-        """Raises RunFileError where the tokenizer has no such special token."""
+        """Raise RunFileError if the tokenizer lacks a special token."""
         self._tokenizer = tokenizer
         self._bos = [_special_id(name, "data.bos", tokenizer) for name in (data.bos,) if name is not None]
         self._eos = [_special_id(name, "data.eos", tokenizer) for name in (data.eos,) if name is not None]

@@ -1,6 +1,6 @@
-"""GSM8K (https://arxiv.org/abs/2110.14168): grade-school word problems, one JSON object {question, answer} a line.
+"""GSM8K (https://arxiv.org/abs/2110.14168): grade-school word problems, one JSON object {question, answer} per line.
 
-The reference answer ends in `#### 18`; the calculator's `<<6*3=18>>` is left out of the worked response.
+The reference answer ends in `#### 18`; the worked response omits calculator annotations such as `<<6*3=18>>`.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ CALCULATOR_ANNOTATION = re.compile(r"<<.*?>>")
 
 
 class Gsm8kProblems:
-    """Questions that fit into a prompt; see `data.problem.Problems`. `too_long` counts those that do not."""
+    """Questions that fit into a prompt; see `data.problem.ProblemSource`. `too_long` counts the others."""
 
     def __init__(self, cfg: Gsm8kData, seed: int, fitting: Callable[[list[Problem]], list[Problem]]) -> None:
-        """Read both files. Raises RunFileError where one is missing, a row is none of GSM8K's, or no question fits.
+        """Read both files. Raises RunFileError if one is missing, a row is invalid, or no question fits.
 
-        fitting: those of some problems whose prompts are short enough.
+        fitting: filters problems by the length of their prompts.
         """
         self._seed = seed
         train, held_out = read_problems(cfg.path, "data.path"), read_problems(cfg.eval_path, "data.eval_path")
@@ -47,12 +47,12 @@ class Gsm8kProblems:
 
 
 def read_problems(path: str, key: str) -> list[Problem]:
-    """Every row of a file, local or gs://. Raises RunFileError naming the key, the file and the line."""
+    """Return every row of a file, local or gs://. Raises RunFileError naming the key, the file and the line."""
     file = epath.Path(path)
     if not file.exists():
         raise RunFileError(f"{key}: there is no {path}")
     problems = []
-    for number, line in enumerate(file.read_bytes().splitlines(), 1):  # a text would also split at U+2028
+    for number, line in enumerate(file.read_bytes().splitlines(), 1):  # splitting as text would also split at U+2028
         try:
             row = json.loads(line)
             problems.append(_problem(row["question"], row["answer"]))

@@ -1,4 +1,4 @@
-"""Rows of a batch from documents: a flat stream that is cut anywhere, or whole documents that share a row."""
+"""Pack documents into rows: a flat stream split at any token, or whole documents that share a row."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from grain.experimental import BestFitPackIterDataset
 from trainer.data.documents import Documents, DocumentSplitter
 
 NUM_BINS = 32
-"""Rows that are filled at the same time: the more, the less padding."""
+"""Rows filled at the same time; more rows mean less padding."""
 
 Row = dict[str, np.ndarray]
 
 
 def keep_whole(tokens: np.ndarray) -> list[np.ndarray]:
-    """The cut of a flat stream: none."""
+    """Keep a document whole, for a flat stream."""
     return [tokens] if len(tokens) else []
 
 
 def token_target_pairs(sequence: int, *, split: bool) -> DocumentSplitter:
-    """The cut of documents that share rows: int32 [tokens, 3] of token, target and whether it counts.
+    """Return the splitter for documents that share rows: int32 [tokens, 3] of token, target and loss weight.
 
-    Every token but a document's first is a target exactly once.
+    Every token except a document's first is a target exactly once.
     """
 
     def cut(tokens: np.ndarray) -> list[np.ndarray] | str:
@@ -38,12 +38,12 @@ def token_target_pairs(sequence: int, *, split: bool) -> DocumentSplitter:
 
 
 def flat_rows(documents: Documents, sequence: int) -> grain.IterDataset:
-    """Rows of a stream without gaps; a row begins with the last target of the one before."""
+    """Return rows of a gapless stream; a row begins with the last target of the row before."""
     return _FlatRows(documents, sequence)
 
 
 def packed_rows(documents: Documents, sequence: int, seed: int | None) -> grain.IterDataset:
-    """Rows of whole documents (as of `pairs`), in bins filled by best fit; with a seed the bins are shuffled."""
+    """Return rows of whole documents (see `token_target_pairs`), packed by best fit; a seed shuffles the bins."""
     packed = BestFitPackIterDataset(
         documents.map(lambda piece: {"pairs": piece}),
         length_struct={"pairs": sequence},
@@ -55,7 +55,7 @@ def packed_rows(documents: Documents, sequence: int, seed: int | None) -> grain.
 
 
 def padding_row(sequence: int, packing: str) -> Row:
-    """A row of padding."""
+    """Return a row of padding."""
     zeros = np.zeros(sequence, np.int32)
     plain = {"tokens": zeros, "targets": zeros, "weights": np.zeros(sequence, np.float32)}
     return plain | ({"segments": zeros, "positions": zeros} if packing == "documents" else {})
@@ -82,7 +82,7 @@ class _FlatRows(grain.IterDataset):
 
 
 class _FlatIterator(grain.DatasetIterator):
-    """Its state is that of the documents before the one that holds the next token, and the token's place in it."""
+    """Iterator whose state is that of the documents before the next token's, and the token's offset in its document."""
 
     def __init__(self, documents: grain.DatasetIterator, sequence: int) -> None:
         super().__init__(documents)
@@ -113,7 +113,7 @@ class _FlatIterator(grain.DatasetIterator):
         return self._row()
 
     def _row(self) -> Row:
-        """The next row, padded at the end of the stream."""
+        """Return the next row, padded at the end of the stream."""
         row = np.zeros((self._sequence + 1, 2), np.int32)
         filled = 0
         for tokens, _ in self._held:

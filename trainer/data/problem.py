@@ -1,4 +1,4 @@
-"""What every source of questions yields: problems with an answer that can be checked."""
+"""Interface of question sources: problems with a checkable answer."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import NamedTuple, Protocol
 
 
 class Problem(NamedTuple):
-    """One question, the right answer, and a worked response that ends in it."""
+    """One question, its correct answer, and a worked response that ends in the answer."""
 
     question: str
     answer: str
@@ -14,8 +14,10 @@ class Problem(NamedTuple):
 
 
 class Question(NamedTuple):
-    """A problem as the policy meets it. text: the prompt, to be read; tokens: the prompt; worked: tokens of a worked
-    response, with the end."""
+    """A tokenized problem.
+
+    text: the prompt as text; tokens: the prompt; worked: tokens of a worked response, including the end.
+    """
 
     text: str
     tokens: list[int]
@@ -24,12 +26,12 @@ class Question(NamedTuple):
 
 
 class ProblemSource(Protocol):
-    """A source of problems; every method is a pure function of its arguments and of the run's seed."""
+    """Source of problems; every method is a pure function of its arguments and the run's seed."""
 
     def train(self, step: int, count: int) -> list[Problem]:
-        """The problems of a training step."""
+        """Return the problems of a training step."""
         ...
 
     def held_out(self, count: int | None) -> list[Problem]:
-        """The fixed problems of every evaluation, none of which occurs in training; None: all there are."""
+        """Return the fixed evaluation problems, none of which occurs in training; all of them if count is None."""
         ...

@@ -1,4 +1,4 @@
-"""From problems to the tokens that the policy reads and writes, and back."""
+"""Encode problems as prompt tokens, and decode responses."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from trainer.tokenizer import loading
 
 
 class PromptEncoder:
-    """The tokenizer, template and words of `data`.
+    """Encodes prompts with the tokenizer, template and wording of `data`.
 
-    ends: ids of the special tokens that end a response; the first one follows a worked answer.
-    vocab: ids that the model must know.
+    ends: ids of the special tokens that end a response; the first one follows a worked answer. vocab: ids that the
+    model must know.
     """
 
     def __init__(self, data: QuestionData) -> None:
-        """Raises RunFileError where the tokenizer cannot be read or has not the special tokens of data or template."""
+        """Raise RunFileError if the tokenizer is unreadable or lacks special tokens of data or template."""
         if data.tokenizer == loading.CHARACTERS:
             raise RunFileError("data.tokenizer: characters are those of a text, not of questions; take bytes")
         self._prompt, self._template = data.prompt, chat.CHAT_TEMPLATES.get(data.chat_template)
@@ -33,7 +33,7 @@ class PromptEncoder:
         self.vocab = self._tokenizer.vocab
 
     def questions(self, problems: Sequence[Problem]) -> list[Question]:
-        """Prompts with what comes before the answer, and worked answers with their end."""
+        """Return questions with tokenized prompts and tokenized worked answers, including their end."""
         prompts = [self._pieces(problem.question) for problem in problems]
         texts = [piece for pieces in prompts for piece in pieces if not isinstance(piece, SpecialToken)]
         worked = [self._answered(problem.worked) for problem in problems]
@@ -45,7 +45,7 @@ class PromptEncoder:
         ]
 
     def decode(self, tokens: Sequence[int]) -> str:
-        """The text of a response, without special tokens."""
+        """Return the text of a response, without special tokens."""
         return self._tokenizer.decode(tokens)
 
     def _pieces(self, question: str) -> list[PromptPart]:
@@ -56,7 +56,7 @@ class PromptEncoder:
         )
 
     def _ids(self, pieces: Sequence[PromptPart], texts: Iterator[list[int]]) -> list[int]:
-        """texts: the ids of the pieces that are text, in their order."""
+        """Return the ids of a prompt. texts: ids of its text pieces, in order."""
         ids = list(self._bos)
         for piece in pieces:
             ids += (
@@ -65,7 +65,7 @@ class PromptEncoder:
         return ids
 
     def _answered(self, worked: str) -> str:
-        """A worked answer; in a chat without white space around it, as an earlier turn of the model's."""
+        """Return a worked answer; chats strip surrounding white space, as in earlier turns of the model."""
         text = chat.format_solution(self._prompt, worked)
         return text.strip() if self._template else text
 

@@ -1,4 +1,4 @@
-"""The questions that an experiment asks, by `data.kind`, as tokens."""
+"""The questions of an experiment, by `data.kind`, as tokens."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from trainer.data.prompting import PromptEncoder
 
 
 class QuestionSet:
-    """A source of problems, and how they are asked.
+    """A source of problems with the encoder for their prompts.
 
-    too_long: problems of the source that are never asked, since their prompts exceed `loop.max_prompt_length`.
+    too_long: number of problems left out because their prompts exceed `loop.max_prompt_length`.
     """
 
     def __init__(self, data: QuestionData, loop: GrpoLoop, seed: int) -> None:
-        """Raises RunFileError where tokenizer or files cannot be used."""
+        """Raise RunFileError if the tokenizer or the files cannot be used."""
         self.prompting = PromptEncoder(data)
         self._max_prompt_length, self.too_long = loop.max_prompt_length, 0
         if isinstance(data, Gsm8kData):
@@ -29,11 +29,11 @@ class QuestionSet:
             self._problems: ProblemSource = ArithmeticProblems(data, seed)
 
     def train(self, step: int, count: int) -> list[Question]:
-        """As `data.problem.Problems.train`."""
+        """Return a training step's questions, see `ProblemSource.train`."""
         return self._short(self.prompting.questions(self._problems.train(step, count)))
 
     def held_out(self, count: int | None) -> list[Question]:
-        """As `data.problem.Problems.held_out`."""
+        """Return the evaluation questions, see `ProblemSource.held_out`."""
         return self._short(self.prompting.questions(self._problems.held_out(count)))
 
     def _fitting_problems(self, problems: list[Problem]) -> list[Problem]:
@@ -52,7 +52,7 @@ class QuestionSet:
 
 
 def load_questions(experiment: RunFile, loop: GrpoLoop) -> QuestionSet:
-    """The experiment's questions. Raises RunFileError where it has none, or its files are no such."""
+    """Return the experiment's questions. Raises RunFileError if it has none, or its files are invalid."""
     data = experiment.data
     if not isinstance(data, ArithmeticData | Gsm8kData):
         raise RunFileError(f"data.kind: the grpo loop asks questions; {data.kind} has none: choose arithmetic or gsm8k")

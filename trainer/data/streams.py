@@ -1,4 +1,4 @@
-"""Global batches of logical streams: which stream gives which rows, one position for all, reading ahead."""
+"""Global batches from logical streams: rows of each stream, one position for all, prefetching."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from trainer.distributed.batch import Batch
 from trainer.tokenizer.loading import Tokenizer
 
 MAX_READERS = 8
-"""Streams whose next rows are made at the same time: one may wait for a bucket."""
+"""Streams read in parallel, since one may wait for a bucket."""
 
 PackedData = TextData | JsonlData | ParquetData
 
 
 def train_batches(data: PackedData, tokenizer: Tokenizer, loop: LmLoop, seed: int, rows: range) -> PackedBatches:
-    """See `batches.Dataset.training`."""
+    """Return training batches, see `batches.Dataset.training`."""
     whole = Split(
         open_source(data, data.path, "data.path"),
         fraction=data.eval_fraction,
@@ -41,7 +41,7 @@ def train_batches(data: PackedData, tokenizer: Tokenizer, loop: LmLoop, seed: in
 
 
 def validation_batches(data: PackedData, tokenizer: Tokenizer, loop: LmLoop, rows: range) -> list[Batch]:
-    """See `batches.Dataset.validation`."""
+    """Return validation batches, see `batches.Dataset.validation`."""
     key = "data.path" if data.eval_path is None else "data.eval_path"
     whole = Split(
         open_source(data, data.eval_path or data.path, key),
@@ -63,16 +63,16 @@ def validation_batches(data: PackedData, tokenizer: Tokenizer, loop: LmLoop, row
 
 class _Prefetcher(ThreadPrefetchDatasetIterator):
     def __del__(self) -> None:
-        """grain's closes, with what the interpreter has taken away at its end; `finalize` has closed before."""
+        """Skip grain's cleanup, which fails at interpreter exit; `finalize` has already closed the iterator."""
 
 
 class PackedBatches:
-    """See `batches.Batches`."""
+    """Batches of packed documents, see `batches.BatchStream`."""
 
     def __init__(self, together: _StreamGroup, data: PackedData, loop: LmLoop) -> None:
         self._stream_group, self._reads_ahead = together, data.prefetch_batches > 0
         self._ahead = _Prefetcher(together, data.prefetch_batches)
-        self._close = finalize(self, _close, self._ahead, together)  # also where nobody closes it
+        self._close = finalize(self, _close, self._ahead, together)  # closes it even if the owner does not
         self._start()
         self._of = {
             "data.packing": data.packing,
@@ -108,7 +108,7 @@ class PackedBatches:
         self._close()
 
     def _start(self) -> None:
-        """Read before the first batch is asked for: until then the loop compiles."""
+        """Start prefetching before the first batch is requested, while the loop compiles."""
         if self._reads_ahead:
             self._ahead.start_prefetch()
 
@@ -119,7 +119,7 @@ def _close(ahead: ThreadPrefetchDatasetIterator, together: _StreamGroup) -> None
 
 
 class _StreamGroup:
-    """The next rows of a process's streams, in the order of the rows; its state is theirs, by stream."""
+    """Iterates over the next rows of a process's streams, in row order; its state holds theirs, by stream."""
 
     def __init__(self, data: PackedData, whole: Split, tokenizer: Tokenizer, loop: LmLoop, rows: range) -> None:
         if loop.rows % data.streams:

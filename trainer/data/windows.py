@@ -15,14 +15,14 @@ from trainer.tokenizer.loading import ByteTokenizer, Tokenizer
 
 @dataclass(frozen=True)
 class TextSplits:
-    """Tokens to train on, and tokens kept for validation."""
+    """Tokens for training and for validation."""
 
     train: np.ndarray  # unsigned [tokens]
     validation: np.ndarray  # unsigned [tokens]
-    sources: tuple[str, str]  # of each, "data.path: FILE": for messages
+    sources: tuple[str, str]  # "data.path: FILE" of each, for messages
 
     def check(self, sequence: int) -> None:
-        """Raise RunFileError where a part holds too little for sequences of that length."""
+        """Raise RunFileError if a part is too short for sequences of that length."""
         parts = {"train": self.train, "validation": self.validation}
         for source, (name, tokens) in zip(self.sources, parts.items(), strict=True):
             if len(tokens) <= sequence:
@@ -30,7 +30,7 @@ class TextSplits:
 
 
 def load_text(data: TextData, tokenizer: Tokenizer) -> TextSplits:
-    """Read the files. Raises RunFileError where they are missing."""
+    """Read the files. Raises RunFileError if any is missing."""
     train, source = _encode_files(data.path, "data.path", tokenizer), f"data.path: {data.path}"
     if data.eval_path is None:
         split = len(train) - int(len(train) * data.eval_fraction)
@@ -40,15 +40,15 @@ def load_text(data: TextData, tokenizer: Tokenizer) -> TextSplits:
 
 
 def train_batch(text: TextSplits, seed: int, step: int, batch: int, sequence: int, rows: range) -> Batch:
-    """The rows `rows` of the random windows of a step: `tokens`, `targets`, `weights`, each [rows, sequence]."""
+    """Return `rows` of a step's random windows: `tokens`, `targets`, `weights`, each [rows, sequence]."""
     starts = np.random.default_rng((seed, step)).integers(0, len(text.train) - sequence, batch)
     return _make_batch(text.train, starts[rows.start : rows.stop], sequence)
 
 
 def validation_batch(text: TextSplits, index: int, batch: int, sequence: int, rows: range) -> Batch:
-    """The rows `rows` of a batch of the windows that follow each other without overlap, each token a target once.
+    """Return `rows` of a batch of consecutive windows without overlap; each token is a target once.
 
-    What is past the end has weight 0.
+    Positions past the end have weight 0.
     """
     starts = (index * batch + np.array(rows)) * sequence
     ends = np.minimum(starts + sequence, len(text.validation) - 1)
@@ -77,7 +77,7 @@ def _encode_file(file: str, key: str, tokenizer: Tokenizer) -> np.ndarray:
 
 
 def read_texts(data: TextData) -> list[str]:
-    """All there is to read. Raises RunFileError."""
+    """Return all texts of the data set. Raises RunFileError."""
     places = {"data.path": data.path, "data.eval_path": data.eval_path}
     return [_read(file, key) for key, path in places.items() if path for file in files.expand_glob(path, key)]
 
