@@ -30,7 +30,7 @@ from trainer.telemetry import wandb
 from trainer.telemetry.metrics import MetricsLogger, run_folder
 
 JOIN_TIMEOUT_SECONDS = 300
-"""How long a worker waits for the others: their VMs may have become ready minutes apart."""
+"""How long a worker waits for the others, whose VMs may become ready minutes apart."""
 
 
 def main() -> None:
@@ -38,7 +38,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m trainer", description="Train what run.yaml says.")
     parser.add_argument("run_file", type=Path, metavar="run.yaml")
     path = parser.parse_args().run_file
-    faulthandler.register(signal.SIGQUIT)  # who sends it wants to know where every thread is, and nothing else
+    faulthandler.register(signal.SIGQUIT)  # SIGQUIT prints every thread's stack and does nothing else
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(name)s %(levelname)s %(message)s")
     try:
         experiment = load(path)
@@ -64,16 +64,16 @@ def main() -> None:
     except DivergedError as error:
         print(error, file=sys.stderr)
         code = 1
-    except BaseException:  # whatever ended this worker, the others must not wait for it
+    except BaseException:  # whatever the error, the others must not wait for this worker
         traceback.print_exc()
         runtime.exit_now(1)
     runtime.exit_together(code)
 
 
 def train(experiment: RunFile, folder: Path) -> None:
-    """Run the experiment's loop, on processes that have joined; files of this worker go to `folder`.
+    """Run the experiment's loop after the processes have joined; files of this worker go to `folder`.
 
-    Raises RunFileError before the first step where the experiment cannot be run on these devices.
+    Raises RunFileError before the first step if the experiment cannot run on these devices.
     """
     mesh = meshes.build_mesh(experiment.mesh)
     first = jax.process_index() == 0

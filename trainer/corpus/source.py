@@ -91,7 +91,7 @@ class _ByteRange(NamedTuple):
 
 
 class ByteRangeSource:
-    """Files of documents with a separator between them; a group is those that begin in a range of bytes.
+    r"""Files of documents with a separator between them; a group is those that begin in a range of bytes.
 
     Without a separator a file is a group, and a document. Documents of white space are left out. Where `\n\n` stands
     between documents, a third line break in a row may be kept with either of them.

@@ -1,4 +1,4 @@
-"""How often the policy is right: on a few fixed questions while it learns, on the whole test set before and after."""
+"""Accuracy evaluations: on a few fixed questions during training, on the whole test set before and after."""
 
 from __future__ import annotations
 
@@ -19,13 +19,16 @@ from trainer.sampler import Sampler
 from trainer.telemetry.transcripts import Transcript
 
 TEST_KEY_OFFSET = 2_000_000_000
-"""Folded into the run's key: no rollout has that number. All tests draw with the same randomness."""
+"""Folded into the run's key; no rollout has this number. All tests draw with the same randomness."""
 
 
 @dataclass(frozen=True)
 class EvalResult:
-    """accuracy: the share of right answers; interval: what it may be of all such questions, with 95 %; values: by the
-    names of the metrics; transcripts: on process 0."""
+    """Result of an evaluation.
+
+    accuracy: fraction of correct answers; interval: its 95 % confidence interval; values: by metric name; transcripts:
+    on process 0.
+    """
 
     accuracy: float
     interval: tuple[float, float]
@@ -34,10 +37,10 @@ class EvalResult:
 
 
 class Evaluator:
-    """The fixed questions of a run, and what answers and checks them."""
+    """Evaluates the policy on a run's fixed questions."""
 
     def __init__(self, loop: GrpoLoop, asked: QuestionSet, sampler: Sampler, checks: RewardPool, seed: int) -> None:
-        """Raises RunFileError where there are not as many questions."""
+        """Raise RunFileError if there are too few questions."""
         self._loop, self._sampler = loop, sampler
         self._answer_evaluator = AnswerEvaluator(sampler, asked.prompting, checks)
         self._held_out = asked.held_out(loop.eval_prompts)
@@ -47,9 +50,9 @@ class Evaluator:
     def greedy(
         self, params: Params, count: int | None = None, between: Callable[[], None] = lambda: None
     ) -> EvalResult:
-        """The likeliest tokens as the answer to each of the first `count` held-out questions, or of all.
+        """Answer the first `count` held-out questions, or all, by greedy decoding.
 
-        between: called between chunks of decoding; what it raises ends the evaluation.
+        between: called between chunks of decoding; an exception from it ends the evaluation.
         """
         began, asked = time.perf_counter(), self._held_out[:count]
         found = self._answers(params, asked, 1, 0.0, between)
@@ -79,7 +82,7 @@ class Evaluator:
 
 
 def multi_sample_metrics(found: GradedAnswers, samples: int) -> dict[str, float]:
-    """pass@k for several k, and majority@samples: means over the questions."""
+    """Return pass@k for several k, and majority@samples: means over the questions."""
     counts = [sum(answers) for answers in found.right]
     values = {
         f"test_pass_at_{k}": sum(statistics.pass_at_k(samples, count, k) for count in counts) / len(counts)

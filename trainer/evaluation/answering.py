@@ -1,4 +1,4 @@
-"""Questions answered by the policy, and the answers checked: each process checks its share of them."""
+"""Answer questions with the policy and grade the answers; each process checks its share."""
 
 from __future__ import annotations
 
@@ -21,8 +21,11 @@ from trainer.telemetry.transcripts import Transcript
 
 @dataclass(frozen=True)
 class GradedAnswers:
-    """Of every question, of each of its samples. right: is the answer right; canonical: the answer, the same for equal
-    numbers and words; None: there is none. transcripts: of the first questions' first samples, on process 0."""
+    """Grades for each sample of every question.
+
+    right: whether the answer is correct; canonical: the answer, normalized so that equal numbers and words match, or
+    None; transcripts: of the first questions' first samples, on process 0.
+    """
 
     right: list[list[bool]]
     canonical: list[list[str | None]]
@@ -30,7 +33,7 @@ class GradedAnswers:
 
 
 class AnswerEvaluator:
-    """What answers and checks questions. All processes must do the same with it, and all get the same answers."""
+    """Answers and grades questions. All processes must make the same calls, and all get the same results."""
 
     def __init__(self, sampler: Sampler, prompting: PromptEncoder, checks: RewardPool) -> None:
         self._sampler, self._prompt_encoder, self._checks = sampler, prompting, checks
@@ -45,9 +48,10 @@ class AnswerEvaluator:
         transcripts: int,
         between: Callable[[], None] = lambda: None,
     ) -> GradedAnswers:
-        """copy: of the weights, by `Sampler.load`; transcripts: so many questions are written down.
+        """Answer questions. copy: weights from `Sampler.load`; transcripts: how many questions to record.
 
-        The sampler has no more rows in flight than in training: the others wait for a slot. between: as `Sampler.draw`.
+        The sampler has no more rows in flight than in training; other rows wait for a slot. between: see
+        `Sampler.draw`.
         """
         prompts = [question.tokens for question in questions]
         process, processes = jax.process_index(), jax.process_count()

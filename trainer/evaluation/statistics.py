@@ -1,4 +1,4 @@
-"""Shares of right answers, and how far they can be trusted."""
+"""Accuracy statistics and their confidence intervals."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from collections import Counter
 from collections.abc import Sequence
 
 Z_95 = 1.959963984540054
-"""Of a normal distribution, 95 % lies within so many standard deviations."""
+"""Standard deviations around the mean that hold 95 % of a normal distribution."""
 
 
 def wilson_interval(right: int, total: int) -> tuple[float, float]:
-    """The 95 % interval of a share of independent answers.
+    """Return the 95 % interval of a fraction of independent answers.
 
     Wilson, "Probable inference, the law of succession, and statistical inference", JASA 22 (1927), 209-212.
     """
@@ -23,8 +23,10 @@ def wilson_interval(right: int, total: int) -> tuple[float, float]:
 
 
 def clustered_interval(means: Sequence[float]) -> tuple[float, float]:
-    """The 95 % interval of the mean of several answers to each question, which are not independent: from the means of
-    the questions. Miller, "Adding error bars to evals", https://arxiv.org/abs/2411.00640, 2.2."""
+    """Return the 95 % interval for several, dependent answers per question, from the mean of each question.
+
+    Miller, "Adding error bars to evals", https://arxiv.org/abs/2411.00640, 2.2.
+    """
     count = len(means)
     mean = sum(means) / count
     if count == 1:
@@ -34,16 +36,16 @@ def clustered_interval(means: Sequence[float]) -> tuple[float, float]:
 
 
 def pass_at_k(samples: int, right: int, k: int) -> float:
-    """Probability that one of k answers, drawn from the samples without putting back, is right.
+    """Return the probability that one of k answers, drawn from the samples without replacement, is correct.
 
-    1 - C(samples - right, k) / C(samples, k), without bias for k <= samples: Chen et al., https://arxiv.org/abs/2107.03374,
+    1 - C(samples - right, k) / C(samples, k), unbiased for k <= samples: Chen et al., https://arxiv.org/abs/2107.03374,
     eq. 1.
     """
     return 1.0 - math.comb(samples - right, k) / math.comb(samples, k)
 
 
 def majority_vote(answers: Sequence[str | None], right: Sequence[bool]) -> float:
-    """Is the most frequent answer right? Of equally frequent ones, the share that is: what a toss gives on average.
+    """Return whether the most frequent answer is correct; for ties, the fraction of correct ones.
 
     None is no answer, and has no vote. Wang et al., https://arxiv.org/abs/2203.11171.
     """
@@ -57,5 +59,5 @@ def majority_vote(answers: Sequence[str | None], right: Sequence[bool]) -> float
 
 
 def pass_k_values(samples: int) -> list[int]:
-    """1, 2, 4, ..., and the number of samples itself."""
+    """Return 1, 2, 4, ..., and the number of samples itself."""
     return sorted({1 << i for i in range(samples.bit_length())} | {samples})

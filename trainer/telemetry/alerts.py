@@ -1,4 +1,4 @@
-"""What a researcher would want to be told about a run that goes nowhere, once each; `loop.alerts` says when."""
+"""Alerts for runs that make no progress, each printed once; `loop.alerts` sets the thresholds."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ import conf.schema.training.loop
 
 
 class AlertMonitor:
-    """Looks at every update. What it remembers goes through a checkpoint, so that a resumed run says the same."""
+    """Checks every update. Checkpoints store its state, so that a resumed run prints the same alerts."""
 
     def __init__(self, settings: conf.schema.training.loop.Alerts, last: int) -> None:
-        """last: the number of the last update of the phase."""
+        """Create a monitor. last: number of the phase's last update."""
         self._settings, self._last_step = settings, last
         self.remembered: dict[str, Any] = {"told": [], "without_answer": 0, "equal": 0, "had_a_rate": False}
 
     def look(self, step: int, values: dict[str, float]) -> list[str]:
-        """What is to be said after update `step` of the phase, whose metrics these are; mostly nothing."""
+        """Return the alerts due after update `step` of the phase with these metrics; usually none."""
         wanted, seen = self._settings, self.remembered
         seen["without_answer"] = seen["without_answer"] + 1 if values["accuracy"] == 0 else 0
         seen["equal"] = seen["equal"] + 1 if values["zero_variance_groups"] == 1 else 0

@@ -1,4 +1,4 @@
-"""The updates since the last line of metrics, told of as one."""
+"""Averages of metrics over the updates since the last metric line."""
 
 from __future__ import annotations
 
@@ -6,20 +6,20 @@ import math
 from typing import Any
 
 LATEST_VALUE_METRICS = ("learning_rate", "skipped", "finite")
-"""Told as they are after the newest update."""
+"""Metrics reported as of the newest update."""
 
 
 class MetricAverages:
-    """Means over updates, so that every sample counts; extremes, by their names; and the newest of some.
+    """Means over updates, weighting every sample equally; extremes, by name; and the latest values of some.
 
-    What it holds goes through a checkpoint, so that a resumed run writes the same lines.
+    Checkpoints store them, so that a resumed run writes the same lines.
     """
 
     def __init__(self, count: int = 0, values: dict[str, float] | None = None) -> None:
         self._count, self._values = count, values or {}
 
     def add(self, values: dict[str, float]) -> None:
-        """One update's. Of one that was left out, since its loss is no number, only the newest count."""
+        """Add an update's metrics. For a skipped, non-finite update, only the latest values count."""
         left_out = not (math.isfinite(values["loss"]) and math.isfinite(values["grad_norm"]))
         self._count += not left_out
         for name, value in values.items():
@@ -37,7 +37,7 @@ class MetricAverages:
         return max(known, value) if name.endswith("_max") else known + value
 
     def take(self) -> dict[str, float]:
-        """What is to be told; begin anew."""
+        """Return the averages and reset."""
         found = {
             name: value if name in LATEST_VALUE_METRICS or name.endswith(("_min", "_max")) else value / self._count
             for name, value in self._values.items()
@@ -47,11 +47,11 @@ class MetricAverages:
 
     @property
     def empty(self) -> bool:
-        """Is there nothing to be told?"""
+        """Return whether there is nothing to report."""
         return not self._values
 
     def to_json(self) -> dict[str, Any]:
-        """Return what a checkpoint keeps of it."""
+        """Return the averages as a checkpoint stores them."""
         return {"updates": self._count, "values": dict(self._values)}
 
     @classmethod

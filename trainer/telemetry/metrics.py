@@ -1,6 +1,6 @@
-"""Numbers and words of the run: metrics.jsonl, transcripts.jsonl, TensorBoard event files, summary.json, perhaps W&B.
+"""Metrics and texts of a run: metrics.jsonl, transcripts.jsonl, TensorBoard event files, summary.json, W&B.
 
-Everything is written to a local folder and uploaded whole: event files appended to on gs:// lose data.
+Everything is written to a local folder and uploaded as whole files: event files appended to on gs:// lose data.
 """
 
 # pyright: reportAttributeAccessIssue=false
@@ -34,9 +34,9 @@ TRANSCRIPTS_FILE = "transcripts.jsonl"
 
 
 class MetricsLogger:
-    """Written by process 0; on the others every method is a no-op.
+    """Logger that writes on process 0; on other processes every method is a no-op.
 
-    local: the folder the program writes to; remote: the run's folder, local or gs://; there: the run at W&B, if any.
+    local: the folder the program writes to; remote: the run's folder, local or gs://; there: the W&B run, if any.
     """
 
     def __init__(self, local: Path, remote: str, writes: bool, there: WandbRun | None = None) -> None:
@@ -44,7 +44,7 @@ class MetricsLogger:
         self._local, self._remote = local, epath.Path(remote)
         if not writes:
             return
-        # half a second of imports that the other processes are spared
+        # saves the other processes half a second of imports
         from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
         local.mkdir(parents=True, exist_ok=True)
@@ -53,10 +53,10 @@ class MetricsLogger:
         self._events = EventFileWriter(str(local / "tb"), filename_suffix=f".{time.time_ns()}")
 
     def resume(self, step: int) -> None:
-        """Continue after `step`: later lines, from a life of the run that was cut short, are dropped.
+        """Continue after `step`, dropping later lines, which come from an interrupted attempt.
 
-        So is the evaluation of that step, which follows its checkpoint and is made again. A run that starts anew is
-        resumed at step 0. The lines come from the local folder, or else from the run's.
+        That step's evaluation is dropped too: it follows the checkpoint and is repeated. A new run resumes at step 0.
+        The lines come from the local folder, or else from the run's.
         """
         if not self._writes:
             return
@@ -72,7 +72,7 @@ class MetricsLogger:
         self._events.add_event(_session_start_event(step + 1))
 
     def log(self, step: int, phase: str, **values: float) -> None:
-        """One line and one point of each curve, at the number of updates done. What is not finite becomes null."""
+        """Log a line and a point of each curve at this number of updates. Non-finite values become null."""
         if not self._writes:
             return
         now = time.time()
@@ -84,12 +84,12 @@ class MetricsLogger:
             self._there.log(step, finite)
 
     def text(self, step: int, name: str, words: str) -> None:
-        """A text (Markdown) for TensorBoard."""
+        """Log a text (Markdown) to TensorBoard."""
         if self._writes:
             self._events.add_event(_text_event(step, time.time(), name, words))
 
     def transcripts(self, step: int, phase: str, rows: Sequence[Transcript]) -> None:
-        """What was asked and answered: a JSON line each, and a table for TensorBoard."""
+        """Log prompts and responses: a JSON line each, and a table for TensorBoard."""
         if not self._writes or not rows:
             return
         for row in rows:
@@ -98,11 +98,11 @@ class MetricsLogger:
         self.text(step, f"transcripts/{phase}", transcripts.markdown_table(rows))
 
     def profiler(self, settings: ProfileSettings | None) -> Profiler:
-        """Its traces lie beside the event files."""
+        """Return a profiler that writes its traces beside the event files."""
         return Profiler(settings, self._local / "tb", self._writes)
 
     def summarize(self, **values: float | str) -> None:
-        """The results of the run, as flat scalars."""
+        """Write the results of the run, as flat scalars."""
         if self._writes:
             partial = self._local / f"{SUMMARY_FILE}.partial"
             partial.write_text(json.dumps(values, indent=1) + "\n")
@@ -111,7 +111,7 @@ class MetricsLogger:
                 self._there.summarize(values)
 
     def upload(self) -> None:
-        """Copy all files to the run's folder, whole. Call it before a checkpoint, whose resume reads the lines."""
+        """Copy all files to the run's folder. Call it before saving a checkpoint, since resuming reads the lines."""
         if not self._writes:
             return
         self._events.flush()
@@ -137,13 +137,13 @@ class MetricsLogger:
 
 
 def run_folder(run_file: Path, run_id: str) -> Path:
-    """Where the program writes: $SLIPWAY_RUN_DIR, which the controller's agent sets, else beside the run file."""
+    """Return the local output folder: $SLIPWAY_RUN_DIR, set by the controller's agent, or the run file's folder."""
     given = os.environ.get("SLIPWAY_RUN_DIR")
     return Path(given) if given else run_file.resolve().parent / run_id
 
 
 def _is_line_before(line: bytes, step: int) -> bool:
-    """Was it written before the checkpoint of this step? Step 0 has none; a line that was cut short does not count."""
+    """Return whether the line precedes this step's checkpoint. Step 0 has none; truncated lines do not count."""
     try:
         values = json.loads(line)
     except json.JSONDecodeError:
@@ -172,7 +172,7 @@ def _text_event(step: int, now: float, name: str, words: str) -> Event:
 
 
 def _session_start_event(step: int) -> Event:
-    """Tells TensorBoard to forget points of earlier event files from this step on."""
+    """Return the event that tells TensorBoard to forget points of earlier event files from this step on."""
     from tensorboard.compat.proto.event_pb2 import Event, SessionLog
 
     return Event(wall_time=time.time(), step=step, session_log=SessionLog(status=SessionLog.SessionStatus.START))

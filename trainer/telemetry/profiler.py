@@ -1,4 +1,4 @@
-"""A trace of a few updates for TensorBoard's profile page, where `logging.profile` asks for one."""
+"""Trace a few updates for TensorBoard's profile page, if `logging.profile` is set."""
 
 from __future__ import annotations
 
@@ -11,15 +11,17 @@ from conf.schema.training.settings import ProfileSettings
 
 
 class Profiler:
-    """Traces on the process that writes the metrics. Updates are counted from the start of the process, so that a run
-    that is resumed with another `logging.profile` can be looked at, too."""
+    """Profiler on the process that writes the metrics.
+
+    Updates are counted from the start of the process, so a resumed run can be traced with another `logging.profile`.
+    """
 
     def __init__(self, settings: ProfileSettings | None, folder: Path, writes: bool) -> None:
         self._settings = settings if writes else None
         self._folder, self._num_updates, self._tracing = folder, 0, False
 
     def before_update(self, arrays: Any) -> None:
-        """Begin or end the trace, if it is time; arrays: what the last update gives, waited for."""
+        """Start or stop the trace when due. arrays: the last update's outputs, which it waits for."""
         if self._settings is None:
             return
         if self._num_updates == self._settings.after:
@@ -32,7 +34,7 @@ class Profiler:
         self._num_updates += 1
 
     def close(self) -> None:
-        """End the trace, if one is under way."""
+        """Stop the trace if one is running."""
         if self._tracing:
             jax.profiler.stop_trace()
             self._tracing = False

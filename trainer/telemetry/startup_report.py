@@ -1,8 +1,8 @@
-"""What a run says in its first five minutes, so that a mistake is seen before it costs hours.
+"""Start-up report, which reveals mistakes in a run's first five minutes, before they cost hours.
 
-In this order: can the bucket be written and read; what lies on a device in which phase; what is being compiled, and how
-much is to come; how often the policy is right; two responses in full; are ratio and KL what they must be at the first
-update; do sampler and trainer agree; how many samples teach nothing; where the time goes, and when it will be over.
+In order: bucket access; device memory by phase; compilation progress; the policy's accuracy; two full responses; ratio
+and KL of the first update; agreement of sampler and trainer; the fraction of samples without signal; where the time
+goes, and the estimated end.
 """
 
 from __future__ import annotations
@@ -25,20 +25,20 @@ from trainer.step.program import Program
 
 GIB = 2**30
 RATIO_TOLERANCE = 0.02
-"""How far the largest ratio may be from 1 at the first update: bfloat16 rounds differently in different programs."""
+"""Allowed distance of the largest ratio from 1 at the first update: bfloat16 rounds differently between programs."""
 KL_TOLERANCE = 1e-3
 
 
 def log_on_main(words: str) -> None:
-    """A line for the log of the first process."""
+    """Print a line to the log of process 0."""
     if jax.process_index() == 0:
         print(words, flush=True)
 
 
 def probe_bucket(folder: str, mesh: Mesh) -> None:
-    """Write an array as a checkpoint's are written, read it back, remove it.
+    """Write an array as checkpoints do, read it back, and remove it.
 
-    Raises LocalRunFileError where that fails.
+    Raises LocalRunFileError on failure.
     """
     began, path = time.perf_counter(), epath.Path(folder) / "probe"
     if not folder.startswith("gs://"):
@@ -49,7 +49,7 @@ def probe_bucket(folder: str, mesh: Mesh) -> None:
             checkpointer.save(path, args=ocp.args.PyTreeSave(wanted), force=True)
             how = ocp.checkpoint_utils.construct_restore_args(wanted)
             found = checkpointer.restore(path, args=ocp.args.PyTreeRestore(wanted, restore_args=how))
-    except Exception as error:  # of the store's client, whichever it is
+    except Exception as error:  # any error of the storage client
         raise LocalRunFileError(f"dir: {folder} cannot be written and read: {type(error).__name__}: {error}") from error
     pairs = zip(wanted["probe"].addressable_shards, found["probe"].addressable_shards, strict=True)
     if any((np.asarray(a.data) != np.asarray(b.data)).any() for a, b in pairs):
@@ -60,7 +60,7 @@ def probe_bucket(folder: str, mesh: Mesh) -> None:
 
 
 def log_memory(programs: Sequence[Program], pod: PodFacts) -> None:
-    """What lies on a device in each phase, before temporaries."""
+    """Log the bytes on a device in each phase, excluding temporaries."""
     limit = pod.hbm_bytes_per_chip
     if (stats := jax.local_devices()[0].memory_stats()) and "bytes_limit" in stats:
         limit = stats["bytes_limit"]
@@ -69,7 +69,7 @@ def log_memory(programs: Sequence[Program], pod: PodFacts) -> None:
 
 
 def compile_all(programs: Iterable[Program], costs: dict[str, float]) -> dict[str, Any]:
-    """The compiled programs by name. costs: takes compile_time, seconds."""
+    """Compile programs and return them by name. costs: receives compile_time, in seconds."""
     listed, ready, began = list(programs), dict[str, Any](), time.perf_counter()
     for left, program in zip(range(len(listed) - 1, -1, -1), listed, strict=True):
         start = time.perf_counter()
@@ -82,7 +82,7 @@ def compile_all(programs: Iterable[Program], costs: dict[str, float]) -> dict[st
 
 
 def format_transcripts(examples: Iterable[tuple[Any, float]]) -> list[str]:
-    """Prompts and responses in full, the answers found in them, and their rewards."""
+    """Format full prompts and responses with their extracted answers and rewards."""
     lines = []
     for sample, reward in examples:
         found, right = extract_answer(sample.text), sample.question.answer
@@ -95,8 +95,8 @@ def format_transcripts(examples: Iterable[tuple[Any, float]]) -> list[str]:
 
 
 def check_first_update(values: dict[str, float], loop: GrpoLoop) -> list[str]:
-    """Is update 1 what it must be? Where not, what that means."""
-    kl = values.get("kl", 0.0)  # without `loop.kl_coef` it is not known
+    """Return a warning with its meaning for each metric of update 1 that is off."""
+    kl = values.get("kl", 0.0)  # unknown without `loop.kl_coef`
     lines = [
         f"update 1: {f'KL {kl:.2g}, ' if loop.kl_coef else ''}"
         f"ratio {values['ratio_min']:.6g} to {values['ratio_max']:.6g}; "
@@ -126,7 +126,7 @@ def check_first_update(values: dict[str, float], loop: GrpoLoop) -> list[str]:
 
 
 def time_report(values: dict[str, float], updates_to_go: int) -> str:
-    """Where the time of an update goes, and when the run will be over at that pace, evaluations apart."""
+    """Return where an update's time goes, and the run's estimated end, excluding evaluations."""
     parts = ", ".join(
         f"{name} {values[f'{name}_time'] / values['step_time']:.0%}"
         for name in ("rollout", "reward", "score", "update", "other")

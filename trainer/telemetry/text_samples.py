@@ -1,4 +1,4 @@
-"""Texts that the model continues now and then, for people to read."""
+"""Text samples: the model periodically continues prompts for people to read."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from trainer.sampler import Sampler, SamplerSettings, StopCriteria
 class TextSampler:
     """The prompts of `loop.text_samples`, and the sampler that continues them.
 
-    The randomness is the same each time, so that texts of one run can be compared. Raises RunFileError where prompt and
-    continuation are longer than the model's context.
+    Uses the same randomness each time, to make texts of one run comparable. Raises RunFileError if prompt and
+    continuation exceed the model's context.
     """
 
     def __init__(self, settings: TextSamples, data: batches.Dataset, cfg: Model, mesh: Mesh, seed: int) -> None:
@@ -42,7 +42,7 @@ class TextSampler:
         self.texts(params)
 
     def texts(self, params: Params) -> list[str]:
-        """Prompt and continuation of each, as Markdown. All processes must call it, and all get the same."""
+        """Return each prompt with its continuation, as Markdown. All processes must call it, and all get the same."""
         copy, temperature = self._sampler.load(params), self._settings.temperature
         drawn = self._sampler.draw(copy, self._prompts, 1, self._key, temperature)
         said = [self._tokenizer.decode(f.tokens.tolist()) for f in sorted(drawn, key=lambda found: found.row)]

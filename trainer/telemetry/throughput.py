@@ -1,4 +1,4 @@
-"""Where the time of an update goes, and how much of the hardware's speed and memory is used."""
+"""Update times by cause, and utilization of the hardware's speed and memory."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ GIB = 2**30
 
 
 class Stopwatch:
-    """Seconds per update since the last lap, those that the host spent on some things apart, by name."""
+    """Seconds per update since the last lap; named host activities are counted separately."""
 
     def __init__(self, *names: str) -> None:
         self._seconds_by_name = dict.fromkeys(names, 0.0)
@@ -27,20 +27,20 @@ class Stopwatch:
 
     @contextmanager
     def spending(self, name: str) -> Iterator[None]:
-        """Time on one of the names."""
+        """Count the time in the context under one of the names."""
         began = time.perf_counter()
         yield
         self._seconds_by_name[name] += time.perf_counter() - began
 
     @contextmanager
     def apart(self) -> Iterator[None]:
-        """Time that is no part of the updates: evaluations, samples, checkpoints."""
+        """Exclude the time in the context from updates: evaluations, samples, checkpoints."""
         began = time.perf_counter()
         yield
         self._excluded_seconds += time.perf_counter() - began
 
     def lap(self, updates: int) -> dict[str, float]:
-        """Means over so many updates; begin anew."""
+        """Return means over this many updates, and reset."""
         now = time.perf_counter()
         values = {"step_time": now - self._began - self._excluded_seconds} | self._seconds_by_name
         self._seconds_by_name, self._began, self._excluded_seconds = dict.fromkeys(self._seconds_by_name, 0.0), now, 0.0
@@ -48,10 +48,10 @@ class Stopwatch:
 
 
 def model_flops(cfg: Model, tokens: int, sequence: int) -> float:
-    """Floating-point operations that an update of so many tokens needs, nothing computed twice.
+    """Return the floating-point operations of an update on this many tokens, excluding recomputation.
 
-    6 per weight of a product and token, and attention over the tokens that a layer may see, without regard to
-    causality (https://arxiv.org/abs/2204.02311, appendix B).
+    6 per matrix weight and token, plus attention over the tokens a layer may attend to, ignoring causality
+    (https://arxiv.org/abs/2204.02311, appendix B).
     """
     table = weights.weight_table(cfg)
     layers = sum(math.prod(w.shape) for w in table["layers"].values() if len(w.shape) > 2)
@@ -60,14 +60,14 @@ def model_flops(cfg: Model, tokens: int, sequence: int) -> float:
 
 
 def model_flops_utilization(flops: float, seconds: float, pod: PodFacts) -> dict[str, float]:
-    """Model FLOPs utilization: the share of the chips' peak bfloat16 speed. Nothing where there are no TPU chips."""
+    """Return model FLOPs utilization, as a fraction of peak bfloat16 speed; empty without TPU chips."""
     if pod.backend != "tpu" or pod.bf16_flops_per_chip is None:
         return {}
     return {"mfu": flops / seconds / (find_topology(pod.accelerator_type).chips * pod.bf16_flops_per_chip)}
 
 
 def device_memory() -> dict[str, float]:
-    """Bytes in use on the fullest device of this process, now and at most, in GiB. Nothing on CPU."""
+    """Return current and peak GiB in use on this process's fullest device; empty on CPU."""
     found = [stats for device in jax.local_devices() if (stats := device.memory_stats())]
     names = {"hbm_gib": "bytes_in_use", "hbm_peak_gib": "peak_bytes_in_use"}
     return {name: max(stats[key] for stats in found) / GIB for name, key in names.items() if found}

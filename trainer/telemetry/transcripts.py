@@ -1,4 +1,4 @@
-"""What was asked and answered, for people to read: a table in TensorBoard, and JSON lines."""
+"""Transcripts of prompts and responses: a table in TensorBoard, and JSON lines."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 MAX_CELL_CHARS = 2000
-"""Characters of a cell of the table; the lines hold everything."""
+"""Maximum characters of a table cell; the JSON lines hold everything."""
 
 
 @dataclass(frozen=True)
 class Transcript:
-    """One response. answer: the right one; extracted: what the response was taken to answer; None: nothing."""
+    """One response. answer: the correct one; extracted: the answer extracted from the response, or None."""
 
     prompt: str
     answer: str
@@ -20,13 +20,13 @@ class Transcript:
     reward: float
 
     def to_json(self) -> dict[str, str | float | None]:
-        """Return what a line of transcripts.jsonl holds of it."""
+        """Return the transcript as a line of transcripts.jsonl."""
         asked = {"prompt": self.prompt, "answer": self.answer, "response": self.response}
         return {**asked, "extracted": self.extracted, "reward": self.reward}
 
 
 def markdown_table(transcripts: Sequence[Transcript]) -> str:
-    """As Markdown."""
+    """Format transcripts as a Markdown table."""
     rows = [["prompt", "response", "extracted", "right", "reward"], ["---"] * 5]
     for t in transcripts:
         texts = (t.prompt, t.response, t.extracted or "(none)", t.answer, f"{t.reward:g}")
@@ -35,7 +35,7 @@ def markdown_table(transcripts: Sequence[Transcript]) -> str:
 
 
 def _escape_cell(text: str) -> str:
-    """Nothing in a text may end its cell or become HTML."""
+    """Escape a text so that it cannot end its cell or become HTML."""
     if len(text) > MAX_CELL_CHARS:
         text = text[:MAX_CELL_CHARS] + " …"
     for mark, written in (("&", "&amp;"), ("<", "&lt;"), (">", "&gt;"), ("|", "&#124;"), ("\r", ""), ("\n", "<br>")):
