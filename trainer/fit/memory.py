@@ -1,4 +1,4 @@
-"""What the TPU compiler says of one program: memory per chip, operations, and whether it fits."""
+"""The TPU compiler's verdict on one program: memory per chip, operations, and whether it fits."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ GIB = 2**30
 
 @dataclass(frozen=True)
 class MemoryReport:
-    """One program on one chip; memory in GiB, FLOPs over all chips, recomputed ones apart.
+    """One program on one chip; memory in GiB, FLOPs over all chips, recomputation listed separately.
 
     Attributes:
-        peak_gib: with everything that lies there.
-        short_gib: by how much the peak is above what a program may use; 0 where it fits.
-        beside_gib: of what lies there and is no argument of it.
+        peak_gib: including all resident arrays.
+        short_gib: excess of the peak over the usable memory; 0 if it fits.
+        beside_gib: resident arrays that are not arguments.
     """
 
     name: str
@@ -42,7 +42,7 @@ class MemoryReport:
     compile_seconds: float
 
     def to_json(self) -> dict[str, str | bool | float]:
-        """Return what `slipway fit --json` says of the program."""
+        """Return the program's entry in `slipway fit --json`."""
         memory = {"peak_gib": self.peak_gib, "short_gib": self.short_gib, "argument_gib": self.argument_gib}
         memory |= {"temp_gib": self.temp_gib, "beside_gib": self.beside_gib, "hbm_gib": self.hbm_gib}
         flops = {"flops": self.flops, "recomputed_flops": self.recomputed_flops}
@@ -52,9 +52,9 @@ class MemoryReport:
 def measure_all(
     experiment: RunFile, mesh: Mesh, names: set[str], known: Iterable[MemoryReport] = ()
 ) -> list[MemoryReport]:
-    """What the compiler says of the run's programs, or of those with some names, where it is not known already.
+    """Measure the run's programs, or those with the given names, except those already known.
 
-    A function that is there under two names, as the sampler is, is compiled once.
+    A function listed under two names, like the sampler's, is compiled once.
     """
     verdicts: list[MemoryReport] = []
     before = {v.name: v for v in known}
@@ -74,7 +74,7 @@ def measure_all(
 
 
 def measure(program: Program, experiment: RunFile, mesh: Mesh) -> MemoryReport:
-    """What the compiler says of one program. Raises CompilerError where it refuses it, but not for its size."""
+    """Measure one program. Raises CompilerError if the compiler rejects it for any reason except its size."""
     beside = program.resident_bytes / GIB
     argument, temp, peak = 0.0, 0.0, beside
     began = time.perf_counter()
@@ -108,7 +108,7 @@ def measure(program: Program, experiment: RunFile, mesh: Mesh) -> MemoryReport:
 
 
 def requested_gib(words: str) -> float:
-    """How much the compiler says it would have needed. Raises CompilerError for any other complaint."""
+    """Return the memory that the compiler's message requests. Raises CompilerError for any other message."""
     if "RESOURCE_EXHAUSTED" not in words:
         raise CompilerError(f"the TPU compiler refuses the program: {words.strip().splitlines()[0]}")
     found = re.search(r"\(([\d.]+)([GMK])\)?[^(]*exceeds available|Used ([\d.]+)([GMK]) of", words)
@@ -119,10 +119,10 @@ def requested_gib(words: str) -> float:
 
 
 def count_flops(name: str, experiment: RunFile, mesh: Mesh) -> float:
-    """Operations of a program over all chips, counted on the plain attention: what a kernel does cannot be seen."""
+    """Count a program's operations over all chips with plain attention, since kernels are opaque."""
     plain = with_model_overrides(experiment, attention="plain")
     if experiment.model.attention != "plain" and isinstance(plain.loop, GrpoLoop) and plain.loop.keeps_groups_together:
-        apart = plain.loop.model_copy(update={"micro_batch_size": plain.loop.rows})  # kernels share no prompt
+        apart = plain.loop.model_copy(update={"micro_batch_size": plain.loop.rows})  # kernels do not share prompts
         plain = plain.model_copy(update={"loop": apart})
     with jax.sharding.use_abstract_mesh(mesh.abstract_mesh):
         return next(p for p in programs(plain, mesh) if p.name == name).flops()

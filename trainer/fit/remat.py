@@ -1,4 +1,4 @@
-"""How much of the forward pass is kept for the backward pass, where the config leaves it open (`model.remat: auto`)."""
+"""Choose how much of the forward pass to save for the backward pass if `model.remat` is auto."""
 
 from __future__ import annotations
 
@@ -13,16 +13,18 @@ from trainer.loops.registry import load_loop
 from trainer.step.program import Program
 
 USABLE_HBM_FRACTION = 0.936
-"""Share of the chip's memory that a program may use: 15.0 of 16.02 GiB on v5e. libtpu keeps 0.27 there for itself; the
-rest is for code, for batches on their way, and for what fragments between buffers."""
+"""Usable fraction of a chip's memory: 15.0 of 16.02 GiB on v5e.
+
+libtpu reserves 0.27 GiB there; the rest is for code, batches in transit, and fragmentation.
+"""
 REMAT_POLICIES = ("none", "products", "outputs", "attention", "full")
-"""From nothing to everything computed again."""
+"""From saving everything to recomputing everything."""
 
 
 def resolve_remat(experiment: RunFile, mesh: Mesh) -> RunFile:
-    """The experiment with the first policy with which its update fits the devices: the compiler refuses the others.
+    """Return the experiment with the first remat policy whose update the compiler can fit on the devices.
 
-    All processes compile the same program and come to the same end. Raises RunFileError where none fits.
+    All processes compile the same program and reach the same result. Raises RunFileError if none fits.
     """
     if experiment.model.remat != "auto":
         return experiment
@@ -42,13 +44,13 @@ def resolve_remat(experiment: RunFile, mesh: Mesh) -> RunFile:
 
 
 def fits(peak: float, experiment: RunFile) -> bool:
-    """Do so many bytes, everything that lies there included, fit a chip of the run's pod?"""
+    """Return whether a peak of this many bytes, including resident arrays, fits a chip of the run's pod."""
     hbm = experiment.pod.hbm_bytes_per_chip
     return hbm is None or peak <= USABLE_HBM_FRACTION * hbm
 
 
 def remat_candidates(experiment: RunFile) -> Iterator[RunFile]:
-    """The experiment with each policy that it allows."""
+    """Yield the experiment with each policy that it allows."""
     remat = experiment.model.remat
     yield from (
         with_model_overrides(experiment, remat=policy) for policy in (REMAT_POLICIES if remat == "auto" else (remat,))
@@ -56,11 +58,11 @@ def remat_candidates(experiment: RunFile) -> Iterator[RunFile]:
 
 
 def with_model_overrides(experiment: RunFile, **changes: str) -> RunFile:
-    """The same experiment with other values for some keys of the model."""
+    """Return the experiment with other values for some keys of the model."""
     changed = Model.model_validate(experiment.model.model_dump() | changes)
     return experiment.model_copy(update={"model": changed})
 
 
 def programs(experiment: RunFile, mesh: Mesh) -> Iterator[Program]:
-    """What the run's loop compiles."""
+    """Yield the programs that the run's loop compiles."""
     yield from load_loop(experiment.loop.kind).programs(experiment, mesh)

@@ -52,8 +52,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def measure_run(experiment: RunFile, mesh: Mesh, only: set[str]) -> tuple[RunFile, list[MemoryReport]]:
-    """Compile every program, or those of some names. With `model.remat: auto`, the update decides which policy all of
-    them have: the one that recomputes least among those with which it fits."""
+    """Compile every program, or those with the given names.
+
+    With `model.remat: auto`, all use the policy with which the update fits at the least recomputation.
+    """
     chosen, known = (
         with_model_overrides(experiment, attention=attention.choose_kernel(experiment.model, "tpu")),
         list[MemoryReport](),
@@ -73,7 +75,7 @@ def report_json(
     verdicts: list[MemoryReport],
     fix: tuple[suggestions.Overrides, list[MemoryReport]] | None,
 ) -> dict[str, Any]:
-    """The verdicts for programs; `fix` is null where all fits, or where nothing helped."""
+    """Return the verdicts for programs; `fix` is null if everything fits, or if nothing helped."""
     return {
         "format": FORMAT,
         "accelerator_type": experiment.pod.accelerator_type,
@@ -85,7 +87,7 @@ def report_json(
 
 
 def report_lines(chosen: RunFile, verdicts: list[MemoryReport]) -> list[str]:
-    """The verdicts for people."""
+    """Format the verdicts for people."""
     title = f"{chosen.pod.accelerator_type}, remat {chosen.model.remat}; GiB per chip, FLOPs of all chips"
     head = f"{'program':<12}{'fits':<6}{'peak':>8}{'of':>8}{'arguments':>11}{'temps':>8}{'beside':>8}"
     rows = [
@@ -103,7 +105,7 @@ def failure_lines(
     *,
     looked: bool,
 ) -> list[str]:
-    """By how much it does not fit, and what helps, with the figures then."""
+    """Return by how much it does not fit, and what helps, with the resulting figures."""
     said = [
         f"{v.name}: {v.short_gib:.2f} GiB too much, of the {v.hbm_gib * USABLE_HBM_FRACTION:.2f} it may use"
         for v in short
@@ -130,7 +132,7 @@ def _measure(experiment: RunFile, overrides: suggestions.Overrides, names: set[s
 
 
 def _print_progress(what: str, verdicts: list[MemoryReport]) -> None:
-    """Each takes a minute with a large model: so that the wait is not silent."""
+    """Print progress, since each program of a large model takes a minute."""
     said = ", ".join(f"{v.name} {v.peak_gib:.2f} GiB{'' if v.fits else ', too much'}" for v in verdicts)
     print(f"tried {what}: {said}", file=sys.stderr, flush=True)
 

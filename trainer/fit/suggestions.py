@@ -1,7 +1,7 @@
-"""What to change in an experiment that does not fit: overrides in a fixed order, until all of its programs do.
+"""Overrides that make an experiment fit, tried in a fixed order until all of its programs do.
 
-Order: keep less for the backward pass, smaller chunks of logits, gradients summed over parts of the batch, weights
-split over more devices. None of them changes what is computed.
+Order: save less for the backward pass, smaller chunks of logits, gradient accumulation, weights sharded over more
+devices. None of them changes the results.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ Overrides = dict[str, Any]
 """Dotted keys and their values, as on the command line."""
 
 MeasureFn = Callable[[RunFile, Overrides, set[str]], list[MemoryReport]]
-"""Verdicts on an experiment that has such overrides: on its programs of some names; no names: on all."""
+"""Measures the experiment with overrides: the programs with the given names, or all if there are none."""
 
 MIN_LOGIT_CHUNK = 16
 
@@ -27,10 +27,10 @@ MIN_LOGIT_CHUNK = 16
 def find_fix(
     experiment: RunFile, verdicts: Iterable[MemoryReport], judge: MeasureFn
 ) -> tuple[Overrides, list[MemoryReport]] | None:
-    """The first overrides with which all programs fit, and the verdicts then; None where these do not help.
+    """Return the first overrides with which all programs fit, and their verdicts; None if none help.
 
-    experiment: with a policy in `model.remat`, not auto; verdicts: what does not fit yet is asked about. Each kind of
-    fix is tried at its strongest first: where that is not enough, it stays and the next kind comes on top of it.
+    experiment: with an explicit `model.remat` policy; verdicts: the programs that do not fit are measured again. Each
+    kind of fix is tried at its strongest first; if that is not enough, it stays and the next kind is added.
     """
     failing = {v.name for v in verdicts if not v.fits}
 
@@ -54,12 +54,12 @@ def find_fix(
 
 
 def format_overrides(overrides: Overrides) -> list[str]:
-    """As on the command line."""
+    """Format overrides as on the command line."""
     return [f"{key}={value}" for key, value in overrides.items()]
 
 
 def with_overrides(experiment: RunFile, overrides: Overrides) -> RunFile:
-    """The experiment with other values for some keys."""
+    """Return the experiment with other values for some keys."""
     raw = experiment.model_dump()
     for key, value in overrides.items():
         *sections, name = key.split(".")
@@ -71,20 +71,20 @@ def with_overrides(experiment: RunFile, overrides: Overrides) -> RunFile:
 
 
 def remat_candidates(experiment: RunFile) -> Iterator[Overrides]:
-    """Those that keep less than the experiment's."""
+    """Yield policies that save less than the experiment's."""
     for policy in REMAT_POLICIES[REMAT_POLICIES.index(experiment.model.remat) + 1 :]:
         yield {"model.remat": policy}
 
 
 def logit_chunk_candidates(experiment: RunFile) -> Iterator[Overrides]:
-    """Half, a quarter, an eighth."""
+    """Yield half, a quarter and an eighth of the chunk."""
     for share in (2, 4, 8):
         if experiment.model.logit_chunk // share >= MIN_LOGIT_CHUNK:
             yield {"model.logit_chunk": experiment.model.logit_chunk // share}
 
 
 def micro_batch_candidates(experiment: RunFile) -> Iterator[Overrides]:
-    """Fewer rows of a device at a time, down to one."""
+    """Yield fewer rows per device at a time, down to one."""
     sizes = meshes.axis_sizes(experiment.mesh, find_topology(experiment.pod.accelerator_type).devices)
     rows = experiment.loop.rows // (sizes["data"] * sizes["fsdp"])
     for size in range((experiment.loop.micro_batch_size or rows) - 1, 0, -1):
@@ -93,7 +93,7 @@ def micro_batch_candidates(experiment: RunFile) -> Iterator[Overrides]:
 
 
 def fsdp_candidates(experiment: RunFile) -> Iterator[Overrides]:
-    """The weights split over all devices that split the batch."""
+    """Yield weights sharded over all devices that split the batch."""
     sizes = meshes.axis_sizes(experiment.mesh, find_topology(experiment.pod.accelerator_type).devices)
     if sizes["data"] > 1:
         yield {"mesh.data": 1, "mesh.fsdp": sizes["data"] * sizes["fsdp"]}

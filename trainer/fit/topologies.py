@@ -1,4 +1,4 @@
-"""Slices that are not here: the devices of a TPU topology, as the TPU compiler knows them."""
+"""Devices of a TPU topology as the TPU compiler describes them, without the hardware."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from trainer.distributed import mesh as meshes
 
 
 class CompilerError(RuntimeError):
-    """The compiler is missing, does not know the slice, or refuses a program for another reason than its size."""
+    """The compiler is missing, does not know the slice, or rejects a program for a reason other than its size."""
 
 
 def slice_mesh(experiment: RunFile) -> Mesh:
-    """The run's mesh over the devices of its slice, which are not here.
+    """Return the run's mesh over abstract devices of its slice.
 
-    Raises CompilerError, or RunFileError where the mesh does not make the slice's devices.
+    Raises CompilerError, or RunFileError if the mesh does not match the slice's devices.
     """
     if importlib.util.find_spec("libtpu") is None:
         raise CompilerError(
@@ -31,7 +31,7 @@ def slice_mesh(experiment: RunFile) -> Mesh:
     os.environ |= {
         "JAX_PLATFORMS": "cpu",
         "TPU_SKIP_MDS_QUERY": "1",
-        "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",  # no chip is held, so that two may compile at once
+        "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",  # no chip is held, so two may compile at once
         "TPU_WORKER_HOSTNAMES": "localhost",
         "TPU_ACCELERATOR_TYPE": slice_.accelerator_type,
     }
@@ -41,7 +41,7 @@ def slice_mesh(experiment: RunFile) -> Mesh:
 
 
 def _slice_devices(slice_: Topology) -> list[Any]:
-    """v4's two cores are one device, as on a real one; slices of one chip say so."""
+    """Return the devices of a slice; v4's two cores are one device, as on hardware."""
     from jax.experimental import topologies
 
     options: dict[str, Any] = {"chip_config_name": "megacore"} if slice_.generation == "v4" else {}
@@ -50,7 +50,7 @@ def _slice_devices(slice_: Topology) -> list[Any]:
     shape = slice_.shape or "1x1"
     try:
         found = topologies.get_topology_desc(platform="tpu", topology_name=f"{slice_.generation}:{shape}", **options)
-    except Exception as error:  # libtpu raises what it likes
+    except Exception as error:  # libtpu raises arbitrary exceptions
         raise CompilerError(f"the TPU compiler does not know {slice_.accelerator_type}: {error}") from None
     if len(found.devices) != slice_.devices:
         raise CompilerError(

@@ -30,13 +30,13 @@ NORM_NAMES = {
 
 
 def is_checkpoint(folder: epath.Path) -> bool:
-    """Does Orbax have to do with that folder?"""
+    """Return whether the folder holds an Orbax checkpoint."""
     signs = ("_METADATA", "_CHECKPOINT_METADATA", "checkpoint", "manifest.ocdbt")
     return any((folder / name).exists() for name in signs)
 
 
 def read_params(folder: epath.Path, cfg: Model) -> Params:
-    """All weights of the model as NumPy arrays, in the tree of `weight_table`.
+    """Return all weights of the model as NumPy arrays, in the tree of `weight_table`.
 
     Raises:
         PretrainedError: a weight is missing, or the checkpoint is of another model.
@@ -71,7 +71,7 @@ def read_params(folder: epath.Path, cfg: Model) -> Params:
 
 
 def _normalized_name(name: str) -> str:
-    """Without the names of the collection and of the model, which differ between releases, and of the single array."""
+    """Strip the collection and model names, which differ between releases, and the name of the single array."""
     for start in ("params/", "transformer/"):
         name = name.removeprefix(start)
     return re.sub(r"/(w|scale)$", "", name)
@@ -80,7 +80,7 @@ def _normalized_name(name: str) -> str:
 def _model_weights(name: str, array: np.ndarray, cfg: Model) -> dict[str, Any]:
     if name == "embedder/input_embedding":
         return {"embedding": array[: cfg.vocab_size]}
-    return {"final_norm": array} if name == "final_norm" else {}  # the tower that sees images is left out
+    return {"final_norm": array} if name == "final_norm" else {}  # skip the vision tower
 
 
 def _layer_weights(name: str, array: np.ndarray, cfg: Model) -> dict[str, Any]:

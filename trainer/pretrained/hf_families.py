@@ -1,4 +1,4 @@
-"""How Hugging Face names, shapes and describes the models that we know: one table per family, read in both directions.
+"""Hugging Face's tensor names, shapes and configs of the supported models: one bidirectional table per family.
 
 config.json and tensor names as of transformers 5 (https://huggingface.co/docs/transformers/model_doc/gemma2 and so on).
 """
@@ -22,20 +22,20 @@ FAMILIES = {
     "qwen3": "qwen3",
     "gpt2": "gpt2",
 }
-"""model_type of config.json: our family."""
+"""Maps model_type of config.json to our family."""
 NAME_PREFIXES = ("model.", "transformer.", "language_model.model.", "model.language_model.", "")
-"""What may stand before a name: some checkpoints are of the bare decoder, some of a model that sees images as well."""
+"""Prefixes of tensor names: some checkpoints hold the bare decoder, some a vision-language model."""
 Arrays = tuple[np.ndarray, ...]
 
 
 class UnknownArchitectureError(ValueError):
-    """config.json describes a model that the decoder cannot be."""
+    """config.json describes a model that the decoder does not support."""
 
 
 class TensorMapping(NamedTuple):
-    """One of their tensors, and which of our weights it holds. `ours` are keys of the tree, or of its "layers"."""
+    """One HF tensor and the weight it maps to. `ours` are keys of the tree, or of its "layers"."""
 
-    theirs: str  # with {i} for the number of the layer
+    theirs: str  # with {i} for the layer index
     ours: tuple[str, ...]
     read: Callable[[np.ndarray], Arrays]
     write: Callable[..., np.ndarray]
@@ -46,12 +46,12 @@ class TensorMapping(NamedTuple):
 
 
 def model_from_config(config: dict[str, Any], **compute: Any) -> Model:
-    """Our description of the model in a config.json.
+    """Return our model config for a config.json.
 
-    compute: keys of `Model` that say how it is computed, not what it is; the rest of them is the family's.
+    compute: keys of `Model` that set how it is computed; the others come from config.json and the family.
 
     Raises:
-        UnknownArchitectureError: with what cannot be expressed.
+        UnknownArchitectureError: config.json contains something that `Model` cannot express.
     """
     config = {**config, **config.get("text_config", {})}
     kind = config.get("model_type", "")
@@ -70,7 +70,7 @@ def model_from_config(config: dict[str, Any], **compute: Any) -> Model:
 
 
 def hf_config(cfg: Model) -> dict[str, Any]:
-    """A config.json that makes transformers build the same model. Raises UnknownArchitectureError where it has none."""
+    """Return a config.json from which transformers builds the same model. Raises UnknownArchitectureError."""
     kind = next((kind for kind, family in FAMILIES.items() if family == family_of(cfg)), None)
     if kind is None:
         raise UnknownArchitectureError("model: transformers has no architecture with these switches")
@@ -91,7 +91,7 @@ def hf_config(cfg: Model) -> dict[str, Any]:
 
 
 COMMON_KEYS = {"norm_eps", "max_seq_len"}
-"""Keys of the model that every config.json says."""
+"""Model keys that every config.json contains."""
 ROTARY_KEYS = {"rope_theta", "rope_scaling", "tie_word_embeddings"}
 GEMMA_KEYS = ROTARY_KEYS | {
     "attention_pattern",
@@ -108,13 +108,13 @@ KEYS_BY_FAMILY = {
     "qwen3": ROTARY_KEYS,
     "gpt2": set[str](),
 }
-"""What those of a family say as well."""
+"""Further model keys per family."""
 COMPUTE_KEYS = {"init", "activation_dtype", "attention", "scan_layers", "remat", "logit_chunk", "weights"}
-"""What is no matter of theirs: how it is computed, and first values."""
+"""Model keys without a counterpart in config.json: initial values, and how the model is computed."""
 
 
 def family_of(cfg: Model) -> str | None:
-    """The family whose config.json can say all that the model is."""
+    """Return the family whose config.json can express the model, or None."""
     for name, said in KEYS_BY_FAMILY.items():
         free = COMMON_KEYS | said | COMPUTE_KEYS
         if cfg.attention_pattern == families.family_switches(name)["attention_pattern"] == "G":
@@ -125,7 +125,7 @@ def family_of(cfg: Model) -> str | None:
 
 
 def tensor_mappings(cfg: Model) -> Iterator[TensorMapping]:
-    """All tensors of a checkpoint of the model. Raises UnknownArchitectureError for a family that they do not have."""
+    """Yield all tensors of a checkpoint of the model. Raises UnknownArchitectureError for an unsupported family."""
     family = family_of(cfg)
     if family is None:
         raise UnknownArchitectureError("model: transformers has no architecture with these switches")
@@ -193,7 +193,7 @@ def _with_shape(theirs: str, ours: str, shape: tuple[int, ...], joined: tuple[in
 
 
 def _split_heads(theirs: str, ours: str, heads: int) -> TensorMapping:
-    """[heads * head_dim, dim] to [dim, heads, head_dim]."""
+    """Map [heads * head_dim, dim] to [dim, heads, head_dim]."""
     return TensorMapping(
         theirs,
         (ours,),
@@ -203,7 +203,7 @@ def _split_heads(theirs: str, ours: str, heads: int) -> TensorMapping:
 
 
 def _merge_heads(theirs: str, ours: str, heads: int) -> TensorMapping:
-    """[dim, heads * head_dim] to [heads, head_dim, dim]."""
+    """Map [dim, heads * head_dim] to [heads, head_dim, dim]."""
     return TensorMapping(
         theirs,
         (ours,),
@@ -267,7 +267,7 @@ def _pattern(config: dict[str, Any], kind: str) -> str:
 
 
 def _rope_parameters(config: dict[str, Any]) -> dict[str, Any]:
-    """Rotary parameters, as transformers 5 (rope_parameters) or 4 (rope_theta, rope_scaling) write them."""
+    """Return rotary parameters from transformers 5 (rope_parameters) or 4 (rope_theta, rope_scaling) configs."""
     given = config.get("rope_parameters") or {}
     everywhere = given.get("full_attention", given)
     local = given.get("sliding_attention", {}).get("rope_theta") or config.get("rope_local_base_freq")
@@ -319,7 +319,7 @@ def _rotary_config(cfg: Model, kind: str) -> dict[str, Any]:
         written |= {
             "sliding_window": cfg.sliding_window,
             "layer_types": [names[letter] for letter in letters],
-            "query_pre_attn_scalar": int(scalar) if scalar == int(scalar) else scalar,  # transformers wants an integer
+            "query_pre_attn_scalar": int(scalar) if scalar == int(scalar) else scalar,  # must be an integer
             "attn_logit_softcapping": cfg.attn_logit_softcap,
             "final_logit_softcapping": cfg.final_logit_softcap,
         }

@@ -1,4 +1,4 @@
-"""Hugging Face checkpoints in and out, tensor by tensor: nothing but the result is ever held whole."""
+"""Read and write Hugging Face checkpoints tensor by tensor; only the result is ever held whole."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from trainer.pretrained.hf_families import NAME_PREFIXES, TensorMapping, tensor_
 INDEX_FILE = "model.safetensors.index.json"
 SINGLE_FILE = "model.safetensors"
 SHARD_BYTES = 2 << 30
-"""Size of the files that `write` makes; it holds two such sizes beside the model."""
+"""Maximum size of written files; writing needs twice this memory beside the model."""
 
 
 class PretrainedError(ValueError):
-    """A checkpoint that is incomplete, damaged, or of another model."""
+    """A checkpoint is incomplete, damaged, or of another model."""
 
 
 def read_config(folder: epath.Path) -> dict[str, Any]:
-    """config.json. Raises PretrainedError."""
+    """Read config.json. Raises PretrainedError."""
     file = folder / "config.json"
     if not file.exists():
         raise PretrainedError(f"{folder}: there is no config.json; give the folder of a Hugging Face model")
@@ -36,17 +36,17 @@ def read_config(folder: epath.Path) -> dict[str, Any]:
 
 
 def read_params(folder: epath.Path, cfg: Model) -> Params:
-    """All weights of the model as NumPy arrays, in the types of the checkpoint, in the tree of `weight_table`.
+    """Return all weights of the model as NumPy arrays in the checkpoint's dtypes, in the tree of `weight_table`.
 
     Raises:
-        PretrainedError: a shard is missing or cut off, a tensor is missing or of another shape.
+        PretrainedError: a shard is missing or truncated, a tensor is missing or has another shape.
     """
     wanted = {name: tensor for tensor in tensor_mappings(cfg) for name in _hf_names(tensor, cfg)}
     table, params = weight_table(cfg), {}
     for name, array in iter_tensors(folder):
         known = next((name.removeprefix(p) for p in NAME_PREFIXES if name.removeprefix(p) in wanted), None)
         if known is None:
-            continue  # buffers, an output layer that is tied anyway, the tower that sees images
+            continue  # buffers, a tied output layer, the vision tower
         _copy_into_params(params, table, known, wanted.pop(known), array)
     if wanted:
         missing = sorted(wanted)
@@ -55,7 +55,7 @@ def read_params(folder: epath.Path, cfg: Model) -> Params:
 
 
 def write_params(folder: epath.Path, params: Params, cfg: Model, config: dict[str, Any]) -> None:
-    """Write config.json and shards of at most SHARD_BYTES, as transformers' `from_pretrained` reads them."""
+    """Write config.json and shards of at most SHARD_BYTES, readable by transformers' `from_pretrained`."""
     from safetensors.numpy import save
 
     folder.mkdir(parents=True, exist_ok=True)
@@ -72,7 +72,7 @@ def write_params(folder: epath.Path, params: Params, cfg: Model, config: dict[st
 
 
 def _plan_shards(params: Params, cfg: Model) -> list[list[tuple[str, TensorMapping]]]:
-    """Which of their tensors go into which file."""
+    """Assign the tensors to files."""
     shards: list[list[tuple[str, TensorMapping]]] = [[]]
     size = 0
     for tensor in tensor_mappings(cfg):
@@ -99,17 +99,17 @@ def _to_hf_array(name: str, tensor: TensorMapping, params: Params) -> np.ndarray
 
 
 def _layer_index(name: str) -> int:
-    """The number of the layer in one of their names."""
+    """Return the layer index in a tensor name."""
     return int(next(word for word in name.split(".") if word.isdigit()))
 
 
 def _hf_names(tensor: TensorMapping, cfg: Model) -> list[str]:
-    """Their names of one kind of tensor: one, or one per layer."""
+    """Return the names of a mapped tensor: one, or one per layer."""
     return [tensor.theirs.format(i=i) for i in range(cfg.num_layers)] if tensor.is_per_layer else [tensor.theirs]
 
 
 def _copy_into_params(params: Params, table: Params, name: str, tensor: TensorMapping, array: np.ndarray) -> None:
-    """Put a tensor of theirs where it belongs; the arrays of all layers are made when the first one comes."""
+    """Copy a tensor to its place; the first layer's tensor allocates the arrays of all layers."""
     try:
         parts = tensor.read(array)
     except ValueError:
@@ -130,7 +130,7 @@ def _copy_into_params(params: Params, table: Params, name: str, tensor: TensorMa
 
 
 def iter_tensors(folder: epath.Path) -> Iterator[tuple[str, np.ndarray]]:
-    """Every tensor of every shard, one at a time."""
+    """Yield every tensor of every shard, one at a time."""
     from safetensors import SafetensorError, safe_open
 
     for name in _shards(folder):
@@ -158,7 +158,7 @@ def _shards(folder: epath.Path) -> list[str]:
 
 
 def _local_copy(file: epath.Path) -> Any:
-    """The file as a local path for the time of a `with`: itself, or a copy that is deleted afterwards."""
+    """Yield a local path to the file: itself, or a copy that is deleted afterwards."""
     import contextlib
     import tempfile
 

@@ -1,5 +1,4 @@
-"""Weights on their own, to start from: an Orbax checkpoint, and model.yaml, which says what model they are of; or a
-folder of Hugging Face's, read as it is."""
+"""Stored weights to start from: an Orbax checkpoint with model.yaml, or a Hugging Face folder."""
 
 from __future__ import annotations
 
@@ -30,15 +29,15 @@ COMPUTE_KEYS = {
     "max_seq_len",
     "weights",
 }
-"""Keys of the model that may differ between who wrote the weights and who reads them."""
+"""Model keys that may differ between the writer and the reader of the weights."""
 
 
 class StoreError(RunFileError):
-    """A folder without weights, or with those of another model."""
+    """The folder has no weights, or those of another model."""
 
 
 def write_params(folder: epath.Path, params: Params, cfg: Model) -> None:
-    """Write the weights, NumPy arrays, then their description: a folder without one is not complete."""
+    """Write the weights, NumPy arrays, then their description; a folder without one is incomplete."""
     # the usual handler makes a copy of every array first, so that it may be changed meanwhile; nobody does that here
     handler = ocp.type_handlers.NumpyHandler(deepcopy_host_arrays=False)
     registry = ocp.type_handlers.create_type_handler_registry((np.ndarray, handler))
@@ -48,7 +47,7 @@ def write_params(folder: epath.Path, params: Params, cfg: Model) -> None:
 
 
 def read_model(folder: epath.Path) -> Model:
-    """What model the weights are of. Raises StoreError."""
+    """Return the model of the stored weights. Raises StoreError."""
     file = folder / DESCRIPTION_FILE
     if not file.exists() and (folder / "config.json").exists():
         try:
@@ -64,16 +63,16 @@ def read_model(folder: epath.Path) -> Model:
 
 
 def read_params(folder: epath.Path, cfg: Model) -> Params:
-    """The weights as NumPy arrays, in the types they are stored in. Raises StoreError."""
+    """Return the weights as NumPy arrays in their stored dtypes. Raises StoreError."""
     _check_same_model(folder, cfg)
     with ocp.PyTreeCheckpointer() as checkpointer:
         return jax.tree.map(np.asarray, checkpointer.restore(_absolute(folder) / WEIGHTS_FOLDER))
 
 
 def load_sharded(folder: epath.Path, cfg: Model, mesh: Mesh) -> Params:
-    """The weights in the model's types, on the mesh.
+    """Load the weights onto the mesh, in the model's dtypes.
 
-    Of our own folders, each process reads only what its devices hold; of Hugging Face's, everything, into its memory.
+    From our own folders, each process reads only its devices' shards; from Hugging Face's, everything, into its memory.
     Raises StoreError.
     """
     _check_same_model(folder, cfg)
@@ -85,7 +84,7 @@ def load_sharded(folder: epath.Path, cfg: Model, mesh: Mesh) -> Params:
     if not (folder / DESCRIPTION_FILE).exists():
         read, shapes = _read_pretrained(folder, cfg), jax.tree.leaves(wanted)
         arrays, tree = jax.tree.flatten(read)
-        del read  # so that each array goes when it has been placed
+        del read  # frees each array once it is placed
         return tree.unflatten([_to_sharded_array(arrays.pop(0), shape) for shape in shapes])
     restore: Any = ocp.checkpoint_utils.construct_restore_args(wanted)
     with ocp.PyTreeCheckpointer() as checkpointer:
@@ -116,5 +115,5 @@ def _check_same_model(folder: epath.Path, cfg: Model) -> None:
 
 
 def _absolute(folder: epath.Path) -> epath.Path:
-    """Orbax refuses relative folders."""
+    """Return the absolute path; Orbax rejects relative ones."""
     return folder if "://" in str(folder) else folder.resolve()

@@ -1,4 +1,4 @@
-r"""Is a given answer the right one? Numbers are compared exactly, words as words, the rest as mathematics.
+r"""Compare a given answer with the correct one: numbers exactly, words as words, the rest as mathematics.
 
 A number may stand beside a unit, a currency, a percent sign or the variable it is the value of: `18`, `18.00`, `$18`,
 `18%`, `x=18`, `18 dollars`, `36/2` and `\frac{36}{2}` are equal; `18 or 19` and `18x` are no numbers.
@@ -14,7 +14,7 @@ from trainer.rewards import symbolic
 from trainer.rewards.extract import NUMBER
 
 MAX_ANSWER_CHARS = 300
-"""Characters; what is longer is no answer."""
+"""Maximum characters of an answer; longer text is not an answer."""
 
 WRAPPERS = (("$$", "$$"), ("$", "$"), ("\\(", "\\)"), ("\\[", "\\]"), ("**", "**"), ("{", "}"), ("`", "`"))
 WRAPPER_COMMAND = re.compile(r"\\(?:boxed|fbox|framebox|text|textbf|mathbf|mathrm|mbox)\s*\{([^{}]*)\}")
@@ -33,9 +33,9 @@ THOUSANDS = re.compile(r"(?<=\d),(?=\d{3}(?!\d))")
 SEPARATOR = re.compile(r"[,;]|\b(?:and|or)\b", re.IGNORECASE)
 EQUALS = re.compile(r"=|\u2248|\\approx(?![a-zA-Z])")
 BEFORE_VARIABLE = re.compile(r"(?:.*(?:[^A-Za-z]|[A-Za-z]{2}))?", re.DOTALL)
-"""A letter alone, right before the number, makes it a name: x18."""
+"""A single letter directly before the number makes it a name: x18."""
 SURROUNDING_TEXT = (re.compile(r"[A-Za-z\s$€£¥:.,('\"]*"), re.compile(r"[A-Za-z\s$€£¥%.,;/)'\"²³-]*"))
-"""What may stand before and after a number."""
+"""Text allowed before and after a number."""
 VARIABLE = re.compile(r"\s*(?:[abeiknxyz]|pi)\s*")
 MAGNITUDE = re.compile(r"\s*(thousand|million|billion|trillion)\b", re.IGNORECASE)
 MAGNITUDES = {"thousand": 10**3, "million": 10**6, "billion": 10**9, "trillion": 10**12}
@@ -44,7 +44,7 @@ MATHEMATICAL = re.compile(r"[\d\\^+*/=<>()\[\]|]")
 
 @lru_cache(maxsize=4096)  # the samples of a group give the same answers, and several rewards ask about each
 def is_equal(given: str, right: str) -> bool:
-    """Is the given answer the right one? Deterministic; under a limit where one of them is neither number nor word."""
+    """Return whether an answer is correct. Deterministic; symbolic comparison needs a time limit around it."""
     if len(given) > MAX_ANSWER_CHARS:
         return False
     left, gold = strip_formatting(given), strip_formatting(right)
@@ -61,7 +61,7 @@ def is_equal(given: str, right: str) -> bool:
 
 
 def canonicalize(answer: str) -> str | None:
-    """The same text for answers that say the same number or the same words; None for what is no answer."""
+    """Return equal text for answers with equal numbers or words; None if it is not an answer."""
     if len(answer) > MAX_ANSWER_CHARS or not (text := strip_formatting(answer)):
         return None
     value = parse_number(text)
@@ -69,7 +69,7 @@ def canonicalize(answer: str) -> str | None:
 
 
 def strip_formatting(text: str) -> str:
-    """The answer without what is around it and without the typography of TeX."""
+    """Return the answer without surrounding text and TeX typography."""
     for pattern, by in REPLACEMENTS:
         text = pattern.sub(by, text)
     while True:
@@ -87,9 +87,9 @@ def strip_formatting(text: str) -> str:
 
 
 def parse_number(text: str) -> Fraction | None:
-    """The number that a text says, unit or currency aside; None if it says none, or more than one.
+    """Return the number in a text, ignoring unit or currency; None if there is none, or more than one.
 
-    None, too, for a division by zero and for more digits than Python turns into a number (4300).
+    Also None for a division by zero and for more digits than Python converts (4300).
     """
     *names, text = EQUALS.split(THOUSANDS.sub("", TEXT.sub(r" \1 ", text)))
     if SEPARATOR.search(" ".join(names)):

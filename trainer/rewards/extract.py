@@ -1,7 +1,7 @@
-r"""Where in a response its answer stands.
+r"""Extract the answer of a response.
 
-An answer is marked: `#### 18`, `\boxed{18}`, `\fbox{18}`; or it is said: "the answer is 18"; or else the last number is
-taken for it. The last one wins, with two exceptions, since a model without a chat template seldom knows when to stop:
+An answer is marked: `#### 18`, `\boxed{18}`, `\fbox{18}`; or stated: "the answer is 18"; or else it is the last number in the
+response. The last one wins, with two exceptions, since a model without a chat template seldom knows when to stop:
 a box that is never closed, or holds no answer (`\boxed{}`, `\boxed{answer}`), does not count; nor does what the
 response answers after it has gone on to another question of its own making.
 """
@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 
 MAX_RESPONSE_CHARS = 50_000
-"""Characters of a response that are looked at, from its end. Every pattern here takes time linear in them."""
+"""Characters of a response to search, from its end. Every pattern here takes time linear in them."""
 
 ANOTHER_QUESTION = re.compile(
     r"^[ \t]*(?:\#+[ \t]*)?\**(?:question|problem|exercise|user|human|q)(?:[ \t]*\d+)?\**[ \t]*:"
@@ -38,7 +38,7 @@ NUMBER = re.compile(
 
 
 def extract_answer(response: str) -> str | None:
-    """The answer of a response; None if it has none."""
+    """Return the answer of a response, or None if there is none."""
     pieces = _split_at_questions(response)
     for piece in pieces:
         if found := _marked_answer(piece) or _stated_answer(piece):
@@ -50,7 +50,7 @@ def extract_answer(response: str) -> str | None:
 
 
 def extract_boxed(response: str) -> str | None:
-    """What stands in the last closed box that holds an answer; None if there is none."""
+    """Return the content of the last closed box that holds an answer, or None."""
     for piece in _split_at_questions(response):
         if found := [box for _, box in _boxes(piece)]:
             return found[-1]
@@ -58,13 +58,13 @@ def extract_boxed(response: str) -> str | None:
 
 
 def has_marked_answer(response: str) -> bool:
-    """Does it mark an answer?"""
+    """Return whether the response marks an answer."""
     return any(_marked_answer(piece) for piece in _split_at_questions(response))
 
 
 def _split_at_questions(response: str) -> list[str]:
-    """The response, cut where it goes on to another question."""
-    tail = response[-MAX_RESPONSE_CHARS:].replace("{,}", ",")  # the comma of 1{,}800, as TeX wants it
+    """Split the response where it goes on to another question."""
+    tail = response[-MAX_RESPONSE_CHARS:].replace("{,}", ",")  # the comma of 1{,}800 in TeX
     return [piece for piece in ANOTHER_QUESTION.split(tail) if piece.strip()]
 
 
@@ -85,7 +85,7 @@ def _stated_answer(piece: str) -> str | None:
 
 
 def _boxes(piece: str) -> list[tuple[int, str]]:
-    """Where the outermost closed boxes begin and what they hold, in order; those without an answer are left out."""
+    """Return start and content of the outermost closed boxes that hold an answer, in order."""
     spans: list[tuple[int, int]] = []
     opened: list[tuple[int, bool]] = []
     for brace in BRACES.finditer(piece):

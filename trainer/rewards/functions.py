@@ -1,7 +1,7 @@
-"""Rewards: plain functions of (response, right answer) to a number, by name in one dict.
+"""Rewards: plain functions from (response, correct answer) to a number, by name in one dict.
 
-They must be deterministic. `pool.Pool` runs them in worker processes under a time limit, so that they may be slow, hang
-or crash on some responses without harm to the run.
+They must be deterministic. `pool.RewardPool` runs them in worker processes under a time limit, so a function that is
+slow, hangs or crashes on some responses does not harm the run.
 """
 
 from __future__ import annotations
@@ -17,27 +17,27 @@ Reward = Callable[[str, str], float]
 
 
 def answer_match(response: str, answer: str) -> float:
-    """1 if the response's answer, in whatever form it is given, is the right one."""
+    """Return 1 if the response's answer, in any form, is correct."""
     given = extract_answer(response)
     return float(given is not None and is_equal(given, answer))
 
 
 def boxed(response: str, answer: str) -> float:
-    """1 if the answer that the response puts into a box is the right one."""
+    """Return 1 if the boxed answer of the response is correct."""
     given = extract_boxed(response)
     return float(given is not None and is_equal(given, answer))
 
 
 def answer_format(response: str, answer: str) -> float:
-    """1 if the response marks its answer, with `####` or a closed box, right or wrong."""
+    """Return 1 if the response marks its answer, with `####` or a closed box, correct or not."""
     return float(has_marked_answer(response))
 
 
 def length(response: str, answer: str) -> float:
-    """Of a right answer, the share of MAX_RESPONSE_CHARS characters that it does without; 0 for a wrong one.
+    """Return the unused fraction of MAX_RESPONSE_CHARS for a correct answer; 0 for a wrong one.
 
-    After the length reward of Kimi k1.5 (https://arxiv.org/abs/2501.12599, 2.3.3), which rewards no short wrong answer
-    either; unlike there it does not depend on the other samples of the group.
+    After the length reward of Kimi k1.5 (https://arxiv.org/abs/2501.12599, 2.3.3), which also gives no reward to short
+    wrong answers; unlike there, it does not depend on the other samples of the group.
     """
     unused = 1 - min(len(response), MAX_RESPONSE_CHARS) / MAX_RESPONSE_CHARS
     return answer_match(response, answer) * unused
@@ -47,7 +47,7 @@ REWARDS: dict[str, Reward] = {"answer_match": answer_match, "boxed": boxed, "for
 
 
 def resolve(name: str) -> Reward:
-    """The function of that name: one of REWARDS, or `module:function`. Raises RunFileError where there is none."""
+    """Return a function by its name in REWARDS, or `module:function`. Raises RunFileError if it does not exist."""
     if name in REWARDS:
         return REWARDS[name]
     module, _, function = name.partition(":")

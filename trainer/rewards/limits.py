@@ -1,4 +1,4 @@
-"""How long a check may take. The kernel ends the process that oversteps, wherever it is, in C code as well."""
+"""Time limits of checks. The kernel kills a process that exceeds them, even inside C code."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ import signal
 from collections.abc import Iterator
 
 MAX_MEMORY_BYTES = 4 << 30
-"""Bytes of data that a worker may have."""
+"""Maximum bytes of data of a worker."""
 WALL_LIMIT_SECONDS = 30
-"""What a check may wait beyond ten times its CPU time: this limit is for those that sleep, and not deterministic."""
+"""Wall-clock limit beyond ten times the CPU time; only for checks that sleep, since it is not deterministic."""
 
 
 def install_limits() -> None:
-    """Make this process one that the limits can end, quietly."""
+    """Prepare this process to be killed quietly by the limits."""
     signal.signal(signal.SIGPROF, signal.SIG_DFL)
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
-    for told in (signal.SIGINT, signal.SIGTERM):  # for the trainer to answer; when it ends, the pipe is closed
+    for told in (signal.SIGINT, signal.SIGTERM):  # handled by the trainer; when it exits, the pipe closes
         signal.signal(told, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     _, hard = resource.getrlimit(resource.RLIMIT_DATA)
@@ -27,7 +27,7 @@ def install_limits() -> None:
 
 @contextlib.contextmanager
 def cpu_time_limit(seconds: float) -> Iterator[None]:
-    """At most that much CPU time, of all threads together: how busy the machine is does not matter."""
+    """Limit the CPU time of all threads together, so that machine load does not matter."""
     signal.setitimer(signal.ITIMER_PROF, seconds)
     signal.setitimer(signal.ITIMER_REAL, 10 * seconds + WALL_LIMIT_SECONDS)
     try:
@@ -39,7 +39,7 @@ def cpu_time_limit(seconds: float) -> Iterator[None]:
 
 @contextlib.contextmanager
 def uncounted_cpu_time() -> Iterator[None]:
-    """For imports: what happens once per process must not be charged to the check that comes first."""
+    """Exclude imports from the limit, so the first check is not charged for once-per-process work."""
     left, _ = signal.setitimer(signal.ITIMER_PROF, 0)
     try:
         yield
@@ -49,5 +49,5 @@ def uncounted_cpu_time() -> Iterator[None]:
 
 
 def is_timeout(code: int) -> bool:
-    """Does a process that ended with this code of `Popen` owe it to a limit?"""
+    """Return whether a process with this `Popen` exit code was killed by a limit."""
     return code in (-signal.SIGPROF, -signal.SIGALRM)

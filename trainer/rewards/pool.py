@@ -1,6 +1,6 @@
-"""Checks in worker processes: submit responses, decode the next ones, collect the scores.
+"""Reward checks in worker processes: submit responses, decode the next ones, collect the scores.
 
-A check that takes longer than its limit of CPU time, raises, or kills its process scores 0, and is counted.
+A check that exceeds its CPU time limit, raises, or kills its process scores 0, and is counted.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from trainer.rewards import limits
 
 @dataclass(frozen=True)
 class RewardResult:
-    """The scores of one response by the names of its rewards, and how many of these timed out or failed."""
+    """Scores of one response by reward name, and how many rewards timed out or failed."""
 
     scores: dict[str, float]
     timed_out: int
@@ -28,10 +28,10 @@ class RewardResult:
 
 
 class RewardPool:
-    """Workers that check responses; to be closed, or used in a `with`. One worker process per check at a time."""
+    """Worker processes that check responses, one check each at a time. Close it, or use it in a `with`."""
 
     def __init__(self, workers: int, seconds: float) -> None:
-        """seconds: CPU time of one check. Processes are started when they are first needed."""
+        """Create a pool. seconds: CPU time of one check. Processes start when first needed."""
         self._threads = ThreadPoolExecutor(workers, thread_name_prefix="reward")
         self._idle: queue.SimpleQueue[_Worker] = queue.SimpleQueue()
         for _ in range(workers):
@@ -40,11 +40,11 @@ class RewardPool:
         self._told: set[str] = set()
 
     def submit(self, names: Sequence[str], response: str, answer: str) -> Future[RewardResult]:
-        """Score a response by these rewards, beside whatever the caller does next; `result()` waits for it."""
+        """Score a response by these rewards in the background; `result()` waits for it."""
         return self._threads.submit(self._check, list(names), response, answer)
 
     def close(self) -> None:
-        """End the workers, after the checks under way."""
+        """Stop the workers after their current checks."""
         self._threads.shutdown(cancel_futures=True)
         for _ in range(self._workers):
             self._idle.get().stop()
@@ -64,7 +64,7 @@ class RewardPool:
                 try:
                     try:
                         scores[name] = worker.check(name, response, answer)
-                    except _WorkerDiedError:  # perhaps by no fault of its own
+                    except _WorkerDiedError:  # perhaps not this check's fault
                         scores[name] = worker.check(name, response, answer)
                 except _CheckTimeoutError:
                     timed_out += 1
@@ -76,7 +76,7 @@ class RewardPool:
         return RewardResult(scores, timed_out, failed)
 
     def _tell(self, name: str, error: Exception) -> None:
-        """Once per reward: the first failure may well be a mistake in the function."""
+        """Print the first failure of each reward, which may be a bug in the function."""
         if name not in self._told:
             self._told.add(name)
             print(f"reward {name} failed on a response, which scores 0: {error}", file=sys.stderr, flush=True)
@@ -91,11 +91,11 @@ class _CheckFailedError(Exception):
 
 
 class _WorkerDiedError(_CheckFailedError):
-    """A process ended amid a check."""
+    """A process died during a check."""
 
 
 class _Worker:
-    """One process, started when needed, and again when it has died."""
+    """One process, started when needed, and restarted after it dies."""
 
     def __init__(self, seconds: float) -> None:
         self._seconds = seconds
@@ -139,7 +139,7 @@ class _Worker:
         return self._process
 
     def _raise_exit_error(self, process: subprocess.Popen[str]) -> NoReturn:
-        """The process has ended itself, or was ended."""
+        """Raise the error for a process that exited or was killed."""
         assert process.stdout is not None
         code = process.wait()
         process.stdout.close()

@@ -1,6 +1,6 @@
 """Equality of mathematical expressions, by math-verify (https://github.com/huggingface/Math-Verify) and SymPy.
 
-Its LaTeX parser is a grammar and never evaluates Python; it and SymPy can take for ever, so call it under a limit.
+Its LaTeX parser is a grammar and never evaluates Python; parser and SymPy may never return, so call it under a limit.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from trainer.rewards import limits
 
 
 def is_equal(given: str, right: str) -> bool:
-    """Are two LaTeX expressions, without `$` around them, equal? False where one cannot be read."""
+    """Return whether two LaTeX expressions, without `$` around them, are equal; False if one is unreadable."""
     math_verify = _load_math_verify()
     left, gold = ([*_parse(math_verify, text)] for text in (given, right))
     return bool(left and gold and math_verify.verify(gold, left, timeout_seconds=None))
@@ -23,7 +23,7 @@ def is_equal(given: str, right: str) -> bool:
 def _load_math_verify() -> Any:
     with limits.uncounted_cpu_time():
         import math_verify
-    logging.getLogger("math_verify").setLevel(logging.CRITICAL)  # it warns of every expression that it cannot read
+    logging.getLogger("math_verify").setLevel(logging.CRITICAL)  # it warns of every unreadable expression
     return math_verify
 
 

@@ -1,6 +1,6 @@
-"""A process that runs checks: `python -m trainer.rewards.worker SECONDS`, a JSON line in, a JSON line out.
+"""Worker process for checks: `python -m trainer.rewards.worker SECONDS`; reads and writes JSON lines.
 
-A check that oversteps its limit is the end of the process: `pool` starts another one.
+A check that exceeds its limit kills the process; `pool` starts another one.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from trainer.rewards.functions import resolve
 
 
 def main() -> None:
-    """Answer until the pipe is closed. What a reward prints goes to stderr."""
+    """Answer requests until the pipe closes. Output of rewards goes to stderr."""
     seconds = float(sys.argv[1])
     signal.signal(signal.SIGTERM, signal.SIG_IGN)  # to all of the run: a notice, which the trainer answers
     answers = os.fdopen(os.dup(1), "w")
@@ -28,7 +28,7 @@ def main() -> None:
 
 
 def _check(name: str, response: str, answer: str, seconds: float) -> float | str:
-    """The score, or what went wrong."""
+    """Return the score, or an error message."""
     try:
         with limits.uncounted_cpu_time():
             reward = resolve(name)

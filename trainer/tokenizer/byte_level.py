@@ -9,14 +9,14 @@ BOS_ID = 257
 EOS_ID = 258
 
 VOCAB_SIZE = 259
-"""Ids that a model must know."""
+"""Vocabulary size that a model needs."""
 
 
 def encode(text: str) -> list[int]:
-    """The bytes of a text, without marks."""
+    """Return the bytes of a text, without special tokens."""
     return list(text.encode())
 
 
 def decode(ids: Sequence[int]) -> str:
-    """The text; marks are left out, and bytes that are no UTF-8 become U+FFFD."""
+    """Return the text without special tokens; bytes that are not UTF-8 become U+FFFD."""
     return bytes(i for i in ids if i < PAD).decode(errors="replace")

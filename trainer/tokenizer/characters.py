@@ -1,4 +1,4 @@
-"""A token per character of one small text, as nanoGPT's shakespeare_char."""
+"""A token per character of one small text, like nanoGPT's shakespeare_char."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class CharacterTokenizer:
         self.special: dict[str, int] = {}
 
     def encode(self, texts: Sequence[str]) -> list[np.ndarray]:
-        """As `loading.Tokenizer`. Raises RunFileError for a character that the text does not have."""
+        """Return the ids of each text. Raises RunFileError for a character that the source text lacks."""
         return [self._ids(text) for text in texts]
 
     def decode(self, ids: Sequence[int]) -> str:

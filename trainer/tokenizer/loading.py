@@ -19,28 +19,28 @@ CHARACTERS = "characters"
 
 
 class Tokenizer(Protocol):
-    """From text to ids and back. Special tokens have names; in a text their names are text like any other."""
+    """Converts text to ids and back. Names of special tokens in a text are plain text."""
 
     vocab: int
-    """Ids are below it."""
+    """Exclusive upper bound of the ids."""
     special: dict[str, int]
     """Ids of the special tokens, by name."""
 
     def encode(self, texts: Sequence[str]) -> list[np.ndarray]:
-        """The ids of each text, int32, without marks."""
+        """Return the ids of each text, int32, without special tokens."""
         ...
 
     def decode(self, ids: Sequence[int]) -> str:
-        """The text; special tokens are left out, and bytes that are no UTF-8 become U+FFFD."""
+        """Return the text without special tokens; bytes that are not UTF-8 become U+FFFD."""
         ...
 
     def token_bytes(self) -> np.ndarray:
-        """How many bytes of text each id stands for, int32 [vocab]; 0 for special tokens."""
+        """Return each id's bytes of text, int32 [vocab]; 0 for special tokens."""
         ...
 
 
 def load_tokenizer(name: str, key: str = "data.tokenizer") -> Tokenizer:
-    """The tokenizer of that name or path, the value of a config key. Raises RunFileError."""
+    """Return the tokenizer of that name or path, the value of a config key. Raises RunFileError."""
     if name == BYTES:
         return ByteTokenizer()
     from etils import epath
@@ -54,7 +54,7 @@ def load_tokenizer(name: str, key: str = "data.tokenizer") -> Tokenizer:
 
 
 def parse_tokenizer(raw: bytes, whence: str) -> Tokenizer:
-    """A tokenizer.json's content. Raises RunFileError, which begins with `whence`."""
+    """Parse the content of a tokenizer.json. Raises RunFileError with a message that begins with `whence`."""
     from tokenizers import Tokenizer as Library
 
     try:
@@ -112,14 +112,14 @@ class LibraryTokenizer:
 
 
 def _decoder_kinds(decoder: Any) -> set[str]:
-    """The kinds of decoder of a tokenizer.json, which may be a sequence of several."""
+    """Return the decoder types of a tokenizer.json, whose decoder may be a sequence."""
     if decoder is None:
         return set()
     return {decoder["type"]}.union(*(_decoder_kinds(inner) for inner in decoder.get("decoders", [])))
 
 
 def _token_bytes(token: str) -> int:
-    """Bytes of a token of SentencePiece's kind: `▁` is a space, `<0x0A>` a byte."""
+    """Return the bytes of a SentencePiece-style token: `▁` is a space, `<0x0A>` a byte."""
     if len(token) == 6 and token.startswith("<0x") and token.endswith(">"):
         return 1
     return len(token.replace("▁", " ").encode())

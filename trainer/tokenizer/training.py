@@ -25,14 +25,14 @@ SPECIAL_TOKENS = (
     "<|output_start|>",
     "<|output_end|>",
 )
-"""nanochat's, with the last ids."""
+"""nanochat's special tokens, which get the last ids."""
 
 MIN_VOCAB_SIZE = 256 + len(SPECIAL_TOKENS)
-"""The bytes and the special tokens."""
+"""One id per byte and special token."""
 
 
 def train_tokenizer(documents: Iterable[str], vocab: int) -> Library:
-    """A byte-level BPE with `vocab` ids (265 or more), or fewer where the documents do not hold as many pairs."""
+    """Train a byte-level BPE with `vocab` ids (265 or more), or fewer if the documents have too few pairs."""
     from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 
     tokenizer = Tokenizer(models.BPE())
@@ -45,7 +45,7 @@ def train_tokenizer(documents: Iterable[str], vocab: int) -> Library:
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
         vocab_size=vocab - len(SPECIAL_TOKENS),
-        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),  # so that any byte can be written
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),  # makes any byte encodable
         show_progress=False,
     )
     tokenizer.train_from_iterator(documents, trainer)
@@ -54,7 +54,7 @@ def train_tokenizer(documents: Iterable[str], vocab: int) -> Library:
 
 
 def take_documents(documents: Iterable[str], characters: int, longest: int) -> Iterator[str]:
-    """Documents, each cut after `longest` characters, until there are `characters` of them."""
+    """Yield documents, each cut after `longest` characters, up to `characters` in total."""
     left = characters
     for document in documents:
         if left <= 0:
