@@ -62,7 +62,7 @@ class Split:
         return self._shuffled(numbers, epoch, group)
 
     def shared(self) -> Split:
-        """Return a copy in which streams that advance together share reads of common groups."""
+        """Return a split that reads groups common to all streams once, if the streams advance together."""
         return self if self.splits_by_group else replace(self, source=CachedSource(self.source, CACHED_GROUPS))
 
     def is_empty(self) -> bool:
