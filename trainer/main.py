@@ -1,6 +1,6 @@
 """Start-up: read run.yaml, join the other workers, check, train. Every worker runs this same program.
 
-Exit codes: 0 done; 2 bad run.yaml; 3 wrong devices; 4 workers disagree; 75 told that the VM goes away, and saved;
+Exit codes: 0 done; 2 bad run.yaml; 3 wrong devices; 4 workers disagree; 75 preempted, state saved;
 1 anything else, with a traceback.
 """
 
@@ -30,7 +30,7 @@ from trainer.telemetry import wandb
 from trainer.telemetry.metrics import MetricsLogger, run_folder
 
 JOIN_TIMEOUT_SECONDS = 300
-"""How long a worker waits for the others, whose VMs may become ready minutes apart."""
+"""Seconds a worker waits for the others, whose VMs may become ready minutes apart."""
 
 
 def main() -> None:

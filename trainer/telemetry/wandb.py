@@ -16,7 +16,7 @@ from conf.schema.training.run_yaml import RunFile, RunFileError
 from conf.schema.training.settings import Wandb
 
 FINISH_SECONDS = 60
-"""How long the end of a run waits for pending uploads."""
+"""Seconds that the end of a run waits for pending uploads."""
 SERVICE_SECONDS = 300
 """Startup timeout of W&B's own process, on a machine that has just begun to compile."""
 logger = logging.getLogger(__name__)

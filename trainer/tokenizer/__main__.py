@@ -28,7 +28,7 @@ READ_BATCH_SIZE = 256
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """What the words above say; returns the exit code."""
+    """Run the command line; return the exit code."""
     options = _parser().parse_args(arguments)
     try:
         longest = options.doc_chars if options.path.endswith(ROW_SUFFIXES) else options.max_chars
