@@ -79,8 +79,9 @@ def order(apis: Apis, **changed: Any) -> dict[str, Any]:
 
 
 def test_a_pod_that_nobody_uses_deletes_itself_and_says_why(worker: AgentWorker, apis: Apis) -> None:
-    state = worker.ask("guard", **order(apis, idle_seconds=0.4))
-    assert state == {"standing": True, "idle_seconds": 0.4, "seconds_left": None, "refused": None, "allowed": True}
+    state = worker.ask("guard", **order(apis, idle_seconds=3600.0))
+    assert state == {"standing": True, "idle_seconds": 3600.0, "seconds_left": None, "refused": None, "allowed": True}
+    worker.ask("guard", **order(apis, idle_seconds=0.4))
     wait_for(lambda: NODE in apis.deleted())
     assert apis.deleted()[:2] == [QUEUED, NODE]
     assert {token for _, _, token in apis.asked} == {"Bearer ya29.pod"}

@@ -83,7 +83,8 @@ def test_a_failing_run_tells_no_secret(slipway: SlipwayCli, monkeypatch: pytest.
     monkeypatch.setenv("HF_TOKEN", PLANTED)
     monkeypatch.setenv("NETRC", str(tmp_path / "netrc"))
     says = "import os, sys, time; print(os.environ['HF_TOKEN']); sys.stderr.write(open(os.environ['NETRC']).read())"
-    fails = f"{says}; time.sleep(1.5); raise RuntimeError(os.environ['HF_TOKEN'] + {PASSWORD[:8]!r} + {PASSWORD[8:]!r})"
+    wait = f"while not os.path.exists({str(tmp_path / 'looked')!r}): time.sleep(0.02)"
+    fails = f"{says}\n{wait}\nraise RuntimeError(os.environ['HF_TOKEN'] + {PASSWORD[:8]!r} + {PASSWORD[8:]!r})"
     lines: list[str] = []
     holders: list[dict[str, str]] = []
     ended = threading.Event()
@@ -96,6 +97,7 @@ def test_a_failing_run_tells_no_secret(slipway: SlipwayCli, monkeypatch: pytest.
                 environ = process.info["environ"] or {}
                 if "SLIPWAY_LOCALCLOUD_WORKER" in environ and PLANTED in environ.values():
                     holders.append(environ)
+                    (tmp_path / "looked").touch()
 
     looking = threading.Thread(target=look)
     looking.start()
