@@ -9,7 +9,7 @@ os.environ["JAX_PLATFORMS"] = "cpu"
 os.environ["JAX_NUM_CPU_DEVICES"] = "8"
 os.environ.setdefault(
     "PJRT_NPROC", "16"
-)  # a thread per waiting device, as trainer.distributed.runtime.spare_threads says
+)  # a thread per waiting device, as trainer.distributed.runtime.set_cpu_threads says
 # compiling is what these tests spend their time on
 os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitters=false")
 

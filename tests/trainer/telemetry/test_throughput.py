@@ -9,7 +9,7 @@ from conf.schema.training.model import Model
 from conf.schema.training.run_yaml import PodFacts
 from tests.groups import load_group
 from tests.trainer.conftest import make_mesh
-from trainer.distributed import batch_sharding
+from trainer.distributed.mesh import named_sharding
 from trainer.losses import lm
 from trainer.models.weights import abstract_params
 from trainer.step.program import Program
@@ -23,7 +23,7 @@ def test_model_flops_are_those_of_the_traced_update():
     sizes = {"attention_pattern": "G", "vocab_size": 512, "logit_chunk": 64, "remat": "none"}
     cfg = Model(**load_group("model/tiny") | sizes)
     mesh = make_mesh(1, 1, 1)
-    rows = jax.ShapeDtypeStruct((4, 64), "int32", sharding=batch_sharding.meshes.named(mesh, "batch"))
+    rows = jax.ShapeDtypeStruct((4, 64), "int32", sharding=named_sharding(mesh, "batch"))
     batch = {"tokens": rows, "targets": rows, "weights": jax.ShapeDtypeStruct(rows.shape, "float32")}
 
     def gradient(params, batch):
