@@ -117,7 +117,7 @@ def metrics(run: str, *, phase: str | None = None, state: Path | None = None) ->
 
 
 def record(run: str, *, state: Path | None = None) -> dict[str, Any]:
-    """What made a run: config, words, code, packages, devices, data, prices. docs/runs.md
+    """What made a run: config, words, code, packages, devices, data, prices. docs/runs.md.
 
     Raises:
         ConfigError: this machine has no record of it.

@@ -61,7 +61,7 @@ class Context:
 
     @cached_property
     def project_number(self) -> str:
-        """https://cloud.google.com/resource-manager/reference/rest/v1/projects/get"""
+        """https://cloud.google.com/resource-manager/reference/rest/v1/projects/get."""
         return self.google.call("cloudresourcemanager", "projects.get", projectId=self.project)["projectNumber"]
 
     def close(self) -> None:

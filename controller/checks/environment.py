@@ -104,7 +104,8 @@ def no_secrets_in_variables(config: Config) -> Iterator[Issue]:
 @check("secret_value", "error", "KEY")
 def no_secret_is_in_the_config(config: Config) -> Iterator[Issue]:
     """A config is recorded: in the bucket, in the state folder, on the terminal. A shell puts what `$HF_TOKEN` holds
-    into it without a word, and so does `${oc.env:HF_TOKEN}`."""
+    into it without a word, and so does `${oc.env:HF_TOKEN}`.
+    """
     sources = {name: (source or "").removeprefix("env:") for name, source in config.env.secrets.items()}
     named = {name if source == "env" else source for name, source in sources.items()} - {"NETRC"}
     kept = {n: value for n, value in os.environ.items() if n in named or SECRET_VARIABLE.search(n)}
@@ -118,7 +119,7 @@ def no_secret_is_in_the_config(config: Config) -> Iterator[Issue]:
 
 @check("long_word", "error", "env.vars.NAME", "program.command", "program.setup")
 def arguments_fit_a_process(config: Config) -> Iterator[Issue]:
-    """Linux starts no program with a longer argument or variable: https://man7.org/linux/man-pages/man2/execve.2.html"""
+    """Linux starts no program with a longer argument or variable: https://man7.org/linux/man-pages/man2/execve.2.html."""
     plain = config.model_dump(mode="json", include={"env": {"vars"}, "program": {"command", "setup"}})
     for key, text in iter_strings(plain, ""):
         if len(text.encode()) > MAX_ARGUMENT_BYTES:

@@ -18,7 +18,8 @@ SHAPELESS_FIELDS = frozenset(
 
 def cache_key(config: Config) -> str:
     """Names all that decides what is compiled: model, loop, optimizer, mesh and slice, without rates and counts, and
-    the trainer's own code."""
+    the trainer's own code.
+    """
     sections = config.model_dump(mode="json", include={"model", "loop", "optimizer", "mesh"})
     return digest([_shapes(sections), config.tpu.accelerator_type, _trainer_hash()])[:16]
 

@@ -21,10 +21,9 @@ class HostKeys:
     """A key that is known once never changes; further types may come. Threads may share it."""
 
     def __init__(self, read: Callable[[], Sequence[str]], file: Path | None = None, incarnation: str = "") -> None:
-        """
-        Args:
-            read: what Google vouches for now, per worker: lines of `TYPE KEY`.
-            file: where to keep them; what it holds of another incarnation is dropped.
+        """Args:
+        read: what Google vouches for now, per worker: lines of `TYPE KEY`.
+        file: where to keep them; what it holds of another incarnation is dropped.
         """
         self._read, self._file, self._incarnation = read, file, incarnation
         self._lock = threading.Lock()

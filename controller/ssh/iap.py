@@ -35,7 +35,8 @@ REFUSALS = {
 @dataclass(frozen=True)
 class IapTarget:
     """A port of a VM; `instance` is the name by which Compute Engine knows it, for a TPU its guest attribute
-    `hostname`."""
+    `hostname`.
+    """
 
     project: str
     zone: str

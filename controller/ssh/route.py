@@ -1,5 +1,6 @@
 """Which way leads to the workers of a pod: their external addresses, Google's Identity-Aware Proxy, or their internal
-addresses."""
+addresses.
+"""
 
 from __future__ import annotations
 
@@ -109,7 +110,8 @@ def choose_route(
 
 def admits_ssh(rules: Iterable[Rule], source: str, tags: Iterable[str]) -> bool:
     """Do all rules together let `source` reach port 22? The one of the lowest priority number decides; among equals one
-    that denies: https://cloud.google.com/firewall/docs/firewalls#priority_order_for_firewall_rules"""
+    that denies: https://cloud.google.com/firewall/docs/firewalls#priority_order_for_firewall_rules.
+    """
     for rule in sorted(rules, key=lambda rule: (rule.get("priority", 1000), "denied" not in rule)):
         spoken = rule.get("denied", rule.get("allowed", ()))
         if admits({**rule, "allowed": spoken}, ("tcp:22",), (source,), tags):

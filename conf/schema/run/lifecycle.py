@@ -42,7 +42,8 @@ PodResponse = Literal["replace_node", "move_zone", "give_up"]
 
 class RecoveryPolicy(Strict):
     """What is done about each verdict. What cannot be done is escalated: a program cannot be started on a worker that
-    does not answer, Google restarts no single worker of several, an adopted pod is not replaced."""
+    does not answer, Google restarts no single worker of several, an adopted pod is not replaced.
+    """
 
     preempted: PodResponse = Field(description="the pod was taken away")
     maintenance: Literal["wait"] | ProgramResponse = Field(description="wait: for as long as a creation may take")

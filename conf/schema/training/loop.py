@@ -112,7 +112,8 @@ class Alerts(Strict):
 
 class GrpoLoop(Strict):
     """Group relative policy optimization (https://arxiv.org/abs/2402.03300) and its relatives, after a supervised warm
-    start. The losses are told apart in `trainer/losses/grpo.py` and docs/grpo.md."""
+    start. The losses are told apart in `trainer/losses/grpo.py` and docs/grpo.md.
+    """
 
     kind: Literal["grpo"]
     steps: int = Field(ge=1, le=100_000_000, description="optimizer updates; a multiple of updates_per_rollout")

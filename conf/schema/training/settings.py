@@ -68,7 +68,7 @@ WANDB_NAME = r"^[^/\\#?%:\s]+$"
 
 
 class Wandb(Strict):
-    """Config and metrics to Weights & Biases as well: one run there for each run here. https://docs.wandb.ai"""
+    """Config and metrics to Weights & Biases as well: one run there for each run here (https://docs.wandb.ai)."""
 
     project: str = Field(max_length=128, pattern=WANDB_NAME, description="made if it is not there")
     entity: str | None = Field(max_length=128, pattern=WANDB_NAME, description="team or user; null: the key's own")
