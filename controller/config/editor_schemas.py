@@ -23,7 +23,7 @@ FILE_PATTERNS = {
 }
 """Files that each schema applies to, below `conf` here and below `slipway` in the user's own repository."""
 INTERPOLATION = {"type": "string", "pattern": "\\$\\{"}
-REHEARSAL_OVERRIDES = {
+DEFAULTS_LIST_SCHEMA = {
     "type": "array",
     "description": "what comes before the values of this file: files of this group, or `override /group: choice`",
 }
@@ -72,7 +72,7 @@ def _group_schema(models: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def _with_defaults(model: dict[str, Any]) -> dict[str, Any]:
-    return {**model, "properties": {"defaults": REHEARSAL_OVERRIDES, **model["properties"]}}
+    return {**model, "properties": {"defaults": DEFAULTS_LIST_SCHEMA, **model["properties"]}}
 
 
 def _all_optional(model: dict[str, Any]) -> dict[str, Any]:

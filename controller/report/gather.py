@@ -103,7 +103,7 @@ def gather_runs(rows: Sequence[RunRow], read: FileReader) -> list[RecordedRun]:
 
 
 def _load_run(row: RunRow, read: FileReader) -> RecordedRun:
-    record = next(_site_packages(_parse_jsonl(read(row["run"], RECORD_FILE)), f"{row['run']}: {RECORD_FILE}"), None)
+    record = next(_slipway_documents(_parse_jsonl(read(row["run"], RECORD_FILE)), f"{row['run']}: {RECORD_FILE}"), None)
     written = list(_parse_metrics(read(row["run"], METRICS_FILE)))
     curves: dict[Metric, dict[float, float | None]] = {}
     lines = []
@@ -123,7 +123,7 @@ def _load_run(row: RunRow, read: FileReader) -> RecordedRun:
             curves[RESULT_FILE, name[:MAX_NAME_LENGTH]] = {0.0: number}
     known = {metric: curve for metric, curve in curves.items() if any(value is not None for value in curve.values())}
     events = sorted(
-        _parse_events(_site_packages(_parse_metrics(read(row["run"], EVENTS)), f"{row['run']}: {EVENTS}")),
+        _parse_events(_slipway_documents(_parse_metrics(read(row["run"], EVENTS)), f"{row['run']}: {EVENTS}")),
         key=lambda event: event["time"],
     )
     transcripts = list(_parse_metrics(read(row["run"], "transcripts.jsonl")))
@@ -151,7 +151,7 @@ def _parse_jsonl(contents: Sequence[bytes]) -> Iterator[dict[str, Any]]:
             yield document
 
 
-def _site_packages(documents: Iterable[dict[str, Any]], where: str) -> Iterator[dict[str, Any]]:
+def _slipway_documents(documents: Iterable[dict[str, Any]], where: str) -> Iterator[dict[str, Any]]:
     """Yield the documents that Slipway wrote, without their format.
 
     Raises:
