@@ -16,10 +16,10 @@ import statistics
 import tempfile
 from collections.abc import Callable
 from contextlib import chdir
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, ClassVar, cast
+from typing import Any, cast
 from unittest import mock
 
 from controller.config.compose import compose
@@ -27,10 +27,11 @@ from controller.context import Context
 from controller.core.errors import SlipwayError
 from controller.core.events import Event, Events
 from controller.plan.build import Plan, build_plan
-from controller.reconcile.resource import Absent, Diff, ObservedResources, Resource, Scope
+from controller.reconcile.resource import Absent, Diff, ObservedResources
 from controller.records.ledger import Ledger
 from controller.recovery.diagnosis import AttemptOutcome, Observation, WorkerStatus, diagnose
 from controller.resources.pod.node import Node
+from controller.resources.workers.venv import Venv
 from controller.run import attempt, drive
 from controller.run.options import RunOptions
 from controller.ssh.connect import WorkerError
@@ -79,11 +80,9 @@ class Day:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Setup(Resource):
-    """All that is done on the workers before the program starts."""
+class Setup(Venv):
+    """All that is done on the workers before the program starts, in place of the plan's virtual environment."""
 
-    kind: ClassVar[str] = "venv"
-    scope: ClassVar[Scope] = "pod"
     google: Google = field(compare=False)
     seconds: float = field(compare=False)
 
@@ -115,7 +114,7 @@ def on_slipway(market: Market, costs: Costs, tell: Callable[[Event], None] = lam
         plan = planned(google, costs)
         events = Events(clock)
         events.listen(tell)
-        login: Any = SimpleNamespace(is_authorized=lambda *_: True)
+        login: Any = SimpleNamespace(is_authorized=lambda *_: True, key_line=lambda: "slipway:ssh-ed25519 AAAA")
         make: Any = lambda pod: Fleet(google.pods[-1], len(pod.addresses))  # noqa: E731
         world = Context(
             "a-project", cast(Any, google), clock, events, Path(folder), login, 5.0, make, draw=random.Random(0).random
@@ -149,7 +148,9 @@ def planned(google: Google, costs: Costs) -> Plan:
     config, problems = compose(WORDS)
     assert config is not None, problems
     plan = build_plan(config, "a-project", Path.cwd())
-    setup = Setup(name="image", needs=(plan.node.id,), google=google, seconds=costs.setup)
+    venv = plan.get(Venv)
+    given = {spec.name: getattr(venv, spec.name) for spec in fields(venv)} | {"needs": (plan.node.id,)}
+    setup = Setup(**given, google=google, seconds=costs.setup)
     return replace(plan, resources=(replace(plan.node, needs=()), setup))
 
 

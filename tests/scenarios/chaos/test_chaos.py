@@ -36,17 +36,17 @@ def of_counter(seed: int) -> tuple[int, tuple[Spec, ...]]:
     return workers, fault_schedule(seed, ChaosScenario(workers, objects, seconds=1.5, max_blip_seconds=3.0))
 
 
-def survives(stand_of: ChaosHarnessFactory, workers: int, faults: Sequence[Spec], jump: int = 0) -> None:
+def survives(make_harness: ChaosHarnessFactory, workers: int, faults: Sequence[Spec], jump: int = 0) -> None:
     """A run on a pod of so many workers comes to the same."""
     zone = ["tpu.zone=us-central2-b"] if workers == 2 else []
-    with stand_of(*COUNTER, *PATIENT, PODS[workers], *zone, keep=("/final/",)) as stand:
+    with make_harness(*COUNTER, *PATIENT, PODS[workers], *zone, keep=("/final/",)) as stand:
         undisturbed, ended = stand.undisturbed, stand.run(faults, jump)
         assert stand.kept(ended) == stand.kept(undisturbed), ended.said
         assert ended.state == undisturbed.state, ended.said
 
 
-def test_a_schedule_ends_with_the_same_numbers_and_leaves_nothing(seed: int, stand_of: ChaosHarnessFactory) -> None:
-    survives(stand_of, *of_counter(seed), jump=seed * (seed % JUMPING == 0))
+def test_a_schedule_ends_with_the_same_numbers_and_leaves_nothing(seed: int, make_harness: ChaosHarnessFactory) -> None:
+    survives(make_harness, *of_counter(seed), jump=seed * (seed % JUMPING == 0))
 
 
 FOUND: dict[str, tuple[int, tuple[Spec, ...]]] = {
@@ -91,13 +91,13 @@ FAST = ("the network goes while a pod is asked for", "its deletion is asked for 
     "what",
     [name if name in FAST else pytest.param(name, marks=pytest.mark.deep) for name in FOUND],
 )
-def test_what_went_wrong_once(what: str, stand_of: ChaosHarnessFactory) -> None:
-    survives(stand_of, *FOUND[what])
+def test_what_went_wrong_once(what: str, make_harness: ChaosHarnessFactory) -> None:
+    survives(make_harness, *FOUND[what])
 
 
-def test_a_stand_on_which_something_failed_is_thrown_away(stand_of: ChaosHarnessFactory) -> None:
+def test_a_stand_on_which_something_failed_is_thrown_away(make_harness: ChaosHarnessFactory) -> None:
     def use(fails: bool = False) -> ChaosHarness:
-        with stand_of("program=command", keep=()) as stand:
+        with make_harness("program=command", keep=()) as stand:
             stand.cloud()
             used.append(stand)
             assert not fails

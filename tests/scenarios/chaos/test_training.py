@@ -43,8 +43,8 @@ def parameters(ended: ChaosResult, folder: Path) -> dict[str, np.ndarray[Any, An
     return weights(folder)
 
 
-def test_training_ends_with_the_same_weights(seed: int, stand_of: ChaosHarnessFactory, tmp_path: Path) -> None:
-    with stand_of(*TRAINING, keep=()) as stand:
+def test_training_ends_with_the_same_weights(seed: int, make_harness: ChaosHarnessFactory, tmp_path: Path) -> None:
+    with make_harness(*TRAINING, keep=()) as stand:
         undisturbed, ended = stand.undisturbed, stand.run(of_training(seed))
         assert ended.state == undisturbed.state, ended.said
         one, other = parameters(undisturbed, tmp_path / "one"), parameters(ended, tmp_path / "other")
