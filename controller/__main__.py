@@ -8,15 +8,15 @@ from pathlib import Path
 
 
 def main() -> int:
-    os.umask(0o077)  # keys, tokens, logs and records are nobody else's on this machine
+    os.umask(0o077)  # no other user of this machine may read keys, tokens, logs and records
     _leave_out_the_working_directory()
-    from controller.cli.main import run  # not before: it imports `conf`, and the folder one stands in may have its own
+    from controller.cli.main import run  # imports `conf`, which may exist in the working directory too
 
     return run(sys.argv[1:])
 
 
 def _leave_out_the_working_directory() -> None:
-    """`python -m` searches it first; the user's repository may hold packages named conf or trainer."""
+    """Remove it from sys.path: `python -m` searches it first, and it may hold packages named conf or trainer."""
     here = Path.cwd()
     if here != Path(__file__).resolve().parents[1]:
         sys.path[:] = [entry for entry in sys.path if Path(entry or here).resolve() != here]

@@ -1,7 +1,7 @@
-"""For notebooks and scripts: `from controller import api`. What the command line does, as plain Python values.
+"""Python API for notebooks and scripts: `from controller import api`. It returns plain Python values.
 
 Overrides are those of the command line: `api.up("+experiment=quickstart", "run.seed=1")`. Errors are those of
-`controller.core.errors`. docs/api.md
+`controller.core.errors`. See docs/api.md.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ Row = dict[str, Any]
 
 
 def compose(*overrides: str) -> Config:
-    """Return the config that the overrides mean.
+    """Return the config that the overrides compose.
 
     Raises:
-        ConfigError: every mistake in it.
+        ConfigError: the config is invalid; lists every mistake.
     """
     return RunOptions(overrides).config()[0]
 
@@ -43,7 +43,7 @@ def plan(*overrides: str) -> dict[str, Any]:
     """Return what `up` would do: {run, pod, bucket, usd_per_hour, resources: [{id, title, action, …}], findings, …}.
 
     Raises:
-        ConfigError: the config is unusable.
+        ConfigError: the config is invalid.
     """
     from controller.run.preview import preview_run
 
@@ -51,15 +51,15 @@ def plan(*overrides: str) -> dict[str, Any]:
 
 
 def up(*overrides: str, yes: bool = False, queue: bool = False, run: str | None = None) -> Row:
-    """Drive a run to its end and return its row (see `runs`). One that has finished already is not made again.
+    """Drive a run to its end and return its row (see `runs`). A finished run is not repeated.
 
     Args:
-        yes: create what is billed without asking.
-        queue: wait while another run has the pod.
-        run: id of a run to repeat or to continue from its record; the overrides are those beside `--run`.
+        yes: create billed resources without asking.
+        queue: wait while another run uses the pod.
+        run: id of a run to repeat or continue from its record, as `--run` does; overrides are added to it.
 
     Raises:
-        SlipwayError: it failed; its class says how, as the exit code does.
+        SlipwayError: the run failed; each exit code has its own class.
     """
     from controller.run.drive import drive, open_run
     from controller.run.text_screen import TextScreen
@@ -71,10 +71,10 @@ def up(*overrides: str, yes: bool = False, queue: bool = False, run: str | None 
 
 
 def sweep(*overrides: str, yes: bool = False) -> list[Row]:
-    """Drive all runs of a sweep to their end; return their rows in the order of the grid, of a search as they began.
+    """Drive all runs of a sweep to their end and return their rows, in grid order; for a search, in order of start.
 
     Raises:
-        ProgramFailedError: some runs were given up; the others have finished.
+        ProgramFailedError: some runs failed for good; the others have finished.
     """
     from controller.sweep.definition import compose_base, define_sweep
     from controller.sweep.drive import drive_sweep
@@ -88,26 +88,27 @@ def sweep(*overrides: str, yes: bool = False) -> list[Row]:
 
 
 def runs(*conditions: str, sort: str | None = None, last: int | None = None, state: Path | None = None) -> list[Row]:
-    """The table of runs, one flat dict each: `pandas.DataFrame(api.runs("state=finished"))`.
+    """Return the table of runs, one flat dict each: `pandas.DataFrame(api.runs("state=finished"))`.
 
     Args:
         conditions: `state=finished`, `metrics.accuracy_after>=0.8`, `overrides~seed`.
-        sort: a key; the largest comes last.
-        last: only so many, from the end.
-        state: the state folder, by default `$SLIPWAY_HOME` or `~/.slipway`.
+        sort: key to sort by, in ascending order.
+        last: return only the last N rows.
+        state: state folder, by default `$SLIPWAY_HOME` or `~/.slipway`.
     """
     return filter_rows(index.load_rows(state or RunOptions().state_dir), conditions, sort, last)
 
 
 def metrics(run: str, *, phase: str | None = None, state: Path | None = None) -> list[Row]:
-    """The lines of a finished run's metrics.jsonl: `pandas.DataFrame(api.metrics(ID, phase="eval"))`.
+    """Return the lines of a finished run's metrics.jsonl: `pandas.DataFrame(api.metrics(ID, phase="eval"))`.
 
     Args:
-        run: its id.
+        run: id of the run.
         phase: only lines of that phase: train, eval, …
+        state: state folder, as in `runs`.
 
     Raises:
-        ConfigError: this machine has no metrics of such a run.
+        ConfigError: this machine has no metrics of the run.
     """
     file = run_folder(state or RunOptions().state_dir, run) / "metrics.jsonl"
     if not file.is_file():
@@ -117,10 +118,10 @@ def metrics(run: str, *, phase: str | None = None, state: Path | None = None) ->
 
 
 def record(run: str, *, state: Path | None = None) -> dict[str, Any]:
-    """What made a run: config, words, code, packages, devices, data, prices. docs/runs.md.
+    """Return the record of a run: config, overrides, code, packages, devices, data, prices. See docs/runs.md.
 
     Raises:
-        ConfigError: this machine has no record of it.
+        ConfigError: this machine has no record of the run.
     """
     from controller.records.recorder import load_record
 
@@ -131,7 +132,7 @@ def record(run: str, *, state: Path | None = None) -> dict[str, Any]:
 
 
 class Pod:
-    """The workers of a pod, each a `fabric.Connection`. Close it, or use it in a `with` statement."""
+    """Workers of a pod, each a `fabric.Connection`. Close it, or use it in a `with` statement."""
 
     def __init__(self, fleet: Fleet, opened: ExitStack) -> None:
         self._fleet, self._opened = fleet, opened
@@ -140,7 +141,7 @@ class Pod:
         return len(self._fleet)
 
     def connection(self, worker: int = 0) -> WorkerConnection:
-        """Return the connection to a worker, which opens when it is first used: `.run("nvidia-smi || ls")`.
+        """Return the connection to a worker, which opens on first use: `.run("ls")`.
 
         Raises:
             ConfigError: the pod has no such worker.
@@ -150,11 +151,11 @@ class Pod:
         return self._fleet.link(worker).connection()
 
     def connections(self) -> list[WorkerConnection]:
-        """Return all of them, as `fabric.ThreadingGroup.from_connections` takes them."""
+        """Return the connections to all workers, for `fabric.ThreadingGroup.from_connections`."""
         return [self.connection(worker) for worker in range(len(self))]
 
     def close(self) -> None:
-        """Close the connections and the way to the cloud."""
+        """Close the connections to the workers and the cloud."""
         self._opened.close()
 
     def __enter__(self) -> Pod:
@@ -165,14 +166,14 @@ class Pod:
 
 
 def pod(*overrides: str, run: str | None = None) -> Pod:
-    """Open the way to the workers of a pod that is up: `api.pod().connection(worker=2).run("ls")`.
+    """Connect to the workers of a running pod: `api.pod().connection(worker=2).run("ls")`.
 
     Args:
-        overrides: the config whose pod is meant; by default that of the last `up` in this folder.
-        run: the id of a run whose pod is meant.
+        overrides: config of the pod; by default that of the last `up` in this folder.
+        run: id of a run on the pod.
 
     Raises:
-        ConfigError: there is no pod, or not yet.
+        ConfigError: the pod does not exist or is not ready.
     """
     from controller.run.session import open_session
 

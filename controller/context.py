@@ -1,4 +1,4 @@
-"""What the controller gets from outside: time, Google, SSH and the stream of events. Tests pass in others."""
+"""Dependencies of the controller: clock, Google client, SSH and the event stream. Tests inject their own."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 @dataclass
 class Context:
-    """`pace` is how often something pending is asked for, in seconds; `state` the folder of keys and records."""
+    """Dependencies of a run. `pace`: seconds between polls of operations; `state`: folder of keys and records."""
 
     project: str
     google: GoogleClient
@@ -34,24 +34,24 @@ class Context:
     """Opens the SSH connections to a pod; `fleets` keeps them."""
     billed: bool = True
     draw: Callable[[], float] = random.random
-    """A number in [0, 1), to spread what many do at the same time."""
+    """Returns a random number in [0, 1), used for jitter."""
     find_public_ip: Callable[[], str | None] = lambda: None
-    """Returns the address under which the workers see this machine, or None; may ask a web service."""
+    """Returns this machine's address as the workers see it, or None; may query a web service."""
     before_pod_write: Callable[[], int] = lambda: 0
-    """Called before each change to the pod: returns the token of our lease, raises if another controller holds it."""
+    """Called before each change to the pod; returns the token of our lease, raises if another controller holds it."""
     extra_ssh_keys: tuple[str, ...] = ()
-    """More lines for the `ssh-keys` metadata of a new node, so that the user who handed over a run can still log in."""
+    """Further lines of a new node's `ssh-keys` metadata, so that the user who handed over a run can still log in."""
     lease_path: str = ""
     """`BUCKET/POD` of that lease."""
     permission_denied: set[str] = field(default_factory=set)
-    """Ids of optional resources that the caller may not create; they are not tried again."""
+    """Ids of optional resources that the caller may not create; they are not retried."""
     fleets: Fleets = field(init=False)
 
     def __post_init__(self) -> None:
         self.fleets = Fleets(self.make_fleet, lambda: (self.lease_path, self.before_pod_write()))
 
     def account_email(self, account: str) -> str:
-        """The address of a service account: `account` is an id in the project, `default`, or an address already."""
+        """Return the address of a service account, given an id in the project, `default` or an address."""
         if "@" in account:
             return account
         if account == "default":
@@ -61,7 +61,7 @@ class Context:
 
     @cached_property
     def project_number(self) -> str:
-        """https://cloud.google.com/resource-manager/reference/rest/v1/projects/get."""
+        """Number of the project: https://cloud.google.com/resource-manager/reference/rest/v1/projects/get."""
         return self.google.call("cloudresourcemanager", "projects.get", projectId=self.project)["projectNumber"]
 
     def close(self) -> None:

@@ -24,18 +24,18 @@ from controller.ssh.public_ip import find_public_ip
 from controller.ssh.route import PodConnector
 
 NO_PROJECT = "your-project"
-"""Stands for the project in a plan made without one."""
+"""Placeholder for the project in a plan made without one."""
 POLL_SECONDS = 5.0
 LOCAL_POLL_SECONDS = 0.2
 LOOPBACK = "127.0.0.1"
-"""Where the emulated cloud sees us."""
+"""This machine's address as the emulated cloud sees it."""
 
 
 def project_of(config: Config) -> str:
-    """Return the project, or `your-project` if nothing names one; see `require_project`.
+    """Return the project, or `your-project` if none is set; see `require_project`.
 
     Raises:
-        ConfigError: what the environment or gcloud names is no project.
+        ConfigError: the value from the environment or gcloud is not a project id.
     """
     found = config.cloud.project or default_project() or NO_PROJECT
     if not re.fullmatch(PROJECT, found):
@@ -45,7 +45,7 @@ def project_of(config: Config) -> str:
 
 
 def missing_project(project: str) -> str:
-    """Return what to do if nothing names a project, else ''."""
+    """Return instructions if no project is set, else ''."""
     if project != NO_PROJECT:
         return ""
     return "is not set; set it, or run `gcloud config set project ID` (`gcloud projects list` shows yours)"
@@ -55,7 +55,7 @@ def require_project(project: str) -> str:
     """Return the project.
 
     Raises:
-        ConfigError: nothing names one.
+        ConfigError: no project is set.
     """
     if message := missing_project(project):
         raise ConfigError(f"cloud.project: {message}, or use cloud=local")
@@ -64,13 +64,13 @@ def require_project(project: str) -> str:
 
 @contextmanager
 def open_context(config: Config, *, keep_awake: bool = False) -> Iterator[tuple[Context, Emulator | None]]:
-    """Open the way to the cloud and close it again; the emulated one is started on demand.
+    """Open the context of a config and close it after the block; the emulated cloud is started on demand.
 
     Args:
-        keep_awake: leave the emulated cloud running; else the last one out puts it to sleep if it holds no node.
+        keep_awake: leave the emulated cloud running; otherwise its last user stops it if it holds no node.
 
     Raises:
-        ConfigError: the state folder cannot be written, the emulated cloud cannot start.
+        ConfigError: the state folder is not writable, or the emulated cloud cannot start.
     """
     state = _state_folder(config)
     emulator: Emulator | None = None
@@ -134,14 +134,15 @@ def make_context(
     find_public_ip: Callable[[], str | None] = lambda: None,
     extra_ssh_keys: tuple[str, ...] = (),
 ) -> Context:
-    """Put a context together.
+    """Build a context.
 
     Args:
         state: folder of keys and records.
-        pace: seconds between polls of what is pending.
+        pace: seconds between polls of pending operations.
         iap: endpoint of the Identity-Aware Proxy.
-        ssh_config: an OpenSSH config to use instead of the user's.
-        find_public_ip: see `Context`, as `extra_ssh_keys`.
+        ssh_config: OpenSSH config to use instead of the user's.
+        find_public_ip: see `Context`.
+        extra_ssh_keys: see `Context`.
     """
     os_login = None if config.ssh.os_login == "auto" else config.ssh.os_login
     login = Login(google, clock, project, config.ssh.user, state, os_login, pace)

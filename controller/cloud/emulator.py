@@ -1,4 +1,4 @@
-"""The emulated cloud, seen from outside: started as a program of its own, then reached over HTTP like Google.
+"""Start and call the emulated cloud, which runs as a separate program and is reached over HTTP like Google.
 
 The controller never imports it.
 """
@@ -36,11 +36,11 @@ class Emulator:
 
     @property
     def iap(self) -> str:
-        """Where its Identity-Aware Proxy is."""
+        """Return the endpoint of its Identity-Aware Proxy."""
         return f"{self.url.replace('http', 'ws', 1)}/iap/v4"
 
     def post(self, name: str, body: dict[str, Any]) -> dict[str, Any]:
-        """A request to the emulator itself, which no real cloud has."""
+        """Send a request to the emulator's own API, which no real cloud has."""
         return json.loads(self._ask(name, json.dumps(body).encode()))
 
     def delete(self, name: str) -> None:
@@ -50,13 +50,13 @@ class Emulator:
         return json.loads(self._ask(name, None))
 
     def requests(self) -> list[dict[str, Any]]:
-        """Every request that was made, oldest first."""
+        """Return every request that it received, oldest first."""
         return [json.loads(line) for line in self._ask("requests", None).splitlines()]
 
     def stop_if_empty(self) -> None:
-        """Nothing is left running on this machine once the last node is deleted; the state stays on disk.
+        """Stop the emulator if it holds no node and no other controller uses it. The state stays on disk.
 
-        Another controller that uses it, now or a moment later, finds it running: the last one out stops it.
+        If another controller uses it, the last one to finish stops it.
         """
         with (self.state / "users").open("a") as users:
             try:
@@ -73,7 +73,7 @@ class Emulator:
         try:
             with urllib.request.urlopen(request, timeout=30) as answer:  # noqa: S310
                 return answer.read().decode()
-        except urllib.error.HTTPError as error:  # what it refuses, it refuses in words for the user
+        except urllib.error.HTTPError as error:  # its errors are written for the user
             raise ConfigError(json.load(error)["error"]["message"]) from None
 
 
@@ -82,10 +82,10 @@ def state_folder(state_dir: str) -> Path:
 
 
 def ensure_running(cloud: LocalCloud, state_dir: str) -> Emulator:
-    """Start the emulated cloud unless it runs already.
+    """Start the emulated cloud unless it is already running.
 
     Raises:
-        ConfigError: in its own words, when it cannot start: port in use, state folder not writable.
+        ConfigError: it cannot start, with its own message: port in use, state folder not writable.
     """
     folder = state_folder(state_dir)
     seconds = f"--operation-seconds={cloud.operation_seconds}"
@@ -101,7 +101,7 @@ def ensure_running(cloud: LocalCloud, state_dir: str) -> Emulator:
 
 @contextmanager
 def mark_in_use(folder: Path) -> Iterator[None]:
-    """For as long as this lasts, no other controller stops the emulated cloud of that folder."""
+    """Keep other controllers from stopping the emulated cloud of that folder during the block."""
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     with (folder / "users").open("a") as users:
         fcntl.flock(users, fcntl.LOCK_SH)
@@ -109,7 +109,7 @@ def mark_in_use(folder: Path) -> Iterator[None]:
 
 
 def is_idle(folder: Path) -> bool:
-    """Does no controller use the emulated cloud of that folder at this moment?"""
+    """Return whether no controller uses the emulated cloud of that folder."""
     with (folder / "users").open("a") as users:
         try:
             fcntl.flock(users, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -119,7 +119,7 @@ def is_idle(folder: Path) -> bool:
 
 
 def run_emulator_verb(arguments: Sequence[str], folder: Path, *, show: bool = False) -> tuple[int, str]:
-    """Run `python -m controller.localcloud VERB --state FOLDER`; returns its exit code and stderr."""
+    """Run `python -m controller.localcloud VERB --state FOLDER` and return its exit code and stderr."""
     argv = [sys.executable, "-P", "-m", "controller.localcloud", arguments[0], f"--state={folder}", *arguments[1:]]
     done = subprocess.run(
         argv, stdout=None if show else subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, check=False

@@ -1,4 +1,4 @@
-"""The worker agent as it is sent: its package in one zip file that Python runs."""
+"""Pack the worker agent's package into one zip file that Python runs."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ sys.exit(main())
 
 @dataclass(frozen=True)
 class AgentBundle:
-    """`content` is what lies on a worker as `name`, which changes with it."""
+    """Zip file of the agent. `name` is its file name on a worker and contains the hash of `content`."""
 
     name: str
     content: bytes
@@ -29,7 +29,7 @@ class AgentBundle:
 
 
 def build_bundle() -> AgentBundle:
-    """Pack the agent of this installation; the same files give the same bytes on every host."""
+    """Pack the agent of this installation. The same files give the same bytes on every host."""
     package = Path(controller.agent.__file__).parent
     files = {f"slipway_agent/{p.relative_to(package).as_posix()}": p.read_bytes() for p in package.rglob("*.py")}
     buffer = io.BytesIO()

@@ -1,4 +1,4 @@
-"""Our SSH key: one per project, made once and kept in the state folder."""
+"""SSH key of a project, created once and kept in the state folder."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ KEY_FILE_NAME = "id_ed25519"
 
 
 def private_key(folder: Path) -> Path:
-    """The private key's file (OpenSSH format, 0600); the key is made on first use, by one of several processes."""
+    """Return the private key's file (OpenSSH format, mode 0600). Of several processes, the first creates the key."""
     path = folder / KEY_FILE_NAME
     if not path.exists():
         _generate(path)
@@ -18,7 +18,7 @@ def private_key(folder: Path) -> Path:
 
 
 def public_key_line(folder: Path, comment: str) -> str:
-    """`ssh-ed25519 AAAA… comment`, as in `authorized_keys` or, behind `user:`, in a node's `ssh-keys` metadata."""
+    """Return `ssh-ed25519 AAAA… comment`, as in `authorized_keys` or, after `user:`, in `ssh-keys` metadata."""
     from cryptography.hazmat.primitives import serialization
 
     key = serialization.load_ssh_private_key(private_key(folder).read_bytes(), password=None)
@@ -39,5 +39,5 @@ def _generate(path: Path) -> None:
         draft.flush()
         try:
             os.link(draft.name, path)
-        except FileExistsError:  # another controller was faster: its key is the one
+        except FileExistsError:  # another controller created the key first
             return

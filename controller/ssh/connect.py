@@ -1,4 +1,4 @@
-"""How the workers of a pod are reached over SSH, and what can go wrong on the way."""
+"""Parameters of the SSH connections to a pod, and the error they raise."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ ConnectionFailure = Literal["refused", "timeout", "auth", "denied", "host_key", 
 
 
 class WorkerError(SlipwayError):
-    """One worker could not be reached, or could not do what it was asked: a value wherever several are asked.
+    """A worker is unreachable or failed a command. Calls to several workers return it as a value.
 
-    `kind`: refused (nothing listens, or not yet), timeout, auth (it does not know our key), denied (Google or a gateway
-    does not let us go there), host_key (it is not who it should be), dropped (the connection broke off), agent (the
-    command failed there; `detail` says more).
+    `kind`: refused (nothing listens, or not yet), timeout, auth (the worker rejects our key), denied (Google or a
+    gateway denies access), host_key (the host key does not match), dropped (the connection was lost), agent (the
+    command failed there; see `detail`).
     """
 
     def __init__(self, worker: int, address: str, kind: ConnectionFailure, words: str, detail: str = "") -> None:
@@ -27,25 +27,25 @@ class WorkerError(SlipwayError):
 
 @dataclass(frozen=True)
 class ConnectionParams:
-    """How the workers of a pod are reached.
+    """Parameters of the SSH connections to the workers of a pod.
 
     Attributes:
-        pod: its name, for messages.
-        user: who we are there.
+        pod: name of the pod, for messages.
+        user: user name on the workers.
         key: file of the private key.
-        addresses: of the workers, in their order.
-        host_keys: reads the keys that Google vouches for now, per worker: lines of `TYPE KEY`.
-        ssh_config: an OpenSSH config to read instead of ~/.ssh/config and /etc/ssh/ssh_config.
-        tunnel: opens a way to port 22 of a worker within so many seconds, something like a socket; by default its
-            address is connected to.
-        way: how that is called, for messages.
-        kept: file in which the host keys of this incarnation of the pod are kept; None: nowhere.
-        incarnation: of the pod; host keys that were kept of another are dropped.
-        trust_on_first_use: take the host key that a worker shows first; by default only one that Google vouches for.
-        auth_hint: what else the user may lack where no key is accepted.
-        connect_seconds: for a connection to be made.
-        warm_up_seconds: how long a fresh worker may refuse.
-        silence_seconds: after this long without a word we ask whether the other side lives, and wait as long again.
+        addresses: addresses of the workers, in worker order.
+        host_keys: reads the keys that Google publishes now, per worker: lines of `TYPE KEY`.
+        ssh_config: OpenSSH config to read instead of ~/.ssh/config and /etc/ssh/ssh_config.
+        tunnel: opens a socket-like tunnel to port 22 of a worker, given a timeout in seconds; None: connect to the
+            worker's address.
+        way: name of this route, for messages.
+        kept: file that stores the host keys of this incarnation; None: they are not stored.
+        incarnation: uid of the pod; stored host keys of another incarnation are dropped.
+        trust_on_first_use: accept the first host key that a worker shows; by default only one that Google publishes.
+        auth_hint: permissions that the user may lack if a worker rejects the key.
+        connect_seconds: timeout of a connection attempt.
+        warm_up_seconds: how long a new worker may refuse connections.
+        silence_seconds: probe a connection after this long without data, and drop it after as long again.
     """
 
     pod: str

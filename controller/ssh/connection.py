@@ -1,4 +1,4 @@
-"""The SSH connection to one worker, and what it takes to speak with the agent there."""
+"""SSH connection to one worker, and the protocol of the agent there."""
 
 from __future__ import annotations
 
@@ -29,17 +29,17 @@ COMMAND_TIMEOUTS = {
     "start": 120.0,
     "stop": 600.0,
 }
-"""How long a command may take; the others have 60 s. A worker that is gone is noticed much earlier."""
+"""Timeouts of commands in seconds; the others have 60. A dead worker is detected much earlier."""
 CHUNK = 1 << 16
 MAX_ANSWER_BYTES = 64 << 20
 SIGNAL_EXIT_BASE = 128
-"""Stands for the exit code of what a signal has ended."""
+"""Exit code returned for a command that a signal ended."""
 UPLOAD_SECONDS = 60.0
-"""After this long without a word an upload is given up."""
+"""An upload that makes no progress for this long fails."""
 
 
 class Connection:
-    """One connection, made when it is needed, kept, and made anew when it has broken. Threads may share it."""
+    """Connection that opens on demand, stays open and reconnects after a failure. Thread-safe."""
 
     def __init__(
         self, access: ConnectionParams, worker: int, connect: Callable[[int], WorkerConnection], agent: AgentBundle
@@ -50,7 +50,7 @@ class Connection:
         self._closed = False
 
     def call(self, command: str, payload: Mapping[str, Any]) -> dict[str, Any]:
-        """Run an agent command to its end.
+        """Run an agent command to completion and return its answer.
 
         Raises:
             WorkerError: of any kind.
@@ -61,10 +61,10 @@ class Connection:
         return self._parse(command, output)
 
     def stream(self, command: str, payload: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-        """Run an agent command that answers line by line, for as long as it likes.
+        """Run an agent command that answers line by line, without a time limit.
 
         Raises:
-            WorkerError: of any kind, also after some lines.
+            WorkerError: of any kind, possibly after some lines.
         """
         rest = b""
         for chunk in self._agent_says(command, payload, math.inf):
@@ -74,10 +74,10 @@ class Connection:
             self._bounded(command, b"", len(rest))
 
     def follow(self, shell: str, out: Callable[[bytes], object], err: Callable[[bytes], object]) -> int:
-        """Run a command of the user's shell and pass on what it prints as it comes; its exit code.
+        """Run a shell command, pass its output on as it arrives and return its exit code.
 
         Raises:
-            WorkerError: of any kind but agent.
+            WorkerError: of any kind except agent.
         """
         with self._start_command(shell, b"") as channel:
             aside = threading.Thread(target=_drain_stderr, args=(channel, err), daemon=True)
@@ -89,7 +89,7 @@ class Connection:
             return code
 
     def close(self) -> None:
-        """For good. Who is waiting for an answer gets a WorkerError."""
+        """Close permanently. Pending calls raise WorkerError."""
         self._closed = True
         if self._connection is not None:
             self._connection.close()
@@ -101,7 +101,7 @@ class Connection:
     # The agent
 
     def _agent_says(self, command: str, payload: Mapping[str, Any], seconds: float) -> Iterator[bytes]:
-        """What the agent prints. It is placed on the worker first, if it turns out not to be there."""
+        """Yield the agent's output; install the agent first if the worker does not have it."""
         for placed in (False, True):
             said = False
             shell = f"python3 ~/.slipway/{self._agent.name} {command}"
@@ -113,12 +113,12 @@ class Connection:
                 words = channel.recv_stderr(CHUNK).decode(errors="replace") if code else ""
             if said and code in (0, 1):
                 return
-            if placed or code != 2:  # with which Python says that there is no such file
+            if placed or code != 2:  # Python exits with 2 if the file does not exist
                 raise self._error("agent", f"`{command}` ended with exit code {code}", words)
             self._install_agent()
 
     def _install_agent(self) -> None:
-        """Upload the agent under another name first: what breaks off in transit does not become the agent."""
+        """Upload the agent under a temporary name and rename it, so that a partial upload is never run."""
         from invoke.exceptions import Failure, ThreadException
         from paramiko import SSHException
 
@@ -137,7 +137,7 @@ class Connection:
             raise self._error("agent", f"the agent could not be placed: {reason}", str(error)) from error
 
     def _bounded(self, command: str, chunk: bytes, before: int) -> bytes:
-        """The chunk, unless a worker that says no end of it would fill our memory."""
+        """Return the chunk, or raise WorkerError if the whole answer would exceed MAX_ANSWER_BYTES."""
         if before + len(chunk) > MAX_ANSWER_BYTES:
             raise self._error("agent", f"`{command}` answered more than {MAX_ANSWER_BYTES >> 20} MiB")
         return chunk
@@ -160,7 +160,7 @@ class Connection:
         return WorkerError(self._worker, self._access.addresses[self._worker], kind, words, detail)
 
     def connection(self) -> WorkerConnection:
-        """Return the `fabric.Connection` beneath; it opens when it is first used, and again after it has broken."""
+        """Return the underlying `fabric.Connection`, which opens on first use and reopens after a failure."""
         with self._connecting:
             if self._connection is None:
                 self._connection = self._connect(self._worker)
@@ -176,10 +176,10 @@ class Connection:
         return connection.transport
 
     def open_channel(self, port: int | None = None) -> Channel:
-        """Open a channel as paramiko has it: for a session, or to a port that something there listens on.
+        """Open a paramiko channel: a session, or a connection to a port on the worker's loopback.
 
         Raises:
-            WorkerError: of any kind but agent.
+            WorkerError: of any kind except agent.
         """
         from paramiko import ChannelException, SSHException
 
@@ -192,15 +192,15 @@ class Connection:
             what = "a session" if port is None else f"port {port} there"
             raise self._error("refused", f"no way to {what}: {error.text}") from error
         except (SSHException, OSError, EOFError) as error:
-            transport.close()  # it may be frozen; the next try shall have a new one
+            transport.close()  # it may be frozen: the next attempt opens a new one
             raise self._error("dropped", f"the connection is dead: {error}") from error
 
     @contextmanager
     def channel(self) -> Iterator[Channel]:
-        """A channel for a session, closed at the end of the block.
+        """Open a session channel and close it at the end of the block.
 
         Raises:
-            WorkerError: of any kind but agent, also for what goes wrong on the channel inside the block.
+            WorkerError: of any kind except agent; also for failures of the channel inside the block.
         """
         from paramiko import SSHException
 
@@ -214,7 +214,7 @@ class Connection:
 
     @contextmanager
     def _start_command(self, shell: str, stdin: bytes) -> Iterator[Channel]:
-        """A command that has been started and given its stdin."""
+        """Start a command, send its stdin and yield its channel."""
         with self.channel() as channel:
             channel.exec_command(shell)
             try:
@@ -222,11 +222,11 @@ class Connection:
                 channel.shutdown_write()
             except OSError:
                 if not channel.get_transport().is_active():
-                    raise  # else the command has ended without reading: its exit code says why
+                    raise  # otherwise the command ended without reading; its exit code tells why
             yield channel
 
     def chunks(self, channel: Channel, seconds: float = math.inf) -> Iterator[bytes]:
-        """What comes over a channel until the other side has said all; a connection that is dead is noticed.
+        """Yield the data of a channel until the other side closes it. A dead connection is detected.
 
         Raises:
             WorkerError: timeout or dropped.
@@ -247,7 +247,7 @@ class Connection:
             yield data
 
     def exit_code(self, channel: Channel) -> int:
-        """Of the command of a channel, which has said all.
+        """Return the exit code of a channel's command, after the end of its output.
 
         Raises:
             WorkerError: dropped.
@@ -255,13 +255,13 @@ class Connection:
         while not channel.status_event.wait(self._access.silence_seconds):
             self.probe(channel.get_transport())
         code = channel.recv_exit_status()
-        if code < 0:  # the connection has gone, or a signal ended the command: paramiko does not say
+        if code < 0:  # the connection is lost, or a signal ended the command: paramiko does not tell
             self.probe(channel.get_transport())
             return SIGNAL_EXIT_BASE
         return code
 
     def probe(self, transport: Transport) -> None:
-        """Find out whether the other side still answers: a frozen one does not, and paramiko would wait for ever.
+        """Check that the other side still answers; paramiko would wait forever for a frozen host.
 
         Raises:
             WorkerError: dropped; the connection is closed.

@@ -1,4 +1,4 @@
-"""All the workers of a pod over SSH, one thread each. What fails on one is a value beside the answers of the others."""
+"""Run agent commands on all workers of a pod, one thread each. A worker's failure is returned as a value."""
 
 from __future__ import annotations
 
@@ -25,20 +25,20 @@ __all__ = ["ConnectionParams", "Fleet", "WorkerError", "WorkersFailedError", "fa
 
 ATTEMPTS = 3
 TRANSIENT: frozenset[ConnectionFailure] = frozenset({"refused", "dropped"})
-"""What may be over in a second. Every agent command can be repeated."""
+"""Failures that may pass within seconds. Every agent command is safe to repeat."""
 TRANSIENT_WHILE_BOOTING: frozenset[ConnectionFailure] = frozenset({"refused", "dropped", "timeout", "auth"})
-"""What a VM does that has just been created, and learns of its users only after a while."""
+"""Failures of a VM that has just been created and does not know its users yet."""
 READ_ONLY_COMMANDS = frozenset({"observe", "state", "guard_state"})
-"""The agent commands that change nothing."""
+"""Agent commands that change nothing."""
 FENCED_COMMANDS = frozenset(
     {"install_code", "install_venv", "write_config", "tidy", "run_setup", "fetch_asset", "start", "stop"}
 )
-"""Those that only the controller which has the lease may send; they carry its token."""
+"""Agent commands reserved for the holder of the lease; they carry its token."""
 OBSERVATION_CACHE_SECONDS = 10.0
 
 
 class WorkersFailedError(SlipwayError):
-    """Some workers could not do what they had to."""
+    """A step failed on some workers."""
 
     def __init__(self, words: str, errors: Sequence[WorkerError] = ()) -> None:
         super().__init__(words)
@@ -51,7 +51,7 @@ def failures(answers: Sequence[object]) -> list[WorkerError]:
 
 @dataclass
 class _ObservationCache:
-    """What all workers observed at one time, and who has had the answers."""
+    """Answers of all workers to one survey, and the callers who have received them."""
 
     payload: ObserveQuestion
     answers: list[Observation | WorkerError]
@@ -60,18 +60,18 @@ class _ObservationCache:
 
 
 class Fleet:
-    """Connections to the workers of one incarnation of a pod. Threads may share it."""
+    """Connections to the workers of one incarnation of a pod. Thread-safe."""
 
     def __init__(self, access: ConnectionParams, sleep: Callable[[float], None] = time.sleep) -> None:
-        """Nothing is connected before the first call.
+        """Create the connections; they open on first use.
 
         Args:
-            sleep: how to wait between attempts.
+            sleep: waits between attempts.
         """
         self._access, self._sleep = access, sleep
         self._cache: _ObservationCache | None = None
         self.guard: Callable[[], tuple[str, int]] = lambda: ("", 0)
-        """Gives our lease, its place and its token, 0 for none; raises where another controller acts."""
+        """Returns place and token of our lease (0: none); raises if another controller holds it."""
         self._connector: Connector | None = None
         self._lock = threading.Lock()
         agent = build_bundle()
@@ -81,10 +81,10 @@ class Fleet:
         return len(self._links)
 
     def call(self, worker: int, command: Command[Q, A], payload: Q) -> A:
-        """Run an agent command on one worker; tries again what may pass.
+        """Run an agent command on one worker, with retries for transient failures.
 
         Raises:
-            WorkerError: it could not be reached, or the command failed there.
+            WorkerError: the worker is unreachable, or the command failed there.
         """
         if command not in READ_ONLY_COMMANDS:
             self._cache = None
@@ -97,30 +97,30 @@ class Fleet:
     def call_all(
         self, command: Command[Q, A], payload: Q | Sequence[Q], workers: Sequence[int] | None = None
     ) -> list[A | WorkerError]:
-        """Run an agent command on several workers at the same time.
+        """Run an agent command on several workers in parallel.
 
         Args:
-            payload: one for all, or one for each.
-            workers: which ones, by default all.
+            payload: one for all workers, or one for each.
+            workers: indices of the workers, by default all.
 
         Returns:
-            For each of them, in their order, its answer or why there is none.
+            The answer or the error of each worker, in their order.
         """
         who = range(len(self)) if workers is None else workers
         payloads: Sequence[Any] = payload if isinstance(payload, Sequence) else [payload] * len(who)
         return self._run_parallel([partial(self.call, w, command, p) for w, p in zip(who, payloads, strict=True)])
 
     def survey(self, payload: ObserveQuestion) -> list[Observation | WorkerError]:
-        """Have all workers observe everything that several are going to `look` at; see there."""
+        """Observe all workers once on behalf of several callers of `look`."""
         answers = self.call_all(OBSERVE, payload)
         self._cache = None if failures(answers) else _ObservationCache(payload, answers, time.monotonic())
         return answers
 
     def look(self, who: str, payload: ObserveQuestion) -> list[Observation | WorkerError]:
-        """What all workers observe now.
+        """Return what all workers observe now.
 
-        Each one who asks is answered once from the last survey if that is seconds old and nothing was changed since:
-        to start a Python on each worker for everyone who looks is what takes most of the time on 64 workers.
+        Each caller `who` is answered once from the last survey if it is seconds old and nothing has changed since.
+        Otherwise each caller would start a Python on each worker, which takes most of the time on 64 workers.
         """
         past = self._cache
         fresh = past is not None and time.monotonic() - past.time < OBSERVATION_CACHE_SECONDS
@@ -130,10 +130,10 @@ class Fleet:
         return self.call_all(OBSERVE, payload)
 
     def warm_up(self, in_vain: Callable[[], bool] = lambda: False) -> list[Observation | WorkerError]:
-        """Wait until every worker, which may just have been created, lets us in; what each then observes.
+        """Wait until every worker, possibly just created, accepts connections; return what each observes.
 
         Args:
-            in_vain: asked between attempts: is there nothing left to wait for?
+            in_vain: called between attempts; returns True if waiting is pointless.
         """
 
         def late(state: RetryCallState) -> bool:
@@ -151,17 +151,17 @@ class Fleet:
         """Run an agent command that answers line by line.
 
         Raises:
-            WorkerError: also in mid-stream; where to resume is in the lines.
+            WorkerError: possibly in mid-stream; the lines tell where to resume.
         """
         lines: Iterator[Any] = self._links[worker].stream(command, payload)
         return lines
 
     def link(self, worker: int) -> Connection:
-        """The connection to one worker, for what is no command of the agent."""
+        """Return the connection to one worker, for uses other than agent commands."""
         return self._links[worker]
 
     def close(self) -> None:
-        """For good: calls and streams under way end with a WorkerError."""
+        """Close permanently. Pending calls and streams raise WorkerError."""
         for link in self._links:
             link.close()
         if self._connector is not None:
@@ -181,7 +181,7 @@ class Fleet:
         pool = ThreadPoolExecutor(max_workers=len(calls))
         try:
             return list(pool.map(_catch_worker_error, calls))
-        except BaseException:  # an interrupt does not wait for the workers
+        except BaseException:  # do not wait for the workers after an interrupt
             self.close()
             raise
         finally:

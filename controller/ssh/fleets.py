@@ -1,4 +1,4 @@
-"""The SSH connections to a pod, kept for as long as its incarnation lives."""
+"""Keep the SSH connections to a pod for the lifetime of its incarnation."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class SshTarget:
-    """A pod, as far as SSH needs to know it.
+    """The facts about a pod that SSH needs.
 
     Attributes:
-        name: of the pod.
+        name: name of the pod.
         node: full resource name of its node.
-        uid: of this incarnation.
-        zone: where it is.
-        network: name or URL.
-        addresses: of each worker, internal and external.
+        uid: identifies this incarnation.
+        zone: zone of the node.
+        network: name or URL of its network.
+        addresses: internal and external address of each worker.
     """
 
     name: str
@@ -33,10 +33,10 @@ class SshTarget:
 
 
 class Fleets:
-    """One fleet at a time: the connections to an earlier incarnation are closed."""
+    """Holds one fleet at a time; a new incarnation closes the connections to the previous one."""
 
     def __init__(self, connect: Callable[[SshTarget], Fleet], lease: Callable[[], tuple[str, int]]) -> None:
-        """Connect on first use.
+        """Store the callbacks; nothing connects before the first use.
 
         Args:
             lease: returns place and token of our lease; called before commands that change a worker.

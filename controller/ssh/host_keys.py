@@ -1,6 +1,6 @@
-"""The host keys that we hold the workers of a pod to: read from Google once, then kept as long as the pod lives.
+"""Pin the host keys of a pod's workers: read them from Google once and keep them for the pod's lifetime.
 
-They are kept in OpenSSH's own format (`worker-3 ssh-ed25519 AAAA…`), below a comment that names the incarnation.
+The file has OpenSSH's format (`worker-3 ssh-ed25519 AAAA…`), below a comment that names the incarnation.
 """
 
 from __future__ import annotations
@@ -12,42 +12,45 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 KnownKeys = dict[str, str]
-"""Of one worker, by type: base64."""
+"""Keys of one worker in base64, by type."""
 _HEADER = "# incarnation "
 KEY = re.compile(r"((?:ssh-ed25519|ecdsa-|ssh-rsa)\S*) +([A-Za-z0-9+/]+=*)( .*)?")
 
 
 class HostKeys:
-    """A key that is known once never changes; further types may come. Threads may share it."""
+    """Pinned host keys. A known key never changes, but keys of further types may be added. Thread-safe."""
 
     def __init__(self, read: Callable[[], Sequence[str]], file: Path | None = None, incarnation: str = "") -> None:
-        """Args:
-        read: what Google vouches for now, per worker: lines of `TYPE KEY`.
-        file: where to keep them; what it holds of another incarnation is dropped.
+        """Store the parameters; nothing is read before the first use.
+
+        Args:
+            read: returns the keys that Google publishes now, per worker: lines of `TYPE KEY`.
+            file: stores the keys; those of another incarnation are dropped. None: they are not stored.
+            incarnation: uid of the pod.
         """
         self._read, self._file, self._incarnation = read, file, incarnation
         self._lock = threading.Lock()
         self._known: dict[int, KnownKeys] | None = None
 
     def of(self, worker: int) -> KnownKeys:
-        """The keys of one worker, those that it was known by first; none if it has published none."""
+        """Return the pinned keys of a worker; the first call reads them from Google. Empty if none are published."""
         with self._lock:
             if not self._all().get(worker):
                 self._learn(dict(enumerate(_parse(lines) for lines in self._read())))
             return dict(self._all().get(worker, {}))
 
     def kept(self, worker: int) -> KnownKeys:
-        """As `of`, without asking Google."""
+        """Return the pinned keys of a worker without asking Google."""
         with self._lock:
             return dict(self._all().get(worker, {}))
 
     def published(self, worker: int) -> KnownKeys:
-        """What Google vouches for now, be it known or not."""
+        """Return the keys that Google publishes now, whether pinned or not."""
         lines = self._read()
         return _parse(lines[worker]) if worker < len(lines) else {}
 
     def pin(self, worker: int, kind: str, text: str) -> None:
-        """Know a worker by this key from now on."""
+        """Pin a key of a worker."""
         with self._lock:
             self._learn({worker: {kind: text}})
 
@@ -87,6 +90,6 @@ class HostKeys:
 
 
 def _parse(lines: str) -> KnownKeys:
-    """What can be checked of it; a program on a worker may publish anything as such."""
+    """Return the well-formed keys; a program on a worker may publish anything."""
     found = map(KEY.fullmatch, lines.splitlines())
     return {match[1]: match[2] for match in found if match}

@@ -1,7 +1,7 @@
-"""TCP through Google's Identity-Aware Proxy: to a VM without external address, past every firewall but Google's own.
+"""TCP tunnels through Google's Identity-Aware Proxy (IAP), which reaches VMs without an external address.
 
-The protocol is the one that gcloud's client speaks: a WebSocket of subprotocol relay.tunnel.cloudproxy.app, whose
-binary messages are a tag (2 bytes) and then, by tag, a length (4 bytes) and bytes, or a count of bytes received (8).
+They use the protocol of gcloud's client: a WebSocket of subprotocol relay.tunnel.cloudproxy.app with binary messages.
+A message is a tag (2 bytes), then either a length (4 bytes) and data, or a count of received bytes (8 bytes).
 https://cloud.google.com/iap/docs/tcp-forwarding-overview
 """
 
@@ -22,21 +22,19 @@ SUBPROTOCOL = "relay.tunnel.cloudproxy.app"
 ORIGIN = "bot:iap-tunneler"
 CONNECTED, DATA, ACK = 0x0001, 0x0004, 0x0007
 MAX_FRAME_BYTES = 16384
-"""Bytes of data in one message."""
+"""Maximum bytes of data in one message."""
 ROLE = "roles/iap.tunnelResourceAccessor"
 REFUSALS = {
     4003: "IAP reaches the VM, but nothing answers on the port: does a firewall rule admit 35.235.240.0/20?",
     4033: f"IAP does not let you through: you need {ROLE}",
     4047: "IAP knows no such VM (yet?)",
 }
-"""What IAP closes the WebSocket with."""
+"""Messages for the codes with which IAP closes the WebSocket."""
 
 
 @dataclass(frozen=True)
 class IapTarget:
-    """A port of a VM; `instance` is the name by which Compute Engine knows it, for a TPU its guest attribute
-    `hostname`.
-    """
+    """Port of a VM. `instance` is its Compute Engine name; a TPU VM has it in the guest attribute `hostname`."""
 
     project: str
     zone: str
@@ -46,20 +44,20 @@ class IapTarget:
 
 
 class IapTunnel:
-    """One TCP connection; has of a socket what paramiko uses."""
+    """TCP connection with the socket methods that paramiko uses."""
 
     def __init__(self, websocket: ClientConnection, opened: ExitStack) -> None:
         self._websocket, self._opened = websocket, opened
         self._rest = b""
         self._received = self._acknowledged = 0
         self._seconds: float | None = None
-        self._closed = False  # paramiko looks at this name
+        self._closed = False  # paramiko reads this attribute
 
     def settimeout(self, seconds: float | None) -> None:
         self._seconds = seconds
 
     def send(self, data: bytes) -> int:
-        """Send the beginning of `data`; returns how much.
+        """Send the beginning of `data` and return the number of bytes sent.
 
         Raises:
             BrokenPipeError: the tunnel is closed.
@@ -74,10 +72,10 @@ class IapTunnel:
         return len(part)
 
     def recv(self, size: int) -> bytes:
-        """Up to so many bytes; none once the other side has closed.
+        """Return up to `size` bytes; none after the other side has closed.
 
         Raises:
-            TimeoutError: nothing came within the time set.
+            TimeoutError: nothing arrived within the timeout.
         """
         from websockets.exceptions import ConnectionClosed
 
@@ -108,13 +106,14 @@ def connect(target: IapTarget, token: Callable[[], str], seconds: float, endpoin
     """Open a tunnel.
 
     Args:
-        token: gives the access token of who asks.
-        seconds: how long it may take.
+        token: returns the caller's access token.
+        seconds: timeout.
+        endpoint: URL of the proxy.
 
     Raises:
-        PermissionError: IAP does not let us through.
+        PermissionError: IAP denies access.
         TimeoutError: no answer in time.
-        ConnectionError: for any other reason there is no way.
+        ConnectionError: the tunnel failed for another reason.
     """
     from websockets.exceptions import ConnectionClosed, InvalidHandshake, InvalidStatus
     from websockets.sync.client import connect
@@ -133,7 +132,7 @@ def connect(target: IapTarget, token: Callable[[], str], seconds: float, endpoin
                 compression=None,
                 open_timeout=seconds,
                 close_timeout=0.5,
-                ping_interval=None,  # SSH looks after itself
+                ping_interval=None,  # SSH has its own keepalive
                 user_agent_header="slipway",
             )
         )
@@ -156,7 +155,7 @@ def connect(target: IapTarget, token: Callable[[], str], seconds: float, endpoin
 
 
 def _parse_message(message: str | bytes) -> tuple[int, bytes]:
-    """Tag and content. Tags that are not known are left to the caller to ignore."""
+    """Return tag and content. The caller ignores unknown tags."""
     content = message.encode() if isinstance(message, str) else message
     return (struct.unpack_from(">H", content)[0], content[2:]) if len(content) >= 2 else (0, b"")
 

@@ -1,4 +1,4 @@
-"""Our account on the workers: an SSH key in the metadata of the nodes, or in our OS Login profile."""
+"""Account on the workers: an SSH key in the nodes' metadata, or in the user's OS Login profile."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from controller.ssh.client_key import public_key_line
 
 @dataclass
 class Login:
-    """The SSH key of a project, and whether workers accept it.
+    """SSH key of a project, and its access to the workers.
 
     Attributes:
-        user: our name on the workers, unless OS Login gives another.
-        state: folder under which the keys are kept.
+        user: name on the workers, unless OS Login assigns another.
+        state: folder that holds the keys.
         os_login: whether Google manages the logins; None: ask the project.
         pace: seconds between polls of a running operation.
     """
@@ -36,23 +36,23 @@ class Login:
 
     @property
     def key_dir(self) -> Path:
-        """Folder of the SSH key; each project has its own."""
+        """Return the folder of the project's SSH key."""
         return self.state / "keys" / self.project.replace(":", "_")
 
     def key_line(self) -> str:
-        """Return our public key as a line of `ssh-keys` metadata; the key is created on first use."""
+        """Return the public key as a line of `ssh-keys` metadata; the key is created on first use."""
         return f"{self.user}:{public_key_line(self.key_dir, self.user)}"
 
     @cached_property
     def uses_os_login(self) -> bool:
-        """Whether our key belongs in our OS Login profile, not in the metadata of nodes."""
+        """Return whether the key belongs in the OS Login profile, not in the nodes' metadata."""
         return self._os_login.enforced if self.os_login is None else self.os_login
 
     def user_name(self) -> str:
-        """Return our name on the workers.
+        """Return the user name on the workers.
 
         Raises:
-            SlipwayError: OS Login does not know our key.
+            SlipwayError: the OS Login profile lacks the key.
         """
         if not self.uses_os_login:
             return self.user
@@ -61,11 +61,11 @@ class Login:
         return name
 
     def is_authorized(self, node: str, known_keys: str = "") -> bool:
-        """Whether the workers of a node accept our key.
+        """Return whether the workers of a node accept the key.
 
         Args:
-            node: its full resource name.
-            known_keys: its `ssh-keys` when it was last observed; our key may have been added since.
+            node: full resource name.
+            known_keys: the node's `ssh-keys` when last observed; the key may have been added since.
         """
         if self.uses_os_login:
             return self._os_login.login(self._public_key) is not None
@@ -78,7 +78,7 @@ class Login:
             return False
 
     def authorize(self, node: str) -> None:
-        """Make the workers accept our key, as `gcloud compute tpus tpu-vm ssh` does; other keys stay."""
+        """Make the workers accept the key, as `gcloud compute tpus tpu-vm ssh` does; other keys stay."""
         if self.uses_os_login:
             self._os_login.add(self._public_key)
             return

@@ -1,4 +1,4 @@
-"""A port of this machine that leads to a port of a worker, such as Jupyter's."""
+"""Forward a port of this machine to a port of a worker, such as Jupyter's."""
 
 from __future__ import annotations
 
@@ -19,21 +19,21 @@ if TYPE_CHECKING:
 
 
 class PortForward:
-    """Listens on loopback only; every connection gets a `fabric.tunnels.Tunnel` over the one SSH connection.
+    """Listener on loopback that opens a `fabric.tunnels.Tunnel` over one SSH connection for each client.
 
-    fabric's own listener would end when the worker refuses a connection, as it does until Jupyter is up.
+    fabric's own listener ends when the worker refuses a connection, as it does until Jupyter is up.
     """
 
     def __init__(self, link: Connection, port: int, remote: int, note: Callable[[str], object]) -> None:
-        """Listen.
+        """Start to listen.
 
         Args:
-            port: of this machine; 0: any free one.
-            remote: of the worker's loopback.
-            note: is called with what kept a connection from being made.
+            port: local port; 0: any free one.
+            remote: port on the worker's loopback.
+            note: called with the reason when a connection cannot be made.
 
         Raises:
-            ConfigError: the port is in use or not allowed.
+            ConfigError: the port is in use or not permitted.
         """
         self._connection, self._remote, self._note = link, remote, note
         self._finished = threading.Event()
@@ -63,7 +63,7 @@ class PortForward:
             tunnel.start()
 
     def close(self) -> None:
-        """Accept no more connections, and end those that are open within a second."""
+        """Stop accepting connections and close the open ones within a second."""
         self._finished.set()
         with contextlib.suppress(OSError):
             self._listener.shutdown(socket.SHUT_RDWR)  # wakes accept

@@ -1,4 +1,4 @@
-"""The address that this machine has on the internet, as others see it."""
+"""Find this machine's public IP address."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ import ipaddress
 import urllib.request
 
 IP_SERVICES = ("https://checkip.amazonaws.com", "https://ipv4.icanhazip.com")
-"""Each answers with the caller's IPv4 address as text; the second is asked if the first does not answer."""
+"""Each returns the caller's IPv4 address as text; the second is the fallback."""
 SECONDS = 5.0
 
 
 def find_public_ip(services: tuple[str, ...] = IP_SERVICES) -> str | None:
-    """The public IPv4 address, or None if nobody says. Asks over the network."""
+    """Return the public IPv4 address, or None if no service answers. Uses the network."""
     for service in services:
         try:
             with urllib.request.urlopen(service, timeout=SECONDS) as answer:  # noqa: S310 - the addresses are above

@@ -1,6 +1,4 @@
-"""Which way leads to the workers of a pod: their external addresses, Google's Identity-Aware Proxy, or their internal
-addresses.
-"""
+"""Choose the route to a pod's workers: external addresses, Identity-Aware Proxy (IAP) or internal addresses."""
 
 from __future__ import annotations
 
@@ -34,12 +32,12 @@ OS_LOGIN_HINT = (
 
 @dataclass(frozen=True)
 class PodConnector:
-    """Opens the SSH connections to a pod, in the way that `ssh.method` says.
+    """Opens the SSH connections to a pod by the route that `ssh.method` sets.
 
     Attributes:
+        find_public_ip: returns this machine's address as the workers see it, or None.
+        iap: endpoint of the Identity-Aware Proxy.
         ssh_config: see `ConnectionParams`.
-        iap: endpoint of Google's Identity-Aware Proxy.
-        find_public_ip: returns the address under which the workers see this machine, or None.
     """
 
     config: Config
@@ -51,7 +49,7 @@ class PodConnector:
     ssh_config: Path | None = None
 
     def connect(self, pod: SshTarget) -> Fleet:
-        """Return the connections to the workers; none is opened before it is used."""
+        """Return the connections to the workers. Each opens on first use."""
         from controller.ssh.client_key import private_key
         from controller.ssh.fleet import ConnectionParams, Fleet
 
@@ -76,10 +74,10 @@ class PodConnector:
         return Fleet(access, self.clock.sleep)
 
     def route_to(self, pod: SshTarget) -> Route:
-        """Return `ssh.method`, or what auto means here.
+        """Return `ssh.method`; for auto, the best route that the firewall rules allow.
 
-        auto: the external address if a firewall rule admits this machine, else IAP if one admits that, else the
-        internal address.
+        That is the external address if a rule admits this machine, else IAP if a rule admits it, else the internal
+        address.
         """
         if self.config.ssh.method != "auto":
             return self.config.ssh.method
@@ -87,7 +85,7 @@ class PodConnector:
         return choose_route(self._rules(pod.network), external=external, laptop=self.find_public_ip)
 
     def _rules(self, network: str) -> list[Rule]:
-        """Return the firewall rules of a network; those of the config if we may not list them."""
+        """Return the firewall rules of a network, or those of the config if the caller may not list them."""
         try:
             rules = list(self.google.pages("compute", "firewalls.list", "items", project=self.login.project))
         except ForbiddenError:
@@ -99,7 +97,7 @@ class PodConnector:
 def choose_route(
     rules: Sequence[Rule], *, external: bool, laptop: Callable[[], str | None], tags: Iterable[str] = (TAG,)
 ) -> Route:
-    """Pure but for `laptop`, which may ask somebody for our address and is called only if that matters."""
+    """Return the best route that the rules allow. `laptop` may use the network, so it is called only if needed."""
     tags = tuple(tags)
     if external and any(_may_contain_us(block) for rule in rules for block in rule.get("sourceRanges", ())):
         ours = laptop()
@@ -109,8 +107,10 @@ def choose_route(
 
 
 def admits_ssh(rules: Iterable[Rule], source: str, tags: Iterable[str]) -> bool:
-    """Do all rules together let `source` reach port 22? The one of the lowest priority number decides; among equals one
-    that denies: https://cloud.google.com/firewall/docs/firewalls#priority_order_for_firewall_rules.
+    """Return whether the rules together let `source` reach port 22.
+
+    The matching rule with the lowest priority number decides; among equals, a deny rule:
+    https://cloud.google.com/firewall/docs/firewalls#priority_order_for_firewall_rules.
     """
     for rule in sorted(rules, key=lambda rule: (rule.get("priority", 1000), "denied" not in rule)):
         spoken = rule.get("denied", rule.get("allowed", ()))
@@ -120,13 +120,13 @@ def admits_ssh(rules: Iterable[Rule], source: str, tags: Iterable[str]) -> bool:
 
 
 def _may_contain_us(block: str) -> bool:
-    """Can this machine, seen from the workers, be in that range? Loopback is where the emulated cloud sees it."""
+    """Return whether this machine's address can be in that range. The emulated cloud sees it on loopback."""
     range_ = ipaddress.ip_network(block, strict=False)
     return block != IAP_RANGE and (range_.is_loopback or not range_.is_private)
 
 
 class GuestAttributes:
-    """What the workers publish about themselves as guest attributes: SSH host keys, and the names of their VMs.
+    """Reads the workers' guest attributes: SSH host keys and VM names.
 
     https://cloud.google.com/tpu/docs/reference/rest/v2/projects.locations.nodes/getGuestAttributes
     """
@@ -136,17 +136,17 @@ class GuestAttributes:
         self._names: list[str] = []
 
     def host_keys(self) -> list[str]:
-        """Of each worker, `TYPE KEY` per line, as published now."""
+        """Return the host keys that each worker publishes now, as lines of `TYPE KEY`."""
         return [
             "\n".join(f"{item['key']} {item['value']}" for item in items if item.get("namespace") == "hostkeys")
             for items in self._read()
         ]
 
     def tunnel(self, worker: int, seconds: float) -> IapTunnel:
-        """A way to port 22 of a worker through IAP, which knows its VM by the guest attribute `hostname`.
+        """Open a tunnel through IAP to port 22 of a worker. IAP needs the VM's name, guest attribute `hostname`.
 
         Raises:
-            OSError: as `iap.connect`; also while the worker has not published its name.
+            OSError: as `iap.connect`, and if the worker has not published its name yet.
         """
         from controller.ssh import iap
 

@@ -1,4 +1,4 @@
-"""A shell on a worker in this terminal, or fed from a pipe."""
+"""Run a shell on a worker in this terminal, or with input from a pipe."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ if TYPE_CHECKING:
 
 
 def open_shell(link: Connection, command: str | None) -> int:
-    """Run a shell, or a command, with our stdin, stdout and stderr until it ends; its exit code.
+    """Run a shell or a command on this process's stdin, stdout and stderr and return its exit code.
 
-    It has a terminal if we have one; then Ctrl-C and the like go to the worker.
+    It gets a terminal if this process has one; keys such as Ctrl-C then go to the worker.
 
     Raises:
-        WorkerError: it could not be reached, or the connection broke off.
+        WorkerError: the worker is unreachable, or the connection dropped.
     """
     on_terminal = sys.stdin.isatty() and sys.stdout.isatty()
     with link.channel() as channel:
@@ -49,7 +49,7 @@ def open_shell(link: Connection, command: str | None) -> int:
 
 
 def _forward_stdin(channel: Channel) -> None:
-    with contextlib.suppress(OSError):  # the channel is closed: nobody reads any more
+    with contextlib.suppress(OSError):  # the channel is closed
         while data := os.read(0, CHUNK):
             channel.sendall(data)
         channel.shutdown_write()
@@ -67,7 +67,7 @@ def _write(descriptor: int, data: bytes) -> None:
 
 @contextmanager
 def _raw_mode(channel: Channel) -> Iterator[None]:
-    """Every key goes to the worker, which is told when the window changes; as it was before, afterwards."""
+    """Send every key and window size to the worker inside the block, then restore the terminal."""
     before = termios.tcgetattr(sys.stdin)
 
     def resized(*_: object) -> None:
@@ -76,7 +76,7 @@ def _raw_mode(channel: Channel) -> Iterator[None]:
 
     handler = signal.signal(signal.SIGWINCH, resized)
     try:
-        tty.setraw(sys.stdin.fileno(), termios.TCSADRAIN)  # what was typed ahead counts
+        tty.setraw(sys.stdin.fileno(), termios.TCSADRAIN)  # keep what was typed ahead
         yield
     finally:
         signal.signal(signal.SIGWINCH, handler)

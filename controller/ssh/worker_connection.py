@@ -1,6 +1,6 @@
-"""SSH connections as `fabric.Connection` objects: one per worker, opened the way `Access` says, to that worker only.
+"""SSH connections as `fabric.Connection` objects, one per worker, configured by `ConnectionParams`.
 
-The only module that imports fabric. It is imported when a connection is opened, because that takes 0.2 s.
+The only module that imports fabric. It is imported when a connection opens, because that takes 0.2 s.
 """
 
 from __future__ import annotations
@@ -39,10 +39,10 @@ KNOWN_HOSTS = ("~/.ssh/known_hosts", "/etc/ssh/ssh_known_hosts")
 
 
 class Connector:
-    """Makes the connections of one pod. They share its host keys, our key, ~/.ssh/config and the gateways."""
+    """Creates the connections of one pod. They share the host keys, the client key, ~/.ssh/config and the gateways."""
 
     def __init__(self, access: ConnectionParams) -> None:
-        """Read our key and the SSH config.
+        """Read the client key and the SSH config.
 
         Raises:
             ConfigError: the SSH config cannot be read.
@@ -57,7 +57,7 @@ class Connector:
         self._gateways: dict[tuple[str, ...], GatewayConnection] = {}
 
     def connection(self, worker: int) -> WorkerConnection:
-        """Return a new connection to a worker; it opens when it is first used."""
+        """Return a new connection to a worker; it opens on first use."""
         return WorkerConnection(self, worker)
 
     def gateway(self, hops: tuple[str, ...]) -> GatewayConnection:
@@ -69,26 +69,26 @@ class Connector:
             return self._gateways[hops]
 
     def close(self) -> None:
-        """Close the gateways and refuse to open any connection from now on."""
+        """Close the gateways and refuse to open further connections."""
         self.closed = True
         for gateway in self._gateways.values():
             gateway.close()
 
 
 class _HonoursConfig(Connection):
-    """Connection that finds its gateway in ~/.ssh/config, and that several threads may open.
+    """Connection that finds its gateway in ~/.ssh/config. Several threads may open it.
 
-    fabric would trust any host key of a gateway, visit the hops of `ProxyJump a,b` in reverse order, and connect to a
-    gateway called "none".
+    Plain fabric trusts any host key of a gateway, visits the hops of `ProxyJump a,b` in reverse order, and connects to
+    a gateway called "none".
     """
 
-    if TYPE_CHECKING:  # what fabric declares as None and sets
+    if TYPE_CHECKING:  # fabric declares these as None and sets them later
         client: SSHClient
         transport: Transport
         ssh_config: dict[str, Any]
         connect_kwargs: dict[str, Any]
 
-    inline_ssh_env = None  # fabric sets it; were it no attribute here, all settings would be merged again each time
+    inline_ssh_env = None  # fabric sets it; without the attribute, it would merge all settings again each time
 
     def __init__(self, dialer: Connector, host: str, **options: Any) -> None:
         self._set(dialer=dialer, opening=threading.Lock(), proxy=None)  # fabric takes other new attributes for settings
@@ -110,7 +110,7 @@ class _HonoursConfig(Connection):
         if isinstance(self.gateway, GatewayConnection):
             self.gateway.open()
             return super().open_gateway()
-        ours, theirs = socket.socketpair()  # paramiko's ProxyCommand spins once the command has ended
+        ours, theirs = socket.socketpair()  # paramiko's ProxyCommand busy-waits after the command ends
         with theirs:
             argv, end = ["/bin/sh", "-c", f"exec {self.gateway}"], theirs.fileno()
             self.proxy = subprocess.Popen(argv, stdin=end, stdout=end)
@@ -121,7 +121,7 @@ class _HonoursConfig(Connection):
             if self.is_connected:
                 return
             self._hang_up()
-            self._sftp = None  # of the connection before
+            self._sftp = None  # belongs to the previous connection
             try:
                 self._open()
             except BaseException:
@@ -144,7 +144,7 @@ class _HonoursConfig(Connection):
 
 
 class GatewayConnection(_HonoursConfig):
-    """Connection to a hop of `ProxyJump`. Its host key must be in a known_hosts file, whatever ~/.ssh/config says."""
+    """Connection to a hop of `ProxyJump`. A known_hosts file must hold its host key, whatever ~/.ssh/config says."""
 
     def __init__(self, dialer: Connector, host: str, before: GatewayConnection | None) -> None:
         seconds = dialer.access.connect_seconds
@@ -174,10 +174,10 @@ class GatewayConnection(_HonoursConfig):
 
 
 class WorkerConnection(_HonoursConfig):
-    """`fabric.Connection` to one worker: `run`, `put`, `get`, `forward_local`; it opens when it is first used.
+    """`fabric.Connection` to one worker: `run`, `put`, `get`, `forward_local`. It opens on first use.
 
-    Of ~/.ssh/config, HostName, Port, ProxyJump, ProxyCommand and IdentityFile count. User and ConnectTimeout are
-    `ssh.user` and `ssh.connect_timeout_seconds`; the host key must be the one that `Access` vouches for.
+    It honors HostName, Port, ProxyJump, ProxyCommand and IdentityFile of ~/.ssh/config. `ssh.user` and
+    `ssh.connect_timeout_seconds` replace User and ConnectTimeout; the host key must be one of `ConnectionParams`.
     """
 
     def __init__(self, dialer: Connector, worker: int) -> None:
@@ -202,7 +202,7 @@ class WorkerConnection(_HonoursConfig):
         self.client.set_missing_host_key_policy(_Policy(self._verify_host_key))
 
     def _open(self) -> None:
-        """Connect, once.
+        """Try once to connect.
 
         Raises:
             WorkerError: refused, timeout, auth, denied, host_key, or dropped if the pod's connections are closed.
@@ -257,7 +257,7 @@ class WorkerConnection(_HonoursConfig):
 
     @contextmanager
     def _told_apart(self) -> Iterator[None]:
-        """Failures to connect, by what can be done about them."""
+        """Turn connection failures into WorkerErrors whose kind tells what the user can do."""
         access = self.dialer.access
         try:
             yield
@@ -303,7 +303,7 @@ def _config(access: ConnectionParams) -> Config:
 
 
 def _prefer_key_types(transport: Transport, known: KnownKeys) -> None:
-    """Ask for the kinds of host key that are known, Ed25519 first; else a server shows another that it also has."""
+    """Request the known types of host key, Ed25519 first; otherwise the server may show a key of another type."""
     options = transport.get_security_options()
     wanted = [kind for kind in options.key_types if _key_family(kind) in known]
     wanted.sort(key=lambda kind: kind != "ssh-ed25519")
@@ -311,7 +311,7 @@ def _prefer_key_types(transport: Transport, known: KnownKeys) -> None:
 
 
 def _key_family(kind: str) -> str:
-    """Type of a key by the name of its signature: RSA keys sign in several ways.
+    """Return the type of a key by the name of its signature algorithm; RSA has several.
 
     https://www.rfc-editor.org/rfc/rfc8332
     """
@@ -327,7 +327,7 @@ def _reason(error: Exception) -> str:
 
 
 def _silence_paramiko() -> None:
-    """Keep paramiko's log from the terminal: it logs with tracebacks what it also raises."""
+    """Keep paramiko's log off the terminal: it logs tracebacks of the errors that it also raises."""
     logger = logging.getLogger("paramiko")
     if not logger.handlers:
         logger.addHandler(logging.NullHandler())
