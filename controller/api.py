@@ -17,9 +17,9 @@ from controller.records import index, last_command
 from controller.records.recorder import run_folder
 from controller.records.table import filter_rows
 from controller.run.options import RunOptions
+from controller.ssh.fleet import Fleet
 
 if TYPE_CHECKING:
-    from controller.ssh.fleet import Fleet
     from controller.ssh.worker_connection import WorkerConnection
 
 __all__ = [

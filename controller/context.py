@@ -7,16 +7,13 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from controller.core.clock import Clock
 from controller.core.events import Events
 from controller.gcp.client import GoogleClient
+from controller.ssh.fleet import Fleet
 from controller.ssh.fleets import Fleets, SshTarget
 from controller.ssh.login import Login
-
-if TYPE_CHECKING:
-    from controller.ssh.fleet import Fleet
 
 
 @dataclass

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import threading
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from controller.context import Context
+from controller.context import Context
 
 EVERY_SECONDS = 1.0
 

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING
 
 from conf.schema.config import Config
+from controller.context import Context
 from controller.core.finding import Issue, check
 from controller.gcp.prices import SPOT_TIERS
-
-if TYPE_CHECKING:
-    from controller.context import Context
 
 
 @check("price", "error", "budget.max_usd")

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterator, Set
-from typing import TYPE_CHECKING
 
 from conf.schema.config import Config
 from conf.schema.infra.regions import is_near, subnet_range
 from conf.schema.infra.topology import tpu_type_table, zone_region
+from controller.context import Context
 from controller.core.finding import Issue, check
-
-if TYPE_CHECKING:
-    from controller.context import Context
 
 
 @check("zone", "error", "tpu.zone", "tpu.fallback_zones", also="warning")

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from conf.schema.config import Config
 from conf.schema.infra.regions import is_near
+from controller.context import Context
 from controller.core.finding import Issue, check
 from controller.gcp.client import ForbiddenError, NotFoundError
 from controller.plan.project import bucket_name
-
-if TYPE_CHECKING:
-    from controller.context import Context
 
 PLACEHOLDER = re.compile(
     r"\?\?\?|\b(your|my)[-_](actual[-_])?(project|bucket|zone|key|token|account|name)|<[A-Z_-]+>", re.I

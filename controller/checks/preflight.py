@@ -10,15 +10,12 @@ import pkgutil
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from types import ModuleType
-from typing import TYPE_CHECKING
 
 from conf.schema.config import Config
 from controller import checks
+from controller.context import Context
 from controller.core.finding import Check, Finding
 from controller.gcp.client import ForbiddenError, GoogleError, NoCredentialsError, ServiceDisabledError
-
-if TYPE_CHECKING:
-    from controller.context import Context
 
 
 def check_modules() -> Iterator[ModuleType]:

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
 from conf.schema.config import Config
+from controller.context import Context
 from controller.core.finding import Issue, check
 from controller.gcp.client import ForbiddenError, ServiceDisabledError
-
-if TYPE_CHECKING:
-    from controller.context import Context
 
 METRICS = {
     "v4": ("tpu-v4", "tpu-v4s"),

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from controller.context import Context
 from controller.gcp.client import ServiceDisabledError
 from controller.gcp.names import is_marked, leaf
 from controller.reconcile.resource import Resource
@@ -12,11 +13,8 @@ from controller.resources.bastion.vm import Bastion
 from controller.resources.network.firewall import Firewall
 from controller.resources.network.nat import Router
 from controller.resources.network.vpc import SWITCH_RECORD, Network, PrivateAccess, Subnet
+from controller.resources.pod.node import Node
 from controller.resources.project.accounts import ServiceAccount
-
-if TYPE_CHECKING:
-    from controller.context import Context
-    from controller.resources.pod.node import Node
 
 Item = dict[str, Any]
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from conf.schema.infra.topology import UnknownTypeError, find_topology, zone_region
 from controller.cleanup.dependents import aggregated
+from controller.context import Context
 from controller.gcp.client import ForbiddenError, NotFoundError, ServiceDisabledError
 from controller.gcp.names import is_labelled, is_marked, leaf
 from controller.gcp.operations import wait_compute
@@ -21,9 +22,6 @@ from controller.resources.pod.node_api import NodeProvisioner, parse_timestamp
 from controller.resources.pod.provisioner import WAITING_STATES
 from controller.resources.pod.queued_api import QueuedProvisioner
 from controller.run.queue import PodQueue
-
-if TYPE_CHECKING:
-    from controller.context import Context
 
 MIN_AGE_SECONDS = 1800.0
 """A younger pod without a run may be one that a controller is still setting up."""

@@ -11,13 +11,9 @@ import os
 import threading
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from controller.core.errors import ConfigError
-from controller.gcp.client import ForbiddenError, NotFoundError
-
-if TYPE_CHECKING:
-    from controller.gcp.client import GoogleClient
+from controller.gcp.client import ForbiddenError, GoogleClient, NotFoundError
 
 MANAGER = "secretmanager:"
 NETRC = "NETRC"

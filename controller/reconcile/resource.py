@@ -9,11 +9,10 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
+from typing import Any, ClassVar, Literal, Self
 
-if TYPE_CHECKING:
-    from controller.context import Context
-    from controller.core.finding import Finding
+from controller.context import Context
+from controller.core.finding import Finding
 
 Scope = Literal["run", "pod", "shared", "external"]
 ObservedResources = Mapping[str, Any]

@@ -11,12 +11,10 @@ import fcntl
 import json
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from controller.core.formats import checked, dump, has_format
-
-if TYPE_CHECKING:
-    from controller.gcp.client import GoogleClient
+from controller.gcp.client import GoogleClient
 
 RunRow = dict[str, Any]
 MAX_ROW_BYTES = 7000

@@ -8,15 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import yaml
 
 from controller.core.errors import ConfigError
 from controller.core.formats import checked, has_format, stamped
-
-if TYPE_CHECKING:
-    from controller.plan.build import Plan
+from controller.plan.build import Plan
 
 PLANS_FOLDER = "plans"
 

@@ -14,24 +14,22 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import yaml
 
 from controller.agent.protocol import OBSERVE
+from controller.context import Context
 from controller.core.events import Event, jsonl_listener
 from controller.core.formats import dump, load
 from controller.inputs.assets import ResolvedAsset
 from controller.inputs.git_status import collect_git_status as git_record
+from controller.plan.build import Plan
 from controller.records import index
 from controller.records.ledger import Ledger, Result
+from controller.records.spending import Spending
 from controller.resources.workers.venv import Venv
-
-if TYPE_CHECKING:
-    from controller.context import Context
-    from controller.plan.build import Plan
-    from controller.records.spending import Spending
-    from controller.ssh.fleet import Fleet
+from controller.ssh.fleet import Fleet
 
 RECORD_FILE = "record.json"
 LOCAL_METRICS_FILE = "told.jsonl"

@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import yaml
 
@@ -25,10 +25,12 @@ from conf.schema.validation import validate
 from controller.agent import tree_hash
 from controller.agent.commands.code import unpack
 from controller.cloud.connect import open_context, project_of
+from controller.cloud.emulator import Emulator
 from controller.config.compose import compose, compose_raw, with_overrides
+from controller.context import Context
 from controller.core.errors import ConfigError
 from controller.core.formats import load
-from controller.gcp.client import NotFoundError
+from controller.gcp.client import GoogleClient, NotFoundError
 from controller.inputs.assets import AssetFile, ResolvedAsset
 from controller.inputs.code import CodeSnapshot
 from controller.plan.build import Plan, RecordedInputs, build_plan
@@ -36,11 +38,6 @@ from controller.plan.project import bucket_name
 from controller.records import recorder
 from controller.records.ledger import Ledger
 from controller.records.recorder import RECORD_FILE, REPEAT_SUFFIX, RunRecord
-
-if TYPE_CHECKING:
-    from controller.cloud.emulator import Emulator
-    from controller.context import Context
-    from controller.gcp.client import GoogleClient
 
 
 @dataclass(frozen=True)

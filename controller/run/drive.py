@@ -11,10 +11,11 @@ import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
 
 from conf.schema.infra.cloud import LocalCloud
 from controller.cloud.connect import require_project
+from controller.cloud.emulator import Emulator
 from controller.context import Context
 from controller.core.clock import InterruptedSleepError
 from controller.core.errors import ConfigError, LeaseLostError, OverBudgetError, SlipwayError
@@ -37,9 +38,6 @@ from controller.run.options import RunOptions
 from controller.run.queue import PodQueue
 from controller.run.session import open_sweep
 from controller.run.standby import LeaderGaveUpError, Standby, StandbyOutcome
-
-if TYPE_CHECKING:
-    from controller.cloud.emulator import Emulator
 
 
 @contextmanager

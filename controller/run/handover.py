@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from importlib.metadata import version
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from controller.cloud.emulator import Emulator
 from controller.context import Context
 from controller.core.errors import CloudError
 from controller.core.formats import dump
@@ -19,9 +20,6 @@ from controller.records.ledger import Ledger
 from controller.resources.bastion.vm import Bastion, BastionRoles, SlipwayPackage
 from controller.resources.pod.node import Node
 from controller.resources.workers.base import WorkerResource
-
-if TYPE_CHECKING:
-    from controller.cloud.emulator import Emulator
 
 HANDOVER, LOG = "handover.json", "bastion.log"
 HOME = "~/.slipway"

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from conf.schema.config import Config
 from conf.schema.infra.cloud import LocalCloud
 from controller.checks.preflight import probe_cloud, sort_by_severity
 from controller.cloud.connect import missing_project, open_context, project_of
+from controller.cloud.emulator import Emulator
+from controller.context import Context
 from controller.core.errors import ConfigError
 from controller.core.finding import Finding
 from controller.gcp.prices import HourlyPrice, hourly_price
@@ -23,10 +25,6 @@ from controller.resources.pod.node import Node
 from controller.run.launch import running_runs
 from controller.run.options import RunOptions
 from controller.ssh.fleet import WorkersFailedError
-
-if TYPE_CHECKING:
-    from controller.cloud.emulator import Emulator
-    from controller.context import Context
 
 
 @dataclass(frozen=True)

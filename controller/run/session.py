@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from controller.cloud.connect import open_context, project_of
+from controller.cloud.emulator import Emulator
 from controller.context import Context
 from controller.core.errors import ConfigError
 from controller.gcp.client import ForbiddenError
@@ -19,10 +19,7 @@ from controller.records.restore import restored_run
 from controller.resources.pod.node import Node, describe
 from controller.resources.workers.ssh_access import SshAccess
 from controller.run.options import RunOptions
-
-if TYPE_CHECKING:
-    from controller.cloud.emulator import Emulator
-    from controller.ssh.fleet import Fleet
+from controller.ssh.fleet import Fleet
 
 
 @dataclass(frozen=True)

@@ -5,10 +5,8 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from controller.ssh.fleet import Fleet
+from controller.ssh.fleet import Fleet
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,7 @@ import contextlib
 import os
 import socket
 import threading
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from controller.core.errors import ConfigError
@@ -13,8 +14,6 @@ from controller.ssh.connect import WorkerError
 from controller.ssh.connection import CHUNK
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from controller.ssh.connection import Connection
 
 

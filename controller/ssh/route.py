@@ -6,22 +6,18 @@ import ipaddress
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
+from conf.schema.config import Config
 from conf.schema.infra.network import IAP_RANGE
-from controller.gcp.client import ForbiddenError
+from controller.core.clock import Clock
+from controller.gcp.client import ForbiddenError, GoogleClient
 from controller.gcp.firewall_rules import admits
 from controller.gcp.names import TAG, leaf
-from controller.ssh.iap import ENDPOINT
-
-if TYPE_CHECKING:
-    from conf.schema.config import Config
-    from controller.core.clock import Clock
-    from controller.gcp.client import GoogleClient
-    from controller.ssh.fleet import Fleet
-    from controller.ssh.fleets import SshTarget
-    from controller.ssh.iap import IapTunnel
-    from controller.ssh.login import Login
+from controller.ssh.fleet import Fleet
+from controller.ssh.fleets import SshTarget
+from controller.ssh.iap import ENDPOINT, IapTunnel
+from controller.ssh.login import Login
 
 Route = Literal["external", "iap", "internal"]
 Rule = dict[str, Any]

@@ -8,13 +8,13 @@ from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from conf.schema.config import Config, digest
 from conf.schema.run.sweep import Sweep
 from controller.checks.preflight import preflight
 from controller.cloud.connect import project_of
 from controller.config.compose import compose, compose_variants
+from controller.context import Context
 from controller.core.errors import ConfigError
 from controller.gcp.prices import hourly_price
 from controller.inputs.code import CodeSnapshot, take_snapshot
@@ -23,9 +23,6 @@ from controller.records import index
 from controller.records.ledger import Ledger
 from controller.sweep.grid import SearchSpace, Variant, expand_grid, split_overrides
 from controller.sweep.hydra_launchers import apply_launcher
-
-if TYPE_CHECKING:
-    from controller.context import Context
 
 
 @dataclass(frozen=True)

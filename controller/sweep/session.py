@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from controller.cloud.connect import open_context, project_of
+from controller.context import Context
 from controller.core.errors import ConfigError
 from controller.core.text import plural
 from controller.gcp.prices import hourly_price
@@ -19,6 +20,7 @@ from controller.plan.project import bucket_name
 from controller.records import index
 from controller.sweep.board import BoardRow, load_board
 from controller.sweep.definition import (
+    Estimate,
     JobBuilder,
     SweepDefinition,
     define_sweep,
@@ -27,12 +29,6 @@ from controller.sweep.definition import (
     with_pod_number,
 )
 from controller.sweep.pods import load_assignments
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from controller.context import Context
-    from controller.sweep.definition import Estimate
 
 
 @dataclass(frozen=True)

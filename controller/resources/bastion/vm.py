@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from typing import Any, ClassVar, Self
 
+from controller.context import Context
 from controller.gcp.client import ConflictError, GoogleError, NotFoundError
 from controller.gcp.names import LABEL, MARK
 from controller.gcp.operations import wait_compute
@@ -12,9 +13,6 @@ from controller.reconcile.resource import Absent, Diff, ObservedResources, Pendi
 from controller.resources.project.accounts import ServiceAccount
 from controller.resources.project.roles import POLICY_VERSION, Policy, Roles
 from controller.resources.uploads.code import CodeArchive
-
-if TYPE_CHECKING:
-    from controller.context import Context
 
 RUN_LABEL, POD_LABEL = "slipway-run", "slipway-pod"
 IMAGE = "projects/debian-cloud/global/images/family/debian-12"

@@ -7,16 +7,14 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from typing import Any, ClassVar, Self
 
+from controller.context import Context
 from controller.core.errors import CloudError
 from controller.gcp.client import ConflictError, ForbiddenError, GoogleError, NotFoundError
 from controller.gcp.names import MARK
 from controller.gcp.operations import wait_compute
 from controller.reconcile.resource import Absent, Diff, ObservedResources, Resource, Scope
-
-if TYPE_CHECKING:
-    from controller.context import Context
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from typing import Any, ClassVar, Self
 
+from controller.context import Context
 from controller.core.errors import ConfigError
 from controller.core.finding import Finding, Rule
 from controller.gcp.client import GoogleError, NotFoundError
@@ -16,10 +17,6 @@ from controller.gcp.firewall_rules import ANY_ADDRESS, admits
 from controller.gcp.names import is_marked, leaf
 from controller.reconcile.resource import Absent, ObservedResources
 from controller.resources.network.base import ComputeResource
-
-if TYPE_CHECKING:
-    from controller.context import Context
-
 
 OPEN_SSH = Rule(
     "open_ssh", ("warning",), ("network.ssh_source_ranges",),

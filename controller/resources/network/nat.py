@@ -7,17 +7,15 @@ A router that is not ours is never patched.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from typing import Any, ClassVar, Self
 
+from controller.context import Context
 from controller.core.errors import CloudError
 from controller.gcp.client import NotFoundError
 from controller.gcp.names import is_marked, leaf
 from controller.gcp.operations import wait_compute
 from controller.reconcile.resource import Absent, Diff, ObservedResources
 from controller.resources.network.base import ComputeResource
-
-if TYPE_CHECKING:
-    from controller.context import Context
 
 ALL_SUBNETS = frozenset({"ALL_SUBNETWORKS_ALL_IP_RANGES", "ALL_SUBNETWORKS_ALL_PRIMARY_IP_RANGES"})
 

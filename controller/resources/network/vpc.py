@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from typing import Any, ClassVar, Self
 
+from controller.context import Context
 from controller.gcp.client import ForbiddenError, NotFoundError
 from controller.gcp.names import MARK, is_marked, leaf
 from controller.gcp.operations import wait_compute
 from controller.reconcile.resource import Absent, Diff, ObservedResources, Resource, Scope
 from controller.resources.network.base import ComputeResource
-
-if TYPE_CHECKING:
-    from controller.context import Context
 
 SWITCH_RECORD = "switched on private Google access of subnet"
 

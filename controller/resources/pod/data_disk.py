@@ -5,14 +5,10 @@ https://cloud.google.com/tpu/docs/setup-persistent-disk: a disk is writable on o
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
+from controller.context import Context
 from controller.gcp.client import ConflictError, NotFoundError
 from controller.gcp.names import LABEL, is_labelled
 from controller.gcp.operations import wait_compute
-
-if TYPE_CHECKING:
-    from controller.context import Context
 
 MOUNT_POINT = "/mnt/data"
 _SCRIPT = """\

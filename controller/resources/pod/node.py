@@ -7,8 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from typing import Any, ClassVar, Self
 
+from controller.context import Context
 from controller.core.errors import CloudError
 from controller.core.finding import Finding, Rule
 from controller.core.text import plural
@@ -20,11 +21,8 @@ from controller.resources.pod.queued_api import QueuedProvisioner
 from controller.resources.pod.refusals import classify
 from controller.resources.pod.search import CapacitySearch
 from controller.resources.pod.slices import Slices
+from controller.ssh.fleet import Fleet
 from controller.ssh.fleets import SshTarget
-
-if TYPE_CHECKING:
-    from controller.context import Context
-    from controller.ssh.fleet import Fleet
 
 ADOPTED_FIELDS = frozenset({"accelerator_type", "state", "workers"})
 """Fields in which an adopted pod must agree with the config."""

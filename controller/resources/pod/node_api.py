@@ -4,17 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import datetime
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from controller.context import Context
 from controller.core.errors import CloudError
 from controller.gcp.client import ConflictError, NotFoundError
 from controller.gcp.names import LABEL, TAG, leaf
 from controller.gcp.operations import wait_rpc
 from controller.resources.pod import data_disk
 from controller.resources.pod.provisioner import Endpoint, Place, ProvisionerName, SliceSpec, SliceStatus, Symptom
-
-if TYPE_CHECKING:
-    from controller.context import Context
 
 SCOPE = "https://www.googleapis.com/auth/cloud-platform"
 TIER_LABEL = "slipway-capacity"

@@ -8,14 +8,12 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass, field, fields
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import Any, Literal, Protocol
 
+from conf.schema.config import Config
+from controller.context import Context
 from controller.gcp.names import LABEL
 from controller.resources.pod.data_disk import disk_type
-
-if TYPE_CHECKING:
-    from conf.schema.config import Config
-    from controller.context import Context
 
 WAITING_STATES = frozenset({"CREATING", "ACCEPTED", "WAITING_FOR_RESOURCES"})
 """States of a queued request without capacity yet; Google uses the last two for the same thing."""

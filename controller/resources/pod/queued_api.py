@@ -7,16 +7,14 @@ counts against the quota until it is deleted, even after it has expired, failed 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from controller.context import Context
 from controller.core.errors import CloudError
 from controller.gcp.client import ConflictError, GoogleError, NotFoundError
 from controller.gcp.operations import RPC_CODES, wait_rpc
 from controller.resources.pod import node_api
 from controller.resources.pod.provisioner import WAITING_STATES, Place, SliceSpec, SliceStatus
-
-if TYPE_CHECKING:
-    from controller.context import Context
 
 FLEX_API = "tpu:v2alpha1"
 """The only API with flex-start, as of revision 20261001 of the discovery documents."""

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
+from controller.context import Context
 from controller.core.clock import InterruptedSleepError
 from controller.core.errors import CloudError, RetriesExhaustedError
 from controller.gcp.client import ConflictError, GoogleError
@@ -23,9 +23,6 @@ from controller.resources.pod.provisioner import (
     SliceStatus,
 )
 from controller.resources.pod.refusals import HINTS, Refusal, classify
-
-if TYPE_CHECKING:
-    from controller.context import Context
 
 MAX_PAUSE_SECONDS = 60
 """Longest pause in units of the context's pace: five minutes on Google Cloud."""

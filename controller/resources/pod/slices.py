@@ -4,12 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
+from controller.context import Context
 from controller.resources.pod.provisioner import Provisioner, ProvisionerName, SliceStatus
-
-if TYPE_CHECKING:
-    from controller.context import Context
 
 
 @dataclass(frozen=True)

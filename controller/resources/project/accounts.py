@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, ClassVar, Self
+from typing import ClassVar, Self
 
+from controller.context import Context
 from controller.core.errors import CloudError
 from controller.gcp.client import ConflictError, ForbiddenError, NotFoundError
 from controller.gcp.names import MARK, is_marked
 from controller.reconcile.resource import Absent, Diff, ObservedResources, Resource, Scope, Unknown
-
-if TYPE_CHECKING:
-    from controller.context import Context
 
 
 @dataclass(frozen=True, kw_only=True)

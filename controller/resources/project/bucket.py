@@ -5,17 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from typing import Any, ClassVar, Self
 
 from conf.schema.infra.regions import is_near
+from controller.context import Context
 from controller.core.errors import CloudError
 from controller.core.finding import Finding, Rule
 from controller.gcp.client import ConflictError, ForbiddenError, GoogleError, NotFoundError
 from controller.gcp.names import LABEL, is_labelled
 from controller.reconcile.resource import Absent, Diff, ObservedResources, Resource, Scope
-
-if TYPE_CHECKING:
-    from controller.context import Context
 
 DAY_SECONDS = 24 * 3600
 REQUIRED_PERMISSIONS = (

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from typing import Any, ClassVar, Self
 
+from controller.context import Context
 from controller.core.errors import CloudError
 from controller.gcp.client import ForbiddenError, NotFoundError
 from controller.reconcile.resource import Absent, Diff, ObservedResources, Resource, Scope
-
-if TYPE_CHECKING:
-    from controller.context import Context
 
 BUDGET_APIS = ("billingbudgets.googleapis.com", "cloudbilling.googleapis.com")
 

@@ -9,14 +9,12 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from typing import Any, ClassVar, Self
 
+from controller.context import Context
 from controller.gcp.client import ConflictError, ForbiddenError, GoogleError, NotFoundError
 from controller.reconcile.resource import Absent, Diff, ObservedResources, Resource, Scope
 from controller.resources.project.accounts import ServiceAccount
-
-if TYPE_CHECKING:
-    from controller.context import Context
 
 POLICY_VERSION = 3
 ATTEMPTS = 8

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, ClassVar, Self
+from typing import ClassVar, Self
 
+from controller.context import Context
 from controller.core.errors import CloudError
 from controller.gcp.client import ForbiddenError
 from controller.gcp.operations import wait_rpc
 from controller.reconcile.resource import Diff, ObservedResources, Resource, Scope
-
-if TYPE_CHECKING:
-    from controller.context import Context
 
 MAX_BATCH = 20
 """APIs per request: https://cloud.google.com/service-usage/docs/reference/rest/v1/services/batchEnable"""

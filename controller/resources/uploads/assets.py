@@ -9,22 +9,20 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from typing import Any, ClassVar, Self
 
 from controller.agent.protocol import FETCH_ASSET, FetchAssetQuestion
+from controller.context import Context
 from controller.core.errors import CloudError
 from controller.gcp.client import NotFoundError
 from controller.inputs.assets import AssetFile, ResolvedAsset, local_files, manifest_text
 from controller.inputs.download import download_file, run_recipe, token_for
 from controller.inputs.hash_cache import Digests, HashCache
+from controller.inputs.secrets import Vault
 from controller.progress import Progress
 from controller.reconcile.resource import Absent, Diff, ObservedResources, Resource, Scope
 from controller.resources.workers.base import WorkerResource
 from controller.ssh.fleet import WorkerError, WorkersFailedError
-
-if TYPE_CHECKING:
-    from controller.context import Context
-    from controller.inputs.secrets import Vault
 
 THREADS = 8
 FETCH_ATTEMPTS = 5

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, ClassVar, Self
+from typing import ClassVar, Self
 
+from controller.context import Context
 from controller.gcp.client import ConflictError, NotFoundError
 from controller.inputs.code import CodeSnapshot
 from controller.reconcile.resource import Absent, Diff, ObservedResources, Resource, Scope
-
-if TYPE_CHECKING:
-    from controller.context import Context
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, ClassVar, Self
+from typing import ClassVar, Self
 
+from controller.context import Context
 from controller.core.errors import ConfigError
+from controller.inputs.secrets import Vault
 from controller.reconcile.resource import Diff, ObservedResources, Resource, Scope, Unknown
-
-if TYPE_CHECKING:
-    from controller.context import Context
-    from controller.inputs.secrets import Vault
 
 
 @dataclass(frozen=True, kw_only=True)

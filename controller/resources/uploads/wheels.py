@@ -9,9 +9,10 @@ import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from typing import Any, ClassVar, Self
 
 from conf.schema.config import digest
+from controller.context import Context
 from controller.core.errors import CloudError, ConfigError
 from controller.core.finding import Finding, Rule
 from controller.core.formats import dump, load
@@ -19,10 +20,6 @@ from controller.gcp.client import NotFoundError
 from controller.inputs.git import clone, strip_password
 from controller.inputs.requirements import GitRequirement
 from controller.reconcile.resource import Absent, Diff, ObservedResources, Resource, Scope
-
-if TYPE_CHECKING:
-    from controller.context import Context
-
 
 GIT_PIN = Rule(
     "git_pin", ("warning",), ("env.requirements",),

@@ -7,15 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from controller.agent.protocol import A, Command, Observation, Q
+from controller.context import Context
 from controller.reconcile.resource import Diff, ObservedResources, Resource, Scope
-from controller.ssh.fleet import WorkerError, WorkersFailedError, failures
-
-if TYPE_CHECKING:
-    from controller.context import Context
-    from controller.ssh.fleet import Fleet
+from controller.ssh.fleet import Fleet, WorkerError, WorkersFailedError, failures
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from typing import Any, ClassVar, Self
 
 from controller.agent.protocol import INSTALL_CODE, InstallCodeQuestion
+from controller.context import Context
 from controller.core.text import plural
 from controller.reconcile.resource import Diff, ObservedResources
 from controller.resources.uploads.code import CodeArchive
 from controller.resources.workers.base import WorkerResource
-
-if TYPE_CHECKING:
-    from controller.context import Context
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from typing import Any, ClassVar, Self
 
 from controller.agent.protocol import WRITE_CONFIG, WriteConfigQuestion
+from controller.context import Context
 from controller.core.text import plural
 from controller.reconcile.resource import Diff, ObservedResources
 from controller.resources.workers.base import WorkerResource
-
-if TYPE_CHECKING:
-    from controller.context import Context
 
 
 @dataclass(frozen=True, kw_only=True)

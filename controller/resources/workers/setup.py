@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from typing import Any, ClassVar, Self
 
 from conf.schema.config import digest
 from controller.agent.protocol import RUN_SETUP, RunSetupQuestion
+from controller.context import Context
 from controller.core.errors import WorkersDisagreeError
 from controller.core.text import plural
+from controller.inputs.secrets import Vault
 from controller.reconcile.resource import Diff, ObservedResources
 from controller.resources.workers.base import WorkerResource
 from controller.ssh.fleet import WorkersFailedError
-
-if TYPE_CHECKING:
-    from controller.context import Context
-    from controller.inputs.secrets import Vault
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -4,18 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import TYPE_CHECKING, ClassVar, Self
+from typing import ClassVar, Self
 
 from controller.agent.protocol import ObserveQuestion
+from controller.context import Context
 from controller.core.text import plural
 from controller.gcp.client import GoogleError
 from controller.reconcile.resource import Absent, Diff, ObservedResources
 from controller.resources.pod.node import Node
 from controller.resources.workers.base import WorkerResource, raise_failures
-
-if TYPE_CHECKING:
-    from controller.context import Context
-
 
 OBSERVE_SECONDS = 5.0
 """Interval at which Google is asked whether the pod still exists while workers do not answer."""

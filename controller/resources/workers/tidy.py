@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from typing import Any, ClassVar, Self
 
 from controller.agent.protocol import OBSERVE, TIDY, Observation
+from controller.context import Context
 from controller.core.text import plural
 from controller.reconcile.resource import Diff, ObservedResources
 from controller.resources.workers.base import WorkerResource, raise_failures
 from controller.ssh.fleet import WorkersFailedError
-
-if TYPE_CHECKING:
-    from controller.context import Context
 
 TIDY_STATE = "tidy"
 

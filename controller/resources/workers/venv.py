@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from typing import Any, ClassVar, Self
 
 from conf.schema.config import Config, digest
 from conf.schema.run.program import Program
 from controller.agent.protocol import INSTALL_VENV, InstallVenvQuestion, VenvState
+from controller.context import Context
 from controller.core.formats import dump, load
 from controller.gcp.client import ConflictError, NotFoundError
+from controller.inputs.secrets import Vault
 from controller.reconcile.resource import Diff, ObservedResources
 from controller.resources.workers.base import WorkerResource
-
-if TYPE_CHECKING:
-    from controller.context import Context
-    from controller.inputs.secrets import Vault
 
 
 @dataclass(frozen=True, kw_only=True)

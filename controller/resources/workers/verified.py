@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, ClassVar, Self
+from typing import ClassVar, Self
 
 from controller.agent.protocol import PROBE_DEVICES, PROBE_PEERS, Observation, ProbePeersQuestion
+from controller.context import Context
 from controller.core.errors import WrongDevicesError
 from controller.core.text import plural
 from controller.reconcile.resource import Absent, Diff, ObservedResources, Pending
 from controller.resources.pod.node import Node
 from controller.resources.workers.base import WorkerResource, raise_failures
 from controller.ssh.fleet import WorkersFailedError
-
-if TYPE_CHECKING:
-    from controller.context import Context
-
 
 PEER_PORT = 8476
 """Port on which worker 0 listens during the probe; `jax.distributed` uses it by default on TPU."""

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, ClassVar, Self
+from typing import ClassVar, Self
 
 from controller.agent.protocol import GUARD, GUARD_STATE, GuardQuestion
+from controller.context import Context
 from controller.reconcile.resource import Absent, Diff, ObservedResources
+from controller.resources.pod.node import Node
 from controller.resources.pod.provisioner import end_name
 from controller.resources.workers.base import WorkerResource, raise_failures
-
-if TYPE_CHECKING:
-    from controller.context import Context
-    from controller.resources.pod.node import Node
 
 GRACE_HOURS = 2 / 60
 """Delay that lets a live controller end the run first, in order, before the watchdog does."""

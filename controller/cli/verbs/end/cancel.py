@@ -7,14 +7,11 @@ started yet, from a request for the lease.
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING
 
+from controller.cli.main import Command
 from controller.lease.scope import pod_lease
 from controller.run.launch import running_runs, stop
 from controller.run.session import open_session
-
-if TYPE_CHECKING:
-    from controller.cli.main import Command
 
 
 def run(command: Command) -> int:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from controller.agent.protocol import OBSERVE
 from controller.cleanup.dependents import dependents, resources_in_other_regions
+from controller.cli.main import Command
 from controller.cli.view import View
 from controller.core.errors import ConfigError
 from controller.core.ui import confirm
@@ -24,9 +24,6 @@ from controller.resources.project.bucket import Bucket
 from controller.resources.project.services import Services
 from controller.resources.workers.base import active_runs
 from controller.run.session import Session, open_session
-
-if TYPE_CHECKING:
-    from controller.cli.main import Command
 
 
 def run(command: Command) -> int:

@@ -6,16 +6,13 @@ import json
 import shlex
 import sys
 from dataclasses import asdict
-from typing import TYPE_CHECKING
 
 from controller.cleanup.orphans import BilledItem, billed_items, delete
+from controller.cli.main import Command
 from controller.cloud.connect import open_context, project_of, require_project
 from controller.core.errors import ConfigError
 from controller.core.ui import confirm
 from controller.plan.project import bucket_name
-
-if TYPE_CHECKING:
-    from controller.cli.main import Command
 
 
 def run(command: Command) -> int:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING
 
+from controller.cli.main import Command
 from controller.core.errors import ConfigError
 from controller.lease.scope import pod_lease
 from controller.records.ledger import Ledger
@@ -12,9 +12,6 @@ from controller.records.spending import close_billing
 from controller.resources.pod.node import Node
 from controller.run.launch import running_runs
 from controller.run.session import Session, open_session
-
-if TYPE_CHECKING:
-    from controller.cli.main import Command
 
 
 def run(command: Command) -> int:

@@ -13,16 +13,13 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import TYPE_CHECKING, BinaryIO, TextIO
+from typing import BinaryIO, TextIO
 
+from controller.cli.main import Command
 from controller.core.errors import ConfigError
 from controller.run.session import open_session
 from controller.ssh.connect import WorkerError
-from controller.ssh.fleet import WorkersFailedError
-
-if TYPE_CHECKING:
-    from controller.cli.main import Command
-    from controller.ssh.fleet import Fleet
+from controller.ssh.fleet import Fleet, WorkersFailedError
 
 Writer = Callable[[bytes], object]
 

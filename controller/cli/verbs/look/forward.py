@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import json
 import sys
-from typing import TYPE_CHECKING
 
+from controller.cli.main import Command
 from controller.core.errors import ConfigError
 from controller.run.session import open_session
 from controller.ssh.port_forward import PortForward
-
-if TYPE_CHECKING:
-    from controller.cli.main import Command
 
 
 def run(command: Command) -> int:

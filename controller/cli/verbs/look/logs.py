@@ -5,16 +5,13 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 from controller.agent.protocol import WATCH, WatchQuestion
+from controller.cli.main import Command
 from controller.core.errors import ConfigError
 from controller.gcp.client import NotFoundError
 from controller.run.session import Session, open_session
 from controller.ssh.fleet import WorkerError
-
-if TYPE_CHECKING:
-    from controller.cli.main import Command
 
 
 def run(command: Command) -> int:

@@ -6,8 +6,8 @@ import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+from controller.cli.main import Command
 from controller.cli.verbs.look.runs import requested_runs
 from controller.core.clock import Clock
 from controller.core.errors import ConfigError
@@ -15,9 +15,6 @@ from controller.core.text import plural
 from controller.report.gather import FileReader, bucket_reader, gather_runs, local_reader
 from controller.report.model import build_report
 from controller.report.page import render
-
-if TYPE_CHECKING:
-    from controller.cli.main import Command
 
 
 def run(command: Command) -> int:

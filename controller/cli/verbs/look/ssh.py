@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import shlex
-from typing import TYPE_CHECKING
 
+from controller.cli.main import Command
 from controller.run.session import open_session
 from controller.ssh.terminal import open_shell
-
-if TYPE_CHECKING:
-    from controller.cli.main import Command
 
 
 def run(command: Command) -> int:

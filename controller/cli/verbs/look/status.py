@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 import time
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from controller.agent.protocol import OBSERVE
+from controller.cli.main import Command
 from controller.core.errors import ConfigError
 from controller.gcp.client import NotFoundError
 from controller.gcp.prices import monthly_storage_price
@@ -15,9 +16,6 @@ from controller.reconcile.resource import Absent, Pending
 from controller.records.spending import Spending, format_hours
 from controller.resources.pod.node import Node, describe
 from controller.run.session import Session, open_session
-
-if TYPE_CHECKING:
-    from controller.cli.main import Command
 
 
 def run(command: Command) -> int:

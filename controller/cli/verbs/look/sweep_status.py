@@ -11,17 +11,15 @@ from argparse import Namespace
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from controller.cli.main import Command
 from controller.core.clock import Clock
 from controller.core.errors import ConfigError
 from controller.records import index
 from controller.run.text_screen import PLAIN_LINE_SECONDS
 from controller.sweep.board import BoardRow, SavedBoard, format_counts, format_table, load_board
 from controller.sweep.live import redrawing, render_board
-
-if TYPE_CHECKING:
-    from controller.cli.main import Command
 
 POLL_SECONDS = 1.0
 

@@ -7,9 +7,9 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from conf.schema.config import Config
+from controller.cli.main import Command
 from controller.cli.verbs.look.runs import requested_runs
 from controller.cloud.connect import open_context
 from controller.config.compose import compose
@@ -19,9 +19,6 @@ from controller.records.index import RunRow
 from controller.report.gather import gather_runs, local_reader
 from controller.report.settings import group_settings
 from controller.report.tensorboard_mirror import TensorBoardMirror, folder_name
-
-if TYPE_CHECKING:
-    from controller.cli.main import Command
 
 REFRESH_SECONDS = 15.0
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 import hashlib
 import json
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from controller.agent.protocol import OBSERVE, PROBE_PEERS, Observation, ObserveQuestion
+from controller.cli.main import Command
 from controller.core.errors import ConfigError
 from controller.core.printable import printable, unsanitized_stream
 from controller.plan.build import Plan
@@ -15,9 +16,6 @@ from controller.resources.workers.venv import Venv
 from controller.resources.workers.verified import peer_payloads
 from controller.run.session import open_session
 from controller.ssh.fleet import WorkerError
-
-if TYPE_CHECKING:
-    from controller.cli.main import Command
 
 COLUMNS = ("code", "packages", "config", "devices", "reaches worker 0", "disk")
 

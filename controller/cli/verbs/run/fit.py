@@ -10,14 +10,11 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from controller.checks import fit_cache
+from controller.cli.main import Command
 from controller.config.run_yaml import render
 from controller.core.errors import ConfigError
-
-if TYPE_CHECKING:
-    from controller.cli.main import Command
 
 
 def run(command: Command) -> int:

@@ -5,16 +5,13 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+from controller.cli.main import Command
 from controller.core.text import plural
 from controller.gcp.prices import max_cost
 from controller.reconcile.resource import Unknown
 from controller.records.plan_file import save_plan
 from controller.run.preview import RunPreview, preview_run
-
-if TYPE_CHECKING:
-    from controller.cli.main import Command
 
 ACTION_SIGNS = {"none": "=", "create": "+", "update": "~", "replace": "±", "wait": "…", "unknown": "?"}
 

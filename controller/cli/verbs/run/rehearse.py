@@ -5,14 +5,11 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
+from controller.cli.main import Command
 from controller.cli.view import View
 from controller.plan.build import Plan
 from controller.rehearsal.rehearsal import Check, open_rehearsal
-
-if TYPE_CHECKING:
-    from controller.cli.main import Command
 
 
 def run(command: Command) -> int:

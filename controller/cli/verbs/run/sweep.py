@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict
-from typing import TYPE_CHECKING
 
 from controller.checks.preflight import probe_cloud
+from controller.cli.main import Command
 from controller.cli.verbs.look.sweep_status import show_status
 from controller.core.errors import ConfigError
 from controller.sweep.board import format_counts, format_table
 from controller.sweep.drive import delete_pods, drive_sweep
 from controller.sweep.session import open_sweep
-
-if TYPE_CHECKING:
-    from controller.cli.main import Command
 
 
 def up(command: Command) -> int:

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+from controller.cli.main import Command
 from controller.cli.view import View
 from controller.records.last_command import save
 from controller.run.drive import drive, open_run
-
-if TYPE_CHECKING:
-    from controller.cli.main import Command
 
 
 def run(command: Command) -> int:

@@ -5,14 +5,11 @@ from __future__ import annotations
 import json
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from controller.cli.completion.answers import complete
 from controller.cli.completion.shells import SHELLS, install, resolve_shell, uninstall
 from controller.cli.flags import COMPLETION_QUERY
-
-if TYPE_CHECKING:
-    from controller.cli.main import Command
+from controller.cli.main import Command
 
 
 def run(command: Command) -> int:

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from controller.cli.flags import VERBS
 from controller.cli.help import print_help
+from controller.cli.main import Command
 from controller.core.errors import ConfigError
-
-if TYPE_CHECKING:
-    from controller.cli.main import Command
 
 
 def run(command: Command) -> int:

@@ -7,12 +7,13 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from conf.schema.config import Config
 from conf.schema.infra.topology import find_topology, tpu_type_table, zone_region
 from controller.checks.project import METRICS, quota_limit, quota_limits
+from controller.cli.main import Command
 from controller.cloud.connect import open_context, project_of, require_project
+from controller.context import Context
 from controller.core.errors import ConfigError
 from controller.core.ui import confirm
 from controller.gcp.client import ForbiddenError, GoogleError, ServiceDisabledError
@@ -20,10 +21,6 @@ from controller.plan.project import bucket_name, shared_resources
 from controller.reconcile.reconciler import reconcile
 from controller.resources.project.bucket import Bucket
 from controller.resources.project.services import Services
-
-if TYPE_CHECKING:
-    from controller.cli.main import Command
-    from controller.context import Context
 
 SIGN_IN_MESSAGE = (
     "no Google credentials. Run\n  gcloud auth login\n  gcloud auth application-default login\n"

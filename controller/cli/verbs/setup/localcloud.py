@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING
 
 from conf.schema.infra.cloud import LocalCloud
+from controller.cli.main import Command
 from controller.cloud import emulator
 from controller.config.compose import compose
 from controller.core.errors import ConfigError
-
-if TYPE_CHECKING:
-    from controller.cli.main import Command
 
 
 def run(command: Command) -> int:
