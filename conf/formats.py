@@ -1,7 +1,5 @@
 """Version of the documents that slipway writes: each one carries `"format": 1`, and no other format is read."""
 
-from __future__ import annotations
-
 from typing import Any
 
 FORMAT = 1

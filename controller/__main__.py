@@ -1,7 +1,5 @@
 """`python -m controller`, the same as the console script `slipway`."""
 
-from __future__ import annotations
-
 import os
 import sys
 from pathlib import Path

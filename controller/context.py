@@ -1,7 +1,5 @@
 """Dependencies of the controller: clock, Google client, SSH and the event stream. Tests inject their own."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """How far a long transfer is: an event now and then with bytes and rate."""
 
-from __future__ import annotations
-
 import threading
 
 from controller.context import Context

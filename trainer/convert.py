@@ -7,8 +7,6 @@ Folders are local or gs://. What `import` writes is what `model.weights` of an e
 of the weights in the types they came in, and model.yaml, which says what model they are of.
 """
 
-from __future__ import annotations
-
 import argparse
 import sys
 from collections.abc import Sequence

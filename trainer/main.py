@@ -4,8 +4,6 @@ Exit codes: 0 done; 2 bad run.yaml; 3 wrong devices; 4 workers disagree; 75 pree
 1 anything else, with a traceback.
 """
 
-from __future__ import annotations
-
 import argparse
 import faulthandler
 import logging

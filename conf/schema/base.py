@@ -1,7 +1,5 @@
 """What every section of the config is: frozen, closed, documented; some keys are volatile."""
 
-from __future__ import annotations
-
 from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, StringConstraints

@@ -1,7 +1,5 @@
 """The config as one frozen schema: types, bounds, descriptions. Values live in YAML, error reports in validation.py."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 from typing import Annotated, Any

@@ -1,7 +1,5 @@
 """Config keys that were renamed: an unknown key that is listed here names its successor in the error."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Validation of composed data: every problem at once, each with its key and, for a misspelt key, the right one."""
 
-from __future__ import annotations
-
 import difflib
 import json
 import shlex

@@ -4,8 +4,6 @@ The orders come as JSON on stdin, the plan from the record in the bucket. What p
 handed over; here only the pod is made, kept and deleted, so that the account needs no right beyond that.
 """
 
-from __future__ import annotations
-
 import sys
 from dataclasses import replace
 from pathlib import Path

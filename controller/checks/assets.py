@@ -1,7 +1,5 @@
 """Assets: what the program reads is here, or can be downloaded."""
 
-from __future__ import annotations
-
 import ipaddress
 from collections.abc import Iterator
 from pathlib import Path

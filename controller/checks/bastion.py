@@ -1,7 +1,5 @@
 """Bastion: another machine can finish the run with what it can reach."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator
 

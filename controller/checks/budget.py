@@ -1,7 +1,5 @@
 """Budget: limits can be kept, and what should be free is free."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from datetime import UTC, datetime
 

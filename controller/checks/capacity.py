@@ -1,7 +1,5 @@
 """Capacity: the slice can be created in its zones, with its image, network and bucket."""
 
-from __future__ import annotations
-
 import difflib
 from collections.abc import Iterator, Set
 

@@ -1,7 +1,5 @@
 """Environment: the workers get the Python, the variables and the secrets that the program needs."""
 
-from __future__ import annotations
-
 import os
 import re
 from collections.abc import Iterator

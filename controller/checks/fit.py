@@ -1,7 +1,5 @@
 """Memory: the run fits the chips, by what the TPU compiler told `slipway fit`."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from conf.schema.config import Config

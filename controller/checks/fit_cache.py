@@ -1,7 +1,5 @@
 """What `slipway fit` has found, kept in the state folder so that `plan` and `up` need not ask the compiler."""
 
-from __future__ import annotations
-
 import functools
 import importlib.util
 from pathlib import Path

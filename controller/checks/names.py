@@ -1,7 +1,5 @@
 """Names: they are your own, and Google accepts them."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from typing import Any

@@ -1,7 +1,5 @@
 """Network: workers reach the internet, and only you reach them."""
 
-from __future__ import annotations
-
 import ipaddress
 from collections.abc import Iterator
 

@@ -1,7 +1,5 @@
 """Write docs/checks.md from the declared rules: `python -m controller.checks.page > docs/checks.md`."""
 
-from __future__ import annotations
-
 import importlib
 import pkgutil
 import sys

@@ -3,8 +3,6 @@
 The schema's own rules are in `conf/schema`. A module of `controller.checks` declares each of its checks with `@check`.
 """
 
-from __future__ import annotations
-
 import importlib
 import pkgutil
 from collections.abc import Iterator

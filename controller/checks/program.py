@@ -1,7 +1,5 @@
 """Program: it is complete, its code can be shipped, and it fits the slice."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from conf.schema.config import Config

@@ -1,7 +1,5 @@
 """Project: you may act in it, and it has billing and quota. Google is asked, if there are credentials."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from conf.schema.config import Config

@@ -1,7 +1,5 @@
 """Training: the settings of the bundled trainer fit the mesh, and the model can learn."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from conf.schema.config import Config

@@ -1,7 +1,5 @@
 """Find other users of shared resources before a deletion, which is then refused as a whole or done as a whole."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 

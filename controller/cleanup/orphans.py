@@ -1,7 +1,5 @@
 """Find Slipway's billed resources in all zones by label and description, and whether a run uses them."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any

@@ -3,8 +3,6 @@
 This module imports nothing heavy: tab completion must be instant.
 """
 
-from __future__ import annotations
-
 import argparse
 from collections.abc import Mapping
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """Print `slipway --help` and `slipway VERB --help`: rich text on a terminal, plain elsewhere, or JSON."""
 
-from __future__ import annotations
-
 import json
 import sys
 from collections.abc import Iterable, Sequence

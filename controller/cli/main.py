@@ -3,8 +3,6 @@
 `key=value` always sets config; options of a verb are flags. Flags never enter the config or a run's identity.
 """
 
-from __future__ import annotations
-
 import difflib
 import importlib
 import shlex

@@ -1,7 +1,5 @@
 """Coloured progress of a run; on a terminal, the active steps and the training line are redrawn in place."""
 
-from __future__ import annotations
-
 import sys
 import time
 from types import TracebackType

@@ -1,7 +1,5 @@
 """Build the `Context` that a config names: Google Cloud, or the emulated one."""
 
-from __future__ import annotations
-
 import os
 import re
 from collections.abc import Callable, Iterator

@@ -3,8 +3,6 @@
 The controller never imports it.
 """
 
-from __future__ import annotations
-
 import fcntl
 import json
 import subprocess

@@ -4,8 +4,6 @@ A group's file holds part of its section and the rest comes from its `defaults`,
 may be an interpolation. Only `slipway plan` checks constraints between values. docs/configuration.md
 """
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Expand `{bucket}`, `{run_dir}` and `{assets.models.NAME}` in variables and commands, once the plan knows them."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Iterable, Mapping

@@ -1,7 +1,5 @@
 """Write `run.yaml`: the config for the pod, completed with values that only the controller knows."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Injectable clock, so that tests need not wait."""
 
-from __future__ import annotations
-
 import threading
 import time
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Exceptions shown to the user: what is wrong, which key to change, the choices. One class per exit code."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 

@@ -1,7 +1,5 @@
 """Findings of checks, and the rules that declare them."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Generic, Literal, NamedTuple, ParamSpec

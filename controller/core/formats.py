@@ -1,7 +1,5 @@
 """Versioned JSON documents in the bucket and on this machine. Keys on disk are fixed, Python names are not."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

@@ -4,8 +4,6 @@ Escape sequences could hide text, set the title, or answer as if it had been typ
 reorder text: https://unicode.org/reports/tr36/
 """
 
-from __future__ import annotations
-
 import re
 import sys
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Format text for people."""
 
-from __future__ import annotations
-
 
 def plural(number: int, noun: str) -> str:
     """Return a number with its noun: `1 worker`, `4 workers`."""

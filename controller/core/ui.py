@@ -1,7 +1,5 @@
 """Protocol of a screen that shows a run, and the confirmation prompt."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Protocol

@@ -1,7 +1,5 @@
 """Pure functions that decide what firewall rules admit, given the response of `firewalls.list`."""
 
-from __future__ import annotations
-
 import ipaddress
 from collections.abc import Iterable
 from typing import Any

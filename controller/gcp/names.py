@@ -1,7 +1,5 @@
 """Names, labels and marks that identify what Slipway created on Google Cloud."""
 
-from __future__ import annotations
-
 from typing import Any
 
 LABEL = {"managed-by": "slipway"}

@@ -4,8 +4,6 @@ Compute: https://cloud.google.com/compute/docs/api/how-tos/api-requests-response
 https://google.aip.dev/151.
 """
 
-from __future__ import annotations
-
 from typing import Any, Protocol
 
 from controller.core.clock import Clock

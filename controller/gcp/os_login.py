@@ -3,8 +3,6 @@
 https://cloud.google.com/compute/docs/oslogin
 """
 
-from __future__ import annotations
-
 from functools import cached_property
 
 from controller.core.errors import SlipwayError

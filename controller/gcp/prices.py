@@ -1,7 +1,5 @@
 """Hourly price of a pod, from dated list prices in `conf/tpu_types.yaml` and `conf/prices.yaml`. Never a bill."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import cache

@@ -1,7 +1,5 @@
 """Resolve assets before they are copied: their files, content hash and destination. Nothing is downloaded here."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import re

@@ -5,8 +5,6 @@ current folder, or `code.repository`: tracked and untracked files, except ignore
 names.
 """
 
-from __future__ import annotations
-
 import gzip
 import hashlib
 import io

@@ -1,7 +1,5 @@
 """Get files onto this machine before they are copied: resumable, verified downloads, and folders made by a command."""
 
-from __future__ import annotations
-
 import hashlib
 import os
 import shlex

@@ -1,7 +1,5 @@
 """Clone git repositories at a commit into the state folder."""
 
-from __future__ import annotations
-
 import hashlib
 import os
 import shutil

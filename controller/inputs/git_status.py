@@ -1,7 +1,5 @@
 """Git status of the shipped code, kept beside a run's results to record their origin."""
 
-from __future__ import annotations
-
 import subprocess
 from collections.abc import Iterable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Cache of local file hashes by path, size and modification time, so that 30 GB of weights are read once."""
 
-from __future__ import annotations
-
 import base64
 import hashlib
 import json

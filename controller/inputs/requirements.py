@@ -4,8 +4,6 @@ The workers have no key to those repositories; this machine does.
 https://pip.pypa.io/en/stable/reference/requirements-file-format/
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass

@@ -4,8 +4,6 @@ They never enter the plan, a log, an argument list, the bucket, run.yaml or a ru
 docs/assets-and-secrets.md
 """
 
-from __future__ import annotations
-
 import base64
 import os
 import threading

@@ -7,8 +7,6 @@ its next write: it asks for the lease again and, if another controller holds it,
 worker is refused there because its token is smaller (controller/agent/main.py).
 """
 
-from __future__ import annotations
-
 import contextlib
 import threading
 from collections.abc import Callable, Iterator

@@ -1,7 +1,5 @@
 """Leases that the commands work under: who holds them, how often they are renewed, and the guard before each write."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 

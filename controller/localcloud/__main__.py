@@ -1,7 +1,5 @@
 """Command line: `python -m controller.localcloud serve|start|stop|wipe|env|requests --state DIR`."""
 
-from __future__ import annotations
-
 import argparse
 import asyncio
 import logging

@@ -1,7 +1,5 @@
 """Assembles the emulated cloud and runs it until it is stopped."""
 
-from __future__ import annotations
-
 import asyncio
 import fcntl
 import json

@@ -1,7 +1,5 @@
 """Starts, finds, stops and wipes an emulated cloud from outside its process."""
 
-from __future__ import annotations
-
 import json
 import shlex
 import shutil

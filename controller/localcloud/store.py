@@ -1,7 +1,5 @@
 """State of the cloud: one SQLite file of JSON documents, safe against kill -9."""
 
-from __future__ import annotations
-
 import json
 import sqlite3
 from collections.abc import Iterator

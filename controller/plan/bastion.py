@@ -1,7 +1,5 @@
 """Resources that `recovery.driver=bastion` adds to a plan: a service account, the Slipway package and the VM."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Build the plan of a run: the DAG of all resources that must exist before its program can start."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path

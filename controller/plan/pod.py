@@ -1,7 +1,5 @@
 """Plan the pod: the TPU slice itself."""
 
-from __future__ import annotations
-
 from itertools import product
 
 from conf.schema.config import Config

@@ -1,7 +1,5 @@
 """Preview a plan without changing anything: the current state of each resource and its difference from the plan."""
 
-from __future__ import annotations
-
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any

@@ -1,7 +1,5 @@
 """Resources that all runs of a project share: services, accounts, bucket, network."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from conf.schema.config import Config

@@ -1,7 +1,5 @@
 """Resources on each worker of the pod that must be ready before the program starts."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass

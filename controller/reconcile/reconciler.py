@@ -3,8 +3,6 @@
 There is no state file: each resource is observed just before each action. Independent resources converge concurrently.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from typing import Any

@@ -4,8 +4,6 @@ One type describes both the desired and the observed resource, so that their dif
 desired field means "any value"; fields that are only observed (addresses, etags) have compare=False.
 """
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields

@@ -1,7 +1,5 @@
 """Compare two runs: config, code, packages, data, machine and results."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from controller.records.recorder import RunRecord

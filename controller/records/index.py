@@ -5,8 +5,6 @@ row is the metadata of an object `index/<id>.json`: one request lists a thousand
 https://cloud.google.com/storage/docs/metadata#custom-metadata
 """
 
-from __future__ import annotations
-
 import fcntl
 import json
 from collections.abc import Iterable, Mapping

@@ -1,7 +1,5 @@
 """Overrides of the last `up` in each folder, so that `slipway logs` there means the run that was just started."""
 
-from __future__ import annotations
-
 import hashlib
 import os
 from collections.abc import Sequence

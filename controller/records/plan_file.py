@@ -4,8 +4,6 @@ Only the config is frozen, not the code: the same file with other code is anothe
 repeats an existing run, code included.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any

@@ -5,8 +5,6 @@ plan.yaml (the same config, readable), git.json with diff.patch, and the events 
 drove the run. The code itself is in the bucket's archive `code/<sha256>.tar.gz`.
 """
 
-from __future__ import annotations
-
 import json
 import re
 import uuid

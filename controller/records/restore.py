@@ -4,8 +4,6 @@ The record is read from this machine, else from the bucket that the overrides ne
 code comes from the archive in the bucket, so that a clean clone at any commit is enough.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import shutil

@@ -1,7 +1,5 @@
 """Select the runs of a command: by id, by sweep, by conditions on the table, or else the last run."""
 
-from __future__ import annotations
-
 import difflib
 import re
 from collections.abc import Collection, Mapping, Sequence

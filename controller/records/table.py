@@ -1,7 +1,5 @@
 """Table of runs: filter, sort and format the rows, for people and for programs."""
 
-from __future__ import annotations
-
 import csv
 import io
 import math

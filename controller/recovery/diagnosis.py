@@ -3,8 +3,6 @@
 Nothing is looked up or changed here: `controller/run/follow.py` observes, `policy.py` decides.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum

@@ -1,7 +1,5 @@
 """Match the end of a log against failure messages of JAX, libtpu, Python and Linux."""
 
-from __future__ import annotations
-
 import re
 from enum import StrEnum
 

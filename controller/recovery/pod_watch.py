@@ -1,7 +1,5 @@
 """Poll Google for the state of the pod in a thread of its own, so that a slow API delays nothing else."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable
 

@@ -1,7 +1,5 @@
 """Execute what `policy.py` decides when an attempt has failed, and record it."""
 
-from __future__ import annotations
-
 import re
 from collections import defaultdict
 from collections.abc import Callable

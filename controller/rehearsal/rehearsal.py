@@ -3,8 +3,6 @@
 The checks at the end look at the emulated cloud, which is then wiped: a rehearsal leaves nothing.
 """
 
-from __future__ import annotations
-
 import re
 import shlex
 import shutil

@@ -1,7 +1,5 @@
 """Learning curves across runs: the mean, lowest and highest value over the seeds, per metric and setting."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass

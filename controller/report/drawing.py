@@ -1,7 +1,5 @@
 """Inline SVG of learning curves, time spans and intervals; the tables hold the same numbers."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Mapping
 from xml.etree.ElementTree import Element

@@ -3,8 +3,6 @@
 Programs and workers wrote most of them, so unreadable content is skipped.
 """
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence

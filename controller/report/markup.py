@@ -1,7 +1,5 @@
 """HTML as a tree: xml.etree escapes text, so it cannot become markup; unprintable characters are written out."""
 
-from __future__ import annotations
-
 from typing import Any
 from xml.etree.ElementTree import Element, SubElement, tostring
 

@@ -1,7 +1,5 @@
 """The contents of a report as values: the page shows them, `--json` prints them."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property

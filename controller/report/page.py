@@ -3,8 +3,6 @@
 The policy names the style by its hash: https://www.w3.org/TR/CSP3/
 """
 
-from __future__ import annotations
-
 import base64
 import hashlib
 from datetime import UTC, datetime

@@ -1,7 +1,5 @@
 """The sections of the page: tables, charts and folds."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from functools import partial

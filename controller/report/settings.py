@@ -1,7 +1,5 @@
 """Group runs that differ only in the seed into settings, and choose their labels and the baseline."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property

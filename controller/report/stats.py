@@ -4,8 +4,6 @@ Welch, B. L. (1947), Biometrika 34, 28-35. On tests for few seeds: Colas, Sigaud
 Guide to Statistical Comparisons of Reinforcement Learning Algorithms, https://arxiv.org/abs/1904.06979.
 """
 
-from __future__ import annotations
-
 import statistics
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -3,8 +3,6 @@
 TensorBoard needs its own credentials and an extra library to read a bucket; it follows local files as they grow.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor

@@ -1,7 +1,5 @@
 """Timeline of a run, built from its events and metrics: one row of consecutive spans."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any

@@ -1,7 +1,5 @@
 """Confirm the cost with the user before anything billed is created."""
 
-from __future__ import annotations
-
 from controller.checks.preflight import probe_cloud
 from controller.context import Context
 from controller.core.errors import ConfigError

@@ -1,7 +1,5 @@
 """One attempt of a run: provision the pod, launch the program, follow it until it ends."""
 
-from __future__ import annotations
-
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass
 from functools import partial

@@ -4,8 +4,6 @@ Recovery is reconciliation in a loop: a preempted node is one more difference be
 only reported, even if its pod no longer exists.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections.abc import Iterator

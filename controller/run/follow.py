@@ -5,8 +5,6 @@ One thread per worker reads its agent's stream into a queue; another polls Googl
 the others are stopped.
 """
 
-from __future__ import annotations
-
 import queue
 import signal
 import threading

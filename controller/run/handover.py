@@ -1,7 +1,5 @@
 """Hand a run over to a bastion: write its input, create the bastion, and wait until it acts."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from importlib.metadata import version

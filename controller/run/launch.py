@@ -4,8 +4,6 @@ Each start is preceded by a record in the bucket, which only one controller can 
 on the workers. If the controller is killed in between, the next `up` reads the record and completes the start.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 from controller.agent.protocol import OBSERVE, START, STATE, STOP, StartQuestion, State

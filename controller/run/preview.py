@@ -1,7 +1,5 @@
 """Preview of `up`: the plan next to the current state, all findings and the price. Changes nothing."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any

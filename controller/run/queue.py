@@ -4,8 +4,6 @@ Each waiting run is a small object in the bucket, rewritten while its controller
 rewritten for a while belongs to a dead controller and does not count.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 

@@ -1,7 +1,5 @@
 """Wait for a pod that other runs use or wait for: `up --queue`."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass

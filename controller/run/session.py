@@ -1,7 +1,5 @@
 """Session that the commands share: a config, its plan, a connection to the cloud, and the pod if it exists."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass

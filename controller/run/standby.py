@@ -3,8 +3,6 @@
 When the other controller has gone for good, `up` reports that and takes over.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from enum import Enum, auto
 

@@ -3,8 +3,6 @@
 With JSON lines, each event is one line on stdout, and text for people goes to stderr.
 """
 
-from __future__ import annotations
-
 import sys
 from types import TracebackType
 from typing import Any, Self

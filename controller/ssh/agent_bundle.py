@@ -1,7 +1,5 @@
 """Pack the worker agent's package into one zip file that Python runs."""
 
-from __future__ import annotations
-
 import hashlib
 import io
 import zipfile

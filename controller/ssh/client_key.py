@@ -1,7 +1,5 @@
 """SSH key of a project, created once and kept in the state folder."""
 
-from __future__ import annotations
-
 import os
 import tempfile
 from pathlib import Path

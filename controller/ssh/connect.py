@@ -1,7 +1,5 @@
 """Parameters of the SSH connections to a pod, and the error they raise."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Keep the SSH connections to a pod for the lifetime of its incarnation."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -3,8 +3,6 @@
 The file has OpenSSH's format (`worker-3 ssh-ed25519 AAAA…`), below a comment that names the incarnation.
 """
 
-from __future__ import annotations
-
 import re
 import tempfile
 import threading

@@ -1,7 +1,5 @@
 """Account on the workers: an SSH key in the nodes' metadata, or in the user's OS Login profile."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Find this machine's public IP address."""
 
-from __future__ import annotations
-
 import ipaddress
 import urllib.request
 

@@ -1,7 +1,5 @@
 """Choose the route to a pod's workers: external addresses, Identity-Aware Proxy (IAP) or internal addresses."""
 
-from __future__ import annotations
-
 import ipaddress
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Definition of a sweep: its runs with their ids, and which of them have finished."""
 
-from __future__ import annotations
-
 import math
 import statistics
 from collections.abc import Iterable, Iterator, Sequence

@@ -1,7 +1,5 @@
 """Drive a sweep to its end under its lease, or delete its pods."""
 
-from __future__ import annotations
-
 import sys
 
 from controller.cloud.connect import project_of, require_project

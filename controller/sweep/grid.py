@@ -4,8 +4,6 @@ Hydra's parser splits the overrides, which are multiplied in the order of its ba
 https://hydra.cc/docs/tutorials/basic/running_your_app/multi-run/
 """
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass

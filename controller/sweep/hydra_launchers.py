@@ -4,8 +4,6 @@ There is one engine for `-m`: a pool of pods, emulated ones included. `joblib` w
 means one. https://hydra.cc/docs/plugins/joblib_launcher/
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from controller.core.errors import ConfigError

@@ -1,7 +1,5 @@
 """Pods of a sweep: the run assigned to each, recorded in the bucket, and their deletion."""
 
-from __future__ import annotations
-
 from contextlib import suppress
 from dataclasses import replace
 

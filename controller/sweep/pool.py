@@ -5,8 +5,6 @@ the bucket before its launch. A controller that takes over gives the pod the sam
 there, and two programs of one run would write to the same place.
 """
 
-from __future__ import annotations
-
 import threading
 import time
 from collections import deque

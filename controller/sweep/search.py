@@ -5,8 +5,6 @@ study is a journal in the state folder, so that a restarted search knows all tri
 https://optuna.readthedocs.io/en/stable/tutorial/20_recipes/009_ask_and_tell.html
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

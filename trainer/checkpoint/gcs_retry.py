@@ -4,8 +4,6 @@ TensorStore, which moves the arrays, retries a request 32 times, for about a qua
 everything else, gives up after half a minute by default.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import fsspec

@@ -4,8 +4,6 @@ Orbax stores arrays in an OCDBT database (https://google.github.io/tensorstore/k
 give the file, offset and length of each chunk of an array.
 """
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Iterator
 from urllib.parse import unquote

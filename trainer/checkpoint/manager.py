@@ -1,7 +1,5 @@
 """Checkpoints through Orbax: written in the background, atomically, to local folders and gs://."""
 
-from __future__ import annotations
-
 import logging
 import re
 from collections.abc import Sequence

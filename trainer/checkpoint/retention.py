@@ -1,7 +1,5 @@
 """Checkpoint retention: keep the newest, and the best by an evaluation metric."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from typing import Any

@@ -1,7 +1,5 @@
 """Files of a data set, local or in a bucket."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import IO

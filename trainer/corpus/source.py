@@ -3,8 +3,6 @@
 Row groups of Parquet are in `parquet.py`. A document is a row of named columns; plain text is one column, `text`.
 """
 
-from __future__ import annotations
-
 import json
 from collections import OrderedDict
 from collections.abc import Callable, Sequence

@@ -5,8 +5,6 @@
 Every fifth operand pair is held out: training never combines its two numbers, in any order, under any operator.
 """
 
-from __future__ import annotations
-
 import itertools
 import random
 from functools import cached_property

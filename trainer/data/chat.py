@@ -10,8 +10,6 @@ question holds; so the ids are those of the whole prompt in Hugging Face's token
             for, as Qwen 3; Qwen 2.5 was tuned with one: prompt.system
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple

@@ -1,7 +1,5 @@
 """Encode documents as token arrays, int32 [tokens, 2]: the id, and 1 if its prediction counts in the loss."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 

@@ -3,8 +3,6 @@
 The reference answer ends in `#### 18`; the worked response omits calculator annotations such as `<<6*3=18>>`.
 """
 
-from __future__ import annotations
-
 import json
 import random
 import re

@@ -1,7 +1,5 @@
 """Interface of question sources: problems with a checkable answer."""
 
-from __future__ import annotations
-
 from typing import NamedTuple, Protocol
 
 

@@ -1,7 +1,5 @@
 """Encode problems as prompt tokens, and decode responses."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 
 from conf.schema.training.prompts import QuestionData

@@ -1,7 +1,5 @@
 """The questions of an experiment, by `data.kind`, as tokens."""
 
-from __future__ import annotations
-
 from conf.schema.training.loop import GrpoLoop
 from conf.schema.training.prompts import ArithmeticData, Gsm8kData, QuestionData
 from conf.schema.training.run_yaml import RunFile, RunFileError

@@ -1,7 +1,5 @@
 """Random windows of a text that is held in memory as tokens; a batch is a function of (seed, step)."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Checks before the first step: expected devices, and equal config, code, packages and data on every worker."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

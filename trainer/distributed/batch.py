@@ -1,7 +1,5 @@
 """Batch types: arrays by field name, whose first axis is the row."""
 
-from __future__ import annotations
-
 import jax
 import numpy as np
 

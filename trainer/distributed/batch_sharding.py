@@ -4,8 +4,6 @@ Rows are assigned in process order, not in the mesh's order, which may be optimi
 therefore reads one contiguous range of rows.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 

@@ -4,8 +4,6 @@ The checksum of an array is the sum of its elements' bit patterns, modulo 2^32. 
 whole, so the sharding does not matter; one flipped bit always changes the sum.
 """
 
-from __future__ import annotations
-
 from collections import Counter, defaultdict
 from typing import Any
 

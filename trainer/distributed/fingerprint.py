@@ -1,7 +1,5 @@
 """Fingerprints of files and folders that are cheap even for large data."""
 
-from __future__ import annotations
-
 import hashlib
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """The device mesh, and the single table that maps logical axes to mesh axes."""
 
-from __future__ import annotations
-
 import math
 
 import jax

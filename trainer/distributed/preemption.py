@@ -6,8 +6,6 @@ microsecond on the host and never affects results.
 https://docs.jax.dev/en/latest/_autosummary/jax.experimental.multihost_utils.reached_preemption_sync_point.html
 """
 
-from __future__ import annotations
-
 import signal
 import threading
 from typing import Any, Self

@@ -1,7 +1,5 @@
 """Processes of one run: join, exchange short texts, exit together."""
 
-from __future__ import annotations
-
 import json
 import os
 import sys

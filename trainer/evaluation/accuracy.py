@@ -1,7 +1,5 @@
 """Accuracy evaluations: on a few fixed questions during training, on the whole test set before and after."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Answer questions with the policy and grade the answers; each process checks its share."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """Accuracy statistics and their confidence intervals."""
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 from collections.abc import Sequence

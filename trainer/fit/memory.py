@@ -1,7 +1,5 @@
 """The TPU compiler's verdict on one program: memory per chip, operations, and whether it fits."""
 
-from __future__ import annotations
-
 import re
 import time
 from collections.abc import Iterable

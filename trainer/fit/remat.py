@@ -1,7 +1,5 @@
 """Choose how much of the forward pass to save for the backward pass if `model.remat` is auto."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import jax

@@ -7,8 +7,6 @@ temporaries, the peak with everything else that lies there, against the chip's m
 first override that helps is looked for. Exit codes: 0 all fits, 2 not, or it cannot be told.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import sys

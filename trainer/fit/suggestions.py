@@ -4,8 +4,6 @@ Order: save less for the backward pass, smaller chunks of logits, gradient accum
 devices. None of them changes the results.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 

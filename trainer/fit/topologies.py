@@ -1,7 +1,5 @@
 """Devices of a TPU topology as the TPU compiler describes them, without the hardware."""
 
-from __future__ import annotations
-
 import importlib.util
 import os
 from typing import Any

@@ -6,8 +6,6 @@ checkpoint stores rollouts not yet trained on, so a run resumed after any update
 bit.
 """
 
-from __future__ import annotations
-
 from collections import deque
 
 import jax

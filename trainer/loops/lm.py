@@ -4,8 +4,6 @@ The host runs one update ahead of the devices: while they compute, it reads and 
 previous update. Everything is compiled before the first update.
 """
 
-from __future__ import annotations
-
 import math
 import time
 from collections.abc import Callable, Iterator

@@ -3,8 +3,6 @@
 Each has `run(experiment, mesh, log)` and `programs(experiment, mesh)`, which yields the programs it compiles.
 """
 
-from __future__ import annotations
-
 import importlib
 from typing import Any
 

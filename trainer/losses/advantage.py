@@ -1,7 +1,5 @@
 """Overlong penalties, advantages and sample weights from the rewards of a rollout. NumPy, on the host."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from conf.schema.training.loop import GrpoLoop

@@ -12,8 +12,6 @@
 Advantages and the weights of samples come from `trainer.losses.advantage`.
 """
 
-from __future__ import annotations
-
 import jax
 import jax.numpy as jnp
 from jax import lax

@@ -3,8 +3,6 @@
 Both are sums over tokens with their divisors, so they add up over any split of the batch.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 

@@ -3,8 +3,6 @@
 Logits exist for `model.logit_chunk` positions of each sequence at a time and are recomputed in the backward pass.
 """
 
-from __future__ import annotations
-
 import jax
 import jax.numpy as jnp
 

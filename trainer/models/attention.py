@@ -3,8 +3,6 @@
 Holds the plain reference and the kernels that replace it on TPU and GPU. `choose_kernel` selects one.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 from typing import Literal

@@ -3,8 +3,6 @@
 `weights` defines the parameters; `layers` and `attention` compute the parts. Dropout and experts are not supported.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from functools import partial

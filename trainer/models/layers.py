@@ -1,7 +1,5 @@
 """Parts of a decoder layer: norms, rotary positions, the feed-forward block. Plain functions of arrays."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from typing import Any

@@ -4,8 +4,6 @@ The prompt is right-aligned and every response starts at a column of its own, so
 distances between columns. This requires attention in plain products; the kernels do not support such rows.
 """
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import jax

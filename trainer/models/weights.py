@@ -4,8 +4,6 @@ Initial values, abstract shapes, shardings and bytes per device derive from it. 
 leading axis, so a checkpoint is the same whether layers are scanned or unrolled.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass

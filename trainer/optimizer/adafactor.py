@@ -1,7 +1,5 @@
 """Adafactor (https://arxiv.org/abs/1804.04235) from optax, applied to the matrices of each layer."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import jax

@@ -3,8 +3,6 @@
 Directions come from Adam, Adafactor and Muon; per-weight settings are in `rules`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Hashable
 
 import optax

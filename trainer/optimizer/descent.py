@@ -1,7 +1,5 @@
 """The step along a direction: learning rates and decoupled weight decay."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 

@@ -1,7 +1,5 @@
 """Weights viewed as matrices for Muon and Adafactor: heads merged, one matrix per layer."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """Muon: orthogonalized momentum (https://kellerjordan.github.io/posts/muon/) for the matrices of the layers."""
 
-from __future__ import annotations
-
 from functools import partial
 from typing import Any, Literal, NamedTuple
 

@@ -1,7 +1,5 @@
 """Shardings of the optimizer's state: each moment follows its weight along the axes they share."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import jax

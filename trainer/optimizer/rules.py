@@ -1,7 +1,5 @@
 """Per-weight optimizer settings: direction, learning rate and decay, by the weight's path."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from fnmatch import fnmatchcase

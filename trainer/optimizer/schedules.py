@@ -1,7 +1,5 @@
 """Schedules as functions of the number of earlier updates."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -4,8 +4,6 @@ Names and shapes as of https://github.com/google-deepmind/gemma: `transformer/la
 [heads, dim, head_dim], and so on. The first of the two halves of `gating_einsum` goes through the activation.
 """
 
-from __future__ import annotations
-
 import re
 from typing import Any
 

@@ -3,8 +3,6 @@
 config.json and tensor names as of transformers 5 (https://huggingface.co/docs/transformers/model_doc/gemma2 and so on).
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 

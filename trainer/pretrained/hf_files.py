@@ -1,7 +1,5 @@
 """Read and write Hugging Face checkpoints tensor by tensor; only the result is ever held whole."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from pathlib import Path

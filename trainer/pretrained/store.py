@@ -1,7 +1,5 @@
 """Stored weights to start from: an Orbax checkpoint with model.yaml, or a Hugging Face folder."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import jax

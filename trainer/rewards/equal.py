@@ -4,8 +4,6 @@ A number may stand beside a unit, a currency, a percent sign or the variable it 
 `18%`, `x=18`, `18 dollars`, `36/2` and `\frac{36}{2}` are equal; `18 or 19` and `18x` are no numbers.
 """
 
-from __future__ import annotations
-
 import re
 from fractions import Fraction
 from functools import lru_cache

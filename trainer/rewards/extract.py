@@ -6,8 +6,6 @@ to stop: a box that is never closed, or holds no answer (`\boxed{}`, `\boxed{ans
 the response answers after it has gone on to another question of its own making.
 """
 
-from __future__ import annotations
-
 import re
 
 MAX_RESPONSE_CHARS = 50_000

@@ -4,8 +4,6 @@ They must be deterministic. `pool.RewardPool` runs them in worker processes unde
 slow, hangs or crashes on some responses does not harm the run.
 """
 
-from __future__ import annotations
-
 import importlib
 from collections.abc import Callable
 

@@ -1,7 +1,5 @@
 """Time limits of checks. The kernel kills a process that exceeds them, even inside C code."""
 
-from __future__ import annotations
-
 import contextlib
 import resource
 import signal

@@ -3,8 +3,6 @@
 A check that exceeds its CPU time limit, raises, or kills its process scores 0, and is counted.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import queue

@@ -3,8 +3,6 @@
 Its LaTeX parser is a grammar and never evaluates Python; parser and SymPy may never return, so call it under a limit.
 """
 
-from __future__ import annotations
-
 import logging
 from functools import cache
 from typing import Any

@@ -3,8 +3,6 @@
 A check that exceeds its limit kills the process; `pool` starts another one.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import os

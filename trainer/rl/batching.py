@@ -1,7 +1,5 @@
 """Pack prompts and responses into rows of a batch."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Evaluations of a GRPO run: at the start, during training, and before and after GRPO."""
 
-from __future__ import annotations
-
 from conf.schema.training.loop import GrpoLoop
 from trainer.checkpoint.manager import CheckpointManager
 from trainer.evaluation.accuracy import EvalResult, Evaluator

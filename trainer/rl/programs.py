@@ -1,7 +1,5 @@
 """Compiled programs of the GRPO loop: updates, scoring of rollouts, and the list of all of them."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The state of a GRPO run, saved to checkpoints and restored from them."""
 
-from __future__ import annotations
-
 from collections import deque
 from dataclasses import dataclass
 

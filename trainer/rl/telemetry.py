@@ -1,7 +1,5 @@
 """Metrics of GRPO updates: averages between two metric lines, times, rates and alerts."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any

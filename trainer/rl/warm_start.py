@@ -1,7 +1,5 @@
 """Supervised warm start before GRPO, until the policy is right often enough for rewards to differ."""
 
-from __future__ import annotations
-
 from jax.sharding import Mesh
 
 from conf.schema.training.loop import GrpoLoop

@@ -5,8 +5,6 @@ newest token to the same place, given by the decoding step: one in-place slice i
 age of a token gives its place, so a prompt is rotated to the step at which its row begins.
 """
 
-from __future__ import annotations
-
 from typing import Any, NamedTuple
 
 import jax

@@ -1,7 +1,5 @@
 """Sample tokens from logits by temperature, top-k and top-p, with their log-probabilities."""
 
-from __future__ import annotations
-
 import jax
 import jax.numpy as jnp
 from jax import lax

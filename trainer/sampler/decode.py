@@ -1,7 +1,5 @@
 """Decode rows in slots: insert new rows, and generate a chunk of tokens for each."""
 
-from __future__ import annotations
-
 from typing import Any, NamedTuple
 
 import jax

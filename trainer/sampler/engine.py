@@ -1,7 +1,5 @@
 """The sampler: its programs, and the host side of a rollout."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple

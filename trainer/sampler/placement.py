@@ -4,8 +4,6 @@ Every token reads all weights. Sharded by heads (`tensor`), each device reads it
 all-reduces per layer; sharded as for training (`fsdp`), all weights would be gathered for each token.
 """
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Prefill: run each prompt through the model once for all of its samples."""
 
-from __future__ import annotations
-
 from typing import Any, NamedTuple
 
 import jax

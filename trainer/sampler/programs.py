@@ -4,8 +4,6 @@ If every device holds the whole copy, each prefills and decodes its own rows and
 without waiting for others. Otherwise the partitioner splits heads, feed-forward width and vocabulary.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any

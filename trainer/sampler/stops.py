@@ -1,7 +1,5 @@
 """Stop criteria of responses: tokens, checked on the devices, and texts, which the host finds between chunks."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 

@@ -5,8 +5,6 @@ the run's folder in the background, where a replacement VM finds them. File name
 from: its operations, shapes, topology, compiler and flags.
 """
 
-from __future__ import annotations
-
 import hashlib
 import logging
 import platform

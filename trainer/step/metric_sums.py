@@ -3,8 +3,6 @@
 The result therefore does not depend on the number of devices, however unevenly tokens are spread over them.
 """
 
-from __future__ import annotations
-
 from typing import Any, NamedTuple
 
 import jax

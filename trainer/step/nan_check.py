@@ -1,7 +1,5 @@
 """Handle an update whose loss is not finite: save its batch, then end the run or skip the update."""
 
-from __future__ import annotations
-
 import io
 import math
 

@@ -1,7 +1,5 @@
 """A program that a loop compiles, described apart from a run: the function and its arguments' shapes and shardings."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 from typing import Any

@@ -3,8 +3,6 @@
 A loss returns sums and counts instead of means (`metric_sums`), so the result does not depend on the batch split.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any, NamedTuple
 

@@ -1,7 +1,5 @@
 """Alerts for runs that make no progress, each printed once; `loop.alerts` sets the thresholds."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import conf.schema.training.loop

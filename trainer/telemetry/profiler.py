@@ -1,7 +1,5 @@
 """Trace a few updates for TensorBoard's profile page, if `logging.profile` is set."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -5,8 +5,6 @@ and KL of the first update; agreement of sampler and trainer; the fraction of sa
 goes, and the estimated end.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Iterable, Sequence
 from typing import Any

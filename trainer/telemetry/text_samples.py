@@ -1,7 +1,5 @@
 """Text samples: the model periodically continues prompts for people to read."""
 
-from __future__ import annotations
-
 import jax
 from jax.sharding import Mesh
 

@@ -1,7 +1,5 @@
 """Update times by cause, and utilization of the hardware's speed and memory."""
 
-from __future__ import annotations
-
 import math
 import time
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Transcripts of prompts and responses: a table in TensorBoard, and JSON lines."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 

@@ -4,8 +4,6 @@ A run keeps one id through all its attempts. After a resume the steps since the 
 W&B ignores steps older than its last one, so each counts once. https://docs.wandb.ai/models/runs/resuming
 """
 
-from __future__ import annotations
-
 import logging
 import threading
 from importlib import import_module

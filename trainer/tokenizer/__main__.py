@@ -7,8 +7,6 @@ for. The kind of a file is told by its end: .parquet, .jsonl; any other is text,
 2 not.
 """
 
-from __future__ import annotations
-
 import argparse
 import sys
 from collections.abc import Iterator, Sequence

@@ -1,7 +1,5 @@
 """The byte-level tokenizer: ids 0 to 255 are the bytes of UTF-8, three more mark padding, start and end."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 PAD = 256

@@ -1,7 +1,5 @@
 """A token per character of one small text, like nanoGPT's shakespeare_char."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np

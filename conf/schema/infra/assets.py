@@ -1,7 +1,5 @@
 """What is copied to the bucket before the program starts: datasets, weights, tokenizers."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Annotated, Literal, Self
 

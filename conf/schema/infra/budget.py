@@ -1,7 +1,5 @@
 """What a run may cost, and what is free."""
 
-from __future__ import annotations
-
 from datetime import date
 from typing import Annotated
 

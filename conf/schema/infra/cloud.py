@@ -1,7 +1,5 @@
 """Whose cloud."""
 
-from __future__ import annotations
-
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, StringConstraints

@@ -1,7 +1,5 @@
 """The VPC that the workers are in."""
 
-from __future__ import annotations
-
 from typing import Annotated, Literal
 
 from pydantic import Field, StringConstraints

@@ -1,7 +1,5 @@
 """What a region is: the facts of `regions.yaml`: the block of its subnet, and which buckets are near."""
 
-from __future__ import annotations
-
 from functools import cache
 from pathlib import Path
 

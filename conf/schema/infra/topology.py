@@ -3,8 +3,6 @@
 Hosts, devices, region, runtime and price derive from here and are never typed twice.
 """
 
-from __future__ import annotations
-
 import difflib
 from dataclasses import dataclass
 from functools import cache

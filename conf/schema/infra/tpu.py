@@ -1,7 +1,5 @@
 """The slice that a run wants, and where and how it may be had."""
 
-from __future__ import annotations
-
 from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, field_validator

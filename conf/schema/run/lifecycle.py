@@ -1,7 +1,5 @@
 """The run itself: its name, how its workers are reached, and what happens when things go wrong or end."""
 
-from __future__ import annotations
-
 from typing import Annotated, Literal
 
 from pydantic import Field, StringConstraints

@@ -1,7 +1,5 @@
 """What runs on the workers: the program, its code and its Python."""
 
-from __future__ import annotations
-
 from typing import Annotated, Literal
 
 from pydantic import Field, StringConstraints, field_validator

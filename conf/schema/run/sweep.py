@@ -1,7 +1,5 @@
 """Many runs of one config: over which values, on how many pods, and what happens to those that fail."""
 
-from __future__ import annotations
-
 from typing import Annotated, Literal
 
 from pydantic import Field, StringConstraints

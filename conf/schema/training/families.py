@@ -1,7 +1,5 @@
 """The families of models, for who reads a model from elsewhere: the switches of conf/model/family/, without Hydra."""
 
-from __future__ import annotations
-
 from functools import cache
 from pathlib import Path
 from typing import Any

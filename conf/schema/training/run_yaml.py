@@ -1,7 +1,5 @@
 """`run.yaml`: all that the program on a worker reads. The controller writes it from the resolved config."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any, Literal
 

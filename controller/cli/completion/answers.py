@@ -1,7 +1,5 @@
 """Complete a command line: verbs, flags, runs and sweeps, and then Hydra's groups, choices and keys."""
 
-from __future__ import annotations
-
 import os
 import re
 import shlex

@@ -3,8 +3,6 @@
 https://hydra.cc/docs/tutorials/basic/running_your_app/tab_completion/
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Completion scripts for bash, zsh and fish, and their installation."""
 
-from __future__ import annotations
-
 import os
 import re
 import shlex

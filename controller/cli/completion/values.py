@@ -1,7 +1,5 @@
 """Possible values of a key, where they are few, from the JSON schema made for editors."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from typing import Any

@@ -1,7 +1,5 @@
 """Billing: cloudbilling v1, billingbudgets v1, and the quotas of serviceusage v1beta1."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from controller.localcloud.apis.catalog import Catalog

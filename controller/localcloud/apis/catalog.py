@@ -1,7 +1,5 @@
 """Catalog of the cloud: zones, accelerator types and runtime versions, from conf/tpu_types.yaml."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path

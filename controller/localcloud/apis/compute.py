@@ -1,7 +1,5 @@
 """Compute v1: networks, subnetworks, routers with their NATs, firewalls, instances, operations, projects, zones."""
 
-from __future__ import annotations
-
 import base64
 import hashlib
 import json

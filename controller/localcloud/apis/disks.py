@@ -1,7 +1,5 @@
 """Compute v1 disks of a zone. They hold no data; what matters is who may attach them."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any

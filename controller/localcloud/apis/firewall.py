@@ -1,7 +1,5 @@
 """Pure functions that evaluate firewall rules (https://cloud.google.com/firewall/docs/firewalls)."""
 
-from __future__ import annotations
-
 import ipaddress
 from collections.abc import Iterable, Mapping
 from typing import Any

@@ -3,8 +3,6 @@
 Each message is a 2-byte tag and its payload: https://cloud.google.com/iap/docs/tcp-forwarding-overview
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import re

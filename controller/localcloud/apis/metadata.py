@@ -1,7 +1,5 @@
 """Metadata server of a worker (https://cloud.google.com/compute/docs/metadata/predefined-metadata-keys)."""
 
-from __future__ import annotations
-
 import asyncio
 import hashlib
 import time

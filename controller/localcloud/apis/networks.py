@@ -1,7 +1,5 @@
 """Networks, subnetworks, routers, firewall rules and instances: validation, and references between them."""
 
-from __future__ import annotations
-
 import ipaddress
 import re
 from collections.abc import Mapping

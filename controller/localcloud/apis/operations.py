@@ -1,7 +1,5 @@
 """Long-running operations: they take time, survive a restart, and end with an effect or an error."""
 
-from __future__ import annotations
-
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Mapping

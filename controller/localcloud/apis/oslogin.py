@@ -1,7 +1,5 @@
 """OS Login v1 and user info (https://cloud.google.com/compute/docs/oslogin/rest/v1/users)."""
 
-from __future__ import annotations
-
 import hashlib
 
 from controller.localcloud.http.call import PROJECT, ApiCall, Handler, check_project

@@ -1,7 +1,5 @@
 """Projects: serviceusage v1, cloudresourcemanager v1 and v3, and iam v1, with enabled services and IAM policies."""
 
-from __future__ import annotations
-
 import base64
 import re
 from typing import Any

@@ -1,7 +1,5 @@
 """Secret Manager v1: secrets and their versions (https://cloud.google.com/secret-manager/docs/reference/rest)."""
 
-from __future__ import annotations
-
 import base64
 import re
 import time

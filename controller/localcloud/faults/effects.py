@@ -1,7 +1,5 @@
 """Effects of faults on nodes and VMs: preemption, maintenance, bad health, killed and frozen programs."""
 
-from __future__ import annotations
-
 import asyncio
 import signal
 import time

@@ -4,8 +4,6 @@ A fault waits for its trigger and is `due` at a time. Then it either strikes onc
 (until none is `left`), or lasts for its `seconds`.
 """
 
-from __future__ import annotations
-
 import asyncio
 import random
 import re

@@ -1,7 +1,5 @@
 """The emulator's own API, under /emulator/: its state, request log, faults and settings."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import os

@@ -1,7 +1,5 @@
 """Access control of the emulated cloud: only local programs that know the token."""
 
-from __future__ import annotations
-
 import hmac
 import ipaddress
 import re

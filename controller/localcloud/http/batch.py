@@ -1,7 +1,5 @@
 """Batch requests: several calls in one multipart/mixed body."""
 
-from __future__ import annotations
-
 import json
 import uuid
 from collections.abc import Mapping, Sequence

@@ -1,7 +1,5 @@
 """Arguments of API method handlers, and helpers for their responses."""
 
-from __future__ import annotations
-
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime

@@ -1,7 +1,5 @@
 """API errors in the format of Google."""
 
-from __future__ import annotations
-
 from typing import Any
 
 _STATUS = {

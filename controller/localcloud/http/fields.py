@@ -1,7 +1,5 @@
 """Partial responses (https://cloud.google.com/storage/docs/json_api#partial-response)."""
 
-from __future__ import annotations
-
 import re
 from typing import Any
 

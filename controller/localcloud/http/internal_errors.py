@@ -1,7 +1,5 @@
 """Records internal errors (bugs) of the emulated cloud in the log and in the state."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import traceback

@@ -1,7 +1,5 @@
 """Cloud Storage v1: contents of objects (https://cloud.google.com/storage/docs/uploads-downloads)."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import re

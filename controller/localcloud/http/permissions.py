@@ -1,7 +1,5 @@
 """Permissions of VM service accounts on TPUs. The only user, on the laptop, may do everything."""
 
-from __future__ import annotations
-
 from controller.localcloud.apis.projects import Policies
 from controller.localcloud.http.admission import LAPTOP
 from controller.localcloud.http.call import PROJECT, PROJECT_NUMBER

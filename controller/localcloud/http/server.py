@@ -1,7 +1,5 @@
 """HTTP server: admission, dispatch to the APIs, and the request log."""
 
-from __future__ import annotations
-
 import asyncio
 import inspect
 import json

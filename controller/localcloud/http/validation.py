@@ -1,7 +1,5 @@
 """Validates request bodies and query parameters against the discovery documents, as Google does."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from typing import Any

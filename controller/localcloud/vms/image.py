@@ -1,7 +1,5 @@
 """The "VM image": environment of a worker's programs, built from scratch."""
 
-from __future__ import annotations
-
 import os
 import sys
 import sysconfig

@@ -4,8 +4,6 @@ Its output goes to the serial port. It can get attributes and tokens of its serv
 and is killed when the instance is deleted.
 """
 
-from __future__ import annotations
-
 import asyncio
 import os
 import shutil

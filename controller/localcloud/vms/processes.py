@@ -1,7 +1,5 @@
 """Finds and kills every process of a worker, by a variable in its environment."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import time

@@ -1,7 +1,5 @@
 """SSH session on a worker: authentication, commands, shells, SFTP."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import fcntl

@@ -1,7 +1,5 @@
 """VMs of all nodes, each with an SSH server, a home folder and processes."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import dataclasses

@@ -6,8 +6,6 @@ attribute `slipway`. It uses only the standard library and the image's Python, a
 to the serial port, and at the end to the bucket.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

@@ -1,7 +1,5 @@
 """The bastion, a small Compute Engine VM, and the permission of its service account to delete it."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Self
 

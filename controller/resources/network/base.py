@@ -3,8 +3,6 @@
 Networks, subnets, routers and firewall rules carry no labels; the mark in their description says who made them.
 """
 
-from __future__ import annotations
-
 from abc import abstractmethod
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Self

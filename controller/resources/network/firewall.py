@@ -3,8 +3,6 @@
 A new VPC admits no traffic at all, and `jax.distributed` needs the workers to reach each other.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Self

@@ -4,8 +4,6 @@ Google allows one NAT for all subnets of a network in a region, so an existing N
 A router that is not ours is never patched.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Self
 

@@ -1,7 +1,5 @@
 """The VPC network, its subnet in each region, and private Google access there."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Self
 

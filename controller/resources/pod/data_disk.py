@@ -3,8 +3,6 @@
 https://cloud.google.com/tpu/docs/setup-persistent-disk: a disk is writable on one VM only; v6e supports Hyperdisk only.
 """
 
-from __future__ import annotations
-
 from controller.context import Context
 from controller.gcp.client import ConflictError, NotFoundError
 from controller.gcp.names import LABEL, is_labelled

@@ -3,8 +3,6 @@
 `search.py` and the two provisioners create a slice; this module decides what must be done.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Self

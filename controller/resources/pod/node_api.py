@@ -1,7 +1,5 @@
 """TPU nodes, created at once (https://cloud.google.com/tpu/docs/reference/rest/v2/projects.locations.nodes)."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any

@@ -4,8 +4,6 @@ https://cloud.google.com/tpu/docs/reference/rest/v2/projects.locations.queuedRes
 counts against the quota until it is deleted, even after it has expired, failed or lost its node.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 from typing import Any
 

@@ -3,8 +3,6 @@
 The patterns match real error messages; the TPU API's error codes do not tell a stock-out from a missing quota.
 """
 
-from __future__ import annotations
-
 import re
 from dataclasses import dataclass
 from typing import Literal

@@ -4,8 +4,6 @@ Zones and tiers are tried in order. After a stock-out, the next place is tried a
 pauses and starts over. A missing quota rules its place out. Any other refusal ends the search.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """Find and delete the slices that exist under a pod's name, in any of its zones."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 

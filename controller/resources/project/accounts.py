@@ -1,7 +1,5 @@
 """Service account of the workers."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field, replace
 from typing import ClassVar, Self
 

@@ -1,7 +1,5 @@
 """Bucket for code, assets and runs."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace

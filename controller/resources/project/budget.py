@@ -1,7 +1,5 @@
 """Budget on the billing account, which sends e-mail at its thresholds. It stops nothing: `budget.max_usd` does."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Self
 

@@ -4,8 +4,6 @@ https://cloud.google.com/iam/docs/reference/rest/v1/Policy. Only this member's u
 changed; all others are sent back unchanged.
 """
 
-from __future__ import annotations
-
 from abc import abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace

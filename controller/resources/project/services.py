@@ -1,7 +1,5 @@
 """Google APIs that must be enabled in the project."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 from typing import ClassVar, Self
 

@@ -3,8 +3,6 @@
 As in rsync, equal objects are not sent, nothing is deleted, and an interrupted transfer resumes.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field

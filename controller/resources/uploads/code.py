@@ -1,7 +1,5 @@
 """Code archive in the bucket, named after its content."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from typing import ClassVar, Self
 

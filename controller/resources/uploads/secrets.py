@@ -1,7 +1,5 @@
 """Check that the secrets of a run exist before a TPU is billed."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from typing import ClassVar, Self
 

@@ -1,7 +1,5 @@
 """Build packages from git repositories into wheels on this machine: it has the keys, the workers do not."""
 
-from __future__ import annotations
-
 import hashlib
 import subprocess
 import sys

@@ -3,8 +3,6 @@
 An unreachable worker is a value too. Only workers that differ are changed, all at once.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar

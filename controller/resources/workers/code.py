@@ -1,7 +1,5 @@
 """The code on every worker."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Self
 

@@ -1,7 +1,5 @@
 """run.yaml and the program's environment on every worker."""
 
-from __future__ import annotations
-
 import hashlib
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Self

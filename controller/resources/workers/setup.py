@@ -1,7 +1,5 @@
 """Setup commands that run once on each worker before the program: `program.setup`."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Self
 

@@ -1,7 +1,5 @@
 """SSH to every worker of the pod."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import ClassVar, Self

@@ -1,7 +1,5 @@
 """Workers ready for the next program: no leftovers, and enough free disk space."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Self
 

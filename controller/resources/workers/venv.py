@@ -1,7 +1,5 @@
 """Virtual environment of the workers: the same packages on all of them, unchanged since its creation."""
 
-from __future__ import annotations
-
 import hashlib
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Self

@@ -1,7 +1,5 @@
 """Probe of every worker: its devices, and its connection to worker 0."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field, replace
 from typing import ClassVar, Self
 

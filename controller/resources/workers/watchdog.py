@@ -1,7 +1,5 @@
 """Watchdog on worker 0, which deletes the pod when it is idle or the budget is spent."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from typing import ClassVar, Self
 

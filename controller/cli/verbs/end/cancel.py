@@ -4,8 +4,6 @@ The run's controller learns of it through the bucket: from the record of the can
 started yet, from a request for the lease.
 """
 
-from __future__ import annotations
-
 import json
 
 from controller.cli.main import Command

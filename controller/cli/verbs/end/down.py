@@ -1,7 +1,5 @@
 """`slipway down`: delete the pod; with --all also what pods share. Only resources made by Slipway are deleted."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 

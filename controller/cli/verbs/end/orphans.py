@@ -1,7 +1,5 @@
 """`slipway orphans`: list billed resources made by Slipway that no run uses; --delete removes them."""
 
-from __future__ import annotations
-
 import json
 import shlex
 import sys

@@ -1,7 +1,5 @@
 """`slipway stop`: stop a pod of one VM. Then only its disks, which it keeps, are billed; `up` starts it again."""
 
-from __future__ import annotations
-
 import json
 
 from controller.cli.main import Command

@@ -3,8 +3,6 @@
 A single word is a line for the worker's shell; several are a command and its arguments, passed unchanged.
 """
 
-from __future__ import annotations
-
 import codecs
 import json
 import shlex

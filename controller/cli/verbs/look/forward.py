@@ -1,7 +1,5 @@
 """`slipway forward PORT[:REMOTE]`: reach a port of a worker at 127.0.0.1:PORT until Ctrl-C."""
 
-from __future__ import annotations
-
 import json
 import sys
 

@@ -1,7 +1,5 @@
 """`slipway logs`: show the program's output on one worker, live from the worker, else from the bucket."""
 
-from __future__ import annotations
-
 import json
 import sys
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """`slipway report`: write one HTML page about runs, a sweep or a single run (docs/report.md)."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """`slipway ssh`: open a shell on one worker, or run one command in this terminal."""
 
-from __future__ import annotations
-
 import shlex
 
 from controller.cli.main import Command

@@ -1,7 +1,5 @@
 """`slipway status`: show the pod, the run, and each worker."""
 
-from __future__ import annotations
-
 import json
 import time
 from typing import Any

@@ -3,8 +3,6 @@
 It reads neither config nor cloud; with the sweep's overrides (`status -m …`), the bucket is read too.
 """
 
-from __future__ import annotations
-
 import json
 import sys
 from argparse import Namespace

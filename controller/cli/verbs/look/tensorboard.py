@@ -1,7 +1,5 @@
 """`slipway tensorboard`: run TensorBoard with the curves of some runs, or of all runs of a sweep (docs/report.md)."""
 
-from __future__ import annotations
-
 import json
 import signal
 import subprocess

@@ -1,7 +1,5 @@
 """`slipway verify`: show a matrix of workers and what must be the same on all of them, freshly hashed."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import sys

@@ -3,8 +3,6 @@
 The result is kept for `plan` and `up`.
 """
 
-from __future__ import annotations
-
 import re
 import subprocess
 import sys

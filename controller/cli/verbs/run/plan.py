@@ -1,7 +1,5 @@
 """`slipway plan`: show what `up` would do, its cost, and every mistake in the config. Changes nothing."""
 
-from __future__ import annotations
-
 import json
 import sys
 from pathlib import Path

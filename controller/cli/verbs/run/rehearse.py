@@ -1,7 +1,5 @@
 """`slipway rehearse`: run the same plan, scaled down, on its own emulated cloud, with a preemption."""
 
-from __future__ import annotations
-
 import json
 import sys
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """The verbs with `-m`: `up`, `plan`, `status` and `down` for all runs of a sweep."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import asdict
 

@@ -1,7 +1,5 @@
 """`slipway up`: apply the plan, launch, follow, and restart from the last checkpoint when the pod is lost."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from controller.cli.main import Command

@@ -1,7 +1,5 @@
 """`slipway completion`: print completions for shells, and settings for editors."""
 
-from __future__ import annotations
-
 import json
 import os
 from pathlib import Path

@@ -1,7 +1,5 @@
 """`slipway help [VERB]`: print the same help as --help."""
 
-from __future__ import annotations
-
 from controller.cli.flags import VERBS
 from controller.cli.help import print_help
 from controller.cli.main import Command

@@ -1,7 +1,5 @@
 """`slipway init`: set up credentials, project, and a zone with quota; writes cloud=mine and tpu=mine."""
 
-from __future__ import annotations
-
 import json
 import sys
 from concurrent.futures import ThreadPoolExecutor

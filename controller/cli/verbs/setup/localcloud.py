@@ -1,7 +1,5 @@
 """`slipway localcloud start|stop|wipe|env|requests`: control the emulated cloud by hand."""
 
-from __future__ import annotations
-
 import sys
 
 from conf.schema.infra.cloud import LocalCloud

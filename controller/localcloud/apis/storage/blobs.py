@@ -1,7 +1,5 @@
 """Contents of objects: immutable files, hashed while they are written."""
 
-from __future__ import annotations
-
 import base64
 import hashlib
 import os

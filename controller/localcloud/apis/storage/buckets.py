@@ -1,7 +1,5 @@
 """Cloud Storage v1: buckets and objects, except their contents (https://cloud.google.com/storage/docs/json_api/v1)."""
 
-from __future__ import annotations
-
 import asyncio
 import re
 import time

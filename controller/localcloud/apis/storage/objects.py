@@ -1,7 +1,5 @@
 """Index of objects: names, generations and preconditions, ordered by name."""
 
-from __future__ import annotations
-
 import base64
 import json
 import time

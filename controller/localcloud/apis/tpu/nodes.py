@@ -1,7 +1,5 @@
 """Cloud TPU v2: nodes (https://cloud.google.com/tpu/docs/reference/rest/v2/projects.locations.nodes)."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Awaitable, Collection, Mapping
 from typing import Any

@@ -1,7 +1,5 @@
 """Cloud TPU v2: queued resources, operations, locations, accelerator types and runtime versions."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Awaitable, Mapping
 from typing import Any
