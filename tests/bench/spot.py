@@ -210,14 +210,14 @@ def main() -> None:
     ways: dict[str, Callable[[Market], Day]] = {
         "`slipway up`": lambda market: on_slipway(market, SLIPWAY, tell),
         "the guide's loop, as written (10 attempts)": lambda market: in_a_loop(market, GUIDE, 10),
-        "the same without an end": lambda market: in_a_loop(market, GUIDE, float("inf")),
+        "the same without a limit": lambda market: in_a_loop(market, GUIDE, float("inf")),
         "the same, set up as fast as Slipway": lambda market: in_a_loop(
             market, replace(SLIPWAY, notices=GUIDE.notices), float("inf")
         ),
         "`slipway up`, set up as slowly as the guide": lambda market: on_slipway(market, GUIDE, tell),
     }
     print(f"median (lowest, highest) of {options.seeds} days of {options.hours:g} h\n")
-    print("| | goodput: useful / paid | useful hours | paid hours | pods | USD | went on for |")
+    print("| | goodput: useful / paid | useful hours | paid hours | pods | USD | lasted |")
     print("| --- | --- | --- | --- | --- | --- | --- |")
     for name, way in ways.items():
         print(row(name, [way(market) for market in markets]))
