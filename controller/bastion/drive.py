@@ -1,7 +1,7 @@
-"""What runs on a bastion: `up` of the run that was handed over, in the name of the VM's service account.
+"""Drive a run on a bastion: `up` of the run that was handed over, as the VM's service account.
 
-The orders come as JSON on stdin, the plan from the record in the bucket. What pods share has been made by whoever
-handed over; here only the pod is made, kept and deleted, so that the account needs no right beyond that.
+The orders come as JSON on stdin, the plan from the record in the bucket. Resources that pods share exist
+already; only the pod is created, kept and deleted here, so the account needs no further rights.
 """
 
 import sys
@@ -29,7 +29,7 @@ from controller.ssh.iap import ENDPOINT
 
 def main() -> int:
     try:
-        drive(load(sys.stdin.read(), "the orders of the bastion"))
+        drive(load(sys.stdin.read(), "the bastion's orders"))
     except SlipwayError as error:
         print(f"error: {error}", file=sys.stderr)
         return error.exit_code
@@ -37,10 +37,10 @@ def main() -> int:
 
 
 def drive(orders: dict[str, Any]) -> None:
-    """See the run through, whatever happens.
+    """Drive the run to its end.
 
     Raises:
-        SlipwayError: it was given up; its words are in the lease for whoever watches.
+        SlipwayError: it was given up; its message is in the lease, for controllers that watch.
     """
     from google.auth import compute_engine
 

@@ -70,7 +70,7 @@ def dependents(world: Context, node: Node, doomed: list[Resource]) -> list[str]:
 def _in_network(world: Context, network: Network, doomed: set[str]) -> Iterator[str]:
     answer = world.google.call("compute", "networks.get", project=world.project, network=network.name)
     for peering in answer.get("peerings", []):
-        yield f"network {network.name} is peered by {peering.get('name')}"
+        yield f"network {network.name} is peered with {peering.get('name')}"
     for region, item in _regional(world, "subnetworks", network.name):
         of_google = answer.get("autoCreateSubnetworks", False) and item["name"] == network.name
         if not of_google and f"{Subnet.kind}/{region}/{item['name']}" not in doomed:

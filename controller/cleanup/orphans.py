@@ -107,8 +107,8 @@ def _pods(world: Context, buckets: list[str]) -> Iterator[BilledItem]:
                 continue
             state = request.get("state", {}).get("state", "")
             waits = state in WAITING_STATES or state in ("PROVISIONING", "CREATING")
-            use = f"{state.lower()}, not billed before it has a node" if waits else ""
-            yield BilledItem("queued TPU", name, zone, 0.0, use, f"{state.lower()}: it counts against the quota")
+            use = f"{state.lower()}, not billed until it has a node" if waits else ""
+            yield BilledItem("queued TPU", name, zone, 0.0, use, f"{state.lower()}, counts against the quota")
     except ServiceDisabledError:
         return  # where the API is off there are none
 
@@ -117,7 +117,7 @@ def _pod(world: Context, buckets: list[str], name: str, answer: dict[str, Any]) 
     slice_ = nodes.parse_node(answer)
     zone = slice_.place.zone
     usd = 0.0 if slice_.state in STOPPED else _price(slice_.spec.accelerator_type, zone, slice_.place.capacity)
-    use, why = "", f"{slice_.state.lower()}, and no run is known that used it"
+    use, why = "", f"{slice_.state.lower()}, not used by any known run"
     if slice_.state in STOPPED:
         why = f"{slice_.state.lower()}: its disks may be billed, and it counts against the quota"
         return BilledItem("TPU", name, zone, usd, "", why)
@@ -134,7 +134,7 @@ def _pod(world: Context, buckets: list[str], name: str, answer: dict[str, Any]) 
             continue
     else:
         age = world.clock.now() - parse_timestamp(answer.get("createTime"))
-        use = "just created, no run has begun there yet" if age < MIN_AGE_SECONDS else ""
+        use = "just created, no run has started on it yet" if age < MIN_AGE_SECONDS else ""
     return BilledItem("TPU", name, zone, usd, use, why)
 
 
@@ -151,8 +151,8 @@ def _use_by_run(world: Context, bucket: str, run_id: str, uid: str) -> tuple[str
         return "", f"{run_id} was cancelled"
     how = ledger.ending(0, attempt)
     if how is None:
-        return f"{run_id} runs there", ""
-    return "", f"{run_id} has ended with {how}"
+        return f"{run_id} is running on it", ""
+    return "", f"{run_id} exited with {how}"
 
 
 def _disks(world: Context, pods: list[BilledItem]) -> Iterator[BilledItem]:
@@ -162,7 +162,7 @@ def _disks(world: Context, pods: list[BilledItem]) -> Iterator[BilledItem]:
         price = table.get(leaf(item.get("type", "")))
         usd = None if price is None else price * float(item.get("sizeGb", 0)) / HOURS_PER_MONTH
         use = "attached" if item.get("users") or (zone, item["name"]) in used else ""
-        yield BilledItem("disk", item["name"], zone, usd, use, f"{item.get('sizeGb')} GB, attached to nothing")
+        yield BilledItem("disk", item["name"], zone, usd, use, f"{item.get('sizeGb')} GB, not attached")
 
 
 def _machines(world: Context, buckets: list[str], in_use: set[str]) -> Iterator[BilledItem]:
@@ -171,12 +171,12 @@ def _machines(world: Context, buckets: list[str], in_use: set[str]) -> Iterator[
         usd = load_prices()["vm"]["usd_per_hour"].get(leaf(item.get("machineType", "")))
         stopped = item.get("status") in ("TERMINATED", "STOPPED", "SUSPENDED")
         run_id, pod = item.get("labels", {}).get(RUN_LABEL, ""), item.get("labels", {}).get(POD_LABEL, "")
-        use, why = "there is a pod in its region" if zone_region(zone) in in_use else "", "no pod in its region"
+        use, why = "a pod exists in its region" if zone_region(zone) in in_use else "", "no pod in its region"
         if run_id:
             age = world.clock.now() - parse_timestamp(item.get("creationTimestamp"))
             drives = any(_bastion_drives_run(world, bucket, pod, run_id) for bucket in buckets)
-            use = f"it sees {run_id} through" if drives or age < MIN_AGE_SECONDS else ""
-            why = f"{run_id} has ended, or nobody sees it through"
+            use = f"it controls {run_id}" if drives or age < MIN_AGE_SECONDS else ""
+            why = f"{run_id} has ended or has no controller"
         yield BilledItem("VM", item["name"], zone, 0.0 if stopped else usd, "" if stopped else use, why)
 
 
@@ -199,14 +199,14 @@ def _network(world: Context, in_use: set[str]) -> Iterator[BilledItem]:
 
     for place, item in _list_managed(world, "addresses", ours):
         busy = bool(item.get("users")) and place in in_use
-        use = "there is a pod in its region" if busy else ""
+        use = "a pod exists in its region" if busy else ""
         yield BilledItem(
-            "address", item["name"], place, used if item.get("users") else idle, use, "reserved for nothing"
+            "address", item["name"], place, used if item.get("users") else idle, use, "reserved but unused"
         )
     for place, item in _list_managed(world, "routers", ours):
         usd = table["nat"]["usd_per_vm_hour"] + used if item.get("nats") else 0.0
-        use = "there is a pod in its region" if place in in_use else ""
-        yield BilledItem("router", item["name"], place, usd, use, "no pod in its region" if usd else "without a NAT")
+        use = "a pod exists in its region" if place in in_use else ""
+        yield BilledItem("router", item["name"], place, usd, use, "no pod in its region" if usd else "has no NAT")
 
 
 def _list_managed(

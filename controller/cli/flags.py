@@ -12,8 +12,8 @@ from controller.core.errors import ConfigError
 
 GROUPS = {
     "run": "run",
-    "look": "look and touch",
-    "end": "end and clean up",
+    "look": "inspect and connect",
+    "end": "stop and clean up",
     "setup": "set up",
 }
 """Headings under which the verbs are listed."""
@@ -49,131 +49,129 @@ def _flag(name: str, words: str, values: str = "", **more: Any) -> Flag:
     return Flag(tuple(name.split()), words, more, values)
 
 
-YES = _flag("--yes", "do not ask", action="store_true")
-SWEEP_FLAG = _flag("-m --multirun", "a sweep: all runs of a=1,2 b=range(0,3) …", action="store_true")
-RUN = _flag("--run", "mean the run of this id as it is on record, code included", "run", metavar="ID")
-REPEAT = _flag(
-    "--run", "repeat, or go on with, the run of this id as it is on record, code included", "run", metavar="ID"
-)
-PLAN = _flag("--plan", "the config of a file that plan --save has written", "file", metavar="FILE")
-WORKER = _flag("--worker", "which worker (default 0)", default="0", metavar="N")
-JSON = _flag("--json", "one JSON document (or JSON lines while following) on stdout", action="store_true")
-HELP = _flag("-h --help", "this page", action="store_true")
+YES = _flag("--yes", "skip confirmation prompts", action="store_true")
+SWEEP_FLAG = _flag("-m --multirun", "act on a sweep: all combinations of a=1,2 b=range(0,3) …", action="store_true")
+RUN = _flag("--run", "use the recorded run with this ID, including its code", "run", metavar="ID")
+REPEAT = _flag("--run", "repeat or resume the recorded run with this ID, including its code", "run", metavar="ID")
+PLAN = _flag("--plan", "use the config in a file written by plan --save", "file", metavar="FILE")
+WORKER = _flag("--worker", "worker number (default: 0)", default="0", metavar="N")
+JSON = _flag("--json", "print one JSON document (JSON lines while following)", action="store_true")
+HELP = _flag("-h --help", "show this page", action="store_true")
 
-WHERE = _flag("--where", "such as metrics.loss<0.5", "condition", action="append", default=[], metavar="COND")
-SORT = _flag("--sort", "such as metrics.accuracy_after; the largest comes last", "word", metavar="KEY")
-LAST = _flag("--last", "only so many, from the end", "number", type=int, metavar="N")
-REFRESH = _flag("--refresh", "read the bucket, for runs of other machines", action="store_true")
+WHERE = _flag("--where", "filter, such as metrics.loss<0.5", "condition", action="append", default=[], metavar="COND")
+SORT = _flag("--sort", "sort key, such as metrics.accuracy_after; largest last", "word", metavar="KEY")
+LAST = _flag("--last", "keep only the last N runs", "number", type=int, metavar="N")
+REFRESH = _flag("--refresh", "also read the bucket, for runs from other machines", action="store_true")
 RUN_SELECTION = (
-    _flag("runs", "their ids (default: the last sweep, or run)", "run", nargs="*", metavar="RUN"),
-    _flag("--sweep", "all runs of a sweep, by its id or its name", "sweep", default="", metavar="ID"),
+    _flag("runs", "run IDs (default: the last sweep or run)", "run", nargs="*", metavar="RUN"),
+    _flag("--sweep", "all runs of the sweep with this ID or name", "sweep", default="", metavar="ID"),
     WHERE, SORT, LAST, REFRESH,
 )  # fmt: skip
 """Flags that select runs."""
 
 COMPLETION_QUERY = "query"
-"""Argument with which shells call `slipway completion`; users never type it."""
+"""Argument that shells pass to `slipway completion`; users never type it."""
 QUICKSTART = "+experiment=quickstart"
 FLAGSHIP = "+experiment=gemma2b_gsm8k"
 VERBS: dict[str, Verb] = {
     "up": Verb(
-        "make the plan true, launch the program and follow it (the default)", "run", "recovery.md",
+        "apply the plan, launch the program and follow it (the default)", "run", "recovery.md",
         (QUICKSTART, f"{FLAGSHIP} tpu.zone=us-west4-a optimizer.lr=1e-6",
          f"-m {QUICKSTART} optimizer.lr=1e-4,7e-4 run.seed=0,1,2 sweep.pods=2", "up --run quickstart-f9ce2387"),
         (SWEEP_FLAG, REPEAT, YES, _flag("--detach", "return once the program has started", action="store_true"),
-         _flag("--queue", "wait while another run has the pod", action="store_true"),
-         _flag("--take-over", "act in place of the controller that does", action="store_true"), PLAN),
+         _flag("--queue", "wait while another run uses the pod", action="store_true"),
+         _flag("--take-over", "replace the controller that controls the pod now", action="store_true"), PLAN),
     ),
     "plan": Verb(
-        "show what would change, what it costs and what is wrong; changes nothing", "run", "checks.md",
+        "preview changes, cost and config errors; changes nothing", "run", "checks.md",
         (f"plan {FLAGSHIP}", f"plan -m {QUICKSTART} run.seed=0,1,2", f"plan --save {QUICKSTART}"),
         (SWEEP_FLAG, PLAN, _flag("--save", "write the config to plans/<run id>.yaml", action="store_true")),
     ),
     "fit": Verb(
-        "does it fit? the TPU compiler on this machine, per program: memory, FLOPs", "run", "models.md",
+        "compile each program for TPU on this machine; report memory and FLOPs", "run", "models.md",
         (f"fit {FLAGSHIP}",),
     ),
     "rehearse": Verb(
-        "the same plan, scaled down, on an emulated cloud of its own, a preemption included", "run", "guides.md",
+        "run the same plan, scaled down, on a separate emulated cloud, with a preemption", "run", "guides.md",
         (f"rehearse {FLAGSHIP}",),
     ),
     "status": Verb(
-        "the pod, the run and its workers; or the runs of a sweep", "look", "recovery.md",
+        "show the pod, the run and its workers, or the runs of a sweep", "look", "recovery.md",
         ("status", f"status {QUICKSTART}", f"status -m {QUICKSTART} run.seed=0,1,2",
          "status --sweep quickstart-5f0c --follow"),
-        (SWEEP_FLAG, RUN, _flag("--sweep", "the runs of this sweep, as this machine knows them", "sweep", metavar="ID"),
-         _flag("--follow", "with --sweep: until it is over, redrawn in place on a terminal", action="store_true")),
+        (SWEEP_FLAG, RUN, _flag("--sweep", "show the runs of this sweep known to this machine", "sweep", metavar="ID"),
+         _flag("--follow", "with --sweep: update until the sweep ends", action="store_true")),
     ),
     "runs": Verb(
-        "the table of runs: filter, sort, export; what differs between two", "look", "runs.md",
+        "list runs: filter, sort, export, or compare two", "look", "runs.md",
         ("runs --where state=finished --sort metrics.accuracy_after", "runs --csv",
          "runs --diff quickstart-f9ce2387 quickstart-0b1c2d3e"),
         (WHERE, SORT, LAST,
-         _flag("--csv", "comma-separated values, every key a column", action="store_true"),
-         _flag("--diff", "what differs between two runs", "run", nargs=2, metavar=("A", "B")), REFRESH),
+         _flag("--csv", "print comma-separated values, one column per key", action="store_true"),
+         _flag("--diff", "show what differs between two runs", "run", nargs=2, metavar=("A", "B")), REFRESH),
     ),
     "report": Verb(
-        "one HTML page about runs or a sweep: curves, settings compared, time, cost, transcripts", "look", "report.md",
+        "write an HTML page about runs or a sweep: curves, comparisons, time, cost, transcripts", "look", "report.md",
         ("report", "report --sweep quickstart", "report --where state=finished --last 12 -o last.html"),
         (*RUN_SELECTION,
-         _flag("-o --output", "where the page goes (default: ~/.slipway/reports)", "file", metavar="FILE"),
-         _flag("--baseline", "the setting that others are compared with", "word", default="", metavar="WORDS")),
+         _flag("-o --output", "output file (default: in ~/.slipway/reports)", "file", metavar="FILE"),
+         _flag("--baseline", "setting to compare the others with", "word", default="", metavar="OVERRIDES")),
     ),
     "tensorboard": Verb(
-        "the curves of runs or of a sweep from the bucket, in TensorBoard", "look", "report.md",
+        "show the curves of runs or of a sweep in TensorBoard, from the bucket", "look", "report.md",
         ("tensorboard --sweep quickstart", "tensorboard --port 6007 --where state=running"),
         (*RUN_SELECTION,
-         _flag("--port", "of this machine (default 6006)", "number", type=int, default=6006, metavar="N")),
+         _flag("--port", "local port (default: 6006)", "number", type=int, default=6006, metavar="N")),
     ),
     "logs": Verb(
-        "what the program prints", "look", "recovery.md", ("logs", f"logs --worker 3 --follow {FLAGSHIP}"),
-        (RUN, WORKER, _flag("--follow", "go on until the program ends", action="store_true")),
+        "print the program's output", "look", "recovery.md", ("logs", f"logs --worker 3 --follow {FLAGSHIP}"),
+        (RUN, WORKER, _flag("--follow", "keep printing until the program ends", action="store_true")),
     ),
-    "ssh": Verb("a shell on one worker", "look", "access.md", ("ssh", "ssh --worker 2"), (RUN, WORKER)),
+    "ssh": Verb("open a shell on one worker", "look", "access.md", ("ssh", "ssh --worker 2"), (RUN, WORKER)),
     "exec": Verb(
         "run a command on one worker or all", "look", "access.md",
         ("exec --worker all -- free -g", "exec --worker 0 -- python -c 'print(1)'"),
-        (RUN, _flag("--worker", "which worker (default all)", default="all", metavar="N|all")),
+        (RUN, _flag("--worker", "worker number, or all (default: all)", default="all", metavar="N|all")),
     ),
     "forward": Verb(
-        "reach a port of a worker on this machine", "look", "access.md", ("forward 8888", "forward 6006:6007"),
-        (RUN, WORKER, _flag("port", "here, and on the worker if that is another", metavar="PORT[:REMOTE]")),
+        "forward a local port to a worker", "look", "access.md", ("forward 8888", "forward 6006:6007"),
+        (RUN, WORKER, _flag("port", "local port, and the worker's port if different", metavar="PORT[:REMOTE]")),
     ),
     "verify": Verb(
-        "compare code, packages, config, devices and network of all workers", "look", "access.md", ("verify",), (RUN,),
+        "compare code, packages, config, devices and network across workers", "look", "access.md", ("verify",), (RUN,),
     ),
-    "cancel": Verb("end the run; the pod stays", "end", "recovery.md", ("cancel",), (RUN, YES)),
-    "stop": Verb("stop a pod of one VM; the next up starts it", "end", "capacity.md", ("stop",), (RUN, YES)),
+    "cancel": Verb("end the run; keep the pod", "end", "recovery.md", ("cancel",), (RUN, YES)),
+    "stop": Verb("stop a single-VM pod; the next up starts it", "end", "capacity.md", ("stop",), (RUN, YES)),
     "down": Verb(
-        "delete the pod; --all: the network, the bucket and the rest too", "end", "what-is-created.md",
+        "delete the pod; --all: also the network, the bucket and the rest", "end", "what-is-created.md",
         (f"down {FLAGSHIP}", f"down -m {QUICKSTART} run.seed=0,1,2", f"down --all {FLAGSHIP}"),
         (SWEEP_FLAG, RUN, YES,
-         _flag("--all", "also the network, the bucket and the service account", action="store_true")),
+         _flag("--all", "also delete the network, the bucket and the service account", action="store_true")),
     ),
     "orphans": Verb(
-        "what of ours is billed and no run uses; --delete removes it", "end", "costs.md",
-        ("orphans", "orphans --delete"), (YES, _flag("--delete", "delete them, after asking", action="store_true")),
+        "list billed slipway resources that no run uses; --delete removes them", "end", "costs.md",
+        ("orphans", "orphans --delete"), (YES, _flag("--delete", "delete them, after a prompt", action="store_true")),
     ),
     "init": Verb(
-        "first use: find credentials, project and a zone with quota; write slipway/cloud/mine.yaml", "setup",
+        "set up Google Cloud: credentials, project and a zone with quota; write slipway/cloud/mine.yaml", "setup",
         "first-run.md", ("init", "init --zone us-central1-a"),
-        (YES, _flag("--zone", "a zone from the list, instead of being asked", "word"),
-         _flag("--no-bucket", "do not make the bucket now", action="store_true")),
+        (YES, _flag("--zone", "choose this zone without a prompt", "word"),
+         _flag("--no-bucket", "do not create the bucket now", action="store_true")),
     ),
     "localcloud": Verb(
-        "the emulated cloud by hand: start, stop, wipe, env, requests", "setup", "emulated-cloud.md",
+        "manage the emulated cloud: start, stop, wipe, env, requests", "setup", "emulated-cloud.md",
         ("localcloud start", "localcloud requests"),
-        (_flag("action", "what to do", choices=["start", "stop", "wipe", "env", "requests"]),),
+        (_flag("action", "action to perform", choices=["start", "stop", "wipe", "env", "requests"]),),
     ),
     "completion": Verb(
-        "Tab completion for bash, zsh or fish, and for YAML in editors", "setup", "cli.md",
+        "set up Tab completion for bash, zsh or fish, and for YAML in editors", "setup", "cli.md",
         ("completion install", "completion install zsh", "completion bash"),
-        (_flag("action", "install it, take it back, or print what a shell or the editor needs",
+        (_flag("action", "install or uninstall it, or print what a shell or editor needs",
                choices=["install", "uninstall", "bash", "zsh", "fish", "vscode", COMPLETION_QUERY]),
-         _flag("shell", "which shell; by default yours", nargs="?", metavar="SHELL")), config=False,
+         _flag("shell", "shell (default: yours)", nargs="?", metavar="SHELL")), config=False,
     ),
     "help": Verb(
-        "this page, or that of a verb", "setup", "cli.md", ("help", "help plan", "plan --help"),
+        "show this page, or the page of a verb", "setup", "cli.md", ("help", "help plan", "plan --help"),
         (_flag("topic", "a verb", "verb", nargs="?", metavar="VERB"),), config=False,
     ),
 }  # fmt: skip

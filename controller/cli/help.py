@@ -13,32 +13,32 @@ from controller.core.printable import unsanitized_stream
 PLAIN_WIDTH = 110
 """Columns without a terminal."""
 ABOUT = {
-    "cloud": "where: Google's, or the emulated one on this machine",
-    "tpu": "how large a pod, in which zone",
+    "cloud": "Google Cloud, or the emulated cloud on this machine",
+    "tpu": "size and zone of the pod",
     "network": "addresses, NAT, firewall",
-    "assets": "what is copied to the bucket",
-    "program": "the bundled trainer, or a command of yours",
-    "data": "what is learnt",
-    "prompt": "how a question is put to the model",
-    "model": "the decoder",
-    "loop": "language modelling, or GRPO and its relatives",
-    "optimizer": "with its schedules",
-    "mesh": "how devices share model and batch",
-    "experiment": "all of the above at once, to begin with",
+    "assets": "files to copy to the bucket",
+    "program": "the bundled trainer, or your own command",
+    "data": "training and evaluation data",
+    "prompt": "format of the prompts",
+    "model": "the decoder model",
+    "loop": "language modeling, or GRPO and its variants",
+    "optimizer": "optimizer and its schedules",
+    "mesh": "how devices split the model and the batch",
+    "experiment": "all of the above in one file; start here",
     "scale": "tiny: small enough for a laptop",
-    "sweep": "which runs -m makes",
+    "sweep": "runs that -m creates",
 }
 """Description of each config group for newcomers."""
 FIRST_STEPS = (
     ("slipway +experiment=quickstart", "train something on an emulated v5litepod-16: no account, 2 to 4 minutes"),
-    ("slipway plan +experiment=gemma2b_gsm8k", "what a real run would create, its price, every mistake"),
-    ("slipway rehearse +experiment=gemma2b_gsm8k", "all of that run on this machine, scaled down, with a preemption"),
-    ("slipway init", "first use of Google Cloud: credentials, project, a zone with quota"),
+    ("slipway plan +experiment=gemma2b_gsm8k", "preview what a real run would create, its price and config errors"),
+    ("slipway rehearse +experiment=gemma2b_gsm8k", "rehearse that run on this machine, scaled down, with a preemption"),
+    ("slipway init", "set up Google Cloud: credentials, project, a zone with quota"),
 )  # fmt: skip
 CONFIG_ARGUMENTS = (
-    ("+experiment=NAME", "a file of conf/experiment/, or of ./slipway/experiment/ of yours"),
-    ("group=choice", "another file for one section, such as tpu=v6e_8 or loop=dapo"),
-    ("key.path=value", "one value, such as optimizer.lr=3e-4; quote what holds commas or brackets"),
+    ("+experiment=NAME", "use a file in conf/experiment/ or in your ./slipway/experiment/"),
+    ("group=choice", "use another file for one section, such as tpu=v6e_8 or loop=dapo"),
+    ("key.path=value", "set one value, such as optimizer.lr=3e-4; quote values with commas or brackets"),
 )
 SCALE_PREFIX = "tiny_"
 """Prefix of the variants that `scale=tiny` chooses itself."""
@@ -60,7 +60,7 @@ def _first_page(choices: dict[str, list[str]]) -> list[tuple[str, str | Rows]]:
     usage = "slipway [VERB] [--flags] [+experiment=NAME] [group=choice …] [key.path=value …]"
     pages: list[tuple[str, str | Rows]] = [
         ("", "Launch JAX experiments on Cloud TPU pods from YAML."),
-        ("usage", f"{usage}\n`python -m controller` is the same as `slipway`; without a VERB it is `up`."),
+        ("usage", f"{usage}\n`python -m controller` is the same as `slipway`; the default VERB is `up`."),
         ("first steps", FIRST_STEPS),
     ]
     for group, title in GROUPS.items():
@@ -76,12 +76,12 @@ def _first_page(choices: dict[str, list[str]]) -> list[tuple[str, str | Rows]]:
 
 
 def _more() -> Rows:
-    docs = f"{DOCS}" if DOCS.is_dir() else "the folder docs/ of the repository"
+    docs = f"{DOCS}" if DOCS.is_dir() else "docs/ in the repository"
     return [
         ("slipway VERB --help", "flags and examples of a verb"),
         ("docs", f"{docs}: first-run.md, configuration.md, sweeps.md, recovery.md, …"),
-        ("exit codes", "0 done, 2 config or preflight, 3 wrong devices, 4 workers disagree, 5 the program failed, "
-         "6 retries spent, 7 budget spent, 8 another controller acts"),
+        ("exit codes", "0 success, 2 config or preflight error, 3 wrong devices, 4 workers disagree, 5 program failed, "
+         "6 retries exhausted, 7 budget exhausted, 8 another controller took over"),
     ]  # fmt: skip
 
 
@@ -116,7 +116,7 @@ def _flag_usage(flag: Flag) -> str:
 
 
 def _flag_help(flag: Flag) -> str:
-    return f"{flag.words}; may be given several times" if flag.more.get("action") == "append" else flag.words
+    return f"{flag.words}; can be repeated" if flag.more.get("action") == "append" else flag.words
 
 
 def _choices(group: str, choices: Sequence[str]) -> str:

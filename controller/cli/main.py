@@ -60,9 +60,9 @@ def parse(argv: Sequence[str]) -> Command:
         return Command("help", Namespace(topic=_resolve_verb(verb) if verb else None, json="--json" in words), ())
     verb = _resolve_verb(verb or "up")
     if rest and verb not in ("ssh", "exec"):
-        raise ConfigError(f"{verb} takes nothing behind --; only ssh and exec run a command")
+        raise ConfigError(f"{verb}: takes no command after --; only ssh and exec do")
     if overrides and not VERBS[verb].config:
-        raise ConfigError(f"{verb} takes no config words; see slipway {verb} --help")
+        raise ConfigError(f"{verb}: takes no config overrides; see slipway {verb} --help")
     return Command(verb, parser(verb).parse_args(words), overrides, rest)
 
 
@@ -74,7 +74,7 @@ def _resolve_verb(verb: str) -> str:
     hint = f"did you mean {near[0]!r}? " if near else ""
     if verb in config_groups(Path.cwd() / "slipway")["experiment"]:
         hint = f"did you mean +experiment={verb}? "
-    raise ConfigError(f"{verb!r} is no verb; {hint}verbs: {', '.join(VERBS)} (config is key=value)")
+    raise ConfigError(f"unknown verb {verb!r}; {hint}verbs: {', '.join(VERBS)} (config overrides are key=value)")
 
 
 def _is_override(word: str, before: str) -> bool:
@@ -99,7 +99,7 @@ def with_recalled(command: Command) -> Command:
         return command
     if not words and not run:
         raise ConfigError(
-            f"no run was started from this folder; {command.verb} needs its words: +experiment=NAME key=value ..."
+            f"no run was started from this folder; give {command.verb} its overrides: +experiment=NAME key=value ..."
         )
     print(f"({shlex.join([*(['--run', run] if run else []), *words])})", file=sys.stderr)
     if run and command.verb in last_command.RUN_VERBS:
@@ -125,7 +125,7 @@ def _run(argv: Sequence[str]) -> int:
             print(f"error: {line}", file=sys.stderr)
         return error.exit_code
     except KeyboardInterrupt:
-        print("interrupted; the same command goes on from here", file=sys.stderr)
+        print("interrupted; run the same command to resume", file=sys.stderr)
         return 130
     except BrokenPipeError:  # the reader of our output has gone, as in `slipway logs | head`
         sys.stderr.close()

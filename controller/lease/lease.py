@@ -32,7 +32,7 @@ class LeaseHeldError(SlipwayError):
 
     def __init__(self, seen: LeaseSnapshot) -> None:
         self.seen = seen
-        super().__init__(f"{seen.term} acts on this pod")
+        super().__init__(f"{seen.term} controls this pod")
 
 
 class ReleaseRequestedError(LeaseLostError):
@@ -40,8 +40,8 @@ class ReleaseRequestedError(LeaseLostError):
 
     def __init__(self, term: LeaseRecord) -> None:
         self.ends = term.asked.startswith(RUN_ENDING_REASONS)
-        again = "cancelled; the same command starts it again from its last checkpoint"
-        what = again if self.ends else "this controller let go and touches nothing more"
+        again = "cancelled; run the same command to resume from the last checkpoint"
+        what = again if self.ends else "this controller released the lease and changes nothing more"
         super().__init__(f"{term.asked}: {what}")
 
 
@@ -115,7 +115,7 @@ class Lease:
             LeaseHeldError: a third controller was faster.
         """
         if asked := self.ask(why):
-            tell(f"waiting for {asked} to let go")
+            tell(f"waiting for {asked} to release the lease")
             while (seen := self.look()) and seen.term.id == asked.id:
                 self._clock.sleep(min(1.0, self._renew_seconds / 2))
         self.hold()
@@ -189,10 +189,10 @@ class Lease:
                 seen = self._file.read()
             if seen is None:
                 raise self._mark_lost(
-                    LeaseLostError("the lease is gone, and its bucket with it; this controller stopped")
+                    LeaseLostError("the lease and its bucket no longer exist; this controller stopped")
                 )
             if (seen.term.id, seen.term.token) != (self._mine.id, self._mine.token):
-                words = "acts now; this controller stopped and touches nothing more"
+                words = "took over; this controller stopped and changes nothing more"
                 raise self._mark_lost(LeaseLostError(f"{seen.term} {words}"))
             self._generation = seen.generation
             if seen.term.asked:

@@ -152,7 +152,7 @@ class BucketLeaseStore:
         if term is None:
             pod = " and then the pod (`slipway down`), whose workers remember the lease" if self.among == "pods" else ""
             raise CloudError(
-                f"{where} is no lease that slipway wrote; once no controller acts there any more, delete it "
+                f"{where} is not a lease written by slipway; once no controller uses it, delete it "
                 f"(`gcloud storage rm {where}`){pod}"
             )
         return LeaseSnapshot(

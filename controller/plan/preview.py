@@ -58,6 +58,6 @@ def _observe(resource: Resource, world: Context, have: dict[str, Any]) -> Any:
     except NoCredentialsError as error:
         return Unknown(str(error))
     except ServiceDisabledError as error:
-        return Unknown(f"{error.service} is not enabled yet; up enables it")
+        return Unknown(f"{error.service} is not enabled yet; `up` enables it")
     except (WorkerError, WorkersFailedError, WorkersDisagreeError) as error:
         return Unknown(str(error))

@@ -49,7 +49,7 @@ def venv_requirements(config: Config, code: CodeSnapshot) -> Requirements:
         return Requirements("")
     name = Path(config.env.requirements).as_posix()
     if name not in code.files:
-        raise ConfigError(f"env.requirements: {name} is not among the files that are shipped from {code.root}")
+        raise ConfigError(f"env.requirements: {name} is not among the files shipped from {code.root}")
     return read_requirements(code.root, name)
 
 

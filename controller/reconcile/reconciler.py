@@ -14,7 +14,7 @@ from controller.gcp.client import ServiceDisabledError
 from controller.reconcile.resource import Absent, Diff, Pending, Resource, Unknown
 
 LEASED_SCOPES = frozenset({"run", "pod"})
-"""Scopes that only the lease holder may change; shared ones are the same whoever creates them."""
+"""Scopes that only the lease holder may change; any controller creates shared ones in the same way."""
 MAX_ACTS = 8
 """A resource that still differs after this many actions does not converge: something else keeps changing it."""
 
@@ -120,7 +120,7 @@ def settle(resource: Resource, world: Context, have: dict[str, Any]) -> Any:
 
 def _timeout_error(resource: Resource, seen: Pending, seconds: float) -> str:
     advice = f"; {seen.advice}" if seen.advice else ""
-    return f"{resource.title}: still not settled after {seconds:.0f} s: {seen.why}{advice}"
+    return f"{resource.title}: still not ready after {seconds:.0f} s: {seen.why}{advice}"
 
 
 def _observe(resource: Resource, world: Context, have: dict[str, Any]) -> Any:

@@ -37,7 +37,7 @@ def format_diff(old: str, new: str, found: RecordDiff) -> list[str]:
         lines += ["", section]
         for key, (a, b) in sorted(keys.items()):
             lines.append(f"  {key}: {_format_value(a)} -> {_format_value(b)}")
-    return lines if found else [*lines, "", "nothing differs"]
+    return lines if found else [*lines, "", "no differences"]
 
 
 def _changed_keys(a: dict[str, Any], b: dict[str, Any]) -> dict[str, tuple[Any, Any]]:

@@ -41,8 +41,8 @@ def load_planned_config(file: Path) -> dict[str, Any]:
         content = yaml.safe_load(file.read_text())
         config = dict((checked(content, str(file)) if has_format(content) else {})["config"])
     except (OSError, yaml.YAMLError, KeyError, TypeError, ValueError) as error:
-        why = getattr(error, "strerror", None) or "it holds no config"
-        raise ConfigError(f"--plan {file}: {why}; `slipway plan --save …` writes such a file") from None
+        why = getattr(error, "strerror", None) or "it contains no config"
+        raise ConfigError(f"--plan {file}: {why}; create one with `slipway plan --save …`") from None
     state_dir = compose_raw(())["run"]["state_dir"]
     config["run"] = {**config["run"], "state_dir": state_dir}
     return config

@@ -114,8 +114,8 @@ def _download_record(here: Config, run_id: str) -> RunRecord:
         content = Ledger(world.google, bucket, run_id).read(RECORD_FILE)
     if content is None:
         raise ConfigError(
-            f"--run {run_id}: no such run on this machine, nor in gs://{bucket}; `slipway runs` lists them, and "
-            "cloud=… or cloud.bucket=… beside --run says where else to look"
+            f"--run {run_id}: no such run on this machine or in gs://{bucket}; `slipway runs` lists runs; to search "
+            "elsewhere, add cloud=… or cloud.bucket=…"
         )
     return load(content, f"gs://{bucket}/runs/{run_id}/{RECORD_FILE}")
 
@@ -126,7 +126,7 @@ def _recorded_config(document: RunRecord, words: Sequence[str], here: Config, fo
     if config is None:
         config, problems = validate(_fill_missing(document["config"], _recompose_config(document, folder)))
     if config is None or problems:
-        said = [f"--run {document['run']}: recorded by slipway {document['slipway']}, which had other keys:"]
+        said = [f"--run {document['run']}: recorded by slipway {document['slipway']}, with different config keys:"]
         raise ConfigError([*said, *map(str, problems)])
     local = {"run": {"state_dir": here.run.state_dir}, "cloud": {"project": document["project"]}}
     changed, problems = validate(with_overrides(_fill_missing(local, config.model_dump(mode="json")), words))
@@ -134,8 +134,8 @@ def _recorded_config(document: RunRecord, words: Sequence[str], here: Config, fo
         raise ConfigError(problems)
     if without_volatile(changed) != without_volatile(config):
         raise ConfigError(
-            f"--run {document['run']}: what is computed stays as it is on record; for another run give the words "
-            f"themselves: {' '.join(document['overrides'])}"
+            f"--run {document['run']}: overrides cannot change what a recorded run computes; for a new run, "
+            f"replace --run by the overrides: {' '.join(document['overrides'])}"
         )
     return changed
 
@@ -173,7 +173,7 @@ def _restore_code(google: GoogleClient, document: RunRecord, state: Path) -> Cod
     try:
         packed = google.download(bucket, f"code/{sha256}.tar.gz")
     except NotFoundError:
-        raise ConfigError(f"--run {document['run']}: its code has gone from {where}") from None
+        raise ConfigError(f"--run {document['run']}: its code is missing from {where}") from None
     folder = state / "code" / sha256
     if not folder.is_dir():
         folder.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -182,21 +182,21 @@ def _restore_code(google: GoogleClient, document: RunRecord, state: Path) -> Cod
             (draft / "archive").write_bytes(packed)
             unpack(draft / "archive", draft / "tree")
             if tree_hash(draft / "tree") != sha256:
-                raise ConfigError(f"--run {document['run']}: {where} holds other code than the record says")
+                raise ConfigError(f"--run {document['run']}: the code in {where} does not match the record")
             if not folder.is_dir():
                 os.replace(draft / "tree", folder)  # noqa: PTH105 - of a folder
         finally:
             shutil.rmtree(draft, ignore_errors=True)
     files = tuple(sorted(p.relative_to(folder).as_posix() for p in folder.rglob("*") if p.is_file()))
     if tree_hash(folder, files) != sha256:
-        raise ConfigError(f"--run {document['run']}: {folder} is not what the record says; delete it, and try again")
+        raise ConfigError(f"--run {document['run']}: {folder} does not match the record; delete it and try again")
     return ArchivedCode(folder, files, packed)
 
 
 def _checked_hash(document: RunRecord, text: str) -> str:
     """Return a hash that is safe as a file name: others can write to the bucket that the record comes from."""
     if not re.fullmatch(r"[0-9a-f]{64}", str(text)):
-        raise ConfigError(f"--run {document['run']}: its record holds {text!r} as a SHA-256")
+        raise ConfigError(f"--run {document['run']}: its record contains an invalid SHA-256: {text!r}")
     return text
 
 
@@ -216,7 +216,7 @@ def _recorded_inputs(google: GoogleClient, document: RunRecord, run_id: str, sta
             google.call("storage", "objects.get", bucket=bucket, object=f"{content.prefix}/manifest.json")
         except NotFoundError:
             raise ConfigError(
-                f"--run {document['run']}: its {content.path} has gone from gs://{bucket}/{content.prefix}; "
-                "a run with the same words copies it anew"
+                f"--run {document['run']}: its {content.path} is missing from gs://{bucket}/{content.prefix}; "
+                "a run with the same overrides copies it again"
             ) from None
     return RecordedInputs(run_id, run_yaml, held, document["requirements"])

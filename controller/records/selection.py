@@ -40,7 +40,7 @@ def select_runs(
     """
     known = {row["run"]: row for row in rows if ID_PATTERN.fullmatch(row["run"])}
     if not known:
-        raise ConfigError("no run is on record here; `--refresh cloud=…` reads the table of the bucket")
+        raise ConfigError("no runs are recorded on this machine; `--refresh cloud=…` reads the bucket's")
     if unknown := [run for run in runs if run not in known]:
         near = difflib.get_close_matches(unknown[0], known, n=1, cutoff=0.5)
         hint = f"did you mean {near[0]}? " if near else ""
@@ -57,7 +57,7 @@ def select_runs(
         kept = [row for row in kept if row.get("sweep") == name or row["run"] in boards.get(name, ())]
     names = {row["run"] for row in filter_rows(kept, where, sort, last)}
     if not names:
-        raise ConfigError("no run is like that; `slipway runs` takes the same conditions and shows the table")
+        raise ConfigError("no run matches; `slipway runs` takes the same conditions and shows the table")
     return name if ID_PATTERN.fullmatch(name) else "runs", [row for row in kept if row["run"] in names]
 
 
@@ -71,4 +71,4 @@ def _resolve_sweep_id(name: str, rows: Sequence[RunRow], boards: Mapping[str, Co
     for row in reversed(called or like):
         return str(row["sweep"])
     there = list(dict.fromkeys(str(row["sweep"]) for row in reversed(of_a_sweep)))[:5]
-    raise ConfigError(f"--sweep {name}: no such sweep; the newest: {', '.join(there) or 'none'}")
+    raise ConfigError(f"--sweep {name}: no such sweep; the latest: {', '.join(there) or 'none'}")

@@ -144,7 +144,7 @@ class Spending:
             if life.ended is None and life.uid != uid:
                 word = watchdog_note(self._google, self._bucket, life.pod, life.uid)
                 ended = word.get("time") or max(self._last_log_upload(), life.began)
-                self._lifetimes[life.key] = replace(life, ended=ended, why=word.get("reason", "the pod went"))
+                self._lifetimes[life.key] = replace(life, ended=ended, why=word.get("reason", "the pod disappeared"))
 
     def _last_log_upload(self) -> float:
         where = {"bucket": self._bucket, "prefix": f"runs/{self._run_id}/logs/"}
@@ -157,7 +157,7 @@ class Spending:
             return ""
         budget, spent = self._config.budget, self.spent()
         if budget.max_hours is not None and spent.hours >= budget.max_hours:
-            return f"its pods have lived {spent.hours:.2f} h, and budget.max_hours is {budget.max_hours:g}"
+            return f"its pods have run for {spent.hours:.2f} h, and budget.max_hours is {budget.max_hours:g}"
         if budget.max_usd is not None and spent.usd is not None and spent.usd >= budget.max_usd:
             return f"it has cost about ${spent.usd:.2f}, and budget.max_usd is {budget.max_usd:g}"
         return ""

@@ -93,7 +93,7 @@ def format_table(rows: Sequence[RunRow]) -> list[str]:
 def _parse_condition(condition: str) -> Callable[[RunRow], bool]:
     match = CONDITION.match(condition)
     if match is None:
-        raise ConfigError(f"--where {condition}: is KEY SIGN VALUE, with one of {' '.join(OPERATORS)} as sign")
+        raise ConfigError(f"--where {condition}: expected KEY OPERATOR VALUE; operators: {' '.join(OPERATORS)}")
     key, judge, wanted = match["key"], OPERATORS[match["sign"]], _parse_number(match["value"])
 
     def test(row: RunRow) -> bool:

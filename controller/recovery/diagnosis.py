@@ -135,10 +135,10 @@ EXIT_CODES = {3: VerdictKind.DEVICE_MISMATCH, 4: VerdictKind.WORKERS_DISAGREE}
 SAVED_EXIT_CODE = 75
 """Exit code of a program that saved its state after a request to stop, as the bundled trainer does."""
 NOTICE_MESSAGES = {
-    "": "its program was told to end",
-    "preemption": "its program was told that the VM is being taken away",
-    "maintenance": "its program was told of maintenance",
-    "shutdown": "its program was told that the VM shuts down",
+    "": "its program received a stop request",
+    "preemption": "its program received a preemption notice",
+    "maintenance": "its program received a maintenance notice",
+    "shutdown": "its program received a shutdown notice",
 }
 EXTERNAL_SIGNALS = frozenset({"SIGKILL", "SIGTERM", "SIGHUP"})
 
@@ -164,13 +164,13 @@ def hang_limit(setting: float | None, intervals: Sequence[float]) -> float | Non
 
 def _finished(seen: Observation) -> Verdict | None:
     if seen.workers and all(w.ended and w.code == 0 for w in seen.workers):
-        return Verdict(VerdictKind.FINISHED, ("the program ended with 0 everywhere",))
+        return Verdict(VerdictKind.FINISHED, ("the program exited with code 0 on every worker",))
     return None
 
 
 def _user_requested(seen: Observation) -> Verdict | None:
     if seen.cancelled:
-        return Verdict(VerdictKind.CANCELLED, ("the run was ended on purpose",))
+        return Verdict(VerdictKind.CANCELLED, ("the run was ended on request",))
     return Verdict(VerdictKind.OVER_BUDGET, (seen.over_budget,)) if seen.over_budget else None
 
 
@@ -195,8 +195,8 @@ def _preemption_notice(seen: Observation) -> Verdict | None:
     if not told or not ended:
         return None
     saved = all(seen.workers[i].code == SAVED_EXIT_CODE for i in ended)
-    how = "its program saved what it had, and ended" if saved else _exit_description(seen.workers[ended[0]])
-    words = (f"worker {told[0]} was told that its VM is being taken away", how)
+    how = "its program saved its state and exited" if saved else _exit_description(seen.workers[ended[0]])
+    words = (f"worker {told[0]} received a preemption notice", how)
     return Verdict(VerdictKind.PREEMPTED, words, told[0], certain=all(w.ended for w in seen.workers), noticed=True)
 
 
@@ -206,8 +206,8 @@ def _network_lost(seen: Observation) -> Verdict | None:
         return None
     if all(w.unreachable or w.silent_seconds >= seen.lost_seconds for w in seen.workers):
         heard = min((w.silent_seconds for w in seen.workers), default=0.0)
-        said = f"the last word of a worker came {heard:.0f} s ago" if heard else "no worker answers either"
-        return Verdict(VerdictKind.NETWORK_LOST, ("Google's API does not answer", said))
+        said = f"the last message from a worker came {heard:.0f} s ago" if heard else "no worker responds either"
+        return Verdict(VerdictKind.NETWORK_LOST, ("Google's API does not respond", said))
     return None
 
 
@@ -219,7 +219,7 @@ def _setup_failed(seen: Observation) -> Verdict | None:
         table = "; ".join(f"worker {i}: {found}" for i, found in enumerate(seen.devices))
         if odd and seen.devices.count(usual) > len(odd):
             return Verdict(
-                VerdictKind.UNHEALTHY_HOST, (f"{_worker_list(odd)} has other devices than the rest", table), odd[0]
+                VerdictKind.UNHEALTHY_HOST, (f"{_worker_list(odd)} has different devices than the rest", table), odd[0]
             )
         return Verdict(VerdictKind.DEVICE_MISMATCH, (seen.setup or table,))
     if not seen.setup:
@@ -245,7 +245,7 @@ def _program_failed(seen: Observation) -> Verdict | None:
         return _workers_lost(seen, away)
     if _is_secondary(end):
         others = any(not w.ended for w in seen.workers)
-        words = (f"worker {worker}: {_exit_description(end)}: it lost the others", _last_line(end))
+        words = (f"worker {worker}: {_exit_description(end)}: it lost the other workers", _last_line(end))
         return Verdict(VerdictKind.WORKER_LOST, tuple(filter(None, words)), worker, certain=not others)
     return _explain_exit(worker, end)
 
@@ -262,11 +262,11 @@ def _explain_exit(worker: int, end: WorkerStatus) -> Verdict:
     if end.code == SAVED_EXIT_CODE:
         return Verdict(
             VerdictKind.WORKER_LOST,
-            (f"worker {worker}: {NOTICE_MESSAGES[end.notice]}; it saved what it had, and ended",),
+            (f"worker {worker}: {NOTICE_MESSAGES[end.notice]}; it saved its state and exited",),
             worker,
         )
     if end.signal == "SIGKILL" and end.oom_kills:
-        return Verdict(VerdictKind.OUT_OF_RAM, (how, "its kernel killed a process for want of memory"), worker)
+        return Verdict(VerdictKind.OUT_OF_RAM, (how, "its kernel killed a process that was out of memory"), worker)
     if found == FailureCause.DISK or (end.free_gb is not None and end.free_gb < NEARLY_FULL_GB):
         left = [] if end.free_gb is None else [f"its disk has {end.free_gb:.1f} GB left"]
         return Verdict(VerdictKind.DISK_FULL, (*words, *left), worker)
@@ -294,7 +294,7 @@ def _workers_silent(seen: Observation) -> Verdict | None:
 def _workers_lost(seen: Observation, away: tuple[int, ...]) -> Verdict:
     silence = min(seen.workers[i].silent_seconds for i in away)
     why = {seen.workers[i].trouble for i in away if seen.workers[i].trouble}
-    words = (f"{_worker_list(away)} has not answered for {silence:.0f} s", *sorted(why))
+    words = (f"{_worker_list(away)} has not responded for {silence:.0f} s", *sorted(why))
     return Verdict(VerdictKind.WORKER_LOST, words, away[0], away, len(away) == len(seen.workers))
 
 
@@ -304,9 +304,9 @@ def _hung(seen: Observation) -> Verdict | None:
             words = f"worker {i}: its program has been stopped by a signal for {worker.stopped_seconds:.0f} s"
             return Verdict(VerdictKind.HUNG, (words,), i)
     if seen.hang_seconds is not None and seen.idle_seconds >= seen.hang_seconds:
-        last = f"the last step was {seen.step}" if seen.step is not None else "it has reported no step"
-        limit = f"{seen.hang_seconds:.0f} s is the limit"
-        return Verdict(VerdictKind.HUNG, (f"no step and no word for {seen.idle_seconds:.0f} s", last, limit))
+        last = f"the last step was {seen.step}" if seen.step is not None else "it has not reported a step"
+        limit = f"the limit is {seen.hang_seconds:.0f} s"
+        return Verdict(VerdictKind.HUNG, (f"no step and no output for {seen.idle_seconds:.0f} s", last, limit))
     return None
 
 
@@ -327,7 +327,7 @@ def _explained_by_pod(verdict: Verdict, pod: PodStatus) -> Verdict:
     named = {symptom.kind: str(symptom) for symptom in pod.symptoms}
     kind, words = verdict.kind, ""
     if pod.maintenance == "ONGOING" or pod.health == "UNHEALTHY_MAINTENANCE":
-        kind, words = VerdictKind.MAINTENANCE, "Google is at work on the pod"
+        kind, words = VerdictKind.MAINTENANCE, "Google is performing maintenance on the pod"
     elif word := named.get("HBM_OUT_OF_MEMORY"):
         kind, words = VerdictKind.OUT_OF_HBM, word
     elif word := named.get("OUT_OF_MEMORY") or named.get("LOW_MEMORY"):
@@ -342,18 +342,18 @@ def _explained_by_pod(verdict: Verdict, pod: PodStatus) -> Verdict:
 def _pod_remarks(seen: Observation) -> tuple[str, ...]:
     """Return remarks on the pod that may interest the user while the run continues."""
     if seen.pod is None:
-        return ("Google's API does not answer; the workers do",)
+        return ("Google's API does not respond; the workers do",)
     remarks = [str(symptom) for symptom in seen.pod.symptoms]
     if seen.pod.health in UNHEALTHY_STATES:
         remarks.append(_health_message(seen.pod))
     if seen.pod.maintenance:
-        remarks.append(f"Google's maintenance of the pod is {seen.pod.maintenance.lower()}")
+        remarks.append(f"Google's pod maintenance is {seen.pod.maintenance.lower()}")
     return tuple(remarks)
 
 
 def _health_message(pod: PodStatus) -> str:
     said = f" ({pod.health_words})" if pod.health_words else ""
-    return f"Google calls the pod {pod.health.lower().replace('_', ' ')}{said}"
+    return f"Google reports the pod as {pod.health.lower().replace('_', ' ')}{said}"
 
 
 def _is_secondary(end: WorkerStatus) -> bool:
@@ -363,8 +363,8 @@ def _is_secondary(end: WorkerStatus) -> bool:
 
 def _exit_description(end: WorkerStatus) -> str:
     if end.signal:
-        return f"its program was ended by {end.signal}"
-    return f"its program ended with code {end.code}" if end.code is not None else end.error
+        return f"its program was terminated by {end.signal}"
+    return f"its program exited with code {end.code}" if end.code is not None else end.error
 
 
 def _last_line(end: WorkerStatus) -> str:

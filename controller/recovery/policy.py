@@ -26,10 +26,10 @@ WAIT, RESTART_PROGRAM, RESTART_WORKER = "wait", "restart_program", "restart_work
 REPLACE_NODE, MOVE_ZONE, GIVE_UP = "replace_node", "move_zone", "give_up"
 DESCRIPTIONS = {
     WAIT: "waiting",
-    RESTART_PROGRAM: "starting the program again everywhere, from the last checkpoint",
-    RESTART_WORKER: "restarting its VM and going on from the last checkpoint",
-    REPLACE_NODE: "replacing it and going on from the last checkpoint",
-    MOVE_ZONE: "going on elsewhere from the last checkpoint",
+    RESTART_PROGRAM: "restarting the program on every worker from the last checkpoint",
+    RESTART_WORKER: "restarting the worker's VM and resuming from the last checkpoint",
+    REPLACE_NODE: "replacing the pod and resuming from the last checkpoint",
+    MOVE_ZONE: "moving elsewhere and resuming from the last checkpoint",
 }
 
 
@@ -64,7 +64,7 @@ class Incident:
 def describe(response: str, verdict: Verdict) -> str:
     """Describe the response for display."""
     if response == RESTART_PROGRAM and verdict.whole_pod:
-        return "seeing to the way there; a program that is alive is joined again"
+        return "restoring the connection; a program that is still alive is re-attached"
     return DESCRIPTIONS[response]
 
 
@@ -102,8 +102,8 @@ def decide(
     if verdict.kind in INFRASTRUCTURE_KINDS:
         losses = sum(episode.kind in INFRASTRUCTURE_KINDS for episode in since)
         if losses >= recovery.max_preemptions:
-            key = "raise recovery.max_preemptions, and `up` goes on from the last checkpoint"
-            return Decision(GIVE_UP, f"the pod was taken away more than {recovery.max_preemptions} times; {key}", True)
+            key = "raise recovery.max_preemptions, and `up` resumes from the last checkpoint"
+            return Decision(GIVE_UP, f"the pod was lost more than {recovery.max_preemptions} times; {key}", True)
     else:
         failures = sum(_fails(episode) for episode in _since_last_progress(since, progress))
         if failures >= recovery.max_program_failures:
@@ -114,7 +114,7 @@ def decide(
             VerdictKind(e.kind) not in CRASH_LOOP_EXEMPT_KINDS for e in _since_last_progress(since, progress)
         )
         if in_vain >= recovery.max_without_progress:
-            words = f"it ended {in_vain} times in a row without a newer checkpoint (recovery.max_without_progress)"
+            words = f"it failed {in_vain} times in a row without a newer checkpoint (recovery.max_without_progress)"
             return Decision(GIVE_UP, words)
     return _strongest_possible(wanted, verdict, _since_last_progress(since, progress), possible)
 
@@ -131,7 +131,7 @@ def _strongest_possible(wanted: str, verdict: Verdict, past: Sequence[Incident],
     if response == MOVE_ZONE and possible.places < 2:
         response = REPLACE_NODE
     if response in (REPLACE_NODE, MOVE_ZONE) and not possible.replaceable:
-        return Decision(GIVE_UP, "an adopted pod is never replaced: make it anew, or set tpu.adopt=false")
+        return Decision(GIVE_UP, "an adopted pod is never replaced; recreate it, or set tpu.adopt=false")
     return Decision(response)
 
 

@@ -47,12 +47,12 @@ ERRORS_BY_KIND: dict[VerdictKind, type[SlipwayError]] = {
     VerdictKind.WORKERS_DISAGREE: WorkersDisagreeError,
 }
 HINTS = {
-    VerdictKind.OUT_OF_HBM: "`slipway fit` says what fits: try a smaller loop.micro_batch_size, model.remat=full, "
+    VerdictKind.OUT_OF_HBM: "`slipway fit` shows what fits; try a smaller loop.micro_batch_size, model.remat=full, "
     "a mesh that splits the weights over more chips (mesh.fsdp), or a larger tpu.accelerator_type",
-    VerdictKind.OUT_OF_RAM: "fewer loader processes, a smaller read-ahead, or hosts with more memory per chip",
-    VerdictKind.DISK_FULL: "delete what the program leaves there, write to the bucket, or have a disk of your own "
+    VerdictKind.OUT_OF_RAM: "use fewer loader processes, a smaller read-ahead, or hosts with more memory per chip",
+    VerdictKind.DISK_FULL: "delete files that the program leaves there, write to the bucket, or attach a data disk "
     "(tpu.data_disk_gb)",
-    VerdictKind.DEVICE_MISMATCH: "tpu.accelerator_type, tpu.runtime_version and the program must mean the same devices",
+    VerdictKind.DEVICE_MISMATCH: "tpu.accelerator_type, tpu.runtime_version and the program must agree on the devices",
     VerdictKind.WORKERS_DISAGREE: "`slipway verify` shows where code, config and packages differ",
 }
 FRAME = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+) in (?P<name>.+)')
@@ -89,7 +89,7 @@ class RecoveryExecutor:
             except GoogleError as unreachable:  # deciding offline could decide twice
                 if unreachable is error or not unreachable.passes:
                     raise
-                message = f"Google's API does not answer ({unreachable.message}); waiting"
+                message = f"Google's API does not respond ({unreachable.message}); waiting"
                 self.world.events.note(self.plan.run_id, message)
                 self.world.clock.sleep(MAX_PAUSES * self.poll_seconds)
 
@@ -97,7 +97,7 @@ class RecoveryExecutor:
         verdict = outcome.verdict
         if verdict.kind is VerdictKind.NETWORK_LOST:  # nothing can be looked up or recorded
             if self.plan.config.recovery.policy.network_lost == GIVE_UP:
-                raise error or ProgramFailedError(f"{verdict}; the run goes on without us")
+                raise error or ProgramFailedError(f"{verdict}; the run continues without this controller")
             self.world.events.note(self.plan.run_id, f"{verdict}; waiting")
             self.world.clock.sleep(MAX_PAUSES * self.poll_seconds)
             return
@@ -131,7 +131,7 @@ class RecoveryExecutor:
             pod = self._pod()
             return diagnose(Observation(pod if pod and pod.state != "ABSENT" else PodStatus(), (), setup=f"{error}"))
         if isinstance(error, GoogleError):
-            return Verdict(VerdictKind.NETWORK_LOST, ("Google's API does not answer", str(error)))
+            return Verdict(VerdictKind.NETWORK_LOST, ("Google's API does not respond", str(error)))
         failed = (error,) if isinstance(error, WorkerError) else getattr(error, "errors", ())
         of = {e.worker: e for e in failed}
         agent_spoke = {worker for worker, e in of.items() if e.kind in ("agent", "auth", "denied", "host_key")}
@@ -176,14 +176,14 @@ class RecoveryExecutor:
         if error is not None:
             raise error
         if decision.spent:
-            raise RetriesExhaustedError(f"{decision.why}; the last time: {verdict}")
+            raise RetriesExhaustedError(f"{decision.why}; last failure: {verdict}")
         said = [self._headline(outcome), *([decision.why] if decision.why else [])]
         ends = dict(outcome.ends)
         if verdict.worker in ends:
             said.append(log_excerpt(ends[verdict.worker]["log_tail"]))
         if fix := self._hint(verdict.kind):
-            said.append(f"what helps: {fix}")
-        said.append(f"logs: gs://{self.plan.bucket}/{self.ledger.prefix}/logs/; an edited line and `up` start anew")
+            said.append(f"to fix: {fix}")
+        said.append(f"logs: gs://{self.plan.bucket}/{self.ledger.prefix}/logs/; fix the cause, then run `up` again")
         raise ERRORS_BY_KIND.get(verdict.kind, ProgramFailedError)("\n".join(said))
 
     def _headline(self, outcome: AttemptOutcome) -> str:
@@ -201,7 +201,7 @@ class RecoveryExecutor:
     def _hint(self, kind: VerdictKind) -> str:
         """Return a hint for the user; out of HBM, with the overrides that `slipway fit` found, if any."""
         found = fit_cache.suggested_overrides(self.plan.config) if kind is VerdictKind.OUT_OF_HBM else ""
-        return f"it fits with {found}, as `slipway fit` found" if found else HINTS.get(kind, "")
+        return f"set {found}: it fits, as `slipway fit` found" if found else HINTS.get(kind, "")
 
     def _save_stacks(self, attempt: int, verdict: Verdict) -> None:
         """Dump the stacks of all reachable workers to the bucket while their programs are alive."""
@@ -280,7 +280,7 @@ class RecoveryExecutor:
     def _node(self) -> Node:
         seen = self.plan.observe_pod(self.world)
         if isinstance(seen, Absent | Pending):
-            raise ProgramFailedError(f"{self.plan.node.title} has gone")
+            raise ProgramFailedError(f"{self.plan.node.title} no longer exists")
         return seen
 
     def _fleet(self) -> Fleet:
@@ -315,5 +315,5 @@ def _as_text(answer: Stacks) -> str:
 
 def _exit_description(end: State) -> str:
     if end["signal"]:
-        return f"was ended by {end['signal']}"
-    return f"ended with code {end['code']}" if end["code"] is not None else f"was lost ({end['error']})"
+        return f"was terminated by {end['signal']}"
+    return f"exited with code {end['code']}" if end["code"] is not None else f"was lost ({end['error']})"

@@ -15,7 +15,7 @@ from controller.report.markup import add_child, serialize_page
 from controller.report.model import ReportModel
 
 SECTIONS = (
-    ("metrics", "Learning curves and settings compared", sections.metrics_section),
+    ("metrics", "Learning curves and comparisons", sections.metrics_section),
     ("time", "Time and cost", sections.time_section),
     ("transcripts", "Sample transcripts", sections.transcripts_section),
     ("runs", "Runs", sections.runs_section),
@@ -64,7 +64,7 @@ def _header(header: Element, report: ReportModel, now: float) -> None:
         "state": ", ".join(f"{states.count(state)} {state}" for state in dict.fromkeys(states)),
         "interruptions": sum(len(time.marks) for time in times),
         "pod hours": f"{sum(time.pod_hours or 0.0 for time in times):.2f}",
-        "cost": f"${sum(costs):,.2f}" if costs else "not billed, or not known",
+        "cost": f"${sum(costs):,.2f}" if costs else "not billed or unknown",
     }
     listed = add_child(header, "dl")
     for name, value in facts.items():

@@ -62,17 +62,17 @@ def add_text(parent: Element, *parts: str | tuple[str, str], tag: str = "p", **a
 def metrics_section(section: Element, report: ReportModel) -> None:
     """Add a fold per metric with its curves and the comparison of settings."""
     if not report.metrics:
-        add_text(section, "No run has left metrics.jsonl or summary.json.", class_="soft")
+        add_text(section, "No run has metrics.jsonl or summary.json.", class_="soft")
         return
     add_text(
         section,
-        "A line is the mean over the seeds of a setting, its band goes from the lowest to the highest of them. The "
-        "tables hold the last value of each run that has finished, and the differences to ",
+        "Each line is the mean over the seeds of a setting; its band spans the lowest to the highest seed. The "
+        "tables show the last value of each finished run and the difference from ",
         ("b", report.settings[0].label),
-        ", the baseline, with 95 % intervals. paired: Student's t of the differences of runs with the same seed; "
-        "Welch: Welch's t, where fewer than two seeds are in both. They assume normal distributions, hold for one "
-        "comparison each, and are wide with few seeds (arXiv:1904.06979). Where all differences are equal, there is no "
-        "interval.",
+        ", the baseline, with 95 % intervals. paired: Student's t of the differences between runs with the same "
+        "seed; Welch: Welch's t, where fewer than two seeds are in both. Both assume normal distributions, hold for a "
+        "single comparison, and are wide with few seeds (arXiv:1904.06979). There is no interval where all differences "
+        "are equal.",
     )
     points = points_per_curve(report.metrics, report.settings)
     for i, metric in enumerate(report.metrics):
@@ -128,21 +128,21 @@ def time_section(section: Element, report: ReportModel) -> None:
         legend_square(item, kind)
         add_child(item, "span", f"{kind}: {SPAN_KINDS[kind]}")
     columns = [f"#{kind}" for kind in kinds]
-    head = ["setting", "#seed", "time line", *columns, "#attempts", "#goodput", "#pod hours", "#USD"]
+    head = ["setting", "#seed", "timeline", *columns, "#attempts", "#goodput", "#pod hours", "#USD"]
     longest = max((time.seconds for time in times), default=0.0)
     rows: list[Row] = []
     for run, time in zip(report.runs, times, strict=True):
         spent = [format_duration(time.of(kind)) if time.of(kind) else "–" for kind in kinds]
         label = ", ".join(f"{kind} {text}" for kind, text in zip(kinds, spent, strict=True) if text != "–")
-        bar = partial(timeline_bar, time=time, longest=longest, label=label or "nothing is on record")
+        bar = partial(timeline_bar, time=time, longest=longest, label=label or "no record")
         cost = _cost_cells(time.attempts, time.goodput, time.pod_hours, time.usd)
         rows.append([report.setting(run).label, "–" if run.seed is None else run.seed, bar, *spent, *cost])
     add_table(section, "Time and cost of each run", head, rows, [_totals(times, kinds)])
     add_text(
         section,
-        "goodput: the time of updates and evaluations that count, by the time that the run had its pods. A stroke in a "
-        "time line is an interruption. Pod hours and USD are those on record at the end of each run, at list prices; a "
-        "dash: nothing is billed, or the price is not known.",
+        "goodput: the time of updates and evaluations that count, divided by the time that the run had its pods. A "
+        "stroke in a timeline marks an interruption. Pod hours and USD are as recorded at the end of each run, at list "
+        "prices; a dash means that nothing is billed or the price is unknown.",
         class_="soft",
     )
     marks = [(run, mark) for run, time in zip(report.runs, times, strict=True) for mark in time.marks]
@@ -177,11 +177,11 @@ def transcripts_section(section: Element, report: ReportModel) -> None:
     """Add a fold per run with some questions, each with the first and the last answer."""
     runs = [run for run in report.runs if run.transcripts]
     if not runs:
-        add_text(section, "No run has left transcripts.jsonl on this machine.", class_="soft")
+        add_text(section, "No run has transcripts.jsonl on this machine.", class_="soft")
     for run in runs[:MAX_TRANSCRIPT_RUNS]:
         fold = add_child(section, "details")
         add_child(fold, "summary", f"{report.label(run)}: {plural(len(run.transcripts), 'transcript')}")
-        head = ["step", "prompt", "response", "taken as", "right answer", "#reward"]
+        head = ["step", "prompt", "response", "parsed answer", "expected answer", "#reward"]
         rows = [_transcript_row(document) for document in sample_transcripts(run.transcripts)]
         add_table(fold, f"Transcripts of {report.label(run)}", head, rows)
     if (rest := len(runs) - MAX_TRANSCRIPT_RUNS) > 0:
@@ -218,9 +218,9 @@ def runs_section(section: Element, report: ReportModel) -> None:
     """List the runs with their config and code, so that every number can be traced."""
     add_text(
         section,
-        "Each number leads back to a record: ",
+        "Each number can be traced to a record: ",
         ("code", "slipway runs --diff A B"),
-        " says what differs between two runs, ",
+        " shows what differs between two runs, ",
         ("code", "slipway up --run ID"),
         " repeats one, code and data included.",
     )
@@ -232,7 +232,7 @@ def runs_section(section: Element, report: ReportModel) -> None:
 def _run_row(run: RecordedRun, report: ReportModel) -> Row:
     label = report.setting(run).label
     if run in report.left_out:
-        label += " (left out: the seed has a later run)"
+        label += " (left out: a later run has the same seed)"
     created, seconds = run.row.get("created"), run.row.get("seconds")
     began = _format_time(created) if isinstance(created, int | float) else "–"
     took = format_number(seconds if isinstance(seconds, int | float) else None)

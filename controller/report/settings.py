@@ -47,7 +47,7 @@ def group_settings(runs: Sequence[RecordedRun], baseline: str = "") -> list[Sett
         chosen = [i for i, words in enumerate(own) if labels[i] == baseline or wanted <= set(words)]
         if len(chosen) != 1:
             said = "no setting has" if not chosen else f"{len(chosen)} settings have"
-            raise ConfigError(f"--baseline {baseline}: {said} these words; there are: {'; '.join(labels)}")
+            raise ConfigError(f"--baseline {baseline}: {said} these overrides; settings: {'; '.join(labels)}")
     else:
         chosen = [min(range(len(found)), key=lambda i: (len(own[i]), i))] if found else []
     order = [*chosen, *(i for i in range(len(found)) if i not in chosen)]

@@ -7,13 +7,13 @@ from typing import Any
 from controller.report.gather import MetricsLine, RecordedRun
 
 SPAN_KINDS: Mapping[str, str] = {
-    "provisioning": "pod, set-up of the workers, launch",
+    "provisioning": "pod creation, worker setup, launch",
     "starting": "start and compile: from the launch to the first update",
     "training": "updates and evaluations that count",
-    "lost": "after the last update that was kept, until the loss of the attempt was acted on",
-    "recovery": "until the next attempt is launched",
-    "closing": "last evaluation and upload, until the end is on record",
-    "running": "a program that tells no steps",
+    "lost": "from the last update that was kept until the response to the failure",
+    "recovery": "from that response to the launch of the next attempt",
+    "closing": "last evaluation and upload, until the result is recorded",
+    "running": "a program that reports no steps",
 }
 
 

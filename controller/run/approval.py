@@ -30,7 +30,7 @@ def confirm_cost(plan: Plan, world: Context, screen: BoardScreen, *, yes: bool) 
     if not world.billed or plan.node.adopt:
         return
     price = hourly_price(plan.config, world.clock.now())
-    cost = "a price that is not known" if price.tpu is None else price
+    cost = "an unknown price" if price.tpu is None else price
     question = f"Create {plan.node.title} for {cost}? The run costs {max_cost(plan.config, price)}."
     if not screen.ask(question, yes):
-        raise ConfigError("nothing was created; say --yes to go on without being asked")
+        raise ConfigError("nothing was created; pass --yes to skip the prompt")

@@ -169,7 +169,7 @@ class RunDriver:
                     return self._attempt_until_done()
                 bastion = self._delegate_to_bastion()
             except LeaseHeldError:
-                self._note("another controller was faster")
+                self._note("another controller took the lease first")
                 continue
             outcome = self._stand_by(bastion)
             if outcome is not StandbyOutcome.LEASE_FREE:
@@ -181,9 +181,9 @@ class RunDriver:
         with self.attempts.queue_turn():
             ours = {"yes": self.options.yes, "ssh_key": self.world.login.key_line()}
             token = handover.make(lambda: self.recorder.handover_data() | ours)
-            self._note(f"{handover.bastion.title} is there; waiting until it acts")
+            self._note(f"waiting for {handover.bastion.title} to take over")
             holder = handover.wait(token)
-        self._note("the bastion sees the run through: this machine may leave, and the same command looks on again")
+        self._note("the bastion controls the run now: you can disconnect, and the same command re-attaches")
         return holder
 
     def _stand_by(self, other: LeaseSnapshot) -> Result | StandbyOutcome:
@@ -192,17 +192,17 @@ class RunDriver:
         take_over, self._take_over = self._take_over, False
         if run_id == self.plan.run_id and not take_over:
             if self.options.detach:
-                self._note(f"{other.term} acts on this pod; the run goes on")
+                self._note(f"{other.term} controls this pod; the run continues")
                 return StandbyOutcome.DETACHED
             standby = Standby(self.plan, self.world, self.ledger, self.lease, self.screen, self._poll_seconds)
             return standby.watch(other)
         if self.options.queue:
             return StandbyOutcome.LEASE_FREE  # queue behind it
-        question = f"{other.term} acts on this pod. Stop that and start {self.plan.run_id}?"
+        question = f"{other.term} controls this pod. Stop it and start {self.plan.run_id}?"
         if not take_over and not self.screen.ask(question, self.options.yes):
             raise ConfigError(
                 f"the pod is busy with {run_id}; --queue waits for it, --yes replaces it, `slipway cancel` ends it: "
-                f"{other.term} acts on it"
+                f"{other.term} controls it"
             )
         self.lease.take_over("taken over", self._note)
         return StandbyOutcome.LEASE_FREE
@@ -219,7 +219,7 @@ class RunDriver:
                     return self._finish(attempt)
                 case VerdictKind.CANCELLED:
                     self.recorder.stopped("cancelled", "", self.spending)
-                    message = "cancelled; the same command starts it again from its last checkpoint"
+                    message = "cancelled; run the same command to resume from the last checkpoint"
                     self._note(message)
                     self.lease.release(message, 0)
                     return None
@@ -233,15 +233,15 @@ class RunDriver:
         self.lease.hold()
         node = self.plan.node.find(self.world)
         if node is not None and node.status.uid in {life.uid for life in self.spending.lives() if life.ended is None}:
-            self._note(f"over budget: {why}; ending the run and its pod")
+            self._note(f"over budget: {why}; ending the run and deleting its pod")
             self.ledger.cancel()
             if node.is_ready:
                 stop(node.fleet(self.world), self.plan.run_id)
             self._delete_pod()
         self.spending.end("over budget")
         raise OverBudgetError(
-            f"{self.plan.run_id} was ended: {why}. Spent: {self.spending.spent()}. Raise the limit, and the same "
-            f"command goes on from the last checkpoint; results: gs://{self.plan.bucket}/{self.ledger.prefix}"
+            f"{self.plan.run_id} was ended: {why}. Spent: {self.spending.spent()}. Raise the limit and run the "
+            f"same command to resume from the last checkpoint; results: gs://{self.plan.bucket}/{self.ledger.prefix}"
         )
 
     def _finish(self, attempt: AttemptResult) -> Result:
@@ -279,7 +279,7 @@ class RunDriver:
         if node is None or node.status.uid not in {life.uid for life in self.spending.lives() if not life.ended}:
             return False
         if next_runs := self.queue.waiting():
-            self._note(f"the pod stays: {', '.join(next_runs)} waits for it")
+            self._note(f"the pod stays for the next run: {', '.join(next_runs)}")
             return False
         self._delete_pod()
         self.spending.end("finished")

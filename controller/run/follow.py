@@ -221,7 +221,7 @@ class Follower:
                 self._listen(streams, steps)
 
         if left():
-            self.world.events.note(self.run_id, f"{verdict.evidence[0]}; ending the others")
+            self.world.events.note(self.run_id, f"{verdict.evidence[0]}; stopping the others")
         wait(STRAGGLER_SECONDS if verdict.certain else ROOT_CAUSE_SECONDS, able)
         running = [i for i in left() if streams[i].exited is None]
         if running and not self._stopping.is_set():
@@ -265,7 +265,9 @@ class Follower:
             return
         if verdict.kind is not before.kind or verdict.kind is VerdictKind.RUNNING:
             words = (
-                f"{verdict}; waiting" if verdict.kind is not VerdictKind.RUNNING else verdict.words or "the run goes on"
+                f"{verdict}; waiting"
+                if verdict.kind is not VerdictKind.RUNNING
+                else verdict.words or "the run continues"
             )
             self.world.events.note(self.run_id, words)
 
@@ -278,7 +280,7 @@ class Follower:
                 self._tell(worker, line)
                 if "notice" in line:
                     if not any(stream.notice for stream in streams):
-                        self.world.events.note(self.run_id, f"worker {worker} has notice of {line['notice']}")
+                        self.world.events.note(self.run_id, f"worker {worker} received a {line['notice']} notice")
                     streams[worker].notice = line["notice"]
                 elif "exited" in line:
                     streams[worker].exited = line["exited"]

@@ -66,7 +66,7 @@ class Handover:
             gone = isinstance(self.bastion.observe(self.world, {}), Absent)
             if gone or late():
                 raise CloudError(
-                    f"{self.bastion.title} {'has ended' if gone else 'does not begin'}:\n{self._log_tail()}"
+                    f"{self.bastion.title} {'ended early' if gone else 'did not start in time'}:\n{self._log_tail()}"
                 )
             self.world.clock.sleep(self.poll_seconds)
         return seen

@@ -48,7 +48,7 @@ def launch(
 def running_runs(fleet: Fleet) -> set[str]:
     """Return the runs whose program is alive on some worker of the pod: at most one, unless something went wrong."""
     answers = fleet.call_all(OBSERVE, {})
-    raise_failures(answers, "look at the workers")
+    raise_failures(answers, "inspect the workers")
     return active_runs(answers)
 
 
@@ -60,7 +60,7 @@ def stop(fleet: Fleet, run_id: str, grace_seconds: float = 10.0) -> None:
 
 def _states(fleet: Fleet, run_id: str, attempt: int) -> list[State]:
     answers = fleet.call_all(STATE, {"run_id": run_id, "attempt": attempt})
-    raise_failures(answers, f"look at {run_id}")
+    raise_failures(answers, f"inspect {run_id}")
     return [a for a in answers if isinstance(a, dict)]
 
 

@@ -71,7 +71,7 @@ def preview_run(options: RunOptions) -> RunPreview:
     try:
         plan = build_plan(config, project_of(config), Path.cwd())
     except UnreachableError as error:  # offline, or not yet authorized: everything else can be planned
-        message = f"{str(error).removeprefix('code.repository: ')}; `up` needs it, and gives the run its id"
+        message = f"{str(error).removeprefix('code.repository: ')}; `up` needs it to determine the run ID"
         findings = [*findings, Finding("repository", "warning", "code.repository", message)]
         plan = build_plan(config, project_of(config), Path.cwd(), unfetched_snapshot(config))
     if no_project := missing_project(plan.project):
@@ -103,7 +103,7 @@ def _status(plan: Plan, rows: list[ResourcePreview], world: Context) -> str:
     if isinstance(bucket.seen, Unknown | Absent):
         return ""
     if Ledger(world.google, plan.bucket, plan.run_id).result() is not None:
-        return "the run has finished already: up reports it and changes nothing"
+        return "the run has already finished: `up` reports it and changes nothing"
     node = next(row.seen for row in rows if row.resource.id == plan.node.id)
     if not isinstance(node, Node) or not node.is_ready:
         return ""
@@ -112,5 +112,5 @@ def _status(plan: Plan, rows: list[ResourcePreview], world: Context) -> str:
     except WorkersFailedError:
         return ""
     if plan.run_id in running:
-        return "the run is under way on the pod: up follows it"
-    return f"the pod is busy with {', '.join(sorted(running))}: up --queue waits for it" if running else ""
+        return "the run is active on the pod: `up` follows it"
+    return f"the pod is busy with {', '.join(sorted(running))}: `up --queue` waits for it" if running else ""

@@ -40,7 +40,7 @@ class QueueWaiter:
             yield
 
     def _ahead(self) -> list[str]:
-        """Return the runs ahead of ours: those running or being driven on the pod and those queued earlier."""
+        """Return the runs ahead of this one: those running or being driven on the pod and those queued earlier."""
         node = self.plan.observe_pod(self.world)
         running = set[str]()
         if isinstance(node, Node) and node.is_ready and node.accepts_our_key(self.world):

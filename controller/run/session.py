@@ -50,7 +50,7 @@ class Session:
         """
         node = self.node()
         if not isinstance(node, Node) or not node.is_ready:
-            raise ConfigError(f"the pod {self.plan.node.name} is {describe(node)}; `slipway up` makes it ready")
+            raise ConfigError(f"pod {self.plan.node.name} is {describe(node)}; run `slipway up`")
         self._access.authorize_key(self.world, node)
         return node.fleet(self.world)
 

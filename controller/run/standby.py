@@ -70,7 +70,7 @@ class Standby:
             LeaderGaveUpError: the run was given up.
         """
         self._leader = other
-        self._note(f"{other.term} acts on this pod; watching, and taking over should that one be gone")
+        self._note(f"{other.term} controls this pod; watching, and taking over if it disappears")
         try:
             while True:
                 seen = self.lease.last()
@@ -81,7 +81,7 @@ class Standby:
                 if seen.term.run_id != self.plan.run_id:
                     return StandbyOutcome.LEASE_FREE  # the caller reports the controller of the other run
                 if self._leader.term.id != seen.term.id:
-                    self._note(f"now {seen.term} acts on this pod")
+                    self._note(f"now {seen.term} controls this pod")
                 self._leader = seen
                 if self._follow_leader():
                     self.screen.show_detached()
@@ -100,7 +100,7 @@ class Standby:
                 raise LeaderGaveUpError(term.said, term.exit_code)
             self._note(term.said)
             return StandbyOutcome.ENDED
-        gone = "has let go" if term.released else "has not been heard of any more"
+        gone = "released the pod" if term.released else "stopped responding"
         self._note(f"{term.holder} ({term.driver}) {gone}; taking over")
         return StandbyOutcome.LEASE_FREE
 
@@ -137,7 +137,7 @@ class Standby:
         if outcome is None:
             return True
         holder = self._leader.term.holder if self._leader else "its controller"
-        self._tell(f"{outcome.verdict}; {holder} sees to it")
+        self._tell(f"{outcome.verdict}; {holder} handles it")
         self._rest(attempt)
         return False
 
@@ -168,7 +168,7 @@ class Standby:
 
     def _report_pod(self, node: Absent | Pending | Node) -> None:
         if isinstance(node, Absent):
-            self._tell("there is no pod yet")
+            self._tell("the pod does not exist yet")
         else:
             self._tell(f"the pod is {describe(node)}")
 

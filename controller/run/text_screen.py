@@ -88,7 +88,8 @@ class TextScreen:
 
     def show_detached(self) -> None:
         self._print(
-            "detached: the run goes on; the same command re-attaches, `slipway status` looks, `slipway cancel` ends it"
+            "detached: the run continues; the same command re-attaches, `slipway status` shows it, "
+            "`slipway cancel` ends it"
         )
 
     def show_result(self, result: FinishedRun, *, again: bool = False, cost: str = "") -> None:
@@ -97,7 +98,7 @@ class TextScreen:
             summary = {"summary": result.summary}
             print(Event(result.ended, "note", result.run_id, result.outcome, summary).as_json(), flush=True)
         if again:
-            self._print(f"{result.run_id} has finished already; nothing was changed")
+            self._print(f"{result.run_id} has already finished; nothing was changed")
         for name, value in result.summary.items():
             self._print(f"  {name:<24} {_number(value)}")
         where = f"gs://{self._plan.bucket}/runs/{result.run_id}"

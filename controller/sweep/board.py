@@ -199,7 +199,7 @@ def run_ids_by_sweep(state: Path) -> dict[str, list[str]]:
     return {file.stem: list(load_board(file).lines) for file in sorted((state / "sweeps").glob("*.json"))}
 
 
-HEADER = ("run", "words", "pod", "state", "step", "metric", "", "ETA", "cost")
+HEADER = ("run", "overrides", "pod", "state", "step", "metric", "", "ETA", "cost")
 
 
 def format_row(line: BoardRow, now: float) -> list[str]:

@@ -115,7 +115,7 @@ def define_sweep(words: Sequence[str], folder: Path) -> SweepDefinition:
     pods = {job.config.pod_name for job in jobs.values()}
     if len(pods) > 1:
         raise ConfigError(
-            "-m: cloud, tpu and network are the same in all runs of a sweep, which take turns on its pods"
+            "-m: cloud, tpu and network must be the same in all runs of a sweep, because they share its pods"
         )
     return SweepDefinition(base, tuple(jobs.values()), folder)
 
@@ -154,11 +154,11 @@ def estimate(config: Config, left: int, pods: int, state: Path, now: float) -> E
     rows = [row for row in index.load_rows(state) if (row.get("name"), row.get("type")) == (name, kind)]
     known = [row["seconds"] for row in rows if row.get("state") == "finished"]
     if known:
-        each, why = statistics.median(known), f"as the {len(known)} runs of this name took so far"
+        each, why = statistics.median(known), f"from {len(known)} finished runs with this name"
     elif config.budget.max_hours is not None:
-        each, why = 3600 * config.budget.max_hours, "at most, by budget.max_hours"
+        each, why = 3600 * config.budget.max_hours, "at most, from budget.max_hours"
     else:
-        return Estimate(left, None, None, None, "no run of this name has finished yet; budget.max_hours sets a limit")
+        return Estimate(left, None, None, None, "no run with this name has finished yet; budget.max_hours sets a limit")
     hours = math.ceil(left / pods) * each / 3600
     price = hourly_price(config, now).total
     return Estimate(left, each, hours, None if price is None else left * each / 3600 * price, why)

@@ -53,9 +53,7 @@ def drive_sweep(options: RunOptions) -> None:
                 raise
             _print_error(str(asked))
         except KeyboardInterrupt:
-            _print_error(
-                "detached: runs that are under way go on, no further one begins; `slipway down -m …` ends them"
-            )
+            _print_error("detached: active runs continue, no new ones start; `slipway down -m …` ends them")
             raise
 
 
@@ -83,7 +81,7 @@ def _run_pool(session: SweepSession, builder: JobBuilder, lease: Lease, options:
     if not options.json:
         print(f"sweep {pool.sweep_id}: {format_counts(rows)}; `slipway report --sweep {pool.sweep_id}` compares them")
     if pool.failed:
-        head = f"{len(pool.failed)} of {len(rows)} runs failed; the same command tries them again:"
+        head = f"{len(pool.failed)} of {len(rows)} runs failed; run the same command to retry them:"
         raise ProgramFailedError("\n".join([head, *(f"  {run}: {why}" for run, why in pool.failed.items())]))
 
 
@@ -102,7 +100,7 @@ def _confirm_cost(session: SweepSession, options: RunOptions) -> None:
     if not session.remaining or not session.context.billed or options.yes:
         return
     if options.json or not confirm(f"Start {plural(session.remaining, 'run')}?"):
-        raise ConfigError("nothing was created; say --yes to go on without being asked")
+        raise ConfigError("nothing was created; pass --yes to skip the prompt")
 
 
 def delete_pods(options: RunOptions) -> list[str]:
@@ -118,11 +116,11 @@ def delete_pods(options: RunOptions) -> list[str]:
         other = lease.look()
         running = sorted(set().union(*(running_runs(node, session.context) for node in nodes.values())))
         if running or other is not None:
-            ended = ", ".join(running) or f"what {other.term if other else 'nobody'} does"
-            if not confirm("Go on?", yes=options.yes, details=[f"This ends {ended}"]):
-                reasons = [f"{', '.join(running)} is running there"] if running else []
-                reasons += [f"{other.term} sees to it"] if other is not None else []
-                raise ConfigError(f"nothing was deleted; {'; '.join(reasons)}; say --yes to go on without being asked")
+            ended = ", ".join(running) or f"controller {other.term if other else 'unknown'}"
+            if not confirm("Continue?", yes=options.yes, details=[f"This ends {ended}"]):
+                reasons = [f"{', '.join(running)} is running on the pods"] if running else []
+                reasons += [f"{other.term} controls the sweep"] if other is not None else []
+                raise ConfigError(f"nothing was deleted; {'; '.join(reasons)}; pass --yes to skip the prompt")
         with lease.kept():
             if nodes or other is not None:
                 lease.take_over("deleted", _print_error)
@@ -134,9 +132,9 @@ def delete_pods(options: RunOptions) -> list[str]:
 
 def _holder_message(seen: LeaseSnapshot) -> str:
     """Return a message that names the controller of the sweep and the age and term of its lease."""
-    heard = f"heard of {max(0.0, seen.age):.0f} s ago, gone after {seen.term.seconds:.0f} s of silence"
-    how = "`slipway status -m …` shows it, --take-over acts in its place"
-    return f"{seen.term} sees to this sweep ({heard}); nothing was changed: {how}"
+    heard = f"last seen {max(0.0, seen.age):.0f} s ago, considered gone after {seen.term.seconds:.0f} s"
+    how = "`slipway status -m …` shows it, --take-over replaces it"
+    return f"{seen.term} controls this sweep ({heard}); nothing was changed: {how}"
 
 
 def _print_error(message: str) -> None:

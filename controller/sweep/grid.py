@@ -25,7 +25,7 @@ class Variant:
 
     @property
     def title(self) -> str:
-        return " ".join(filter(None, [self.case, *self.own])) or "(no words of its own)"
+        return " ".join(filter(None, [self.case, *self.own])) or "(no overrides)"
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ def split_overrides(words: Sequence[str], folder: Path) -> tuple[tuple[str, ...]
             override = parser.parse_override(normalize_override(word))
         except HydraException:
             key, _, value = word.partition("=")
-            raise ConfigError(f"{key}: {value!r} cannot be read; quote what holds commas: '{key}=\"…\"'") from None
+            raise ConfigError(f"{key}: {value!r} cannot be parsed; quote values with commas: '{key}=\"…\"'") from None
         prefix = f"{word.partition('=')[0]}="
         if not override.is_sweep_override():
             same.append(word)
@@ -82,7 +82,7 @@ def expand_grid(words: Sequence[str], sweep: Sweep, folder: Path) -> list[Varian
     same, space = split_overrides([*words, *further], folder)
     if space.intervals:
         key = next(iter(space.intervals)).rstrip("=")
-        raise ConfigError(f"{key}: an interval has no points of a grid; give values, or set sweep.search")
+        raise ConfigError(f"{key}: a grid needs values, not an interval; list values or set sweep.search")
     axes = [[f"{prefix}{value}" for value in values] for prefix, values in space.choices.items()]
     cases = sweep.cases or {"": ()}
     return [
@@ -99,7 +99,7 @@ def _parse_choices(override: Any, word: str, folder: Path) -> tuple[str, ...]:
     key = word.lstrip("+").partition("=")[0]
     known = config_groups(folder / "slipway").get(key, [])
     if not (found := tuple(value.filter(known))):
-        raise ConfigError(f"{word}: fits no {key}; choices: {', '.join(known) or 'there is no such group'}")
+        raise ConfigError(f"{word}: matches no {key}; choices: {', '.join(known) or 'none (no such group)'}")
     return found
 
 

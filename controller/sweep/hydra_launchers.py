@@ -29,17 +29,17 @@ def apply_launcher(words: Sequence[str]) -> tuple[str, ...]:
     launcher = values.get(LAUNCHER, "pods")
     if values.get(SWEEPER, "basic") != "basic" or any(key.startswith("hydra.sweeper.") for key in meant):
         raise ConfigError(
-            f"{SWEEPER}: values are drawn by sweep.search={{method: optuna, trials: 20, …}}; docs/sweeps.md"
+            f"{SWEEPER}: not supported; set sweep.search={{method: optuna, trials: 20, …}}; see docs/sweeps.md"
         )
     if launcher not in LAUNCHERS or meant - {LAUNCHER, SWEEPER, JOBS}:
         raise ConfigError(
-            f"{LAUNCHER}: slipway runs a sweep itself: {PODS}=4 for four runs at a time, {PODS}=1 for one after the "
-            f"other; {', '.join(LAUNCHERS)} with {JOBS} mean the same"
+            f"{LAUNCHER}: not supported, slipway runs sweeps itself; set {PODS}=4 for four runs at a time, {PODS}=1 "
+            f"for one; {', '.join(LAUNCHERS)} with {JOBS} are equivalent"
         )
     jobs = "1" if launcher == "basic" else values.get(JOBS)
     if jobs is not None and not (jobs.isdigit() and int(jobs)):
-        raise ConfigError(f"{JOBS}: {jobs} is no number of pods; say how many, or set {PODS}")
+        raise ConfigError(f"{JOBS}: {jobs} is not a number of pods; set a positive integer, or set {PODS}")
     if jobs is not None and values.get(PODS, jobs) != jobs:
-        raise ConfigError(f"{PODS}: {values[PODS]}, but {LAUNCHER}={launcher} means {jobs}; leave one of them out")
+        raise ConfigError(f"{PODS}: {values[PODS]}, but {LAUNCHER}={launcher} means {jobs}; remove one of them")
     kept = tuple(word for word in words if word.lstrip("+").partition("=")[0] not in meant)
     return kept if jobs is None or PODS in values else (*kept, f"{PODS}={jobs}")

@@ -61,7 +61,7 @@ def render_board(lines: Sequence[BoardRow], now: float, height: int) -> Any:
         seen = sorted(seen, key=lambda line: STATE_ORDER.index(line.state) if line.state in STATE_ORDER else 0)[:room]
     made = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
     for name in HEADER:
-        made.add_column(name, no_wrap=True, overflow="ellipsis", ratio=1 if name == "words" else None)
+        made.add_column(name, no_wrap=True, overflow="ellipsis", ratio=1 if name == "overrides" else None)
     for line in seen:
         style = STYLES.get(line.state, "")
         made.add_row(

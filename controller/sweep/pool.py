@@ -173,7 +173,7 @@ class PodPool:
                 return False
             except SlipwayError as error:
                 why = str(error).partition("\n")[0]
-                again = "; once more" if attempt + 1 < tries else ""
+                again = "; retrying" if attempt + 1 < tries else ""
                 self.board.state(job.run_id, "failed", f"{why}{again}", why=why)
                 self.failed[job.run_id] = why
             else:

@@ -43,7 +43,7 @@ class SearchSource:
         except ImportError:
             raise ConfigError("sweep.search: needs optuna: pip install 'slipway[search]'") from None
         if not space.choices and not space.intervals:
-            raise ConfigError("sweep.search: nothing to draw; give a=interval(0,1), a=tag(log,interval(1,9)) or a=1,2")
+            raise ConfigError("sweep.search: no search space; give a=interval(0,1), a=tag(log,interval(1,9)) or a=1,2")
         optuna.logging.set_verbosity(optuna.logging.ERROR)
         self._search, self._fixed_overrides, self._space, self._builder = search, same, space, builder
         self._trials: dict[str, Any] = {}

@@ -99,22 +99,22 @@ class SweepSession:
         """Return a summary of the sweep and its estimate, for display."""
         sweep, guess = self.definition.sweep, self.estimate()
         tpu = self.definition.base.tpu.accelerator_type
-        hours = "not known" if guess.hours is None else f"about {guess.hours:.2f} h"
+        hours = "unknown" if guess.hours is None else f"about {guess.hours:.2f} h"
         if self.context.billed:
             price = hourly_price(self.definition.base, self.context.clock.now())
-            cost = f"{'not known' if guess.usd is None else f'about ${guess.usd:.2f}'}; {price} and pod"
+            cost = f"{'unknown' if guess.usd is None else f'about ${guess.usd:.2f}'}; {price} and pod"
         else:
-            cost = "nothing: the cloud is emulated on this machine"
+            cost = "none: the cloud is emulated on this machine"
         return [
-            f"sweep    {self.definition.id}: {self._count_message()}, {self.remaining} to do",
-            f"pods     {plural(sweep.pods, 'pod')} of {tpu}; a run that fails: {sweep.on_failure}",
-            f"takes    {hours} ({guess.why})",
+            f"sweep    {self.definition.id}: {self._count_message()}, {self.remaining} remaining",
+            f"pods     {plural(sweep.pods, 'pod')} of {tpu}; on failure: {sweep.on_failure}",
+            f"time     {hours} ({guess.why})",
             f"cost     {cost}",
         ]
 
     def _count_message(self) -> str:
         if (search := self.definition.sweep.search) is not None:
-            pruned = ", pruned by the median" if search.prune and search.method == "optuna" else ""
+            pruned = ", with median pruning" if search.prune and search.method == "optuna" else ""
             return f"{search.trials} runs by {search.method} for the {search.mode} of {search.metric}{pruned}"
         return f"{plural(len(self.definition.jobs), 'run')}, {len(self.finished_runs)} finished"
 
@@ -129,7 +129,7 @@ def open_sweep(overrides: Sequence[str]) -> Iterator[SweepSession]:
     definition = define_sweep(overrides, Path.cwd())
     base = definition.base
     if base.tpu.adopt and base.sweep.pods > 1:
-        raise ConfigError("sweep.pods: an adopted pod is one; set sweep.pods=1, or tpu.adopt=false")
+        raise ConfigError("sweep.pods: an adopted pod counts as one; set sweep.pods=1 or tpu.adopt=false")
     bucket = bucket_name(base, project_of(base))
     with open_context(base) as (world, _):
         yield SweepSession(definition, world, bucket, set(), {}).refreshed()

@@ -43,7 +43,7 @@ def test_the_workers_of_a_pod_are_fabric_connections(slipway: SlipwayCli) -> Non
 
     with pytest.raises(api.ConfigError, match="no run was started from this folder"):
         api.pod()
-    with pytest.raises(api.ConfigError, match="is absent; `slipway up` makes it ready"):
+    with pytest.raises(api.ConfigError, match="is absent; run `slipway up`"):
         api.pod(ECHO_COMMAND, *slipway.base)
     assert slipway("up", ECHO_COMMAND, "cleanup.on_success=keep")[0] == 0
     with api.pod() as pod:

@@ -38,7 +38,7 @@ def complete(line: str, folder: Path) -> Completions:
 
             found |= dict.fromkeys(complete_override(word, before, folder), "")
         elif not before:
-            found["+experiment="] = "a run: another word for `up +experiment=`"
+            found["+experiment="] = "short for `up +experiment=`"
     return {each: about for each, about in found.items() if each.startswith(word)}
 
 

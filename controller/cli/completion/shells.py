@@ -98,7 +98,7 @@ def resolve_shell(name: str | None) -> str:
     found = name or Path(os.environ.get("SHELL", "")).name
     if found not in SHELLS:
         said = f"$SHELL is {found!r}" if found else "$SHELL is not set"
-        words = f"{name!r} is not known" if name else f"{said}; say which: slipway completion install bash"
+        words = f"unknown shell {name!r}" if name else f"{said}; name a shell: slipway completion install bash"
         raise ConfigError(f"completion: {words}; shells: {', '.join(SHELLS)}")
     return found
 
@@ -112,7 +112,7 @@ def install(name: str, state: Path) -> list[str]:
         start = shell.start()
         line = f"[ -f {shlex.quote(str(file))} ] && . {shlex.quote(str(file))}  {MARKER}"
         done.append(_write_if_changed(start, _without_source_line(start) + f"{line}\n"))
-    done.append(f"open a new {name}, or read it now: . {shlex.quote(str(file))}")
+    done.append(f"open a new {name}, or load it now: . {shlex.quote(str(file))}")
     return done
 
 
@@ -120,7 +120,7 @@ def uninstall(name: str, state: Path) -> list[str]:
     """Undo `install`."""
     shell = SHELLS[name]
     file = shell.file(state)
-    done = [f"deleted {file}" if file.is_file() else f"{file} is not there"]
+    done = [f"deleted {file}" if file.is_file() else f"{file} does not exist"]
     file.unlink(missing_ok=True)
     if shell.start is not None and (start := shell.start()).is_file():
         done.append(_write_if_changed(start, _without_source_line(start)))
@@ -136,7 +136,7 @@ def _without_source_line(start: Path) -> str:
 
 def _write_if_changed(file: Path, text: str) -> str:
     if file.is_file() and file.read_text() == text:
-        return f"{file} is as it should be"
+        return f"{file} is up to date"
     file.parent.mkdir(parents=True, exist_ok=True)
     there = file.exists()
     file.write_text(text)

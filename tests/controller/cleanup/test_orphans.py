@@ -36,8 +36,8 @@ def test_a_pod_in_use_is_no_orphan_and_one_left_behind_is(slipway: SlipwayCli) -
     status = slipway.json("status", SLOW, KEEP, *ONE)
     run, pod = status["run"]["id"], status["pod"]["name"]
     found = listed(slipway)
-    assert found[f"TPU {pod}"] == (f"{run} runs there", "")
-    assert found["router slipway-us-east5"][0] == "there is a pod in its region"
+    assert found[f"TPU {pod}"] == (f"{run} is running on it", "")
+    assert found["router slipway-us-east5"][0] == "a pod exists in its region"
     let_go(slipway)
     assert slipway("up", SLOW, KEEP, *ONE)[0] == 0
     found = listed(slipway)
@@ -59,7 +59,7 @@ def test_a_cancelled_run_and_a_failed_one_leave_orphans(slipway: SlipwayCli) -> 
     assert slipway("up", fails, *ONE)[0] == 5
     [(use, why)] = [found for name, found in listed(slipway).items() if name.startswith("TPU")]
     assert use == ""
-    assert why.endswith("has ended with code 7")
+    assert why.endswith("exited with code 7")
     assert slipway("up", "--detach", SLOW, *ONE)[0] == 0
     assert slipway("cancel", SLOW, *ONE)[0] == 0
     [(use, why)] = [found for name, found in listed(slipway).items() if name.startswith("TPU")]
@@ -113,7 +113,7 @@ def test_a_queued_request_that_waits_is_in_use(slipway: SlipwayCli) -> None:
 
     def found() -> bool:  # now and then a node is tried for
         seen.update(use for name, (use, _) in listed(slipway).items() if name.endswith("TPU waits"))
-        return any(use.endswith("not billed before it has a node") for use in seen)
+        return any(use.endswith("not billed until it has a node") for use in seen)
 
     until(found)
     assert "" not in seen

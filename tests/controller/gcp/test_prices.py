@@ -174,7 +174,7 @@ def test_a_budget_ends_and_says_which() -> None:
     assert run.over() == ""
     assert run.hours_left() == pytest.approx(1.0)
     books.later(1.1)
-    assert run.over() == "its pods have lived 2.10 h, and budget.max_hours is 2"
+    assert run.over() == "its pods have run for 2.10 h, and budget.max_hours is 2"
     dear = books.of("r", "budget.max_usd=2", "budget.usd_per_hour=1")
     assert dear.over() == "it has cost about $2.10, and budget.max_usd is 2"
     assert dear.hours_left() == 0.0

@@ -119,7 +119,7 @@ def test_a_planted_secret_is_found_nowhere_but_in_its_file(
     code, out, _ = slipway("logs", *words[1:])
     assert f"token {'*' * len(PLANTED)}" in out
     monkeypatch.setenv("HF_TOKEN", "another one")
-    assert slipway(*words)[1].count("has finished already") == 1  # it is no part of a run's identity
+    assert slipway(*words)[1].count("has already finished") == 1  # it is no part of a run's identity
 
 
 @pytest.mark.e2e

@@ -68,7 +68,7 @@ def test_what_is_no_lease_is_one_clear_error(text: str) -> None:
     with pytest.raises(CloudError) as error:
         read(Bucket({KEY: text}))
     said = str(error.value)
-    assert "gs://b/pods/pod/lease.json is no lease that slipway wrote" in said
+    assert "gs://b/pods/pod/lease.json is not a lease written by slipway" in said
     assert "`gcloud storage rm gs://b/pods/pod/lease.json`" in said
     assert "\n" not in said
 
@@ -82,5 +82,5 @@ def test_no_worker_remembers_the_lease_of_a_sweep(among: Literal["pods", "sweeps
 
 def test_an_object_of_somebody_else_is_the_same_error() -> None:
     for metadata in (None, {}, {"other": "words"}):
-        with pytest.raises(CloudError, match="is no lease that slipway wrote"):
+        with pytest.raises(CloudError, match="is not a lease written by slipway"):
             read(Bucket(metadata))

@@ -114,7 +114,7 @@ def test_pending_is_waited_for_and_never_acted_on(world: Context) -> None:
 
 def test_pending_for_ever_is_an_error(world: Context) -> None:
     _, _, [thing] = things(a=())
-    with pytest.raises(CloudError, match="still not settled after 600 s: creating"):
+    with pytest.raises(CloudError, match="still not ready after 600 s: creating"):
         reconcile([replace(thing, script=[Pending("creating")] * 10_000)], world)
 
 
@@ -124,7 +124,7 @@ def test_a_state_may_have_less_time_than_the_resource(world: Context) -> None:
     script = [Pending("creating")] * 100 + [deleting] * 20 + [thing]
     store["a"] = thing
     reconcile([replace(thing, script=script)], world)
-    with pytest.raises(CloudError, match="still not settled after 50 s: deleting; run it again later"):
+    with pytest.raises(CloudError, match="still not ready after 50 s: deleting; run it again later"):
         reconcile([replace(thing, script=[Pending("creating")] * 20 + [deleting] * 100)], world)
 
 

@@ -63,7 +63,7 @@ def test_a_run_leads_back_to_what_made_it_and_is_repeated_from_a_clean_clone(
         assert again[same] == document[same], same
     code, out, _ = slipway("up", "--run", run)
     assert code == 0
-    assert f"{run}-r1 has finished already; nothing was changed" in out
+    assert f"{run}-r1 has already finished; nothing was changed" in out
 
 
 def test_what_is_computed_cannot_be_changed_in_a_repetition(slipway: SlipwayCli) -> None:
@@ -71,10 +71,10 @@ def test_what_is_computed_cannot_be_changed_in_a_repetition(slipway: SlipwayCli)
     [row] = index.load_rows(slipway.home)
     code, _, err = slipway("up", "--run", row["run"], "run.seed=3")
     assert code == 2
-    assert "what is computed stays as it is on record" in err
+    assert "overrides cannot change what a recorded run computes" in err
     code, _, err = slipway("up", "--run", "nobody-00000000")
     assert code == 2
-    assert "no such run on this machine, nor in gs://" in err
+    assert "no such run on this machine or in gs://" in err
     (slipway.home / "runs" / row["run"] / "record.json").unlink()  # another machine knows it from the bucket
     assert slipway.json("status", "--run", row["run"])["run"]["state"] == "finished"
 
@@ -104,7 +104,7 @@ def test_another_machine_reads_the_table_from_the_bucket_and_what_differs(slipwa
     assert out.startswith(f"- {runs[0]}\n+ {runs[1]}\n\nconfig\n  run.seed: 1 -> 2\n")
     code, _, err = slipway("runs", "--diff", runs[0], "nobody-00000000")
     assert code == 2
-    assert "no such run on this machine, nor in gs://" in err
+    assert "no such run on this machine or in gs://" in err
 
 
 def test_a_failed_run_of_code_without_git_is_on_record_all_the_same(slipway: SlipwayCli) -> None:

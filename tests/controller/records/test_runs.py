@@ -36,7 +36,7 @@ def test_conditions_order_and_number() -> None:
     assert names("nothing=1") == []
     assert names(sort="metrics.acc") == ["a-2", "b-3", "a-1"]
     assert names(sort="metrics.acc", last=1) == ["a-1"]
-    with pytest.raises(ConfigError, match="--where oops: is KEY SIGN VALUE"):
+    with pytest.raises(ConfigError, match="--where oops: expected KEY OPERATOR VALUE"):
         names("oops")
 
 
@@ -82,7 +82,7 @@ def test_the_verb(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytes
     assert main.run(["runs", "--csv", "--where=run=a-1"]) == 0
     assert capsys.readouterr().out.splitlines()[1].startswith("a-1,")
     assert main.run(["runs", "--where", "oops"]) == 2
-    assert "is KEY SIGN VALUE" in capsys.readouterr().err
+    assert "expected KEY OPERATOR VALUE" in capsys.readouterr().err
 
 
 def test_the_difference_names_section_and_key() -> None:

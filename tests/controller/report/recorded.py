@@ -26,7 +26,7 @@ ACCURACY_GAIN = {
     "loop.kl_coef=0.001": -0.03,
 }
 START_TIME = 1_790_000_000.0
-PREEMPTION_NOTE = "preempted: the node is preempted; replacing it and going on from the last checkpoint"
+PREEMPTION_NOTE = "preempted: the node is preempted; replacing the pod and resuming from the last checkpoint"
 
 
 def write_sweep(state: Path, seeds: Sequence[int] = (0, 1, 2), steps: int = 150, every: int = 5) -> list[str]:

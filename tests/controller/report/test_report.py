@@ -249,9 +249,9 @@ def test_which_runs(state: Path, capsys: pytest.CaptureFixture[str]) -> None:
     ("words", "said"),
     [
         (["quickstart-0"], "quickstart-0: no such run; did you mean quickstart-"),
-        (["--sweep", "other"], f"--sweep other: no such sweep; the newest: {SWEEP}"),
-        (["--where", "seed=9"], "no run is like that"),
-        (["--baseline", "lr=3"], "--baseline lr=3: no setting has these words; there are: lr=0.0001 kl_coef=0; "),
+        (["--sweep", "other"], f"--sweep other: no such sweep; the latest: {SWEEP}"),
+        (["--where", "seed=9"], "no run matches"),
+        (["--baseline", "lr=3"], "--baseline lr=3: no setting has these overrides; settings: lr=0.0001 kl_coef=0; "),
         (["--baseline", "optimizer.lr=0.0001"], "2 settings have these words"),
         (["-o", "no/such/folder.html"], "no/such/folder.html: cannot be written"),
     ],
@@ -264,4 +264,4 @@ def test_mistakes(state: Path, capsys: pytest.CaptureFixture[str], words: list[s
 
 def test_nothing_on_record(state: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main.run(["report"]) == 2
-    assert "no run is on record here; `--refresh cloud=…`" in capsys.readouterr().err
+    assert "no runs are recorded on this machine; `--refresh cloud=…`" in capsys.readouterr().err

@@ -171,7 +171,7 @@ def test_a_preemption_that_was_announced_counts_once_all_have_saved() -> None:
     assert (outcome.verdict.kind, outcome.verdict.noticed) == (VerdictKind.PREEMPTED, True)
     assert fleet.told_to_stop == []
     assert [worker for worker, _ in outcome.ends] == [0, 1]
-    assert len([e for e in events if e.kind == "note" and "has notice of preemption" in e.words]) == 1
+    assert len([e for e in events if e.kind == "note" and "received a preemption notice" in e.words]) == 1
 
 
 def test_what_was_ended_on_purpose_is_cancelled() -> None:
@@ -227,7 +227,7 @@ def test_while_nothing_is_reachable_it_is_waited_for(monkeypatch: pytest.MonkeyP
     outcome, events = follow(Restored([], []), GoogleError("tpu", 503, "UNREACHABLE", "no route"))
     assert outcome.verdict.kind is VerdictKind.FINISHED
     notes = [e.words for e in events if e.kind == "note"]
-    assert any(n.startswith("network lost: Google's API does not answer") and n.endswith("waiting") for n in notes), (
+    assert any(n.startswith("network lost: Google's API does not respond") and n.endswith("waiting") for n in notes), (
         notes
     )
 

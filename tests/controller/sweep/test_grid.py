@@ -63,7 +63,7 @@ def test_an_interval_is_for_a_search() -> None:
         "optimizer.lr=": (1e-5, 1e-3, False, True),
         "loop.prompts_per_step=": (1, 8, True, False),
     }
-    with pytest.raises(ConfigError, match="an interval has no points of a grid"):
+    with pytest.raises(ConfigError, match="a grid needs values, not an interval"):
         expand_grid(words, sweep(), HERE)
 
 
@@ -84,5 +84,5 @@ def test_a_named_sweep_of_the_project_has_different_runs(monkeypatch: pytest.Mon
     assert again.id == found.id
     with pytest.raises(ConfigError, match=r"run\.seed=-1: run\.seed: "):
         define_sweep(["+experiment=quickstart", "run.seed=0,-1"], HERE)
-    with pytest.raises(ConfigError, match="cloud, tpu and network are the same in all runs"):
+    with pytest.raises(ConfigError, match="cloud, tpu and network must be the same in all runs"):
         define_sweep(["+experiment=quickstart", "tpu=v6e_8,v5litepod_16"], HERE)

@@ -38,12 +38,18 @@ def test_words_of_a_launcher_are_a_number_of_pods(
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["hydra/launcher=submitit_slurm"], "hydra/launcher: slipway runs a sweep itself: sweep.pods=4"),
-        (["hydra/launcher=joblib", "hydra.launcher.backend=loky"], "hydra/launcher: slipway runs a sweep itself"),
-        (["hydra/launcher=joblib", "hydra.launcher.n_jobs=-1"], "hydra.launcher.n_jobs: -1 is no number of pods"),
+        (
+            ["hydra/launcher=submitit_slurm"],
+            "hydra/launcher: not supported, slipway runs sweeps itself; set sweep.pods=4",
+        ),
+        (
+            ["hydra/launcher=joblib", "hydra.launcher.backend=loky"],
+            "hydra/launcher: not supported, slipway runs sweeps itself",
+        ),
+        (["hydra/launcher=joblib", "hydra.launcher.n_jobs=-1"], "hydra.launcher.n_jobs: -1 is not a number of pods"),
         (["hydra/launcher=basic", "sweep.pods=2"], "sweep.pods: 2, but hydra/launcher=basic means 1"),
-        (["hydra/sweeper=optuna"], "hydra/sweeper: values are drawn by sweep.search="),
-        (["hydra.sweeper.n_trials=3"], "hydra/sweeper: values are drawn by sweep.search="),
+        (["hydra/sweeper=optuna"], "hydra/sweeper: not supported; set sweep.search="),
+        (["hydra.sweeper.n_trials=3"], "hydra/sweeper: not supported; set sweep.search="),
     ],
 )
 def test_what_cannot_be_meant_names_the_key(words: list[str], said: str) -> None:

@@ -148,9 +148,9 @@ def test_a_sweep_of_another_machine_is_known_from_the_table(state: Path, capsys:
     assert out[-1].split() == ["q-1", "run.seed=1", "finished", "loss", "0.25", "▁", "about", "$1.50"]
     assert [status("--sweep", "q-"), status("--sweep", "nothing"), status("--follow", "run.seed=1")] == [2, 2, 2]
     err = capsys.readouterr().err
-    assert "--sweep q-: may be q-abc, q-xyz" in err
-    assert "there is no such sweep; the last ones are q-abc, q-xyz" in err
-    assert "slipway status --sweep ID --follow" in err
+    assert "--sweep q-: ambiguous, matches q-abc, q-xyz" in err
+    assert "no such sweep; the latest: q-abc, q-xyz" in err
+    assert "--follow: needs --sweep ID" in err
 
 
 def test_following_says_what_changes_until_it_is_over(state: Path) -> None:

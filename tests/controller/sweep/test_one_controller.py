@@ -33,8 +33,8 @@ def test_a_second_controller_is_told_takes_over_and_ctrl_c_lets_go(slipway: Slip
         code, _, err = slipway(*words)
         assert code == 8
         assert "(laptop) for run-" in err
-        assert "sees to this sweep (heard of" in err
-        assert slipway("status", *words)[1].splitlines()[1].startswith("seen to by ")
+        assert "controls this sweep (last seen" in err
+        assert slipway("status", *words)[1].splitlines()[1].startswith("controlled by ")
         begun = launches(slipway)
         assert len(begun) == 2
         with controllers(slipway, [*words, "--take-over"]) as (second,):
@@ -43,7 +43,7 @@ def test_a_second_controller_is_told_takes_over_and_ctrl_c_lets_go(slipway: Slip
             until(lambda: second.said.count("re-attached to attempt 1") == 2, 300)
             second.process.send_signal(signal.SIGINT)
             assert second.ends() == 130, second.said
-            assert "detached: runs that are under way go on, no further one begins" in second.said
+            assert "detached: active runs continue, no new ones start" in second.said
             assert "Traceback" not in second.said
     assert launches(slipway) == begun
     (slipway.home / "go").touch()
@@ -60,8 +60,8 @@ def test_down_asks_before_it_ends_runs_and_the_controller_ends_well(slipway: Sli
         run_when(slipway, 2)
         code, _, err = slipway("down", *words)
         assert code == 2
-        assert "is running there; " in err
-        assert "say --yes" in err
+        assert "is running on the pods; " in err
+        assert "pass --yes" in err
         code, out, err = slipway("down", "--yes", *words)
         assert code == 0, err
         assert out.count("-1") + out.count("-2") >= 2
@@ -97,7 +97,7 @@ def test_by_the_policy_stop_what_runs_is_let_end_and_nothing_further_begins(slip
         run_when(slipway, 1)
         go.touch()
         assert sweep.ends() == 5, sweep.said
-    assert "1 of 4 runs failed; the same command tries them again" in sweep.said
+    assert "1 of 4 runs failed; run the same command to retry them" in sweep.said
     assert "1 failed, 1 finished, 2 waiting" in sweep.said
     assert len(launches(slipway)) == 2
     [kept] = slipway.cloud().get("state")["node"].values()  # of the run that failed, for a look

@@ -64,7 +64,7 @@ def test_killed_and_preempted_a_sweep_does_what_is_missing_and_leaves_no_pod(sli
     assert {name.split("/")[1] for name in launches(slipway) if not name.endswith("0001.json")} <= held
     assert slipway.cloud().get("state")["node"] == {}
     assert main.run(words) == 0
-    assert "5 runs, 5 finished, 0 to do" in slipway.capsys.readouterr().out
+    assert "5 runs, 5 finished, 0 remaining" in slipway.capsys.readouterr().out
     assert main.run(["status", "--json", *words]) == 0
     assert {run["state"] for run in json.loads(slipway.capsys.readouterr().out)["runs"]} == {"finished"}
 
@@ -75,9 +75,9 @@ def test_what_fails_is_tried_again_and_told(slipway: SlipwayCli) -> None:
     words = ["-m", *SMALL, *slipway.base, fails, "env.vars.SEED='0','1','2'"]
     assert main.run(words) == 5
     out, err = slipway.capsys.readouterr()
-    assert "1 of 3 runs failed; the same command tries them again" in err
+    assert "1 of 3 runs failed; run the same command to retry them" in err
     assert "2 finished, 1 failed" in out
-    assert out.count("; once more") == 2
+    assert out.count("; retrying") == 2
     assert main.run(["plan", "--json", *words]) == 0
     document = json.loads(slipway.capsys.readouterr().out)
     assert sorted(run["state"] for run in document["runs"]) == ["failed", "finished", "finished"]

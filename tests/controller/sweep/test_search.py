@@ -78,5 +78,5 @@ def test_random_draws_of_choices_and_a_failed_run(tmp_path: Path) -> None:
     while job := source.take(1):
         source.ended(job, None)
     assert {trial.state.name for trial in source.study.trials} == {"FAIL"}
-    with pytest.raises(ConfigError, match="nothing to draw"):
+    with pytest.raises(ConfigError, match="no search space"):
         search(tmp_path, "random", 3, ["+experiment=quickstart"])

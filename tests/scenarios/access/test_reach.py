@@ -133,10 +133,10 @@ def test_exec_in_json(here) -> None:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["exec"], "what to run comes behind two dashes"),
+        (["exec"], "exec: needs a command after --"),
         (["exec", "--worker", "4", "--", "true"], "--worker 4: the pod has workers 0 to 3"),
         (["ssh", "--worker", "x"], "--worker x: the pod has workers 0 to 3"),
-        (["status", "--", "true"], "status takes nothing behind --"),
+        (["status", "--", "true"], "status: takes no command after --"),
         (["forward", "http"], "'http' is no port"),
     ],
 )
@@ -148,7 +148,7 @@ def test_what_makes_no_sense_is_said(here, words: list[str], said: str) -> None:
 def test_without_a_pod_there_is_nothing_to_reach(slipway: SlipwayCli) -> None:
     assert main.run(["exec", *WORDS, "--", "true"]) == 2
     err = slipway.capsys.readouterr().err
-    assert "is absent; `slipway up` makes it ready" in err
+    assert "is absent; run `slipway up`" in err
 
 
 # ssh

@@ -125,8 +125,8 @@ def test_an_incomplete_trainer(capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.parametrize(
     ("typed", "words"),
     [
-        (["lgos"], "'lgos' is no verb; did you mean 'logs'?"),
-        (["quickstart"], "'quickstart' is no verb; did you mean +experiment=quickstart?"),
+        (["lgos"], "unknown verb 'lgos'; did you mean 'logs'?"),
+        (["quickstart"], "unknown verb 'quickstart'; did you mean +experiment=quickstart?"),
         (["up", "--fast"], "unrecognized arguments: --fast"),
         (["logs", "--worker", "9", *TRAINER], "--worker 9: the pod has workers 0 to 3"),
         (["localcloud", "explode"], "argument action: invalid choice: 'explode'"),

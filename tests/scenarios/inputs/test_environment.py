@@ -71,7 +71,7 @@ def test_requirements_must_be_shipped(slipway: SlipwayCli) -> None:
     slipway.packages = "requirements"
     code, _, err = slipway("up", ONE, "program.command=[echo]", "env.requirements=other.txt")
     assert code == 2
-    assert err.startswith("error: env.requirements: other.txt is not among the files that are shipped")
+    assert err.startswith("error: env.requirements: other.txt is not among the files shipped")
 
 
 def test_workers_are_tidied_and_a_full_disk_names_worker_and_key(slipway: SlipwayCli) -> None:

@@ -50,8 +50,8 @@ def test_a_run_over_its_budget_is_ended_and_its_pod_deleted(slipway: SlipwayCli)
     limit = f"budget.max_hours={2 * SECOND_IN_HOURS:.6f}"
     code, out, err = slipway("up", FOREVER, *ONE, limit)
     assert code == 7
-    assert "over budget: its pods have lived" in out
-    assert "Raise the limit, and the same command goes on from the last checkpoint" in err
+    assert "over budget: its pods have run for" in out
+    assert "Raise the limit and run the same command to resume from the last checkpoint" in err
     assert nodes(slipway) == {}
     before = slipway.mutations()
     code, _, err = slipway("up", FOREVER, *ONE, limit)  # nothing is left of it
@@ -126,7 +126,7 @@ def test_nothing_billed_is_made_unasked(slipway: SlipwayCli, monkeypatch: pytest
     price = "budget.usd_per_hour=3"
     code, _, err = slipway("up", ECHO_COMMAND, *ONE, price)  # no terminal to ask on
     assert code == 2
-    assert "nothing was created; say --yes" in err
+    assert "nothing was created; pass --yes" in err
     assert slipway.mutations() == []
     asked: list[str] = []
     monkeypatch.setattr("sys.stdin.isatty", lambda: True, raising=False)
@@ -142,11 +142,11 @@ def test_nothing_billed_is_made_unasked(slipway: SlipwayCli, monkeypatch: pytest
 def test_plan_says_what_the_run_and_the_pod_are_doing(slipway: SlipwayCli) -> None:
     assert slipway.json("plan", FOREVER, *ONE)["now"] == ""
     assert slipway("up", "--detach", FOREVER, *ONE)[0] == 0
-    assert slipway.json("plan", FOREVER, *ONE)["now"] == "the run is under way on the pod: up follows it"
+    assert slipway.json("plan", FOREVER, *ONE)["now"] == "the run is active on the pod: `up` follows it"
     run = slipway.json("plan", FOREVER, *ONE)["run"]
-    assert slipway.json("plan", ECHO_COMMAND, *ONE)["now"] == f"the pod is busy with {run}: up --queue waits for it"
+    assert slipway.json("plan", ECHO_COMMAND, *ONE)["now"] == f"the pod is busy with {run}: `up --queue` waits for it"
     assert slipway("up", "--yes", ECHO_COMMAND, *ONE)[0] == 0
-    assert "now      the run has finished already" in slipway("plan", ECHO_COMMAND, *ONE)[1]
+    assert "now      the run has already finished" in slipway("plan", ECHO_COMMAND, *ONE)[1]
     whys = [life["reason"] for life in slipway.json("status", FOREVER, *ONE)["cost"]["pods"]]
     assert whys == [f"taken over by {slipway.json('plan', ECHO_COMMAND, *ONE)['run']}"]
 

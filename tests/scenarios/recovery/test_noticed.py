@@ -56,14 +56,12 @@ def test_with_notice_nothing_is_computed_twice_and_without_it_one_dead_worker_re
     notes, steps, again = up(f"cloud.faults=[{fault}]")
     assert len(steps) - len(set(steps)) <= 1
     assert again == losses
-    assert [
-        note for note in notes if "is being taken away; its program saved what it had, and ended; replacing" in note
-    ]
+    assert [note for note in notes if "a preemption notice; its program saved its state and exited; replacing" in note]
     found = weights(folder_of(cut))
     assert all(np.array_equal(found[name], undisturbed[name]) for name in undisturbed)
     torn = homes("torn")
     notes, steps, again = up("cloud.faults=[{kind: killed, worker: 1, after_object: checkpoints/5/commit_success}]")
     assert again == losses
-    assert "worker lost: worker 1: its program was ended by SIGKILL from outside; " in " ".join(notes)
+    assert "worker lost: worker 1: its program was terminated by SIGKILL from outside; " in " ".join(notes)
     found = weights(folder_of(torn))
     assert all(np.array_equal(found[name], undisturbed[name]) for name in undisturbed)

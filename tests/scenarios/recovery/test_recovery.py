@@ -91,10 +91,8 @@ def deletions(slipway: SlipwayCli) -> int:
 def test_one_dead_worker_ends_and_restarts_all(slipway: SlipwayCli) -> None:
     found = up(slipway, "kind: killed, worker: 2")
     assert (found.code, found.err) == (0, "")
-    words = (
-        "worker lost: worker 2: its program was ended by SIGKILL from outside; starting the program again everywhere"
-    )
-    noticed = found.after("worker 2: its program was ended by SIGKILL from outside; ending the others")
+    words = "worker lost: worker 2: its program was terminated by SIGKILL from outside; restarting the program on every"
+    noticed = found.after("worker 2: its program was terminated by SIGKILL from outside; stopping the others")
     print("\ndead worker:", noticed, found.after(words), found.after("launched attempt 2"))
     assert "done in attempt 2" in found.out
 
@@ -116,7 +114,7 @@ def test_a_sick_host_is_replaced(slipway: SlipwayCli) -> None:
     ill = "kind: unhealthy, worker: 2, symptom: MESH_BUILD_FAIL, after_object: begun/2-1"
     found = up(slipway, f"{ill}}}, {{delay_seconds: 1, kind: killed")
     assert (found.code, found.err) == (0, "")
-    found.after("Google calls the pod timeout (The TPU does not answer)")
+    found.after("Google reports the pod as timeout (The TPU does not answer)")
     found.after("unhealthy host: worker")
     assert deletions(slipway) == 2
 
@@ -134,15 +132,15 @@ def test_maintenance_is_waited_for(slipway: SlipwayCli) -> None:
 def test_a_program_that_its_kernel_killed_is_not_started_again(slipway: SlipwayCli) -> None:
     found = up(slipway, "kind: killed, worker: 2, out_of_memory: true")
     assert found.code == 5
-    assert "out of ram: worker 2 was ended by SIGKILL; it failed first" in found.err
-    assert "what helps: fewer loader processes" in found.err
+    assert "out of ram: worker 2 was terminated by SIGKILL; it failed first" in found.err
+    assert "to fix: use fewer loader processes" in found.err
 
 
 @pytest.mark.deep
 def test_a_worker_that_does_not_answer_is_lost_and_its_node_replaced(slipway: SlipwayCli) -> None:
     found = up(slipway, "kind: ssh_frozen, seconds: 30, worker: 1")
     assert (found.code, found.err) == (0, "")
-    print("\nsilent worker:", found.after("worker lost: worker 1 has not answered"), found.after("launched attempt 2"))
+    print("\nsilent worker:", found.after("worker lost: worker 1 has not responded"), found.after("launched attempt 2"))
 
 
 def test_a_preempted_node_is_noticed(slipway: SlipwayCli) -> None:
@@ -163,10 +161,10 @@ def test_an_own_program_is_told_of_a_preemption_if_it_asks_for_it(slipway: Slipw
     fault = "cloud.faults=[{kind: preempted, after_object: begun, notice_seconds: 600}]"
     code, out, err = slipway("up", *RUN, *words, fault)
     assert (code, err) == (0, "")
-    assert "worker 0 has notice of preemption" in out
+    assert "worker 0 received a preemption notice" in out
     assert (
-        "preempted: worker 0 was told that its VM is being taken away; its program saved what it had, and ended; "
-        "replacing it and going on from the last checkpoint"
+        "preempted: worker 0 received a preemption notice; its program saved its state and exited; "
+        "replacing the pod and resuming from the last checkpoint"
     ) in out
     assert "done in attempt 2" in out
     assert deletions(slipway) == 2
@@ -182,8 +180,8 @@ def test_out_of_hbm_says_what_fits_if_that_was_asked_before(slipway: SlipwayCli)
     file.write_text(formats.dump({"programs": [], "fix": fix}))
     code, _, err = slipway("up", *RUN, "tpu=v5litepod_8")
     assert code == 5
-    assert "out of hbm: worker 0 ended with code 1; it failed first" in err
-    assert "what helps: it fits with loop.micro_batch_size=1 model.remat=full, as `slipway fit` found" in err
+    assert "out of hbm: worker 0 exited with code 1; it failed first" in err
+    assert "to fix: set loop.micro_batch_size=1 model.remat=full: it fits, as `slipway fit` found" in err
 
 
 @pytest.mark.deep
@@ -191,6 +189,6 @@ def test_a_crash_loop_ends_and_an_own_error_is_tried_again_if_wanted(slipway: Sl
     (slipway.repository / "train.py").write_text("raise ValueError('always')")
     code, out, err = slipway("up", *RUN, "recovery.max_program_failures=9", "tpu=v5litepod_8")
     assert code == 5
-    assert out.count("starting the program again everywhere") == 2
+    assert out.count("restarting the program on every worker") == 2
     assert "it ended 3 times in a row without a newer checkpoint" in err
     assert "ValueError: always" in err

@@ -32,7 +32,7 @@ def test_the_bastion_sees_a_run_through_a_preemption_while_nobody_looks(slipway:
     faults = "cloud.faults=[{kind: preempted, after_object: launches/0001, delay_seconds: 1}]"
     code, out, err = slipway("up", "--detach", WAITS, *POD, faults)
     assert (code, err) == (0, ""), out
-    assert "the bastion sees the run through: this machine may leave" in out
+    assert "the bastion controls the run now: you can disconnect" in out
     [bastion] = instances(slipway)
     assert bastion.endswith("-driver")
     until(lambda: "/launches/0002" in json.dumps(slipway.cloud().get("state")["objects"]), 300)

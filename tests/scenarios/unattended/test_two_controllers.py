@@ -82,12 +82,12 @@ def test_of_two_that_start_together_one_acts_and_when_it_is_killed_the_other_goe
     with controllers(slipway, both, both) as (one, other):
         until(lambda: "launched attempt 1" in one.said + other.said, 300)
         actor, viewer = (one, other) if "launched" in one.said else (other, one)
-        viewer.hears("acts on this pod; watching, and taking over should that one be gone")
+        viewer.hears("controls this pod; watching, and taking over if it disappears")
         viewer.hears("    up\n")  # it sees what the run says
         assert len(creations(slipway)) == 1
         assert slipway.json("status", SLOW, *POD)["pod"]["driver"].count("(laptop) for run-") == 1
         actor.process.kill()
-        viewer.hears("has not been heard of any more; taking over")
+        viewer.hears("stopped responding; taking over")
         viewer.hears("re-attached to attempt 1")
         let_go(slipway)
         assert viewer.ends() == 0, viewer.said
@@ -107,7 +107,7 @@ def test_a_controller_that_slept_past_its_lease_is_fenced_and_touches_nothing(sl
             before = slipway.cloud().requests()[-1]["seq"]
             asleep.process.send_signal(signal.SIGCONT)
             assert asleep.ends() == 8, asleep.said
-            assert "acts now; this controller stopped and touches nothing more" in asleep.said
+            assert "took over; this controller stopped and changes nothing more" in asleep.said
             changed = [r for r in slipway.cloud().requests() if r["seq"] > before and r["mutating"]]
             assert {r["query"].get("name", r["path"]).rpartition("/")[2] for r in changed} <= {"lease.json"}
             let_go(slipway)
@@ -132,7 +132,7 @@ def test_another_run_is_told_who_is_there_and_cancel_and_down_reach_the_holder(s
     with controllers(slipway, ["up", SLOW, *POD, stockout]) as (holder,):
         holder.hears("no capacity")
         with controllers(slipway, ["up", SLOW, *POD, stockout]) as (viewer,):
-            viewer.hears("acts on this pod; watching")
+            viewer.hears("controls this pod; watching")
             assert slipway("down", SLOW, *POD)[0] == 2  # it would end a run
             code, out, err = slipway("down", "--yes", SLOW, *POD)
             assert code == 0, err

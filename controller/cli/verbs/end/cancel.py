@@ -29,8 +29,8 @@ def run(command: Command) -> int:
     if command.flags.json:
         print(json.dumps({"run": run_id, "cancelled": cancelled, "running": sorted(running)}))
     elif cancelled:
-        print(f"{run_id} is cancelled; the pod stays: `slipway up` goes on, `slipway down` deletes it")
+        print(f"{run_id} is cancelled; the pod stays: `slipway up` resumes the run, `slipway down` deletes the pod")
     else:
-        others = f"; running there: {', '.join(sorted(running))}" if running else ""
+        others = f"; running on the pod: {', '.join(sorted(running))}" if running else ""
         print(f"{run_id} is not running{others}")
     return 0

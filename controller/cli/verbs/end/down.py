@@ -33,8 +33,8 @@ def run(command: Command) -> int:
         if everything:
             _refuse_if_used(now, present)
         if (present or running) and (everything or running) and not _confirm(command, present, running):
-            names = f"{', '.join(sorted(running))} is running there; " if running else ""
-            raise ConfigError(f"nothing was deleted; {names}say --yes to go on without being asked")
+            names = f"{', '.join(sorted(running))} is running on the pod; " if running else ""
+            raise ConfigError(f"nothing was deleted; {names}pass --yes to skip the prompt")
         for run_id in running:  # so that no controller takes this for a preemption
             Ledger(now.world.google, now.plan.bucket, run_id).cancel()
         lease = pod_lease(now.plan, now.world)
@@ -94,25 +94,25 @@ def _refuse_if_used(now: Session, present: list[Resource]) -> None:
     used = dependents(now.world, now.plan.node, present)
     if used:
         raise ConfigError(
-            f"nothing was deleted, since something else uses it: {'; '.join(used)}. Delete that first, or "
-            "`slipway down` deletes the pod alone"
+            f"nothing was deleted: still in use: {'; '.join(used)}. Delete that first, or run "
+            "`slipway down` to delete only the pod"
         )
 
 
 def _summary_lines(present: list[Resource], kept: list[ResourcePreview], undo: str, everything: bool) -> list[str]:
     """Describe what was deleted, what stays and why, and how to remove the rest."""
-    lines = [] if present else ["nothing of ours is there"]
+    lines = [] if present else ["nothing to delete: found no resources made by slipway"]
     ours = [row.resource.title for row in kept if row.seen.ours]
     if ours and not everything:
-        lines.append(f"stays for the next run: {', '.join(ours)}; `slipway down --all` deletes it too")
+        lines.append(f"kept for the next run: {', '.join(ours)}; `slipway down --all` deletes them too")
     if everything and present:
-        lines.append(f"the APIs stay enabled, which costs nothing; to undo what was not so before: {undo}")
+        lines.append(f"the APIs stay enabled, which costs nothing; to disable those that you do not need: {undo}")
         gone = {r.id for r in present}
         foreign = [row.resource for row in kept if not gone & set(row.resource.needs)]  # else it was deleted with them
         if foreign:
-            lines.append(f"not made by slipway, and left as it was: {', '.join(r.title for r in foreign)}")
+            lines.append(f"not made by slipway, left unchanged: {', '.join(r.title for r in foreign)}")
         lines += [
-            f"what runs wrote to gs://{r.name} stays there, under assets/, code/, pods/ and runs/"
+            f"data of runs stays in gs://{r.name}, under assets/, code/, pods/ and runs/"
             for r in foreign
             if isinstance(r, Bucket)
         ]
@@ -128,8 +128,8 @@ def _other_buckets(now: Session) -> list[str]:
 
 def _bucket_lines(names: list[str]) -> list[str]:
     return [
-        f"gs://{name} stays, with the results of runs elsewhere: `down --all` with their tpu.zone or cloud.bucket "
-        "deletes it"
+        f"gs://{name} stays, with results of runs elsewhere; to delete it, run `down --all` with their tpu.zone or "
+        "cloud.bucket"
         for name in names
     ]
 
@@ -147,4 +147,4 @@ def _affected_runs(now: Session) -> set[str]:
 def _confirm(command: Command, present: list[Resource], running: set[str]) -> bool:
     ends = [f"This ends {', '.join(sorted(running))}"] if running else []
     details = [*ends, "This deletes:", *(f"  {r.title}" for r in present)]
-    return confirm("Go on?", yes=command.flags.yes, details=details)
+    return confirm("Continue?", yes=command.flags.yes, details=details)

@@ -20,8 +20,8 @@ def run(command: Command) -> int:
         found = billed_items(world, [bucket_name(config, project)])
         doomed = [thing for thing in found if not thing.use] if command.flags.delete else []
         details = ["This deletes:", *(f"  {thing.title}: {thing.why}" for thing in doomed)]
-        if doomed and not confirm("Go on?", yes=command.flags.yes, details=details):
-            raise ConfigError("nothing was deleted; say --yes to go on without being asked")
+        if doomed and not confirm("Continue?", yes=command.flags.yes, details=details):
+            raise ConfigError("nothing was deleted; pass --yes to skip the prompt")
         for thing in doomed:
             delete(world, thing)
             print(f"deleted {thing.title}", file=sys.stderr)
@@ -37,11 +37,11 @@ def format_items(found: list[BilledItem], project: str, words: tuple[str, ...]) 
     """Format the list for people: orphans with their cost, then what is in use."""
     orphans, used = [t for t in found if not t.use], [t for t in found if t.use]
     if not orphans:
-        lines = [f"no orphans: nothing of slipway's in {project} is billed for nobody"]
+        lines = [f"no orphans: every billed slipway resource in {project} is in use"]
     else:
         total = sum(thing.usd_per_hour or 0.0 for thing in orphans)
         lines = [f"  {_format_price(thing)}  {thing.title}: {thing.why}" for thing in orphans]
-        unknown = ", and what has no price here" if any(thing.usd_per_hour is None for thing in orphans) else ""
+        unknown = ", plus resources of unknown price" if any(thing.usd_per_hour is None for thing in orphans) else ""
         lines.append(f"  ${total:.3f} per hour, ${total * 730:.0f} per month{unknown} (list prices)")
         lines.append(f"`{shlex.join(['slipway', 'orphans', '--delete', *words])}` deletes them")
     return lines + [f"in use: {thing.title} {_format_price(thing).strip()}: {thing.use}" for thing in used]

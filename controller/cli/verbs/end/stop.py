@@ -17,9 +17,9 @@ def run(command: Command) -> int:
         node = now.node()
         name = now.plan.node.name
         if not isinstance(node, Node) or node.status.state not in ("READY", "STOPPED"):
-            raise ConfigError(f"pod {name} is not there, so there is nothing to stop; `slipway status` shows it")
+            raise ConfigError(f"pod {name} is absent or not ready, so it cannot be stopped; see `slipway status`")
         if now.plan.node.adopt or not node.ours:
-            raise ConfigError(f"pod {name} was not made by slipway, which therefore does not stop it")
+            raise ConfigError(f"pod {name} was not made by slipway, so slipway does not stop it")
         if node.cannot_stop:
             raise ConfigError(f"tpu.capacity: {node.cannot_stop}")
         stopped = node.is_ready
@@ -34,7 +34,7 @@ def run(command: Command) -> int:
     if command.flags.json:
         print(json.dumps({"pod": name, "stopped": stopped}))
     else:
-        print(f"{name} is stopped{'' if stopped else ' already'}; `slipway up` starts it, `slipway down` deletes it")
+        print(f"{name} is {'' if stopped else 'already '}stopped; `slipway up` starts it, `slipway down` deletes it")
     return 0
 
 
@@ -43,6 +43,6 @@ def _record_stops(command: Command, now: Session) -> None:
     fleet = now.fleet()
     running = running_runs(fleet) if fleet is not None else set()
     if running and not command.flags.yes:
-        raise ConfigError(f"{', '.join(sorted(running))} is running there; --yes ends it")
+        raise ConfigError(f"{', '.join(sorted(running))} is running on the pod; pass --yes to end it")
     for run_id in running:
         Ledger(now.world.google, now.plan.bucket, run_id).cancel()

@@ -24,7 +24,7 @@ Writer = Callable[[bytes], object]
 
 def run(command: Command) -> int:
     if not command.rest:
-        raise ConfigError("what to run comes behind two dashes: slipway exec --worker all -- nproc")
+        raise ConfigError("exec: needs a command after --, such as slipway exec --worker all -- nproc")
     shell = command.rest[0] if len(command.rest) == 1 else shlex.join(command.rest)
     with open_session(command.options) as now:
         fleet = now.workers()

@@ -19,8 +19,8 @@ def run(command: Command) -> int:
         if command.flags.json:
             print(json.dumps({"port": forward.port, "worker": worker, "remote": remote}), flush=True)
         else:
-            where = f"http://127.0.0.1:{forward.port} is port {remote} of worker {worker}"
-            print(f"{where}; Ctrl-C ends it", flush=True)
+            where = f"forwarding http://127.0.0.1:{forward.port} to port {remote} of worker {worker}"
+            print(f"{where}; press Ctrl-C to stop", flush=True)
         try:
             forward.serve()
         except KeyboardInterrupt:
@@ -42,5 +42,7 @@ def parse_ports(text: str) -> tuple[int, int]:
     except ValueError:
         found = (-1, -1)
     if not (0 <= found[0] < 1 << 16 and 0 < found[1] < 1 << 16):
-        raise ConfigError(f"{text!r} is no port; say 8888, or 9999:8888 for port 9999 here and 8888 on the worker")
+        raise ConfigError(
+            f"invalid port {text!r}; use 8888, or 9999:8888 for local port 9999 and port 8888 of the worker"
+        )
     return found

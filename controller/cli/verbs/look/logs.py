@@ -17,7 +17,7 @@ def run(command: Command) -> int:
         worker = now.worker(command.flags.worker)
         launches = now.ledger.launches()
         if not launches:
-            raise ConfigError(f"{now.plan.run_id} was never launched; `slipway up` does that")
+            raise ConfigError(f"{now.plan.run_id} was never launched; run `slipway up` first")
         attempt = launches[-1].attempt
         write = _print_json if command.flags.json else sys.stdout.write
         if not _print_from_worker(now, worker, attempt, write, follow=command.flags.follow):
@@ -53,5 +53,5 @@ def _print_from_bucket(now: Session, worker: int, attempt: int, write: Callable[
     try:
         content = now.world.google.download(now.plan.bucket, now.ledger.log_object(worker, attempt))
     except NotFoundError:
-        raise ConfigError(f"no log of worker {worker}, attempt {attempt}, on the pod or in the bucket") from None
+        raise ConfigError(f"no log for worker {worker}, attempt {attempt}, on the pod or in the bucket") from None
     write(content.decode(errors="replace"))

@@ -27,7 +27,7 @@ def run(command: Command) -> int:
             file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         file.write_text(render(found, Clock().now()), encoding="utf-8")
     except OSError as error:
-        raise ConfigError(f"{file}: cannot be written: {error.strerror}; -o FILE takes another place") from None
+        raise ConfigError(f"{file}: cannot be written: {error.strerror}; choose another file with -o FILE") from None
     if flags.json:
         print(json.dumps({"file": str(file), **found.as_document()}, indent=1))
     else:

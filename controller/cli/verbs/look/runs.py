@@ -75,5 +75,5 @@ def _load_record(command: Command, state: Path, run_id: str) -> RunRecord:
         document = find_record(command.overrides, run_id, Path.cwd())
     row = next((row for row in index.load_rows(state) if row["run"] == run_id), None)
     if row is None:
-        raise ConfigError(f"{run_id}: is not in the table of runs; `slipway runs --refresh` reads that of the bucket")
+        raise ConfigError(f"{run_id}: not in the table of runs; `slipway runs --refresh` reads the bucket's")
     return document | {"row": row}

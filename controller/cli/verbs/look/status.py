@@ -22,9 +22,7 @@ def run(command: Command) -> int:
 
         return sweep_status.run(command)
     if command.flags.follow:
-        raise ConfigError(
-            "--follow: of which sweep? `slipway status --sweep ID --follow`; `slipway logs --follow` is of a run"
-        )
+        raise ConfigError("--follow: needs --sweep ID; to follow a run, use `slipway logs --follow`")
     with open_session(command.options) as now:
         document = gather_status(now)
     if command.flags.json:
@@ -67,7 +65,7 @@ def _last_attempt_message(now: Session, workers: list[dict[str, Any]], attempt: 
     if attempt and now.ledger.cancelled(attempt):
         return "cancelled"
     ending = now.ledger.ending(0, attempt) if attempt else None
-    return f"not finished, worker 0 ended with {ending}" if ending and ending != "code 0" else "not finished"
+    return f"not finished, worker 0 exited with {ending}" if ending and ending != "code 0" else "not finished"
 
 
 def _cost_status(now: Session, node: Absent | Pending | Node) -> dict[str, Any]:
@@ -116,7 +114,7 @@ def _worker_status(now: Session) -> list[dict[str, Any]]:
 def _format_episode(episode: dict[str, Any]) -> str:
     """Describe the failure of one attempt, and the reaction to it."""
     when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(episode["time"]))
-    which = f"attempt {episode['attempt']}" if episode["attempt"] else "before an attempt"
+    which = f"attempt {episode['attempt']}" if episode["attempt"] else "before launch"
     return f"{when}  {which}: {episode['message']}; {episode['response'].replace('_', ' ')}"
 
 
@@ -132,7 +130,7 @@ def format_status(document: dict[str, Any]) -> list[str]:
     pod, run = document["pod"], document["run"]
     lines = [f"pod  {pod['name']}: {pod['state']}" if pod["state"] != "absent" else f"pod  {pod['name']}: no node"]
     if pod["driver"]:
-        lines.append(f"     {pod['driver']} acts on it")
+        lines.append(f"     controlled by {pod['driver']}")
     tries = (
         f", {run['attempts']} attempt{'s' if run['attempts'] != 1 else ''}" if run["attempts"] else ", never launched"
     )

@@ -58,11 +58,9 @@ def resolve_sweep_id(state: Path, name: str) -> str:
     if len(found) == 1:
         return found[0]
     if found:
-        raise ConfigError(f"--sweep {name}: may be {', '.join(found)}")
-    listed = f"the last ones are {', '.join(known[-10:])}" if known else "this machine knows none"
-    raise ConfigError(
-        f"--sweep {name}: there is no such sweep; {listed}. `slipway runs --refresh` reads the bucket's runs"
-    )
+        raise ConfigError(f"--sweep {name}: ambiguous, matches {', '.join(found)}")
+    listed = f"the latest: {', '.join(known[-10:])}" if known else "this machine has no record of any"
+    raise ConfigError(f"--sweep {name}: no such sweep; {listed}. `slipway runs --refresh` reads the bucket's runs")
 
 
 def read_board(state: Path, name: str) -> SavedBoard:

@@ -31,9 +31,9 @@ def run(command: Command) -> int:
         mirror = TensorBoardMirror(world.google, rows[0]["bucket"], folders)
         copied = mirror.update(set(folders))
         if not any(path.is_dir() for path in folders.values()):
-            raise ConfigError(f"none of {plural(len(rows), 'run')} has written TensorBoard's files to the bucket")
+            raise ConfigError(f"none of {plural(len(rows), 'run')} has written TensorBoard files to the bucket")
         said = {"folder": str(folder), "runs": len(folders), "files": copied, "url": f"http://localhost:{flags.port}/"}
-        print(json.dumps(said) if flags.json else f"{plural(len(folders), 'run')} in {folder}; Ctrl-C ends it")
+        print(json.dumps(said) if flags.json else f"{plural(len(folders), 'run')} in {folder}; press Ctrl-C to stop")
         argv = [sys.executable, "-P", "-m", "tensorboard.main", "--logdir", str(folder), "--port", str(flags.port)]
         board = subprocess.Popen([*argv, "--host", "localhost", "--reload_interval", "10"])
         signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # stop the child too
@@ -50,7 +50,9 @@ def run(command: Command) -> int:
             board.terminate()
             board.wait()
     if board.returncode:
-        raise ConfigError(f"TensorBoard ended with code {board.returncode}; is --port {flags.port} in use?")
+        raise ConfigError(
+            f"TensorBoard exited with code {board.returncode}; check whether --port {flags.port} is in use"
+        )
     return 0
 
 
@@ -68,7 +70,7 @@ def compose_config(rows: list[RunRow], command: Command) -> Config:
         ConfigError: the runs are in several buckets.
     """
     if len({(row.get("cloud"), row.get("project"), row.get("bucket")) for row in rows}) > 1:
-        raise ConfigError("these runs are in several buckets; choose those of one: --where bucket=NAME")
+        raise ConfigError("these runs are in several buckets; choose one with --where bucket=NAME")
     if command.overrides:
         return command.options.cloud_config()
     words = [f"cloud={'local' if rows[0].get('cloud') == 'local' else 'gcp'}"]

@@ -22,7 +22,7 @@ def run(command: Command) -> int:
     with open_session(command.options) as now:
         fleet = now.fleet()
         if fleet is None:
-            raise ConfigError(f"pod {now.plan.node.name} is not there; `slipway up` creates it")
+            raise ConfigError(f"pod {now.plan.node.name} is absent or not ready; run `slipway up`")
         venv = now.plan.get(Venv).name
         fleet.call_all(PROBE_PEERS, peer_payloads(now.node()))  # `observe` returns the answers
         payload: ObserveQuestion = {"code": now.plan.snapshot.sha256, "venv": venv, "run_id": now.plan.run_id}
@@ -65,7 +65,7 @@ def _worker_cells(plan: Plan, answer: Observation, config: str, usual: str) -> d
     if venv is None or not venv["ok"]:
         cells["packages"] = "altered" if venv else "missing"
     else:
-        cells["packages"] = "ok" if json.dumps(venv["versions"], sort_keys=True) == usual else "other versions"
+        cells["packages"] = "ok" if json.dumps(venv["versions"], sort_keys=True) == usual else "different versions"
     if plan.config.program.kind != "trainer":
         cells["devices"] = "ok"
     elif devices is None:

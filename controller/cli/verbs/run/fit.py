@@ -18,7 +18,7 @@ from controller.core.errors import ConfigError
 def run(command: Command) -> int:
     config = command.options.checked_config(without={"fit"})
     if config.program.kind != "trainer":
-        raise ConfigError("program: only the bundled trainer's programs are known; fit needs program=trainer")
+        raise ConfigError("program: fit supports only the bundled trainer; set program=trainer")
     # the location of data does not affect shapes
     anywhere = {name: name for name in re.findall(r"assets://([^/\"]+)", config.model_dump_json())}
     with tempfile.TemporaryDirectory() as folder:

@@ -34,7 +34,7 @@ def format_plan(preview: RunPreview) -> list[str]:
         f"results  gs://{plan.bucket}/runs/{plan.run_id}",
     ]
     if plan.config.cloud.kind == "local" and price.tpu is None:
-        lines.append("price    nothing: the cloud is emulated on this machine")
+        lines.append("price    none: the cloud is emulated on this machine")
     else:
         lines += [f"price    {price}", f"cost     {max_cost(plan.config, price)}"]
     if preview.status:

@@ -29,9 +29,9 @@ def run(command: Command) -> int:
 
 def as_lines(plan: Plan, checks: Sequence[Check]) -> list[str]:
     """Format the checks for people, with what no rehearsal can prove."""
-    unproven = ["Google's capacity and quota", "real weights and data", "the memory of a chip"]
+    unproven = ["Google's capacity and quota", "real weights and data", "chip memory"]
     if plan.config.code.stand_in:
-        unproven.insert(0, "the program itself, for which a stand-in ran")
+        unproven.insert(0, "the program itself (a stand-in ran)")
     return [
         f"rehearsed {plan.config.run.name}:",
         *(f"  {'✓' if check.passed else '✗'} {check.message}" for check in checks),

@@ -46,14 +46,14 @@ def status(command: Command) -> int:
         document = {"sweep": sweep_id, "driver": driver, "runs": [row.to_json() for row in rows]}
         print(json.dumps(document, indent=1))
     else:
-        driven = [] if driver is None else [f"seen to by {driver}"]
+        driven = [] if driver is None else [f"controlled by {driver}"]
         print("\n".join([f"sweep {sweep_id}: {format_counts(rows)}", *driven, *format_table(rows, clock.now())]))
     return 0
 
 
 def down(command: Command) -> int:
     if command.flags.all:
-        raise ConfigError("down -m deletes the pods of the sweep; `down --all` without -m the rest")
+        raise ConfigError("--all: not possible with -m; `down -m` deletes the sweep's pods, `down --all` the rest")
     names = delete_pods(command.options)
     print(json.dumps({"deleted": names}) if command.flags.json else f"deleted: {', '.join(names) or 'nothing'}")
     return 0

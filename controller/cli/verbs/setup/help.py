@@ -9,6 +9,6 @@ from controller.core.errors import ConfigError
 def run(command: Command) -> int:
     topic = command.flags.topic
     if topic is not None and topic not in VERBS:
-        raise ConfigError(f"{topic!r} is no verb; verbs: {', '.join(VERBS)}")
+        raise ConfigError(f"unknown verb {topic!r}; verbs: {', '.join(VERBS)}")
     print_help(topic, as_json=command.flags.json)
     return 0

@@ -21,8 +21,8 @@ from controller.resources.project.bucket import Bucket
 from controller.resources.project.services import Services
 
 SIGN_IN_MESSAGE = (
-    "no Google credentials. Run\n  gcloud auth login\n  gcloud auth application-default login\n"
-    "(https://cloud.google.com/sdk/docs/install has gcloud), or try cloud=local first, which needs no account"
+    "no Google credentials; run\n  gcloud auth login\n  gcloud auth application-default login\n"
+    "(to install gcloud: https://cloud.google.com/sdk/docs/install), or try cloud=local first, which needs no account"
 )
 SMALL_SLICE_CHIPS = 16
 """Largest number of chips to suggest, however large the quota."""
@@ -59,7 +59,7 @@ def run(command: Command) -> int:
     files = [folder / "cloud" / "mine.yaml", folder / "tpu" / "mine.yaml"]
     present = [str(file) for file in files if file.exists()]
     if present and not command.flags.yes:
-        raise ConfigError(f"{' and '.join(present)} exist already; --yes writes them anew")
+        raise ConfigError(f"{' and '.join(present)} already there; pass --yes to overwrite")
     with open_context(config) as (world, _):
         if not world.google.signed_in:
             raise ConfigError(SIGN_IN_MESSAGE)
@@ -78,7 +78,7 @@ def list_choices(world: Context) -> tuple[list[PlacementChoice], str]:
     except ServiceDisabledError as error:
         limits, why = {}, f"{error.service} is not enabled yet"
     except GoogleError as error:
-        limits, why = {}, f"you may not look ({error.message})" if isinstance(error, ForbiddenError) else str(error)
+        limits, why = {}, f"permission denied ({error.message})" if isinstance(error, ForbiddenError) else str(error)
     found = []
     for generation in METRICS:
         facts = tpu_type_table()["generations"][generation]
@@ -91,7 +91,7 @@ def list_choices(world: Context) -> tuple[list[PlacementChoice], str]:
     known = [choice for choice in found if choice.chips is not None]
     if known:
         return sorted(known, key=_sort_key), ""
-    return sorted(_filter_offered(world, found), key=_sort_key), why or "Google's answer holds no TPU quota"
+    return sorted(_filter_offered(world, found), key=_sort_key), why or "Google's response contains no TPU quota"
 
 
 def _sort_key(choice: PlacementChoice) -> tuple[float, float]:
@@ -136,25 +136,25 @@ def _select(command: Command, offered: list[PlacementChoice], why: str) -> Place
         there = [choice for choice in offered if choice.zone == command.flags.zone]
         if not there:
             zones = ", ".join(dict.fromkeys(choice.zone for choice in offered))
-            raise ConfigError(f"--zone {command.flags.zone}: nothing to be had there; zones: {zones}")
+            raise ConfigError(f"--zone {command.flags.zone}: no TPUs available there; zones: {zones}")
         return there[0]
     if command.flags.json or not sys.stdin.isatty():
         return offered[0]
     shown = offered[:30]
     if why:
-        print(f"quota could not be looked at: {why}; this is what the zones offer:")
+        print(f"could not read the quota: {why}; these are the types that the zones offer:")
     for number, choice in enumerate(shown, 1):
         print(f"{number:>3}  {choice}")
     if len(offered) > len(shown):
-        print(f"     and {len(offered) - len(shown)} more; --zone ZONE chooses one of them")
-    answer = input(f"Which one? [1-{len(shown)}, default 1] ").strip() or "1"
+        print(f"     and {len(offered) - len(shown)} more; choose one with --zone ZONE")
+    answer = input(f"Choose a number [1-{len(shown)}, default 1]: ").strip() or "1"
     if not answer.isdigit() or not 1 <= int(answer) <= len(shown):
-        raise ConfigError(f"{answer!r} is not one of 1 to {len(shown)}; nothing was written")
+        raise ConfigError(f"invalid choice {answer!r}: expected 1 to {len(shown)}; nothing was written")
     return shown[int(answer) - 1]
 
 
 def _write_config(files: list[Path], config: Config, project: str, choice: PlacementChoice) -> None:
-    head = "# Made by `slipway init`; yours to edit.\ndefaults:\n"
+    head = "# Created by `slipway init`; edit as needed.\ndefaults:\n"
     base = "local" if config.cloud.kind == "local" else "gcp"
     texts = (
         f"{head}  - {base}\n  - _self_\nproject: {project}\n",
@@ -175,7 +175,7 @@ def _create_bucket(
     tpu = config.tpu.model_copy(update={"zone": choice.zone, "fallback_zones": ()})
     placed = config.model_copy(update={"tpu": tpu})
     name = bucket_name(placed, project)
-    question = f"Make the bucket {name} in {placed.cloud.bucket_location or zone_region(choice.zone)} now?"
+    question = f"Create bucket {name} in {placed.cloud.bucket_location or zone_region(choice.zone)} now?"
     if not command.flags.yes and (command.flags.json or not confirm(question)):
         return None
     reconcile([r for r in shared_resources(placed, name) if isinstance(r, Services | Bucket)], world)
@@ -192,5 +192,5 @@ def _print_result(
         print(json.dumps({"files": names, "chosen": chosen, "bucket": bucket, "choices": rows}, indent=1))
         return
     print(f"wrote {' and '.join(names)}: {choice.accelerator_type}, {choice.capacity} in {choice.zone}")
-    print(f"made the bucket {bucket}" if bucket else "the bucket is made by the first `slipway up`")
+    print(f"created bucket {bucket}" if bucket else "the first `slipway up` creates the bucket")
     print("next: slipway plan +experiment=gemma2b_gsm8k cloud=mine tpu=mine")

@@ -105,7 +105,7 @@ def test_installing_twice_is_installing_once(shell: str, home: Path) -> None:
     assert any(str(SHELLS[shell].file(home / "state")) in words for words in done)
     again = install(shell, home / "state")
     assert {file: file.read_text() for file in home.rglob("*") if file.is_file()} == after
-    assert all("as it should be" in words or "open a new" in words for words in again)
+    assert all("is up to date" in words or "open a new" in words for words in again)
     assert sum(text.count(MARKER) for file, text in after.items() if file in before) == (shell != "fish")
     uninstall(shell, home / "state")
     assert not SHELLS[shell].file(home / "state").exists()

@@ -31,7 +31,7 @@ def test_a_project_where_nothing_is_enabled(project: EmulatedProject) -> None:
     disable(project, "compute", "iam", "storage", "tpu", "cloudresourcemanager")
     rows = preview_resources(tuple(project.shared()), project.world)
     [account] = [row.seen for row in rows if row.resource.kind == "service account"]
-    assert account == Unknown("iam.googleapis.com is not enabled yet; up enables it")
+    assert account == Unknown("iam.googleapis.com is not enabled yet; `up` enables it")
     project.settle()
     assert project.actions() == {}
 

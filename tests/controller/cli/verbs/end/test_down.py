@@ -73,7 +73,7 @@ def test_down_leaves_what_is_shared_and_down_all_nothing(slipway: SlipwayCli, cl
     assert new.pop("bucket") == new.pop("objects") == [bucket]
     assert leaves(new.pop("policy")) == [bucket]
     assert new == {"serviceAccount": ["slipway-runner@slipway-local.iam.gserviceaccount.com"]}
-    stays = out[out.index("stays for the next run:") :]
+    stays = out[out.index("kept for the next run:") :]
     for title in (
         "service account slipway-runner",
         "roles of slipway-runner",
@@ -87,16 +87,21 @@ def test_down_leaves_what_is_shared_and_down_all_nothing(slipway: SlipwayCli, cl
         f"firewall {inside}",
     ):
         assert title in stays
-    assert "`slipway down --all` deletes it too" in stays
+    assert "`slipway down --all` deletes them too" in stays
 
     code, out, _ = slipway("down", "--all", "--yes", *POD)
     assert code == 0
     assert state(slipway) == before
-    assert "the APIs stay enabled, which costs nothing; to undo what was not so before: gcloud services disable" in out
+    assert (
+        "the APIs stay enabled, which costs nothing; to disable those that you do not need: gcloud services disable"
+        in out
+    )
     assert [m for m in slipway.mutations()[told:] if "theirs" in m] == []
 
     told = len(slipway.mutations())
-    assert slipway("down", "--all", "--yes", *POD)[1].endswith("\nnothing of ours is there\n")
+    assert slipway("down", "--all", "--yes", *POD)[1].endswith(
+        "\nnothing to delete: found no resources made by slipway\n"
+    )
     assert slipway.json("down", "--all", "--yes", *POD)["deleted"] == []
     assert slipway.mutations()[told:] == []
 
@@ -133,7 +138,7 @@ def refused(slipway: SlipwayCli, *by: str) -> None:
     before, told = state(slipway), len(slipway.mutations())
     code, out, err = slipway("down", "--all", "--yes", *POD)
     assert (code, out) == (2, "")
-    assert "nothing was deleted, since something else uses it: " in err
+    assert "nothing was deleted: still in use: " in err
     for words in by:
         assert words in err
     assert state(slipway) == before
@@ -198,7 +203,7 @@ def test_a_network_half_made_by_hand_is_used_and_left(slipway: SlipwayCli, cloud
     assert leaves(kinds["compute"]) == [f"slipway-allow-internal-{REGION}", "slipway-allow-ssh"]
     code, out, _ = slipway("down", "--all", "--yes", *POD)
     assert code == 0
-    assert f"not made by slipway, and left as it was: network slipway, subnet slipway-{REGION} in {REGION}" in out
+    assert f"not made by slipway, left unchanged: network slipway, subnet slipway-{REGION} in {REGION}" in out
     assert state(slipway) == before
     assert [m for m in slipway.mutations()[told:] if "/routers" in m or "/subnetworks" in m] == []
 
@@ -210,7 +215,7 @@ def test_a_bucket_of_ones_own_keeps_what_runs_wrote(slipway: SlipwayCli, cloud: 
     assert slipway("up", *POD)[0] == 0
     code, out, _ = slipway("down", "--all", "--yes", *POD)
     assert code == 0
-    assert f"what runs wrote to gs://{bucket} stays there, under assets/, code/, pods/ and runs/" in out
+    assert f"data of runs stays in gs://{bucket}, under assets/, code/, pods/ and runs/" in out
     after = state(slipway)
     kept = after.pop("objects")[bucket]
     assert {name.partition("/")[0] for name in kept} <= {"assets", "code", "index", "pods", "runs"}
@@ -225,7 +230,7 @@ def test_a_bucket_of_runs_elsewhere_is_named(slipway: SlipwayCli, cloud: Emulate
     assert slipway("up", *POD)[0] == 0
     code, out, _ = slipway("down", "--all", "--yes", *POD)
     assert code == 0
-    assert "gs://slipway-local-slipway-us-west4 stays, with the results of runs elsewhere" in out
+    assert "gs://slipway-local-slipway-us-west4 stays, with results of runs elsewhere" in out
     assert "not made by slipway" not in out
     assert slipway.json("down", "--all", "--yes", *POD)["other_buckets"] == ["slipway-local-slipway-us-west4"]
 

@@ -13,13 +13,13 @@ ONE = ["tpu=v5litepod_8", "tpu.capacity=on_demand", "cleanup.on_success=keep", E
 def test_a_stopped_pod_is_started_by_the_next_up(slipway: SlipwayCli) -> None:
     code, _, err = slipway("stop", *ONE)
     assert code == 2
-    assert "is not there, so there is nothing to stop" in err
+    assert "is absent or not ready, so it cannot be stopped" in err
     assert slipway("up", *ONE)[0] == 0
     code, out, _ = slipway("stop", *ONE)
     assert code == 0
     assert "is stopped; `slipway up` starts it" in out
     assert slipway.json("status", *ONE)["pod"]["state"] == "stopped"
-    assert "is stopped already" in slipway("stop", *ONE)[1]
+    assert "is already stopped" in slipway("stop", *ONE)[1]
     code, out, _ = slipway("up", *ONE, "run.seed=7")
     assert code == 0
     assert "the node is stopped: starting it" in out

@@ -80,7 +80,7 @@ def test_a_finished_run_is_reported_and_nothing_is_touched(slipway: SlipwayCli) 
     before = slipway.mutations()
     code, out, _ = slipway("up", ECHO_COMMAND)
     assert code == 0
-    assert "has finished already; nothing was changed" in out
+    assert "has already finished; nothing was changed" in out
     assert slipway.mutations() == before
 
 
@@ -121,7 +121,7 @@ def test_a_busy_pod_queues_the_next_run(slipway: SlipwayCli) -> None:
         for one in both:
             one.kill()
     assert [one.returncode for one in both] == [0, 0], said
-    assert "the pod stays: run-" in said[0]
+    assert "the pod stays for the next run: run-" in said[0]
     assert f"waiting for {first}" in said[1]
     assert "hello from worker 0" in said[1]
     deletions = [m for m in slipway.mutations() if m.startswith("DELETE /tpu/") and node in m]
@@ -181,10 +181,10 @@ def test_a_failing_program_ends_with_5_and_shows_the_worker_that_failed_first(sl
     code, _, err = slipway("up", fails)
     assert code == 5
     assert "boom" in err
-    assert "worker 2 ended with code 7; it failed first" in err
+    assert "worker 2 exited with code 7; it failed first" in err
     status = slipway.json("status", fails)
     assert status["pod"]["state"] == "ready"  # kept, for a look
-    assert status["run"]["state"].startswith("not finished, worker 0 ended with ")
+    assert status["run"]["state"].startswith("not finished, worker 0 exited with ")
 
 
 def test_a_failed_run_is_tried_again_as_a_new_attempt(slipway: SlipwayCli) -> None:
@@ -254,7 +254,7 @@ def test_what_is_ended_on_purpose_is_not_started_again(slipway: SlipwayCli, verb
     assert slipway(*verb, SLOW)[0] == 0
     rest, _ = following.communicate(timeout=300)
     assert following.returncode == 0, rest
-    assert "cancelled; the same command starts it again" in rest
+    assert "cancelled; run the same command to resume" in rest
     status = slipway.json("status", SLOW)
     assert status["run"]["attempts"] == 1
     assert status["pod"]["state"] == ("absent" if verb[0] == "down" else "ready")
@@ -265,7 +265,7 @@ def test_down_does_not_end_another_run_unasked(slipway: SlipwayCli) -> None:
     code, _, err = slipway("down", ECHO_COMMAND)
     assert code == 2
     assert "run-" in err
-    assert "is running there" in err
+    assert "is running on the pod" in err
     assert slipway.json("status", SLOW)["pod"]["state"] == "ready"
 
 
@@ -282,7 +282,7 @@ def test_ctrl_c_detaches_and_the_run_goes_on(slipway: SlipwayCli) -> None:
     running.send_signal(signal.SIGINT)
     rest, _ = running.communicate(timeout=300)
     assert running.returncode == 0
-    assert "the run goes on" in rest
+    assert "the run continues" in rest
     workers = slipway.json("status", SLOW)["workers"]
     assert all(w["running"] for w in workers)
     let_go(slipway)

@@ -21,7 +21,7 @@ def test_it_writes_what_plan_then_understands(slipway: SlipwayCli) -> None:
     assert "= none     bucket slipway-local-slipway-us-east5" in out
     code, _, err = slipway("init")
     assert code == 2
-    assert "exist already; --yes writes them anew" in err
+    assert "already there; pass --yes to overwrite" in err
 
 
 @pytest.mark.e2e
