@@ -70,10 +70,10 @@ def drive(orders: dict[str, Any]) -> None:
 
 
 def local_config(recorded: dict[str, Any], home: Path) -> Config:
-    """The config for this machine: its own folder, and, where one subnet holds all, the workers' internal addresses.
+    """Return the config for this machine: its own folder and, in a single region, the workers' internal addresses.
 
     Raises:
-        ConfigError: it is of another version of slipway.
+        ConfigError: another version of Slipway recorded the config.
     """
     config, problems = validate(recorded)
     if config is None or problems:
@@ -85,7 +85,7 @@ def local_config(recorded: dict[str, Any], home: Path) -> Config:
 
 
 def pod_plan(plan: Plan) -> Plan:
-    """The plan without what pods share, and without the bastion itself."""
+    """Return the plan without shared resources and the bastion itself."""
     theirs = Services | SlipwayPackage | Bastion | BastionRoles
     kept = [r for r in plan.resources if r.scope != "shared" and not isinstance(r, theirs)]
     ids = {r.id for r in kept}

@@ -80,7 +80,7 @@ VERBS: dict[str, Verb] = {
          f"-m {QUICKSTART} optimizer.lr=1e-4,7e-4 run.seed=0,1,2 sweep.pods=2", "up --run quickstart-f9ce2387"),
         (SWEEP_FLAG, REPEAT, YES, _flag("--detach", "return once the program has started", action="store_true"),
          _flag("--queue", "wait while another run uses the pod", action="store_true"),
-         _flag("--take-over", "replace the controller that controls the pod now", action="store_true"), PLAN),
+         _flag("--take-over", "take over from the pod's current controller", action="store_true"), PLAN),
     ),
     "plan": Verb(
         "preview changes, cost and config errors; changes nothing", "run", "checks.md",

@@ -1,4 +1,4 @@
-"""Coloured progress of a run; on a terminal, the active steps and the training line are redrawn in place."""
+"""Colored progress of a run; on a terminal, the active steps and the training line are redrawn in place."""
 
 import sys
 import time

@@ -10,7 +10,7 @@ from controller.report.stats import Comparison
 from controller.report.timeline import SPAN_KINDS, Timeline
 
 COLOURS, DASHES = 8, 3
-"""Number of styles in page.css: the colours repeat with other dashes."""
+"""Number of styles in page.css: the colors repeat with other dashes."""
 WIDTH, HEIGHT, LEFT, BOTTOM = 760, 300, 62, 270
 """Size of a chart and margins of its plot, in SVG units."""
 
@@ -27,7 +27,7 @@ def swatch(parent: Element, number: int) -> None:
 
 
 def line_chart(parent: Element, title: str, curves: Mapping[int, tuple[str, Curve]]) -> None:
-    """Add a chart of labelled curves, keyed by line number."""
+    """Add a chart of labeled curves, keyed by line number."""
     steps = [step for _, curve in curves.values() for step in curve.steps]
     x_low, x_high = min(steps), max(steps)
     low, high = (min(min(c.low) for _, c in curves.values()), max(max(c.high) for _, c in curves.values()))
@@ -75,7 +75,7 @@ def ticks(low: float, high: float, count: int = 5) -> list[float]:
 
 
 def legend_square(parent: Element, kind: str) -> None:
-    """Add a square in the colour of a kind of time."""
+    """Add a square in the color of a kind of time."""
     svg = add_child(parent, "svg", class_=f"key {_kind_colour(kind)}", viewBox="0 0 10 10", aria_hidden="true")
     add_child(svg, "rect", width=10, height=10)
 

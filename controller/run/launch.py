@@ -22,7 +22,7 @@ def launch(
 ) -> tuple[Launch, bool]:
     """Make sure that an attempt of the run is started on this pod; return it, and whether it was already running.
 
-    A new attempt is made if there is none, if the last one belongs to a deleted pod, or if it has failed; an attempt
+    A new attempt is made if none exists, if the last one belongs to a deleted pod, or if it has failed; an attempt
     that was recorded but not started everywhere is started.
     """
     while True:

@@ -29,13 +29,13 @@ class RunOptions:
     plan_file: Path | None = None
     """A config written by `plan --save`; the overrides are applied to it."""
     yes: bool = False
-    """Create, replace and delete without asking."""
+    """Create, replace and delete without a prompt."""
     detach: bool = False
     """Return once the program has started."""
     queue: bool = False
-    """Wait while another run has the pod."""
+    """Wait while another run uses the pod."""
     take_over: bool = False
-    """Act in place of the controller that holds the lease."""
+    """Take over from the controller that holds the lease."""
     json: bool = False
     """Print JSON lines, and never ask."""
 

@@ -21,7 +21,7 @@ PAST_TENSE = {"create": "created", "update": "updated", "replace": "replaced", "
 
 
 class TextScreen:
-    """A screen that prints lines: on a bastion, under `controller.api`. `cli.view.View` adds colour and redraws."""
+    """A screen that prints lines: on a bastion, under `controller.api`. `cli.view.View` adds color and redraws."""
 
     def __init__(self, plan: Plan, *, json_lines: bool = False) -> None:
         self._plan, self._json = plan, json_lines

@@ -50,7 +50,7 @@ def resolve_sweep_id(state: Path, name: str) -> str:
     """Return the sweep with this id, or the only one whose id starts with it.
 
     Raises:
-        ConfigError: there is none, or there are several.
+        ConfigError: no sweep matches, or several do.
     """
     ended = {row["sweep"]: None for row in index.load_rows(state) if row.get("sweep")}
     known = list(dict.fromkeys([*ended, *(file.stem for file in sorted(state.glob("sweeps/*.json")))]))

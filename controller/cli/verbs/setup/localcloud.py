@@ -1,4 +1,4 @@
-"""`slipway localcloud start|stop|wipe|env|requests`: control the emulated cloud by hand."""
+"""`slipway localcloud start|stop|wipe|env|requests`: manage the emulated cloud."""
 
 import sys
 
