@@ -163,6 +163,6 @@ def test_a_repository_may_hold_packages_of_the_same_names(tmp_path: Path, module
 
 def test_verbs_of_a_run_say_when_there_is_none_and_orphans_needs_none(capsys: pytest.CaptureFixture[str]) -> None:
     [words] = refused(capsys, "status")
-    assert words.startswith("no run was started from this folder; status needs its words")
+    assert words.startswith("no run was started from this folder; give status its overrides")
     [words] = refused(capsys, "orphans")
     assert words.startswith("cloud.project: is not set")

@@ -190,5 +190,5 @@ def test_a_crash_loop_ends_and_an_own_error_is_tried_again_if_wanted(slipway: Sl
     code, out, err = slipway("up", *RUN, "recovery.max_program_failures=9", "tpu=v5litepod_8")
     assert code == 5
     assert out.count("restarting the program on every worker") == 2
-    assert "it ended 3 times in a row without a newer checkpoint" in err
+    assert "it failed 3 times in a row without a newer checkpoint" in err
     assert "ValueError: always" in err
