@@ -112,7 +112,7 @@ def assemble(store: Store, state: Path, url: str, token: str, seconds: float, st
     queued = QueuedResources(store, operations, nodes, catalog, faults)
     policies = Policies(store)
     machines = Instances(store, state, url, token)
-    compute = Compute(store, operations, networks, catalog, url, workers.changed, machines, policies)
+    compute = Compute(store, operations, networks, catalog, f"{url}compute/v1/", workers.changed, machines, policies)
     blobs = Blobs(state / "blobs")
     objects = Objects(store, blobs, faults.on_object_finalized)
     projects = Projects(store, operations, policies)

@@ -1,5 +1,7 @@
 """Supervised warm start before GRPO, until the policy is right often enough for rewards to differ."""
 
+from dataclasses import dataclass
+
 from jax.sharding import Mesh
 
 from conf.schema.training.loop import GrpoLoop
@@ -14,52 +16,47 @@ from trainer.rl.state import StateSaver, TrainState
 from trainer.rl.telemetry import Telemetry
 
 
+@dataclass(eq=False)
 class WarmStart:
     """The warm-start phase, from the run's current progress to its end."""
 
-    def __init__(
-        self,
-        experiment: RunFile,
-        loop: GrpoLoop,
-        mesh: Mesh,
-        asked: QuestionSet,
-        programs: GrpoPrograms,
-        telemetry: Telemetry,
-        saver: StateSaver,
-        evaluations: Evaluations,
-    ) -> None:
-        self._experiment, self._loop, self._mesh = experiment, loop, mesh
-        self._asked, self._programs, self._telemetry = asked, programs, telemetry
-        self._saver, self._evaluations = saver, evaluations
+    experiment: RunFile
+    loop: GrpoLoop
+    mesh: Mesh
+    asked: QuestionSet
+    programs: GrpoPrograms
+    telemetry: Telemetry
+    saver: StateSaver
+    evaluations: Evaluations
 
     def run(self, train_state: TrainState) -> None:
-        loop, telemetry, progress = self._loop, self._telemetry, train_state.progress
+        loop, telemetry, progress = self.loop, self.telemetry, train_state.progress
         if progress.warm_steps == 0:
             progress.accuracy_start = self._evaluate(train_state, "accuracy at the start")
             progress.accuracy_before = progress.accuracy_start
         while not self._over(progress):
-            self._saver.save_if_preempted(train_state)
+            self.saver.save_if_preempted(train_state)
             with telemetry.stopwatch.spending("update_time"):
-                batch = batching.supervised_batch(self._asked.train(progress.warm_steps, loop.rows), loop)
-                placed = shard_batch(batch, self._mesh)
-                train_state.state, metrics = self._programs.warm_start(train_state.state, placed)
+                batch = batching.supervised_batch(self.asked.train(progress.warm_steps, loop.rows), loop)
+                placed = shard_batch(batch, self.mesh)
+                train_state.state, metrics = self.programs.warm_start(train_state.state, placed)
             progress.warm_steps += 1
             telemetry.record(progress, metrics, batch, rollout_metrics={})
             if progress.warm_steps % loop.warm_start_eval_interval == 0 or progress.warm_steps == loop.warm_start_steps:
                 progress.accuracy_before = self._evaluate(train_state, "accuracy in the warm start")
             if self._over(progress):
                 telemetry.end_phase(progress)
-            if progress.total_steps % self._experiment.checkpoint.save_interval == 0:
-                self._saver.save(train_state)
+            if progress.total_steps % self.experiment.checkpoint.save_interval == 0:
+                self.saver.save(train_state)
         progress.phase = "grpo"
         accuracy = f"{progress.accuracy_before:.3f} on {loop.eval_prompts} held-out prompts"
         telemetry.log_lines([f"accuracy before GRPO: {accuracy}"])
 
     def _evaluate(self, train_state: TrainState, message: str) -> float:
-        return self._evaluations.evaluate(train_state, "warm_start", message)
+        return self.evaluations.evaluate(train_state, "warm_start", message)
 
     def _over(self, progress: Progress) -> bool:
-        loop = self._loop
+        loop = self.loop
         return (
             progress.accuracy_before >= loop.warm_start_target_accuracy or progress.warm_steps >= loop.warm_start_steps
         )

@@ -69,28 +69,18 @@ COLLECTIONS = (
 )
 
 
+@dataclass(eq=False)
 class Compute:
     """Handlers of the API. `changed` is called after every change of a firewall rule."""
 
-    def __init__(
-        self,
-        store: Store,
-        operations: Operations,
-        networks: Networks,
-        catalog: Catalog,
-        url: str,
-        changed: Callable[[], None],
-        machines: Instances,
-        policies: Policies,
-    ) -> None:
-        self._machines = machines
-        self._policies = policies
-        self._store = store
-        self._operations = operations
-        self._networks = networks
-        self._catalog = catalog
-        self._root = f"{url}compute/v1/"
-        self._changed = changed
+    store: Store
+    operations: Operations
+    networks: Networks
+    catalog: Catalog
+    root: str
+    changed: Callable[[], None]
+    machines: Instances
+    policies: Policies
 
     def handlers(self) -> dict[str, Handler]:
         """Return the handlers by method key."""
@@ -126,19 +116,19 @@ class Compute:
 
     def effects(self) -> dict[str, Effect]:
         """Return the functions to run when operations end."""
-        return {"compute.delete": self._on_deleted, "compute.boot": self._machines.boot}
+        return {"compute.delete": self._on_deleted, "compute.boot": self.machines.boot}
 
     def _insert(self, collection: Collection, call: ApiCall) -> Document:
         self._check_location(call)
         path = collection.path(call, check_name(call.body.get("name")))
-        if self._store.get(COMPUTE_KIND, path):
+        if self.store.get(COMPUTE_KIND, path):
             raise already_exists(path)
         body = {key: value for key, value in call.body.items() if key not in _OUTPUT_ONLY}
-        resource = self._networks.prepare(collection.plural, _location_of(call), body, path)
+        resource = self.networks.prepare(collection.plural, _location_of(call), body, path)
         self._check_ready(resource.get("network", ""))
         self._finalize(path, resource)
         if resource.get("autoCreateSubnetworks"):
-            for other, subnetwork in self._networks.automatic_subnetworks(path):
+            for other, subnetwork in self.networks.automatic_subnetworks(path):
                 self._finalize(other, subnetwork)
         return self._begin(
             collection, call, "insert", path, "compute.boot" if collection is INSTANCES else None
@@ -146,27 +136,27 @@ class Compute:
 
     def _finalize(self, path: str, resource: Document) -> None:
         now = time.time()
-        resource.setdefault("id", str(self._store.counter("id", 10**18)))
+        resource.setdefault("id", str(self.store.counter("id", 10**18)))
         resource.setdefault("creationTimestamp", timestamp(now))
-        self._store.put(COMPUTE_KIND, path, resource)
+        self.store.put(COMPUTE_KIND, path, resource)
 
     def _begin(
         self, collection: Collection, call: ApiCall, verb: str, path: str, effect: str | None = None
     ) -> Document:
-        operation = self._operations.begin(collection.parent(call), verb, path, effect)
+        operation = self.operations.begin(collection.parent(call), verb, path, effect)
         if collection.plural == "firewalls":
-            self._changed()
+            self.changed()
         return self._render_operation(operation)
 
     def _check_ready(self, path: str) -> None:
         """Reject the use of a resource that is still being created."""
-        if self._operations.pending(path):
+        if self.operations.pending(path):
             raise ApiError(400, f"The resource '{path}' is not ready", reason="resourceNotReady")
 
     def _find(self, collection: Collection, call: ApiCall, argument: str = "") -> tuple[str, Document]:
         self._check_location(call)
         path = collection.path(call, call.path[argument or collection.singular])
-        resource = self._store.get(COMPUTE_KIND, path)
+        resource = self.store.get(COMPUTE_KIND, path)
         if resource is None:
             raise not_found(path)
         return path, resource
@@ -176,7 +166,7 @@ class Compute:
 
     def _list(self, collection: Collection, call: ApiCall) -> Document:
         self._check_location(call)
-        found = self._store.items(COMPUTE_KIND, f"{collection.parent(call)}/{collection.plural}/")
+        found = self.store.items(COMPUTE_KIND, f"{collection.parent(call)}/{collection.plural}/")
         items = [self._render(collection, path, resource) for path, resource in found]
         chosen = [item for item in items if _matches_filter(call.query.get("filter", ""), item)]
         kind = f"compute#{collection.singular}List"
@@ -185,7 +175,7 @@ class Compute:
     def _aggregated(self, collection: Collection, call: ApiCall) -> Document:
         check_project(call.path["project"])
         items: dict[str, Any] = {}
-        for path, resource in self._store.items(COMPUTE_KIND, collection.prefix()):
+        for path, resource in self.store.items(COMPUTE_KIND, collection.prefix()):
             if f"/{collection.plural}/" in path:
                 scope = items.setdefault("/".join(path.split("/")[2:4]), {collection.plural: []})
                 scope[collection.plural].append(self._render(collection, path, resource))
@@ -199,50 +189,50 @@ class Compute:
             wanted = {**kept, **body}
         else:
             wanted = merge_patch(resource, body)
-        changed = self._networks.prepare(collection.plural, _location_of(call), wanted, path)
+        changed = self.networks.prepare(collection.plural, _location_of(call), wanted, path)
         for fixed in ("network", "ipCidrRange", "name"):
             if changed.get(fixed) != resource.get(fixed):
                 raise ApiError(400, f"Invalid value for field 'resource.{fixed}': it cannot be changed")
-        self._store.put(COMPUTE_KIND, path, changed)
+        self.store.put(COMPUTE_KIND, path, changed)
         return self._begin(collection, call, "patch", path)
 
     def _delete(self, collection: Collection, call: ApiCall) -> Document:
         path, _ = self._find(collection, call)
         self._check_ready(path)
-        if users := self._networks.users(path):
+        if users := self.networks.users(path):
             message = f"The {collection.singular} resource '{path}' is already being used by '{users[0]}'"
             # Google names this refusal in two ways; the longer one appears in operations.
             raise ApiError(400, message, status="RESOURCE_IN_USE", reason="resourceInUseByAnotherResource")
         return self._begin(collection, call, "delete", path, "compute.delete")
 
     async def _on_deleted(self, path: str) -> None:
-        resource = self._store.get(COMPUTE_KIND, path) or {}
+        resource = self.store.get(COMPUTE_KIND, path) or {}
         if resource.get("autoCreateSubnetworks"):
-            for subnetwork, _ in self._networks.resources_of(path, "subnetworks"):
-                self._store.delete(COMPUTE_KIND, subnetwork)
-        await self._machines.remove(path)
-        self._store.delete(COMPUTE_KIND, path)
-        self._changed()
+            for subnetwork, _ in self.networks.resources_of(path, "subnetworks"):
+                self.store.delete(COMPUTE_KIND, subnetwork)
+        await self.machines.remove(path)
+        self.store.delete(COMPUTE_KIND, path)
+        self.changed()
 
     def _render(self, collection: Collection, path: str, resource: Document) -> Document:
-        shown = {"kind": f"compute#{collection.singular}", "selfLink": self._root + path, **resource}
+        shown = {"kind": f"compute#{collection.singular}", "selfLink": self.root + path, **resource}
         digest = hashlib.sha256(json.dumps(resource, sort_keys=True).encode()).digest()
-        if collection.plural == "instances" and (verb := self._operations.under_way(path)) in _TRANSITIONAL_STATUS:
+        if collection.plural == "instances" and (verb := self.operations.under_way(path)) in _TRANSITIONAL_STATUS:
             shown["status"] = _TRANSITIONAL_STATUS[verb]
         if "network" in resource:
-            shown["network"] = self._root + resource["network"]
+            shown["network"] = self.root + resource["network"]
         if collection.scope != "global":
-            shown[collection.scope] = self._root + path.partition(f"/{collection.plural}/")[0]
+            shown[collection.scope] = self.root + path.partition(f"/{collection.plural}/")[0]
         if collection.plural == "subnetworks":
             shown["fingerprint"] = base64.b64encode(digest[:8]).decode()
             shown.setdefault("privateIpGoogleAccess", False)
-        if collection.plural == "networks" and (mine := self._networks.resources_of(path, "subnetworks")):
-            shown["subnetworks"] = [self._root + subnetwork for subnetwork, _ in mine]
+        if collection.plural == "networks" and (mine := self.networks.resources_of(path, "subnetworks")):
+            shown["subnetworks"] = [self.root + subnetwork for subnetwork, _ in mine]
         return shown
 
     def _check_location(self, call: ApiCall) -> None:
         check_project(call.path["project"])
-        for place, known in (("region", self._catalog.regions), ("zone", self._catalog.zones)):
+        for place, known in (("region", self.catalog.regions), ("zone", self.catalog.zones)):
             if place in call.path and call.path[place] not in known:
                 raise ApiError(400, f"Invalid value for field '{place}': '{call.path[place]}'. Unknown {place}.")
 
@@ -252,40 +242,40 @@ class Compute:
             "kind": "compute#project",
             "id": PROJECT_NUMBER,
             "name": PROJECT,
-            "selfLink": f"{self._root}projects/{PROJECT}",
+            "selfLink": f"{self.root}projects/{PROJECT}",
             "commonInstanceMetadata": {
                 "kind": "compute#metadata",
                 "fingerprint": "AAAAAAAAAAA=",
-                "items": (self._store.get("setting", PROJECT_METADATA_KIND) or {}).get("items", []),
+                "items": (self.store.get("setting", PROJECT_METADATA_KIND) or {}).get("items", []),
             },
             "defaultServiceAccount": f"{PROJECT_NUMBER}-compute@developer.gserviceaccount.com",
         }
 
     def _set_metadata(self, call: ApiCall) -> Document:
         check_project(call.path["project"])
-        self._store.put("setting", PROJECT_METADATA_KIND, {"items": call.body.get("items", [])})
+        self.store.put("setting", PROJECT_METADATA_KIND, {"items": call.body.get("items", [])})
         parent = f"projects/{PROJECT}/global"
-        return self._render_operation(self._operations.begin(parent, "setMetadata", f"projects/{PROJECT}", None))
+        return self._render_operation(self.operations.begin(parent, "setMetadata", f"projects/{PROJECT}", None))
 
     def _place(self, kind: str, call: ApiCall) -> Document:
         self._check_location(call)
         name = call.path[kind]
-        link = f"{self._root}projects/{PROJECT}/{kind}s/{name}"
+        link = f"{self.root}projects/{PROJECT}/{kind}s/{name}"
         shown = {"kind": f"compute#{kind}", "name": name, "status": "UP", "selfLink": link}
         if kind == "zone":
-            shown["region"] = f"{self._root}projects/{PROJECT}/regions/{name.rpartition('-')[0]}"
+            shown["region"] = f"{self.root}projects/{PROJECT}/regions/{name.rpartition('-')[0]}"
         return shown
 
     def _list_locations(self, kind: str, call: ApiCall) -> Document:
-        names = self._catalog.zones if kind == "zone" else self._catalog.regions
+        names = self.catalog.zones if kind == "zone" else self.catalog.regions
         places = [self._place(kind, replace(call, path={**call.path, kind: name})) for name in names]
         return {"kind": f"compute#{kind}List", **paginate(call, places, "items", "maxResults")}
 
     def _serial_port(self, call: ApiCall) -> Document:
         path, _ = self._find(INSTANCES, call)
         start = int(call.query.get("start", "0"))
-        text, end = self._machines.serial(path, start)
-        link = f"{self._root}{path}/serialPort"
+        text, end = self.machines.serial(path, start)
+        link = f"{self.root}{path}/serialPort"
         return {
             "kind": "compute#serialPortOutput",
             "selfLink": link,
@@ -295,11 +285,11 @@ class Compute:
         }
 
     def _get_policy(self, call: ApiCall) -> Document:
-        return self._policies.get(self._find(INSTANCES, call, "resource")[0])
+        return self.policies.get(self._find(INSTANCES, call, "resource")[0])
 
     def _set_policy(self, call: ApiCall) -> Document:
         path, _ = self._find(INSTANCES, call, "resource")
-        return self._policies.set(path, call.body.get("policy", {}), conflict=412)
+        return self.policies.set(path, call.body.get("policy", {}), conflict=412)
 
     def _operation_parent(self, call: ApiCall) -> str:
         self._check_location(call)
@@ -310,14 +300,14 @@ class Compute:
 
     def _operation(self, call: ApiCall) -> Document:
         name = f"{self._operation_parent(call)}/operations/{call.path['operation']}"
-        return self._render_operation(self._operations.get(name))
+        return self._render_operation(self.operations.get(name))
 
     async def _wait(self, call: ApiCall) -> Document:
         name = f"{self._operation_parent(call)}/operations/{call.path['operation']}"
-        return self._render_operation(await self._operations.wait(name, _WAIT_SECONDS))
+        return self._render_operation(await self.operations.wait(name, _WAIT_SECONDS))
 
     def _operation_list(self, call: ApiCall) -> Document:
-        found = self._operations.under(self._operation_parent(call))
+        found = self.operations.under(self._operation_parent(call))
         items = [self._render_operation(operation) for operation in found]
         return {"kind": "compute#operationList", **paginate(call, items, "items", "maxResults")}
 
@@ -329,8 +319,8 @@ class Compute:
             "id": str(operation["number"]),
             "name": operation["name"].rpartition("/")[2],
             "operationType": operation["verb"],
-            "targetLink": self._root + operation["target"],
-            "selfLink": self._root + operation["name"],
+            "targetLink": self.root + operation["target"],
+            "selfLink": self.root + operation["name"],
             "status": "DONE" if operation["done"] else "RUNNING",
             "progress": 100 if operation["done"] else 0,
             "insertTime": started,
@@ -338,7 +328,7 @@ class Compute:
         }
         for scope in ("region", "zone"):
             if f"/{scope}s/" in parent:
-                shown[scope] = self._root + parent
+                shown[scope] = self.root + parent
         if operation["done"]:
             shown["endTime"] = timestamp(operation["ended"])
         if error := operation.get("error"):

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import os
+from dataclasses import dataclass
 from typing import Any
 
 from aiohttp import web
@@ -23,59 +24,28 @@ _HIDDEN_KINDS = frozenset(
 )  # internals of the emulator
 
 
+@dataclass(eq=False)
 class Admin:
     """Handlers of GET state, GET requests?after=SEQ, GET and POST settings, POST and DELETE faults, POST stop."""
 
-    def __init__(
-        self,
-        *,
-        store: Store,
-        operations: Operations,
-        objects: Objects,
-        nodes: Nodes,
-        faults: Faults,
-        stopped: asyncio.Event,
-    ) -> None:
-        self._store = store
-        self._operations = operations
-        self._objects = objects
-        self._nodes = nodes
-        self._faults = faults
-        self._stopped = stopped
-
-    async def answer(self, request: web.Request, path: str) -> web.Response:
-        """Answer a request; raise ApiError 404 for an unknown path, 400 for an invalid body."""
-        match (request.method, path):
-            case ("GET", "state"):
-                return web.json_response(self._state())
-            case ("GET", "requests"):
-                return self._requests(request.query.get("after", "0"))
-            case ("GET", "settings"):
-                return self._settings({})
-            case ("POST", "faults"):
-                return self._register_faults(await _json_body(request, "key", "faults", "check"))
-            case ("DELETE", "faults"):
-                self._faults.clear()
-                return web.json_response({})
-            case ("POST", "settings"):
-                return self._settings(await _json_body(request, "operation_seconds"))
-            case ("POST", "stop"):
-                self._stopped.set()
-                return web.json_response({})
-        known = "GET state, GET requests, GET settings, POST settings, POST faults, DELETE faults, POST stop"
-        raise ApiError(404, f"No such method: {request.method} /emulator/{path}; known: {known}")
+    store: Store
+    operations: Operations
+    objects: Objects
+    nodes: Nodes
+    faults: Faults
+    stopped: asyncio.Event
 
     def _state(self) -> dict[str, Any]:
-        kinds = [*_VISIBLE_KINDS, *sorted(set(self._store.kinds()) - _HIDDEN_KINDS - set(_VISIBLE_KINDS))]
-        state: dict[str, Any] = {kind: dict(self._store.items(kind)) for kind in kinds}
-        state["objects"] = {name: self._objects.names(name) for name in state["bucket"]}
-        state["settings"] = {"operation_seconds": self._operations.seconds}
+        kinds = [*_VISIBLE_KINDS, *sorted(set(self.store.kinds()) - _HIDDEN_KINDS - set(_VISIBLE_KINDS))]
+        state: dict[str, Any] = {kind: dict(self.store.items(kind)) for kind in kinds}
+        state["objects"] = {name: self.objects.names(name) for name in state["bucket"]}
+        state["settings"] = {"operation_seconds": self.operations.seconds}
         return state
 
     def _requests(self, after: str) -> web.Response:
         if not after.isdigit():
             raise ApiError(400, f"after must be a sequence number, not {after!r}")
-        lines = "".join(json.dumps(entry, separators=(",", ":")) + "\n" for entry in self._store.logged(int(after)))
+        lines = "".join(json.dumps(entry, separators=(",", ":")) + "\n" for entry in self.store.logged(int(after)))
         return web.Response(text=lines, content_type="application/jsonl")
 
     def _register_faults(self, body: dict[str, Any]) -> web.Response:
@@ -84,16 +54,16 @@ class Admin:
             raise ApiError(400, 'cloud.faults: expected {"key": NAME, "faults": [...]}')
         if body.get("check"):  # validate only
             return web.json_response({"checked": len([parse_fault(spec) for spec in faults])})
-        registered = self._faults.register(key, faults, self._nodes.ready_since())
+        registered = self.faults.register(key, faults, self.nodes.ready_since())
         return web.json_response({"registered": registered})
 
     def _settings(self, body: dict[str, Any]) -> web.Response:
-        seconds = body.get("operation_seconds", self._operations.seconds)
+        seconds = body.get("operation_seconds", self.operations.seconds)
         if not isinstance(seconds, int | float) or seconds < 0:
             raise ApiError(400, f"operation_seconds must be a number of seconds, not {seconds!r}")
-        self._operations.seconds = float(seconds)
-        self._store.put("setting", "operation_seconds", {"value": float(seconds)})
-        return web.json_response({"operation_seconds": self._operations.seconds, "pid": os.getpid()})
+        self.operations.seconds = float(seconds)
+        self.store.put("setting", "operation_seconds", {"value": float(seconds)})
+        return web.json_response({"operation_seconds": self.operations.seconds, "pid": os.getpid()})
 
 
 async def _json_body(request: web.Request, *known: str) -> dict[str, Any]:

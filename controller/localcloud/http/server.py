@@ -6,6 +6,7 @@ import json
 import time
 from collections import deque
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
 from aiohttp import web
@@ -33,39 +34,27 @@ _MEDIA_PREFIXES = ("resumable/upload/", "upload/", "download/")  # paths of obje
 _READ_VERBS = ("getIamPolicy", "testIamPermissions", "getGuestAttributes", "wait")
 
 
+@dataclass(eq=False)
 class Server:
     """Answers every request. `last_request` is the time of the latest API request."""
 
-    def __init__(
-        self,
-        *,
-        store: Store,
-        discovery: Discovery,
-        handlers: Handlers,
-        media: MediaTransfers,
-        metadata: MetadataServer,
-        iap: IapRelay,
-        admin: Admin,
-        faults: Faults,
-        permissions: Permissions,
-        url: str,
-        token: str,
-    ) -> None:
-        self._store = store
-        self._discovery = discovery
-        self._validation = Validation(discovery)
-        self._handlers = handlers
-        self._media = media
-        self._metadata = metadata
-        self._iap = iap
-        self._admin = admin
-        self._faults = faults
-        self._permissions = permissions
-        self._url = url
-        self._token = token
-        self.last_request = time.monotonic()
-        self.peers: deque[int] = deque(maxlen=16)
-        """Source ports of the laptop's latest requests, newest last."""
+    store: Store
+    discovery: Discovery
+    handlers: Handlers
+    media: MediaTransfers
+    metadata: MetadataServer
+    iap: IapRelay
+    admin: Admin
+    faults: Faults
+    permissions: Permissions
+    url: str
+    token: str
+    last_request: float = field(default_factory=time.monotonic)
+    peers: deque[int] = field(default_factory=lambda: deque(maxlen=16))
+    """Source ports of the laptop's latest requests, newest last."""
+
+    def __post_init__(self) -> None:
+        self._validation = Validation(self.discovery)
 
     def application(self) -> web.Application:
         """Return an application with a single route: the discovery documents do the routing."""
@@ -77,17 +66,17 @@ class Server:
         self.last_request = time.monotonic()
         path = "?"
         try:
-            admitted = admit(request, self._token, self._url)
+            admitted = admit(request, self.token, self.url)
             path = admitted.path
             if path.startswith("emulator/"):
-                return await self._admin.answer(request, path.removeprefix("emulator/"))
+                return await self.admin.answer(request, path.removeprefix("emulator/"))
             if admitted.client == LAPTOP and request.transport is not None:
                 self.peers.append(request.transport.get_extra_info("peername")[1])
             if path.startswith(METADATA):
                 uid, _, index = admitted.client.partition("/")
-                return await self._metadata.answer(request, path, uid, int(index or -1))
+                return await self.metadata.answer(request, path, uid, int(index or -1))
             if path == IAP:
-                return await self._iap.answer(request, admitted.client)
+                return await self.iap.answer(request, admitted.client)
             if path.startswith("batch"):
                 return await self._batch(request, admitted)
             return await self._handle_api(request, admitted)
@@ -97,7 +86,7 @@ class Server:
             raise  # the client has disconnected
         except Exception as mistake:
             # The path lacks the prefix that holds the token.
-            internal_errors.record_error(self._store, f"{request.method} /{path}", mistake)
+            internal_errors.record_error(self.store, f"{request.method} /{path}", mistake)
             return _error_response(internal_errors.internal_error(mistake))
 
     async def _handle_api(self, request: web.Request, admitted: AdmittedRequest) -> web.StreamResponse:
@@ -125,30 +114,30 @@ class Server:
         started = time.perf_counter()
         status = 500
         try:
-            self._faults.on_request()
+            self.faults.on_request()
             named = f"?name={query['name']}" if "upload" in surface and "name" in query else ""
-            met = self._faults.meets(admitted.client == LAPTOP, http, f"/{surface}{path}{named}")
+            met = self.faults.meets(admitted.client == LAPTOP, http, f"/{surface}{path}{named}")
             if isinstance(met, ApiError):
                 raise met
             if request is not None and met and met.at != "answer":
                 await self._break_connection(request, met)
-            found = self._discovery.match(http, path)
+            found = self.discovery.match(http, path)
             if found is None:
                 raise ApiError(404, f"No such method: {http} /{path}")
             method, parameters = found
             entry |= {"api": method.api, "call": method.name}
             entry["mutating"] = entry["mutating"] and not method.name.endswith(_READ_VERBS)
             self._check_enabled(method)
-            self._permissions.check(method, admitted.client)
+            self.permissions.check(method, admitted.client)
             self._validation.check_query(method, query)
             call = ApiCall(method, parameters, query, body or {}, admitted.base)
             if request is None or not (surface or query.get("alt") == "media"):
                 response = await self._json_call(method, call, body)
             elif method.key == "storage.v1:objects.insert" and "upload" in surface:
-                response = await self._media.upload(request, call)
+                response = await self.media.upload(request, call)
                 entry["body"] = _response_summary(response)
             elif method.key == "storage.v1:objects.get" and "upload" not in surface:
-                response = await self._media.download(request, call)
+                response = await self.media.download(request, call)
             else:
                 raise ApiError(400, f"{method.name} has no media")
             status = response.status
@@ -160,13 +149,13 @@ class Server:
             return _error_response(refusal)
         finally:
             seconds = round(time.perf_counter() - started, 6)
-            self._store.log({**entry, "status": status, "seconds": seconds})
+            self.store.log({**entry, "status": status, "seconds": seconds})
 
     async def _break_connection(self, request: web.Request, how: BrokenConnection) -> NoReturn:
         """Break the connection; the client cannot know whether the request took effect."""
         await asyncio.sleep(how.stall_seconds)
         if how.at == "upload":
-            await self._media.read_half(request)
+            await self.media.read_half(request)
         if request.transport is not None:
             request.transport.abort()
         raise ConnectionResetError("a scripted fault")
@@ -174,7 +163,7 @@ class Server:
     def _check_enabled(self, method: Method) -> None:
         """Raise ApiError 403 for an explicitly disabled API; APIs never enabled or disabled do answer."""
         name = f"{method.api}.googleapis.com"
-        if method.api != "serviceusage" and (self._store.get("service", name) or {}).get("state") == "DISABLED":
+        if method.api != "serviceusage" and (self.store.get("service", name) or {}).get("state") == "DISABLED":
             message = (
                 f"{name} has not been used in project {PROJECT_NUMBER} before or it is disabled. Enable it by visiting "
                 "the console, then retry. If you enabled this API recently, wait a few minutes."
@@ -184,11 +173,11 @@ class Server:
             raise ApiError(403, message, reason="accessNotConfigured", details=[info])
 
     async def _json_call(self, method: Method, call: ApiCall, body: Any) -> web.Response:
-        handler = self._handlers.get(method.key)
+        handler = self.handlers.get(method.key)
         if handler is None:
             raise ApiError(501, f"The emulated cloud does not implement {method.document} {method.name}")
         self._validation.check_body(method, body)
-        with self._store.transaction():
+        with self.store.transaction():
             result = handler(call)
         if inspect.isawaitable(result):
             result = await result
@@ -198,7 +187,7 @@ class Server:
 
     async def _batch(self, request: web.Request, admitted: AdmittedRequest) -> web.Response:
         """Handle several calls in one multipart request (https://cloud.google.com/storage/docs/batch)."""
-        prefix = admitted.base.removeprefix(self._url)  # clients repeat it in every part
+        prefix = admitted.base.removeprefix(self.url)  # clients repeat it in every part
         parts = parse_batch(request.headers.get("Content-Type", ""), await request.read())
         answers: list[tuple[str, web.StreamResponse]] = []
         for part in parts:

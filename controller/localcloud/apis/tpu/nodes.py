@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Awaitable, Collection, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from controller.localcloud.apis.catalog import AcceleratorType, Catalog
@@ -27,24 +28,16 @@ _PREFIX = "projects.locations."
 _TPU_PORT = 8470
 
 
+@dataclass(eq=False)
 class Nodes:
     """Handlers of nodes, also used by queued resources. Nodes are stored by full name, kind "node"."""
 
-    def __init__(
-        self,
-        store: Store,
-        operations: Operations,
-        networks: Networks,
-        catalog: Catalog,
-        workers: EmulatedWorkers,
-        faults: Faults,
-    ) -> None:
-        self._store = store
-        self._operations = operations
-        self._networks = networks
-        self._catalog = catalog
-        self._workers = workers
-        self._faults = faults
+    store: Store
+    operations: Operations
+    networks: Networks
+    catalog: Catalog
+    workers: EmulatedWorkers
+    faults: Faults
 
     def handlers(self) -> dict[str, Handler]:
         """Return the handlers by method key."""
@@ -73,7 +66,7 @@ class Nodes:
         """Return the parent of a call, `projects/P/locations/ZONE`; raise ApiError 403 for an unknown one."""
         check_project(call.path["projectsId"])
         zone = call.path["locationsId"]
-        if zone != "-" and zone not in self._catalog.zones:
+        if zone != "-" and zone not in self.catalog.zones:
             message = f"Permission denied on 'locations/{zone}' (or it may not exist)."
             raise ApiError(403, message)
         return f"projects/{PROJECT}/locations/{zone}"
@@ -81,12 +74,12 @@ class Nodes:
     def add(self, location: str, node_id: str, body: Mapping[str, Any], queued: str | None = None) -> Document:
         """Validate and store a node in state CREATING; raise ApiError 400, 404 or 409."""
         name = f"{location}/nodes/{node_id}"
-        if self._store.get("node", name):
+        if self.store.get("node", name):
             raise ApiError(409, f"Resource '{name}' already exists")
         kind = self.accelerator(location, body)
         disks: list[Document] = body.get("dataDisks") or []
-        check_attached(self._store, location.rpartition("/")[2], disks, kind.generation, kind.vms)
-        uid = str(self._store.counter("node", 4_000_000_000))
+        check_attached(self.store, location.rpartition("/")[2], disks, kind.generation, kind.vms)
+        uid = str(self.store.counter("node", 4_000_000_000))
         node: Document = {
             **{key: value for key, value in body.items() if value is not None},
             "name": name,
@@ -102,11 +95,11 @@ class Nodes:
             node["acceleratorConfig"] = kind.config
         account = (body.get("serviceAccount") or {}).get("email") or _default_account()
         node["serviceAccount"] = {**(body.get("serviceAccount") or {}), "email": account}
-        if account != _default_account() and self._store.get("serviceAccount", account) is None:
+        if account != _default_account() and self.store.get("serviceAccount", account) is None:
             raise ApiError(400, f"Cloud TPU received a bad request. Service account {account} does not exist.")
         if queued:
             node["queuedResource"] = queued
-        self._store.put("node", name, node)
+        self.store.put("node", name, node)
         return node
 
     def accelerator(self, location: str, body: Mapping[str, Any]) -> AcceleratorType:
@@ -114,16 +107,16 @@ class Nodes:
         zone = location.rpartition("/")[2]
         name = body.get("acceleratorType")
         kind = (
-            self._catalog.types.get(name) if name else self._catalog.find_by_config(body.get("acceleratorConfig") or {})
+            self.catalog.types.get(name) if name else self.catalog.find_by_config(body.get("acceleratorConfig") or {})
         )
-        if kind is None or kind not in self._catalog.offered(zone):
+        if kind is None or kind not in self.catalog.offered(zone):
             wanted = name or body.get("acceleratorConfig")
-            choices = ", ".join(one.name for one in self._catalog.offered(zone)[:8])
+            choices = ", ".join(one.name for one in self.catalog.offered(zone)[:8])
             message = f'Accelerator type "{wanted}" was not found in {zone}: {choices}'
             raise ApiError(400, f"Cloud TPU received a bad request. {message}")
         runtime = body.get("runtimeVersion")
-        if runtime not in self._catalog.runtimes:
-            choices = ", ".join(sorted(self._catalog.runtimes))
+        if runtime not in self.catalog.runtimes:
+            choices = ", ".join(sorted(self.catalog.runtimes))
             raise ApiError(400, f'Cloud TPU received a bad request. Runtime version "{runtime}" unknown: {choices}')
         return kind
 
@@ -133,25 +126,25 @@ class Nodes:
         zone = name.split("/")[3]
         if node["state"] == "READY":
             return  # done before the emulator was killed
-        if refusal := self._faults.refusal("operation", zone, self.tier(node)):
+        if refusal := self.faults.refusal("operation", zone, self.tier(node)):
             await refusal
-        kind = self._catalog.types[node["acceleratorType"]]
-        workers = await self._workers.boot(node["id"], self._faults.vms(kind.vms), kind.devices)
+        kind = self.catalog.types[node["acceleratorType"]]
+        workers = await self.workers.boot(node["id"], self.faults.vms(kind.vms), kind.devices)
         endpoints: list[Document] = [{"ipAddress": worker.address, "port": _TPU_PORT} for worker in workers]
         if node["networkConfig"].get("enableExternalIps"):
             for endpoint in endpoints:
                 endpoint["accessConfig"] = {"externalIp": endpoint["ipAddress"]}
         now = time.time()
-        with self._store.transaction():
+        with self.store.transaction():
             node |= {"state": "READY", "health": "HEALTHY", "networkEndpoints": endpoints}
-            self._store.put("node", name, node)
-            self._store.put("boot", name, {"time": now})
-            self._faults.on_node_ready(now)
-        await self._workers.settle()
+            self.store.put("node", name, node)
+            self.store.put("boot", name, {"time": now})
+            self.faults.on_node_ready(now)
+        await self.workers.settle()
 
     def tier(self, node: Mapping[str, Any]) -> str:
         """Return the capacity tier that was requested for a node."""
-        queued = self._store.get("queued", node.get("queuedResource", "")) or {}
+        queued = self.store.get("queued", node.get("queuedResource", "")) or {}
         if queued.get("provisioningModel") == "FLEX_START":
             return "flex_start"
         scheduling = node.get("schedulingConfig") or {}
@@ -159,47 +152,47 @@ class Nodes:
 
     async def remove(self, name: str) -> None:
         """Delete a node and its VMs."""
-        node = self._store.get("node", name)
+        node = self.store.get("node", name)
         if node is not None:
-            self._store.put("node", name, {**node, "state": "DELETING"})
+            self.store.put("node", name, {**node, "state": "DELETING"})
             try:
-                await self._workers.remove(node["id"])
+                await self.workers.remove(node["id"])
             except Exception:
-                self._store.put("node", name, node)
+                self.store.put("node", name, node)
                 raise
-            self._store.delete("node", name)
-            self._store.delete("boot", name)
-            self._store.delete("notice", node["id"])
+            self.store.delete("node", name)
+            self.store.delete("boot", name)
+            self.store.delete("notice", node["id"])
 
     async def preempt(self, uids: Collection[str]) -> None:
         """Preempt those of the nodes that are READY: their VMs go away; the nodes stay, PREEMPTED."""
-        ready = [(name, node) for name, node in self._store.items("node") if node["state"] == "READY"]
+        ready = [(name, node) for name, node in self.store.items("node") if node["state"] == "READY"]
         taken = [(name, node) for name, node in ready if node["id"] in uids]
-        with self._store.transaction():
+        with self.store.transaction():
             for name, node in taken:
-                self._store.put("node", name, {**node, "state": "PREEMPTED"})
-                self._store.delete("boot", name)
-                if queued := self._store.get("queued", node.get("queuedResource", "")):
-                    self._store.put("queued", queued["name"], {**queued, "state": {"state": "SUSPENDED"}})
+                self.store.put("node", name, {**node, "state": "PREEMPTED"})
+                self.store.delete("boot", name)
+                if queued := self.store.get("queued", node.get("queuedResource", "")):
+                    self.store.put("queued", queued["name"], {**queued, "state": {"state": "SUSPENDED"}})
         for _, node in taken:
-            await self._workers.halt(node["id"])
+            await self.workers.halt(node["id"])
 
     def ready_since(self) -> float | None:
         """Return when the longest-READY node became READY, or None."""
-        return min((boot["time"] for _, boot in self._store.items("boot")), default=None)
+        return min((boot["time"] for _, boot in self.store.items("boot")), default=None)
 
     def _name(self, call: ApiCall) -> str:
         return f"{self.location(call)}/nodes/{call.path['nodesId']}"
 
     def _find(self, name: str) -> Document:
-        node = self._store.get("node", name)
+        node = self.store.get("node", name)
         if node is None:
             raise ApiError(404, f"Resource '{name}' was not found")
         return node
 
     def _create(self, call: ApiCall) -> Document | Awaitable[Document]:
         location = self.location(call)
-        if refusal := self._faults.refusal("request", location.rpartition("/")[2], self.tier(call.body)):
+        if refusal := self.faults.refusal("request", location.rpartition("/")[2], self.tier(call.body)):
             return refusal
         node = self.add(location, call.required("nodeId"), call.body)
         return self._begin(call, "create", node["name"], "node.ready")
@@ -208,7 +201,7 @@ class Nodes:
         self, call: ApiCall, verb: str, name: str, effect: str | None = None, before: Document | None = None
     ) -> Document:
         former: PreviousDocument | None = ("node", before) if before else None
-        return as_longrunning(self._operations.begin(self.location(call), verb, name, effect, former))
+        return as_longrunning(self.operations.begin(self.location(call), verb, name, effect, former))
 
     def _get(self, call: ApiCall) -> Document:
         return self._find(self._name(call))
@@ -216,7 +209,7 @@ class Nodes:
     def _list(self, call: ApiCall) -> Document:
         location = self.location(call)
         everywhere = location.endswith("/-")
-        nodes = self._store.items("node", location[:-1] if everywhere else f"{location}/nodes/")
+        nodes = self.store.items("node", location[:-1] if everywhere else f"{location}/nodes/")
         return paginate(call, [node for _, node in nodes], "nodes")
 
     def _delete(self, call: ApiCall) -> Document:
@@ -224,9 +217,9 @@ class Nodes:
         node = self._find(name)
         if node["state"] == "DELETING":
             raise _busy_error(name)
-        self._operations.cancel_for(name)
-        self._store.put("node", name, {**node, "state": "DELETING"})
-        self._workers.changed()
+        self.operations.cancel_for(name)
+        self.store.put("node", name, {**node, "state": "DELETING"})
+        self.workers.changed()
         return self._begin(call, "delete", name, "node.gone", node)
 
     def _patch(self, call: ApiCall) -> Document:
@@ -241,7 +234,7 @@ class Nodes:
             node.pop(field, None)
             if field in call.body:
                 node[field] = call.body[field]
-        self._store.put("node", name, node)
+        self.store.put("node", name, node)
         return self._begin(call, "update", name)
 
     def _stop(self, call: ApiCall) -> Document:
@@ -264,7 +257,7 @@ class Nodes:
             raise ApiError(
                 400, f"Cannot {verb} {name} in state {node['state']}: it must be {state}", status="FAILED_PRECONDITION"
             )
-        self._store.put("node", name, {**node, "state": during})
+        self.store.put("node", name, {**node, "state": during})
         return self._begin(call, verb, name, effect, node)
 
     async def _on_ready(self, name: str) -> None:
@@ -278,14 +271,14 @@ class Nodes:
         try:
             await self.make(name)
         except ApiError:
-            self._store.put("node", name, {**self._find(name), "state": "STOPPED"})
+            self.store.put("node", name, {**self._find(name), "state": "STOPPED"})
             raise
 
     async def _on_stopped(self, name: str) -> None:
         node = self._find(name)
-        await self._workers.halt(node["id"])
-        self._store.put("node", name, {**node, "state": "STOPPED"})
-        self._store.delete("boot", name)
+        await self.workers.halt(node["id"])
+        self.store.put("node", name, {**node, "state": "STOPPED"})
+        self.store.delete("boot", name)
 
     def _guest_attributes(self, call: ApiCall) -> Document:
         node = self._find(self._name(call))
@@ -295,16 +288,16 @@ class Nodes:
             )
         wanted = {index for index in call.body.get("workerIds", ()) if index}
         attributes = []
-        for worker in self._workers.of_node(node["id"]):
+        for worker in self.workers.of_node(node["id"]):
             if not wanted or str(worker.index) in wanted:
-                items = self._workers.guest_attributes(worker)
+                items = self.workers.guest_attributes(worker)
                 attributes.append({"queryPath": "", "queryValue": {"items": items}})
         return {"guestAttributes": attributes}
 
     def _network_config(self, location: str, config: Mapping[str, Any]) -> Document:
         """Return the config with full names; raise ApiError 404 or 400 as `Networks.attach` does."""
         region = location.rpartition("/")[2].rpartition("-")[0]
-        network, subnetwork = self._networks.attach(region, config.get("network"), config.get("subnetwork"))
+        network, subnetwork = self.networks.attach(region, config.get("network"), config.get("subnetwork"))
         return {
             "enableExternalIps": bool(config.get("enableExternalIps")),
             **config,

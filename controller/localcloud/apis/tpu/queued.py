@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Awaitable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from controller.localcloud.apis.catalog import Catalog
@@ -16,15 +17,15 @@ from controller.localcloud.store import Document, Store
 _PREFIX = "tpu.v2:projects.locations."
 
 
+@dataclass(eq=False)
 class QueuedResources:
     """Handlers of queued resources (kind "queued"): requests for nodes that wait for capacity."""
 
-    def __init__(self, store: Store, operations: Operations, nodes: Nodes, catalog: Catalog, faults: Faults) -> None:
-        self._store = store
-        self._operations = operations
-        self._nodes = nodes
-        self._catalog = catalog
-        self._faults = faults
+    store: Store
+    operations: Operations
+    nodes: Nodes
+    catalog: Catalog
+    faults: Faults
 
     def handlers(self) -> dict[str, Handler]:
         """Return the handlers by method key."""
@@ -52,55 +53,55 @@ class QueuedResources:
         return {"queued.provision": self._provision, "queued.gone": self._on_deleted}
 
     def _create(self, call: ApiCall) -> Document | Awaitable[Document]:
-        location = self._nodes.location(call)
+        location = self.nodes.location(call)
         name = f"{location}/queuedResources/{call.required('queuedResourceId')}"
-        if self._store.get("queued", name):
+        if self.store.get("queued", name):
             raise ApiError(409, f"Resource '{name}' already exists")
         specs = call.body.get("tpu", {}).get("nodeSpec", [])
         if not specs:
             raise ApiError(400, "tpu.nodeSpec must hold at least one node")
         for spec in specs:
-            self._nodes.accelerator(location, spec.get("node", {}))
+            self.nodes.accelerator(location, spec.get("node", {}))
             if bool(spec.get("nodeId")) == bool(_multi_slice_spec(spec)):
                 raise ApiError(400, "Exactly one of nodeId and multisliceParams must be set in a nodeSpec")
         if sum(key in call.body for key in ("spot", "guaranteed", "bestEffort")) > 1:
             raise ApiError(400, "Invalid value: oneof field 'tier' is already set.")
         if call.body.get("provisioningModel") == "FLEX_START" and "runDuration" not in call.body:
             raise ApiError(400, "run_duration must be set with the FLEX_START provisioning model")
-        if refusal := self._faults.refusal("request", location.rpartition("/")[2], _capacity_tier(call.body)):
+        if refusal := self.faults.refusal("request", location.rpartition("/")[2], _capacity_tier(call.body)):
             return refusal
         queued = {**call.body, "name": name, "createTime": timestamp(time.time()), "state": _state_document("ACCEPTED")}
-        self._store.put("queued", name, queued)
-        self._operations.begin(location, "provision", name, "queued.provision")
-        return as_longrunning(self._operations.begin(location, "create", name))
+        self.store.put("queued", name, queued)
+        self.operations.begin(location, "provision", name, "queued.provision")
+        return as_longrunning(self.operations.begin(location, "create", name))
 
     async def _provision(self, name: str) -> float | None:
         """Try to create all nodes; return a retry delay while there is no capacity and the request is valid."""
-        queued = self._store.get("queued", name)
+        queued = self.store.get("queued", name)
         if queued is None or queued["state"]["state"] in ("DELETING", "ACTIVE", "SUSPENDED"):
             return None
         if _is_expired(queued):
             self._fail(queued, ApiError(504, "The queued resource has expired", status="DEADLINE_EXCEEDED"))
             return None
-        if end := self._faults.queued_failure():
+        if end := self.faults.queued_failure():
             state, message = end
             if state == "FAILED":
                 self._fail(queued, ApiError(500, message))
             else:
-                self._store.put("queued", name, {**queued, "state": _state_document(state)})
+                self.store.put("queued", name, {**queued, "state": _state_document(state)})
             return None
-        self._store.put("queued", name, {**queued, "state": _state_document("PROVISIONING")})
+        self.store.put("queued", name, {**queued, "state": _state_document("PROVISIONING")})
         location = name.partition("/queuedResources/")[0]
         names = []
         try:
             for node_id, body in _requested_nodes(queued):
-                node = self._store.get("node", f"{location}/nodes/{node_id}")
-                names.append((node or self._nodes.add(location, node_id, body, queued=name))["name"])
+                node = self.store.get("node", f"{location}/nodes/{node_id}")
+                names.append((node or self.nodes.add(location, node_id, body, queued=name))["name"])
             for node_name in names:
-                await self._nodes.make(node_name)
+                await self.nodes.make(node_name)
         except Exception as refusal:
             for node_name in names:
-                await self._nodes.remove(node_name)
+                await self.nodes.remove(node_name)
             if not isinstance(refusal, ApiError):
                 self._fail(queued, internal_errors.internal_error(refusal))
                 raise
@@ -108,20 +109,20 @@ class QueuedResources:
             if not waiting or "Quota limit" in refusal.message:
                 self._fail(queued, refusal)
                 return None
-            self._store.put("queued", name, {**queued, "state": _state_document("WAITING_FOR_RESOURCES")})
-            return max(self._operations.seconds, 0.05)
-        self._store.put("queued", name, {**queued, "state": _state_document("ACTIVE")})
+            self.store.put("queued", name, {**queued, "state": _state_document("WAITING_FOR_RESOURCES")})
+            return max(self.operations.seconds, 0.05)
+        self.store.put("queued", name, {**queued, "state": _state_document("ACTIVE")})
         return None
 
     def _fail(self, queued: Document, why: ApiError) -> None:
         """Mark a request as FAILED; it counts against the quota until it is deleted."""
         state = _state_document("FAILED")
         state["failedData"] = {"error": {key: why.rpc()[key] for key in ("code", "message")}}
-        self._store.put("queued", queued["name"], {**queued, "state": state})
+        self.store.put("queued", queued["name"], {**queued, "state": state})
 
     def _find(self, call: ApiCall) -> Document:
-        name = f"{self._nodes.location(call)}/queuedResources/{call.path['queuedResourcesId']}"
-        queued = self._store.get("queued", name)
+        name = f"{self.nodes.location(call)}/queuedResources/{call.path['queuedResourcesId']}"
+        queued = self.store.get("queued", name)
         if queued is None:
             raise ApiError(404, f"Resource '{name}' was not found")
         return queued
@@ -130,9 +131,9 @@ class QueuedResources:
         return self._find(call)
 
     def _list(self, call: ApiCall) -> Document:
-        location = self._nodes.location(call)
+        location = self.nodes.location(call)
         prefix = location[:-1] if location.endswith("/-") else f"{location}/queuedResources/"
-        return paginate(call, [queued for _, queued in self._store.items("queued", prefix)], "queuedResources")
+        return paginate(call, [queued for _, queued in self.store.items("queued", prefix)], "queuedResources")
 
     def _delete(self, call: ApiCall) -> Document:
         queued = self._find(call)
@@ -144,44 +145,44 @@ class QueuedResources:
                 f"{name} is {queued['state']['state']} and has nodes ({live[0]}); delete them first, or use force",
                 status="FAILED_PRECONDITION",
             )
-        self._operations.cancel_for(name)
-        self._store.put("queued", name, {**queued, "state": _state_document("DELETING")})
-        location = self._nodes.location(call)
-        return as_longrunning(self._operations.begin(location, "delete", name, "queued.gone", ("queued", queued)))
+        self.operations.cancel_for(name)
+        self.store.put("queued", name, {**queued, "state": _state_document("DELETING")})
+        location = self.nodes.location(call)
+        return as_longrunning(self.operations.begin(location, "delete", name, "queued.gone", ("queued", queued)))
 
     def _live_nodes(self, queued: str) -> list[str]:
-        return [name for name, node in self._store.items("node") if node.get("queuedResource") == queued]
+        return [name for name, node in self.store.items("node") if node.get("queuedResource") == queued]
 
     async def _on_deleted(self, name: str) -> None:
         for node in self._live_nodes(name):
-            await self._nodes.remove(node)
-        self._store.delete("queued", name)
+            await self.nodes.remove(node)
+        self.store.delete("queued", name)
 
     def _operation(self, call: ApiCall) -> Document:
-        name = f"{self._nodes.location(call)}/operations/{call.path['operationsId']}"
-        return self._render(self._operations.get(name))
+        name = f"{self.nodes.location(call)}/operations/{call.path['operationsId']}"
+        return self._render(self.operations.get(name))
 
     def _operation_list(self, call: ApiCall) -> Document:
-        found = self._operations.under(self._nodes.location(call))
+        found = self.operations.under(self.nodes.location(call))
         return paginate(call, [self._render(operation) for operation in found], "operations")
 
     def _render(self, operation: Document) -> Document:
         kind = "node" if "/nodes/" in operation["target"] else "queued"
-        return as_longrunning(operation, response=self._store.get(kind, operation["target"]))
+        return as_longrunning(operation, response=self.store.get(kind, operation["target"]))
 
     def _location(self, call: ApiCall) -> Document:
-        name = self._nodes.location(call)
+        name = self.nodes.location(call)
         return {"name": name, "locationId": name.rpartition("/")[2]}
 
     def _locations(self, call: ApiCall) -> Document:
         check_project(call.path["projectsId"])
         parent = f"projects/{PROJECT}/locations"
-        zones = [{"name": f"{parent}/{zone}", "locationId": zone} for zone in self._catalog.zones]
+        zones = [{"name": f"{parent}/{zone}", "locationId": zone} for zone in self.catalog.zones]
         return paginate(call, zones, "locations")
 
     def _accelerator_types(self, call: ApiCall) -> list[Document]:
-        location = self._nodes.location(call)
-        offered = self._catalog.offered(location.rpartition("/")[2])
+        location = self.nodes.location(call)
+        offered = self.catalog.offered(location.rpartition("/")[2])
         return [
             {
                 "name": f"{location}/acceleratorTypes/{kind.name}",
@@ -192,8 +193,8 @@ class QueuedResources:
         ]
 
     def _runtimes(self, call: ApiCall) -> list[Document]:
-        location = self._nodes.location(call)
-        versions = sorted(self._catalog.runtimes)
+        location = self.nodes.location(call)
+        versions = sorted(self.catalog.runtimes)
         return [{"name": f"{location}/runtimeVersions/{version}", "version": version} for version in versions]
 
 

@@ -33,7 +33,7 @@ class InProcess:
         return await self._call(f"tpu.v2:projects.locations.{method}", ZONED, body or {}, query)
 
     async def _call(self, key: str, path: dict[str, str], body: dict[str, Any], query: dict[str, str]) -> Any:
-        begun: Any = self.cloud.server._handlers[key](ApiCall(mock.Mock(http="POST"), path, query, body, ""))
+        begun: Any = self.cloud.server.handlers[key](ApiCall(mock.Mock(http="POST"), path, query, body, ""))
         while tasks := list(self.cloud.operations._tasks.values()):
             await asyncio.wait(tasks)
         return self.store.get("operation", begun["name"])
