@@ -135,7 +135,7 @@ def _recorded_config(document: RunRecord, words: Sequence[str], here: Config, fo
     if without_volatile(changed) != without_volatile(config):
         raise ConfigError(
             f"--run {document['run']}: overrides cannot change what a recorded run computes; for a new run, "
-            f"replace --run by the overrides: {' '.join(document['overrides'])}"
+            f"replace --run with its overrides: {' '.join(document['overrides'])}"
         )
     return changed
 

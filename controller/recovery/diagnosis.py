@@ -266,7 +266,7 @@ def _explain_exit(worker: int, end: WorkerStatus) -> Verdict:
             worker,
         )
     if end.signal == "SIGKILL" and end.oom_kills:
-        return Verdict(VerdictKind.OUT_OF_RAM, (how, "its kernel killed a process that was out of memory"), worker)
+        return Verdict(VerdictKind.OUT_OF_RAM, (how, "its kernel killed a process because memory ran out"), worker)
     if found == FailureCause.DISK or (end.free_gb is not None and end.free_gb < NEARLY_FULL_GB):
         left = [] if end.free_gb is None else [f"its disk has {end.free_gb:.1f} GB left"]
         return Verdict(VerdictKind.DISK_FULL, (*words, *left), worker)

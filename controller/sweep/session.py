@@ -102,7 +102,7 @@ class SweepSession:
         hours = "unknown" if guess.hours is None else f"about {guess.hours:.2f} h"
         if self.context.billed:
             price = hourly_price(self.definition.base, self.context.clock.now())
-            cost = f"{'unknown' if guess.usd is None else f'about ${guess.usd:.2f}'}; {price} and pod"
+            cost = f"{'unknown' if guess.usd is None else f'about ${guess.usd:.2f}'}; per pod {price}"
         else:
             cost = "none: the cloud is emulated on this machine"
         return [

@@ -180,7 +180,7 @@ CASES = [
         "lost the other workers",
         worker=0,
     ),
-    Case("killed by its kernel", (killed(oom_kills=1), OK), K.OUT_OF_RAM, "out of memory", worker=0),
+    Case("killed by its kernel", (killed(oom_kills=1), OK), K.OUT_OF_RAM, "memory ran out", worker=0),
     # the program
     Case("an error", (failed(), OK), K.PROGRAM_ERROR, "code 1; ValueError: x", worker=0),
     Case("the first one counts", (failed(tail="b", at=20), failed(7, "a", at=10)), K.PROGRAM_ERROR, "code 7", worker=1),

@@ -94,7 +94,7 @@ def _refuse_if_used(now: Session, present: list[Resource]) -> None:
     used = dependents(now.world, now.plan.node, present)
     if used:
         raise ConfigError(
-            f"nothing was deleted: still in use: {'; '.join(used)}. Delete that first, or run "
+            f"nothing was deleted; still in use: {'; '.join(used)}. Delete that first, or run "
             "`slipway down` to delete only the pod"
         )
 

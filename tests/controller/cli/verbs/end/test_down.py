@@ -138,7 +138,7 @@ def refused(slipway: SlipwayCli, *by: str) -> None:
     before, told = state(slipway), len(slipway.mutations())
     code, out, err = slipway("down", "--all", "--yes", *POD)
     assert (code, out) == (2, "")
-    assert "nothing was deleted: still in use: " in err
+    assert "nothing was deleted; still in use: " in err
     for words in by:
         assert words in err
     assert state(slipway) == before
