@@ -6,8 +6,7 @@ from typing import Annotated, Any
 
 from conf.schema.base import VOLATILE, Strict, without_volatile
 from conf.schema.infra.assets import Assets
-from conf.schema.infra.budget import Budget
-from conf.schema.infra.cloud import Cloud
+from conf.schema.infra.cloud import Budget, Cloud
 from conf.schema.infra.network import Network
 from conf.schema.infra.topology import Topology, find_topology, zone_region
 from conf.schema.infra.tpu import Tpu

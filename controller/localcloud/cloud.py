@@ -33,10 +33,10 @@ from controller.localcloud.apis.tpu.queued import QueuedResources
 from controller.localcloud.faults.effects import FaultEffects
 from controller.localcloud.faults.faults import Faults
 from controller.localcloud.http.admin import Admin
+from controller.localcloud.http.admission import Permissions
 from controller.localcloud.http.call import PROJECT, PROJECT_NUMBER
 from controller.localcloud.http.discovery import Discovery
 from controller.localcloud.http.media import MediaTransfers
-from controller.localcloud.http.permissions import Permissions
 from controller.localcloud.http.server import Server
 from controller.localcloud.store import Store
 from controller.localcloud.vms.machines import Instances

@@ -2,10 +2,12 @@
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 from typing import TypeVar
 
 from conf.schema.config import Config
+from conf.schema.infra.topology import zone_region
 from controller.config.placeholders import Placeholders
 from controller.config.run_yaml import render
 from controller.context import Context
@@ -14,11 +16,11 @@ from controller.inputs.code import CodeSnapshot, UnfetchedSnapshot, take_snapsho
 from controller.inputs.requirements import Requirements
 from controller.inputs.secrets import Vault
 from controller.plan.bastion import bastion_resources
-from controller.plan.pod import node_resource
 from controller.plan.project import bucket_name, shared_resources
 from controller.plan.workers import WorkerInputs, fetched_on_pod, venv_requirements, worker_resources
 from controller.reconcile.resource import Absent, Pending, Resource
 from controller.resources.pod.node import Node
+from controller.resources.pod.provisioner import Place, SliceSpec
 from controller.resources.project.bucket import Bucket
 from controller.resources.project.services import Services
 from controller.resources.uploads.assets import UploadedAsset
@@ -161,3 +163,21 @@ def _resources_before_pod(
     yield CodeArchive(name=code.sha256, bucket=bucket, snapshot=code, needs=needs)
     if requirements.git:
         yield Wheels.of(requirements.git, config.env.python, bucket, needs)
+
+
+def node_resource(config: Config, needs: tuple[str, ...]) -> Node:
+    """Return the pod of a config; `needs` are the ids of the resources that must exist first."""
+    tpu = config.tpu
+    places = tuple(
+        Place(zone, tier, config.network.subnet_name(zone_region(zone)), "queued" if tpu.is_queued(tier) else "node")
+        for zone, tier in product(tpu.all_zones, tpu.capacity)
+    )
+    return Node(
+        name=config.pod_name,
+        spec=SliceSpec.of(config),
+        places=places,
+        max_create_attempts=config.recovery.max_create_attempts,
+        create_seconds=60 * tpu.create_timeout_minutes,
+        adopt=tpu.adopt,
+        needs=needs,
+    )

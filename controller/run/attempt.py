@@ -22,8 +22,7 @@ from controller.resources.workers.watchdog import Watchdog
 from controller.run.follow import Follower
 from controller.run.launch import launch, running_runs, stop
 from controller.run.options import RunOptions
-from controller.run.queue import PodQueue
-from controller.run.queue_wait import QueueWaiter
+from controller.run.queue import PodQueue, QueueWaiter
 from controller.ssh.fleet import Fleet, WorkerError, WorkersFailedError
 
 

@@ -14,8 +14,7 @@ import pytest
 import yaml
 from etils import epath
 
-from conf.schema.training import families
-from conf.schema.training.model import Model
+from conf.schema.training.model import Model, family_switches
 from conf.schema.training.run_yaml import RunFileError
 from tests.trainer.conftest import make_mesh
 from trainer import convert
@@ -230,7 +229,7 @@ def test_what_transformers_cannot_be_told_is_not_exported(tmp_path, capsys, fami
         "mlp_dim": 8,
         "vocab_size": 16,
     }
-    cfg = Model(**families.family_switches(family) | sizes | switches)
+    cfg = Model(**family_switches(family) | sizes | switches)
     (tmp_path / "model.yaml").write_text(yaml.safe_dump(cfg.model_dump(mode="json")))
     assert run("export", tmp_path, tmp_path / "out") == 2
     assert capsys.readouterr().err == "model: transformers has no architecture with these switches\n"

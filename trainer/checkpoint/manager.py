@@ -2,18 +2,21 @@
 
 import logging
 import re
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple, Self
+from urllib.parse import unquote
 
+import fsspec
 import jax
 import orbax.checkpoint as ocp
+import tensorstore
 from etils import epath
 from orbax.checkpoint import type_handlers
 
 from conf.formats import FORMAT, format_problem
 from conf.schema.training.run_yaml import RunFileError
 from conf.schema.training.settings import CheckpointSettings
-from trainer.checkpoint import integrity
 from trainer.checkpoint.retention import Retention
 from trainer.distributed.checksums import DisagreementError, ReplicaChecksums, leaf_path
 from trainer.distributed.preemption import PreemptedError
@@ -161,7 +164,7 @@ class CheckpointManager:
         try:
             content = ocp.JsonCheckpointHandler().restore(folder / "position")
             # checked first, since failed reads of TensorStore end in pages of tracebacks
-            integrity.check_database(folder / "state")
+            check_database(folder / "state")
             saved = _shapes(_array_handler().metadata(folder / "state").tree)
         except Exception as error:
             raise _classify_error(error) from error
@@ -228,3 +231,38 @@ def _array_handler() -> ocp.PyTreeCheckpointHandler:
 
 def _restore_args(abstract: Any) -> ocp.args.PyTreeRestore:
     return ocp.args.PyTreeRestore(abstract, restore_args=ocp.checkpoint_utils.construct_restore_args(abstract))
+
+
+def check_database(folder: epath.Path) -> None:
+    """Raise ValueError if a file of the database in `folder` is missing or too short, or its index is damaged.
+
+    Orbax stores arrays in OCDBT (https://google.github.io/tensorstore/kvstore/ocdbt): a B+tree whose leaves give the
+    file, offset and length of each chunk of an array. The arrays are not read.
+    """
+    wanted: dict[str, int] = defaultdict(int)
+    for location in _value_locations(folder):
+        _, base, name, offset, length = location.split(":")
+        file = unquote(base) + unquote(name)
+        wanted[file] = max(wanted[file], int(offset) + int(length))
+    files, root = fsspec.url_to_fs(str(folder))
+    files.invalidate_cache()
+    sizes = {name.removeprefix(f"{root}/"): item["size"] for name, item in files.find(root, detail=True).items()}
+    for file, size in sorted(wanted.items()):
+        if file not in sizes:
+            raise ValueError(f"{folder.name}/{file} is missing")
+        if sizes[file] < size:
+            raise ValueError(f"{folder.name}/{file} has {sizes[file]} bytes of at least {size}")
+
+
+def _value_locations(folder: epath.Path) -> Iterator[str]:
+    """Yield <kind>:<folder>:<file>:<offset>:<length> for every node of the tree and every value outside it."""
+    base = tensorstore.KvStore.open(f"{folder if '://' in str(folder) else f'file://{folder}'}/").result()
+    todo = [tensorstore.ocdbt.dump(base).result()["versions"][-1]["root"]["location"]]
+    while todo:
+        location = todo.pop()
+        yield location
+        for entry in tensorstore.ocdbt.dump(base, location).result()["entries"]:
+            if "indirect_value" in entry:
+                yield entry["indirect_value"]
+            elif "location" in entry:
+                todo.append(entry["location"])

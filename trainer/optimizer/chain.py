@@ -3,14 +3,16 @@
 Directions come from Adam, Adafactor and Muon; per-weight settings are in `rules`.
 """
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Mapping
+from typing import Any, NamedTuple
 
+import jax
+import jax.numpy as jnp
 import optax
 
 from conf.schema.training.model import Model
 from conf.schema.training.optimizer import Adafactor, Adamw, Muon, Optimizer
 from trainer.optimizer import adafactor, muon
-from trainer.optimizer.descent import apply_update_rules
 from trainer.optimizer.rules import UpdateRule, map_with_path, update_rules
 from trainer.optimizer.schedules import ScheduleFn, schedule_factor
 
@@ -46,3 +48,36 @@ def _direction(opt: Optimizer, cfg: Model, rule: UpdateRule) -> optax.GradientTr
         case Adamw() | Muon():
             epsilon = opt.eps if isinstance(opt, Adamw) else opt.adamw.eps
             return optax.scale_by_adam(b1=rule.b1, b2=rule.b2, eps=epsilon)
+
+
+class DescentState(NamedTuple):
+    """Number of updates, an int32 scalar."""
+
+    done: Any
+
+
+def apply_update_rules(
+    rules: Mapping[str, UpdateRule], rate: ScheduleFn, decay: ScheduleFn
+) -> optax.GradientTransformation:
+    """Turn directions into updates by each weight's rule: - rate * lr * (direction + decay * weight_decay * weight).
+
+    rate, decay: fractions of the peak values. A cautious weight decays only where its direction has its sign, or is 0.
+    """
+
+    def init(params: Any) -> Any:
+        del params
+        return DescentState(jnp.int32(0))
+
+    def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, Any]:
+        rates, decays = rate(state.done), decay(state.done)
+
+        def step(path: str, direction: jax.Array, weight: jax.Array) -> jax.Array:
+            rule = rules[path]
+            if rule.weight_decay:
+                shrunk = decays * rule.weight_decay * weight
+                direction = direction + (jnp.where(direction * weight >= 0, shrunk, 0) if rule.cautious else shrunk)
+            return -rates * rule.lr * direction
+
+        return map_with_path(step, updates, params), DescentState(state.done + 1)
+
+    return optax.GradientTransformation(init, update)

@@ -9,8 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from pydantic import ValidationError
 
-from conf.schema.training import families
-from conf.schema.training.model import Model
+from conf.schema.training.model import Model, family_switches
 
 FAMILIES = {
     "gemma2": "gemma2",
@@ -58,7 +57,7 @@ def model_from_config(config: dict[str, Any], **compute: Any) -> Model:
         raise UnknownArchitectureError(f"config.json: model_type {kind!r} is not one of {known}")
     try:
         described = _gpt2_fields(config) if kind == "gpt2" else _rotary_fields(config)
-        return Model.model_validate({**families.family_switches(FAMILIES[kind]), **described, **compute})
+        return Model.model_validate({**family_switches(FAMILIES[kind]), **described, **compute})
     except KeyError as error:
         raise UnknownArchitectureError(f"config.json: there is no {error} of {kind}") from None
     except ValidationError as error:
@@ -115,9 +114,9 @@ def family_of(cfg: Model) -> str | None:
     """Return the family whose config.json can express the model, or None."""
     for name, said in KEYS_BY_FAMILY.items():
         free = COMMON_KEYS | said | COMPUTE_KEYS
-        if cfg.attention_pattern == families.family_switches(name)["attention_pattern"] == "G":
+        if cfg.attention_pattern == family_switches(name)["attention_pattern"] == "G":
             free |= {"sliding_window"}  # of no layer
-        if all(getattr(cfg, key) == value for key, value in families.family_switches(name).items() if key not in free):
+        if all(getattr(cfg, key) == value for key, value in family_switches(name).items() if key not in free):
             return name
     return None
 

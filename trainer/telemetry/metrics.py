@@ -14,13 +14,13 @@ import os
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+import jax
 from etils import epath
 
 from conf.schema.training.settings import ProfileSettings
 from trainer.telemetry import transcripts
-from trainer.telemetry.profiler import Profiler
 from trainer.telemetry.transcripts import Transcript
 
 if TYPE_CHECKING:
@@ -176,3 +176,33 @@ def _session_start_event(step: int) -> Event:
     from tensorboard.compat.proto.event_pb2 import Event, SessionLog
 
     return Event(wall_time=time.time(), step=step, session_log=SessionLog(status=SessionLog.SessionStatus.START))
+
+
+class Profiler:
+    """Traces a few updates for TensorBoard if `logging.profile` is set, on the process that writes the metrics.
+
+    Updates are counted from the start of the process, so a resumed run can be traced with another `logging.profile`.
+    """
+
+    def __init__(self, settings: ProfileSettings | None, folder: Path, writes: bool) -> None:
+        self._settings = settings if writes else None
+        self._folder, self._num_updates, self._tracing = folder, 0, False
+
+    def before_update(self, arrays: Any) -> None:
+        """Start or stop the trace when due. arrays: the last update's outputs, which it waits for."""
+        if self._settings is None:
+            return
+        if self._num_updates == self._settings.after:
+            jax.block_until_ready(arrays)
+            jax.profiler.start_trace(str(self._folder))
+            self._tracing = True
+        elif self._num_updates == self._settings.after + self._settings.updates:
+            jax.block_until_ready(arrays)
+            self.close()
+        self._num_updates += 1
+
+    def close(self) -> None:
+        """Stop the trace if one is running."""
+        if self._tracing:
+            jax.profiler.stop_trace()
+            self._tracing = False

@@ -6,8 +6,7 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, field_validator, model_validator
 
 from conf.schema.base import Strict
-from conf.schema.training.columns import template_columns
-from conf.schema.training.prompts import ArithmeticData, Gsm8kData
+from conf.schema.training.prompts import ArithmeticData, Gsm8kData, template_columns
 
 PATH_HELP = (
     "a local path, gs://…, or assets://NAME/FILE; * and ** stand for many files, which are taken in sorted order"

@@ -1,9 +1,12 @@
 """What a model is: one decoder with switches. conf/model/family/ sets the switches, the files beside it the sizes."""
 
-from typing import Annotated, Literal
+from pathlib import Path
+from typing import Annotated, Any, Literal
 
+import yaml
 from pydantic import Field, model_validator
 
+import conf
 from conf.schema.base import Strict
 
 
@@ -97,3 +100,11 @@ class Model(Strict):
         if self.num_heads % self.num_kv_heads:
             raise ValueError(f"num_heads ({self.num_heads}) must be a multiple of num_kv_heads ({self.num_kv_heads})")
         return self
+
+
+FAMILY_FOLDER = Path(conf.__file__).with_name("model") / "family"
+
+
+def family_switches(name: str) -> dict[str, Any]:
+    """All keys of `Model` but the sizes, as in conf/model/family/, read without Hydra."""
+    return yaml.safe_load((FAMILY_FOLDER / f"{name}.yaml").read_text())

@@ -1,11 +1,23 @@
 """What the GRPO loop asks: questions with an answer that can be checked, and the words around them."""
 
+from string import Formatter
 from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
 from conf.schema.base import Strict
-from conf.schema.training.columns import template_columns
+
+
+def template_columns(template: str) -> list[str]:
+    """The columns that a template names, in its order. Raises ValueError for what `{name}` cannot hold."""
+    names: list[str] = []
+    for _, name, form, conversion in Formatter().parse(template):
+        if name is None:
+            continue
+        if not name or form or conversion or set(name) & set(".[]"):
+            raise ValueError("{…} must hold the name of a column and nothing else; write {{ for a brace")
+        names.append(name)
+    return names
 
 
 class Shot(Strict):

@@ -3,7 +3,8 @@
 https://hydra.cc/docs/tutorials/basic/running_your_app/tab_completion/
 """
 
-from collections.abc import Sequence
+import json
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +15,8 @@ from hydra.plugins.completion_plugin import DefaultCompletionPlugin
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
-from controller.cli.completion.values import allowed_values
 from controller.config.compose import CONFIG_DIR, OVERRIDE, normalize_override, register_resolver, search_path_override
+from controller.config.editor_schemas import CONFIG_SCHEMA, FOLDER
 
 HYDRA_KEY = "hydra"
 
@@ -69,3 +70,32 @@ def _group_file(word: str) -> str | None:
     if match is None or not match["value"] or "." in match["key"] or match["sign"] == "~":
         return None
     return normalize_override(word).partition(",")[0]
+
+
+def allowed_values(key: str) -> list[str]:
+    """Return delete and keep for `cleanup.on_success`; nothing for a number or an unknown key."""
+    whole = json.loads((FOLDER / f"{CONFIG_SCHEMA}.json").read_bytes())
+    places = [whole]
+    for part in key.split("."):
+        places = [model[part] for place in places for model in _object_schemas(place, whole) if part in model]
+    return list(dict.fromkeys(word for place in places for word in _literal_values(place)))
+
+
+def _object_schemas(value: dict[str, Any], whole: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """Yield the properties of every section that a value may be."""
+    if "$ref" in value:
+        yield from _object_schemas(whole["$defs"][value["$ref"].rpartition("/")[2]], whole)
+    for inner in value.get("anyOf", ()):
+        yield from _object_schemas(inner, whole)
+    if "properties" in value:
+        yield value["properties"]
+
+
+def _literal_values(value: dict[str, Any]) -> Iterator[str]:
+    yield from (each for each in [*value.get("enum", ()), value.get("const")] if isinstance(each, str))
+    if value.get("type") == "boolean":
+        yield from ("true", "false")
+    if value.get("type") == "null":
+        yield "null"
+    for inner in value.get("anyOf", ()):
+        yield from _literal_values(inner)

@@ -3,7 +3,7 @@
 `search.py` and the two provisioners create a slice; this module decides what must be done.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Self
 
@@ -14,13 +14,54 @@ from controller.core.text import plural
 from controller.gcp.client import GoogleError
 from controller.reconcile.resource import Absent, Diff, ObservedResources, Pending, Resource, Scope, difference
 from controller.resources.pod import data_disk, node_api
-from controller.resources.pod.provisioner import NOT_OBSERVED, WAITING_STATES, Place, PodStatus, SliceSpec, SliceStatus
+from controller.resources.pod.provisioner import (
+    NOT_OBSERVED,
+    WAITING_STATES,
+    Place,
+    PodStatus,
+    Provisioner,
+    ProvisionerName,
+    SliceSpec,
+    SliceStatus,
+)
 from controller.resources.pod.queued_api import QueuedProvisioner
 from controller.resources.pod.refusals import classify
 from controller.resources.pod.search import CapacitySearch
-from controller.resources.pod.slices import Slices
 from controller.ssh.fleet import Fleet
 from controller.ssh.fleets import SshTarget
+
+
+@dataclass(frozen=True)
+class Slices:
+    """Every slice of one name in some zones."""
+
+    name: str
+    zones: Sequence[str]
+    provisioners: Mapping[ProvisionerName, Provisioner]
+
+    def find(self, context: Context) -> SliceStatus | None:
+        """Return a READY slice if there is one, else one that is coming up, else a dead one."""
+        found: list[SliceStatus] = []
+        for zone in self.zones:
+            for _, status in self._spec_at(context, zone):
+                found.append(status)
+                break
+            if found and found[-1].is_ready:
+                return found[-1]
+        return min(found, key=lambda status: not status.pending, default=None)
+
+    def delete(self, context: Context, condition: Callable[[SliceStatus], bool]) -> None:
+        """Delete every slice that meets the condition; their data disks stay."""
+        for zone in self.zones:
+            for provisioner, status in self._spec_at(context, zone):
+                if condition(status):
+                    provisioner.delete(context, self.name, zone)
+
+    def _spec_at(self, context: Context, zone: str) -> Iterator[tuple[Provisioner, SliceStatus]]:
+        for provisioner in self.provisioners.values():
+            if (status := provisioner.observe(context, self.name, zone)) is not None:
+                yield provisioner, status
+
 
 ADOPTED_FIELDS = frozenset({"accelerator_type", "state", "workers"})
 """Fields in which an adopted pod must agree with the config."""

@@ -12,7 +12,7 @@ from controller.context import Context
 from controller.core.clock import Clock
 from controller.core.events import Events
 from controller.gcp.client import GoogleClient
-from controller.plan.pod import node_resource
+from controller.plan.build import node_resource
 from controller.plan.preview import preview_resources
 from controller.plan.project import bucket_name, shared_resources
 from controller.reconcile.resource import Resource

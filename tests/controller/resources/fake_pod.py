@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from controller.plan.pod import node_resource
+from controller.plan.build import node_resource
 from controller.reconcile.reconciler import destroy, reconcile
 from controller.resources.pod.node import Node
 from tests.controller.resources.conftest import EmulatedProject

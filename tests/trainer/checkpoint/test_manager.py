@@ -9,7 +9,7 @@ import pytest
 from conf.schema.training.run_yaml import RunFileError
 from conf.schema.training.settings import CheckpointSettings
 from tests.trainer.conftest import make_mesh
-from trainer.checkpoint import integrity
+from trainer.checkpoint import manager as checkpoint_manager
 from trainer.checkpoint.manager import BrokenCheckpointError, CheckpointManager
 from trainer.step import train_step
 
@@ -205,7 +205,7 @@ def test_a_store_that_cannot_be_reached_is_not_taken_for_a_broken_checkpoint(tmp
     def unreachable(folder):
         raise ValueError("UNAVAILABLE: 503")
 
-    monkeypatch.setattr(integrity, "check_database", unreachable)
+    monkeypatch.setattr(checkpoint_manager, "check_database", unreachable)
     with pytest.raises(ValueError, match="503"):
         checkpoints.resume(train_step.abstract_state(tiny, adamw, make_mesh(8, 1, 1)))
     checkpoints.close()

@@ -5,8 +5,7 @@ from __future__ import annotations
 import numpy as np
 from safetensors.numpy import load_file
 
-from conf.schema.training import families
-from conf.schema.training.model import Model
+from conf.schema.training.model import Model, family_switches
 from tests.paths import ROOT
 from trainer.models.weights import Params
 
@@ -27,7 +26,7 @@ def cfg(**compute: object) -> Model:
         "vocab_size": VOCAB,
     }
     return Model(
-        **families.family_switches("nanochat")
+        **family_switches("nanochat")
         | sizes
         | {"attention_pattern": "LLLGLG", "sliding_window": 13, "max_seq_len": 24}
         | compute
