@@ -30,7 +30,7 @@ def agent_root() -> Path:
 def safe_join(folder: str, name: str) -> Path:
     """Return a path in a folder of the agent, after checking that `name` is a single safe path component."""
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}", name):
-        raise AgentError(f"not a name that something in {folder}/ can have: {name!r}")
+        raise AgentError(f"{name!r} is not a valid name in {folder}/")
     return agent_root() / folder / name
 
 

@@ -38,7 +38,7 @@ def _check_fencing_token(place: str, token: int) -> None:
     with locked("lease"):
         known = read_json(agent_root() / "lease.json") or {}
         if known.get("place") == place and known["token"] > token:
-            raise AgentError(f"another controller acts on this pod (lease {known['token']}; this came with {token})")
+            raise AgentError(f"another controller has taken over this pod (lease {known['token']}, not {token})")
         if known != (wanted := {"place": place, "token": token}):
             write_json(agent_root() / "lease.json", wanted)
 
@@ -50,7 +50,7 @@ def main() -> int:
         name = sys.argv[1]
         command = getattr(import_module(f".{COMMANDS[name]}", __package__), name)
         question = sys.stdin.buffer.read()
-        payload = checked(json.loads(question), f"the question of `{name}`") if question else {}
+        payload = checked(json.loads(question), f"the `{name}` request") if question else {}
         if lease := payload.pop("lease", None):
             _check_fencing_token(lease["place"], lease["token"])
         answer = command(**payload)

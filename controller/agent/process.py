@@ -125,7 +125,7 @@ def run_tool(
         raise AgentError(f"{argv[0]} is not installed on this worker") from error
     except subprocess.TimeoutExpired as error:
         said = (error.stderr or b"").decode(errors="replace")
-        raise AgentError(f"{name} did not end within {timeout:g} s", said[-4000:]) from error
+        raise AgentError(f"{name} did not finish within {timeout:g} s", said[-4000:]) from error
     if check and done.returncode:
         said = done.stderr.decode(errors="replace").strip()
         last = next((line.strip() for line in reversed(said.splitlines()) if "error" in line.lower()), "")

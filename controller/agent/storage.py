@@ -54,7 +54,7 @@ def download_object(bucket: str, name: str, sha256: str, target: Path) -> None:
             digest.update(chunk)
             file.write(chunk)
     if digest.hexdigest() != sha256:
-        raise TransferError(f"gs://{bucket}/{name} has the SHA-256 {digest.hexdigest()}, not {sha256}")
+        raise TransferError(f"gs://{bucket}/{name} has SHA-256 {digest.hexdigest()}, expected {sha256}")
 
 
 def object_exists(bucket: str, name: str) -> bool:
@@ -64,7 +64,7 @@ def object_exists(bucket: str, name: str) -> bool:
 
     def ask() -> None:
         nonlocal found
-        with _transfer_errors(f"the look at gs://{bucket}/{name}"):
+        with _transfer_errors(f"the lookup of gs://{bucket}/{name}"):
             try:
                 with _storage_request(place, {}) as answer:
                     found = bool(answer.read())
@@ -93,7 +93,7 @@ def upload_stream(content: Iterable[bytes], size: int, bucket: str, name: str) -
     with _transfer_errors(f"the upload of gs://{bucket}/{name}"), _storage_request(place, headers, content) as answer:
         stored = int(json.load(answer)["size"])
     if stored != size:
-        raise TransferError(f"gs://{bucket}/{name} has {stored} bytes, not {size}")
+        raise TransferError(f"gs://{bucket}/{name} has {stored} bytes, expected {size}")
 
 
 def _read_chunks(path: Path, size: int) -> Iterator[bytes]:
@@ -114,7 +114,7 @@ def _transfer_errors(what: str) -> Iterator[None]:
         words = error.read(2000).decode(errors="replace").strip() or error.reason
         raise TransferError(f"{what} failed with HTTP {error.code}: {words}", lasting) from error
     except (HTTPException, OSError, ValueError, KeyError) as error:
-        raise TransferError(f"{what} broke off: {error!r}") from error
+        raise TransferError(f"{what} was interrupted: {error!r}") from error
 
 
 def _storage_request(place: str, headers: dict[str, str], data: Iterable[bytes] | None = None) -> IO[bytes]:

@@ -100,7 +100,7 @@ def stand_guard() -> None:
 def deletion_reason(order: dict[str, Any], now: float, used: float) -> str:
     """Return why the pod should be deleted now, or "" if it should not. Pure."""
     if order["until"] is not None and now >= order["until"]:
-        return "the budget of the run is spent"
+        return "the run's budget is spent"
     if order["idle_seconds"] is not None and now - used >= order["idle_seconds"]:
         return f"no program and no SSH session for {order['idle_seconds'] / 60:g} minutes"
     return ""

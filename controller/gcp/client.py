@@ -47,7 +47,7 @@ UNGUARDED_METHODS = frozenset({"getGuestAttributes", "patch"})
 """TPU API methods that the write guard skips: they change nothing that matters to another controller."""
 CHUNK = 16 << 20
 """Chunk size of an upload in bytes: the most that an interruption can lose."""
-NO_CREDENTIALS = "no Google credentials: run `gcloud auth application-default login`, or use cloud=local"
+NO_CREDENTIALS = "no Google credentials: run `gcloud auth application-default login`, or set cloud=local"
 
 
 class GoogleError(CloudError):
@@ -229,7 +229,7 @@ class GoogleClient:
                 if error.resp.status not in (404, 410) or not session.is_file():
                     raise
                 session.unlink()  # the session expires after a week
-                raise GoogleError("upload", 503, "SESSION_EXPIRED", "the upload starts anew") from None
+                raise GoogleError("upload", 503, "SESSION_EXPIRED", "the upload restarts") from None
             except BaseException:
                 moved(-sent)
                 raise
@@ -334,7 +334,7 @@ class GoogleClient:
                 if not credentials.valid:
                     credentials.refresh(google_auth_httplib2.Request(build_http()))
             except GoogleAuthError as error:
-                raise NoCredentialsError(f"Google refused the credentials ({error}); log in again") from None
+                raise NoCredentialsError(f"Google rejected the credentials ({error}); log in again") from None
             return credentials.token
 
     @property
@@ -362,7 +362,7 @@ def _translate_errors(what: str) -> Iterator[None]:
     except HttpError as error:
         raise _http_error(what, error) from None
     except GoogleAuthError as error:
-        raise NoCredentialsError(f"Google refused the credentials ({error}); log in again") from None
+        raise NoCredentialsError(f"Google rejected the credentials ({error}); log in again") from None
     except (OSError, httplib2.HttpLib2Error) as error:
         raise GoogleError(what, 503, "UNREACHABLE", str(error)) from None
 

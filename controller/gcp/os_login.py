@@ -53,7 +53,7 @@ class OsLogin:
         email = self._google.call("oauth2", "userinfo.get").get("email")
         if not email:
             raise SlipwayError(
-                "OS Login needs your address, which these credentials do not tell; run "
-                "`gcloud auth application-default login` again, or set ssh.os_login=false if the project allows it"
+                "OS Login needs your email address, which these credentials do not include; run `gcloud auth "
+                "application-default login` again, or set ssh.os_login=false if the project allows it"
             )
         return email

@@ -32,7 +32,7 @@ class HourlyPrice:
 
     def __str__(self) -> str:
         if self.tpu is None:
-            return "not known for this zone"
+            return "unknown for this zone"
         beside = f", and ${self.network:.2f} for {self.beside}" if self.network >= 0.005 else ""
         return f"${self.tpu:.2f} per hour ({self.source}){beside}"
 
@@ -60,7 +60,7 @@ def hourly_price(config: Config, now: float, zone: str | None = None, capacity: 
             0.0, _network(config), f"free under the TRC grant until {trc.free_until}", _network_items(config)
         )
     tpu = config.topology.usd_per_hour(zone, spot=capacity in SPOT_TIERS)
-    return HourlyPrice(tpu, _network(config), "list price of 2026", _network_items(config))
+    return HourlyPrice(tpu, _network(config), "2026 list price", _network_items(config))
 
 
 def _network_items(config: Config) -> str:
@@ -95,9 +95,10 @@ def max_cost(config: Config, hourly: HourlyPrice) -> str:
         limits.append((f"{usd}{budget.max_hours:g} h", "budget.max_hours"))
     if limits:
         return (
-            f"at most {' and '.join(f'{what} ({key})' for what, key in limits)}, then it is ended and the pod deleted"
+            f"at most {' and '.join(f'{what} ({key})' for what, key in limits)}; then the run ends and the pod is "
+            "deleted"
         )
-    return "no limit: how long its steps take is not known before they run; budget.max_hours or budget.max_usd sets one"
+    return "no limit: the time per step is unknown until the run starts; set budget.max_hours or budget.max_usd"
 
 
 def monthly_storage_price(gigabytes: float) -> float:

@@ -105,7 +105,7 @@ def resolve_asset(kind: Kind, name: str, asset: Asset, root: Path, state: Path, 
         try:
             files = local_files(Path(asset.path or "").expanduser(), hashes)
         except OSError as error:
-            raise ConfigError(escape_line(f"{key}.path: {error.filename} cannot be read: {error.strerror}")) from None
+            raise ConfigError(escape_line(f"{key}.path: cannot read {error.filename}: {error.strerror}")) from None
         if not files:
             words = f"{key}.path: no file at {asset.path}; set it to the file or folder with the data"
             raise ConfigError(escape_line(words))

@@ -104,7 +104,7 @@ def take_snapshot(config: Config, folder: Path) -> CodeSnapshot:
             found = [path for path in found if not path.is_relative_to(state.resolve())]
     files = tuple(sorted(p.relative_to(root).as_posix() for p in found))
     if not files:
-        raise ConfigError(f"program: {root} holds no files to ship; run from your repository, or use program=trainer")
+        raise ConfigError(f"program: {root} has no files to ship; run from your repository, or use program=trainer")
     _refuse_large(root, files, config.code.max_mb)
     return CodeSnapshot(root, files)
 
@@ -149,6 +149,6 @@ def _refuse_large(root: Path, files: tuple[str, ...], max_mb: float) -> None:
     if total > max_mb:
         largest = ", ".join(f"{name} ({size / 1e6:.1f} MB)" for size, name in sizes[:MAX_FILES_SHOWN])
         raise ConfigError(
-            f"code.max_mb: {total:.1f} MB of code is more than {max_mb:g}; largest: {largest}; "
-            "name what is not needed in code.exclude or .gitignore"
+            f"code.max_mb: {total:.1f} MB of code exceed the limit of {max_mb:g} MB; largest: {largest}; list what is "
+            "not needed in code.exclude or .gitignore"
         )

@@ -47,21 +47,21 @@ def download_file(source: AssetFile, token: str | None, moved: Callable[[int], N
             pass
         elif error.code in (401, 403):
             why = (
-                "the token does not open it"
+                "the token does not grant access"
                 if token
-                else "it wants a token: set env.secrets.HF_TOKEN, or files.….token_secret"
+                else "it requires a token: set env.secrets.HF_TOKEN, or files.….token_secret"
             )
-            raise CloudError(f"{source.name}: {source.url} is refused ({error.code}): {why}") from None
+            raise CloudError(f"{source.name}: {source.url} refused access ({error.code}): {why}") from None
         else:
-            raise CloudError(f"{source.name}: {source.url} cannot be fetched: {error}") from None
+            raise CloudError(f"{source.name}: cannot fetch {source.url}: {error}") from None
     except OSError as error:
-        raise CloudError(f"{source.name}: {source.url} cannot be fetched: {error}; `up` again goes on") from None
+        raise CloudError(f"{source.name}: cannot fetch {source.url}: {error}; `slipway up` resumes") from None
     with part.open("rb") as file:
         found = hashlib.file_digest(file, "sha256").hexdigest()
     if found != source.sha256:
         part.unlink()
         raise CloudError(
-            f"{source.name}: {source.url} has SHA-256 {found[:12]}…, the config says {source.sha256[:12]}…"
+            f"{source.name}: {source.url} has SHA-256 {found[:12]}…, but the config has {source.sha256[:12]}…"
         )
     part.replace(source.local)
 
@@ -84,7 +84,7 @@ def _download(url: str, part: Path, token: str | None, moved: Callable[[int], No
         expected = answer.headers.get("Content-Length")
     got = part.stat().st_size - (have if more else 0)
     if expected is not None and got != int(expected):
-        raise OSError(f"it broke off after {got} of {expected} bytes")
+        raise OSError(f"the connection dropped after {got} of {expected} bytes")
 
 
 def run_recipe(recipe: BuildRecipe, key: str) -> Path:
@@ -109,10 +109,10 @@ def run_recipe(recipe: BuildRecipe, key: str) -> Path:
             tail = "\n".join(done.stdout.decode(errors="replace").splitlines()[-TAIL_LINES:])
             raise CloudError(f"{words} ended with code {done.returncode}:\n{tail}")
         if not any(draft.iterdir()):
-            raise CloudError(f"{words} left no file in {{output}}")
+            raise CloudError(f"{words} wrote no file to {{output}}")
         draft.rename(recipe.output)
     except FileNotFoundError:
-        raise CloudError(f"{key}: there is no program {recipe.argv[0]!r} on this machine") from None
+        raise CloudError(f"{key}: program {recipe.argv[0]!r} is not installed on this machine") from None
     except OSError:
         if not recipe.output.is_dir():  # another process may have been faster
             raise

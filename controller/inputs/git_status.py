@@ -22,7 +22,7 @@ def collect_git_status(root: Path, exclude: tuple[str, ...], secrets: Iterable[s
     """
     top = _git(root, "rev-parse", "--show-toplevel").strip()
     if not top or Path(top).resolve() != root.resolve():
-        return {"commit": None, "why": "the code is in no git repository of its own"}, ""
+        return {"commit": None, "why": "the code is not in a git repository of its own"}, ""
     commit = _git(root, "rev-parse", "--verify", "--quiet", "HEAD").strip() or None
     changed = _changed_files(root, exclude, "diff", "--name-only", "-z", "HEAD") if commit else []
     shown = [name for name in changed if _size(root / name) <= MAX_FILE_BYTES][:MAX_FILES]

@@ -60,11 +60,11 @@ def read_requirements(root: Path, name: str) -> Requirements:
 
 def _lines(root: Path, path: Path, what: str, inside: frozenset[Path]) -> Iterator[str]:
     if not path.resolve().is_relative_to(root.resolve()):  # it may be somebody else's repository
-        raise ConfigError(f"{what} includes {path}, which is not in the repository")
+        raise ConfigError(f"{what} includes {path}, which is outside the repository")
     try:
         text = path.read_text()
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{what} cannot be read: {getattr(error, 'strerror', None) or error}") from None
+        raise ConfigError(f"{what}: cannot read it: {getattr(error, 'strerror', None) or error}") from None
     if path.resolve() in inside:
         raise ConfigError(f"{what} includes itself")
     for raw in text.replace("\\\n", " ").splitlines():
@@ -75,11 +75,11 @@ def _lines(root: Path, path: Path, what: str, inside: frozenset[Path]) -> Iterat
             yield from _lines(root, path.parent / include["file"], what, inside | {path.resolve()})
         elif LOCAL.search(line):
             raise ConfigError(
-                f"{what}: {line!r} is a local folder, which a worker does not have; the shipped code is installed by "
+                f"{what}: {line!r} is a local folder, which the workers do not have; to install the shipped code, set "
                 "program.setup=[[uv, pip, install, -e, .]]"
             )
         elif CONSTRAINT.match(line):
-            raise ConfigError(f"{what}: {line!r} is not supported; write the bounds into the file itself")
+            raise ConfigError(f"{what}: {line!r} is not supported; put the constraints into the file itself")
         else:
             yield " ".join(line.split())
 
@@ -94,7 +94,7 @@ def _parse_git_requirement(line: str) -> GitRequirement | None:
     path, _, ref = path.partition("@")
     subdirectory = fragment.get("subdirectory", [""])[0]
     if subdirectory.startswith("/") or ".." in subdirectory.split("/"):
-        raise ConfigError(f"env.requirements: {line!r}: subdirectory leads out of the repository")
+        raise ConfigError(f"env.requirements: {line!r}: subdirectory leads outside the repository")
     return GitRequirement(
         line=line,
         url=f"{scheme}://{host}/{path}",

@@ -78,7 +78,7 @@ class Vault:
         variable = source.removeprefix("env:") if source != "env" else name
         value = self._environment.get(variable, "")
         if not value:
-            raise ConfigError(f"{key}: the environment variable {variable} is not set; set it, or take the key out")
+            raise ConfigError(f"{key}: environment variable {variable} is not set; set it, or remove the key")
         return _from_file(key, value, name) if name == NETRC else value
 
 
@@ -86,7 +86,7 @@ def _from_file(key: str, path: str, name: str) -> str:
     try:
         text = Path(path).expanduser().read_text()
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{key}: {path} cannot be read: {getattr(error, 'strerror', None) or 'not text'}") from None
+        raise ConfigError(f"{key}: cannot read {path}: {getattr(error, 'strerror', None) or 'not text'}") from None
     return text if name == NETRC else text.strip()
 
 
@@ -99,12 +99,12 @@ def _from_manager(key: str, name: str, google: GoogleClient) -> str:
     try:
         answer = google.call("secretmanager", "projects.secrets.versions.access", name=version)
     except NotFoundError:
-        words = f"there is no {version}; `gcloud secrets create` makes one, or name another"
+        words = f"{version} does not exist; create it with `gcloud secrets create`, or name another"
         raise ConfigError(f"{key}: {words}") from None
     except ForbiddenError as error:
-        words = f"you may not read {version}; it takes roles/secretmanager.secretAccessor ({error.message})"
+        words = f"you may not read {version}; this requires roles/secretmanager.secretAccessor ({error.message})"
         raise ConfigError(f"{key}: {words}") from None
     try:
         return base64.b64decode(answer["payload"]["data"]).decode()
     except (KeyError, ValueError):
-        raise ConfigError(f"{key}: {version} holds no text") from None
+        raise ConfigError(f"{key}: {version} is not text") from None

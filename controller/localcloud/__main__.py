@@ -57,23 +57,23 @@ def _flags(options: argparse.Namespace) -> list[str]:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m controller.localcloud", description="The emulated cloud.")
+    parser = argparse.ArgumentParser(prog="python -m controller.localcloud", description="Run the emulated cloud.")
     commands = parser.add_subparsers(dest="command", required=True)
     words = {
         "serve": "run the server in the foreground",
-        "start": "start the server in the background; returns when it is ready",
-        "stop": "stop the server; its state stays",
+        "start": "start the server in the background and return when it is ready",
+        "stop": "stop the server; its state is kept",
         "wipe": "stop the server, kill every worker's processes and delete the state",
         "env": "print shell exports for gcloud and the client libraries",
         "requests": "print the request log as JSON lines",
     }
     for name, help_text in words.items():
         command = commands.add_parser(name, help=help_text)
-        command.add_argument("--state", type=Path, required=True, help="folder that holds everything")
+        command.add_argument("--state", type=Path, required=True, help="folder that stores all state")
         if name in ("serve", "start"):
-            command.add_argument("--port", type=int, default=0, help="0: the former port, or a free one")
-            command.add_argument("--operation-seconds", type=float, help="how long operations take (default 0.5)")
-            command.add_argument("--idle-exit", type=float, metavar="SECONDS", help="exit when idle and without a node")
+            command.add_argument("--port", type=int, default=0, help="0: the previous port, or any free one")
+            command.add_argument("--operation-seconds", type=float, help="duration of operations (default 0.5)")
+            command.add_argument("--idle-exit", type=float, metavar="SECONDS", help="exit when idle and without nodes")
     return parser
 
 

@@ -216,7 +216,7 @@ def _lock_state_folder(state: Path) -> IO[str]:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
             if time.monotonic() > deadline:
-                raise StartError(f"run.state_dir: an emulated cloud is running on {state} already") from error
+                raise StartError(f"run.state_dir: another emulated cloud is already running on {state}") from error
             time.sleep(0.02)  # the previous process may be exiting
         else:
             return lock

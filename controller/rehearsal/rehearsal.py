@@ -76,9 +76,9 @@ class Rehearsal:
             Check(not changed, made),
             Check(bool(ledger.launches()), f"a {pod}, reached and verified"),
             *_check_recovery(ledger, state),
-            Check(result is not None, f"the program ended with 0 on {workers} of {plural(workers, 'worker')}"),
+            Check(result is not None, f"the program exited with 0 on {workers} of {plural(workers, 'worker')}"),
             Check(bool(objects), f"{len(objects)} objects of the run in the bucket: logs, checkpoints, result"),
-            Check(not refused, f"{len(requests)} requests, {len(refused) or 'none'} of them refused as malformed"),
+            Check(not refused, f"{len(requests)} requests, {len(refused) or 'none'} of them rejected as malformed"),
             _check_leftovers(plan, left),
         ]
 
@@ -87,7 +87,7 @@ class Rehearsal:
         own = {*OVERRIDDEN_KEYS, "scale"}
         overrides = [override for override in self.options.overrides if _key(override) not in own]
         again = shlex.join([*overrides, "cloud=local", *REHEARSAL_OVERRIDES, f"run.state_dir={self.folder}"])
-        return f"kept until the next rehearsal of it; look with `slipway status {again}`, and logs, verify, ssh alike"
+        return f"kept until this run's next rehearsal; inspect it with `slipway status {again}`, logs, verify or ssh"
 
 
 @contextmanager
@@ -150,12 +150,12 @@ def _check_leftovers(plan: Plan, left: list[str]) -> Check:
     """Check that nothing is left at the end except an adopted pod."""
     if plan.config.tpu.adopt:
         only = {name.rpartition("/")[2] for name in left} == {plan.node.name}
-        return Check(only, f"{plan.node.name} is still there, and nothing else that is billed")
-    return Check(not left, f"nothing billed is left{_join_names(left)}")
+        return Check(only, f"{plan.node.name} still exists; no other billed resource does")
+    return Check(not left, f"no billed resource is left{_join_names(left)}")
 
 
 def _join_names(exceptions: Sequence[str]) -> str:
-    return f", but for {', '.join(exceptions)}" if exceptions else ""
+    return f", except {', '.join(exceptions)}" if exceptions else ""
 
 
 def _check_recovery(ledger: Ledger, state: dict[str, Any]) -> list[Check]:
@@ -165,9 +165,9 @@ def _check_recovery(ledger: Ledger, state: dict[str, Any]) -> list[Check]:
         spec = {key: value for key, value in fault["spec"].items() if key != "at" and value not in (None, 0.0)}
         kind, struck = spec.pop("kind"), fault["left"] < spec.get("times", 1)
         details = ", ".join(f"{key} {value}" for key, value in spec.items())
-        end = "overcome" if struck else "never came: set cloud.faults, or let the program run longer"
+        end = "overcome" if struck else "did not occur; change cloud.faults, or let the program run longer"
         if struck and kind == "preempted":
-            end = f"replaced, and the program went on: {len(ledger.launches())} attempts"
+            end = f"replaced, and the program resumed: {len(ledger.launches())} attempts"
         checks.append(Check(struck, f"{kind} ({details}): {end}"))
     return checks
 
@@ -182,7 +182,7 @@ def _wipe_cloud(folder: Path) -> None:
         return
     users = folder / "localcloud" / "users"
     if users.exists() and not emulated.is_idle(users.parent):
-        raise ConfigError(f"run.name: a rehearsal of {folder.name} is under way; wait for it, or give this one another")
+        raise ConfigError(f"run.name: a rehearsal of {folder.name} is running; wait for it, or set another name")
     status, message = emulated.run_emulator_verb(["wipe"], folder / "localcloud")
     if status != 0:
         raise ConfigError(message.strip())

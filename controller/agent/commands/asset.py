@@ -76,7 +76,7 @@ def _fetch_file(
     with_retries(lambda: _download(name, file["url"], part, token, telling))
     if (found := file_hash(part)) != file["sha256"]:
         part.unlink()
-        raise AgentError(f"{name}: {file['url']} has SHA-256 {found[:12]}…, the config says {file['sha256'][:12]}…")
+        raise AgentError(f"{name}: {file['url']} has SHA-256 {found[:12]}…, but the config has {file['sha256'][:12]}…")
     with_retries(lambda: upload_file(part, bucket, target))
     part.unlink()
 
@@ -95,12 +95,12 @@ def _download(name: str, url: str, part: Path, token: str | None, telling: _Prog
                 out.write(chunk)
                 telling.moved(len(chunk))
             if expected is not None and out.tell() - begin != int(expected):
-                raise TransferError(f"{name}: {url} broke off after {out.tell()} bytes")
+                raise TransferError(f"{name}: {url} dropped the connection after {out.tell()} bytes")
     except HTTPError as error:
         if error.code == 416:  # the file is already complete
             return
-        why = "; it wants a token" if error.code in (401, 403) and not token else ""
+        why = "; it requires a token" if error.code in (401, 403) and not token else ""
         lasting = error.code < 500 and error.code not in (408, 429)
-        raise TransferError(f"{name}: {url} is refused with HTTP {error.code}{why}", lasting) from error
+        raise TransferError(f"{name}: {url} refused access with HTTP {error.code}{why}", lasting) from error
     except (OSError, HTTPException) as error:
-        raise TransferError(f"{name}: {url} cannot be fetched: {error}") from error
+        raise TransferError(f"{name}: cannot fetch {url}: {error}") from error

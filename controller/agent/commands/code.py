@@ -39,9 +39,9 @@ def install_code(bucket: str, object: str, sha256: str, tree: str) -> InstalledC
         try:
             unpack(archive, fresh)
         except (tarfile.TarError, OSError, EOFError) as error:
-            raise AgentError(f"gs://{bucket}/{object} cannot be unpacked: {error}") from error
+            raise AgentError(f"cannot unpack gs://{bucket}/{object}: {error}") from error
         if (found := tree_hash(fresh)) != tree:
-            raise AgentError(f"gs://{bucket}/{object} holds the tree {found}, not {tree}")
+            raise AgentError(f"gs://{bucket}/{object} contains the tree {found}, expected {tree}")
         remove_tree(old)
         if folder.exists():
             folder.rename(old)
@@ -64,11 +64,11 @@ def unpack(archive: Path, folder: Path) -> None:
             parts = PurePosixPath(member.name).parts
             files, total = files + 1, total + member.size
             if member.name.startswith("/") or ".." in parts:
-                raise AgentError(f"the archive holds {member.name!r}, which leads out of it")
+                raise AgentError(f"the archive contains {member.name!r}, which leads outside it")
             if not (member.isfile() or member.isdir()):
-                raise AgentError(f"the archive holds {member.name!r}, which is neither a file nor a folder")
+                raise AgentError(f"the archive contains {member.name!r}, which is neither a file nor a folder")
             if files > MAX_FILES or total > MAX_BYTES:
-                raise AgentError(f"the archive holds more than {MAX_FILES} files or {MAX_BYTES >> 20} MiB")
+                raise AgentError(f"the archive contains more than {MAX_FILES} files or {MAX_BYTES >> 20} MiB")
             path = folder.joinpath(*parts)
             (path if member.isdir() else path.parent).mkdir(parents=True, exist_ok=True)
             content = tar.extractfile(member)

@@ -25,9 +25,9 @@ def write_config(run_id: str, text: str, env: dict[str, str] | None = None) -> W
 def validate_env(env: dict[str, str]) -> dict[str, str]:
     for name, value in env.items():
         if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
-            raise AgentError(f"no environment variable can be called {name!r}")
+            raise AgentError(f"{name!r} is not a valid name of an environment variable")
         if not isinstance(value, str) or "\0" in value:
-            raise AgentError(f"no environment variable can hold what {name} is to hold")
+            raise AgentError(f"the value of environment variable {name} is not valid")
     return env
 
 

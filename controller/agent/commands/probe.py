@@ -33,7 +33,7 @@ def probe_devices(venv: str, timeout_seconds: float = 120.0, env: dict[str, str]
         if known and known["boot_id"] == boot:
             return known
         if holder := active_attempt():
-            raise AgentError(f"run {holder['run_id']} holds the devices")
+            raise AgentError(f"run {holder['run_id']} is using the devices")
         python = "python3" if venv == NO_VENV else f"{venv_folder(venv)}/bin/python"
         printed = run_tool([python, "-c", DEVICE_SCRIPT], timeout=timeout_seconds, env=program_env(venv, env or {}))
         facts = json.loads(printed.splitlines()[-1])
@@ -82,7 +82,7 @@ def _listen_for_peers(addresses: list[str], port: int, end: float) -> str:
                     missing.discard(int(peer.recv(16) or b"0"))
             except (OSError, ValueError):
                 continue  # timeout, or an unrelated client
-    return f"worker 0 has not heard of worker {', '.join(map(str, sorted(missing)))}" if missing else ""
+    return f"worker 0 received nothing from worker {', '.join(map(str, sorted(missing)))}" if missing else ""
 
 
 def _connect_to_worker_0(address: str, port: int, index: int, end: float) -> str:

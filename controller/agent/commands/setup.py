@@ -70,7 +70,7 @@ def _run_command(run: Path, argv: list[str], environment: dict[str, str], mask: 
                 env=environment, check=False,
             ).returncode  # fmt: skip
         except OSError as error:
-            raise AgentError(f"setup command `{shlex.join(argv)}` cannot be started: {error}") from error
+            raise AgentError(f"setup command `{shlex.join(argv)}` cannot start: {error}") from error
     mask.cover(path)
     if code:
         tail = read_range(path, max(0, file_size(path) - TAIL_BYTES), TAIL_BYTES).decode(errors="replace")

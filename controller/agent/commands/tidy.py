@@ -50,7 +50,7 @@ def tidy_locked() -> WorkerHygiene:
         done.append(f"removed the stale {_libtpu_lockfile()}")
     for folder, pids in _check_leftovers():
         _kill_leftovers(folder, pids)
-        done.append(f"ended what was left of {folder.parent.name}, {folder.name}")
+        done.append(f"killed leftover processes of {folder.parent.name}, {folder.name}")
     if _huge_pages_mode() == "off" and _last_result_this_boot() is None:
         path = _sysfs_root() / THP
         try:
@@ -58,7 +58,7 @@ def tidy_locked() -> WorkerHygiene:
             done.append("transparent huge pages: always")
         except AgentError:
             write_json(agent_root() / "tidy.json", {"boot_id": boot_id(), "huge_pages": "refused"})
-            refused.append("transparent huge pages stay off: this user has no sudo")
+            refused.append("transparent huge pages stay off: this user cannot run sudo")
     return {"done": done, "not_done": refused}
 
 

@@ -107,7 +107,7 @@ def install_venv(
             with tool_environment(secrets or {}) as env:
                 _create_from_requirements(folder, python or "3.11", requirements + fetched, constraints or {}, env)
         else:
-            raise AgentError(f"packages is {packages!r}; it can be lock, requirements or image")
+            raise AgentError(f"packages is {packages!r}; the choices are lock, requirements and image")
         versions = _visible_versions(folder, folders)
         mark = {"folders": folders, "versions": versions, "installed": versions, "id": os.urandom(8).hex()}
         write_json(folder / "slipway.json", mark)
@@ -133,7 +133,7 @@ def accept_changes(venv: str) -> None:
 def _create_from_image(folder: Path) -> list[str]:
     here = image_python()
     if folder.name.partition("-")[0] != here["fingerprint"]:
-        raise AgentError(f"the packages of this image have the fingerprint {here['fingerprint']}, not {folder.name}")
+        raise AgentError(f"this image's packages have the fingerprint {here['fingerprint']}, expected {folder.name}")
     _create_venv(folder, sys.executable)
     for own in _site_packages(folder):
         (own / "slipway.pth").write_text("".join(f"{path}\n" for path in here["folders"]))

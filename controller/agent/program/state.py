@@ -34,7 +34,7 @@ def attempt_status(folder: Path) -> dict[str, Any]:
     if supervisor:
         return {"state": "running", "started": begun["started"]}
     if program:
-        return {"state": "running", "started": begun["started"], "error": "supervisor lost; the program goes on"}
+        return {"state": "running", "started": begun["started"], "error": "supervisor lost; the program still runs"}
     error = "supervisor lost" if same_boot else "the worker was restarted"
     return {"state": "exited", "started": begun["started"], "error": error, "lost": True}
 
@@ -86,11 +86,11 @@ def _read_summary(run: Path) -> dict[str, Any] | None:
     """Read the program's summary, which may be malformed or huge."""
     path = run / "summary.json"
     if file_size(path) > MAX_SUMMARY_BYTES:
-        return {"error": f"summary.json has more than {MAX_SUMMARY_BYTES} bytes"}
+        return {"error": f"summary.json is larger than {MAX_SUMMARY_BYTES} bytes"}
     try:
         found = json.loads(path.read_bytes())
     except FileNotFoundError:
         return None
     except (ValueError, RecursionError) as error:
         return {"error": f"summary.json is not JSON: {error}"}
-    return found if found is None or isinstance(found, dict) else {"error": "summary.json holds no JSON object"}
+    return found if found is None or isinstance(found, dict) else {"error": "summary.json is not a JSON object"}

@@ -63,7 +63,7 @@ def start(
         notice: signal that tells the program that this VM will go away, such as SIGTERM; None: send none.
     """
     if not argv or not all(isinstance(word, str) and "\0" not in word for word in argv):
-        raise AgentError(f"this is no command: {argv!r}")
+        raise AgentError(f"not a command: {argv!r}")
     order = {"run_id": run_id, "attempt": attempt, "argv": argv, "code": code, "venv": venv}
     order |= {"env": validate_env(env or {}), "bucket": bucket, "log_object": log_object, "exit_object": exit_object}
     order["notice"] = signal.Signals[notice].name if notice else None
@@ -71,7 +71,7 @@ def start(
     with locked("start") as lock:
         if attempt_status(folder)["state"] == "absent":
             if other := active_attempt():
-                raise AgentError(f"run {other['run_id']}, attempt {other['attempt']}, is alive on this worker")
+                raise AgentError(f"run {other['run_id']}, attempt {other['attempt']}, is still running on this worker")
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             tidy_locked()
             store_secrets(folder.parent, validate_env(secrets or {}))
@@ -90,7 +90,7 @@ def _spawn_supervisor(folder: Path, order: dict[str, Any], lock: int) -> None:
     wait_until(lambda: (folder / "pid.json").exists() or supervisor.poll() is not None, 60)
     if not (folder / "pid.json").exists():
         said = (folder / "supervisor.log").read_text(errors="replace").strip()
-        raise AgentError("the program was not started", said[-4000:])
+        raise AgentError("the program did not start", said[-4000:])
 
 
 def supervise(
@@ -177,5 +177,5 @@ def _upload_log_periodically(folder: Path, begun: dict[str, Any], ended: threadi
             upload_file(log, begun["bucket"], begun["log_object"], size)
             seen = size
         except TransferError as error:  # the final upload is the one that counts
-            print(f"the log was not uploaded: {error}", file=sys.stderr, flush=True)
+            print(f"cannot upload the log: {error}", file=sys.stderr, flush=True)
         pause = max(LOG_UPLOAD_SECONDS, 10 * (time.monotonic() - before))

@@ -26,12 +26,12 @@ class FaultSpec(BaseModel):
     kind: str
     after_object: str | None = Field(None, min_length=1, description="part of the name of an object just finalized")
     after_seconds: float | None = Field(None, ge=0, description="seconds since a node became READY")
-    after_requests: int | None = Field(None, ge=0, description="requests to Google's APIs since the script was told")
+    after_requests: int | None = Field(None, ge=0, description="requests to Google's APIs since the script was loaded")
     within_seconds: float | None = Field(
-        None, gt=0, description="at a moment drawn from `seed`, at most so many seconds after a node became READY"
+        None, gt=0, description="at a random time (see `seed`), at most this many seconds after a node became READY"
     )
     delay_seconds: float = Field(0.0, ge=0, description="additional wait after the trigger")
-    seed: int = Field(0, ge=0, description="of whatever is drawn")
+    seed: int = Field(0, ge=0, description="seed of random choices")
 
     @model_validator(mode="before")
     @classmethod
@@ -79,7 +79,7 @@ class _LastingSpec(FaultSpec):
 
 class _NoticedSpec(_OneShotSpec):
     notice_seconds: float | None = Field(
-        None, gt=0, description="so long before, the VMs' metadata servers say that it will come; null: they do not"
+        None, gt=0, description="how long before the fault the VMs' metadata servers announce it; null: they do not"
     )
 
 
@@ -140,7 +140,7 @@ class CreationSpec(_CountedSpec):
 
     zone: str | None = Field(None, description="null: any")
     capacity: str | None = Field(None, description="on_demand, spot, preemptible, reserved, flex_start; null: any")
-    at: Literal["request", "operation"] = Field("operation", description="refused at once, or the operation fails")
+    at: Literal["request", "operation"] = Field("operation", description="fail the request, or the operation")
 
 
 class StockoutSpec(CreationSpec):
@@ -167,7 +167,7 @@ class FailureSpec(CreationSpec):
     """Internal error of Google's."""
 
     kind: Literal["failure"]  # pyright: ignore[reportIncompatibleVariableOverride]
-    code: int = Field(500, ge=400, le=599, description="as HTTP would say it")
+    code: int = Field(500, ge=400, le=599, description="HTTP status code")
     message: str = "An internal error has occurred"
 
 
@@ -204,8 +204,8 @@ class HttpSpec(_RequestSpec):
 
     kind: Literal["http"]  # pyright: ignore[reportIncompatibleVariableOverride]
     status: int = Field(ge=400, le=599)
-    retry_after: int | None = Field(None, ge=0, description="seconds, as the header Retry-After says them")
-    message: str | None = Field(None, description="what the answer says")
+    retry_after: int | None = Field(None, ge=0, description="value of the Retry-After header in seconds")
+    message: str | None = Field(None, description="message of the error response")
     reason: str | None = Field(None, description="its machine-readable reason, e.g. SERVICE_DISABLED")
 
 
@@ -221,7 +221,7 @@ class BrownoutSpec(_LastingSpec):
 
     kind: Literal["brownout"]  # pyright: ignore[reportIncompatibleVariableOverride]
     share: float = Field(gt=0, le=1)
-    client: Literal["laptop", "workers"] | None = Field(None, description="whose requests; null: everybody's")
+    client: Literal["laptop", "workers"] | None = Field(None, description="whose requests; null: all")
 
 
 class PartitionSpec(_LastingSpec):

@@ -41,7 +41,7 @@ def main() -> int:
                 break
             time.sleep(PAUSES[0])
     except Exception as error:
-        write_log_line(log, f"the bastion cannot begin: {error!r}")
+        write_log_line(log, f"the bastion cannot start: {error!r}")
     finally:
         for leave in (lambda: upload_log(orders, log), lambda: delete_this_vm(orders)):
             try:
@@ -58,7 +58,7 @@ def install_slipway(orders: dict[str, Any], home: Path) -> tuple[str, dict[str, 
         name = f"storage/v1/b/{quote(orders['bucket'])}/o/{quote(orders['package'], safe='')}?alt=media"
         packed = send_request(download_object(orders, name), token())
         if (found := hashlib.sha256(packed).hexdigest()) != orders["sha256"]:
-            raise ValueError(f"{orders['package']} has the SHA-256 {found}, not {orders['sha256']}")
+            raise ValueError(f"{orders['package']} has SHA-256 {found}, expected {orders['sha256']}")
         archive, draft = home / "slipway.tar.gz", home / f".slipway-{os.getpid()}"
         archive.write_bytes(packed)
         unpack(archive, draft)
@@ -87,7 +87,7 @@ def unpack(archive: Path, folder: Path) -> None:
         for member in tar:
             parts = PurePosixPath(member.name).parts
             if member.name.startswith("/") or ".." in parts or not member.isfile():
-                raise ValueError(f"the archive holds {member.name!r}")
+                raise ValueError(f"the archive contains {member.name!r}")
             path = folder.joinpath(*parts)
             path.parent.mkdir(parents=True, exist_ok=True)
             content = tar.extractfile(member)

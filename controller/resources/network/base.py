@@ -76,18 +76,18 @@ class ComputeResource(Resource):
         seen = self.observe(world, have)
         if not isinstance(seen, Absent) and not seen.ours:
             raise CloudError(
-                f"{self.title} was not made by slipway and differs ({diff}); it is left as it is: change it there, or "
-                f"set {self.key} to another"
+                f"{self.title} was not created by Slipway and differs ({diff}). Slipway does not change it: change it "
+                f"yourself, or set {self.key} to another name"
             )
         if diff.action == "replace":
-            raise CloudError(f"{self.title} exists with other settings ({diff}); change them there, or {self.key}")
+            raise CloudError(f"{self.title} exists with other settings ({diff}); change them, or change {self.key}")
         self.update(world, diff)
 
     def refused(self, world: Context, error: GoogleError) -> None:
         """Raise an error that says who may create the resource, and how."""
         raise CloudError(
-            f"{self.title}: you may not make it ({error.message}); ask an admin of the project for "
-            f"`{self.command(world)}`, or set {self.key} to one that is there"
+            f"{self.title}: you may not create it ({error.message}); ask a project admin to run "
+            f"`{self.command(world)}`, or set {self.key} to an existing one"
         ) from None
 
     def update(self, world: Context, diff: Diff) -> None:

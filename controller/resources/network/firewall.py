@@ -18,7 +18,7 @@ from controller.resources.network.base import ComputeResource
 
 OPEN_SSH = Rule(
     "open_ssh", ("warning",), ("network.ssh_source_ranges",),
-    "A firewall rule that slipway did not make lets the whole internet try SSH.",
+    "A firewall rule that Slipway did not create allows SSH from the whole internet.",
 )  # fmt: skip
 
 
@@ -55,9 +55,9 @@ class Firewall(ComputeResource):
     def findings(self, seen: Any) -> Iterator[Finding]:
         if isinstance(seen, Firewall) and seen.open_to_world:
             words = (
-                f"firewall rule {seen.stand_in} of network {seen.network}, which slipway did not make, lets the whole "
-                "internet try SSH; to close it: gcloud compute firewall-rules update "
-                f"{seen.stand_in} --source-ranges={','.join(self.source_ranges or ())}"
+                f"firewall rule {seen.stand_in} of network {seen.network}, not created by Slipway, allows SSH from the "
+                f"whole internet; to restrict it: gcloud compute firewall-rules update {seen.stand_in} "
+                f"--source-ranges={','.join(self.source_ranges or ())}"
             )
             yield OPEN_SSH.finding(words)
 
@@ -154,7 +154,7 @@ class LaptopRule(Firewall):
 def _own_range(world: Context) -> str:
     address = world.find_public_ip()
     if address is None:
-        words = "nobody could say which address this machine has; set it, or null for IAP alone"
+        words = "cannot determine the address of this machine; set it, or set null to use IAP only"
         raise ConfigError(f"network.laptop: {words}")
     return f"{address}/32"
 

@@ -100,8 +100,8 @@ class Nat(_RouterResource):
         answer = self.request(world, "get", router=self.name)
         if not is_marked(answer):
             raise CloudError(
-                f"router {self.name} was not made by slipway and has no NAT for subnet {self.subnet}; add one to it, "
-                "or set network.nat=false"
+                f"router {self.name} was not created by Slipway and has no NAT for subnet {self.subnet}; add a NAT to "
+                "it, or set network.nat=false"
             )
         others = [nat for nat in answer.get("nats", []) if nat.get("name") != self.name]
         self._patch(world, [*others, self.body(world)])

@@ -113,7 +113,7 @@ class PrivateAccess(Resource):
         except ForbiddenError:
             pass
         world.permission_denied.add(self.id)
-        words = f"private Google access is off in subnet {self.name}, which slipway did not make; to switch it on"
+        words = f"private Google access is off in subnet {self.name}, which Slipway did not create; to turn it on"
         world.events.note(self.id, f"{words}: {self.command(world)}")
 
     def command(self, world: Context) -> str:

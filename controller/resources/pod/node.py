@@ -65,21 +65,21 @@ class Slices:
 
 ADOPTED_FIELDS = frozenset({"accelerator_type", "state", "workers"})
 """Fields in which an adopted pod must agree with the config."""
-ADOPTED_EXISTS = Rule("adopted_exists", ("error",), ("tpu.adopt",), "tpu.adopt=true uses a pod that exists.")
+ADOPTED_EXISTS = Rule("adopted_exists", ("error",), ("tpu.adopt",), "tpu.adopt=true requires an existing pod.")
 ADOPTED_FITS = Rule(
-    "adopted_fits", ("error",), ("tpu.adopt",), "An adopted pod is never changed, so it must be what the config says."
+    "adopted_fits", ("error",), ("tpu.adopt",), "An adopted pod is never changed, so it must match the config."
 )
 FOREIGN_POD = Rule(
-    "foreign_pod", ("warning",), ("tpu.name",), "A pod that slipway did not make is used and never deleted."
+    "foreign_pod", ("warning",), ("tpu.name",), "Slipway uses a pod that it did not create, but never deletes it."
 )
 ENDPOINTS = Rule(
     "endpoints", ("error",), ("tpu.accelerator_type",),
-    "A pod with another number of workers than conf/tpu_types.yaml says is not whole, or the table is wrong.",
+    "A pod whose number of workers differs from conf/tpu_types.yaml is incomplete, or the table is wrong.",
 )  # fmt: skip
 UNHEALTHY = Rule(
-    "unhealthy", ("warning",), ("tpu.name",), "Programs may not start on a pod that Google calls unhealthy."
+    "unhealthy", ("warning",), ("tpu.name",), "Programs may fail to start on a pod that Google reports as unhealthy."
 )
-_DELETION_PENDING_HINT = "it is Google that does not finish: run this again later, or set tpu.name to another"
+_DELETION_PENDING_HINT = "Google has not finished deleting it: run this again later, or set tpu.name to another name"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -147,12 +147,14 @@ class Node(Resource):
         if self.adopt and (diff := self.diff(seen)):
             yield ADOPTED_FITS.finding(_adopted_differs(self, diff))
         elif not seen.ours and not self.adopt:
-            words = f"{self.name} was not made by slipway: it is used and never deleted, as tpu.adopt=true would say"
+            words = f"{self.name} was not created by Slipway: it is used but never deleted, as with tpu.adopt=true"
             yield FOREIGN_POD.finding(words)
         if seen.is_ready and seen.status.spec.workers != self.spec.workers:
             yield ENDPOINTS.finding(_wrong_worker_count(self, seen.status))
         if (health := seen.status.health).startswith("UNHEALTHY"):
-            words = f"Google calls the pod {health.lower()}; if programs do not start there, `slipway down` and up"
+            words = (
+                f"Google reports the pod as {health.lower()}; if programs fail to start, run `slipway down`, then `up`"
+            )
             yield UNHEALTHY.finding(words)
 
     def observe(self, world: Context, have: ObservedResources) -> Absent | Pending | Self:
@@ -186,15 +188,15 @@ class Node(Resource):
             return
         if not self._is_managed(status):
             raise CloudError(
-                f"node {self.name} in {status.place.zone} was not made by slipway and differs ({diff}); it is left as "
-                "it is: set tpu.name to another"
+                f"node {self.name} in {status.place.zone} was not created by Slipway and differs ({diff}). Slipway "
+                "does not change it: set tpu.name to another name"
             )
         if status.is_ready and {c.field for c in diff.changes} == {"workers"}:
             raise CloudError(f"{self.title}: {_wrong_worker_count(self, status)}")
         if status.state == "STOPPED" and self._start(world, status):
             return
         if not status.is_ready:
-            world.events.note(self.id, f"the node is {status.state.lower()}: deleting and creating it again")
+            world.events.note(self.id, f"the node is {status.state.lower()}: deleting and recreating it")
         self._slices.delete(world, self._is_managed)
         self._search(world).run(after=self._place_like(status) if status.state in WAITING_STATES else None)
 
@@ -261,9 +263,9 @@ class Node(Resource):
     def cannot_stop(self) -> str:
         """Why an observed node cannot be stopped, or '': https://cloud.google.com/tpu/docs/managing-tpus-tpu-vm."""
         if self.spec.workers > 1:
-            return f"Google stops pods of one VM only, and {self.name} has {self.spec.workers}"
+            return f"Google can stop only pods with one VM, and {self.name} has {self.spec.workers}"
         if self.place.capacity in ("spot", "preemptible"):
-            return f"Google stops no {self.place.capacity} pods; `slipway down` deletes it"
+            return f"Google cannot stop {self.place.capacity} pods; `slipway down` deletes it"
         return ""
 
     @property
@@ -298,7 +300,7 @@ class Node(Resource):
         if replace(self, status=status).cannot_stop:
             return False
         zone = status.place.zone
-        world.events.note(self.id, "the node is stopped: starting it")
+        world.events.note(self.id, "the node is stopped; starting it")
         try:
             self._node_api.start(world, self.name, zone)
         except GoogleError as error:
@@ -336,22 +338,22 @@ def describe(observed: Absent | Pending | Node) -> str:
 def _wrong_worker_count(node: Node, status: SliceStatus) -> str:
     spec = node.spec
     return (
-        f"conf/tpu_types.yaml says that {spec.accelerator_type} has {plural(spec.workers, 'worker')}, Google gave "
-        f"{status.spec.workers}; the table is wrong about this type or the pod is not whole: `slipway down` deletes "
-        "it; please report it, and choose another tpu.accelerator_type meanwhile"
+        f"conf/tpu_types.yaml lists {plural(spec.workers, 'worker')} for {spec.accelerator_type}, but Google created "
+        f"{status.spec.workers}. The pod is incomplete (`slipway down` deletes it) or the table is wrong: report it, "
+        "and choose another tpu.accelerator_type in the meantime"
     )
 
 
 def _nothing_to_adopt(node: Node) -> str:
     zones = dict.fromkeys(place.zone for place in node.places)
     return (
-        f"there is no pod {node.name} in {', '.join(zones)}; tpu.adopt=true uses one that exists: create it, "
-        "change tpu.name or tpu.zone, or set tpu.adopt=false"
+        f"pod {node.name} does not exist in {', '.join(zones)}, and tpu.adopt=true requires an existing pod: create "
+        "it, change tpu.name or tpu.zone, or set tpu.adopt=false"
     )
 
 
 def _adopted_differs(node: Node, diff: Diff) -> str:
     return (
-        f"pod {node.name} is not what the config says ({diff}), and an adopted pod is never changed: change "
+        f"pod {node.name} does not match the config ({diff}), and Slipway never changes an adopted pod: change "
         "tpu.accelerator_type or the pod, or set tpu.adopt=false and another tpu.name"
     )

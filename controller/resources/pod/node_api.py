@@ -104,7 +104,7 @@ def node_body(world: Context, name: str, spec: SliceSpec, place: Place) -> dict[
 def scheduling(capacity: str) -> dict[str, bool]:
     """Return the node's scheduling options for a tier."""
     if capacity == "flex_start":
-        raise CloudError("tpu.provisioner: flex_start is had through a queued resource only; set it to auto or queued")
+        raise CloudError("tpu.provisioner: flex_start requires a queued resource; set it to auto or queued")
     return {
         "preemptible": capacity == "preemptible",
         "reserved": capacity == "reserved",

@@ -101,7 +101,7 @@ class Symptom:
 
     def __str__(self) -> str:
         where = f" on {self.worker}" if self.worker else ""
-        return f"Google names the symptom {self.kind}{where}" + (f" ({self.details})" if self.details else "")
+        return f"Google reports the symptom {self.kind}{where}" + (f" ({self.details})" if self.details else "")
 
 
 @dataclass(frozen=True)

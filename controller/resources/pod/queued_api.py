@@ -57,7 +57,7 @@ class QueuedProvisioner:
         late = world.clock.deadline(node_api.DELETE_SECONDS)
         while (found := self.observe(world, name, zone)) is not None:
             if late():
-                raise CloudError(f"queued resource {name} in {zone} is still {found.state.lower()}, not deleted")
+                raise CloudError(f"queued resource {name} in {zone} was not deleted; it is still {found.state.lower()}")
             try:
                 if found.state != "DELETING":
                     self._delete(world, name, zone, with_node=bool(found.uid))

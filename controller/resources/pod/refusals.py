@@ -39,15 +39,15 @@ HINTS: dict[RefusalKind, str] = {
     "stock_out": "add zones to tpu.fallback_zones or tiers to tpu.capacity, or raise recovery.max_create_attempts",
     "quota": "request quota at https://console.cloud.google.com/iam-admin/quotas, or change tpu.capacity, tpu.zone or "
     "tpu.accelerator_type; dead queued resources count too",
-    "permission": "three causes: you lack roles/tpu.admin, cloud.project is another project, or the project may not "
-    "use this tpu.zone (for TRC: use the zone that its mail names)",
-    "runtime": "set tpu.runtime_version to null (the one documented for the type), or to one that `gcloud compute tpus "
-    "tpu-vm versions list --zone=ZONE` lists",
-    "type": "set tpu.accelerator_type or tpu.zone to what `gcloud compute tpus accelerator-types list` lists for it",
-    "reservation": "set tpu.reservation to one of that zone, or tpu.capacity to another tier",
-    "name_taken": "something of that name exists; set tpu.name to another, or tpu.adopt=true to use it",
-    "bad_request": "Google's words name the field; the keys are under tpu, network and cloud.service_account",
-    "unknown": "asking again would not help; Google's status is at https://status.cloud.google.com",
+    "permission": "possible causes: you do not have roles/tpu.admin, cloud.project is the wrong project, or the "
+    "project has no access to this tpu.zone (for TRC, use the zone named in its email)",
+    "runtime": "set tpu.runtime_version to null (the documented version for the type), or to one listed by `gcloud "
+    "compute tpus tpu-vm versions list --zone=ZONE`",
+    "type": "set tpu.accelerator_type or tpu.zone; see `gcloud compute tpus accelerator-types list --zone=ZONE`",
+    "reservation": "set tpu.reservation to a reservation in that zone, or tpu.capacity to another tier",
+    "name_taken": "the name is in use; set tpu.name to another name, or tpu.adopt=true to use the existing pod",
+    "bad_request": "Google's message names the field; the keys are under tpu, network and cloud.service_account",
+    "unknown": "a retry would not help; check https://status.cloud.google.com for Google's status",
 }
 
 

@@ -66,7 +66,7 @@ class CapacitySearch:
                 if attempt > self.max_attempts:
                     self._give_up()
                 if len(self.places) > 1:
-                    self.world.events.note(self.subject, f"asking for {self.spec.accelerator_type} in {place}")
+                    self.world.events.note(self.subject, f"requesting {self.spec.accelerator_type} in {place}")
                 refusal = self._try(place)
                 if refusal is None:
                     return
@@ -79,7 +79,7 @@ class CapacitySearch:
             if attempt >= self.max_attempts:
                 self._give_up()
             seconds = backoff_seconds(rounds, self.world.pace, self.world.draw())
-            message = f"asking again in {seconds:.0f} s (attempt {attempt + 1} of {self.max_attempts})"
+            message = f"retrying in {seconds:.0f} s (attempt {attempt + 1} of {self.max_attempts})"
             self.world.events.note(self.subject, message)
             self.world.clock.sleep(seconds)
 
@@ -107,7 +107,7 @@ class CapacitySearch:
             refusal = self._wait(maker, place)
         except InterruptedSleepError:
             if place.queued:
-                message = "the request stays in the queue: `slipway up` goes on waiting, `slipway down` takes it back"
+                message = "the request stays in the queue: `slipway up` resumes waiting, `slipway down` cancels it"
                 self.world.events.note(self.subject, message)
             raise
         except ConflictError as error:
@@ -134,7 +134,7 @@ class CapacitySearch:
         while True:
             seen = maker.observe(world, self.name, place.zone)
             if seen is None:
-                return Refusal("stock_out", "what was asked for has gone again")
+                return Refusal("stock_out", "the requested pod has disappeared")
             if not seen.pending:
                 break
             if too_late() or (late() and seen.state in WAITING_STATES):

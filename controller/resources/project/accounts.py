@@ -54,9 +54,9 @@ class ServiceAccount(Resource):
             world.clock.sleep(world.pace)  # a new account is not visible everywhere at once
         except ForbiddenError as error:
             raise CloudError(
-                f"{self.title}: you may not create it ({error.message}); ask an admin for `gcloud iam service-accounts "
-                f"create {self.name} --project={world.project}`, or set cloud.service_account to one that you may use: "
-                "`default` is the project's Compute account"
+                f"{self.title}: you may not create it ({error.message}); ask an admin to run `gcloud iam "
+                f"service-accounts create {self.name} --project={world.project}`, or set cloud.service_account to an "
+                "existing one (`default`: the Compute Engine account)"
             ) from None
 
     def destroy(self, world: Context) -> None:

@@ -26,7 +26,7 @@ USD_PER_GB_MONTH = 0.02
 
 SOFT_DELETE = Rule(
     "soft_delete", ("warning",), ("cloud.bucket",),
-    "Google bills deleted objects that an existing bucket keeps; the message has the price of 100 checkpoints.",
+    "Soft delete keeps and bills deleted objects; the message has the price of 100 checkpoints.",
 )  # fmt: skip
 
 
@@ -70,9 +70,9 @@ class Bucket(Resource):
             terabytes, days = 3.1, seen.kept_days
             cost = terabytes * 1000 * USD_PER_GB_MONTH * days / 30
             words = (
-                f"{self.name} keeps what is deleted for {days:g} days and bills it (soft delete): 100 deleted "
-                f"checkpoints of 31 GB are {terabytes} TB, about ${cost:.0f}; to switch it off: gcloud storage "
-                f"buckets update gs://{self.name} --clear-soft-delete"
+                f"{self.name} keeps and bills deleted objects for {days:g} days (soft delete): 100 deleted checkpoints "
+                f"of 31 GB are {terabytes} TB, about ${cost:.0f}; to turn it off: gcloud storage buckets update "
+                f"gs://{self.name} --clear-soft-delete"
             )
             yield SOFT_DELETE.finding(words)
 
@@ -85,7 +85,7 @@ class Bucket(Resource):
             regions = ", ".join(self.regions)
             raise CloudError(
                 f"bucket {self.name} is in {diff.changes[0].old}, the TPU in {regions}: traffic between them is slow "
-                "and billed; set cloud.bucket to one that is there (null: it is created), or tpu.zone to a zone there"
+                "and billed; set cloud.bucket to one near the TPU (null creates it), or tpu.zone near the bucket"
             )
         try:
             world.google.call("storage", "buckets.insert", project=world.project, body=self.body())
@@ -161,8 +161,8 @@ class Bucket(Resource):
         if set(REQUIRED_PERMISSIONS) <= set(permitted):
             return self
         raise CloudError(
-            f"bucket {self.name} exists and is not yours to use ({error.message}): the names of buckets are shared by "
-            "all of Google Cloud; set cloud.bucket to another name, or ask its owner for roles/storage.objectAdmin"
+            f"you cannot use bucket {self.name} ({error.message}); all of Google Cloud shares bucket names: set "
+            "cloud.bucket to another name, or ask its owner for roles/storage.objectAdmin"
         ) from None
 
 

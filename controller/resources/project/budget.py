@@ -37,7 +37,7 @@ class BillingBudget(Resource):
             )
         except ForbiddenError as error:
             raise CloudError(
-                f"{self.title}: you may not see budgets there ({error.message}); ask an admin of the account for "
+                f"{self.title}: you may not view its budgets ({error.message}); ask an admin of the account for "
                 "roles/billing.costsManager, or set cloud.billing_budget=null"
             ) from None
         for budget in listed:

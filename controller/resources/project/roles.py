@@ -57,7 +57,7 @@ class Roles(Resource):
         except NotFoundError:
             return Absent()
         except ForbiddenError:
-            self._admin_hint(world, "look at")
+            self._admin_hint(world, "read")
             return self
         if self.id in world.permission_denied:
             return self
@@ -98,7 +98,7 @@ class Roles(Resource):
 
     def _admin_hint(self, world: Context, verb: str) -> None:
         commands = "\n".join(f"  {self.command(world, role)}" for role in self.roles)
-        words = f"you may not {verb} the policy; unless it is done, ask an admin of the project for:\n{commands}"
+        words = f"you may not {verb} the policy; if roles are missing, ask a project admin to run:\n{commands}"
         world.events.note(self.id, f"{self.title}: {words}")
 
     def _member(self, world: Context) -> str:

@@ -51,8 +51,8 @@ class Services(Resource):
                 )
             except ForbiddenError as error:
                 raise CloudError(
-                    f"you may not enable {', '.join(missing)} ({error.message}); ask an admin of the project for: "
-                    f"gcloud services enable {' '.join(missing)} --project={world.project}"
+                    f"you may not enable {', '.join(missing)} ({error.message}); ask a project admin to run: gcloud "
+                    f"services enable {' '.join(missing)} --project={world.project}"
                 ) from None
             wait_rpc(world, "serviceusage", operation, "operations.get")
 

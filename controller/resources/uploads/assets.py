@@ -106,7 +106,7 @@ class UploadedAsset(AssetInBucket):
             with HashCache(world.state / "hashes" / f"{source.sha256}.json") as hashes:
                 digests = hashes.of([source.local])[source.local]
         if digests.sha256 != source.sha256:
-            raise CloudError(f"{source.local} was changed while it was being copied; run `up` again")
+            raise CloudError(f"{source.local} changed during the upload; run `slipway up` again")
         name = f"{self.content.prefix}/{source.name}"
         size = source.local.stat().st_size
         same = (size, digests.md5)
@@ -120,7 +120,7 @@ class UploadedAsset(AssetInBucket):
         got = world.google.upload_file(self.bucket, name, source.local, session, moved)
         if got.get("md5Hash") != digests.md5:
             raise CloudError(
-                f"gs://{self.bucket}/{name} arrived with another MD5 than {source.local} has; run `up` again"
+                f"gs://{self.bucket}/{name} and {source.local} have different MD5 hashes; run `slipway up` again"
             )
 
 

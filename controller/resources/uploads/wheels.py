@@ -21,7 +21,7 @@ from controller.reconcile.resource import Absent, Diff, ObservedResources, Resou
 
 GIT_PIN = Rule(
     "git_pin", ("warning",), ("env.requirements",),
-    "A wheel is built once from a line of git and then reused, so a line without a commit soon means an old one.",
+    "A wheel is built once from a git requirement and then reused, so without a commit it soon becomes outdated.",
 )  # fmt: skip
 
 
@@ -79,7 +79,7 @@ class Wheels(Resource):
     def findings(self, seen: Any) -> Iterator[Finding]:
         for line in self.lines:
             if not line.pinned:
-                words = f"{strip_password(line.url)} is built once, then reused; end the line with @COMMIT"
+                words = f"{strip_password(line.url)} is built once and then reused; append @COMMIT to the line"
                 yield GIT_PIN.finding(words)
 
     def destroy(self, world: Context) -> None:
@@ -108,13 +108,13 @@ def build_wheel(line: GitRequirement, folder: Path, python: str) -> tuple[Path, 
     done = subprocess.run(argv, capture_output=True, text=True, check=False)
     if done.returncode:
         tail = "\n".join(done.stderr.splitlines()[-12:])
-        raise CloudError(f"env.requirements: {strip_password(line.url)} cannot be built into a wheel:\n{tail}")
+        raise CloudError(f"env.requirements: cannot build a wheel of {strip_password(line.url)}:\n{tail}")
     [wheel] = out.glob("*.whl")
     tags = wheel.stem.split("-")[-3:]
     fits = tags[2] == "any" or (tags[2].endswith("linux_x86_64") and f"cp{''.join(python.split('.')[:2])}" in tags)
     if not fits:
-        words = "install it by program.setup, from an index or from shipped code"
-        raise ConfigError(f"env.requirements: {wheel.name} holds compiled code that does not fit the workers; {words}")
+        words = "install it with program.setup, from an index or from the shipped code"
+        raise ConfigError(f"env.requirements: {wheel.name} has compiled code that cannot run on the workers; {words}")
     return wheel, commit
 
 

@@ -65,5 +65,5 @@ def _refuse_differences(versions: list[dict[str, str]]) -> None:
         if found != versions[0]:
             name = min(found.items() ^ versions[0].items())[0]
             here, there = found.get(name, "none"), versions[0].get(name, "none")
-            words = f"{name} is {here} on worker {worker} and {there} on worker 0; name its version in program.setup"
+            words = f"{name} is {here} on worker {worker} and {there} on worker 0; pin its version in program.setup"
             raise WorkersDisagreeError(words)

@@ -27,7 +27,7 @@ class WorkerHygiene(WorkerResource):
 
     @property
     def title(self) -> str:
-        return f"tidy {plural(len(self.state), 'worker')}: locks, leftovers, disk space"
+        return f"tidy {plural(len(self.state), 'worker')}: locks, leftover processes, disk space"
 
     def observe(self, world: Context, have: ObservedResources) -> Self:
         return replace(self, state=self.ask(world, have, self._state))
@@ -44,14 +44,14 @@ class WorkerHygiene(WorkerResource):
         raise_failures(looks, self.title)
         full = [(w, a["free_gb"]) for w, a in enumerate(looks) if isinstance(a, dict) and self._is_full(a)]
         if full:
-            listed = "; ".join(f"worker {worker} has {free:.1f} GB left" for worker, free in full)
+            listed = "; ".join(f"worker {worker} has {free:.1f} GB free" for worker, free in full)
             raise WorkersFailedError(
-                f"env.min_free_gb: {listed}, and {self.min_free_gb:g} are wanted; make room, "
-                "`slipway down` for fresh disks, or lower the key"
+                f"env.min_free_gb: {listed}, but {self.min_free_gb:g} GB are required; free some space, run `slipway "
+                "down` to get fresh disks, or lower the key"
             )
 
     def _state(self, answer: Observation) -> str:
-        words = [*answer["untidy"], *([f"{answer['free_gb']:.1f} GB left"] if self._is_full(answer) else [])]
+        words = [*answer["untidy"], *([f"{answer['free_gb']:.1f} GB free"] if self._is_full(answer) else [])]
         return "; ".join(words) or TIDY_STATE
 
     def _is_full(self, answer: Observation) -> bool:

@@ -48,10 +48,10 @@ class Venv(WorkerResource):
     def title(self) -> str:
         count = sum(1 for line in self.requirements.splitlines() if line[:1].isalnum())
         kinds = {
-            "none": "no venv: the Python of the image",
+            "none": "no venv: the image's Python",
             "image": "venv: Python with the image's packages",
             "lock": f"venv: Python with {count} packages",
-            "requirements": f"venv: Python with {count} requirements" if count else "venv: an empty one",
+            "requirements": f"venv: Python with {count} requirements" if count else "venv: empty",
         }
         return kinds[self.packages]
 

@@ -50,7 +50,7 @@ class DeviceProbe(WorkerResource):
         cut_off = [f"worker {i}: {row['detail']}" for i, row in enumerate(rows) if not row["reachable"]]
         if cut_off:
             raise WorkersFailedError(
-                "the workers do not reach each other; is there a firewall rule that allows tcp inside the subnet? "
+                "the workers cannot reach each other; does a firewall rule allow tcp inside the subnet? "
                 + "; ".join(cut_off), []
             )  # fmt: skip
         if not self.probe_devices:
@@ -64,7 +64,7 @@ class DeviceProbe(WorkerResource):
             seen = [f"{row['local_devices']} {row['backend']}" for row in rows]
             table = "; ".join(f"worker {i}: {found}" for i, found in enumerate(seen))
             raise WrongDevicesError(
-                f"each worker should have {self.devices[0]} {self.backend} devices, but {table}", seen
+                f"expected {self.devices[0]} {self.backend} devices on each worker, but {table}", seen
             )
 
 

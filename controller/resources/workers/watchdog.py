@@ -62,8 +62,8 @@ class Watchdog(WorkerResource):
         [answer] = answers
         if isinstance(answer, dict) and answer["allowed"] is False:
             words = (
-                "the workers' service account may not delete TPUs yet, so the pod could not delete itself; grant "
-                "roles/tpu.admin (docs/costs.md has a smaller role), or set cleanup.idle_minutes=null"
+                "the workers' service account may not delete TPUs, so the pod cannot delete itself; grant "
+                "roles/tpu.admin (docs/costs.md lists a smaller role), or set cleanup.idle_minutes=null"
             )
             world.events.note(self.id, words)
 

@@ -9,7 +9,7 @@ def test_orders_with_an_older_lease_are_refused(worker: AgentWorker) -> None:
     for token in (3, 5, 5):
         worker.ask("guard_state", lease={"place": "gs://b/pods/pod", "token": token})
     said = worker.refusal("guard_state", lease={"place": "gs://b/pods/pod", "token": 4})
-    assert said["error"] == "another controller acts on this pod (lease 5; this came with 4)"
+    assert said["error"] == "another controller has taken over this pod (lease 5, not 4)"
     worker.ask("guard_state", lease={"place": "gs://b/pods/pod", "token": 5})
 
 

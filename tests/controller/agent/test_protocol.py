@@ -77,7 +77,7 @@ def test_an_unknown_format_is_one_clear_error(worker: AgentWorker, question: dic
     )  # fmt: skip
     answer = json.loads(asked.stdout)
     assert (asked.returncode, answer["format"], answer["detail"]) == (1, 1, "")
-    assert answer["error"].startswith(f"the question of `observe` {said}; this slipway reads format 1: ")
+    assert answer["error"].startswith(f"the `observe` request {said}; this slipway reads format 1: ")
 
 
 def test_so_is_a_file_of_another_agent(worker: AgentWorker) -> None:

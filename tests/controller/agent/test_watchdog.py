@@ -129,7 +129,7 @@ def test_when_it_is_time() -> None:
     order: dict[str, Any] = {"idle_seconds": 60.0, "until": 1000.0}
     assert deletion_reason(order, 900.0, used=850.0) == ""
     assert deletion_reason(order, 920.0, used=850.0) == "no program and no SSH session for 1 minutes"
-    assert deletion_reason(order, 1000.0, used=999.0) == "the budget of the run is spent"
+    assert deletion_reason(order, 1000.0, used=999.0) == "the run's budget is spent"
     assert deletion_reason({"idle_seconds": None, "until": None}, 1e9, used=0.0) == ""
 
 

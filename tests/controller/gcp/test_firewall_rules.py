@@ -83,7 +83,7 @@ def test_this_machine_is_admitted_beside_others_when_asked_for(project: Emulated
     project.settle(auto)
     assert project.cloud.ok("GET", path)["sourceRanges"] == ["8.8.4.4/32", "9.9.9.9/32"]
     project.world.find_public_ip = lambda: None
-    with pytest.raises(ConfigError, match=r"network\.laptop: nobody could say"):
+    with pytest.raises(ConfigError, match=r"network\.laptop: cannot determine"):
         project.settle(auto)
     destroy(project.shared(auto), project.world)
     assert project.cloud.call("GET", path)[0] == 404

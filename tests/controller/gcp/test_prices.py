@@ -29,21 +29,21 @@ def config(*overrides: str) -> Config:
 @pytest.mark.parametrize(
     ("overrides", "words"),
     [
-        (["tpu.capacity=on_demand"], "$19.20 per hour (list price of 2026), and $0.02 for NAT and addresses"),
-        (["tpu.capacity=spot"], "$3.92 per hour (list price of 2026), and $0.02 for NAT and addresses"),
+        (["tpu.capacity=on_demand"], "$19.20 per hour (2026 list price), and $0.02 for NAT and addresses"),
+        (["tpu.capacity=spot"], "$3.92 per hour (2026 list price), and $0.02 for NAT and addresses"),
         (
             ["tpu.external_ip=false", "tpu.capacity=on_demand"],
-            "$19.20 per hour (list price of 2026), and $0.01 for NAT and addresses",
+            "$19.20 per hour (2026 list price), and $0.01 for NAT and addresses",
         ),
         (["budget.usd_per_hour=7"], "$7.00 per hour (budget.usd_per_hour)"),
-        (["tpu.zone=us-central1-f"], "not known for this zone"),
+        (["tpu.zone=us-central1-f"], "unknown for this zone"),
         (
             ["cloud.trc={zones: [us-central1-a], free_until: 2026-01-01}"],
             "$0.00 per hour (free under the TRC grant until 2026-01-01), and $0.02 for NAT and addresses",
         ),
         (
             ["cloud.trc={zones: [us-central1-a], free_until: 2025-12-31}", "tpu.capacity=spot"],
-            "$3.92 per hour (list price of 2026), and $0.02 for NAT and addresses",
+            "$3.92 per hour (2026 list price), and $0.02 for NAT and addresses",
         ),
     ],
 )
@@ -53,12 +53,10 @@ def test_an_hour(overrides: list[str], words: str) -> None:
 
 def test_a_whole_run() -> None:
     free = config()
-    assert max_cost(free, hourly_price(free, NEW_YEAR)).startswith("no limit: how long its steps take is not known")
+    assert max_cost(free, hourly_price(free, NEW_YEAR)).startswith("no limit: the time per step is unknown")
     bound = config("budget.max_hours=10", "budget.usd_per_hour=2", "budget.max_usd=15")
-    words = (
-        "at most $15.00 (budget.max_usd) and $20.00 in 10 h (budget.max_hours), then it is ended and the pod deleted"
-    )
-    assert max_cost(bound, hourly_price(bound, NEW_YEAR)) == words
+    words = "at most $15.00 (budget.max_usd) and $20.00 in 10 h (budget.max_hours); then the run ends and the pod is "
+    assert max_cost(bound, hourly_price(bound, NEW_YEAR)) == words + "deleted"
 
 
 def test_storage() -> None:

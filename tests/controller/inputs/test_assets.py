@@ -121,7 +121,7 @@ def test_a_download_is_checked_and_kept(tmp_path: Path, host: Host) -> None:
 def test_a_download_that_broke_off_goes_on(tmp_path: Path, host: Host) -> None:
     [source] = held(tmp_path, files=remote(host)).files
     host.cut = True
-    with pytest.raises(CloudError, match="`up` again goes on"):
+    with pytest.raises(CloudError, match="`slipway up` resumes"):
         download_file(source, None, nothing)
     download_file(source, None, nothing)
     assert source.local.read_bytes() == CONTENT
@@ -130,7 +130,7 @@ def test_a_download_that_broke_off_goes_on(tmp_path: Path, host: Host) -> None:
 
 def test_another_content_than_promised_is_refused(tmp_path: Path, host: Host) -> None:
     [source] = held(tmp_path, files=remote(host, "0" * 64)).files
-    with pytest.raises(CloudError, match=r"has SHA-256 .*, the config says 000000000000"):
+    with pytest.raises(CloudError, match=r"has SHA-256 .*, but the config has 000000000000"):
         download_file(source, None, nothing)
     assert list(source.local.parent.iterdir()) == []
 
@@ -138,7 +138,7 @@ def test_another_content_than_promised_is_refused(tmp_path: Path, host: Host) ->
 def test_a_token_is_sent_and_does_not_follow_a_redirect(tmp_path: Path, host: Host) -> None:
     host.token = "hf_token"
     [source] = held(tmp_path, files=remote(host, token_secret="MINE")).files
-    with pytest.raises(CloudError, match=r"refused \(401\): it wants a token"):
+    with pytest.raises(CloudError, match=r"refused access \(401\): it requires a token"):
         download_file(source, token_for(source, {}), nothing)
     download_file(source, token_for(source, {"MINE": "hf_token"}), nothing)
     assert source.local.read_bytes() == CONTENT
@@ -182,7 +182,7 @@ def test_a_build_runs_once_per_words_and_inputs(tmp_path: Path) -> None:
     changed = held(tmp_path, root, build=argv)
     assert changed.identity != first.identity
     assert changed.recipe is not None
-    with pytest.raises(CloudError, match=r"left no file in \{output\}"):
+    with pytest.raises(CloudError, match=r"wrote no file to \{output\}"):
         run_recipe(changed.recipe, "k")
     (root / "make.py").write_text("print('boom'); raise SystemExit(3)")
     failing = held(tmp_path, root, build=argv).recipe
@@ -259,7 +259,7 @@ def test_the_pod_fetches_what_it_alone_may(slipway: SlipwayCli, host: Host, monk
     code, _, err = slipway("up", *words, KEEP, f"assets.models.gated.files={wrong}")
     assert code == 1
     assert "w.bin: " in err
-    assert "the config says 000000000000" in err
+    assert "but the config has 000000000000" in err
 
 
 @pytest.mark.e2e

@@ -54,4 +54,4 @@ def test_code_outside_git_says_so(tmp_path: Path) -> None:
     document, patch = collect_git_status(tmp_path, EXCLUDE, [])
     assert (document["commit"], document["dirty"], patch) == (None, False, "")
     (tmp_path / "sub").mkdir()
-    assert "no git repository of its own" in collect_git_status(tmp_path / "sub", EXCLUDE, [])[0]["why"]
+    assert "not in a git repository of its own" in collect_git_status(tmp_path / "sub", EXCLUDE, [])[0]["why"]

@@ -55,10 +55,10 @@ def test_git_lines_are_for_this_machine(tmp_path: Path, line: str, expected: tup
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("-e .\n", "'-e .' is a local folder, which a worker does not have"),
+        ("-e .\n", "'-e .' is a local folder, which the workers do not have"),
         ("./lib\n", "program.setup"),
         ("mine @ file:///home/me/mine\n", "local folder"),
-        ("-c bounds.txt\n", "write the bounds into the file itself"),
+        ("-c bounds.txt\n", "put the constraints into the file itself"),
         ("-r missing.txt\n", "No such file"),
         ("-r requirements.txt\n", "includes itself"),
     ],
@@ -81,12 +81,12 @@ def test_a_wheel_is_built_of_a_commit_or_a_branch(tmp_path: Path) -> None:
 
 
 def test_what_cannot_be_had_or_built_is_told(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"env\.requirements: file:///nowhere/at/all cannot be cloned: fatal"):
+    with pytest.raises(ConfigError, match=r"env\.requirements: file:///nowhere/at/all: cannot clone: fatal"):
         build_wheel(line("file:///nowhere/at/all", None), tmp_path / "a", PYTHON)
     git_repository(tmp_path / "repository", {"readme": "no package\n"})
-    with pytest.raises(ConfigError, match="has no commit"):
+    with pytest.raises(ConfigError, match="does not exist"):
         build_wheel(line(f"file://{tmp_path}/repository", "f" * 40), tmp_path / "b", PYTHON)
-    with pytest.raises(CloudError, match="cannot be built into a wheel"):
+    with pytest.raises(CloudError, match="cannot build a wheel"):
         build_wheel(line(f"file://{tmp_path}/repository", "main"), tmp_path / "c", PYTHON)
 
 
@@ -97,7 +97,7 @@ def test_a_line_cannot_give_git_an_option(tmp_path: Path) -> None:
         "\t", "${IFS}"
     )
     [hostile] = read_requirements(written(tmp_path, text), "requirements.txt").git
-    with pytest.raises(ConfigError, match=r"env\.requirements: .* no branch, tag or commit called '--upload-pack"):
+    with pytest.raises(ConfigError, match=r"env\.requirements: .* '--upload-pack.* is not a valid branch"):
         build_wheel(hostile, tmp_path / "a", PYTHON)
     assert not (tmp_path / "canary").exists()
 
@@ -105,11 +105,11 @@ def test_a_line_cannot_give_git_an_option(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("git+https://h/r#subdirectory=../../x\n", "leads out of the repository"),
-        ("git+https://h/r#subdirectory=/x\n", "leads out of the repository"),
-        ("-r ../outside.txt\n", "is not in the repository"),
-        ("-r /etc/hostname\n", "is not in the repository"),
-        ("-r link.txt\n", "is not in the repository"),
+        ("git+https://h/r#subdirectory=../../x\n", "leads outside the repository"),
+        ("git+https://h/r#subdirectory=/x\n", "leads outside the repository"),
+        ("-r ../outside.txt\n", "is outside the repository"),
+        ("-r /etc/hostname\n", "is outside the repository"),
+        ("-r link.txt\n", "is outside the repository"),
     ],
 )
 def test_a_file_of_somebody_else_reads_nothing_of_this_machine(tmp_path: Path, text: str, words: str) -> None:
@@ -126,5 +126,5 @@ def test_a_wheel_for_another_machine_is_refused(tmp_path: Path) -> None:
     backend = tmp_path / "repository/backend.py"
     backend.write_text(backend.read_text().replace("py3-none-any", "cp39-cp39-macosx_11_0_arm64"))
     git_repository(tmp_path / "repository", {})
-    with pytest.raises(ConfigError, match="compiled code that does not fit the workers"):
+    with pytest.raises(ConfigError, match="compiled code that cannot run on the workers"):
         build_wheel(line(f"file://{tmp_path}/repository", None), tmp_path / "a", PYTHON)

@@ -52,8 +52,8 @@ def test_a_vault_does_not_say_what_it_holds() -> None:
 @pytest.mark.parametrize(
     ("source", "words"),
     [
-        ("env:OTHER", r"env\.secrets\.A: the environment variable OTHER is not set"),
-        ("file:/nowhere", r"env\.secrets\.A: /nowhere cannot be read: No such file"),
+        ("env:OTHER", r"env\.secrets\.A: environment variable OTHER is not set"),
+        ("file:/nowhere", r"env\.secrets\.A: cannot read /nowhere: No such file"),
     ],
 )
 def test_a_missing_secret_names_the_key(source: str, words: str) -> None:

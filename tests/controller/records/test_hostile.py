@@ -44,7 +44,7 @@ def test_what_is_no_hash_names_no_file(tmp_path: Path, sha256: Any) -> None:
 @pytest.mark.parametrize("name", ["code.py", "../../planted"])
 def test_code_that_is_not_what_the_record_says_is_not_kept(tmp_path: Path, name: str) -> None:
     google: Any = Bucket(archive(name))
-    with pytest.raises(Exception, match=r"does not match the record|leads out of it"):
+    with pytest.raises(Exception, match=r"does not match the record|leads outside it"):
         restore._restore_code(google, {"run": "r", "bucket": "b", "code_sha256": "a" * 64}, tmp_path / "state")
     assert [path.name for path in (tmp_path / "state/code").iterdir()] == []
     assert [path.name for path in tmp_path.iterdir()] == ["state"]

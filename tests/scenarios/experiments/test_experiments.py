@@ -60,7 +60,7 @@ def test_a_plan_can_be_looked_at_before_the_program_can_be_cloned(
     out, _ = capsys.readouterr()
     assert code == 0, out
     assert f"run      {name}-????????" in out
-    assert f"warning: code.repository: file://{tmp_path}/nowhere cannot be cloned: fatal: " in out
+    assert f"warning: code.repository: file://{tmp_path}/nowhere: cannot clone: fatal: " in out
     assert "in the bucket (not fetched yet)" in out
     assert "verify" in out
     assert "error:" not in out

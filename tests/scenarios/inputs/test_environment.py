@@ -64,7 +64,7 @@ def test_no_venv(slipway: SlipwayCli) -> None:
     code, out, _ = slipway("up", ONE, 'program.command=[sh,-c,"echo venv=$VIRTUAL_ENV."]')
     assert code == 0
     assert "venv=." in out
-    assert "no venv: the Python of the image" in out
+    assert "no venv: the image's Python" in out
 
 
 def test_requirements_must_be_shipped(slipway: SlipwayCli) -> None:
@@ -108,4 +108,4 @@ def test_a_setup_that_leaves_workers_different_is_refused(slipway: SlipwayCli) -
     slipway.packages = "requirements"
     code, _, err = slipway("up", "program.command=[echo]", "program.setup=[[sh,install.sh]]", PYTHON)
     assert code == 4
-    assert "thing is 1.1 on worker 1 and 1.0 on worker 0; name its version in program.setup" in err
+    assert "thing is 1.1 on worker 1 and 1.0 on worker 0; pin its version in program.setup" in err

@@ -57,7 +57,7 @@ def make_by_hand(world: Context) -> None:
 def test_an_adopted_pod_is_used_and_left_as_it_was(slipway: SlipwayCli, world: Context) -> None:
     code, out, err = slipway("plan", *ADOPT)
     assert code == 2
-    assert "there is no pod stable-1 in us-west4-a; tpu.adopt=true uses one that exists" in out + err
+    assert "pod stable-1 does not exist in us-west4-a, and tpu.adopt=true requires an existing pod" in out + err
     make_by_hand(world)
     before = comparable_state(slipway.cloud().get("state"))
     code, out, err = slipway("up", *ADOPT)
@@ -74,4 +74,4 @@ def test_an_adopted_pod_is_used_and_left_as_it_was(slipway: SlipwayCli, world: C
     assert after == before
     code, out, err = slipway("stop", *ADOPT)
     assert code == 2
-    assert "was not made by slipway" in err
+    assert "was not created by Slipway" in err

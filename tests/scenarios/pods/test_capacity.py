@@ -21,7 +21,7 @@ def test_a_run_ends_well_in_the_second_zone(slipway: SlipwayCli) -> None:
     code, out, err = slipway("up", *words)
     assert (code, err) == (0, "")
     assert "no capacity in us-west4-a (on_demand) (attempt 1): There is no more capacity in the zone" in out
-    assert "asking for v5litepod-8 in us-east1-b (on_demand)" in out
+    assert "requesting v5litepod-8 in us-east1-b (on_demand)" in out
     assert "hello from worker 0" in out
     pod = slipway.json("status", *words)["pod"]
     assert (pod["state"], pod["zone"], pod["capacity"]) == ("ready", "us-east1-b", "on_demand")

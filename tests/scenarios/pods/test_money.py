@@ -107,7 +107,7 @@ def test_a_pod_without_a_controller_ends_with_the_budget(slipway: SlipwayCli) ->
     (worker / ".slipway" / "guard.json").write_text(json.dumps(order | {"until": order["asked"]}))  # an hour passes
     until(lambda: nodes(slipway) == {})
     [pod] = slipway.json("status", FOREVER, *ONE, *limits)["cost"]["pods"]
-    assert pod["reason"] == "the budget of the run is spent"
+    assert pod["reason"] == "the run's budget is spent"
 
 
 @contextmanager
@@ -163,5 +163,5 @@ def test_plan_says_what_it_costs(slipway: SlipwayCli) -> None:
     code, out, _ = slipway("plan", ECHO_COMMAND, *ONE, "budget.usd_per_hour=3", "budget.max_hours=2")
     assert code == 0
     assert "price    $3.00 per hour (budget.usd_per_hour)" in out
-    assert "cost     at most $6.00 in 2 h (budget.max_hours), then it is ended and the pod deleted" in out
+    assert "cost     at most $6.00 in 2 h (budget.max_hours); then the run ends and the pod is deleted" in out
     assert json.loads(slipway("plan", "--json", ECHO_COMMAND, *ONE)[1])["usd_per_hour"] is None

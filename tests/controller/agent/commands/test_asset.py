@@ -37,7 +37,7 @@ def test_files_come_before_the_manifest_and_once(worker: AgentWorker) -> None:
 def test_another_content_is_refused_and_nothing_is_copied(worker: AgentWorker) -> None:
     code, said = lines(worker, **order(worker, "0" * 64))
     assert code == 1
-    assert "the config says 000000000000" in said[-1]["error"]
+    assert "but the config has 000000000000" in said[-1]["error"]
     assert "assets/w-1/manifest.json" not in worker.bucket.objects
     assert list((worker.root / "fetched").iterdir()) == []
 
@@ -51,4 +51,4 @@ def test_what_breaks_off_is_taken_up_again(worker: AgentWorker) -> None:
 def test_a_refusal_is_told(worker: AgentWorker) -> None:
     worker.bucket.faults = [404, 403]
     code, said = lines(worker, **order(worker))
-    assert (code, "HTTP 403; it wants a token" in said[-1]["error"]) == (1, True)
+    assert (code, "HTTP 403; it requires a token" in said[-1]["error"]) == (1, True)

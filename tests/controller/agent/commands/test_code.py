@@ -52,7 +52,7 @@ def test_a_missing_archive_is_said_at_once(worker: AgentWorker) -> None:
 
 def test_an_archive_of_another_tree_is_refused(worker: AgentWorker) -> None:
     order = worker.deliver(FILES) | {"tree": "0" * 64}
-    assert "holds the tree" in worker.refusal("install_code", **order)["error"]
+    assert "contains the tree" in worker.refusal("install_code", **order)["error"]
     assert worker.ask("observe", code="0" * 64)["code"] is None
 
 
@@ -104,7 +104,7 @@ def test_a_hostile_archive_is_refused(worker: AgentWorker, member: tarfile.TarIn
     sha256 = hashlib.sha256(content).hexdigest()
     before = {path for path in worker.home.rglob("*") if ".slipway" not in path.parts}
     words = worker.refusal("install_code", bucket="b", object="x", sha256=sha256, tree="1" * 64)["error"]
-    assert "the archive holds" in words or "cannot be unpacked" in words
+    assert "the archive contains" in words or "cannot unpack" in words
     assert not (worker.root / "code" / ("1" * 64)).exists()
     assert {path for path in worker.home.rglob("*") if ".slipway" not in path.parts} == before
 

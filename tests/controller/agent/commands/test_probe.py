@@ -51,12 +51,12 @@ def test_a_jax_that_fails_is_told_and_not_recorded(run: ProgramRun) -> None:
 
 def test_a_jax_that_hangs_is_ended(run: ProgramRun) -> None:
     worker = with_jax(run, "import time\ntime.sleep(600)").worker
-    assert "did not end within 0.5 s" in worker.refusal("probe_devices", venv="image", timeout_seconds=0.5)["error"]
+    assert "did not finish within 0.5 s" in worker.refusal("probe_devices", venv="image", timeout_seconds=0.5)["error"]
 
 
 def test_devices_that_a_run_holds_are_left_alone(run: ProgramRun) -> None:
     run.start("import time; time.sleep(600)")
-    assert "run-1 holds the devices" in run.worker.refusal("probe_devices", venv="image")["error"]
+    assert "run-1 is using the devices" in run.worker.refusal("probe_devices", venv="image")["error"]
     run.worker.ask("stop", run_id="run-1", grace_seconds=30)
 
 
@@ -79,7 +79,7 @@ def test_peers_that_cannot_reach_worker_0_say_so(worker: AgentWorker, port: int)
     alone = {"addresses": ["192.0.2.1", "192.0.2.1"], "port": port, "timeout_seconds": 0.3}
     assert f"does not answer at 127.0.0.1:{port}" in worker.ask("probe_peers", index=1, **alone)["detail"]
     answer = worker.ask("probe_peers", index=0, **alone)
-    assert (answer["reachable"], answer["detail"]) == (False, "worker 0 has not heard of worker 1")
+    assert (answer["reachable"], answer["detail"]) == (False, "worker 0 received nothing from worker 1")
     worker.boot = "boot-2"
     assert worker.ask("observe")["peers"] is None
 

@@ -69,7 +69,7 @@ def test_what_an_earlier_attempt_left_is_ended_and_nothing_else(run: ProgramRun,
     try:
         wait_for(lambda: run.worker.ask("observe")["untidy"])
         assert run.worker.ask("observe")["untidy"] == [f"process {mine.pid} of run-1, attempt-1"]
-        assert run.worker.ask("tidy")["done"] == ["ended what was left of run-1, attempt-1"]
+        assert run.worker.ask("tidy")["done"] == ["killed leftover processes of run-1, attempt-1"]
         assert mine.wait(10) < 0
         assert other.poll() is None
         assert run.worker.ask("observe")["untidy"] == []

@@ -100,7 +100,7 @@ def test_another_image_is_another_fingerprint(worker: AgentWorker) -> None:
 
 
 def test_an_unknown_kind_of_venv(worker: AgentWorker) -> None:
-    assert "lock, requirements or image" in worker.refusal("install_venv", packages="conda", fingerprint="f2")["error"]
+    assert "lock, requirements and image" in worker.refusal("install_venv", packages="conda", fingerprint="f2")["error"]
 
 
 def test_a_requirements_file_leaves_versions_open_and_constraints_fix_them(worker: AgentWorker, wheels: Path) -> None:

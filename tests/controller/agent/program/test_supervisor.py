@@ -203,7 +203,7 @@ def test_a_lost_supervisor_is_told_and_its_program_can_be_stopped(run: ProgramRu
     record = up(run)
     kill(record["supervisor"])
     state = run.state()
-    assert (state["state"], state["error"]) == ("running", "supervisor lost; the program goes on")
+    assert (state["state"], state["error"]) == ("running", "supervisor lost; the program still runs")
     assert run.worker.ask("observe")["active"] == {"run_id": "run-1", "attempt": 1}
     end = run.worker.ask("stop", run_id="run-1", grace_seconds=30)
     assert (end["state"], end["code"], end["error"], end["upload"]) == ("exited", None, "supervisor lost", "done")
@@ -319,6 +319,6 @@ def test_a_summary_comes_with_the_state(run: ProgramRun) -> None:
     assert run.ended()["summary"] == {"accuracy_after": 0.9}
     (run.folder / "summary.json").write_text("{half")
     assert "not JSON" in run.state()["summary"]["error"]
-    for text, words in (("[1]", "no JSON object"), ("[" * 5000, "not JSON"), (" " * (1 << 20) + "{}", "more than")):
+    for text, words in (("[1]", "JSON object"), ("[" * 5000, "not JSON"), (" " * (1 << 20) + "{}", "larger than")):
         (run.folder / "summary.json").write_text(text)
         assert words in run.state()["summary"]["error"]

@@ -49,7 +49,7 @@ def test_only_plain_files_within_its_folder_are_unpacked(tmp_path: Path, name: s
     member = tarfile.TarInfo(name)
     member.type, member.linkname = kind, "/etc/passwd"
     (tmp_path / "archive").write_bytes(packed(member))
-    with pytest.raises(ValueError, match="the archive holds"):
+    with pytest.raises(ValueError, match="the archive contains"):
         boot.unpack(tmp_path / "archive", tmp_path / "folder")
     assert [path.name for path in tmp_path.rglob("*")] == ["archive"]
 

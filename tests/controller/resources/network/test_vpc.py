@@ -82,7 +82,7 @@ def test_a_subnet_made_by_hand_with_another_range_than_wanted_is_an_error(projec
     link = network(project, autoCreateSubnetworks=False)
     body = {"name": f"{project.tag}-{REGION}", "network": link, "ipCidrRange": "10.77.0.0/24"}
     project.cloud.act("POST", f"{REGIONAL}/subnetworks", body)
-    with pytest.raises(CloudError, match=r"was not made by slipway and differs \(cidr: 10.77.0.0/24 -> 10.5.0.0/20\)"):
+    with pytest.raises(CloudError, match=r"not created by Slipway and differs \(cidr: 10.77.0.0/24 -> 10.5.0.0/20\)"):
         project.settle("network.cidr=10.5.0.0/20")
 
 
@@ -136,7 +136,7 @@ def test_a_foreign_router_without_nat_is_left_alone_beside_ours(project: Emulate
 def test_a_foreign_router_of_our_name_is_never_patched(project: EmulatedProject) -> None:
     link = network(project, autoCreateSubnetworks=False)
     project.cloud.act("POST", f"{REGIONAL}/routers", {"name": f"{project.tag}-{REGION}", "network": link})
-    with pytest.raises(CloudError, match="was not made by slipway and has no NAT for subnet"):
+    with pytest.raises(CloudError, match="was not created by Slipway and has no NAT for subnet"):
         project.settle()
     assert "nats" not in project.cloud.ok("GET", f"{REGIONAL}/routers/{project.tag}-{REGION}")
 
@@ -146,7 +146,7 @@ def test_a_foreign_rule_that_differs_is_an_error_and_stays(project: EmulatedProj
     rule = {"name": f"{project.tag}-allow-ssh", "network": link, "allowed": [{"IPProtocol": "udp"}]}
     project.cloud.act("POST", f"{COMPUTE}/global/firewalls", rule)
     before = project.cloud.ok("GET", f"{COMPUTE}/global/firewalls/{project.tag}-allow-ssh")
-    with pytest.raises(CloudError, match=r"allow-ssh was not made by slipway and differs .* set network.name"):
+    with pytest.raises(CloudError, match=r"allow-ssh was not created by Slipway and differs .* set network.name"):
         project.settle()
     assert project.cloud.ok("GET", f"{COMPUTE}/global/firewalls/{project.tag}-allow-ssh") == before
 

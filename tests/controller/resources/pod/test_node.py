@@ -47,7 +47,7 @@ def test_a_preempted_pod_is_replaced(project: EmulatedProject, way: str) -> None
 def test_another_count_of_workers_is_an_error_that_explains_itself(project: EmulatedProject, way: str) -> None:
     made = pod(project, f"tpu.provisioner={way}")
     project.fault(kind="endpoints", endpoints=2)
-    with pytest.raises(CloudError, match=r"says that v5litepod-8 has 1 worker, Google gave 2") as refused:
+    with pytest.raises(CloudError, match=r"lists 1 worker for v5litepod-8, but Google created 2") as refused:
         made.up()
     assert "tpu.accelerator_type" in str(refused.value)
     assert len(made.creations()) == 1
@@ -66,7 +66,7 @@ def foreign(made: Pod, kind: str = "v5litepod-1") -> None:
 def test_a_name_that_is_taken_is_refused_and_left_alone(project: EmulatedProject) -> None:
     made = pod(project)
     foreign(made)
-    with pytest.raises(CloudError, match=r"was not made by slipway and differs .*set tpu\.name to another"):
+    with pytest.raises(CloudError, match=r"was not created by Slipway and differs .*set tpu\.name to another"):
         made.up()
     assert len(made.creations()) == 1  # the other one's
     made.down()
@@ -85,7 +85,7 @@ def test_an_adopted_pod_is_used_and_left(project: EmulatedProject) -> None:
 
 def test_there_must_be_something_to_adopt(project: EmulatedProject) -> None:
     made = pod(project, "tpu.adopt=true")
-    with pytest.raises(CloudError, match=r"there is no pod .* in us-central1-a; tpu\.adopt=true uses one that exists"):
+    with pytest.raises(CloudError, match=r"pod .* does not exist in us-central1-a, and tpu\.adopt=true requires"):
         made.up()
     assert [f.severity for f in made.node.findings(made.look())] == ["error"]
     assert made.creations() == []
@@ -108,7 +108,7 @@ def test_a_stopped_pod_is_started_and_keeps_its_disk(project: EmulatedProject, w
     assert first.pod_seen(project.world).state == "STOPPED"
     again = made.up()
     assert (again.status.state, again.status.uid) == ("READY", first.status.uid)
-    assert "the node is stopped: starting it" in made.notes
+    assert "the node is stopped; starting it" in made.notes
     made.down()
 
 
@@ -124,7 +124,7 @@ def test_a_stopped_pod_for_which_there_is_no_room_is_made_anew(project: Emulated
 
 def test_spot_pods_and_slices_of_several_vms_do_not_stop(project: EmulatedProject) -> None:
     made = pod(project)
-    assert made.node.cannot_stop == "Google stops no spot pods; `slipway down` deletes it"
+    assert made.node.cannot_stop == "Google cannot stop spot pods; `slipway down` deletes it"
     assert "pods of one VM only" in replace(made.node, spec=replace(made.node.spec, workers=4)).cannot_stop
 
 
@@ -165,4 +165,4 @@ def test_what_is_worth_saying_of_a_pod_that_is_there(project: EmulatedProject) -
     sick = replace(status, labels=(("managed-by", "slipway"),), health="UNHEALTHY_TENSORFLOW")
     ill = replace(made.node, status=sick)
     [finding] = made.node.findings(ill)
-    assert str(finding).startswith("tpu.name: Google calls the pod unhealthy_tensorflow")
+    assert str(finding).startswith("tpu.name: Google reports the pod as unhealthy_tensorflow")

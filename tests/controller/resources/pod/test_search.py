@@ -20,7 +20,7 @@ def test_a_stock_out_is_asked_again(project: EmulatedProject, way: str) -> None:
     assert made.up().status.state == "READY"
     assert len(made.creations()) == 3
     assert "no capacity in us-central1-a (spot) (attempt 1)" in made.notes
-    assert "asking again in" in made.notes
+    assert "retrying in" in made.notes
     made.down()
 
 
@@ -58,7 +58,7 @@ def test_a_quota_that_turns_up_late_is_a_quota(project: EmulatedProject) -> None
 def test_permission_is_not_asked_again(project: EmulatedProject, way: str) -> None:
     made = pod(project, f"tpu.provisioner={way}", *TWO_ZONES)
     project.fault(kind="permission")
-    with pytest.raises(CloudError, match=r"denied on .*three causes: you lack roles/tpu\.admin, cloud\.project"):
+    with pytest.raises(CloudError, match=r"denied on .*: you do not have roles/tpu\.admin, cloud\.project"):
         made.up()
     assert made.asked() == [f"{A} spot"]
 
@@ -86,8 +86,8 @@ def test_the_next_zone_is_asked_at_once(project: EmulatedProject, way: str) -> N
     project.fault(kind="stockout", times=9, zone=A, at="request")
     assert made.up().place.zone == B
     assert made.asked() == [f"{A} spot", f"{B} spot"]
-    assert f"asking for v5litepod-8 in {B} (spot)" in made.notes
-    assert "asking again" not in made.notes
+    assert f"requesting v5litepod-8 in {B} (spot)" in made.notes
+    assert "retrying" not in made.notes
     assert made.up().place.zone == B  # found there, and left there
     assert made.node.pod_seen(project.world) == PodStatus("READY", health="HEALTHY")
     made.down()
@@ -140,7 +140,7 @@ def test_a_dead_request_is_deleted_and_made_again(project: EmulatedProject, stat
     search.provisioners["queued"].create(project.world, search.name, search.spec, made.node.places[0])
     wait_for(lambda: getattr(made.look(), "status", NOT_OBSERVED).state == state, f"the request is {state}")
     assert made.up().status.state == "READY"
-    assert f"the node is {state.lower()}: deleting and creating it again" in made.notes
+    assert f"the node is {state.lower()}: deleting and recreating it" in made.notes
     made.down()
 
 
@@ -169,7 +169,7 @@ def test_whoever_stops_waiting_is_told_that_the_request_stays(project: EmulatedP
     project.clock.interrupt_at = 3
     with pytest.raises(InterruptedSleepError):
         made.node.apply(project.world, {}, Diff("create"))
-    assert "the request stays in the queue: `slipway up` goes on waiting, `slipway down` takes it back" in made.notes
+    assert "the request stays in the queue: `slipway up` resumes waiting, `slipway down` cancels it" in made.notes
     assert isinstance(made.look(), Pending)
     made.down()
 

@@ -71,7 +71,7 @@ def test_who_may_not_set_iam_goes_on_with_a_note_of_what_an_admin_would_run(
     project.fault(kind="http", status=403, match=f"POST /{POLICY}:{verb}", times=2)
     project.settle()
     account = f"{project.tag}-sa@slipway-local.iam.gserviceaccount.com"
-    [note] = [note for note in project.notes if "ask an admin" in note]
+    [note] = [note for note in project.notes if "ask a project admin" in note]
     assert (
         f"gcloud projects add-iam-policy-binding slipway-local --member=serviceAccount:{account} "
         "--role=roles/logging.logWriter --condition=None"
@@ -84,9 +84,7 @@ def test_who_may_not_set_iam_goes_on_with_a_note_of_what_an_admin_would_run(
 
 def test_who_may_not_create_accounts_is_told_what_else_to_do(project: EmulatedProject) -> None:
     project.fault(kind="http", status=403, match=f"POST /iam/v1/{PROJECT}/serviceAccounts$")
-    with pytest.raises(
-        CloudError, match=r"gcloud iam service-accounts create .*`default` is the project's Compute account"
-    ):
+    with pytest.raises(CloudError, match=r"gcloud iam service-accounts create .*`default`: the Compute Engine account"):
         project.settle()
 
 

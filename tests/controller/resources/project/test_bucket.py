@@ -54,7 +54,7 @@ def test_an_existing_bucket_is_used_as_it_is_and_its_soft_delete_is_told_with_th
     project.settle()
     assert show(project) == before
     [note] = [note for note in project.notes if "soft delete" in note]
-    assert "keeps what is deleted for 7 days and bills it" in note
+    assert "keeps and bills deleted objects for 7 days" in note
     assert "100 deleted checkpoints of 31 GB are 3.1 TB, about $14" in note
     assert "--clear-soft-delete" in note
     destroy(project.shared(), project.world)
@@ -83,7 +83,7 @@ def test_one_that_is_made_for_several_regions(project: EmulatedProject) -> None:
 def test_a_name_taken_by_someone_else(project: EmulatedProject) -> None:
     path = f"/storage/v1/b/{project.tag}-bucket"
     project.fault(kind="http", status=403, match=f"GET {path}", times=9, message="no storage.buckets.get access")
-    with pytest.raises(CloudError, match=r"is not yours to use .* set cloud.bucket to another name"):
+    with pytest.raises(CloudError, match=r"you cannot use bucket .* set cloud.bucket to another name"):
         project.settle()
 
 

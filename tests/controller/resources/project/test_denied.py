@@ -91,7 +91,7 @@ def test_what_is_missing_is_told_as_the_command_for_an_admin(
     by_admin(project, without=without)
     may_not(project, path)
     words = re.escape(command.replace("TAG", project.tag))
-    with pytest.raises(CloudError, match=rf"you may not make it \(Required permission\); ask an admin .* `{words}"):
+    with pytest.raises(CloudError, match=rf"you may not create it \(Required permission\); ask .* `{words}"):
         project.settle(*given(project))
 
 

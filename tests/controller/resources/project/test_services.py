@@ -48,7 +48,7 @@ def test_who_may_not_enable_is_told_the_command(project: EmulatedProject) -> Non
     project.settle()
     disable(project, "tpu")
     project.fault(kind="http", status=403, match=f"POST /{SERVICES}:batchEnable")
-    with pytest.raises(CloudError, match=r"ask an admin .* gcloud services enable tpu.googleapis.com --project"):
+    with pytest.raises(CloudError, match=r"ask a project admin .* gcloud services enable tpu.googleapis.com --project"):
         project.settle()
     project.settle()
 

@@ -245,7 +245,7 @@ def test_a_missing_internal_rule_is_found_by_verify_and_made_by_up(slipway: Slip
     assert code == 4
     workers = json.loads(out)["workers"]
     assert [row["wrong"] for row in workers] == [["reaches worker 0"]] * 2
-    assert workers[0]["reaches worker 0"] == "worker 0 has not heard of worker 1"
+    assert workers[0]["reaches worker 0"] == "worker 0 received nothing from worker 1"
     plan = slipway.json("plan", *two)
     [missing] = [r["id"] for r in plan["resources"] if r["action"] == "create" and r["id"].startswith("firewall/")]
     assert missing == "firewall/slipway-allow-internal-us-central2"

@@ -22,7 +22,7 @@ def test_a_stopped_pod_is_started_by_the_next_up(slipway: SlipwayCli) -> None:
     assert "is already stopped" in slipway("stop", *ONE)[1]
     code, out, _ = slipway("up", *ONE, "run.seed=7")
     assert code == 0
-    assert "the node is stopped: starting it" in out
+    assert "the node is stopped; starting it" in out
     assert "hello from worker 0" in out
     creations = [m for m in slipway.mutations() if m.startswith("POST /tpu/") and "queuedResources" in m]
     assert len(creations) == 1
@@ -34,4 +34,4 @@ def test_what_google_does_not_stop_is_refused(slipway: SlipwayCli) -> None:
     assert slipway("up", *spot)[0] == 0
     code, _, err = slipway("stop", *spot)
     assert code == 2
-    assert "tpu.capacity: Google stops no spot pods; `slipway down` deletes it" in err
+    assert "tpu.capacity: Google cannot stop spot pods; `slipway down` deletes it" in err

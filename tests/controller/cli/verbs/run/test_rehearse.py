@@ -43,10 +43,10 @@ def test_the_trainer_is_preempted_and_goes_on(home: Path, capsys: pytest.Capture
     code, out, err = rehearse(capsys, "+experiment=gemma2b_gsm8k", "cloud.project=my-own", *two_workers)
     assert (code, err) == (0, "")
     assert (
-        "✓ preempted (after_object checkpoints/2/commit_success): replaced, and the program went on: 2 attempts" in out
+        "✓ preempted (after_object checkpoints/2/commit_success): replaced, and the program resumed: 2 attempts" in out
     )
     assert "shared resources created, and unchanged when observed again\n" in out
-    assert "✓ nothing billed is left" in out
+    assert "✓ no billed resource is left" in out
     assert "✗" not in out
     assert nothing_is_left(home)
 
@@ -54,8 +54,8 @@ def test_the_trainer_is_preempted_and_goes_on(home: Path, capsys: pytest.Capture
 def test_the_quick_start(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
     code, out, err = rehearse(capsys, "+experiment=quickstart", "tpu=v5litepod_8")
     assert (code, err) == (0, "")
-    assert "replaced, and the program went on: 2 attempts" in out
-    assert "✓ nothing billed is left" in out
+    assert "replaced, and the program resumed: 2 attempts" in out
+    assert "✓ no billed resource is left" in out
     assert "✗" not in out
     assert nothing_is_left(home)
 
@@ -78,7 +78,7 @@ def test_the_guides_programs(experiment: str, home: Path, capsys: pytest.Capture
     if experiment == "trm_stable1":
         assert "✓ stable-1 is still there" in out
     else:
-        assert "replaced, and the program went on: 2 attempts" in out
+        assert "replaced, and the program resumed: 2 attempts" in out
         assert re.search(r"resumed_from +[246]\b", out), out
     assert nothing_is_left(home)
 
@@ -89,7 +89,7 @@ def test_an_adopted_pod_is_made_beforehand_and_stays(home: Path, capsys: pytest.
     code, out, err = rehearse(capsys, "program=command", "program.command=[cat,hello.txt]", *adopted)
     assert code == 0, err
     assert "✓ ssh_refused (seconds 2" in out
-    assert "✓ stable-1 is still there, and nothing else that is billed" in out
+    assert "✓ stable-1 still exists; no other billed resource does" in out
     assert " deleted " not in out
     assert nothing_is_left(home)
 
@@ -110,7 +110,7 @@ def test_misfortune_that_never_came_proves_nothing(home: Path, capsys: pytest.Ca
     mine = ["program=command", "program.command=[cat,hello.txt]", "tpu=v5litepod_8"]
     code, out, _ = rehearse(capsys, *mine, "cloud.faults=[{kind: preempted, after_object: nowhere}]")
     assert code == 2
-    assert "✗ preempted (after_object nowhere): never came" in out
+    assert "✗ preempted (after_object nowhere): did not occur" in out
     assert nothing_is_left(home)
 
 
@@ -120,7 +120,7 @@ def test_a_failure_is_kept_for_a_look(home: Path, capsys: pytest.CaptureFixture[
     code, _, err = rehearse(capsys, *mine)
     assert code == 5
     assert "goodbye.txt" in err
-    look = re.search(r"look with `slipway (status .*)`", err)
+    look = re.search(r"inspect it with `slipway (status .*?)`", err)
     assert look
     assert main.run([*shlex.split(look[1]), "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["pod"]["state"] == "ready"
@@ -135,4 +135,4 @@ def test_two_of_one_name_do_not_get_into_each_others_way(home: Path, capsys: pyt
     with mark_in_use(home / "rehearsals" / "run" / "localcloud"):
         code, _, err = rehearse(capsys, *mine)
     assert code == 2
-    assert "run.name: a rehearsal of run is under way" in err
+    assert "run.name: a rehearsal of run is running" in err
