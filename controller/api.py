@@ -112,7 +112,7 @@ def metrics(run: str, *, phase: str | None = None, state: Path | None = None) ->
     """
     file = run_folder(state or RunOptions().state_dir, run) / "metrics.jsonl"
     if not file.is_file():
-        raise ConfigError(f"{run}: this machine has no metrics of it; `slipway status --run {run}` says where they are")
+        raise ConfigError(f"{run}: this machine has no metrics of it; `slipway status --run {run}` shows where")
     lines = [json.loads(line) for line in file.read_text().splitlines()]
     return [line for line in lines if phase is None or line.get("phase") == phase]
 
@@ -180,7 +180,7 @@ def pod(*overrides: str, run: str | None = None) -> Pod:
     if not overrides and not run:
         overrides, run = last_command.load(Path.cwd())
         if not overrides and not run:
-            raise ConfigError("no run was started from this folder; name the experiment of the pod, or run=ID")
+            raise ConfigError("no run was started from this folder; name the pod's experiment, or set run=ID")
     with ExitStack() as stack:
         fleet = stack.enter_context(open_session(RunOptions(overrides, run_id=run or ""))).workers()
         return Pod(fleet, stack.pop_all())

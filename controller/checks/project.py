@@ -23,7 +23,7 @@ def has_credentials(config: Config, world: Context) -> Iterator[Issue]:
     if not world.google.signed_in:
         yield Issue(
             "no Google credentials, so nothing could be looked at; run `gcloud auth login` and `gcloud auth "
-            "application-default login`, or use cloud=local"
+            "application-default login`, or set cloud=local"
         )
 
 

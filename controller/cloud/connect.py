@@ -37,7 +37,7 @@ def project_of(config: Config) -> str:
     """
     found = config.cloud.project or default_project() or NO_PROJECT
     if not re.fullmatch(PROJECT, found):
-        words = "comes from GOOGLE_CLOUD_PROJECT or gcloud's configuration, and is no project id; set cloud.project"
+        words = "from GOOGLE_CLOUD_PROJECT or gcloud's configuration is not a valid project ID; set cloud.project"
         raise ConfigError(f"cloud.project: {found!r} {words}")
     return found
 
@@ -46,7 +46,7 @@ def missing_project(project: str) -> str:
     """Return instructions if no project is set, else ''."""
     if project != NO_PROJECT:
         return ""
-    return "is not set; set it, or run `gcloud config set project ID` (`gcloud projects list` shows yours)"
+    return "is not set; set it, or run `gcloud config set project ID` (`gcloud projects list` lists yours)"
 
 
 def require_project(project: str) -> str:
@@ -56,7 +56,7 @@ def require_project(project: str) -> str:
         ConfigError: no project is set.
     """
     if message := missing_project(project):
-        raise ConfigError(f"cloud.project: {message}, or use cloud=local")
+        raise ConfigError(f"cloud.project: {message}, or set cloud=local")
     return project
 
 
@@ -90,11 +90,11 @@ def _state_folder(config: Config) -> Path:
     try:
         state.mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError as error:
-        raise ConfigError(f"run.state_dir: {state} cannot be written: {error.strerror}") from None
+        raise ConfigError(f"run.state_dir: cannot write to {state}: {error.strerror}") from None
     found = state.stat()
     if found.st_mode & 0o022 or (os.getuid() and found.st_uid != os.getuid()):
-        words = "belongs to another user, or others may write there, and it holds keys"
-        raise ConfigError(f"run.state_dir: {state} {words}; `chmod go-w` it, or choose another folder")
+        words = "holds keys, but belongs to another user or is writable by others"
+        raise ConfigError(f"run.state_dir: {state} {words}; run `chmod go-w {state}`, or choose another folder")
     return state
 
 

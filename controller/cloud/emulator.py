@@ -90,7 +90,7 @@ def ensure_running(cloud: LocalCloud, state_dir: str) -> Emulator:
     idle = f"--idle-exit={IDLE_EXIT_SECONDS}"
     status, words = run_emulator_verb(["start", f"--port={cloud.port}", seconds, idle], folder)
     if status != 0:
-        raise ConfigError(words.strip() or f"the emulated cloud ended with code {status}; see {folder}/server.log")
+        raise ConfigError(words.strip() or f"the emulated cloud exited with code {status}; see {folder}/server.log")
     found = json.loads((folder / "endpoint.json").read_text())
     return Emulator(
         folder, found["url"].rstrip("/"), found["token"], found["roots"], found["project"], Path(found["ssh_config"])

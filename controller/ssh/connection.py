@@ -114,7 +114,7 @@ class Connection:
             if said and code in (0, 1):
                 return
             if placed or code != 2:  # Python exits with 2 if the file does not exist
-                raise self._error("agent", f"`{command}` ended with exit code {code}", words)
+                raise self._error("agent", f"`{command}` exited with code {code}", words)
             self._install_agent()
 
     def _install_agent(self) -> None:
@@ -134,7 +134,7 @@ class Connection:
             self.probe(transport)
             result = getattr(error, "result", None)  # of the command that failed
             reason = str(error) if result is None else result.stderr.strip()[-300:]
-            raise self._error("agent", f"the agent could not be placed: {reason}", str(error)) from error
+            raise self._error("agent", f"cannot install the agent: {reason}", str(error)) from error
 
     def _bounded(self, command: str, chunk: bytes, before: int) -> bytes:
         """Return the chunk, or raise WorkerError if the whole answer would exceed MAX_ANSWER_BYTES."""
@@ -146,7 +146,7 @@ class Connection:
         try:
             body = dict(json.loads(line))
         except (ValueError, TypeError, RecursionError):
-            raise self._error("agent", f"`{command}` did not answer in JSON", line.decode(errors="replace")) from None
+            raise self._error("agent", f"`{command}` did not return JSON", line.decode(errors="replace")) from None
         if problem := format_problem(body, f"the answer to `{command}`"):
             raise self._error("agent", problem)
         answer = {key: value for key, value in body.items() if key != "format"}
@@ -189,8 +189,8 @@ class Connection:
                 return transport.open_session(timeout=seconds)
             return transport.open_channel("direct-tcpip", ("127.0.0.1", port), ("127.0.0.1", 0), timeout=seconds)
         except ChannelException as error:  # the connection itself is fine
-            what = "a session" if port is None else f"port {port} there"
-            raise self._error("refused", f"no way to {what}: {error.text}") from error
+            what = "a session" if port is None else f"port {port} of the worker"
+            raise self._error("refused", f"cannot connect to {what}: {error.text}") from error
         except (SSHException, OSError, EOFError) as error:
             transport.close()  # it may be frozen: the next attempt opens a new one
             raise self._error("dropped", f"the connection is dead: {error}") from error
@@ -208,7 +208,7 @@ class Connection:
         try:
             yield channel
         except (SSHException, OSError, EOFError) as error:
-            raise self._error("dropped", f"the connection broke off: {error or type(error).__name__}") from error
+            raise self._error("dropped", f"the connection was lost: {error or type(error).__name__}") from error
         finally:
             channel.close()
 
@@ -238,7 +238,7 @@ class Connection:
                 data = channel.recv(CHUNK)
             except TimeoutError:
                 if time.monotonic() >= end:
-                    words = f"no end after {seconds:g} s; it may still go on there"
+                    words = f"not finished after {seconds:g} s; it may still be running on the worker"
                     raise self._error("timeout", words) from None
                 self.probe(channel.get_transport())
                 continue
@@ -274,7 +274,7 @@ class Connection:
             silent, broken = asking.is_alive(), not transport.is_active()
             if silent or broken:
                 transport.close()
-                words = f"it has not answered for {2 * seconds:g} s" if silent else "the connection broke off"
+                words = f"it has not answered for {2 * seconds:g} s" if silent else "the connection was lost"
                 raise self._error("dropped", words)
 
 

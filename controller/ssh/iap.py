@@ -25,9 +25,9 @@ MAX_FRAME_BYTES = 16384
 """Maximum bytes of data in one message."""
 ROLE = "roles/iap.tunnelResourceAccessor"
 REFUSALS = {
-    4003: "IAP reaches the VM, but nothing answers on the port: does a firewall rule admit 35.235.240.0/20?",
-    4033: f"IAP does not let you through: you need {ROLE}",
-    4047: "IAP knows no such VM (yet?)",
+    4003: "IAP reaches the VM, but the port does not answer: does a firewall rule allow 35.235.240.0/20?",
+    4033: f"IAP denies you access: you need {ROLE}",
+    4047: "IAP cannot find the VM; it may not be registered yet",
 }
 """Messages for the codes with which IAP closes the WebSocket."""
 
@@ -139,10 +139,10 @@ def connect(target: IapTarget, token: Callable[[], str], seconds: float, endpoin
     except InvalidStatus as error:
         status = error.response.status_code
         if status in (401, 403):
-            raise PermissionError(f"IAP does not let you through ({status}): is iap.googleapis.com enabled?") from None
-        raise ConnectionRefusedError(f"IAP answers {status}") from None
+            raise PermissionError(f"IAP denies you access ({status}): is iap.googleapis.com enabled?") from None
+        raise ConnectionRefusedError(f"IAP returned HTTP {status}") from None
     except (InvalidHandshake, EOFError) as error:
-        raise ConnectionRefusedError(f"no tunnel through IAP: {error}") from None
+        raise ConnectionRefusedError(f"cannot open a tunnel through IAP: {error}") from None
     with opened:
         try:
             tag, _ = _parse_message(websocket.recv(timeout=seconds))
@@ -150,7 +150,7 @@ def connect(target: IapTarget, token: Callable[[], str], seconds: float, endpoin
             code = error.rcvd.code if error.rcvd else 0
             raise (PermissionError if code == 4033 else ConnectionRefusedError)(_refusal_reason(error)) from None
         if tag != CONNECTED:
-            raise ConnectionRefusedError(f"IAP speaks another protocol: its first message has tag {tag}")
+            raise ConnectionRefusedError(f"IAP uses an unknown protocol: its first message has tag {tag}")
         return IapTunnel(websocket, opened.pop_all())
 
 
@@ -163,5 +163,5 @@ def _parse_message(message: str | bytes) -> tuple[int, bytes]:
 def _refusal_reason(error: Exception) -> str:
     received = getattr(error, "rcvd", None)
     if received is None:
-        return "the tunnel through IAP broke off"
+        return "the tunnel through IAP was lost"
     return REFUSALS.get(received.code, f"IAP closed the tunnel: {received.code} {received.reason}")

@@ -55,7 +55,7 @@ class Login:
         if not self.uses_os_login:
             return self.user
         if (name := self._os_login.login(self._public_key)) is None:
-            raise SlipwayError("your OS Login profile does not have our SSH key; `slipway up` puts it there")
+            raise SlipwayError("your OS Login profile does not have Slipway's SSH key; `slipway up` adds it")
         return name
 
     def is_authorized(self, node: str, known_keys: str = "") -> bool:

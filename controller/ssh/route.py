@@ -20,7 +20,7 @@ from controller.ssh.login import Login
 Route = Literal["external", "iap", "internal"]
 Rule = dict[str, Any]
 OS_LOGIN_HINT = (
-    "OS Login is on here: you need roles/compute.osAdminLogin, and roles/iam.serviceAccountUser on the pod's account"
+    "OS Login is on: you need roles/compute.osAdminLogin, and roles/iam.serviceAccountUser on the pod's account"
 )
 
 
@@ -147,7 +147,7 @@ class GuestAttributes:
         if not self._name(worker):
             self._read()
         if not (name := self._name(worker)):
-            raise ConnectionRefusedError("it has not published the name of its VM yet, by which IAP would know it")
+            raise ConnectionRefusedError("it has not published its VM name yet, which IAP requires")
         target = iap.IapTarget(self._project, self._pod.zone, name)
         return iap.connect(target, self._google.token, seconds, self._iap)
 

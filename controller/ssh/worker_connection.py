@@ -160,16 +160,16 @@ class GatewayConnection(_HonoursConfig):
         try:
             super()._open()
         except (AuthenticationException, BadHostKeyException) as error:
-            raise PermissionError(f"the gateway {self.original_host} ({self.user}): {error}") from error
+            raise PermissionError(f"gateway {self.original_host} ({self.user}): {error}") from error
         except PermissionError:
             raise
         except (OSError, SSHException, EOFError) as error:
-            raise ConnectionRefusedError(f"the gateway {self.original_host}: {_reason(error)}") from error
+            raise ConnectionRefusedError(f"gateway {self.original_host}: {_reason(error)}") from error
 
     def _refuse(self, key: PKey) -> None:
         raise PermissionError(
-            f"the gateway {self.original_host} shows the host key {key.get_name()} {key.fingerprint}, which is not in "
-            f"~/.ssh/known_hosts; `ssh {self.original_host}` puts it there once you have compared it"
+            f"gateway {self.original_host} has the host key {key.get_name()} {key.fingerprint}, which is not in "
+            f"~/.ssh/known_hosts; to add it, run `ssh {self.original_host}` and compare the key"
         )
 
 
@@ -236,21 +236,21 @@ class WorkerConnection(_HonoursConfig):
         if not known:
             host_keys.pin(self.worker, kind, text)
         elif known.get(kind) != text:
-            shows = f"it shows the SSH host key {kind} {shown.fingerprint}"
+            shows = f"its SSH host key is {kind} {shown.fingerprint}"
             expected = ", ".join(f"{k} {_fingerprint(k, t)}" for k, t in known.items())
-            again = f"If you know why, delete {access.kept} and try again; `slipway down` drops it too"
+            again = f"If you expected this, delete {access.kept} and try again; `slipway down` deletes it too"
             if access.trust_on_first_use:
-                words = f"{shows}, but at first it was {expected}. {again}"
+                words = f"{shows}, but was {expected} on first use. {again}"
             elif host_keys.published(self.worker).get(kind) == text:
                 words = (
-                    f"{shows}, which worker {self.worker} of {access.pod} publishes now, but this VM was known by "
-                    f"{expected}: it was rebuilt, or somebody else has got hold of it. {again}"
+                    f"{shows}, which worker {self.worker} of {access.pod} publishes now, but this VM had {expected} "
+                    f"before: it was rebuilt, or someone else controls it. {again}"
                 )
             else:
                 words = (
-                    f"{shows}, not the one that worker {self.worker} of {access.pod} has published ({expected}): "
-                    "something else answers there. Nothing was sent to it; run again in a minute, and if this stays "
-                    "take the pod down"
+                    f"{shows}, but worker {self.worker} of {access.pod} has published {expected}: another machine "
+                    "answers at its address. Nothing was sent to it; try again in a minute, and if the error "
+                    "persists, run `slipway down`"
                 )
             raise self._error("host_key", words)
         self.recognised = True
@@ -267,13 +267,13 @@ class WorkerConnection(_HonoursConfig):
             transport = self.client.get_transport()
             alive = transport is not None and transport.is_active()
             if isinstance(error, AuthenticationException) or (self.recognised and alive):
-                words = f"it does not let {access.user} in with our key (yet?): {error}"
+                words = f"it does not accept user {access.user} with Slipway's SSH key: {error}"
                 raise self._error("auth", "; ".join(filter(None, (words, access.auth_hint)))) from error
             if isinstance(error, TimeoutError) or alive:
-                words = f"no connection by way of {access.way} within {access.connect_seconds:g} s; does a firewall "
-                words += "rule admit that to tcp:22? Another ssh.method goes another way"
+                words = f"no connection through {access.way} within {access.connect_seconds:g} s; does a firewall "
+                words += "rule allow tcp:22 from there? You can also set another ssh.method"
                 raise self._error("timeout", words) from error
-            raise self._error("refused", f"no SSH: {_reason(error)}") from error
+            raise self._error("refused", f"no SSH connection: {_reason(error)}") from error
 
     def _error(self, kind: ConnectionFailure, words: str) -> WorkerError:
         return WorkerError(self.worker, self.dialer.access.addresses[self.worker], kind, words)
@@ -298,7 +298,7 @@ def _config(access: ConnectionParams) -> Config:
     try:
         config.load_ssh_config()
     except (OSError, ValueError, ConfigParseError) as error:
-        raise ConfigError(f"the SSH config ({' or '.join(map(str, files))}) cannot be read: {error}") from None
+        raise ConfigError(f"cannot read the SSH config ({' or '.join(map(str, files))}): {error}") from None
     return config
 
 

@@ -96,7 +96,7 @@ class Setup(Venv):
         done = clock.elapsed + self.seconds
         clock.until(min(done, pod.lost))
         if pod.lost < done:
-            silent = [WorkerError(i, "10.0.0.2", "dropped", "the connection broke off") for i in range(4)]
+            silent = [WorkerError(i, "10.0.0.2", "dropped", "the connection was lost") for i in range(4)]
             raise WorkersFailedError("no worker answers", silent)
         pod.set_up = True
 

@@ -140,7 +140,7 @@ def test_an_end_counts_before_its_log_is_uploaded(monkeypatch: pytest.MonkeyPatc
 
 
 def test_a_broken_stream_is_taken_up_where_it_stopped() -> None:
-    broken = WorkerError(0, "10.0.0.2", "dropped", "the connection broke off")
+    broken = WorkerError(0, "10.0.0.2", "dropped", "the connection was lost")
     first: list[Any] = [{"log": "a", "offset": 4}, {"metrics": {"step": 1}, "offset": 9}, broken]
     fleet = FakeFleet([first, [{"log": "b", "offset": 8}, end(0)]], [[end(0)]])
     outcome, events = follow(fleet)

@@ -66,10 +66,10 @@ def test_an_agent_that_arrives_incomplete_is_not_placed(make_pod, monkeypatch: p
 
     def half(sftp: SFTPClient, fl: io.BytesIO, *arguments: object, **options: object) -> None:
         whole(sftp, io.BytesIO(fl.read(1000)), *arguments, **options)
-        raise EOFError("the upload broke off")
+        raise EOFError("the upload was interrupted")
 
     monkeypatch.setattr(SFTPClient, "putfo", half)
-    with pytest.raises(WorkerError, match="could not be placed: the upload broke off"):
+    with pytest.raises(WorkerError, match="cannot install the agent: the upload was interrupted"):
         fleet.call(0, "observe", {})
     [draft] = (pod.workers[0].home / ".slipway").iterdir()
     assert draft.name.startswith(f".{build_bundle().name}.")
@@ -78,7 +78,7 @@ def test_an_agent_that_arrives_incomplete_is_not_placed(make_pod, monkeypatch: p
 def test_an_agent_that_cannot_be_placed_says_why(make_pod) -> None:
     pod, fleet = make_pod()
     (pod.workers[0].home / ".slipway").write_text("in the way")
-    with pytest.raises(WorkerError, match=r"could not be placed: mkdir: .*File exists") as caught:
+    with pytest.raises(WorkerError, match=r"cannot install the agent: mkdir: .*File exists") as caught:
         fleet.call(0, "observe", {})
     assert caught.value.kind == "agent"
 
@@ -114,9 +114,9 @@ def test_an_answer_that_is_none_is_an_error_of_that_worker(make_pod, answer: str
     pod, fleet = make_pod()
     fleet.call(0, "observe", {})
     (pod.workers[0].home / ".slipway" / build_bundle().name).write_text(f"print({answer!r})")
-    with pytest.raises(WorkerError, match="did not answer in JSON"):
+    with pytest.raises(WorkerError, match="did not return JSON"):
         fleet.call(0, "observe", {})
-    with pytest.raises(WorkerError, match="did not answer in JSON"):
+    with pytest.raises(WorkerError, match="did not return JSON"):
         list(fleet.stream(0, "watch", {}))
 
 
@@ -177,7 +177,7 @@ def test_a_command_that_takes_too_long_is_a_timeout(make_pod, monkeypatch: pytes
     (fake := pod.workers[0].home / "bin/python3").write_text("#!/bin/sh\nsleep 5\n")
     fake.chmod(0o700)
     pod.workers[0].path = f"{fake.parent}:{pod.workers[0].path}"
-    with pytest.raises(WorkerError, match=r"no end after 0\.3 s") as caught:
+    with pytest.raises(WorkerError, match=r"not finished after 0\.3 s") as caught:
         fleet.call(0, "observe", {})
     assert caught.value.kind == "timeout"
 
@@ -220,7 +220,7 @@ def test_a_host_key_that_changes_in_one_life_of_the_pod_is_refused(make_pod, tmp
     assert not failures(fleet.call_all("observe", {}))
     fresh = change_host_key(pod)
     for asked in (fleet, Fleet(pod.access(kept=kept, incarnation="one"))):
-        with pytest.raises(WorkerError, match=r"this VM was known by .* it was rebuilt, or somebody") as caught:
+        with pytest.raises(WorkerError, match=r"this VM had .* before: it was rebuilt, or someone") as caught:
             asked.call(0, "observe", {})
         assert caught.value.kind == "host_key"
         assert fresh.get_fingerprint() in caught.value.words
@@ -258,7 +258,7 @@ def test_the_first_host_key_can_be_pinned(make_pod, tmp_path: Path) -> None:
     assert fleet.call(0, "observe", {})["active"] is None
     change_host_key(pod)
     later = Fleet(pod.access(**options))
-    with pytest.raises(WorkerError, match="but at first it was ssh-ed25519") as caught:
+    with pytest.raises(WorkerError, match="but was ssh-ed25519") as caught:
         later.call(0, "observe", {})
     later.close()
     assert caught.value.kind == "host_key"
@@ -292,7 +292,7 @@ def test_of_several_published_keys_the_one_in_use_counts(make_pod) -> None:
 def test_who_does_not_know_our_key_says_so(make_pod, tmp_path: Path) -> None:
     pod, _ = make_pod()
     fleet = Fleet(pod.access(key=private_key(tmp_path / "other")))
-    with pytest.raises(WorkerError, match="does not let slipway in") as caught:
+    with pytest.raises(WorkerError, match="does not accept user slipway") as caught:
         fleet.call(0, "observe", {})
     fleet.close()
     assert caught.value.kind == "auth"

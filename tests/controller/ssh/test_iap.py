@@ -65,7 +65,7 @@ def what_goes_wrong_is_told_apart(cloud: Emulator) -> None:
     for changed, words in [
         ({"instance": "t1v-n-1-w-0"}, "no such VM"),
         ({"zone": "us-east1-c"}, "no such VM"),
-        ({"port": 80}, "does a firewall rule admit"),
+        ({"port": 80}, "does a firewall rule allow"),
     ]:
         with pytest.raises(ConnectionRefusedError, match=words):
             iap.connect(target(cloud, **changed), lambda: cloud.token, 10, cloud.iap)

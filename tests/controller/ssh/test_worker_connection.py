@@ -61,7 +61,7 @@ def test_host_name_and_port_count_and_the_policy_stays(make_pod, home: Path, fle
     published = [pod.workers[0].host_key_line] * 2
     fleet = by_home(pod, home, fleets, *lines, host_keys=lambda: published)
     assert fleet.call(0, "observe", {})["home"] == str(pod.workers[0].home)
-    with pytest.raises(WorkerError, match="something else answers there") as caught:
+    with pytest.raises(WorkerError, match="another machine answers at its address") as caught:
         fleet.link(1).connection().run("true")
     assert caught.value.kind == "host_key"
     assert pod.workers[1].commands == []
@@ -76,7 +76,7 @@ def test_identity_file_is_tried_after_our_key(make_pod, home: Path, fleets: list
     rsa = home / ".ssh/id_rsa"
     asyncssh.generate_private_key("ssh-rsa", key_size=2048).write_private_key(rsa)
     fleet = by_home(pod, home, fleets, block("10.0.0.0", pod.workers[0].port, f"IdentityFile {rsa}"), key=stranger)
-    with pytest.raises(WorkerError, match="does not let slipway in") as caught:
+    with pytest.raises(WorkerError, match="does not accept user slipway") as caught:
         fleet.link(0).connection().open()
     assert caught.value.kind == "auth"
 
@@ -90,7 +90,7 @@ def test_a_gateway_is_used_once_its_host_key_is_known(make_pod, home: Path, flee
     blocks += [block(f"10.0.0.{i + 2}", w.port) for i, w in enumerate(behind)]
     blocks += [f"Host *\n  ProxyJump first,second\n  {LAX}\n"]
     fleet = by_home(pod, home, fleets, *blocks)
-    unknown = "the gateway first shows the host key .* not in ~/.ssh/known_hosts"
+    unknown = "gateway first has the host key .* not in ~/.ssh/known_hosts"
     with pytest.raises(WorkerError, match=unknown) as caught:
         fleet.call(2, "observe", {})
     assert caught.value.kind == "denied"
@@ -111,11 +111,11 @@ def test_a_gateway_that_shows_another_key_or_is_down_is_told(make_pod, home: Pat
     blocks = [block("first", pod.workers[0].port), block("10.0.0.1", pod.workers[1].port, "ProxyJump me@first")]
     known = f"[127.0.0.1]:{pod.workers[0].port} {pod.workers[1].host_key_line}\n"
     (home / ".ssh/known_hosts").write_text(known)
-    with pytest.raises(WorkerError, match=r"the gateway first \(me\): Host key for server") as caught:
+    with pytest.raises(WorkerError, match=r"gateway first \(me\): Host key for server") as caught:
         by_home(pod, home, fleets, *blocks).call(1, "observe", {})
     assert caught.value.kind == "denied"
     pod.do(pod.workers[0].drop_connections())
-    with pytest.raises(WorkerError, match="no SSH: the gateway first: ") as caught:
+    with pytest.raises(WorkerError, match="no SSH connection: gateway first: ") as caught:
         by_home(pod, home, fleets, *blocks).call(1, "observe", {})
     assert caught.value.kind == "refused"
 
@@ -134,7 +134,9 @@ def test_a_proxy_command_is_used_and_none_means_none(make_pod, home: Path, fleet
 
 def test_a_config_that_cannot_be_read_is_named(make_pod, home: Path, fleets: list[Fleet]) -> None:
     pod, _ = make_pod()
-    with pytest.raises(ConfigError, match=r"home/\.ssh/config or /etc/ssh/ssh_config\) cannot be read: Unparsable"):
+    with pytest.raises(
+        ConfigError, match=r"cannot read the SSH config \(.*home/\.ssh/config or /etc/ssh/ssh_config\): Unparsable"
+    ):
         by_home(pod, home, fleets, "Host\n").call(0, "observe", {})
 
 
@@ -202,7 +204,7 @@ def test_a_forward_outlives_what_refuses_and_what_breaks(make_pod) -> None:
     serve.start()
     with socket.create_connection(("127.0.0.1", forward.port), timeout=60) as refused:
         assert refused.recv(1) == b""
-    assert [f"no way to port {remote} there" in note for note in notes] == [True]
+    assert [f"cannot connect to port {remote} of the worker" in note for note in notes] == [True]
     with serving(remote):
         assert page(forward.port) == b"x" * 3_000_000
         pod.do(pod.workers[0].drop_connections())

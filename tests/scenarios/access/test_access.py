@@ -71,4 +71,4 @@ def test_os_login_where_the_project_wants_it(slipway: SlipwayCli) -> None:
     assert slipway("up", *KEEP)[0] == 0
     assert slipway.mutations() == before
     assert main.run(["exec", *KEEP, *slipway.base, "ssh.os_login=false", "--worker", "0", "--", "true"]) != 0
-    assert "does not let slipway in" in slipway.capsys.readouterr().err
+    assert "does not accept user slipway" in slipway.capsys.readouterr().err

@@ -92,7 +92,7 @@ def test_another_host_key_on_the_same_pod_is_refused(here, place: Path) -> None:
         assert main.run(["exec", "--worker", "2", "--", "true"]) != 0
         err = here.readouterr().err
         assert "worker 2" in err
-        assert "publishes now, but this VM was known by" in err
+        assert "publishes now, but this VM had" in err
         assert f"delete {kept}" in err
         assert main.run(["exec", "--worker", "1", "--", "true"]) == 0
     finally:
@@ -267,14 +267,14 @@ def test_a_port_where_nothing_listens_is_told_of(here) -> None:
         assert connection.recv(1) == b""
     process.send_signal(signal.SIGINT)
     _, err = process.communicate(timeout=120)
-    assert f"no way to port {closed} there" in err
+    assert f"cannot connect to port {closed} of the worker" in err
 
 
 def test_a_port_in_use_is_said(here) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         assert main.run(["forward", f"{port}:8888"]) == 2
-    assert "Address already in use; another one: `slipway forward OTHER:8888`" in here.readouterr().err
+    assert "Address already in use; to use another port: `slipway forward OTHER:8888`" in here.readouterr().err
 
 
 def test_ports() -> None:

@@ -127,7 +127,7 @@ def test_a_state_folder_that_others_may_write_to_is_refused(tmp_path: Path) -> N
     (tmp_path / "shared").chmod(0o777)
     config, _ = compose([*words, f"run.state_dir={tmp_path}/shared"])
     assert config is not None
-    with pytest.raises(ConfigError, match=r"run\.state_dir: .*others may write there"):
+    with pytest.raises(ConfigError, match=r"run\.state_dir: .*is writable by others"):
         _state_folder(config)
     config, _ = compose([*words, f"run.state_dir={tmp_path}/new"])
     assert config is not None
