@@ -27,12 +27,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("action", choices=["import", "export"])
     parser.add_argument("source", type=epath.Path)
     parser.add_argument("target", type=epath.Path)
-    parser.add_argument("--model", type=epath.Path, help="the model section, as YAML, where FROM does not tell it")
+    parser.add_argument("--model", type=epath.Path, help="model section as YAML, if FROM does not describe its model")
     options = parser.parse_args(arguments)
     jax.config.update("jax_platforms", "cpu")  # a TPU that is here is left to who trains on it
     try:
         if (options.target / store.DESCRIPTION_FILE).exists() or (options.target / "config.json").exists():
-            raise PretrainedError(f"{options.target}: holds a model already; give another folder")
+            raise PretrainedError(f"{options.target}: already contains a model; choose another folder")
         if options.action == "import":
             cfg, params = _load_source(options.source, options.model)
             store.write_params(options.target, params, cfg)
@@ -48,18 +48,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _load_source(source: epath.Path, described: epath.Path | None) -> tuple[Model, hf_files.Params]:
     if not source.exists():
-        raise PretrainedError(f"{source}: there is no such folder")
+        raise PretrainedError(f"{source}: no such folder")
     if (source / "config.json").exists():
         cfg = hf_families.model_from_config(hf_files.read_config(source))
         return cfg, hf_files.read_params(source, cfg)
     if not gemma_orbax.is_checkpoint(source):
         raise PretrainedError(f"{source}: is neither a Hugging Face model (config.json) nor an Orbax checkpoint")
     if described is None:
-        raise PretrainedError(f"{source}: does not say what model it is; give --model with its section as YAML")
+        raise PretrainedError(f"{source}: does not describe its model; pass --model with the model section as YAML")
     try:
         cfg = Model.model_validate(yaml.safe_load(described.read_text()))
     except (OSError, ValidationError, yaml.YAMLError) as error:
-        raise PretrainedError(f"{described}: is no description of a model: {error}") from None
+        raise PretrainedError(f"{described}: not a valid model section: {error}") from None
     return cfg, gemma_orbax.read_params(source, cfg)
 
 

@@ -33,7 +33,7 @@ JOIN_TIMEOUT_SECONDS = 300
 
 def main() -> None:
     """Run the experiment that the first argument names, and end the process with an exit code."""
-    parser = argparse.ArgumentParser(prog="python -m trainer", description="Train what run.yaml says.")
+    parser = argparse.ArgumentParser(prog="Train as run.yaml specifies.", description="Train what run.yaml says.")
     parser.add_argument("run_file", type=Path, metavar="run.yaml")
     path = parser.parse_args().run_file
     faulthandler.register(signal.SIGQUIT)  # SIGQUIT prints every thread's stack and does nothing else

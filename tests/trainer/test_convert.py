@@ -147,8 +147,8 @@ def truncate(folder: Path) -> None:
     ("spoil", "words"),
     [
         (lambda f: (f / "model-00002-of-00003.safetensors").unlink(), "model-00002-of-00003.safetensors: the shard is"),
-        (truncate, "model-00002-of-00003.safetensors: is damaged or cut off"),
-        (lambda f: change_config(f, hidden_size=40), "the shape (97, 32) is not that of the model in config.json"),
+        (truncate, "model-00002-of-00003.safetensors: is damaged or incomplete"),
+        (lambda f: change_config(f, hidden_size=40), "the shape (97, 32) does not match config.json"),
         (lambda f: change_config(f, num_hidden_layers=4), "9 tensors are missing, such as layers.3."),
         (lambda f: change_config(f, model_type="mamba"), "model_type 'mamba' is not one of gemma2, gemma3_text, llama"),
         (lambda f: change_config(f, hidden_act="gelu"), "activation 'gelu' of llama is not supported"),
@@ -160,14 +160,14 @@ def truncate(folder: Path) -> None:
         (lambda f: (f / "config.json").write_text('{"model_type": "llama"}'), "config.json: activation None of llama"),
         (
             lambda f: (f / "config.json").write_text('{"model_type": "gpt2", "n_embd": 8, "n_head": 2}'),
-            "config.json: there is no 'n_layer' of gpt2",
+            "config.json: 'n_layer' of gpt2 is missing",
         ),
-        (lambda f: (f / hf_files.INDEX_FILE).write_text("[]"), "model.safetensors.index.json: is no index of shards"),
+        (lambda f: (f / hf_files.INDEX_FILE).write_text("[]"), "model.safetensors.index.json: not an index of shards"),
         (
             lambda f: (f / hf_files.INDEX_FILE).unlink(),
-            "there is neither model.safetensors nor model.safetensors.index",
+            "has neither model.safetensors nor model.safetensors.index",
         ),
-        (lambda f: (f / "config.json").write_text("{"), "config.json: is no JSON"),
+        (lambda f: (f / "config.json").write_text("{"), "config.json: not valid JSON"),
         (lambda f: (f / "config.json").unlink(), "is neither a Hugging Face model (config.json) nor an Orbax"),
     ],
 )
@@ -185,10 +185,10 @@ def test_what_is_broken_is_named_in_one_line(tmp_path, capsys, spoil, words):
     ("spoil", "words"),
     [
         (lambda f: (f / "model-00002-of-00003.safetensors").unlink(), "the shard is missing; download the model again"),
-        (truncate, "is damaged or cut off"),
+        (truncate, "is damaged or incomplete"),
         (lambda f: change_config(f, model_type="mamba"), "model_type 'mamba' is not one of gemma2, gemma3_text, llama"),
         (lambda f: change_config(f, intermediate_size=49), "model.mlp_dim: is 48, but 49 in the weights of"),
-        (lambda f: (f / "config.json").unlink(), "there is no model.yaml; make it with `python -m trainer.convert"),
+        (lambda f: (f / "config.json").unlink(), "model.yaml is missing; create it with `python -m trainer.convert"),
     ],
 )
 def test_a_run_names_what_is_broken_in_its_weights(tmp_path, spoil, words):
@@ -205,7 +205,7 @@ def test_a_run_names_what_is_broken_in_its_weights(tmp_path, spoil, words):
 def test_a_folder_that_holds_a_model_is_not_overwritten(imported, tmp_path, capsys):
     family, folder = imported
     assert run("import", FIXTURES / family, folder) == 2
-    assert "holds a model already" in capsys.readouterr().err
+    assert "already contains a model" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -232,7 +232,7 @@ def test_what_transformers_cannot_be_told_is_not_exported(tmp_path, capsys, fami
     cfg = Model(**family_switches(family) | sizes | switches)
     (tmp_path / "model.yaml").write_text(yaml.safe_dump(cfg.model_dump(mode="json")))
     assert run("export", tmp_path, tmp_path / "out") == 2
-    assert capsys.readouterr().err == "model: transformers has no architecture with these switches\n"
+    assert capsys.readouterr().err == "model: transformers has no architecture with these settings\n"
     assert not (tmp_path / "out").exists()
 
 

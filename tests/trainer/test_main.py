@@ -111,7 +111,7 @@ def test_a_killed_worker_ends_the_other(pair, tmp_path, compile_cache):
         ({"mesh": {"data": 3, "fsdp": 1, "tensor": 1}}, "mesh: data 3 x fsdp 1 x tensor 1 does not make 2 devices"),
         (
             {"data": load_group("data/text") | {"path": "absent.txt"}},
-            "data.path: there is no absent.txt",
+            "data.path: absent.txt does not exist",
         ),
     ],
 )

@@ -52,9 +52,7 @@ class CheckpointManager:
     def __init__(self, folder: str, settings: CheckpointSettings, metrics: Sequence[str] = ()) -> None:
         if settings.best and metrics and settings.best.metric not in metrics:
             known = ", ".join(metrics)
-            raise RunFileError(
-                f"checkpoint.best.metric: {settings.best.metric} is not evaluated here; choices: {known}"
-            )
+            raise RunFileError(f"checkpoint.best.metric: {settings.best.metric} is not evaluated; choices: {known}")
         root = epath.Path(folder)
         if not folder.startswith("gs://"):
             root = root.resolve()
@@ -123,11 +121,11 @@ class CheckpointManager:
                 return found
             self._retention.broken.add(step)
             if jax.process_index() == 0:
-                logging.warning("checkpoint of step %d is broken and skipped: %s", step, found)
+                logging.warning("checkpoint of step %d is broken, skipping it: %s", step, found)
         if steps and steps[0] > self._settings.save_interval:
             raise RunFileError(
-                f"dir: none of the checkpoints ({', '.join(map(str, reversed(steps)))}) can be read, see above; repair "
-                "or remove them, or take another dir to begin anew"
+                f"dir: cannot read any of the checkpoints ({', '.join(map(str, reversed(steps)))}), see above; repair "
+                "or remove them, or set another dir to start over"
             )
         return None
 
@@ -155,7 +153,9 @@ class CheckpointManager:
             return str(error)
         altered = [name for name, value in sums.items() if content["checksums"].get(name) != value]
         return (
-            f"{altered[0]} is not what was saved" if altered else RestoredCheckpoint(step, state, content["position"])
+            f"{altered[0]} differs from what was saved"
+            if altered
+            else RestoredCheckpoint(step, state, content["position"])
         )
 
     def _read(self, step: int, abstract: Any) -> tuple[dict[str, Any], Any]:
@@ -173,8 +173,8 @@ class CheckpointManager:
         for name, shape in _shapes(abstract).items():
             if saved.get(name) != shape:
                 raise RunFileError(
-                    f"dir: {name} is {saved.get(name, 'absent')} in the checkpoint of step {step}, but {shape} by the "
-                    "config; resume with the model and optimizer that the run began with, or take another dir"
+                    f"dir: {name} is {saved.get(name, 'absent')} in the checkpoint of step {step}, but {shape} in the "
+                    "config; resume with the original model and optimizer, or set another dir"
                 )
         try:
             state = _array_handler().restore(folder / "state", args=_restore_args(abstract))
@@ -251,7 +251,7 @@ def check_database(folder: epath.Path) -> None:
         if file not in sizes:
             raise ValueError(f"{folder.name}/{file} is missing")
         if sizes[file] < size:
-            raise ValueError(f"{folder.name}/{file} has {sizes[file]} bytes of at least {size}")
+            raise ValueError(f"{folder.name}/{file} has {sizes[file]} bytes, expected at least {size}")
 
 
 def _value_locations(folder: epath.Path) -> Iterator[str]:

@@ -16,11 +16,11 @@ def expand_glob(pattern: str, key: str) -> list[str]:
         return [pattern]
     if not set(pattern) & set("*?["):
         if system.isdir(path):
-            raise RunFileError(f"{key}: {pattern} is a folder; say which of its files, e.g. {pattern.rstrip('/')}/*")
-        raise RunFileError(f"{key}: there is no {pattern}")
+            raise RunFileError(f"{key}: {pattern} is a folder; name the files in it, e.g. {pattern.rstrip('/')}/*")
+        raise RunFileError(f"{key}: {pattern} does not exist")
     found = sorted(name for name, facts in system.glob(path, detail=True).items() if facts["type"] == "file")
     if not found:
-        raise RunFileError(f"{key}: no file fits {pattern}")
+        raise RunFileError(f"{key}: no file matches {pattern}")
     return [system.unstrip_protocol(name).removeprefix("file://") for name in found]
 
 

@@ -26,7 +26,7 @@ class ParquetSource:
             filled = list(pool.map(self._nonempty_groups, found))
         self._groups = [(file, i) for file, groups in zip(found, filled, strict=True) for i in groups]
         if not self._groups:
-            raise RunFileError(f"{key}: {found[0]} holds no rows" + (", nor any other" * (len(found) > 1)))
+            raise RunFileError(f"{key}: {found[0]} has no rows" + (", nor has any other file" * (len(found) > 1)))
 
     def __len__(self) -> int:
         return len(self._groups)
@@ -53,13 +53,13 @@ class ParquetSource:
                 opened = parquet.ParquetFile(stream)
                 schema, footer = opened.schema_arrow, opened.metadata
         except (pa.ArrowException, OSError) as error:
-            raise RunFileError(f"{self._key}: {file} is no Parquet file: {_first_line(error)}") from None
+            raise RunFileError(f"{self._key}: {file} is not a Parquet file: {_first_line(error)}") from None
         for column in self._columns:
             if column not in schema.names:
                 words = f"{file} has no column {column!r}; it has {', '.join(map(repr, schema.names))}"
                 raise RunFileError(f"{self._column_key}: {words}")
             if not _is_text(schema.field(column).type):
-                words = f"{file}: column {column!r} holds {schema.field(column).type}, not text"
+                words = f"{file}: column {column!r} contains {schema.field(column).type}, not text"
                 raise RunFileError(f"{self._column_key}: {words}")
         return [i for i in range(footer.num_row_groups) if footer.row_group(i).num_rows]
 
@@ -77,7 +77,7 @@ class _RowGroup:
         try:
             rows = self.table.take(list(numbers)).to_pylist()
         except UnicodeDecodeError as error:  # Parquet's readers do not check the encoding
-            raise RunFileError(f"{self.key}: {self.place} holds text that is not UTF-8: {error.reason}") from None
+            raise RunFileError(f"{self.key}: {self.place} contains text that is not UTF-8: {error.reason}") from None
         return [{name: text or "" for name, text in row.items()} for row in rows]
 
     def name(self, number: int) -> str:

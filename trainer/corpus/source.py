@@ -106,7 +106,7 @@ class ByteRangeSource:
             step = GROUP_BYTES if separator else max(size, 1)
             self._ranges += [_ByteRange(file, start, min(start + step, size)) for start in range(0, size, step)]
         if not self._ranges:
-            raise RunFileError(f"{key}: {found[0]} is empty" + (", and all others are" * (len(found) > 1)))
+            raise RunFileError(f"{key}: {found[0]} is empty" + (", and so are all others" * (len(found) > 1)))
 
     def __len__(self) -> int:
         return len(self._ranges)
@@ -202,7 +202,7 @@ def json_parser(columns: tuple[str, ...]) -> Callable[[bytes], Document]:
     def parse(raw: bytes) -> Document:
         row = json.loads(raw)
         if not isinstance(row, dict):
-            raise ColumnError(f"is no object of columns, but {_short(row)}")
+            raise ColumnError(f"is not an object with columns, but {_short(row)}")
         for column in columns:
             if column not in row:
                 raise ColumnError(f"has no column {column!r}; it has {', '.join(map(repr, row))}")

@@ -35,7 +35,7 @@ class ArithmeticProblems:
         every = [_problem(*sum_, n, t) for sum_ in self._held_out for n in NAMES for t in OBJECTS]
         count = len(every) if count is None else count
         if count > len(every):
-            raise RunFileError(f"loop.eval_prompts: there are {len(every)} held-out prompts, not {count}")
+            raise RunFileError(f"loop.eval_prompts: only {len(every)} held-out prompts exist, not {count}")
         return random.Random(f"{self._seed} held out").sample(every, count)  # noqa: S311
 
     @cached_property

@@ -70,7 +70,7 @@ class Dataset:
         if self._data.tokenizer != loading.CHARACTERS:
             return loading.load_tokenizer(self._data.tokenizer)
         if not isinstance(self._data, TextData):
-            raise RunFileError(f"data.tokenizer: characters are those of a text, not of {self._data.kind}; take bytes")
+            raise RunFileError(f"data.tokenizer: characters requires a text, not {self._data.kind}; use bytes")
         return CharacterTokenizer(windows.read_texts(self._data))
 
     @property
@@ -122,9 +122,9 @@ class Dataset:
     def check_vocab_size(self, model_vocab: int) -> None:
         """Raise RunFileError if the tokenizer has ids beyond the model's vocabulary."""
         if self.vocab > model_vocab:
-            words = f"{model_vocab} ids are too few for data.tokenizer={self._data.tokenizer}, which has {self.vocab}"
+            words = f"{model_vocab} is too small for data.tokenizer={self._data.tokenizer}, which has {self.vocab} ids"
             raise RunFileError(
-                f"model.vocab_size: {words}; take at least {self.vocab}, or the tokenizer that belongs to the weights"
+                f"model.vocab_size: {words}; set at least {self.vocab}, or use the tokenizer of the weights"
             )
 
     def token_bytes(self) -> np.ndarray:
@@ -166,7 +166,7 @@ class _WindowBatches:
     def restore(self, position: Progress) -> None:
         if "step" not in position:
             raise RunFileError(
-                "data.packing: the checkpoint's position is not one of windows; resume with its own data"
+                "data.packing: the checkpoint was not written with windows; resume with its data settings"
             )
         self._step = position["step"]
 
@@ -176,5 +176,5 @@ class _WindowBatches:
 
 def _corpus(data: Data) -> TextData | JsonlData | ParquetData:
     if isinstance(data, ArithmeticData | Gsm8kData):
-        raise RunFileError(f"data.kind: the lm loop reads text, jsonl or parquet, not {data.kind}")
+        raise RunFileError(f"data.kind: the lm loop requires text, jsonl or parquet, not {data.kind}")
     return data

@@ -164,9 +164,9 @@ class _DocumentIterator(grain.DatasetIterator):
 
     def _skip_document(self, words: str) -> None:
         if self._refuses:
-            raise RunFileError(f"data.long_documents: {words}; take split or skip, or a larger loop.seq_len")
+            raise RunFileError(f"data.long_documents: {words}; set split or skip, or raise loop.seq_len")
         if not self._warned:
-            logger.warning("%s; it and others like it are left out", words)
+            logger.warning("%s; it and other such documents are skipped", words)
         self._warned = True
 
     def _end_epoch(self) -> None:
@@ -177,10 +177,10 @@ class _DocumentIterator(grain.DatasetIterator):
     def _empty_message(self) -> str:
         whole = self._split
         if self._warned:
-            return f"data.long_documents: stream {self._stream} holds no document that fits; take split"
+            return f"data.long_documents: stream {self._stream} has no document that fits; set split"
         if whole.streams > 1:
             return (
                 f"data.streams: {whole.streams} streams are too many for {whole.key}: stream {self._stream} gets no "
-                "document; take fewer"
+                "document; set fewer"
             )
-        return f"{whole.key}: there is no document to train on"
+        return f"{whole.key}: no documents to train on"

@@ -31,7 +31,7 @@ class Gsm8kProblems:
         self.too_long = len(train) + len(held_out) - len(self._train) - len(self._held_out)
         for kept, key in ((self._train, "data.path"), (self._held_out, "data.eval_path")):
             if not kept:
-                raise RunFileError(f"loop.max_prompt_length: no question of {key} fits")
+                raise RunFileError(f"loop.max_prompt_length: every question of {key} is longer")
 
     def train(self, step: int, count: int) -> list[Problem]:
         return random.Random(f"{self._seed} train {step}").choices(self._train, k=count)  # noqa: S311
@@ -48,14 +48,14 @@ def read_problems(path: str, key: str) -> list[Problem]:
     """Return every row of a file, local or gs://. Raises RunFileError naming the key, the file and the line."""
     file = epath.Path(path)
     if not file.exists():
-        raise RunFileError(f"{key}: there is no {path}")
+        raise RunFileError(f"{key}: {path} does not exist")
     problems = []
     for number, line in enumerate(file.read_bytes().splitlines(), 1):  # splitting as text would also split at U+2028
         try:
             row = json.loads(line)
             problems.append(_problem(row["question"], row["answer"]))
         except (ValueError, KeyError, TypeError) as error:
-            raise RunFileError(f"{key}: {path}, line {number} is no GSM8K row: {error!r}") from None
+            raise RunFileError(f"{key}: {path}, line {number} is not a GSM8K row: {error!r}") from None
     return problems
 
 
@@ -63,7 +63,7 @@ def _problem(question: str, answer: str) -> Problem:
     worked, mark, gold = CALCULATOR_ANNOTATION.sub("", answer).rpartition("#### ")
     gold = gold.strip()
     if not isinstance(question, str):
-        raise TypeError("the question is no text")
+        raise TypeError("the question is not text")
     if not mark or not gold:
         raise ValueError("the answer does not end in #### and a result")
     return Problem(question, gold, f"{worked}#### {gold}")

@@ -20,7 +20,7 @@ class PromptEncoder:
     def __init__(self, data: QuestionData) -> None:
         """Raise RunFileError if the tokenizer is unreadable or lacks special tokens of data or template."""
         if data.tokenizer == loading.CHARACTERS:
-            raise RunFileError("data.tokenizer: characters are those of a text, not of questions; take bytes")
+            raise RunFileError("data.tokenizer: characters requires a text, not questions; use bytes")
         self._prompt, self._template = data.prompt, chat.CHAT_TEMPLATES.get(data.chat_template)
         self._tokenizer = loading.load_tokenizer(data.tokenizer)
         bos = data.bos or (self._template.bos if self._template else None)

@@ -53,5 +53,5 @@ def load_questions(experiment: RunFile, loop: GrpoLoop) -> QuestionSet:
     """Return the experiment's questions. Raises RunFileError if it has none, or its files are invalid."""
     data = experiment.data
     if not isinstance(data, ArithmeticData | Gsm8kData):
-        raise RunFileError(f"data.kind: the grpo loop asks questions; {data.kind} has none: choose arithmetic or gsm8k")
+        raise RunFileError(f"data.kind: the grpo loop requires questions, not {data.kind}; set arithmetic or gsm8k")
     return QuestionSet(data, loop, experiment.seed)

@@ -53,7 +53,7 @@ def validation_batches(data: PackedData, tokenizer: Tokenizer, loop: LmLoop, row
         key=key,
     )
     if whole.is_empty():
-        raise RunFileError(f"{key}: no document is left for validation; take a larger data.eval_fraction")
+        raise RunFileError(f"{key}: no document is left for validation; raise data.eval_fraction")
     together = _StreamGroup(data, whole, tokenizer, loop, rows)
     try:
         return [next(together) for _ in range(loop.eval_batches)]
@@ -98,8 +98,8 @@ class PackedBatches:
         for key, value in self._of.items():
             if began.get(key) != value:
                 raise RunFileError(
-                    f"{key}: the checkpoint's place in the data was one of {began.get(key)}, and is one of {value} "
-                    "now; resume with the data that the run began with"
+                    f"{key}: the checkpoint was written with {began.get(key)}, but the config has {value}; resume with "
+                    "the original data settings"
                 )
         self._ahead.set_state({name: position[name] for name in self._stream_group.get_state()})
         self._start()
@@ -124,7 +124,7 @@ class _StreamGroup:
     def __init__(self, data: PackedData, whole: Split, tokenizer: Tokenizer, loop: LmLoop, rows: range) -> None:
         if loop.rows % data.streams:
             raise RunFileError(
-                f"data.streams: {data.streams} streams cannot share the {loop.rows} rows of a batch evenly; take a "
+                f"data.streams: {data.streams} streams cannot share the {loop.rows} rows of a batch evenly; set a "
                 f"divisor of {loop.rows}"
             )
         self._rows_per_stream = loop.rows // data.streams

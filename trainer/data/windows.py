@@ -24,7 +24,7 @@ class TextSplits:
         parts = {"train": self.train, "validation": self.validation}
         for source, (name, tokens) in zip(self.sources, parts.items(), strict=True):
             if len(tokens) <= sequence:
-                raise RunFileError(f"{source} has {len(tokens)} tokens for {name}; loop.seq_len + 1 are needed")
+                raise RunFileError(f"{source} has {len(tokens)} tokens for {name}; loop.seq_len + 1 are required")
 
 
 def load_text(data: TextData, tokenizer: Tokenizer) -> TextSplits:

@@ -37,7 +37,7 @@ class PreemptionNotice:
         if not self._sync_point_reached():
             return False
         if jax.process_index() == 0:
-            print(f"a notice that the VM goes away: saving after update {step}, then ending", flush=True)
+            print(f"received a preemption notice: saving a checkpoint after update {step}, then exiting", flush=True)
         return True
 
     def _sync_point_reached(self) -> bool:

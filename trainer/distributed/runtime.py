@@ -45,10 +45,10 @@ def join_processes(pod: PodFacts, timeout_seconds: int) -> None:
             initialization_timeout=timeout_seconds, heartbeat_timeout_seconds=10, shutdown_timeout_seconds=20
         )
     except (RuntimeError, ValueError) as error:
-        worker = os.environ.get("TPU_WORKER_ID", "of unknown number")
+        worker = os.environ.get("TPU_WORKER_ID", "with unknown index")
         raise JoinError(
-            f"worker {worker} (of {pod.workers}) did not meet the others within {timeout_seconds} s. Does the program "
-            f"run on all workers, and does a firewall rule let them reach worker 0? JAX says: {error}"
+            f"worker {worker} (of {pod.workers}) could not connect to the others within {timeout_seconds} s. Does the "
+            f"program run on all workers, and does a firewall rule let them reach worker 0? JAX reports: {error}"
         ) from error
 
 

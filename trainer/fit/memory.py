@@ -108,7 +108,7 @@ def measure(program: Program, experiment: RunFile, mesh: Mesh) -> MemoryReport:
 def requested_gib(words: str) -> float:
     """Return the memory that the compiler's message requests. Raises CompilerError for any other message."""
     if "RESOURCE_EXHAUSTED" not in words:
-        raise CompilerError(f"the TPU compiler refuses the program: {words.strip().splitlines()[0]}")
+        raise CompilerError(f"the TPU compiler rejects the program: {words.strip().splitlines()[0]}")
     found = re.search(r"\(([\d.]+)([GMK])\)?[^(]*exceeds available|Used ([\d.]+)([GMK]) of", words)
     if found is None:
         return float("inf")

@@ -37,7 +37,7 @@ def resolve_remat(experiment: RunFile, mesh: Mesh) -> RunFile:
         if fits(memory.peak_memory_in_bytes + update.resident_bytes, experiment):
             return candidate
     raise RunFileError(
-        "model.remat: the update fits with no policy; make loop.micro_batch_size or loop.prompts_per_step smaller"
+        "model.remat: no policy makes the update fit; lower loop.micro_batch_size or loop.prompts_per_step"
     )
 
 

@@ -27,9 +27,9 @@ from trainer.models import attention
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m trainer.fit", description=__doc__)
     parser.add_argument("run", type=Path, help="run.yaml")
-    parser.add_argument("--json", action="store_true", help="one JSON document on stdout")
-    parser.add_argument("--only", default="", help="names of programs, separated by commas; no fix is looked for")
-    parser.add_argument("--out", type=Path, help="write the JSON document there as well")
+    parser.add_argument("--json", action="store_true", help="print one JSON document to stdout")
+    parser.add_argument("--only", default="", help="comma-separated names of programs; skips the search for a fix")
+    parser.add_argument("--out", type=Path, help="also write the JSON document to this file")
     options = parser.parse_args(arguments)
     only = set(filter(None, options.only.split(",")))
     try:
@@ -105,8 +105,7 @@ def failure_lines(
 ) -> list[str]:
     """Return by how much it does not fit, and what helps, with the resulting figures."""
     said = [
-        f"{v.name}: {v.short_gib:.2f} GiB too much, of the {v.hbm_gib * USABLE_HBM_FRACTION:.2f} it may use"
-        for v in short
+        f"{v.name}: {v.short_gib:.2f} GiB over the limit of {v.hbm_gib * USABLE_HBM_FRACTION:.2f} GiB" for v in short
     ]
     if fix:
         overrides, verdicts = fix
@@ -117,9 +116,9 @@ def failure_lines(
         ]
     if looked:
         said.append(
-            "no other model.remat, model.logit_chunk, loop.micro_batch_size or mesh.fsdp makes it fit; make the"
+            "no other model.remat, model.logit_chunk, loop.micro_batch_size or mesh.fsdp makes it fit; reduce the"
         )
-        said.append("batch, the sequences or the model smaller, or take a larger slice")
+        said.append("batch, the sequences or the model, or choose a larger slice")
     return said
 
 
@@ -131,7 +130,7 @@ def _measure(experiment: RunFile, overrides: suggestions.Overrides, names: set[s
 
 def _print_progress(what: str, verdicts: list[MemoryReport]) -> None:
     """Print progress, since each program of a large model takes a minute."""
-    said = ", ".join(f"{v.name} {v.peak_gib:.2f} GiB{'' if v.fits else ', too much'}" for v in verdicts)
+    said = ", ".join(f"{v.name} {v.peak_gib:.2f} GiB{'' if v.fits else ', too large'}" for v in verdicts)
     print(f"tried {what}: {said}", file=sys.stderr, flush=True)
 
 

@@ -23,7 +23,7 @@ def slice_mesh(experiment: RunFile) -> Mesh:
     """
     if importlib.util.find_spec("libtpu") is None:
         raise CompilerError(
-            "the TPU compiler is not installed: python -m pip install libtpu (Linux on x86_64 only, 590 MB)"
+            "the TPU compiler is not installed: run `python -m pip install libtpu` (Linux on x86_64 only, 590 MB)"
         )
     slice_ = find_topology(experiment.pod.accelerator_type)
     os.environ |= {
@@ -49,9 +49,9 @@ def _slice_devices(slice_: Topology) -> list[Any]:
     try:
         found = topologies.get_topology_desc(platform="tpu", topology_name=f"{slice_.generation}:{shape}", **options)
     except Exception as error:  # libtpu raises arbitrary exceptions
-        raise CompilerError(f"the TPU compiler does not know {slice_.accelerator_type}: {error}") from None
+        raise CompilerError(f"the TPU compiler does not support {slice_.accelerator_type}: {error}") from None
     if len(found.devices) != slice_.devices:
         raise CompilerError(
-            f"the TPU compiler sees {len(found.devices)} devices on {slice_.accelerator_type}, JAX {slice_.devices}"
+            f"the TPU compiler reports {len(found.devices)} devices for {slice_.accelerator_type}, JAX {slice_.devices}"
         )
     return found.devices

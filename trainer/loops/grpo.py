@@ -89,7 +89,7 @@ class GrpoTrainer:
         train_state = self._start()
         self.telemetry.resume(train_state.progress.total_steps)
         if left_out := self.asked.too_long:
-            self.telemetry.log_lines([f"{left_out} questions are longer than loop.max_prompt_length and never asked"])
+            self.telemetry.log_lines([f"{left_out} questions are skipped: longer than loop.max_prompt_length"])
         if train_state.progress.total_steps == 0:
             self.evaluations.log_baseline(train_state)
         if train_state.progress.phase == "warm_start":
@@ -169,10 +169,10 @@ class GrpoTrainer:
 def _validated_loop(experiment: RunFile, mesh: Mesh) -> GrpoLoop:
     loop = experiment.loop
     if not isinstance(loop, GrpoLoop):
-        raise TypeError(f"a grpo loop is wanted, not {loop.kind}")
+        raise TypeError(f"expected a grpo loop, not {loop.kind}")
     if (longest := loop.max_prompt_length + loop.max_new_tokens) > experiment.model.max_seq_len:
         raise RunFileError(
-            f"loop.max_prompt_length and loop.max_new_tokens: together {longest} tokens, more than model.max_seq_len, "
+            f"loop.max_prompt_length and loop.max_new_tokens: their sum, {longest}, exceeds model.max_seq_len, "
             f"{experiment.model.max_seq_len}"
         )
     try:
@@ -188,6 +188,6 @@ def _check_vocab(experiment: RunFile, prompting: PromptEncoder) -> None:
     known, wanted = experiment.model.vocab_size, prompting.vocab
     if known < wanted:
         raise RunFileError(
-            f"model.vocab_size: {known} ids are too few for data.tokenizer, which has {wanted}; take "
-            f"at least {wanted}, or the tokenizer that belongs to the weights"
+            f"model.vocab_size: {known} is too small for data.tokenizer, which has {wanted} ids; set at least "
+            f"{wanted}, or use the tokenizer of the weights"
         )

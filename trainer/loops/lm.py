@@ -186,12 +186,10 @@ class LmTrainer:
 def _validated_loop(experiment: RunFile, data: batches.Dataset) -> LmLoop:
     loop = experiment.loop
     if not isinstance(loop, LmLoop):
-        raise TypeError(f"an lm loop is wanted, not {loop.kind}")
+        raise TypeError(f"expected an lm loop, not {loop.kind}")
     data.check_vocab_size(experiment.model.vocab_size)
     if loop.seq_len > experiment.model.max_seq_len:
-        raise RunFileError(
-            f"loop.seq_len: {loop.seq_len} tokens are more than model.max_seq_len, {experiment.model.max_seq_len}"
-        )
+        raise RunFileError(f"loop.seq_len: {loop.seq_len} exceeds model.max_seq_len, {experiment.model.max_seq_len}")
     return loop
 
 

@@ -52,18 +52,18 @@ def read_params(folder: epath.Path, cfg: Model) -> Params:
         for ours, part in found.items():
             wanted = table["layers"][ours].shape[1:] if layer else table[ours].shape
             if part.shape != wanted:
-                raise PretrainedError(f"{folder}: {name} has the shape {part.shape}, but {ours} of the model {wanted}")
+                raise PretrainedError(f"{folder}: {name} has shape {part.shape}, but the model's {ours} has {wanted}")
             if layer is None:
                 params[ours] = part
             elif int(layer[1]) >= cfg.num_layers:
-                raise PretrainedError(f"{folder}: holds more than the model's {cfg.num_layers} layers")
+                raise PretrainedError(f"{folder}: has more layers than the model's {cfg.num_layers}")
             else:
                 stacked = params["layers"].setdefault(ours, [None] * cfg.num_layers)
                 stacked[int(layer[1])] = part
     missing = {*table, *table["layers"]} - {*params, *params["layers"]}
     missing |= {name for name, parts in params["layers"].items() if any(part is None for part in parts)}
     if missing:
-        raise PretrainedError(f"{folder}: has no {', '.join(sorted(missing))} for all of the {cfg.num_layers} layers")
+        raise PretrainedError(f"{folder}: {', '.join(sorted(missing))} missing in some of the {cfg.num_layers} layers")
     params["layers"] = {name: np.stack(parts) for name, parts in params["layers"].items()}
     return params
 

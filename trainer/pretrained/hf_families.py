@@ -59,7 +59,7 @@ def model_from_config(config: dict[str, Any], **compute: Any) -> Model:
         described = _gpt2_fields(config) if kind == "gpt2" else _rotary_fields(config)
         return Model.model_validate({**family_switches(FAMILIES[kind]), **described, **compute})
     except KeyError as error:
-        raise UnknownArchitectureError(f"config.json: there is no {error} of {kind}") from None
+        raise UnknownArchitectureError(f"config.json: {error} of {kind} is missing") from None
     except ValidationError as error:
         found = error.errors()[0]
         key = ".".join(map(str, found["loc"])) or "model"
@@ -70,7 +70,7 @@ def hf_config(cfg: Model) -> dict[str, Any]:
     """Return a config.json from which transformers builds the same model. Raises UnknownArchitectureError."""
     kind = next((kind for kind, family in FAMILIES.items() if family == family_of(cfg)), None)
     if kind is None:
-        raise UnknownArchitectureError("model: transformers has no architecture with these switches")
+        raise UnknownArchitectureError("model: transformers has no architecture with these settings")
     classes = {"gemma2": "Gemma2", "gemma3_text": "Gemma3", "llama": "Llama", "qwen2": "Qwen2", "qwen3": "Qwen3"}
     common = {
         "model_type": kind,
@@ -125,7 +125,7 @@ def tensor_mappings(cfg: Model) -> Iterator[TensorMapping]:
     """Yield all tensors of a checkpoint of the model. Raises UnknownArchitectureError for an unsupported family."""
     family = family_of(cfg)
     if family is None:
-        raise UnknownArchitectureError("model: transformers has no architecture with these switches")
+        raise UnknownArchitectureError("model: transformers has no architecture with these settings")
     if family == "gpt2":
         yield from _gpt2_tensors(cfg)
         return

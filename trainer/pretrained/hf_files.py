@@ -26,11 +26,11 @@ def read_config(folder: epath.Path) -> dict[str, Any]:
     """Read config.json. Raises PretrainedError."""
     file = folder / "config.json"
     if not file.exists():
-        raise PretrainedError(f"{folder}: there is no config.json; give the folder of a Hugging Face model")
+        raise PretrainedError(f"{folder}: config.json is missing; set the folder of a Hugging Face model")
     try:
         return json.loads(file.read_text())
     except json.JSONDecodeError as error:
-        raise PretrainedError(f"{file}: is no JSON: {error}") from None
+        raise PretrainedError(f"{file}: not valid JSON: {error}") from None
 
 
 def read_params(folder: epath.Path, cfg: Model) -> Params:
@@ -116,7 +116,7 @@ def _copy_into_params(params: Params, table: Params, name: str, tensor: TensorMa
     if tensor.is_per_layer:
         shapes = [shape[1:] for shape in shapes]
     if [part.shape for part in parts] != shapes:
-        raise PretrainedError(f"{name}: the shape {array.shape} is not that of the model in config.json")
+        raise PretrainedError(f"{name}: the shape {array.shape} does not match config.json")
     for ours, part in zip(tensor.ours, parts, strict=True):
         if not tensor.is_per_layer:
             params[ours] = np.ascontiguousarray(part)
@@ -141,7 +141,7 @@ def iter_tensors(folder: epath.Path) -> Iterator[tuple[str, np.ndarray]]:
                     for key in shard.keys():  # noqa: SIM118 - it is no dict
                         yield key, shard.get_tensor(key)
             except SafetensorError as error:
-                raise PretrainedError(f"{file}: is damaged or cut off ({error}); download it again") from None
+                raise PretrainedError(f"{file}: is damaged or incomplete ({error}); download it again") from None
 
 
 def _shards(folder: epath.Path) -> list[str]:
@@ -149,10 +149,10 @@ def _shards(folder: epath.Path) -> list[str]:
         try:
             return sorted(set(json.loads((folder / INDEX_FILE).read_text())["weight_map"].values()))
         except (json.JSONDecodeError, KeyError, TypeError, AttributeError):
-            raise PretrainedError(f"{folder / INDEX_FILE}: is no index of shards; download it again") from None
+            raise PretrainedError(f"{folder / INDEX_FILE}: not an index of shards; download it again") from None
     if (folder / SINGLE_FILE).exists():
         return [SINGLE_FILE]
-    raise PretrainedError(f"{folder}: there is neither {SINGLE_FILE} nor {INDEX_FILE}")
+    raise PretrainedError(f"{folder}: has neither {SINGLE_FILE} nor {INDEX_FILE}")
 
 
 def _local_copy(file: epath.Path) -> Any:

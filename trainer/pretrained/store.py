@@ -53,7 +53,7 @@ def read_model(folder: epath.Path) -> Model:
         except (hf_files.PretrainedError, hf_families.UnknownArchitectureError) as error:
             raise StoreError(f"{folder}: {error}") from None
     if not file.exists():
-        raise StoreError(f"{folder}: there is no {DESCRIPTION_FILE}; make it with `python -m trainer.convert import`")
+        raise StoreError(f"{folder}: {DESCRIPTION_FILE} is missing; create it with `python -m trainer.convert import`")
     try:
         return Model.model_validate(yaml.safe_load(file.read_text()))
     except ValidationError as error:

@@ -52,7 +52,7 @@ def resolve(name: str) -> Reward:
     try:
         found: Reward | None = getattr(importlib.import_module(module), function, None)
     except Exception as error:
-        raise RunFileError(f"loop.rewards: {module} cannot be imported here: {error!r}") from error
+        raise RunFileError(f"loop.rewards: cannot import {module}: {error!r}") from error
     if not callable(found):
         raise RunFileError(f"loop.rewards: module {module} has no function {function}")
     return found

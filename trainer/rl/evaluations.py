@@ -29,7 +29,7 @@ class Evaluations:
         with self.telemetry.stopwatch.apart():
             count = min(NUM_BASELINE_QUESTIONS, self.loop.eval_prompts)
             result = self.evaluation.greedy(train_step.eval_params(train_state.state), count)
-        message = f"baseline: {_format_accuracy(result)} of {count} held-out questions answered rightly"
+        message = f"baseline: {_format_accuracy(result)} of {count} held-out questions answered correctly"
         self.telemetry.log_lines([message])
 
     def evaluate(self, train_state: TrainState, phase: str, message: str) -> float:

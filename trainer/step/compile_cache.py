@@ -36,7 +36,7 @@ class CompileCache:
         try:
             self._fetch()
         except Exception as error:
-            logging.warning("compiled programs cannot be read from %s: %s", self._remote, error)
+            logging.warning("cannot read compiled programs from %s: %s", self._remote, error)
         jax.config.update("jax_compilation_cache_dir", str(self._local))
         # applies to GPUs only, and would otherwise make the folder's path part of a program's name
         jax.config.update("jax_persistent_cache_enable_xla_caches", "none")
@@ -68,7 +68,7 @@ class CompileCache:
                 self._copy(finished=False)
             self._copy(finished=True)
         except Exception as error:
-            logging.warning("compiled programs cannot be written to %s: %s", self._remote, error)
+            logging.warning("cannot write compiled programs to %s: %s", self._remote, error)
 
     def _copy(self, finished: bool) -> None:
         """Copy files that have not changed since the last pass; JAX writes them in place."""

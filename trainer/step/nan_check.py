@@ -29,10 +29,8 @@ def check_finite(step: int, metrics: dict[str, jax.Array], batch: Batch, experim
     content = io.BytesIO()
     np.savez_compressed(content, **batch)  # pyright: ignore[reportArgumentType]
     (folder / f"worker-{jax.process_index()}.npz").write_bytes(content.getvalue())
-    words = f"update {step}: the loss is {loss:.4g} and the gradient's norm {norm:.4g}; its batch is in {folder}"
+    words = f"update {step}: the loss is {loss:.4g} and the gradient norm {norm:.4g}; the batch is in {folder}"
     if experiment.optimizer.nan_policy == "stop":
-        raise DivergedError(
-            f"{words}. Make optimizer.lr smaller, or go on without such updates: optimizer.nan_policy=skip"
-        )
+        raise DivergedError(f"{words}. Lower optimizer.lr, or set optimizer.nan_policy=skip to skip such updates")
     if jax.process_index() == 0:
-        print(f"{words}. It is left out", flush=True)
+        print(f"{words}. The update is skipped", flush=True)

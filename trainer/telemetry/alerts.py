@@ -22,22 +22,22 @@ class AlertMonitor:
         found: dict[str, str] = {}
         if wanted.zero_learning_rate and seen["had_a_rate"] and values["learning_rate"] == 0 and step < self._last_step:
             found["learning_rate"] = (
-                f"the learning rate is 0, and {self._last_step - step} updates are to come: see optimizer.schedule"
+                f"the learning rate is 0 with {self._last_step - step} updates to go: check optimizer.schedule"
             )
         if wanted.entropy_below is not None and values["entropy"] < wanted.entropy_below:
             found["entropy"] = (
-                f"the policy's entropy is {values['entropy']:.2g} nats: it hardly tries anything any more; a smaller "
-                "optimizer.lr, more loop.kl_coef or loop.entropy_coef keep it up"
+                f"the policy's entropy is {values['entropy']:.2g} nats, so it hardly explores; lower optimizer.lr, or "
+                "raise loop.kl_coef or loop.entropy_coef"
             )
         if seen["without_answer"] == wanted.zero_accuracy_updates:
             found["accuracy"] = (
-                f"no answer was right in {seen['without_answer']} updates: look at the transcripts; the questions are "
-                "too hard, responses are cut off, or the answers are given in a form that loop.rewards does not know"
+                f"no answer was right in {seen['without_answer']} updates: check the transcripts; the questions are "
+                "too hard, responses are cut off, or loop.rewards does not recognize the form of the answers"
             )
         if seen["equal"] == wanted.zero_variance_updates:
             found["groups"] = (
-                f"in {seen['equal']} updates every group had equal rewards: there is nothing to learn from; choose "
-                "harder or easier questions, more loop.group_size, or a higher loop.temperature"
+                f"in {seen['equal']} updates every group had equal rewards, so the policy learns nothing; use harder "
+                "or easier questions, or raise loop.group_size or loop.temperature"
             )
         new = [name for name in found if name not in seen["told"]]
         seen["told"] = [*seen["told"], *new]

@@ -48,10 +48,10 @@ def probe_bucket(folder: str, mesh: Mesh) -> None:
             how = ocp.checkpoint_utils.construct_restore_args(wanted)
             found = checkpointer.restore(path, args=ocp.args.PyTreeRestore(wanted, restore_args=how))
     except Exception as error:  # any error of the storage client
-        raise LocalRunFileError(f"dir: {folder} cannot be written and read: {type(error).__name__}: {error}") from error
+        raise LocalRunFileError(f"dir: cannot write and read {folder}: {type(error).__name__}: {error}") from error
     pairs = zip(wanted["probe"].addressable_shards, found["probe"].addressable_shards, strict=True)
     if any((np.asarray(a.data) != np.asarray(b.data)).any() for a, b in pairs):
-        raise LocalRunFileError(f"dir: {folder} gives back something else than was written to it")
+        raise LocalRunFileError(f"dir: {folder} returns different data than was written to it")
     if jax.process_index() == 0:
         path.rmtree()
     log_on_main(f"bucket: written to and restored from {folder} in {time.perf_counter() - began:.1f} s")
@@ -104,22 +104,22 @@ def check_first_update(values: dict[str, float], loop: GrpoLoop) -> list[str]:
     ]
     if abs(kl) > KL_TOLERANCE:
         lines.append(
-            f"WARNING: the KL to the reference is {kl:.2g}, not 0: policy and reference do not begin as the same "
-            "weights, or are computed differently"
+            f"WARNING: the KL to the reference is {kl:.2g}, not 0: policy and reference start from different weights, "
+            "or are computed differently"
         )
     off = max(abs(values["ratio_min"] - 1), abs(values["ratio_max"] - 1))
     if off > RATIO_TOLERANCE and loop.old_logprobs == "trainer":
         lines.append(
-            f"WARNING: ratios are up to {off:.2g} from 1 before anything was learnt: the update computes other "
+            f"WARNING: ratios deviate from 1 by up to {off:.2g} before the first update: the update computes different "
             "log-probabilities than the program that scored the samples"
         )
     elif off > RATIO_TOLERANCE:
         lines.append(
-            f"WARNING: ratios are up to {off:.2g} from 1 before anything was learnt: sampler and trainer compute "
-            "different log-probabilities; take loop.old_logprobs=trainer, or set loop.importance_sampling_cap"
+            f"WARNING: ratios deviate from 1 by up to {off:.2g} before the first update: sampler and trainer compute "
+            "different log-probabilities; set loop.old_logprobs=trainer, or loop.importance_sampling_cap"
         )
     if values["truncated"] > 0.5:
-        lines.append("WARNING: most responses were cut off: make loop.max_new_tokens larger, or set loop.sampler.stop")
+        lines.append("WARNING: most responses were cut off: raise loop.max_new_tokens, or set loop.sampler.stop")
     return lines
 
 
@@ -131,8 +131,7 @@ def time_report(values: dict[str, float], updates_to_go: int) -> str:
     )
     hours, rest = divmod(int(updates_to_go * values["step_time"]), 3600)
     return (
-        f"time of an update: {values['step_time']:.3g} s ({parts}); "
-        f"{values.get('rollout_tokens_per_second', 0):,.0f} tokens/s drawn, "
-        f"{values.get('train_tokens_per_second', 0):,.0f} tokens/s learnt from; "
-        f"{updates_to_go} updates to go: {hours}:{rest // 60:02}:{rest % 60:02}"
+        f"time per update: {values['step_time']:.3g} s ({parts}); {values.get('rollout_tokens_per_second', 0):,.0f} "
+        f"tokens/s sampled, {values.get('train_tokens_per_second', 0):,.0f} tokens/s trained on; {updates_to_go} "
+        f"updates to go: {hours}:{rest // 60:02}:{rest % 60:02}"
     )

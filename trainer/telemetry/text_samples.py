@@ -26,11 +26,11 @@ class TextSampler:
         longest = max(len(ids) for ids in encoded)
         if longest + settings.max_new_tokens > cfg.max_seq_len:
             raise RunFileError(
-                f"loop.text_samples.max_new_tokens: a prompt of {longest} tokens and {settings.max_new_tokens} more "
-                f"do not fit model.max_seq_len, which is {cfg.max_seq_len}"
+                f"loop.text_samples.max_new_tokens: a prompt of {longest} tokens plus {settings.max_new_tokens} "
+                f"exceeds model.max_seq_len, {cfg.max_seq_len}"
             )
         if not all(encoded):
-            raise RunFileError("loop.text_samples.prompts: a prompt is empty; there must be a token to continue")
+            raise RunFileError("loop.text_samples.prompts: a prompt is empty; each needs at least one token")
         sizes = SamplerSettings(longest, settings.max_new_tokens, slots=len(encoded), chunk=MAX_DECODE_CHUNK)
         self._sampler = Sampler(cfg, sizes, mesh, StopCriteria(() if data.end is None else (data.end,)))
         self._prompts, self._key = encoded, jax.random.key(seed)

@@ -40,7 +40,7 @@ class WandbRun:
         end.start()
         end.join(FINISH_SECONDS)
         if end.is_alive():
-            logger.warning("logging.wandb: not all has arrived there after %d s", FINISH_SECONDS)
+            logger.warning("logging.wandb: uploads did not finish within %d s", FINISH_SECONDS)
 
     def _try(self, act: Any) -> None:
         try:
@@ -61,12 +61,12 @@ def start_run(experiment: RunFile, folder: Path) -> WandbRun | None:
     try:
         wandb = import_module("wandb")  # imported dynamically: the type checker's environment lacks it
     except ImportError:
-        raise RunFileError("logging.wandb: the package wandb is not installed; set it to null, or install it") from None
+        raise RunFileError("logging.wandb: the package wandb is not installed; install it, or set null") from None
     folder.mkdir(parents=True, exist_ok=True)
     try:
         return WandbRun(_init(wandb, settings, experiment, folder))
     except Exception as error:  # no network, a wrong key, an unknown team
-        logger.warning("logging.wandb: goes without it, for %s", _first_line(error))
+        logger.warning("logging.wandb: continuing without it: %s", _first_line(error))
         return None
 
 

@@ -41,7 +41,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     (folder / "tokenizer.json").write_bytes(raw)
     with (folder / "token_bytes.npy").open("wb") as file:
         np.save(file, trained.token_bytes())
-    print(f"{folder / 'tokenizer.json'}: {trained.vocab} tokens, which model.vocab_size must not be below")
+    print(f"{folder / 'tokenizer.json'}: {trained.vocab} tokens; set model.vocab_size to at least that")
     return 0
 
 
@@ -49,13 +49,13 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m trainer.tokenizer", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    train = parser.add_subparsers(required=True, metavar="train").add_parser("train", help="byte-pair encoding")
-    train.add_argument("path", help="the data set: a local path or gs://…; * and ** stand for many files")
+    train = parser.add_subparsers(required=True, metavar="train").add_parser("train", help="train a byte-pair encoding")
+    train.add_argument("path", help="data set: a local path or gs://…, with * and ** as wildcards")
     train.add_argument("--output", required=True, help="folder for tokenizer.json and token_bytes.npy")
-    train.add_argument("--vocab", type=_parse_vocab_size, default=65_536, help="ids, special tokens included (65536)")
-    train.add_argument("--column", default="text", help="of .parquet and .jsonl (text)")
+    train.add_argument("--vocab", type=_parse_vocab_size, default=65_536, help="ids with special tokens (65536)")
+    train.add_argument("--column", default="text", help="column of .parquet and .jsonl files (text)")
     train.add_argument("--max-chars", type=int, default=2_000_000_000, help="characters to learn from (2000000000)")
-    train.add_argument("--doc-chars", type=int, default=10_000, help="characters of a row that count (10000)")
+    train.add_argument("--doc-chars", type=int, default=10_000, help="characters used per row (10000)")
     return parser
 
 

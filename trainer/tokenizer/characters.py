@@ -33,6 +33,6 @@ class CharacterTokenizer:
         if not known.all():
             unknown = chr(codes[np.argmin(known)])
             raise RunFileError(
-                f"data.tokenizer: characters are those of data.path, without {unknown!r}; take bytes, or leave it out"
+                f"data.tokenizer: characters are those of data.path, which lacks {unknown!r}; use bytes, or remove it"
             )
         return ids.astype(np.int32)

@@ -48,7 +48,7 @@ def load_tokenizer(name: str, key: str = "data.tokenizer") -> Tokenizer:
     path = epath.Path(name)
     if not path.exists():
         raise RunFileError(
-            f"{key}: there is no {name}; give `bytes`, `characters` (of a text), or the path of a tokenizer.json"
+            f"{key}: {name} does not exist; set `bytes`, `characters` (for a text), or the path of a tokenizer.json"
         )
     return parse_tokenizer(path.read_bytes(), f"{key}: {name}")
 
@@ -60,7 +60,7 @@ def parse_tokenizer(raw: bytes, whence: str) -> Tokenizer:
     try:
         return LibraryTokenizer(Library.from_str(raw.decode()))
     except Exception as error:  # the library raises plain Exception
-        raise RunFileError(f"{whence} is no tokenizer.json of Hugging Face's tokenizers: {error}") from None
+        raise RunFileError(f"{whence} is not a tokenizer.json of Hugging Face tokenizers: {error}") from None
 
 
 class ByteTokenizer:

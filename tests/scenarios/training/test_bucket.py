@@ -162,7 +162,7 @@ def test_a_run_in_a_bucket_through_storm_cut_and_loss(cloud, run, tmp_path):
     )
     assert (first.code, second.code) == (0, 0), first.stderr + second.stderr
     warned = [line for line in (first.stderr + second.stderr).splitlines() if " root WARNING " in line]
-    words = f"checkpoint of step {newest} is broken and skipped: worker 0: ValueError: {lost} is missing"
+    words = f"checkpoint of step {newest} is broken, skipping it: worker 0: ValueError: {lost} is missing"
     assert [line.partition(" root WARNING ")[2] for line in warned] == [words]
     assert bucket.steps() == [4, 12, 14]  # the best by its evaluation, and the last two
     assert {"best": 4, "metric": "eval_loss"}.items() <= json.loads(bucket.read(f"{FOLDER}/scores.json")).items()

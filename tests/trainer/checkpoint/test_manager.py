@@ -168,7 +168,7 @@ def test_a_broken_checkpoint_is_skipped_with_one_warning_and_then_replaced(tmp_p
     assert (step, position) == (4, {"step": 4})
     assert_equal(restored, state)
     warnings = [record.message for record in caplog.records if record.levelname == "WARNING"]
-    assert warnings == ["checkpoint of step 6 is broken and skipped: params.embedding is not what was saved"]
+    assert warnings == ["checkpoint of step 6 is broken, skipping it: params.embedding differs from what was saved"]
     read.save(5, state, {})  # the broken one is not one of the two that are kept
     read.save(6, state, {"step": 6})
     read.close()
@@ -193,7 +193,7 @@ def test_where_all_are_broken_at_most_the_first_interval_is_lost(tmp_path, tiny,
         checkpoints.save(2, state, {})
         assert checkpoints.resume(abstract).step == 2
     else:
-        with pytest.raises(RunFileError, match=r"dir: none of the checkpoints \(2, 4\) can be read"):
+        with pytest.raises(RunFileError, match=r"dir: cannot read any of the checkpoints \(2, 4\)"):
             checkpoints.resume(abstract)
     checkpoints.close()
 

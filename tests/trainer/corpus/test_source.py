@@ -62,7 +62,7 @@ def test_globs_are_sorted_and_folders_are_searched(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("name", "words"), [("absent", "there is no"), ("*.parquet", "no file fits"), ("", "is a folder; say which")]
+    ("name", "words"), [("absent", "does not exist"), ("*.parquet", "no file matches"), ("", "is a folder; name the")]
 )
 def test_files_that_are_not_there(tmp_path, name, words):
     with pytest.raises(RunFileError, match=rf"^data\.eval_path: .*{words}"):
@@ -118,13 +118,13 @@ class TestBadParquet:
             first_batch(data)
 
     def test_no_rows(self, tmp_path):
-        with pytest.raises(RunFileError, match=r"^data\.path: .*a\.parquet holds no rows$"):
+        with pytest.raises(RunFileError, match=r"^data\.path: .*a\.parquet has no rows$"):
             first_batch(write_parquet(tmp_path / "a.parquet", [], 1))
 
     def test_another_format(self, tmp_path):
         (tmp_path / "a.parquet").write_text("no parquet at all")
         data = write_parquet(tmp_path / "b.parquet", ["x"], 1).model_copy(update={"path": f"{tmp_path}/a.parquet"})
-        with pytest.raises(RunFileError, match=r"^data\.path: .*a\.parquet is no Parquet file: "):
+        with pytest.raises(RunFileError, match=r"^data\.path: .*a\.parquet is not a Parquet file: "):
             first_batch(data)
 
     def test_a_corrupt_row_group(self, tmp_path):
@@ -142,7 +142,7 @@ class TestBadParquet:
         bad = pa.array([b"ok", b"\xff\xfe"]).view(pa.string())
         data = write_parquet(tmp_path / "a.parquet", ["x"], 1, streams=1)
         parquet.write_table(pa.table({"text": bad}), tmp_path / "a.parquet")
-        with pytest.raises(RunFileError, match=r"^data\.path: .*a\.parquet, row group 0, holds text that is not UTF-8"):
+        with pytest.raises(RunFileError, match=r"^data\.path: .*a\.parquet, row group 0, contains text that is not"):
             first_batch(data)
 
     def test_a_missing_text_is_an_empty_one(self, tmp_path):
@@ -154,9 +154,9 @@ class TestBadParquet:
     ("lines", "words"),
     [
         (b"", r"data\.path: .*a\.jsonl is empty"),
-        (b"\n \n", r"data\.path: there is no document to train on"),
+        (b"\n \n", r"data\.path: no documents to train on"),
         (b'{"text": "a"}\n\n{"text": \n', r"data\.path: .*a\.jsonl:3 is not JSON: Expecting value, at character 9"),
-        (b'{"text": "a"}\n["b"]\n', r'data\.text_column: .*a\.jsonl:2 is no object of columns, but \["b"\]'),
+        (b'{"text": "a"}\n["b"]\n', r'data\.text_column: .*a\.jsonl:2 is not an object with columns, but \["b"\]'),
         (b'{"body": "a"}\n', r"data\.text_column: .*a\.jsonl:1 has no column 'text'; it has 'body'"),
         (b'{"text": 5}\n', r"data\.text_column: .*a\.jsonl:1 has no text in column 'text', but 5"),
         (b'{"text": "\xff"}\n', r"data\.path: .*a\.jsonl:1 is not UTF-8 \(invalid start byte at byte 10 of the file\)"),

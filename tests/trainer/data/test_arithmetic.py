@@ -60,7 +60,7 @@ def test_held_out_prompts_are_distinct_and_the_same_every_time() -> None:
     first = problems_of(3).held_out(256)
     assert len({p.question for p in first}) == 256
     assert first == problems_of(3).held_out(256)
-    with pytest.raises(RunFileError, match=r"loop\.eval_prompts: there are \d+ held-out prompts, not 100000"):
+    with pytest.raises(RunFileError, match=r"loop\.eval_prompts: only \d+ held-out prompts exist, not 100000"):
         problems_of(3).held_out(100_000)
 
 

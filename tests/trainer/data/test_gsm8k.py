@@ -68,7 +68,7 @@ def test_evaluations_ask_the_same_whatever_the_seed(file: Path) -> None:
 def test_a_prompt_of_just_the_length_fits(file: Path) -> None:
     shortest = 1 + len(b"Question: Three?\nAnswer:")  # BOS
     assert asked(file, 0, shortest).held_out(1)[0].answer == "3"
-    with pytest.raises(RunFileError, match=r"loop\.max_prompt_length: no question of data\.path fits"):
+    with pytest.raises(RunFileError, match=r"loop\.max_prompt_length: every question of data\.path is longer"):
         asked(file, 0, shortest - 1)
 
 
@@ -96,12 +96,12 @@ def test_a_row_ends_only_where_json_lines_end(tmp_path: Path) -> None:
 def test_a_bad_row_is_named(tmp_path: Path, line: str) -> None:
     path = tmp_path / "bad.jsonl"
     path.write_text(json.dumps(ROWS[0]) + f"\n{line}\n", encoding="latin-1")
-    with pytest.raises(RunFileError, match=r"data\.path: .*bad\.jsonl, line 2 is no GSM8K row"):
+    with pytest.raises(RunFileError, match=r"data\.path: .*bad\.jsonl, line 2 is not a GSM8K row"):
         read_problems(str(path), "data.path")
 
 
 def test_a_missing_file_is_named() -> None:
-    with pytest.raises(RunFileError, match=r"data\.eval_path: there is no /nowhere"):
+    with pytest.raises(RunFileError, match=r"data\.eval_path: /nowhere does not exist"):
         read_problems("/nowhere", "data.eval_path")
 
 

@@ -113,7 +113,7 @@ def test_what_the_tokenizer_does_not_know_is_named(file: Path) -> None:
         prompting(file, "none", eos="<|end|>")
     with pytest.raises(RunFileError, match=r"data\.chat_template: the tokenizer has no special token <end_of_turn>"):
         PromptEncoder(ArithmeticData(**load_group("data/arithmetic") | {"chat_template": "gemma"}))
-    with pytest.raises(RunFileError, match=r"data\.tokenizer: characters are those of a text"):
+    with pytest.raises(RunFileError, match=r"data\.tokenizer: characters requires a text"):
         PromptEncoder(ArithmeticData(**load_group("data/arithmetic") | {"tokenizer": "characters"}))
 
 

@@ -242,9 +242,9 @@ def test_a_long_document_is_left_out_or_refused_with_its_place(tmp_path, caplog)
     data = write_jsonl(tmp_path / "a.jsonl", ["fits", "x" * 50], streams=1, packing="documents", eval_fraction=0.01)
     made(data.model_copy(update={"long_documents": "skip"}), range(ROWS), 1)
     words = rf"{tmp_path}/a\.jsonl:2 has 51 tokens, more than loop\.seq_len \+ 1 = 33"
-    assert caplog.text.count("and others like it are left out") == 1
+    assert caplog.text.count("and other such documents are skipped") == 1
     refusing = data.model_copy(update={"long_documents": "error"})
-    with pytest.raises(RunFileError, match=rf"^data\.long_documents: {words}; take split or skip"):
+    with pytest.raises(RunFileError, match=rf"^data\.long_documents: {words}; set split or skip"):
         made(refusing, range(ROWS), 1)
 
 
@@ -287,7 +287,7 @@ def test_a_position_of_other_data_is_refused(tmp_path):
     data = write_jsonl(tmp_path / "a.jsonl", texts(), streams=4)
     position = batches.Dataset(data).training(LOOP, 5, range(ROWS)).position()
     other = batches.Dataset(data.model_copy(update={"streams": 2})).training(LOOP, 5, range(ROWS))
-    with pytest.raises(RunFileError, match=r"^data\.streams: .* was one of 4, and is one of 2 now; resume with"):
+    with pytest.raises(RunFileError, match=r"^data\.streams: .* was written with 4, but the config has 2; resume with"):
         other.restore(position)
     grown = batches.Dataset(write_parquet(tmp_path / "a.parquet", texts(), 10, streams=4)).training(
         LOOP, 5, range(ROWS)

@@ -60,7 +60,7 @@ def test_every_validation_token_is_a_target_once(corpus):
 @pytest.mark.parametrize(
     ("content", "words"),
     [
-        (None, "there is no"),
+        (None, "does not exist"),
         (b"x" * 12, r"10 tokens for train; loop.seq_len \+ 1"),
         (b"x" * 20, "4 tokens for validation"),
         (b"x" * 20 + b"\xff" + b"x" * 20, r"is not UTF-8 \(invalid start byte at byte 20\)"),

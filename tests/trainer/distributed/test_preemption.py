@@ -36,7 +36,7 @@ def test_a_noticed_run_saves_and_goes_on_to_the_same_numbers(lm_run, tmp_path, m
     with pytest.raises(PreemptedError):
         train(cut, tmp_path / "first-life")
     step = saved[-1] if saved else 0
-    assert f"saving after update {step}, then ending" in capsys.readouterr().out
+    assert f"saving a checkpoint after update {step}, then exiting" in capsys.readouterr().out
     assert sorted(int(p.name) for p in Path(tmp_path, "cut/checkpoints").iterdir()) == saved
     assert len((tmp_path / "first-life/metrics.jsonl").read_text().splitlines()) == step
     monkeypatch.undo()

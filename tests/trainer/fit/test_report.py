@@ -168,7 +168,7 @@ def test_without_the_compiler_there_is_a_clear_word(lm_run, tmp_path, monkeypatc
     file = tmp_path / "run.yaml"
     file.write_text(yaml.safe_dump(lm_run))
     assert report.main([str(file)]) == 2
-    assert capsys.readouterr().err.startswith("the TPU compiler is not installed: python -m pip install libtpu")
+    assert capsys.readouterr().err.startswith("the TPU compiler is not installed: run `python -m pip install libtpu")
 
 
 @pytest.mark.parametrize(
@@ -188,5 +188,5 @@ def test_what_would_have_been_needed_is_read_from_the_compilers_words(words, gib
 
 
 def test_any_other_complaint_of_the_compiler_is_passed_on():
-    with pytest.raises(CompilerError, match="refuses the program: INTERNAL: no such thing"):
+    with pytest.raises(CompilerError, match="rejects the program: INTERNAL: no such thing"):
         memory.requested_gib("INTERNAL: no such thing\nmore")

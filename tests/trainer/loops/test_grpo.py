@@ -90,7 +90,7 @@ FIRST_MINUTES = (
     "--- its answer: ",
     "update 1: KL ",
     "truncated ",
-    "time of an update: ",
+    "time per update: ",
 )
 
 
@@ -226,13 +226,13 @@ def test_a_notice_amid_a_draw_costs_no_update(grpo_run, tmp_path, monkeypatch, c
     ("sections", "words"),
     [
         ({"loop": {"prompts_per_step": 6}}, r"loop\.prompts_per_step: 6 prompts cannot be split evenly over 8 devices"),
-        ({"model": {"vocab_size": 256}}, r"model\.vocab_size: 256 ids are too few for data\.tokenizer, which has 259"),
+        ({"model": {"vocab_size": 256}}, r"model\.vocab_size: 256 is too small for data\.tokenizer, which has 259"),
         (
             {"data": load_group("data/text") | {"path": "x"}},
-            r"data\.kind: the grpo loop asks questions",
+            r"data\.kind: the grpo loop requires questions",
         ),
-        ({"loop": {"eval_prompts": 5000}}, r"loop\.eval_prompts: there are 1440 held-out prompts, not 5000"),
-        ({"model": {"max_seq_len": 39}}, r"together 40 tokens, more than model\.max_seq_len, 39"),
+        ({"loop": {"eval_prompts": 5000}}, r"loop\.eval_prompts: only 1440 held-out prompts exist, not 5000"),
+        ({"model": {"max_seq_len": 39}}, r"their sum, 40, exceeds model\.max_seq_len, 39"),
         ({"loop": {"max_prompt_length": 20}}, r"loop\.max_prompt_length: a prompt has \d+ tokens, more than 20"),
     ],
 )

@@ -88,9 +88,9 @@ def test_a_finished_run_is_only_evaluated_again(lm_run, tmp_path):
         ),
         (
             {"model": {"vocab_size": 255}},
-            r"model\.vocab_size: 255 ids are too few for data\.tokenizer=bytes, which has 256",
+            r"model\.vocab_size: 255 is too small for data\.tokenizer=bytes, which has 256",
         ),
-        ({"loop": {"seq_len": 5000, "total_batch_tokens": 40000}}, r"data\.path: .* loop\.seq_len \+ 1 are needed"),
+        ({"loop": {"seq_len": 5000, "total_batch_tokens": 40000}}, r"data\.path: .* loop\.seq_len \+ 1 are required"),
         ({"mesh": {"data": 1, "tensor": 8}}, r"mesh\.tensor: 8 devices cannot split the 2 kv_heads"),
     ],
 )
@@ -103,7 +103,7 @@ def test_a_loss_that_is_not_finite_ends_the_run_by_name(lm_run, tmp_path):
     """A learning rate that takes the weights to infinity; what is kept is the state before."""
     wild = changed(lm_run, optimizer={"lr": 10.0, "max_grad_norm": None, "b2": 0.0}, model={"init": "fan_in"})
     wild["optimizer"]["param_groups"] = [{"match": "*", "lr_scale": 1e30}]
-    with pytest.raises(DivergedError, match=r"update 2: the loss is .*; its batch is in .*step-2\. .*nan_policy=skip"):
+    with pytest.raises(DivergedError, match=r"update 2: the loss is .*; the batch is in .*step-2\. .*nan_policy=skip"):
         train(wild, tmp_path / "a")
     with np.load(tmp_path / "bucket/diverged/step-2/worker-0.npz") as kept:
         assert kept["tokens"].size == wild["loop"]["total_batch_tokens"]

@@ -127,8 +127,8 @@ def test_a_trace_lies_beside_the_event_files(lm_run, tmp_path):
 def test_prompts_and_continuations_that_do_not_fit_are_refused(lm_run, tmp_path):
     samples = lm_run["loop"]["text_samples"] | {"interval": 1, "max_new_tokens": 65000}
     with pytest.raises(
-        RunFileError, match=r"loop\.text_samples\.max_new_tokens: a prompt of \d+ tokens and 65000 more do not fit"
+        RunFileError, match=r"loop\.text_samples\.max_new_tokens: a prompt of \d+ tokens plus 65000 exceeds"
     ):
         train(changed(lm_run, loop={"text_samples": samples}), tmp_path / "a")
-    with pytest.raises(RunFileError, match=r"loop\.seq_len: 10000 tokens are more than model\.max_seq_len, 8192"):
+    with pytest.raises(RunFileError, match=r"loop\.seq_len: 10000 exceeds model\.max_seq_len, 8192"):
         train(changed(lm_run, loop={"seq_len": 10000, "total_batch_tokens": 80000}), tmp_path / "a")

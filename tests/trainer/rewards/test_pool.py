@@ -120,7 +120,7 @@ def test_workers_agree_on_the_order_of_sets() -> None:
 @pytest.mark.parametrize(
     ("name", "words"),
     [
-        ("no_such_module_here:f", "no_such_module_here cannot be imported here: ModuleNotFoundError"),
+        ("no_such_module_here:f", "cannot import no_such_module_here: ModuleNotFoundError"),
         ("my_rewards:no_such_function", "module my_rewards has no function no_such_function"),
     ],
 )

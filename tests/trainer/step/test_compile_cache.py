@@ -47,5 +47,5 @@ def test_without_it_the_run_goes_on(tmp_path, caplog):
     (tmp_path / "file").write_text("")
     lived(tmp_path / "a", tmp_path / "file" / "bucket")
     assert [record.message.split(" /")[0] for record in caplog.records if record.levelno == logging.WARNING] == [
-        "compiled programs cannot be written to"
+        "cannot write compiled programs to"
     ]

@@ -26,7 +26,7 @@ def test_nothing_is_said_of_a_run_that_is_well() -> None:
 def test_a_rate_of_zero_before_the_end() -> None:
     found = said(alerts(), {"learning_rate": 0.0}, {}, {"learning_rate": 0.0}, {"learning_rate": 0.0})
     assert [step for step, _ in found] == [3]  # a warm-up may begin at 0; and once is enough
-    assert found[0][1].startswith("ALERT after update 3: the learning rate is 0, and 7 updates are to come")
+    assert found[0][1].startswith("ALERT after update 3: the learning rate is 0 with 7 updates to go")
     assert not said(alerts(last=2), {}, {"learning_rate": 0.0})
 
 

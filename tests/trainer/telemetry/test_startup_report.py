@@ -41,8 +41,8 @@ def test_where_no_reference_is_scored_no_kl_is_told() -> None:
     ("loss", "changes", "words"),
     [
         ("trainer", {"kl": 0.2}, "WARNING: the KL to the reference is 0.2, not 0"),
-        ("trainer", {"ratio_min": 0.9}, "WARNING: ratios are up to 0.1 from 1 before anything was learnt: the update"),
-        ("sampler", {"ratio_max": 1.5}, "WARNING: ratios are up to 0.5 from 1 before anything was learnt: sampler and"),
+        ("trainer", {"ratio_min": 0.9}, "WARNING: ratios deviate from 1 by up to 0.1 before the first update: the"),
+        ("sampler", {"ratio_max": 1.5}, "WARNING: ratios deviate from 1 by up to 0.5 before the first update: sam"),
         ("trainer", {"truncated": 0.75}, "WARNING: most responses were cut off"),
     ],
 )
@@ -59,7 +59,7 @@ def test_the_bucket_is_written_read_and_left_as_it_was(tmp_path, capfd) -> None:
 
 def test_a_bucket_that_cannot_be_written_ends_the_run(tmp_path) -> None:
     (tmp_path / "run").write_text("a file")
-    with pytest.raises(LocalRunFileError, match=r"^dir: .*/run cannot be written and read: NotADirectoryError"):
+    with pytest.raises(LocalRunFileError, match=r"^dir: cannot write and read .*/run: NotADirectoryError"):
         startup_report.probe_bucket(str(tmp_path / "run"), make_mesh(1, 1, 1))
 
 
@@ -67,6 +67,6 @@ def test_the_pace_says_where_the_time_goes_and_how_long_it_takes() -> None:
     times = {"rollout_time": 5.0, "reward_time": 0.0, "score_time": 1.0, "update_time": 3.0, "other_time": 1.0}
     rates = {"rollout_tokens_per_second": 1234.5, "train_tokens_per_second": 99.0}
     assert startup_report.time_report(times | rates | {"step_time": 10.0}, 366) == (
-        "time of an update: 10 s (rollout 50%, reward 0%, score 10%, update 30%, other 10%); 1,234 tokens/s drawn, "
-        "99 tokens/s learnt from; 366 updates to go: 1:01:00"
+        "time per update: 10 s (rollout 50%, reward 0%, score 10%, update 30%, other 10%); 1,234 tokens/s sampled, "
+        "99 tokens/s trained on; 366 updates to go: 1:01:00"
     )

@@ -40,5 +40,5 @@ def test_a_character_that_the_text_has_not_is_named(data, unknown):
 
 def test_only_a_text_has_characters():
     table = load_group("data/jsonl") | {"path": "rows.jsonl", "text_column": "text", "tokenizer": "characters"}
-    with pytest.raises(RunFileError, match=r"data.tokenizer: characters are those of a text, not of jsonl"):
+    with pytest.raises(RunFileError, match=r"data.tokenizer: characters requires a text, not jsonl"):
         _ = batches.Dataset(JsonlData(**table)).tokenizer

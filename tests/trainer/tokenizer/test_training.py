@@ -82,7 +82,7 @@ def test_a_tokenizer_must_fit_the_model_and_know_the_marks(trained, folder, tmp_
     assert batches.Dataset(data).vocab == len(batches.Dataset(data).token_bytes()) == 320
     batches.Dataset(data).check_vocab_size(320)
     with pytest.raises(
-        RunFileError, match=r"^model\.vocab_size: 319 ids are too few for data\.tokenizer=\S+ .* least 320"
+        RunFileError, match=r"^model\.vocab_size: 319 is too small for data\.tokenizer=\S+ .* least 320"
     ):
         batches.Dataset(data).check_vocab_size(319)
     wrong = data.model_copy(update={"bos": "<bos>"})
@@ -91,7 +91,7 @@ def test_a_tokenizer_must_fit_the_model_and_know_the_marks(trained, folder, tmp_
 
 
 @pytest.mark.parametrize(
-    ("content", "words"), [(None, "there is no"), ("{}", "is no tokenizer.json"), ("\xff", "is no")]
+    ("content", "words"), [(None, "does not exist"), ("{}", "is not a tokenizer.json"), ("\xff", "is not a")]
 )
 def test_a_file_that_is_none(tmp_path, content, words):
     path = tmp_path / "tokenizer.json"
