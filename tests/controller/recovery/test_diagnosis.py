@@ -216,7 +216,7 @@ CASES = [
         "other devices everywhere",
         (OK, OK),
         K.DEVICE_MISMATCH,
-        "should have",
+        "expected 4",
         more={"devices": ("8 tpu", "8 tpu"), "setup": "expected 4 tpu devices"},
     ),
     Case("setup", (WorkerStatus(error="exit 1"), OK), K.SETUP_FAILURE, "pip", worker=0, more={"setup": "pip failed"}),

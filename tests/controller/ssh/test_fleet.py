@@ -100,7 +100,7 @@ def test_a_large_payload_arrives_whole(make_pod) -> None:
 
 def test_what_the_agent_cannot_do_is_told_in_its_words(make_pod) -> None:
     _, fleet = make_pod()
-    with pytest.raises(WorkerError, match=r"worker 0 \(10\.0\.0\.0\): not a name") as caught:
+    with pytest.raises(WorkerError, match=r"worker 0 \(10\.0\.0\.0\): '\.\./x' is not a valid name") as caught:
         fleet.call(0, "observe", {"code": "../x"})
     assert caught.value.kind == "agent"
     with pytest.raises(WorkerError, match="TypeError") as caught:

@@ -63,8 +63,8 @@ def what_goes_wrong_is_told_apart(cloud: Emulator) -> None:
     with pytest.raises(PermissionError, match="401"):
         iap.connect(target(cloud), lambda: "wrong", 10, cloud.iap)
     for changed, words in [
-        ({"instance": "t1v-n-1-w-0"}, "no such VM"),
-        ({"zone": "us-east1-c"}, "no such VM"),
+        ({"instance": "t1v-n-1-w-0"}, "cannot find the VM"),
+        ({"zone": "us-east1-c"}, "cannot find the VM"),
         ({"port": 80}, "does a firewall rule allow"),
     ]:
         with pytest.raises(ConnectionRefusedError, match=words):

@@ -287,17 +287,17 @@ def test_a_position_of_other_data_is_refused(tmp_path):
     data = write_jsonl(tmp_path / "a.jsonl", texts(), streams=4)
     position = batches.Dataset(data).training(LOOP, 5, range(ROWS)).position()
     other = batches.Dataset(data.model_copy(update={"streams": 2})).training(LOOP, 5, range(ROWS))
-    with pytest.raises(RunFileError, match=r"^data\.streams: .* was written with 4, but the config has 2; resume with"):
+    with pytest.raises(RunFileError, match=r"^data\.streams: .* was written with 4, not 2; resume with"):
         other.restore(position)
     grown = batches.Dataset(write_parquet(tmp_path / "a.parquet", texts(), 10, streams=4)).training(
         LOOP, 5, range(ROWS)
     )
-    with pytest.raises(RunFileError, match=r"^data\.path: .* was one of 1 groups, and is one of 13 groups now"):
+    with pytest.raises(RunFileError, match=r"^data\.path: .* was written with 1 groups, not 13 groups"):
         grown.restore(position)
     windows = batches.Dataset(write_text(tmp_path / "t", ["x" * 500])).training(LOOP, 5, range(ROWS))
     with pytest.raises(RunFileError, match=r"^data\.packing: "):
         windows.restore(position)
-    with pytest.raises(RunFileError, match=r"^data\.packing: .* was one of windows, and is one of stream now"):
+    with pytest.raises(RunFileError, match=r"^data\.packing: .* was written with windows, not stream"):
         batches.Dataset(data).training(LOOP, 5, range(ROWS)).restore(windows.position())
 
 

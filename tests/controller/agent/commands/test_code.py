@@ -127,5 +127,5 @@ def test_modes_are_private_and_keep_what_is_executable(worker: AgentWorker, tmp_
 
 @pytest.mark.parametrize("name", ["../x", "/etc", ".", "..", "a/b", "", "-x\n", "x" * 129])
 def test_only_plain_names_become_folders(worker: AgentWorker, name: str) -> None:
-    assert "not a name" in worker.refusal("observe", code=name or ".")["error"]
-    assert "not a name" in worker.refusal("write_config", run_id=name, text="")["error"]
+    assert "not a valid name" in worker.refusal("observe", code=name or ".")["error"]
+    assert "not a valid name" in worker.refusal("write_config", run_id=name, text="")["error"]

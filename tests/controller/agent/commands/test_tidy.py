@@ -52,7 +52,7 @@ def test_what_may_not_be_switched_on_is_noted_once(worker: AgentWorker, place: P
     refuse = "import pathlib\ndef no(*_, **__): raise PermissionError\npathlib.Path.write_text = no\n"
     (place / "sitecustomize.py").write_text(refuse)  # the tests may run as root, who may do anything
     worker.extra["PYTHONPATH"] = str(place)
-    assert "no sudo" in worker.ask("tidy")["not_done"][0]
+    assert "cannot run sudo" in worker.ask("tidy")["not_done"][0]
     assert worker.ask("observe")["untidy"] == []
     worker.boot = "boot-2"
     assert worker.ask("observe")["untidy"] == ["transparent huge pages are off"]

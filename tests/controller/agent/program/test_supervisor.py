@@ -182,8 +182,8 @@ def test_a_program_outlives_the_session_that_started_it(run: ProgramRun) -> None
 def test_another_run_waits_its_turn(run: ProgramRun) -> None:
     run.start(SLEEP)
     other = ProgramRun(run.worker, run.code, "run-2")
-    assert "run run-1, attempt 1, is alive" in run.worker.refusal("start", **other.order(COUNT))["error"]
-    assert "run run-1, attempt 1, is alive" in run.worker.refusal("start", **run.order(COUNT, attempt=2))["error"]
+    assert "attempt 1, is still running" in run.worker.refusal("start", **other.order(COUNT))["error"]
+    assert "attempt 1, is still running" in run.worker.refusal("start", **run.order(COUNT, attempt=2))["error"]
     run.worker.ask("stop", run_id="run-1", grace_seconds=30)
     assert run.worker.ask("observe")["active"] is None
     other.start(COUNT)

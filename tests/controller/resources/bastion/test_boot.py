@@ -36,7 +36,7 @@ def packed(member: tarfile.TarInfo, content: bytes = b"") -> bytes:
 def test_another_content_than_was_ordered_is_not_unpacked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(boot, "token", dict)
     monkeypatch.setattr(boot, "send_request", lambda *_: packed(tarfile.TarInfo("controller/cli/main.py"), b"evil"))
-    with pytest.raises(ValueError, match=r"has the SHA-256 [0-9a-f]{64}, not 0000"):
+    with pytest.raises(ValueError, match=r"has SHA-256 [0-9a-f]{64}, expected 0000"):
         boot.install_slipway(ORDERS, tmp_path)
     assert list(tmp_path.iterdir()) == []
 

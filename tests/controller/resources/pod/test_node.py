@@ -125,7 +125,7 @@ def test_a_stopped_pod_for_which_there_is_no_room_is_made_anew(project: Emulated
 def test_spot_pods_and_slices_of_several_vms_do_not_stop(project: EmulatedProject) -> None:
     made = pod(project)
     assert made.node.cannot_stop == "Google cannot stop spot pods; `slipway down` deletes it"
-    assert "pods of one VM only" in replace(made.node, spec=replace(made.node.spec, workers=4)).cannot_stop
+    assert "only pods with one VM" in replace(made.node, spec=replace(made.node.spec, workers=4)).cannot_stop
 
 
 @pytest.mark.parametrize(
