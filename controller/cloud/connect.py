@@ -50,11 +50,7 @@ def missing_project(project: str) -> str:
 
 
 def require_project(project: str) -> str:
-    """Return the project.
-
-    Raises:
-        ConfigError: no project is set.
-    """
+    """Return the project. Raises ConfigError if no project is set."""
     if message := missing_project(project):
         raise ConfigError(f"cloud.project: {message}, or set cloud=local")
     return project

@@ -69,11 +69,7 @@ def _is_value_override(word: str) -> bool:
 
 
 def _apply_overrides(made: Any, words: Sequence[str]) -> None:
-    """Set single values in composed data.
-
-    Raises:
-        ConfigError: an override cannot be parsed.
-    """
+    """Set single values in composed data. Raises ConfigError if an override cannot be parsed."""
     from hydra.core.override_parser.overrides_parser import OverridesParser
     from hydra.errors import HydraException
     from omegaconf import OmegaConf

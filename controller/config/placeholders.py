@@ -24,11 +24,7 @@ class Placeholders:
         return f"gs://{self.bucket}/runs/{self.run_id}"
 
     def fill(self, text: str, key: str) -> str:
-        """Replace the placeholders of one value.
-
-        Raises:
-            ConfigError: there is no such asset; names `key`.
-        """
+        """Replace the placeholders of one value. Raises ConfigError if there is no such asset; names `key`."""
         return PLACEHOLDER.sub(lambda match: self._place(match[1], key), text)
 
     def fill_all(self, words: Iterable[str], key: str) -> tuple[str, ...]:

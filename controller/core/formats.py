@@ -21,11 +21,7 @@ def stamped(body: Body) -> Body:
 
 
 def checked(body: Any, where: str) -> Body:
-    """Return the document without its format.
-
-    Raises:
-        FormatError: the format is missing or unknown.
-    """
+    """Return the document without its format. Raises FormatError if the format is missing or unknown."""
     if problem := format_problem(body, where):
         raise FormatError(problem)
     return {key: value for key, value in body.items() if key != "format"}

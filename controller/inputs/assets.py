@@ -87,11 +87,7 @@ def is_referenced(config: Config, kind: Kind, name: str) -> bool:
 
 
 def resolve_asset(kind: Kind, name: str, asset: Asset, root: Path, state: Path, hashes: HashCache) -> ResolvedAsset:
-    """Resolve one asset.
-
-    Raises:
-        ConfigError: a local path, or an input of a build, is missing or empty.
-    """
+    """Resolve one asset. Raises ConfigError if a local path, or an input of a build, is missing or empty."""
     key = f"assets.{kind}s.{name}"
     if asset.build:
         identity = _identity(asset, root, hashes, key)

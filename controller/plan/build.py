@@ -63,11 +63,7 @@ class Plan:
     resources: tuple[Resource, ...]
 
     def get(self, kind: type[R]) -> R:
-        """Return the plan's only resource of a kind.
-
-        Raises:
-            LookupError: the plan has none.
-        """
+        """Return the plan's only resource of a kind. Raises LookupError if the plan has none."""
         for resource in self.resources:
             if isinstance(resource, kind):
                 return resource

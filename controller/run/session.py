@@ -59,11 +59,7 @@ class Session:
         return self.plan.get(SshAccess)
 
     def worker(self, text: str | int) -> int:
-        """Return the worker that `--worker` names.
-
-        Raises:
-            ConfigError: no worker has that number.
-        """
+        """Return the worker that `--worker` names. Raises ConfigError if no worker has that number."""
         last = self.plan.node.spec.workers - 1
         if not str(text).isdigit() or int(text) > last:
             raise ConfigError(f"--worker {text}: the pod has workers 0 to {last}")

@@ -47,11 +47,7 @@ class Login:
         return self._os_login.enforced if self.os_login is None else self.os_login
 
     def user_name(self) -> str:
-        """Return the user name on the workers.
-
-        Raises:
-            SlipwayError: the OS Login profile lacks the key.
-        """
+        """Return the user name on the workers. Raises SlipwayError if the OS Login profile lacks the key."""
         if not self.uses_os_login:
             return self.user
         if (name := self._os_login.login(self._public_key)) is None:

@@ -42,11 +42,7 @@ class Connector:
     """Creates the connections of one pod. They share the host keys, the client key, ~/.ssh/config and the gateways."""
 
     def __init__(self, access: ConnectionParams) -> None:
-        """Read the client key and the SSH config.
-
-        Raises:
-            ConfigError: the SSH config cannot be read.
-        """
+        """Read the client key and the SSH config. Raises ConfigError if the SSH config cannot be read."""
         _silence_paramiko()
         self.access = access
         self.host_keys = HostKeys(access.host_keys, access.kept, access.incarnation)

@@ -90,11 +90,7 @@ SHELLS = {
 
 
 def resolve_shell(name: str | None) -> str:
-    """Return the named shell, by default the user's own.
-
-    Raises:
-        ConfigError: the shell is not supported.
-    """
+    """Return the named shell, by default the user's own. Raises ConfigError if the shell is not supported."""
     found = name or Path(os.environ.get("SHELL", "")).name
     if found not in SHELLS:
         said = f"$SHELL is {found!r}" if found else "$SHELL is not set"

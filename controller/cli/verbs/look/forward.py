@@ -31,11 +31,7 @@ def run(command: Command) -> int:
 
 
 def parse_ports(text: str) -> tuple[int, int]:
-    """Parse `8888` or `9999:8888` as (local port, worker's port).
-
-    Raises:
-        ConfigError: it is neither.
-    """
+    """Parse `8888` or `9999:8888` as (local port, worker's port). Raises ConfigError if it is neither."""
     local, _, remote = text.partition(":")
     try:
         found = int(local), int(remote or local)
