@@ -1,7 +1,9 @@
 """Versioned JSON documents in the bucket and on this machine. Keys on disk are fixed, Python names are not."""
 
 import json
-from typing import Any
+from collections.abc import Mapping
+from dataclasses import Field, fields
+from typing import Any, ClassVar, Self
 
 from conf.formats import FORMAT, format_problem
 from controller.core.errors import SlipwayError
@@ -25,6 +27,38 @@ def checked(body: Any, where: str) -> Body:
     if problem := format_problem(body, where):
         raise FormatError(problem)
     return {key: value for key, value in body.items() if key != "format"}
+
+
+class Record:
+    """Dataclass stored as a JSON object, one key per field: the field's name, or what `KEYS` says."""
+
+    KEYS: ClassVar[Mapping[str, str]] = {}
+
+    def to_json(self) -> Body:
+        values = ((self.KEYS.get(each.name, each.name), getattr(self, each.name)) for each in _fields(self))
+        return {key: list(value) if isinstance(value, tuple) else value for key, value in values}
+
+    @classmethod
+    def from_json(cls, body: Any, where: str = "") -> Self:
+        """Parse what `to_json` wrote; keys of a later Slipway are ignored."""
+        values = ((each, body[cls.KEYS.get(each.name, each.name)]) for each in _fields(cls))
+        return cls(**{each.name: tuple(value) if each.default == () else value for each, value in values})
+
+
+class Document(Record):
+    """Record in a file or object of its own, with its format."""
+
+    def to_json(self) -> Body:
+        return stamped(super().to_json())
+
+    @classmethod
+    def from_json(cls, body: Any, where: str = "") -> Self:
+        """Parse what `to_json` wrote. Raises FormatError if the format is missing or unknown."""
+        return super().from_json(checked(body, where or cls.__name__.lower()))
+
+
+def _fields(document: Any) -> tuple[Field[Any], ...]:
+    return fields(document)
 
 
 def dump(body: Body, indent: int | None = None) -> str:

@@ -4,8 +4,6 @@ Every write has a generation precondition, so that one of two concurrent writers
 server's clock: https://cloud.google.com/storage/docs/request-preconditions
 """
 
-from __future__ import annotations
-
 import getpass
 import json
 import os
@@ -14,13 +12,13 @@ import uuid
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
-from typing import Annotated, Any, Literal, Protocol, Self
+from typing import Annotated, Any, ClassVar, Literal, Protocol, Self
 
 from pydantic import Field, TypeAdapter
 
 from controller.agent.process import boot_id, start_time
 from controller.core.errors import CloudError
-from controller.core.formats import checked, has_format, stamped
+from controller.core.formats import Document, has_format
 from controller.gcp.client import GoogleClient, NotFoundError
 
 KEY = "lease"
@@ -30,7 +28,7 @@ MAX_TIMESTAMP = 2e11
 
 
 @dataclass(frozen=True)
-class LeaseRecord:
+class LeaseRecord(Document):
     """Content of the lease object.
 
     Attributes:
@@ -45,6 +43,14 @@ class LeaseRecord:
         released: whether the holder released the lease itself.
         said, exit_code: final message and exit code if the holder's work has ended; None if the run continues.
     """
+
+    KEYS: ClassVar = {
+        "id": "holder_id",
+        "since": "acquired",
+        "seconds": "duration_seconds",
+        "asked": "release_requested",
+        "said": "message",
+    }
 
     token: Annotated[int, Field(ge=1)]
     id: str
@@ -63,37 +69,10 @@ class LeaseRecord:
         since = datetime.fromtimestamp(self.since).astimezone().strftime("%Y-%m-%d %H:%M:%S %Z")
         return f"{self.holder} ({self.driver}) for {self.run_id} since {since}"
 
-    def to_json(self) -> dict[str, Any]:
-        """Return the content of `lease.json`."""
-        holder = {"holder_id": self.id, "holder": self.holder, "driver": self.driver, "process": self.process}
-        term = {"run_id": self.run_id, "acquired": self.since, "duration_seconds": self.seconds}
-        end = {"release_requested": self.asked, "released": self.released, "message": self.said}
-        return stamped({"token": self.token, **holder, **term, **end, "exit_code": self.exit_code})
-
     @classmethod
-    def from_json(cls, body: Any, where: str = "lease.json") -> LeaseRecord:
-        """Parse what `to_json` wrote; keys of a later Slipway are ignored.
-
-        Raises:
-            FormatError: it has another format.
-            KeyError, ValueError: it is not a lease.
-        """
-        body = checked(body, where)
-        term = cls(
-            token=body["token"],
-            id=body["holder_id"],
-            holder=body["holder"],
-            driver=body["driver"],
-            process=body["process"],
-            run_id=body["run_id"],
-            since=body["acquired"],
-            seconds=body["duration_seconds"],
-            asked=body["release_requested"],
-            released=body["released"],
-            said=body["message"],
-            exit_code=body["exit_code"],
-        )
-        return TypeAdapter(cls).validate_python(vars(term))
+    def from_json(cls, body: Any, where: str = "lease.json") -> Self:
+        """Parse what `to_json` wrote. Raises FormatError, KeyError or ValueError if it is not a lease."""
+        return TypeAdapter(cls).validate_python(vars(super().from_json(body, where)))
 
 
 @dataclass(frozen=True)

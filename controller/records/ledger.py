@@ -4,40 +4,28 @@ Objects that must be created once have a generation precondition, so that two co
 https://cloud.google.com/storage/docs/request-preconditions
 """
 
-from __future__ import annotations
-
 import json
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
-from controller.core.formats import checked, load, stamped
+from controller.core.formats import Document, dump, load
 from controller.gcp.client import ConflictError, GoogleClient, NotFoundError
 
 
 @dataclass(frozen=True)
-class Launch:
+class Launch(Document):
     """One start of the program on one incarnation of the pod, by the controller with this lease token."""
+
+    KEYS: ClassVar = {"lease": "lease_token"}
 
     attempt: int
     node_uid: str
     time: float
     lease: int = 0
 
-    def to_json(self) -> dict[str, Any]:
-        """Return the content of `launches/NNNN.json`."""
-        return stamped({
-            "attempt": self.attempt, "node_uid": self.node_uid, "time": self.time, "lease_token": self.lease
-        })  # fmt: skip
-
-    @classmethod
-    def from_json(cls, body: Any, where: str = "launch") -> Launch:
-        """Parse a launch; raises FormatError on another format."""
-        body = checked(body, where)
-        return cls(body["attempt"], body["node_uid"], body["time"], body["lease_token"])
-
 
 @dataclass(frozen=True)
-class Result:
+class Result(Document):
     """Result of a run. `summary` is the content of the program's summary.json.
 
     `cleanup` is the cleanup policy for the pod, needed if a controller is killed before it could apply it.
@@ -50,20 +38,6 @@ class Result:
     seconds: float
     summary: dict[str, Any] = field(default_factory=dict)
     cleanup: str = "keep"
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the content of `result.json`."""
-        how = {"run_id": self.run_id, "outcome": self.outcome, "attempts": self.attempts}
-        return stamped({
-            **how, "ended": self.ended, "seconds": self.seconds, "summary": self.summary, "cleanup": self.cleanup
-        })  # fmt: skip
-
-    @classmethod
-    def from_json(cls, body: Any, where: str = "result.json") -> Result:
-        """Parse a result; raises FormatError on another format."""
-        body = checked(body, where)
-        how = (body["run_id"], body["outcome"], body["attempts"])
-        return cls(*how, body["ended"], body["seconds"], body["summary"], body["cleanup"])
 
 
 class Ledger:
@@ -103,7 +77,7 @@ class Ledger:
     def cancel(self) -> None:
         """Mark the latest attempt as cancelled, so that the controller that follows it does not restart it."""
         if launches := self.launches():
-            self.create(f"cancels/{launches[-1].attempt:04d}.json", json.dumps(stamped({})))
+            self.create(f"cancels/{launches[-1].attempt:04d}.json", dump({}))
 
     def cancelled(self, attempt: int) -> bool:
         return self.read(f"cancels/{attempt:04d}.json") is not None

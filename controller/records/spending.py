@@ -9,11 +9,11 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass, replace
 from datetime import datetime
-from typing import Any
+from typing import Any, ClassVar
 
 from conf.schema.config import Config
 from controller.core.clock import Clock
-from controller.core.formats import checked, dump, load, stamped
+from controller.core.formats import Document, dump, load
 from controller.gcp.client import GoogleClient, NotFoundError
 from controller.gcp.prices import HourlyPrice, hourly_price
 from controller.resources.pod.node import Node
@@ -21,8 +21,10 @@ from controller.resources.pod.provisioner import claim_name, end_name, short_uid
 
 
 @dataclass(frozen=True)
-class PodLifetime:
+class PodLifetime(Document):
     """Lifetime of one pod of a run. Times in seconds since the epoch; `ended` is None while the pod is in use."""
+
+    KEYS: ClassVar = {"why": "reason"}
 
     uid: str
     pod: str
@@ -33,19 +35,6 @@ class PodLifetime:
     began: float
     ended: float | None = None
     why: str = ""
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the content of `pods/KEY.json`."""
-        pod = {"uid": self.uid, "pod": self.pod, "accelerator_type": self.accelerator_type, "zone": self.zone}
-        price = {"capacity": self.capacity, "usd_per_hour": self.usd_per_hour}
-        return stamped({**pod, **price, "began": self.began, "ended": self.ended, "reason": self.why})
-
-    @classmethod
-    def from_json(cls, body: Any, where: str = "pod of a run") -> PodLifetime:
-        """Parse a lifetime; raises FormatError on another format."""
-        body = checked(body, where)
-        pod = (body["uid"], body["pod"], body["accelerator_type"], body["zone"], body["capacity"])
-        return cls(*pod, body["usd_per_hour"], body["began"], body["ended"], body["reason"])
 
     @property
     def key(self) -> str:

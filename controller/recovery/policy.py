@@ -1,13 +1,11 @@
 """Choose the response to a verdict: pure. The config sets responses and three budgets, the pod limits the choice."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import ClassVar
 
 from conf.schema.run.lifecycle import Recovery
-from controller.core.formats import checked, stamped
+from controller.core.formats import Document
 from controller.recovery.diagnosis import Verdict, VerdictKind
 
 INFRASTRUCTURE_KINDS = frozenset(
@@ -34,11 +32,13 @@ DESCRIPTIONS = {
 
 
 @dataclass(frozen=True)
-class Incident:
+class Incident(Document):
     """One failed attempt and the response to it, as recorded in the bucket.
 
     `progress` is the newest checkpoint, or the last step if the program has no known checkpoint.
     """
+
+    KEYS: ClassVar = {"words": "message"}
 
     attempt: int
     kind: str
@@ -47,18 +47,6 @@ class Incident:
     progress: int | None
     time: float
     evidence: tuple[str, ...] = ()
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the content of `verdicts/NNNN.json`."""
-        what = {"attempt": self.attempt, "kind": self.kind, "message": self.words, "response": self.response}
-        return stamped({**what, "progress": self.progress, "time": self.time, "evidence": list(self.evidence)})
-
-    @classmethod
-    def from_json(cls, body: Any, where: str = "verdict") -> Incident:
-        """Parse an incident; raises FormatError on another format."""
-        body = checked(body, where)
-        what = (body["attempt"], body["kind"], body["message"], body["response"])
-        return cls(*what, body["progress"], body["time"], tuple(body["evidence"]))
 
 
 def describe(response: str, verdict: Verdict) -> str:

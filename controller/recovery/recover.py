@@ -258,7 +258,7 @@ class RecoveryExecutor:
 
     def _load_incidents(self) -> list[Incident]:
         if self._incidents is None:
-            self._incidents = [Incident.from_json(document) for document in self.ledger.episodes()]
+            self._incidents = [Incident.from_json(document, "verdict") for document in self.ledger.episodes()]
         return self._incidents
 
     def _record(self, episode: Incident) -> None:

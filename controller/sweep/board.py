@@ -9,11 +9,11 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from controller.core.clock import Clock
 from controller.core.events import Event
-from controller.core.formats import checked, dump, stamped
+from controller.core.formats import Record, checked, dump, stamped
 from controller.core.ui import FinishedRun
 from controller.records.spending import PodUsage
 from controller.run.text_screen import SHOWN_METRICS
@@ -25,8 +25,10 @@ SAVE_SECONDS = 1.0
 
 
 @dataclass
-class BoardRow:
+class BoardRow(Record):
     """Status of one run. `values` are of `metric`, the first of the usual metrics that the program reports."""
+
+    KEYS: ClassVar = {"why": "reason", "before": "seconds_before"}
 
     run: str
     title: str
@@ -45,34 +47,6 @@ class BoardRow:
     before: float = 0.0
     """Seconds on pods before `began`: failed tries and earlier controllers."""
     usd_per_hour: float | None = None
-
-    def to_json(self) -> dict[str, Any]:
-        """Return one line of the board's file, and of `status --json`."""
-        run = {"run": self.run, "title": self.title, "state": self.state, "pod": self.pod, "reason": self.why}
-        times = {"began": self.began, "seconds": self.seconds, "seconds_before": self.before}
-        steps = {"step": self.step, "steps_total": self.steps_total, "step_time": self.step_time}
-        cost = {"cost": self.cost, "usd_per_hour": self.usd_per_hour}
-        return {**run, **times, **steps, "metric": self.metric, "values": self.values, **cost}
-
-    @classmethod
-    def from_json(cls, body: dict[str, Any]) -> BoardRow:
-        return cls(
-            run=body["run"],
-            title=body["title"],
-            state=body["state"],
-            pod=body["pod"],
-            began=body["began"],
-            seconds=body["seconds"],
-            step=body["step"],
-            steps_total=body["steps_total"],
-            step_time=body["step_time"],
-            metric=body["metric"],
-            values=body["values"],
-            cost=body["cost"],
-            why=body["reason"],
-            before=body["seconds_before"],
-            usd_per_hour=body["usd_per_hour"],
-        )
 
 
 class Board:
