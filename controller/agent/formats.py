@@ -1,7 +1,5 @@
 """Format version of the agent's messages and of its files on the worker, which a later agent may read."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from typing import Any

@@ -1,7 +1,5 @@
 """The agent's file system layout, atomic writes, and locks."""
 
-from __future__ import annotations
-
 import fcntl
 import json
 import os

@@ -1,7 +1,5 @@
 """Entry point of the agent: one command per process, JSON arguments on stdin, JSON answer on stdout."""
 
-from __future__ import annotations
-
 import json
 import os
 import sys

@@ -1,7 +1,5 @@
 """Processes: liveness, ownership, signals, and running tools."""
 
-from __future__ import annotations
-
 import os
 import time
 from collections.abc import Callable

@@ -4,8 +4,6 @@ Masking replaces a secret in the log with asterisks of the same length, so offse
 masked before the secrets file is deleted: if there is no secrets file, the log holds no secrets.
 """
 
-from __future__ import annotations
-
 import os
 import re
 from collections.abc import Iterator
@@ -67,7 +65,7 @@ class SecretMask:
         self._pattern = re.compile(b"|".join(map(re.escape, self._secret_values))) if self._secret_values else None
 
     @classmethod
-    def of(cls, run: Path) -> SecretMask:
+    def of(cls, run: Path) -> "SecretMask":
         """Return the mask of a run. Create it before reading the log; see the module docstring."""
         return cls(_kept(run))
 

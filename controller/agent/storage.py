@@ -1,7 +1,5 @@
 """Cloud Storage over plain urllib: verified downloads and uploads, with retries."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

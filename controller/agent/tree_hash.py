@@ -1,7 +1,5 @@
 """Hash of a file tree; the controller and the workers compute the same one."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

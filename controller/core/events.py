@@ -1,7 +1,5 @@
 """Stream of events for the live view, the JSON output and the record on disk."""
 
-from __future__ import annotations
-
 import json
 import threading
 from collections.abc import Callable
@@ -43,7 +41,7 @@ class Event:
         return json.dumps(self.to_json())
 
     @classmethod
-    def from_json(cls, body: Any, where: str = "event") -> Event:
+    def from_json(cls, body: Any, where: str = "event") -> "Event":
         """Parse what `to_json` wrote; raises FormatError for another format."""
         data = checked(body, where)
         time = datetime.fromisoformat(data.pop("time")).timestamp()

@@ -4,8 +4,6 @@ A pod created for the run counts from its creation, one left by an earlier run f
 counts until it is deleted or stopped, or another run takes it over, idle hours included.
 """
 
-from __future__ import annotations
-
 import json
 from dataclasses import dataclass, replace
 from datetime import datetime
@@ -172,7 +170,7 @@ class Spending:
         names = [item["name"] for item in items]
         return [PodLifetime.from_json(json.loads(self._google.download(self._bucket, name)), name) for name in names]
 
-    def _of(self, run_id: str) -> Spending:
+    def _of(self, run_id: str) -> "Spending":
         return Spending(self._google, self._clock, self._bucket, run_id, self._config)
 
     def _write(self, life: PodLifetime) -> None:

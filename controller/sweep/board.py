@@ -1,7 +1,5 @@
 """Board of a sweep: the status of each run, for the live view (`live.py`) and for `status` in another process."""
 
-from __future__ import annotations
-
 import json
 import threading
 import time
@@ -157,7 +155,7 @@ class SavedBoard:
         return stamped({"time": self.time, "over": self.over, "lines": lines})
 
     @classmethod
-    def from_json(cls, body: Any, where: str = "board") -> SavedBoard:
+    def from_json(cls, body: Any, where: str = "board") -> "SavedBoard":
         """Parse a board; raises FormatError on another format."""
         body = checked(body, where)
         return cls(body["time"], body["over"], {line["run"]: BoardRow.from_json(line) for line in body["lines"]})

@@ -1,7 +1,5 @@
 """Session of a sweep: its runs, their state so far, and what is left to do."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -58,7 +56,7 @@ class SweepSession:
         seconds = self.definition.base.recovery.lease_duration_seconds
         return sweep_lease(self.context, self.bucket, self.definition.id, seconds)
 
-    def refreshed(self) -> SweepSession:
+    def refreshed(self) -> "SweepSession":
         """Return the sweep with its current state in the bucket."""
         return replace(
             self,

@@ -8,8 +8,6 @@ A batch has `tokens`, `targets` int32 and `weights` float32 (0: does not count),
 share a row also `segments` int32 (from 1; 0: padding) and `positions` int32 (from 0 in each document).
 """
 
-from __future__ import annotations
-
 from functools import cached_property
 from typing import Any, Protocol
 
@@ -33,7 +31,7 @@ BYTE_VOCAB_SIZE = 256
 class BatchStream(Protocol):
     """An endless iterator of this process's rows of the next global batch."""
 
-    def __iter__(self) -> BatchStream: ...
+    def __iter__(self) -> "BatchStream": ...
 
     def __next__(self) -> Batch:
         """Return the next batch. Raises RunFileError if the data cannot be read or are empty."""
@@ -152,7 +150,7 @@ class _WindowBatches:
         self._text, self._loop, self._seed, self._rows = text, loop, seed, rows
         self._step = 0
 
-    def __iter__(self) -> _WindowBatches:
+    def __iter__(self) -> "_WindowBatches":
         return self
 
     def __next__(self) -> Batch:

@@ -4,8 +4,6 @@ Streams partition the documents of a data set. With enough groups, whole groups 
 stream reads all groups and their documents are split. Neither depends on the number of processes.
 """
 
-from __future__ import annotations
-
 import logging
 import zlib
 from collections import deque
@@ -61,7 +59,7 @@ class Split:
             numbers = numbers[(stream - _group_offset(group)) % self.streams :: self.streams]
         return self._shuffled(numbers, epoch, group)
 
-    def shared(self) -> Split:
+    def shared(self) -> "Split":
         """Return a split that reads groups common to all streams once, if the streams advance together."""
         return self if self.splits_by_group else replace(self, source=CachedSource(self.source, CACHED_GROUPS))
 
@@ -94,7 +92,7 @@ class Documents(grain.IterDataset):
         super().__init__()
         self._iterator_args = (whole, stream, encode, cut, refuses)
 
-    def __iter__(self) -> _DocumentIterator:
+    def __iter__(self) -> "_DocumentIterator":
         return _DocumentIterator(*self._iterator_args)
 
 

@@ -1,7 +1,5 @@
 """Pack documents into rows: a flat stream split at any token, or whole documents that share a row."""
 
-from __future__ import annotations
-
 from collections import deque
 from typing import Any
 
@@ -77,7 +75,7 @@ class _FlatRows(grain.IterDataset):
         super().__init__(documents)
         self._sequence = sequence
 
-    def __iter__(self) -> _FlatIterator:
+    def __iter__(self) -> "_FlatIterator":
         return _FlatIterator(self._parent.__iter__(), self._sequence)
 
 

@@ -1,7 +1,5 @@
 """Global batches from logical streams: rows of each stream, one position for all, prefetching."""
 
-from __future__ import annotations
-
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 from weakref import finalize
@@ -26,7 +24,7 @@ MAX_READERS = 8
 PackedData = TextData | JsonlData | ParquetData
 
 
-def train_batches(data: PackedData, tokenizer: Tokenizer, loop: LmLoop, seed: int, rows: range) -> PackedBatches:
+def train_batches(data: PackedData, tokenizer: Tokenizer, loop: LmLoop, seed: int, rows: range) -> "PackedBatches":
     """Return training batches, see `batches.Dataset.training`."""
     whole = Split(
         open_source(data, data.path, "data.path"),
@@ -69,7 +67,7 @@ class _Prefetcher(ThreadPrefetchDatasetIterator):
 class PackedBatches:
     """Batches of packed documents, see `batches.BatchStream`."""
 
-    def __init__(self, together: _StreamGroup, data: PackedData, loop: LmLoop) -> None:
+    def __init__(self, together: "_StreamGroup", data: PackedData, loop: LmLoop) -> None:
         self._stream_group, self._reads_ahead = together, data.prefetch_batches > 0
         self._ahead = _Prefetcher(together, data.prefetch_batches)
         self._close = finalize(self, _close, self._ahead, together)  # closes it even if the owner does not
@@ -81,7 +79,7 @@ class PackedBatches:
             "data.path": f"{together.groups} groups",
         }
 
-    def __iter__(self) -> PackedBatches:
+    def __iter__(self) -> "PackedBatches":
         return self
 
     def __next__(self) -> Batch:
@@ -113,7 +111,7 @@ class PackedBatches:
             self._ahead.start_prefetch()
 
 
-def _close(ahead: ThreadPrefetchDatasetIterator, together: _StreamGroup) -> None:
+def _close(ahead: ThreadPrefetchDatasetIterator, together: "_StreamGroup") -> None:
     ahead.close()
     together.close()
 
@@ -137,7 +135,7 @@ class _StreamGroup:
         self._padding_row = packing.padding_row(loop.seq_len, data.packing)
         self._pool = ThreadPoolExecutor(min(MAX_READERS, len(numbers)), thread_name_prefix="data")
 
-    def __iter__(self) -> _StreamGroup:
+    def __iter__(self) -> "_StreamGroup":
         return self
 
     def __next__(self) -> Batch:

@@ -1,7 +1,5 @@
 """Progress of a GRPO run."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -29,6 +27,6 @@ class Progress:
         return {**steps, **accuracy, "test_before": self.test_before}
 
     @classmethod
-    def from_json(cls, body: dict[str, Any]) -> Progress:
+    def from_json(cls, body: dict[str, Any]) -> "Progress":
         steps = (body["phase"], body["warm_steps"], body["steps"])
         return cls(*steps, body["accuracy_start"], body["accuracy_before"], body["test_before"])

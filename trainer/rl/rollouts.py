@@ -4,8 +4,6 @@ Every process holds the whole rollout. Each checks its share of the responses wh
 exchange the scores. The batches therefore do not depend on the number of devices or processes.
 """
 
-from __future__ import annotations
-
 import base64
 import io
 from collections.abc import Callable
@@ -102,7 +100,7 @@ class Rollout:
         return {"facts": self.facts, "batches": [_encode_batch(batch) for batch in whole]}
 
     @classmethod
-    def restored(cls, saved: dict[str, Any], mesh: Mesh) -> Rollout:
+    def restored(cls, saved: dict[str, Any], mesh: Mesh) -> "Rollout":
         """Restore a rollout from `saved`, on any mesh."""
         batches = [_decode_batch(text) for text in saved["batches"]]
         return cls(batches, [shard_batch(batch, mesh) for batch in batches], saved["facts"], None, mesh)

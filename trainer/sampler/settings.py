@@ -1,7 +1,5 @@
 """Settings of a sampler."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from conf.schema.training.sampler import Sampling
@@ -30,7 +28,7 @@ class SamplerSettings:
     mesh: Mesh | None = None
 
     @classmethod
-    def of(cls, sampling: Sampling, max_prompt_length: int, max_new_tokens: int, rows: int) -> SamplerSettings:
+    def of(cls, sampling: Sampling, max_prompt_length: int, max_new_tokens: int, rows: int) -> "SamplerSettings":
         """Return the settings of a loop that draws `rows` responses with one policy."""
         given = sampling.model_dump(include={"chunk", "top_k", "top_p", "dtype"})
         slots = min(rows, sampling.slots or rows)

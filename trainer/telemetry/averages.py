@@ -1,7 +1,5 @@
 """Averages of metrics over the updates since the last metric line."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 
@@ -55,5 +53,5 @@ class MetricAverages:
         return {"updates": self._count, "values": dict(self._values)}
 
     @classmethod
-    def from_json(cls, body: dict[str, Any]) -> MetricAverages:
+    def from_json(cls, body: dict[str, Any]) -> "MetricAverages":
         return cls(body["updates"], body["values"])

@@ -5,8 +5,6 @@ https://cloud.google.com/compute/docs/instances/create-use-spot#handle-preemptio
 https://cloud.google.com/compute/docs/metadata/getting-live-migration-notice
 """
 
-from __future__ import annotations
-
 import os
 import threading
 import time

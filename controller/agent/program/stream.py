@@ -1,7 +1,5 @@
 """Stream of a running program's log, metrics and state."""
 
-from __future__ import annotations
-
 import codecs
 import json
 import time

@@ -1,7 +1,5 @@
 """Schema of `cloud.faults`: one class per kind of fault, and its trigger."""
 
-from __future__ import annotations
-
 import random
 import re
 from typing import Annotated, Any, ClassVar, Literal
@@ -41,7 +39,7 @@ class FaultSpec(BaseModel):
         return spec if said or not isinstance(spec, dict) else {**cls.default_trigger, **spec}
 
     @model_validator(mode="after")
-    def _at_most_one_trigger(self) -> FaultSpec:
+    def _at_most_one_trigger(self) -> "FaultSpec":
         given = [name for name in TRIGGERS if getattr(self, name) is not None]
         if len(given) > 1 or (self.must_wait and not given):
             word = "exactly" if self.must_wait else "at most"

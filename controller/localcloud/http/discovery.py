@@ -1,7 +1,5 @@
 """Routes of Google's APIs, read from the discovery documents that ship with google-api-python-client."""
 
-from __future__ import annotations
-
 import importlib.util
 import json
 from collections.abc import Iterator, Mapping
@@ -54,8 +52,8 @@ class Method:
 class _Segment:
     """Node of the route trie: the next path segment is a literal, or a parameter with an optional :verb."""
 
-    literals: dict[str, _Segment] = field(default_factory=dict)
-    parameters: dict[tuple[str, str], _Segment] = field(default_factory=dict)  # (verb suffix, name)
+    literals: dict[str, "_Segment"] = field(default_factory=dict)
+    parameters: dict[tuple[str, str], "_Segment"] = field(default_factory=dict)  # (verb suffix, name)
     methods: dict[str, Method] = field(default_factory=dict)  # by HTTP method
 
 

@@ -4,8 +4,6 @@ Two APIs are implemented: TPU nodes (`node_api.py`) and queued resources (`queue
 generations (7x) through Compute Engine only; that would be a third implementation of the same three methods.
 """
 
-from __future__ import annotations
-
 import hashlib
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal, Protocol
@@ -69,7 +67,7 @@ class SliceSpec:
     data_disk_kind: str = field(default="pd-balanced", compare=False)
 
     @classmethod
-    def of(cls, config: Config) -> SliceSpec:
+    def of(cls, config: Config) -> "SliceSpec":
         """Return the spec of a config's slice."""
         tpu, topology = config.tpu, config.topology
         return cls(
