@@ -96,8 +96,8 @@ class PackedBatches:
         for key, value in self._of.items():
             if began.get(key) != value:
                 raise RunFileError(
-                    f"{key}: the checkpoint was written with {began.get(key)}, not {value}; resume with the original data "
-                    "settings"
+                    f"{key}: the checkpoint was written with {began.get(key)}, not {value}; resume with the original "
+                    "data settings"
                 )
         self._ahead.set_state({name: position[name] for name in self._stream_group.get_state()})
         self._start()
