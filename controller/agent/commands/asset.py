@@ -1,5 +1,7 @@
 """Assets that a worker copies to the bucket, because it has the bandwidth and possibly the only access."""
 
+from __future__ import annotations
+
 import hashlib
 import threading
 from concurrent.futures import ThreadPoolExecutor

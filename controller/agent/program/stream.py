@@ -1,5 +1,7 @@
 """Stream of a running program's log, metrics and state."""
 
+from __future__ import annotations
+
 import codecs
 import json
 import time
