@@ -60,6 +60,5 @@ class Context:
         return self.google.call("cloudresourcemanager", "projects.get", projectId=self.project)["projectNumber"]
 
     def close(self) -> None:
-        """Close every connection."""
         self.google.close()
         self.fleets.close()

@@ -23,5 +23,4 @@ def dump(body: Mapping[str, Any]) -> bytes:
 
 
 def say(answer: Mapping[str, Any]) -> None:
-    """Print one line of an answer to stdout."""
     print(dump(answer).decode(), flush=True)

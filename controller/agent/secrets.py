@@ -57,8 +57,6 @@ def tool_environment(secrets: dict[str, str]) -> Iterator[dict[str, str]]:
 
 
 class SecretMask:
-    """Masks the secrets of a run in logs."""
-
     def __init__(self, secrets: dict[str, str]) -> None:
         words = {word.encode() for name, value in secrets.items() for word in _values_to_mask(name, value)}
         self._secret_values = sorted((word for word in words if len(word) >= MIN_SECRET_LENGTH), key=len, reverse=True)

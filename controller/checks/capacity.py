@@ -147,7 +147,6 @@ def is_certainly_missing(wanted: str, listed: Set[str]) -> bool:
 
 
 def nearest_names(wanted: str, listed: Set[str]) -> str:
-    """Return the listed names most like the wanted one."""
     return ", ".join(difflib.get_close_matches(wanted, sorted(listed), n=4, cutoff=0.3) or sorted(listed)[:4])
 
 

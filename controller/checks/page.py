@@ -20,7 +20,6 @@ before a pod is created. What you may not look at for lack of a permission is a 
 
 
 def page() -> str:
-    """Return the whole page."""
     sections = [
         section(module.__doc__ or "", (check.rule for check in checks_of(module))) for module in check_modules()
     ]

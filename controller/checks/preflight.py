@@ -17,7 +17,6 @@ from controller.gcp.client import ForbiddenError, GoogleError, NoCredentialsErro
 
 
 def check_modules() -> Iterator[ModuleType]:
-    """Yield every module of checks, by name."""
     for found in pkgutil.iter_modules(checks.__path__, f"{checks.__name__}."):
         yield importlib.import_module(found.name)
 

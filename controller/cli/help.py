@@ -125,7 +125,6 @@ def _choices(group: str, choices: Sequence[str]) -> str:
 
 
 def _json_document(verb: str | None) -> dict[str, Any]:
-    """Return the help as a JSON document for programs."""
     if verb:
         known = VERBS[verb]
         options = [{"names": flag.names, "words": flag.words, "shown": _flag_usage(flag)} for flag in flags(verb)]

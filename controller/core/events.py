@@ -60,7 +60,6 @@ class Events:
         self._listeners.append(listener)
 
     def unlisten(self, listener: Callable[[Event], None]) -> None:
-        """Remove a listener."""
         with self._lock:
             self._listeners.remove(listener)
 
@@ -71,7 +70,6 @@ class Events:
                 listener(event)
 
     def note(self, subject: str, message: str, **data: Any) -> None:
-        """Emit a message for the user."""
         self.emit("note", subject, message, **data)
 
 

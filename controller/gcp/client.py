@@ -112,12 +112,10 @@ class GoogleClient:
         self._listeners.append(listener)
 
     def unlisten(self, listener: Callable[[dict[str, Any]], None]) -> None:
-        """Remove a listener."""
         self._listeners.remove(listener)
 
     @property
     def signed_in(self) -> bool:
-        """Return whether there are credentials."""
         return self._credentials is not None
 
     def root(self, api: str) -> str:
@@ -135,7 +133,6 @@ class GoogleClient:
         return answer if isinstance(answer, dict) else {}
 
     def pages(self, api: str, method: str, items: str, **parameters: Any) -> Iterator[dict[str, Any]]:
-        """Yield every item of a list method, over all pages."""
         while True:
             answer = self.call(api, method, **parameters)
             yield from answer.get(items, [])

@@ -21,5 +21,4 @@ def is_marked(item: dict[str, Any]) -> bool:
 
 
 def is_labelled(item: dict[str, Any]) -> bool:
-    """Return whether the item has the label."""
     return LABEL.items() <= item.get("labels", {}).items()

@@ -89,8 +89,6 @@ class LeaseSnapshot:
 
 
 class LeaseStore(Protocol):
-    """Storage of one lease."""
-
     def read(self) -> LeaseSnapshot | None:
         """Return the stored lease, or None if there has never been one."""
         ...

@@ -204,7 +204,6 @@ async def _wait_for_stop(
 
 
 def _lock_state_folder(state: Path) -> IO[str]:
-    """Create the state folder and lock it for this process."""
     try:
         state.mkdir(parents=True, exist_ok=True, mode=0o700)
         lock = (state / "lock").open("a")

@@ -47,7 +47,6 @@ class Store:
         self.database.execute("COMMIT")
 
     def get(self, kind: str, name: str) -> Document | None:
-        """Return the document, or None."""
         row = self.database.execute("SELECT body FROM documents WHERE kind=? AND name=?", (kind, name)).fetchone()
         return json.loads(row[0]) if row else None
 
@@ -69,7 +68,6 @@ class Store:
         return [(name, json.loads(body)) for name, body in rows]
 
     def kinds(self) -> list[str]:
-        """Return the kinds that have at least one document."""
         return [kind for (kind,) in self.database.execute("SELECT DISTINCT kind FROM documents ORDER BY kind")]
 
     def counter(self, name: str, start: int = 1) -> int:
@@ -79,7 +77,6 @@ class Store:
         return value
 
     def log(self, entry: Document) -> None:
-        """Append an entry to the request log."""
         self.database.execute("INSERT INTO requests (body) VALUES (?)", (json.dumps(entry, separators=(",", ":")),))
 
     def last_log_sequence(self) -> int:

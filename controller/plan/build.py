@@ -74,7 +74,6 @@ class Plan:
         return self.get(Node)
 
     def observe_pod(self, context: Context) -> Absent | Pending | Node:
-        """Return the current state of the pod."""
         return self.node.observe(context, {})
 
     @property

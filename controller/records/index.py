@@ -56,7 +56,6 @@ def publish_row(google: GoogleClient, bucket: str, row: RunRow) -> None:
 
 
 def list_published_rows(google: GoogleClient, bucket: str) -> list[RunRow]:
-    """Return every row in a bucket."""
     from controller.gcp.client import NotFoundError
 
     where: Mapping[str, Any] = {"bucket": bucket, "prefix": "index/", "fields": "items(metadata),nextPageToken"}

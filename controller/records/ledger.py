@@ -101,7 +101,6 @@ class Ledger:
         self._google.upload(self.bucket, f"{self.prefix}/{name}", text.encode())
 
     def has(self, name: str) -> bool:
-        """Return whether the run has a document of this name."""
         return self.read(name) is not None
 
     def log_object(self, worker: int, attempt: int) -> str:

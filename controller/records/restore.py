@@ -149,7 +149,6 @@ def _recompose_config(document: RunRecord, folder: Path) -> dict[str, Any]:
 
 
 def _fill_missing(known: dict[str, Any], others: dict[str, Any]) -> dict[str, Any]:
-    """Return `known`, with missing keys filled in from `others`."""
     both = {key: value for key, value in others.items() if key not in known}
     for key, value in known.items():
         other = others.get(key)

@@ -62,7 +62,6 @@ def select_runs(
 
 
 def _resolve_sweep_id(name: str, rows: Sequence[RunRow], boards: Mapping[str, Collection[str]]) -> str:
-    """Return the sweep id that a name means."""
     of_a_sweep = [row for row in rows if row.get("sweep")]
     if name in boards or any(row["sweep"] == name for row in of_a_sweep):
         return name

@@ -55,7 +55,6 @@ class Rehearsal:
     """Folder of the emulated cloud."""
 
     def run(self, screen: BoardScreen) -> Result | None:
-        """Drive the run to its end."""
         options = RunOptions(self.options.overrides, yes=True, json=self.options.json)
         return drive(options, self.plan, self.world, self.emulator, screen)
 

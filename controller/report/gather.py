@@ -70,8 +70,6 @@ class RecordedRun:
 
 
 def local_reader(state: Path) -> FileReader:
-    """Return a reader of files on this machine."""
-
     def read(run: str, name: str) -> list[bytes]:
         folder = run_folder(state, run)
         names = (name, LOCAL_METRICS_FILE) if name == METRICS_FILE else (name,)

@@ -23,7 +23,6 @@ def printable_text(text: object) -> str:
 
 
 def serialize_page(root: Element) -> str:
-    """Return the whole document."""
     return "<!DOCTYPE html>\n" + tostring(root, encoding="unicode", method="html") + "\n"
 
 

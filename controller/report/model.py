@@ -32,7 +32,6 @@ class ReportModel:
         return [run for setting in self.settings for run in setting.left_out]
 
     def setting(self, run: RecordedRun) -> Setting:
-        """Return the setting of a run."""
         return self._setting_by_run[run.id]
 
     @cached_property
@@ -90,7 +89,6 @@ def final_values_by_seed(setting: Setting, metric: Metric) -> dict[Any, float]:
 
 
 def _search_metric(run: RecordedRun) -> str:
-    """Return the metric that a search optimized."""
     config = (run.record or {}).get("config")
     search = (config.get("sweep") or {}).get("search") if isinstance(config, dict) else None
     return str(search.get("metric", "")) if isinstance(search, dict) else ""

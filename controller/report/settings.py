@@ -71,7 +71,6 @@ def _is_ignored_override(word: str) -> bool:
 
 
 def _distinct_overrides(runs: Sequence[RecordedRun]) -> list[tuple[str, ...]]:
-    """Return for each run the overrides that not all runs share."""
     shared = set.intersection(*(set(run.words) for run in runs)) if runs else set()
     return [tuple(word for word in run.words if word not in shared and not _is_ignored_override(word)) for run in runs]
 

@@ -36,8 +36,6 @@ class Span:
 
 @dataclass(frozen=True)
 class Interruption:
-    """Something that interrupted a run."""
-
     time: float
     words: str
 
@@ -61,7 +59,6 @@ class Timeline:
         return sum(span.seconds for span in self.spans)
 
     def of(self, kind: str) -> float:
-        """Return the total seconds of one kind."""
         return sum(span.seconds for span in self.spans if span.kind == kind)
 
     @property

@@ -28,8 +28,6 @@ from controller.ssh.fleet import Fleet, WorkerError, WorkersFailedError
 
 @dataclass(frozen=True)
 class AttemptResult:
-    """Result of an attempt."""
-
     number: int
     """Number of the attempt, from 1; 0 if the program was not launched."""
     outcome: AttemptOutcome | None = None

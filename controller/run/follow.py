@@ -259,7 +259,6 @@ class Follower:
         return verdict.kind is VerdictKind.NETWORK_LOST or now - self._waiting_since < self.node.create_seconds
 
     def _report_change(self, verdict: Verdict) -> None:
-        """Report changes in the verdict on a run that continues."""
         before, self._told = self._told, verdict
         if verdict.kind is before.kind and set(verdict.evidence) <= set(before.evidence):
             return

@@ -37,7 +37,6 @@ class RunPreview:
     """Current activity of the run and the pod, empty if none."""
 
     def as_document(self) -> dict[str, Any]:
-        """Return the preview as a document for programs."""
         return {
             "run": self.plan.run_id,
             "pod": self.plan.node.name,

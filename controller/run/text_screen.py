@@ -34,7 +34,6 @@ class TextScreen:
         self._usd_per_hour: float | None = None
 
     def __enter__(self) -> Self:
-        """Print the id of the run."""
         where = "the emulated cloud" if self._plan.config.cloud.kind == "local" else self._plan.project
         self._print((self._plan.run_id, "bold"), f" on {self._plan.node.name} ({where})")
         return self

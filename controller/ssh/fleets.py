@@ -42,7 +42,6 @@ class Fleets:
         self._lock = threading.Lock()
 
     def of(self, pod: SshTarget) -> Fleet:
-        """Return the connections to a pod."""
         with self._lock:
             if pod.uid not in self._fleets:
                 self._close()
@@ -51,7 +50,6 @@ class Fleets:
             return self._fleets[pod.uid]
 
     def close(self) -> None:
-        """Close every connection."""
         with self._lock:
             self._close()
 

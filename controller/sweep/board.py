@@ -78,7 +78,6 @@ class Board:
         self.say(line, f"{state}{f': {words}' if words else ''}")
 
     def say(self, line: BoardRow, words: str) -> None:
-        """Print a line for people, or a JSON line."""
         pod = f"pod {line.pod}" if line.pod is not None else ""
         if self.json_lines:
             body = {"time": self._clock.now(), "run": line.run, "pod": line.pod, "state": line.state}

@@ -25,8 +25,6 @@ from controller.sweep.hydra_launchers import apply_launcher
 
 @dataclass(frozen=True)
 class SweepJob:
-    """One run of a sweep."""
-
     variant: Variant
     config: Config
     run_id: str
@@ -79,7 +77,6 @@ class JobBuilder:
             yield SweepJob(variant, config, self.plan(config).run_id)
 
     def plan(self, config: Config) -> Plan:
-        """Build the plan of one run."""
         key = digest([config.program.kind, config.code.model_dump(mode="json")])
         if key not in self._code:
             self._code[key] = take_snapshot(config, self.folder)
@@ -130,7 +127,6 @@ def with_pod_number(config: Config, pod: int) -> Config:
 
 
 def finished_runs(jobs: Iterable[SweepJob], world: Context, bucket: str) -> set[str]:
-    """Return the ids of the jobs that have finished successfully."""
     ids = [job.run_id for job in jobs]
     with ThreadPoolExecutor(max_workers=8, thread_name_prefix="results") as pool:
         results = pool.map(lambda run_id: Ledger(world.google, bucket, run_id).result(), ids)

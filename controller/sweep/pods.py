@@ -19,7 +19,6 @@ from controller.run.queue import PodQueue
 
 
 def record_assignment(google: GoogleClient, bucket: str, sweep_id: str, pod: int, run_id: str) -> None:
-    """Record that the pod runs this run from now on."""
     google.upload(bucket, f"sweeps/{sweep_id}/pods/{pod}.json", dump({"pod": pod, "run": run_id}).encode())
 
 

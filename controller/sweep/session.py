@@ -52,7 +52,6 @@ class SweepSession:
         return sum(job.run_id not in self.finished_runs for job in self.definition.jobs)
 
     def lease(self) -> Lease:
-        """Return the lease of the sweep, not acquired yet."""
         seconds = self.definition.base.recovery.lease_duration_seconds
         return sweep_lease(self.context, self.bucket, self.definition.id, seconds)
 
@@ -94,7 +93,6 @@ class SweepSession:
         return rows
 
     def summary_lines(self) -> list[str]:
-        """Return a summary of the sweep and its estimate, for display."""
         sweep, guess = self.definition.sweep, self.estimate()
         tpu = self.definition.base.tpu.accelerator_type
         hours = "unknown" if guess.hours is None else f"about {guess.hours:.2f} h"

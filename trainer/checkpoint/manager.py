@@ -36,8 +36,6 @@ class BrokenCheckpointError(RuntimeError):
 
 
 class RestoredCheckpoint(NamedTuple):
-    """Checkpoint from which a run resumes."""
-
     step: int  # number of updates
     state: Any
     position: dict[str, Any]

@@ -26,7 +26,6 @@ def expand_glob(pattern: str, key: str) -> list[str]:
 
 @contextmanager
 def open_file(file: str) -> Iterator[IO[bytes]]:
-    """Open a file for reading and seeking."""
     from fsspec.core import url_to_fs
 
     system, path = url_to_fs(file)
@@ -35,7 +34,6 @@ def open_file(file: str) -> Iterator[IO[bytes]]:
 
 
 def file_size(file: str) -> int:
-    """Return the file's size in bytes."""
     from fsspec.core import url_to_fs
 
     system, path = url_to_fs(file)

@@ -48,9 +48,7 @@ class BatchStream(Protocol):
         """
         ...
 
-    def close(self) -> None:
-        """Stop prefetching."""
-        ...
+    def close(self) -> None: ...
 
 
 class Dataset:

@@ -18,8 +18,6 @@ from conf.schema.training.prompts import Prompt
 
 
 class SpecialToken(NamedTuple):
-    """Name of a special token."""
-
     name: str
 
 
@@ -100,7 +98,6 @@ def format_solution(prompt: Prompt, answer: str) -> str:
 
 
 def render(pieces: Sequence[PromptPart]) -> str:
-    """Return the prompt as readable text."""
     return "".join(piece.name if isinstance(piece, SpecialToken) else piece for piece in pieces)
 
 

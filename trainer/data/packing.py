@@ -53,7 +53,6 @@ def packed_rows(documents: Documents, sequence: int, seed: int | None) -> grain.
 
 
 def padding_row(sequence: int, packing: str) -> Row:
-    """Return a row of padding."""
     zeros = np.zeros(sequence, np.int32)
     plain = {"tokens": zeros, "targets": zeros, "weights": np.zeros(sequence, np.float32)}
     return plain | ({"segments": zeros, "positions": zeros} if packing == "documents" else {})

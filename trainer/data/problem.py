@@ -26,9 +26,7 @@ class Question(NamedTuple):
 class ProblemSource(Protocol):
     """Source of problems; every method is a pure function of its arguments and the run's seed."""
 
-    def train(self, step: int, count: int) -> list[Problem]:
-        """Return the problems of a training step."""
-        ...
+    def train(self, step: int, count: int) -> list[Problem]: ...
 
     def held_out(self, count: int | None) -> list[Problem]:
         """Return the fixed evaluation problems, none of which occurs in training; all of them if count is None."""

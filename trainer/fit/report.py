@@ -85,7 +85,6 @@ def report_json(
 
 
 def report_lines(chosen: RunFile, verdicts: list[MemoryReport]) -> list[str]:
-    """Format the verdicts for people."""
     title = f"{chosen.pod.accelerator_type}, remat {chosen.model.remat}; GiB per chip, FLOPs of all chips"
     head = f"{'program':<12}{'fits':<6}{'peak':>8}{'of':>8}{'arguments':>11}{'temps':>8}{'beside':>8}"
     rows = [

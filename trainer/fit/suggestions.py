@@ -52,7 +52,6 @@ def find_fix(
 
 
 def format_overrides(overrides: Overrides) -> list[str]:
-    """Format overrides as on the command line."""
     return [f"{key}={value}" for key, value in overrides.items()]
 
 

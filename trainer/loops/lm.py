@@ -68,8 +68,6 @@ def programs(experiment: RunFile, mesh: Mesh) -> Iterator[Program]:
 
 @dataclass
 class CompiledPrograms:
-    """The compiled programs of a run, and their compile time."""
-
     update: Callable[[train_step.State, DeviceBatch], tuple[train_step.State, dict[str, jax.Array]]]
     evaluate: Callable[[weights.Params, Callable[[], None]], dict[str, float]]
     samples: TextSampler | None

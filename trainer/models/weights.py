@@ -76,7 +76,6 @@ def abstract_params(cfg: Model) -> Params:
 
 
 def num_params(cfg: Model) -> int:
-    """Return the number of parameters of the model."""
     return sum(math.prod(weight.shape) for weight in jax.tree.leaves(weight_table(cfg)))
 
 

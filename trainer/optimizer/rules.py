@@ -34,7 +34,6 @@ class UpdateRule:
 
     @property
     def is_muon(self) -> bool:
-        """Return whether Muon updates the weight."""
         return self.direction == "muon"
 
 

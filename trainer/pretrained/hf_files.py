@@ -70,7 +70,6 @@ def write_params(folder: epath.Path, params: Params, cfg: Model, config: dict[st
 
 
 def _plan_shards(params: Params, cfg: Model) -> list[list[tuple[str, TensorMapping]]]:
-    """Assign the tensors to files."""
     shards: list[list[tuple[str, TensorMapping]]] = [[]]
     size = 0
     for tensor in tensor_mappings(cfg):
@@ -97,7 +96,6 @@ def _to_hf_array(name: str, tensor: TensorMapping, params: Params) -> np.ndarray
 
 
 def _layer_index(name: str) -> int:
-    """Return the layer index in a tensor name."""
     return int(next(word for word in name.split(".") if word.isdigit()))
 
 
@@ -128,7 +126,6 @@ def _copy_into_params(params: Params, table: Params, name: str, tensor: TensorMa
 
 
 def iter_tensors(folder: epath.Path) -> Iterator[tuple[str, np.ndarray]]:
-    """Yield every tensor of every shard, one at a time."""
     from safetensors import SafetensorError, safe_open
 
     for name in _shards(folder):

@@ -56,7 +56,6 @@ def extract_boxed(response: str) -> str | None:
 
 
 def has_marked_answer(response: str) -> bool:
-    """Return whether the response marks an answer."""
     return any(_marked_answer(piece) for piece in _split_at_questions(response))
 
 

@@ -137,7 +137,6 @@ class _Worker:
         return self._process
 
     def _raise_exit_error(self, process: subprocess.Popen[str]) -> NoReturn:
-        """Raise the error for a process that exited or was killed."""
         assert process.stdout is not None
         code = process.wait()
         process.stdout.close()

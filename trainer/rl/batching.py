@@ -22,7 +22,6 @@ def build_sampler(cfg: Model, loop: GrpoLoop, mesh: Mesh, prompting: PromptEncod
 
 
 def sampler_settings(loop: GrpoLoop) -> SamplerSettings:
-    """Return the settings of the loop's sampler."""
     return SamplerSettings.of(
         loop.sampler, loop.max_prompt_length, loop.max_new_tokens, loop.rows * loop.updates_per_rollout
     )

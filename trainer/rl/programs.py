@@ -145,7 +145,6 @@ def build_logprobs(experiment: RunFile, loop: GrpoLoop, mesh: Mesh) -> LogprobsF
 
 
 def warm_start_optimizer(opt: Optimizer, loop: GrpoLoop) -> Optimizer:
-    """Return the optimizer of the warm start."""
     return opt.constant(loop.warm_start_lr)
 
 

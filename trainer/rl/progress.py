@@ -21,7 +21,6 @@ class Progress:
         return self.warm_steps + self.steps
 
     def to_json(self) -> dict[str, Any]:
-        """Return the progress as a checkpoint stores it."""
         accuracy = {"accuracy_start": self.accuracy_start, "accuracy_before": self.accuracy_before}
         steps = {"phase": self.phase, "warm_steps": self.warm_steps, "steps": self.steps}
         return {**steps, **accuracy, "test_before": self.test_before}

@@ -60,8 +60,6 @@ def insert_prompts(
 
 
 class _DecodeState(NamedTuple):
-    """Loop state of `decode`."""
-
     t: jax.Array
     slots: Slots
     tokens: jax.Array  # int32 [slots, chunk]

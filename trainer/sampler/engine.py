@@ -32,8 +32,6 @@ class Completion(NamedTuple):
 
 @dataclass
 class _ActiveRow:
-    """A row that occupies a slot."""
-
     number: int
     tokens: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)

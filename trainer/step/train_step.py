@@ -58,7 +58,6 @@ def init_state(cfg: Model, opt: Optimizer, mesh: Mesh, key: jax.Array) -> State:
 
 
 def new_state(params: Params, cfg: Model, opt: Optimizer) -> State:
-    """Return a state with these weights and a fresh optimizer."""
     moments = build_optimizer(opt, cfg).init(params)
     return State(jnp.int32(0), params, moments, jnp.int32(0), None if opt.ema_decay is None else params)
 

@@ -35,7 +35,6 @@ class MetricAverages:
         return max(known, value) if name.endswith("_max") else known + value
 
     def take(self) -> dict[str, float]:
-        """Return the averages and reset."""
         found = {
             name: value if name in LATEST_VALUE_METRICS or name.endswith(("_min", "_max")) else value / self._count
             for name, value in self._values.items()
@@ -49,7 +48,6 @@ class MetricAverages:
         return not self._values
 
     def to_json(self) -> dict[str, Any]:
-        """Return the averages as a checkpoint stores them."""
         return {"updates": self._count, "values": dict(self._values)}
 
     @classmethod

@@ -18,13 +18,11 @@ class Transcript:
     reward: float
 
     def to_json(self) -> dict[str, str | float | None]:
-        """Return the transcript as a line of transcripts.jsonl."""
         asked = {"prompt": self.prompt, "answer": self.answer, "response": self.response}
         return {**asked, "extracted": self.extracted, "reward": self.reward}
 
 
 def markdown_table(transcripts: Sequence[Transcript]) -> str:
-    """Format transcripts as a Markdown table."""
     rows = [["prompt", "response", "extracted", "right", "reward"], ["---"] * 5]
     for t in transcripts:
         texts = (t.prompt, t.response, t.extracted or "(none)", t.answer, f"{t.reward:g}")

@@ -31,7 +31,6 @@ class WandbRun:
         self._try(lambda: self._run.log({k: v for k, v in values.items() if v is not None}, step=step))
 
     def summarize(self, values: dict[str, Any]) -> None:
-        """Log the results of the run."""
         self._try(lambda: self._run.summary.update(values))
 
     def finish(self) -> None:

@@ -82,8 +82,6 @@ class ByteTokenizer:
 
 
 class LibraryTokenizer:
-    """A tokenizer of the tokenizers library."""
-
     def __init__(self, library: Library) -> None:
         library.no_padding()
         library.no_truncation()

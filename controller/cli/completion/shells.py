@@ -113,7 +113,6 @@ def install(name: str, state: Path) -> list[str]:
 
 
 def uninstall(name: str, state: Path) -> list[str]:
-    """Undo `install`."""
     shell = SHELLS[name]
     file = shell.file(state)
     done = [f"deleted {file}" if file.is_file() else f"{file} does not exist"]

@@ -30,7 +30,6 @@ class Billing:
         self._catalog = catalog
 
     def handlers(self) -> dict[str, Handler]:
-        """Return the handlers by method key."""
         return {
             "cloudbilling.v1:projects.getBillingInfo": self._info,
             "cloudbilling.v1:billingAccounts.list": lambda call: paginate(

@@ -46,7 +46,6 @@ class Catalog:
         return sorted({zone.rpartition("-")[0] for zone in self.zones})
 
     def offered(self, zone: str) -> list[AcceleratorType]:
-        """Return the accelerator types of a zone."""
         return [kind for kind in self.types.values() if zone in self.zones_of[kind.generation]]
 
     def find_by_config(self, config: Mapping[str, Any]) -> AcceleratorType | None:

@@ -83,7 +83,6 @@ class Compute:
     policies: Policies
 
     def handlers(self) -> dict[str, Handler]:
-        """Return the handlers by method key."""
         table: dict[str, Handler] = {
             "projects.get": self._project,
             "projects.setCommonInstanceMetadata": self._set_metadata,
@@ -115,7 +114,6 @@ class Compute:
         return {f"compute.v1:{name}": handler for name, handler in table.items()}
 
     def effects(self) -> dict[str, Effect]:
-        """Return the functions to run when operations end."""
         return {"compute.delete": self._on_deleted, "compute.boot": self.machines.boot}
 
     def _insert(self, collection: Collection, call: ApiCall) -> Document:
@@ -338,7 +336,6 @@ class Compute:
 
 
 def _location_of(call: ApiCall) -> str:
-    """Return the region or zone of a call, or ""."""
     return call.path.get("region") or call.path.get("zone") or ""
 
 

@@ -53,7 +53,6 @@ def check_attached(store: Store, zone: str, disks: Sequence[Mapping[str, Any]], 
 
 
 def users_of_disk(store: Store, path: str) -> list[str]:
-    """Return the nodes that a disk is attached to."""
     return [
         name
         for name, node in store.items("node")

@@ -19,7 +19,6 @@ _NAT_RANGES = ("ALL_SUBNETWORKS_ALL_IP_RANGES", "ALL_SUBNETWORKS_ALL_PRIMARY_IP_
 
 
 def subnetwork_path(region: str, name: str) -> str:
-    """Return the name of a subnetwork in the store."""
     return f"projects/{PROJECT}/regions/{region}/subnetworks/{name}"
 
 
@@ -61,7 +60,6 @@ class Networks:
         return [(path, item) for path, item in items if f"/{plural}/" in path and item.get("network") == network]
 
     def rules(self, network: str) -> list[FirewallRule]:
-        """Return the firewall rules of a network."""
         return [rule for _, rule in self.resources_of(network, "firewalls")]
 
     def users(self, path: str) -> list[str]:

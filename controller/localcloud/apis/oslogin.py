@@ -31,7 +31,6 @@ class OsLogin:
         self._store = store
 
     def handlers(self) -> dict[str, Handler]:
-        """Return the handlers by method key."""
         return {
             "oauth2.v2:userinfo.get": lambda call: {"email": EMAIL, "verified_email": True},
             "oslogin.v1:users.getLoginProfile": self._get,

@@ -80,7 +80,6 @@ class Projects:
         self._policies = policies
 
     def handlers(self) -> dict[str, Handler]:
-        """Return the handlers by method key."""
         usage = "serviceusage.v1:"
         table: dict[str, Handler] = {
             f"{usage}services.enable": lambda call: self._enable(call, [call.path["servicesId"]], "ENABLED"),

@@ -19,7 +19,6 @@ class SecretManager:
         self._store = store
 
     def handlers(self) -> dict[str, Handler]:
-        """Return the handlers by method key."""
         secrets = "secretmanager.v1:projects.secrets."
         return {
             f"{secrets}create": self._create,

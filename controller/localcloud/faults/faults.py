@@ -96,7 +96,6 @@ class Faults:
         self._notify_ssh()
 
     def on_object_finalized(self, name: str) -> None:
-        """Trigger faults that wait for an object with this name."""
         for fault_name, fault in self._untriggered():
             wanted = fault["spec"]["after_object"]
             if wanted is not None and wanted in name:
@@ -161,7 +160,6 @@ class Faults:
         return None
 
     def refuses_ssh(self, worker: int) -> bool:
-        """Return whether this worker currently refuses SSH."""
         return self._affects_worker(worker, "ssh_refused")
 
     def freezes_ssh(self, worker: int) -> bool:
@@ -170,7 +168,6 @@ class Faults:
         return cut_off or self._affects_worker(worker, "ssh_frozen")
 
     def fills_disk(self, worker: int) -> bool:
-        """Return whether this worker's disk is currently full."""
         return self._affects_worker(worker, "disk_full")
 
     def _affects_worker(self, worker: int, kind: str) -> bool:
@@ -183,7 +180,6 @@ class Faults:
         return [(name, fault) for name, fault in self._store.items("fault") if fault["due"] is None]
 
     def _active(self, *kinds: str) -> Iterator[tuple[str, Document]]:
-        """Yield the currently active faults of these kinds."""
         now = time.time()
         for name, fault in self._store.items("fault"):
             spec, due = fault["spec"], fault["due"]
@@ -196,7 +192,6 @@ class Faults:
         self._note(name, {**fault, "left": fault["left"] - 1})
 
     def _note(self, name: str, fault: Document) -> None:
-        """Record that a fault has struck."""
         struck = [*fault["struck"], time.time()][:_MAX_RECENT]
         self._store.put("fault", name, {**fault, "struck": struck})
 
@@ -243,7 +238,6 @@ _TOO_MANY = ApiError(429, "Too many requests: the rate limit is exceeded.")
 
 
 def scripted_error(spec: Document) -> ApiError:
-    """Return the error of a scripted HTTP response."""
     words = spec["message"] or f"Scripted fault: {spec['status']}"
     reason = spec["reason"]
     info = [{"@type": "type.googleapis.com/google.rpc.ErrorInfo", "reason": reason}] if reason else None

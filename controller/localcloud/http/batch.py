@@ -15,8 +15,6 @@ from controller.localcloud.http.errors import ApiError
 
 @dataclass(frozen=True)
 class BatchPart:
-    """One call of a batch."""
-
     content_id: str
     http: str
     path: str  # still percent-encoded, no leading slash

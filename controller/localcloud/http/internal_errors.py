@@ -17,11 +17,9 @@ def record_error(store: Store, name: str, error: BaseException) -> None:
 
 
 def record_task_error(store: Store, task: asyncio.Task[None]) -> None:
-    """Record the error of a finished task, if it failed."""
     if not task.cancelled() and (error := task.exception()):
         record_error(store, task.get_name(), error)
 
 
 def internal_error(error: BaseException) -> ApiError:
-    """Return the error response for an internal error."""
     return ApiError(500, f"Internal error of the emulated cloud: {error!r}; see server.log in its state folder")

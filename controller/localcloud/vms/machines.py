@@ -30,7 +30,6 @@ class Instances:
         self._store, self._state, self._url, self._token = store, state, url, token
 
     def any(self) -> bool:
-        """Return whether there is an instance."""
         return any("/instances/" in path for path, _ in self._store.items(COMPUTE_KIND))
 
     async def boot(self, path: str) -> None:
@@ -78,7 +77,6 @@ class Instances:
             return printed.read().decode(errors="replace"), size
 
     def find(self, uid: str) -> Document | None:
-        """Return the instance with this ID, or None."""
         for path, item in self._store.items(COMPUTE_KIND):
             if "/instances/" in path and item["id"] == uid:
                 return item | {"path": path}

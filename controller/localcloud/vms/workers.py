@@ -75,7 +75,6 @@ class EmulatedWorkers:
         return [_worker_from_json(body) for _, body in self._store.items("worker", f"{uid}/")]
 
     def home(self, worker: EmulatedWorker) -> Path:
-        """Return the worker's home folder."""
         return self._state / "nodes" / worker.uid / f"worker-{worker.index}" / "home"
 
     def host_key(self, worker: EmulatedWorker) -> tuple[str, str]:

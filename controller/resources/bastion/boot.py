@@ -116,7 +116,6 @@ def write_log_line(log: Path, line: str) -> None:
 
 
 def upload_log(orders: dict[str, Any], log: Path) -> None:
-    """Upload the log to the bucket."""
     name = quote(orders["log"], safe="")
     place = f"upload/storage/v1/b/{quote(orders['bucket'])}/o?uploadType=media&name={name}"
     send_request(

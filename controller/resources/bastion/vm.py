@@ -93,7 +93,6 @@ class Bastion(Resource):
                     raise
 
     def body(self, world: Context) -> dict[str, Any]:
-        """Return the body of the insert request."""
         place = f"projects/{world.project}"
         card: dict[str, Any] = {
             "network": f"{place}/global/networks/{self.network}",

@@ -117,7 +117,6 @@ class PrivateAccess(Resource):
         world.events.note(self.id, f"{words}: {self.command(world)}")
 
     def command(self, world: Context) -> str:
-        """Return the gcloud command that switches it on."""
         return (
             f"gcloud compute networks subnets update {self.name} --region={self.region} "
             f"--enable-private-ip-google-access --project={world.project}"

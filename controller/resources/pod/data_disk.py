@@ -33,7 +33,6 @@ def mount_script(gigabytes: int) -> str:
 
 
 def name_for(pod: str) -> str:
-    """Return the name of a pod's disk."""
     return f"{pod[:58]}-data"
 
 

@@ -118,7 +118,6 @@ class Node(Resource):
 
     @property
     def is_ready(self) -> bool:
-        """Whether it was observed to be READY."""
         return self.status.is_ready
 
     @property
@@ -248,7 +247,6 @@ class Node(Resource):
         return world.fleets.of(self.ssh_target(world))
 
     def accepts_our_key(self, world: Context) -> bool:
-        """Whether its workers accept our SSH key."""
         return world.login.is_authorized(self.path(world), self.status.ssh_keys)
 
     def paths(self, world: Context) -> set[str]:

@@ -73,7 +73,6 @@ def zone_path(world: Context, zone: str) -> str:
 
 
 def node_path(world: Context, name: str, zone: str) -> str:
-    """Return the node's full name."""
     return f"{zone_path(world, zone)}/nodes/{name}"
 
 
@@ -120,7 +119,6 @@ def capacity_of(answer: dict[str, Any]) -> str:
 
 
 def parse_node(answer: dict[str, Any], provisioner: ProvisionerName = "node") -> SliceStatus:
-    """Return the status of a node."""
     zone, network = answer["name"].split("/")[3], answer.get("networkConfig", {})
     state = answer.get("state", "UNKNOWN")
     maintenance = answer.get("upcomingMaintenance", {}).get("maintenanceStatus", "")

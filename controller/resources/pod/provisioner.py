@@ -68,7 +68,6 @@ class SliceSpec:
 
     @classmethod
     def of(cls, config: Config) -> "SliceSpec":
-        """Return the spec of a config's slice."""
         tpu, topology = config.tpu, config.topology
         return cls(
             workers=topology.workers,

@@ -81,7 +81,6 @@ class QueuedProvisioner:
 
 
 def request_path(world: Context, name: str, zone: str) -> str:
-    """Return the request's full name."""
     return f"{node_api.zone_path(world, zone)}/queuedResources/{name}"
 
 

@@ -93,7 +93,6 @@ class Bucket(Resource):
             return  # created by us or someone else meanwhile; the next observation decides
 
     def body(self) -> dict[str, Any]:
-        """Return the body of the insert request."""
         rules = [
             _rule("AbortIncompleteMultipartUpload", age=self.unfinished_upload_days),
             _rule("Delete", daysSinceNoncurrentTime=self.noncurrent_days),

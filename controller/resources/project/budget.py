@@ -74,7 +74,6 @@ class BillingBudget(Resource):
         return f"slipway {world.project}"
 
     def body(self, world: Context) -> dict[str, Any]:
-        """Return the body of the create request."""
         return {
             "displayName": self.display_name(world),
             "budgetFilter": {"projects": [f"projects/{world.project_number}"], "calendarPeriod": "MONTH"},

@@ -126,7 +126,6 @@ def _format_cost(cost: dict[str, Any]) -> str:
 
 
 def format_status(document: dict[str, Any]) -> list[str]:
-    """Format the document for people."""
     pod, run = document["pod"], document["run"]
     lines = [f"pod  {pod['name']}: {pod['state']}" if pod["state"] != "absent" else f"pod  {pod['name']}: no node"]
     if pod["driver"]:

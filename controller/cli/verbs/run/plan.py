@@ -23,7 +23,6 @@ def run(command: Command) -> int:
 
 
 def format_plan(preview: RunPreview) -> list[str]:
-    """Format the plan for people."""
     plan, price = preview.plan, preview.price
     tpu, topology = plan.config.tpu, plan.config.topology
     lines = [

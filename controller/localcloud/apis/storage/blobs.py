@@ -21,7 +21,6 @@ class Digest:
         self.size = 0
 
     def update(self, data: bytes) -> None:
-        """Add the next bytes."""
         self._md5.update(data)
         self._crc.update(data)
         self.size += len(data)

@@ -44,7 +44,6 @@ class Storage:
         self._policies = policies
 
     def handlers(self) -> dict[str, Handler]:
-        """Return the handlers by method key."""
         table: dict[str, Handler] = {
             "buckets.insert": self._insert_bucket,
             "buckets.get": lambda call: self._show_bucket(self._bucket(call), call),

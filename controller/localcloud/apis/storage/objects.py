@@ -117,19 +117,16 @@ class Objects:
         return StoredObject(body, stored.blob)
 
     def delete(self, stored: StoredObject) -> None:
-        """Delete an object and its content."""
         self._store.database.execute(
             "DELETE FROM objects WHERE bucket=? AND name=?", (stored.body["bucket"], stored.body["name"])
         )
         self._blobs.delete(stored.blob)
 
     def empty(self, bucket: str) -> bool:
-        """Return whether a bucket has no objects."""
         found = self._store.database.execute("SELECT 1 FROM objects WHERE bucket=? LIMIT 1", (bucket,))
         return found.fetchone() is None
 
     def names(self, bucket: str) -> list[str]:
-        """Return all object names in a bucket."""
         rows = self._store.database.execute("SELECT name FROM objects WHERE bucket=? ORDER BY name", (bucket,))
         return [name for (name,) in rows]
 

@@ -40,7 +40,6 @@ class Nodes:
     faults: Faults
 
     def handlers(self) -> dict[str, Handler]:
-        """Return the handlers by method key."""
         table: dict[str, Handler] = {
             "create": self._create,
             "get": self._get,
@@ -54,7 +53,6 @@ class Nodes:
         return {f"tpu.v2:{_PREFIX}nodes.{name}": handler for name, handler in table.items()}
 
     def effects(self) -> dict[str, Effect]:
-        """Return the functions to run when operations end."""
         return {
             "node.ready": self._on_ready,
             "node.started": self._on_started,
@@ -151,7 +149,6 @@ class Nodes:
         return next((word for word in ("spot", "preemptible", "reserved") if scheduling.get(word)), "on_demand")
 
     async def remove(self, name: str) -> None:
-        """Delete a node and its VMs."""
         node = self.store.get("node", name)
         if node is not None:
             self.store.put("node", name, {**node, "state": "DELETING"})

@@ -28,7 +28,6 @@ class QueuedResources:
     faults: Faults
 
     def handlers(self) -> dict[str, Handler]:
-        """Return the handlers by method key."""
         table: dict[str, Handler] = {
             "queuedResources.create": self._create,
             "queuedResources.get": self._get,
@@ -49,7 +48,6 @@ class QueuedResources:
         return newer | {f"{_PREFIX.replace('v2', 'v2alpha1')}{name}": table[name] for name in shared}
 
     def effects(self) -> dict[str, Effect]:
-        """Return the functions to run when operations end."""
         return {"queued.provision": self._provision, "queued.gone": self._on_deleted}
 
     def _create(self, call: ApiCall) -> Document | Awaitable[Document]:
