@@ -7,12 +7,7 @@ from controller.context import Context
 from controller.core.finding import Issue, check
 from controller.gcp.client import ForbiddenError, ServiceDisabledError
 
-METRICS = {
-    "v4": ("tpu-v4", "tpu-v4s"),
-    "v5e": ("tpu-v5s-litepod",),
-    "v5p": ("tpu-v5p",),
-    "v6e": ("tpu-v6e",),
-}
+METRICS = {"v4": ("tpu-v4", "tpu-v4s"), "v5e": ("tpu-v5s-litepod",), "v5p": ("tpu-v5p",), "v6e": ("tpu-v6e",)}
 """Quota metrics of a generation, without `tpu.googleapis.com/` before and the kind of capacity behind."""
 SUFFIXES = {"on_demand": "", "spot": "-preemptible", "preemptible": "-preemptible"}
 

@@ -10,12 +10,7 @@ from typing import Any, NoReturn
 
 from controller.core.errors import ConfigError
 
-GROUPS = {
-    "run": "run",
-    "look": "inspect and connect",
-    "end": "stop and clean up",
-    "setup": "set up",
-}
+GROUPS = {"run": "run", "look": "inspect and connect", "end": "stop and clean up", "setup": "set up"}
 """Headings under which the verbs are listed."""
 
 

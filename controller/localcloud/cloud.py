@@ -186,10 +186,7 @@ def _resolve_setting(store: Store, name: str, wanted: Any, default: Any) -> Any:
 
 
 async def _wait_for_stop(
-    stopped: asyncio.Event,
-    idle_exit: float | None,
-    last_request: Callable[[], float],
-    holds_node: Callable[[], bool],
+    stopped: asyncio.Event, idle_exit: float | None, last_request: Callable[[], float], holds_node: Callable[[], bool]
 ) -> None:
     """Return on a stop request, or after `idle_exit` seconds without a request while no node exists."""
     while not stopped.is_set():

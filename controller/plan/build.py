@@ -110,7 +110,7 @@ def build_plan(
     code = code or take_snapshot(config, folder)
     bucket = bucket_name(config, project)
     held = resolve_assets(config, code.root) if recorded is None else recorded.assets
-    run_id = config.run_id(code.sha256, {_identity_key(c): c.identity for c in held.values()})
+    run_id = config.run_id(code.sha256, {c.name if c.kind == "dataset" else c.path: c.identity for c in held.values()})
     if recorded is not None:
         run_id = recorded.run_id
     if isinstance(code, UnfetchedSnapshot):
@@ -132,10 +132,6 @@ def build_plan(
         early = (*early, *bastion_resources(config, bucket, run_id, [r.id for r in early]))
     resources = (*early, node, *worker_resources(prepared))
     return Plan(config, project, run_id, bucket, code, run_yaml, places, vault, tuple(held.values()), resources)
-
-
-def _identity_key(asset: ResolvedAsset) -> str:
-    return asset.name if asset.kind == "dataset" else asset.path
 
 
 def _resources_before_pod(

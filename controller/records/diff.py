@@ -22,7 +22,10 @@ def diff_records(old: RunRecord, new: RunRecord) -> RecordDiff:
         "price": lambda d: d["prices"],
         "result": lambda d: flat({key: d["row"].get(key) for key in RESULT_KEYS}),
     }
-    found = {name: _changed_keys(of(old), of(new)) for name, of in sections.items()}
+    found = {}
+    for name, of in sections.items():
+        a, b = of(old), of(new)
+        found[name] = {key: (a.get(key), b.get(key)) for key in {**a, **b} if a.get(key) != b.get(key)}
     return {name: unequal for name, unequal in found.items() if unequal}
 
 
@@ -38,10 +41,6 @@ def format_diff(old: str, new: str, found: RecordDiff) -> list[str]:
         for key, (a, b) in sorted(keys.items()):
             lines.append(f"  {key}: {_format_value(a)} -> {_format_value(b)}")
     return lines if found else [*lines, "", "no differences"]
-
-
-def _changed_keys(a: dict[str, Any], b: dict[str, Any]) -> dict[str, tuple[Any, Any]]:
-    return {key: (a.get(key), b.get(key)) for key in {**a, **b} if a.get(key) != b.get(key)}
 
 
 def _git(document: RunRecord) -> dict[str, Any]:

@@ -89,7 +89,8 @@ class Recorder:
             document = describe_plan(plan, self._overrides) | {"worker_0": _worker_0_facts(plan, fleet)}
             document |= {"created": self._world.clock.now(), "prices": self._price_fields(), "sweep": self._sweep}
             document |= self._handed_over_code_origin() or self._repeated_run_origin() or self._save_code_state()
-            ledger.write("plan.yaml", yaml.safe_dump(_public_fields(document), sort_keys=False))
+            shown = {key: document[key] for key in ("run", "overrides", "code_sha256", "config")}
+            ledger.write("plan.yaml", yaml.safe_dump(shown, sort_keys=False))
             ledger.write("run.yaml", plan.run_yaml)
             known = dump(document, indent=1).encode()
             if not ledger.create(RECORD_FILE, known.decode()):
@@ -257,7 +258,3 @@ def _cost_fields(spending: Spending) -> RunRecord:
 def _asset_manifest(content: ResolvedAsset) -> RunRecord:
     files = {source.name: source.sha256 for source in content.files}
     return {"kind": content.kind, "name": content.name, "identity": content.identity, "files": files}
-
-
-def _public_fields(document: RunRecord) -> RunRecord:
-    return {key: document[key] for key in ("run", "overrides", "code_sha256", "config")}

@@ -105,17 +105,14 @@ def _comparison_rows(report: ReportModel, metric: Metric) -> list[Row]:
         interval = f"{low} to {high}" if width is not None else "–"
         how = f"{one.how}, {plural(one.pairs, 'pair')}" if one.how == "paired" else one.how or "–"
         picture = partial(whisker, one=one, low=min(edges), high=max(edges))
-        rows.append([*row, difference, _bold(interval) if one.differs else interval, picture, how])
+        bold = partial(add_child, tag="b", text=interval)
+        rows.append([*row, difference, bold if one.differs else interval, picture, how])
     return rows
 
 
 def _line_label(cell: Element, number: int, label: str) -> None:
     swatch(cell, number)
     add_child(cell, "span", label)
-
-
-def _bold(text: str) -> partial[Element]:
-    return partial(add_child, tag="b", text=text)
 
 
 def time_section(section: Element, report: ReportModel) -> None:

@@ -233,7 +233,7 @@ class WorkerConnection(_HonoursConfig):
             host_keys.pin(self.worker, kind, text)
         elif known.get(kind) != text:
             shows = f"its SSH host key is {kind} {shown.fingerprint}"
-            expected = ", ".join(f"{k} {_fingerprint(k, t)}" for k, t in known.items())
+            expected = ", ".join(f"{k} {PKey.from_type_string(k, b64decode(t)).fingerprint}" for k, t in known.items())
             again = f"If you expected this, delete {access.kept} and try again; `slipway down` deletes it too"
             if access.trust_on_first_use:
                 words = f"{shows}, but was {expected} on first use. {again}"
@@ -312,10 +312,6 @@ def _key_family(kind: str) -> str:
     https://www.rfc-editor.org/rfc/rfc8332
     """
     return "ssh-rsa" if kind.startswith("rsa-sha2-") else kind
-
-
-def _fingerprint(kind: str, text: str) -> str:
-    return PKey.from_type_string(kind, b64decode(text)).fingerprint
 
 
 def _reason(error: Exception) -> str:

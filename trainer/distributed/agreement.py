@@ -44,9 +44,12 @@ def check_devices(pod: PodFacts) -> None:
 
 def check_agreement(run_file: Path, experiment: RunFile) -> None:
     """Compare config, code, packages and data over all workers; all must call it, and all raise DisagreementError."""
-    facts = _worker_facts(run_file) | {
-        key: fingerprint.file_fingerprint(path) for key, path in _input_files(experiment)
+    facts = {
+        "config": hashlib.sha256(run_file.read_bytes()).hexdigest(),
+        "code": os.environ.get("SLIPWAY_CODE_SHA256", "unknown"),
+        "packages": " ".join(f"{name}={_version(name)}" for name in PACKAGES),
     }
+    facts |= {key: fingerprint.file_fingerprint(path) for key, path in _input_files(experiment)}
     everyone = [json.loads(text) for text in gather_texts(json.dumps(facts))]
     complaints = [line for name in everyone[0] for line in disagreements(name, [facts[name] for facts in everyone])]
     if complaints:
@@ -62,14 +65,6 @@ def disagreements(name: str, values: list[str]) -> list[str]:
         for worker, value in enumerate(values)
         if value != usual
     ]
-
-
-def _worker_facts(run_file: Path) -> dict[str, str]:
-    return {
-        "config": hashlib.sha256(run_file.read_bytes()).hexdigest(),
-        "code": os.environ.get("SLIPWAY_CODE_SHA256", "unknown"),
-        "packages": " ".join(f"{name}={_version(name)}" for name in PACKAGES),
-    }
 
 
 def _input_files(experiment: RunFile) -> Iterator[tuple[str, str]]:

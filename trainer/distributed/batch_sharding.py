@@ -77,14 +77,11 @@ def shard_rows(loop: LmLoop, mesh: Mesh) -> BatchSharding:
     holders = list(mesh.devices.reshape(parts, -1))  # devices of each part, in the order of the batch axes
     owners = [{device.process_index for device in part} for part in holders]
     in_order = sorted(range(parts), key=lambda part: (min(owners[part]), part))
-    own = {device: lot for lot, part in enumerate(in_order) for device in holders[part] if _is_local_device(device)}
+    this = jax.process_index()
+    own = {device: lot for lot, part in enumerate(in_order) for device in holders[part] if device.process_index == this}
     rows, lots = loop.rows // parts, own.values() or (0,)
     held = range(min(lots) * rows, (max(lots) + 1) * rows)
     return BatchSharding(mesh, accumulation, rows // accumulation, parts, own, held)
-
-
-def _is_local_device(device: Any) -> bool:
-    return device.process_index == jax.process_index()
 
 
 def replicated_sharding(mesh: Mesh) -> NamedSharding:

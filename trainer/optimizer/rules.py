@@ -46,7 +46,7 @@ def update_rules(opt: Optimizer, cfg: Model) -> dict[str, UpdateRule]:
                 f"optimizer.param_groups.{i}.match: {group.match!r} matches no weight of the model; "
                 f"its weights: {', '.join(sorted(shapes))}"
             )
-    return {path: _update_rule(opt, cfg, view, _matching_group(opt, path)) for path, view in shapes.items()}
+    return {path: _update_rule(opt, cfg, path, view) for path, view in shapes.items()}
 
 
 def map_with_path(function: Callable[..., Any], tree: Any, *rest: Any) -> Any:
@@ -58,18 +58,16 @@ def map_with_path(function: Callable[..., Any], tree: Any, *rest: Any) -> Any:
     return jax.tree.map_with_path(call, tree, *rest)
 
 
-def _matching_group(opt: Optimizer, path: str) -> ParamGroup:
-    return next((g for g in opt.param_groups if fnmatchcase(path, g.match)), MuonParamGroup(match=path))
-
-
-def _update_rule(opt: Optimizer, cfg: Model, view: MatrixView, group: ParamGroup) -> UpdateRule:
+def _update_rule(opt: Optimizer, cfg: Model, path: str, view: MatrixView) -> UpdateRule:
+    group = next((g for g in opt.param_groups if fnmatchcase(path, g.match)), MuonParamGroup(match=path))
     if isinstance(opt, Muon) and view.is_matrix and getattr(group, "algorithm", None) is None:
         return _muon_rule(opt, cfg, view, group)
     base = opt.adamw if isinstance(opt, Muon) else opt
     lr, decay = _group_lr(group, base.lr, cfg), _group_weight_decay(group, base.weight_decay)
     if isinstance(base, Adafactor):
         return UpdateRule("adafactor_layers" if view.stacked else "adafactor", lr, decay)
-    b1, b2 = (base_value if own is None else own for own, base_value in _group_betas(group, base))
+    own = (getattr(group, name, None) for name in ("b1", "b2"))
+    b1, b2 = (usual if value is None else value for value, usual in zip(own, (base.b1, base.b2), strict=True))
     name = "adamw" if (b1, b2) == (base.b1, base.b2) else f"adamw_{b1}_{b2}"
     return UpdateRule(name, lr, decay, b1=b1, b2=b2)
 
@@ -98,7 +96,3 @@ def _group_lr(group: ParamGroup, base: float, cfg: Model) -> float:
 
 def _group_weight_decay(group: ParamGroup, base: float) -> float:
     return base if group.weight_decay is None else group.weight_decay
-
-
-def _group_betas(group: ParamGroup, base: Any) -> tuple[tuple[float | None, float], tuple[float | None, float]]:
-    return (getattr(group, "b1", None), base.b1), (getattr(group, "b2", None), base.b2)

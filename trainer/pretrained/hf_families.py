@@ -152,7 +152,7 @@ def tensor_mappings(cfg: Model) -> Iterator[TensorMapping]:
             yield _copied(f"{layer}self_attn.{letter}_norm.weight", f"{name}_norm")
     yield _merge_heads(f"{layer}self_attn.o_proj.weight", "output", cfg.num_heads)
     for name in ("gate", "up", "down"):
-        yield _transposed(f"{layer}mlp.{name}_proj.weight", name)
+        yield TensorMapping(f"{layer}mlp.{name}_proj.weight", (name,), lambda x: (x.T,), lambda x: x.T)
 
 
 def _gpt2_tensors(cfg: Model) -> Iterator[TensorMapping]:
@@ -181,10 +181,6 @@ def _copied(theirs: str, ours: str) -> TensorMapping:
     return TensorMapping(theirs, (ours,), lambda x: (x,), lambda x: x)
 
 
-def _transposed(theirs: str, ours: str) -> TensorMapping:
-    return TensorMapping(theirs, (ours,), lambda x: (x.T,), lambda x: x.T)
-
-
 def _with_shape(theirs: str, ours: str, shape: tuple[int, ...], joined: tuple[int, ...] = (-1,)) -> TensorMapping:
     return TensorMapping(theirs, (ours,), lambda x: (x.reshape(shape),), lambda x: x.reshape(joined))
 
@@ -192,20 +188,14 @@ def _with_shape(theirs: str, ours: str, shape: tuple[int, ...], joined: tuple[in
 def _split_heads(theirs: str, ours: str, heads: int) -> TensorMapping:
     """Map [heads * head_dim, dim] to [dim, heads, head_dim]."""
     return TensorMapping(
-        theirs,
-        (ours,),
-        lambda x: (x.T.reshape(x.shape[1], heads, -1),),
-        lambda x: x.reshape(x.shape[0], -1).T,
+        theirs, (ours,), lambda x: (x.T.reshape(x.shape[1], heads, -1),), lambda x: x.reshape(x.shape[0], -1).T
     )
 
 
 def _merge_heads(theirs: str, ours: str, heads: int) -> TensorMapping:
     """Map [dim, heads * head_dim] to [heads, head_dim, dim]."""
     return TensorMapping(
-        theirs,
-        (ours,),
-        lambda x: (x.T.reshape(heads, -1, x.shape[0]),),
-        lambda x: x.reshape(-1, x.shape[-1]).T,
+        theirs, (ours,), lambda x: (x.T.reshape(heads, -1, x.shape[0]),), lambda x: x.reshape(-1, x.shape[-1]).T
     )
 
 

@@ -92,10 +92,12 @@ class Projects:
             "cloudresourcemanager.v1:projects.get": self._project_v1,
             "cloudresourcemanager.v3:projects.get": self._project_v3,
             "iam.v1:projects.serviceAccounts.create": self._create_account,
-            "iam.v1:projects.serviceAccounts.get": self._get_account,
+            "iam.v1:projects.serviceAccounts.get": self._account,
             "iam.v1:projects.serviceAccounts.list": self._list_accounts,
             "iam.v1:projects.serviceAccounts.delete": self._delete_account,
-            "iam.v1:projects.serviceAccounts.getIamPolicy": self._get_account_policy,
+            "iam.v1:projects.serviceAccounts.getIamPolicy": lambda call: self._policies.get(
+                self._account(call)["name"]
+            ),
             "iam.v1:projects.serviceAccounts.setIamPolicy": self._set_account_policy,
         }
         for version in ("v1", "v3"):
@@ -219,15 +221,9 @@ class Projects:
                 return account
         raise ApiError(404, f"Unknown service account: {wanted}")
 
-    def _get_account(self, call: ApiCall) -> Document:
-        return self._account(call)
-
     def _list_accounts(self, call: ApiCall) -> Document:
         check_project(_project(call))
         return paginate(call, list(self._accounts().values()), "accounts")
-
-    def _get_account_policy(self, call: ApiCall) -> Document:
-        return self._policies.get(self._account(call)["name"])
 
     def _set_account_policy(self, call: ApiCall) -> Document:
         return self._policies.set(self._account(call)["name"], call.body.get("policy", {}), conflict=409)

@@ -95,7 +95,8 @@ class Server:
         # Upload chunks also use PUT and DELETE, which the documents do not declare.
         http = "POST" if "upload" in surface else request.method
         body = None if surface else await _json_body(request)
-        return await self._call(http, path, _query_parameters(request), body, admitted, request, surface)
+        query = {name: ",".join(request.query.getall(name)) for name in request.query}  # so REST encodes lists
+        return await self._call(http, path, query, body, admitted, request, surface)
 
     async def _call(
         self,
@@ -234,8 +235,3 @@ def _response_summary(response: web.Response) -> dict[str, str]:
     """Return the log summary of an uploaded object, once it is complete."""
     made = json.loads(response.body) if response.status == 200 and isinstance(response.body, bytes) else {}
     return {key: made[key] for key in ("name", "size", "md5Hash") if key in made}
-
-
-def _query_parameters(request: web.Request) -> dict[str, str]:
-    """Return the query parameters; repeated ones, which is how REST encodes lists, are joined with commas."""
-    return {name: ",".join(request.query.getall(name)) for name in request.query}

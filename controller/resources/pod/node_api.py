@@ -104,11 +104,7 @@ def scheduling(capacity: str) -> dict[str, bool]:
     """Return the node's scheduling options for a tier."""
     if capacity == "flex_start":
         raise CloudError("tpu.provisioner: flex_start requires a queued resource; set it to auto or queued")
-    return {
-        "preemptible": capacity == "preemptible",
-        "reserved": capacity == "reserved",
-        "spot": capacity == "spot",
-    }
+    return {"preemptible": capacity == "preemptible", "reserved": capacity == "reserved", "spot": capacity == "spot"}
 
 
 def capacity_of(answer: dict[str, Any]) -> str:

@@ -23,11 +23,15 @@ from controller.resources.project.services import Services
 from controller.resources.workers.base import active_runs
 from controller.run.session import Session, open_session
 
+BUCKET_STAYS = (
+    "gs://{} stays, with results of runs elsewhere; to delete it, run `down --all` with their tpu.zone or cloud.bucket"
+)
+
 
 def run(command: Command) -> int:
     with open_session(command.options) as now:
         everything = command.flags.all
-        rows = [row for row in _observe(now, everything) if _exists(row)]
+        rows = [row for row in _observe(now, everything) if not isinstance(row.seen, Absent | Unknown)]
         present = [row.resource for row in rows if _will_be_deleted(row, everything)]
         running = _affected_runs(now)
         if everything:
@@ -57,7 +61,7 @@ def run(command: Command) -> int:
         deleted = [r.id for r in present]
         print(json.dumps({"deleted": deleted, "kept": kept_ids, "other_buckets": others, "undo": [undo]}))
     else:
-        print("\n".join([*_summary_lines(present, kept, undo, everything), *_bucket_lines(others)]))
+        print("\n".join([*_summary_lines(present, kept, undo, everything), *map(BUCKET_STAYS.format, others)]))
     return 0
 
 
@@ -74,10 +78,6 @@ def _observe(now: Session, everything: bool) -> list[ResourcePreview]:
     others = resources_in_other_regions(now.world, network, {r.id for r in wanted})
     seen = preview_resources(tuple(replace(r, needs=()) for r in others), now.world)
     return rows + [replace(row, resource=resource) for row, resource in zip(seen, others, strict=True)]
-
-
-def _exists(row: ResourcePreview) -> bool:
-    return not isinstance(row.seen, Absent | Unknown)
 
 
 def _will_be_deleted(row: ResourcePreview, everything: bool) -> bool:
@@ -124,14 +124,6 @@ def _other_buckets(now: Session) -> list[str]:
     listed = now.world.google.pages("storage", "buckets.list", "items", project=now.world.project)
     ours = [b["name"] for b in listed if is_labelled(b)]
     return sorted(name for name in ours if name != now.plan.bucket)
-
-
-def _bucket_lines(names: list[str]) -> list[str]:
-    return [
-        f"gs://{name} stays, with results of runs elsewhere; to delete it, run `down --all` with their tpu.zone or "
-        "cloud.bucket"
-        for name in names
-    ]
 
 
 def _affected_runs(now: Session) -> set[str]:
