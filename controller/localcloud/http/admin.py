@@ -35,6 +35,28 @@ class Admin:
     faults: Faults
     stopped: asyncio.Event
 
+    async def answer(self, request: web.Request, path: str) -> web.Response:
+        """Answer a request; raise ApiError 404 for an unknown path, 400 for an invalid body."""
+        match (request.method, path):
+            case ("GET", "state"):
+                return web.json_response(self._state())
+            case ("GET", "requests"):
+                return self._requests(request.query.get("after", "0"))
+            case ("GET", "settings"):
+                return self._settings({})
+            case ("POST", "faults"):
+                return self._register_faults(await _json_body(request, "key", "faults", "check"))
+            case ("DELETE", "faults"):
+                self.faults.clear()
+                return web.json_response({})
+            case ("POST", "settings"):
+                return self._settings(await _json_body(request, "operation_seconds"))
+            case ("POST", "stop"):
+                self.stopped.set()
+                return web.json_response({})
+        known = "GET state, GET requests, GET settings, POST settings, POST faults, DELETE faults, POST stop"
+        raise ApiError(404, f"No such method: {request.method} /emulator/{path}; known: {known}")
+
     def _state(self) -> dict[str, Any]:
         kinds = [*_VISIBLE_KINDS, *sorted(set(self.store.kinds()) - _HIDDEN_KINDS - set(_VISIBLE_KINDS))]
         state: dict[str, Any] = {kind: dict(self.store.items(kind)) for kind in kinds}
