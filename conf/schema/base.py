@@ -1,4 +1,4 @@
-"""What every section of the config is: frozen, closed, documented; some keys are volatile."""
+"""Base class of the config's sections, and the mark of volatile keys."""
 
 from typing import Annotated, Any
 
@@ -6,27 +6,27 @@ from pydantic import BaseModel, ConfigDict, StringConstraints
 
 
 class Strict(BaseModel):
-    """A section: immutable, and an unknown key is an error (Hydra would merge a typo without a word)."""
+    """A section: immutable, and unknown keys are errors, because Hydra would silently merge a typo."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, defer_build=True)
 
 
 class Volatile:
-    """Marks a key that says where or how patiently a run is executed, never what it computes.
+    """Marks a key that affects where a run executes or how long it waits, but not what it computes.
 
-    Such keys stay out of a run's identity: the same experiment in another zone is the same experiment.
+    Volatile keys are not part of a run's identity: an experiment stays the same in another zone.
     """
 
 
 VOLATILE = Volatile()
 
 Name = Annotated[str, StringConstraints(pattern=r"^[a-z]([-a-z0-9]{0,61}[a-z0-9])?$")]
-"""A name as Google's resources take it (RFC 1035 label)."""
+"""Name of a Google resource (RFC 1035 label)."""
 Zone = Annotated[str, StringConstraints(pattern=r"^[a-z]+-[a-z]+\d+-[a-z0-9]+$")]
 
 
 def without_volatile(section: BaseModel) -> dict[str, Any]:
-    """The section as plain JSON data, without its volatile keys, at any depth."""
+    """Return the section as plain JSON data, without volatile keys at any depth."""
     plain = section.model_dump(mode="json")
     for name, field in type(section).model_fields.items():
         value = getattr(section, name)

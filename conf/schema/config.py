@@ -1,4 +1,4 @@
-"""The config as one frozen schema: types, bounds, descriptions. Values live in YAML, error reports in validation.py."""
+"""The config as one frozen schema. Values live in YAML; validation.py reports errors."""
 
 import hashlib
 import json
@@ -21,14 +21,14 @@ from conf.schema.training.settings import CheckpointSettings, Logging, Mesh
 
 
 class Config(Strict):
-    """One experiment, resolved."""
+    """Resolved config of one experiment."""
 
     cloud: Annotated[Cloud, VOLATILE]
     tpu: Tpu
     network: Annotated[Network, VOLATILE]
     assets: Assets
     program: Program
-    data: Data | None = None  # the four groups of the trainer are absent with program=command
+    data: Data | None = None  # program=command has none of these four
     model: Model | None = None
     loop: Loop | None = None
     optimizer: Optimizer | None = None
@@ -54,15 +54,15 @@ class Config(Strict):
 
     @property
     def regions(self) -> tuple[str, ...]:
-        """Every region that the pod may be in, the wanted one first."""
+        """Regions where the pod may be, the preferred one first."""
         return tuple(dict.fromkeys(zone_region(zone) for zone in self.tpu.all_zones))
 
     @property
     def pod_name(self) -> str:
-        """Derives from cloud, tpu and network alone: every run with the same three shares one warm pod."""
+        """Name derived from cloud, tpu and network only, so that runs with equal ones share a warm pod."""
         if self.tpu.name:
             return self.tpu.name
-        lasting = {"faults", "operation_seconds", "port", "trc", "billing_budget"}  # these do not say where the pod is
+        lasting = {"faults", "operation_seconds", "port", "trc", "billing_budget"}  # these do not identify the pod
         lasting |= {"driver_service_account", "driver_roles", "driver_machine"}
         identity = {
             "cloud": self.cloud.model_dump(mode="json", exclude=lasting),
@@ -72,10 +72,10 @@ class Config(Strict):
         return f"slipway-{self.tpu.accelerator_type}-{digest(identity)[:6]}"
 
     def run_id(self, code_sha256: str, data_sha256: dict[str, str]) -> str:
-        """`<run.name>-<8 hex>`: the same config, code and data give the same id on every host."""
+        """Return `<run.name>-<8 hex>`. Equal config, code and data give the same ID on every host."""
         return f"{self.run.name}-{digest([without_volatile(self), code_sha256, data_sha256])[:8]}"
 
 
 def digest(value: Any) -> str:
-    """SHA-256 of the canonical JSON of `value`, in hex."""
+    """Return the hex SHA-256 of the canonical JSON of `value`."""
     return hashlib.sha256(json.dumps(value, sort_keys=True, separators=(",", ":")).encode()).hexdigest()

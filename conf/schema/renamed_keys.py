@@ -1,4 +1,4 @@
-"""Config keys that were renamed: an unknown key that is listed here names its successor in the error."""
+"""Renamed config keys. The error for an old key names its successor."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -78,11 +78,11 @@ RENAMED = {
     "assets.models.*.files.*.token": "assets.models.*.files.*.token_secret",
     "assets.tokenizers.*.files.*.token": "assets.tokenizers.*.files.*.token_secret",
 }
-"""Old dotted key to new dotted key; `*` stands for one name that the user chose."""
+"""Old to new dotted key; `*` matches one user-chosen name."""
 
 
 def successors(path: Sequence[str], value: Any = None) -> list[str]:
-    """Return the new names of an unknown key, of the keys of its value first; empty if it was never renamed."""
+    """Return the new names of the keys below an unknown key, else of the key itself; empty if never renamed."""
     below = [name for key in _leaves(path, value) for name in _lookup(key)] if isinstance(value, dict) else []
     return list(dict.fromkeys(below)) or _lookup(path)
 

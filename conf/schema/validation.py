@@ -1,4 +1,4 @@
-"""Validation of composed data: every problem at once, each with its key and, for a misspelt key, the right one."""
+"""Validation of composed data. Reports all problems at once, with suggestions for misspelled keys."""
 
 import difflib
 import json
@@ -16,22 +16,22 @@ MAX_SHOWN_CHARS = 600
 """Limit for a message, and for each value in it."""
 
 VALUE_HINTS = {
-    "project": "a project looks like my-project, or example.com:my-project",
-    "apis": "a service looks like tpu.googleapis.com",
-    "url": "a URL begins with http:// or https:// and holds no space",
-    "zone": "a zone looks like us-central1-a; conf/tpu_types.yaml lists those with TPUs",
-    "name": "a name has 1 to 63 of a-z, 0-9 and -, a letter first",
-    "python": "a version looks like 3.11",
-    "user": "a user is a-z, 0-9, _ and -, at most 32 of them, a letter first",
-    "bucket_location": "a location looks like us-central1, or us",
-    "account": "a billing account looks like 012345-6789AB-CDEF01",
+    "project": "use a project ID such as my-project or example.com:my-project",
+    "apis": "use a service name such as tpu.googleapis.com",
+    "url": "must start with http:// or https:// and contain no spaces",
+    "zone": "use a zone such as us-central1-a; conf/tpu_types.yaml lists zones with TPUs",
+    "name": "use 1 to 63 characters a-z, 0-9 and -, starting with a letter",
+    "python": "use a version such as 3.11",
+    "user": "use 1 to 32 characters a-z, 0-9, _ and -, starting with a letter",
+    "bucket_location": "use a region or multi-region such as us-central1 or us",
+    "account": "use a billing account ID such as 012345-6789AB-CDEF01",
 }
-"""Valid form of a value that breaks its pattern, by the last part of its key."""
+"""Hint for a value that does not match its pattern, by the last part of the key."""
 
 
 @dataclass(frozen=True)
 class ConfigProblem:
-    """One thing wrong with a config: the key to change, and why."""
+    """A problem in the config: the key to change and the reason."""
 
     key: str
     message: str
@@ -41,10 +41,10 @@ class ConfigProblem:
 
 
 def validate(raw: dict[str, Any]) -> tuple[Config | None, list[ConfigProblem]]:
-    """Validate composed data; returns the config, or None and every problem found.
+    """Validate composed data. Return the config, or None, and every problem.
 
-    A config whose only faults are unknown keys is also validated without them, so that the caller can go on to the
-    rules between sections and report those in the same breath.
+    If the only problems are unknown keys, validate again without them, so that the caller can also run the checks
+    between sections and report everything at once.
     """
     if problems := [*_unprintable_values(raw)]:
         return None, problems
@@ -69,36 +69,34 @@ def _problem(raw: dict[str, Any], error: Any) -> ConfigProblem:
         if new := successors(path, error["input"]):
             return ConfigProblem(key, f"unknown key; renamed to {', '.join(new)}")
         if path[-1] in known:
-            return ConfigProblem(
-                key, "is a key of another kind of this section; choose that group, or leave the key out"
-            )
+            return ConfigProblem(key, "belongs to another kind of this section; choose that group or remove the key")
         near = difflib.get_close_matches(path[-1], known, n=1, cutoff=0.6)
         hint = f"did you mean {'.'.join([*path[:-1], near[0]])}?" if near else f"choices: {', '.join(sorted(known))}"
         return ConfigProblem(key, f"unknown key; {hint}")
     if error["type"] == "missing":
-        return ConfigProblem(key, "missing; choose the group that holds it (loop=…, model=…) or set it")
+        return ConfigProblem(key, "missing; choose a group that sets it (loop=…, model=…) or set the key")
     if error["type"] == "tuple_type" and isinstance(error["input"], str) and error["input"]:
         items = ", ".join(shlex.split(error["input"], posix=False))
-        return ConfigProblem(key, f"is a list of words, not one string: '{key}=[{items}]'")
+        return ConfigProblem(key, f"must be a list of words, not a string: '{key}=[{items}]'")
     if error["type"] == "string_pattern_mismatch" and path[-1] in VALUE_HINTS:
-        return ConfigProblem(key, f"{escape_line(repr(error['input']))} does not fit: {VALUE_HINTS[path[-1]]}")
+        return ConfigProblem(key, f"{escape_line(repr(error['input']))} is invalid; {VALUE_HINTS[path[-1]]}")
     message = error["msg"].removeprefix("Value error, ")
     return ConfigProblem(key, f"{message[0].lower()}{message[1:]} (got {escape_line(repr(error['input']))})")
 
 
 def escape_line(text: str) -> str:
-    """Return arbitrary text on one line: newlines and unprintable characters escaped, a long middle left out."""
+    """Return text on one line, with newlines and unprintable characters escaped and long text shortened."""
     if len(text) > MAX_SHOWN_CHARS:
         text = f"{text[: MAX_SHOWN_CHARS // 2]}… ({len(text)} characters) …{text[-MAX_SHOWN_CHARS // 2 :]}"
     return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
 
 
 def _unprintable_values(value: Any, key: str = "") -> Iterator[ConfigProblem]:
-    """Yield keys and values that no file, argument or variable can hold; training text may hold a NUL."""
+    """Yield keys and values that no file, argument or variable can contain. Training text may contain NUL."""
     if isinstance(value, str) and not key.startswith("data.") and "\0" in value:
-        yield ConfigProblem(key, "holds a NUL character, which no argument, variable or path can")
+        yield ConfigProblem(key, "contains a NUL character, which arguments, variables and paths cannot")
     if isinstance(value, str) and any("\ud800" <= sign <= "\udfff" for sign in value):
-        yield ConfigProblem(key, "holds half a character (a surrogate), which no file can")
+        yield ConfigProblem(key, "contains a lone surrogate, which files cannot")
     items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list | tuple) else ()
     for name, child in items:
         inner = f"{key}.{name}".lstrip(".")
@@ -120,7 +118,7 @@ def _key_path(raw: dict[str, Any], loc: tuple[int | str, ...]) -> list[str]:
 
 
 def _sibling_keys(path: list[str]) -> set[str]:
-    """Return the keys the schema allows in place of the last one of `path`, of every kind of that section."""
+    """Return the keys the schema allows in place of the last one in `path`, for every kind of the section."""
     models: list[type[BaseModel]] = [Config]
     for part in path[:-1]:
         if part.isdigit():  # index into a list, whose items share one schema
@@ -131,7 +129,7 @@ def _sibling_keys(path: list[str]) -> set[str]:
 
 
 def find_keys(name: str) -> list[str]:
-    """Return up to three dotted keys that end in `name`, or did, for a user who left out the section."""
+    """Return up to three dotted keys that end in `name`, now or before a rename, for a user who omitted the section."""
     former = (new for old, new in RENAMED.items() if old.rpartition(".")[2] == name and "*" not in new)
     found: dict[str, None] = dict.fromkeys(former)
     todo: list[tuple[str, type[BaseModel]]] = [("", Config)]

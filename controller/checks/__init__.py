@@ -1,1 +1,1 @@
-"""Checks between sections of the config, one file per theme; each is a small pure function whose docstring says why."""
+"""Checks between sections of the config, one file per topic. Each check's docstring gives its reason."""

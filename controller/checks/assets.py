@@ -1,4 +1,4 @@
-"""Assets: what the program reads is here, or can be downloaded."""
+"""Assets: the program's input files exist or can be downloaded."""
 
 import ipaddress
 from collections.abc import Iterator
@@ -13,37 +13,35 @@ from controller.inputs.assets import path_exists
 
 @check("asset_here", "error", "assets.KIND.NAME.path")
 def local_files_are_here(config: Config) -> Iterator[Issue]:
-    """A file that is missing here would be missing on a TPU that is billed."""
+    """A file that is missing on this machine would be missing on a billed TPU."""
     for kind, name, asset in config.assets.each():
         if asset.path is not None and not path_exists(Path(asset.path).expanduser()):
-            message = f"no file at {asset.path}; set it to the file or folder with the data"
+            message = f"no file at {asset.path}; set it to an existing file or folder"
             yield Issue(message, f"assets.{kind}s.{name}.path")
 
 
 @check("asset_token", "error", "assets.KIND.NAME.files.FILE.token_secret")
 def tokens_are_secrets(config: Config) -> Iterator[Issue]:
-    """A token that is sent with a download must be one of `env.secrets`."""
+    """A download token must be listed in `env.secrets`."""
     for key, file in _downloads(config):
         if file.token_secret is not None and config.env.secrets.get(file.token_secret) is None:
-            message = (
-                f"env.secrets has no {file.token_secret}; say where it is, e.g. env.secrets.{file.token_secret}=env"
-            )
+            message = f"{file.token_secret} is not in env.secrets; add it, e.g. env.secrets.{file.token_secret}=env"
             yield Issue(message, f"{key}.token_secret")
 
 
 @check("asset_clear", "error", "assets.KIND.NAME.files.FILE.url")
 def tokens_are_encrypted(config: Config) -> Iterator[Issue]:
-    """A token is never sent without encryption."""
+    """Tokens are never sent unencrypted."""
     for key, file in _downloads(config):
         if file.token_secret is not None and file.url.startswith("http://") and not _is_loopback(file.url):
-            yield Issue("would send the token in the clear; use https", f"{key}.url")
+            yield Issue("would send the token unencrypted; use https", f"{key}.url")
 
 
 @check("fetch_on", "warning", "assets.fetch_on")
 def pod_has_something_to_fetch(config: Config) -> Iterator[Issue]:
-    """Only downloads can be left to the pod; what is here, or made here, is sent from here."""
+    """The pod can fetch only downloads. Local and built files are always uploaded from this machine."""
     if config.assets.fetch_on == "pod" and not any(True for _ in _downloads(config)):
-        yield Issue("pod: no asset has files to download; the others are sent from here all the same")
+        yield Issue("pod has no effect: no asset has files to download; other assets are uploaded from this machine")
 
 
 def _downloads(config: Config) -> Iterator[tuple[str, RemoteFile]]:

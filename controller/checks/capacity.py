@@ -1,4 +1,4 @@
-"""Capacity: the slice can be created in its zones, with its image, network and bucket."""
+"""Capacity: the slice can be created in its zones with its image, network and bucket."""
 
 import difflib
 from collections.abc import Iterator, Set
@@ -12,95 +12,95 @@ from controller.core.finding import Issue, check
 
 @check("zone", "error", "tpu.zone", "tpu.fallback_zones", also="warning")
 def zone_has_type(config: Config) -> Iterator[Issue]:
-    """Each generation is in some zones only. A zone that the table may be too old to list is a warning."""
+    """Each generation is available in some zones only. A zone that the table may be too old to list is a warning."""
     topology = config.topology
     zones = ", ".join(topology.zones)
     for zone in config.tpu.all_zones if topology.zones else ():
         if zone in topology.zones:
             continue
         certain = config.cloud.kind == "local" or not (is_known_zone(zone) or subnet_range(zone_region(zone)))
-        message = f"{zone} has no {topology.generation}; known zones: {zones}"
+        message = f"{zone} has no {topology.generation}; zones that have it: {zones}"
         yield Issue(message, _zone_key(config, zone), "error" if certain else "warning")
 
 
 @check("obtainable", "error", "tpu.accelerator_type")
 def type_is_obtainable(config: Config) -> Iterator[Issue]:
-    """Google adds new generations through Compute Engine alone."""
+    """Google offers new generations only through Compute Engine."""
     if config.topology.generation == "tpu7x":
-        yield Issue(
-            "tpu7x is offered through Compute Engine only, which slipway cannot drive yet; choose v6e, v5p, v5e or v4"
-        )
+        yield Issue("tpu7x needs Compute Engine, which slipway does not support yet; choose v6e, v5p, v5e or v4")
 
 
 @check("runtime", "warning", "tpu.runtime_version")
 def runtime_matches_type(config: Config) -> Iterator[Issue]:
-    """A slice with the image of another generation boots, and JAX finds no TPU on it."""
+    """A slice boots with another generation's image, but JAX finds no TPU on it."""
     documented = config.topology.runtime_version
     if config.tpu.runtime_version not in (None, documented):
         generation = config.topology.generation
-        yield Issue(f"{config.tpu.runtime_version} is not the image Google documents for {generation} ({documented})")
+        yield Issue(
+            f"{config.tpu.runtime_version} is not the documented image for {generation}; use {documented}, or null"
+        )
 
 
 @check("tier", "error", "tpu.provisioner", "tpu.capacity")
 def tier_has_a_provisioner(config: Config) -> Iterator[Issue]:
-    """Nodes, queued resources or both can provide each tier."""
+    """Some tiers need a queued resource and some a node."""
     tpu = config.tpu
     if "flex_start" in tpu.capacity and tpu.provisioner == "node":
-        yield Issue("flex_start is had through a queued resource only; set it to auto or queued")
+        yield Issue("flex_start needs a queued resource; set it to auto or queued")
     if "preemptible" in tpu.capacity and tpu.provisioner == "queued":
-        message = "a queued resource has spot, not preemptible (which ends after 24 h); choose spot"
+        message = "queued resources do not support preemptible, which ends after 24 h; choose spot"
         yield Issue(message, "tpu.capacity")
 
 
 @check("reservation", "error", "tpu.reservation")
 def reservation_is_named(config: Config) -> Iterator[Issue]:
-    """A queued resource takes reserved capacity from a reservation by name."""
+    """A queued resource needs the name of the reservation for reserved capacity."""
     tpu = config.tpu
     if "reserved" in tpu.capacity and tpu.reservation is None and tpu.is_queued("reserved"):
-        yield Issue("capacity=reserved needs the name of the reservation")
+        yield Issue("tpu.capacity=reserved needs the name of the reservation")
 
 
 @check("adopt", "error", "tpu.name", "tpu.data_disk_gb")
 def adopted_has_a_name(config: Config) -> Iterator[Issue]:
-    """An adopted pod is found by its name, and is never changed."""
+    """An adopted pod is found by name and never changed."""
     if config.tpu.adopt and config.tpu.name is None:
         yield Issue("tpu.adopt=true needs the name of the existing pod")
     if config.tpu.adopt and config.tpu.data_disk_gb is not None:
-        yield Issue("an adopted pod is never changed, so it gets no disk; set it to null", "tpu.data_disk_gb")
+        yield Issue("an adopted pod cannot get a disk; set it to null", "tpu.data_disk_gb")
 
 
 @check("data_disk", "error", "tpu.data_disk_gb")
 def disk_is_writable(config: Config) -> Iterator[Issue]:
-    """https://cloud.google.com/tpu/docs/setup-persistent-disk: several VMs can only read a disk."""
+    """Several VMs can share a disk only read-only: https://cloud.google.com/tpu/docs/setup-persistent-disk."""
     if config.tpu.data_disk_gb is not None and config.topology.workers > 1:
         yield Issue(
-            f"Google attaches a writable disk to one VM only, and {config.tpu.accelerator_type} has "
+            f"a writable disk attaches to one VM only, and {config.tpu.accelerator_type} has "
             f"{config.topology.workers}; set it to null and write to the bucket"
         )
 
 
 @check("subnet_range", "error", "network.cidr")
 def subnet_has_a_range(config: Config) -> Iterator[Issue]:
-    """A subnet that is created needs a range, and conf/regions.yaml holds one for each region it lists."""
+    """A new subnet needs an IP range; conf/regions.yaml has one for each region it lists."""
     unknown = [region for region in config.regions if subnet_range(region) is None]
     if unknown and config.network.cidr is None and config.network.mode == "custom":
-        yield Issue(f"conf/regions.yaml has no block for {', '.join(unknown)}; set a range such as 10.80.0.0/20")
+        yield Issue(f"conf/regions.yaml has no range for {', '.join(unknown)}; set one, e.g. 10.80.0.0/20")
 
 
 @check("subnet_overlap", "error", "network.cidr")
 def ranges_do_not_overlap(config: Config) -> Iterator[Issue]:
-    """Google refuses two subnets of one network with the same range."""
+    """Google rejects two subnets with the same range in one network."""
     if config.network.cidr is not None and len(config.regions) > 1:
         yield Issue(
-            f"is one range, and the zones are in {len(config.regions)} regions; leave it null: each has its own"
+            f"one range cannot serve the zones' {len(config.regions)} regions; use null, so that each gets its own"
         )
 
 
 @check("bucket_near", "error", "cloud.bucket_location")
 def bucket_is_near(config: Config) -> Iterator[Issue]:
-    """Reading across regions is slow and billed, so a bucket that is created must serve every zone."""
+    """Reads across regions are slow and billed, so a new bucket must serve every zone."""
     if config.cloud.bucket is not None:
-        return  # only Google knows where it is; `up` and `plan` ask
+        return  # only Google knows its location; `bucket_far` checks it
     location = config.cloud.bucket_location or config.region
     if far := [region for region in config.regions if not is_near(location, region)]:
         yield Issue(
@@ -110,39 +110,39 @@ def bucket_is_near(config: Config) -> Iterator[Issue]:
 
 @check("soft_delete_days", "error", "cloud.soft_delete_days")
 def soft_delete_is_possible(config: Config) -> Iterator[Issue]:
-    """https://cloud.google.com/storage/docs/soft-delete: off, or at least a week."""
+    """Soft delete is off or lasts at least a week: https://cloud.google.com/storage/docs/soft-delete."""
     if 0 < config.cloud.soft_delete_days < 7:
         yield Issue("must be 0 or 7 to 90")
 
 
 @check("type_offered", "error", "tpu.zone", "tpu.fallback_zones", live=True)
 def offered_types(config: Config, world: Context) -> Iterator[Issue]:
-    """Google's `acceleratorTypes.list` of a zone decides what can be created there; the table may be older."""
+    """Google's `acceleratorTypes.list` is authoritative for a zone; the table may be out of date."""
     for zone in () if config.tpu.adopt else config.tpu.all_zones:
         listed = _listed(world, zone, "acceleratorTypes")
         wanted = config.tpu.accelerator_type
         if is_certainly_missing(wanted, listed):
-            message = f"Google offers no {wanted} in {zone}; nearest there: {nearest_names(wanted, listed)}"
+            message = f"Google offers no {wanted} in {zone}; closest there: {nearest_names(wanted, listed)}"
             yield Issue(message, _zone_key(config, zone))
 
 
 @check("runtime_offered", "error", "tpu.runtime_version", live=True)
 def offered_runtimes(config: Config, world: Context) -> Iterator[Issue]:
-    """Google refuses, minutes later, an image that `runtimeVersions.list` does not name."""
+    """Google rejects images that `runtimeVersions.list` does not name, but only after minutes."""
     wanted = config.tpu.runtime_version or config.topology.runtime_version
     for zone in () if config.tpu.adopt else config.tpu.all_zones:
         listed = _listed(world, zone, "runtimeVersions")
         if is_certainly_missing(wanted, listed):
-            yield Issue(f"Google offers no image {wanted} in {zone}; nearest there: {nearest_names(wanted, listed)}")
+            yield Issue(f"Google offers no image {wanted} in {zone}; closest there: {nearest_names(wanted, listed)}")
 
 
 def is_known_zone(zone: str) -> bool:
-    """Return whether the table lists the zone for any generation of TPU."""
+    """Return whether the table lists the zone for any TPU generation."""
     return any(zone in generation["zones"] for generation in tpu_type_table()["generations"].values())
 
 
 def is_certainly_missing(wanted: str, listed: Set[str]) -> bool:
-    """Return whether a list without the wanted name proves anything; an empty list does not."""
+    """Return whether a nonempty list lacks the name. An empty list proves nothing."""
     return bool(listed) and wanted not in listed
 
 

@@ -1,4 +1,4 @@
-"""Memory: the run fits the chips, by what the TPU compiler told `slipway fit`."""
+"""Memory: the run fits the chips, according to the TPU compiler in `slipway fit`."""
 
 from collections.abc import Iterator
 
@@ -8,24 +8,24 @@ from controller.checks import fit_cache
 from controller.core.finding import Issue, check
 
 SMALL_MODEL_PARAMS = 100_000_000
-"""A model of this size fits in any case."""
+"""Models up to this size always fit."""
 
 
 @check("fit", "error", "model", also="note")
 def fits_the_chips(config: Config) -> Iterator[Issue]:
-    """A program that does not fit fails minutes after the pod was made; the compiler knows before, without a TPU."""
+    """A program that does not fit fails minutes after the pod is created. The compiler can tell without a TPU."""
     model = config.model
     if config.program.kind != "trainer" or model is None or config.cloud.kind == "local":
         return
     stored = fit_cache.load(config)
     if stored is None and estimate_num_params(model) > SMALL_MODEL_PARAMS:
-        yield Issue("nobody has asked yet whether it fits the chips: slipway fit", severity="note")
+        yield Issue("memory use is unknown; run `slipway fit` to check that it fits the chips", severity="note")
     short = [program for program in stored["programs"] if not program["fits"]] if stored else []
     if stored and short:
         worst = max(short, key=lambda program: program["peak_gib"])
-        fix = f"it fits with {found}" if (found := fit_cache.suggested_overrides(config)) else "slipway fit tells more"
+        fix = f"it fits with {found}" if (found := fit_cache.suggested_overrides(config)) else "see `slipway fit`"
         yield Issue(
-            f"{worst['name']} needs {worst['peak_gib']:.2f} GiB of a chip and may use {stored['usable_gib']:.2f}; {fix}"
+            f"{worst['name']} needs {worst['peak_gib']:.2f} GiB per chip, but only {stored['usable_gib']:.2f} fit; {fix}"
         )
 
 

@@ -1,4 +1,4 @@
-"""What `slipway fit` has found, kept in the state folder so that `plan` and `up` need not ask the compiler."""
+"""Cache of `slipway fit` results in the state folder, so that `plan` and `up` need not run the compiler."""
 
 import functools
 import importlib.util
@@ -11,12 +11,12 @@ from controller.core import formats
 SHAPELESS_FIELDS = frozenset(
     {"weights", "steps", "interval", "eval_interval", "eval_batches", "eval_prompts", "warmup_steps", "horizon_steps"}
 )
-"""Keys that say when something happens or where it lies; another value compiles to a program of the same size."""
+"""Keys for times and locations, whose values do not change the size of the compiled program."""
 
 
 def cache_key(config: Config) -> str:
-    """Names all that decides what is compiled: model, loop, optimizer, mesh and slice, without rates and counts, and
-    the trainer's own code.
+    """Return a key of everything that affects compilation: model, loop, optimizer, mesh and slice, without rates and
+    counts, and the trainer's code.
     """
     sections = config.model_dump(mode="json", include={"model", "loop", "optimizer", "mesh"})
     return digest([_shapes(sections), config.tpu.accelerator_type, _trainer_hash()])[:16]
@@ -24,7 +24,7 @@ def cache_key(config: Config) -> str:
 
 @functools.cache
 def _trainer_hash() -> str:
-    """Hash of the trainer's source. It is looked up, not imported: the controller knows no JAX."""
+    """Hash the trainer's source without importing it, because the controller has no JAX."""
     spec = importlib.util.find_spec("trainer")
     assert spec is not None
     assert spec.origin is not None
@@ -33,12 +33,12 @@ def _trainer_hash() -> str:
 
 
 def cache_file(config: Config) -> Path:
-    """Where the document of `python -m trainer.fit --json` for this config is, or would be."""
+    """Return the path of this config's output of `python -m trainer.fit --json`, whether or not it exists."""
     return Path(config.run.state_dir).expanduser() / "fit" / f"{cache_key(config)}.json"
 
 
 def load(config: Config) -> dict[str, Any] | None:
-    """The stored document; None where nobody has asked yet, or where it cannot be read."""
+    """Return the stored document; None if it is missing or unreadable."""
     try:
         return formats.load(cache_file(config).read_text(), str(cache_file(config)))
     except (OSError, ValueError, formats.FormatError):
@@ -46,7 +46,7 @@ def load(config: Config) -> dict[str, Any] | None:
 
 
 def suggested_overrides(config: Config) -> str:
-    """With which overrides it fits, as far as that is known; empty where it is not."""
+    """Return the overrides that make the run fit; empty if unknown."""
     known = load(config)
     return " ".join(known["fix"]["overrides"]) if known and known["fix"] else ""
 

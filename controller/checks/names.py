@@ -1,4 +1,4 @@
-"""Names: they are your own, and Google accepts them."""
+"""Names: they are yours, and Google accepts them."""
 
 import re
 from collections.abc import Iterator
@@ -15,53 +15,53 @@ PLACEHOLDER = re.compile(
     r"\?\?\?|\b(your|my)[-_](actual[-_])?(project|bucket|zone|key|token|account|name)|<[A-Z_-]+>", re.I
 )
 EXAMPLE_NAMES = ("alpine-aspect-459819-m4", "nanochat-training-data-2026", "trm-scaling-study-kellen")
-"""Projects and buckets of others, from their published instructions."""
+"""Other people's projects and buckets, from published instructions."""
 BUCKET = re.compile(r"[a-z0-9]([-_.a-z0-9]{1,61})[a-z0-9]")
 
 
 @check("placeholder", "error", "KEY")
 def no_placeholders(config: Config) -> Iterator[Issue]:
-    """`your-bucket`, `???` and other people's names are left over from instructions; they fail late and obscurely."""
+    """Leftovers from instructions, such as `your-bucket`, `???` and other people's names, fail late and obscurely."""
     for key, text in iter_strings(config.model_dump(mode="json", exclude={"data", "model", "loop", "optimizer"}), ""):
         if key.startswith("env.secrets.") and text.startswith("env:"):
-            continue  # the name of a variable, which may well be MY_TOKEN
+            continue  # the name of a variable, which may be MY_TOKEN
         if found := PLACEHOLDER.search(text):
-            yield Issue(f"{found[0]!r} in {text!r} is a placeholder; set what is meant", key)
+            yield Issue(f"{found[0]!r} in {text!r} is a placeholder; set the real value", key)
         elif name := next((name for name in EXAMPLE_NAMES if name in text), None):
-            yield Issue(f"{name} belongs to someone else; set your own", key)
+            yield Issue(f"{name} belongs to someone else; use your own", key)
 
 
 @check("bucket_name", "error", "cloud.bucket")
 def bucket_name_is_valid(config: Config) -> Iterator[Issue]:
-    """https://cloud.google.com/storage/docs/buckets#naming: Google refuses other names of buckets."""
+    """Google rejects other bucket names: https://cloud.google.com/storage/docs/buckets#naming."""
     name = config.cloud.bucket
     if name is None:
         return
     if not BUCKET.fullmatch(name) or ".." in name or name.startswith("goog") or "google" in name:
         yield Issue(
-            f"{name!r} cannot be the name of a bucket: 3 to 63 of a-z, 0-9, -, _ and ., letters or digits at both "
-            "ends, no google in it and no gs:// before it"
+            f"{name!r} is not a valid bucket name: use 3 to 63 of a-z, 0-9, -, _ and ., with a letter or digit at "
+            "both ends, without `google` and without gs://"
         )
 
 
 @check("bucket_far", "error", "cloud.bucket", live=True)
 def bucket_is_close(config: Config, world: Context) -> Iterator[Issue]:
-    """Reading an existing bucket across regions is slow and billed."""
+    """Reads from an existing bucket in another region are slow and billed."""
     name = bucket_name(config, world.project)
     try:
         location = world.google.call("storage", "buckets.get", bucket=name, projection="noAcl").get("location", "")
     except (NotFoundError, ForbiddenError):
-        return  # it will be created, or `bucket_taken` reports it
+        return  # `up` creates it, or `bucket_taken` reports it
     if far := [region for region in config.regions if location and not is_near(location, region)]:
         yield Issue(
-            f"{name} is in {location.lower()}, the TPU in {', '.join(far)}: reading across is slow and billed per GB; "
-            "set it to a bucket there (null: one is made), or tpu.zone to a zone of the bucket's region"
+            f"{name} is in {location.lower()} and the TPU in {', '.join(far)}, so reads are slow and billed per GB; "
+            "use a bucket there (null creates one), or set tpu.zone to the bucket's region"
         )
 
 
 @check("bucket_taken", "error", "cloud.bucket", live=True)
 def bucket_is_accessible(config: Config, world: Context) -> Iterator[Issue]:
-    """All of Google Cloud shares bucket names; one that is taken looks like a missing permission."""
+    """Bucket names are global in Google Cloud; a name that is taken looks like a missing permission."""
     name = bucket_name(config, world.project)
     try:
         world.google.call("storage", "buckets.get", bucket=name, projection="noAcl")
@@ -72,8 +72,8 @@ def bucket_is_accessible(config: Config, world: Context) -> Iterator[Issue]:
             world.google.call("storage", "objects.list", bucket=name, maxResults=1)
         except ForbiddenError:
             yield Issue(
-                f"{name} is there, and you may not use it: names are shared by all of Google Cloud, and someone else "
-                "may have taken it; set another name"
+                f"{name} exists but you have no access; bucket names are global, so it may belong to someone else; "
+                "use another name"
             )
 
 

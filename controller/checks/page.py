@@ -13,9 +13,9 @@ HEAD = """# Checks
 
 <!-- Made by `python -m controller.checks.page`. Edit the checks, not this page. -->
 
-`slipway plan` lists every finding, errors first. An error stops `up` before anything is created; a warning is shown; a
-note reports something that is not wrong. Checks marked *live* ask Google, if there are credentials, and run again
-before a pod is created. What you may not look at for lack of a permission is a warning.
+`slipway plan` lists every finding, errors first. An error stops `up` before it creates anything. Warnings are shown;
+notes report facts that are not problems. Checks marked *live* query Google, given credentials, and run again before a
+pod is created. A live check that lacks a permission becomes a warning.
 """
 
 
@@ -23,7 +23,7 @@ def page() -> str:
     sections = [
         section(module.__doc__ or "", (check.rule for check in checks_of(module))) for module in check_modules()
     ]
-    return "".join([HEAD, *sections, section("Existing resources are as they should be.", resource_rules())])
+    return "".join([HEAD, *sections, section("Existing resources match the config.", resource_rules())])
 
 
 def section(title: str, rules: Iterable[Rule]) -> str:

@@ -1,6 +1,6 @@
-"""Run the checks: those of the config alone, and those that ask Google.
+"""Run the checks, both offline ones and those that query Google.
 
-The schema's own rules are in `conf/schema`. A module of `controller.checks` declares each of its checks with `@check`.
+The schema's own rules are in `conf/schema`. Modules of `controller.checks` declare each check with `@check`.
 """
 
 import importlib
@@ -22,20 +22,20 @@ def check_modules() -> Iterator[ModuleType]:
 
 
 def checks_of(module: ModuleType) -> list[Check[...]]:
-    """Return the checks that a module declares, in the order of its source."""
+    """Return the checks that a module declares, in source order."""
     return [value for value in vars(module).values() if isinstance(value, Check)]
 
 
 def preflight(config: Config) -> list[Finding]:
-    """Return the findings of all checks that need no cloud, errors first."""
+    """Return the findings of all offline checks, errors first."""
     offline = [check for module in check_modules() for check in checks_of(module) if not check.rule.live]
     return sort_by_severity([finding for check in offline for finding in check(config)])
 
 
 def probe_cloud(config: Config, world: Context) -> list[Finding]:
-    """Return the findings of all checks that ask Google, errors first. The checks run at the same time.
+    """Run all live checks in parallel and return their findings, errors first.
 
-    A check that Google does not answer becomes a warning.
+    A check whose query fails becomes a warning.
     """
     live = [check for module in check_modules() for check in checks_of(module) if check.rule.live]
     with ThreadPoolExecutor(max_workers=8, thread_name_prefix="probe") as pool:
@@ -44,7 +44,7 @@ def probe_cloud(config: Config, world: Context) -> list[Finding]:
 
 
 def sort_by_severity(findings: list[Finding]) -> list[Finding]:
-    """Return the findings with errors first and notes last, otherwise in their order."""
+    """Return the findings with errors first and notes last, otherwise in the given order."""
     return sorted(findings, key=lambda finding: ("error", "warning", "note").index(finding.severity))
 
 
@@ -54,8 +54,8 @@ def _ask(check: Check[...], config: Config, world: Context) -> list[Finding]:
     try:
         return list(check(config, world))
     except (NoCredentialsError, ServiceDisabledError):
-        return []  # `credentials` reports it once; `up` enables the API and asks again
+        return []  # `credentials` reports it once; `up` enables the API and repeats the check
     except ForbiddenError as error:
-        return [Finding(name, "warning", "cloud.project", f"{unchecked}: you may not look ({error.message})")]
+        return [Finding(name, "warning", "cloud.project", f"{unchecked}: permission denied ({error.message})")]
     except GoogleError as error:
         return [Finding(name, "warning", "cloud.project", f"{unchecked}: {error}")]

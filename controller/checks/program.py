@@ -1,4 +1,4 @@
-"""Program: it is complete, its code can be shipped, and it fits the slice."""
+"""Program: it is complete, can be shipped, and fits the slice."""
 
 from collections.abc import Iterator
 
@@ -10,16 +10,16 @@ from controller.inputs.git import strip_password
 
 @check("stand_in", "error", "code.stand_in")
 def stand_in_runs_locally(config: Config) -> Iterator[Issue]:
-    """A stand-in only plays the program's part; on a real pod it would do nothing and be billed."""
+    """A stand-in only imitates the program. On a real pod it would be billed for nothing."""
     if config.code.stand_in and config.cloud.kind != "local":
         yield Issue(
-            "stand-ins are for the emulated cloud (`slipway rehearse`, cloud=local); scale=full runs the program itself"
+            "stand-ins need the emulated cloud (`slipway rehearse`, cloud=local); use scale=full for the real program"
         )
 
 
 @check("complete", "error", "model", "data", "loop", "optimizer")
 def trainer_is_complete(config: Config) -> Iterator[Issue]:
-    """The bundled trainer has no defaults for what it trains."""
+    """The bundled trainer has no default model, data, loop or optimizer."""
     if config.program.kind != "trainer":
         return
     for group in ("model", "data", "loop", "optimizer"):
@@ -29,14 +29,14 @@ def trainer_is_complete(config: Config) -> Iterator[Issue]:
 
 @check("command", "error", "program.command")
 def command_is_given(config: Config) -> Iterator[Issue]:
-    """Without a command there is nothing to launch."""
+    """Without a command there is nothing to run."""
     if config.program.kind == "command" and not config.program.command:
-        yield Issue("is empty; e.g. 'program.command=[python, train.py]'")
+        yield Issue("is empty; set it, e.g. 'program.command=[python, train.py]'")
 
 
 @check("mesh", "error", "mesh")
 def mesh_covers_devices(config: Config) -> Iterator[Issue]:
-    """JAX refuses a mesh whose product is not the number of devices, after the pod has been paid for."""
+    """JAX rejects a mesh whose product is not the number of devices, but only on a billed pod."""
     if config.program.kind != "trainer":
         return
     devices = config.topology.devices
@@ -48,40 +48,38 @@ def mesh_covers_devices(config: Config) -> Iterator[Issue]:
     free = -1 in axes.values()
     if (free and devices % product) or (not free and product != devices):
         fitting = f"choose sizes whose product {'divides' if free else 'is'} {devices}, or mesh.data=-1"
-        yield Issue(f"{shape} does not make the {devices} devices of {config.tpu.accelerator_type}; {fitting}")
+        yield Issue(f"{shape} does not match the {devices} devices of {config.tpu.accelerator_type}; {fitting}")
 
 
 @check("repository_unused", "error", "code.repository")
 def repository_is_shipped(config: Config) -> Iterator[Issue]:
-    """`program=trainer` ships slipway's own trainer, whatever repository is named."""
+    """`program=trainer` ships slipway's own trainer and ignores the repository."""
     if config.code.repository is not None and config.program.kind == "trainer":
-        yield Issue("program=trainer ships the bundled trainer; choose program=command, or take the repository out")
+        yield Issue("program=trainer ignores it; choose program=command, or remove the repository")
 
 
 @check("repository_password", "error", "code.repository.url")
 def repository_has_no_password(config: Config) -> Iterator[Issue]:
-    """The config is recorded with the results; git finds passwords by its credential helpers and by SSH."""
+    """The config is recorded with the results. git can use credential helpers or SSH keys instead of a password."""
     url = config.code.repository.url if config.code.repository else ""
     if strip_password(url) != url:
-        yield Issue(
-            "holds a password or token, which would be recorded; leave it to git's credential helper, or use SSH"
-        )
+        yield Issue("contains a password or token, which would be recorded; use git's credential helper or SSH")
 
 
 @check("exclude", "error", "code.exclude")
 def exclusions_can_be_read(config: Config) -> Iterator[Issue]:
-    """https://git-scm.com/docs/gitignore: an invalid pattern would silently exclude nothing."""
+    """An invalid pattern would silently exclude nothing: https://git-scm.com/docs/gitignore."""
     import pathspec
 
     for pattern in config.code.exclude:
         try:
             pathspec.GitIgnoreSpec.from_lines([pattern])
         except ValueError:
-            yield Issue(f"{pattern!r} is no pattern as in .gitignore")
+            yield Issue(f"{pattern!r} is not a valid .gitignore pattern")
 
 
 @check("code_limit", "error", "code.max_mb")
 def archive_limit_is_allowed(config: Config) -> Iterator[Issue]:
-    """Workers unpack no more than this, so that a mistake does not fill their disks."""
+    """Workers unpack a limited amount of code, so that a mistake cannot fill their disks."""
     if config.code.max_mb > MAX_BYTES / 1e6:
-        yield Issue(f"workers unpack at most {MAX_BYTES / 1e6:.0f} MB of code; what is larger is an asset")
+        yield Issue(f"workers unpack at most {MAX_BYTES / 1e6:.0f} MB of code; ship larger files as assets")

@@ -1,4 +1,4 @@
-"""Project: you may act in it, and it has billing and quota. Google is asked, if there are credentials."""
+"""Project: you have permission to use it, and it has billing and quota."""
 
 from collections.abc import Iterator
 
@@ -14,7 +14,7 @@ SUFFIXES = {"on_demand": "", "spot": "-preemptible", "preemptible": "-preemptibl
 
 @check("credentials", "warning", "cloud", live=True)
 def has_credentials(config: Config, world: Context) -> Iterator[Issue]:
-    """Requests are signed with application-default credentials; `gcloud auth login` alone does not make them."""
+    """Requests need application-default credentials, which `gcloud auth login` alone does not create."""
     if not world.google.signed_in:
         yield Issue(
             "no Google credentials, so nothing could be looked at; run `gcloud auth login` and `gcloud auth "
@@ -24,22 +24,22 @@ def has_credentials(config: Config, world: Context) -> Iterator[Issue]:
 
 @check("billing", "error", "cloud.project", live=True)
 def billing_is_enabled(config: Config, world: Context) -> Iterator[Issue]:
-    """A project without billing refuses every TPU, in a message that does not say so."""
+    """A project without billing rejects every TPU, and the error does not mention billing."""
     name = f"projects/{world.project}"
     try:
         answer = world.google.call("cloudbilling", "projects.getBillingInfo", name=name)
     except (ForbiddenError, ServiceDisabledError):
-        return  # few may look at billing, and nobody needs to
+        return  # few users can see billing, and none need to
     if not answer.get("billingEnabled"):
         yield Issue(
-            f"{world.project} has no billing account: gcloud billing projects link {world.project} "
-            "--billing-account=ACCOUNT (`gcloud billing accounts list` shows yours)"
+            f"{world.project} has no billing account; run `gcloud billing projects link {world.project} "
+            "--billing-account=ACCOUNT` (`gcloud billing accounts list` shows yours)"
         )
 
 
 @check("tpu_permission", "error", "tpu.zone", live=True)
 def tpus_may_be_listed(config: Config, world: Context) -> Iterator[Issue]:
-    """Whoever may not list TPUs in a zone cannot create one; Google's message has three possible causes."""
+    """Without permission to list TPUs in a zone you cannot create one; the error has three possible causes."""
     parent = f"projects/{world.project}/locations/{config.tpu.zone}"
     try:
         world.google.call("tpu", "projects.locations.nodes.list", parent=parent, pageSize=1)
@@ -47,15 +47,15 @@ def tpus_may_be_listed(config: Config, world: Context) -> Iterator[Issue]:
         return
     except ForbiddenError as error:
         yield Issue(
-            f"you may not list TPUs in {config.tpu.zone} ({error.message}). Three causes: your account lacks "
-            "roles/tpu.admin in the project; cloud.project is another project than the one with the TPUs (for TRC: the "
-            "one named in the application); the zone is not one of yours (for TRC: the zones in the mail)"
+            f"no permission to list TPUs in {config.tpu.zone} ({error.message}). Possible causes: your account lacks "
+            "roles/tpu.admin in the project; cloud.project is not the project with the TPUs (for TRC, the one in your "
+            "application); the zone is not available to you (for TRC, use the zones in the email)"
         )
 
 
 @check("quota", "error", "tpu.zone", also="warning", live=True)
 def quota_suffices(config: Config, world: Context) -> Iterator[Issue]:
-    """TPU quota is per generation, zone and kind of capacity, and 0 at first nearly everywhere."""
+    """TPU quota is set per generation, zone and capacity tier, and starts at 0 almost everywhere."""
     limits = quota_limits(world)
     wanted = [(zone, capacity) for zone in config.tpu.all_zones for capacity in config.tpu.capacity]
     topology = config.topology
@@ -63,14 +63,14 @@ def quota_suffices(config: Config, world: Context) -> Iterator[Issue]:
     short = {place: limit for place, limit in known.items() if limit is not None and limit < topology.chips}
     for (zone, capacity), limit in short.items():
         yield Issue(
-            f"no {config.tpu.accelerator_type} {capacity} quota in {zone}: the limit is {limit:.0f}, {topology.chips} "
-            "are needed; request it (IAM & Admin > Quotas), or set tpu.capacity or tpu.zone to what you have",
+            f"no {config.tpu.accelerator_type} {capacity} quota in {zone}: the limit is {limit:.0f}, and "
+            f"{topology.chips} are needed; request more (IAM & Admin > Quotas), or change tpu.capacity or tpu.zone",
             severity="error" if len(short) == len(wanted) else "warning",
         )
 
 
 def quota_limits(world: Context) -> dict[tuple[str, str], float]:
-    """Return the quota by (metric, zone). The zone is empty for all others; -1 is no limit.
+    """Return the quota by (metric, zone). An empty zone covers all other zones; -1 means no limit.
 
     https://cloud.google.com/service-usage/docs/reference/rest/v1beta1/services.consumerQuotaMetrics/list
     """
@@ -96,7 +96,7 @@ def quota_limits(world: Context) -> dict[tuple[str, str], float]:
 
 
 def quota_limit(limits: dict[tuple[str, str], float], generation: str, zone: str, capacity: str) -> float | None:
-    """Return the largest limit that applies, `inf` if there is none; None if the answer holds no known metric."""
+    """Return the largest applicable limit, `inf` if unlimited; None if the response has no known metric."""
     if capacity not in SUFFIXES:
         return None
     names = [name + SUFFIXES[capacity] for name in METRICS.get(generation, ())]

@@ -1,4 +1,4 @@
-"""Training: the settings of the bundled trainer fit the mesh, and the model can learn."""
+"""Training: the bundled trainer's settings fit the mesh, and the model can learn."""
 
 from collections.abc import Iterator
 
@@ -13,7 +13,7 @@ STREAMED = TextData | JsonlData | ParquetData
 
 @check("weights_split", "error", "model.NAME")
 def weights_split_evenly(config: Config) -> Iterator[Issue]:
-    """A weight is split evenly over a mesh axis or not at all; the trainer refuses a remainder."""
+    """Weights must split evenly over a mesh axis; the trainer rejects a remainder."""
     if config.program.kind != "trainer" or config.model is None:
         return
     sizes = mesh_axes(config)
@@ -23,15 +23,13 @@ def weights_split_evenly(config: Config) -> Iterator[Issue]:
         for name in names:
             value = getattr(config.model, name)
             if value % sizes[axis]:
-                message = (
-                    f"{value} cannot be split evenly over mesh.{axis}={sizes[axis]}; make one a multiple of the other"
-                )
+                message = f"{value} does not split evenly over mesh.{axis}={sizes[axis]}; change one of them"
                 yield Issue(message, f"model.{name}")
 
 
 @check("batch_split", "error", "loop.KEY")
 def batch_splits_evenly(config: Config) -> Iterator[Issue]:
-    """Every device takes the same number of rows of each batch."""
+    """Every device must get the same number of rows of each batch."""
     sizes = mesh_axes(config) if config.program.kind == "trainer" else None
     if sizes is None:
         return
@@ -45,25 +43,25 @@ def batch_splits_evenly(config: Config) -> Iterator[Issue]:
 
 @check("streams", "error", "data.streams")
 def streams_share_rows(config: Config) -> Iterator[Issue]:
-    """Each logical stream of the data gives the same number of rows of each batch, on any number of workers."""
+    """Each data stream must supply the same number of rows of each batch, on any number of workers."""
     data, loop = config.data, config.loop
     if config.program.kind != "trainer" or not isinstance(loop, LmLoop) or not isinstance(data, STREAMED):
         return
     if data.packing != "windows" and loop.rows % data.streams:
-        message = f"{data.streams} streams cannot share the {loop.rows} rows of a batch evenly"
-        yield Issue(f"{message}; take a divisor of {loop.rows}")
+        message = f"{data.streams} streams do not divide the {loop.rows} rows of a batch evenly"
+        yield Issue(f"{message}; use a divisor of {loop.rows}")
 
 
 @check("data_path", "warning", "data.NAME")
 def data_are_reachable(config: Config) -> Iterator[Issue]:
-    """The program reads its data on the workers, which get this machine's files only as an asset."""
+    """The program reads data on the workers, which get this machine's files only as assets."""
     if config.program.kind != "trainer" or config.data is None:
         return
     for name in ("path", "eval_path", "tokenizer"):
         value = getattr(config.data, name, None)
         if value and value not in ("bytes", "characters") and "://" not in value and not value.startswith("/"):
             message = (
-                f"{value} is no path of the workers; make it an asset: assets.datasets.mine.path={value} "
+                f"{value} does not exist on the workers; make it an asset: assets.datasets.mine.path={value} "
                 f"data.{name}=assets://mine/{value.rpartition('/')[2]}"
             )
             yield Issue(message, f"data.{name}")
@@ -71,13 +69,13 @@ def data_are_reachable(config: Config) -> Iterator[Issue]:
 
 @check("schedule", "warning", "optimizer.schedule.horizon_steps", "optimizer.schedule.points")
 def schedule_ends_late(config: Config) -> Iterator[Issue]:
-    """A learning rate that falls to 0 over exactly the run, or before its end, stops RL as it begins to learn."""
+    """A learning rate that reaches 0 by the end of the run or earlier stops RL just as it starts to learn."""
     if config.optimizer is None or config.loop is None:
         return
     schedule, total = config.optimizer.schedule, total_updates(config)
     end = schedule.zero_after
     if end is not None and end < total:
-        message = f"the learning rate is 0 after {end} updates, and there are {total}"
+        message = f"the learning rate is 0 after {end} of {total} updates"
         key = "points" if isinstance(schedule, PiecewiseSchedule) else "horizon_steps"
         yield Issue(message, f"optimizer.schedule.{key}")
     elif (
@@ -88,37 +86,37 @@ def schedule_ends_late(config: Config) -> Iterator[Issue]:
     ):
         yield Issue(
             f"the learning rate falls to {schedule.final_fraction:.0%} over exactly the {total} updates of the run; RL "
-            "wants it nearly constant: schedule.kind=constant, or a horizon far behind the end"
+            "needs it nearly constant: use schedule.kind=constant, or a horizon far beyond the end"
         )
 
 
 @check("checkpoints", "warning", "checkpoint.save_interval")
 def checkpoints_are_frequent_enough(config: Config) -> Iterator[Issue]:
-    """A pod that is taken away before the first checkpoint starts over; Spot pods are taken away."""
+    """A pod preempted before the first checkpoint starts over, and Spot pods are preempted."""
     if config.program.kind != "trainer" or config.loop is None or config.tpu.capacity == ("on_demand",):
         return
     total = total_updates(config)
     if config.checkpoint.save_interval > max(1, total // 2):
         first = config.checkpoint.save_interval
-        yield Issue(f"no checkpoint before update {first} of {total}: a pod taken away begins anew")
+        yield Issue(f"no checkpoint before update {first} of {total}, so an earlier preemption loses all progress")
 
 
 @check("random_weights", "warning", "model.weights")
 def policy_is_pretrained(config: Config) -> Iterator[Issue]:
-    """GRPO reinforces what the policy sometimes does right; a policy with random weights does nothing right."""
+    """GRPO reinforces correct answers, and a policy with random weights gives none."""
     if config.program.kind != "trainer" or not isinstance(config.loop, GrpoLoop) or config.model is None:
         return
     if config.cloud.kind == "local":
-        return  # where nothing is billed, the road may be all that is tested
+        return  # nothing is billed, and the run may only test the setup
     if config.loop.warm_start_steps == 0 and config.model.weights is None:
         yield Issue(
-            "the policy starts from random weights, which no reward can teach; name a folder of Hugging Face's, or one "
-            "of `python -m trainer.convert`, or set loop.warm_start_steps"
+            "the policy starts from random weights, from which GRPO cannot learn; set a folder from Hugging Face or "
+            "`python -m trainer.convert`, or set loop.warm_start_steps"
         )
 
 
 def mesh_axes(config: Config) -> dict[str, int] | None:
-    """Return the sizes of the mesh axes on the slice, -1 filled in; None if they do not make its devices."""
+    """Return the mesh axis sizes on the slice with -1 resolved; None if they do not match its devices."""
     sizes = {"data": config.mesh.data, "fsdp": config.mesh.fsdp, "tensor": config.mesh.tensor}
     product = 1
     for size in sizes.values():
@@ -130,5 +128,5 @@ def mesh_axes(config: Config) -> dict[str, int] | None:
 
 
 def total_updates(config: Config) -> int:
-    """Return the optimizer updates of the whole run, without a warm start."""
+    """Return the optimizer updates of the whole run, excluding a warm start."""
     return config.loop.steps if config.loop else 0

@@ -95,8 +95,8 @@ def _compose_unresolved(overrides: Sequence[str], extra_dir: Path | None) -> Any
             return hydra_compose("config", overrides=wanted)
     except (HydraException, OmegaConfBaseException) as error:
         raise ConfigError(_translate_error(error, wanted, extra_dir)) from None
-    except YAMLError as error:  # in a user's file, such as a tag that would create an object
-        raise ConfigError(" ".join(f"the config cannot be composed: {error}".split())) from None
+    except YAMLError as error:  # in a user's file, such as a tag that creates an object
+        raise ConfigError(" ".join(f"cannot compose the config: {error}".split())) from None
 
 
 def search_path_override(extra_dir: Path | None) -> list[str]:
@@ -194,10 +194,10 @@ def _translate_error(error: Exception, overrides: Sequence[str], extra_dir: Path
             continue
         if key not in choices:
             if meant := find_keys(key):
-                return f"{key}: no such group; did you mean {' or '.join(f'{path}={value}' for path in meant)}?"
+                return f"{key}: unknown group; did you mean {' or '.join(f'{path}={value}' for path in meant)}?"
             near = difflib.get_close_matches(key, choices, n=1)
             hint = f"did you mean {near[0]}=…? " if near else ""
-            return f"{key}: no such group; {hint}groups: {', '.join(choices)}"
+            return f"{key}: unknown group; {hint}groups: {', '.join(choices)}"
         if value not in {*choices[key], "null"}:
             near = difflib.get_close_matches(value.replace("v5e", "v5litepod"), choices[key], n=1)
             hint = f"did you mean {key}={near[0]}? " if near else ""
@@ -205,11 +205,11 @@ def _translate_error(error: Exception, overrides: Sequence[str], extra_dir: Path
     for override in overrides:
         if not _parses(override):
             key, _, value = override.lstrip("+~").partition("=")
-            return f"{key}: {value!r} cannot be read; quote what holds commas, brackets or spaces: '{key}=\"…\"'"
+            return f"{key}: {value!r} cannot be parsed; quote values with commas, brackets or spaces: '{key}=\"…\"'"
     cause: BaseException = error
     while not str(cause).strip() and cause.__cause__ is not None:
         cause = cause.__cause__  # Hydra sometimes wraps its message in an exception without one
     message = (str(cause).strip() or repr(cause)).splitlines()[0]
     named = re.findall(r"'([\w.]+)'", message)  # names from `~key` and ${key}
     renamed = ", ".join(name for key in named for name in successors(key.split(".")))
-    return f"the config cannot be composed: {message}{f'; renamed to {renamed}' if renamed else ''}"
+    return f"cannot compose the config: {message}{f'; renamed to {renamed}' if renamed else ''}"

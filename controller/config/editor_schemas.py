@@ -23,7 +23,7 @@ FILE_PATTERNS = {
 INTERPOLATION = {"type": "string", "pattern": "\\$\\{"}
 DEFAULTS_LIST_SCHEMA = {
     "type": "array",
-    "description": "what comes before the values of this file: files of this group, or `override /group: choice`",
+    "description": "Files of this group to merge before this file's values, or `override /group: choice`.",
 }
 """Hydra's defaults list: https://hydra.cc/docs/advanced/defaults_list/"""
 DROPPED_KEYWORDS = frozenset({"required", "discriminator", "title", "default", "description"})

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from controller.core.errors import ConfigError
 
 PLACEHOLDER = re.compile(r"\{(bucket|run_id|run_dir|assets\.(?:datasets|models|tokenizers)\.[^{}]*)\}")
-"""Other braces, such as those of JSON, are left alone."""
+"""Other braces, such as those of JSON, stay unchanged."""
 
 
 @dataclass(frozen=True)
@@ -49,5 +49,5 @@ class Placeholders:
             return simple[word]
         path = word.removeprefix("assets.")
         if path not in self.assets:
-            raise ConfigError(f"{key}: {{{word}}} names no asset; there are: {', '.join(self.assets) or 'none'}")
+            raise ConfigError(f"{key}: {{{word}}}: no such asset; choices: {', '.join(self.assets) or 'none'}")
         return self.assets[path]

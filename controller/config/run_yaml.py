@@ -15,7 +15,7 @@ ASSET = "assets://"
 def render(config: Config, run_id: str, bucket: str, prefixes: Mapping[str, str]) -> str:
     """Return the text of `run.yaml`.
 
-    `prefixes` says where each asset's copy is in the bucket; `assets://NAME/FILE` is rewritten to it.
+    `prefixes` maps each asset to its copy in the bucket; `assets://NAME/FILE` is rewritten to it.
     """
     topology = config.topology
     plain = config.model_dump(mode="json")
@@ -48,10 +48,10 @@ def _resolve(value: Any, bucket: str, prefixes: Mapping[str, str], key: str) -> 
     if isinstance(value, str) and value.startswith(ASSET):
         name, _, file = value.removeprefix(ASSET).partition("/")
         if name not in prefixes:
-            choices = ", ".join(prefixes) or "none is configured"
+            choices = ", ".join(prefixes) or "none"
             raise ConfigError(
-                f"{key}: there is no asset {name!r} for {value} (assets: {choices}); set {key} to a path or gs://…, or "
-                f"give the files: assets.<datasets, models or tokenizers>.{name}.path=FOLDER"
+                f"{key}: {value} refers to an unknown asset {name!r} (assets: {choices}); set {key} to a path or "
+                f"gs://…, or add the asset: assets.<datasets, models or tokenizers>.{name}.path=FOLDER"
             )
         return f"gs://{bucket}/{prefixes[name]}/{file}".removesuffix("/")
     return value

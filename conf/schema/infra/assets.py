@@ -1,4 +1,4 @@
-"""What is copied to the bucket before the program starts: datasets, weights, tokenizers."""
+"""Assets copied to the bucket before the program starts: datasets, weights and tokenizers."""
 
 from collections.abc import Iterator
 from typing import Annotated, Literal, Self
@@ -13,50 +13,52 @@ FileName = Annotated[str, StringConstraints(pattern=r"^[^/\\\x00-\x1f\x7f]+(/[^/
 
 class RemoteFile(Strict):
     url: Annotated[str, StringConstraints(pattern=r"^https?://[^\s/]\S*$")]
-    sha256: Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")] = Field(description="refused if it differs")
+    sha256: Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")] = Field(description="Expected SHA-256.")
     token_secret: str | None = Field(
         default=None,
-        description="name in env.secrets of what is sent as bearer token; null: HF_TOKEN to huggingface.co, else none",
+        description="Name in env.secrets of the bearer token. null: HF_TOKEN for huggingface.co, else none.",
     )
 
 
 class Asset(Strict):
-    """A local path, files to download, or a command that makes them. What counts for a run is what, not where."""
+    """A local path, files to download, or a command that makes them. The content identifies a run, not its source."""
 
-    path: Annotated[str | None, VOLATILE] = Field(default=None, description="a local file or folder")
+    path: Annotated[str | None, VOLATILE] = Field(default=None, description="Local file or folder.")
     files: Annotated[dict[FileName, RemoteFile] | None, VOLATILE] = Field(
-        default=None, description="file name: where it is fetched"
+        default=None, description="Files to download, by file name."
     )
     build: Annotated[tuple[str, ...] | None, VOLATILE] = Field(
-        default=None, description="argument list, run in the repository; {output} in it is the folder that it fills"
+        default=None, description="Command (list of words), run in the repository. It fills the folder {output}."
     )
     inputs: Annotated[tuple[str, ...], VOLATILE] = Field(
-        default=(), description="files and folders that the build reads, beside those that its words name"
+        default=(), description="Files and folders that the build reads, besides those named in the command."
     )
 
     @model_validator(mode="after")
     def _has_one_source(self) -> Self:
         if (self.path is not None) + bool(self.files) + bool(self.build) != 1:
-            raise ValueError("give either path (local), files (downloads) or build (a command that makes the files)")
+            raise ValueError(
+                "set exactly one of path (local), files (downloads) or build (a command that makes the files)"
+            )
         if self.build and not any("{output}" in word for word in self.build):
-            raise ValueError("build: one word must hold {output}, the folder that the command is to fill")
+            raise ValueError("build: must contain {output}, the folder that the command fills")
         if up := [name for name in self.files or () if {".", ".."} & set(name.split("/"))]:
-            raise ValueError(f"files: {up[0]} leads out of the folder")
+            raise ValueError(f"files: {up[0]} is outside the asset's folder")
         return self
 
 
 class Assets(Strict):
-    """What is copied to the bucket. `assets://NAME/FILE` in the config means the copy of an asset."""
+    """Assets to copy to the bucket. In the config, `assets://NAME/FILE` refers to an asset's copy."""
 
     datasets: dict[Name, Asset]
-    models: dict[Name, Asset] = Field(description="weights")
+    models: dict[Name, Asset] = Field(description="Model weights.")
     tokenizers: dict[Name, Asset]
     fetch_on: Annotated[Literal["laptop", "pod"], VOLATILE] = Field(
-        description="who downloads `files`: this machine before the TPU exists, or worker 0 of the pod"
+        description="Where `files` are downloaded. laptop: this machine, before the TPU exists. pod: worker 0."
     )
 
     def each(self) -> Iterator[tuple[Kind, str, Asset]]:
-        """Every asset with its kind and name."""
+        """Yield every asset with its kind and name."""
         for name, asset in self.datasets.items():
             yield "dataset", name, asset
         for name, asset in self.models.items():

@@ -1,4 +1,4 @@
-"""Whose cloud."""
+"""The cloud, its project, accounts and bucket."""
 
 from datetime import date
 from typing import Annotated, Any, Literal
@@ -39,9 +39,9 @@ class BillingBudget(Strict):
 Account = Annotated[
     str, StringConstraints(pattern=r"^([a-z]([-a-z0-9]{0,61}[a-z0-9])?|[a-z0-9-]+@[a-z0-9.-]+\.gserviceaccount\.com)$")
 ]
-"""An account id of the project, `default`, or the full address of a service account."""
+"""An account ID in the project, `default`, or the full address of a service account."""
 PROJECT = r"^([a-z0-9][a-z0-9.-]*:)?[a-z0-9][a-z0-9-]{0,62}$"
-"""A project id, `my-project` or `example.com:my-project`: it becomes part of URLs and of folders of ours."""
+"""A project ID, `my-project` or `example.com:my-project`. It becomes part of URLs and local folder names."""
 Project = Annotated[str, StringConstraints(pattern=PROJECT)]
 Service = Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9.-]*$")]
 Role = Annotated[str, StringConstraints(pattern=r"^(roles|projects/[^/\s]+/roles|organizations/\d+/roles)/[\w.]+$")]
@@ -54,45 +54,45 @@ class GcpCloud(Strict):
 
     kind: Literal["gcp"]
     project: Project | None = Field(
-        description="project id; null: GOOGLE_CLOUD_PROJECT or gcloud's active configuration"
+        description="Project ID. null: GOOGLE_CLOUD_PROJECT, or gcloud's active configuration."
     )
-    apis: tuple[Service, ...] = Field(description="services to enable; never disabled again")
+    apis: tuple[Service, ...] = Field(description="APIs to enable. Slipway never disables them.")
     service_account: Account = Field(
-        description="whom the workers run as: an account id (created on first use), `default` (the project's Compute "
-        "account) or a full address; roles are bound only to one that slipway made"
+        description="Service account of the workers: an account ID (created on first use), `default` (the project's "
+        "Compute account) or a full address. Slipway grants roles only to an account that it created."
     )
-    roles: tuple[Role, ...] = Field(description="roles of that account in the project")
-    bucket_roles: tuple[Role, ...] = Field(description="roles of that account on the bucket alone")
-    bucket: str | None = Field(description="bucket of code, assets and runs; null: <project>-slipway-<location>")
+    roles: tuple[Role, ...] = Field(description="Roles granted to service_account in the project.")
+    bucket_roles: tuple[Role, ...] = Field(description="Roles granted to service_account on the bucket only.")
+    bucket: str | None = Field(description="Bucket for code, assets and runs. null: <project>-slipway-<location>.")
     bucket_location: Location | None = Field(
-        description="region or multi-region of a bucket that is created; null: the region of tpu.zone"
+        description="Region or multi-region of a new bucket. null: the region of tpu.zone."
     )
     soft_delete_days: int = Field(
-        ge=0, le=90, description="days that a bucket of ours keeps, and bills, what was deleted; 0, or 7 to 90"
+        ge=0, le=90, description="Days that a new bucket keeps, and bills, deleted objects: 0, or 7 to 90."
     )
-    noncurrent_days: int = Field(ge=1, description="days after which a bucket of ours drops replaced versions")
-    unfinished_upload_days: int = Field(ge=1, description="days after which it drops unfinished uploads")
-    ssh_source_ranges: tuple[Cidr, ...] = Field(description="who may reach port 22 of a worker")
+    noncurrent_days: int = Field(ge=1, description="Days before a new bucket deletes replaced versions.")
+    unfinished_upload_days: int = Field(ge=1, description="Days before it deletes unfinished uploads.")
+    ssh_source_ranges: tuple[Cidr, ...] = Field(description="IP ranges allowed to reach port 22 of a worker.")
     driver_service_account: Account = Field(
-        description="whom the bastion of recovery.driver=bastion runs as; as service_account, and best another one"
+        description="The bastion's service account, in the form of service_account. Use a different account."
     )
     driver_roles: tuple[Role, ...] = Field(
-        description="roles of that account in the project; on the bucket it has bucket_roles, on the workers' account "
-        "iam.serviceAccountUser, on the bastion alone compute.instanceAdmin.v1"
+        description="Roles granted to driver_service_account in the project. It also gets bucket_roles on the bucket, "
+        "iam.serviceAccountUser on the workers' account and compute.instanceAdmin.v1 on the bastion."
     )
-    driver_machine: str = Field(min_length=1, description="machine type of the bastion")
-    trc: Trc | None = Field(description="a grant of free TPUs; null: none")
-    billing_budget: BillingBudget | None = Field(description="a budget on the billing account; null: none")
+    driver_machine: str = Field(min_length=1, description="Machine type of the bastion.")
+    trc: Trc | None = Field(description="Grant of free TPUs. null: none.")
+    billing_budget: BillingBudget | None = Field(description="Budget on the billing account. null: none.")
 
 
 class LocalCloud(GcpCloud):
-    """The emulated cloud on loopback."""
+    """The emulated cloud on this machine."""
 
     kind: Literal["local"]  # pyright: ignore[reportIncompatibleVariableOverride]
-    port: int = Field(ge=0, le=65535, description="TCP port of the emulated cloud; 0: any free one")
-    operation_seconds: float = Field(ge=0, description="seconds an emulated operation takes")
+    port: int = Field(ge=0, le=65535, description="TCP port of the emulated cloud. 0: any free port.")
+    operation_seconds: float = Field(ge=0, description="Duration of an emulated operation, in seconds.")
     faults: tuple[dict[str, Any], ...] = Field(
-        description="scripted misfortune, e.g. {kind: preempted, after_seconds: 20}"
+        description="Faults to inject, e.g. {kind: preempted, after_seconds: 20}."
     )
 
 

@@ -1,6 +1,6 @@
-"""What an accelerator type is: the facts of `tpu_types.yaml` as one typed record.
+"""Accelerator types: the facts of `tpu_types.yaml` as one typed record.
 
-Hosts, devices, region, runtime and price derive from here and are never typed twice.
+Hosts, devices, region, runtime and price all derive from here.
 """
 
 import difflib
@@ -19,12 +19,12 @@ YamlLoader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # the C loader is te
 
 
 class UnknownTypeError(ValueError):
-    """An accelerator type that the table does not hold; the words suggest the nearest ones."""
+    """The table has no such accelerator type; the message suggests the closest ones."""
 
 
 @dataclass(frozen=True)
 class Topology:
-    """One row: `v5litepod-16` is 16 chips on 4 VMs, wired 4x4.
+    """One row of the table: `v5litepod-16` is 16 chips on 4 VMs, wired 4x4.
 
     Memory in bytes, compute in FLOP/s, prices in USD per chip-hour.
     """
@@ -34,7 +34,7 @@ class Topology:
     chips: int
     workers: int
     devices: int
-    shape: str | None  # None: one chip
+    shape: str | None  # None for one chip
     hbm_bytes_per_chip: int
     bf16_flops_per_chip: float
     runtime_version: str
@@ -46,14 +46,14 @@ class Topology:
         return self.devices // self.workers
 
     def usd_per_hour(self, zone: str, *, spot: bool) -> float | None:
-        """List price of the whole slice, or None where the table knows none. Dated: see the table's header."""
+        """Return the list price of the whole slice, or None if unknown. See the table's header for its date."""
         price = self.usd_per_chip_hour.get(zone, (None, None))[1 if spot else 0]
         return None if price is None else price * self.chips
 
 
 @cache
 def tpu_type_table() -> dict[str, Any]:
-    """The parsed `tpu_types.yaml`."""
+    """Return the parsed `tpu_types.yaml`."""
     return yaml.load(TABLE_FILE.read_text(), Loader=YamlLoader)  # noqa: S506 - CSafeLoader is a safe loader
 
 
@@ -61,12 +61,12 @@ def find_topology(accelerator_type: str) -> Topology:
     """Look up an accelerator type.
 
     Raises:
-        UnknownTypeError: with the nearest names.
+        UnknownTypeError: the table has no such type; lists the closest names.
     """
     types = tpu_type_table()["types"]
     if accelerator_type not in types:
         near = difflib.get_close_matches(accelerator_type, types, n=4, cutoff=0.5)
-        raise UnknownTypeError(f"unknown type {accelerator_type!r}; nearest: {', '.join(near) or 'none'}")
+        raise UnknownTypeError(f"unknown type {accelerator_type!r}; closest: {', '.join(near) or 'none'}")
     name, chips, vms, _, shape = types[accelerator_type]
     generation = tpu_type_table()["generations"][name]
     return Topology(
@@ -85,5 +85,5 @@ def find_topology(accelerator_type: str) -> Topology:
 
 
 def zone_region(zone: str) -> str:
-    """`us-central1-a` is in `us-central1`."""
+    """Return the region of a zone: `us-central1` for `us-central1-a`."""
     return zone.rpartition("-")[0]

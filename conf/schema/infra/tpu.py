@@ -1,4 +1,4 @@
-"""The slice that a run wants, and where and how it may be had."""
+"""The slice that a run needs, and where and how to get it."""
 
 from typing import Annotated, Any, Literal
 
@@ -9,7 +9,7 @@ from conf.schema.infra.topology import UnknownTypeError, find_topology
 
 Tier = Literal["on_demand", "spot", "preemptible", "reserved", "flex_start"]
 NODE_GENERATIONS = frozenset({"v2", "v3"})
-"""What provisioner=auto makes as plain nodes; every later generation is queued for."""
+"""Generations that provisioner=auto creates as plain nodes. Later ones use queued resources."""
 
 
 def _as_tuple(value: Any) -> Any:
@@ -17,36 +17,34 @@ def _as_tuple(value: Any) -> Any:
 
 
 class Tpu(Strict):
-    """The slice."""
+    """The TPU slice."""
 
-    accelerator_type: str = Field(description="as in tpu_types.yaml, e.g. v5litepod-16")
-    zone: Annotated[Zone, VOLATILE] = Field(description="where the pod is wanted first")
-    fallback_zones: Annotated[tuple[Zone, ...], VOLATILE] = Field(
-        description="further zones, tried in order after `zone`"
-    )
-    name: Annotated[Name | None, VOLATILE] = Field(description="node name; null: derived from cloud, tpu and network")
-    runtime_version: str | None = Field(description="VM image; null: the one Google documents for the generation")
+    accelerator_type: str = Field(description="Slice type from conf/tpu_types.yaml, e.g. v5litepod-16.")
+    zone: Annotated[Zone, VOLATILE] = Field(description="Zone to try first.")
+    fallback_zones: Annotated[tuple[Zone, ...], VOLATILE] = Field(description="Zones to try next, in order.")
+    name: Annotated[Name | None, VOLATILE] = Field(description="TPU node name. null: set from cloud, tpu and network.")
+    runtime_version: str | None = Field(description="VM image. null: the image Google documents for the generation.")
     capacity: Annotated[tuple[Tier, ...], BeforeValidator(_as_tuple, Tier | tuple[Tier, ...]), VOLATILE] = Field(
-        description="one word or an ordered list, tried in order; spot is cheaper and may be taken away"
+        description="Capacity tier, or a list of tiers to try in order. Spot is cheaper but can be preempted."
     )
     provisioner: Annotated[Literal["auto", "node", "queued"], VOLATILE] = Field(
-        description="node: asked for at once; queued: a request that waits for capacity; auto: queued from v4 on"
+        description="node: create directly. queued: request a queued resource. auto: queued from v4 on."
     )
     valid_until_hours: Annotated[float | None, VOLATILE] = Field(
-        gt=0, description="a queued request expires after so many hours; null: never"
+        gt=0, description="Hours until a queued request expires. null: never."
     )
     reservation: Annotated[str | None, VOLATILE] = Field(
-        min_length=1, description="name of the reservation that capacity=reserved draws on"
+        min_length=1, description="Name of the reservation that capacity=reserved uses."
     )
     adopt: Annotated[bool, VOLATILE] = Field(
-        description="use the existing pod called tpu.name; it is never created, changed or deleted"
+        description="Use the existing pod named tpu.name. Slipway never creates, changes or deletes it."
     )
-    external_ip: Annotated[bool, VOLATILE] = Field(description="give each worker an external address")
+    external_ip: Annotated[bool, VOLATILE] = Field(description="Give each worker an external IP address.")
     data_disk_gb: Annotated[int | None, VOLATILE] = Field(
-        ge=10, le=65536, description="size of a disk at /mnt/data that outlives a preemption; null: none"
+        ge=10, le=65536, description="Size in GB of a disk at /mnt/data that survives preemption. null: no disk."
     )
     create_timeout_minutes: Annotated[float, VOLATILE] = Field(
-        gt=0, description="give up on one creation after this many minutes, and on waiting where there is another place"
+        gt=0, description="Limit for one creation, and for waiting while there is another zone or tier."
     )
 
     @field_validator("accelerator_type")
@@ -62,18 +60,18 @@ class Tpu(Strict):
     @classmethod
     def once(cls, value: tuple[str, ...]) -> tuple[str, ...]:
         if not value:
-            raise ValueError("names no tier")
+            raise ValueError("must list at least one tier")
         if len(set(value)) != len(value):
-            raise ValueError("names a tier twice")
+            raise ValueError("lists a tier twice")
         return value
 
     @property
     def all_zones(self) -> tuple[str, ...]:
-        """Where the pod may be, the wanted zone first."""
+        """Zones where the pod may be, the preferred one first."""
         return tuple(dict.fromkeys((self.zone, *self.fallback_zones)))
 
     def is_queued(self, tier: str) -> bool:
-        """Is this tier asked for through a queued resource? flex_start always is, preemptible only if told so."""
+        """Return whether to queue for this tier: flex_start always, preemptible only with provisioner=queued."""
         if tier == "flex_start":
             return True
         if self.provisioner != "auto":

@@ -1,4 +1,4 @@
-"""The run itself: its name, how its workers are reached, and what happens when things go wrong or end."""
+"""The run itself: its name, SSH, recovery and cleanup."""
 
 from typing import Annotated, Literal
 
@@ -9,29 +9,29 @@ from conf.schema.base import VOLATILE, Strict
 
 class Ssh(Strict):
     user: Annotated[str, StringConstraints(pattern=r"^[a-z_][a-z0-9_-]{0,31}$")] = Field(
-        description="our name on the workers; under OS Login Google gives us another"
+        description="User name on the workers. With OS Login, Google assigns another."
     )
     method: Literal["auto", "external", "iap", "internal"] = Field(
-        description="the way to the workers; auto: the external address if a firewall rule admits this machine, else "
-        "Google's Identity-Aware Proxy if one admits that, else the internal address"
+        description="How to reach the workers. auto: the external address if a firewall rule admits this machine, "
+        "else Google's Identity-Aware Proxy if a rule admits it, else the internal address."
     )
     host_keys: Literal["guest_attributes", "trust_on_first_use"] = Field(
-        description="which host key a worker must show: the one that Google vouches for, or always the first"
+        description="Accepted host key. guest_attributes: the one Google publishes. trust_on_first_use: the first."
     )
     os_login: Literal["auto"] | bool = Field(
-        description="is our key put into our OS Login profile, not into the node's metadata? auto: as the project wants"
+        description="Put the key into your OS Login profile, not the metadata. auto: follow the project."
     )
-    connect_timeout_seconds: float = Field(gt=0)
-    ready_timeout_seconds: float = Field(gt=0, description="how long a fresh worker may refuse SSH")
+    connect_timeout_seconds: float = Field(gt=0, description="Timeout of an SSH connection, in seconds.")
+    ready_timeout_seconds: float = Field(gt=0, description="Seconds that a new worker may refuse SSH.")
 
 
 class Run(Strict):
     name: Annotated[str, StringConstraints(pattern=r"^[a-z0-9]([-_a-z0-9]{0,40}[a-z0-9])?$")]
     seed: int = Field(ge=0, lt=2**31)
     compile_cache: Annotated[bool, VOLATILE] = Field(
-        description="the trainer's compiled programs are kept beside the run's results, for replaced VMs"
+        description="Keep the trainer's compiled programs with the run's results, for use on replacement VMs."
     )
-    state_dir: Annotated[str, VOLATILE] = Field(description="keys, events and the emulated cloud live here")
+    state_dir: Annotated[str, VOLATILE] = Field(description="Local folder for keys, events and the emulated cloud.")
 
 
 ProgramResponse = Literal["restart_program", "restart_worker", "replace_node", "move_zone", "give_up"]
@@ -39,65 +39,64 @@ PodResponse = Literal["replace_node", "move_zone", "give_up"]
 
 
 class RecoveryPolicy(Strict):
-    """What is done about each verdict. What cannot be done is escalated: a program cannot be started on a worker that
-    does not answer, Google restarts no single worker of several, an adopted pod is not replaced.
+    """Response to each kind of failure. An impossible one is escalated: a program cannot start on a worker that does
+    not respond, Google cannot restart one worker of several, and an adopted pod is not replaced.
     """
 
-    preempted: PodResponse = Field(description="the pod was taken away")
-    maintenance: Literal["wait"] | ProgramResponse = Field(description="wait: for as long as a creation may take")
-    unhealthy_host: ProgramResponse = Field(description="Google, libtpu or a missing chip say that a host is sick")
-    worker_lost: ProgramResponse = Field(description="a worker does not answer, or its program was killed from outside")
-    network_lost: Literal["wait", "give_up"] = Field(description="neither workers nor Google's API can be reached")
+    preempted: PodResponse = Field(description="The pod was preempted.")
+    maintenance: Literal["wait"] | ProgramResponse = Field(description="wait: up to tpu.create_timeout_minutes.")
+    unhealthy_host: ProgramResponse = Field(description="Google, libtpu or a missing chip indicates an unhealthy host.")
+    worker_lost: ProgramResponse = Field(description="A worker does not respond, or something else killed its program.")
+    network_lost: Literal["wait", "give_up"] = Field(description="Neither the workers nor Google's API can be reached.")
     hung: ProgramResponse = Field(
-        description="no step and no word for hang_timeout_seconds; the stacks of all workers are kept first"
+        description="No step and no output for hang_timeout_seconds. All workers' stacks are saved first."
     )
-    out_of_hbm: ProgramResponse = Field(description="the TPU's memory")
-    out_of_ram: ProgramResponse = Field(description="the memory of a host")
-    disk_full: ProgramResponse = Field(description="the disk of a worker")
-    program_error: ProgramResponse = Field(description="everything else that the program may end with")
-    device_mismatch: ProgramResponse = Field(description="other devices than planned, on all workers")
-    workers_disagree: ProgramResponse = Field(description="code, config or packages differ between workers")
-    setup_failure: ProgramResponse = Field(description="a worker could not be made ready")
+    out_of_hbm: ProgramResponse = Field(description="The program ran out of TPU memory.")
+    out_of_ram: ProgramResponse = Field(description="A host ran out of memory.")
+    disk_full: ProgramResponse = Field(description="A worker's disk is full.")
+    program_error: ProgramResponse = Field(description="The program ended with any other error.")
+    device_mismatch: ProgramResponse = Field(description="All workers have other devices than planned.")
+    workers_disagree: ProgramResponse = Field(description="Code, config or packages differ between workers.")
+    setup_failure: ProgramResponse = Field(description="Setup of a worker failed.")
 
 
 class Recovery(Strict):
     driver: Literal["laptop", "bastion"] = Field(
-        description="who sees the run through: the machine of `up`, or a small VM that `up` makes beside the pod"
+        description="Where the controller runs. laptop: this machine. bastion: a small VM that `up` creates."
     )
     lease_duration_seconds: float = Field(
-        ge=2, description="silence of the controller that acts on a pod after which another one may"
+        ge=2, description="Seconds without a sign of life from the controller before another one may take over its pod."
     )
     max_preemptions: int = Field(
-        ge=0, description="go on at most this often after the pod or a part of it was lost, or hung, in one run"
+        ge=0, description="Recoveries per run after the pod, or a part of it, was lost or hung."
     )
-    max_create_attempts: int = Field(ge=1, description="creations that may fail for want of capacity")
+    max_create_attempts: int = Field(ge=1, description="Creation attempts that may fail for lack of capacity.")
     max_program_failures: int = Field(
         ge=0,
-        description="start the program again at most this often after an error of its own; a newer checkpoint "
-        "makes it begin anew",
+        description="Restarts after errors of the program itself. A newer checkpoint resets the count.",
     )
     max_without_progress: int = Field(
-        ge=1, description="ends in a row without a newer checkpoint after which a run is given up, preemptions apart"
+        ge=1, description="Failures in a row without a new checkpoint before giving up; preemptions do not count."
     )
-    poll_seconds: float = Field(gt=0, description="how often the node's state is asked for while a run is followed")
+    poll_seconds: float = Field(gt=0, description="Seconds between checks of the node's state during a run.")
     heartbeat_timeout_seconds: float = Field(
-        gt=5, description="silence of a worker, while others speak, after which it is lost; they speak every 5 s"
+        gt=5, description="Silence after which a worker is lost while others respond. Heartbeats: every 5 s."
     )
     hang_timeout_seconds: float | None = Field(
         gt=0,
-        description="time without a step or a word that is a hang; null: ten times the longest wait for a step yet, at "
-        "least 900",
+        description="Seconds without a step or output before the program counts as hung. null: ten times the longest "
+        "step so far, at least 900.",
     )
     preemption_signal: Literal["SIGTERM", "SIGINT", "SIGUSR1", "SIGUSR2"] | None = Field(
-        description="the signal that all processes of your own program get when Google says that their VM goes away; "
-        "null: none. The bundled trainer gets SIGTERM"
+        description="Signal sent to all processes of your own program when Google announces a preemption. null: none. "
+        "The bundled trainer gets SIGTERM."
     )
     policy: RecoveryPolicy
 
 
 class Cleanup(Strict):
-    on_success: Literal["delete", "keep"] = Field(description="the pod, once the run has finished")
-    on_failure: Literal["delete", "keep"] = Field(description="the pod, once the program has failed")
+    on_success: Literal["delete", "keep"] = Field(description="What happens to the pod when the run has finished.")
+    on_failure: Literal["delete", "keep"] = Field(description="What happens to the pod when the program has failed.")
     idle_minutes: float | None = Field(
-        gt=0, description="minutes without a program or a login after which the pod deletes itself; null: never"
+        gt=0, description="Minutes without a program or login before the pod deletes itself. null: never."
     )

@@ -1,4 +1,4 @@
-"""What a loop trains on: the section `data` of `run.yaml`. Values live in YAML only, so no field has a default."""
+"""Training data: the section `data` of `run.yaml`. Fields have no defaults: values live only in YAML."""
 
 import re
 from typing import Annotated, Literal, Self
@@ -8,33 +8,31 @@ from pydantic import Field, field_validator, model_validator
 from conf.schema.base import Strict
 from conf.schema.training.prompts import ArithmeticData, Gsm8kData, template_columns
 
-PATH_HELP = (
-    "a local path, gs://…, or assets://NAME/FILE; * and ** stand for many files, which are taken in sorted order"
-)
+PATH_HELP = "Local path, gs://… or assets://NAME/FILE. * and ** match many files, which are read in sorted order."
 
 
 class Corpus(Strict):
-    """What every kind of text to learn by heart has in common; it is read as documents."""
+    """Keys shared by all kinds of text for language modeling, which is read as documents."""
 
     path: str = Field(min_length=1, description=PATH_HELP)
-    eval_path: str | None = Field(min_length=1, description="the same for validation; null: eval_fraction")
-    eval_fraction: float = Field(ge=0, lt=1, description="share of `path` kept for validation; 0: eval_path")
-    tokenizer: str = Field(min_length=1, description="bytes, characters (of a small text), or a tokenizer.json")
-    bos: str | None = Field(min_length=1, description="special token before each document, e.g. <bos>; null: none")
-    eos: str | None = Field(min_length=1, description="special token after each document; null: none")
+    eval_path: str | None = Field(min_length=1, description="Validation files, as in `path`. null: use eval_fraction.")
+    eval_fraction: float = Field(ge=0, lt=1, description="Share of `path` held out for validation. 0: use eval_path.")
+    tokenizer: str = Field(min_length=1, description="bytes, characters (of a small text), or a tokenizer.json.")
+    bos: str | None = Field(min_length=1, description="Special token before each document, e.g. <bos>. null: none.")
+    eos: str | None = Field(min_length=1, description="Special token after each document. null: none.")
     long_documents: Literal["split", "skip", "error"] = Field(
-        description="what becomes of a document longer than loop.seq_len where packing is documents"
+        description="What to do with documents longer than loop.seq_len, with packing: documents."
     )
     streams: int = Field(
-        ge=1, le=65536, description="parts of the data, each read in an order of its own; divides the rows of a batch"
+        ge=1, le=65536, description="Parts of the data that are read independently. Must divide the rows of a batch."
     )
-    shuffle: bool = Field(description="another order in each epoch, by run.seed; false: as in the files")
-    prefetch_batches: int = Field(ge=0, le=1024, description="batches made ahead by a thread; 0: none")
+    shuffle: bool = Field(description="Shuffle each epoch, seeded by run.seed. false: keep the order of the files.")
+    prefetch_batches: int = Field(ge=0, le=1024, description="Batches that a thread prepares ahead. 0: none.")
 
     @model_validator(mode="after")
     def _one_validation(self) -> Self:
         if (self.eval_path is None) == (self.eval_fraction == 0):
-            raise ValueError("give either eval_path, or an eval_fraction above 0")
+            raise ValueError("set either eval_path or an eval_fraction above 0")
         return self
 
 
@@ -43,18 +41,18 @@ class TextData(Corpus):
 
     kind: Literal["text"]
     packing: Literal["windows", "stream", "documents"] = Field(
-        description="windows: random windows of all text, held in memory, without bos and eos; else as for jsonl"
+        description="windows: random windows of the whole text, in memory, without bos and eos. Others: as for jsonl."
     )
-    separator: str | None = Field(min_length=1, description="what stands between documents; null: a file is one")
+    separator: str | None = Field(min_length=1, description="Text between documents. null: each file is one document.")
 
 
 class Template(Strict):
-    """A prompt and its answer, from the columns of a row: `{name}` stands for a column, `{{` for a brace."""
+    """A prompt and its answer, built from a row's columns: `{name}` inserts a column, `{{` a brace."""
 
-    prompt: str = Field(description="not learnt")
-    answer: str = Field(min_length=1, description="learnt, and data.eos after it")
+    prompt: str = Field(description="Prompt text. It is not trained on.")
+    answer: str = Field(min_length=1, description="Answer text. It is trained on, with data.eos after it.")
     remove: str | None = Field(
-        description="regular expression of what is left out of both, e.g. <<.*?>>; null: nothing"
+        description="Regular expression of text to remove from both, e.g. <<.*?>>. null: nothing."
     )
 
     @field_validator("prompt", "answer")
@@ -69,23 +67,23 @@ class Template(Strict):
         try:
             re.compile(pattern or "")
         except re.error as error:
-            raise ValueError(f"is no regular expression: {error}") from None
+            raise ValueError(f"not a valid regular expression: {error}") from None
         return pattern
 
 
 class TableData(Corpus):
-    """Rows with named columns: one of them is the text, or a template makes a prompt and an answer of several."""
+    """Rows with named columns: one holds the text, or a template builds a prompt and an answer from several."""
 
     packing: Literal["stream", "documents"] = Field(
-        description="stream: documents follow each other without a gap, rows are cut anywhere; documents: whole ones "
-        "share a row, and none sees another"
+        description="stream: documents follow each other and rows may cut them. documents: rows hold whole documents, "
+        "which do not attend to each other."
     )
-    text_column: str | None = Field(min_length=1, description="the text; null: template")
+    text_column: str | None = Field(min_length=1, description="Column with the text. null: use template.")
     template: Template | None
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """The columns that are read."""
+        """Columns to read."""
         if self.template is None:
             return (self.text_column or "",)
         return tuple(dict.fromkeys(template_columns(self.template.prompt) + template_columns(self.template.answer)))
@@ -93,20 +91,20 @@ class TableData(Corpus):
     @model_validator(mode="after")
     def _one_text(self) -> Self:
         if (self.text_column is None) == (self.template is None):
-            raise ValueError("give either text_column or template (a prompt and its answer)")
+            raise ValueError("set either text_column or template (a prompt and its answer)")
         if self.template is not None and self.eos is None:
-            raise ValueError("eos: an answer must end in a special token, or the model never learns to stop")
+            raise ValueError("eos: needed with template; without an end token the model never learns to stop")
         return self
 
 
 class JsonlData(TableData):
-    """A JSON object a line."""
+    """JSON Lines: one JSON object per line."""
 
     kind: Literal["jsonl"]
 
 
 class ParquetData(TableData):
-    """Parquet files, read a row group at a time."""
+    """Parquet files, read one row group at a time."""
 
     kind: Literal["parquet"]
 

@@ -1,6 +1,6 @@
-"""The section `loop` of `run.yaml`: what an update is made of, and what happens between updates.
+"""Training loops: the section `loop` of `run.yaml`.
 
-Types, bounds, units and descriptions live here; values live in YAML only, so no field has a default.
+Fields have no defaults: values live only in YAML.
 """
 
 import re
@@ -13,7 +13,7 @@ from conf.schema.training.sampler import Sampling
 
 
 class UnevenError(ValueError):
-    """Rows that cannot be dealt out evenly; `key` is the config key to change."""
+    """Rows that cannot be split evenly; `key` is the config key to change."""
 
     def __init__(self, key: str, words: str) -> None:
         super().__init__(f"{key}: {words}")
@@ -21,30 +21,30 @@ class UnevenError(ValueError):
 
 
 class TextSamples(Strict):
-    """Texts that the model continues now and then, for people to read; they go to TensorBoard."""
+    """Continuations that the model writes at intervals. They go to TensorBoard."""
 
-    interval: int | None = Field(ge=1, description="updates between samples; null: none")
-    prompts: tuple[str, ...] = Field(min_length=1, max_length=64, description="texts to continue")
-    max_new_tokens: int = Field(ge=1, le=65536, description="tokens after which a continuation is cut off")
-    temperature: float = Field(ge=0, le=100, description="of sampling; 0: always the likeliest token")
+    interval: int | None = Field(ge=1, description="Updates between samples. null: no samples.")
+    prompts: tuple[str, ...] = Field(min_length=1, max_length=64, description="Texts to continue.")
+    max_new_tokens: int = Field(ge=1, le=65536, description="Maximum tokens per continuation.")
+    temperature: float = Field(ge=0, le=100, description="Sampling temperature. 0: greedy.")
 
 
 class LmLoop(Strict):
     """Next-token prediction."""
 
     kind: Literal["lm"]
-    steps: int = Field(ge=1, le=100_000_000, description="optimizer updates")
+    steps: int = Field(ge=1, le=100_000_000, description="Optimizer updates.")
     total_batch_tokens: int = Field(
-        ge=1, le=1 << 32, description="tokens per update, over all devices and accumulation steps"
+        ge=1, le=1 << 32, description="Tokens per update, over all devices and accumulation steps."
     )
-    seq_len: int = Field(ge=1, le=1_048_576, description="tokens per row; divides total_batch_tokens")
+    seq_len: int = Field(ge=1, le=1_048_576, description="Tokens per row. Must divide total_batch_tokens.")
     micro_batch_size: int | None = Field(
         ge=1,
         le=1_048_576,
-        description="rows that one device computes at a time, at most; accumulation follows; null: all",
+        description="Maximum rows per device at a time; gradients are accumulated. null: all rows at once.",
     )
-    eval_interval: int = Field(ge=1, description="updates between evaluations; one more follows the last update")
-    eval_batches: int = Field(ge=1, description="validation batches per evaluation, as large as those of an update")
+    eval_interval: int = Field(ge=1, description="Updates between evaluations. Another one follows the last update.")
+    eval_batches: int = Field(ge=1, description="Validation batches per evaluation, of an update's size.")
     text_samples: TextSamples
 
     @model_validator(mode="after")
@@ -57,35 +57,35 @@ class LmLoop(Strict):
 
     @property
     def rows(self) -> int:
-        """Rows of the global batch of an update."""
+        """Rows in the global batch of an update."""
         return self.total_batch_tokens // self.seq_len
 
     def accumulation(self, devices: int) -> int:
-        """Gradients summed per update where that many devices split the batch. Raises UnevenError."""
+        """Return the gradients summed per update when `devices` split the batch. Raises UnevenError."""
         per_device, rest = divmod(self.rows, devices)
         if rest:
             near = _nearest_multiples(self.rows, devices)
-            words = f"{self.rows} rows of {self.seq_len} tokens cannot be split evenly over {devices} devices; take "
+            words = f"{self.rows} rows of {self.seq_len} tokens cannot be split evenly over {devices} devices; use "
             raise UnevenError("loop.total_batch_tokens", words + " or ".join(str(n * self.seq_len) for n in near))
         return _num_micro_batches(per_device, self.micro_batch_size)
 
 
 def _num_micro_batches(per_device: int, micro_batch_size: int | None) -> int:
-    """Into how many parts the rows of a device are dealt out. Raises UnevenError."""
+    """Return the number of micro-batches per device. Raises UnevenError."""
     if micro_batch_size is None or micro_batch_size >= per_device:
         return 1
     if per_device % micro_batch_size:
         divisors = [n for n in range(1, per_device + 1) if per_device % n == 0]
         below = max(n for n in divisors if n < micro_batch_size)
         above = min(n for n in divisors if n > micro_batch_size)
-        words = f"the {per_device} rows of a device cannot be computed {micro_batch_size} at a time; take "
+        words = f"the {per_device} rows of a device cannot be computed {micro_batch_size} at a time; use "
         words += f"{below} or {above}"
         raise UnevenError("loop.micro_batch_size", words)
     return per_device // micro_batch_size
 
 
 def _nearest_multiples(number: int, of: int) -> list[int]:
-    """The multiples of `of` around a number that is none."""
+    """Return the multiples of `of` on either side of a number that is not one."""
     below = number // of * of
     return [n for n in (below, below + of) if n]
 
@@ -95,121 +95,119 @@ REWARDS = ("answer_match", "boxed", "format", "length")
 
 def _known_reward(name: str) -> str:
     if name not in REWARDS and not re.fullmatch(r"\w+(\.\w+)*:\w+", name):
-        raise ValueError(f"there is no reward {name!r}: choose {', '.join(REWARDS)}, or module:function")
+        raise ValueError(f"unknown reward {name!r}; choices: {', '.join(REWARDS)}, module:function")
     return name
 
 
 class Alerts(Strict):
-    """What the log and TensorBoard warn of, once each in a run; null, or false: not watched."""
+    """Warnings in the log and TensorBoard, each shown once per run. null or false: off."""
 
-    zero_learning_rate: bool = Field(description="the learning rate is 0 before the last update")
-    entropy_below: float | None = Field(gt=0, description="nats; the policy's entropy is less: it has collapsed")
-    zero_accuracy_updates: int | None = Field(ge=1, description="so many updates in a row without a right answer")
+    zero_learning_rate: bool = Field(description="The learning rate is 0 before the last update.")
+    entropy_below: float | None = Field(gt=0, description="The policy's entropy, in nats, is lower: it has collapsed.")
+    zero_accuracy_updates: int | None = Field(ge=1, description="Updates in a row without a correct answer.")
     zero_variance_updates: int | None = Field(
-        ge=1, description="so many updates in a row in which every group has equal rewards: there is nothing to learn"
+        ge=1, description="Updates in a row in which the rewards of every group are equal, so nothing is learned."
     )
 
 
 class GrpoLoop(Strict):
-    """Group relative policy optimization (https://arxiv.org/abs/2402.03300) and its relatives, after a supervised warm
-    start. The losses are told apart in `trainer/losses/grpo.py` and docs/grpo.md.
+    """Group relative policy optimization (https://arxiv.org/abs/2402.03300) and its variants, after a supervised warm
+    start. `trainer/losses/grpo.py` and docs/grpo.md describe the losses.
     """
 
     kind: Literal["grpo"]
-    steps: int = Field(ge=1, le=100_000_000, description="optimizer updates; a multiple of updates_per_rollout")
-    prompts_per_step: int = Field(ge=1, le=65536, description="prompts per update, over all devices")
-    group_size: int = Field(ge=2, le=1024, description="responses drawn per prompt: the group")
-    updates_per_rollout: int = Field(ge=1, le=64, description="updates that share the samples of one rollout")
+    steps: int = Field(ge=1, le=100_000_000, description="Optimizer updates; a multiple of updates_per_rollout.")
+    prompts_per_step: int = Field(ge=1, le=65536, description="Prompts per update, over all devices.")
+    group_size: int = Field(ge=2, le=1024, description="Responses sampled per prompt.")
+    updates_per_rollout: int = Field(ge=1, le=64, description="Updates on the samples of one rollout.")
     async_depth: Literal[0, 1] = Field(
-        description="rollouts that are drawn ahead, with the policy before the updates of the last one; the ratio "
-        "is to that policy"
+        description="Rollouts sampled ahead, by the policy from before the last updates. The ratio is relative to "
+        "that policy."
     )
     length_buckets: tuple[Annotated[int, Field(ge=2)], ...] = Field(
         max_length=16,
-        description="tokens of prompt and response that an update is padded to, the smallest that holds its samples; "
-        "max_prompt_length + max_new_tokens is always one of them, longer ones are not",
+        description="Padded lengths of an update, in tokens of prompt and response: the shortest that fits is used. "
+        "max_prompt_length + max_new_tokens is always added; longer ones are ignored.",
     )
     micro_batch_size: int | None = Field(
         ge=1,
         le=1_048_576,
-        description="responses that one device computes at a time in an update, at most; null: all of its share",
+        description="Maximum responses per device at a time in an update. null: all of the device's share.",
     )
-    max_prompt_length: int = Field(ge=1, le=1_048_576, description="tokens of the longest prompt")
-    max_new_tokens: int = Field(ge=1, le=1_048_576, description="tokens after which a response is cut off")
-    temperature: float = Field(gt=0, le=100, description="of sampling; 1: the policy as it is")
+    max_prompt_length: int = Field(ge=1, le=1_048_576, description="Maximum tokens per prompt.")
+    max_new_tokens: int = Field(ge=1, le=1_048_576, description="Maximum tokens per response.")
+    temperature: float = Field(gt=0, le=100, description="Sampling temperature.")
     sampler: Sampling
     loss_type: Literal["grpo", "token_mean", "dr_grpo", "dapo", "gspo", "rloo"] = Field(
-        description="whether tokens or responses have a ratio, and what the mean is over"
+        description="Loss: whether the ratio is per token or per response, and how the mean is taken."
     )
     clip_ratio_low: float | None = Field(
-        gt=0, lt=1, description="no gain from a ratio below 1 - clip_ratio_low; null: no bound"
+        gt=0, lt=1, description="A ratio below 1 - clip_ratio_low gains nothing. null: no bound."
     )
     clip_ratio_high: float | None = Field(
-        gt=0, description="no gain from a ratio above 1 + clip_ratio_high; null: no bound"
+        gt=0, description="A ratio above 1 + clip_ratio_high gains nothing. null: no bound."
     )
-    kl_coef: float = Field(ge=0, description="weight of the KL penalty to the frozen reference policy")
+    kl_coef: float = Field(ge=0, description="Weight of the KL penalty to the frozen reference policy.")
     reference_dtype: Literal["float32", "bfloat16"] | None = Field(
-        description="type in which the weights of the reference are held; null: that of the policy's"
+        description="Dtype of the reference's weights. null: the policy's."
     )
-    kl_estimator: Literal["k1", "k2", "k3"] = Field(description="of the KL of a token")
-    kl_unbiased: bool = Field(description="weigh the KL of a token by its ratio, gradient included")
-    entropy_coef: float = Field(ge=0, description="weight of the policy's entropy, in nats, which is rewarded")
-    old_logprobs: Literal["trainer", "sampler"] = Field(
-        description="whose log-probabilities are those of the policy that drew the samples"
-    )
+    kl_estimator: Literal["k1", "k2", "k3"] = Field(description="Estimator of the KL per token.")
+    kl_unbiased: bool = Field(description="Weight each token's KL by its ratio, gradient included.")
+    entropy_coef: float = Field(ge=0, description="Weight of the bonus for the policy's entropy in nats.")
+    old_logprobs: Literal["trainer", "sampler"] = Field(description="Source of the old policy's log-probabilities.")
     importance_sampling_cap: float | None = Field(
         gt=1,
-        description="upper bound of the importance weight between sampler and trainer; null: trainer's are not weighed",
+        description="Maximum importance weight between sampler and trainer. null: no weighting of the trainer's.",
     )
     advantage_std: Literal["population", "sample", "none"] = Field(
-        description="what a group's advantages are divided by"
+        description="Standard deviation that divides a group's advantages."
     )
     filter_zero_variance_groups: bool = Field(
-        description="dynamic sampling: groups whose rewards are all equal do not count in the loss"
+        description="Dynamic sampling: leave groups with equal rewards out of the loss."
     )
     max_resample_rounds: int = Field(
-        ge=0, le=100, description="further draws per rollout, at most, in place of groups that do not count"
+        ge=0, le=100, description="Maximum extra sampling rounds per rollout to replace filtered groups."
     )
     overlong: Literal["keep", "drop", "penalize"] = Field(
-        description="responses that are cut off: as others; not in the loss; the longest ones lose up to 1 of reward"
+        description="Truncated responses. keep: no change. drop: not in the loss. penalize: lose up to 1 of reward."
     )
     overlong_buffer_fraction: float = Field(
-        gt=0, le=1, description="share of max_new_tokens, its end, over which the penalty grows from 0 to 1"
+        gt=0, le=1, description="Share of max_new_tokens, at its end, over which the penalty grows from 0 to 1."
     )
     rewards: dict[Annotated[str, AfterValidator(_known_reward)], float] = Field(
-        min_length=1, description="name: weight; a name is answer_match, boxed, format, length, or module:function"
+        min_length=1, description="Weight by reward: answer_match, boxed, format, length, or module:function."
     )
     reward_timeout_seconds: float = Field(
-        gt=0, le=3600, description="seconds of CPU time that one reward of one response may take; it scores 0 beyond"
+        gt=0, le=3600, description="CPU seconds per reward of one response. On timeout it scores 0."
     )
-    reward_workers: int = Field(ge=1, le=256, description="processes per worker that compute rewards")
-    warm_start_steps: int = Field(ge=0, description="supervised updates on worked answers before GRPO; 0: none")
+    reward_workers: int = Field(ge=1, le=256, description="Reward processes per worker.")
+    warm_start_steps: int = Field(ge=0, description="Supervised updates on worked answers before GRPO. 0: none.")
     warm_start_target_accuracy: float = Field(
-        gt=0, le=1, description="held-out accuracy at which the warm start ends early"
+        gt=0, le=1, description="Held-out accuracy that ends the warm start early."
     )
-    warm_start_lr: float = Field(gt=0, le=10, description="learning rate of the warm start, constant")
-    warm_start_eval_interval: int = Field(ge=1, description="updates between evaluations in the warm start")
+    warm_start_lr: float = Field(gt=0, le=10, description="Constant learning rate of the warm start.")
+    warm_start_eval_interval: int = Field(ge=1, description="Updates between evaluations in the warm start.")
     alerts: Alerts
-    eval_interval: int = Field(ge=1, description="updates between evaluations; one more follows the last update")
-    eval_prompts: int = Field(ge=1, description="held-out prompts of an evaluation, answered greedily")
+    eval_interval: int = Field(ge=1, description="Updates between evaluations. Another one follows the last update.")
+    eval_prompts: int = Field(ge=1, description="Held-out prompts per evaluation, answered greedily.")
     test_samples_per_prompt: int | None = Field(
-        ge=1, le=1024, description="answers drawn to each question of the test before and after GRPO; null: no test"
+        ge=1, le=1024, description="Answers sampled per test question, before and after GRPO. null: no test."
     )
-    test_prompts: int | None = Field(ge=1, description="questions of the test; null: the whole test set")
-    transcripts: int = Field(ge=0, le=1000, description="questions of an evaluation whose answers are written down")
+    test_prompts: int | None = Field(ge=1, description="Number of test questions. null: the whole test set.")
+    transcripts: int = Field(ge=0, le=1000, description="Questions per evaluation whose answers are saved.")
 
     @field_validator("advantage_std", "filter_zero_variance_groups", "clip_ratio_high", mode="after")
     @classmethod
     def _as_published(cls, value: Any, info: ValidationInfo) -> Any:
-        """A loss that has a paper's name is what the paper describes."""
+        """Reject settings that contradict the paper a loss is named after."""
         loss = info.data.get("loss_type")
         if info.field_name == "advantage_std" and loss in ("dr_grpo", "rloo") and value != "none":
-            raise ValueError(f"{loss} divides advantages by nothing: take none")
+            raise ValueError(f"{loss} does not divide advantages; use none")
         if info.field_name == "filter_zero_variance_groups" and loss == "dapo" and not value:
-            raise ValueError("dapo leaves groups of equal rewards out: take true, or loss_type: token_mean")
+            raise ValueError("dapo leaves out groups with equal rewards; use true, or loss_type=token_mean")
         low = info.data.get("clip_ratio_low") or 0.0
         if info.field_name == "clip_ratio_high" and loss == "dapo" and isinstance(value, float) and value <= low:
-            raise ValueError("dapo has it above clip_ratio_low: take 0.28, or loss_type: token_mean")
+            raise ValueError("dapo needs a value above clip_ratio_low; use 0.28, or loss_type=token_mean")
         return value
 
     @model_validator(mode="after")
@@ -220,39 +218,37 @@ class GrpoLoop(Strict):
             raise ValueError(f"{words}: {near}")
         if self.max_resample_rounds and not self.filter_zero_variance_groups:
             raise ValueError(
-                "max_resample_rounds: only groups that do not count are drawn again: "
-                "set filter_zero_variance_groups, or take 0"
+                "max_resample_rounds: only filtered groups are resampled; "
+                "set filter_zero_variance_groups=true, or use 0"
             )
         return self
 
     @property
     def on_policy(self) -> bool:
-        """Does the very policy that drew a sample learn from it? What the update computes is then the old one too."""
+        """Whether a sample trains the very policy that drew it; the update then computes the old log-probabilities."""
         return self.updates_per_rollout == 1 and self.async_depth == 0
 
     @property
     def keeps_groups_together(self) -> bool:
-        """Do all samples of a prompt go into one update, and are computed at the same time?"""
+        """Whether one update computes all samples of a prompt at the same time."""
         return self.updates_per_rollout == 1 and self.micro_batch_size is None
 
     @property
     def widths(self) -> list[int]:
-        """Tokens of a row of an update's batch, from the smallest bucket to the largest, which holds every sample."""
+        """Row lengths of an update's batch, in tokens, ascending. The last one fits every sample."""
         longest = self.max_prompt_length + self.max_new_tokens
         return sorted({*(n for n in self.length_buckets if n < longest), longest})
 
     @property
     def rows(self) -> int:
-        """Responses of an update."""
+        """Responses per update."""
         return self.prompts_per_step * self.group_size
 
     def accumulation(self, devices: int) -> int:
-        """Gradients summed per update where that many devices split the batch. Raises UnevenError."""
+        """Return the gradients summed per update when `devices` split the batch. Raises UnevenError."""
         per_device, rest = divmod(self.prompts_per_step, devices)
         if rest:
-            words = (
-                f"{self.prompts_per_step} prompts cannot be split evenly over {devices} devices; take a multiple of "
-            )
+            words = f"{self.prompts_per_step} prompts cannot be split evenly over {devices} devices; use a multiple of "
             words += str(devices)
             raise UnevenError("loop.prompts_per_step", words)
         return _num_micro_batches(per_device * self.group_size, self.micro_batch_size)

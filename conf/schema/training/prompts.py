@@ -1,4 +1,4 @@
-"""What the GRPO loop asks: questions with an answer that can be checked, and the words around them."""
+"""Questions of the GRPO loop, whose answers can be checked, and the prompt around them."""
 
 from string import Formatter
 from typing import Literal, Self
@@ -21,41 +21,43 @@ def template_columns(template: str) -> list[str]:
 
 
 class Shot(Strict):
-    """A worked example that stands before the question."""
+    """A worked example before the question."""
 
-    question: str = Field(min_length=1, description="as a question of the data would be")
-    answer: str = Field(min_length=1, description="worked, as the policy is to answer")
+    question: str = Field(min_length=1, description="Question in the form of the data's questions.")
+    answer: str = Field(min_length=1, description="Worked answer in the form that the policy should use.")
 
 
 class Prompt(Strict):
-    """The words around a question; a file of the group `prompt`."""
+    """The prompt around a question, from a file of the group `prompt`."""
 
-    system: str | None = Field(min_length=1, description="what comes before everything; null: nothing")
-    question: str = Field(description="with {question} where it stands")
-    answer: str = Field(description="a worked answer, of a shot or in the warm start, with {answer} where it stands")
-    between: str = Field(description="what stands between the parts where chat_template is none")
-    shots: tuple[Shot, ...] = Field(max_length=64, description="worked examples before the question, in their order")
+    system: str | None = Field(min_length=1, description="Text before everything else. null: none.")
+    question: str = Field(description="Question text, with {question} as the placeholder.")
+    answer: str = Field(description="Worked answer of a shot or of the warm start, with {answer} as the placeholder.")
+    between: str = Field(description="Separator of the parts with chat_template=none.")
+    shots: tuple[Shot, ...] = Field(max_length=64, description="Worked examples before the question, in order.")
 
     @model_validator(mode="after")
     def _each_names_its_own(self) -> Self:
         for name in ("question", "answer"):
             if template_columns(getattr(self, name)) != [name]:
-                raise ValueError(f"{name} must hold {{{name}}}, once, and no other name; write {{{{ for a brace")
+                raise ValueError(
+                    f"{name} must contain {{{name}}} once and no other placeholder; write {{{{ for a literal brace"
+                )
         return self
 
 
 class QuestionData(Strict):
-    """What every kind of questions has in common: how they are written down as tokens."""
+    """Keys shared by all kinds of questions: how text becomes tokens."""
 
-    tokenizer: str = Field(min_length=1, description="bytes, or a tokenizer.json: gs://…, assets://NAME/FILE, a path")
+    tokenizer: str = Field(min_length=1, description="bytes, or a tokenizer.json: gs://…, assets://NAME/FILE, a path.")
     chat_template: Literal["none", "gemma", "llama3", "qwen"] = Field(
-        description="the turns of a chat, as the model was tuned for them; none: plain text, for pretrained weights"
+        description="Chat format that the model was tuned on. none: plain text, for pretrained weights."
     )
     bos: str | None = Field(
-        min_length=1, description="special token before the prompt; null: the template's own, with none no token"
+        min_length=1, description="Special token before the prompt. null: the template's; none with chat_template=none."
     )
     eos: str | None = Field(
-        min_length=1, description="special token that ends a response, beside the template's end of a turn; null: none"
+        min_length=1, description="Special token that ends a response, besides the template's end of turn. null: none."
     )
     prompt: Prompt
 
@@ -63,22 +65,22 @@ class QuestionData(Strict):
     def _can_end(self) -> Self:
         if self.chat_template == "none" and self.eos is None:
             raise ValueError(
-                "eos: with chat_template none it is what ends a response; name the tokenizer's, e.g. <eos>"
+                "eos: needed with chat_template=none to end a response; set the tokenizer's end token, e.g. <eos>"
             )
         return self
 
 
 class ArithmeticData(QuestionData):
-    """Synthetic word problems of sums and differences, made on the spot."""
+    """Synthetic word problems with sums and differences."""
 
     kind: Literal["arithmetic"]
-    largest_first: int = Field(ge=2, le=90, description="what someone has at first: 1 to this")
-    largest_second: int = Field(ge=2, le=9, description="what is added or taken away: 1 to this")
+    largest_first: int = Field(ge=2, le=90, description="Largest first number. The smallest is 1.")
+    largest_second: int = Field(ge=2, le=9, description="Largest number to add or subtract. The smallest is 1.")
 
 
 class Gsm8kData(QuestionData):
-    """GSM8K rows, {"question", "answer"} as JSON lines."""
+    """GSM8K rows: JSON Lines with "question" and "answer"."""
 
     kind: Literal["gsm8k"]
-    path: str = Field(min_length=1, description="training rows: a local path, gs://…, or assets://NAME/FILE")
-    eval_path: str = Field(min_length=1, description="rows of the evaluations")
+    path: str = Field(min_length=1, description="Training rows: a local path, gs://… or assets://NAME/FILE.")
+    eval_path: str = Field(min_length=1, description="Rows for evaluations.")

@@ -1,4 +1,4 @@
-"""`run.yaml`: all that the program on a worker reads. The controller writes it from the resolved config."""
+"""`run.yaml`, the config file of the program on a worker. The controller writes it from the resolved config."""
 
 from pathlib import Path
 from typing import Any, Literal
@@ -17,33 +17,33 @@ from conf.schema.training.settings import CheckpointSettings, Logging, Mesh
 
 
 class RunFileError(ValueError):
-    """The file cannot be read, breaks the schema or asks for what cannot be done; the message names every wrong key."""
+    """The file cannot be read, breaks the schema or requests the impossible. The message names every wrong key."""
 
 
 class LocalRunFileError(RunFileError):
-    """One that this worker may have alone: the others are in the middle of a step, and must not be waited for."""
+    """A RunFileError of this worker alone. Do not wait for the others: they may be in the middle of a step."""
 
 
 class PodFacts(Strict):
-    """What the controller knows of the hardware; the program checks what it finds against this."""
+    """Hardware that the controller expects. The program compares it with the actual hardware."""
 
-    accelerator_type: str = Field(min_length=1, description="as in tpu_types.yaml, e.g. v5litepod-16")
-    workers: int = Field(ge=1, description="VMs of the slice, one process each")
-    devices: int = Field(ge=1, description="JAX devices of the whole slice")
-    backend: Literal["tpu", "cpu"] = Field(description="the backend JAX must come up with")
-    hbm_bytes_per_chip: int | None = Field(gt=0, description="memory of a chip, bytes; null: not known")
-    bf16_flops_per_chip: float | None = Field(gt=0, description="peak speed of a chip, FLOP/s; null: not known")
+    accelerator_type: str = Field(min_length=1, description="Slice type from conf/tpu_types.yaml, e.g. v5litepod-16.")
+    workers: int = Field(ge=1, description="VMs in the slice, with one process each.")
+    devices: int = Field(ge=1, description="JAX devices in the whole slice.")
+    backend: Literal["tpu", "cpu"] = Field(description="Backend that JAX must use.")
+    hbm_bytes_per_chip: int | None = Field(gt=0, description="Memory per chip in bytes. null: unknown.")
+    bf16_flops_per_chip: float | None = Field(gt=0, description="Peak FLOP/s per chip. null: unknown.")
 
 
 class RunFile(Strict):
-    """One run of the trainer, resolved."""
+    """Resolved config of one trainer run."""
 
-    format: Literal[1] = Field(description="version of this file; another one is another slipway's")
-    id: str = Field(pattern=r"^[A-Za-z0-9._-]+$", description="name of the run and of its folder")
-    name: str = Field(min_length=1, description="the experiment's name")
-    seed: int = Field(ge=0, lt=2**31, description="of weights, data and sampling")
-    dir: str = Field(min_length=1, description="results of the run: gs://bucket/runs/<id>, or a local folder")
-    compile_cache: bool = Field(description="keep compiled programs in dir, for a later life of the run")
+    format: Literal[1] = Field(description="Version of the file format.")
+    id: str = Field(pattern=r"^[A-Za-z0-9._-]+$", description="ID of the run and name of its folder.")
+    name: str = Field(min_length=1, description="Name of the experiment.")
+    seed: int = Field(ge=0, lt=2**31, description="Random seed of weights, data and sampling.")
+    dir: str = Field(min_length=1, description="Folder of the run's results: gs://bucket/runs/<id> or a local folder.")
+    compile_cache: bool = Field(description="Keep compiled programs in dir, for restarts of the run.")
     pod: PodFacts
     model: Model
     data: Data
@@ -63,18 +63,18 @@ def load(path: Path) -> RunFile:
     except yaml.YAMLError as error:
         raise RunFileError(f"{path}: not YAML: {' '.join(str(error).split())}") from None
     if not isinstance(raw, dict):
-        raise RunFileError(f"{path}: a mapping of sections is wanted, not {type(raw).__name__}")
+        raise RunFileError(f"{path}: must be a mapping of sections, not {type(raw).__name__}")
     if problem := format_problem(raw, str(path)):
         raise RunFileError(problem)
     try:
         return RunFile.model_validate(raw)
     except ValidationError as error:
         problems = [f"  {(key := _dotted_key(raw, e))}: {_parse_message(key, e)}" for e in error.errors()]
-        raise RunFileError("\n".join([f"{path}: {len(problems)} wrong", *problems])) from None
+        raise RunFileError("\n".join([f"{path}: {len(problems)} invalid keys", *problems])) from None
 
 
 def _dotted_key(raw: Any, error: Any) -> str:
-    """The dotted key, without the tags that pydantic adds for the members of a union."""
+    """Return the dotted key without the tags that pydantic adds for members of a union."""
     parts, last = [], len(error["loc"]) - 1
     for i, part in enumerate(error["loc"]):
         present = part in raw if isinstance(raw, dict) else isinstance(raw, list) and isinstance(part, int)

@@ -1,4 +1,4 @@
-"""How a value changes over a run: a share of its peak for each update. One section per value that changes."""
+"""Schedules: the fraction of its peak that a value has at each update."""
 
 import itertools
 from typing import Annotated, Literal
@@ -9,32 +9,32 @@ from conf.schema.base import Strict
 
 
 class ConstantSchedule(Strict):
-    """Rises linearly over the warm-up, then stays."""
+    """Linear warm-up, then constant."""
 
     kind: Literal["constant"]
-    warmup_steps: int = Field(ge=0, description="updates of linear warm-up from 0; 0: none")
+    warmup_steps: int = Field(ge=0, description="Updates of linear warm-up from 0. 0: none.")
 
     @property
     def zero_after(self) -> int | None:
-        """Updates after which it is 0 for ever."""
+        """Updates after which the value stays 0; None if it never does."""
         return None
 
 
 class _HorizonSchedule(Strict):
-    """Warms up, and comes to its final value at a horizon of its own, wherever the run ends."""
+    """Warm-up, then a decay that ends at its own horizon, independent of the end of the run."""
 
-    warmup_steps: int = Field(ge=0, description="updates of linear warm-up from 0; 0: none")
-    horizon_steps: int = Field(ge=1, description="updates after which the final value is reached, warm-up included")
-    final_fraction: float = Field(ge=0, le=1, description="final value as a share of the peak")
+    warmup_steps: int = Field(ge=0, description="Updates of linear warm-up from 0. 0: none.")
+    horizon_steps: int = Field(ge=1, description="Updates until the final value, including the warm-up.")
+    final_fraction: float = Field(ge=0, le=1, description="Final value as a fraction of the peak.")
 
     @property
     def zero_after(self) -> int | None:
-        """Updates after which it is 0 for ever."""
+        """Updates after which the value stays 0; None if it never does."""
         return None if self.final_fraction else self.horizon_steps
 
 
 class DecaySchedule(_HorizonSchedule):
-    """Linear warm-up, then a cosine or a line down to the final share, reached after `horizon_steps` updates."""
+    """Linear warm-up, then cosine or linear decay to the final fraction after `horizon_steps` updates."""
 
     kind: Literal["cosine", "linear"]
 
@@ -46,35 +46,35 @@ class DecaySchedule(_HorizonSchedule):
 
 
 class WarmupStableDecaySchedule(_HorizonSchedule):
-    """Linear warm-up, the peak, and a line down over the last `decay_steps` before the horizon.
+    """Linear warm-up, constant peak, then linear decay over the last `decay_steps` before the horizon.
 
-    https://arxiv.org/abs/2404.06395, there with another curve in place of the line.
+    https://arxiv.org/abs/2404.06395, which uses another curve for the decay.
     """
 
     kind: Literal["warmup_stable_decay"]
-    decay_steps: int = Field(ge=1, description="updates of the decay, the last before the horizon")
+    decay_steps: int = Field(ge=1, description="Updates of the decay, up to the horizon.")
 
     @model_validator(mode="after")
     def _parts_fit(self) -> "WarmupStableDecaySchedule":
         if self.warmup_steps + self.decay_steps > self.horizon_steps:
             raise ValueError(
-                f"warmup_steps ({self.warmup_steps}) and decay_steps ({self.decay_steps}) together are more than "
+                f"warmup_steps ({self.warmup_steps}) and decay_steps ({self.decay_steps}) together exceed "
                 f"horizon_steps ({self.horizon_steps})"
             )
         return self
 
 
 class PiecewiseSchedule(Strict):
-    """Straight lines between points; constant before the first and after the last."""
+    """Linear interpolation between points, constant before the first and after the last."""
 
     kind: Literal["piecewise"]
     points: tuple[tuple[Annotated[int, Field(ge=0)], Annotated[float, Field(ge=0)]], ...] = Field(
-        min_length=1, description="pairs of the number of updates done before, rising, and the share of the peak"
+        min_length=1, description="Pairs of (updates done, fraction of the peak), in ascending order."
     )
 
     @property
     def zero_after(self) -> int | None:
-        """Updates after which it is 0 for ever."""
+        """Updates after which the value stays 0; None if it never does."""
         last, share = self.points[-1]
         return None if share else last
 
@@ -82,7 +82,7 @@ class PiecewiseSchedule(Strict):
     def _points_rise(self) -> "PiecewiseSchedule":
         steps = [step for step, _ in self.points]
         if any(later <= earlier for earlier, later in itertools.pairwise(steps)):
-            raise ValueError(f"points: the numbers of updates must rise, not {', '.join(map(str, steps))}")
+            raise ValueError(f"points: numbers of updates must ascend, not {', '.join(map(str, steps))}")
         return self
 
 
