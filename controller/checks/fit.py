@@ -25,7 +25,7 @@ def fits_the_chips(config: Config) -> Iterator[Issue]:
         worst = max(short, key=lambda program: program["peak_gib"])
         fix = f"it fits with {found}" if (found := fit_cache.suggested_overrides(config)) else "see `slipway fit`"
         yield Issue(
-            f"{worst['name']} needs {worst['peak_gib']:.2f} GiB per chip, but only {stored['usable_gib']:.2f} fit; {fix}"
+            f"{worst['name']} needs {worst['peak_gib']:.2f} GiB per chip (usable: {stored['usable_gib']:.2f}); {fix}"
         )
 
 

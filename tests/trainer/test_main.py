@@ -127,7 +127,7 @@ def test_a_bad_run_file_exits_2(lm_run, tmp_path, compile_cache):
     bad = lm_run | {"loop": lm_run["loop"] | {"steps": -1, "stepz": 3}}
     (ended,) = wait_processes(start_trainer(bad, tmp_path / "run", compile_cache, {}))
     assert ended.code == 2
-    assert ended.stderr.splitlines()[0].endswith("run.yaml: 2 wrong")
+    assert ended.stderr.splitlines()[0].endswith("run.yaml: 2 invalid keys")
     assert "  loop.steps: Input should be greater than or equal to 1 (got -1)" in ended.stderr
     assert "  loop.stepz: unknown key" in ended.stderr
 

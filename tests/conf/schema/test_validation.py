@@ -49,5 +49,5 @@ def test_a_long_value_is_shown_in_part() -> None:
 
 def test_a_python_that_is_a_number_asks_for_quotes() -> None:
     [said] = words("env.python=3.10")
-    assert said.startswith("env.python: is a number, in which 3.10 is 3.1; quote it")
+    assert said.startswith("env.python: must be quoted, because YAML reads 3.10 as 3.1")
     assert config('env.python="3.12"').env.python == "3.12"

@@ -61,23 +61,23 @@ def asked(config: Config, **lists: list[str]) -> list[Finding]:
 @pytest.mark.parametrize(
     ("overrides", "start"),
     [
-        (["tpu.zone=us-central1-b"], "warning tpu.zone: us-central1-b has no v5e; known zones: asia-east1-a"),
+        (["tpu.zone=us-central1-b"], "warning tpu.zone: us-central1-b has no v5e; zones that have it: asia-east1-a"),
         (["tpu.zone=us-central1-z"], "warning tpu.zone: us-central1-z has no v5e"),  # the region is known
         (["tpu.fallback_zones=[us-central1-b]"], "warning tpu.fallback_zones: us-central1-b has no v5e"),
         (["tpu.zone=us-moon1-a"], "error tpu.zone: us-moon1-a has no v5e"),
         (["cloud=local", "tpu.zone=us-central1-b"], "error tpu.zone: us-central1-b has no v5e"),
-        (["tpu.accelerator_type=tpu7x-8"], "error tpu.accelerator_type: tpu7x is offered through Compute Engine only"),
+        (["tpu.accelerator_type=tpu7x-8"], "error tpu.accelerator_type: tpu7x needs Compute Engine"),
         (
             ["tpu.capacity=flex_start", "tpu.provisioner=node"],
             "error tpu.provisioner: flex_start is had through a queued resource only",
         ),
         (
             ["tpu.capacity=[on_demand,preemptible]", "tpu.provisioner=queued"],
-            "error tpu.capacity: a queued resource has spot, not preemptible",
+            "error tpu.capacity: queued resources do not support preemptible",
         ),
-        (["tpu.capacity=reserved"], "error tpu.reservation: capacity=reserved needs the name"),
+        (["tpu.capacity=reserved"], "error tpu.reservation: tpu.capacity=reserved needs the name"),
         (["tpu.adopt=true"], "error tpu.name: tpu.adopt=true needs the name of the existing pod"),
-        (["tpu.data_disk_gb=100"], "error tpu.data_disk_gb: Google attaches a writable disk to one VM only"),
+        (["tpu.data_disk_gb=100"], "error tpu.data_disk_gb: a writable disk attaches to one VM only"),
         (["tpu.runtime_version=tpu-ubuntu2204-base"], "warning tpu.runtime_version: tpu-ubuntu2204-base is not the"),
     ],
 )
@@ -108,11 +108,11 @@ def test_nothing_is_said_of_regions_that_fit() -> None:
 @pytest.mark.parametrize(
     ("overrides", "zones", "said"),
     [
-        (["tpu.zone=moon-base1-a"], (), "error network.cidr: conf/regions.yaml has no block for moon-base1"),
+        (["tpu.zone=moon-base1-a"], (), "error network.cidr: conf/regions.yaml has no range for moon-base1"),
         (
             ["network.cidr=10.9.0.0/20", "cloud.bucket_location=us"],
             ("us-west4-a",),
-            "error network.cidr: is one range, and the zones are in 2 regions",
+            "error network.cidr: one range cannot serve the zones' 2 regions",
         ),
         ([], ("us-west4-a",), "error cloud.bucket_location: us-central1 does not serve us-west4"),
         (
@@ -137,11 +137,11 @@ def test_what_is_listed_is_offered_whatever_the_table_says() -> None:
     [
         (
             {"acceleratorTypes": ["v6e-1", "v6e-4"]},
-            "tpu.zone: Google offers no v6e-8 in us-east5-b; nearest there: v6e-4, v6e-1",
+            "tpu.zone: Google offers no v6e-8 in us-east5-b; closest there: v6e-4, v6e-1",
         ),
         (
             {"runtimeVersions": ["v2-alpha-tpuv6", "tpu-ubuntu2204-base"]},
-            "tpu.runtime_version: Google offers no image v2-alpha-tpuv6e in us-east5-b; nearest there: v2-alpha-tpuv6",
+            "tpu.runtime_version: Google offers no image v2-alpha-tpuv6e in us-east5-b; closest there: v2-alpha-tpuv6",
         ),
     ],
 )

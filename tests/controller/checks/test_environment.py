@@ -80,42 +80,42 @@ def test_a_word_that_no_program_can_be_given(tmp_path: Path) -> None:
     [
         (
             ["env.python='3.10'", "env.packages=requirements", "env.requirements=r.txt"],
-            "python: warning env.python: 3.10 caps JAX",
+            "python: warning env.python: 3.10 silently limits JAX",
         ),
-        (["env.packages=requirements"], "requirements: error env.requirements: env.packages=requirements installs"),
-        (["env.requirements=r.txt"], "requirements: error env.packages: r.txt is not read with env.packages=lock"),
-        (["env.python='3.10'"], "python: error env.python: 3.10 caps JAX at 0.6.2"),
+        (["env.packages=requirements"], "requirements: error env.requirements: env.packages=requirements needs"),
+        (["env.requirements=r.txt"], "requirements: error env.packages: lock ignores env.requirements=r.txt"),
+        (["env.python='3.10'"], "python: error env.python: 3.10 silently limits JAX to 0.6.2"),
         (
             ["program=trainer", "cloud=gcp", "env.packages=none"],
             "trainer_packages: error env.packages: program=trainer",
         ),
         (["env.secrets.KEY=env"], "secret: warning env.secrets.KEY: the environment variable KEY is not set"),
         (["env.secrets.X=env:KEY"], "secret: error env.secrets.X: the environment variable KEY is not set"),
-        (["env.secrets.X=file:/nowhere"], "secret: error env.secrets.X: there is no file /nowhere"),
+        (["env.secrets.X=file:/nowhere"], "secret: error env.secrets.X: no file at /nowhere"),
         (["env.vars.WANDB_API_KEY=x", "env.secrets.WANDB_API_KEY=null"], "secret_in_vars: warning env.vars.WANDB_API"),
-        (["env.vars.NETRC=x"], "variable_twice: error env.secrets.NETRC: NETRC is in env.vars too"),
-        (["env.vars.SLIPWAY_X=x"], "variable_reserved: error env.vars.SLIPWAY_X: names that begin with SLIPWAY_"),
-        (["env.vars.M='{assets.models.m}'"], "asset_named: error env.vars.M: {assets.models.m} names no asset"),
+        (["env.vars.NETRC=x"], "variable_twice: error env.secrets.NETRC: NETRC is also in env.vars"),
+        (["env.vars.SLIPWAY_X=x"], "variable_reserved: error env.vars.SLIPWAY_X: names that start with SLIPWAY_"),
+        (["env.vars.M='{assets.models.m}'"], "asset_named: error env.vars.M: {assets.models.m}: no such asset"),
         (["program.setup=[['{assets.models.m}']]"], "asset_named: error program.setup: {assets.models.m} names no"),
         (["assets.models.m.path=/nowhere"], "asset_here: error assets.models.m.path: no file at /nowhere"),
         (
             [f"assets.models.m.files={{f: {{url: 'https://h/f', sha256: {SHA}, token_secret: KEY}}}}"],
-            "asset_token: error assets.models.m.files.f.token_secret: env.secrets has no KEY",
+            "asset_token: error assets.models.m.files.f.token_secret: KEY is not in env.secrets",
         ),
         (
             [f"assets.models.m.files={{f: {{url: 'http://h/f', sha256: {SHA}, token_secret: HF_TOKEN}}}}"],
-            "asset_clear: error assets.models.m.files.f.url: would send the token in the clear",
+            "asset_clear: error assets.models.m.files.f.url: would send the token unencrypted",
         ),
-        (["assets.fetch_on=pod"], "fetch_on: warning assets.fetch_on: pod: no asset has files"),
+        (["assets.fetch_on=pod"], "fetch_on: warning assets.fetch_on: pod has no effect: no asset has files"),
         (
             ["program=trainer", f"code.repository={{url: 'https://h/r', commit: {COMMIT}}}"],
-            "repository_unused: error code.repository: program=trainer ships the bundled trainer",
+            "repository_unused: error code.repository: program=trainer ignores it",
         ),
         (
             [f"code.repository={{url: 'https://me:pw@h/r', commit: {COMMIT}}}"],
-            "repository_password: error code.repository.url: holds a password or token",
+            "repository_password: error code.repository.url: contains a password or token",
         ),
-        (["code.exclude=['!']"], "exclude: error code.exclude: '!' is no pattern as in .gitignore"),
+        (["code.exclude=['!']"], "exclude: error code.exclude: '!' is not a valid .gitignore pattern"),
         (["code.max_mb=5000"], "code_limit: error code.max_mb: workers unpack at most 1074 MB of code"),
     ],
 )
@@ -137,7 +137,7 @@ def test_wandb_wants_a_package_and_a_key(monkeypatch: pytest.MonkeyPatch) -> Non
 
     monkeypatch.setattr(environment, "find_spec", lambda name: None)
     package, key = said()
-    assert package.startswith("logging.wandb: the package is not installed here")
+    assert package.startswith("logging.wandb: the emulated workers use this machine's packages, which lack wandb")
     assert key.startswith("logging.wandb: WANDB_API_KEY is not set; set it (https://wandb.ai/authorize)")
     monkeypatch.setattr(environment, "find_spec", lambda name: name)
     assert said("logging.wandb.mode=offline") == []
@@ -146,7 +146,7 @@ def test_wandb_wants_a_package_and_a_key(monkeypatch: pytest.MonkeyPatch) -> Non
     assert said() == []
     assert len(said("env.secrets.WANDB_API_KEY=null")) == 1
     assert said("logging.wandb=null", "env.secrets.WANDB_API_KEY=null") == []
-    assert "a program of yours speaks to W&B itself" in said("program=command", "program.command=[x]")[0]
+    assert "your own program must call W&B itself" in said("program=command", "program.command=[x]")[0]
 
 
 def test_the_lock_has_wandb_where_it_is_wanted_and_every_package_once() -> None:

@@ -39,7 +39,9 @@ def store(found: dict[str, Any], *overrides: str) -> None:
 
 
 def test_a_large_model_nobody_asked_about_is_a_note(state):
-    assert said(*LARGE, state) == ["note model: nobody has asked yet whether it fits the chips: slipway fit"]
+    assert said(*LARGE, state) == [
+        "note model: memory use is unknown; run `slipway fit` to check that it fits the chips"
+    ]
 
 
 def test_small_models_and_the_emulated_cloud_are_not_commented_on(state):
@@ -56,11 +58,11 @@ def test_what_fits_is_not_commented_on(state):
 def test_what_does_not_fit_is_an_error_and_says_what_helps(state):
     store(document(18.3, ["model.remat=full", "loop.micro_batch_size=2"]), *LARGE, state)
     assert said(*LARGE, state) == [
-        "error model: update needs 18.30 GiB of a chip and may use 14.99; "
+        "error model: update needs 18.30 GiB per chip (usable: 14.99); "
         "it fits with model.remat=full loop.micro_batch_size=2"
     ]
     store(document(18.3), *LARGE, state)
-    assert said(*LARGE, state)[0].endswith("may use 14.99; slipway fit tells more")
+    assert said(*LARGE, state)[0].endswith("(usable: 14.99); see `slipway fit`")
 
 
 @pytest.mark.parametrize("change", ["model.remat=attention", "loop.group_size=4", "mesh.data=2", "tpu=v6e_8"])
@@ -92,5 +94,5 @@ def test_slipway_fit_keeps_what_it_was_told(state, monkeypatch, capsys):
     monkeypatch.setattr(subprocess, "run", answer)
     for _ in range(2):
         assert main.run(["fit", *LARGE, state]) == 2
-    assert "nobody has asked" not in capsys.readouterr().err
+    assert "memory use is unknown" not in capsys.readouterr().err
     assert said(*LARGE, state)[0].startswith("error")

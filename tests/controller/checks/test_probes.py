@@ -90,12 +90,12 @@ def test_what_is_right_is_not_commented_on() -> None:
         (
             {"projects.locations.nodes.list": REFUSED},
             [],
-            "tpu_permission: error tpu.zone: you may not list TPUs in us-",
+            "tpu_permission: error tpu.zone: no permission to list TPUs in us-",
         ),
         (
             {"buckets.get": REFUSED, "objects.list": REFUSED},
             ["cloud.bucket=acme-data"],
-            "bucket_taken: error cloud.bucket: acme-data is there, and you may not use it",
+            "bucket_taken: error cloud.bucket: acme-data exists but you have no access",
         ),
         (
             {"buckets.get": {"location": "EUROPE-WEST4"}},
@@ -105,7 +105,7 @@ def test_what_is_right_is_not_commented_on() -> None:
         (
             {"services.consumerQuotaMetrics.list": REFUSED},
             [],
-            "quota: warning cloud.project: quota was not checked: you may not look",
+            "quota: warning cloud.project: quota was not checked: permission denied",
         ),
         (
             {},
@@ -148,5 +148,5 @@ def test_an_error_stops_up_before_anything_is_made(slipway: SlipwayCli) -> None:
     slipway.cloud().post("faults", {"key": "nodes", "faults": [fault]})
     code, _, err = slipway("up", ECHO_COMMAND)
     assert code == 2
-    assert err.startswith("error: tpu.zone: you may not list TPUs in us-central1-a")
+    assert err.startswith("error: tpu.zone: no permission to list TPUs in us-central1-a")
     assert slipway.mutations() == []

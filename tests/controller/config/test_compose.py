@@ -37,7 +37,7 @@ def test_an_unknown_experiment_lists_the_known_ones() -> None:
 
 
 def test_an_unknown_group_lists_the_groups() -> None:
-    with pytest.raises(ConfigError, match=r"colour: no such group; .*groups: .*tpu"):
+    with pytest.raises(ConfigError, match=r"colour: unknown group; .*groups: .*tpu"):
         compose(["colour=red"])
 
 

@@ -184,18 +184,21 @@ def test_a_bad_line_in_a_late_range_has_its_own_number(tmp_path, monkeypatch):
     [
         ({"eval_path": "x"}, "either eval_path, or an eval_fraction above 0"),
         ({"eval_fraction": 0}, "either eval_path, or an eval_fraction above 0"),
-        ({"text_column": None}, "give either text_column"),
-        ({"template": {"prompt": "a", "answer": "{b}", "remove": None}}, "give either text_column"),
+        ({"text_column": None}, "set either text_column"),
+        ({"template": {"prompt": "a", "answer": "{b}", "remove": None}}, "set either text_column"),
         (
             {"text_column": None, "template": {"prompt": "a", "answer": "{b}", "remove": None}},
-            "eos: an answer must end",
+            "eos: needed with template",
         ),
         (
             {"text_column": None, "template": {"prompt": "a", "answer": "{b.c}", "remove": None}},
-            "hold the name of a column",
+            "contain only a column name",
         ),
         ({"text_column": None, "template": {"prompt": "a", "answer": "{b", "remove": None}}, "expected '}'"),
-        ({"text_column": None, "template": {"prompt": "a", "answer": "{b}", "remove": "("}}, "no regular expression"),
+        (
+            {"text_column": None, "template": {"prompt": "a", "answer": "{b}", "remove": "("}},
+            "not a valid regular expression",
+        ),
     ],
 )
 def test_keys_that_contradict_each_other(tmp_path, keys, words):

@@ -120,9 +120,9 @@ def test_what_the_tokenizer_does_not_know_is_named(file: Path) -> None:
 @pytest.mark.parametrize(
     ("values", "words"),
     [
-        ({"eos": None}, "eos: with chat_template none it is what ends a response"),
+        ({"eos": None}, "eos: needed with chat_template=none to end a response"),
         ({"prompt": BARE | {"question": "no question"}}, r"question must hold \{question\}, once"),
-        ({"prompt": BARE | {"answer": "{question}"}}, r"answer must hold \{answer\}, once"),
+        ({"prompt": BARE | {"answer": "{question}"}}, r"answer must contain \{answer\} once"),
     ],
 )
 def test_a_prompt_that_cannot_work_is_refused(values: dict, words: str) -> None:

@@ -84,7 +84,7 @@ def test_a_finished_run_is_only_evaluated_again(lm_run, tmp_path):
     [
         (
             {"loop": {"total_batch_tokens": 240}},
-            r"loop\.total_batch_tokens: 12 rows of 20 tokens cannot be split evenly over 8 devices; take 160 or 320",
+            r"loop\.total_batch_tokens: 12 rows of 20 tokens cannot be split evenly over 8 devices; use 160 or 320",
         ),
         (
             {"model": {"vocab_size": 255}},

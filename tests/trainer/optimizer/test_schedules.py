@@ -44,8 +44,8 @@ def test_no_schedule_is_constant():
 @pytest.mark.parametrize(
     ("schedule", "words"),
     [
-        (stable(3, 2, 4), r"warmup_steps \(3\) and decay_steps \(2\) together are more than horizon_steps \(4\)"),
-        ({"kind": "piecewise", "points": [[2, 1.0], [2, 0.0]]}, "the numbers of updates must rise, not 2, 2"),
+        (stable(3, 2, 4), r"warmup_steps \(3\) and decay_steps \(2\) together exceed horizon_steps \(4\)"),
+        ({"kind": "piecewise", "points": [[2, 1.0], [2, 0.0]]}, "numbers of updates must ascend, not 2, 2"),
     ],
 )
 def test_parts_that_do_not_fit_are_refused(schedule, words):

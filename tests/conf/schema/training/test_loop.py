@@ -31,9 +31,9 @@ def test_accumulation_of_half_a_million_tokens(seq_len, micro_batch_size, device
 @pytest.mark.parametrize(
     ("micro_batch_size", "devices", "key", "words"),
     [
-        (None, 6, TOKENS, "32 rows of 64 tokens cannot be split evenly over 6 devices; take 1920 or 2304"),
-        (None, 64, TOKENS, "32 rows of 64 tokens cannot be split evenly over 64 devices; take 4096"),
-        (3, 2, ROWS, "the 16 rows of a device cannot be computed 3 at a time; take 2 or 4"),
+        (None, 6, TOKENS, "32 rows of 64 tokens cannot be split evenly over 6 devices; use 1920 or 2304"),
+        (None, 64, TOKENS, "32 rows of 64 tokens cannot be split evenly over 64 devices; use 4096"),
+        (3, 2, ROWS, "the 16 rows of a device cannot be computed 3 at a time; use 2 or 4"),
     ],
 )  # fmt: skip
 def test_what_does_not_divide_names_the_key_and_the_nearest_values(micro_batch_size, devices, key, words):
@@ -56,7 +56,7 @@ def test_a_reward_is_one_of_ours_or_a_function_of_a_module(name):
 
 @pytest.mark.parametrize("name", ["answer_macth", "my_rewards", "my_rewards:", "my/rewards.py:f", "a:b:c", ""])
 def test_another_name_is_no_reward(name):
-    with pytest.raises(ValidationError, match=r"there is no reward .*: choose answer_match, boxed, format, length"):
+    with pytest.raises(ValidationError, match=r"unknown reward .*; choices: answer_match, boxed, format, length"):
         GrpoLoop(**load_group("loop/grpo") | {"rewards": {name: 1.0}})
 
 

@@ -81,7 +81,7 @@ def test_every_wrong_key_is_named(raw, tmp_path):
     [
         ("model", {"num_kv_heads": 3}, "  model: num_heads (4) must be a multiple of num_kv_heads (3)"),
         ("mesh", {"data": -1, "fsdp": -1}, "  mesh: only one axis may be -1"),
-        ("mesh", {"tensor": 0}, "  mesh: tensor: an axis has at least 1 device, or -1 for whatever is left"),
+        ("mesh", {"tensor": 0}, "  mesh: tensor: must be at least 1, or -1 for the remaining devices"),
         (
             "loop",
             {"kind": "dpo"},
@@ -104,7 +104,7 @@ def test_rules_between_keys(raw, tmp_path, section, values, words):
     ("text", "words"),
     [
         ("a: [1", "not YAML"),
-        ("- 1", "a mapping of sections is wanted, not list"),
+        ("- 1", "must be a mapping of sections, not list"),
         (None, "cannot be read: No such file"),
     ],
 )
