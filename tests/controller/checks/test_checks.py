@@ -67,7 +67,7 @@ def test_what_is_right_is_not_commented_on() -> None:
         ([*GRPO, "loop.micro_batch_size=3"], "batch_split: error loop.micro_batch_size: the "),
         (
             [*LM],
-            "data_path: warning data.path: x does not exist on the workers; make it an asset: assets.datasets.mine.path=x",
+            "data_path: warning data.path: x does not exist on the workers; make it an asset: assets.datasets.mine.",
         ),
         ([*LM, "data.streams=3"], "streams: error data.streams: 3 streams do not divide the 32 rows of a batch evenly"),
         (
