@@ -69,7 +69,7 @@ def asked(config: Config, **lists: list[str]) -> list[Finding]:
         (["tpu.accelerator_type=tpu7x-8"], "error tpu.accelerator_type: tpu7x needs Compute Engine"),
         (
             ["tpu.capacity=flex_start", "tpu.provisioner=node"],
-            "error tpu.provisioner: flex_start is had through a queued resource only",
+            "error tpu.provisioner: flex_start needs a queued resource",
         ),
         (
             ["tpu.capacity=[on_demand,preemptible]", "tpu.provisioner=queued"],

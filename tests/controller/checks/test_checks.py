@@ -58,7 +58,7 @@ def test_what_is_right_is_not_commented_on() -> None:
         ([*GCP, "tpu.runtime_version=v6e-ubuntu-2404"], "runtime: warning tpu.runtime_version: v6e-ubuntu-2404 is not"),
         (["program=command", "cloud.project=acme"], "command: error program.command: is empty"),
         ([*GCP, "code.stand_in=true"], "stand_in: error code.stand_in: stand-ins need the emulated cloud"),
-        ([*GRPO, "mesh.data=3"], "mesh: error mesh: 3 x 1 x 1 does not make the 16 devices of v5litepod-16"),
+        ([*GRPO, "mesh.data=3"], "mesh: error mesh: 3 x 1 x 1 does not match the 16 devices of v5litepod-16"),
         ([*GRPO, "mesh.tensor=16", "mesh.data=1"], "weights_split: error model.num_heads: "),
         (
             [*GRPO, "loop.prompts_per_step=3"],
@@ -106,7 +106,7 @@ def test_what_is_right_is_not_commented_on() -> None:
         ([*GCP, TRC], "trc_zone: error tpu.zone: us-central1-a is not in the TRC grant (us-central2-b)"),
         (
             [*GCP, "cleanup.idle_minutes=null"],
-            "kept_forever: warning cleanup.idle_minutes: null and cleanup.on_failure",
+            "kept_forever: warning cleanup.idle_minutes: null with cleanup.on_failure",
         ),
         (
             [*GCP, "cloud.billing_budget={account: 012345-6789AB-CDEF01, usd: 9, thresholds: [50]}"],

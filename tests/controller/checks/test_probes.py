@@ -100,7 +100,7 @@ def test_what_is_right_is_not_commented_on() -> None:
         (
             {"buckets.get": {"location": "EUROPE-WEST4"}},
             ["cloud.bucket=acme-data"],
-            "bucket_far: error cloud.bucket: acme-data is in europe-west4, the TPU in us-central1: reading ",
+            "bucket_far: error cloud.bucket: acme-data is in europe-west4 and the TPU in us-central1, so reads",
         ),
         (
             {"services.consumerQuotaMetrics.list": REFUSED},

@@ -45,7 +45,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
         (["loop.steps=-5"], "loop.steps: input should be greater than or equal to 1 (got -5)"),
         (
             ["mesh.data=3"],
-            "mesh: 3 x 1 x 1 does not make the 16 devices of v5litepod-16; choose sizes whose product is 16",
+            "mesh: 3 x 1 x 1 does not match the 16 devices of v5litepod-16; choose sizes whose product is 16",
         ),
         (
             ["tpu.zone=moon-base1-a", "network.cidr=10.80.0.0/20"],
@@ -67,7 +67,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
         ),
         (["tpu=v5"], "tpu: no tpu named 'v5'; choices: "),
         (["model=none"], "model: no model named 'none'"),
-        (["tpu.zone=[1"], "tpu.zone: '[1' cannot be read"),
+        (["tpu.zone=[1"], "tpu.zone: '[1' cannot be parsed"),
     ],
 )
 def test_a_wrong_value(capsys: pytest.CaptureFixture[str], typed: list[str], words: str) -> None:

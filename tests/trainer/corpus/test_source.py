@@ -182,8 +182,8 @@ def test_a_bad_line_in_a_late_range_has_its_own_number(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("keys", "words"),
     [
-        ({"eval_path": "x"}, "either eval_path, or an eval_fraction above 0"),
-        ({"eval_fraction": 0}, "either eval_path, or an eval_fraction above 0"),
+        ({"eval_path": "x"}, "either eval_path or an eval_fraction above 0"),
+        ({"eval_fraction": 0}, "either eval_path or an eval_fraction above 0"),
         ({"text_column": None}, "set either text_column"),
         ({"template": {"prompt": "a", "answer": "{b}", "remove": None}}, "set either text_column"),
         (

@@ -121,7 +121,7 @@ def test_what_the_tokenizer_does_not_know_is_named(file: Path) -> None:
     ("values", "words"),
     [
         ({"eos": None}, "eos: needed with chat_template=none to end a response"),
-        ({"prompt": BARE | {"question": "no question"}}, r"question must hold \{question\}, once"),
+        ({"prompt": BARE | {"question": "no question"}}, r"question must contain \{question\} once"),
         ({"prompt": BARE | {"answer": "{question}"}}, r"answer must contain \{answer\} once"),
     ],
 )

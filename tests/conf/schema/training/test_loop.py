@@ -79,6 +79,6 @@ def test_each_loss_has_a_file_with_its_values(name):
     ],
 )
 def test_a_loss_with_a_papers_name_is_the_papers(values, key):
-    with pytest.raises(ValidationError, match="take") as error:
+    with pytest.raises(ValidationError, match="use") as error:
         GrpoLoop(**load_group("loop/grpo") | values)
     assert [e["loc"] for e in error.value.errors()] == [(key,)]
