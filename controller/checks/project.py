@@ -8,7 +8,7 @@ from controller.core.finding import Issue, check
 from controller.gcp.client import ForbiddenError, ServiceDisabledError
 
 METRICS = {"v4": ("tpu-v4", "tpu-v4s"), "v5e": ("tpu-v5s-litepod",), "v5p": ("tpu-v5p",), "v6e": ("tpu-v6e",)}
-"""Quota metrics of a generation, without `tpu.googleapis.com/` before and the kind of capacity behind."""
+"""Quota metrics by generation, without the prefix `tpu.googleapis.com/` and the suffix for the capacity tier."""
 SUFFIXES = {"on_demand": "", "spot": "-preemptible", "preemptible": "-preemptible"}
 
 
@@ -17,7 +17,7 @@ def has_credentials(config: Config, world: Context) -> Iterator[Issue]:
     """Requests need application-default credentials, which `gcloud auth login` alone does not create."""
     if not world.google.signed_in:
         yield Issue(
-            "no Google credentials, so nothing could be looked at; run `gcloud auth login` and `gcloud auth "
+            "no Google credentials, so nothing was checked; run `gcloud auth login` and `gcloud auth "
             "application-default login`, or set cloud=local"
         )
 

@@ -1,4 +1,4 @@
-"""The cloud, its project, accounts and bucket."""
+"""The cloud, its project, accounts and bucket, and spending limits."""
 
 from datetime import date
 from typing import Annotated, Any, Literal
@@ -12,28 +12,28 @@ BillingAccount = Annotated[str, StringConstraints(pattern=r"^[0-9A-F]{6}-[0-9A-F
 
 
 class Budget(Strict):
-    """Where a run ends, finished or not: the pod is deleted, the checkpoints stay."""
+    """Limits that end a run: the pod is deleted, the checkpoints stay."""
 
-    max_usd: float | None = Field(gt=0, description="USD for all pods of the run at their price per hour; null: no end")
-    max_hours: float | None = Field(gt=0, description="hours that all pods of the run may live; null: no end")
+    max_usd: float | None = Field(gt=0, description="Limit in USD for all pods of the run. null: no limit.")
+    max_hours: float | None = Field(gt=0, description="Limit in hours for all pods of the run. null: no limit.")
     usd_per_hour: float | None = Field(
-        ge=0, description="what you pay for the whole slice per hour; null: the list price of conf/tpu_types.yaml"
+        ge=0, description="Your price in USD per hour for the whole slice. null: the list price in conf/tpu_types.yaml."
     )
 
 
 class Trc(Strict):
-    """TPUs granted by the TPU Research Cloud: https://sites.research.google/trc. Only TPUs are free, and only there."""
+    """Grant of the TPU Research Cloud (https://sites.research.google/trc). Only TPUs in its zones are free."""
 
-    zones: tuple[Zone, ...] = Field(min_length=1, description="zones of the grant, from the mail")
-    free_until: date = Field(description="last day of the grant, e.g. 2026-12-31")
+    zones: tuple[Zone, ...] = Field(min_length=1, description="Zones in the grant, as listed in the email.")
+    free_until: date = Field(description="Last day of the grant, e.g. 2026-12-31.")
 
 
 class BillingBudget(Strict):
-    """A budget on the billing account, which sends mail to its admins; it ends nothing."""
+    """Budget on the billing account. It emails the account's admins and stops nothing."""
 
-    account: BillingAccount = Field(description="id of the billing account, from `gcloud billing accounts list`")
-    usd: int = Field(ge=1, description="USD per month")
-    thresholds: tuple[float, ...] = Field(min_length=1, description="shares of it at which a mail is sent, e.g. 0.5")
+    account: BillingAccount = Field(description="Billing account ID, as listed by `gcloud billing accounts list`.")
+    usd: int = Field(ge=1, description="Budget in USD per month.")
+    thresholds: tuple[float, ...] = Field(min_length=1, description="Fractions that trigger an email, e.g. 0.5.")
 
 
 Account = Annotated[

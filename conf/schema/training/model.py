@@ -106,5 +106,5 @@ FAMILY_FOLDER = Path(conf.__file__).with_name("model") / "family"
 
 
 def family_switches(name: str) -> dict[str, Any]:
-    """All keys of `Model` but the sizes, as in conf/model/family/, read without Hydra."""
+    """Return all keys of `Model` except the sizes, as in conf/model/family/, without Hydra."""
     return yaml.safe_load((FAMILY_FOLDER / f"{name}.yaml").read_text())

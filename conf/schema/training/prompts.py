@@ -9,13 +9,13 @@ from conf.schema.base import Strict
 
 
 def template_columns(template: str) -> list[str]:
-    """The columns that a template names, in its order. Raises ValueError for what `{name}` cannot hold."""
+    """Return the column names in a template, in order. Raises ValueError for an invalid `{…}`."""
     names: list[str] = []
     for _, name, form, conversion in Formatter().parse(template):
         if name is None:
             continue
         if not name or form or conversion or set(name) & set(".[]"):
-            raise ValueError("{…} must hold the name of a column and nothing else; write {{ for a brace")
+            raise ValueError("{…} must contain only a column name; write {{ for a literal brace")
         names.append(name)
     return names
 
