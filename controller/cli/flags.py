@@ -171,8 +171,6 @@ VERBS: dict[str, Verb] = {
     ),
 }  # fmt: skip
 """Verbs in the order of the help, the most important first."""
-MULTIRUN_VERBS = frozenset(name for name, verb in VERBS.items() if SWEEP_FLAG in verb.flags)
-"""Verbs that can act on all runs of a sweep."""
 
 
 def module_of(verb: str) -> str:
