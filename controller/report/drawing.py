@@ -1,4 +1,4 @@
-"""Inline SVG of learning curves, time spans and intervals; the tables hold the same numbers."""
+"""Inline SVG of learning curves and time spans; the tables hold the same numbers."""
 
 import math
 from collections.abc import Iterable, Mapping
@@ -6,7 +6,6 @@ from xml.etree.ElementTree import Element
 
 from controller.report.curves import Curve
 from controller.report.markup import add_child
-from controller.report.stats import Comparison
 from controller.report.timeline import SPAN_KINDS, Timeline
 
 COLOURS, DASHES = 8, 3
@@ -18,12 +17,6 @@ WIDTH, HEIGHT, LEFT, BOTTOM = 760, 300, 62, 270
 def colour(number: int) -> str:
     """Return the CSS classes of the n-th line."""
     return f"c{number % COLOURS} dash{number // COLOURS % DASHES}"
-
-
-def swatch(parent: Element, number: int) -> None:
-    """Add a short sample of the n-th line."""
-    svg = add_child(parent, "svg", class_="swatch", viewBox="0 0 26 10", aria_hidden="true")
-    add_child(svg, "path", class_=f"line {colour(number)}", d="M1 5H25")
 
 
 def line_chart(parent: Element, title: str, curves: Mapping[int, tuple[str, Curve]]) -> None:
@@ -74,12 +67,6 @@ def ticks(low: float, high: float, count: int = 5) -> list[float]:
     return [i * gap for i in range(math.ceil(low / gap), math.floor(high / gap) + 1)]
 
 
-def legend_square(parent: Element, kind: str) -> None:
-    """Add a square in the color of a kind of time."""
-    svg = add_child(parent, "svg", class_=f"key {_kind_colour(kind)}", viewBox="0 0 10 10", aria_hidden="true")
-    add_child(svg, "rect", width=10, height=10)
-
-
 def timeline_bar(parent: Element, time: Timeline, longest: float, label: str) -> None:
     """Add a run's spans on the scale of the longest run, with a stroke at each interruption."""
     view = {"viewBox": "0 0 1000 18", "preserveAspectRatio": "none"}
@@ -87,7 +74,7 @@ def timeline_bar(parent: Element, time: Timeline, longest: float, label: str) ->
     scale = 1000.0 / (longest or 1.0)
     for span in time.spans:
         x, width = (span.began - time.began) * scale, max(1.0, span.seconds * scale)
-        rect = add_child(svg, "rect", class_=_kind_colour(span.kind), x=x, width=width, height=18)
+        rect = add_child(svg, "rect", class_=kind_colour(span.kind), x=x, width=width, height=18)
         add_child(rect, "title", f"{span.kind}: {format_duration(span.seconds)}")
     for mark in time.marks:
         x = (mark.time - time.began) * scale
@@ -95,21 +82,7 @@ def timeline_bar(parent: Element, time: Timeline, longest: float, label: str) ->
         add_child(line, "title", mark.words)
 
 
-def whisker(parent: Element, one: Comparison, low: float, high: float) -> None:
-    """Add a difference with its interval on an axis from low to high, with a line at 0."""
-    svg = add_child(parent, "svg", class_="whisker c0", viewBox="0 0 160 20", aria_hidden="true")
-
-    def x(value: float) -> float:
-        return 6 + 148 * (value - low) / ((high - low) or 1.0)
-
-    add_child(svg, "line", class_="zero", x1=x(0), x2=x(0), y1=0, y2=20)
-    if one.low is not None and one.high is not None:
-        add_child(svg, "line", class_="line", x1=x(one.low), x2=x(one.high), y1=10, y2=10)
-    if one.difference is not None:
-        add_child(svg, "circle", cx=x(one.difference), cy=10, r=4)
-
-
-def _kind_colour(kind: str) -> str:
+def kind_colour(kind: str) -> str:
     return f"c{[7, 4, 2, 1, 3, 6, 0][[*SPAN_KINDS].index(kind)]}"
 
 

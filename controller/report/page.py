@@ -5,20 +5,248 @@ The policy names the style by its hash: https://www.w3.org/TR/CSP3/
 
 import base64
 import hashlib
+from collections.abc import Sequence
 from datetime import UTC, datetime
+from functools import partial
 from importlib.metadata import version
 from importlib.resources import files
+from typing import Any
 from xml.etree.ElementTree import Element
 
-from controller.report import sections
-from controller.report.markup import add_child, serialize_page
+from controller.core.text import plural
+from controller.report.curves import build_curve, points_per_curve
+from controller.report.drawing import colour, format_duration, format_number, kind_colour, line_chart, timeline_bar
+from controller.report.gather import RESULT_FILE, Metric, RecordedRun
+from controller.report.markup import add_child, printable_text, serialize_page
 from controller.report.model import ReportModel
+from controller.report.timeline import SPAN_KINDS, Timeline
+
+MAX_TRANSCRIPT_RUNS, MAX_TRANSCRIPTS, MAX_TEXT_LENGTH = 24, 4, 700
+Row = Sequence[object]
+"""Cells of a table: text, or a function that fills the cell."""
+
+
+def add_table(parent: Element, label: str, head: Sequence[str], rows: Sequence[Row], foot: Sequence[Row] = ()) -> None:
+    """Add a table in a region that scrolls by itself, by keyboard too. `#…` heads a column of numbers."""
+    region = add_child(parent, "div", class_="scroll", tabindex=0, role="region", aria_label=label)
+    table = add_child(region, "table")
+    titles = add_child(add_child(table, "thead"), "tr")
+    classes = ["number" if title.startswith("#") else None for title in head]
+    for title, name in zip(head, classes, strict=True):
+        add_child(titles, "th", title.removeprefix("#"), scope="col", class_=name)
+    for tag, group in (("tbody", rows), ("tfoot", foot)):
+        body = add_child(table, tag) if group else table
+        for cells in group:
+            row = add_child(body, "tr")
+            for i, (cell, name) in enumerate(zip(cells, classes, strict=True)):
+                element = add_child(row, "td" if i else "th", scope=None if i else "row", class_=name)
+                if callable(cell):
+                    cell(element)
+                else:
+                    element.text = printable_text(cell)
+
+
+def add_text(parent: Element, *parts: str | tuple[str, str], tag: str = "p", **attributes: object) -> None:
+    """Add text in which a pair (tag, text) becomes an element."""
+    whole = add_child(parent, tag, **attributes)
+    for part in parts:
+        if isinstance(part, tuple):
+            add_child(whole, part[0], part[1])
+        elif len(whole):
+            whole[-1].tail = printable_text(part)
+        else:
+            whole.text = printable_text(part)
+
+
+def metrics_section(section: Element, report: ReportModel) -> None:
+    """Add a fold per metric with its curves and the comparison of settings."""
+    if not report.metrics:
+        add_text(section, "No run has metrics.jsonl or summary.json.", class_="soft")
+        return
+    add_text(
+        section,
+        "Each line is the mean over the seeds of a setting; its band spans the lowest to the highest seed. The "
+        "tables show the last value of each finished run and the difference from ",
+        ("b", report.settings[0].label),
+        ", the baseline, with 95 % intervals. paired: Student's t of the differences between runs with the same "
+        "seed; Welch: Welch's t, where fewer than two seeds are in both. Both assume normal distributions, hold for a "
+        "single comparison, and are wide with few seeds (arXiv:1904.06979). There is no interval where all differences "
+        "are equal.",
+    )
+    points = points_per_curve(report.metrics, report.settings)
+    for i, metric in enumerate(report.metrics):
+        name = f"{metric[0]}: {metric[1]}" if metric[0] else metric[1]
+        fold = add_child(section, "details", open=i == 0)
+        add_child(fold, "summary", name)
+        built = enumerate((setting.label, build_curve(setting, metric, points)) for setting in report.settings)
+        if curves := {number: (label, curve) for number, (label, curve) in built if curve}:
+            line_chart(fold, name, curves)
+        caption = "at the end of each run" if metric[0] == RESULT_FILE else "last value of each run"
+        head = ["setting", "#seeds", "#mean", "#± std", "#difference", "95 % interval", "how"]
+        add_table(fold, f"{name}, {caption}", head, _comparison_rows(report, metric))
+    if report.omitted_metrics:
+        add_text(section, f"{plural(report.omitted_metrics, 'further metric')} left out.", class_="soft")
+
+
+def _comparison_rows(report: ReportModel, metric: Metric) -> list[Row]:
+    compared = report.table(metric)
+    rows: list[Row] = []
+    for i, (setting, one) in enumerate(zip(report.settings, compared, strict=True)):
+        seeds = f"{one.n}" if one.n == len(setting.runs) else f"{one.n} of {len(setting.runs)}"
+        mean, deviation = (format_number(value, by=one.deviation) for value in (one.mean, one.deviation))
+        label = partial(add_child, tag="span", text=setting.label, class_=colour(i))
+        row: list[object] = [label, seeds, mean, deviation]
+        if i == 0:
+            rows.append([*row, "baseline", "", ""])
+            continue
+        width = None if one.low is None or one.high is None else one.high - one.low
+        low, difference, high = (format_number(v, sign=True, by=width) for v in (one.low, one.difference, one.high))
+        interval = f"{low} to {high}" if width is not None else "–"
+        how = f"{one.how}, {plural(one.pairs, 'pair')}" if one.how == "paired" else one.how or "–"
+        bold = partial(add_child, tag="b", text=interval)
+        rows.append([*row, difference, bold if one.differs else interval, how])
+    return rows
+
+
+def time_section(section: Element, report: ReportModel) -> None:
+    """Show each run's time and cost, and its interruptions."""
+    times = [report.times[run.id] for run in report.runs]
+    kinds = [kind for kind in SPAN_KINDS if any(time.of(kind) for time in times)]
+    keys = add_child(section, "ul")
+    for kind in kinds:
+        add_child(keys, "li", f"{kind}: {SPAN_KINDS[kind]}", class_=kind_colour(kind))
+    columns = [f"#{kind}" for kind in kinds]
+    head = ["setting", "#seed", "timeline", *columns, "#attempts", "#goodput", "#pod hours", "#USD"]
+    longest = max((time.seconds for time in times), default=0.0)
+    rows: list[Row] = []
+    for run, time in zip(report.runs, times, strict=True):
+        spent = [format_duration(time.of(kind)) if time.of(kind) else "–" for kind in kinds]
+        label = ", ".join(f"{kind} {text}" for kind, text in zip(kinds, spent, strict=True) if text != "–")
+        bar = partial(timeline_bar, time=time, longest=longest, label=label or "no record")
+        cost = _cost_cells(time.attempts, time.goodput, time.pod_hours, time.usd)
+        rows.append([report.setting(run).label, "–" if run.seed is None else run.seed, bar, *spent, *cost])
+    add_table(section, "Time and cost of each run", head, rows, [_totals(times, kinds)])
+    add_text(
+        section,
+        "goodput: the time of updates and evaluations that count, divided by the time that the run had its pods. A "
+        "stroke in a timeline marks an interruption. Pod hours and USD are as recorded at the end of each run, at list "
+        "prices; a dash means that nothing is billed or the price is unknown.",
+        class_="soft",
+    )
+    marks = [(run, mark) for run, time in zip(report.runs, times, strict=True) for mark in time.marks]
+    if marks:
+        add_child(section, "h3", "Interruptions")
+        listed = add_child(section, "ul")
+        for run, mark in marks:
+            add_text(listed, ("b", report.label(run)), f", {_format_time(mark.time)} UTC: {mark.words}", tag="li")
+
+
+def _totals(times: Sequence[Timeline], kinds: Sequence[str]) -> Row:
+    hours = [time.pod_hours for time in times if time.pod_hours is not None]
+    costs = [time.usd for time in times if time.usd is not None]
+    useful = [time for time in times if time.goodput is not None]
+    paid = sum(3600 * time.pod_hours if time.pod_hours else time.seconds for time in useful)
+    goodput = sum(time.of("training") for time in useful) / paid if paid else None
+    spent = [format_duration(sum(time.of(kind) for time in times)) for kind in kinds]
+    attempts = sum(time.attempts for time in times)
+    return ["all", "", "", *spent, *_cost_cells(attempts, goodput, sum(hours) or None, sum(costs) if costs else None)]
+
+
+def _cost_cells(attempts: int, goodput: float | None, hours: float | None, usd: float | None) -> list[object]:
+    return [
+        attempts or "–",
+        "–" if goodput is None else f"{100 * goodput:.0f} %",
+        "–" if hours is None else f"{hours:.2f}",
+        "–" if usd is None else f"{usd:,.2f}",
+    ]
+
+
+def transcripts_section(section: Element, report: ReportModel) -> None:
+    """Add a fold per run with some questions, each with the first and the last answer."""
+    runs = [run for run in report.runs if run.transcripts]
+    if not runs:
+        add_text(section, "No run has transcripts.jsonl on this machine.", class_="soft")
+    for run in runs[:MAX_TRANSCRIPT_RUNS]:
+        fold = add_child(section, "details")
+        add_child(fold, "summary", f"{report.label(run)}: {plural(len(run.transcripts), 'transcript')}")
+        head = ["step", "prompt", "response", "parsed answer", "expected answer", "#reward"]
+        rows = [_transcript_row(document) for document in sample_transcripts(run.transcripts)]
+        add_table(fold, f"Transcripts of {report.label(run)}", head, rows)
+    if (rest := len(runs) - MAX_TRANSCRIPT_RUNS) > 0:
+        add_text(section, f"{rest} further runs have transcripts.jsonl.", class_="soft")
+
+
+def _transcript_row(document: dict[str, Any]) -> Row:
+    when = " ".join(str(document.get(key, ""))[:40] for key in ("step", "phase"))
+    values = [document.get(key) for key in ("prompt", "response", "extracted", "answer")]
+    texts = ["nothing" if value is None else _truncate(str(value)) for value in values]
+    reward = document.get("reward")
+    is_number = isinstance(reward, int | float) and abs(reward) < 1e9
+    cells = [partial(add_child, tag="span", text=text, class_="text") for text in texts]
+    return [when, *cells, format_number(reward if is_number else None)]
+
+
+def sample_transcripts(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the first questions of the last step, each after its answer at the first step that has it."""
+
+    def when(row: dict[str, Any]) -> tuple[Any, Any]:
+        return row.get("step"), row.get("phase")
+
+    def question(row: dict[str, Any]) -> tuple[Any, Any]:
+        return row.get("phase"), row.get("prompt")
+
+    found = []
+    for end in [row for row in rows if when(row) == when(rows[-1])][:MAX_TRANSCRIPTS]:
+        first = next(row for row in rows if question(row) == question(end))
+        found += [first, end] if first is not end else [end]
+    return found
+
+
+def runs_section(section: Element, report: ReportModel) -> None:
+    """List the runs with their config and code, so that every number can be traced."""
+    add_text(
+        section,
+        "Each number can be traced to a record: ",
+        ("code", "slipway runs --diff A B"),
+        " shows what differs between two runs, ",
+        ("code", "slipway up --run ID"),
+        " repeats one, code and data included.",
+    )
+    head = ["run", "setting", "#seed", "state", "began (UTC)", "#seconds", "commit", "code"]
+    rows = [_run_row(run, report) for run in [*report.runs, *report.left_out]]
+    add_table(section, "Runs", head, rows)
+
+
+def _run_row(run: RecordedRun, report: ReportModel) -> Row:
+    label = report.setting(run).label
+    if run in report.left_out:
+        label += " (left out: a later run has the same seed)"
+    created, seconds = run.row.get("created"), run.row.get("seconds")
+    began = _format_time(created) if isinstance(created, int | float) else "–"
+    took = format_number(seconds if isinstance(seconds, int | float) else None)
+    run_id, *origin = (
+        partial(add_child, tag="code", text=text)
+        for text in (run.id, *(str(run.row.get(key) or "–")[:12] for key in ("commit", "code")))
+    )
+    return [run_id, label, "–" if run.seed is None else run.seed, run.state, began, took, *origin]
+
+
+def _truncate(text: str) -> str:
+    return text if len(text) <= MAX_TEXT_LENGTH else f"{text[:MAX_TEXT_LENGTH]} …"
+
+
+def _format_time(time: float) -> str:
+    try:
+        return datetime.fromtimestamp(time, UTC).strftime("%Y-%m-%d %H:%M:%S")
+    except (OverflowError, OSError, ValueError):
+        return "–"
+
 
 SECTIONS = (
-    ("metrics", "Learning curves and comparisons", sections.metrics_section),
-    ("time", "Time and cost", sections.time_section),
-    ("transcripts", "Sample transcripts", sections.transcripts_section),
-    ("runs", "Runs", sections.runs_section),
+    ("metrics", "Learning curves and comparisons", metrics_section),
+    ("time", "Time and cost", time_section),
+    ("transcripts", "Sample transcripts", transcripts_section),
+    ("runs", "Runs", runs_section),
 )
 
 
