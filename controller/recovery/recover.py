@@ -21,20 +21,8 @@ from controller.plan.build import Plan
 from controller.reconcile.resource import Absent, Pending
 from controller.records.ledger import Ledger
 from controller.records.spending import Spending, watchdog_note
+from controller.recovery import policy
 from controller.recovery.diagnosis import AttemptOutcome, Observation, Verdict, VerdictKind, WorkerStatus, diagnose
-from controller.recovery.policy import (
-    GIVE_UP,
-    MOVE_ZONE,
-    REPLACE_NODE,
-    RESTART_PROGRAM,
-    RESTART_WORKER,
-    WAIT,
-    Decision,
-    Incident,
-    PodCapabilities,
-    decide,
-    describe,
-)
 from controller.resources.pod.node import Node
 from controller.resources.pod.provisioner import PodStatus
 from controller.ssh.fleet import Fleet, WorkerError
@@ -69,7 +57,7 @@ class RecoveryExecutor:
     spending: Spending
     poll_seconds: float
     delete_pod: Callable[[], None]
-    _incidents: list[Incident] | None = field(default=None)
+    _incidents: list[policy.Incident] | None = field(default=None)
     _waiting_since: float | None = None
     _incident_recorded: bool = False
     """Whether the incident being handled is recorded already."""
@@ -96,7 +84,7 @@ class RecoveryExecutor:
     def _respond(self, outcome: AttemptOutcome, attempt: int, error: SlipwayError | None) -> None:
         verdict = outcome.verdict
         if verdict.kind is VerdictKind.NETWORK_LOST:  # nothing can be looked up or recorded
-            if self.plan.config.recovery.policy.network_lost == GIVE_UP:
+            if self.plan.config.recovery.policy.network_lost == policy.GIVE_UP:
                 raise error or ProgramFailedError(f"{verdict}; the run continues without this controller")
             self.world.events.note(self.plan.run_id, f"{verdict}; waiting")
             self.world.clock.sleep(MAX_PAUSES * self.poll_seconds)
@@ -104,24 +92,24 @@ class RecoveryExecutor:
         self.world.before_pod_write()
         past, progress = self._load_incidents(), self._progress(outcome.step)
         past = past[:-1] if self._incident_recorded else past
-        decision = decide(verdict, past, progress, self.plan.config.recovery, self._pod_capabilities(verdict))
-        if decision.response == WAIT and error is not None and not self._wait_timed_out():
+        decision = policy.decide(verdict, past, progress, self.plan.config.recovery, self._pod_capabilities(verdict))
+        if decision.response == policy.WAIT and error is not None and not self._wait_timed_out():
             # The reconciler waits for a node that is being repaired.
             self.world.events.note(self.plan.run_id, f"{verdict}; waiting")
             self.world.clock.sleep(self.poll_seconds)
             return
         self._waiting_since = None
-        response = REPLACE_NODE if decision.response == WAIT else decision.response
-        self._record(Incident(
+        response = policy.REPLACE_NODE if decision.response == policy.WAIT else decision.response
+        self._record(policy.Incident(
             attempt, verdict.kind.value, str(verdict), response, progress, self.world.clock.now(), verdict.evidence
         ))  # fmt: skip
         if verdict.kind is VerdictKind.HUNG:
             self._save_stacks(attempt, verdict)
-        if response == GIVE_UP:
+        if response == policy.GIVE_UP:
             self._give_up(outcome, decision, error)
         self._report_watchdog()
         if not self.spending.over():
-            message = f"{verdict}; {describe(response, verdict)}"
+            message = f"{verdict}; {policy.describe(response, verdict)}"
             self.world.events.note(self.plan.run_id, message, attempt=attempt, verdict=verdict.kind.value)
         self._act(response, verdict)
 
@@ -154,20 +142,20 @@ class RecoveryExecutor:
         if (pod := self._pod()) is None:
             return  # nothing can be done yet: the next attempt starts with it
         ready = pod.state == "READY"
-        if response == MOVE_ZONE:
+        if response == policy.MOVE_ZONE:
             self.spending.end(verdict.words)
             self.plan.node.delete_all(self.world, elsewhere=True)
-        elif response == REPLACE_NODE or not ready:  # the reconciler replaces a pod that is not READY
+        elif response == policy.REPLACE_NODE or not ready:  # the reconciler replaces a pod that is not READY
             self.spending.end(verdict.words)
             if ready:
                 self.plan.node.delete_all(self.world)
-        elif response == RESTART_WORKER:
+        elif response == policy.RESTART_WORKER:
             self._node().stop(self.world)
-        elif response == RESTART_PROGRAM and not verdict.whole_pod:
+        elif response == policy.RESTART_PROGRAM and not verdict.whole_pod:
             payload: StopQuestion = {"run_id": self.plan.run_id, "grace_seconds": 5.0}
             self._fleet().call_all(STOP, payload)  # the next attempt handles unreachable workers
 
-    def _give_up(self, outcome: AttemptOutcome, decision: Decision, error: SlipwayError | None) -> NoReturn:
+    def _give_up(self, outcome: AttemptOutcome, decision: policy.Decision, error: SlipwayError | None) -> NoReturn:
         """Raise the final error: the worker concerned, its last output and the matching exit code."""
         verdict = outcome.verdict
         if self.plan.config.cleanup.on_failure == "delete":
@@ -227,18 +215,18 @@ class RecoveryExecutor:
             if word:
                 self.world.events.note(self.plan.run_id, f"the pod deleted itself: {word['reason']}")
 
-    def _pod_capabilities(self, verdict: Verdict) -> PodCapabilities:
+    def _pod_capabilities(self, verdict: Verdict) -> policy.PodCapabilities:
         node = self.plan.node
         gone = verdict.kind is VerdictKind.PREEMPTED and not verdict.noticed
         if gone or verdict.kind is VerdictKind.NETWORK_LOST:  # the reconciler checks who owns the pod
-            return PodCapabilities(places=len(node.places))
+            return policy.PodCapabilities(places=len(node.places))
         try:
             seen = node.observe(self.world, {})
         except GoogleError:
-            return PodCapabilities(places=len(node.places))
+            return policy.PodCapabilities(places=len(node.places))
         restarts = isinstance(seen, Node) and seen.is_ready and not seen.cannot_stop
         ours = not isinstance(seen, Node) or seen.ours
-        return PodCapabilities(ours and not node.adopt, restarts and not node.adopt, len(node.places))
+        return policy.PodCapabilities(ours and not node.adopt, restarts and not node.adopt, len(node.places))
 
     def _progress(self, step: int | None) -> int | None:
         """Return the newest checkpoint in the bucket, or the last reported step if no checkpoint exists."""
@@ -256,12 +244,12 @@ class RecoveryExecutor:
             return step
         return max(found, default=step)
 
-    def _load_incidents(self) -> list[Incident]:
+    def _load_incidents(self) -> list[policy.Incident]:
         if self._incidents is None:
-            self._incidents = [Incident.from_json(document, "verdict") for document in self.ledger.episodes()]
+            self._incidents = [policy.Incident.from_json(document, "verdict") for document in self.ledger.episodes()]
         return self._incidents
 
-    def _record(self, episode: Incident) -> None:
+    def _record(self, episode: policy.Incident) -> None:
         past = self._load_incidents()
         if self._incident_recorded:
             return

@@ -22,16 +22,8 @@ from trainer.evaluation.accuracy import Evaluator
 from trainer.models.weights import Params
 from trainer.rewards.functions import resolve
 from trainer.rewards.pool import RewardPool
-from trainer.rl import batching
+from trainer.rl import batching, programs
 from trainer.rl.evaluations import Evaluations
-from trainer.rl.programs import (
-    GrpoPrograms,
-    abstract_reference,
-    all_programs,
-    copy_reference,
-    programs,
-    warm_start_optimizer,
-)
 from trainer.rl.progress import Progress
 from trainer.rl.rollouts import RolloutGenerator
 from trainer.rl.state import StateSaver, TrainState
@@ -77,10 +69,10 @@ class GrpoTrainer:
         self.telemetry = Telemetry(experiment, loop, log)
         self.saver = StateSaver(checkpoints, notice, self.telemetry)
         self.evaluations = Evaluations(loop, evaluation, log, checkpoints, self.telemetry, self.saver)
-        listed = list(all_programs(experiment, loop, mesh, self.sampler.programs))
+        listed = list(programs.all_programs(experiment, loop, mesh, self.sampler.programs))
         startup_report.probe_bucket(experiment.dir, mesh)
         startup_report.log_memory(listed, experiment.pod)
-        self.programs = GrpoPrograms(loop, startup_report.compile_all(listed, self.telemetry.costs))
+        self.programs = programs.GrpoPrograms(loop, startup_report.compile_all(listed, self.telemetry.costs))
         self.rollouts = RolloutGenerator(
             loop, mesh, experiment.seed, self.asked, self.sampler, self.programs, checks, self.telemetry.stopwatch
         )
@@ -94,13 +86,13 @@ class GrpoTrainer:
             self.evaluations.log_baseline(train_state)
         if train_state.progress.phase == "warm_start":
             self._warm_start(train_state)
-            reference = copy_reference(train_state.state.params, self.experiment, self.mesh)
+            reference = programs.copy_reference(train_state.state.params, self.experiment, self.mesh)
             if reference:
                 self.checkpoints.save_reference(reference)
             train_state.state = self._reset_optimizer(train_state.state)
             self.telemetry.restart_clock()
         else:
-            wanted = abstract_reference(self.experiment, self.mesh)
+            wanted = programs.abstract_reference(self.experiment, self.mesh)
             reference = self.checkpoints.restore_reference(wanted) if wanted else wanted
         self._learn(train_state, reference)
         self.saver.save(train_state)
@@ -155,7 +147,7 @@ class GrpoTrainer:
         cfg, opt = self.experiment.model, self.experiment.optimizer
         if restored := self.saver.restore(train_step.abstract_state(cfg, opt, self.mesh), self.mesh):
             return restored
-        warm, key = warm_start_optimizer(opt, self.loop), jax.random.key(self.experiment.seed)
+        warm, key = programs.warm_start_optimizer(opt, self.loop), jax.random.key(self.experiment.seed)
         return TrainState(train_step.init_state(cfg, warm, self.mesh, key), Progress(), deque())
 
     def _reset_optimizer(self, state: train_step.State) -> train_step.State:
