@@ -48,7 +48,6 @@ class Emulator:
         return json.loads(self._ask(name, None))
 
     def requests(self) -> list[dict[str, Any]]:
-        """Return every request that it received, oldest first."""
         return [json.loads(line) for line in self._ask("requests", None).splitlines()]
 
     def stop_if_empty(self) -> None:

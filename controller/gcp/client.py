@@ -266,7 +266,6 @@ class GoogleClient:
 
     @contextmanager
     def _told(self, api: str, method: str, parameters: Mapping[str, Any]) -> Iterator[None]:
-        """Report one request to the listeners."""
         if not self._listeners:
             yield
             return

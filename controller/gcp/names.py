@@ -11,7 +11,6 @@ TAG = "slipway"
 
 
 def leaf(url: str) -> str:
-    """Return the last part of a resource URL."""
     return url.rsplit("/", 1)[-1]
 
 

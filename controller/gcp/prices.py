@@ -39,7 +39,6 @@ class HourlyPrice:
 
 @cache
 def load_prices() -> dict[str, Any]:
-    """Return the parsed `conf/prices.yaml`."""
     return yaml.safe_load(Path(conf.__file__).with_name("prices.yaml").read_text())
 
 

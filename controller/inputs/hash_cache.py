@@ -67,7 +67,6 @@ def _stamp(path: Path) -> list[int]:
 
 
 def hash_file(path: Path) -> Digests:
-    """Compute both hashes in one pass."""
     sha256, md5 = hashlib.sha256(), hashlib.md5(usedforsecurity=False)
     with path.open("rb") as file:
         while chunk := file.read(CHUNK):

@@ -29,7 +29,6 @@ class Store:
         self.database.executescript(_SCHEMA)
 
     def close(self) -> None:
-        """Close the file; the store is unusable afterwards."""
         self.database.close()
 
     @contextmanager
@@ -51,7 +50,6 @@ class Store:
         return json.loads(row[0]) if row else None
 
     def put(self, kind: str, name: str, body: Document) -> None:
-        """Write the document, replacing any older one."""
         text = json.dumps(body, separators=(",", ":"))
         self.database.execute("INSERT OR REPLACE INTO documents VALUES (?, ?, ?)", (kind, name, text))
 

@@ -70,8 +70,6 @@ def needs_watchdog(config: Config) -> bool:
 
 @dataclass(frozen=True)
 class WorkerInputs:
-    """Inputs of the plan for the workers, all decided earlier."""
-
     config: Config
     node: Node
     code: CodeArchive

@@ -72,7 +72,6 @@ def reconcile(resources: Sequence[Resource], world: Context) -> dict[str, Any]:
 
 
 def settle(resource: Resource, world: Context, have: dict[str, Any]) -> Any:
-    """Reconcile one resource and return its observed state."""
     began = world.clock.steady()
     late = world.clock.deadline(resource.patience)
     pending, stuck = None, late

@@ -84,7 +84,6 @@ class Resource(ABC):
 
     @property
     def title(self) -> str:
-        """Return a short one-line title for display."""
         return f"{self.kind} {self.name}"
 
     @abstractmethod

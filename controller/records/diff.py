@@ -34,7 +34,6 @@ RESULT_KEYS = ("state", "attempts", "seconds", "usd", "metrics")
 
 
 def format_diff(old: str, new: str, found: RecordDiff) -> list[str]:
-    """Return the difference as lines for display."""
     lines = [f"- {old}", f"+ {new}"]
     for section, keys in found.items():
         lines += ["", section]

@@ -124,7 +124,6 @@ class Recorder:
             self._upload()
 
     def _tell(self, row: RunRecord) -> None:
-        """Update the row of the run, here and in the bucket."""
         known = self._known()
         assert known is not None, "a run is on record from its first launch"
         whole = row_from_record(known) | row
@@ -231,10 +230,7 @@ def machine_id(state: Path) -> str:
 
 
 def _worker_0_facts(plan: Plan, fleet: Fleet) -> RunRecord:
-    """Return worker 0's packages, devices and Python; the launch has checked that the other workers match.
-
-    Empty if worker 0 does not answer; the follower of the run handles that.
-    """
+    """Return worker 0's packages, devices and Python, which the launch has compared; empty if it does not answer."""
     venv = plan.get(Venv)
     [seen] = fleet.call_all(OBSERVE, {"venv": venv.name}, workers=[0])
     if not isinstance(seen, dict):

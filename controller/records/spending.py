@@ -81,14 +81,12 @@ class Spending:
         return hourly_price(self._config, self._clock.now(), node.place.zone, node.place.capacity)
 
     def lives(self) -> list[PodLifetime]:
-        """Return the lifetime of every pod of the run, oldest first."""
         if not self._loaded:
             self._lifetimes = {life.key: life for life in self._read_all()}
             self._loaded = True
         return sorted(self._lifetimes.values(), key=lambda life: life.began)
 
     def spent(self) -> PodUsage:
-        """Return the usage of all pods of the run until now."""
         lives, now = self.lives(), self._clock.now()
         known = [life.usd_per_hour for life in lives]
         hours = sum(life.hours(now) for life in lives)

@@ -45,8 +45,6 @@ class Check:
 
 @dataclass(frozen=True)
 class Rehearsal:
-    """A rehearsal with its emulated cloud started."""
-
     options: RunOptions
     plan: Plan
     world: Context
@@ -172,11 +170,7 @@ def _check_recovery(ledger: Ledger, state: dict[str, Any]) -> list[Check]:
 
 
 def _wipe_cloud(folder: Path) -> None:
-    """Stop and remove the emulated cloud of this or an earlier rehearsal.
-
-    Raises:
-        ConfigError: a rehearsal of that name is running.
-    """
+    """Stop and remove the cloud of a rehearsal. Raises ConfigError if a rehearsal of that name is running."""
     if not folder.exists():
         return
     users = folder / "localcloud" / "users"

@@ -148,11 +148,7 @@ def _parse_jsonl(contents: Sequence[bytes]) -> Iterator[dict[str, Any]]:
 
 
 def _slipway_documents(documents: Iterable[dict[str, Any]], where: str) -> Iterator[dict[str, Any]]:
-    """Yield the documents that Slipway wrote, without their format.
-
-    Raises:
-        FormatError: a later version of Slipway wrote one.
-    """
+    """Yield the documents that Slipway wrote, without their format. Raises FormatError for a later version's."""
     return (checked(document, where) for document in documents if has_format(document))
 
 

@@ -24,7 +24,6 @@ class ReportModel:
 
     @property
     def runs(self) -> list[RecordedRun]:
-        """Runs that count, by setting."""
         return [run for setting in self.settings for run in setting.runs]
 
     @property
@@ -39,7 +38,6 @@ class ReportModel:
         return {run.id: setting for setting in self.settings for run in (*setting.runs, *setting.left_out)}
 
     def label(self, run: RecordedRun) -> str:
-        """Return setting and seed as text."""
         label = self.setting(run).label
         return label if run.seed is None else f"{label} seed {run.seed}"
 

@@ -30,7 +30,6 @@ class Session:
     emulator: Emulator | None
 
     def node(self) -> Absent | Pending | Node:
-        """Return the current state of the pod."""
         return self.plan.observe_pod(self.world)
 
     def fleet(self) -> Fleet | None:

@@ -173,7 +173,6 @@ class Standby:
             self._tell(f"the pod is {describe(node)}")
 
     def _tell(self, words: str) -> None:
-        """Report a message if it is new."""
         if words != self._told:
             self._told = words
             self._note(words)

@@ -132,11 +132,7 @@ class TextScreen:
             self._print(f"  {line}")
 
     def _print(self, *parts: str | tuple[str, str]) -> None:
-        """Print one line.
-
-        Args:
-            parts: text, or text and its style.
-        """
+        """Print one line; its parts are text, or text and its style."""
         text = "".join(part if isinstance(part, str) else part[0] for part in parts)
         print(printable(text), file=sys.stderr if self._json else sys.stdout, flush=True)
 

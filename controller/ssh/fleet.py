@@ -63,11 +63,7 @@ class Fleet:
     """Connections to the workers of one incarnation of a pod. Thread-safe."""
 
     def __init__(self, access: ConnectionParams, sleep: Callable[[float], None] = time.sleep) -> None:
-        """Create the connections; they open on first use.
-
-        Args:
-            sleep: waits between attempts.
-        """
+        """Create the connections; they open on first use. `sleep` waits between attempts."""
         self._access, self._sleep = access, sleep
         self._cache: _ObservationCache | None = None
         self.guard: Callable[[], tuple[str, int]] = lambda: ("", 0)

@@ -32,11 +32,7 @@ class Fleets:
     """Holds one fleet at a time; a new incarnation closes the connections to the previous one."""
 
     def __init__(self, connect: Callable[[SshTarget], Fleet], lease: Callable[[], tuple[str, int]]) -> None:
-        """Store the callbacks; nothing connects before the first use.
-
-        Args:
-            lease: returns place and token of our lease; called before commands that change a worker.
-        """
+        """`lease` returns place and token of our lease; it is called before commands that change a worker."""
         self._connect, self._lease = connect, lease
         self._fleets: dict[str, Fleet] = {}
         self._lock = threading.Lock()

@@ -222,11 +222,7 @@ class WorkerConnection(_HonoursConfig):
         return transport
 
     def _verify_host_key(self, shown: PKey) -> None:
-        """Check the host key that the server shows.
-
-        Raises:
-            WorkerError: host_key.
-        """
+        """Check the host key that the server shows. Raises WorkerError of kind host_key."""
         access, host_keys, known = self.dialer.access, self.dialer.host_keys, self.known
         kind, text = shown.get_name(), shown.get_base64()
         if not known:
@@ -307,10 +303,7 @@ def _prefer_key_types(transport: Transport, known: KnownKeys) -> None:
 
 
 def _key_family(kind: str) -> str:
-    """Return the type of a key by the name of its signature algorithm; RSA has several.
-
-    https://www.rfc-editor.org/rfc/rfc8332
-    """
+    """Return the type of a key by its signature algorithm (RFC 8332); RSA has several."""
     return "ssh-rsa" if kind.startswith("rsa-sha2-") else kind
 
 

@@ -98,7 +98,6 @@ class Board:
             self.say(line, event.words)
 
     def price(self, run: str, usd_per_hour: float | None) -> None:
-        """Set the hourly price of the run's pod."""
         with self._lock:
             self._lines[run].usd_per_hour = usd_per_hour
 

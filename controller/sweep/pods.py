@@ -23,7 +23,6 @@ def record_assignment(google: GoogleClient, bucket: str, sweep_id: str, pod: int
 
 
 def load_assignments(google: GoogleClient, bucket: str, sweep_id: str) -> dict[int, str]:
-    """Return the last run of each pod."""
     where = {"bucket": bucket, "prefix": f"sweeps/{sweep_id}/pods/"}
     try:
         items = list(google.pages("storage", "objects.list", "items", **where))

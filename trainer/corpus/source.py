@@ -192,7 +192,6 @@ def _pieces(raw: bytes, at: int, separator: bytes) -> list[tuple[int, bytes]]:
 
 
 def text_parser(column: str) -> Callable[[bytes], Document]:
-    """Parse plain text as a row of one column."""
     return lambda raw: {column: raw.decode()}
 
 

@@ -21,9 +21,9 @@ class Gsm8kProblems:
     """Questions that fit into a prompt; see `data.problem.ProblemSource`. `too_long` counts the others."""
 
     def __init__(self, cfg: Gsm8kData, seed: int, fitting: Callable[[list[Problem]], list[Problem]]) -> None:
-        """Read both files. Raises RunFileError if one is missing, a row is invalid, or no question fits.
+        """Read both files; `fitting` filters problems by the length of their prompts.
 
-        fitting: filters problems by the length of their prompts.
+        Raises RunFileError if one is missing, a row is invalid, or no question fits.
         """
         self._seed = seed
         train, held_out = read_problems(cfg.path, "data.path"), read_problems(cfg.eval_path, "data.eval_path")

@@ -43,7 +43,6 @@ class BatchSharding:
         return meshes.named_sharding(self.mesh, *self._leading_axes)
 
     def shape(self, sequence: int) -> tuple[int, ...]:
-        """Return the shape of a whole batch's arrays."""
         at_a_time = self.micro_batch_rows * self.devices
         return (at_a_time, sequence) if self.accumulation == 1 else (self.accumulation, at_a_time, sequence)
 

@@ -62,5 +62,4 @@ def with_model_overrides(experiment: RunFile, **changes: str) -> RunFile:
 
 
 def programs(experiment: RunFile, mesh: Mesh) -> Iterator[Program]:
-    """Yield the programs that the run's loop compiles."""
     yield from load_loop(experiment.loop.kind).programs(experiment, mesh)

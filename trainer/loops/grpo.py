@@ -103,7 +103,6 @@ class GrpoTrainer:
         WarmStart(self.experiment, self.loop, self.mesh, *parts).run(train_state)
 
     def _learn(self, train_state: TrainState, reference: Params) -> None:
-        """Run the remaining GRPO updates."""
         loop, telemetry, progress = self.loop, self.telemetry, train_state.progress
         if progress.steps == 0:
             progress.test_before = self.evaluations.test(train_state, "before")
@@ -151,7 +150,6 @@ class GrpoTrainer:
         return TrainState(train_step.init_state(cfg, warm, self.mesh, key), Progress(), deque())
 
     def _reset_optimizer(self, state: train_step.State) -> train_step.State:
-        """Return the same weights with a fresh optimizer."""
         cfg, opt = self.experiment.model, self.experiment.optimizer
         shardings = train_step.state_shardings(cfg, opt, self.mesh)
         make = jax.jit(lambda p: train_step.new_state(p, cfg, opt), out_shardings=shardings, donate_argnums=0)

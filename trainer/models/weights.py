@@ -34,8 +34,6 @@ class Weight:
 
 @dataclass(frozen=True)
 class _Inits:
-    """Initializers by the role of a weight."""
-
     embedding: Initializer
     unembedding: Initializer
     by_dim: Initializer  # products that read the residual stream

@@ -41,7 +41,6 @@ class GrpoPrograms:
         return self._of("logprob", batch)(params, reference, given)
 
     def warm_start(self, state: train_step.State, batch: DeviceBatch) -> tuple[train_step.State, dict[str, jax.Array]]:
-        """Run a supervised update."""
         return self._compiled["warm_start"](state, batch)
 
     def _of(self, name: str, batch: DeviceBatch) -> Any:

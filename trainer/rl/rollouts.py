@@ -182,10 +182,7 @@ class RolloutGenerator:
         samples += [found[row] for row in range(first, first + len(found))]
 
     def _scores(self, count: int, checks: dict[int, Future[RewardResult]]) -> np.ndarray:
-        """Return the scores of all samples on all processes, float32 [groups, samples, 4].
-
-        The columns are reward, correct (0 or 1), checks that timed out, and checks that failed.
-        """
+        """Return the scores of all processes, [groups, samples, 4]: reward, correct, checks timed out, checks failed."""
         with self._watch.spending("reward_time"):
             found = {row: check.result() for row, check in checks.items()}
             weights = self._loop.rewards.items()

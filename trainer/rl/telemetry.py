@@ -55,7 +55,6 @@ class Telemetry:
         self._averages, self._alerts.remembered = MetricAverages.from_json(body["window"]), body["alerts"]
 
     def resume(self, step: int) -> None:
-        """Continue after `step` updates."""
         self._last_logged_step = step
         self._log.resume(step)
         self.restart_clock()

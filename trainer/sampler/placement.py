@@ -71,7 +71,6 @@ def copy_params(params: Params, cfg: Model) -> Params:
 
 
 def param_shardings(cfg: Model, mesh: Mesh) -> Params:
-    """Return the shardings of the copy on the sampler's mesh."""
     table = weights.weight_table(cfg)
     layer = {name: meshes.named_sharding(mesh, *weight.axes[1:]) for name, weight in table["layers"].items()}
     rest = {name: meshes.named_sharding(mesh, *weight.axes) for name, weight in table.items() if name != "layers"}

@@ -44,7 +44,6 @@ class MetricAverages:
 
     @property
     def empty(self) -> bool:
-        """Return whether there is nothing to report."""
         return not self._values
 
     def to_json(self) -> dict[str, Any]:

@@ -84,7 +84,6 @@ class MetricsLogger:
             self._there.log(step, finite)
 
     def text(self, step: int, name: str, words: str) -> None:
-        """Log a text (Markdown) to TensorBoard."""
         if self._writes:
             self._events.add_event(_text_event(step, time.time(), name, words))
 
@@ -126,7 +125,6 @@ class MetricsLogger:
                 target.write_bytes(path.read_bytes())
 
     def close(self) -> None:
-        """Upload, then close the files."""
         if self._writes:
             if self._there:
                 self._there.finish()
@@ -202,7 +200,6 @@ class Profiler:
         self._num_updates += 1
 
     def close(self) -> None:
-        """Stop the trace if one is running."""
         if self._tracing:
             jax.profiler.stop_trace()
             self._tracing = False

@@ -101,7 +101,6 @@ def _kill_leftovers(folder: Path, pids: list[int]) -> None:
 
 
 def _sysfs_root() -> Path:
-    """Return the sysfs root; an emulated worker has its own."""
     return Path(os.environ.get("SLIPWAY_SYSFS", "/sys"))
 
 
@@ -120,11 +119,7 @@ def _last_result_this_boot() -> Any:
 
 
 def _run_as_root(argv: list[str], directly: Any) -> None:
-    """Run `directly` as this user; if that is not permitted, run `argv` with passwordless sudo.
-
-    Raises:
-        AgentError: neither works.
-    """
+    """Run `directly` as this user, or else `argv` with passwordless sudo. Raises AgentError if neither is permitted."""
     try:
         directly()
     except PermissionError:

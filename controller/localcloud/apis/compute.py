@@ -43,7 +43,6 @@ class Collection:
     scope: str
 
     def path(self, call: ApiCall, name: str) -> str:
-        """Return the name under which a resource is stored."""
         return f"{self.parent(call)}/{self.plural}/{name}"
 
     def parent(self, call: ApiCall) -> str:

@@ -75,7 +75,6 @@ class Operations:
         return operation
 
     def under(self, parent: str) -> list[Document]:
-        """Return all operations of a project, region or location."""
         return [operation for _, operation in self._store.items("operation", f"{parent}/operations/")]
 
     def pending(self, target: str) -> bool:

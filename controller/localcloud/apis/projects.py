@@ -36,7 +36,6 @@ class Policies:
         self._store = store
 
     def get(self, resource: str) -> Document:
-        """Return the policy of a resource, initially empty."""
         return self._store.get("policy", resource) or {"version": 1, "etag": _format_etag(0), "bindings": []}
 
     def set(self, resource: str, policy: Document, *, conflict: int) -> Document:
@@ -72,8 +71,6 @@ class Policies:
 
 
 class Projects:
-    """Handlers of the three APIs."""
-
     def __init__(self, store: Store, operations: Operations, policies: Policies) -> None:
         self._store = store
         self._operations = operations

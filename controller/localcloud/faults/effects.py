@@ -16,8 +16,6 @@ FaultAction = Callable[[Document], Awaitable[None]]
 
 
 class FaultEffects:
-    """Applies faults to every READY node."""
-
     def __init__(self, store: Store, nodes: Nodes, workers: EmulatedWorkers, peers: Callable[[], list[int]]) -> None:
         """Create the effects; `peers` returns the source ports of the laptop's latest requests, newest last."""
         self._store, self._nodes, self._workers, self._client_ports = store, nodes, workers, peers

@@ -163,7 +163,6 @@ class Faults:
         return self._affects_worker(worker, "ssh_refused")
 
     def freezes_ssh(self, worker: int) -> bool:
-        """Return whether this worker's SSH is currently unresponsive."""
         cut_off = any(fault["spec"]["client"] == "laptop" for _, fault in self._active("partition"))
         return cut_off or self._affects_worker(worker, "ssh_frozen")
 
@@ -176,7 +175,6 @@ class Faults:
     # Bookkeeping and timers
 
     def _untriggered(self) -> list[tuple[str, Document]]:
-        """Return the faults whose trigger has not occurred."""
         return [(name, fault) for name, fault in self._store.items("fault") if fault["due"] is None]
 
     def _active(self, *kinds: str) -> Iterator[tuple[str, Document]]:

@@ -46,7 +46,6 @@ def check_project(name: str) -> None:
 
 
 def without_secrets(query: Mapping[str, str]) -> dict[str, str]:
-    """Return the query parameters with secrets redacted for the log."""
     secret = ("access_token", "oauth_token", "key", "upload_id")
     return {name: "..." if name in secret else value for name, value in query.items()}
 

@@ -58,8 +58,6 @@ class _Segment:
 
 
 class Discovery:
-    """Routes and schemas of all documents."""
-
     def __init__(self) -> None:
         self.schemas: dict[str, dict[str, Any]] = {}
         self._root = _Segment()

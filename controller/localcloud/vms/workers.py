@@ -244,7 +244,6 @@ class EmulatedWorkers:
         return authorized_keys(self.node(worker.uid).get("metadata", {}).get("ssh-keys", ""), user)
 
     def node(self, uid: str) -> Document:
-        """Return the node with this ID, or {} if it is gone."""
         return next((node for _, node in self._store.items("node") if node["id"] == uid), {})
 
     def _environment(self, worker: EmulatedWorker, user: str) -> dict[str, str]:

@@ -91,7 +91,6 @@ class ComputeResource(Resource):
         ) from None
 
     def update(self, world: Context, diff: Diff) -> None:
-        """Patch the fields that differ."""
         wanted = self.body(world)
         wait_compute(world, self.request(world, "patch", body=wanted, **{self.argument: self.name}))
 

@@ -169,7 +169,6 @@ class Node(Resource):
         return replace(self, status=status)
 
     def find(self, world: Context) -> Self | None:
-        """Return the pod in its current state, or None."""
         status = self._slices.find(world)
         return None if status is None else replace(self, status=status)
 

@@ -43,11 +43,9 @@ class Blobs:
             (folder / name).mkdir(parents=True, exist_ok=True)
 
     def path(self, blob: str) -> Path:
-        """Return the path of a finished blob."""
         return self._folder / "whole" / blob[:2] / blob
 
     def partial(self, blob: str) -> Path:
-        """Return the path of a blob that is still being written."""
         return self._folder / "partial" / blob
 
     def create(self) -> str:
