@@ -22,12 +22,7 @@ class Vault:
     """Secrets of one run. It has no repr of its values, so that nothing can print them by accident."""
 
     def __init__(self, sources: Mapping[str, str | None], environment: Mapping[str, str] | None = None) -> None:
-        """Store the sources without reading them.
-
-        Args:
-            sources: by name, as in `env.secrets`.
-            environment: of this process, by default.
-        """
+        """Store `sources`, by name as in `env.secrets`, without reading them; `environment` is that of this process."""
         self._environment = os.environ if environment is None else environment
         self._sources = {
             name: source for name, source in sources.items() if source and self._is_available(name, source)

@@ -72,11 +72,7 @@ def list_published_rows(google: GoogleClient, bucket: str) -> list[RunRow]:
 
 
 def _parse_row(text: str | bytes, where: str) -> RunRow | None:
-    """Parse a row; None if it is something else, such as a line cut short by a crash.
-
-    Raises:
-        FormatError: it is a row of a later Slipway.
-    """
+    """Parse a row, None for anything else, such as a line cut short by a crash. FormatError: of a later Slipway."""
     try:
         row = json.loads(text)
     except ValueError:

@@ -120,10 +120,7 @@ def _sort_key(value: Any) -> tuple[int, float, str]:
 
 
 def _csv_cell(value: Any) -> Any:
-    """Quote a text that a spreadsheet would evaluate: the table contains text from the workers.
-
-    https://owasp.org/www-community/attacks/CSV_Injection
-    """
+    """Quote a text that a spreadsheet would run: https://owasp.org/www-community/attacks/CSV_Injection."""
     text = shlex.join(map(str, value)) if isinstance(value, list) else value
     if not isinstance(text, str) or not text.startswith(FORMULA_PREFIXES):
         return text

@@ -182,7 +182,7 @@ class RolloutGenerator:
         samples += [found[row] for row in range(first, first + len(found))]
 
     def _scores(self, count: int, checks: dict[int, Future[RewardResult]]) -> np.ndarray:
-        """Return the scores of all processes, [groups, samples, 4]: reward, correct, checks timed out, checks failed."""
+        """Return all processes' scores, [groups, samples, 4]: reward, correct, checks timed out, checks failed."""
         with self._watch.spending("reward_time"):
             found = {row: check.result() for row, check in checks.items()}
             weights = self._loop.rewards.items()

@@ -64,10 +64,7 @@ def _watch_kind(kind: str, tell: Callable[[str], None]) -> None:
 
 
 def _wait_for_change(key: str, etag: str) -> tuple[str, str]:
-    """Return a metadata value and its ETag, once it differs from that of `etag` or the long poll times out.
-
-    https://cloud.google.com/compute/docs/metadata/querying-metadata#waitforchange
-    """
+    """Return a metadata value and its ETag, once it differs from that of `etag` or the long poll times out."""
     host = os.environ.get("GCE_METADATA_HOST", "metadata.google.internal")
     query = f"wait_for_change=true&timeout_sec={LONG_POLL_SECONDS}&last_etag={etag}"
     url = f"http://{host}/computeMetadata/v1/instance/{key}?{query}"

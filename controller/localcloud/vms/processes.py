@@ -101,10 +101,7 @@ def _find_processes(prefix: str) -> list[psutil.Process]:
 
 
 def _iter_processes(*attributes: str) -> Iterator[tuple[psutil.Process, dict[str, Any]]]:
-    """Yield every process with the requested attributes; None for those that are not accessible.
-
-    Replaces `psutil.process_iter`, which shares process objects, and thus cached attributes, between threads.
-    """
+    """Replace `psutil.process_iter`, whose processes are shared between threads; yields None where not accessible."""
     for pid in psutil.pids():
         try:
             process = psutil.Process(pid)

@@ -36,11 +36,7 @@ def run(command: Command) -> int:
 
 
 def _run_on_workers(fleet: Fleet, workers: range | list[int], shell: str, *, as_json: bool) -> int:
-    """Run the command on several workers at once and return the highest exit code.
-
-    Raises:
-        WorkersFailedError: some workers were not reached; the others have run it.
-    """
+    """Run the command on several workers at once and return the highest exit code, or raise WorkersFailedError."""
     lock = threading.Lock()
     width = len(str(len(fleet) - 1))
 
