@@ -12,23 +12,26 @@ from dataclasses import replace
 from typing import Any, NoReturn
 
 from conf.schema.infra.cloud import LocalCloud
+from controller.checks.preflight import probe_cloud
 from controller.cloud.connect import require_project
 from controller.cloud.emulator import Emulator
 from controller.context import Context
 from controller.core.clock import InterruptedSleepError
 from controller.core.errors import ConfigError, LeaseLostError, OverBudgetError, SlipwayError
 from controller.core.ui import BoardScreen
+from controller.gcp.client import ServiceDisabledError
+from controller.gcp.prices import hourly_price, max_cost
 from controller.lease.lease import LeaseHeldError, ReleaseRequestedError
 from controller.lease.scope import lease_guard, pod_lease
 from controller.lease.store import LeaseSnapshot
 from controller.plan.build import Plan
 from controller.reconcile.reconciler import destroy
+from controller.reconcile.resource import Absent
 from controller.records.ledger import Ledger, Result
 from controller.records.recorder import Recorder
 from controller.records.spending import Spending
 from controller.recovery.diagnosis import VerdictKind
 from controller.recovery.recover import RecoveryExecutor
-from controller.run.approval import confirm_cost
 from controller.run.attempt import AttemptResult, AttemptRunner
 from controller.run.handover import Handover
 from controller.run.launch import stop
@@ -300,3 +303,29 @@ def _inject_faults(emulator: Emulator, plan: Plan) -> None:
     if faults:
         key = hashlib.sha256(json.dumps([plan.run_id, faults], sort_keys=True).encode()).hexdigest()
         emulator.post("faults", {"key": key, "faults": faults})
+
+
+def confirm_cost(plan: Plan, world: Context, screen: BoardScreen, *, yes: bool) -> None:
+    """Run the live checks and confirm the cost with the user, unless the pod already exists.
+
+    Raises:
+        ConfigError: a live check found an error, or the user declined.
+    """
+    try:
+        seen = plan.observe_pod(world)
+    except ServiceDisabledError:
+        seen = Absent()
+    if not isinstance(seen, Absent):
+        return
+    findings = probe_cloud(plan.config, world)
+    if errors := [finding for finding in findings if finding.severity == "error"]:
+        raise ConfigError(errors)
+    for finding in findings:
+        world.events.note(plan.run_id, f"{finding.severity}: {finding}")
+    if not world.billed or plan.node.adopt:
+        return
+    price = hourly_price(plan.config, world.clock.now())
+    cost = "an unknown price" if price.tpu is None else price
+    question = f"Create {plan.node.title} for {cost}? The run costs {max_cost(plan.config, price)}."
+    if not screen.ask(question, yes):
+        raise ConfigError("nothing was created; pass --yes to skip the prompt")

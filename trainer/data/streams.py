@@ -13,8 +13,7 @@ from conf.schema.training.loop import LmLoop
 from conf.schema.training.run_yaml import LocalRunFileError, RunFileError
 from trainer.corpus.source import open_source
 from trainer.data import packing
-from trainer.data.documents import Documents, Split
-from trainer.data.encoding import DocumentEncoder
+from trainer.data.documents import DocumentEncoder, Documents, Split
 from trainer.distributed.batch import Batch
 from trainer.tokenizer.loading import Tokenizer
 

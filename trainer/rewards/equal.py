@@ -4,11 +4,13 @@ A number may stand beside a unit, a currency, a percent sign or the variable it 
 `18%`, `x=18`, `18 dollars`, `36/2` and `\frac{36}{2}` are equal; `18 or 19` and `18x` are no numbers.
 """
 
+import logging
 import re
 from fractions import Fraction
-from functools import lru_cache
+from functools import cache, lru_cache
+from typing import Any
 
-from trainer.rewards import symbolic
+from trainer.rewards import limits
 from trainer.rewards.extract import NUMBER
 
 MAX_ANSWER_CHARS = 300
@@ -55,7 +57,7 @@ def is_equal(given: str, right: str) -> bool:
         return True
     if not (MATHEMATICAL.search(left) and MATHEMATICAL.search(gold)):
         return False
-    return symbolic.is_equal(TEXT.sub("", left), TEXT.sub("", gold))
+    return _is_equal_expression(TEXT.sub("", left), TEXT.sub("", gold))
 
 
 def canonicalize(answer: str) -> str | None:
@@ -126,3 +128,28 @@ def _fraction(above: str, below: str) -> Fraction | None:
 
 def _normalized_words(text: str) -> str:
     return " ".join(TEXT.sub(r" \1 ", text).casefold().split()).strip(" .!")
+
+
+def _is_equal_expression(given: str, right: str) -> bool:
+    """Return whether two LaTeX expressions, without `$` around them, are equal; False if one is unreadable.
+
+    math-verify's parser never evaluates Python; it and SymPy may never return, so call this under a limit.
+    """
+    math_verify = _load_math_verify()
+    left, gold = ([*_parse(math_verify, text)] for text in (given, right))
+    return bool(left and gold and math_verify.verify(gold, left, timeout_seconds=None))
+
+
+@cache
+def _load_math_verify() -> Any:
+    with limits.uncounted_cpu_time():
+        import math_verify
+    logging.getLogger("math_verify").setLevel(logging.CRITICAL)  # it warns of every unreadable expression
+    return math_verify
+
+
+def _parse(math_verify: Any, text: str) -> list[Any]:
+    where = [math_verify.LatexExtractionConfig(boxed_match_priority=0)]
+    return math_verify.parse(
+        f"\\boxed{{{text}}}", extraction_config=where, fallback_mode="no_fallback", parsing_timeout=None
+    )

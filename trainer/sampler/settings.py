@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from conf.schema.training.sampler import Sampling
+from conf.schema.training.loop import Sampling
 from conf.schema.training.settings import Mesh
 
 MIN_BUCKET = 128
@@ -10,7 +10,7 @@ MIN_BUCKET = 128
 
 @dataclass(frozen=True)
 class SamplerSettings:
-    """Sizes and distribution; see `conf.schema.training.sampler.Sampling`.
+    """Sizes and distribution; see `conf.schema.training.loop.Sampling`.
 
     Attributes:
         max_prompt_length: tokens of the longest prompt.

@@ -19,7 +19,7 @@ from trainer.distributed import mesh as meshes
 from trainer.distributed.batch import DeviceBatch
 from trainer.models import weights
 from trainer.models.weights import Params
-from trainer.optimizer import placement
+from trainer.optimizer import chain
 from trainer.optimizer.chain import build_optimizer, learning_rate_schedule
 from trainer.pretrained import store
 from trainer.step import metric_sums
@@ -80,7 +80,7 @@ def state_shardings(cfg: Model, opt: Optimizer, mesh: Mesh) -> State:
     params = weights.param_shardings(cfg, mesh)
     everywhere = NamedSharding(mesh, PartitionSpec())
     moments = jax.eval_shape(build_optimizer(opt, cfg).init, weights.abstract_params(cfg))
-    placed = placement.state_shardings(moments, cfg, mesh)
+    placed = chain.state_shardings(moments, cfg, mesh)
     return State(everywhere, params, placed, everywhere, None if opt.ema_decay is None else params)
 
 

@@ -20,10 +20,9 @@ from controller.localcloud.http import internal_errors
 from controller.localcloud.http.admin import Admin
 from controller.localcloud.http.admission import LAPTOP, AdmittedRequest, Permissions, admit
 from controller.localcloud.http.batch import parse_batch, render_batch
-from controller.localcloud.http.call import PROJECT_NUMBER, ApiCall, Handlers, without_secrets
+from controller.localcloud.http.call import PROJECT_NUMBER, ApiCall, Handlers, select_fields, without_secrets
 from controller.localcloud.http.discovery import Discovery, Method
 from controller.localcloud.http.errors import ApiError
-from controller.localcloud.http.fields import select_fields
 from controller.localcloud.http.media import MediaTransfers
 from controller.localcloud.http.validation import Validation
 from controller.localcloud.store import Store
