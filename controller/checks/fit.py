@@ -1,11 +1,64 @@
 """Memory: the run fits the chips, according to the TPU compiler in `slipway fit`."""
 
+import functools
+import importlib.util
 from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
-from conf.schema.config import Config
+from conf.schema.config import Config, digest
 from conf.schema.training.model import Model
-from controller.checks import fit_cache
+from controller.core import formats
 from controller.core.finding import Issue, check
+
+SHAPELESS_FIELDS = frozenset(
+    {"weights", "steps", "interval", "eval_interval", "eval_batches", "eval_prompts", "warmup_steps", "horizon_steps"}
+)
+"""Keys for times and locations, whose values do not change the size of the compiled program."""
+
+
+def cache_key(config: Config) -> str:
+    """Return a key of everything that affects compilation: model, loop, optimizer, mesh and slice, without rates and
+    counts, and the trainer's code.
+    """
+    sections = config.model_dump(mode="json", include={"model", "loop", "optimizer", "mesh"})
+    return digest([_shapes(sections), config.tpu.accelerator_type, _trainer_hash()])[:16]
+
+
+@functools.cache
+def _trainer_hash() -> str:
+    """Hash the trainer's source without importing it, because the controller has no JAX."""
+    spec = importlib.util.find_spec("trainer")
+    assert spec is not None
+    assert spec.origin is not None
+    files = sorted(Path(spec.origin).parent.rglob("*.py"))
+    return digest([file.read_text() for file in files])
+
+
+def cache_file(config: Config) -> Path:
+    """Return the path of this config's output of `python -m trainer.fit --json`, whether or not it exists."""
+    return Path(config.run.state_dir).expanduser() / "fit" / f"{cache_key(config)}.json"
+
+
+def load(config: Config) -> dict[str, Any] | None:
+    """Return the stored document; None if it is missing or unreadable."""
+    try:
+        return formats.load(cache_file(config).read_text(), str(cache_file(config)))
+    except (OSError, ValueError, formats.FormatError):
+        return None
+
+
+def suggested_overrides(config: Config) -> str:
+    """Return the overrides that make the run fit; empty if unknown."""
+    known = load(config)
+    return " ".join(known["fix"]["overrides"]) if known and known["fix"] else ""
+
+
+def _shapes(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _shapes(v) for name, v in value.items() if name not in SHAPELESS_FIELDS}
+    return "a number" if isinstance(value, float) else value
+
 
 SMALL_MODEL_PARAMS = 100_000_000
 """Models up to this size always fit."""
@@ -17,13 +70,13 @@ def fits_the_chips(config: Config) -> Iterator[Issue]:
     model = config.model
     if config.program.kind != "trainer" or model is None or config.cloud.kind == "local":
         return
-    stored = fit_cache.load(config)
+    stored = load(config)
     if stored is None and estimate_num_params(model) > SMALL_MODEL_PARAMS:
         yield Issue("memory use is unknown; run `slipway fit` to check that it fits the chips", severity="note")
     short = [program for program in stored["programs"] if not program["fits"]] if stored else []
     if stored and short:
         worst = max(short, key=lambda program: program["peak_gib"])
-        fix = f"it fits with {found}" if (found := fit_cache.suggested_overrides(config)) else "see `slipway fit`"
+        fix = f"it fits with {found}" if (found := suggested_overrides(config)) else "see `slipway fit`"
         yield Issue(
             f"{worst['name']} needs {worst['peak_gib']:.2f} GiB per chip (usable: {stored['usable_gib']:.2f}); {fix}"
         )

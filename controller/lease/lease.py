@@ -10,12 +10,15 @@ worker is refused there because its token is smaller (controller/agent/main.py).
 import contextlib
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 
+from controller.context import Context
 from controller.core.clock import Clock, InterruptedSleepError
 from controller.core.errors import LeaseLostError, SlipwayError
 from controller.gcp.client import ConflictError, GoogleError, NotFoundError
-from controller.lease.store import Identity, LeaseRecord, LeaseSnapshot, LeaseStore
+from controller.lease.store import BucketLeaseStore, Identity, LeaseRecord, LeaseSnapshot, LeaseStore
+from controller.plan.build import Plan
 
 SAFETY_MARGIN = 1 / 6
 """Fraction of the term: a holder stops trusting its lease this long before the end, so that a started write arrives."""
@@ -220,3 +223,44 @@ class Lease:
                     return
                 except SlipwayError:
                     continue  # the next write raises it, unless it is transient
+
+
+RENEW_SECONDS = 10.0
+"""Interval of renewal: a holder notices a release request within this time."""
+LOCAL_RENEW_SECONDS = 1.0
+
+
+def pod_lease(plan: Plan, world: Context, driver: str = "laptop") -> Lease:
+    """Return the lease of the plan's pod, not acquired yet."""
+    return Lease(
+        BucketLeaseStore(world.google, plan.bucket, plan.node.name),
+        world.clock,
+        Identity(driver, plan.run_id),
+        plan.config.recovery.lease_duration_seconds,
+        RENEW_SECONDS if world.billed else LOCAL_RENEW_SECONDS,
+        world.clock.interrupt,
+    )
+
+
+def sweep_lease(world: Context, bucket: str, sweep_id: str, seconds: float) -> Lease:
+    """Return the lease of a sweep, not acquired yet; its holder assigns runs to pods. `seconds` is the term."""
+    return Lease(
+        BucketLeaseStore(world.google, bucket, sweep_id, "sweeps"),
+        world.clock,
+        Identity("laptop", sweep_id),
+        seconds,
+        RENEW_SECONDS if world.billed else LOCAL_RENEW_SECONDS,
+        lambda: None,
+    )
+
+
+@contextmanager
+def lease_guard(lease: Lease, plan: Plan, world: Context) -> Iterator[None]:
+    """Make every write to the pod acquire or confirm the lease while the context is open, then release the lease."""
+    world.lease_path = f"{plan.bucket}/{plan.node.name}"
+    world.before_pod_write = world.google.before_pod_write = lease.hold
+    try:
+        with lease.kept():
+            yield
+    finally:
+        world.before_pod_write = world.google.before_pod_write = lambda: 0

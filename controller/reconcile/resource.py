@@ -94,9 +94,12 @@ class Resource(ABC):
     def apply(self, world: Context, have: ObservedResources, diff: Diff) -> None:
         """Perform one idempotent action towards the desired state; called again until nothing differs."""
 
-    @abstractmethod
-    def destroy(self, world: Context) -> None:
-        """Delete the resource if Slipway created it; no error if it no longer exists."""
+    def destroy(self, world: Context) -> None:  # noqa: B027
+        """Delete the resource if Slipway created it; no error if it no longer exists.
+
+        By default it stays: an enabled API and the user's secrets; uploads, which are deleted with their bucket, and
+        what is on the workers, which are deleted with their node.
+        """
 
     @property
     def patience(self) -> float:

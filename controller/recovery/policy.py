@@ -93,7 +93,8 @@ def decide(
             key = "raise recovery.max_preemptions, and `up` resumes from the last checkpoint"
             return Decision(GIVE_UP, f"the pod was lost more than {recovery.max_preemptions} times; {key}", True)
     else:
-        failures = sum(_fails(episode) for episode in _since_last_progress(since, progress))
+        excused = INFRASTRUCTURE_KINDS | CRASH_LOOP_EXEMPT_KINDS
+        failures = sum(VerdictKind(e.kind) not in excused for e in _since_last_progress(since, progress))
         if failures >= recovery.max_program_failures:
             key = f"recovery.max_program_failures is {recovery.max_program_failures}"
             return Decision(GIVE_UP, key if recovery.max_program_failures else "")
@@ -141,7 +142,3 @@ def _since_last_progress(past: Sequence[Incident], progress: int | None) -> list
             break
         same.insert(0, episode)
     return same
-
-
-def _fails(episode: Incident) -> bool:
-    return VerdictKind(episode.kind) not in INFRASTRUCTURE_KINDS | CRASH_LOOP_EXEMPT_KINDS

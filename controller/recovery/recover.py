@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
 from controller.agent.protocol import STACKS, STOP, Stacks, State, StopQuestion
-from controller.checks import fit_cache
+from controller.checks.fit import suggested_overrides
 from controller.context import Context
 from controller.core.errors import (
     ProgramFailedError,
@@ -188,7 +188,7 @@ class RecoveryExecutor:
 
     def _hint(self, kind: VerdictKind) -> str:
         """Return a hint for the user; out of HBM, with the overrides that `slipway fit` found, if any."""
-        found = fit_cache.suggested_overrides(self.plan.config) if kind is VerdictKind.OUT_OF_HBM else ""
+        found = suggested_overrides(self.plan.config) if kind is VerdictKind.OUT_OF_HBM else ""
         return f"set {found}: it fits, as `slipway fit` found" if found else HINTS.get(kind, "")
 
     def _save_stacks(self, attempt: int, verdict: Verdict) -> None:

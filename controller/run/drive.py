@@ -21,8 +21,7 @@ from controller.core.errors import ConfigError, LeaseLostError, OverBudgetError,
 from controller.core.ui import BoardScreen
 from controller.gcp.client import ServiceDisabledError
 from controller.gcp.prices import hourly_price, max_cost
-from controller.lease.lease import LeaseHeldError, ReleaseRequestedError
-from controller.lease.scope import lease_guard, pod_lease
+from controller.lease.lease import LeaseHeldError, ReleaseRequestedError, lease_guard, pod_lease
 from controller.lease.store import LeaseSnapshot
 from controller.plan.build import Plan
 from controller.reconcile.reconciler import destroy

@@ -14,7 +14,7 @@ from controller.lease.lease import Lease
 from controller.lease.store import LeaseSnapshot
 from controller.plan.build import Plan
 from controller.reconcile.resource import Absent, Pending
-from controller.records.ledger import Launch, Ledger, Result
+from controller.records.ledger import Ledger, Result
 from controller.resources.pod.node import Node, describe
 from controller.resources.workers.ssh_access import SshAccess
 from controller.run.follow import Follower
@@ -108,7 +108,7 @@ class Standby:
         """Follow the attempt, or wait a moment if there is none; return whether Ctrl-C was pressed."""
         try:
             node, launches = self.plan.observe_pod(self.world), self.ledger.launches()
-            if not (isinstance(node, Node) and node.is_ready and _has_current_launch(node, launches)):
+            if not (isinstance(node, Node) and node.is_ready and launches and launches[-1].node_uid == node.status.uid):
                 self._report_pod(node)
                 self.world.clock.sleep(self.poll_seconds)
                 return False
@@ -179,7 +179,3 @@ class Standby:
 
     def _note(self, words: str) -> None:
         self.world.events.note(self.plan.run_id, words)
-
-
-def _has_current_launch(node: Node, launches: list[Launch]) -> bool:
-    return bool(launches) and launches[-1].node_uid == node.status.uid

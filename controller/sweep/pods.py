@@ -7,8 +7,7 @@ from controller.agent.protocol import OBSERVE
 from controller.context import Context
 from controller.core.formats import dump, load
 from controller.gcp.client import GoogleClient, NotFoundError
-from controller.lease.lease import Lease, LeaseHeldError
-from controller.lease.scope import lease_guard, pod_lease
+from controller.lease.lease import Lease, LeaseHeldError, lease_guard, pod_lease
 from controller.plan.build import Plan
 from controller.reconcile.reconciler import destroy
 from controller.records.ledger import Ledger

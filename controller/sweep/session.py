@@ -11,8 +11,7 @@ from controller.context import Context
 from controller.core.errors import ConfigError
 from controller.core.text import plural
 from controller.gcp.prices import hourly_price
-from controller.lease.lease import Lease
-from controller.lease.scope import sweep_lease
+from controller.lease.lease import Lease, sweep_lease
 from controller.plan.build import Plan
 from controller.plan.project import bucket_name
 from controller.records import index

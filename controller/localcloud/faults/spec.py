@@ -147,17 +147,10 @@ class StockoutSpec(CreationSpec):
     kind: Literal["stockout"]  # pyright: ignore[reportIncompatibleVariableOverride]
 
 
-class QuotaSpec(CreationSpec):
-    """Exhausted quota of the project."""
+class DeniedSpec(CreationSpec):
+    """Exhausted quota of the project, or missing permission of the caller."""
 
-    kind: Literal["quota"]  # pyright: ignore[reportIncompatibleVariableOverride]
-    at: Literal["request", "operation"] = "request"
-
-
-class PermissionSpec(CreationSpec):
-    """Missing permission of the caller."""
-
-    kind: Literal["permission"]  # pyright: ignore[reportIncompatibleVariableOverride]
+    kind: Literal["quota", "permission"]  # pyright: ignore[reportIncompatibleVariableOverride]
     at: Literal["request", "operation"] = "request"
 
 
@@ -237,28 +230,19 @@ class DiskFullSpec(_LastingSpec):
     worker: int | None = Field(None, ge=0)
 
 
-class _SshSpec(_LastingSpec):
+class SshSpec(_LastingSpec):
+    """Refused or unresponsive SSH connections of one worker or of all, by default from when a node is READY."""
+
+    kind: Literal["ssh_refused", "ssh_frozen"]  # pyright: ignore[reportIncompatibleVariableOverride]
     default_trigger: ClassVar[dict[str, float]] = {"after_seconds": 0.0}
     worker: int | None = Field(None, ge=0)
-
-
-class SshRefusedSpec(_SshSpec):
-    """Refused SSH connections of one worker or of all, by default from when a node is READY."""
-
-    kind: Literal["ssh_refused"]  # pyright: ignore[reportIncompatibleVariableOverride]
-
-
-class SshFrozenSpec(_SshSpec):
-    """Open but unresponsive SSH connections of one worker or of all."""
-
-    kind: Literal["ssh_frozen"]  # pyright: ignore[reportIncompatibleVariableOverride]
 
 
 AnyFaultSpec = Annotated[
     PreemptionSpec | MaintenanceSpec | UnhealthySpec | ProgramKilledSpec | ProgramFrozenSpec | ControllerKilledSpec
     | WorkerClockSpec
-    | StockoutSpec | QuotaSpec | PermissionSpec | FailureSpec | EndpointsSpec | QueuedStateSpec
-    | HttpSpec | ConnectionCutSpec | BrownoutSpec | PartitionSpec | DiskFullSpec | SshRefusedSpec | SshFrozenSpec,
+    | StockoutSpec | DeniedSpec | FailureSpec | EndpointsSpec | QueuedStateSpec
+    | HttpSpec | ConnectionCutSpec | BrownoutSpec | PartitionSpec | DiskFullSpec | SshSpec,
     Field(discriminator="kind"),
 ]  # fmt: skip
 _FAULT_ADAPTER: TypeAdapter[Any] = TypeAdapter(AnyFaultSpec)

@@ -56,9 +56,6 @@ class Services(Resource):
                 ) from None
             wait_rpc(world, "serviceusage", operation, "operations.get")
 
-    def destroy(self, world: Context) -> None:
-        """Leave the APIs enabled: others may use them, and an enabled API costs nothing."""
-
     def undo(self, world: Context) -> str:
         """Return the command that disables them again."""
         return f"gcloud services disable {' '.join(self.apis)} --project={world.project}"

@@ -57,9 +57,6 @@ class AssetInBucket(Resource):
             return Absent()
         return self
 
-    def destroy(self, world: Context) -> None:
-        """Keep the asset: other runs may read it. It is deleted with the bucket."""
-
 
 @dataclass(frozen=True, kw_only=True)
 class UploadedAsset(AssetInBucket):

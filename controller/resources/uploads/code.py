@@ -38,6 +38,3 @@ class CodeArchive(Resource):
             world.google.upload(self.bucket, self.object, self.snapshot.archive, generation=0)
         except ConflictError:
             return  # someone uploaded the same bytes meanwhile
-
-    def destroy(self, world: Context) -> None:
-        """Keep the archive: other runs may use the same code. It is deleted with the bucket."""

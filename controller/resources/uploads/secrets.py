@@ -30,6 +30,3 @@ class Secrets(Resource):
 
     def apply(self, world: Context, have: ObservedResources, diff: Diff) -> None:
         """Do nothing: secrets never differ."""
-
-    def destroy(self, world: Context) -> None:
-        """Keep the secrets: they are the user's."""

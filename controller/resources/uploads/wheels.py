@@ -82,9 +82,6 @@ class Wheels(Resource):
                 words = f"{strip_password(line.url)} is built once and then reused; append @COMMIT to the line"
                 yield GIT_PIN.finding(words)
 
-    def destroy(self, world: Context) -> None:
-        """Keep the wheels: other runs may use them. They are deleted with the bucket."""
-
 
 def build_wheel(line: GitRequirement, folder: Path, python: str) -> tuple[Path, str]:
     """Clone and build one line; returns the wheel and the commit.

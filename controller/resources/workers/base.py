@@ -46,9 +46,6 @@ class WorkerResource(Resource):
         raise_failures(answers, f"{self.title}: {command}")
         return [a for a in answers if not isinstance(a, WorkerError)]
 
-    def destroy(self, world: Context) -> None:
-        """Do nothing: it is deleted with its node."""
-
 
 def raise_failures(answers: Sequence[object], what: str) -> None:
     if failed := failures(answers):

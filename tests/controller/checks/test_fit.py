@@ -9,8 +9,7 @@ from typing import Any
 
 import pytest
 
-from controller.checks import fit_cache
-from controller.checks.fit import estimate_num_params
+from controller.checks.fit import cache_file, estimate_num_params
 from controller.checks.preflight import preflight
 from controller.cli import main
 from tests.controller.checks.test_checks import config
@@ -33,7 +32,7 @@ def document(peak: float, fix: list[str] | None = None) -> dict[str, Any]:
 
 
 def store(found: dict[str, Any], *overrides: str) -> None:
-    file = fit_cache.cache_file(config(*overrides))
+    file = cache_file(config(*overrides))
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text(json.dumps(found))
 
@@ -73,7 +72,7 @@ def test_another_size_is_another_question(state, change):
 
 def test_a_broken_file_counts_as_none(state):
     store(document(18.3), *LARGE, state)
-    fit_cache.cache_file(config(*LARGE, state)).write_text("{")
+    cache_file(config(*LARGE, state)).write_text("{")
     assert said(*LARGE, state)[0].startswith("note")
 
 

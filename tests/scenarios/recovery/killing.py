@@ -73,7 +73,7 @@ def _run(home: str, argv: list[str], before: str | None, log: str | None) -> int
     """The command line, dead as soon as it would make the request; all that it would make are logged otherwise."""
     from controller.cli import main as cli
     from controller.cloud import emulator
-    from controller.lease import scope
+    from controller.lease import lease
 
     os.environ["SLIPWAY_HOME"] = home
     written = os.open(log or os.devnull, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
@@ -81,7 +81,7 @@ def _run(home: str, argv: list[str], before: str | None, log: str | None) -> int
     os.dup2(words, 1)
     os.dup2(words, 2)
     _count_request(before, written)
-    scope.LOCAL_RENEW_SECONDS = TIMEOUT_SECONDS  # how often the lease is renewed would depend on the machine's speed
+    lease.LOCAL_RENEW_SECONDS = TIMEOUT_SECONDS  # how often the lease is renewed would depend on the machine's speed
     emulator.run_emulator_verb = lambda *_, **__: (0, "")  # it runs, and is stopped and wiped by who ordered it
     return cli.run(argv)
 

@@ -7,7 +7,7 @@ started yet, from a request for the lease.
 import json
 
 from controller.cli.main import Command
-from controller.lease.scope import pod_lease
+from controller.lease.lease import pod_lease
 from controller.run.launch import running_runs, stop
 from controller.run.session import open_session
 

@@ -10,7 +10,7 @@ from controller.cli.view import View
 from controller.core.errors import ConfigError
 from controller.core.ui import confirm
 from controller.gcp.names import is_labelled
-from controller.lease.scope import pod_lease
+from controller.lease.lease import pod_lease
 from controller.plan.preview import ResourcePreview, preview_resources
 from controller.reconcile.reconciler import destroy
 from controller.reconcile.resource import Absent, Pending, Resource, Unknown

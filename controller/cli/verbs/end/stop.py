@@ -4,7 +4,7 @@ import json
 
 from controller.cli.main import Command
 from controller.core.errors import ConfigError
-from controller.lease.scope import pod_lease
+from controller.lease.lease import pod_lease
 from controller.records.ledger import Ledger
 from controller.records.spending import close_billing
 from controller.resources.pod.node import Node

@@ -9,7 +9,7 @@ from controller.cli.main import Command
 from controller.core.errors import ConfigError
 from controller.gcp.client import NotFoundError
 from controller.gcp.prices import monthly_storage_price
-from controller.lease.scope import pod_lease
+from controller.lease.lease import pod_lease
 from controller.reconcile.resource import Absent, Pending
 from controller.records.spending import Spending, format_hours
 from controller.resources.pod.node import Node, describe

@@ -9,7 +9,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from controller.checks import fit_cache
+from controller.checks.fit import cache_file
 from controller.cli.main import Command
 from controller.config.run_yaml import render
 from controller.core.errors import ConfigError
@@ -28,7 +28,7 @@ def run(command: Command) -> int:
         asked = [sys.executable, "-P", "-m", "trainer.fit", str(file), *flags]
         code = subprocess.run(asked, check=False).returncode
         if answer.is_file():
-            kept = fit_cache.cache_file(config)
+            kept = cache_file(config)
             try:
                 kept.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
                 kept.write_text(answer.read_text())
