@@ -27,7 +27,7 @@ def test_hydras_grammar_last_word_fastest() -> None:
     wanted = [(f"loop.kl_coef={kl}", f"run.seed={seed}") for kl, seed in itertools.product(("0", "0.001"), range(3))]
     assert [variant.own for variant in found] == wanted
     assert found[0].words == ("+experiment=quickstart", *wanted[0])
-    with pytest.raises(ConfigError, match=r"loop\.kl_coef: '0,\[' cannot be read"):
+    with pytest.raises(ConfigError, match=r"loop\.kl_coef: '0,\[' cannot be parsed"):
         expand_grid(["loop.kl_coef=0,["], sweep(), HERE)
 
 
