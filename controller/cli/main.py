@@ -46,11 +46,7 @@ class Command:
 
 
 def parse(argv: Sequence[str]) -> Command:
-    """Split a command line into verb, flags and overrides.
-
-    Raises:
-        ConfigError: an unknown verb or flag, with the nearest one.
-    """
+    """Split a command line into verb, flags and overrides. Raises ConfigError with the nearest known verb or flag."""
     argv, rest = _split(argv)
     are = [_is_override(word, before) for word, before in zip(argv, ["", *argv], strict=False)]
     overrides = tuple(word for word, is_override in zip(argv, are, strict=True) if is_override)

@@ -136,11 +136,7 @@ def normalize_override(override: str) -> str:
 
 
 def with_overrides(data: dict[str, Any], words: Sequence[str]) -> dict[str, Any]:
-    """Return composed data with single values changed by `key.path=value`, in Hydra's syntax.
-
-    Raises:
-        ConfigError: an override cannot be parsed.
-    """
+    """Return composed data with `key.path=value` applied. Raises ConfigError if an override cannot be parsed."""
     from omegaconf import OmegaConf
 
     made = OmegaConf.create(data)

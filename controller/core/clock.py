@@ -29,11 +29,7 @@ class Clock:
         return time.clock_gettime(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))  # macOS has only the latter
 
     def sleep(self, seconds: float) -> None:
-        """Sleep.
-
-        Raises:
-            InterruptedSleepError: `interrupt` was called before or during the sleep.
-        """
+        """Sleep. Raises InterruptedSleepError if `interrupt` was called before or during the sleep."""
         if self._stop.wait(seconds):
             raise InterruptedSleepError
 

@@ -86,8 +86,7 @@ def unfetched_snapshot(config: Config) -> UnfetchedSnapshot:
 def take_snapshot(config: Config, folder: Path) -> CodeSnapshot:
     """Return the code that `config` ships if run from `folder`.
 
-    Raises:
-        ConfigError: no code to ship, more than code.max_mb, or a repository that cannot be fetched.
+    Raises ConfigError if there is none, more than code.max_mb, or a repository that cannot be fetched.
     """
     if config.program.kind == "trainer":
         root = Path(conf.__file__).parents[1]

@@ -47,11 +47,7 @@ class Requirements:
 
 
 def read_requirements(root: Path, name: str) -> Requirements:
-    """Read `name` below `root`.
-
-    Raises:
-        ConfigError: the file is missing, or has a line that means nothing on a worker.
-    """
+    """Read `name` below `root`. Raises ConfigError if it is missing or a line means nothing on a worker."""
     lines = list(_lines(root, root / name, f"env.requirements: {name}", frozenset()))
     git = tuple(found for line in lines if (found := _parse_git_requirement(line)))
     gone = {g.line for g in git}

@@ -35,7 +35,7 @@ from controller.localcloud.faults.faults import Faults
 from controller.localcloud.http.admin import Admin
 from controller.localcloud.http.admission import Permissions
 from controller.localcloud.http.call import PROJECT, PROJECT_NUMBER
-from controller.localcloud.http.discovery import Discovery
+from controller.localcloud.http.discovery import MOUNTS, Discovery
 from controller.localcloud.http.media import MediaTransfers
 from controller.localcloud.http.server import Server
 from controller.localcloud.store import Store
@@ -43,19 +43,7 @@ from controller.localcloud.vms.machines import Instances
 from controller.localcloud.vms.workers import EmulatedWorkers
 
 # rootUrl of each API's discovery document, relative to the server's URL.
-_API_ROOTS = {
-    "tpu": "tpu/",
-    "compute": "",
-    "storage": "",
-    "serviceusage": "serviceusage/",
-    "cloudbilling": "cloudbilling/",
-    "billingbudgets": "billingbudgets/",
-    "cloudresourcemanager": "cloudresourcemanager/",
-    "iam": "iam/",
-    "secretmanager": "secretmanager/",
-    "oslogin": "oslogin/",
-    "oauth2": "oauth2/",
-}
+_API_ROOTS = {document.partition(".")[0]: mount for document, mount in MOUNTS.items()}
 _OPERATION_SECONDS = 0.5
 _CLAIM_SECONDS = 2.0
 

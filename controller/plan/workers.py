@@ -36,11 +36,7 @@ PIN = re.compile(r"^(?P<name>[\w.-]+)(\[.*?\])?==.*?(?=^\S|\Z)", re.MULTILINE | 
 
 
 def venv_requirements(config: Config, code: CodeSnapshot) -> Requirements:
-    """Return the packages that the venv must contain.
-
-    Raises:
-        ConfigError: the requirements file is not among the shipped files, or is unusable.
-    """
+    """Return the packages that the venv must contain. Raises ConfigError if the requirements file is unusable."""
     if config.env.packages == "lock":
         return Requirements(_lock(config))
     if config.env.packages != "requirements" or config.env.requirements is None:

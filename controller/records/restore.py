@@ -100,11 +100,7 @@ def _validated_config(words: Sequence[str], folder: Path) -> Config:
 
 
 def find_record(words: Sequence[str], run_id: str, folder: Path) -> RunRecord:
-    """Download the record of a run from the bucket that the overrides select.
-
-    Raises:
-        ConfigError: it does not exist.
-    """
+    """Download the record of a run from the bucket of the overrides. Raises ConfigError if there is none."""
     return _download_record(_validated_config(words, folder), run_id)
 
 

@@ -69,11 +69,7 @@ class ReportModel:
 
 
 def build_report(name: str, runs: Sequence[RecordedRun], baseline: str = "") -> ReportModel:
-    """Build the report of at least one run.
-
-    Raises:
-        ConfigError: see `group_settings`.
-    """
+    """Build the report of at least one run. Raises ConfigError as `group_settings` does."""
     found = tuple(group_settings(runs, baseline))
     sought = next((metric for run in runs if (metric := _search_metric(run))), "")
     metrics, further = select_metrics(found, sought)

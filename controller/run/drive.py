@@ -42,11 +42,7 @@ from controller.run.standby import LeaderGaveUpError, Standby, StandbyOutcome
 
 @contextmanager
 def open_run(options: RunOptions) -> Iterator[tuple[Plan, Context, Emulator | None]]:
-    """Open the plan to drive and a connection to its cloud.
-
-    Raises:
-        ConfigError: the config is unusable, or names no project.
-    """
+    """Open the plan to drive and a connection to its cloud. Raises ConfigError without a usable config or project."""
     with open_sweep(options, repeat=True) as (plan, world, emulator):
         require_project(plan.project)
         yield plan, world, emulator

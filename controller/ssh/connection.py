@@ -50,11 +50,7 @@ class Connection:
         self._closed = False
 
     def call(self, command: str, payload: Mapping[str, Any]) -> dict[str, Any]:
-        """Run an agent command to completion and return its answer.
-
-        Raises:
-            WorkerError: of any kind.
-        """
+        """Run an agent command to completion and return its answer. Raises WorkerError of any kind."""
         output = bytearray()
         for chunk in self._agent_says(command, payload, COMMAND_TIMEOUTS.get(command, 60.0)):
             output += self._bounded(command, chunk, len(output))
@@ -226,11 +222,7 @@ class Connection:
             yield channel
 
     def chunks(self, channel: Channel, seconds: float = math.inf) -> Iterator[bytes]:
-        """Yield the data of a channel until the other side closes it. A dead connection is detected.
-
-        Raises:
-            WorkerError: timeout or dropped.
-        """
+        """Yield the data of a channel until the other side closes it. Raises WorkerError of kind timeout or dropped."""
         end = time.monotonic() + seconds
         while True:
             channel.settimeout(min(self._access.silence_seconds, max(0.01, end - time.monotonic())))

@@ -57,11 +57,7 @@ class IapTunnel:
         self._seconds = seconds
 
     def send(self, data: bytes) -> int:
-        """Send the beginning of `data` and return the number of bytes sent.
-
-        Raises:
-            BrokenPipeError: the tunnel is closed.
-        """
+        """Send the beginning of `data` and return how many bytes. Raises BrokenPipeError if the tunnel is closed."""
         from websockets.exceptions import ConnectionClosed
 
         part = bytes(data[:MAX_FRAME_BYTES])

@@ -198,11 +198,7 @@ class WorkerConnection(_HonoursConfig):
         self.client.set_missing_host_key_policy(_Policy(self._verify_host_key))
 
     def _open(self) -> None:
-        """Try once to connect.
-
-        Raises:
-            WorkerError: refused, timeout, auth, denied, host_key, or dropped if the pod's connections are closed.
-        """
+        """Try once to connect. Raises WorkerError: refused, timeout, auth, denied, host_key or dropped."""
         if self.dialer.closed:
             raise self._error("dropped", "the connection was closed on this side")
         trust_on_first_use = self.dialer.access.trust_on_first_use

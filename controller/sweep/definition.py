@@ -84,11 +84,7 @@ class JobBuilder:
 
 
 def compose_base(words: Sequence[str], folder: Path) -> Config:
-    """Compose the config without the swept overrides; it says how the sweep is run.
-
-    Raises:
-        ConfigError: the config is unusable.
-    """
+    """Compose the config without the swept overrides, which says how to run the sweep. Raises ConfigError."""
     same, _ = split_overrides(apply_launcher(words), folder)
     config, problems = compose(same, extra_dir=folder / "slipway")
     if config is None or problems:

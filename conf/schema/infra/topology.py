@@ -58,11 +58,7 @@ def tpu_type_table() -> dict[str, Any]:
 
 
 def find_topology(accelerator_type: str) -> Topology:
-    """Look up an accelerator type.
-
-    Raises:
-        UnknownTypeError: the table has no such type; lists the closest names.
-    """
+    """Look up an accelerator type. Raises UnknownTypeError with the nearest names."""
     types = tpu_type_table()["types"]
     if accelerator_type not in types:
         near = difflib.get_close_matches(accelerator_type, types, n=4, cutoff=0.5)

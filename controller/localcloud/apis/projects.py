@@ -9,22 +9,11 @@ from controller.localcloud.http.call import PROJECT, PROJECT_NUMBER, ApiCall, Ha
 from controller.localcloud.http.errors import ApiError
 from controller.localcloud.store import Document, Store
 
-SERVICES = (
-    "artifactregistry.googleapis.com",
-    "billingbudgets.googleapis.com",
-    "cloudbilling.googleapis.com",
-    "cloudresourcemanager.googleapis.com",
-    "compute.googleapis.com",
-    "iam.googleapis.com",
-    "iap.googleapis.com",
-    "logging.googleapis.com",
-    "monitoring.googleapis.com",
-    "oslogin.googleapis.com",
-    "secretmanager.googleapis.com",
-    "serviceusage.googleapis.com",
-    "storage.googleapis.com",
-    "tpu.googleapis.com",
+_APIS = (
+    "artifactregistry billingbudgets cloudbilling cloudresourcemanager compute iam iap logging monitoring "
+    "oslogin secretmanager serviceusage storage tpu"
 )
+SERVICES = tuple(f"{api}.googleapis.com" for api in _APIS.split())
 _ACCOUNT_ID = re.compile(r"[a-z]([-a-z0-9]{4,28}[a-z0-9])")
 _MEMBER = re.compile(r"(allUsers|allAuthenticatedUsers|(user|serviceAccount|group|domain|deleted:\w+):\S+)")
 

@@ -21,16 +21,8 @@ from controller.localcloud.http.errors import ApiError
 from controller.localcloud.store import Document, Store
 
 _BUCKET_NAME = re.compile(r"[a-z0-9][-_.a-z0-9]{1,220}[a-z0-9]")
-_IMMUTABLE_FIELDS = (
-    "id",
-    "kind",
-    "name",
-    "selfLink",
-    "timeCreated",
-    "projectNumber",
-    "metageneration",
-    "etag",
-    "location",
+_IMMUTABLE_FIELDS = frozenset(
+    ["id", "kind", "name", "selfLink", "timeCreated", "projectNumber", "metageneration", "etag", "location"]
 )
 
 
