@@ -54,7 +54,7 @@ def test_a_failure_shows_the_end_of_what_it_printed_and_is_tried_again(run: Prog
     assert said["error"] == "setup command `sh -c 'echo boom; exit 3'` ended with code 3"
     assert "boom" in said["detail"]
     said = run.worker.refusal("run_setup", commands=[["no-such-tool"]], **order)
-    assert "cannot be started" in said["error"]
+    assert "cannot start" in said["error"]
     assert setup(run, COUNT, key="k") == {"changed": True}
 
 

@@ -128,7 +128,7 @@ def test_a_program_that_does_not_exist_is_an_end_with_words(run: ProgramRun) -> 
 
 @pytest.mark.parametrize("argv", [[], ["a\0b"], [1]])
 def test_what_is_no_command_is_refused(run: ProgramRun, argv: list) -> None:
-    assert "no command" in run.worker.refusal("start", **(run.order("") | {"argv": argv}))["error"]
+    assert "not a command" in run.worker.refusal("start", **(run.order("") | {"argv": argv}))["error"]
 
 
 @pytest.mark.parametrize("missing", ["code", "venv"])
