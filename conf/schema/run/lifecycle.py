@@ -65,7 +65,7 @@ class Recovery(Strict):
         description="Where the controller runs. laptop: this machine. bastion: a small VM that `up` creates."
     )
     lease_duration_seconds: float = Field(
-        ge=2, description="Seconds without a sign of life from the controller before another one may take over its pod."
+        ge=2, description="Seconds without a lease renewal before another controller may take over the pod."
     )
     max_preemptions: int = Field(
         ge=0, description="Recoveries per run after the pod, or a part of it, was lost or hung."

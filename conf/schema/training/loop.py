@@ -201,7 +201,7 @@ class GrpoLoop(Strict):
         ge=0, le=100, description="Maximum extra sampling rounds per rollout to replace filtered groups."
     )
     overlong: Literal["keep", "drop", "penalize"] = Field(
-        description="Truncated responses. keep: no change. drop: not in the loss. penalize: lose up to 1 of reward."
+        description="keep: truncated responses count. drop: not in the loss. penalize: long ones lose up to 1 reward."
     )
     overlong_buffer_fraction: float = Field(
         gt=0, le=1, description="Share of max_new_tokens, at its end, over which the penalty grows from 0 to 1."
